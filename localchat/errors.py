@@ -1,0 +1,113 @@
+"""Every error that a user or a caller can meet, in one tree.
+
+    LocalchatError                 exit 1   anything else that went wrong
+    ├── UsageError                 exit 2   the request itself is off: unknown flag, bad value, bad template
+    │   └── TemplateError          exit 2   the model's chat template refuses or breaks on these messages
+    ├── ModelMissing               exit 3   no such model here
+    ├── ModelInvalid               exit 1   the file is there and is no model that can be used
+    ├── DoesNotFit                 exit 4   memory: before the load, or while running
+    ├── NetworkError               exit 5   the network, or a checksum
+    ├── ContextExceeded            exit 6   the prompt is longer than the context
+    ├── EngineDied                 exit 1   the child process is gone: signal, last log lines
+    ├── EngineClosed               exit 1   the engine was closed while the request waited
+    └── Interrupted                exit 130 Ctrl+C
+
+A message says what was asked, what was found, and what to do next (`hint`). Errors cross the pipe
+between the processes as (code, message, hint, details) and are rebuilt by `from_wire`.
+"""
+
+from enum import IntEnum
+from typing import ClassVar, TypeAlias
+
+Detail: TypeAlias = int | float | str | bool | None
+
+
+class ExitCode(IntEnum):
+    """What the command line ends with."""
+
+    OK = 0
+    ERROR = 1
+    USAGE = 2
+    MODEL_MISSING = 3
+    DOES_NOT_FIT = 4
+    NETWORK = 5
+    CONTEXT_EXCEEDED = 6
+    INTERRUPTED = 130
+
+
+class LocalchatError(Exception):
+    """Base of all our errors. `code` is stable and is what APIs and `--json` show."""
+
+    code: ClassVar[str] = "error"
+    exit_code: ClassVar[ExitCode] = ExitCode.ERROR
+
+    def __init__(self, message: str, *, hint: str = "", **details: Detail) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.details = details
+
+    def __str__(self) -> str:
+        return f"{self.message}\n{self.hint}" if self.hint else self.message
+
+
+class UsageError(LocalchatError):
+    code = "usage"
+    exit_code = ExitCode.USAGE
+
+
+class TemplateError(UsageError):
+    code = "template"
+
+
+class ModelMissing(LocalchatError):
+    code = "model_missing"
+    exit_code = ExitCode.MODEL_MISSING
+
+
+class ModelInvalid(LocalchatError):
+    code = "model_invalid"
+
+
+class DoesNotFit(LocalchatError):
+    code = "does_not_fit"
+    exit_code = ExitCode.DOES_NOT_FIT
+
+
+class NetworkError(LocalchatError):
+    code = "network"
+    exit_code = ExitCode.NETWORK
+
+
+class ContextExceeded(LocalchatError):
+    """`details`: prompt_tokens, context_tokens."""
+
+    code = "context_exceeded"
+    exit_code = ExitCode.CONTEXT_EXCEEDED
+
+
+class EngineDied(LocalchatError):
+    """`details`: signal (name or empty), status, phase (`load`, `warmup`, `serve`)."""
+
+    code = "engine_died"
+
+
+class EngineClosed(LocalchatError):
+    code = "engine_closed"
+
+
+class Interrupted(LocalchatError):
+    code = "interrupted"
+    exit_code = ExitCode.INTERRUPTED
+
+
+def _tree(root: type[LocalchatError]) -> dict[str, type[LocalchatError]]:
+    found = {root.code: root}
+    for kind in root.__subclasses__():
+        found |= _tree(kind)
+    return found
+
+
+def from_wire(code: str, message: str, hint: str, details: dict[str, Detail]) -> LocalchatError:
+    """The error that another process sent; an unknown code becomes the base class."""
+    return _tree(LocalchatError).get(code, LocalchatError)(message, hint=hint, **details)
