@@ -1,1 +1,7 @@
+"""What a door holds: an Engine, the request that goes in and the events that come out."""
 
+from localchat.engine.engine import Engine, EngineInfo
+from localchat.engine.request import GenerateRequest
+from localchat.engine.stream import Stream
+
+__all__ = ["Engine", "EngineInfo", "GenerateRequest", "Stream"]

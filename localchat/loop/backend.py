@@ -126,7 +126,8 @@ class SamplingParams:
 @dataclass(frozen=True, slots=True)
 class Enter:
     """A sequence begins or comes back: all tokens known of it, how many of them are prompt, its sampling.
-    From here on the runner follows the known tokens through the rows: a row's tokens overwrite from `start`."""
+    From here on the runner follows the known tokens through the rows: a row's tokens overwrite from `start`.
+    `slot` -1: a fork that samples from its parent's row in this plan and gets its slot with a later Enter."""
 
     seq: int
     slot: int
@@ -409,6 +410,11 @@ class Backend(Protocol):
     """Found through the entry-point group `localchat.backends`; made without arguments."""
 
     name: str
+
+    def build_key(self) -> str:
+        """Names the native build and this CPU (library file, size, date; CPU model): what safe mode is
+        remembered by. Empty where there is nothing native that could crash."""
+        ...
 
     def available(self) -> Availability:
         """Answers without importing anything heavy."""

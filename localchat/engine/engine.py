@@ -1,0 +1,68 @@
+"""Waist 1: what a door holds. LocalEngine, RemoteEngine and ScriptedEngine implement it."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from localchat.engine.events import Figures
+from localchat.engine.request import GenerateRequest, Messages
+from localchat.engine.stream import Stream
+
+
+class EngineInfo(msgspec.Struct, frozen=True):
+    """What is loaded (or about to be) and how. `why`: one sentence on the choice of backend and placement;
+    `notes`: what was decided for the user; `limits`: what this model cannot do; `warning`: what may spoil
+    answers (for instance a missing chat template). Sizes in bytes and tokens; gpu_layers of layers."""
+
+    model: str
+    path: str
+    backend: str
+    architecture: str
+    quantization: str
+    parameters: int
+    context_tokens: int
+    context_train: int
+    kv_type: str
+    gpu_layers: int
+    layers: int
+    threads: int
+    file_bytes: int
+    predicted_bytes: int
+    actual_bytes: int
+    loaded: bool
+    safe_mode: bool
+    why: str
+    fingerprint: str
+    notes: tuple[str, ...] = ()
+    limits: tuple[str, ...] = ()
+    warning: str = ""
+
+
+class Engine(Protocol):
+    """A model that answers. All methods are callable from any thread; only `generate`'s stream may be
+    consumed from an event loop. Every method may raise a LocalchatError."""
+
+    def generate(self, request: GenerateRequest) -> Stream:
+        """Begin to answer; returns at once. Refusals come out of the stream."""
+        ...
+
+    def embed(self, texts: Sequence[str]) -> list[list[float]]: ...
+
+    def tokenize(self, text: str, *, special: bool = False) -> list[int]: ...
+
+    def detokenize(self, tokens: Sequence[int]) -> str: ...
+
+    def render(self, messages: Messages) -> str:
+        """The prompt text that these messages become."""
+        ...
+
+    def info(self) -> EngineInfo: ...
+
+    def stats(self) -> Figures:
+        """The engine's figures now, all requests together."""
+        ...
+
+    def close(self, deadline_s: float = 2.0) -> None:
+        """Unload: asks nicely, and after the deadline ends the process. Idempotent."""
+        ...

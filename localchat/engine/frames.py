@@ -1,0 +1,197 @@
+"""What travels between an engine and its child: length-prefixed msgpack, one union of structs each way.
+
+A frame is four bytes of length (big endian) and a body. A malformed frame is a crash of whoever sent it.
+"""
+
+import struct
+import threading
+from collections.abc import Iterator
+from typing import Any, BinaryIO, Generic, Literal, TypeAlias, TypeVar
+
+import msgspec
+
+from localchat.engine.engine import EngineInfo
+from localchat.engine.events import Event, Figures
+from localchat.engine.request import GenerateRequest, Messages
+from localchat.errors import Detail
+
+MAX_FRAME_BYTES = 1 << 30
+_LENGTH = struct.Struct(">I")
+
+
+class FrameError(Exception):
+    """The other side sent bytes that are no frame."""
+
+
+# ---------------------------------------------------------------------------- to the child
+
+
+class Open(msgspec.Struct, frozen=True, tag="open", omit_defaults=True):
+    """First frame: which model, how. `safe_builds`: builds known to crash here (Backend.build_key)."""
+
+    model: str
+    name: str
+    backend: str | None
+    context_tokens: int | None
+    kv_type: str | None
+    gpu_layers: int | Literal["auto", "all"]
+    threads: int
+    max_slots: int
+    cache_ram_bytes: int | None
+    speculation: bool
+    safe_builds: tuple[str, ...] = ()
+    sampling: dict[str, float] = {}
+    audit: bool = False
+
+
+class Ask(msgspec.Struct, frozen=True, tag="ask"):
+    id: int
+    request: GenerateRequest
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    id: int
+
+
+class Tokenize(msgspec.Struct, frozen=True, tag="tokenize"):
+    id: int
+    text: str
+    special: bool
+
+
+class Detokenize(msgspec.Struct, frozen=True, tag="detokenize"):
+    id: int
+    tokens: tuple[int, ...]
+
+
+class Render(msgspec.Struct, frozen=True, tag="render"):
+    id: int
+    messages: Messages
+
+
+class Embed(msgspec.Struct, frozen=True, tag="embed"):
+    id: int
+    texts: tuple[str, ...]
+
+
+class AskInfo(msgspec.Struct, frozen=True, tag="info"):
+    id: int
+
+
+class AskStats(msgspec.Struct, frozen=True, tag="stats"):
+    id: int
+
+
+class Close(msgspec.Struct, frozen=True, tag="close"):
+    pass
+
+
+ToChild: TypeAlias = (
+    Open | Ask | Cancel | Tokenize | Detokenize | Render | Embed | AskInfo | AskStats | Close
+)
+
+
+# ---------------------------------------------------------------------------- from the child
+
+Phase: TypeAlias = Literal["open", "load", "warmup", "serve"]
+
+
+class Entered(msgspec.Struct, frozen=True, tag="phase"):
+    """The child begins a phase. `build`: the native build that it will run, for safe mode."""
+
+    phase: Phase
+    build: str = ""
+
+
+class Events(msgspec.Struct, frozen=True, tag="events"):
+    """Everything a step has to tell, of all requests."""
+
+    items: tuple[tuple[int, Event], ...]
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """A request or a query failed; id 0: the engine as a whole (the model could not be opened or loaded)."""
+
+    id: int
+    code: str
+    message: str
+    hint: str
+    details: dict[str, Detail]
+
+
+class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
+    id: int
+    tokens: tuple[int, ...]
+
+
+class Plain(msgspec.Struct, frozen=True, tag="text"):
+    id: int
+    text: str
+
+
+class Vectors(msgspec.Struct, frozen=True, tag="vectors"):
+    id: int
+    vectors: tuple[tuple[float, ...], ...]
+
+
+class Info(msgspec.Struct, frozen=True, tag="info"):
+    id: int
+    info: EngineInfo
+
+
+class Stats(msgspec.Struct, frozen=True, tag="stats"):
+    id: int
+    figures: Figures
+
+
+class Say(msgspec.Struct, frozen=True, tag="say"):
+    """A sentence for the user."""
+
+    text: str
+
+
+FromChild: TypeAlias = (
+    Entered | Events | Failed | Tokens | Plain | Vectors | Info | Stats | Say
+)
+
+T = TypeVar("T")
+
+
+class FrameWriter:
+    """Writes whole frames; threads may share it."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    def write(self, frame: msgspec.Struct) -> None:
+        """OSError (BrokenPipeError) when the other side is gone."""
+        body = self._encode(frame)
+        with self._lock:
+            self._stream.write(_LENGTH.pack(len(body)) + body)
+            self._stream.flush()
+
+
+class FrameReader(Generic[T]):
+    """Iterates over the frames of a stream until its end. FrameError on anything else than whole frames."""
+
+    def __init__(self, stream: BinaryIO, kinds: Any) -> None:
+        self._stream = stream
+        self._decode = msgspec.msgpack.Decoder(kinds).decode
+
+    def __iter__(self) -> Iterator[T]:
+        while head := self._stream.read(_LENGTH.size):
+            if len(head) < _LENGTH.size:
+                raise FrameError(f"the stream ended inside a frame's length ({len(head)} bytes)")
+            (length,) = _LENGTH.unpack(head)
+            if length > MAX_FRAME_BYTES:
+                raise FrameError(f"a frame of {length} bytes")
+            body = self._stream.read(length)
+            if len(body) < length:
+                raise FrameError(f"the stream ended inside a frame ({len(body)} of {length} bytes)")
+            try:
+                frame: T = self._decode(body)
+            except (msgspec.DecodeError, msgspec.ValidationError) as error:
+                raise FrameError(f"a frame that cannot be read: {error}") from error
+            yield frame

@@ -1,0 +1,107 @@
+"""The answer to one request, as a stream of events that a thread or an event loop can consume."""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from types import TracebackType
+
+from localchat.engine.events import Done, Event
+from localchat.errors import EngineClosed, LocalchatError
+
+
+class Stream:
+    """Events of one request: iterate it, in a thread or with `async for`, from one place.
+
+    The stream ends after `Done`; a failure is raised from the iteration. `close()` cancels the request
+    (idempotent, from any thread); leaving the `with` block closes. Events that come after a close are dropped.
+    """
+
+    def __init__(self, cancel: Callable[[], None]) -> None:
+        self._cancel = cancel
+        self._items: deque[Event | LocalchatError] = deque()
+        self._lock = threading.Condition()
+        self._waker: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._ended = False
+        self._closed = False
+
+    def put(self, item: Event | LocalchatError) -> None:
+        """Add an event, or the failure that ends the stream. Called by the engine, from any thread."""
+        with self._lock:
+            if self._ended or self._closed:
+                return
+            self._items.append(item)
+            self._ended = isinstance(item, LocalchatError | Done)
+            self._wake()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            finished = self._ended
+            self._wake()
+        if not finished:
+            self._cancel()
+
+    @property
+    def ended(self) -> bool:
+        """Whether everything has arrived (it may still wait to be consumed)."""
+        return self._ended or self._closed
+
+    def _wake(self) -> None:
+        self._lock.notify_all()
+        if self._waker is not None:
+            loop, event = self._waker
+            try:
+                loop.call_soon_threadsafe(event.set)
+            except RuntimeError:  # the consumer's event loop is closed: nobody listens any more
+                self._waker = None
+
+    def _take(self) -> Event | None:
+        """The next event, or None when there is none yet. Call with the lock held."""
+        if self._items:
+            item = self._items.popleft()
+            if isinstance(item, LocalchatError):
+                raise item
+            return item
+        if self._closed:
+            raise EngineClosed("the request was cancelled")
+        return None
+
+    @property
+    def _drained(self) -> bool:
+        return self._ended and not self._items
+
+    def __iter__(self) -> Iterator[Event]:
+        while True:
+            with self._lock:
+                if self._drained:
+                    return
+                while (event := self._take()) is None:
+                    self._lock.wait()
+            yield event
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        ready = asyncio.Event()
+        with self._lock:
+            self._waker = (asyncio.get_running_loop(), ready)
+        while True:
+            with self._lock:
+                if self._drained:
+                    return
+                event = self._take()
+                if event is None:
+                    ready.clear()
+            if event is None:
+                await ready.wait()
+            else:
+                yield event
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
