@@ -6,7 +6,7 @@ A frame is four bytes of length (big endian) and a body. A malformed frame is a 
 import struct
 import threading
 from collections.abc import Iterator
-from typing import Any, BinaryIO, Generic, Literal, TypeAlias, TypeVar
+from typing import IO, Any, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -150,9 +150,7 @@ class Say(msgspec.Struct, frozen=True, tag="say"):
     text: str
 
 
-FromChild: TypeAlias = (
-    Entered | Events | Failed | Tokens | Plain | Vectors | Info | Stats | Say
-)
+FromChild: TypeAlias = Entered | Events | Failed | Tokens | Plain | Vectors | Info | Stats | Say
 
 T = TypeVar("T")
 
@@ -160,7 +158,7 @@ T = TypeVar("T")
 class FrameWriter:
     """Writes whole frames; threads may share it."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
         self._lock = threading.Lock()
         self._encode = msgspec.msgpack.Encoder().encode
@@ -176,7 +174,7 @@ class FrameWriter:
 class FrameReader(Generic[T]):
     """Iterates over the frames of a stream until its end. FrameError on anything else than whole frames."""
 
-    def __init__(self, stream: BinaryIO, kinds: Any) -> None:
+    def __init__(self, stream: IO[bytes], kinds: Any) -> None:  # noqa: ANN401 - a union is no type
         self._stream = stream
         self._decode = msgspec.msgpack.Decoder(kinds).decode
 

@@ -1,0 +1,287 @@
+"""LocalEngine: a model in a child process of our own."""
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+from localchat.engine import frames
+from localchat.engine.child import Child
+from localchat.engine.engine import EngineInfo
+from localchat.engine.events import Accepted, Event, Figures, Loading, Queued
+from localchat.engine.request import GenerateRequest, Messages
+from localchat.engine.safemode import SafeBuilds
+from localchat.engine.stream import Stream
+from localchat.errors import EngineClosed, EngineDied, LocalchatError, from_wire
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+_BEFORE_WORK = (Loading, Queued, Figures)
+_CRASHES = frozenset({"SIGSEGV", "SIGILL", "SIGBUS", "SIGFPE", "SIGABRT"})
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How to load a model. None, 0 and `auto`: decide for this machine.
+
+    model: a file or folder. name: what the user calls it. cache_ram_bytes: RAM for parked prefixes.
+    sampling: defaults by name (the catalogue's or the user's), before the model's own. state_dir: where
+    crashing builds are remembered. audit: check the KV books whenever idle (tests).
+    """
+
+    model: Path
+    name: str = ""
+    backend: str | None = None
+    context_tokens: int | None = None
+    kv_type: str | None = None
+    gpu_layers: int | Literal["auto", "all"] = "auto"
+    threads: int = 0
+    max_slots: int = 16
+    cache_ram_bytes: int | None = None
+    speculation: bool = True
+    sampling: dict[str, float] = field(default_factory=dict)
+    state_dir: Path | None = None
+    audit: bool = False
+
+
+class _Query:
+    """A question to the child that waits for its answer."""
+
+    def __init__(self, frame: msgspec.Struct) -> None:
+        self.frame = frame
+        self._done = threading.Event()
+        self._answer: msgspec.Struct | LocalchatError | None = None
+
+    def answer(self, answer: msgspec.Struct | LocalchatError) -> None:
+        self._answer = answer
+        self._done.set()
+
+    def wait(self, kind: type[R]) -> R:
+        self._done.wait()
+        if isinstance(self._answer, LocalchatError):
+            raise self._answer
+        assert isinstance(self._answer, kind)
+        return self._answer
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A request under way. `begun`: it has been told more than Accepted, so it cannot be asked again."""
+
+    request: GenerateRequest
+    stream: Stream
+    accepted: bool = False
+    begun: bool = False
+
+
+class LocalEngine:
+    """See Engine. The child starts at once; after its death the next call starts another.
+
+    `say` gets sentences for the user, from a thread of the engine. A child that dies in warm-up is started
+    again in safe mode once, and its build is remembered.
+    """
+
+    def __init__(self, options: EngineOptions, *, say: Callable[[str], None]) -> None:
+        self._options = options
+        self._say = say
+        self._safe = SafeBuilds(
+            options.state_dir / "safe-builds.json" if options.state_dir else None
+        )
+        self._lock = threading.RLock()
+        self._ids = itertools.count(1)
+        self._asked: dict[int, _Asked] = {}
+        self._queries: dict[int, _Query] = {}
+        self._broken: LocalchatError | None = None
+        self._closed = False
+        self._child: Child | None = None
+        with self._lock:
+            self._running()
+
+    # ------------------------------------------------------------------------ Engine
+
+    def generate(self, request: GenerateRequest) -> Stream:
+        id_ = next(self._ids)
+        stream = Stream(lambda: self._cancel(id_))
+        with self._lock:
+            try:
+                child = self._running()
+            except LocalchatError as error:
+                stream.put(error)
+                return stream
+            self._asked[id_] = _Asked(request, stream)
+            child.send(frames.Ask(id_, request))
+        return stream
+
+    def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        answer = self._query(lambda id_: frames.Embed(id_, tuple(texts)), frames.Vectors)
+        return [list(vector) for vector in answer.vectors]
+
+    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+        answer = self._query(lambda id_: frames.Tokenize(id_, text, special), frames.Tokens)
+        return list(answer.tokens)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        return self._query(lambda id_: frames.Detokenize(id_, tuple(tokens)), frames.Plain).text
+
+    def render(self, messages: Messages) -> str:
+        return self._query(lambda id_: frames.Render(id_, messages), frames.Plain).text
+
+    def info(self) -> EngineInfo:
+        return self._query(frames.AskInfo, frames.Info).info
+
+    def stats(self) -> Figures:
+        return self._query(frames.AskStats, frames.Stats).figures
+
+    def close(self, deadline_s: float = 2.0) -> None:
+        with self._lock:
+            self._closed = True
+            child, self._child = self._child, None
+        if child is not None:
+            child.send(frames.Close())
+            child.end(deadline_s)
+        self._fail_all(EngineClosed("the engine was closed"))
+
+    @property
+    def child_pid(self) -> int | None:
+        """Process id of the child, None while there is none."""
+        child = self._child
+        return child.pid if child is not None and child.alive() else None
+
+    # ------------------------------------------------------------------------ the child
+
+    def _running(self) -> Child:
+        """The child, started if there is none. Call with the lock held."""
+        if self._closed:
+            raise EngineClosed("the engine was closed")
+        if self._child is None:
+            self._broken = None
+            self._child = Child(self._receive, self._gone)
+            options = self._options
+            self._child.send(
+                frames.Open(
+                    model=os.fspath(options.model),
+                    name=options.name or options.model.stem,
+                    backend=options.backend,
+                    context_tokens=options.context_tokens,
+                    kv_type=options.kv_type,
+                    gpu_layers=options.gpu_layers,
+                    threads=options.threads,
+                    max_slots=options.max_slots,
+                    cache_ram_bytes=options.cache_ram_bytes,
+                    speculation=options.speculation,
+                    safe_builds=self._safe.known(),
+                    sampling=options.sampling,
+                    audit=options.audit,
+                )
+            )
+        return self._child
+
+    def _query(self, make: Callable[[int], msgspec.Struct], kind: type[R]) -> R:
+        id_ = next(self._ids)
+        query = _Query(make(id_))
+        with self._lock:
+            child = self._running()
+            self._queries[id_] = query
+            child.send(query.frame)
+        return query.wait(kind)
+
+    def _cancel(self, id_: int) -> None:
+        with self._lock:
+            if self._asked.pop(id_, None) is not None and self._child is not None:
+                self._child.send(frames.Cancel(id_))
+
+    def _receive(self, frame: frames.FromChild) -> None:
+        match frame:
+            case frames.Events(items):
+                for id_, event in items:
+                    self._tell(id_, event)
+            case frames.Failed(id_, code, message, hint, details):
+                self._failed(id_, from_wire(code, message, hint, details))
+            case frames.Say(text):
+                self._say(text)
+            case frames.Entered():
+                pass
+            case _:
+                with self._lock:
+                    query = self._queries.pop(frame.id, None)
+                if query is not None:
+                    query.answer(frame)
+
+    def _tell(self, id_: int, event: Event) -> None:
+        with self._lock:
+            asked = self._asked.get(id_)
+            if asked is None:
+                return  # cancelled meanwhile
+            if isinstance(event, Accepted):
+                if asked.accepted:
+                    return  # asked a second time, after a crash in warm-up
+                asked.accepted = True
+            elif not isinstance(event, _BEFORE_WORK):
+                asked.begun = True
+            asked.stream.put(event)
+            if asked.stream.ended:
+                del self._asked[id_]
+
+    def _failed(self, id_: int, error: LocalchatError) -> None:
+        if id_ == 0:
+            with self._lock:
+                self._broken = error
+            self._fail_all(error)
+            return
+        with self._lock:
+            asked = self._asked.pop(id_, None)
+            query = self._queries.pop(id_, None)
+        if asked is not None:
+            asked.stream.put(error)
+        if query is not None:
+            query.answer(error)
+
+    def _fail_all(self, error: LocalchatError) -> None:
+        with self._lock:
+            asked, self._asked = self._asked, {}
+            queries, self._queries = self._queries, {}
+        for one in asked.values():
+            one.stream.put(error)
+        for query in queries.values():
+            query.answer(error)
+
+    # ------------------------------------------------------------------------ death
+
+    def _gone(self, child: Child) -> None:
+        """The child has ended; called from its reader thread."""
+        with self._lock:
+            if self._child is not child:
+                return  # closed on purpose
+            self._child = None
+            death: LocalchatError = child.death()
+            if self._broken is not None:
+                death = self._broken
+            elif self._survives(child, death):
+                return
+        self._fail_all(death)
+
+    def _survives(self, child: Child, death: LocalchatError) -> bool:
+        """Start again in safe mode, where a build crashed natively in warm-up and was not in it yet."""
+        crashed = isinstance(death, EngineDied) and death.details.get("signal") in _CRASHES
+        if child.phase != "warmup" or not crashed or not child.build:
+            return False
+        if child.build in self._safe.known():
+            return False
+        self._safe.add(child.build)
+        self._say(
+            f"llama.cpp crashed in warm-up ({death.details['signal']}): starting again in safe mode, which "
+            "is remembered; `localchat doctor` tells how to rebuild it for full speed"
+        )
+        fresh = self._running()
+        for id_, asked in self._asked.items():
+            # Nothing was computed before the warm-up ended.
+            assert not asked.begun
+            fresh.send(frames.Ask(id_, asked.request))
+        for query in self._queries.values():
+            fresh.send(query.frame)
+        return True

@@ -1,0 +1,156 @@
+"""An engine without a model: answers what a script says. For tests of doors, and shipped for others'."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from localchat.engine.engine import EngineInfo
+from localchat.engine.events import (
+    Accepted,
+    Done,
+    Event,
+    Figures,
+    Finished,
+    Prefill,
+    Reasoning,
+    Speculation,
+    Text,
+    Timings,
+    Usage,
+)
+from localchat.engine.request import GenerateRequest, Messages
+from localchat.engine.stream import Stream
+from localchat.errors import EngineClosed, LocalchatError
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One scripted answer. `pieces` are told one after the other, `gap_s` seconds apart; `error` comes in
+    place of the end. `events` replace everything between Accepted and Done where they are given."""
+
+    pieces: tuple[str, ...] = ("Hello.",)
+    reasoning: tuple[str, ...] = ()
+    gap_s: float = 0.0
+    error: LocalchatError | None = None
+    events: tuple[Event, ...] = ()
+
+
+Script = Callable[[GenerateRequest], Answer]
+
+
+@dataclass(slots=True)
+class ScriptedEngine:
+    """See Engine. `script` is asked for each request; `requests` keeps what was asked, `cancelled` counts."""
+
+    script: Script = lambda request: Answer()
+    context_tokens: int = 4096
+    model: str = "scripted"
+    requests: list[GenerateRequest] = field(default_factory=list)
+    cancelled: int = 0
+    closed: bool = False
+
+    def generate(self, request: GenerateRequest) -> Stream:
+        stopped = threading.Event()
+
+        def cancel() -> None:
+            self.cancelled += 1
+            stopped.set()
+
+        stream = Stream(cancel)
+        if self.closed:
+            stream.put(EngineClosed("the engine was closed"))
+            return stream
+        self.requests.append(request)
+        arguments = (request, self.script(request), stream, stopped)
+        threading.Thread(target=self._answer, args=arguments, daemon=True).start()
+        return stream
+
+    def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        return [[float(len(text)), 1.0] for text in texts]
+
+    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+        return list(text.encode())
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        return bytes(tokens).decode("utf-8", "replace")
+
+    def render(self, messages: Messages) -> str:
+        return "".join(f"{message.role}: {message.content}\n" for message in messages.messages)
+
+    def info(self) -> EngineInfo:
+        return EngineInfo(
+            model=self.model,
+            path="",
+            backend="scripted",
+            architecture="script",
+            quantization="",
+            parameters=0,
+            context_tokens=self.context_tokens,
+            context_train=self.context_tokens,
+            kv_type="f16",
+            gpu_layers=0,
+            layers=0,
+            threads=1,
+            file_bytes=0,
+            predicted_bytes=0,
+            actual_bytes=0,
+            loaded=True,
+            safe_mode=False,
+            why="scripted answers",
+            fingerprint="scripted",
+        )
+
+    def stats(self) -> Figures:
+        return Figures(phase="decode", kv_total_tokens=self.context_tokens)
+
+    def close(self, deadline_s: float = 2.0) -> None:
+        self.closed = True
+
+    def _answer(
+        self, request: GenerateRequest, answer: Answer, stream: Stream, stopped: threading.Event
+    ) -> None:
+        begun = time.monotonic()
+        prompt_tokens = len(repr(request.prompt))
+        room = max(1, self.context_tokens - prompt_tokens)
+        stream.put(Accepted(prompt_tokens, request.max_tokens or room, request.sampling.seed or 0))
+        stream.put(Prefill(prompt_tokens, 0, prompt_tokens))
+        events = answer.events or self._told(request, answer)
+        for event in events:
+            if answer.gap_s and stopped.wait(answer.gap_s):
+                return
+            stream.put(event)
+        if answer.error is not None:
+            stream.put(answer.error)
+            return
+        tokens = sum(isinstance(event, Text | Reasoning) for event in events)
+        seconds = max(time.monotonic() - begun, 1e-6)
+        stream.put(
+            Done(
+                usage=Usage(prompt_tokens, 0, tokens),
+                timings=Timings(
+                    load_s=0.0,
+                    queue_s=0.0,
+                    ttft_s=seconds / max(tokens, 1),
+                    prefill_tokens_per_s=prompt_tokens / seconds,
+                    decode_tokens_per_s=tokens / seconds,
+                    tpot_ms_p50=1e3 * seconds / max(tokens, 1),
+                    tpot_ms_p95=1e3 * seconds / max(tokens, 1),
+                    tpot_ms_p99=1e3 * seconds / max(tokens, 1),
+                    total_s=seconds,
+                ),
+                kv_used_tokens=prompt_tokens + tokens,
+                kv_total_tokens=self.context_tokens,
+                speculation=Speculation(),
+                fingerprint="scripted",
+            )
+        )
+
+    def _told(self, request: GenerateRequest, answer: Answer) -> tuple[Event, ...]:
+        events: list[Event] = []
+        for choice in range(request.n):
+            events += [Reasoning(choice, piece) for piece in answer.reasoning]
+            events += [Text(choice, piece) for piece in answer.pieces]
+            if answer.error is None:
+                events.append(Finished(choice, "stop"))
+        return tuple(events)
