@@ -1,0 +1,248 @@
+"""The desk: takes a request before the loop does. Renders, tokenizes, refuses, and makes the job.
+
+It runs in threads beside the loop and needs the vocabulary only, so it never waits for a step, nor for the
+weights.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence as Several
+from dataclasses import replace
+from functools import partial
+from itertools import count
+
+import msgspec
+
+from localchat.chatformat import ChatFormat, chat_format
+from localchat.chatformat.rendered import Rendered
+from localchat.engine.events import Accepted
+from localchat.engine.request import (
+    GenerateRequest,
+    Infill,
+    Messages,
+    Text,
+    TokenIds,
+)
+from localchat.errors import ContextExceeded, UsageError
+from localchat.loop.backend import OpenModel, SamplingParams, Tokenizer
+from localchat.loop.clock import Clock
+from localchat.loop.sequence import Job, Sequence
+from localchat.loop.stops import StopPatterns
+from localchat.loop.voice import Voice
+
+_DEFAULTS = {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05}
+_SEED_MASK = (1 << 64) - 1
+_MOST_CHOICES = 64
+_MOST_STOPS = 64
+_MOST_LOGPROBS = 100
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "temperature": (0.0, 100.0),
+    "top_k": (0, 1 << 31),
+    "typical_p": (0.0, 1.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1e-3, 100.0),
+    "frequency_penalty": (-100.0, 100.0),
+    "presence_penalty": (-100.0, 100.0),
+}
+
+
+class Desk:
+    """Answers for an open model. `context_tokens`: the longest sequence. `sampling`: defaults by name, before
+    the model's own. Thread-safe."""
+
+    def __init__(
+        self,
+        model: OpenModel,
+        context_tokens: int,
+        sampling: Mapping[str, float],
+        say: Callable[[str], None],
+    ) -> None:
+        self._model = model
+        self._context = context_tokens
+        self._defaults = {**_DEFAULTS, **dict(model.info.sampling), **sampling}
+        self._say = say
+        self._said: set[str] = set()
+        self._numbers = count(1)
+        tokenizer = model.tokenizer
+        self.format: ChatFormat = chat_format(model.info.chat_template, _special_texts(tokenizer))
+        self._shown = _control_tokens(tokenizer, self.format.markup)
+
+    # ------------------------------------------------------------------------ requests
+
+    def accept(self, id_: int, request: GenerateRequest) -> tuple[Job, Accepted]:
+        """The job of a request, ready for the loop. Raises UsageError, TemplateError, ContextExceeded."""
+        arrived_s = time.perf_counter()
+        _check(request)
+        rendered, tokens = self._prompt(request)
+        if not tokens:
+            raise UsageError("the prompt is empty: there is nothing to go on from")
+        room = self._context - len(tokens)
+        if room < 1:
+            self._too_long(len(tokens), "")
+        wanted = request.max_tokens
+        max_tokens = room if wanted is None else min(wanted, room)
+        sampling = self._sampling(request)
+        exact = request.exact if request.exact is not None else request.sampling.seed is not None
+        job = Job(id_, request, tuple(tokens), sampling, max_tokens, exact, Clock(arrived_s))
+        stops = StopPatterns((*request.stop, *(rendered.stop if rendered else ())))
+        for choice in range(request.n):
+            job.sequences.append(
+                Sequence(
+                    number=next(self._numbers),
+                    job=job,
+                    choice=choice,
+                    sampling=replace(sampling, choice=choice),
+                    tokens=list(tokens),
+                    limit=len(tokens) + max_tokens,
+                    voice=self._voice(choice, stops, rendered),
+                )
+            )
+        return job, Accepted(len(tokens), max_tokens, sampling.seed)
+
+    def _voice(self, choice: int, stops: StopPatterns, rendered: Rendered | None) -> Voice:
+        splitter = self.format.splitter(rendered) if rendered is not None else None
+        return Voice(choice, self._piece, stops, splitter)
+
+    def _piece(self, token: int) -> bytes:
+        return self._model.tokenizer.piece(token, special=token in self._shown)
+
+    def _sampling(self, request: GenerateRequest) -> SamplingParams:
+        asked = {
+            name: value
+            for name, value in msgspec.structs.asdict(request.sampling).items()
+            if value is not None and name not in ("seed", "logit_bias")
+        }
+        chosen = {**self._defaults, **asked}
+        chosen["top_k"] = int(chosen.get("top_k", 0))
+        seed = request.sampling.seed
+        top = request.logprobs
+        return SamplingParams(
+            **chosen,
+            logit_bias=tuple(sorted(request.sampling.logit_bias.items())),
+            seed=secrets.randbits(64) if seed is None else seed & _SEED_MASK,
+            top_logprobs=-1 if top is None else top,
+        )
+
+    # ------------------------------------------------------------------------ prompts
+
+    def _prompt(self, request: GenerateRequest) -> tuple[Rendered | None, Several[int]]:
+        tokenizer = self._model.tokenizer
+        match request.prompt:
+            case Messages() as messages:
+                rendered = self.format.render(messages)
+                self._warn(rendered.warnings)
+                return rendered, self._encode(
+                    rendered.text, special=True, add_bos=rendered.add_bos and tokenizer.add_bos
+                )
+            case Text(text, special):
+                return None, self._encode(text, special=special, add_bos=tokenizer.add_bos)
+            case TokenIds(tokens):
+                bad = next((t for t in tokens if not 0 <= t < tokenizer.vocab_size), None)
+                if bad is not None:
+                    raise UsageError(
+                        f"token id {bad} is not in the vocabulary (0 to {tokenizer.vocab_size - 1})"
+                    )
+                return None, tokens
+            case Infill() as infill:
+                return None, self._infill(infill)
+
+    def _encode(self, text: str, *, special: bool, add_bos: bool) -> list[int]:
+        """Tokens of a text; refused before it is tokenized where it cannot fit by its bytes alone."""
+        tokenizer = self._model.tokenizer
+        least = len(text.encode("utf-8", "replace")) // max(1, tokenizer.longest_piece)
+        if least >= self._context:
+            self._too_long(least, "at least ")
+        return tokenizer.encode(text, special=special, add_bos=add_bos)
+
+    def _too_long(self, tokens: int, about: str) -> None:
+        raise ContextExceeded(
+            f"the prompt has {about}{tokens:,} tokens and the context holds {self._context:,}, "
+            "with room for at least one of the answer",
+            prompt_tokens=tokens,
+            context_tokens=self._context,
+            context_train=self._model.info.context_train,
+        )
+
+    def _infill(self, infill: Infill) -> list[int]:
+        """Prefix, suffix, middle, in the order that the models with these tokens were trained on."""
+        tokenizer = self._model.tokenizer
+        marks = {name: tokenizer.special(name) for name in ("fim_pre", "fim_suf", "fim_mid")}
+        missing = [name for name, token in marks.items() if token < 0]
+        if missing:
+            raise UsageError(
+                f"this model has no fill-in-the-middle tokens ({', '.join(missing)})",
+                hint="use a coder model that was trained for it, such as qwen2.5-coder",
+            )
+        plain = partial(self._encode, special=False, add_bos=False)
+        tokens = [tokenizer.bos] if tokenizer.add_bos and tokenizer.bos >= 0 else []
+        separator = tokenizer.special("fim_sep")
+        for name, text in infill.extra:
+            tokens += (
+                [separator, *plain(f"{name}\n{text}")]
+                if separator >= 0
+                else plain(f"{name}\n{text}\n")
+            )
+        tokens += [marks["fim_pre"], *plain(infill.prefix)]
+        return [*tokens, marks["fim_suf"], *plain(infill.suffix), marks["fim_mid"]]
+
+    def _warn(self, sentences: tuple[str, ...]) -> None:
+        for sentence in sentences:
+            if sentence not in self._said:
+                self._said.add(sentence)
+                self._say(sentence)
+
+    # ------------------------------------------------------------------------ questions
+
+    def render(self, messages: Messages) -> str:
+        return self.format.render(messages).text
+
+    def tokenize(self, text: str, special: bool) -> tuple[int, ...]:
+        return tuple(self._model.tokenizer.encode(text, special=special))
+
+    def detokenize(self, tokens: Several[int]) -> str:
+        size = self._model.tokenizer.vocab_size
+        bad = next((token for token in tokens if not 0 <= token < size), None)
+        if bad is not None:
+            raise UsageError(f"token id {bad} is not in the vocabulary (0 to {size - 1})")
+        piece = self._model.tokenizer.piece
+        return b"".join(piece(token, special=True) for token in tokens).decode("utf-8", "replace")
+
+
+def _check(request: GenerateRequest) -> None:
+    """Values that no engine can mean. Raises UsageError naming the field, the value and the range."""
+    sampling = msgspec.structs.asdict(request.sampling)
+    for name, (low, high) in _RANGES.items():
+        value = sampling[name]
+        if value is not None and not low <= value <= high:
+            raise UsageError(f"{name} {value}: it must be {low} to {high}")
+    for name, value, high in (
+        ("n", request.n, _MOST_CHOICES),
+        ("max_tokens", request.max_tokens, 1 << 31),
+        ("logprobs", request.logprobs, _MOST_LOGPROBS),
+        ("prompt_logprobs", request.prompt_logprobs, _MOST_LOGPROBS),
+    ):
+        low = 1 if name == "n" else 0
+        if value is not None and not low <= value <= high:
+            raise UsageError(f"{name} {value}: it must be {low} to {high}")
+    if len(request.stop) > _MOST_STOPS:
+        raise UsageError(f"{len(request.stop)} stop strings: at most {_MOST_STOPS} are taken")
+    if request.grammar is not None:
+        raise UsageError("this engine takes no grammar or schema")
+
+
+def _special_texts(tokenizer: Tokenizer) -> dict[str, str]:
+    texts = {}
+    for name, token in (("bos_token", tokenizer.bos), ("eos_token", tokenizer.eos)):
+        if token >= 0:
+            texts[name] = tokenizer.piece(token, special=True).decode("utf-8", "replace")
+    return texts
+
+
+def _control_tokens(tokenizer: Tokenizer, markup: Several[str]) -> frozenset[int]:
+    """Control tokens that the parser of answers must see: they print nothing otherwise."""
+    shown = set()
+    for text in markup:
+        tokens = tokenizer.encode(text, special=True)
+        shown.update(token for token in tokens if not tokenizer.piece(token))
+    return frozenset(shown - tokenizer.eog)

@@ -1,0 +1,105 @@
+"""A sequence: one text on its way through the steps, and the request that it belongs to.
+
+There is no prefill phase and no decode phase. A sequence counts its tokens: *known* (on the CPU),
+*launched* (a step that computes their KV was launched), *computed* (that step came back). `unknown` tokens
+were sampled by launched steps and are on the device only. A step brings the counts nearer to each other.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from localchat.engine.events import TokenLogprob
+from localchat.engine.request import GenerateRequest
+from localchat.loop.backend import SamplingParams
+from localchat.loop.clock import Clock
+from localchat.loop.drafts import Drafts
+from localchat.loop.voice import Voice
+
+
+class State(Enum):
+    """Where a sequence is. JOINING: a choice beyond the first, before its parent's prompt is computed."""
+
+    WAITING = auto()
+    JOINING = auto()
+    RUNNING = auto()
+    ENDED = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice of a request. `limit`: tokens in all at most. `hit`: prompt tokens found in the cache at
+    the last admission. `flights`: launched steps that have not come back and touch this sequence."""
+
+    number: int
+    job: "Job"
+    choice: int
+    sampling: SamplingParams
+    tokens: list[int]
+    limit: int
+    voice: Voice
+    drafts: Drafts | None = None
+    state: State = State.WAITING
+    launched: int = 0
+    computed: int = 0
+    unknown: int = 0
+    flights: int = 0
+    new_blocks: tuple[int, ...] = ()
+    cancelled: bool = False
+    hopeful: bool = False
+    """Depth 2: a draft is likely, so the next row waits until its token is known."""
+    stepped: int = 0
+    """Number of the last step that it was part of: who waited longest goes first."""
+
+    @property
+    def known(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def virtual(self) -> int:
+        """Known tokens and those that are sampled and still on the device."""
+        return len(self.tokens) + self.unknown
+
+    @property
+    def needs(self) -> int:
+        """Tokens whose computing has not been launched."""
+        return self.virtual - self.launched
+
+    @property
+    def in_prompt(self) -> bool:
+        """Whether part of the prompt is still to be launched."""
+        return self.launched < self.job.prompt_tokens
+
+    def may_sample(self) -> bool:
+        """Whether one more token is wanted behind all virtual ones."""
+        return self.virtual < self.limit
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request in the loop. `tokens`: the prompt. `exact`: its steps keep to one class of row counts."""
+
+    id: int
+    request: GenerateRequest
+    tokens: tuple[int, ...]
+    sampling: SamplingParams
+    max_tokens: int
+    exact: bool
+    clock: Clock
+    sequences: list[Sequence] = field(default_factory=list)
+    cached: int = 0
+    why_missed: str = ""
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    prefill_told: int = -1
+    preempted: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def ended(self) -> bool:
+        return all(sequence.state is State.ENDED for sequence in self.sequences)
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(sequence.known - self.prompt_tokens for sequence in self.sequences)

@@ -1,0 +1,140 @@
+"""What the loop tells the doors: events of a job, gathered in a step and sent as one frame."""
+
+from collections.abc import Callable
+
+from localchat.engine.events import (
+    Done,
+    Event,
+    Figures,
+    Finished,
+    FinishReason,
+    Prefill,
+    PromptLogprobs,
+    Queued,
+    Reasoning,
+    Speculation,
+    Text,
+    Usage,
+)
+from localchat.loop.drafts import Drafts
+from localchat.loop.kv.book import Usage as KVUsage
+from localchat.loop.sequence import Job, Sequence
+
+_FIGURES_GAP_S = 0.1
+
+
+class Telling:
+    """Gathers events between two sendings. `fingerprint` goes with every end of a request."""
+
+    def __init__(
+        self,
+        send: Callable[[list[tuple[int, Event]]], None],
+        usage: Callable[[], KVUsage],
+        fingerprint: str,
+    ) -> None:
+        self._send = send
+        self._usage = usage
+        self._fingerprint = fingerprint
+        self._items: list[tuple[int, Event]] = []
+        self._figured: dict[int, tuple[str, float]] = {}
+        self._queued: dict[int, int] = {}
+
+    def flush(self) -> None:
+        if self._items:
+            items, self._items = self._items, []
+            self._send(items)
+
+    def text(self, job: Job, events: list[Event], now_s: float) -> None:
+        """Parts of an answer."""
+        if any(isinstance(event, Text | Reasoning) for event in events):
+            job.clock.visible(now_s)
+        self._items += [(job.id, event) for event in events]
+
+    def prefill(self, job: Job, done: int) -> None:
+        if done != job.prefill_told:
+            job.prefill_told = done
+            self._items.append(
+                (job.id, Prefill(done, job.cached, job.prompt_tokens, job.why_missed))
+            )
+
+    def prompt_logprobs(self, job: Job) -> None:
+        self._items.append((job.id, PromptLogprobs(tuple(job.prompt_logprobs))))
+
+    def queued(self, job: Job, ahead: int) -> None:
+        if self._queued.get(job.id) != ahead:
+            self._queued[job.id] = ahead
+            self._items.append((job.id, Queued(ahead)))
+
+    def finished(self, sequence: Sequence, reason: FinishReason, stop: str) -> None:
+        self._items.append((sequence.job.id, Finished(sequence.choice, reason, stop)))
+
+    def done(self, job: Job, usage: KVUsage, now_s: float) -> None:
+        """The end of a request. `usage`: the books while it still held its KV."""
+        timings = job.clock.timings(job.prompt_tokens, job.cached, now_s)
+        self._items.append(
+            (
+                job.id,
+                Done(
+                    usage=Usage(job.prompt_tokens, job.cached, job.completion_tokens),
+                    timings=timings,
+                    kv_used_tokens=usage.live,
+                    kv_total_tokens=usage.total,
+                    speculation=speculation(job),
+                    fingerprint=self._fingerprint,
+                ),
+            )
+        )
+        self.forget(job.id)
+
+    def forget(self, id_: int) -> None:
+        """Nothing more of this request is told, also not what was gathered for it."""
+        self._figured.pop(id_, None)
+        self._queued.pop(id_, None)
+
+    def figures(self, job: Job, running: int, waiting: int, now_s: float) -> None:
+        """The figures now: ten a second at most, and at each change of phase."""
+        phase, told_s = self._figured.get(job.id, ("", 0.0))
+        current = "decode" if job.completion_tokens else "prefill"
+        if phase == current and now_s - told_s < _FIGURES_GAP_S:
+            return
+        self._figured[job.id] = (current, now_s)
+        self._items.append((job.id, self.now(job, running, waiting)))
+
+    def now(self, job: Job | None, running: int, waiting: int) -> Figures:
+        """Figures of one request, or of the whole engine."""
+        usage = self._usage()
+        common = {
+            "kv_used_tokens": usage.live,
+            "kv_shared_tokens": usage.shared,
+            "kv_cached_tokens": usage.cached,
+            "kv_parked_tokens": usage.parked,
+            "kv_total_tokens": usage.total,
+            "running": running,
+            "waiting": waiting,
+        }
+        if job is None:
+            return Figures(phase="decode" if running else "queued", **common)
+        drafts = speculation(job)
+        return Figures(
+            phase="decode" if job.completion_tokens else "prefill",
+            ttft_s=job.clock.ttft_s,
+            decode_tokens_per_s=job.clock.decode_tokens_per_s,
+            completion_tokens=job.completion_tokens,
+            drafted=drafts.drafted,
+            accepted=drafts.accepted,
+            speculation_off=drafts.off,
+            **common,
+        )
+
+
+def speculation(job: Job) -> Speculation:
+    """Drafts of all choices together; the speed-up and the reason are those of the first."""
+    ledgers: list[Drafts] = [one.drafts for one in job.sequences if one.drafts is not None]
+    if not ledgers:
+        return Speculation(off="not asked" if not job.request.speculation else "")
+    return Speculation(
+        drafted=sum(ledger.drafted for ledger in ledgers),
+        accepted=sum(ledger.accepted for ledger in ledgers),
+        speedup=ledgers[0].speedup,
+        off=ledgers[0].off,
+    )

@@ -1,0 +1,102 @@
+"""One choice's text: tokens in, typed parts out. Never half a code point, never half a stop string."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from localchat.chatformat.reasoning import Answer, Parser, Part
+from localchat.engine.events import Event, Reasoning, Text, TokenLogprob
+from localchat.loop.detokenizer import Detokenizer
+from localchat.loop.stops import StopPatterns, StopScanner
+
+
+class Spoken(NamedTuple):
+    """What became certain. `stop`: the stop string that ended the text, else empty."""
+
+    events: list[Event]
+    stop: str = ""
+
+
+class _Entry(NamedTuple):
+    end: int
+    logprob: TokenLogprob
+
+
+class Voice:
+    """Pieces of bytes become events of one choice. `logprobs` ride on the text that completes their token;
+    those of reasoning are not told, those of a stop string neither."""
+
+    def __init__(
+        self,
+        choice: int,
+        piece: Callable[[int], bytes],
+        stops: StopPatterns,
+        splitter: Parser | None,
+        *,
+        strip_leading_space: bool = False,
+    ) -> None:
+        self._choice = choice
+        self._piece = piece
+        self._detokenizer = Detokenizer(strip_leading_space=strip_leading_space)
+        self._stops = StopScanner(stops)
+        self._splitter = splitter
+        self._untold: deque[TokenLogprob] = deque()
+        self._entries: deque[_Entry] = deque()
+        self._heard = 0
+        self._shown = 0
+
+    def say(self, token: int, logprob: TokenLogprob | None) -> Spoken:
+        """Take the next token."""
+        if logprob is not None:
+            self._untold.append(logprob)
+        text, completed = self._detokenizer.push(self._piece(token))
+        self._heard += len(text)
+        if logprob is not None or self._untold:
+            self._complete(completed)
+        scan = self._stops.push(text)
+        events = self._show(scan.text)
+        if scan.stop:
+            events += self._close()
+        return Spoken(events, scan.stop)
+
+    def end(self) -> list[Event]:
+        """The last token was said: everything that waited."""
+        text, completed = self._detokenizer.flush()
+        self._heard += len(text)
+        self._complete(completed)
+        scan = self._stops.push(text)
+        events = self._show(scan.text + ("" if scan.stop else self._stops.flush()))
+        return events + self._close()
+
+    def _complete(self, count: int) -> None:
+        for _ in range(min(count, len(self._untold))):
+            self._entries.append(_Entry(self._heard, self._untold.popleft()))
+
+    def _show(self, text: str) -> list[Event]:
+        self._shown += len(text)
+        if not text and not self._entries:
+            return []
+        if self._splitter is not None:
+            return self._events(self._splitter.feed(text))
+        return self._events([Answer(text)] if text else [])
+
+    def _close(self) -> list[Event]:
+        return self._events(self._splitter.finish()) if self._splitter else []
+
+    def _events(self, parts: list[Part]) -> list[Event]:
+        events: list[Event] = []
+        answers = sum(isinstance(part, Answer) for part in parts)
+        logprobs = self._due() if parts else ()
+        for part in parts:
+            if isinstance(part, Answer):
+                answers -= 1
+                events.append(Text(self._choice, part.text, () if answers else logprobs))
+            else:
+                events.append(Reasoning(self._choice, part.text))
+        return events
+
+    def _due(self) -> tuple[TokenLogprob, ...]:
+        due = []
+        while self._entries and self._entries[0].end <= self._shown:
+            due.append(self._entries.popleft().logprob)
+        return tuple(due)

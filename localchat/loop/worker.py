@@ -1,0 +1,341 @@
+"""The child process: `python -m localchat.loop.worker`, frames on its standard input and output.
+
+Native code prints, so the pipes move to private descriptors at once and 1 goes where 2 goes: to the parent's
+ring of log lines. SIGINT is the terminal's word to the whole group and not ours; the end of the input is.
+"""
+
+import hashlib
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from localchat import __version__
+from localchat.engine import frames
+from localchat.engine.engine import EngineInfo
+from localchat.engine.events import Event, Loading
+from localchat.errors import EngineClosed, LocalchatError, UsageError
+from localchat.fit.plan import LoadWish, MemoryPlan
+from localchat.loop.backend import Backend, LoadOptions, OpenModel, Runner
+from localchat.loop.desk import Desk
+from localchat.loop.drafts import Drafts
+from localchat.loop.kv import open_book
+from localchat.loop.selection import Selection, select_backend
+from localchat.loop.sequence import Job
+from localchat.loop.turns import Loop, Outlets
+
+_DESK_THREADS = 2
+_GRACE_S = 1.0
+_LOADING_GAP_S = 0.1
+
+
+def private_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """The frames' input and output, moved away from descriptors 0 and 1."""
+    source = os.fdopen(os.dup(0), "rb")
+    sink = os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return source, sink
+
+
+class Worker:
+    """One model, from its file to its last answer. The main thread loads and loops; a reader takes frames;
+    desk threads answer what needs no step."""
+
+    def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
+        self._frames: frames.FrameReader[frames.ToChild] = frames.FrameReader(
+            source, frames.ToChild
+        )
+        self._writer = frames.FrameWriter(sink)
+        self._pool = ThreadPoolExecutor(_DESK_THREADS, "desk")
+        self._lock = threading.Lock()
+        self._ready = threading.Event()
+        self._closing = False
+        self._early: dict[int, Job] = {}
+        self._cancelled: set[int] = set()
+        self._loop: Loop | None = None
+        self._runner: Runner | None = None
+        self._loaded_s = 0.0
+        self._loading_told_s = 0.0
+        self._notes: list[str] = []
+
+    # ------------------------------------------------------------------------ main thread
+
+    def run(self) -> int:
+        """Serve until the input ends. Returns the exit status."""
+        wish = next(iter(self._frames), None)
+        if not isinstance(wish, frames.Open):
+            return 0 if wish is None else 2
+        self._wish = wish
+        try:
+            self._open()
+        except LocalchatError as error:
+            self._fail(0, error)
+            return 1
+        threading.Thread(target=self._read, name="reader", daemon=True).start()
+        try:
+            self._load()
+        except LocalchatError as error:
+            self._fail(0, error)
+            return 0 if self._closing else 1
+        assert self._loop is not None and self._runner is not None
+        self._loop.run()
+        self._runner.close()
+        self._model.close()
+        return 0
+
+    def _open(self) -> None:
+        """Header and vocabulary: from here on requests can be accepted or refused."""
+        wish = self._wish
+        self._send(frames.Entered("open"))
+        self._selection: Selection = select_backend(Path(wish.model), wish.backend)
+        backend: Backend = self._selection.backend
+        self._build = backend.build_key()
+        self._model: OpenModel = backend.open(Path(wish.model), self._say)
+        self._plan: MemoryPlan = self._model.plan(
+            LoadWish(
+                context_tokens=wish.context_tokens,
+                kv_type=wish.kv_type,
+                gpu_layers=wish.gpu_layers,
+                max_slots=wish.max_slots,
+                cache_ram_bytes=wish.cache_ram_bytes,
+                threads=wish.threads,
+            )
+        )
+        for note in self._plan.notes:
+            self._say(note)
+        self._desk = Desk(self._model, self._plan.context_tokens, wish.sampling, self._say)
+        self._ready.set()
+
+    def _load(self) -> None:
+        """Weights and warm-up, then the loop with what was asked meanwhile."""
+        began_s = time.perf_counter()
+        self._safe = bool(self._build) and self._build in self._wish.safe_builds
+        self._send(frames.Entered("load", self._build))
+        options = LoadOptions(
+            plan=self._plan,
+            threads=self._wish.threads,
+            safe_mode=self._safe,
+            max_slots=self._wish.max_slots,
+        )
+        runner = self._model.load(options, self._progress, self._say)
+        self._loaded_s = time.perf_counter()
+        self._load_s = self._loaded_s - began_s
+        loop = Loop(
+            runner,
+            self._model.tokenizer,
+            open_book(runner.capabilities, self._model.info.identity, self._plan.cache_ram_bytes),
+            Outlets(self._events, self._fail, self._say),
+            fingerprint=self._fingerprint(),
+            audit=self._wish.audit,
+        )
+        self._send(frames.Entered("serve"))
+        with self._lock:
+            self._runner, self._loop = runner, loop
+            early, self._early = self._early, {}
+            if self._closing:
+                loop.stop()
+        for job in early.values():
+            job.clock.loaded(self._loaded_s)
+            self._submit(loop, job)
+
+    def _progress(self, done: int, total: int) -> bool:
+        """Told ten times a second to every request that waits. At the end of the bytes comes the warm-up."""
+        if done >= total:
+            self._send(frames.Entered("warmup", self._build))
+        now_s = time.perf_counter()
+        if now_s - self._loading_told_s >= _LOADING_GAP_S or done >= total:
+            self._loading_told_s = now_s
+            with self._lock:
+                waiting = list(self._early)
+            self._events([(id_, Loading(done, total)) for id_ in waiting])
+        return not self._closing
+
+    # ------------------------------------------------------------------------ the reader
+
+    def _read(self) -> None:
+        try:
+            for frame in self._frames:
+                if isinstance(frame, frames.Close):
+                    break
+                self._take(frame)
+        except frames.FrameError:
+            traceback.print_exc()
+            os._exit(3)
+        self._close()
+
+    def _take(self, frame: frames.ToChild) -> None:
+        match frame:
+            case frames.Cancel(id_):
+                self._cancel(id_)
+            case frames.Ask(id_, request):
+                self._queue(id_, lambda: self._accept(frames.Ask(id_, request)))
+            case frames.Tokenize(id_, text, special):
+                self._reply(id_, lambda: frames.Tokens(id_, self._desk.tokenize(text, special)))
+            case frames.Detokenize(id_, tokens):
+                self._reply(id_, lambda: frames.Plain(id_, self._desk.detokenize(tokens)))
+            case frames.Render(id_, messages):
+                self._reply(id_, lambda: frames.Plain(id_, self._desk.render(messages)))
+            case frames.Embed(id_):
+                self._fail(id_, UsageError("this model gives no embeddings"))
+            case frames.AskInfo(id_):
+                self._reply(id_, lambda: frames.Info(id_, self._info()))
+            case frames.AskStats(id_):
+                self._reply(id_, lambda: frames.Stats(id_, self._stats()))
+            case _:
+                raise frames.FrameError(f"a second {type(frame).__name__}")
+
+    def _reply(self, id_: int, answer: Callable[[], msgspec.Struct]) -> None:
+        self._queue(id_, lambda: self._send(answer()))
+
+    def _queue(self, id_: int, task: Callable[[], None]) -> None:
+        def work() -> None:
+            try:
+                task()
+            except LocalchatError as error:
+                self._fail(id_, error)
+            except (
+                Exception
+            ):  # a bug of ours: the engine ends as a crash, with the trace in its log
+                traceback.print_exc()
+                sys.stderr.flush()
+                os._exit(4)
+
+        self._pool.submit(work)
+
+    def _close(self) -> None:
+        """Leave: the loop stops at its step's end, a load at its next report; the grace is short."""
+        with self._lock:
+            self._closing = True
+            loop = self._loop
+        if loop is not None:
+            loop.stop()
+        time.sleep(_GRACE_S)
+        os._exit(0)
+
+    # ------------------------------------------------------------------------ requests
+
+    def _accept(self, ask: frames.Ask) -> None:
+        """At the desk: refuse, or accept and queue."""
+        job, accepted = self._desk.accept(ask.id, ask.request)
+        with self._lock:
+            if ask.id in self._cancelled:
+                self._cancelled.discard(ask.id)
+                return
+            loop = self._loop
+            self._events([(ask.id, accepted)])
+            if loop is None:
+                self._early[ask.id] = job
+                return
+        self._submit(loop, job)
+
+    def _submit(self, loop: Loop, job: Job) -> None:
+        if self._wish.speculation and job.request.speculation and self._drafts_allowed:
+            earlier = loop.earlier.of(job.request.salt)
+            job.sequences[0].drafts = Drafts(job.tokens, loop.costs, earlier)
+        loop.submit(job)
+        with self._lock:
+            cancelled = job.id in self._cancelled
+            self._cancelled.discard(job.id)
+        if cancelled:
+            loop.cancel(job.id)
+
+    @property
+    def _drafts_allowed(self) -> bool:
+        assert self._runner is not None
+        return self._runner.capabilities.rewind != "checkpoint"
+
+    def _cancel(self, id_: int) -> None:
+        with self._lock:
+            loop = self._loop
+            if self._early.pop(id_, None) is not None:
+                return
+            self._cancelled.add(id_)
+        if loop is not None:
+            loop.cancel(id_)
+
+    # ------------------------------------------------------------------------ words
+
+    def _events(self, items: list[tuple[int, Event]]) -> None:
+        if items:
+            self._send(frames.Events(tuple(items)))
+
+    def _send(self, frame: msgspec.Struct) -> None:
+        try:
+            self._writer.write(frame)
+        except OSError:
+            os._exit(0)  # the parent is gone
+
+    def _say(self, text: str) -> None:
+        self._notes.append(text)
+        self._send(frames.Say(text))
+
+    def _fail(self, id_: int, error: LocalchatError) -> None:
+        if isinstance(error, EngineClosed) and self._closing:
+            return
+        self._send(frames.Failed(id_, error.code, error.message, error.hint, error.details))
+
+    def _fingerprint(self) -> str:
+        """What decides the text besides the request: file, template, quantization, KV type, versions."""
+        info = self._model.info
+        parts = [info.identity, info.chat_template or "", info.quantization, self._plan.kv_type]
+        parts += [f"{name} {version}" for name, version in self._selection.versions]
+        digest = hashlib.sha256("\0".join([__version__, *parts]).encode("utf-8", "replace"))
+        return digest.hexdigest()[:16]
+
+    def _stats(self) -> frames.Figures:
+        loop = self._loop
+        return loop.figures() if loop is not None else frames.Figures(phase="loading")
+
+    def _info(self) -> EngineInfo:
+        info, plan, runner = self._model.info, self._plan, self._runner
+        can = runner.capabilities if runner is not None else None
+        actual = sum(max(0, size) for size in runner.memory()) if runner is not None else 0
+        return EngineInfo(
+            model=self._wish.name,
+            path=self._wish.model,
+            backend=self._selection.backend.name,
+            architecture=info.architecture,
+            quantization=info.quantization,
+            parameters=info.parameters,
+            context_tokens=can.context_tokens if can else plan.context_tokens,
+            context_train=info.context_train,
+            kv_type=can.kv_type if can else plan.kv_type,
+            gpu_layers=plan.gpu_layers,
+            layers=info.layers,
+            threads=self._wish.threads,
+            file_bytes=info.file_bytes,
+            predicted_bytes=plan.total_bytes,
+            actual_bytes=actual,
+            loaded=runner is not None,
+            safe_mode=getattr(self, "_safe", False),
+            why=self._selection.why,
+            fingerprint=self._fingerprint(),
+            notes=tuple(self._notes),
+            limits=can.limits if can else (),
+            warning=self._desk.warning,
+        )
+
+
+def main() -> int:
+    """Entry of the child."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    source, sink = private_pipes()
+    status = Worker(source, sink).run()
+    sys.stderr.flush()
+    # Threads of native code and of the pool must not hold the process back.
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()
