@@ -229,6 +229,8 @@ class SlotsBook:
         """Leave a slot `tokens` tokens. A model that cannot rewind never has more than it
         should."""
         self._cells.truncate(held.slot, tokens)
+        if not tokens:
+            return [Drop(held.slot)]
         return [] if self._can.rewind == "checkpoint" else [Truncate(held.slot, tokens)]
 
     def checkpoint(self, seq: int) -> Growth:

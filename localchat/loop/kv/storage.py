@@ -153,7 +153,7 @@ class SlotStorage:
         self._check_window(slot, row.start)
         self._add(row.slot, [_Cell(token) for token in tokens])
         if self._can.rewind == "last_n":
-            gone = row.start - self._can.rewind_tokens + 1
+            gone = max(0, row.start - self._can.rewind_tokens)
             slot.earliest = max(slot.earliest, gone - gone % max(1, self._can.rewind_tokens))
 
     def held(self, slot: int) -> list[int]:
