@@ -15,13 +15,19 @@ NO_PARKING = "dropped for another conversation, as parking in RAM is off"
 TOO_LARGE = "dropped for another conversation, as it is larger than the parking memory"
 
 
-class Saved(NamedTuple):
-    """One saved state. `earliest`: lowest position it holds."""
+class Saved:
+    """One saved state. `earliest`: lowest position it holds. `spare`: a branch that a conversation
+    left behind (an answer begun anew, reasoning that the next turn leaves out, a second choice): it
+    is kept only where nothing else wants the room, until it is used."""
 
-    key: int
-    salt: str
-    text: Text
-    earliest: int
+    __slots__ = ("earliest", "key", "salt", "spare", "text")
+
+    def __init__(self, key: int, salt: str, text: Text, earliest: int, spare: bool) -> None:
+        self.key = key
+        self.salt = salt
+        self.text = text
+        self.earliest = earliest
+        self.spare = spare
 
 
 class _Lost(NamedTuple):
@@ -63,6 +69,7 @@ class Parking:
 
     def touch(self, saved: Saved) -> None:
         """It was used now."""
+        saved.spare = False
         self._saved.move_to_end(saved.key)
 
     def next_key(self) -> int:
@@ -71,7 +78,14 @@ class Parking:
         return self._last_key
 
     def save(
-        self, slot: int, salt: str, text: Text, earliest: int, pinned: Saved | None
+        self,
+        slot: int,
+        salt: str,
+        text: Text,
+        earliest: int,
+        *,
+        spare: bool,
+        pinned: Saved | None,
     ) -> list[MemoryOp]:
         """Park a slot's state, unless something saved serves as well; what does not fit is lost.
         `pinned` is not evicted for it."""
@@ -80,34 +94,51 @@ class Parking:
             if text.common(saved.text.ids) == len(text) and self._covers(
                 len(saved.text), saved.earliest, len(text)
             ):
-                self.touch(saved)
+                if not spare:
+                    self.touch(saved)
                 return []
+        older = [
+            saved
+            for saved in same
+            if saved is not pinned
+            and text.common(saved.text.ids) == len(saved.text)
+            and self._covers(len(text), earliest, len(saved.text))
+        ]
         size = self._size_bytes(len(text))
-        pinned_bytes = self._size_bytes(len(pinned.text)) if pinned else 0
-        if size + pinned_bytes > self._room_bytes:
+        kept = text.first(len(text))
+        victims = self._victims(size, older, spare, pinned)
+        if victims is None:
             fits = size <= self._room_bytes
-            self.lose(
-                salt, text, EVICTED if fits else TOO_LARGE if self._room_bytes else NO_PARKING
-            )
+            why = EVICTED if fits else TOO_LARGE if self._room_bytes else NO_PARKING
+            self.lose(salt, kept, why)
             return []
-        ops: list[MemoryOp] = []
-        for saved in same:
-            prefix = len(saved.text)
-            if (
-                saved is not pinned
-                and text.common(saved.text.ids) == prefix
-                and self._covers(len(text), earliest, prefix)
-            ):
-                ops.append(self._discard(saved))
-        while self._bytes + size > self._room_bytes:
-            oldest = next(saved for saved in self._saved.values() if saved is not pinned)
-            ops.append(self._discard(oldest))
-            self.lose(oldest.salt, oldest.text, EVICTED)
-        saved = Saved(self.next_key(), salt, text.first(len(text)), earliest)
-        self._saved[saved.key] = saved
+        ops: list[MemoryOp] = [self._discard(saved) for saved in (*older, *victims)]
+        for saved in victims:
+            self.lose(saved.salt, saved.text, EVICTED)
+        key = self.next_key()
+        self._saved[key] = Saved(key, salt, kept, earliest, spare)
         self._bytes += size
-        self.tokens += len(text)
-        return [*ops, Park(slot, saved.key)]
+        self.tokens += len(kept)
+        return [*ops, Park(slot, key)]
+
+    def _victims(
+        self, size: int, older: list[Saved], spare: bool, pinned: Saved | None
+    ) -> list[Saved] | None:
+        """What must go, besides `older`, before `size` bytes fit: spare states first, others only
+        for one that is not spare. None: they can never fit."""
+        others = [s for s in self._saved.values() if s is not pinned and s not in older]
+        order = [s for s in others if s.spare]
+        if not spare:
+            order += [s for s in others if not s.spare]
+        short = self._bytes + size - self._room_bytes
+        short -= sum(self._size_bytes(len(saved.text)) for saved in older)
+        victims: list[Saved] = []
+        for saved in order:
+            if short <= 0:
+                break
+            victims.append(saved)
+            short -= self._size_bytes(len(saved.text))
+        return victims if short <= 0 else None
 
     def lose(self, salt: str, text: Text, why: str) -> None:
         """Remember what cannot be found again, and count it."""

@@ -37,15 +37,19 @@ ms on a GPU): a short prefix of a long parked text is computed anew."""
 
 
 class _Held:
-    """A text in a slot: `text` is computed there; the cells of the slot may be more (room)."""
+    """A text in a slot: `text` is computed there; the cells of the slot may be more (room).
+    `spare`: see `Saved`."""
 
-    __slots__ = ("earliest", "salt", "slot", "text")
+    __slots__ = ("earliest", "salt", "slot", "spare", "text")
 
-    def __init__(self, slot: int, salt: str, text: Text, earliest: int) -> None:
+    def __init__(
+        self, slot: int, salt: str, text: Text, earliest: int, *, spare: bool = False
+    ) -> None:
         self.slot = slot
         self.salt = salt
         self.text = text
         self.earliest = earliest
+        self.spare = spare
 
 
 class _Source(NamedTuple):
@@ -161,11 +165,12 @@ class SlotsBook:
         if idle is not None and idle is found:
             held = idle
             if cached < len(idle.text):
-                ops += (
-                    self._park(idle, None) if len(idle.text) - cached >= self._worth_parking else []
-                )
+                if len(idle.text) - cached >= self._worth_parking:
+                    idle.spare = True
+                    ops += self._park(idle, None)
                 ops += self._cut(idle, cached)
                 idle.text = idle.text.first(cached)
+            idle.spare = False
         else:
             if idle is not None:
                 ops += self._put_away(idle, found if isinstance(found, Saved) else None)
@@ -255,7 +260,8 @@ class SlotsBook:
             key = self._parking.next_key()
             ops = (Park(held.slot, key), Restore(key, slot, settled), Discard(key))
         self._cells.extend(slot, 1)
-        self._running[child] = _Held(slot, held.salt, held.text.first(settled), held.earliest)
+        text = held.text.first(settled)
+        self._running[child] = _Held(slot, held.salt, text, held.earliest, spare=True)
         self._version += 1
         return Growth(ops)
 
@@ -281,7 +287,9 @@ class SlotsBook:
     def _park(self, held: _Held, pinned: Saved | None) -> list[MemoryOp]:
         if len(held.text) < self._worth_parking:
             return []
-        return self._parking.save(held.slot, held.salt, held.text, held.earliest, pinned)
+        return self._parking.save(
+            held.slot, held.salt, held.text, held.earliest, spare=held.spare, pinned=pinned
+        )
 
     def _drop(self, held: _Held) -> list[MemoryOp]:
         self._cells.truncate(held.slot, 0)

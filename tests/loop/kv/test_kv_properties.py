@@ -2,7 +2,7 @@
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -10,7 +10,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from kv_bench import Bench, capabilities
+from kv_bench import Bench, capabilities, common
 
 from localchat.loop.backend import Capabilities
 from localchat.loop.kv.blocks import BlocksBook
@@ -152,3 +152,30 @@ def test_paged_books_keep_every_text_whole_and_leak_nothing() -> None:
 def test_slot_books_keep_every_text_whole_and_leak_nothing(kind: str) -> None:
     life = type("KindOfLife", (SlotsLife,), {"changes": KINDS[kind]})
     run_state_machine_as_test(life, settings=SETTINGS)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    requests=st.lists(
+        st.tuples(st.integers(0, 9), st.integers(0, 30), st.lists(TOKEN, min_size=1, max_size=12)),
+        min_size=1,
+        max_size=10,
+    ),
+    paged=st.booleans(),
+)
+def test_with_room_for_all_the_hit_is_the_longest_prefix_to_the_token(
+    requests: list[tuple[int, int, list[int]]], paged: bool
+) -> None:
+    can = capabilities(kv_tokens=2000, context_tokens=2000, block_tokens=4 if paged else 0)
+    book = BlocksBook(4, 500, 4, "model") if paged else SlotsBook(can, 10**6, worth_parking=1)
+    bench = Bench(book, can)
+    texts: list[list[int]] = [[]]
+    for base, part, tail in requests:
+        tokens = texts[base % len(texts)][:part] + tail
+        longest = max(common(text, tokens[:-1]) for text in texts)
+        assert bench.match(tokens).cached == longest
+        seq = bench.admit(tokens)
+        assert seq is not None
+        assert bench.compute(seq)
+        bench.release(seq)
+        texts.append(tokens)

@@ -111,6 +111,42 @@ def test_parking_is_bounded_and_the_longest_unused_goes_first() -> None:
     assert b.match([20 + t for t in TEN]).cached == 9
 
 
+def test_a_text_that_outgrew_the_parking_memory_leaves_its_older_self_there() -> None:
+    b = bench(ram=110)
+    for tokens in (TEN, [50], [*TEN, 10, 11], [50]):
+        run(b, tokens)
+    assert b.match([*TEN, 10, 11, 12]).cached == 10
+
+
+def test_a_branch_left_behind_never_costs_another_conversation_its_place() -> None:
+    b = bench(ram=220)
+    run(b, TEN)
+    run(b, [50 + t for t in TEN])
+    run(b, [50, 51, 52, 90])
+    assert b.book.usage().parked == 20
+    run(b, [50, 51, 52, 91])
+    assert b.match(TEN).cached == 9
+    run(b, [70 + t for t in TEN])
+    assert b.match(TEN).cached == 9
+    assert b.match([50 + t for t in TEN]).cached == 3
+
+
+def test_a_second_choice_is_spare_and_the_first_is_not() -> None:
+    b = bench(ram=250)
+    first = start(b, TEN)
+    second = b.fork(first)
+    assert second is not None
+    for seq in (first, second):
+        b.running[seq].known.append(20 + seq)
+        assert b.compute(seq)
+    b.release(second)
+    b.release(first)
+    run(b, [50 + t for t in TEN])
+    run(b, [70])
+    assert b.match([*TEN, 21, 1]).cached == 11
+    assert b.match([*TEN, 22, 1]).cached == 10
+
+
 def test_without_parking_memory_the_text_is_dropped_and_the_miss_says_so() -> None:
     b = bench(ram=0)
     run(b, TEN)
@@ -197,8 +233,8 @@ def test_room_is_counted_in_cells_not_in_tokens() -> None:
     b = bench(kv_tokens=16)
     seq = start(b, TEN)
     for _ in range(3):
-        child = b.fork(seq)
-        assert child is not None
+        child = b.fork(seq) or 0
+        assert child
     assert b.book.usage().free == 3
     assert b.book.grow(child, 15) is None
     assert b.book.grow(child, 14) is not None
