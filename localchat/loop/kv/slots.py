@@ -183,10 +183,10 @@ class SlotsBook:
         return Growth(tuple(ops))
 
     def _cells_wanted(self, found: _Held | Saved | None, cached: int) -> int:
-        """Free cells that an admission takes; a restored state is whole before it is cut."""
-        if found is None or (isinstance(found, _Held) and found is not self._idle):
-            return 1
-        return max(cached + 1, len(found.text) if isinstance(found, Saved) else 0)
+        """Free cells that an admission keeps. (A restored state is whole before it is cut: `match`
+        offers none that has no room for that.)"""
+        shared = isinstance(found, _Held) and found is not self._idle
+        return 1 if found is None or shared else cached + 1
 
     def _fill(self, slot: int, found: _Held | Saved | None, cached: int) -> list[MemoryOp]:
         if found is None:

@@ -120,6 +120,34 @@ def test_salts_never_meet() -> None:
     assert b.match(TEN, "yours")[:2] == (0, "")
 
 
+def test_the_same_text_lives_once_under_each_salt() -> None:
+    b = bench()
+    run(b, TEN, "mine")
+    run(b, TEN, "yours")
+    assert [b.match(TEN, salt).cached for salt in ("mine", "yours", "")] == [9, 9, 0]
+
+
+def test_what_is_about_to_be_copied_is_not_evicted_for_the_copy() -> None:
+    b = bench(blocks=3)
+    run(b, [0, 1, 2, 3, 4, 5])
+    run(b, [50, 51])
+    assert b.admit([0, 1, 2, 3, 4, 9]) is not None
+    assert [type(op) for op in b.log] == [Copy]
+    b.flush()
+    assert b.match([0, 1, 2, 3, 4, 5, 6]).cached == 6
+
+
+def test_a_fork_evicts_when_nothing_is_free() -> None:
+    b = bench(blocks=2)
+    run(b, [50])
+    seq = b.admit([1, 2])
+    assert seq is not None
+    assert b.compute(seq)
+    assert b.fork(seq) is not None
+    b.flush()
+    assert b.book.usage().evictions == 1
+
+
 def test_an_unkept_text_is_forgotten_and_a_kept_one_stays() -> None:
     b = bench()
     run(b, TEN[:8])

@@ -36,3 +36,14 @@ def test_every_cell_is_counted_once_whoever_holds_it(
         assert cells.free == 40 - len(distinct)
         assert cells.shared() == sum(everything.count(cell) > 1 for cell in distinct)
         assert [cells.held(slot) for slot in range(4)] == [len(plain[slot]) for slot in range(4)]
+
+
+def test_cutting_a_shared_stretch_leaves_the_others_whole() -> None:
+    cells = Cells(20)
+    cells.extend(0, 10)
+    cells.share(0, 1, 10)
+    cells.share(1, 2, 7)
+    cells.truncate(1, 4)
+    cells.check()
+    assert [cells.held(slot) for slot in range(3)] == [10, 4, 7]
+    assert (cells.free, cells.shared()) == (10, 7)

@@ -182,6 +182,15 @@ def test_a_restore_waits_for_nothing_when_there_is_no_room_for_it() -> None:
     assert "no room now to restore it" in b.match([*TEN, 10]).why_missed
 
 
+def test_a_restore_needs_room_for_all_that_was_saved() -> None:
+    b = bench(kv_tokens=21)
+    run(b, TEN)
+    start(b, [50 + t for t in range(12)])
+    hit = b.match([*TEN[:4], 90, 91])
+    assert hit.cached == 0
+    assert "no room now to restore it" in hit.why_missed
+
+
 def test_a_short_prefix_of_a_long_parked_text_is_not_restored() -> None:
     b = bench(kv_tokens=200, context_tokens=200)
     run(b, list(range(101)))
@@ -287,6 +296,7 @@ def test_a_recurrent_model_goes_on_only_at_its_checkpoints() -> None:
     b.checkpoint(seq)
     b.running[seq].known.extend([10, 11])
     b.compute(seq)
+    assert b.match([*TEN, 10, 11, 12]).cached == 10
     b.checkpoint(seq)
     b.release(seq)
     run(b, [50, 51])
