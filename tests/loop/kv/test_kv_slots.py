@@ -147,6 +147,26 @@ def test_a_second_choice_is_spare_and_the_first_is_not() -> None:
     assert b.match([*TEN, 22, 1]).cached == 10
 
 
+def test_a_restored_text_counts_as_used_now() -> None:
+    b = bench(ram=200, worth=2)
+    for tokens in (TEN, [20 + t for t in TEN], [90]):
+        run(b, tokens)
+    run(b, TEN, keep=False)
+    run(b, [40 + t for t in TEN])
+    run(b, [91])
+    assert b.match([*TEN, 10]).cached == 10
+    assert b.match([20 + t for t in TEN]).cached == 0
+
+
+def test_growing_again_needs_only_the_room_that_the_older_self_gives_back() -> None:
+    b = bench(ram=220, worth=2)
+    for tokens in ([20 + t for t in TEN], TEN, [*TEN, 10, 11]):
+        run(b, tokens)
+        run(b, [90])
+    assert b.book.usage().parked == 22
+    assert b.match([*TEN, 10, 11, 12]).cached == 12
+
+
 def test_without_parking_memory_the_text_is_dropped_and_the_miss_says_so() -> None:
     b = bench(ram=0)
     run(b, TEN)
@@ -326,6 +346,15 @@ def test_nothing_is_found_or_told_across_salts() -> None:
     run(b, [50], "mine")
     assert b.match([*TEN, 1], "yours")[:2] == (0, "")
     assert b.match([*TEN, 1], "mine").why_missed
+
+
+def test_neither_running_nor_parked_texts_are_found_under_another_salt() -> None:
+    b = bench()
+    run(b, TEN, "mine")
+    start(b, [50 + t for t in TEN], "mine")
+    assert b.match([*TEN, 1], "mine").cached == 10
+    assert b.match([*TEN, 1], "yours")[:2] == (0, "")
+    assert b.match([50 + t for t in TEN], "yours")[:2] == (0, "")
 
 
 def test_never_fits_is_about_cells_and_context() -> None:
