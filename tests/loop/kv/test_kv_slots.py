@@ -131,6 +131,15 @@ def test_a_branch_left_behind_never_costs_another_conversation_its_place() -> No
     assert b.match([50 + t for t in TEN]).cached == 3
 
 
+def test_a_branch_left_behind_is_lost_rather_than_evict() -> None:
+    b = bench(ram=120)
+    run(b, TEN)
+    run(b, [50 + t for t in TEN])
+    run(b, [50, 51, 52, 90])
+    assert b.match(TEN).cached == 9
+    assert b.match([50 + t for t in TEN]).why_missed == "evicted to make room"
+
+
 def test_a_second_choice_is_spare_and_the_first_is_not() -> None:
     b = bench(ram=250)
     first = start(b, TEN)
