@@ -1,0 +1,103 @@
+"""Which slots hold which cells of a unified cache, counted: shared prefixes count once.
+
+A slot's cells are a path of *segments*; a segment is a stretch of cells with the set of slots that
+hold it. Sharing a prefix splits at most one segment, so every verb costs as many steps as a path
+has segments (a few), whatever the number of tokens.
+"""
+
+
+class _Segment:
+    __slots__ = ("length", "slots")
+
+    def __init__(self, length: int, slots: set[int]) -> None:
+        self.length = length
+        self.slots = slots
+
+
+class Cells:
+    """`total` cells, of which `free` are held by no slot."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.free = total
+        self._paths: dict[int, list[_Segment]] = {}
+        self._held: dict[int, int] = {}
+
+    def held(self, slot: int) -> int:
+        """Cells of one slot, shared ones included."""
+        return self._held.get(slot, 0)
+
+    def shared(self) -> int:
+        """Cells that more than one slot holds."""
+        segments = {id(s): s for path in self._paths.values() for s in path if len(s.slots) > 1}
+        return sum(segment.length for segment in segments.values())
+
+    def extend(self, slot: int, tokens: int) -> None:
+        """`tokens` more cells for one slot alone."""
+        assert 0 <= tokens <= self.free, f"{tokens} cells wanted, {self.free} free"
+        if not tokens:
+            return
+        path = self._paths.setdefault(slot, [])
+        if path and len(path[-1].slots) == 1:
+            path[-1].length += tokens
+        else:
+            path.append(_Segment(tokens, {slot}))
+        self._held[slot] = self.held(slot) + tokens
+        self.free -= tokens
+
+    def share(self, src: int, dst: int, tokens: int) -> None:
+        """Empty slot `dst` holds the first `tokens` cells of `src` too."""
+        assert not self.held(dst), f"slot {dst} is not empty"
+        assert 0 < tokens <= self.held(src), f"slot {src} holds fewer than {tokens} cells"
+        path: list[_Segment] = []
+        left = tokens
+        for segment in list(self._paths[src]):
+            if left < segment.length:
+                self._split(segment, left)
+            segment.slots.add(dst)
+            path.append(segment)
+            left -= segment.length
+            if not left:
+                break
+        self._paths[dst] = path
+        self._held[dst] = tokens
+
+    def truncate(self, slot: int, tokens: int) -> None:
+        """Leave a slot its first `tokens` cells."""
+        excess = self.held(slot) - tokens
+        assert excess >= 0, f"slot {slot} holds fewer than {tokens} cells"
+        path = self._paths.get(slot, [])
+        while excess:
+            last = path[-1]
+            if excess < last.length:
+                self._split(last, last.length - excess)
+                continue
+            path.pop()
+            excess -= last.length
+            last.slots.remove(slot)
+            if not last.slots:
+                self.free += last.length
+        self._held[slot] = tokens
+        if not tokens:
+            self._held.pop(slot)
+            self._paths.pop(slot, None)
+
+    def _split(self, segment: _Segment, at: int) -> None:
+        rest = _Segment(segment.length - at, set(segment.slots))
+        segment.length = at
+        for slot in segment.slots:
+            path = self._paths[slot]
+            path.insert(path.index(segment) + 1, rest)
+
+    def check(self) -> None:
+        """Raises AssertionError naming what is off."""
+        used = {id(s): s for path in self._paths.values() for s in path}
+        for segment in used.values():
+            holders = {slot for slot, path in self._paths.items() if segment in path}
+            assert segment.length > 0, "an empty segment"
+            assert holders == segment.slots, f"segment of {segment.slots} lies in {holders}"
+        assert self._paths.keys() == self._held.keys(), "an empty slot has a path"
+        for slot, path in self._paths.items():
+            assert sum(s.length for s in path) == self._held[slot], f"slot {slot} is miscounted"
+        count = sum(segment.length for segment in used.values())
+        assert count + self.free == self.total, f"{count} cells used, {self.free} free"
