@@ -78,8 +78,8 @@ class StopScanner:
     is held.
 
     The stop string that is complete first wins; among those that end at the same character the
-    longest, which begins first. Neither it nor anything behind it is shown. After a stop the
-    scanner is at its end.
+    longest, which begins first. Neither it nor what stands behind it in the same piece is shown;
+    after that the scanner begins anew.
     """
 
     def __init__(self, patterns: StopPatterns) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localchat.loop.costs import CostModel
-from localchat.loop.drafts import FIRST_CREDIT, PROBE_TOKENS, Acceptance, Drafts
+from localchat.loop.drafts import FIRST_CREDIT, PLAIN_CREDIT, PROBE_TOKENS, Acceptance, Drafts
 from localchat.loop.ngrams import LONGEST, SPAN, EarlierTexts, NgramIndex
 
 # Cost of a step by its tokens, relative to one: llama.cpp on two cores, and a GPU bound by memory.
@@ -162,11 +162,12 @@ def test_rows_that_are_padded_anyway_are_filled() -> None:
     weak = [1, 2, 3, 4, 9, 1, 2, 3]
     assert Drafts(weak, model).propose(3) == ()
     assert Drafts(weak, model).propose(3, pad_to=2) == (4,)
+    assert Drafts(weak, model).propose(3, pad_to=3) == (4, 9)
 
 
-def hopeless(steps: int) -> Drafts:
-    """Drafts that were never right, at a price."""
-    model = CostModel()
+def hopeless(steps: int) -> tuple[Drafts, float]:
+    """Drafts that were never right, and what they cost in plain steps."""
+    model, lost = CostModel(), 0.0
     for rows, seconds in CPU.items():
         model.observe(rows, seconds)
     drafts = Drafts(SOURCE, model)
@@ -177,11 +178,12 @@ def hopeless(steps: int) -> Drafts:
         drafts.advance(
             [4999 - step], len(proposed), 1 + len(proposed), cost(CPU, 1 + len(proposed))
         )
-    return drafts
+        lost += cost(CPU, 1 + len(proposed)) - 1
+    return drafts, lost
 
 
 def test_drafts_that_do_not_pay_are_switched_off_with_a_reason_and_tried_again() -> None:
-    drafts = hopeless(30)
+    drafts, _ = hopeless(30)
     assert drafts.accepted == 0
     assert re.fullmatch(
         r"drafts cost more than they bring on this text: 0 of \d+ tokens accepted", drafts.off
@@ -200,10 +202,9 @@ def test_drafts_that_do_not_pay_are_switched_off_with_a_reason_and_tried_again()
 
 
 def test_what_hopeless_drafts_cost_is_bounded_by_the_credit() -> None:
-    drafts = hopeless(400)
-    lost = drafts._spent_s - drafts._plain_s
-    steps = 400 + 400
-    assert lost < FIRST_CREDIT + cost(CPU, 5) + 0.02 * steps
+    steps = 400
+    _, lost = hopeless(steps)
+    assert 0 < lost < FIRST_CREDIT + cost(CPU, 5) + 2 * PLAIN_CREDIT * steps
 
 
 def test_a_fork_goes_its_own_way_from_the_same_text() -> None:

@@ -81,7 +81,7 @@ def reference(z: Row, params: SamplingParams) -> list[int]:
             equal = kept[order[len(chosen)]] == kept[chosen[-1]]
             if gap < 1e-5 and not equal:
                 raise Border
-        falling = [t for t in falling if t in set(chosen)]
+        falling = sorted(chosen, key=lambda t: (-kept[t], t))
     if params.top_p < 1:
         falling = shortest(falling, softmax({t: kept[t] for t in falling}), params.top_p)
     if params.min_p > 0:

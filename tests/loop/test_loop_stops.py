@@ -30,6 +30,7 @@ stop_lists = st.lists(st.text("ab\n", max_size=5), max_size=6)
 
 @given(text=texts, stops=stop_lists, cuts=st.lists(st.integers(0, 100), max_size=8))
 @example(text="aabaab\n", stops=["aabaa\n", "abaab\n", "b\n"], cuts=[1, 2, 3, 4, 5, 6])
+@example(text="ab\n", stops=["abb", "b"], cuts=[])
 def test_the_first_stop_ends_the_text_however_it_is_cut(
     text: str, stops: list[str], cuts: list[int]
 ) -> None:
@@ -75,6 +76,14 @@ def test_without_stop_strings_all_text_passes(strings: list[str]) -> None:
     patterns = StopPatterns(strings)
     assert not patterns
     assert StopScanner(patterns).push("anything") == Scan("anything")
+
+
+def test_behind_a_stop_the_scanner_begins_anew() -> None:
+    scanner = StopScanner(StopPatterns(["aba", "ab"]))
+    assert scanner.push("xa") == Scan("x")
+    assert scanner.push("b") == Scan("", "ab")
+    assert scanner.push("ba") == Scan("b")
+    assert scanner.flush() == "a"
 
 
 def test_choices_share_patterns_and_not_their_state() -> None:
