@@ -1,0 +1,85 @@
+"""The noise of a draw: one standard Gumbel variable for each (seed, choice, position, token id).
+
+A CPU and a GPU compute it alike, no state is kept, and neither the order of the candidates nor
+drafts change it. `key` is 64 bits, made once for a draw; everything below wraps at 64 bits, shifts
+are logical:
+
+    mix(x)      x ^= x >> 30;  x *= M1;  x ^= x >> 27;  x *= M2;  x ^= x >> 31
+    key         mix(mix(mix(seed + G) ^ choice + G) ^ position + G)      (^ binds before +)
+    x           key + (token + 1) * G
+    h           x ^= x >> 30;  x *= M1;  x ^= x >> 27;  x *= M2
+    v           (float32(h >> 32) + 0.5) * 2**-32 in float32, at most 1 - 2**-24
+    E           -ln(1 - v)       exponential
+    gumbel      -ln(E)           between LOWEST and HIGHEST
+
+The winners of a draw have a small v, where float32 is finest; that is why E is taken from 1 - v and
+not from v. A kernel must compute it as log1p(-v), or as a series for small v: log(1 - v) loses
+these bits, and the approximate logarithm of a GPU is off by more than E there.
+
+This is the splitmix64 generator (Steele, Lea, Flood 2014) read at index `token`, without its last
+shift, which reaches only one of the 32 bits that are used. Gumbel-max with counter-based noise:
+Maddison et al. 2014.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+G = 0x9E3779B97F4A7C15
+M1 = 0xBF58476D1CE4E5B9
+M2 = 0x94D049BB133111EB
+MASK = 0xFFFFFFFFFFFFFFFF
+
+LOWEST = -2.82
+HIGHEST = 22.88
+REACH = HIGHEST - LOWEST
+"""A candidate whose logit over temperature is this much below the best one's cannot win."""
+
+_PIECE = 16384
+_TOP = np.float32(1.0 - 2.0**-24)
+
+
+def mix(x: int) -> int:
+    """The finalizer of splitmix64: a bijection of 64-bit numbers."""
+    x &= MASK
+    x = ((x ^ (x >> 30)) * M1) & MASK
+    x = ((x ^ (x >> 27)) * M2) & MASK
+    return x ^ (x >> 31)
+
+
+def draw_key(seed: int, choice: int, position: int) -> int:
+    """The key of one draw. `position`: index of the drawn token in its sequence. A seed outside 64
+    bits is taken modulo 2**64."""
+    key = mix(seed + G)
+    key = mix((key ^ choice) + G)
+    return mix((key ^ position) + G)
+
+
+def gumbel(key: int, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Noise for `tokens` (n,) int64, as (n,) float32."""
+    noise = np.empty(tokens.shape, np.float32)
+    # In pieces that stay in a core's cache: three times as fast on a whole vocabulary.
+    for begin in range(0, tokens.size, _PIECE):
+        piece = slice(begin, begin + _PIECE)
+        _fill(key, tokens[piece], noise[piece])
+    return noise
+
+
+def _fill(key: int, tokens: NDArray[np.int64], out: NDArray[np.float32]) -> None:
+    x = tokens.astype(np.uint64)
+    x += np.uint64(1)
+    x *= np.uint64(G)
+    x += np.uint64(key)
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(M1)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(M2)
+    x >>= np.uint64(32)
+    out[:] = x.astype(np.uint32)
+    out += np.float32(0.5)
+    out *= np.float32(2.0**-32)
+    np.minimum(out, _TOP, out=out)
+    np.negative(out, out=out)
+    np.log1p(out, out=out)
+    np.negative(out, out=out)
+    np.log(out, out=out)
+    np.negative(out, out=out)

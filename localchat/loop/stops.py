@@ -1,0 +1,114 @@
+"""Stop strings in a text that arrives in pieces."""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class StopPatterns:
+    """The stop strings of a request, compiled once and shared by its choices: an Aho-Corasick
+    automaton (1975), so that a piece costs its length however many strings there are.
+
+    A state is a node of the trie of the strings: the longest end of the text so far that could
+    still become a stop string.
+    """
+
+    def __init__(self, strings: Iterable[str]) -> None:
+        """Empty strings and repetitions are ignored."""
+        self._next: list[dict[str, int]] = [{}]
+        self._depth = [0]
+        self._found: list[str] = [""]
+        for string in strings:
+            self._insert(string)
+        self._link()
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to look for."""
+        return len(self._next) > 1
+
+    def step(self, state: int, character: str) -> int:
+        """The state after one more character; 0 is the beginning."""
+        while state and character not in self._next[state]:
+            state = self._fail[state]
+        return self._next[state].get(character, 0)
+
+    def held(self, state: int) -> int:
+        """How many of the last characters could still become a stop string."""
+        return self._depth[state]
+
+    def found(self, state: int) -> str:
+        """The longest stop string that ends here, else empty."""
+        return self._found[state]
+
+    def _insert(self, string: str) -> None:
+        node = 0
+        for character in string:
+            child = self._next[node].get(character)
+            if child is None:
+                child = len(self._next)
+                self._next[node][character] = child
+                self._next.append({})
+                self._depth.append(self._depth[node] + 1)
+                self._found.append("")
+            node = child
+        self._found[node] = string
+
+    def _link(self) -> None:
+        self._fail = [0] * len(self._next)
+        queue = deque(self._next[0].values())
+        while queue:
+            node = queue.popleft()
+            for character, child in self._next[node].items():
+                self._fail[child] = self.step(self._fail[node], character)
+                # Strings are inserted before: a node's own one is longer than that of its suffix.
+                self._found[child] = self._found[child] or self._found[self._fail[child]]
+                queue.append(child)
+
+
+class Scan(NamedTuple):
+    """`text` may be shown. `stop`: the stop string that ended the text right behind it, else
+    empty."""
+
+    text: str
+    stop: str = ""
+
+
+class StopScanner:
+    """Watches one choice. Text that cannot become a stop string any more passes at once; the rest
+    is held.
+
+    The stop string that is complete first wins; among those that end at the same character the
+    longest, which begins first. Neither it nor what stands behind it in the same piece is shown;
+    after that the scanner begins anew.
+    """
+
+    def __init__(self, patterns: StopPatterns) -> None:
+        self._patterns = patterns
+        self._state = 0
+        self._held = ""
+
+    @property
+    def held_characters(self) -> int:
+        """Characters that wait."""
+        return len(self._held)
+
+    def push(self, text: str) -> Scan:
+        """Take the next piece of text."""
+        patterns = self._patterns
+        if not patterns:
+            return Scan(text)
+        state, whole = self._state, self._held + text
+        for position, character in enumerate(text, len(self._held) + 1):
+            state = patterns.step(state, character)
+            stop = patterns.found(state)
+            if stop:
+                self._state, self._held = 0, ""
+                return Scan(whole[: position - len(stop)], stop)
+        border = len(whole) - patterns.held(state)
+        self._state, self._held = state, whole[border:]
+        return Scan(whole[:border])
+
+    def flush(self) -> str:
+        """The end of the text: what was held after all."""
+        text, self._state, self._held = self._held, 0, ""
+        return text

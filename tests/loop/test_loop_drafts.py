@@ -1,0 +1,357 @@
+"""Drafts, by replaying texts against a table of step costs: no clock is read, the figures are exact."""
+
+import random
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localchat.loop.costs import CostModel
+from localchat.loop.drafts import FIRST_CREDIT, PLAIN_CREDIT, PROBE_TOKENS, Acceptance, Drafts
+from localchat.loop.ngrams import LONGEST, SPAN, EarlierTexts, NgramIndex
+
+# Cost of a step by its tokens, relative to one: llama.cpp on two cores, and a GPU bound by memory.
+CPU = {1: 1.0, 2: 1.25, 4: 1.7, 8: 3.0, 16: 4.8, 32: 9.3}
+GPU = {1: 1.0, 8: 1.02, 16: 1.05, 32: 1.2}
+
+
+def cost(table: dict[int, float], rows: int) -> float:
+    sizes = sorted(table)
+    low = max(s for s in sizes if s <= rows)
+    high = min(s for s in sizes if s >= rows)
+    part = (rows - low) / (high - low) if high > low else 0.0
+    return table[low] + (table[high] - table[low]) * part
+
+
+class Replay(NamedTuple):
+    speedup: float
+    steps: int
+    drafts: Drafts
+    history: list[tuple[int, int, int]]
+    """(tokens said before, drafted, accepted) of each step."""
+
+
+def replay(
+    prompt: Sequence[int],
+    text: Sequence[int],
+    table: dict[int, float],
+    limit: int,
+    earlier: Sequence[NgramIndex] = (),
+) -> Replay:
+    """The text is said, whatever is drafted; time is counted by the table, with the tremble of a machine."""
+    model, jitter = CostModel(), random.Random(7)
+    model.observe(1, cost(table, 1))
+    drafts = Drafts(prompt, model, earlier)
+    drafts.advance(text[:1])
+    said, spent, history = 1, cost(table, 1), []
+    while said < len(text):
+        proposed = drafts.propose(limit)
+        assert len(proposed) <= limit
+        taken = 0
+        while (
+            taken < min(len(proposed), len(text) - said - 1)
+            and proposed[taken] == text[said + taken]
+        ):
+            taken += 1
+        seconds = cost(table, 1 + len(proposed)) * jitter.uniform(0.96, 1.04)
+        spent += seconds
+        model.observe(1 + len(proposed), seconds)
+        drafts.advance(text[said : said + taken + 1], len(proposed), 1 + len(proposed), seconds)
+        history.append((said, len(proposed), taken))
+        said += taken + 1
+    return Replay(len(text) / spent, len(history), drafts, history)
+
+
+def words(count: int, seed: int, vocabulary: int = 800) -> list[int]:
+    """Tokens with the frequencies of a language and no memory."""
+    weights = [1 / (rank + 1) for rank in range(vocabulary)]
+    return random.Random(seed).choices(range(vocabulary), weights, k=count)
+
+
+def edited(source: list[int], gap: int, seed: int) -> list[int]:
+    """A copy with a replacement, an insertion or a deletion every `gap` tokens."""
+    dice, out, at = random.Random(seed), list[int](), 0
+    while at < len(source):
+        kept = dice.randint(gap // 2, gap * 3 // 2)
+        out += source[at : at + kept]
+        at += kept
+        new, gone = dice.choice([(1, 1), (3, 2), (5, 0), (0, 6)])
+        out += [dice.randrange(1000, 5000) for _ in range(new)]
+        at += gone
+    return out
+
+
+SOURCE = words(1500, 1)
+
+
+@pytest.mark.parametrize(
+    ("table", "limit", "least"), [(CPU, 31, 2.4), (CPU, 6, 2.4), (GPU, 31, 10.0)]
+)
+def test_a_file_edit_is_more_than_twice_as_fast(
+    table: dict[int, float], limit: int, least: float
+) -> None:
+    assert replay(SOURCE, edited(SOURCE, 200, 2), table, limit).speedup > least
+
+
+def test_a_copy_gets_what_the_costs_allow() -> None:
+    assert replay(SOURCE, SOURCE, CPU, 31).speedup > 3.2
+    assert replay(SOURCE, SOURCE, GPU, 31).speedup > 20
+
+
+@pytest.mark.parametrize("vocabulary", [12, 60, 800, 50_000])
+@pytest.mark.parametrize("table", [CPU, GPU])
+def test_random_text_is_at_most_three_percent_slower(
+    table: dict[int, float], vocabulary: int
+) -> None:
+    for seed in range(3):
+        text = words(256, 10 + seed, vocabulary)
+        assert replay(words(1000, 20 + seed, vocabulary), text, table, 31).speedup > 0.97
+
+
+def test_drafts_are_long_again_right_after_an_edit() -> None:
+    changed = 700
+    text = [*SOURCE[:changed], 4000, *SOURCE[changed + 1 :]]
+    steps = replay(SOURCE, text, GPU, 31).history
+    behind = [(drafted, taken) for said, drafted, taken in steps if said > changed]
+    assert behind[0][1] > 0, "the copy goes on behind a replaced token at once"
+    assert max(taken for _, taken in behind[:3]) >= 16
+
+
+def test_a_quoted_passage_is_found_in_earlier_text_of_the_same_salt_only() -> None:
+    earlier = EarlierTexts()
+    earlier.add("alice", SOURCE)
+    text = words(30, 5) + SOURCE[200:600]
+    assert replay([1, 2, 3], text, CPU, 31, earlier.of("alice")).speedup > 2
+    assert replay([1, 2, 3], text, CPU, 31, earlier.of("bob")).speedup < 1.1
+
+
+def test_a_period_goes_on_beyond_the_end_of_the_text() -> None:
+    model = CostModel()
+    model.observe(1, 1.0)
+    model.observe(16, 1.01)
+    drafts = Drafts([9, 1, 2, 3, 1, 2, 3], model)
+    assert drafts.propose(8)[:5] == (1, 2, 3, 1, 2)
+
+
+def test_the_majority_of_equal_places_is_drafted() -> None:
+    drafts = Drafts([1, 2, 3, 7, 0, 1, 2, 3, 7, 4, 1, 2, 3, 8, 5, 1, 2, 3], CostModel())
+    assert drafts.propose(1, rows=1)[:1] == (7,)
+
+
+def test_nothing_is_proposed_without_a_match_or_a_limit() -> None:
+    assert Drafts(range(50), CostModel()).propose(8) == ()
+    assert Drafts([], CostModel()).propose(8) == ()
+    assert Drafts([5] * 20, CostModel()).propose(0) == ()
+
+
+def test_beside_many_rows_a_weak_guess_does_not_pay() -> None:
+    """When every token costs as much as the first, nothing is gained."""
+    model = CostModel()
+    for rows in (1, 2, 4, 8, 16, 32, 64):
+        model.observe(rows, rows * 0.01)
+    assert Drafts([5] * 20, model).propose(8, rows=4) == ()
+
+
+def test_rows_that_are_padded_anyway_are_filled() -> None:
+    model = CostModel()
+    for rows, seconds in ((1, 1.0), (2, 1.9), (3, 2.8), (4, 3.8)):
+        model.observe(rows, seconds)
+    weak = [1, 2, 3, 4, 9, 1, 2, 3]
+    assert Drafts(weak, model).propose(3) == ()
+    assert Drafts(weak, model).propose(3, pad_to=2) == (4,)
+    assert Drafts(weak, model).propose(3, pad_to=3) == (4, 9)
+
+
+def hopeless(steps: int) -> tuple[Drafts, float]:
+    """Drafts that were never right, and what they cost in plain steps."""
+    model, lost = CostModel(), 0.0
+    for rows, seconds in CPU.items():
+        model.observe(rows, seconds)
+    drafts = Drafts(SOURCE, model)
+    for step in range(steps):
+        start = step * 37 % 1000
+        drafts.advance(SOURCE[start : start + 8])
+        proposed = drafts.propose(4)
+        drafts.advance(
+            [4999 - step], len(proposed), 1 + len(proposed), cost(CPU, 1 + len(proposed))
+        )
+        lost += cost(CPU, 1 + len(proposed)) - 1
+    return drafts, lost
+
+
+def test_drafts_that_do_not_pay_are_switched_off_with_a_reason_and_tried_again() -> None:
+    drafts, _ = hopeless(30)
+    assert drafts.accepted == 0
+    assert re.fullmatch(
+        r"drafts cost more than they bring on this text: 0 of \d+ tokens accepted", drafts.off
+    )
+    assert drafts.speedup is not None
+    assert drafts.speedup < 1
+    drafts.advance(SOURCE[300:340])
+    assert drafts.propose(8) == ()
+    for at in range(340, 460):
+        drafts.advance(SOURCE[at : at + 1])
+    probe = drafts.propose(8)
+    assert 0 < len(probe) <= PROBE_TOKENS
+    drafts.advance(SOURCE[460 : 461 + len(probe)], len(probe), 1 + len(probe), 1.0)
+    assert drafts.off == ""
+    assert len(drafts.propose(8)) > PROBE_TOKENS
+
+
+def test_what_hopeless_drafts_cost_is_bounded_by_the_credit() -> None:
+    steps = 400
+    _, lost = hopeless(steps)
+    assert 0 < lost < FIRST_CREDIT + cost(CPU, 5) + 2 * PLAIN_CREDIT * steps
+
+
+def test_a_fork_goes_its_own_way_from_the_same_text() -> None:
+    drafts = Drafts([1, 2, 3, 4, 5, 6], CostModel())
+    drafts.digest()
+    twin = drafts.fork()
+    drafts.advance([1, 2, 3])
+    twin.advance([2, 3, 4])
+    assert drafts.propose(3)[:1] == (4,)
+    assert twin.propose(3)[:1] == (5,)
+
+
+def test_a_long_prompt_is_taken_in_slices_and_loses_no_token() -> None:
+    prompt = words(20_000, 3)
+    drafts = Drafts(prompt, CostModel())
+    assert not drafts.digest()
+    drafts.advance(prompt[7000:7010])
+    drafts.advance(prompt[7010:7020])
+    while not drafts.digest():
+        assert drafts.propose(0) == ()
+    assert drafts.propose(4) == tuple(prompt[7020:7024])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    prompt=st.lists(st.integers(0, 3), max_size=20),
+    steps=st.lists(
+        st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=9), st.integers(0, 8)),
+        max_size=20,
+    ),
+)
+def test_any_sequence_of_steps_keeps_the_books_straight(
+    prompt: list[int], steps: list[tuple[list[int], int]]
+) -> None:
+    earlier = EarlierTexts()
+    earlier.add("", [0, 1, 2, 3] * 3)
+    drafts = Drafts(prompt, CostModel(), earlier.of(""))
+    drafted = accepted = 0
+    for tokens, limit in steps:
+        proposed = drafts.propose(limit, rows=2)
+        assert len(proposed) <= limit
+        assert all(0 <= token <= 3 for token in proposed)
+        said = [t for t, p in zip(tokens, proposed, strict=False) if t == p]
+        drafts.advance([*said, tokens[-1]], len(proposed), 2 + len(proposed), 0.01)
+        drafted, accepted = drafted + len(proposed), accepted + len(said)
+    assert (drafts.drafted, drafts.accepted) == (drafted, accepted)
+    assert (drafts.speedup is None) == (drafted == 0)
+
+
+# ------------------------------------------------------------------ where tokens stood before
+
+
+@settings(max_examples=150)
+@given(text=st.lists(st.integers(0, 2), max_size=40), cuts=st.lists(st.integers(0, 40), max_size=4))
+def test_every_earlier_occurrence_is_found_however_the_text_came(
+    text: list[int], cuts: list[int]
+) -> None:
+    index, begin = NgramIndex(), 0
+    for cut in [*sorted(cuts), len(text)]:
+        index.extend(text[begin:cut])
+        begin = max(begin, cut)
+    found = list(index.ends(text, 100))
+    last = text[-SPAN:]
+    everywhere = [p for p in range(SPAN - 1, len(text) - 1) if text[p - SPAN + 1 : p + 1] == last]
+    assert found == (everywhere[::-1] if len(text) >= SPAN else [])
+    for position in found:
+        length = index.matched(text, position)
+        assert text[position - length + 1 : position + 1] == text[len(text) - length :]
+        longer = min(position + 1, LONGEST) > length
+        assert not longer or text[position - length] != text[-1 - length]
+    assert list(index.ends(text, 1)) == found[:1]
+
+
+def test_a_copied_index_is_independent() -> None:
+    index = NgramIndex([1, 2, 3, 4])
+    twin = index.copy()
+    twin.extend([1, 2, 3])
+    assert list(twin.ends([1, 2, 3], 9)) == [2]
+    assert len(index) == 4
+    assert list(index.ends([1, 2, 3], 9)) == [2]
+
+
+def test_earlier_texts_are_bounded_and_the_unused_salt_goes_first() -> None:
+    earlier = EarlierTexts(salts=2, tokens_per_salt=20)
+    for start in range(0, 100, 4):
+        earlier.add("a", range(start, start + 4))
+    kept = [token for index in earlier.of("a") for token in index.tokens if token >= 0]
+    assert 96 in kept
+    assert len(kept) <= 20
+    earlier.add("b", [1])
+    earlier.of("a")
+    earlier.add("c", [1])
+    assert earlier.of("b") == ()
+    assert len(earlier.of("a")) == 2
+    earlier.add("c", range(1000))
+    assert sum(map(len, earlier.of("c"))) <= 20
+
+
+def test_matches_do_not_reach_across_texts() -> None:
+    earlier = EarlierTexts()
+    earlier.add("", [1, 2, 3])
+    earlier.add("", [4, 5, 6])
+    assert Drafts([1, 2, 3], CostModel(), earlier.of("")).propose(4) == ()
+
+
+# ------------------------------------------------------------------ what steps cost
+
+
+def test_costs_are_learned_interpolated_and_follow_the_machine() -> None:
+    model = CostModel()
+    assert not model.known()
+    for _ in range(5):
+        for rows in (1, 4, 16):
+            model.observe(rows, 0.1 * cost(CPU, rows))
+    assert model.seconds(4) == pytest.approx(0.17)
+    assert 0.17 < model.seconds(8) < 0.48
+    assert model.seconds(32) > 0.48
+    assert model.seconds(2) == pytest.approx(0.1 + 0.07 / 3)
+    for _ in range(60):
+        model.observe(16, 0.96)
+    assert model.seconds(16) == pytest.approx(0.96, rel=0.02)
+    assert model.seconds(1) > 0.1, "what slows one size slows the others"
+
+
+def test_one_slow_step_is_not_believed_at_once() -> None:
+    model = CostModel()
+    model.observe(1, 0.1)
+    model.observe(1, 9.0)
+    assert model.seconds(1) < 0.13
+
+
+def test_steps_nobody_measured_are_ignored() -> None:
+    model = CostModel()
+    model.observe(1, 0.0)
+    assert not model.known()
+    assert model.seconds(1) < model.seconds(2)
+
+
+def test_acceptance_is_learned_for_each_length_and_forgets() -> None:
+    table = Acceptance()
+    weak, strong = table.kind(SPAN, False), table.kind(LONGEST, False)
+    assert table.chance(weak) < table.chance(strong)
+    for _ in range(100):
+        table.learn(strong, False)
+    assert table.chance(strong) < 0.05
+    for _ in range(40):
+        table.learn(strong, True)
+    assert table.chance(strong) > 0.6
+    assert table.chance(weak) == Acceptance().chance(weak)
+    assert table.kind(SPAN, True) != weak

@@ -1,0 +1,328 @@
+"""The sampler contract against a slow reference in float64 that follows its text step by step."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from localchat.loop.backend import SamplingParams
+from localchat.loop.noise import HIGHEST, LOWEST, M1, M2, MASK, G, draw_key, gumbel
+from localchat.loop.sampling import NOTHING, Draw, Sampler
+from localchat.loop.tally import Tally
+
+Row = NDArray[np.float32]
+PLAIN = SamplingParams(temperature=1.0, top_p=1.0, min_p=0.0)
+
+
+class Border(Exception):
+    """A sum so near to its threshold that rounding may decide."""
+
+
+def shortest(order: list[int], p: dict[int, float], needed: float) -> list[int]:
+    total = 0.0
+    for count, token in enumerate(order):
+        total += p[token]
+        if abs(total - needed) < 1e-6:
+            raise Border
+        if total >= needed:
+            return order[: count + 1]
+    return order
+
+
+def softmax(z: dict[int, float]) -> dict[int, float]:
+    best = max(z.values())
+    terms = {t: math.exp(v - best) for t, v in z.items()}
+    whole = sum(terms.values())
+    return {t: v / whole for t, v in terms.items()}
+
+
+def processed(
+    row: Row, params: SamplingParams, tokens: list[int], prompt: int, mask: bytes | None
+) -> Row:
+    z = row.astype(np.float32).copy()
+    for token, value in params.logit_bias:
+        if 0 <= token < len(z):
+            z[token] += np.float32(value)
+    if mask is not None:
+        for token in range(len(z)):
+            if token // 8 >= len(mask) or not mask[token // 8] >> (token % 8) & 1:
+                z[token] = -np.inf
+    for token in set(tokens):
+        rep = np.float32(params.repetition_penalty)
+        z[token] = z[token] / rep if z[token] > 0 else z[token] * rep
+    for token, count in Counter(tokens[prompt:]).items():
+        z[token] -= np.float32(
+            np.float32(count) * np.float32(params.frequency_penalty)
+            + np.float32(params.presence_penalty)
+        )
+    return z
+
+
+def reference(z: Row, params: SamplingParams) -> list[int]:
+    """Ids that the filters leave, rising. Raises Border."""
+    kept = {t: float(v) for t, v in enumerate(z) if v > -math.inf}
+    falling = sorted(kept, key=lambda t: (-kept[t], t))
+    if params.top_k:
+        falling = falling[: params.top_k]
+    if params.typical_p < 1:
+        p = softmax({t: kept[t] for t in falling})
+        entropy = -sum(v * math.log(v) for v in p.values() if v > 0)
+        strange = {t: abs(-math.log(p[t]) - entropy) if p[t] > 0 else math.inf for t in falling}
+        order = sorted(falling, key=lambda t: (round(strange[t], 9), t))
+        chosen = shortest(order, p, params.typical_p)
+        if len(chosen) < len(order):
+            gap = strange[order[len(chosen)]] - strange[chosen[-1]]
+            equal = kept[order[len(chosen)]] == kept[chosen[-1]]
+            if gap < 1e-5 and not equal:
+                raise Border
+        falling = sorted(chosen, key=lambda t: (-kept[t], t))
+    if params.top_p < 1:
+        falling = shortest(falling, softmax({t: kept[t] for t in falling}), params.top_p)
+    if params.min_p > 0:
+        floor = kept[falling[0]] + math.log(params.min_p)
+        if any(abs(kept[t] - floor) < 1e-5 for t in falling if params.min_p < 1):
+            raise Border
+        falling = [t for t in falling if kept[t] >= floor]
+    return sorted(falling)
+
+
+values = st.one_of(
+    st.floats(-12, 12, width=32),
+    st.sampled_from([0.0, 1.0, 2.0, 3.0, -math.inf]),
+)
+rows = st.lists(values, min_size=1, max_size=40).map(lambda v: np.array(v, np.float32))
+parameters = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.3, 0.7, 1.0, 3.0]),
+    top_k=st.sampled_from([0, 1, 2, 3, 10, 100]),
+    typical_p=st.sampled_from([1.0, 0.9, 0.5, 0.1]),
+    top_p=st.sampled_from([1.0, 0.97, 0.8, 0.4, 0.01]),
+    min_p=st.sampled_from([0.0, 0.02, 0.3, 1.0]),
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.8]),
+    frequency_penalty=st.sampled_from([0.0, 0.5, -0.5]),
+    presence_penalty=st.sampled_from([0.0, 0.25]),
+    logit_bias=st.lists(
+        st.tuples(st.integers(0, 50), st.sampled_from([-100.0, -1.5, 2.0])),
+        max_size=3,
+        unique_by=lambda b: b[0],
+    ).map(tuple),
+    seed=st.integers(0, 2**64 - 1),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data(), row=rows, params=parameters)
+def test_filters_keep_what_the_reference_keeps(
+    data: st.DataObject, row: Row, params: SamplingParams
+) -> None:
+    tokens = data.draw(st.lists(st.integers(0, len(row) - 1), max_size=12))
+    prompt = data.draw(st.integers(0, len(tokens)))
+    mask = data.draw(st.none() | st.binary(min_size=0, max_size=8))
+    z = processed(row, params, tokens, prompt, mask)
+    before = row.copy()
+    sampler = Sampler(len(row))
+    ids, kept = sampler.candidates(row, params, Tally(tokens, prompt), mask)
+    assert np.array_equal(row, before), "the row is only read"
+    token = sampler.draw(row, params, 7, Tally(tokens, prompt), mask).token
+    if z.max() == -np.inf:
+        assert ids.size == 0
+        assert token == NOTHING
+        return
+    assert kept.tolist() == z[ids].tolist()
+    try:
+        expected = reference(z, params)
+    except Border:
+        assume(False)
+    assert ids.tolist() == expected
+    if params.temperature == 0:
+        assert token == int(np.flatnonzero(z == z.max())[0])
+    else:
+        key = draw_key(params.seed, params.choice, 7)
+        noise = gumbel(key, ids).astype(np.float64)
+        score = (kept - kept.max()).astype(np.float64) / params.temperature + noise
+        assert score[ids.tolist().index(token)] >= score.max() - 1e-4
+
+
+@pytest.mark.parametrize("spread", [0.05, 0.66, 3.0])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"top_k": 40},
+        {"top_k": 1},
+        {"top_k": 3000},
+        {"top_p": 0.86},
+        {"top_p": 0.86, "min_p": 0.05},
+        {"min_p": 0.01},
+        {"typical_p": 0.8},
+        {"typical_p": 0.8, "top_k": 50, "top_p": 0.7},
+    ],
+)
+def test_shortcuts_for_wide_rows_change_nothing(change: dict[str, float], spread: float) -> None:
+    """Wide enough for the group maxima, the heads and the halving to be used; rounded, so that ties
+    occur."""
+    wide = np.random.default_rng(3).standard_normal(9001) * spread
+    row = (np.round(wide * 64) / 64).astype(np.float32)
+    params = replace(PLAIN, **change)  # type: ignore[arg-type]
+    ids, _ = Sampler(len(row)).candidates(row, params)
+    assert ids.tolist() == reference(row, params)
+
+
+def test_what_the_noise_cannot_reach_is_skipped_without_effect() -> None:
+    row = np.random.default_rng(5).standard_normal(5000).astype(np.float32) * 12
+    sampler = Sampler(len(row))
+    for position in range(40):
+        params = replace(PLAIN, temperature=0.5, seed=position)
+        noise = gumbel(draw_key(position, 0, position), np.arange(len(row)))
+        assert sampler.draw(row, params, position).token == int((row / 0.5 + noise).argmax())
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        (PLAIN, [0.5, 0.25, 0.125, 0.125]),
+        (replace(PLAIN, temperature=0.5), [0.25, 0.0625, 1 / 64, 1 / 64]),
+        (replace(PLAIN, top_k=2), [2, 1, 0, 0]),
+        (replace(PLAIN, top_p=0.8), [4, 2, 1, 0]),
+        (replace(PLAIN, min_p=0.4), [2, 1, 0, 0]),
+    ],
+)
+def test_draws_follow_the_distribution(params: SamplingParams, expected: list[float]) -> None:
+    row = np.log(np.array([0.5, 0.25, 0.125, 0.125], np.float32))
+    sampler, draws = Sampler(4), 4000
+    seen = Counter(sampler.draw(row, params, position).token for position in range(draws))
+    whole = sum(expected)
+    assert all(seen[t] == 0 for t, weight in enumerate(expected) if weight == 0)
+    chi = sum(
+        (seen[t] - draws * w / whole) ** 2 / (draws * w / whole)
+        for t, w in enumerate(expected)
+        if w > 0
+    )
+    assert chi < 16.3, "p < 0.001 with three degrees of freedom"
+
+
+@pytest.mark.parametrize("varied", ["seed", "choice", "position"])
+def test_each_part_of_the_key_gives_independent_draws(varied: str) -> None:
+    row, sampler = np.zeros(16, np.float32), Sampler(16)
+
+    def token(n: int) -> int:
+        key = {"seed": 0, "choice": 0, "position": 0, varied: n}
+        params = replace(PLAIN, seed=key["seed"], choice=key["choice"])
+        return sampler.draw(row, params, key["position"]).token
+
+    drawn = [token(n) for n in range(2048)]
+    assert drawn == [token(n) for n in range(2048)], "the same key, the same token"
+    pairs = Counter((a // 4, b // 4) for a, b in pairwise(drawn))
+    singles = Counter(drawn)
+    assert sum((singles[t] - 128) ** 2 / 128 for t in range(16)) < 37.7
+    assert (
+        sum((pairs[a, b] - 2047 / 16) ** 2 / (2047 / 16) for a in range(4) for b in range(4)) < 37.7
+    )
+
+
+@given(
+    key=st.integers(0, MASK), tokens=st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=20)
+)
+def test_noise_follows_its_definition_in_any_order(key: int, tokens: list[int]) -> None:
+    def exact(token: int) -> float:
+        x = (key + (token + 1) * G) & MASK
+        x = ((x ^ x >> 30) * M1) & MASK
+        x = ((x ^ x >> 27) * M2) & MASK
+        v = min((float(np.float32(x >> 32)) + 0.5) * 2.0**-32, 1 - 2.0**-24)
+        return -math.log(-math.log1p(-v))
+
+    noise = gumbel(key, np.array(tokens, np.int64))
+    assert noise.dtype == np.float32
+    assert np.all((noise > LOWEST) & (noise < HIGHEST))
+    assert noise.tolist() == pytest.approx([exact(t) for t in tokens], rel=2e-6, abs=2e-6)
+    assert noise.tolist() == gumbel(key, np.array(tokens[::-1], np.int64))[::-1].tolist()
+
+
+def test_noise_is_finite_at_both_ends_of_its_range() -> None:
+    assert -math.log(-math.log1p(-(0.5 * 2.0**-32))) < HIGHEST
+    assert -math.log(-math.log1p(-(1 - 2.0**-24))) > LOWEST
+    many = gumbel(draw_key(1, 2, 3), np.arange(100_000))
+    assert np.all(np.isfinite(many))
+    assert float(many.mean()) == pytest.approx(0.5772, abs=0.02)
+    assert float(many.std()) == pytest.approx(math.pi / math.sqrt(6), abs=0.02)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_broken_logits_are_never_drawn(temperature: float) -> None:
+    params = replace(PLAIN, temperature=temperature, top_logprobs=2)
+    nan, inf = math.nan, math.inf
+    sampler = Sampler(3)
+
+    def draw(*row: float) -> Draw:
+        return sampler.draw(np.array(row, np.float32), params, 0)
+
+    assert draw(nan, 1, -inf) == Draw(1, 0.0, ((1, 0.0), (0, -inf)))
+    assert draw(nan, 1, inf).token == 2
+    assert draw(nan, nan, -inf) == Draw(NOTHING, -inf)
+    assert sampler.draw(np.ones(3, np.float32), params, 0, mask=b"").token == NOTHING
+
+
+def test_infinite_bias_forbids_and_forces() -> None:
+    sampler, row = Sampler(4), np.array([9, 1, 2, 3], np.float32)
+    forced = replace(PLAIN, logit_bias=((1, math.inf),))
+    banned = replace(PLAIN, logit_bias=((0, -math.inf), (2, -math.inf), (3, -math.inf)))
+    assert {sampler.draw(row, p, n).token for p in (forced, banned) for n in range(20)} == {1}
+
+
+@given(row=st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=30), top=st.integers(0, 40))
+def test_logprobs_are_of_the_raw_logits(row: list[float], top: int) -> None:
+    logits = np.array(row, np.float32)
+    params = replace(PLAIN, temperature=0.2, top_k=1, logit_bias=((0, 50.0),), top_logprobs=top)
+    draw = Sampler(len(row)).draw(logits, params, 0)
+    whole = math.log(sum(math.exp(v - max(row)) for v in row)) + max(row)
+    falling = sorted(range(len(row)), key=lambda t: (-logits[t], t))[:top]
+    assert draw.token == 0
+    assert draw.logprob == pytest.approx(row[0] - whole, abs=1e-4)
+    assert [t for t, _ in draw.top] == falling
+    assert [v for _, v in draw.top] == pytest.approx([row[t] - whole for t in falling], abs=1e-4)
+
+
+def test_logprobs_are_left_out_where_nobody_asks() -> None:
+    assert Sampler(2).draw(np.zeros(2, np.float32), PLAIN, 0).logprob is None
+
+
+def test_a_given_token_is_judged_without_a_draw() -> None:
+    row = np.array([0, math.log(3), 0], np.float32)
+    drawn = Sampler(3).judge(row, 0, 1)
+    assert drawn.token == 0
+    assert drawn.logprob == pytest.approx(math.log(0.2))
+    assert [t for t, _ in drawn.top] == [1]
+    assert drawn.top[0][1] == pytest.approx(math.log(0.6))
+
+
+writes = st.lists(
+    st.tuples(st.integers(0, 10**6), st.lists(st.integers(0, 5), max_size=6)), max_size=12
+)
+
+
+@given(first=st.lists(st.integers(0, 5), max_size=8), prompt=st.integers(0, 8), writes=writes)
+def test_counts_follow_the_tokens_through_every_rewrite(
+    first: list[int], prompt: int, writes: list[tuple[int, list[int]]]
+) -> None:
+    tally, tokens = Tally(first, prompt), list(first)
+    for where, new in writes:
+        start = where % (len(tokens) + 1)
+        tally.write(start, new)
+        tokens[start:] = new
+        assert len(tally) == len(tokens)
+        assert sorted(tally.ids.tolist()) == sorted(set(tokens))
+        output = Counter(tokens[prompt:])
+        assert tally.output.tolist() == [output[t] for t in tally.ids.tolist()]
+
+
+def test_counts_grow_beyond_their_first_room_and_refuse_gaps() -> None:
+    tally = Tally(range(500), 400)
+    assert tally.ids.tolist() == list(range(500))
+    assert int(tally.output.sum()) == 100
+    with pytest.raises(IndexError, match="502 cannot follow 500"):
+        tally.write(502, [1])
