@@ -58,7 +58,9 @@ def product(meter: Meter, left: Value, right: Value) -> None:
         return
     for sequence, times in ((left, right), (right, left)):
         if isinstance(sequence, (str, bytes, list, tuple)) and isinstance(times, int):
-            meter.foresee(meter.measure(sequence).size * max(times, 0))
+            text = isinstance(sequence, (str, bytes))
+            size = len(sequence) if text else meter.measure(sequence).size
+            meter.foresee(size * max(times, 0))
 
 
 def power(left: Value, right: Value) -> None:

@@ -30,6 +30,10 @@ class TemplateNamespace(Namespace):
             _public(name)
         Namespace.__init__(space, values)
 
+    def __repr__(self) -> str:
+        # Namespaces are the one thing that can be made to hold itself, or to unfold without end.
+        raise jinja2.TemplateRuntimeError("a namespace is printed")
+
     def __setitem__(self, name: str, value: Value) -> None:
         _public(name)
         super().__setitem__(name, value)

@@ -6,9 +6,9 @@ operation that a template makes passes through a method of the environment, whic
 (meter.py) before and counts after; filters and methods that can blow up are foreseen by guards.py.
 
 Meaning and output are those of jinja2 with the settings and names that transformers gives to chat
-templates; scripts/check_templates compares them byte by byte. On purpose different: reading an
-underscore attribute of an object is refused at once (jinja prints it as empty), and `lipsum` is
-gone.
+templates; scripts/check_templates compares them byte by byte. On purpose different:
+reading a hidden attribute of an object is refused at once (jinja prints it as empty), a namespace
+cannot be printed, and `lipsum` is gone.
 """
 
 import types
@@ -24,6 +24,7 @@ from jinja2.sandbox import (
     ImmutableSandboxedEnvironment,
     SandboxedEscapeFormatter,
     SandboxedFormatter,
+    is_internal_attribute,
 )
 from markupsafe import Markup
 
@@ -70,7 +71,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.globals["dict"] = TemplateDict()
         self.globals["namespace"] = TemplateNamespace
 
-    # ------------------------------------------------------------------ called by compiled templates
+    # ---------------------------------------------------------------- called by compiled templates
 
     def passed(self, value: Value) -> Value:
         """A comparison's result."""
@@ -104,7 +105,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             return self.passed(value)
         return self.meter.made(str(value))
 
-    # ------------------------------------------------------------------ jinja's own hooks
+    # ---------------------------------------------------------------- jinja's own hooks
 
     def call_binop(self, context: Context, operator: str, left: Value, right: Value) -> Value:
         meter = self.meter
@@ -136,7 +137,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super().getitem(obj, argument)
 
     def unsafe_undefined(self, obj: Value, attribute: str) -> Undefined:
-        if attribute.startswith("_"):
+        if attribute.startswith("_") or is_internal_attribute(obj, attribute):
             raise jinja2.exceptions.SecurityError(
                 f"access to attribute {attribute!r} of {type(obj).__name__!r} object is unsafe."
             )
@@ -164,7 +165,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
         return update_wrapper(run, value)
 
-    # ------------------------------------------------------------------ filters and names
+    # ---------------------------------------------------------------- filters and names
 
     def _metered(self, name: str, run: Callable[..., Any], filters: bool) -> Callable[..., Any]:
         """A filter or test with the meter around it; jinja's mark for a first argument is kept."""

@@ -172,6 +172,10 @@ class ChatTemplate:
                 reason="refused",
                 line=self._line(error),
             ) from error
+        except RecursionError as error:
+            raise exceeded("nests, or calls itself, too deep") from error
+        except MemoryError as error:
+            raise exceeded("takes too much memory") from error
         except Exception as error:
             raise self._broken(error) from error
 
