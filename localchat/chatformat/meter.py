@@ -135,7 +135,7 @@ class Meter:
                 self._keep(value, measure)
         return value
 
-    def measure(self, value: Value, *, plain: bool = False, level: int = 0) -> Measure:
+    def measure(self, value: Value, *, plain: bool = False) -> Measure:
         """Deep size and nesting of any value. `plain`: TemplateError for what JSON does not
         know."""
         if isinstance(value, (str, bytes)):
@@ -149,15 +149,13 @@ class Meter:
         known = self._known.get(id(value))
         if known is not None:
             return known[1]
-        if level >= MOST_DEPTH:
-            raise exceeded(f"nests values more than {MOST_DEPTH} levels deep")
         self.tick()
         size, depth = 8, 0
         for part in _parts(value):
             if type(part) is str:
                 size += len(part) + 8
             else:
-                below = self.measure(part, plain=plain, level=level + 1)
+                below = self.measure(part, plain=plain)
                 size += below.size
                 depth = max(depth, below.depth)
             self.foresee(size)

@@ -36,6 +36,7 @@ def split(
         ("\n<think>\nwhy</think>so", False, "why", "so"),
         ("<think>\nwhy</think>so", True, "why", "so"),
         ("</think>so", True, "", "so"),
+        ("<think>why</think> so", False, "why", "so"),
         ("<think>\n\n</think>\n\n    code", False, "", "    code"),
         ("<think>a < b </ c</think>d < e", False, "a < b </ c", "d < e"),
         ("<think>never ends", False, "never ends", ""),

@@ -55,7 +55,8 @@ def reason(source: str, **limits: Any) -> str:
         ("{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content')"
          " | join('+') }}",
          "hi+more"),
-        ("{{ 'a' ~ 1 ~ none }}{{ '%s-%03d' % ('x', 7) }}{{ '{0:>3}'.format('y') }}", "a1Nonex-007  y"),
+        ("{{ 'a' ~ 1 ~ none }}{{ '%s-%03d' % ('x', 7) }}{{ '{0:>3}'.format('y') }}",
+         "a1Nonex-007  y"),
         ("{{ documents is none }}{{ tools is none }}{{ add_generation_prompt }}", "TrueTrueTrue"),
         ("{{ [[1, 2], [3]] | sum(start=[]) }}{{ [1, 2] | sum }}", "[1, 2, 3]3"),
         ("{{ dict(a=1)['a'] }}{{ {'b': 2, 'a': 1} | dictsort | first | first }}", "1a"),
@@ -81,6 +82,14 @@ def test_an_option_may_not_take_the_place_of_the_messages() -> None:
 def test_what_is_no_plain_data_is_refused() -> None:
     with pytest.raises(TemplateError, match="plain data"):
         render("{{ thing }}", thing=object())
+
+
+def test_data_nested_too_deep_is_refused() -> None:
+    deep: list[Any] = []
+    for _ in range(200):
+        deep = [deep]
+    with pytest.raises(TemplateError, match="128 levels"):
+        render("x", deep=deep)
 
 
 def test_switches_of_a_template_are_listed() -> None:
