@@ -1,0 +1,52 @@
+"""The format of a model that brings no chat template: labelled plain text, and a sentence that says
+so.
+
+No markup of another model family is guessed: a model that never saw it continues it as noise, and
+nobody would know why. Plain labels work a little with any model, base models too.
+"""
+
+from localchat.chatformat.reasoning import Family, Splitter
+from localchat.chatformat.rendered import Rendered
+from localchat.engine.request import Message, Messages
+
+_LABELS = {"user": "User", "assistant": "Assistant", "system": "System", "tool": "Tool"}
+_STOP = ("\nUser:", "\nTool:", "\nSystem:")
+
+NO_TEMPLATE = (
+    "This model brings no chat template, so it gets the conversation as plain text "
+    "(«User: …», «Assistant: …»). It may be a base model: an instruct version answers better."
+)
+NO_TOOLS = "This model brings no chat template, so it was not told of the tools."
+
+
+class PlainFormat:
+    """Labelled paragraphs, one a message."""
+
+    markup: tuple[str, ...] = ()
+
+    def render(self, messages: Messages) -> Rendered:
+        """Never refuses. The first system message stands bare at the top, as base models expect
+        text."""
+        said = list(messages.messages)
+        blocks = [_block(message, first=at == 0) for at, message in enumerate(said)]
+        goes_on = messages.continue_last and bool(said) and said[-1].role == "assistant"
+        if not goes_on:
+            blocks.append("Assistant:")
+        shown = messages.tools and messages.tool_choice != "none"
+        return Rendered(
+            text="\n\n".join(blocks),
+            add_bos=True,
+            stop=_STOP,
+            warnings=(NO_TEMPLATE, NO_TOOLS) if shown else (NO_TEMPLATE,),
+        )
+
+    def splitter(self, rendered: Rendered) -> Splitter:
+        """Everything is answer, but for a `<think>` block at its beginning."""
+        return Splitter(Family.default(), opened=rendered.opens_reasoning)
+
+
+def _block(message: Message, *, first: bool) -> str:
+    if first and message.role == "system":
+        return message.content
+    label = _LABELS.get(message.role, message.role.capitalize())
+    return f"{label}: {message.content}".rstrip(" ")

@@ -1,0 +1,307 @@
+"""Splits an answer, as it streams, into what the model thinks and what it says.
+
+A parser is fed text and gives typed parts; the same frame holds the parsers of tool calls. Lenient,
+because models are: a second opening tag, blanks around tags, a closing tag that nobody opened, a
+block that never ends. A tag never shows, nor half of one: what may still become a tag is held back.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A piece of what the model says."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """A piece of what the model thinks."""
+
+    text: str
+
+
+Part: TypeAlias = Answer | Thought
+
+
+class Parser(Protocol):
+    """Turns streamed text into parts. One for each choice; never raises."""
+
+    def feed(self, text: str) -> list[Part]:
+        """Parts that are certain now; pieces are never empty."""
+        ...
+
+    def finish(self) -> list[Part]:
+        """What was held back, at the end of the answer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How a family of models marks reasoning.
+
+    signs: texts that give the family away in a template. opens, closes: tags of a block. dropped:
+    markup around the answer, never shown. anywhere: blocks may also open in the middle of the
+    answer, because their tags are no text that a model would quote. Elsewhere a closing tag without
+    an opening is markup once (the template opened the block unseen), and text from then on.
+    """
+
+    name: str
+    signs: tuple[str, ...]
+    opens: tuple[str, ...]
+    closes: tuple[str, ...]
+    dropped: tuple[str, ...] = ()
+    anywhere: bool = False
+
+    @staticmethod
+    def default() -> "Family":
+        """`<think>`, the usual one: also for a model whose template does not tell."""
+        return _THINK
+
+    @staticmethod
+    def of(template: str) -> "Family":
+        """The family that a template's source shows."""
+        for family in FAMILIES:
+            if any(sign in template for sign in family.signs):
+                return family
+        return _THINK
+
+    @property
+    def markup(self) -> tuple[str, ...]:
+        """Every tag: where it is a control token, the detokenizer must print it for the
+        splitter."""
+        return (*self.opens, *self.closes, *self.dropped)
+
+    def left_open(self, prompt: str, since: int | None = None) -> bool:
+        """Whether a prompt ends inside a block. `since`: the whole text from there on counts (a
+        message to go on with); without it, only a tag at the very end, blanks apart."""
+        if since is None:
+            return prompt.rstrip().endswith(tuple(tag.rstrip() for tag in self.opens))
+        tail = prompt[since:]
+        opened = max(tail.rfind(tag) for tag in self.opens)
+        return opened > max(tail.rfind(tag) for tag in self.closes)
+
+
+_THINK = Family("think", ("<think>", "</think>"), ("<think>",), ("</think>",))
+
+FAMILIES: Sequence[Family] = (
+    Family(
+        "harmony",
+        ("<|channel|>analysis", "<|start|>assistant<|channel|>"),
+        ("<|channel|>analysis<|message|>", "<|start|>assistant<|channel|>analysis<|message|>"),
+        ("<|end|>",),
+        (
+            "<|channel|>final<|message|>",
+            "<|start|>assistant<|channel|>final<|message|>",
+            "<|channel|>commentary<|message|>",
+            "<|start|>assistant<|channel|>commentary<|message|>",
+            "<|end|>",
+            "<|return|>",
+        ),
+        anywhere=True,
+    ),
+    Family(
+        "gemma4", ("<|channel>thought",), ("<|channel>thought",), ("<channel|>",), anywhere=True
+    ),
+    Family(
+        "command",
+        ("<|START_THINKING|>",),
+        ("<|START_THINKING|>",),
+        ("<|END_THINKING|>",),
+        ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+        anywhere=True,
+    ),
+    Family(
+        "solar",
+        ("<|begin|>assistant<|think|>",),
+        ("<|think|>", "<|begin|>assistant<|think|>"),
+        ("<|end|>",),
+        ("<|content|>", "<|begin|>assistant<|content|>", "<|end|>"),
+        anywhere=True,
+    ),
+    Family(
+        "kimi3",
+        ("<|open|>think", "'<|open|>'", '"<|open|>"'),
+        ("<|open|>think<|sep|>",),
+        ("<|close|>think<|sep|>",),
+        ("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+        anywhere=True,
+    ),
+    Family(
+        "apertus",
+        ("<|inner_prefix|>",),
+        ("<|inner_prefix|>",),
+        ("<|inner_suffix|>",),
+        anywhere=True,
+    ),
+    Family(
+        "hunyuan",
+        ("HYTK = ':opensource'",),
+        ("<think:opensource>",),
+        ("</think:opensource>",),
+        anywhere=True,
+    ),
+    Family("mistral", ("[THINK]",), ("[THINK]",), ("[/THINK]",)),
+    Family("seed", ("<seed:think>",), ("<seed:think>",), ("</seed:think>",)),
+    Family("minimax3", ("<mm:think>",), ("<mm:think>",), ("</mm:think>",)),
+    Family(
+        "apriel",
+        ("[BEGIN FINAL RESPONSE]",),
+        ("Here are my reasoning steps:", "<thinking>"),
+        ("[BEGIN FINAL RESPONSE]", "</thinking>"),
+        ("[BEGIN FINAL RESPONSE]", "[END FINAL RESPONSE]"),
+    ),
+    Family(
+        "granite",
+        ("response between <response>",),
+        ("<think>",),
+        ("</think>",),
+        ("<response>", "</response>"),
+    ),
+    _THINK,
+)
+"""Families, the more telling signs first."""
+
+
+_State: TypeAlias = Literal["before", "thinking", "between", "answering"]
+
+
+class Splitter:
+    """The parser of reasoning. `opened`: the prompt already ends inside a block."""
+
+    def __init__(self, family: Family, *, opened: bool = False) -> None:
+        self._family = family
+        self._state: _State = "thinking" if opened else "before"
+        self._fresh = opened
+        self._thought = opened
+        self._held = ""
+
+    def feed(self, text: str) -> list[Part]:
+        """Parts that are certain now."""
+        self._held += text
+        parts: list[Part] = []
+        while self._step(parts):
+            pass
+        return parts
+
+    def finish(self) -> list[Part]:
+        """The rest: text that looked like the beginning of a tag is text after all, but the half of
+        a closing tag at the end of reasoning (an answer cut by its length) is dropped."""
+        held, self._held = self._held, ""
+        if self._state == "thinking":
+            keep = held[: _half(held, self._family.closes)] if len(held) > 1 else held
+            return [Thought(keep.rstrip())] if keep.strip() else []
+        if self._state == "between":
+            held = _after_tag(held)
+        return [Answer(held)] if held else []
+
+    def _step(self, parts: list[Part]) -> bool:
+        """One move; False: more text is needed."""
+        if self._state == "thinking":
+            return self._think(parts)
+        if self._state == "answering":
+            return self._answer(parts)
+        return self._begin()
+
+    def _begin(self) -> bool:
+        """Before the first word, or behind a block: tags may stand here, blanks around them."""
+        family = self._family
+        bare = self._held.lstrip()
+        if not bare:
+            return False
+        if any(tag.startswith(bare) and tag != bare for tag in family.markup):
+            return False
+        found = [tag for tag in family.markup if bare.startswith(tag)]
+        if found:
+            tag = max(found, key=len)
+            self._held = bare[len(tag) :]
+            self._pass(tag, answering="between")
+            return True
+        if self._state == "between":
+            self._held = _after_tag(self._held)
+        self._state = "answering"
+        return True
+
+    def _think(self, parts: list[Part]) -> bool:
+        if self._fresh:
+            self._held = self._held.lstrip()
+            tags = (*self._family.opens, *self._family.closes)
+            if not self._held or any(
+                tag.startswith(self._held) and tag != self._held for tag in tags
+            ):
+                return False
+            self._fresh = False
+            for tag in self._family.opens:
+                if self._held.startswith(tag):
+                    self._held, self._fresh = self._held[len(tag) :], True
+                    return True
+        at, tag = _first(self._held, self._family.closes)
+        if tag:
+            self._emit(parts, self._held[:at].rstrip())
+            self._held = self._held[at + len(tag) :]
+            self._state = "between"
+            return True
+        certain = self._held[: _half(self._held, self._family.closes)].rstrip()
+        self._held = self._held[len(certain) :]
+        self._emit(parts, certain)
+        return False
+
+    def _answer(self, parts: list[Part]) -> bool:
+        family = self._family
+        tags = family.dropped
+        if family.anywhere:
+            tags = (*tags, *family.opens)
+        if family.anywhere or not self._thought:
+            tags = (*tags, *family.closes)
+        at, tag = _first(self._held, tags)
+        if tag:
+            self._emit(parts, self._held[:at])
+            self._held = self._held[at + len(tag) :]
+            self._pass(tag, answering="answering")
+            return True
+        at = _half(self._held, tags)
+        self._emit(parts, self._held[:at])
+        self._held = self._held[at:]
+        return False
+
+    def _pass(self, tag: str, *, answering: _State) -> None:
+        """The state behind a tag that was met outside reasoning."""
+        if tag in self._family.opens:
+            self._state, self._fresh, self._thought = "thinking", True, True
+            return
+        if tag in self._family.closes:
+            self._thought = True
+        self._state = answering
+
+    def _emit(self, parts: list[Part], text: str) -> None:
+        if text:
+            parts.append(Thought(text) if self._state == "thinking" else Answer(text))
+
+
+def _first(text: str, tags: tuple[str, ...]) -> tuple[int, str]:
+    """The earliest tag, the longest where two begin together; ("", 0) where there is none."""
+    found = [(at, -len(tag), tag) for tag in tags if (at := text.find(tag)) >= 0]
+    if not found:
+        return 0, ""
+    at, _, tag = min(found)
+    return at, tag
+
+
+def _half(text: str, tags: tuple[str, ...]) -> int:
+    """Where the beginning of a tag stands at the end of the text; its length where there is
+    none."""
+    longest = max((len(tag) for tag in tags), default=1)
+    for at in range(max(0, len(text) - longest + 1), len(text)):
+        if any(tag.startswith(text[at:]) for tag in tags):
+            return at
+    return len(text)
+
+
+def _after_tag(text: str) -> str:
+    """The answer's beginning behind a tag: blank lines go, an indent stays."""
+    bare = text.lstrip()
+    blanks = text[: len(text) - len(bare)]
+    return (blanks.rpartition("\n")[2] if "\n" in blanks else "") + bare

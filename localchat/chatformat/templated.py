@@ -1,0 +1,135 @@
+"""The format of a model that brings its own chat template, or several by name."""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from localchat.chatformat.messages import Dialect, to_dicts
+from localchat.chatformat.reasoning import Family, Splitter
+from localchat.chatformat.rendered import Rendered
+from localchat.chatformat.template import ChatTemplate
+from localchat.engine.request import CalledTool, Message, Messages
+from localchat.errors import TemplateError
+
+_SWITCHES = ("enable_thinking", "thinking")
+"""Options by which templates let thinking be turned on and off."""
+
+NO_SWITCH = "This model's chat template has no switch for thinking: the wish was not passed on."
+NO_TOOLS = "This model's chat template has no place for tools: the model was not told of them."
+
+
+class TemplateFormat:
+    """Renders with the template that fits: `tool_use` where tools are given, else `default`."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        special_tokens: Mapping[str, str] | None = None,
+        *,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        self._voices = {
+            name: _Voice(ChatTemplate(source, special_tokens, now=now))
+            for name, source in sources.items()
+        }
+        self._family = Family.of("\n".join(sources.values()))
+        self.markup = self._family.markup
+
+    def render(self, messages: Messages) -> Rendered:
+        """The prompt of a conversation; TemplateError where the template refuses it."""
+        tools = None if messages.tool_choice == "none" else list(messages.tools) or None
+        voice = self._voice(with_tools=tools is not None)
+        said = messages.messages
+        if not said:
+            raise TemplateError("There is no message to render.", reason="input")
+        options, warnings = _options(messages, voice.template.variables())
+        calls = any(message.tool_calls for message in said)
+        dicts = to_dicts(said, voice.dialect if calls else None)
+        if messages.continue_last and said[-1].role == "assistant":
+            last = said[-1]
+            field = "reasoning_content" if last.reasoning and not last.content else "content"
+            text = voice.template.prolong(dicts, field=field, tools=tools, options=options)
+            thinks = field == "reasoning_content" or self._family.left_open(
+                text, len(text) - len(last.content.rstrip())
+            )
+        else:
+            text = voice.template.render(dicts, tools=tools, options=options)
+            thinks = self._family.left_open(text)
+        if tools and not any(_name(tool) in text for tool in tools):
+            warnings = (*warnings, NO_TOOLS)
+        return Rendered(text, opens_reasoning=thinks, warnings=warnings)
+
+    def splitter(self, rendered: Rendered) -> Splitter:
+        """Splits reasoning from the answer."""
+        return Splitter(self._family, opened=rendered.opens_reasoning)
+
+    def _voice(self, *, with_tools: bool) -> "_Voice":
+        if with_tools and "tool_use" in self._voices:
+            return self._voices["tool_use"]
+        if len(self._voices) == 1:
+            return next(iter(self._voices.values()))
+        if "default" not in self._voices:
+            raise TemplateError(
+                f"The model brings {len(self._voices)} chat templates and none is the default: "
+                f"{', '.join(sorted(self._voices))}.",
+                reason="input",
+            )
+        return self._voices["default"]
+
+
+class _Voice:
+    """A template and what it wants of tool calls, found by trying."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self.template = template
+
+    @cached_property
+    def dialect(self) -> Dialect:
+        """The first way of writing a tool call that shows its arguments, and not in Python's
+        quotes."""
+        for null in (False, True):
+            for text in (False, True):
+                dialect = Dialect(arguments_as_text=text, no_content_as_null=null)
+                try:
+                    shown = self.template.render(to_dicts(_PROBE, dialect), tools=[_PROBE_TOOL])
+                except TemplateError:
+                    continue
+                if _KEY in shown and f"'{_KEY}'" not in shown:
+                    return dialect
+        return Dialect()
+
+
+def _options(messages: Messages, known: frozenset[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The template's options, with the wish about thinking under the names that it knows."""
+    options = dict(messages.template_options)
+    if messages.thinking == "auto":
+        return options, ()
+    switches = [name for name in _SWITCHES if name in known and name not in options]
+    if not switches and not any(name in options for name in _SWITCHES):
+        return options, (NO_SWITCH,)
+    return options | dict.fromkeys(switches, messages.thinking == "on"), ()
+
+
+def _name(tool: Mapping[str, Any]) -> str:
+    function = tool.get("function", tool)
+    return str(function.get("name", "")) if isinstance(function, Mapping) else ""
+
+
+_KEY = "probe_argument"
+_PROBE = (
+    Message("user", "probe"),
+    Message(
+        "assistant",
+        tool_calls=(CalledTool("probe_tool", f'{{"{_KEY}": "value"}}', id="probe0001"),),
+    ),
+    Message("tool", "result", tool_call_id="probe0001", name="probe_tool"),
+)
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "probe_tool",
+        "description": "",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
