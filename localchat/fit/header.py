@@ -1,309 +1,274 @@
-"""GGUF headers, read with bounds on everything before native code sees the file.
+"""From a path that a user gave to a checked header: each way of being no model gets its own words.
 
-The format is described in ggml's docs/gguf.md; the reader follows what llama.cpp accepts (versions 2 and 3,
-little endian, tensors one after another without holes) and adds what llama.cpp takes on trust and dies of.
-A vocabulary of 152,000 tokens and as many merges is stepped over in about 30 ms.
+`read_header` is the way in; what it returns is a `Header` of gguf_header.py.
 """
 
-import struct
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+import difflib
+import re
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
 
-from localchat.errors import ModelInvalid
-from localchat.fit.ggml_types import FILE_TYPES, NUMBER_FORMATS, NumberFormat, stored_bytes
-from localchat.fit.source import ByteSource, Cursor, Truncated
+from localchat.errors import ModelInvalid, ModelMissing
+from localchat.fit.gguf_header import Array, Header, Tensor, read_gguf
+from localchat.fit.source import ByteSource, FileSource
 
-MOST_KEYS = 1 << 16
-MOST_TENSORS = 1 << 17
-MOST_STRINGS = 1 << 23
-"""Array elements that are strings, in the whole header: the largest vocabularies hold under a million."""
-LONGEST_KEY = 1 << 16
-LONGEST_STRING = 64 << 20
-LONGEST_TENSOR_NAME = 63
-KEPT_ELEMENTS = 4096
-"""Numeric arrays up to this length keep their values (per-layer settings); longer ones only their length."""
+__all__ = ["Header", "check_model", "read_header", "read_source"]
 
-_SCALARS: dict[int, struct.Struct] = {
-    0: struct.Struct("<B"),
-    1: struct.Struct("<b"),
-    2: struct.Struct("<H"),
-    3: struct.Struct("<h"),
-    4: struct.Struct("<I"),
-    5: struct.Struct("<i"),
-    6: struct.Struct("<f"),
-    7: struct.Struct("<?"),
-    10: struct.Struct("<Q"),
-    11: struct.Struct("<q"),
-    12: struct.Struct("<d"),
-}
-_STRING, _ARRAY = 8, 9
-_U32, _U64, _I64 = _SCALARS[4], _SCALARS[10], _SCALARS[11]
+MOST_LAYERS = 512
+"""llama.cpp ends the process (an assertion) at 0 layers and above this."""
+MOST_CONTEXT_TOKENS = 1 << 24
+MOST_WIDTH = 1 << 20
+MOST_PARTS = 1024
 
+_PART = re.compile(
+    r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$", re.IGNORECASE | re.DOTALL
+)
+_AGAIN = "The download may be cut off or damaged: download it again."
 
-class Array(NamedTuple):
-    """An array of the metadata. `values` is None where they were stepped over (strings not asked for,
-    long numeric arrays)."""
-
-    length: int
-    values: tuple[int | float | str, ...] | None = None
-
-
-Value: TypeAlias = int | float | bool | str | Array
-
-
-class Tensor(NamedTuple):
-    """One tensor. `shape`: fastest dimension first, as ggml counts. `offset`: from the file's beginning.
-    `part`: which file of a split model."""
-
-    name: str
-    shape: tuple[int, ...]
-    form: NumberFormat
-    offset: int
-    size_bytes: int
-    part: int = 0
-
-    @property
-    def elements(self) -> int:
-        """How many numbers."""
-        count = 1
-        for side in self.shape:
-            count *= side
-        return count
+_FOREIGN: tuple[tuple[Callable[[bytes], bool], str, str], ...] = (
+    (
+        lambda head: head[:4] in (b"FUGG", b"GGUF"[::-1]),
+        "a big-endian GGUF",
+        "Download the little-endian file.",
+    ),
+    (
+        lambda head: head[:4] in (b"lmgg", b"ggml", b"fmgg", b"tjgg", b"algg"),
+        "a model file from before GGUF (GGML)",
+        "Download a current conversion of the model: a file named .gguf.",
+    ),
+    (
+        lambda head: head.startswith(b"version https://git-lfs"),
+        "a Git LFS pointer, not the model itself",
+        "Fetch the real file: `git lfs pull`, or download it again.",
+    ),
+    (
+        lambda head: head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 32,
+        "a safetensors file",
+        "Give the folder that holds it and its config.json, or download a GGUF of the model.",
+    ),
+    (
+        lambda head: head[:4] == b"PK\x03\x04",
+        "a zip archive or a PyTorch checkpoint",
+        "Download a GGUF of the model.",
+    ),
+    (
+        lambda head: head.lstrip()[:1] == b"<",
+        "an HTML page, as a failed download leaves one",
+        "Download the model again; a gated one needs HF_TOKEN.",
+    ),
+    (lambda head: _looks_like_text(head), "a text file", "Give the path of a .gguf file."),
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    """What a GGUF file says of itself. `file_bytes`: all parts; `parts`: their paths in order (empty for a
-    source that is not a file)."""
-
-    name: str
-    version: int
-    metadata: Mapping[str, Value]
-    tensors: tuple[Tensor, ...]
-    data_offset: int
-    file_bytes: int
-    parts: tuple[Path, ...] = ()
-
-    @property
-    def architecture(self) -> str:
-        """`general.architecture`, empty where it is missing."""
-        found = self.metadata.get("general.architecture", "")
-        return found if isinstance(found, str) else ""
-
-    def number(self, key: str, default: int = 0) -> int:
-        """A whole number of the architecture: `number("block_count")` reads `llama.block_count`."""
-        found = self.metadata.get(f"{self.architecture}.{key}")
-        return int(found) if isinstance(found, int) else default
-
-    def numbers(self, key: str, count: int, default: int = 0) -> tuple[int, ...]:
-        """A number per layer: an array, or one number for all. Missing layers get `default`."""
-        found = self.metadata.get(f"{self.architecture}.{key}")
-        if isinstance(found, Array) and found.values is not None:
-            values = [int(value) for value in found.values[:count] if not isinstance(value, str)]
-            return tuple(values + [default] * (count - len(values)))
-        return (int(found) if isinstance(found, int) else default,) * count
-
-    @property
-    def vocab_size(self) -> int:
-        """Tokens, 0 where the file has none."""
-        tokens = self.metadata.get("tokenizer.ggml.tokens")
-        return tokens.length if isinstance(tokens, Array) else self.number("vocab_size")
-
-    @property
-    def parameters(self) -> int:
-        """Numbers in all tensors."""
-        return sum(tensor.elements for tensor in self.tensors)
-
-    @property
-    def weights_bytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(tensor.size_bytes for tensor in self.tensors)
-
-    @property
-    def quantization(self) -> str:
-        """Name of the mix, such as Q4_K_M: what the file says, else the format of most bytes."""
-        code = self.metadata.get("general.file_type")
-        if isinstance(code, int) and code in FILE_TYPES:
-            return FILE_TYPES[code]
-        sizes: dict[str, int] = {}
-        for tensor in self.tensors:
-            sizes[tensor.form.name] = sizes.get(tensor.form.name, 0) + tensor.size_bytes
-        return max(sizes, key=lambda name: sizes[name], default="")
-
-
-def read_gguf(source: ByteSource, strings: Collection[str] = ()) -> Header:
-    """The header of one GGUF file, its structure checked. `strings`: keys whose arrays of strings are built.
-
-    Reads the header only, through `source.read`. Raises ModelInvalid.
-    """
-    cursor = Cursor(source)
+def _looks_like_text(head: bytes) -> bool:
     try:
-        return _read(source, cursor, strings)
-    except Truncated:
-        raise _invalid(
-            source, f"the file ends after {source.size:,} bytes, inside its header", _AGAIN
-        ) from None
+        text = head[:-3].decode() if len(head) > 3 else head.decode()
+    except UnicodeDecodeError:
+        return False
+    return all(letter.isprintable() or letter.isspace() for letter in text)
 
 
-_AGAIN = "The file is cut off or damaged: download it again."
+def read_header(path: str | Path, strings: Collection[str] = ()) -> Header:
+    """The checked header of the model at `path`; of a split model any part may be given, and all parts are
+    read. `strings`: keys whose arrays of strings are wanted.
 
-
-def _invalid(source: ByteSource, found: str, hint: str = "") -> ModelInvalid:
-    return ModelInvalid(
-        f"{source.name} is no usable GGUF model: {found}.", hint=hint or _AGAIN, path=source.name
-    )
-
-
-def _read(source: ByteSource, cursor: Cursor, strings: Collection[str]) -> Header:
-    if cursor.take(4) != b"GGUF":
-        raise _invalid(source, "it does not begin with GGUF")
-    version = _uint(cursor, _U32)
-    if version & 0xFFFF == 0 and version:
-        raise _invalid(
-            source,
-            "it is big endian",
-            "Download the little-endian file; most repositories have only that.",
+    Raises ModelMissing where a file is not there, ModelInvalid where it is no model that can be used.
+    """
+    first = Path(path)
+    if part := _PART.match(first.name):
+        return _read_split(first, part, strings)
+    header = replace(_read_file(first, strings), parts=(first,))
+    if header.metadata.get("split.count", 1) not in (0, 1):
+        raise ModelInvalid(
+            f"{first} is one part of a split model, and its name does not say which.",
+            hint="Give the parts their names back: NAME-00001-of-00002.gguf and so on.",
+            path=str(first),
         )
-    if version not in (2, 3):
-        raise _invalid(
-            source,
-            f"its format version is {version}, and 2 and 3 can be read",
-            "Download a current conversion of the model.",
-        )
-    tensor_count, key_count = _uint(cursor, _U64), _uint(cursor, _U64)
-    _bounded(source, "tensors", tensor_count, min(MOST_TENSORS, cursor.remaining // 24))
-    _bounded(source, "metadata keys", key_count, min(MOST_KEYS, cursor.remaining // 13))
-    metadata = _metadata(source, cursor, key_count, strings)
-    alignment = metadata.get("general.alignment", 32)
-    if (
-        not isinstance(alignment, int)
-        or not 0 < alignment <= 1 << 20
-        or alignment & (alignment - 1)
-    ):
-        raise _invalid(source, f"its alignment is {alignment!r}, not a power of two")
-    tensors = _tensors(source, cursor, tensor_count)
-    start = -(-cursor.position // alignment) * alignment
-    return Header(
-        name=source.name,
-        version=version,
-        metadata=metadata,
-        tensors=_placed(source, tensors, start, alignment),
-        data_offset=start,
-        file_bytes=source.size,
-    )
+    check_model(header)
+    return header
 
 
-def _uint(cursor: Cursor, form: struct.Struct) -> int:
-    return int(cursor.value(form))
-
-
-def _bounded(source: ByteSource, what: str, found: int, most: int) -> None:
-    if found > most:
-        raise _invalid(source, f"it claims {found:,} {what}, and {most:,} are possible here")
-
-
-def _string(source: ByteSource, cursor: Cursor, longest: int, what: str) -> str:
-    length = _uint(cursor, _U64)
-    if length > longest:
-        raise _invalid(source, f"{what} claims {length:,} bytes, and {longest:,} are the most")
-    return cursor.take(length).decode("utf-8", "replace")
-
-
-def _metadata(
-    source: ByteSource, cursor: Cursor, count: int, strings: Collection[str]
-) -> dict[str, Value]:
-    found: dict[str, Value] = {}
-    left = MOST_STRINGS
-    for number in range(count):
-        key = _string(source, cursor, LONGEST_KEY, f"the name of metadata key {number + 1}")
-        if not key or key in found:
-            raise _invalid(
-                source, f"metadata key {number + 1} is {'repeated' if key else 'empty'}: {key!r}"
+def _read_file(path: Path, strings: Collection[str]) -> Header:
+    try:
+        if path.is_dir():
+            raise _folder(path)
+        if not path.exists():
+            raise _missing(path)
+        if not path.is_file():
+            raise ModelInvalid(
+                f"{path} is no file (a pipe or a device).", hint="Give the path of a .gguf file."
             )
-        kind = _uint(cursor, _U32)
-        if kind == _STRING:
-            found[key] = _string(source, cursor, LONGEST_STRING, key)
-        elif kind == _ARRAY:
-            found[key] = array = _array(source, cursor, key, left, wanted=key in strings)
-            left -= array.length if array.values is None or key in strings else 0
-        elif kind in _SCALARS:
-            found[key] = cursor.value(_SCALARS[kind])
-        else:
-            raise _invalid(source, f"{key} has the unknown type {kind}")
+        with FileSource(path) as source:
+            return read_source(source, strings)
+    except (OSError, ValueError) as trouble:  # ValueError: a NUL in the name
+        reason = (
+            trouble.strerror if isinstance(trouble, OSError) and trouble.strerror else str(trouble)
+        )
+        raise ModelInvalid(
+            f"{path} cannot be read: {reason}.",
+            hint="Check the path and its permissions.",
+            path=str(path),
+        ) from trouble
+
+
+def read_source(source: ByteSource, strings: Collection[str] = ()) -> Header:
+    """The header behind `source`, not yet checked as a model: see `check_model`. Raises ModelInvalid."""
+    head = source.read(0, 512)
+    if not head:
+        raise ModelInvalid(f"{source.name} is empty.", hint=_AGAIN, path=source.name)
+    for fits, what, hint in _FOREIGN:
+        if not head.startswith(b"GGUF") and fits(head):
+            raise ModelInvalid(f"{source.name} is {what}.", hint=hint, path=source.name)
+    return read_gguf(source, strings)
+
+
+def _missing(path: Path) -> ModelMissing:
+    hint = "Check the path, or see what is here with `localchat list`."
+    if path.parent.is_dir():
+        names = [found.name for found in path.parent.glob("*.gguf")]
+        if near := difflib.get_close_matches(path.name, names, n=1):
+            hint = f"Did you mean {path.parent / near[0]}?"
+    return ModelMissing(f"There is no file {path}.", hint=hint, path=str(path))
+
+
+def _folder(path: Path) -> ModelInvalid:
+    models = sorted(found for found in path.glob("*.gguf") if found.is_file())
+    firsts = [
+        found
+        for found in models
+        if not (part := _PART.match(found.name)) or int(part["number"]) == 1
+    ]
+    if len(firsts) == 1:
+        hint = f"It holds one model: give {firsts[0]}"
+    elif firsts:
+        names = ", ".join(found.name for found in firsts[:5])
+        hint = f"It holds {len(firsts)} models: give the path of one of {names}"
+    else:
+        hint = "It holds no .gguf file."
+    return ModelInvalid(f"{path} is a folder.", hint=hint, path=str(path))
+
+
+# ---------------------------------------------------------------------------- split models
+
+
+def _read_split(given: Path, part: re.Match[str], strings: Collection[str]) -> Header:
+    count = int(part["count"])
+    if not 1 <= int(part["number"]) <= count <= MOST_PARTS:
+        raise ModelInvalid(
+            f"{given.name} is named as part {int(part['number'])} of {count}.", path=str(given)
+        )
+    suffix = given.name[-5:]
+    paths = [
+        given.with_name(f"{part['stem']}-{number:05}-of-{count:05}{suffix}")
+        for number in range(1, count + 1)
+    ]
+    if missing := [path.name for path in paths if not path.exists()]:
+        raise ModelMissing(
+            f"{given.name}: {len(missing)} of the {count} parts of this model are missing: "
+            f"{', '.join(missing[:5])}{' …' if len(missing) > 5 else ''}.",
+            hint=f"Download them into {given.parent}.",
+            path=str(given),
+        )
+    headers = [
+        _read_file(path, strings if number == 0 else ()) for number, path in enumerate(paths)
+    ]
+    for number, header in enumerate(headers):
+        _check_part(header, number, count)
+    tensors = tuple(
+        tensor._replace(part=number)
+        for number, header in enumerate(headers)
+        for tensor in header.tensors
+    )
+    _check_whole(headers[0], tensors, given)
+    whole = replace(
+        headers[0],
+        tensors=tensors,
+        file_bytes=sum(header.file_bytes for header in headers),
+        parts=tuple(paths),
+    )
+    check_model(whole)
+    return whole
+
+
+def _check_part(header: Header, number: int, count: int) -> None:
+    says = header.metadata.get("split.count"), header.metadata.get("split.no")
+    # llama.cpp writes both into every part; a whole file named like the only part has neither.
+    if says != (count, number) and not (count == 1 and says == (None, None)):
+        raise ModelInvalid(
+            f"{header.name} is named as part {number + 1} of {count}, and says of itself: "
+            f"split.count {says[0]}, split.no {says[1]}.",
+            hint="The parts may be of different models, or renamed: download them again.",
+            path=header.name,
+        )
+
+
+def _check_whole(first: Header, tensors: tuple[Tensor, ...], given: Path) -> None:
+    names = {tensor.name for tensor in tensors}
+    expected = first.metadata.get("split.tensors.count", len(tensors))
+    if len(names) != len(tensors) or expected != len(tensors):
+        raise ModelInvalid(
+            f"{given.name}: the parts hold {len(names)} different tensors, and {expected} are expected.",
+            hint="The parts may be of different models: download them again.",
+            path=str(given),
+        )
+
+
+# ---------------------------------------------------------------------------- what native code trusts
+
+
+def check_model(header: Header) -> None:
+    """ModelInvalid unless the header describes a language model whose numbers native code can be given."""
+    name = header.architecture
+    if not name:
+        raise _unusable(header, "it names no architecture (general.architecture)")
+    kind = header.metadata.get("general.type", "model")
+    if name == "clip" or kind in ("mmproj", "adapter", "imatrix"):
+        what = "a vision projector" if name == "clip" or kind == "mmproj" else f"an {kind}"
+        raise _unusable(
+            header,
+            f"it is {what}, a part that goes with a model",
+            "Give the path of the model itself.",
+        )
+    if not header.tensors:
+        raise _unusable(
+            header, "it holds a vocabulary and no weights", "Give the path of the whole model."
+        )
+    layers = _within(header, "block_count", 1, MOST_LAYERS)
+    _within(header, "context_length", 1, MOST_CONTEXT_TOKENS)
+    _within(header, "embedding_length", 1, MOST_WIDTH)
+    for key, most in (("nextn_predict_layers", layers), ("expert_count", 1 << 16)):
+        if f"{name}.{key}" in header.metadata:
+            _within(header, key, 0, most)
+    _check_experts(header, layers)
+    _check_heads(header, layers)
+
+
+def _check_experts(header: Header, layers: int) -> None:
+    used = max(header.numbers("expert_used_count", layers))
+    if used > header.number("expert_count"):
+        raise _unusable(header, f"it uses {used} experts of {header.number('expert_count')}")
+
+
+def _check_heads(header: Header, layers: int) -> None:
+    for key in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
+        found = header.metadata.get(f"{header.architecture}.{key}")
+        if isinstance(found, Array) and (found.values is None or found.length < layers):
+            raise _unusable(header, f"{key} has {found.length} values for {layers} layers")
+        low, high = min(header.numbers(key, layers)), max(header.numbers(key, layers))
+        if low < 0 or high > MOST_WIDTH:
+            raise _unusable(header, f"{key} is {low if low < 0 else high:,}")
+
+
+def _within(header: Header, key: str, low: int, high: int) -> int:
+    found = header.metadata.get(f"{header.architecture}.{key}")
+    if isinstance(found, bool) or not isinstance(found, int) or not low <= found <= high:
+        says = "is missing" if found is None else f"is {found!r}"
+        raise _unusable(
+            header, f"{header.architecture}.{key} {says}; {low:,} to {high:,} is possible"
+        )
     return found
 
 
-def _array(
-    source: ByteSource, cursor: Cursor, key: str, strings_left: int, *, wanted: bool
-) -> Array:
-    kind, length = _uint(cursor, _U32), _uint(cursor, _U64)
-    if kind == _STRING:
-        _bounded(source, f"strings in {key}", length, min(strings_left, cursor.remaining // 8))
-        if wanted:
-            return Array(
-                length, tuple(_string(source, cursor, LONGEST_STRING, key) for _ in range(length))
-            )
-        cursor.skip_strings(length)
-        return Array(length)
-    if kind not in _SCALARS:
-        raise _invalid(
-            source, f"{key} is an array of {'arrays' if kind == _ARRAY else f'type {kind}'}"
-        )
-    form = _SCALARS[kind]
-    _bounded(source, f"values in {key}", length, cursor.remaining // form.size)
-    if length > KEPT_ELEMENTS:
-        cursor.skip(length * form.size)
-        return Array(length)
-    values = struct.unpack(f"<{length}{form.format[1:]}", cursor.take(length * form.size))
-    return Array(length, values)
-
-
-def _tensors(source: ByteSource, cursor: Cursor, count: int) -> list[Tensor]:
-    found: list[Tensor] = []
-    names: set[str] = set()
-    for number in range(count):
-        name = _string(source, cursor, LONGEST_TENSOR_NAME, f"the name of tensor {number + 1}")
-        if name in names:
-            raise _invalid(source, f"tensor {name} stands in it twice")
-        names.add(name)
-        dimensions = _uint(cursor, _U32)
-        _bounded(source, f"dimensions of {name}", dimensions, 4)
-        shape = tuple(_uint(cursor, _U64) for _ in range(dimensions)) or (1,)
-        code, offset = _uint(cursor, _U32), _uint(cursor, _U64)
-        form = NUMBER_FORMATS.get(code)
-        if form is None:
-            raise _invalid(
-                source,
-                f"tensor {name} has the number format {code}, which is unknown here",
-                "The file may be newer than this localchat, or use a format that was withdrawn.",
-            )
-        tensor = Tensor(name, shape, form, offset, 0)
-        if not 0 < tensor.elements < 1 << 60 or shape[0] % form.block:
-            raise _invalid(source, f"tensor {name} has the shape {shape} in {form.name}")
-        found.append(tensor._replace(size_bytes=stored_bytes(form, tensor.elements)))
-    return found
-
-
-def _placed(
-    source: ByteSource, tensors: list[Tensor], start: int, alignment: int
-) -> tuple[Tensor, ...]:
-    """The tensors with offsets from the beginning of the file: in order, aligned, without holes or overlap,
-    all inside the file."""
-    expected, placed = 0, []
-    for tensor in tensors:
-        if tensor.offset != expected:
-            raise _invalid(
-                source,
-                f"tensor {tensor.name} lies at {tensor.offset:,}, where {expected:,} is its place",
-            )
-        end = start + expected + tensor.size_bytes
-        if end > source.size:
-            raise _invalid(
-                source,
-                f"tensor {tensor.name} ends at byte {end:,}, and the file at {source.size:,}",
-            )
-        placed.append(tensor._replace(offset=start + expected))
-        expected += -(-tensor.size_bytes // alignment) * alignment
-    return tuple(placed)
+def _unusable(header: Header, found: str, hint: str = _AGAIN) -> ModelInvalid:
+    return ModelInvalid(f"{header.name} is no usable model: {found}.", hint=hint, path=header.name)

@@ -116,7 +116,7 @@ class Cursor:
         while True:
             window, at, done = self._window, self._at, 0
             try:
-                for done in range(count):
+                for done in range(count):  # noqa: B007  read after the loop
                     at += 8 + unpack(window, at)[0]
                 done = count
             except (struct.error, OverflowError):
