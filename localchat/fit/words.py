@@ -12,17 +12,12 @@ def size(count_bytes: int) -> str:
     """`4.7 GB`, `640 MB`, `12 bytes`: decimal units, as disks and downloads are sold."""
     if abs(count_bytes) < 1000:
         return f"{count_bytes} bytes"
-    value, unit = float(count_bytes), ""
-    for unit in _UNITS:
-        value /= 1000
-        # 999.5 would be written 1000.
-        if abs(value) < 999.5:
-            break
-    return (
-        f"{value:.1f} {unit}"
-        if abs(value) < 9.95 or unit in ("GB", "TB")
-        else f"{value:.0f} {unit}"
-    )
+    power = 1
+    # 999.5 would be written 1000.
+    while power < len(_UNITS) and abs(count_bytes) >= 999.5 * 1000**power:
+        power += 1
+    value, unit = count_bytes / 1000**power, _UNITS[power - 1]
+    return f"{value:.1f} {unit}" if abs(value) < 9.95 or power >= 3 else f"{value:.0f} {unit}"
 
 
 def tokens(count: int) -> str:
