@@ -73,7 +73,8 @@ class Layer(NamedTuple):
 class Shape:
     """A model's memory at a glance. `layers`: the trunk; `all_layers`: with prediction layers behind it,
     as the file counts. `window`: tokens that sliding layers need, 0 where there are none.
-    `feed_forward`: the widest layer's, per token (experts in use counted)."""
+    `feed_forward`: the widest layer's, per token (experts in use counted). `experts`: in use per token.
+    `inner`: width of a recurrent layer's inside."""
 
     architecture: str
     layers: tuple[Layer, ...]
@@ -85,6 +86,8 @@ class Shape:
     vocab_size: int
     context_train: int
     window: int = 0
+    experts: int = 0
+    inner: int = 0
 
     @property
     def recurrent(self) -> bool:
@@ -111,6 +114,8 @@ def model_shape(header: Header) -> Shape:
         vocab_size=_vocab_size(header),
         context_train=header.number("context_length"),
         window=window if any(sliding) else 0,
+        experts=max(header.numbers("expert_used_count", all_layers)),
+        inner=header.number("ssm.inner_size"),
     )
 
 
