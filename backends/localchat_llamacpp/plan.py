@@ -15,6 +15,7 @@ from localchat.fit.plan import (
     LoadWish,
     MemoryPlan,
     kv_types,
+    largest,
     smaller_quantization,
 )
 from localchat.fit.words import size, tokens
@@ -135,9 +136,7 @@ class _Planner:
     def _fitting(self, way: Way, longest: int) -> MemoryPlan:
         context = self.wish.context_tokens
         if context is None:
-            # What nobody asked for leaves room for parked prefixes.
-            spare = min(_PARKED_BYTES // 2, self.room.ram_bytes // 8)
-            context = max(self.room.largest_context(way, longest, spare), min(self.goal, longest))
+            context = max(self._comfortable(way, longest), min(self.goal, longest))
         elif context > self.trained:
             self.notes.append(
                 f"The model was trained for {tokens(self.trained)}; beyond them it may ramble."
@@ -149,6 +148,15 @@ class _Planner:
         if 0 < way.gpu_layers < self.room.layers:
             self.notes.append(f"{way.gpu_layers} of {self.room.layers} layers go to the GPU.")
         return self._result(way, context, longest, fits=True)
+
+    def _comfortable(self, way: Way, longest: int) -> int:
+        """The context that is taken when nobody asks: the longest that leaves room for parked prefixes, and
+        that does not force flash attention upon every step of a CPU."""
+        spare = min(_PARKED_BYTES // 2, self.room.ram_bytes // 8)
+        context = self.room.largest_context(way, longest, spare)
+        if way.gpu_layers or way.coarse:
+            return context
+        return max(largest(lambda count: not self.room.needs(count, way).flash, context), self.goal)
 
     def _result(
         self, way: Way, context: int, longest: int, *, fits: bool, advice: tuple[str, ...] = ()

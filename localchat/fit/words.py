@@ -47,10 +47,12 @@ def verdict(plan: "MemoryPlan") -> tuple[str, ...]:
         f"compute {size(plan.compute_bytes)} · overhead {size(plan.overhead_bytes)}",
     ]
     if plan.gpu_layers:
-        lines.append(
-            f"GPU: {plan.gpu_layers} of {plan.layers} layers, {size(plan.gpu_bytes)} of "
-            f"{size(plan.gpu_free_bytes)} free."
+        where = (
+            f"{size(plan.gpu_bytes)} of {size(plan.gpu_free_bytes)} free"
+            if plan.gpu_bytes
+            else "unified memory"
         )
+        lines.append(f"GPU: {plan.gpu_layers} of {plan.layers} layers, {where}.")
     if plan.fits and plan.max_context_tokens > plan.context_tokens:
         lines.append(f"Up to {tokens(plan.max_context_tokens)} of context would fit.")
     return (*lines, *plan.notes, *plan.advice)
