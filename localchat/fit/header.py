@@ -3,6 +3,7 @@
 `read_header` is the way in; what it returns is a `Header` of gguf_header.py.
 """
 
+import codecs
 import difflib
 import re
 from collections.abc import Callable, Collection
@@ -63,7 +64,8 @@ _FOREIGN: tuple[tuple[Callable[[bytes], bool], str, str], ...] = (
 
 def _looks_like_text(head: bytes) -> bool:
     try:
-        text = head[:-3].decode() if len(head) > 3 else head.decode()
+        # What is cut inside a letter is still text.
+        text = codecs.getincrementaldecoder("utf-8")().decode(head)
     except UnicodeDecodeError:
         return False
     return all(letter.isprintable() or letter.isspace() for letter in text)
