@@ -110,8 +110,9 @@ def test_strings_are_built_when_asked_for(tmp_path: Path) -> None:
 
 def test_version_2_is_read_and_strings_may_cross_the_window() -> None:
     whole = llama(TINY)
+    strings = ["a" * n for n in range(0, 3000, 7)]
     long: dict[str, Value] = {
-        "x.long": ["a" * n for n in range(0, 3000, 7)],
+        "x.long": strings,
         "x.text": "b" * 700_000,
         "x.end": 5,
     }
