@@ -192,6 +192,13 @@ def test_absurd_counts_are_refused_at_once(huge: int) -> None:
     assert "claims" in refused({"x.text": struct.pack("<IQ", 8, huge)}) or huge < 1 << 30
 
 
+def test_a_last_string_longer_than_the_file_is_refused() -> None:
+    for length in (9, 1 << 40, (1 << 64) - 1):
+        raw = Gguf({"x.list": struct.pack("<IIQQ", 9, 8, 1, length)}, alignment=1).encode()
+        with pytest.raises(ModelInvalid, match="ends after"):
+            read_gguf(BytesSource(raw))
+
+
 def test_what_llama_cpp_would_die_of_is_refused() -> None:
     for layers in (0, 513, 10**9):
         assert "block_count" in refused({"llama.block_count": layers})

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from localchat.fit.gguf_header import Header, read_gguf
-from localchat.fit.plan import CacheWish, kv_layer_bytes, kv_types
+from localchat.fit.plan import CacheWish, kv_layer_bytes, kv_types, weights_split
 from localchat.fit.shape import Shape, model_shape
 from localchat.fit.source import BytesSource
 from tests.gguf_files import Gguf, Size, Value, gemma3, llama, mamba, qwen2
@@ -126,3 +126,15 @@ def test_values_are_padded_to_the_widest_layer_where_flash_attention_is_off() ->
     found = shape(llama(Size(layers=2)), {"llama.attention.head_count_kv": [1, 4]})
     padded = sum(kv_layer_bytes(found, CacheWish(256, 256, 1, padded_values=True)))
     assert padded - kv(found) == 256 * 3 * 16 * 2
+
+
+def test_weights_are_split_by_layer_from_the_end() -> None:
+    untied, tied = header(llama(Size(layers=4))), header(qwen2(Size(layers=4)))
+    embedding = 64 * 320 * 2
+    assert weights_split(untied, 0) == (untied.weights_bytes, 0)
+    assert weights_split(untied, 5) == (embedding, untied.weights_bytes - embedding)
+    # The output goes first, and where it is the embedding too it is copied.
+    assert weights_split(untied, 1) == (untied.weights_bytes - embedding - 256, embedding + 256)
+    assert weights_split(tied, 1) == (tied.weights_bytes - 256, embedding + 256)
+    block = sum(tensor.size_bytes for tensor in tied.tensors if tensor.name.startswith("blk.3."))
+    assert weights_split(tied, 2).gpu == embedding + 256 + block
