@@ -1,0 +1,132 @@
+"""What llama.cpp allocates beside weights and KV, in bytes, from the shape of a model.
+
+Formulas fitted to `no_alloc` loads of llama-cpp-python 0.3.36 (Llama, Qwen2 and Gemma 3 shapes of 0.5 to 12 B,
+contexts of 2,048 to 32,768, 128 and 512 tokens a step): the scratch of a graph is its widest moment, which is
+the attention scores (without flash attention), the feed-forward block, or the logits.
+"""
+
+from typing import NamedTuple
+
+from localchat.fit.gguf_header import Header, Tensor
+from localchat.fit.machine import Machine
+from localchat.fit.plan import rounded
+from localchat.fit.shape import Shape
+
+SCRATCH_CELLS = 16
+"""Cells beyond the promised context: exact mode pads steps with rows of a scratch sequence."""
+PROCESS_BYTES = 80_000_000
+"""The child before it reads a model: interpreter, numpy, llama.cpp's libraries."""
+TOKEN_BYTES = 400
+"""Of the vocabulary, per token, in llama.cpp and in Python."""
+GPU_CONTEXT_BYTES = 450_000_000
+"""What a CUDA context and its libraries take of a card."""
+OUTPUT_ROWS = 64
+
+
+class Steps(NamedTuple):
+    """How a context is made. slots: sequences at once, the scratch one not counted. tokens: most of a step."""
+
+    slots: int
+    tokens: int
+
+    @property
+    def sequences(self) -> int:
+        """As llama.cpp counts them."""
+        return self.slots + 1
+
+    @property
+    def reserved_tokens(self) -> int:
+        """llama.cpp measures its graph with a multiple of the sequences."""
+        return -(-self.tokens // self.sequences) * self.sequences
+
+    @property
+    def output_rows(self) -> int:
+        """Rows with logits in one decode (n_outputs_max)."""
+        return max(self.sequences, min(OUTPUT_ROWS, self.tokens))
+
+
+def context_cells(context_tokens: int) -> int:
+    """Cells of the cache for a context."""
+    return rounded(context_tokens + SCRATCH_CELLS)
+
+
+def window_cells(shape: Shape, cells: int, steps: Steps) -> int:
+    """Cells of a sliding-window layer that keeps only its window, for all sequences together."""
+    return min(cells, rounded(shape.window * steps.sequences + steps.tokens))
+
+
+def compute_bytes(
+    shape: Shape, cells: int, sliding_cells: int, steps: Steps, *, flash: bool
+) -> int:
+    """The scratch buffer of one device that runs the whole graph."""
+    tokens = steps.reserved_tokens
+    seen = cells if any(layer.keys for layer in shape.layers) else 0
+    mask = tokens * (seen + (sliding_cells if shape.window else 0)) * (2 if flash else 4)
+    query = max(shape.heads * shape.head_width, shape.embedding)
+    keys = max((layer.keys for layer in shape.layers), default=0)
+    attention = 4 * tokens * (5 * query + 2 * keys) + mask
+    if not flash:
+        attention += 4 * tokens * shape.heads * seen
+    routed = 2 * shape.experts * shape.embedding
+    forward = 4 * tokens * (3 * shape.feed_forward + 4 * shape.embedding + routed) + mask
+    recurrent = 4 * tokens * (6 * shape.inner + 2 * shape.embedding) + mask
+    state = max((layer.state for layer in shape.layers), default=0)
+    logits = 4 * steps.output_rows * (shape.vocab_size + 2 * shape.embedding)
+    return max(
+        attention, forward, recurrent + 4 * steps.sequences * state if shape.inner else 0, logits
+    )
+
+
+def input_bytes(shape: Shape, cells: int, steps: Steps) -> int:
+    """What stays in RAM of a graph that runs on a GPU: embedded tokens and masks."""
+    masks = 2 if shape.window else 1
+    return steps.reserved_tokens * (4 * shape.embedding + 4 * masks * cells)
+
+
+def overhead_bytes(shape: Shape, steps: Steps) -> int:
+    """RAM of the child itself: process, vocabulary, copied logits."""
+    logits = 4 * steps.output_rows * shape.vocab_size
+    return PROCESS_BYTES + TOKEN_BYTES * shape.vocab_size + logits
+
+
+# ---------------------------------------------------------------------------- repacked weights
+
+_AVX2 = frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"})
+_ARM = frozenset({"Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4"})
+_AMX = frozenset({"Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"})
+
+
+def repacked_bytes(header: Header, machine: Machine, gpu_layers: int) -> int:
+    """The second copy of CPU weights that llama.cpp makes in another order (`use_extra_bufts`)."""
+    formats, amx = _repacked_formats(machine.cpu_flags)
+    tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
+    first_on_gpu = header.number("block_count") + 1 - gpu_layers
+    copied = sum(
+        tensor.size_bytes
+        for tensor in header.tensors
+        if tensor.form.name in formats
+        and _repackable(tensor, first_on_gpu, gpu_layers == 0, tied=tied, amx=amx)
+    )
+    # AMX stores sums beside its tiles.
+    return copied * 51 // 50 if amx else copied
+
+
+def _repacked_formats(flags: frozenset[str]) -> tuple[frozenset[str], bool]:
+    if {"amx_int8", "avx512_vnni"} <= flags:
+        return _AMX, True
+    if "avx2" in flags:
+        return (_AVX2 | {"Q2_K"} if "avx512f" in flags else _AVX2), False
+    return (_ARM if "asimddp" in flags else frozenset()), False
+
+
+def _repackable(tensor: Tensor, first_on_gpu: int, on_cpu: bool, *, tied: bool, amx: bool) -> bool:
+    if not tensor.name.endswith(".weight") or len(tensor.shape) < 2:
+        return False
+    if len(tensor.shape) > (2 if amx else 3) or tensor.shape[1] % (32 if amx else 8):
+        return False
+    if tensor.name.startswith("blk."):
+        layer = tensor.name.split(".")[1]
+        return layer.isdigit() and int(layer) < first_on_gpu
+    # The output is offloaded first; a tied embedding serves as the output and gets a copy for that.
+    output = "token_embd.weight" if tied else "output.weight"
+    return tensor.name == output and on_cpu

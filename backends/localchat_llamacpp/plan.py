@@ -1,0 +1,222 @@
+"""What llama.cpp will take of this machine, and the choices that follow from it: KV type, flash attention,
+layers on the GPU, tokens a step, context. Imports neither torch nor llama_cpp.
+
+Choices, measured on CPUs: flash attention off for f16 KV (decode 1.2 to 2.7 times faster) while its scores
+have room, on for quantized KV, which needs it; 128 tokens a step on few cores, for more only lengthen a step.
+"""
+
+from collections.abc import Iterator
+
+from localchat.errors import UsageError
+from localchat.fit.gguf_header import Header
+from localchat.fit.machine import Machine
+from localchat.fit.plan import (
+    LEAST_CONTEXT_TOKENS,
+    LoadWish,
+    MemoryPlan,
+    kv_types,
+    largest,
+    smaller_quantization,
+)
+from localchat.fit.words import size, tokens
+from localchat_llamacpp.ways import Needs, Room, Way
+
+GOAL_TOKENS = 8192
+"""A context worth a quantized cache, cut windows or layers left in RAM; longer ones come only for free."""
+_PARKED_BYTES = 2_000_000_000
+_MOST_SLOTS = 255
+"""llama.cpp counts 256 sequences, and one is the scratch sequence."""
+
+
+def plan(
+    header: Header, wish: LoadWish, machine: Machine, *, can_offload: bool, safe_mode: bool
+) -> MemoryPlan:
+    """The verdict on a load. It never raises for memory: `fit.plan.demand` makes the error of a plan that
+    does not fit. can_offload: what the installed llama.cpp can do. safe_mode: no repacked copies.
+
+    Raises UsageError for a KV type that this model cannot have, and for nonsense numbers.
+    """
+    _check(wish)
+    room = Room(header, wish, machine, can_offload=can_offload, safe_mode=safe_mode)
+    return _Planner(room, can_offload=can_offload).plan()
+
+
+def _check(wish: LoadWish) -> None:
+    if wish.context_tokens is not None and wish.context_tokens < 1:
+        raise UsageError(f"A context of {wish.context_tokens} tokens is not possible.")
+    if not 1 <= wish.max_slots <= _MOST_SLOTS:
+        raise UsageError(f"{wish.max_slots} sequences at once: 1 to {_MOST_SLOTS} are possible.")
+    if isinstance(wish.gpu_layers, int) and wish.gpu_layers < 0:
+        raise UsageError(
+            f"{wish.gpu_layers} layers on the GPU are not possible.",
+            hint="Give a number, auto or all.",
+        )
+
+
+class _Planner:
+    """Chooses among the ways of loading."""
+
+    def __init__(self, room: Room, *, can_offload: bool) -> None:
+        self.room, self.wish = room, room.wish
+        self.trained = room.shape.context_train
+        self.notes: list[str] = []
+        self.possible_types = kv_types(room.shape)
+        self.types = self._types()
+        self.layers = self._layers(can_offload)
+        # A context below which a coarser way of loading is tried.
+        self.goal = self.wish.context_tokens or min(self.trained, GOAL_TOKENS)
+        self.most = max(self.trained, self.goal)
+        self.least = min(LEAST_CONTEXT_TOKENS, self.trained)
+
+    def _types(self) -> tuple[str, ...]:
+        if self.wish.kv_type is None:
+            # q8_0 loses nothing that can be noticed; anything coarser must be asked for.
+            return tuple(name for name in ("f16", "q8_0") if name in self.possible_types)
+        if self.wish.kv_type not in self.possible_types:
+            raise UsageError(
+                f"This model's KV cache cannot be {self.wish.kv_type}.",
+                hint=f"Possible here: {', '.join(self.possible_types)}.",
+            )
+        return (self.wish.kv_type,)
+
+    def _layers(self, can_offload: bool) -> int | None:
+        """A number of layers, or None: as many as fit."""
+        asked, machine = self.wish.gpu_layers, self.room.machine
+        if not can_offload:
+            if asked != 0 and (machine.gpus or asked != "auto"):
+                names = ", ".join(sorted({gpu.name for gpu in machine.gpus}))
+                idle = f": {names} stays idle" if names else ""
+                self.notes.append(
+                    f"llama.cpp is built for the CPU alone here{idle}; "
+                    "`localchat doctor --rebuild` builds it anew."
+                )
+            return 0
+        if asked == "all" or (asked == "auto" and self.room.unified):
+            return self.room.layers
+        if asked == "auto":
+            return None if machine.gpus else 0
+        if asked and self.room.trusted:
+            self.notes.append(
+                "The GPU's memory cannot be read here: its layers are taken on trust."
+            )
+        return min(asked, self.room.layers)
+
+    def _caches(self, layers: int) -> Iterator[Way]:
+        for kv_type in self.types:
+            yield Way(kv_type, False, layers)
+            if self.room.shape.window:
+                yield Way(kv_type, True, layers)
+
+    def _ways(self) -> Iterator[Way]:
+        """Ways of loading, best first; where layers are chosen here, all of them first, then as many as
+        fit at the goal, then none."""
+        if self.layers is not None:
+            yield from self._caches(self.layers)
+            return
+        yield from self._caches(self.room.layers)
+        for way in self._caches(0):
+            if count := self.room.largest_layers(self.goal, way):
+                yield way._replace(gpu_layers=count)
+        yield from self._caches(0)
+
+    def plan(self) -> MemoryPlan:
+        """See the function `plan`."""
+        found: list[tuple[int, Way]] = []
+        for way in self._ways():
+            longest = self.room.largest_context(way, self.most)
+            if longest >= self.goal:
+                return self._fitting(way, longest)
+            found.append((longest, way))
+        longest, way = max(found, key=lambda pair: pair[0])
+        if self.wish.context_tokens is None and longest >= self.least:
+            return self._fitting(way, longest)
+        advice = tuple(self._advice(way))
+        return self._result(way, self.goal, longest, fits=False, advice=advice)
+
+    def _fitting(self, way: Way, longest: int) -> MemoryPlan:
+        context = self.wish.context_tokens
+        if context is None:
+            context = max(self._comfortable(way, longest), min(self.goal, longest))
+        elif context > self.trained:
+            self.notes.append(
+                f"The model was trained for {tokens(self.trained)}; beyond them it may ramble."
+            )
+        if self.wish.kv_type is None and way.kv_type != self.types[0]:
+            self.notes.append(f"The KV cache is {way.kv_type}, so that {tokens(context)} fit.")
+        if way.window_only:
+            self.notes.append("Sliding-window layers keep only their window, to save memory.")
+        if 0 < way.gpu_layers < self.room.layers:
+            self.notes.append(f"{way.gpu_layers} of {self.room.layers} layers go to the GPU.")
+        return self._result(way, context, longest, fits=True)
+
+    def _comfortable(self, way: Way, longest: int) -> int:
+        """The context that is taken when nobody asks: the longest that leaves room for parked prefixes, and
+        that does not force flash attention upon every step of a CPU."""
+        spare = min(_PARKED_BYTES // 2, self.room.ram_bytes // 8)
+        context = self.room.largest_context(way, longest, spare)
+        if way.gpu_layers or way.coarse:
+            return context
+        return max(largest(lambda count: not self.room.needs(count, way).flash, context), self.goal)
+
+    def _result(
+        self, way: Way, context: int, longest: int, *, fits: bool, advice: tuple[str, ...] = ()
+    ) -> MemoryPlan:
+        needs = self.room.needs(context, way)
+        return MemoryPlan(
+            backend="llama.cpp",
+            weights_bytes=sum(needs.weights),
+            kv_bytes=sum(needs.kv),
+            compute_bytes=sum(needs.compute),
+            overhead_bytes=sum(needs.overhead),
+            free_bytes=self.room.free_bytes(needs),
+            fits=fits,
+            context_tokens=context,
+            max_context_tokens=longest,
+            kv_type=way.kv_type,
+            flash_attention=needs.flash,
+            gpu_layers=way.gpu_layers,
+            cache_ram_bytes=self._parked(needs) if fits else 0,
+            max_step_tokens=self.room.steps(way.gpu_layers).tokens,
+            advice=advice,
+            notes=tuple(self.notes),
+            layers=self.room.layers,
+            gpu_bytes=needs.gpu,
+            gpu_free_bytes=self.room.gpu_free_bytes(needs),
+            window_only=way.window_only,
+        )
+
+    def _parked(self, needs: Needs) -> int:
+        """RAM for parked prefixes: what was asked, else half of what stays free, at most 2 GB."""
+        if self.wish.cache_ram_bytes is not None:
+            return self.wish.cache_ram_bytes
+        return min(max(self.room.ram_bytes - needs.ram, 0) // 2, _PARKED_BYTES)
+
+    def _advice(self, way: Way) -> Iterator[str]:
+        """What would help, in the order of what it costs the user."""
+        small = (
+            way._replace(kv_type="q8_0")
+            if "q8_0" in self.possible_types and not way.coarse
+            else way
+        )
+        if small != way and self.room.fits(self.goal, small):
+            yield f"--kv-type q8_0: {self._total(self.goal, small)} in all."
+        for shorter, flag in ((way, ""), (small, f" --kv-type {small.kv_type}")):
+            longest = self.room.largest_context(shorter, self.goal)
+            if self.least <= longest < self.goal:
+                yield f"--ctx {longest}{flag}: {self._total(longest, shorter)} in all."
+                break
+        if way.gpu_layers and not self.room.unified:
+            fewer = self.room.largest_layers(self.goal, way)
+            if fewer or self.room.fits(self.goal, way._replace(gpu_layers=0)):
+                yield f"--gpu-layers {fewer}: what is left over stays in RAM."
+        needs = self.room.needs(self.least, small)
+        header = self.room.header
+        rest = self.room.free_bytes(needs) - (needs.ram + needs.gpu - header.weights_bytes)
+        if name := smaller_quantization(header, rest):
+            yield f"A smaller quantization of this model, such as {name}."
+        elif not self.room.fits(self.least, small):
+            yield f"A smaller model: weights of {size(max(rest, 0))} at most fit here now."
+
+    def _total(self, context: int, way: Way) -> str:
+        needs = self.room.needs(context, way)
+        return size(needs.ram + needs.gpu)

@@ -1,0 +1,176 @@
+"""Ways of loading one model on one machine: what each takes, and whether there is room for it."""
+
+from typing import NamedTuple
+
+from localchat.fit.gguf_header import Header
+from localchat.fit.machine import Machine
+from localchat.fit.plan import (
+    CacheWish,
+    LoadWish,
+    Split,
+    kv_layer_bytes,
+    largest,
+    spendable_gpu,
+    spendable_ram,
+    weights_split,
+)
+from localchat.fit.shape import Shape, model_shape
+from localchat_llamacpp.buffers import (
+    GPU_CONTEXT_BYTES,
+    Steps,
+    compute_bytes,
+    context_cells,
+    input_bytes,
+    overhead_bytes,
+    repacked_bytes,
+    window_cells,
+)
+
+SCORES_BYTES = 512_000_000
+"""Attention scores up to this size are always paid for a faster decode."""
+_UNIFIED_SHARE = 0.75
+"""Of the RAM of a machine with unified memory, what its GPU may hold (Metal's own limit is near it)."""
+
+
+class Way(NamedTuple):
+    """One way of loading. window_only: sliding-window layers keep only their window."""
+
+    kv_type: str
+    window_only: bool
+    gpu_layers: int
+
+    @property
+    def coarse(self) -> bool:
+        """Whether the KV cache is quantized, which needs flash attention."""
+        return self.kv_type not in ("f32", "f16", "bf16")
+
+
+class Needs(NamedTuple):
+    """Bytes of one way of loading, in RAM and on the GPU."""
+
+    weights: Split
+    kv: Split
+    compute: Split
+    overhead: Split
+    flash: bool
+
+    @property
+    def ram(self) -> int:
+        """All that lies in RAM."""
+        return self.weights.ram + self.kv.ram + self.compute.ram + self.overhead.ram
+
+    @property
+    def gpu(self) -> int:
+        """All that lies in graphics memory."""
+        return self.weights.gpu + self.kv.gpu + self.compute.gpu + self.overhead.gpu
+
+    def pooled(self) -> "Needs":
+        """With unified memory everything comes out of the RAM."""
+        whole = [
+            Split(sum(part), 0) for part in (self.weights, self.kv, self.compute, self.overhead)
+        ]
+        return Needs(whole[0], whole[1], whole[2], whole[3], self.flash)
+
+
+class Room:
+    """A model, a machine and what was asked: prices every way of loading."""
+
+    def __init__(
+        self,
+        header: Header,
+        wish: LoadWish,
+        machine: Machine,
+        *,
+        can_offload: bool,
+        safe_mode: bool,
+    ) -> None:
+        self.header, self.wish, self.machine = header, wish, machine
+        self.shape: Shape = model_shape(header)
+        self.layers = self.shape.all_layers + 1
+        """As llama.cpp counts what can be offloaded: the output is one more."""
+        self.unified = machine.unified_memory and can_offload
+        self.trusted = can_offload and not self.unified and not machine.gpus
+        """Whether a GPU's memory cannot be read, so that a number of layers is taken on trust."""
+        self.ram_bytes = spendable_ram(machine)
+        if self.unified:
+            self.ram_bytes = min(self.ram_bytes, int(machine.ram_total_bytes * _UNIFIED_SHARE))
+        self.gpu_bytes = 0 if self.unified else spendable_gpu(machine)
+        self._safe_mode = safe_mode
+
+    def steps(self, gpu_layers: int) -> Steps:
+        """How the context is made when so many layers are offloaded."""
+        return Steps(self.wish.max_slots, step_tokens(self.machine, gpu=gpu_layers >= self.layers))
+
+    def needs(self, context: int, way: Way) -> Needs:
+        """Bytes at one context, without flash attention where that is faster and has room."""
+        with_flash = self._needs(context, way, flash=True)
+        if way.gpu_layers or way.coarse:
+            return with_flash
+        without = self._needs(context, way, flash=False)
+        small = max(SCORES_BYTES, self.ram_bytes // 8)
+        return without if without.compute.ram <= small and self._holds(without, 0) else with_flash
+
+    def _needs(self, context: int, way: Way, *, flash: bool) -> Needs:
+        layers = way.gpu_layers
+        steps = self.steps(layers)
+        cells = context_cells(context)
+        sliding = window_cells(self.shape, cells, steps) if way.window_only else cells
+        cache = CacheWish(cells, sliding, steps.sequences, way.kv_type, padded_values=not flash)
+        rows = kv_layer_bytes(self.shape, cache)
+        first = max(self.layers - layers, 0)
+        weights = weights_split(self.header, layers)
+        copies = 0 if self._safe_mode else repacked_bytes(self.header, self.machine, layers)
+        scratch = compute_bytes(self.shape, cells, sliding, steps, flash=flash)
+        compute = Split(scratch, 0)
+        if layers:
+            whole = layers >= self.layers
+            compute = Split(input_bytes(self.shape, cells, steps) if whole else scratch, scratch)
+        cards = max(len(self.machine.gpus), 1) if layers and not self.unified else 0
+        found = Needs(
+            Split(weights.ram + copies, weights.gpu),
+            Split(sum(rows[:first]), sum(rows[first:])),
+            compute,
+            Split(overhead_bytes(self.shape, steps), cards * GPU_CONTEXT_BYTES),
+            flash,
+        )
+        return found.pooled() if self.unified else found
+
+    def _holds(self, needs: Needs, spare_bytes: int) -> bool:
+        parked = self.wish.cache_ram_bytes or 0
+        return needs.ram + parked + spare_bytes <= self.ram_bytes and (
+            self.trusted or needs.gpu <= self.gpu_bytes
+        )
+
+    def fits(self, context: int, way: Way, spare_bytes: int = 0) -> bool:
+        """Whether there is room, `spare_bytes` of RAM left over."""
+        return self._holds(self.needs(context, way), spare_bytes)
+
+    def largest_context(self, way: Way, most: int, spare_bytes: int = 0) -> int:
+        """The longest context up to `most`; 0: none."""
+        return largest(lambda context: self.fits(context, way, spare_bytes), most)
+
+    def largest_layers(self, context: int, way: Way) -> int:
+        """The most layers that the GPU holds, where the RAM holds the others; 0: none."""
+        layers = largest(
+            lambda count: self.needs(context, way._replace(gpu_layers=count)).gpu <= self.gpu_bytes,
+            self.layers,
+            step=1,
+        )
+        return layers if self.fits(context, way._replace(gpu_layers=layers)) else 0
+
+    def free_bytes(self, needs: Needs) -> int:
+        """What a load may take of the memories that it uses."""
+        return self.ram_bytes + self.gpu_free_bytes(needs)
+
+    def gpu_free_bytes(self, needs: Needs) -> int:
+        """The graphics memory of that; where it cannot be read, what is needed."""
+        if not needs.gpu:
+            return 0
+        return needs.gpu if self.trusted else self.gpu_bytes
+
+
+def step_tokens(machine: Machine, *, gpu: bool) -> int:
+    """Most tokens of a step: what the time of a step could need at best."""
+    if gpu or machine.cores > 15:
+        return 512
+    return 128 if machine.cores <= 4 else 256

@@ -1,0 +1,282 @@
+"""The machine as it is now: cores, memory, graphics memory. Numbers of this moment, never cached.
+
+`read_machine` looks; a test or a what-if makes a `Machine` by hand. Nothing here imports torch or starts a
+GPU context: NVIDIA cards are asked through nvidia-ml-py where it is installed.
+"""
+
+import importlib
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One graphics card. `others_bytes`: taken by processes now. `compute_capability`: (9, 0) for Hopper."""
+
+    index: int
+    name: str
+    total_bytes: int
+    free_bytes: int
+    compute_capability: tuple[int, int] = (0, 0)
+    driver: str = ""
+
+    @property
+    def others_bytes(self) -> int:
+        """What other processes (and the driver) hold."""
+        return self.total_bytes - self.free_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a plan needs to know. `cores`: physical ones that this process may use, efficiency cores left
+    out where they are known. `ram_free_bytes`: what can be taken without swapping, within the limits of a
+    container. `unified_memory`: the GPU takes its memory from the RAM (Apple). `gpu_note`: why no GPU was
+    found, where that is worth a sentence."""
+
+    cpu_name: str
+    cpu_flags: frozenset[str]
+    cores: int
+    ram_total_bytes: int
+    ram_free_bytes: int
+    unified_memory: bool = False
+    gpus: tuple[Gpu, ...] = ()
+    gpu_note: str = ""
+
+    @property
+    def gpu_free_bytes(self) -> int:
+        """Free graphics memory, all cards together."""
+        return sum(gpu.free_bytes for gpu in self.gpus)
+
+
+def read_machine(root: Path = Path("/")) -> Machine:
+    """Look at this machine. `root`: where /proc and /sys stand (tests give a folder)."""
+    memory = psutil.virtual_memory()
+    limits = read_limits(root)
+    info = _cpu_info(root)
+    gpus, note = read_gpus()
+    total, free = int(memory.total), int(memory.available)
+    if limits.memory_bytes:
+        total = min(total, limits.memory_bytes)
+        free = min(free, max(limits.memory_bytes - limits.memory_used_bytes, 0))
+    cores = _physical_cores(root, _allowed())
+    if limits.cpus:
+        cores = min(cores, max(int(limits.cpus), 1))
+    return Machine(
+        cpu_name=info.get("model name") or _mac("machdep.cpu.brand_string") or platform.processor(),
+        cpu_flags=frozenset((info.get("flags") or info.get("Features") or "").split()),
+        cores=cores,
+        ram_total_bytes=total,
+        ram_free_bytes=free,
+        unified_memory=platform.system() == "Darwin" and platform.machine() == "arm64",
+        gpus=gpus,
+        gpu_note=note,
+    )
+
+
+# ---------------------------------------------------------------------------- limits of a container
+
+
+class Limits(NamedTuple):
+    """What control groups allow; 0: no limit. `memory_used_bytes` leaves out reclaimable file pages."""
+
+    memory_bytes: int = 0
+    memory_used_bytes: int = 0
+    cpus: float = 0.0
+
+
+def read_limits(root: Path = Path("/")) -> Limits:
+    """The tightest limits of this process's control groups, version 1 or 2. Nothing readable: no limits."""
+    memory, used, cpus = 0, 0, 0.0
+    for folder in _control_groups(root):
+        limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
+        # Version 1 says "no limit" with a number near 2^63.
+        if 0 < limit < 1 << 60 and (not memory or limit < memory):
+            now = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes")
+            memory, used = limit, max(now - _inactive_file(folder), 0)
+        if quota := _cpu_quota(folder):
+            cpus = min(cpus, quota) if cpus else quota
+    return Limits(memory, used, cpus)
+
+
+def _control_groups(root: Path) -> list[Path]:
+    """Folders of this process's groups and of all groups above them."""
+    base = root / "sys/fs/cgroup"
+    found: list[Path] = []
+    for line in _text(root / "proc/self/cgroup").splitlines() or ["0::/"]:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        tops = (
+            [base]
+            if not controllers
+            else [base / name for name in (controllers, *controllers.split(","))]
+        )
+        inner = Path(path.lstrip("/"))
+        for top in tops:
+            found += [top / part for part in (inner, *inner.parents)]
+    return [folder for folder in dict.fromkeys(found) if folder.is_dir()]
+
+
+def _cpu_quota(folder: Path) -> float:
+    quota, _, period = _text(folder / "cpu.max").partition(" ")
+    if not quota:
+        quota = _text(folder / "cpu.cfs_quota_us")
+        period = _text(folder / "cpu.cfs_period_us")
+    try:
+        share = int(quota) / int(period)
+    except (ValueError, ZeroDivisionError):  # "max": no quota
+        return 0.0
+    return share if share > 0 else 0.0
+
+
+def _inactive_file(folder: Path) -> int:
+    for line in _text(folder / "memory.stat").splitlines():
+        name, _, value = line.partition(" ")
+        if name in ("inactive_file", "total_inactive_file") and value.isdigit():
+            return int(value)
+    return 0
+
+
+def _number(path: Path) -> int:
+    text = _text(path)
+    return int(text) if text.isdigit() else 0
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+# ---------------------------------------------------------------------------- cores
+
+
+def _allowed() -> frozenset[int]:
+    """Logical CPUs that this process may run on; empty where the system does not say."""
+    try:
+        return frozenset(os.sched_getaffinity(0))
+    except (AttributeError, OSError):
+        return frozenset()
+
+
+def _physical_cores(root: Path, allowed: frozenset[int]) -> int:
+    """Physical cores among `allowed`, fast ones only where cores differ. At least 1."""
+    if fast := _mac("hw.perflevel0.physicalcpu"):
+        return max(int(fast), 1)
+    performance = _cpu_list(_text(root / "sys/devices/cpu_core/cpus"))
+    if not performance:
+        performance = _fastest(root, allowed)
+    usable = (allowed & performance) or allowed
+    topology = root / "sys/devices/system/cpu"
+    siblings = {
+        _text(topology / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in usable
+    }
+    return len(siblings) or psutil.cpu_count(logical=False) or os.cpu_count() or 1
+
+
+def _fastest(root: Path, allowed: frozenset[int]) -> frozenset[int]:
+    """CPUs of at least half the greatest capacity (ARM big.LITTLE says it in cpu_capacity)."""
+    folder = root / "sys/devices/system/cpu"
+    capacity = {cpu: _number(folder / f"cpu{cpu}/cpu_capacity") for cpu in allowed}
+    most = max(capacity.values(), default=0)
+    return frozenset(cpu for cpu, value in capacity.items() if most and 2 * value >= most)
+
+
+def _cpu_list(text: str) -> frozenset[int]:
+    """`0-3,8` as a set; what cannot be read is empty."""
+    found: set[int] = set()
+    for piece in text.split(","):
+        low, _, high = piece.partition("-")
+        if low.isdigit() and (high or low).isdigit():
+            found.update(range(int(low), int(high or low) + 1))
+    return frozenset(found)
+
+
+def _cpu_info(root: Path) -> Mapping[str, str]:
+    """The first processor's entries of /proc/cpuinfo."""
+    first = _text(root / "proc/cpuinfo").split("\n\n", 1)[0]
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _mac(name: str) -> str:
+    if platform.system() != "Darwin":
+        return ""
+    try:
+        answer = subprocess.run(
+            ["/usr/sbin/sysctl", "-n", name], capture_output=True, text=True, timeout=2, check=True
+        )
+    except (OSError, subprocess.SubprocessError):  # an older system does not know the name
+        return ""
+    return answer.stdout.strip()
+
+
+# ---------------------------------------------------------------------------- NVIDIA cards
+
+
+def read_gpus() -> tuple[tuple[Gpu, ...], str]:
+    """NVIDIA cards that CUDA_VISIBLE_DEVICES leaves, and a sentence where they cannot be read."""
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+    except ImportError:
+        present = Path("/proc/driver/nvidia/version").exists()
+        return (
+            (),
+            "An NVIDIA driver is here; `nvidia-ml-py` is missing to read its memory."
+            if present
+            else "",
+        )
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as trouble:
+        return (), f"The NVIDIA driver does not answer: {trouble}."
+    try:
+        driver = _decoded(nvml.nvmlSystemGetDriverVersion())
+        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+        return tuple(
+            _gpu(nvml, handles[i], i, driver) for i in visible(len(handles), os.environ)
+        ), ""
+    except nvml.NVMLError as trouble:
+        return (), f"The NVIDIA driver does not tell its memory: {trouble}."
+    finally:
+        nvml.nvmlShutdown()
+
+
+def visible(count: int, environment: Mapping[str, str]) -> tuple[int, ...]:
+    """Cards that CUDA would show, by its rule: the list ends at the first entry that is no card. Names
+    (`GPU-…`) are not followed: all cards are taken."""
+    wanted = environment.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None or any(
+        name.strip().startswith(("GPU-", "MIG-")) for name in wanted.split(",")
+    ):
+        return tuple(range(count))
+    found: list[int] = []
+    for name in wanted.split(","):
+        if not name.strip().isdigit() or int(name) >= count:
+            break
+        found.append(int(name))
+    return tuple(dict.fromkeys(found))
+
+
+def _gpu(nvml: Any, handle: Any, index: int, driver: str) -> Gpu:  # noqa: ANN401  pynvml has no types
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    return Gpu(
+        index=index,
+        name=_decoded(nvml.nvmlDeviceGetName(handle)),
+        total_bytes=int(memory.total),
+        free_bytes=int(memory.free),
+        compute_capability=(int(major), int(minor)),
+        driver=driver,
+    )
+
+
+def _decoded(text: str | bytes) -> str:
+    return text.decode(errors="replace") if isinstance(text, bytes) else text

@@ -1,0 +1,58 @@
+"""Sizes, counts and verdicts in words. Nothing here prints."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from localchat.fit.plan import MemoryPlan
+
+_UNITS = ("kB", "MB", "GB", "TB")
+
+
+def size(count_bytes: int) -> str:
+    """`4.7 GB`, `640 MB`, `12 bytes`: decimal units, as disks and downloads are sold."""
+    if abs(count_bytes) < 1000:
+        return f"{count_bytes} bytes"
+    power = 1
+    # 999.5 would be written 1000.
+    while power < len(_UNITS) and abs(count_bytes) >= 999.5 * 1000**power:
+        power += 1
+    value, unit = count_bytes / 1000**power, _UNITS[power - 1]
+    return f"{value:.1f} {unit}" if abs(value) < 9.95 or power >= 3 else f"{value:.0f} {unit}"
+
+
+def tokens(count: int) -> str:
+    """`32,768 tokens`, `1 token`."""
+    return f"{count:,} token{'' if count == 1 else 's'}"
+
+
+def rate(per_second: float) -> str:
+    """`62.0 tok/s`; from a thousand on `1,200 tok/s`."""
+    return f"{per_second:,.0f} tok/s" if per_second >= 999.5 else f"{per_second:.1f} tok/s"
+
+
+def percent(part: float, whole: float) -> str:
+    """`1 %`; `<1 %` for what is more than nothing; `0 %` of nothing."""
+    if part > 0 and (whole <= 0 or part / whole < 0.005):
+        return "<1 %"
+    return f"{100 * part / whole:.0f} %" if whole else "0 %"
+
+
+def verdict(plan: "MemoryPlan") -> tuple[str, ...]:
+    """The plan in a few lines: whether it fits, of what it consists, what would help."""
+    word = "Fits" if plan.fits else "Does not fit"
+    lines = [
+        f"{word}: {size(plan.total_bytes)} of {size(plan.free_bytes)} free, "
+        f"{tokens(plan.context_tokens)} of context.",
+        f"weights {size(plan.weights_bytes)} · KV {size(plan.kv_bytes)} ({plan.kv_type}) · "
+        f"compute {size(plan.compute_bytes)} · overhead {size(plan.overhead_bytes)}",
+    ]
+    if plan.gpu_layers:
+        where = (
+            f"{size(plan.gpu_bytes)} of {size(plan.gpu_free_bytes)} free"
+            if plan.gpu_bytes
+            else "unified memory"
+        )
+        lines.append(f"GPU: {plan.gpu_layers} of {plan.layers} layers, {where}.")
+    if plan.fits and plan.max_context_tokens > plan.context_tokens:
+        lines.append(f"Up to {tokens(plan.max_context_tokens)} of context would fit.")
+    return (*lines, *plan.notes, *plan.advice)

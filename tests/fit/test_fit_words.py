@@ -1,0 +1,81 @@
+"""Sizes and verdicts in words."""
+
+from dataclasses import replace
+
+import pytest
+
+from localchat.errors import DoesNotFit, ExitCode
+from localchat.fit.plan import MemoryPlan, demand, largest, reserve_bytes, rounded
+from localchat.fit.words import percent, rate, size, tokens, verdict
+
+PLAN = MemoryPlan(
+    backend="llama.cpp",
+    weights_bytes=4_700_000_000,
+    kv_bytes=1_000_000_000,
+    compute_bytes=200_000_000,
+    overhead_bytes=100_000_000,
+    free_bytes=8_000_000_000,
+    fits=True,
+    context_tokens=8192,
+    max_context_tokens=16384,
+    kv_type="f16",
+    flash_attention=False,
+    gpu_layers=0,
+    cache_ram_bytes=0,
+    max_step_tokens=128,
+    advice=("--ctx 4096: 5 GB in all.",),
+)
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        *((0, "0 bytes"), (999, "999 bytes"), (1500, "1.5 kB"), (640_400_000, "640 MB")),
+        *((999_600, "1.0 MB"), (4_700_000_000, "4.7 GB"), (16_000_000_000, "16.0 GB")),
+        *((999_999_999_999, "1.0 TB"), (5 * 10**15, "5000.0 TB"), (-2_000_000, "-2.0 MB")),
+    ],
+)
+def test_sizes(count: int, words: str) -> None:
+    assert size(count) == words
+
+
+def test_counts_and_rates() -> None:
+    assert (tokens(32768), tokens(1)) == ("32,768 tokens", "1 token")
+    assert (rate(62.04), rate(1234.5)) == ("62.0 tok/s", "1,234 tok/s")
+    assert (percent(1, 1000), percent(412, 32768), percent(0, 0)) == ("<1 %", "1 %", "0 %")
+
+
+def test_a_verdict_has_both_numbers_and_the_parts() -> None:
+    text = "\n".join(verdict(PLAN))
+    for words in (
+        "Fits: 6.0 GB of 8.0 GB free",
+        "weights 4.7 GB",
+        "KV 1.0 GB (f16)",
+        "Up to 16,384 tokens",
+    ):
+        assert words in text
+    assert "GPU" not in text
+    offloaded = replace(PLAN, gpu_layers=9, layers=33, gpu_bytes=10**9, gpu_free_bytes=2 * 10**9)
+    assert "GPU: 9 of 33 layers, 1.0 GB of 2.0 GB free." in verdict(offloaded)
+
+
+def test_a_plan_that_does_not_fit_is_an_error_with_numbers_and_advice() -> None:
+    assert demand(PLAN, "toy") is PLAN
+    with pytest.raises(
+        DoesNotFit, match=r"toy with 8,192 tokens .* 6\.0 GB, and 5\.0 GB are free"
+    ) as caught:
+        demand(replace(PLAN, fits=False, free_bytes=5_000_000_000), "toy")
+    assert caught.value.exit_code == ExitCode.DOES_NOT_FIT
+    assert caught.value.hint == "--ctx 4096: 5 GB in all."
+    assert caught.value.details["needed_bytes"] == 6_000_000_000
+
+
+@pytest.mark.parametrize("border", [0, 1, 255, 256, 257, 511, 512, 1000, 2000])
+def test_the_largest_is_found_wherever_the_border_lies(border: int) -> None:
+    found = largest(lambda count: count <= border, 1000)
+    assert found == (1000 if border >= 1000 else border // 256 * 256)
+
+
+def test_rounding_and_the_reserve() -> None:
+    assert (rounded(1), rounded(256), rounded(257)) == (256, 256, 512)
+    assert (reserve_bytes(2 * 10**9), reserve_bytes(100 * 10**9)) == (500_000_000, 5_000_000_000)

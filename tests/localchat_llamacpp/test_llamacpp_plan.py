@@ -1,0 +1,287 @@
+"""The choices for llama.cpp, on simulated machines, and the numbers beside llama.cpp's own."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from localchat.errors import UsageError
+from localchat.fit.gguf_header import Header
+from localchat.fit.header import read_header
+from localchat.fit.machine import Gpu, Machine
+from localchat.fit.plan import LoadWish, MemoryPlan
+from localchat.fit.shape import model_shape
+from localchat_llamacpp.buffers import Steps, context_cells, window_cells
+from localchat_llamacpp.plan import plan
+from tests.gguf_files import ARCHITECTURES, Q4_0, Size, gemma3, llama, write_model
+
+GB = 10**9
+EIGHT_B = Size(32, 4096, 32, 8, 128, 14336, 1024, 131072, Q4_0)
+LAPTOP = Machine("laptop", frozenset({"avx2"}), 4, 16 * GB, 12 * GB)
+CARD = Gpu(0, "RTX 4090", 24 * GB, 21 * GB)
+MAC = Machine("M2", frozenset({"asimddp"}), 8, 16 * GB, 12 * GB, unified_memory=True)
+
+
+@pytest.fixture(scope="module")
+def eight_b(tmp_path_factory: pytest.TempPathFactory) -> Header:
+    """An 8B model in Q4_0, 4.5 GB of nothing."""
+    return read_header(llama(EIGHT_B).sparse(tmp_path_factory.mktemp("models") / "8b.gguf"))
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Header:
+    """A 12B model whose layers mostly see 1,024 tokens."""
+    raw = gemma3(Size(48, 3840, 16, 8, 256, 15360, 1024, 131072, Q4_0, 1024))
+    return read_header(raw.sparse(tmp_path_factory.mktemp("models") / "gemma.gguf"))
+
+
+def asked(
+    header: Header,
+    machine: Machine = LAPTOP,
+    wish: LoadWish | None = None,
+    *,
+    can_offload: bool = False,
+    safe_mode: bool = True,
+) -> MemoryPlan:
+    return plan(header, wish or LoadWish(), machine, can_offload=can_offload, safe_mode=safe_mode)
+
+
+def tight_for(found: MemoryPlan) -> Machine:
+    """A machine a little too small for `found`."""
+    return replace(LAPTOP, ram_free_bytes=found.total_bytes + 16 * GB // 20 - 100_000)
+
+
+def too_small_for_f16(header: Header) -> Machine:
+    """A machine that holds 8,192 tokens of q8_0 and not of f16."""
+    wish = LoadWish(context_tokens=8192, kv_type="f16")
+    return tight_for(asked(header, tight_for(asked(header, wish=wish)), wish))
+
+
+def test_the_default_context_is_large_and_leaves_room_for_parked_prefixes(eight_b: Header) -> None:
+    found = asked(eight_b)
+    assert found.fits
+    assert 8192 <= found.context_tokens <= found.max_context_tokens <= 131072
+    assert found.context_tokens % 256 == 0
+    assert found.total_bytes + found.cache_ram_bytes <= found.free_bytes
+    assert found.cache_ram_bytes > GB // 2
+
+
+def test_the_default_context_is_never_longer_than_trained(tmp_path: Path) -> None:
+    found = asked(read_header(write_model(tmp_path / "m.gguf", size=Size(context=512))))
+    assert found.context_tokens == found.max_context_tokens == 512
+
+
+def test_flash_attention_is_off_on_a_cpu_until_its_scores_have_no_room(eight_b: Header) -> None:
+    assert not asked(eight_b).flash_attention
+    assert not asked(eight_b, wish=LoadWish(context_tokens=8192)).flash_attention
+    wish = LoadWish(context_tokens=8192, kv_type="f16")
+    assert asked(eight_b, tight_for(asked(eight_b, wish=wish)), wish).flash_attention
+    assert asked(eight_b, wish=LoadWish(kv_type="q8_0")).flash_attention
+    assert asked(eight_b, replace(LAPTOP, gpus=(CARD,)), can_offload=True).flash_attention
+
+
+def test_memory_kept_in_reserve_is_not_spent(eight_b: Header) -> None:
+    assert asked(eight_b).free_bytes == 12 * GB - 16 * GB // 20
+
+
+def test_a_coarser_cache_is_taken_where_the_fine_one_has_no_room(eight_b: Header) -> None:
+    found = asked(eight_b, too_small_for_f16(eight_b))
+    assert (found.fits, found.kv_type) == (True, "q8_0")
+    assert any("q8_0" in note for note in found.notes)
+    assert found.context_tokens >= 8192
+
+
+def test_what_does_not_fit_is_answered_with_advice_in_order(eight_b: Header) -> None:
+    tight = too_small_for_f16(eight_b)
+    found = asked(eight_b, tight, LoadWish(context_tokens=8192, kv_type="f16"))
+    assert not found.fits
+    assert found.total_bytes > found.free_bytes
+    assert [line.split(":")[0].split(" ")[0] for line in found.advice] == [
+        "--kv-type",
+        "--ctx",
+        "A",
+    ]
+    assert "Q3_K_M" in found.advice[-1]
+    shorter = int(found.advice[1].split(":")[0].split()[1])
+    assert asked(eight_b, tight, LoadWish(context_tokens=shorter, kv_type="f16")).fits
+    assert not asked(eight_b, tight, LoadWish(context_tokens=shorter + 256, kv_type="f16")).fits
+
+
+def test_a_machine_too_small_is_told_what_would_fit(eight_b: Header) -> None:
+    found = asked(eight_b, replace(LAPTOP, ram_total_bytes=2 * GB, ram_free_bytes=GB))
+    assert not found.fits
+    assert "smaller model" in found.advice[-1]
+
+
+def test_a_context_beyond_training_is_possible_and_said(eight_b: Header) -> None:
+    big = replace(LAPTOP, ram_total_bytes=100 * GB, ram_free_bytes=90 * GB)
+    found = asked(eight_b, big, LoadWish(context_tokens=200_000))
+    assert found.context_tokens == 200_000
+    assert any("trained for 131,072 tokens" in note for note in found.notes)
+
+
+def test_all_layers_go_to_a_card_that_holds_them(eight_b: Header) -> None:
+    found = asked(eight_b, replace(LAPTOP, gpus=(CARD,)), can_offload=True)
+    assert found.gpu_layers == found.layers == 33
+    assert found.gpu_bytes <= found.gpu_free_bytes == 21 * GB - 24 * GB // 20
+    assert found.max_step_tokens == 512
+
+
+def test_layers_stay_in_ram_where_the_card_is_small(eight_b: Header) -> None:
+    small = replace(LAPTOP, gpus=(Gpu(0, "RTX 3050", 4 * GB, int(3.5 * GB)),))
+    found = asked(eight_b, small, can_offload=True)
+    assert 0 < found.gpu_layers < 33
+    assert found.gpu_bytes <= found.gpu_free_bytes
+    one_more = LoadWish(
+        context_tokens=found.context_tokens, kv_type="f16", gpu_layers=found.gpu_layers + 1
+    )
+    refused = asked(eight_b, small, one_more, can_offload=True)
+    assert not refused.fits
+    assert any(line.startswith(f"--gpu-layers {found.gpu_layers}:") for line in refused.advice)
+
+
+def test_a_build_without_gpu_uses_none_and_says_how_to_get_one(eight_b: Header) -> None:
+    machine = replace(LAPTOP, gpus=(CARD,))
+    for layers in ("auto", "all"):
+        found = asked(eight_b, machine, LoadWish(gpu_layers="all" if layers == "all" else "auto"))
+        assert (found.gpu_layers, found.gpu_bytes) == (0, 0)
+        assert any("RTX 4090" in note and "doctor --rebuild" in note for note in found.notes)
+    assert not asked(eight_b, machine, LoadWish(gpu_layers=0)).notes
+
+
+def test_a_gpu_that_cannot_be_read_is_used_only_when_asked_for(eight_b: Header) -> None:
+    assert asked(eight_b, can_offload=True).gpu_layers == 0
+    found = asked(eight_b, wish=LoadWish(gpu_layers=10), can_offload=True)
+    assert (found.fits, found.gpu_layers) == (True, 10)
+    assert any("on trust" in note for note in found.notes)
+
+
+def test_unified_memory_is_one_pool(eight_b: Header) -> None:
+    found = asked(eight_b, MAC, can_offload=True)
+    assert found.gpu_layers == 33
+    assert found.gpu_bytes == 0
+    assert found.total_bytes <= found.free_bytes <= 0.75 * 16 * GB
+
+
+def test_windows_are_cut_only_where_full_layers_have_no_room(gemma: Header) -> None:
+    big = replace(LAPTOP, ram_total_bytes=32 * GB, ram_free_bytes=30 * GB)
+    wide = asked(gemma, big, LoadWish(context_tokens=32768))
+    narrow = asked(gemma, replace(big, ram_free_bytes=18 * GB), LoadWish(context_tokens=32768))
+    assert (wide.window_only, narrow.window_only) == (False, True)
+    assert narrow.kv_bytes < wide.kv_bytes
+    assert narrow.kv_type == "f16"
+
+
+def test_parked_prefixes_count_when_asked_for(eight_b: Header) -> None:
+    wish = LoadWish(context_tokens=8192, kv_type="f16", cache_ram_bytes=2 * GB)
+    assert asked(eight_b, wish=wish).cache_ram_bytes == 2 * GB
+    assert not asked(eight_b, wish=replace(wish, cache_ram_bytes=7 * GB)).fits
+
+
+@pytest.mark.parametrize(("cores", "step"), [(2, 128), (4, 128), (8, 256), (32, 512)])
+def test_steps_grow_with_the_cores(eight_b: Header, cores: int, step: int) -> None:
+    assert asked(eight_b, replace(LAPTOP, cores=cores)).max_step_tokens == step
+
+
+def test_repacked_copies_count_unless_in_safe_mode(eight_b: Header) -> None:
+    safe, fast = asked(eight_b), asked(eight_b, safe_mode=False)
+    assert safe.weights_bytes == eight_b.weights_bytes
+    matrices = sum(
+        t.size_bytes for t in eight_b.tensors if len(t.shape) == 2 and t.name != "token_embd.weight"
+    )
+    assert fast.weights_bytes - safe.weights_bytes == matrices
+    plain = replace(LAPTOP, cpu_flags=frozenset())
+    assert asked(eight_b, plain, safe_mode=False).weights_bytes == safe.weights_bytes
+    amx = replace(LAPTOP, cpu_flags=frozenset({"avx2", "avx512f", "avx512_vnni", "amx_int8"}))
+    assert asked(eight_b, amx, safe_mode=False).weights_bytes > fast.weights_bytes
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        LoadWish(kv_type="q3_x"),
+        LoadWish(context_tokens=0),
+        LoadWish(gpu_layers=-1),
+        LoadWish(max_slots=0),
+        LoadWish(max_slots=256),
+    ],
+)
+def test_nonsense_is_a_usage_error(eight_b: Header, wish: LoadWish) -> None:
+    with pytest.raises(UsageError):
+        asked(eight_b, wish=wish)
+
+
+LOAD = """
+import ctypes, json, re, sys
+import llama_cpp.llama_cpp as api
+text = []
+heard = api.llama_log_callback(lambda level, piece, user: text.append(piece.decode("utf-8", "replace")))
+api.llama_log_set(heard, None)
+for path, cells, step, rows, sequences, flash, swa_full in json.load(sys.stdin):
+    text.clear()
+    parameters = api.llama_model_default_params()
+    parameters.n_gpu_layers, parameters.use_extra_bufts = 0, False
+    model = api.llama_model_load_from_file(path.encode(), parameters)
+    wish = api.llama_context_default_params()
+    wish.n_ctx, wish.n_batch, wish.n_ubatch = cells, step, step
+    wish.n_seq_max, wish.n_outputs_max, wish.kv_unified = sequences, rows, True
+    wish.flash_attn_type, wish.swa_full, wish.n_threads = flash, swa_full, 1
+    context = api.llama_init_from_model(model, wish)
+    sizes = re.findall(r"(model|KV|RS|compute) +buffer size = +([0-9.]+) MiB", "".join(text))
+    print(json.dumps({kind: sum(float(n) for k, n in sizes if k == kind) for kind, _ in sizes}))
+    api.llama_free(context)
+    api.llama_model_free(model)
+"""
+
+
+def test_the_plan_agrees_with_what_llama_cpp_takes(tmp_path: Path) -> None:
+    shape = Size(
+        layers=6, width=256, heads=8, feed_forward=768, vocab=4096, context=4096, window=128
+    )
+    cases, loads = [], []
+    for name in sorted(ARCHITECTURES):
+        header = read_header(write_model(tmp_path / f"{name}.gguf", name, shape))
+        for context, flash in ((600, 0), (4096, 0), (4096, -1)):
+            wish = LoadWish(context_tokens=context, kv_type="f16", gpu_layers=0)
+            # A machine without room for the scores takes flash attention.
+            found = asked(header, LAPTOP, wish)
+            if flash:
+                found = asked(header, tight_for(found), wish)
+            steps = Steps(wish.max_slots, found.max_step_tokens)
+            cells = context_cells(context)
+            cases.append((name, found))
+            loads.append(
+                [
+                    str(header.parts[0]),
+                    cells,
+                    steps.tokens,
+                    steps.output_rows,
+                    steps.sequences,
+                    flash,
+                    True,
+                ]
+            )
+    answer = subprocess.run(
+        [sys.executable, "-c", LOAD],
+        input=json.dumps(loads),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for (name, found), line in zip(cases, answer.stdout.splitlines(), strict=True):
+        real = {kind: mib * 2**20 for kind, mib in json.loads(line).items()}
+        kv = real.get("KV", 0.0) + real.get("RS", 0.0)
+        # The log rounds to a hundredth of a MiB.
+        assert found.weights_bytes == pytest.approx(real["model"], rel=0.01, abs=20_000), name
+        assert found.kv_bytes == pytest.approx(kv, rel=0.01, abs=20_000), name
+        total = found.weights_bytes + found.kv_bytes + found.compute_bytes
+        assert total == pytest.approx(real["model"] + kv + real["compute"], rel=0.05), name
+
+
+def test_cut_windows_have_cells_for_every_sequence(gemma: Header) -> None:
+    shape = model_shape(gemma)
+    assert window_cells(shape, 33024, Steps(16, 128)) == 17664
+    assert window_cells(shape, 4096, Steps(16, 128)) == 4096
