@@ -1,9 +1,9 @@
 """The installed backends, found by entry point: ours enter as a stranger's would.
 
-Light: finding imports a backend's package root, which holds no torch and no llama_cpp.
+Light: finding imports a backend's package root, which holds no torch and no llama_cpp. What a door may ask
+of a backend stands here; running models is waist 2's part of the same object (loop/backend.py).
 """
 
-from collections.abc import Mapping
 from typing import Protocol
 
 from localchat.errors import LocalchatError
@@ -24,8 +24,51 @@ class Availability(Protocol):
     def versions(self) -> tuple[tuple[str, str], ...]: ...
 
 
+class Device(Protocol):
+    """A device that the backend's library found. `kind`: cpu, gpu, igpu, accel."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def description(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def free_bytes(self) -> int: ...
+    @property
+    def total_bytes(self) -> int: ...
+
+
+class Facts(Protocol):
+    """The build as it is. `library`: its file. `features`: instruction sets. `offload`: whether it can put
+    layers on a GPU."""
+
+    @property
+    def library(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def features(self) -> frozenset[str]: ...
+    @property
+    def offload(self) -> bool: ...
+    @property
+    def devices(self) -> tuple[Device, ...]: ...
+
+
+class WayOut(Protocol):
+    """What a user can do for a better build: a sentence, and the command where there is one, with the
+    variables it needs."""
+
+    @property
+    def sentence(self) -> str: ...
+    @property
+    def command(self) -> tuple[str, ...]: ...
+    @property
+    def environment(self) -> tuple[tuple[str, str], ...]: ...
+
+
 class Backend(Protocol):
-    """What a door may ask of a backend; running models is waist 2's part of the same object."""
+    """What a door may ask."""
 
     @property
     def name(self) -> str: ...
@@ -34,14 +77,17 @@ class Backend(Protocol):
         """Answers without importing anything heavy."""
         ...
 
-    def facts(self) -> Mapping[str, str]:
-        """The build as it is: devices, instruction sets, library file; values in words. May load the
-        native library; raises LocalchatError where that fails."""
+    def build_key(self) -> str:
+        """Names the native build and this CPU; safe mode is remembered by it."""
         ...
 
-    def rebuild_command(self) -> str:
-        """The shell command that builds its native part for this machine; empty where nothing would
-        change."""
+    def facts(self) -> Facts:
+        """Loads the native library. Raises LocalchatError, ImportError, OSError."""
+        ...
+
+    def ways_out(self) -> tuple[WayOut, ...]:
+        """What could be better here, best first: a rebuild for a GPU that this build cannot use, and both
+        ways out of a crash. Loads the native library as `facts` does."""
         ...
 
 

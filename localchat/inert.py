@@ -12,7 +12,7 @@ _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
 def _table() -> dict[int, str]:
     pictures = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
-    c1_and_delete = {code: _REPLACEMENT for code in range(0x80, 0xA0)} | {0x7F: "\u2421"}
+    c1_and_delete = dict.fromkeys(range(128, 160), _REPLACEMENT) | {0x7F: "\u2421"}
     direction = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), _REPLACEMENT)
     surrogates = dict.fromkeys(range(0xD800, 0xE000), _REPLACEMENT)
     return pictures | c1_and_delete | direction | surrogates

@@ -6,7 +6,15 @@ import sys
 import pytest
 
 HEAVY = {
-    *("torch", "triton", "llama_cpp", "transformers", "tokenizers", "safetensors", "huggingface_hub"),
+    *(
+        "torch",
+        "triton",
+        "llama_cpp",
+        "transformers",
+        "tokenizers",
+        "safetensors",
+        "huggingface_hub",
+    ),
     *("numpy", "textual", "rich", "msgspec", "jinja2", "gguf", "psutil", "tomlkit", "platformdirs"),
     *("asyncio", "importlib.metadata", "http", "ssl", "localchat_llamacpp", "localchat_cuda"),
     *("localchat.loop", "localchat.chatformat", "localchat.engine", "localchat.settings"),

@@ -56,7 +56,7 @@ def run(args: Sequence[str], door: Door | None = None) -> int:
             raise
         _say(problem.message, problem.hint)
         return problem.exit_code
-    except Exception as problem:  # noqa: BLE001 - the last line of defence: a traceback helps no user
+    except Exception as problem:
         if used.debugging:
             raise
         _say(

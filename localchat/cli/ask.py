@@ -47,7 +47,7 @@ def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":
 @prompt_options
 @engine_options(with_model=True)
 @click.pass_context
-def command(ctx: click.Context, words: tuple[str, ...], **_: object) -> int:
+def command(ctx: click.Context, /, words: tuple[str, ...], **_: object) -> int:
     """Ask the model."""
     from localchat.cli.converse import converse
     from localchat.cli.group import refuse_near_verb

@@ -43,23 +43,24 @@ class RootGroup(click.Group):
         name, command, rest = super().resolve_command(ctx, args)
         return ("" if name == _PROMPT else name), command, rest
 
-    def shell_complete(
-        self, ctx: click.Context, incomplete: str
-    ) -> "list[CompletionItem]":
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
         found = super().shell_complete(ctx, incomplete)
         if incomplete.startswith("-"):
             found += _command(_ASK).shell_complete(ctx, incomplete)
         return found
 
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        name = ctx.command_path
+        formatter.write_usage(name, "[FLAGS] [PROMPT]")
+        formatter.write_usage(name, "VERB ...", prefix="   or: ")
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs (each has --help)"):
             formatter.write_dl([(name, verb.about) for name, verb in VERBS.items()])
-        ask = _command(_ASK)
-        records = [ask_param.get_help_record(ctx) for ask_param in ask.get_params(ctx)]
-        own = [param.get_help_record(ctx) for param in self.get_params(ctx)]
-        rows = [record for record in (*records, *own) if record is not None]
+        flags = [param for param in _command(_ASK).params if isinstance(param, click.Option)]
+        records = [param.get_help_record(ctx) for param in (*flags, *self.get_params(ctx))]
         with formatter.section("Flags of a prompt"):
-            formatter.write_dl(list(dict(rows).items()))
+            formatter.write_dl([record for record in records if record is not None])
 
 
 def _command(module: str) -> click.Command:

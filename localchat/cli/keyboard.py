@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import suppress
 from typing import Protocol
 
 from localchat.cli.terminal import Terminal
@@ -24,10 +25,8 @@ class TerminalKeyboard:
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
-        try:
+        with suppress(ImportError):  # a Python built without it still reads lines
             import readline  # noqa: F401 - gives input() its editing and its history
-        except ImportError:
-            pass  # a Python built without it still reads lines
 
     def read(self) -> str | None:
         line = self._line("> ")
@@ -64,5 +63,5 @@ def open_keyboard(terminal: Terminal) -> TerminalKeyboard:
             ) from problem
         os.dup2(handle, 0)
         os.close(handle)
-        sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115, PTH123
+        sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     return TerminalKeyboard(terminal)

@@ -1,8 +1,8 @@
 """A conversation, line by line: for terminals of every kind, for -i, and over a slow connection."""
 
-from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Final
+
+import msgspec
 
 from localchat.cli.advice import with_advice
 from localchat.cli.answer import Answer, Display, take
@@ -11,7 +11,7 @@ from localchat.cli.keyboard import Keyboard
 from localchat.cli.setup import Setup, opened_engine, remember, request_for
 from localchat.engine.engine import Engine
 from localchat.engine.request import Message, Messages
-from localchat.errors import ContextExceeded, EngineDied, ExitCode, LocalchatError
+from localchat.errors import ContextExceeded, ExitCode, LocalchatError
 from localchat.figures import stats_line
 
 _HELP: Final = """\
@@ -26,12 +26,12 @@ Ctrl+C          stops the answer and keeps what was said"""
 
 def chat(setup: Setup, keyboard: Keyboard, first: str = "") -> int:
     """Talk until the person leaves; returns the exit code. `first`: a message that is there already."""
-    with ExitStack() as stack:
-        conversation = LineConversation(setup, lambda: stack.enter_context(opened_engine(setup)))
+    with opened_engine(setup) as engine:
+        conversation = LineConversation(setup, engine)
         if first:
             conversation.ask(first)
         else:
-            conversation.greet()
+            setup.terminal.say(f"{setup.model.name}; /help lists the commands, Ctrl+D leaves")
         while True:
             try:
                 line = keyboard.read()
@@ -49,43 +49,34 @@ def chat(setup: Setup, keyboard: Keyboard, first: str = "") -> int:
 
 
 class LineConversation:
-    """The messages so far, and the engine that answers them. A dead engine is opened again for the next
-    question; the conversation outlives it."""
+    """The messages so far, and the engine that answers them. They outlive an engine that dies: it starts
+    again with the next question."""
 
-    def __init__(self, setup: Setup, open_engine: Callable[[], Engine]) -> None:
+    def __init__(self, setup: Setup, engine: Engine) -> None:
         self._setup = setup
+        self._settings = msgspec.structs.replace(setup.settings, n=1)
         self._terminal = setup.terminal
-        self._open = open_engine
-        self._engine: Engine | None = None
+        self._engine = engine
         self._told = False
         self._system = setup.settings.system or ""
         self._messages: list[Message] = []
         self._last: Answer | None = None
 
-    def greet(self) -> None:
-        """Start the engine while the person still types."""
-        self._engine = self._open()
-        self._terminal.say(f"{self._setup.model.name}; /help lists the commands, Ctrl+D leaves")
-
     def ask(self, text: str) -> None:
         """Answer `text` and keep both. A refusal is said, and the conversation stays as it was."""
-        if self._engine is None:
-            self._engine = self._open()
-        engine, terminal = self._engine, self._terminal
+        settings, terminal = self._settings, self._terminal
         question = Message("user", text)
         system = (Message("system", self._system),) if self._system else ()
-        messages = Messages(
-            (*system, *self._messages, question), thinking=self._setup.settings.think
-        )
+        messages = Messages((*system, *self._messages, question), thinking=settings.think)
         display = Display(
             terminal,
-            reasoning=not self._setup.settings.hide_reasoning,
-            begun=lambda: self._tell(engine),
+            reasoning=not settings.hide_reasoning,
+            begun=self._tell_engine,
         )
         try:
-            answer = take(engine.generate(request_for(self._setup.settings, messages)), display)
+            answer = take(self._engine.generate(request_for(settings, messages)), display)
         except LocalchatError as problem:
-            self._refused(problem, engine)
+            self._refused(problem)
             return
         terminal.end_answer(empty=not answer.interrupted)
         self._messages += [
@@ -96,7 +87,7 @@ class LineConversation:
         remember(self._setup)
         if answer.interrupted:
             terminal.say("stopped; what was said stays")
-        elif self._setup.settings.stats and answer.done:
+        elif settings.stats and answer.done:
             terminal.insist(stats_line(answer.done))
 
     def command(self, line: str) -> None:
@@ -120,19 +111,17 @@ class LineConversation:
             case _:
                 say(f"there is no command {name}; /help lists them")
 
-    def _refused(self, problem: LocalchatError, engine: Engine) -> None:
+    def _refused(self, problem: LocalchatError) -> None:
         self._terminal.end_answer(empty=False)
         if isinstance(problem, ContextExceeded):
-            problem = with_advice(problem, engine)
+            problem = with_advice(problem, self._engine)
         self._terminal.insist(f"localchat: {problem.message}")
         for line in problem.hint.splitlines():
             self._terminal.insist(f"  {line}")
         if isinstance(problem, ContextExceeded) and self._messages:
             self._terminal.insist("  or begin anew: /clear")
-        if isinstance(problem, EngineDied):
-            self._engine = None
 
-    def _tell(self, engine: Engine) -> None:
+    def _tell_engine(self) -> None:
         if not self._told:
             self._told = True
-            tell_engine(self._terminal, engine)
+            tell_engine(self._terminal, self._engine)

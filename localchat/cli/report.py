@@ -17,7 +17,7 @@ def report(answer: Answer, info: EngineInfo, choices: int, texts: dict[int, str]
     `texts`: the text to report, by choice (with `--extract`, the code)."""
     done = answer.done
     timings: Timings | None = done.timings if done else None
-    whole = {
+    whole: dict[str, Any] = {
         "model": info.model,
         "backend": info.backend,
         "text": texts.get(0, ""),

@@ -12,7 +12,7 @@ from localchat.cli.options import engine_options
 @prompt_options
 @engine_options(with_model=False)
 @click.pass_context
-def command(ctx: click.Context, model_word: str, words: tuple[str, ...], **_: object) -> int:
+def command(ctx: click.Context, /, model_word: str, words: tuple[str, ...], **_: object) -> int:
     """Chat with a model, or ask it one thing.
 
     MODEL is the path of a GGUF file or a name. Without a prompt, on a terminal, a conversation begins.

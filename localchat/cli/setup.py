@@ -68,6 +68,7 @@ def opened_engine(setup: Setup) -> "Iterator[Engine]":
     cache = settings.cache_ram_mib
     options = EngineOptions(
         model=setup.model.path,
+        name=setup.model.name,
         context_tokens=settings.context_length,
         kv_type=settings.kv_cache_type,
         gpu_layers=settings.gpu_layers,
@@ -76,6 +77,7 @@ def opened_engine(setup: Setup) -> "Iterator[Engine]":
         cache_ram_bytes=None if cache is None else cache * _MIB,
         speculation=settings.speculation,
         backend=settings.backend,
+        state_dir=setup.paths.state_dir,
     )
     engine = setup.door.open_engine(options, setup.terminal.say)
     try:

@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from localchat.cli.app import run
@@ -25,7 +26,8 @@ from localchat.engine.events import (
     Usage,
 )
 from localchat.engine.local import EngineOptions
-from localchat.engine.request import GenerateRequest, Messages
+from localchat.engine.request import GenerateRequest
+from localchat.engine.scripted import ScriptedEngine
 from localchat.engine.stream import Stream
 from localchat.errors import ContextExceeded, EngineDied, LocalchatError
 
@@ -74,61 +76,51 @@ SCENARIOS: dict[str, tuple[Item, ...]] = {
     "prose": answer("no code here"),
     "two": answer("one\n", choices=2),
     "thinks": (*BEGIN, Reasoning(0, "hm "), Reasoning(0, "so"), *answer("Yes")[3:]),
-    "slow": (*BEGIN, Text(0, "first "), Figures("decode", completion_tokens=1), 30.0, *answer("x")[3:]),
+    "slow": (
+        *BEGIN,
+        Text(0, "first "),
+        Figures("decode", completion_tokens=1),
+        30.0,
+        *answer("x")[3:],
+    ),
     "endless": (*BEGIN, *[Text(0, "line\n")] * 200_000, Finished(0, "length"), DONE),
     "dies": (
         *BEGIN,
         Text(0, "half an ans"),
-        EngineDied("the engine died: SIGKILL", hint="its last words", signal="SIGKILL", phase="serve"),
+        EngineDied(
+            "the engine died: SIGKILL", hint="its last words", signal="SIGKILL", phase="serve"
+        ),
     ),
-    "long": (
-        ContextExceeded("too long", prompt_tokens=9000, context_tokens=4096),
-    ),
+    "long": (ContextExceeded("too long", prompt_tokens=9000, context_tokens=4096),),
 }
 
 
-class ScenarioEngine:
-    """Answers every request with one script, and keeps what it was asked."""
+@dataclass(slots=True)
+class ScenarioEngine(ScriptedEngine):
+    """Plays one script to the letter, whatever is asked."""
 
-    def __init__(self, script: Sequence[Item], info: EngineInfo) -> None:
-        self._script = script
-        self._info = info
-        self.requests: list[GenerateRequest] = []
-        self.closed = False
+    items: Sequence[Item] = ()
+    about: EngineInfo | None = None
 
     def generate(self, request: GenerateRequest) -> Stream:
         self.requests.append(request)
-        stream = Stream(cancel=lambda: None)
+        stream = Stream(cancel=self._count)
         threading.Thread(target=self._play, args=(stream,), daemon=True).start()
         return stream
 
+    def info(self) -> EngineInfo:
+        assert self.about is not None
+        return self.about
+
+    def _count(self) -> None:
+        self.cancelled += 1
+
     def _play(self, stream: Stream) -> None:
-        for item in self._script:
+        for item in self.items:
             if isinstance(item, float):
                 time.sleep(item)
             else:
                 stream.put(item)
-
-    def info(self) -> EngineInfo:
-        return self._info
-
-    def stats(self) -> Figures:
-        return Figures("decode")
-
-    def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        return [[0.0] for _ in texts]
-
-    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        return list(text.encode())
-
-    def detokenize(self, tokens: Sequence[int]) -> str:
-        return bytes(tokens).decode()
-
-    def render(self, messages: Messages) -> str:
-        return "".join(message.content for message in messages.messages)
-
-    def close(self, deadline_s: float = 2.0) -> None:
-        self.closed = True
 
 
 INFO = EngineInfo(
@@ -173,14 +165,12 @@ class ScriptedDoor:
         self._info = info
         self.options: list[EngineOptions] = []
         self.engines: list[ScenarioEngine] = []
-        self.door = (
-            Door(open_engine=self._open) if environ is None else Door(self._open, environ)
-        )
+        self.door = Door(open_engine=self._open) if environ is None else Door(self._open, environ)
 
     def _open(self, options: EngineOptions, say: Callable[[str], None]) -> ScenarioEngine:
         say("the engine speaks")
         self.options.append(options)
-        self.engines.append(ScenarioEngine(self._script, self._info))
+        self.engines.append(ScenarioEngine(items=self._script, about=self._info))
         return self.engines[-1]
 
 
