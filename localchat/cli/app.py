@@ -39,7 +39,8 @@ def run(args: Sequence[str], door: Door | None = None) -> int:
     used = door if door is not None else Door()
     try:
         status = root.main(list(args), prog_name="localchat", standalone_mode=False, obj=used)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return int(status or ExitCode.OK)
     except (OutputClosed, BrokenPipeError):
         _forget_stdout()

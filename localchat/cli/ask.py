@@ -49,9 +49,10 @@ def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":
 @click.pass_context
 def command(ctx: click.Context, /, words: tuple[str, ...], **_: object) -> int:
     """Ask the model."""
-    from localchat.cli.converse import converse
     from localchat.cli.group import refuse_near_verb
 
     if words and not ctx.meta[FORCED]:
         refuse_near_verb(words)
+    from localchat.cli.converse import converse  # loads what a prompt needs
+
     return converse(ctx, " ".join(words))

@@ -78,10 +78,14 @@ def remember_model(model: LocatedModel, paths: Paths) -> None:
         write_text(paths.state_dir / _LAST_MODEL, f"{model.word}\n")
 
 
-def _guide(why: str) -> Path:
+def _guide_file() -> Path:
     import localchat
 
-    path = Path(localchat.__file__).with_name("guide") / "guide.gguf"
+    return Path(localchat.__file__).with_name("guide") / "guide.gguf"
+
+
+def _guide(why: str) -> Path:
+    path = _guide_file()
     if not path.is_file():
         raise ModelMissing(
             f"the built-in guide is not part of this installation ({why})",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from localchat.cli.app import run
+from localchat.cli import main
 from localchat.cli.door import Door
 from localchat.engine.engine import EngineInfo
 from localchat.engine.events import (
@@ -148,24 +148,15 @@ INFO = EngineInfo(
 )
 
 
-def scripted_door(
-    script: Sequence[Item], environ: dict[str, str] | None = None, info: EngineInfo = INFO
-) -> "ScriptedDoor":
-    """A door whose engines play this script."""
-    return ScriptedDoor(script, environ, info)
-
-
 class ScriptedDoor:
     """`door` goes to the command; `options` and `engines` tell afterwards what it did."""
 
-    def __init__(
-        self, script: Sequence[Item], environ: dict[str, str] | None, info: EngineInfo
-    ) -> None:
+    def __init__(self, script: Sequence[Item], info: EngineInfo = INFO) -> None:
         self._script = script
         self._info = info
         self.options: list[EngineOptions] = []
         self.engines: list[ScenarioEngine] = []
-        self.door = Door(open_engine=self._open) if environ is None else Door(self._open, environ)
+        self.door = Door(open_engine=self._open)
 
     def _open(self, options: EngineOptions, say: Callable[[str], None]) -> ScenarioEngine:
         say("the engine speaks")
@@ -175,4 +166,4 @@ class ScriptedDoor:
 
 
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[2:], scripted_door(SCENARIOS[sys.argv[1]]).door))
+    main(sys.argv[2:], ScriptedDoor(SCENARIOS[sys.argv[1]]).door)
