@@ -58,7 +58,7 @@ def _answer_once(setup: Setup, engine: Engine, wish: Wish, prompt: Prompt) -> in
     display = Display(
         terminal,
         live=not whole,
-        reasoning=not settings.hide_reasoning and not wish.as_json,
+        reasoning=not (settings.hide_reasoning or settings.quiet or wish.as_json),
         begun=lambda: tell_engine(terminal, engine),
         enough=_closed_block
         if wish.extract and not figures and settings.n == 1

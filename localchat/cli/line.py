@@ -70,7 +70,7 @@ class LineConversation:
         messages = Messages((*system, *self._messages, question), thinking=settings.think)
         display = Display(
             terminal,
-            reasoning=not settings.hide_reasoning,
+            reasoning=not (settings.hide_reasoning or settings.quiet),
             begun=self._tell_engine,
         )
         try:

@@ -47,6 +47,7 @@ class Terminal:
         self._newlines = ""
         self._in_reasoning = False
         self._open = False
+        self._held: list[str] = []
 
     # ------------------------------------------------------------------ stdout
 
@@ -67,7 +68,11 @@ class Terminal:
         self._newlines = ""
         if self._open or empty:
             self._write_out("\n")
-        self._open = False
+        with self._lock:
+            self._open = False
+            held, self._held = self._held, []
+        for sentence in held:
+            self.say(sentence)
 
     def _write_out(self, text: str) -> None:
         with self._lock:
@@ -83,9 +88,14 @@ class Terminal:
     # ------------------------------------------------------------------ stderr
 
     def say(self, sentence: str) -> None:
-        """A notice, unless the run is quiet."""
-        if not self._quiet:
-            self.insist(f"localchat: {sentence}", dim=True)
+        """A notice, unless the run is quiet. Where it would break a line of the answer, it waits."""
+        if self._quiet:
+            return
+        with self._lock:
+            if self._open and self.stdout_is_terminal and self.stderr_is_terminal:
+                self._held.append(sentence)
+                return
+        self.insist(f"localchat: {sentence}", dim=True)
 
     def insist(self, text: str, *, dim: bool = False) -> None:
         """A line that was asked for, or that matters even to a quiet run."""

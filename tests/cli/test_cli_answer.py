@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from localchat.engine.events import Figures
 from localchat.errors import (
     DoesNotFit,
     EngineDied,
@@ -201,6 +202,23 @@ def test_ctrl_c_keeps_what_was_said_cancels_and_ends_with_130(
     assert call(door, "hi").code == 130
     assert pieces[0] == "kept"
     assert door.engines[0].closed
+
+
+def test_json_of_an_interrupted_answer_says_cancelled_and_what_is_known(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupting(event: object) -> str:
+        if isinstance(event, Figures):
+            raise KeyboardInterrupt
+        return ""
+
+    monkeypatch.setattr("localchat.cli.answer.progress_line", interrupting)
+    code, out, _ = call(SCENARIOS["slow"], "--json", "hi")
+    told = json.loads(out)
+    assert code == 130
+    assert (told["text"], told["finish_reason"]) == ("first ", "cancelled")
+    assert told["usage"] == {"prompt_tokens": 12, "cached_tokens": 4, "completion_tokens": 0}
+    assert set(told["timings"].values()) == {None}
 
 
 def test_an_unexpected_fault_is_one_line_unless_debugging(

@@ -55,16 +55,6 @@ def test_ctrl_c_keeps_what_was_said_and_ends_with_130() -> None:
         assert b"Traceback" not in process.stderr.read()
 
 
-def test_json_of_an_interrupted_answer_says_cancelled(screen: Start) -> None:
-    page = screen("slow", "--json", "hi")
-    page.wait_for("context")
-    page.press("\x03")
-    code, rest = page.finish()
-    assert code == 130
-    assert '"finish_reason":"cancelled"' in rest
-    assert '"text":"first "' in rest
-
-
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_streams_do_no_harm(closed: str) -> None:
     line = " ".join(["exec", *command("hello", "hi"), closed])
