@@ -58,8 +58,8 @@ class Terminal:
         self._newlines = whole[len(body) :]
         if body:
             self._leave_reasoning()
+            self._open = True  # before the write: Ctrl+C may come right behind it
             self._write_out(body)
-            self._open = True
 
     def end_answer(self, *, empty: bool = True) -> None:
         """Exactly one newline behind the answer, whatever it ended with. `empty`: also where there was no

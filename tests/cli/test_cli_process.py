@@ -115,10 +115,13 @@ def test_alone_on_a_terminal_it_talks_until_ctrl_d(screen: Start) -> None:
     page.wait_for("> ")
     page.press("/system be kind\n")
     page.wait_for("set")
+    page.wait_for("> ")
     page.press("/nonsense\n")
     page.wait_for("no command /nonsense")
+    page.wait_for("> ")
     page.press("/stats\n")
     page.wait_for("62.0 tok/s")
+    page.wait_for("> ")
     page.press("\x04")
     assert page.finish()[0] == 0
 
@@ -133,6 +136,7 @@ def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(screen: Start) -> N
     page.wait_for("> ")
     page.press("\x03")
     page.wait_for("Ctrl+D leaves")
+    page.wait_for("> ")
     page.press("/quit\n")
     assert page.finish()[0] == 0
 
@@ -141,8 +145,11 @@ def test_piped_text_and_then_the_keyboard(screen: Start) -> None:
     page = screen("hello", "-i", "sum up", stdin=b"a long text")
     page.wait_for("Hello.")
     page.wait_for("> ")
-    page.press('"""two\nlines"""\n')
+    page.press('"""two\n')
+    page.wait_for(". ")
+    page.press('lines"""\n')
     page.wait_for("Hello.")
+    page.wait_for("> ")
     page.press("/quit\n")
     assert page.finish()[0] == 0
 
