@@ -12,6 +12,7 @@ from localchat.cli.group import RootGroup
 from localchat.errors import ExitCode, LocalchatError
 
 _SIGPIPE_STATUS = 141
+_COMPLETE = "_LOCALCHAT_COMPLETE"
 
 
 @click.group(
@@ -38,10 +39,10 @@ def run(args: Sequence[str], door: Door | None = None) -> int:
 
     used = door if door is not None else Door()
     try:
-        status = root.main(list(args), prog_name="localchat", standalone_mode=False, obj=used)
+        status = _completed(used) if _COMPLETE in used.environ else _invoked(args, used)
         if sys.stdout is not None:
             sys.stdout.flush()
-        return int(status or ExitCode.OK)
+        return status if isinstance(status, int) else ExitCode.OK
     except (OutputClosed, BrokenPipeError):
         _forget_stdout()
         return _SIGPIPE_STATUS
@@ -65,6 +66,19 @@ def run(args: Sequence[str], door: Door | None = None) -> int:
             "this is a fault of localchat; LOCALCHAT_DEBUG=1 shows where it happened",
         )
         return ExitCode.ERROR
+
+
+def _invoked(args: Sequence[str], door: Door) -> object:
+    """What click's own `main` does, without its opinions on errors and closed pipes."""
+    with root.make_context("localchat", list(args), obj=door) as context:
+        return root.invoke(context)
+
+
+def _completed(door: Door) -> int:
+    """Answer a shell that asks what could stand here (the script of `localchat completion` does)."""
+    from click.shell_completion import shell_complete
+
+    return shell_complete(root, {}, "localchat", _COMPLETE, door.environ[_COMPLETE])
 
 
 def _usage_hint(problem: click.ClickException) -> str:

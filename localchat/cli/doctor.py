@@ -67,7 +67,7 @@ def _rebuild(door: Door, ways: "tuple[WayOut, ...]", *, yes: bool) -> int:
             if done.returncode:
                 raise LocalchatError(
                     f"the rebuild ended with status {done.returncode}",
-                    hint="what it printed says why; the old build may be gone: install localchat again",
+                    hint="what it printed says why",
                 )
             return 0
     return 0
