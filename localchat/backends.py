@@ -4,7 +4,8 @@ Light: finding imports a backend's package root, which holds no torch and no lla
 of a backend stands here; running models is waist 2's part of the same object (loop/backend.py).
 """
 
-from typing import Protocol
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from localchat.errors import LocalchatError
 
@@ -91,8 +92,39 @@ class Backend(Protocol):
         ...
 
 
+class _Unavailable(NamedTuple):
+    ok: bool
+    reason: str
+    hint: str
+    versions: tuple[tuple[str, str], ...] = ()
+
+
+class BrokenBackend:
+    """Stands for a backend whose code cannot be imported: never available, accepts nothing."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        self._reason = reason
+
+    def available(self) -> Availability:
+        return _Unavailable(False, self._reason, "install its distribution again, or remove it")
+
+    def accepts(self, path: Path) -> bool:
+        return False
+
+    def build_key(self) -> str:
+        return ""
+
+    def facts(self) -> Facts:
+        raise LocalchatError(self._reason)
+
+    def ways_out(self) -> tuple[WayOut, ...]:
+        return ()
+
+
 def find_backends() -> dict[str, Backend]:
-    """Every installed backend by its name. Raises LocalchatError naming one that cannot be imported."""
+    """Every installed backend by its name. One that cannot be imported says so in `available`, so that it
+    does not take the others with it."""
     from importlib.metadata import entry_points
 
     found: dict[str, Backend] = {}
@@ -100,8 +132,6 @@ def find_backends() -> dict[str, Backend]:
         try:
             found[point.name] = point.load()()
         except (ImportError, AttributeError) as problem:
-            raise LocalchatError(
-                f"the backend {point.name} ({point.value}) cannot be imported: {problem}",
-                hint="install its distribution again, or remove it",
-            ) from problem
+            reason = f"{point.value} cannot be imported: {problem}"
+            found[point.name] = BrokenBackend(point.name, reason)
     return found

@@ -35,16 +35,24 @@ def root() -> None:
 
 def run(args: Sequence[str], door: Door | None = None) -> int:
     """Run the command with these arguments; returns the exit code and never raises what a user can cause."""
-    from localchat.cli.terminal import OutputClosed
-
     used = door if door is not None else Door()
+    status = _status(args, used)
     try:
-        status = _completed(used) if _COMPLETE in used.environ else _invoked(args, used)
         if sys.stdout is not None:
             sys.stdout.flush()
+    except OSError as problem:
+        _forget_stdout()
+        return _SIGPIPE_STATUS if isinstance(problem, BrokenPipeError) else status or ExitCode.ERROR
+    return status
+
+
+def _status(args: Sequence[str], used: Door) -> int:
+    from localchat.cli.terminal import OutputClosed
+
+    try:
+        status = _completed(used) if _COMPLETE in used.environ else _invoked(args, used)
         return status if isinstance(status, int) else ExitCode.OK
     except (OutputClosed, BrokenPipeError):
-        _forget_stdout()
         return _SIGPIPE_STATUS
     except (KeyboardInterrupt, click.Abort):
         return ExitCode.INTERRUPTED
@@ -58,7 +66,7 @@ def run(args: Sequence[str], door: Door | None = None) -> int:
             raise
         _say(problem.message, problem.hint)
         return problem.exit_code
-    except Exception as problem:
+    except Exception as problem:  # the last line of defence: a traceback helps no user
         if used.debugging:
             raise
         _say(
@@ -107,7 +115,7 @@ def _say(message: str, hint: str) -> None:
 
 
 def _forget_stdout() -> None:
-    """Let the interpreter's last flush write nowhere: the reader is gone, and that is no error."""
+    """Let the interpreter's last flush write nowhere: its reader is gone, or the disk is full."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, sys.stdout.fileno())

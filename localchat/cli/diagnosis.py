@@ -67,8 +67,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def diagnose(door: Door) -> Diagnosis:
-    """Look at the machine and ask every backend; what fails is reported as found. Raises LocalchatError
-    where a backend cannot even be imported."""
+    """Look at the machine and ask every backend; what fails is reported as found."""
     import psutil
 
     paths = find_paths(door.environ)

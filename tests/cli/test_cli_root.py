@@ -26,7 +26,10 @@ def test_version_is_the_packages(call: Call) -> None:
     assert call(NOTHING, "--version") == (0, f"localchat {__version__}\n", "")
 
 
-def test_help_names_every_verb_and_flag_and_is_what_the_readme_shows(call: Call) -> None:
+def test_help_names_every_verb_and_is_what_the_readme_shows(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     code, out, err = call(NOTHING, "--help")
     assert (code, err) == (0, "")
     assert all(f"\n  {verb} " in out for verb in VERBS)
