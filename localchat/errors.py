@@ -4,6 +4,7 @@
     ├── UsageError                 exit 2   the request itself is off: unknown flag, bad value, bad template
     │   └── TemplateError          exit 2   the model's chat template refuses or breaks on these messages
     ├── ModelMissing               exit 3   no such model here
+    ├── FileMissing                exit 3   no such file of a prompt
     ├── ModelInvalid               exit 1   the file is there and is no model that can be used
     ├── DoesNotFit                 exit 4   memory: before the load, or while running
     ├── NetworkError               exit 5   the network, or a checksum
@@ -62,6 +63,11 @@ class TemplateError(UsageError):
 
 class ModelMissing(LocalchatError):
     code = "model_missing"
+    exit_code = ExitCode.MODEL_MISSING
+
+
+class FileMissing(LocalchatError):
+    code = "file_missing"
     exit_code = ExitCode.MODEL_MISSING
 
 

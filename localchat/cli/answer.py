@@ -1,0 +1,96 @@
+"""Take the events of one request: show them as they come, keep what is needed afterwards."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from localchat.cli.progress import progress_line
+from localchat.cli.terminal import Terminal
+from localchat.engine.events import (
+    Accepted,
+    Done,
+    Figures,
+    Finished,
+    FinishReason,
+    Prefill,
+    Reasoning,
+    Text,
+    ToolCall,
+)
+from localchat.engine.stream import Stream
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came of a request, complete or not. Texts and reasoning are by choice."""
+
+    texts: defaultdict[int, str] = field(default_factory=lambda: defaultdict(str))
+    reasoning: defaultdict[int, str] = field(default_factory=lambda: defaultdict(str))
+    reasons: dict[int, FinishReason] = field(default_factory=dict)
+    accepted: Accepted | None = None
+    prefill: Prefill | None = None
+    figures: Figures | None = None
+    done: Done | None = None
+    interrupted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Display:
+    """How an answer is shown while it comes. `live`: its text goes to stdout at once (one choice).
+    `begun` is called once, before the first text: the engine is loaded then. `enough` ends the answer early
+    when it is true of the text so far."""
+
+    terminal: Terminal
+    live: bool = True
+    reasoning: bool = True
+    begun: Callable[[], None] = lambda: None
+    enough: Callable[[str], bool] = lambda text: False
+
+
+def take(stream: Stream, display: Display) -> Answer:
+    """Consume the stream. Ctrl+C cancels it and keeps what was said. Raises what the stream raises; the
+    text until then has been shown."""
+    answer = Answer()
+    begun = False
+    try:
+        with stream:
+            for event in stream:
+                match event:
+                    case Text() | Reasoning() | ToolCall() if not begun:
+                        begun = True
+                        display.terminal.progress("")
+                        display.begun()
+                    case _ if line := progress_line(event):
+                        display.terminal.progress(line)
+                _keep(answer, event, display)
+                if isinstance(event, Text) and display.enough(answer.texts[0]):
+                    break
+    except KeyboardInterrupt:
+        answer.interrupted = True
+    finally:
+        display.terminal.progress("")
+    return answer
+
+
+def _keep(answer: Answer, event: object, display: Display) -> None:
+    match event:
+        case Text(choice=choice, text=text):
+            answer.texts[choice] += text
+            if display.live and choice == 0:
+                display.terminal.answer(text)
+        case Reasoning(choice=choice, text=text):
+            answer.reasoning[choice] += text
+            if display.reasoning and choice == 0:
+                display.terminal.reasoning(text)
+        case Finished(choice=choice, reason=reason):
+            answer.reasons[choice] = reason
+        case Accepted():
+            answer.accepted = event
+        case Prefill():
+            answer.prefill = event
+        case Figures():
+            answer.figures = event
+        case Done():
+            answer.done = event
+        case _:
+            pass  # queue and load are progress; tool calls and prompt logprobs are not asked for here

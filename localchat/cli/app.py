@@ -1,0 +1,125 @@
+"""The command itself, and the one place where errors become exit codes."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from localchat import __version__
+from localchat.cli.door import Door
+from localchat.cli.group import RootGroup
+from localchat.errors import ExitCode, LocalchatError
+
+_SIGPIPE_STATUS = 141
+_COMPLETE = "_LOCALCHAT_COMPLETE"
+
+
+@click.group(
+    cls=RootGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="localchat alone, on a terminal, begins a conversation. What stands behind -- is a prompt, "
+    "also where it looks like a verb.",
+)
+@click.version_option(__version__, message="localchat %(version)s")
+def root() -> None:
+    """Chat with a language model on this machine, or pipe text through one.
+
+    \b
+    localchat "what is a KV cache?"
+    cat report.txt | localchat "sum this up in five lines"
+    localchat run MODEL
+    """
+
+
+def run(args: Sequence[str], door: Door | None = None) -> int:
+    """Run the command with these arguments; returns the exit code and never raises what a user can cause."""
+    used = door if door is not None else Door()
+    status = _status(args, used)
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as problem:
+        _forget_stdout()
+        return _SIGPIPE_STATUS if isinstance(problem, BrokenPipeError) else status or ExitCode.ERROR
+    return status
+
+
+def _status(args: Sequence[str], used: Door) -> int:
+    from localchat.cli.terminal import OutputClosed
+
+    try:
+        status = _completed(used) if _COMPLETE in used.environ else _invoked(args, used)
+        return status if isinstance(status, int) else ExitCode.OK
+    except (OutputClosed, BrokenPipeError):
+        return _SIGPIPE_STATUS
+    except (KeyboardInterrupt, click.Abort):
+        return ExitCode.INTERRUPTED
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.ClickException as problem:
+        _say(f"{problem.format_message()}", _usage_hint(problem))
+        return ExitCode.USAGE
+    except LocalchatError as problem:
+        if used.debugging:
+            raise
+        _say(problem.message, problem.hint)
+        return problem.exit_code
+    except Exception as problem:  # the last line of defence: a traceback helps no user
+        if used.debugging:
+            raise
+        _say(
+            f"unexpected: {type(problem).__name__}: {problem}",
+            "this is a fault of localchat; LOCALCHAT_DEBUG=1 shows where it happened",
+        )
+        return ExitCode.ERROR
+
+
+def _invoked(args: Sequence[str], door: Door) -> object:
+    """What click's own `main` does, without its opinions on errors and closed pipes."""
+    with root.make_context("localchat", list(args), obj=door) as context:
+        return root.invoke(context)
+
+
+def _completed(door: Door) -> int:
+    """Answer a shell that asks what could stand here (the script of `localchat completion` does)."""
+    from click.shell_completion import shell_complete
+
+    return shell_complete(root, {}, "localchat", _COMPLETE, door.environ[_COMPLETE])
+
+
+def _usage_hint(problem: click.ClickException) -> str:
+    if isinstance(problem, click.NoSuchOption):
+        return "localchat --help lists the flags; a prompt that begins with a dash stands behind --"
+    command = (
+        problem.ctx.command_path.strip()
+        if isinstance(problem, click.UsageError) and problem.ctx
+        else ""
+    )
+    return f"{command or 'localchat'} --help tells more"
+
+
+def _say(message: str, hint: str) -> None:
+    """An error on stderr, made inert where that is a terminal."""
+    from localchat.inert import inert
+
+    text = f"localchat: {message}\n" + "".join(f"  {line}\n" for line in hint.splitlines())
+    if sys.stderr is None:
+        return
+    try:
+        sys.stderr.write(inert(text) if sys.stderr.isatty() else text)
+        sys.stderr.flush()
+    except OSError:
+        pass  # nobody is left to tell
+
+
+def _forget_stdout() -> None:
+    """Let the interpreter's last flush write nowhere: its reader is gone, or the disk is full."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, sys.stdout.fileno())
+    except (OSError, ValueError, AttributeError):
+        pass  # stdout is no file, or closed: nothing will be flushed
+    finally:
+        os.close(nowhere)

@@ -1,0 +1,58 @@
+"""`localchat "prompt"`: one answer, or a conversation where nothing is asked and a person sits there."""
+
+import click
+
+from localchat.cli.options import engine_options
+
+FORCED = "localchat.cli.ask.forced"
+
+
+class AskCommand(click.Command):
+    """Knows whether `--` stood before the words, and shows the overview as its help."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[FORCED] = "--" in args
+        return super().parse_args(ctx, args)
+
+    def get_help(self, ctx: click.Context) -> str:
+        return ctx.parent.get_help() if ctx.parent is not None else super().get_help(ctx)
+
+
+def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":
+    """The flags that belong to one call and are no settings."""
+    for decorator in (
+        click.option(
+            "--raw-prompt", is_flag=True, help="Send the prompt without the chat template."
+        ),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object with figures."),
+        click.option(
+            "-x", "--extract", is_flag=True, help="Print the first fenced code block only."
+        ),
+        click.option("-i", "--interactive", is_flag=True, help="Then go on as a conversation."),
+        click.option(
+            "-f",
+            "--file",
+            "files",
+            multiple=True,
+            metavar="FILE",
+            help="Text that comes first; repeatable.",
+        ),
+    ):
+        function = decorator(function)
+    return function
+
+
+@click.command("ask", cls=AskCommand)
+@click.argument("words", nargs=-1)
+@prompt_options
+@engine_options(with_model=True)
+@click.pass_context
+def command(ctx: click.Context, /, words: tuple[str, ...], **_: object) -> int:
+    """Ask the model."""
+    from localchat.cli.group import refuse_near_verb
+
+    if words and not ctx.meta[FORCED]:
+        refuse_near_verb(words)
+    from localchat.cli.converse import converse  # loads what a prompt needs
+
+    return converse(ctx, " ".join(words))

@@ -1,0 +1,23 @@
+"""`localchat completion SHELL`: the script that makes a shell complete verbs, flags and file names."""
+
+import click
+
+_SHELLS = ("bash", "zsh", "fish")
+_WHERE = {
+    "bash": 'eval "$(localchat completion bash)" in ~/.bashrc',
+    "zsh": 'eval "$(localchat completion zsh)" in ~/.zshrc',
+    "fish": "localchat completion fish > ~/.config/fish/completions/localchat.fish",
+}
+
+
+@click.command("completion", epilog="To have it always: " + "; ".join(_WHERE.values()) + ".")
+@click.argument("shell", type=click.Choice(_SHELLS))
+@click.pass_context
+def command(ctx: click.Context, shell: str) -> None:
+    """Print the completion script of a shell."""
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    root = ctx.find_root().command
+    click.echo(kind(root, {}, "localchat", "_LOCALCHAT_COMPLETE").source())

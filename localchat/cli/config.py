@@ -1,0 +1,100 @@
+"""`localchat config …`: what is set, where it was said, and how to change it."""
+
+from typing import Any
+
+import click
+
+from localchat.cli.door import Door
+
+
+@click.group("config")
+def command() -> None:
+    """Show and change settings.
+
+    A flag wins over the environment (LOCALCHAT_ and the key in capitals), that over the settings file, that
+    over the default. In the file, [models."NAME"] wins over [defaults].
+    """
+
+
+@command.command("show")
+@click.option("--origin", is_flag=True, help="Where each value comes from.")
+@click.option("--for", "model", metavar="MODEL", help="As they are for this model.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def show(door: Door, origin: bool, model: str | None, as_json: bool) -> None:
+    """Print every setting in force."""
+    import msgspec
+
+    from localchat.paths import find_paths
+    from localchat.settings import from_environment, resolve
+    from localchat.settings_file import read_settings
+
+    file = read_settings(find_paths(door.environ).settings_file)
+    settings, origins = resolve(
+        file.layer((model,) if model else ()), from_environment(door.environ)
+    )
+    values = msgspec.to_builtins(settings, str_keys=True)
+    if as_json:
+        rows = {key: {"value": value, "origin": origins[key]} for key, value in values.items()}
+        click.echo(msgspec.json.encode(rows if origin else values).decode())
+        return
+    width = max(len(key) for key in values)
+    for key, value in values.items():
+        told = f"  ({origins[key]})" if origin else ""
+        click.echo(f"{key:<{width}} = {_written(value)}{told}")
+
+
+@command.command("path")
+@click.pass_obj
+def path(door: Door) -> None:
+    """Print the path of the settings file."""
+    from localchat.paths import find_paths
+
+    click.echo(find_paths(door.environ).settings_file)
+
+
+@command.command("set")
+@click.argument("key")
+@click.argument("value")
+@click.option("--for", "model", metavar="MODEL", help="For this model only.")
+@click.pass_obj
+def set_value(door: Door, key: str, value: str, model: str | None) -> None:
+    """Write a setting into the file; comments stay."""
+    _write(door, key, value, model)
+
+
+@command.command("unset")
+@click.argument("key")
+@click.option("--for", "model", metavar="MODEL", help="For this model only.")
+@click.pass_obj
+def unset(door: Door, key: str, model: str | None) -> None:
+    """Take a setting out of the file."""
+    _write(door, key, None, model)
+
+
+@command.command("keys")
+def keys() -> None:
+    """List every key with what it means, its flag and its values."""
+    from localchat.settings import KEYS, variable
+
+    for key, words in KEYS.items():
+        click.echo(
+            f"{key}\n  {words.about} It takes {words.valid}.\n  {words.flag} · {variable(key)}"
+        )
+
+
+def _write(door: Door, key: str, value: str | None, model: str | None) -> None:
+    from localchat.paths import find_paths
+    from localchat.settings_file import write_setting
+
+    file = find_paths(door.environ).settings_file
+    write_setting(file, key.replace("-", "_"), value, model)
+    click.echo(f"localchat: {file} is written", err=True)
+
+
+def _written(value: Any) -> str:  # noqa: ANN401 - any setting
+    import msgspec
+
+    if value is None:
+        return "(decided when it runs)"
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,144 @@
+"""One answer for a prompt, or a conversation: what `localchat …` and `localchat run …` both do."""
+
+import sys
+from typing import NamedTuple
+
+import click
+import msgspec
+
+from localchat.cli.advice import with_advice
+from localchat.cli.answer import Answer, Display, take
+from localchat.cli.door import Door
+from localchat.cli.extract import first_code_block
+from localchat.cli.prompt import join_parts, read_files, read_stdin
+from localchat.cli.report import context_line, report
+from localchat.cli.setup import Setup, opened_engine, prepare, remember, request_for
+from localchat.cli.terminal import Terminal
+from localchat.engine.engine import Engine
+from localchat.engine.request import Message, Messages, Prompt, Text
+from localchat.errors import ContextExceeded, ExitCode, LocalchatError, UsageError
+from localchat.figures import stats_line
+from localchat.settings import Settings
+
+
+class Wish(NamedTuple):
+    """The flags of one call."""
+
+    interactive: bool
+    as_json: bool
+    extract: bool
+    raw_prompt: bool
+
+
+def converse(ctx: click.Context, words: str, model_word: str | None = None) -> int:
+    """Answer and return the exit code. Raises LocalchatError."""
+    wish = Wish(*(bool(ctx.params[name]) for name in Wish._fields))
+    _refuse_nonsense(ctx, wish)
+    text = _prompt_text(ctx, words)
+    if not text and not wish.interactive and not _person_sits_there():
+        raise UsageError(
+            "there is nothing to ask: no prompt, and stdin is empty",
+            hint='localchat "prompt", or text | localchat "question"; on a terminal, localchat alone chats',
+        )
+    setup = prepare(ctx, model_word)
+    if text and not wish.interactive:
+        with opened_engine(setup) as engine:
+            return _answer_once(setup, engine, wish, _prompt(setup.settings, text, wish))
+    from localchat.cli.keyboard import open_keyboard
+    from localchat.cli.line import chat
+
+    keyboard = open_keyboard(setup.terminal)
+    return chat(setup, keyboard, text)
+
+
+def _answer_once(setup: Setup, engine: Engine, wish: Wish, prompt: Prompt) -> int:
+    terminal, settings = setup.terminal, setup.settings
+    whole = wish.as_json or wish.extract or settings.n > 1
+    figures = wish.as_json or settings.stats
+    display = Display(
+        terminal,
+        live=not whole,
+        reasoning=not (settings.hide_reasoning or settings.quiet or wish.as_json),
+        begun=lambda: tell_engine(terminal, engine),
+        enough=_closed_block
+        if wish.extract and not figures and settings.n == 1
+        else lambda text: False,
+    )
+    try:
+        answer = take(engine.generate(request_for(settings, prompt)), display)
+    except ContextExceeded as problem:
+        raise with_advice(problem, engine) from problem
+    except LocalchatError:
+        terminal.end_answer(empty=False)
+        raise
+    remember(setup)
+    texts = _texts(answer, settings.n, wish)
+    if wish.as_json:
+        line = msgspec.json.encode(report(answer, engine.info(), settings.n, texts)).decode()
+        terminal.answer(line)
+        terminal.end_answer()
+    else:
+        if whole and (texts or not answer.interrupted):
+            terminal.answer("\n---\n".join(text.rstrip("\n") for _, text in sorted(texts.items())))
+        terminal.end_answer(empty=not answer.interrupted)
+    if settings.stats and answer.done:
+        terminal.insist(stats_line(answer.done))
+    return ExitCode.INTERRUPTED if answer.interrupted else ExitCode.OK
+
+
+def _texts(answer: Answer, choices: int, wish: Wish) -> dict[int, str]:
+    """What to print, by choice. Raises LocalchatError where code was wanted and none came."""
+    texts = {choice: answer.texts[choice] for choice in range(choices) if choice in answer.texts}
+    if not wish.extract:
+        return texts
+    code = {choice: first_code_block(text) for choice, text in texts.items()}
+    found = {choice: block for choice, block in code.items() if block is not None}
+    if not found and not answer.interrupted:
+        raise LocalchatError(
+            "the answer holds no fenced code block",
+            hint=f"it was:\n{answer.texts[0]}" if answer.texts[0] else "it was empty",
+        )
+    return found
+
+
+def _closed_block(text: str) -> bool:
+    return first_code_block(text, finished=False) is not None
+
+
+def tell_engine(terminal: Terminal, engine: Engine) -> None:
+    """Say what answers, with which context, and what the user should know of it."""
+    info = engine.info()
+    terminal.say(context_line(info))
+    for note in info.notes:
+        terminal.say(note)
+    if info.warning:
+        terminal.say(f"warning: {info.warning}")
+
+
+def _prompt(settings: Settings, text: str, wish: Wish) -> Prompt:
+    if wish.raw_prompt:
+        return Text(text, special=True)
+    system = (Message("system", settings.system),) if settings.system else ()
+    return Messages((*system, Message("user", text)), thinking=settings.think)
+
+
+def _prompt_text(ctx: click.Context, words: str) -> str:
+    door = ctx.find_object(Door)
+    assert door is not None
+    early = Terminal(door.environ, quiet=bool(ctx.params["quiet"]))
+    files = read_files(ctx.params["files"], early.say)
+    return join_parts([files, read_stdin(early.say), words])
+
+
+def _person_sits_there() -> bool:
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
+
+
+def _refuse_nonsense(ctx: click.Context, wish: Wish) -> None:
+    if wish.interactive and (wish.as_json or wish.extract or wish.raw_prompt):
+        raise UsageError("-i is a conversation; --json, -x and --raw-prompt are for one answer")
+    if wish.raw_prompt and ctx.params["system"]:
+        raise UsageError(
+            "--raw-prompt sends the prompt as it is, and -s would be lost",
+            hint="write the instructions into the prompt",
+        )

@@ -1,0 +1,211 @@
+"""What `doctor` finds out, as data and in words."""
+
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Iterator
+
+import msgspec
+
+from localchat import __version__
+from localchat.backends import Backend, WayOut, find_backends
+from localchat.cli.door import Door
+from localchat.engine.safemode import SafeBuilds
+from localchat.errors import LocalchatError
+from localchat.figures import size
+from localchat.paths import Paths, find_paths
+
+
+class Way(msgspec.Struct, frozen=True):
+    """A way to a better build, as data."""
+
+    sentence: str
+    command: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+class BackendDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """One backend. `trouble`: why its library could not be asked, else empty."""
+
+    name: str
+    available: bool
+    reason: str
+    hint: str
+    versions: dict[str, str]
+    safe_mode: bool
+    trouble: str = ""
+    library: str = ""
+    version: str = ""
+    features: tuple[str, ...] = ()
+    offload: bool = False
+    devices: tuple[dict[str, str | int], ...] = ()
+    ways_out: tuple[Way, ...] = ()
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything `doctor --json` prints."""
+
+    localchat: str
+    python: str
+    executable: str
+    platform: str
+    cpu: str
+    threads: int
+    cores: int
+    memory_total_bytes: int
+    memory_available_bytes: int
+    settings_file: str
+    models_dir: str
+    state_dir: str
+    backends: tuple[BackendDiagnosis, ...]
+
+    @property
+    def ways_out(self) -> tuple[WayOut, ...]:
+        """Those of all backends."""
+        return tuple(way for backend in self.backends for way in backend.ways_out)
+
+
+def diagnose(door: Door) -> Diagnosis:
+    """Look at the machine and ask every backend; what fails is reported as found."""
+    import psutil
+
+    paths = find_paths(door.environ)
+    memory = psutil.virtual_memory()
+    return Diagnosis(
+        localchat=__version__,
+        python=platform.python_version(),
+        executable=sys.executable,
+        platform=platform.platform(),
+        cpu=_cpu_name(),
+        threads=os.cpu_count() or 1,
+        cores=psutil.cpu_count(logical=False) or os.cpu_count() or 1,
+        memory_total_bytes=memory.total,
+        memory_available_bytes=memory.available,
+        settings_file=str(paths.settings_file),
+        models_dir=str(paths.models_dir),
+        state_dir=str(paths.state_dir),
+        backends=tuple(_ask(backend, paths) for backend in find_backends().values()),
+    )
+
+
+def _ask(backend: Backend, paths: Paths) -> BackendDiagnosis:
+    available = backend.available()
+    key = backend.build_key() if available.ok else ""
+    remembered = SafeBuilds(paths.state_dir / "safe-builds.json").known()
+    known = BackendDiagnosis(
+        name=backend.name,
+        available=available.ok,
+        reason=available.reason,
+        hint=available.hint,
+        versions=dict(available.versions),
+        safe_mode=bool(key) and key in remembered,
+    )
+    if not available.ok:
+        return known
+    try:
+        facts, ways = backend.facts(), backend.ways_out()
+    except (LocalchatError, ImportError, OSError, RuntimeError) as problem:
+        return msgspec.structs.replace(known, trouble=str(problem))
+    return msgspec.structs.replace(
+        known,
+        library=facts.library,
+        version=facts.version,
+        features=tuple(sorted(facts.features)),
+        offload=facts.offload,
+        devices=tuple(
+            {
+                "name": device.name,
+                "description": device.description,
+                "kind": device.kind,
+                "free_bytes": device.free_bytes,
+                "total_bytes": device.total_bytes,
+            }
+            for device in facts.devices
+        ),
+        ways_out=tuple(Way(way.sentence, way.command, way.environment) for way in ways),
+    )
+
+
+def sentences(diagnosis: Diagnosis) -> Iterator[str]:
+    """The diagnosis in lines."""
+    free = f"{size(diagnosis.memory_available_bytes)} free of {size(diagnosis.memory_total_bytes)}"
+    rows = (
+        ("localchat", diagnosis.localchat),
+        ("Python", f"{diagnosis.python} ({diagnosis.executable})"),
+        ("platform", diagnosis.platform),
+        ("CPU", f"{diagnosis.cpu}, {diagnosis.cores} cores, {diagnosis.threads} threads"),
+        ("memory", free),
+        ("settings", diagnosis.settings_file),
+        ("models", diagnosis.models_dir),
+        ("state", diagnosis.state_dir),
+    )
+    yield from _aligned(rows)
+    for backend in diagnosis.backends:
+        yield ""
+        yield from _backend_sentences(backend)
+
+
+def _backend_sentences(backend: BackendDiagnosis) -> Iterator[str]:
+    yield f"backend {backend.name}: {'available' if backend.available else 'not available'}"
+    yield from _aligned(
+        row
+        for row in (
+            ("why", backend.reason),
+            ("to do", backend.hint),
+            ("trouble", backend.trouble),
+            ("version", backend.version or ", ".join(map(" ".join, backend.versions.items()))),
+            ("library", backend.library),
+            ("features", " ".join(backend.features)),
+            ("GPU", _offload(backend) if backend.library else ""),
+            *(("device", _device(device)) for device in backend.devices),
+            ("safe mode", _SAFE_MODE if backend.safe_mode else ""),
+        )
+        if row[1]
+    )
+    if backend.ways_out:
+        yield "  what could be better:"
+    for way in backend.ways_out:
+        yield f"  - {way.sentence}"
+        if way.command:
+            yield f"      {shell_line(way)}"
+            yield "      (localchat doctor --rebuild runs it after asking)"
+
+
+_SAFE_MODE = (
+    "remembered: this build crashed in its warm-up on this CPU, and runs without that code now"
+)
+
+
+def shell_line(way: WayOut) -> str:
+    """The command as one would type it."""
+    variables = [f"{name}={shlex.quote(value)}" for name, value in way.environment]
+    return " ".join((*variables, shlex.join(way.command)))
+
+
+def _offload(backend: BackendDiagnosis) -> str:
+    return "this build can put layers on one" if backend.offload else "this build uses none"
+
+
+def _device(device: dict[str, str | int]) -> str:
+    text = f"{device['name']} ({device['kind']}): {device['description']}"
+    total, free = device["total_bytes"], device["free_bytes"]
+    if isinstance(total, int) and isinstance(free, int) and total:
+        text += f", {size(free)} free of {size(total)}"
+    return text
+
+
+def _aligned(rows: "Iterator[tuple[str, str]] | tuple[tuple[str, str], ...]") -> Iterator[str]:
+    for name, value in rows:
+        yield f"  {name:<10}{value}"
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123 - no path to a file on disk
+            names = [
+                line.partition(":")[2].strip() for line in file if line.startswith("model name")
+            ]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,73 @@
+"""`localchat doctor`: what this machine and this build can do, and how to make it better."""
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from localchat.cli.door import Door
+
+if TYPE_CHECKING:
+    from localchat.backends import WayOut
+
+
+@click.command("doctor")
+@click.option(
+    "--rebuild", is_flag=True, help="Build llama.cpp again for this machine, after asking."
+)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def command(door: Door, rebuild: bool, yes: bool, as_json: bool) -> int:
+    """Say what this machine and this build can do."""
+    import msgspec
+
+    from localchat.cli.diagnosis import diagnose, sentences
+
+    diagnosis = diagnose(door)
+    if rebuild:
+        return _rebuild(door, diagnosis.ways_out, yes=yes)
+    if as_json:
+        click.echo(msgspec.json.encode(diagnosis).decode())
+    else:
+        click.echo("\n".join(sentences(diagnosis)))
+    return 0
+
+
+def _rebuild(door: Door, ways: "tuple[WayOut, ...]", *, yes: bool) -> int:
+    """Offer each command in turn and run the first that is wanted."""
+    from localchat.cli.diagnosis import shell_line
+    from localchat.errors import LocalchatError, UsageError
+    from localchat.paths import find_paths
+    from localchat.settings import from_environment, resolve
+    from localchat.settings_file import read_settings
+
+    offered = [way for way in ways if way.command]
+    if not offered:
+        click.echo("localchat: there is nothing to rebuild: this build fits this machine", err=True)
+        return 0
+    file = read_settings(find_paths(door.environ).settings_file)
+    if resolve(file.layer(), from_environment(door.environ)).settings.offline:
+        raise UsageError("a rebuild downloads the source, and offline is set")
+    if not yes and not sys.stdin.isatty():
+        raise UsageError(
+            "doctor --rebuild asks first, and there is no terminal", hint="--yes agrees"
+        )
+    for way in offered:
+        click.echo(f"{way.sentence}\n  {shell_line(way)}", err=True)
+        if yes or click.confirm("Run it?", err=True):
+            done = subprocess.run(
+                way.command,
+                env={**os.environ, **dict(way.environment)},
+                stdout=sys.stderr,
+                check=False,
+            )
+            if done.returncode:
+                raise LocalchatError(
+                    f"the rebuild ended with status {done.returncode}",
+                    hint="what it printed says why",
+                )
+            return 0
+    return 0

@@ -1,0 +1,31 @@
+"""What the commands get from outside: the environment, and how engines are made. Tests hand in their own."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from localchat.engine.engine import Engine
+    from localchat.engine.local import EngineOptions
+
+    OpenEngine = Callable[[EngineOptions, Callable[[str], None]], Engine]
+
+
+def _open_local(options: "EngineOptions", say: Callable[[str], None]) -> "Engine":
+    from localchat.engine.local import LocalEngine
+
+    return LocalEngine(options, say=say)
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Carried as click's `ctx.obj`."""
+
+    open_engine: "OpenEngine" = _open_local
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+    @property
+    def debugging(self) -> bool:
+        """Whether tracebacks are wanted."""
+        return bool(self.environ.get("LOCALCHAT_DEBUG"))

@@ -1,0 +1,87 @@
+"""The root of the command: verbs that load when they are used, and a prompt where no verb stands."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import click
+
+from localchat.cli.verbs import VERBS
+from localchat.errors import UsageError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+_ASK = "localchat.cli.ask"
+_OWN_FLAGS = ("--help", "-h", "--version")
+_PROMPT = "\0prompt"
+"""Stands in the arguments for the verb that is not written; no shell can pass it."""
+
+
+class RootGroup(click.Group):
+    """`localchat VERB …` runs the verb; everything else is a prompt, handled by `ask`.
+
+    A lone word that is nearly a verb is refused by `ask`, which sees the words after the flags.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name == _PROMPT:
+            return _command(_ASK)
+        return _command(VERBS[cmd_name].module) if cmd_name in VERBS else None
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        completing_first_word = ctx.resilient_parsing and not args
+        if not completing_first_word and (not args or args[0] not in (*VERBS, *_OWN_FLAGS)):
+            args = [_PROMPT, *args]
+        return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return ("" if name == _PROMPT else name), command, rest
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+        found = super().shell_complete(ctx, incomplete)
+        if incomplete.startswith("-"):
+            found += _command(_ASK).shell_complete(ctx, incomplete)
+        return found
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        name = ctx.command_path
+        formatter.write_usage(name, "[FLAGS] [PROMPT]")
+        formatter.write_usage(name, "VERB ...", prefix="   or: ")
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs (each has --help)"):
+            formatter.write_dl([(name, verb.about) for name, verb in VERBS.items()])
+        flags = [param for param in _command(_ASK).params if isinstance(param, click.Option)]
+        records = [param.get_help_record(ctx) for param in (*flags, *self.get_params(ctx))]
+        with formatter.section("Flags of a prompt"):
+            formatter.write_dl([record for record in records if record is not None])
+
+
+def _command(module: str) -> click.Command:
+    command = import_module(module).command
+    assert isinstance(command, click.Command)
+    return command
+
+
+def refuse_near_verb(words: tuple[str, ...]) -> None:
+    """Raise UsageError where the words of a prompt were surely meant as a verb."""
+    from localchat.cli.verbs import meant
+
+    first = words[0]
+    if first in VERBS:
+        raise UsageError(
+            f"flags stand after the verb: localchat {first} …",
+            hint=f"to ask the model {first!r}, write it behind --: localchat -- {first}",
+        )
+    verb = meant(first) if len(words) == 1 and not first.split()[1:] else None
+    if verb is not None:
+        raise UsageError(
+            f"there is no verb {first!r}; did you mean {verb}?",
+            hint=f"to ask the model {first!r}, write it behind --: localchat -- {first}",
+        )

@@ -1,0 +1,67 @@
+"""Lines from the person at the terminal, also where stdin was a pipe."""
+
+import os
+import sys
+from contextlib import suppress
+from typing import Protocol
+
+from localchat.cli.terminal import Terminal
+from localchat.errors import UsageError
+
+_FENCE = '"""'
+
+
+class Keyboard(Protocol):
+    """Where a conversation reads from."""
+
+    def read(self) -> str | None:
+        """The next message, stripped; None at its end. Raises KeyboardInterrupt."""
+        ...
+
+
+class TerminalKeyboard:
+    """Reads with line editing where Python has it. Three double quotes begin and end a text of several
+    lines."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        with suppress(ImportError):  # a Python built without it still reads lines
+            import readline  # noqa: F401 - gives input() its editing and its history
+
+    def read(self) -> str | None:
+        line = self._line("> ")
+        if line is None or not line.lstrip().startswith(_FENCE):
+            return None if line is None else line.strip()
+        lines = [line.lstrip().removeprefix(_FENCE)]
+        while not lines[-1].rstrip().endswith(_FENCE):
+            more = self._line(". ")
+            if more is None:
+                break
+            lines.append(more)
+        return "\n".join(lines).rstrip().removesuffix(_FENCE).strip()
+
+    def _line(self, sign: str) -> str | None:
+        try:
+            if self._terminal.stdout_is_terminal:
+                return input(sign)
+            self._terminal.ask(sign)
+            return input()
+        except EOFError:
+            return None
+
+
+def open_keyboard(terminal: Terminal) -> TerminalKeyboard:
+    """The keyboard of this process's terminal. Where stdin is not one, the terminal takes its place.
+    Raises UsageError where there is no terminal."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        try:
+            handle = os.open("/dev/tty", os.O_RDWR)
+        except OSError as problem:
+            raise UsageError(
+                "a conversation needs a terminal, and this process has none",
+                hint="leave -i out, and give the question as an argument or on stdin",
+            ) from problem
+        os.dup2(handle, 0)
+        os.close(handle)
+        sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    return TerminalKeyboard(terminal)

@@ -1,0 +1,128 @@
+"""The flags that several commands share.
+
+A flag that is a setting has the setting's key as its name, and its value is checked where settings are: a
+flag, a variable and a line of the settings file fail in the same words.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+import click
+from click.core import ParameterSource
+
+if TYPE_CHECKING:
+    from localchat.settings import Given
+
+_Decorated = TypeVar("_Decorated", bound=Callable[..., object])
+
+
+class _Flag(NamedTuple):
+    key: str
+    names: tuple[str, ...]
+    metavar: str
+    about: str
+
+
+_MODEL = (
+    _Flag("model", ("-m", "--model"), "MODEL", "The model: a name, or the path of a GGUF file."),
+)
+_ENGINE = (
+    _Flag("context_length", ("--ctx",), "TOKENS", "Context; otherwise the largest that fits."),
+    _Flag("kv_cache_type", ("--kv-type",), "TYPE", "KV cache as f16, q8_0 or q4_0."),
+    _Flag("cache_ram_mib", ("--cache-ram",), "MIB", "RAM for KV that nobody uses now."),
+    _Flag("threads", ("--threads",), "N", "Threads that compute; 0 is every physical core."),
+    _Flag("gpu_layers", ("--gpu-layers",), "N", "Layers on the GPU: auto, all or a number."),
+    _Flag("backend", ("--backend",), "NAME", "What runs the model; doctor lists them."),
+)
+_SAMPLING = (
+    _Flag("temperature", ("--temperature",), "X", "Randomness; 0 is greedy."),
+    _Flag("top_p", ("--top-p",), "P", "Keep the likeliest tokens up to this probability."),
+    _Flag("top_k", ("--top-k",), "K", "Keep the K likeliest tokens."),
+    _Flag("min_p", ("--min-p",), "P", "Keep tokens at least this likely beside the best."),
+    _Flag("seed", ("--seed",), "N", "The same seed draws the same text."),
+    _Flag("max_tokens", ("--max-tokens",), "N", "The longest answer, in tokens."),
+    _Flag("n", ("--n",), "N", "How many answers."),
+)
+_SYSTEM = (_Flag("system", ("-s", "--system"), "TEXT", "Instructions before the conversation."),)
+_SWITCHES = (
+    _Flag("think", ("--think/--no-think",), "", "Let the model reason first, or not."),
+    _Flag("hide_reasoning", ("--hide-reasoning/--show-reasoning",), "", "Keep the reasoning away."),
+    _Flag("speculation", ("--speculation/--no-speculation",), "", "Guess ahead (exact); on."),
+    _Flag("stats", ("--stats/--no-stats",), "", "A line of figures after the answer."),
+    _Flag("quiet", ("-q", "--quiet/--no-quiet"), "", "Only errors and what was asked for."),
+    _Flag("color", ("--color/--no-color",), "", "Colours on a terminal; on."),
+    _Flag("offline", ("--offline/--no-offline",), "", "Never use the network."),
+)
+
+STOP: Final = "stop"
+OPTION: Final = "option"
+
+
+def engine_options(*, with_model: bool) -> Callable[[_Decorated], _Decorated]:
+    """Everything that chooses a model, loads it, and asks it."""
+
+    def decorate(function: _Decorated) -> _Decorated:
+        values = (*(_MODEL if with_model else ()), *_SYSTEM, *_SAMPLING, *_ENGINE)
+        decorators = [
+            click.option(*f.names, f.key, metavar=f.metavar, help=f.about) for f in values
+        ]
+        decorators += [
+            click.option(
+                "-o",
+                "--option",
+                OPTION,
+                nargs=2,
+                multiple=True,
+                metavar="KEY VALUE",
+                help="Any sampling setting, as -o typical_p 0.9.",
+            ),
+            click.option(
+                "--stop",
+                STOP,
+                multiple=True,
+                metavar="TEXT",
+                help="End before this text; repeatable.",
+            ),
+        ]
+        decorators += [click.option(*f.names, f.key, default=None, help=f.about) for f in _SWITCHES]
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate
+
+
+def given_flags(ctx: click.Context) -> dict[str, "Given"]:
+    """The settings that the command line itself names. Raises UsageError for an unknown `-o`."""
+    from localchat.settings import KEYS, Given
+
+    found = dict(_options(ctx.params.get(OPTION, ())))
+    for key, value in ctx.params.items():
+        if key not in KEYS or ctx.get_parameter_source(key) is not ParameterSource.COMMANDLINE:
+            continue
+        found[key] = Given(_written(key, value), _name(ctx, key))
+    return found
+
+
+def _options(pairs: Iterable[tuple[str, str]]) -> Iterable[tuple[str, "Given"]]:
+    from localchat.errors import UsageError
+    from localchat.settings import SAMPLING_KEYS, Given, nearest
+
+    for key, value in pairs:
+        name = key.replace("-", "_")
+        if name not in SAMPLING_KEYS:
+            raise UsageError(
+                f"-o: there is no sampling setting {key!r}", hint=nearest(name, SAMPLING_KEYS)
+            )
+        yield name, Given(value, f"-o {key}")
+
+
+def _written(key: str, value: Any) -> object:  # noqa: ANN401 - whatever click parsed
+    if key == "think":
+        return "on" if value else "off"
+    return list(value) if key == STOP else value
+
+
+def _name(ctx: click.Context, key: str) -> str:
+    names = next(param.opts for param in ctx.command.params if param.name == key)
+    return max(names, key=len)

@@ -1,0 +1,84 @@
+"""The one object of `--json`, and the words about what is loaded."""
+
+from typing import Any
+
+from localchat.cli.answer import Answer
+from localchat.engine.engine import EngineInfo
+from localchat.engine.events import Timings
+
+_TIMINGS = (
+    *("load_s", "ttft_s", "prefill_tokens_per_s", "decode_tokens_per_s"),
+    *("tpot_ms_p50", "tpot_ms_p95"),
+)
+
+
+def report(answer: Answer, info: EngineInfo, choices: int, texts: dict[int, str]) -> dict[str, Any]:
+    """The answer with its figures, JSON-ready. What an interrupted request never learned is null.
+    `texts`: the text to report, by choice (with `--extract`, the code)."""
+    done = answer.done
+    timings: Timings | None = done.timings if done else None
+    whole: dict[str, Any] = {
+        "model": info.model,
+        "backend": info.backend,
+        "text": texts.get(0, ""),
+        "reasoning": answer.reasoning[0],
+        "finish_reason": _reason(answer, 0),
+        "usage": _usage(answer),
+        "timings": {name: getattr(timings, name, None) for name in _TIMINGS},
+        "kv": _kv(answer, info),
+        "speculation": _speculation(answer),
+        "fingerprint": done.fingerprint if done else info.fingerprint,
+    }
+    if choices > 1:
+        whole["choices"] = [
+            {
+                "text": texts.get(choice, ""),
+                "reasoning": answer.reasoning[choice],
+                "finish_reason": _reason(answer, choice),
+            }
+            for choice in range(choices)
+        ]
+    return whole
+
+
+def context_line(info: EngineInfo) -> str:
+    """Which model answers, on what, with how much context."""
+    trained = f" of {info.context_train:,}" if info.context_train > info.context_tokens else ""
+    return f"{info.model} · {info.backend} · context {info.context_tokens:,}{trained} tokens"
+
+
+def _reason(answer: Answer, choice: int) -> str:
+    return answer.reasons.get(choice, "cancelled")
+
+
+def _usage(answer: Answer) -> dict[str, int]:
+    if answer.done:
+        usage = answer.done.usage
+        return {
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "completion_tokens": usage.completion_tokens,
+        }
+    return {
+        "prompt_tokens": answer.accepted.prompt_tokens if answer.accepted else 0,
+        "cached_tokens": answer.prefill.cached if answer.prefill else 0,
+        "completion_tokens": answer.figures.completion_tokens if answer.figures else 0,
+    }
+
+
+def _kv(answer: Answer, info: EngineInfo) -> dict[str, int]:
+    if answer.done:
+        used, total = answer.done.kv_used_tokens, answer.done.kv_total_tokens
+    elif answer.figures:
+        used, total = answer.figures.kv_used_tokens, answer.figures.kv_total_tokens
+    else:
+        used, total = 0, info.context_tokens
+    return {"used_tokens": used, "total_tokens": total}
+
+
+def _speculation(answer: Answer) -> dict[str, int]:
+    counted = answer.done.speculation if answer.done else answer.figures
+    return {
+        "drafted": counted.drafted if counted else 0,
+        "accepted": counted.accepted if counted else 0,
+    }

@@ -1,0 +1,106 @@
+"""From flags, environment and settings file to what a command works with: settings, a model, an engine."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from localchat.cli.door import Door
+from localchat.cli.options import given_flags
+from localchat.cli.terminal import Terminal
+from localchat.engine.request import GenerateRequest, Prompt, Sampling
+from localchat.library.locate import LocatedModel, locate, locate_default, remember_model
+from localchat.paths import Paths, find_paths
+from localchat.settings import SAMPLING_KEYS, Given, Settings, from_environment, resolve
+from localchat.settings_file import read_settings
+
+if TYPE_CHECKING:
+    from localchat.engine.engine import Engine
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Everything that is settled before an engine starts."""
+
+    door: Door
+    paths: Paths
+    settings: Settings
+    origins: Mapping[str, str]
+    model: LocatedModel
+    terminal: Terminal
+
+
+def prepare(ctx: click.Context, model_word: str | None = None) -> Setup:
+    """Settle settings and model. `model_word`: a model that the command names apart from `-m`. Raises
+    UsageError, ModelMissing."""
+    door = ctx.find_object(Door)
+    assert door is not None
+    paths = find_paths(door.environ)
+    file, environment, flags = (
+        read_settings(paths.settings_file),
+        from_environment(door.environ),
+        given_flags(ctx),
+    )
+    if model_word is not None:
+        flags["model"] = Given(model_word, "the model named in the command")
+    chosen = resolve(file.layer(), environment, flags)
+    word = chosen.settings.model
+    if "model" in flags and word is not None:
+        model = locate(word, paths, chosen.origins["model"])
+    else:
+        model = locate_default(word, chosen.origins["model"], paths)
+    names = dict.fromkeys((model.name, model.word, *([word] if word else [])))
+    settings, origins = resolve(file.layer(names), environment, flags)
+    terminal = Terminal(door.environ, quiet=settings.quiet, color=settings.color)
+    return Setup(door, paths, settings, origins, model, terminal)
+
+
+@contextmanager
+def opened_engine(setup: Setup) -> "Iterator[Engine]":
+    """The engine of the settled model, closed at the end whatever happens. Raises LocalchatError."""
+    from localchat.engine.local import EngineOptions
+
+    settings = setup.settings
+    cache = settings.cache_ram_mib
+    options = EngineOptions(
+        model=setup.model.path,
+        name=setup.model.name,
+        context_tokens=settings.context_length,
+        kv_type=settings.kv_cache_type,
+        gpu_layers=settings.gpu_layers,
+        threads=settings.threads,
+        max_slots=max(2, settings.n),
+        cache_ram_bytes=None if cache is None else cache * _MIB,
+        speculation=settings.speculation,
+        backend=settings.backend,
+        state_dir=setup.paths.state_dir,
+    )
+    engine = setup.door.open_engine(options, setup.terminal.say)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def request_for(settings: Settings, prompt: Prompt) -> GenerateRequest:
+    """One request under these settings."""
+    return GenerateRequest(
+        prompt=prompt,
+        sampling=Sampling(**{key: getattr(settings, key) for key in SAMPLING_KEYS}),
+        n=settings.n,
+        max_tokens=settings.max_tokens,
+        stop=settings.stop,
+        speculation=settings.speculation,
+    )
+
+
+def remember(setup: Setup) -> None:
+    """The model answered: it is the next run's, where none is named."""
+    try:
+        remember_model(setup.model, setup.paths)
+    except OSError as problem:
+        setup.terminal.say(f"the model used last cannot be remembered: {problem}")

@@ -1,0 +1,181 @@
+"""Every figure that localchat shows, once: name, unit, kind, and one sentence that explains it.
+
+The terminal, `--stats`, `--json`, `/metrics`, the documentation and the guide's facts all read this table.
+The functions below it are how figures are computed and written; they import nothing heavy.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from localchat.engine.events import Done
+
+Kind = Literal["gauge", "counter", "histogram", "text"]
+
+
+class Figure(NamedTuple):
+    """One figure. `unit` is empty for plain counts and text; shares run from 0 to 1."""
+
+    name: str
+    unit: str
+    kind: Kind
+    about: str
+
+
+_TABLE: Final = (
+    Figure("load_s", "s", "gauge", "Time to read the model and warm up; apart from TTFT."),
+    Figure("load_done_bytes", "B", "gauge", "Bytes of the model read so far."),
+    Figure("load_total_bytes", "B", "gauge", "Bytes of the model in all."),
+    Figure("queue_s", "s", "histogram", "Time a request waited for its turn."),
+    Figure(
+        "ttft_s",
+        "s",
+        "histogram",
+        "Time to first token: from the request's arrival at a loaded engine to its first visible or "
+        "reasoning token, waiting included.",
+    ),
+    Figure("total_s", "s", "histogram", "From the request's arrival to its last token."),
+    Figure(
+        "tpot_ms",
+        "ms",
+        "histogram",
+        "Time per output token; a step that accepted drafts is shared among its tokens.",
+    ),
+    Figure("tpot_ms_p50", "ms", "gauge", "Half of the output tokens took at most this long."),
+    Figure("tpot_ms_p95", "ms", "gauge", "95 of 100 output tokens took at most this long."),
+    Figure("tpot_ms_p99", "ms", "gauge", "99 of 100 output tokens took at most this long."),
+    Figure(
+        "decode_tokens_per_s",
+        "tok/s",
+        "gauge",
+        "Decode rate: tokens after the first, over the time from the first to the last.",
+    ),
+    Figure(
+        "prefill_tokens_per_s",
+        "tok/s",
+        "gauge",
+        "Prefill rate: prompt tokens computed, cached ones not counted, over the time it took.",
+    ),
+    Figure("prefill_done_tokens", "tok", "gauge", "Prompt tokens ready, cached ones included."),
+    Figure("prefill_total_tokens", "tok", "gauge", "Prompt tokens in all."),
+    Figure("prompt_tokens", "tok", "counter", "Tokens of the prompt."),
+    Figure("cached_tokens", "tok", "counter", "Prompt tokens that came from the prefix cache."),
+    Figure("why_missed", "", "text", "Why the prefix cache helped less than it could have."),
+    Figure("completion_tokens", "tok", "counter", "Tokens generated, all choices together."),
+    Figure("context_tokens", "tok", "gauge", "The longest conversation that this engine can hold."),
+    Figure("kv_used_tokens", "tok", "gauge", "KV cache that running requests hold."),
+    Figure("kv_shared_tokens", "tok", "gauge", "Part of the used KV that several requests share."),
+    Figure("kv_cached_tokens", "tok", "gauge", "KV kept for a prefix that may come again."),
+    Figure("kv_parked_tokens", "tok", "gauge", "KV put aside in RAM, outside the cache."),
+    Figure("kv_total_tokens", "tok", "gauge", "Room for KV, in tokens."),
+    Figure("evictions", "", "counter", "Cached prefixes lost to make room."),
+    Figure(
+        "preemptions", "", "counter", "Running requests set back and computed again for want of KV."
+    ),
+    Figure("drafted", "tok", "counter", "Tokens guessed ahead by speculation."),
+    Figure(
+        "accepted", "tok", "counter", "Guessed tokens that were right, and so came for nothing."
+    ),
+    Figure("acceptance", "share", "gauge", "Accepted drafts of all drafts."),
+    Figure("accepted_length", "tok", "gauge", "Tokens that an average drafting step accepted."),
+    Figure(
+        "speedup",
+        "times",
+        "gauge",
+        "Net gain of speculation against plain steps measured in the same request; 1 is none.",
+    ),
+    Figure("speculation_off", "", "text", "Why speculation is off."),
+    Figure("running", "", "gauge", "Requests that take part in the steps now."),
+    Figure("waiting", "", "gauge", "Requests in the queue."),
+    Figure("cancelled", "", "counter", "Requests that their reader gave up."),
+    Figure("threads", "", "gauge", "Threads that compute."),
+    Figure("gpu_layers", "", "gauge", "Layers of the model computed on the GPU."),
+    Figure("weights_bytes", "B", "gauge", "Memory of the weights."),
+    Figure("kv_bytes", "B", "gauge", "Memory of the KV cache."),
+    Figure("compute_bytes", "B", "gauge", "Memory of the compute buffers."),
+    Figure("overhead_bytes", "B", "gauge", "Memory of the runtime and its libraries."),
+    Figure("predicted_bytes", "B", "gauge", "Memory that was planned before the load."),
+    Figure("actual_bytes", "B", "gauge", "Memory that the loaded engine takes."),
+    Figure("others_bytes", "B", "gauge", "Memory that other processes hold."),
+    Figure("free_bytes", "B", "gauge", "Memory free now."),
+)
+
+FIGURES: Final[Mapping[str, Figure]] = {figure.name: figure for figure in _TABLE}
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """The value that `share` (0 to 1) of the values do not exceed: the nearest rank, so always one that
+    was measured. None of nothing."""
+    if not values:
+        return None
+    ranked = sorted(values)
+    rank = ceil(share * len(ranked))
+    return ranked[min(len(ranked), max(1, rank)) - 1]
+
+
+def decode_rate(tokens: int, first_s: float, last_s: float) -> float | None:
+    """Tokens a second after the first one, which prefill paid for. None for fewer than two tokens."""
+    return (tokens - 1) / (last_s - first_s) if tokens > 1 and last_s > first_s else None
+
+
+def prefill_rate(prompt_tokens: int, cached_tokens: int, elapsed_s: float) -> float | None:
+    """Computed prompt tokens a second; None where nothing was computed or no time passed."""
+    computed = prompt_tokens - cached_tokens
+    return computed / elapsed_s if computed > 0 and elapsed_s > 0 else None
+
+
+def shared_tpot_ms(elapsed_s: float, tokens: int) -> list[float]:
+    """One entry for each token that a step gave: its time, shared equally."""
+    return [elapsed_s * 1000 / tokens] * tokens
+
+
+def acceptance(drafted: int, accepted: int) -> float | None:
+    """Share of drafts that were right; None of none."""
+    return accepted / drafted if drafted else None
+
+
+def speedup(tokens: int, elapsed_s: float, plain_step_s: float) -> float | None:
+    """What `tokens` would have cost in plain steps of `plain_step_s`, over what they did cost."""
+    return tokens * plain_step_s / elapsed_s if elapsed_s > 0 and plain_step_s > 0 else None
+
+
+def size(count: float) -> str:
+    """Bytes in words: 512 B, 2.1 GB (powers of 1,000, as disks and downloads are sold)."""
+    if count < 1000:
+        return f"{int(count)} B"
+    for unit in ("kB", "MB", "GB"):
+        count /= 1000
+        if count < 999.95 or unit == "GB":
+            break
+    return f"{count:.1f} {unit}"
+
+
+def sizes(done: float, total: float) -> str:
+    """A part and its whole in the unit of the whole: 2.1/4.7 GB."""
+    number, unit = size(total).split(" ")
+    scale = total / float(number) if float(number) else 1.0
+    part = f"{done / scale:.1f}" if "." in number else f"{int(done)}"
+    return f"{part}/{number} {unit}"
+
+
+def kv_share(used: int, total: int) -> str:
+    """412/32768 (1%)."""
+    return f"{used}/{total} ({used * 100 // total if total else 0}%)"
+
+
+def stats_line(done: "Done") -> str:
+    """The line of `--stats`: TTFT, decode rate, KV, drafts accepted of drafted."""
+    timings, drafts = done.timings, done.speculation
+    return " · ".join(
+        (
+            f"TTFT {_number(timings.ttft_s, 2)} s",
+            f"{_number(timings.decode_tokens_per_s, 1)} tok/s",
+            f"KV {kv_share(done.kv_used_tokens, done.kv_total_tokens)}",
+            f"drafts {drafts.accepted}/{drafts.drafted}",
+        )
+    )
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

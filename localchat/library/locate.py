@@ -1,0 +1,105 @@
+"""From the word that a user writes to the file of a model: a path, the built-in guide, or a name in the
+models folder. The model of the last run is remembered in the state folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from localchat.atomic import write_text
+from localchat.errors import ModelMissing, UsageError
+from localchat.paths import Paths
+
+GUIDE = "guide"
+_LAST_MODEL = "last-model"
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedModel:
+    """A model file that exists. `word`: what finds it again; `why`: who chose it, one phrase."""
+
+    word: str
+    name: str
+    path: Path
+    why: str
+
+
+def locate(word: str, paths: Paths, why: str) -> LocatedModel:
+    """The model that `word` means. Raises ModelMissing saying where was looked, UsageError for a folder."""
+    if word == GUIDE:
+        return LocatedModel(GUIDE, GUIDE, _guide(why), why)
+    given = Path(word).expanduser()
+    if _is_path(word) or given.exists():
+        if given.is_dir():
+            raise UsageError(f"{word} is a folder ({why})", hint=_inside(given))
+        if not given.exists():
+            raise ModelMissing(
+                f"there is no file {word} ({why})", hint="give the path of a GGUF file that exists"
+            )
+        return LocatedModel(str(given.absolute()), given.stem, given.absolute(), why)
+    stored = paths.models_dir / f"{word}.gguf"
+    if not stored.is_file():
+        raise ModelMissing(
+            f"there is no model {word!r} here ({why})",
+            hint=f"looked for a file of that name and for {stored}; give the path of a GGUF file",
+        )
+    return LocatedModel(word, word, stored, why)
+
+
+def locate_default(chosen: str | None, chosen_by: str, paths: Paths) -> LocatedModel:
+    """The model when no one is named in the command: the environment's or the settings file's (`chosen`),
+    else the last used if it is still there, else the guide. Raises ModelMissing."""
+    if chosen is not None:
+        return locate(chosen, paths, chosen_by)
+    last = last_model(paths)
+    if last is not None:
+        try:
+            return locate(last, paths, "the model used last")
+        except (ModelMissing, UsageError):
+            pass  # it moved since; the guide stands in, and the answer names the model anyway
+    try:
+        return locate(GUIDE, paths, "the built-in model")
+    except ModelMissing as problem:
+        raise ModelMissing(
+            "no model was named, and there is none to fall back on",
+            hint="name one: localchat run PATH.gguf, or set LOCALCHAT_MODEL to its path",
+        ) from problem
+
+
+def last_model(paths: Paths) -> str | None:
+    """The word of the model that answered last."""
+    try:
+        return (paths.state_dir / _LAST_MODEL).read_text(encoding="utf-8").strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def remember_model(model: LocatedModel, paths: Paths) -> None:
+    """Make this the model of the next run. Raises OSError."""
+    if last_model(paths) != model.word:
+        write_text(paths.state_dir / _LAST_MODEL, f"{model.word}\n")
+
+
+def _guide_file() -> Path:
+    import localchat
+
+    return Path(localchat.__file__).with_name("guide") / "guide.gguf"
+
+
+def _guide(why: str) -> Path:
+    path = _guide_file()
+    if not path.is_file():
+        raise ModelMissing(
+            f"the built-in guide is not part of this installation ({why})",
+            hint="give the path of a GGUF file: localchat run PATH.gguf",
+        )
+    return path
+
+
+def _is_path(word: str) -> bool:
+    return word.startswith((".", "~")) or "/" in word or word.lower().endswith(".gguf")
+
+
+def _inside(folder: Path) -> str:
+    names = sorted(path.name for path in folder.iterdir() if path.suffix.lower() == ".gguf")
+    if not names:
+        return "it holds no GGUF file; give the path of one"
+    return f"give one of the files in it: {', '.join(names[:5])}{' …' if len(names) > 5 else ''}"

@@ -1,0 +1,46 @@
+"""Where settings, models and state live.
+
+Settings, data, state and cache are apart, as the platform has them (XDG on Linux, `Library` on macOS).
+Three variables of the environment move them: `LOCALCHAT_CONFIG` names the settings file,
+`LOCALCHAT_DATA_DIR` one folder for everything that the program writes, `LOCALCHAT_MODELS` the folder of
+models alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_APP = "localchat"
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Absolute paths; nothing is created by asking for them."""
+
+    settings_file: Path
+    data_dir: Path
+    state_dir: Path
+    cache_dir: Path
+    models_dir: Path
+
+
+def find_paths(environ: Mapping[str, str]) -> Paths:
+    """The paths under this environment. An empty variable counts as not set."""
+    import platformdirs  # a tenth of the time that `--help` may take
+
+    root = _path(environ.get("LOCALCHAT_DATA_DIR"))
+    data = root or platformdirs.user_data_path(_APP, appauthor=False)
+    state = root / "state" if root else platformdirs.user_state_path(_APP, appauthor=False)
+    cache = root / "cache" if root else platformdirs.user_cache_path(_APP, appauthor=False)
+    config = platformdirs.user_config_path(_APP, appauthor=False)
+    return Paths(
+        settings_file=_path(environ.get("LOCALCHAT_CONFIG")) or config / "settings.toml",
+        data_dir=data,
+        state_dir=state,
+        cache_dir=cache,
+        models_dir=_path(environ.get("LOCALCHAT_MODELS")) or data / "models",
+    )
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text).expanduser().absolute() if text else None

@@ -1,0 +1,205 @@
+"""What a user may set, and where it came from: flag, environment, settings file, default, in this order.
+
+One key has one name everywhere: `context_length` in the settings file (settings_file.py),
+`LOCALCHAT_CONTEXT_LENGTH` in the environment, and the flag that the table tells. `Settings` holds the types
+and the defaults, `KEYS` the words.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from localchat.errors import UsageError
+
+_Count = Annotated[int, Meta(ge=1)]
+_Share = Annotated[float, Meta(ge=0, le=1)]
+_Penalty = Annotated[float, Meta(ge=-2, le=2)]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Every setting with its type and default. None: the program or the model decides."""
+
+    model: Annotated[str, Meta(min_length=1)] | None = None
+    system: str | None = None
+    backend: Annotated[str, Meta(min_length=1)] | None = None
+    context_length: _Count | None = None
+    kv_cache_type: Literal["f16", "q8_0", "q4_0"] | None = None
+    cache_ram_mib: Annotated[int, Meta(ge=0)] | None = None
+    gpu_layers: Annotated[int, Meta(ge=0)] | Literal["auto", "all"] = "auto"
+    threads: Annotated[int, Meta(ge=0, le=1024)] = 0
+    speculation: bool = True
+    temperature: Annotated[float, Meta(ge=0, le=10)] | None = None
+    top_k: Annotated[int, Meta(ge=0)] | None = None
+    top_p: _Share | None = None
+    min_p: _Share | None = None
+    typical_p: _Share | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    frequency_penalty: _Penalty | None = None
+    presence_penalty: _Penalty | None = None
+    logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] = {}
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    max_tokens: _Count | None = None
+    stop: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(max_length=16)] = ()
+    n: Annotated[int, Meta(ge=1, le=16)] = 1
+    think: Literal["auto", "on", "off"] = "auto"
+    hide_reasoning: bool = False
+    stats: bool = False
+    quiet: bool = False
+    color: bool = True
+    offline: bool = False
+
+
+class Key(NamedTuple):
+    """The words of one setting. `valid` ends the sentence «it takes …»."""
+
+    flag: str
+    valid: str
+    about: str
+
+
+_YES_NO = "true or false"
+_SHARE = "a number from 0 to 1"
+_PENALTY = "a number from -2 to 2"
+
+KEYS: Final[Mapping[str, Key]] = {
+    "model": Key("-m", "a name or the path of a GGUF file", "The model that answers."),
+    "system": Key("-s", "text", "Instructions that come before the conversation."),
+    "backend": Key("--backend", "the name of a backend that doctor lists", "What runs the model."),
+    "context_length": Key(
+        "--ctx", "a whole number from 1", "Tokens of context; otherwise the largest that fits."
+    ),
+    "kv_cache_type": Key("--kv-type", "f16, q8_0 or q4_0", "How the KV cache is stored."),
+    "cache_ram_mib": Key(
+        "--cache-ram", "a whole number of MiB", "RAM for the KV of conversations that nobody runs."
+    ),
+    "gpu_layers": Key("--gpu-layers", "auto, all or a whole number", "Layers computed on the GPU."),
+    "threads": Key(
+        "--threads", "a whole number; 0 is every physical core", "Threads that compute."
+    ),
+    "speculation": Key("--no-speculation", _YES_NO, "Guess ahead from earlier text; exact."),
+    "temperature": Key("--temperature", "a number from 0 to 10", "Randomness; 0 is greedy."),
+    "top_k": Key("--top-k", "a whole number; 0 is off", "Keep the k likeliest tokens."),
+    "top_p": Key("--top-p", _SHARE, "Keep the likeliest tokens up to this probability; 1 is off."),
+    "min_p": Key("--min-p", _SHARE, "Keep tokens at least this likely, relative to the best."),
+    "typical_p": Key("-o typical_p", _SHARE, "Keep tokens of typical information; 1 is off."),
+    "repetition_penalty": Key("-o repetition_penalty", "a number above 0, up to 10", "1 is off."),
+    "frequency_penalty": Key("-o frequency_penalty", _PENALTY, "Per earlier use; 0 is off."),
+    "presence_penalty": Key("-o presence_penalty", _PENALTY, "Once for any earlier use; 0 is off."),
+    "logit_bias": Key(
+        "-o logit_bias",
+        'token ids with numbers from -100 to 100, as {"42": -5}',
+        "Added to logits.",
+    ),
+    "seed": Key("--seed", "a whole number from 0", "The same seed draws the same text."),
+    "max_tokens": Key("--max-tokens", "a whole number from 1", "Longest answer, in tokens."),
+    "stop": Key(
+        "--stop", "text that is not empty, 16 at most", "The answer ends before this text."
+    ),
+    "n": Key("--n", "a whole number from 1 to 16", "How many answers."),
+    "think": Key("--think", "auto, on or off", "Whether the model reasons before it answers."),
+    "hide_reasoning": Key("--hide-reasoning", _YES_NO, "Do not show the reasoning."),
+    "stats": Key("--stats", _YES_NO, "One line of figures after the answer."),
+    "quiet": Key("-q", _YES_NO, "Nothing on stderr but errors and what was asked for."),
+    "color": Key("--no-color", _YES_NO, "Colours on a terminal."),
+    "offline": Key("--offline", _YES_NO, "Never use the network."),
+}
+
+SAMPLING_KEYS: Final = (
+    *("temperature", "top_k", "top_p", "min_p", "typical_p"),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "seed"),
+)
+"""The keys that are fields of a request's `Sampling` too."""
+
+
+class Given(NamedTuple):
+    """A value that someone wrote, and where: a phrase that an error or `config show` can begin with."""
+
+    value: object
+    origin: str
+
+
+class Resolved(NamedTuple):
+    """The settings in force; `origins` has every key, `default` where nobody said anything."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+
+
+def variable(key: str) -> str:
+    """The name of a key in the environment."""
+    return f"LOCALCHAT_{key.upper()}"
+
+
+def check_key(key: str, where: str) -> None:
+    """Raise UsageError, naming the nearest key, unless `key` is one."""
+    if key not in KEYS:
+        raise UsageError(f"{where}: there is no setting {key!r}", hint=nearest(key, KEYS))
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint: the known word that is most like this one, or all of them."""
+    from difflib import get_close_matches
+
+    names = sorted(known)
+    close = get_close_matches(word, names, n=1)
+    return f"did you mean {close[0]}?" if close else f"valid names: {', '.join(names)}"
+
+
+def convert(key: str, given: Given) -> object:
+    """The value in its type. Text from a flag or the environment is read leniently ("12" is a number),
+    values of a file are not. Raises UsageError naming origin, key, value and what is valid."""
+    kind = _types()[key]
+    value = _parsed(key, given.value)
+    try:
+        return msgspec.convert(value, kind, strict=not isinstance(value, str), str_keys=True)
+    except msgspec.ValidationError as problem:
+        shown = f"{given.value!r:.80}"
+        raise UsageError(
+            f"{given.origin}: {shown} is not a value of {key}", hint=f"it takes {KEYS[key].valid}"
+        ) from problem
+
+
+def from_environment(environ: Mapping[str, str]) -> dict[str, Given]:
+    """What the environment says. An empty variable counts as not set."""
+    return {
+        key: Given(environ[variable(key)], variable(key))
+        for key in KEYS
+        if environ.get(variable(key))
+    }
+
+
+def resolve(*layers: Mapping[str, Given]) -> Resolved:
+    """The settings in force, a later layer over an earlier one. Raises UsageError."""
+    values: dict[str, object] = {}
+    origins = dict.fromkeys(KEYS, "default")
+    for layer in layers:
+        for key, given in layer.items():
+            values[key] = convert(key, given)
+            origins[key] = given.origin
+    return Resolved(msgspec.convert(values, Settings), origins)
+
+
+def _types() -> dict[str, Any]:
+    """Types without None: nothing written is ever None."""
+    hints = get_type_hints(Settings, include_extras=True)
+    return {key: _without_none(hint) for key, hint in hints.items()}
+
+
+def _without_none(hint: Any) -> Any:  # noqa: ANN401 - a type expression has no type
+    rest = [part for part in get_args(hint) if part is not type(None)]
+    return rest[0] if type(None) in get_args(hint) and len(rest) == 1 else hint
+
+
+def _parsed(key: str, value: object) -> object:
+    """Text of a flag or of the environment for the two keys that are not one word: JSON, or one text."""
+    if not isinstance(value, str) or key not in ("stop", "logit_bias"):
+        return value
+    try:
+        parsed: object = msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        parsed = value
+    if key == "logit_bias":
+        return parsed
+    return parsed if isinstance(parsed, list) else [value]

@@ -1,0 +1,124 @@
+"""The settings file: TOML that a person writes, and that the program changes without losing a comment.
+
+    [defaults]
+    temperature = 0.2
+
+    [models."qwen2.5:7b"]
+    context_length = 16384
+
+A section of a model wins over `[defaults]`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from localchat.errors import LocalchatError, UsageError
+from localchat.settings import Given, check_key, convert
+
+_SECTIONS = 'settings stand under [defaults] or under a model, as [models."NAME"]'
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsFile:
+    """A settings file as read: checked, by section."""
+
+    path: Path
+    defaults: Mapping[str, object]
+    models: Mapping[str, Mapping[str, object]]
+
+    def layer(self, model_names: Iterable[str] = ()) -> dict[str, Given]:
+        """What the file says for a model that goes by any of these names."""
+        found = {
+            key: Given(value, f"{self.path} [defaults]") for key, value in self.defaults.items()
+        }
+        for name in model_names:
+            for key, value in self.models.get(name, {}).items():
+                found[key] = Given(value, f"{self.path} {_heading(name)}")
+        return found
+
+
+def read_settings(path: Path) -> SettingsFile:
+    """Read and check a settings file; one that is not there is empty. Raises UsageError."""
+    text = _text(path)
+    if not text:
+        return SettingsFile(path, {}, {})
+    from tomllib import TOMLDecodeError, loads
+
+    try:
+        table = loads(text)
+    except TOMLDecodeError as problem:
+        raise UsageError(f"the settings file {path} is not TOML: {problem}") from problem
+    for name in table:
+        if name not in ("defaults", "models"):
+            raise UsageError(f"{path}: there is no section {name!r}", hint=_SECTIONS)
+    models = _table(path, "[models]", table.get("models", {}))
+    return SettingsFile(
+        path,
+        _section(path, "[defaults]", table.get("defaults", {})),
+        {name: _section(path, _heading(name), section) for name, section in models.items()},
+    )
+
+
+def write_setting(path: Path, key: str, text: str | None, model: str | None = None) -> None:
+    """Set `key` in the file to what `text` says, or take it out (None), for all models or for one.
+    Comments, order and blank lines stay. Raises UsageError, and LocalchatError when it cannot be written."""
+    import tomlkit
+    from tomlkit.items import Table
+
+    from localchat.atomic import write_text
+
+    where = _heading(model) if model else "[defaults]"
+    check_key(key, where)
+    value = None if text is None else convert(key, Given(text, "the new value"))
+    read_settings(path)  # a file with errors is not written over
+    document = tomlkit.parse(_text(path))
+    section: Any = document
+    for name in ("models", model) if model else ("defaults",):
+        if name not in section:
+            section[name] = tomlkit.table(is_super_table=name == "models")
+        section = section[name]
+    assert isinstance(section, Table | dict)
+    if value is not None:
+        section[key] = list(value) if isinstance(value, tuple) else _with_text_keys(value)
+    elif key in section:
+        del section[key]
+    try:
+        write_text(path, tomlkit.dumps(document))
+    except OSError as problem:
+        raise LocalchatError(f"the settings file {path} cannot be written: {problem}") from problem
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as problem:
+        raise UsageError(f"the settings file {path} cannot be read: {problem}") from problem
+
+
+def _section(path: Path, heading: str, section: object) -> Mapping[str, object]:
+    table = _table(path, heading, section)
+    for key, value in table.items():
+        where = f"{path} {heading}"
+        check_key(key, where)
+        if key == "model" and heading != "[defaults]":
+            raise UsageError(f"{where}: the section of a model cannot name a model")
+        convert(key, Given(value, where))
+    return table
+
+
+def _table(path: Path, heading: str, section: object) -> Mapping[str, Any]:
+    if not isinstance(section, dict):
+        raise UsageError(f"{path}: {heading.strip('[]')} is not a section", hint=_SECTIONS)
+    return section
+
+
+def _heading(model: str) -> str:
+    return f'[models."{model}"]'
+
+
+def _with_text_keys(value: object) -> object:
+    return {str(key): each for key, each in value.items()} if isinstance(value, dict) else value

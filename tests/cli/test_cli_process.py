@@ -1,0 +1,183 @@
+"""The command as a process: pipes that close, signals, terminals of several kinds."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Screen
+from tests.cli.door import HOSTILE
+
+Start = Callable[..., Screen]
+
+
+def command(scenario: str, *args: str) -> list[str]:
+    return [sys.executable, "-m", "tests.cli.door", scenario, *args]
+
+
+@pytest.fixture(autouse=True)
+def _named(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCALCHAT_MODEL", str(model))
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    with subprocess.Popen(
+        command("endless", "-q", "hi"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"line\n"
+        process.stdout.close()
+        assert process.wait(20) == 141
+        assert process.stderr.read() == b""
+
+
+def test_ctrl_c_keeps_what_was_said_and_ends_with_130() -> None:
+    with subprocess.Popen(
+        command("slow", "hi"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert os.read(process.stdout.fileno(), 100) == b"first "
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        assert process.stdout.read() == b"\n"
+        assert b"Traceback" not in process.stderr.read()
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_do_no_harm(closed: str) -> None:
+    line = " ".join(["exec", *command("hello", "hi"), closed])
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ("" if ">&- " in f"{closed} " and closed != "2>&-" else "Hello.\n")
+
+
+def test_a_full_disk_is_an_error_with_a_reason() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            command("hello", "hi"), stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE
+        )
+    assert done.returncode == 1
+    assert b"cannot be written" in done.stderr
+
+
+def test_a_terminal_shows_progress_and_erases_it_before_the_answer(screen: Start) -> None:
+    code, shown = screen("hello", "hi").finish()
+    assert code == 0
+    assert "loading 2.1/4.7 GB" in shown
+    assert "prefill 12/12 of which 4 cached" in shown
+    assert shown.endswith("Hello.\r\n")
+    assert shown.rindex("\r\x1b[2K") < shown.rindex("Hello.")
+
+
+def test_a_terminal_never_obeys_a_models_text(screen: Start) -> None:
+    code, shown = screen("hostile", "-q", "hi").finish()
+    assert code == 0
+    assert not set(shown) & set("\x1b\x07\x00\x9b\u202e")
+    assert len(shown.rstrip("\r\n")) == len(HOSTILE)
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_colours_go_where_they_are_not_wanted_never(
+    screen: Start, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    assert "\x1b[2m" in screen("thinks", "hi").finish()[1]
+    monkeypatch.setenv(name, value)
+    if name == "TERM":
+        page = screen("thinks", "hi", term=value)
+        shown = page.finish()[1]
+        assert "\x1b" not in shown
+    else:
+        shown = screen("thinks", "hi").finish()[1]
+        assert "\x1b[2m" not in shown
+    assert "hm so" in shown
+
+
+def test_alone_on_a_terminal_it_talks_until_ctrl_d(screen: Start) -> None:
+    page = screen("hello")
+    page.wait_for("> ")
+    page.press("first question\n")
+    page.wait_for("Hello.")
+    page.wait_for("> ")
+    page.press("/system be kind\n")
+    page.wait_for("set")
+    page.wait_for("> ")
+    page.press("/nonsense\n")
+    page.wait_for("no command /nonsense")
+    page.wait_for("> ")
+    page.press("/stats\n")
+    page.wait_for("62.0 tok/s")
+    page.wait_for("> ")
+    page.press("\x04")
+    assert page.finish()[0] == 0
+
+
+def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(screen: Start) -> None:
+    page = screen("slow")
+    page.wait_for("> ")
+    page.press("go\n")
+    page.wait_for("first ")
+    page.press("\x03")
+    page.wait_for("stopped")
+    page.wait_for("> ")
+    page.press("\x03")
+    page.wait_for("Ctrl+D leaves")
+    page.wait_for("> ")
+    page.press("/quit\n")
+    assert page.finish()[0] == 0
+
+
+def test_piped_text_and_then_the_keyboard(screen: Start) -> None:
+    page = screen("hello", "-i", "sum up", stdin=b"a long text")
+    page.wait_for("Hello.")
+    page.wait_for("> ")
+    page.press('"""two\n')
+    page.wait_for(". ")
+    page.press('lines"""\n')
+    page.wait_for("Hello.")
+    page.wait_for("> ")
+    page.press("/quit\n")
+    assert page.finish()[0] == 0
+
+
+def test_a_dead_engine_and_a_long_prompt_leave_the_conversation_alive(screen: Start) -> None:
+    page = screen("dies")
+    page.wait_for("> ")
+    page.press("q\n")
+    page.wait_for("SIGKILL")
+    page.wait_for("> ")
+    page.press("/quit\n")
+    assert page.finish()[0] == 0
+
+
+def test_conversation_without_any_terminal_is_refused() -> None:
+    done = subprocess.run(
+        command("hello", "-i"),
+        input=b"text",
+        capture_output=True,
+        start_new_session=True,
+        timeout=30,
+    )
+    assert done.returncode == 2
+    assert b"needs a terminal" in done.stderr
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "localchat", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("localchat ")

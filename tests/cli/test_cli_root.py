@@ -1,0 +1,107 @@
+"""Verbs, prompts that look like verbs, help, and how usage errors end."""
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localchat import __version__
+from localchat.cli.verbs import VERBS, meant
+from tests.cli.conftest import Call
+from tests.cli.door import SCENARIOS, ScriptedDoor
+
+README = Path(__file__).parents[2] / "README.md"
+NOTHING = SCENARIOS["hello"]
+
+
+def asked(door: ScriptedDoor) -> str:
+    """The user's message that reached the engine."""
+    prompt = door.engines[0].requests[0].prompt
+    return str(prompt.messages[-1].content)  # type: ignore[union-attr]
+
+
+def test_version_is_the_packages(call: Call) -> None:
+    assert call(NOTHING, "--version") == (0, f"localchat {__version__}\n", "")
+
+
+def test_help_names_every_verb_and_is_what_the_readme_shows(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, err = call(NOTHING, "--help")
+    assert (code, err) == (0, "")
+    assert all(f"\n  {verb} " in out for verb in VERBS)
+    assert out.strip() in README.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_overview_says_of_a_verb_what_its_own_help_says(verb: str) -> None:
+    command = import_module(VERBS[verb].module).command
+    assert command.name == verb
+    assert command.help.splitlines()[0] == VERBS[verb].about
+
+
+@pytest.mark.parametrize("word", ["rnu", "rn", "doctr", "dcotor", "confgi", "completions"])
+def test_lone_word_near_a_verb_is_refused_with_the_verb(call: Call, word: str) -> None:
+    code, out, err = call(NOTHING, word)
+    assert (code, out) == (2, "")
+    assert "did you mean" in err
+    assert f"localchat -- {word}" in err
+
+
+@pytest.mark.parametrize(
+    "args", [["hi"], ["hello"], ["why"], ["--", "rnu"], ["--", "run"], ["a run"]]
+)
+def test_other_words_are_a_prompt(call: Call, args: list[str]) -> None:
+    door = ScriptedDoor(NOTHING)
+    assert call(door, *args).code == 0
+    assert asked(door) == args[-1]
+
+
+def test_words_without_quotes_are_one_prompt(call: Call) -> None:
+    door = ScriptedDoor(NOTHING)
+    assert call(door, "what", "is", "this").code == 0
+    assert asked(door) == "what is this"
+
+
+def test_verb_behind_flags_is_a_usage_error(call: Call) -> None:
+    code, out, err = call(NOTHING, "-q", "run", "x.gguf")
+    assert (code, out) == (2, "")
+    assert "flags stand after the verb" in err
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["--frobnicate", "hi"], "--frobnicate"),
+        (["-5 plus 3"], "stands behind --"),
+        (["run"], "MODEL"),
+        (["config", "shwo"], "shwo"),
+        (["completion", "tcsh"], "tcsh"),
+        (["-m"], "-m"),
+        ([], "nothing to ask"),
+    ],
+)
+def test_wrong_usage_ends_with_2_and_one_clear_message(
+    call: Call, args: list[str], told: str
+) -> None:
+    code, out, err = call(NOTHING, *args)
+    assert (code, out) == (2, "")
+    assert err.startswith("localchat: ")
+    assert told in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script_of_the_shell(call: Call, shell: str) -> None:
+    code, out, _ = call(NOTHING, "completion", shell)
+    assert code == 0
+    assert "_LOCALCHAT_COMPLETE" in out
+
+
+@given(st.text(max_size=12))
+def test_a_meant_verb_is_a_verb_and_verbs_mean_themselves(word: str) -> None:
+    assert meant(word) in (None, *VERBS)
+    assert all(meant(verb) == verb for verb in VERBS)

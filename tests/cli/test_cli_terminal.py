@@ -1,0 +1,103 @@
+"""The streams of a run, where a whole program is too blunt to see it."""
+
+import io
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from localchat.cli.terminal import OutputClosed, Terminal
+from localchat.errors import LocalchatError
+
+OnTty = Callable[[], tuple[Terminal, "FakeTty"]]
+
+
+class FakeTty(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Failing(io.StringIO):
+    def __init__(self, error: OSError) -> None:
+        super().__init__()
+        self._error = error
+
+    def write(self, text: str) -> int:
+        raise self._error
+
+
+@pytest.fixture
+def on_tty(monkeypatch: pytest.MonkeyPatch) -> OnTty:
+    """Makes a colourless terminal whose stdout and stderr are one screen."""
+
+    def make() -> tuple[Terminal, FakeTty]:
+        tty = FakeTty()
+        monkeypatch.setattr(sys, "stdout", tty)
+        monkeypatch.setattr(sys, "stderr", tty)
+        return Terminal({"NO_COLOR": "1"}), tty
+
+    return make
+
+
+def test_a_notice_in_mid_answer_waits_for_its_end(on_tty: OnTty) -> None:
+    terminal, shared = on_tty()
+    terminal.answer("one ")
+    terminal.say("one thread fewer")
+    terminal.answer("two\n")
+    terminal.end_answer()
+    assert shared.getvalue() == "one two\nlocalchat: one thread fewer\n"
+
+
+def test_reasoning_and_answer_are_parted(on_tty: OnTty) -> None:
+    terminal, shared = on_tty()
+    terminal.reasoning("hm")
+    terminal.answer("yes")
+    terminal.end_answer()
+    assert shared.getvalue() == "hm\n\nyes\n"
+
+
+def test_newlines_inside_an_answer_stay_and_those_at_its_end_become_one(on_tty: OnTty) -> None:
+    terminal, shared = on_tty()
+    for piece in ("a\n", "\n", "b", "\n\n", "\n"):
+        terminal.answer(piece)
+    terminal.end_answer()
+    assert shared.getvalue() == "a\n\nb\n"
+
+
+def test_progress_is_drawn_in_place_and_erased(on_tty: OnTty) -> None:
+    terminal, shared = on_tty()
+    terminal.progress("loading")
+    terminal.progress("")
+    terminal.progress("")
+    assert shared.getvalue() == "\r\x1b[2Kloading\r\x1b[2K"
+
+
+def test_off_a_terminal_progress_takes_a_line_every_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("localchat.cli.terminal.time.monotonic", lambda: now)
+    terminal = Terminal({})
+    for now in (1.0, 9.0, 10.5, 11.0, 19.0, 21.0):
+        terminal.progress(f"at {now}")
+    assert capsys.readouterr().err == "localchat: at 10.5\nlocalchat: at 21.0\n"
+
+
+def test_a_closed_reader_and_a_full_disk_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", Failing(BrokenPipeError()))
+    with pytest.raises(OutputClosed):
+        Terminal({}).answer("text")
+    monkeypatch.setattr(sys, "stdout", Failing(OSError(28, "No space left on device")))
+    with pytest.raises(LocalchatError, match="No space left"):
+        Terminal({}).answer("text")
+
+
+def test_talk_that_nobody_reads_does_not_stop_the_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stderr", Failing(BrokenPipeError()))
+    terminal = Terminal({})
+    terminal.say("a notice")
+    terminal.answer("text")
+    terminal.end_answer()
+    assert capsys.readouterr().out == "text\n"

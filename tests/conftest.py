@@ -1,0 +1,73 @@
+"""For every test: a home of its own, no network, and the checkout's code in subprocesses too."""
+
+import os
+import re
+import socket
+import tomllib
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+_LOOPBACK = re.compile(r"127\.|::1$|localhost$|::ffff:127\.")
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings, models and state of the person who runs the tests are neither read nor written."""
+    home = tmp_path_factory.mktemp("home")
+    for name in [name for name in os.environ if name.startswith(("LOCALCHAT_", "XDG_", "HF_"))]:
+        monkeypatch.delenv(name)
+    for name in ("NO_COLOR", "FORCE_COLOR", "PYTHONUNBUFFERED"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for part in ("config", "data", "state", "cache"):
+        monkeypatch.setenv(f"XDG_{part.upper()}_HOME", str(home / part))
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that leaves this machine fails at once, and says so."""
+    for verb in ("connect", "connect_ex"):
+        allowed = getattr(socket.socket, verb)
+
+        def refuse(self: socket.socket, address: Any, allowed: Any = allowed) -> Any:
+            inside = self.family == socket.AF_UNIX or _LOOPBACK.match(str(address[0]))
+            assert inside, f"a test wants the network: {address}"
+            return allowed(self, address)
+
+        monkeypatch.setattr(socket.socket, verb, refuse)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _checkout(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Subprocesses import this checkout; where the distribution is not installed, its entry points are
+    still found."""
+    places = [ROOT, ROOT / "backends"]
+    patch = pytest.MonkeyPatch()
+    if not entry_points(group="localchat.backends"):
+        places.append(_described(tmp_path_factory.mktemp("dist")))
+        patch.syspath_prepend(str(places[-1]))
+    before = os.environ.get("PYTHONPATH")
+    parts = [*map(str, places), *([before] if before else [])]
+    patch.setenv("PYTHONPATH", os.pathsep.join(parts))
+    yield
+    patch.undo()
+
+
+def _described(folder: Path) -> Path:
+    """A folder with the metadata that an installation would have written."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    about = folder / f"{project['name'].replace('-', '_')}-0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0\n")
+    lines = [
+        line
+        for group, points in project["entry-points"].items()
+        for line in (f"[{group}]", *(f"{name} = {place}" for name, place in points.items()))
+    ]
+    (about / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    return folder

@@ -1,0 +1,43 @@
+"""Backends are found by entry point, and a broken one does not hide the others."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from localchat.backends import find_backends
+from localchat.errors import LocalchatError
+
+
+def declare(folder: Path, *points: str) -> None:
+    """Put a distribution with these entry points into the folder."""
+    about = folder / "stranger-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("\n".join(("[localchat.backends]", *points)) + "\n")
+
+
+def test_a_strangers_backend_enters_as_ours_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stranger_backend.py").write_text("class Backend:\n    name = 'stranger'\n")
+    declare(tmp_path, "stranger = stranger_backend:Backend", "broken = stranger_backend:Missing")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = find_backends()
+    assert found["stranger"].name == "stranger"
+    assert {"llamacpp", "broken"} <= set(found)
+    del sys.modules["stranger_backend"]
+
+
+def test_a_backend_that_cannot_be_imported_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare(tmp_path, "broken = no_such_module_here:Backend")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    broken = find_backends()["broken"]
+    available = broken.available()
+    assert not available.ok
+    assert "no_such_module_here" in available.reason
+    assert (broken.build_key(), broken.ways_out()) == ("", ())
+    with pytest.raises(LocalchatError, match="no_such_module_here"):
+        broken.facts()

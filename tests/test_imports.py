@@ -1,0 +1,58 @@
+"""What may be loaded before anything is asked: start-up is the first thing a user feels."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {
+    *(
+        "torch",
+        "triton",
+        "llama_cpp",
+        "transformers",
+        "tokenizers",
+        "safetensors",
+        "huggingface_hub",
+    ),
+    *("numpy", "textual", "rich", "msgspec", "jinja2", "gguf", "psutil", "tomlkit", "platformdirs"),
+    *("asyncio", "importlib.metadata", "http", "ssl", "localchat_llamacpp", "localchat_cuda"),
+    *("localchat.loop", "localchat.chatformat", "localchat.engine", "localchat.settings"),
+}
+
+
+def modules_after(code: str) -> set[str]:
+    """Every module that this code has loaded at its end, by full name."""
+    script = f"import sys\n{code}\nprint('\\n'.join(['', 'LOADED', *sys.modules]))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    return set(done.stdout.split("\nLOADED\n")[1].split())
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param("import localchat", id="package"),
+        pytest.param("from localchat.cli.app import run; run(['--help'])", id="help"),
+        pytest.param("from localchat.cli.app import run; run(['--version'])", id="version"),
+        pytest.param("from localchat.cli.app import run; run(['run', '--help'])", id="verb-help"),
+        pytest.param("from localchat.cli.app import run; run(['dcotor'])", id="usage-error"),
+    ],
+)
+def test_nothing_heavy_is_loaded_before_a_prompt(code: str) -> None:
+    assert modules_after(code) & HEAVY == set()
+
+
+@pytest.mark.parametrize(
+    "package", ["localchat.engine.request", "localchat.cli.converse", "localchat.settings_file"]
+)
+def test_what_a_prompt_needs_reaches_neither_the_child_nor_a_backend(package: str) -> None:
+    loaded = modules_after(f"import {package}")
+    forbidden = {"numpy", "rich", "textual", "torch", "llama_cpp", "jinja2", "localchat.loop"}
+    assert loaded & {*forbidden, "localchat.chatformat", "localchat_llamacpp"} == set()
+
+
+def test_finding_backends_loads_no_native_library() -> None:
+    loaded = modules_after("from localchat.backends import find_backends; find_backends()")
+    assert loaded & {"torch", "triton", "llama_cpp", "numpy"} == set()

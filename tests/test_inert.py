@@ -1,0 +1,35 @@
+"""Text from outside can do nothing to a terminal, and none of it vanishes."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localchat.inert import inert, inert_line
+from tests.cli.door import HOSTILE
+
+_OBEYED = {chr(code) for code in (*range(0x20), *range(0x7F, 0xA0))} - {"\n", "\t"}
+
+
+@given(st.text(st.characters()))
+def test_nothing_obeyed_is_left_and_nothing_is_lost(text: str) -> None:
+    shown = inert(text)
+    assert not set(shown) & _OBEYED
+    assert len(shown) == len(text)
+    shown.encode("utf-8")
+
+
+@given(st.text(), st.integers(0, 50))
+def test_a_cut_anywhere_changes_nothing(text: str, cut: int) -> None:
+    assert inert(text[:cut]) + inert(text[cut:]) == inert(text)
+
+
+def test_ordinary_text_of_any_script_stays() -> None:
+    text = "naïve\tשלום 日本 👩‍🚀\n"
+    assert inert(text) == text
+
+
+def test_escapes_and_direction_overrides_are_shown() -> None:
+    assert inert(HOSTILE) == "a␛]0;title␇b␛[2Jc\ufffd1md\ufffde␍f␀g"
+
+
+def test_a_name_stays_on_its_line() -> None:
+    assert inert_line("a\nb\tc") == "a␊b c"

@@ -1,0 +1,100 @@
+"""Settings: one name everywhere, and errors that name file, key and valid values."""
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localchat.cli.ask import command as ask
+from localchat.engine.request import Sampling
+from localchat.errors import LocalchatError, UsageError
+from localchat.paths import find_paths
+from localchat.settings import (
+    KEYS,
+    SAMPLING_KEYS,
+    Given,
+    Settings,
+    convert,
+    from_environment,
+    resolve,
+)
+from localchat.settings_file import read_settings, write_setting
+
+
+def test_every_key_has_type_words_and_flag() -> None:
+    assert tuple(KEYS) == Settings.__struct_fields__
+    assert set(SAMPLING_KEYS) == set(Sampling.__struct_fields__)
+    flags = {name for param in ask.params for name in (*param.opts, *param.secondary_opts)}
+    for key, words in KEYS.items():
+        name, _, option = words.flag.partition(" ")
+        assert name in flags, key
+        assert option in ("", key)
+
+
+def test_every_flag_that_is_a_setting_is_named_as_its_key() -> None:
+    own = {"words", "files", "interactive", "extract", "as_json", "raw_prompt", "option"}
+    named = {param.name for param in ask.params} - own
+    assert named | set(SAMPLING_KEYS) == set(KEYS)
+
+
+def test_an_empty_variable_is_not_set() -> None:
+    assert from_environment({"LOCALCHAT_SEED": "", "LOCALCHAT_DEBUG": "1"}) == {}
+
+
+@given(
+    st.sampled_from(list(KEYS)),
+    st.one_of(st.text(), st.integers(), st.floats(), st.booleans(), st.lists(st.text())),
+)
+def test_any_value_becomes_the_type_or_a_usage_error(key: str, value: object) -> None:
+    refusal: UsageError | None = None
+    try:
+        msgspec.convert({key: convert(key, Given(value, "here"))}, Settings)
+    except UsageError as refused:
+        refusal = refused
+    if refusal is not None:
+        assert key in refusal.message
+        assert refusal.hint.startswith("it takes ")
+
+
+def test_writing_keeps_comments_order_and_other_values(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(
+        "# mine\n[defaults]\nseed = 1 # lucky\n\n# models\n[models.'a b']\nthreads = 2\n"
+    )
+    write_setting(file, "seed", "2")
+    write_setting(file, "stop", '["END"]')
+    write_setting(file, "logit_bias", '{"5": 1}', "qwen2.5:7b")
+    write_setting(file, "threads", None, "a b")
+    text = file.read_text()
+    assert text.startswith("# mine\n[defaults]\nseed = 2 # lucky\n")
+    assert "# models" in text
+    read = read_settings(file)
+    assert read.defaults == {"seed": 2, "stop": ["END"]}
+    assert read.models["a b"] == {}
+    assert resolve(read.layer(["qwen2.5:7b"])).settings.logit_bias == {5: 1.0}
+
+
+def test_a_file_with_errors_is_not_written_over(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("[defaults]\nnonsense = 1\n")
+    with pytest.raises(UsageError):
+        write_setting(file, "seed", "2")
+    assert file.read_text() == "[defaults]\nnonsense = 1\n"
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_in_words(tmp_path: Path) -> None:
+    (tmp_path / "occupied").write_text("")
+    with pytest.raises(LocalchatError, match="cannot be"):
+        write_setting(tmp_path / "occupied" / "settings.toml", "seed", "2")
+
+
+def test_paths_follow_the_platform_and_the_variables(tmp_path: Path) -> None:
+    usual = find_paths(os.environ)
+    assert len({usual.data_dir, usual.state_dir, usual.cache_dir, usual.settings_file.parent}) == 4
+    moved = find_paths({"LOCALCHAT_DATA_DIR": str(tmp_path), "LOCALCHAT_MODELS": "~/models"})
+    assert moved.state_dir.is_relative_to(tmp_path)
+    assert moved.models_dir == Path.home() / "models"
+    assert find_paths({"LOCALCHAT_CONFIG": "a.toml"}).settings_file == Path.cwd() / "a.toml"
