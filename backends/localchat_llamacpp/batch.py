@@ -55,3 +55,14 @@ class Batch:
             self._wanted[begin + offset] = 1
         self.outputs += len(wanted)
         self.size = self.native.n_tokens = end
+
+    def want_another(self) -> bool:
+        """Keep one more token's logits, if there is another token. True: they come before those of the
+        token that was wanted already, whose index they shift."""
+        free = np.flatnonzero(self._wanted[: self.size] == 0)
+        if not free.size:
+            return False
+        token = int(free[-1])
+        self.outputs += 1
+        self._wanted[token] = 1
+        return bool(self._wanted[token + 1 : self.size].any())

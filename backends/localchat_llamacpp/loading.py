@@ -97,7 +97,7 @@ def _with_context(weights: Weights, target: Target, options: LoadOptions) -> Lla
             raise ModelInvalid("This is an embedding model: it keeps no memory and writes no text.")
         vocab_size = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(weights.handle)))
         batch = Batch(wish.step_tokens, wish.slots + 1)
-        warm = WarmUp(context, batch, wish.slots, vocab_size)
+        warm = WarmUp(context, batch, wish.slots, vocab_size, wish.kv_type)
         found = warm.run(min(wish.step_tokens, plan.context_tokens - 8))
         return LlamaCppRunner(
             weights,

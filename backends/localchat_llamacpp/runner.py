@@ -209,10 +209,13 @@ class LlamaCppRunner:
         padding = plan.pad_to - batch.size
         if padding > 0:
             batch.add(self._scratch, 0, (0,) * padding)
+        if plan.pad_to and batch.outputs == 1 and batch.want_another():
+            # A lone row of logits is computed otherwise too.
+            part.outputs = {place: 1 for place in part.outputs}
         status = self._api.llama_decode(self._context, batch.native)
         if status == 0:
             # On a GPU the call returns early; the logits wait for it.
-            self._take_logits(len(part.outputs))
+            self._take_logits(batch.outputs)
         if padding > 0:
             slots.drop(self._scratch)
         if status == 0:
