@@ -8,19 +8,18 @@ from typing import Any, Literal
 from localchat.errors import ModelInvalid
 from localchat.loop.backend import Capabilities, LoadOptions, MemoryReport, Progress
 from localchat_llamacpp.batch import Batch
+from localchat_llamacpp.buffers import SCRATCH_CELLS, context_cells
 from localchat_llamacpp.library import Buffer, library
 from localchat_llamacpp.rebuild import offload_advice
 from localchat_llamacpp.runner import LlamaCppRunner
 from localchat_llamacpp.warmup import Findings, WarmUp
 from localchat_llamacpp.weights import (
     KV_TYPES,
-    PAD_TOKENS,
     ContextWish,
     Weights,
     load_weights,
     open_context,
     outputs_max,
-    padded,
 )
 
 _NO_REWIND = (
@@ -42,14 +41,15 @@ class Target:
     total_bytes: int
     kv_types: tuple[str, ...]
     threads: int
-    window_only: bool = False
 
 
 def refuse_other_kinds(model: int) -> None:
     """ModelInvalid for models that write no text token by token. `model`: vocabulary alone suffices."""
     api = library().api
     if api.llama_model_is_diffusion(model):
-        raise ModelInvalid("This is a diffusion model; localchat runs models that write token by token.")
+        raise ModelInvalid(
+            "This is a diffusion model; localchat runs models that write token by token."
+        )
     if api.llama_model_has_encoder(model) or not api.llama_model_has_decoder(model):
         raise ModelInvalid(
             "This model has an encoder; localchat runs decoder-only models, such as Llama, Qwen or Gemma."
@@ -64,7 +64,9 @@ def load_runner(
     Raises ModelInvalid, DoesNotFit, EngineClosed, each with the library's own reason.
     """
     if options.plan.kv_type not in KV_TYPES:
-        raise ModelInvalid(f"KV type {options.plan.kv_type!r}: the known ones are {', '.join(KV_TYPES)}")
+        raise ModelInvalid(
+            f"KV type {options.plan.kv_type!r}: the known ones are {', '.join(KV_TYPES)}"
+        )
     weights = load_weights(
         target.path,
         gpu_layers=_gpu_layers(options.plan.gpu_layers, say),
@@ -81,7 +83,7 @@ def load_runner(
 
 def _with_context(weights: Weights, target: Target, options: LoadOptions) -> LlamaCppRunner:
     plan, api = options.plan, library().api
-    cells = padded(plan.context_tokens + PAD_TOKENS)
+    cells = context_cells(plan.context_tokens)
     wish = ContextWish(
         context_tokens=plan.context_tokens,
         slots=min(options.max_slots, int(api.llama_max_parallel_sequences()) - 1),
@@ -89,7 +91,7 @@ def _with_context(weights: Weights, target: Target, options: LoadOptions) -> Lla
         kv_type=plan.kv_type,
         flash_attention=plan.flash_attention,
         threads=target.threads,
-        window_only=target.window_only,
+        window_only=plan.window_only,
     )
     context, buffers = open_context(weights, wish)
     try:
@@ -139,10 +141,10 @@ def _capabilities(
         rewind, limits = "checkpoint", (_NO_REWIND,)
     elif window and wish.window_only:
         rewind, limits = "last_n", (_WINDOW.format(window),)
-    cells = padded(wish.context_tokens + PAD_TOKENS)
+    cells = context_cells(wish.context_tokens)
     return Capabilities(
         context_tokens=wish.context_tokens,
-        kv_tokens=cells - PAD_TOKENS,
+        kv_tokens=cells - SCRATCH_CELLS,
         max_slots=wish.slots,
         max_rows=wish.slots,
         max_step_tokens=wish.step_tokens,

@@ -2,6 +2,8 @@
 prints and asks."""
 
 import ctypes
+import hashlib
+import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -65,6 +67,23 @@ def library_file() -> Path | None:
     folder = Path(next(iter(spec.submodule_search_locations))) / "lib"
     names = ("libllama.so", "libllama.dylib", "llama.dll")
     return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def build_key(root: Path = Path("/")) -> str:
+    """Names the native build and this CPU with its features: another of either is another question of what
+    crashes. Empty where there is no library. `root`: where /proc stands."""
+    path = library_file()
+    if path is None:
+        return ""
+    files = sorted(path.parent.glob(f"libggml-cpu*{path.suffix}")) or [path]
+    seen = [f"{file}:{file.stat().st_size}:{file.stat().st_mtime_ns}" for file in files]
+    try:
+        info = (root / "proc/cpuinfo").read_text(errors="replace").split("\n\n", 1)[0]
+    except OSError:
+        info = platform.processor()
+    said = [line for line in info.splitlines() if line.startswith(("model name", "flags", "Features"))]
+    digest = hashlib.sha256("\n".join([*seen, *(said or [info])]).encode()).hexdigest()
+    return f"llama.cpp-{digest[:24]}"
 
 
 def rebuild_command(kind: str) -> WayOut:

@@ -72,7 +72,8 @@ class Vocabulary:
                 self._handle(), data, len(data), out, room, False, special
             )
             if count >= 0:
-                return begin + ids[:count].tolist()
+                found: list[int] = ids[:count].tolist()
+                return begin + found
             if count <= -(1 << 31):
                 raise OverflowError("a text of more than two thousand million tokens")
             room = -count

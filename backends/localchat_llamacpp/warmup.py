@@ -22,7 +22,9 @@ class Findings(NamedTuple):
 class WarmUp:
     """Runs in slot `slot` of a fresh context and leaves it empty."""
 
-    def __init__(self, context: int, batch: Batch, slot: int, vocab_size: int, kv_type: str) -> None:
+    def __init__(
+        self, context: int, batch: Batch, slot: int, vocab_size: int, kv_type: str
+    ) -> None:
         self._api: Any = library().api
         self._context = context
         self._memory = self._api.llama_get_memory(context)
@@ -39,9 +41,7 @@ class WarmUp:
         """
         try:
             self._decode(0, tokens, [tokens - 1])
-            cuttable = bool(
-                self._api.llama_memory_seq_rm(self._memory, self._slot, tokens - 1, -1)
-            )
+            cuttable = bool(self._api.llama_memory_seq_rm(self._memory, self._slot, tokens - 1, -1))
             if not cuttable:
                 self._decode(tokens, 1, [0])
                 return Findings(cuttable=False, equal_rows=())
@@ -83,4 +83,3 @@ class WarmUp:
         if status != 0:
             tail = "; ".join(library().log.tail(3))
             raise RuntimeError(f"llama.cpp failed in warm-up (status {status}): {tail}")
-

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from localchat.errors import DoesNotFit, EngineClosed, ModelInvalid
 from localchat.loop.backend import Progress
+from localchat_llamacpp.buffers import Steps, context_cells
 from localchat_llamacpp.library import Buffer, library
 
 KV_TYPES = {
@@ -21,8 +22,11 @@ KV_TYPES = {
 """ggml's numbers. Any other number ends the process in native code."""
 
 _FLASH_AUTO, _FLASH_OFF = -1, 0
-PAD_TOKENS = 16
-"""Cells beyond the promised ones: the scratch slot's rows of exact mode live there for a step."""
+
+_AGAIN = (
+    "The file may be damaged, or newer than this llama.cpp: download it again, or try "
+    "`pip install --upgrade llama-cpp-python`."
+)
 
 
 class ContextWish(NamedTuple):
@@ -61,7 +65,13 @@ def load_vocabulary(path: Path) -> int:
     with native.log.mark() as heard:
         model = native.api.llama_model_load_from_file(str(path).encode(), parameters)
     if not model:
-        raise ModelInvalid(f"{path} cannot be read: {heard.reason('llama.cpp gives no reason')}")
+        raise ModelInvalid(
+            f"{path} cannot be read: {heard.reason('llama.cpp gives no reason')}", hint=_AGAIN
+        )
+    if any("newline token not found" in line for line in heard.complaints):
+        # Native code would end the process at the first text with a byte that has no token.
+        native.api.llama_model_free(model)
+        raise ModelInvalid(f"{path}: its vocabulary has no tokens for single bytes.", hint=_AGAIN)
     return int(model)
 
 
@@ -89,8 +99,7 @@ def load_weights(
     if not model:
         raise ModelInvalid(
             f"{path} cannot be loaded: {heard.reason('llama.cpp gives no reason')}",
-            hint="The file may be damaged or newer than this llama.cpp: download it again, or try "
-            "`pip install --upgrade llama-cpp-python`.",
+            hint=_AGAIN,
         )
     return Weights(int(model), heard.buffers)
 
@@ -99,7 +108,7 @@ def open_context(weights: Weights, wish: ContextWish) -> tuple[int, list[Buffer]
     """A native context and its buffers. Raises DoesNotFit with the library's reason."""
     native = library()
     parameters = native.api.llama_context_default_params()
-    parameters.n_ctx = padded(wish.context_tokens + PAD_TOKENS)
+    parameters.n_ctx = context_cells(wish.context_tokens)
     parameters.n_batch = parameters.n_ubatch = wish.step_tokens
     parameters.n_seq_max = wish.slots + 1
     # Sizes the compute buffer: 300 MiB at a vocabulary of 152k when it is left alone.
@@ -123,12 +132,7 @@ def open_context(weights: Weights, wish: ContextWish) -> tuple[int, list[Buffer]
 
 def outputs_max(wish: ContextWish) -> int:
     """Rows with logits in one decode; more is SIGABRT, so wider steps are split."""
-    return max(wish.slots + 1, min(64, wish.step_tokens))
-
-
-def padded(tokens: int) -> int:
-    """llama.cpp's caches are multiples of 256 cells."""
-    return -(-tokens // 256) * 256
+    return Steps(wish.slots, wish.step_tokens).output_rows
 
 
 class _Telling:

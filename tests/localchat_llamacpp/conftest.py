@@ -1,6 +1,7 @@
 """Tiny models, written once per run, and a driver that makes plans for a runner."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,11 +38,15 @@ def start(models: dict[str, Path]) -> Iterator[Start]:
         window_only: bool = False,
         says: Sequence[str] | None = None,
         gpu_layers: int = 0,
+        threads: int = 1,
     ) -> Driver:
+        plan = plan_of(context, step, kv_type, flash)
         options = LoadOptions(
-            plan_of(context, step, kv_type, flash, gpu_layers), safe_mode=True, max_slots=slots
+            replace(plan, gpu_layers=gpu_layers, window_only=window_only),
+            safe_mode=True,
+            max_slots=slots,
         )
-        target = Target(models[name], models[name].stat().st_size, ("f16",), 2, window_only)
+        target = Target(models[name], models[name].stat().st_size, ("f16",), threads)
         said = says if isinstance(says, list) else []
         runner = load_runner(target, options, lambda done, total: True, said.append)
         runners.append(runner)

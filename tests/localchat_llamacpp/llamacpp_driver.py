@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from localchat_llamacpp.runner import LlamaCppRunner
-
 from localchat.fit.plan import MemoryPlan
 from localchat.loop.backend import (
     LAST,
@@ -15,6 +13,7 @@ from localchat.loop.backend import (
     MemoryOp,
     Point,
     Row,
+    Runner,
     SamplingParams,
     StepPlan,
     StepResult,
@@ -23,9 +22,7 @@ from localchat.loop.backend import (
 GREEDY = SamplingParams(temperature=0.0)
 
 
-def plan_of(
-    context: int, step: int, kv_type: str = "f16", flash: bool = False, gpu_layers: int = 0
-) -> MemoryPlan:
+def plan_of(context: int, step: int, kv_type: str = "f16", flash: bool = False) -> MemoryPlan:
     """A memory plan with these numbers, that fits."""
     return MemoryPlan(
         backend="llamacpp",
@@ -39,7 +36,7 @@ def plan_of(
         max_context_tokens=context,
         kv_type=kv_type,
         flash_attention=flash,
-        gpu_layers=gpu_layers,
+        gpu_layers=0,
         cache_ram_bytes=0,
         max_step_tokens=step,
     )
@@ -48,7 +45,7 @@ def plan_of(
 class Driver:
     """Numbers steps and remembers nothing else."""
 
-    def __init__(self, runner: LlamaCppRunner) -> None:
+    def __init__(self, runner: Runner) -> None:
         self.runner = runner
         self.number = 0
 
@@ -92,7 +89,8 @@ class Driver:
         """Enter a sequence and compute it from `start` in chunks; the last step samples one token."""
         known = tuple(tokens)
         chunk = chunk or self.runner.capabilities.max_step_tokens
-        enter, operations = (Enter(seq, slot, known, len(known), sampling),), tuple(memory)
+        enter: tuple[Enter, ...] = (Enter(seq, slot, known, len(known), sampling),)
+        operations = tuple(memory)
         for begin in range(start, len(known), chunk):
             piece = known[begin : begin + chunk]
             last = begin + len(piece) == len(known)
@@ -102,7 +100,9 @@ class Driver:
             enter, operations = (), ()
         return result
 
-    def go_on(self, position: int, count: int, *, seq: int = 0, slot: int = 0, pad_to: int = 0) -> list[int]:
+    def go_on(
+        self, position: int, count: int, *, seq: int = 0, slot: int = 0, pad_to: int = 0
+    ) -> list[int]:
         """Sample `count` more tokens, one a step, from the last sampled one at `position`."""
         tokens = []
         for offset in range(count):

@@ -5,7 +5,7 @@ not a matter of rounding."""
 from pathlib import Path
 
 import numpy as np
-from gguf import GGUFWriter, TokenType
+from gguf import GGUFWriter, PoolingType, TokenType
 from numpy.typing import NDArray
 
 EMBED, LAYERS, HEADS, KV_HEADS, FEED = 64, 2, 2, 1, 128
@@ -133,6 +133,33 @@ def write_mamba(path: Path, *, seed: int = 3) -> Path:
         w.tensor(block + "ssm_a", -np.tile(np.arange(1.0, state + 1), (inner, 1)))
         w.ones(block + "ssm_d", inner)
         w.random_matrix(block + "ssm_out.weight", EMBED, inner)
+    w.finish()
+    return path
+
+
+def write_bert(path: Path, *, seed: int = 4) -> Path:
+    """An encoder: it makes embeddings and has no cache."""
+    w = _Writer(path, "bert", seed=seed, layers=1)
+    w.gguf.add_head_count(HEADS)
+    w.gguf.add_layer_norm_eps(1e-6)
+    w.gguf.add_causal_attention(False)
+    w.gguf.add_pooling_type(PoolingType.MEAN)
+    w.random_matrix("token_embd.weight", VOCAB, EMBED)
+    w.random_matrix("position_embd.weight", TRAINED, EMBED)
+    w.random_matrix("token_types.weight", 2, EMBED)
+    for name, rows, columns in [
+        ("attn_q", EMBED, EMBED),
+        ("attn_k", EMBED, EMBED),
+        ("attn_v", EMBED, EMBED),
+        ("attn_output", EMBED, EMBED),
+        ("ffn_up", FEED, EMBED),
+        ("ffn_down", EMBED, FEED),
+    ]:
+        w.random_matrix(f"blk.0.{name}.weight", rows, columns)
+        w.random_matrix(f"blk.0.{name}.bias", rows)
+    for norm in ("token_embd_norm", "blk.0.attn_output_norm", "blk.0.layer_output_norm"):
+        w.ones(norm + ".weight", EMBED)
+        w.random_matrix(norm + ".bias", EMBED)
     w.finish()
     return path
 

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from localchat_llamacpp.runner import LlamaCppRunner
+from numpy.typing import NDArray
 
 from llamacpp_driver import GREEDY, Driver, Start, asking_to_abort, with_logprobs
 from localchat.loop.backend import (
@@ -24,13 +26,15 @@ CLOSE = 0.02
 """Logits differ that much, and less, between steps of different widths (f16 KV, float weights)."""
 
 
-def _log_softmax(row: np.ndarray) -> np.ndarray:
+def _log_softmax(row: NDArray[np.float32]) -> NDArray[np.float64]:
     wide = row.astype(np.float64)
     wide -= wide.max()
-    return wide - np.log(np.exp(wide).sum())
+    result: NDArray[np.float64] = wide - np.log(np.exp(wide).sum())
+    return result
 
 
-def _logits_of_last(driver: Driver) -> np.ndarray:
+def _logits_of_last(driver: Driver) -> NDArray[np.float32]:
+    assert isinstance(driver.runner, LlamaCppRunner)
     return driver.runner._logits[0].copy()
 
 
@@ -68,26 +72,32 @@ def _three() -> list[tuple[int, ...]]:
 
 
 def test_drafts_change_nothing_but_the_number_of_steps(start: Start) -> None:
+    """In padded steps not even a bit of the log probabilities."""
+    sampling = with_logprobs(GREEDY, 0)
     plain = start()
-    first = plain.prefill(PROMPT).samples[0].token
-    text = [first, *plain.go_on(len(PROMPT), 12, pad_to=2)]
+    first = plain.prefill(PROMPT, sampling=sampling).samples[0]
+    expected = [(first.token, first.logprob)]
+    for offset in range(8):
+        row = Row(0, 0, len(PROMPT) + offset, LAST)
+        sample = plain.step(row, points=[Point(0, 0, 0)], pad_to=2).samples[0]
+        expected.append((sample.token, sample.logprob))
+    text = [token for token, _ in expected]
 
     drafted = start()
-    drafted.prefill(PROMPT)
-    position, got = len(PROMPT), [first]
+    drafted.prefill(PROMPT, sampling=sampling)
+    position, got = len(PROMPT), expected[:1]
     wrong = (text[3] + 1) % VOCAB
     for drafts in [(text[1], text[2], wrong, text[4]), (text[4], text[5]), ()]:
         row = Row(0, 0, position, LAST, drafts)
         memory = [Truncate(0, position)]
         points = [Point(0, offset, 0) for offset in range(len(drafts) + 1)]
         result = drafted.step(row, points=points, memory=memory, pad_to=2)
-        new = [s.token for s in result.samples]
-        assert [s.point for s in result.samples] == list(range(len(new)))
+        assert [s.point for s in result.samples] == list(range(len(result.samples)))
         assert result.computed == (len(drafts) + 1,)
-        position += len(new)
-        got += new
+        position += len(result.samples)
+        got += [(s.token, s.logprob) for s in result.samples]
     # Two accepted and the true token in place of the wrong one; two and one more; one.
-    assert got == text[: 1 + 3 + 3 + 1]
+    assert got == expected[: 1 + 3 + 3 + 1]
 
 
 def test_drafts_with_penalties_count_only_what_stands_before_each_point(start: Start) -> None:
@@ -127,9 +137,9 @@ def test_choices_are_drawn_from_one_row_and_go_on_alone(start: Start) -> None:
     lone = start()
     for choice in range(3):
         sampling = replace(warm, choice=choice)
-        begun = lone.prefill(
-            PROMPT[:40], seq=choice, sampling=sampling, memory=[Drop(0)]
-        ).samples[0]
+        begun = lone.prefill(PROMPT[:40], seq=choice, sampling=sampling, memory=[Drop(0)]).samples[
+            0
+        ]
         assert begun.token == firsts[choice]
         assert lone.go_on(40, 1, seq=choice, pad_to=3) == [seconds.samples[choice].token]
 
@@ -153,7 +163,8 @@ def test_prompt_logprobs_are_the_log_softmax_of_the_rows(start: Start) -> None:
     drawn = result.samples[99]
     assert drawn.logprob is not None
     assert len(drawn.top) == 2
-    assert drawn.top[0] == (drawn.token, pytest.approx(drawn.logprob))
+    assert drawn.top[0][0] == drawn.token
+    assert drawn.top[0][1] == pytest.approx(drawn.logprob)
 
 
 def test_a_mask_leaves_only_its_tokens(start: Start) -> None:
@@ -176,6 +187,7 @@ def test_padding_leaves_no_trace_and_makes_widths_equal(start: Start) -> None:
         driver.prefill(PROMPT[:64])
         driver.go_on(64, 3, pad_to=pad_to)
         rows.append(_logits_of_last(driver))
+        assert isinstance(driver.runner, LlamaCppRunner)
         assert driver.runner._slots.lengths == [67, 0, 0, 0, 0]
     assert np.array_equal(rows[0], rows[1])
     assert np.array_equal(rows[0], rows[2])

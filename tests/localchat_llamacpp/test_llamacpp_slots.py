@@ -87,9 +87,7 @@ def test_a_restore_without_room_is_a_result_and_later_operations_are_done(start:
         memory=[Restore(1, 1, 150), Drop(0)],
     )
     assert (result.status, result.computed) == ("out_of_memory", (0,))
-    result = driver.step(
-        Row(1, 1, 150, (5,)), points=[Point(0, 0, 1)], memory=[Restore(1, 1, 150)]
-    )
+    result = driver.step(Row(1, 1, 150, (5,)), points=[Point(0, 0, 1)], memory=[Restore(1, 1, 150)])
     assert result.samples[0].token == _fresh(start, (*TEXT[:150], 5))[0]
 
 

@@ -8,7 +8,9 @@ class _Clock:
         self.watch = watch
         self.now_s = 100.0
 
-    def steps(self, count: int, elapsed_s: float, *, rows: int = 1, cells: int = 500) -> list[Change]:
+    def steps(
+        self, count: int, elapsed_s: float, *, rows: int = 1, cells: int = 500
+    ) -> list[Change]:
         """So many steps of equal time; the changes asked for."""
         changes = []
         for _ in range(count):
