@@ -65,6 +65,7 @@ class Listening:
         self._watchers = watchers
         self.buffers: list[Buffer] = []
         self.complaints: list[str] = []
+        self.lines: deque[str] = deque(maxlen=_KEPT_LINES)
 
     def __enter__(self) -> "Listening":
         self._watchers.append(self._hear)
@@ -74,6 +75,7 @@ class Listening:
         self._watchers.remove(self._hear)
 
     def _hear(self, level: int, line: str) -> None:
+        self.lines.append(line[:400])
         if found := _BUFFER.search(line):
             device, purpose, size = found.groups()
             self.buffers.append(Buffer(device, purpose, int(float(size) * 1024 * 1024)))

@@ -11,7 +11,7 @@ from localchat.fit.header import read_header
 from localchat.fit.machine import read_machine
 from localchat.fit.plan import LoadWish, MemoryPlan, demand, kv_types
 from localchat.fit.shape import model_shape
-from localchat.loop.backend import LoadOptions, ModelInfo, Progress, Runner
+from localchat.loop.backend import LoadOptions, ModelInfo, Progress, Runner, Tokenizer
 from localchat_llamacpp import plan as planner
 from localchat_llamacpp.library import library
 from localchat_llamacpp.loading import Target, load_runner, refuse_other_kinds
@@ -42,13 +42,14 @@ class GgufModel:
                 f"{path} has no vocabulary: it is a part of a model, such as an adapter or a vision encoder.",
                 hint="Give the file of the language model itself.",
             )
-        handle = load_vocabulary(self._first)
+        handle, said = load_vocabulary(self._first)
         try:
             refuse_other_kinds(handle)
         except ModelInvalid:
             library().api.llama_model_free(handle)
             raise
-        self.tokenizer = Vocabulary(handle)
+        self._vocabulary = Vocabulary(handle, said)
+        self.tokenizer: Tokenizer = self._vocabulary
         self.info = _info(self.header, self.tokenizer)
 
     def plan(self, wish: LoadWish) -> MemoryPlan:
@@ -73,10 +74,10 @@ class GgufModel:
 
     def close(self) -> None:
         """Give the vocabulary back; a loaded runner has its own. Idempotent."""
-        self.tokenizer.close()
+        self._vocabulary.close()
 
 
-def _info(header: Header, vocabulary: Vocabulary) -> ModelInfo:
+def _info(header: Header, vocabulary: Tokenizer) -> ModelInfo:
     template = header.metadata.get("tokenizer.chat_template")
     name = header.metadata.get("general.name")
     stated = ((ours, header.metadata.get(key)) for key, ours in _SAMPLING.items())

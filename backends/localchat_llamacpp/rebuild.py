@@ -8,7 +8,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 DISTRIBUTION = "llama-cpp-python"
 CMAKE_ARGS = {
@@ -81,7 +81,9 @@ def build_key(root: Path = Path("/")) -> str:
         info = (root / "proc/cpuinfo").read_text(errors="replace").split("\n\n", 1)[0]
     except OSError:
         info = platform.processor()
-    said = [line for line in info.splitlines() if line.startswith(("model name", "flags", "Features"))]
+    said = [
+        line for line in info.splitlines() if line.startswith(("model name", "flags", "Features"))
+    ]
     digest = hashlib.sha256("\n".join([*seen, *(said or [info])]).encode()).hexdigest()
     return f"llama.cpp-{digest[:24]}"
 
@@ -154,7 +156,7 @@ def devices() -> tuple[Device, ...]:
     """
     from localchat_llamacpp.library import library
 
-    native: Any = library().api._lib
+    native: ctypes.CDLL = library().api._lib
     native.ggml_backend_dev_count.restype = ctypes.c_size_t
     native.ggml_backend_dev_get.restype = ctypes.c_void_p
     native.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
@@ -172,7 +174,7 @@ def devices() -> tuple[Device, ...]:
     )
 
 
-def _device(native: Any, handle: int) -> Device:
+def _device(native: ctypes.CDLL, handle: int) -> Device:
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     native.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
     kind = int(native.ggml_backend_dev_type(handle))

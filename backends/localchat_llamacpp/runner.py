@@ -116,9 +116,9 @@ class LlamaCppRunner:
         started_s = time.perf_counter()
         self._stop = False
         # Every operation is done, also behind one that found no room: the books count on it.
-        room = all([self._slots.apply(operation) for operation in plan.memory])
+        done = [self._slots.apply(operation) for operation in plan.memory]
         self._enter(plan)
-        if not room:
+        if not all(done):
             return self._short(plan, "out_of_memory", (0,) * len(plan.rows), started_s)
         tokens = [self._known(row) for row in plan.rows]
         samples: list[Sample] = []
@@ -211,7 +211,7 @@ class LlamaCppRunner:
             batch.add(self._scratch, 0, (0,) * padding)
         if plan.pad_to and batch.outputs == 1 and batch.want_another():
             # A lone row of logits is computed otherwise too.
-            part.outputs = {place: 1 for place in part.outputs}
+            part.outputs = dict.fromkeys(part.outputs, 1)
         status = self._api.llama_decode(self._context, batch.native)
         if status == 0:
             # On a GPU the call returns early; the logits wait for it.

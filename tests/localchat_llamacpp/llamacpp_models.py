@@ -143,6 +143,7 @@ def write_bert(path: Path, *, seed: int = 4) -> Path:
     w.gguf.add_head_count(HEADS)
     w.gguf.add_layer_norm_eps(1e-6)
     w.gguf.add_causal_attention(False)
+    w.gguf.add_token_type_count(2)
     w.gguf.add_pooling_type(PoolingType.MEAN)
     w.random_matrix("token_embd.weight", VOCAB, EMBED)
     w.random_matrix("position_embd.weight", TRAINED, EMBED)

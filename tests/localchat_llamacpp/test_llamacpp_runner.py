@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from localchat_llamacpp.runner import LlamaCppRunner
+from llamacpp_driver import GREEDY, Driver, Start, asking_to_abort, with_logprobs
+from llamacpp_models import VOCAB
 from numpy.typing import NDArray
 
-from llamacpp_driver import GREEDY, Driver, Start, asking_to_abort, with_logprobs
 from localchat.loop.backend import (
     LAST,
     Alias,
@@ -19,7 +19,7 @@ from localchat.loop.backend import (
     SamplingParams,
     Truncate,
 )
-from llamacpp_models import VOCAB
+from localchat_llamacpp.runner import LlamaCppRunner
 
 PROMPT = tuple(int(t) for t in np.random.default_rng(5).integers(0, VOCAB - 3, 150))
 CLOSE = 0.02
@@ -35,7 +35,8 @@ def _log_softmax(row: NDArray[np.float32]) -> NDArray[np.float64]:
 
 def _logits_of_last(driver: Driver) -> NDArray[np.float32]:
     assert isinstance(driver.runner, LlamaCppRunner)
-    return driver.runner._logits[0].copy()
+    logits: NDArray[np.float32] = driver.runner._logits[0].copy()
+    return logits
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-
 from llamacpp_driver import GREEDY, Start, asking_to_abort
 from llamacpp_models import VOCAB, WINDOW
+
 from localchat.loop.backend import (
     Alias,
     Copy,

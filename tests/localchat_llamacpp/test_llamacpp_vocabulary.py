@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llamacpp_models import BEGIN, CONTROL, END, VOCAB, vocabulary
+
 from localchat_llamacpp.vocabulary import Vocabulary
 from localchat_llamacpp.weights import load_vocabulary
-
-from llamacpp_models import BEGIN, CONTROL, END, VOCAB, vocabulary
 
 
 @pytest.fixture(scope="module")
 def words(models: dict[str, Path]) -> Iterator[Vocabulary]:
-    found = Vocabulary(load_vocabulary(models["llama"]))
+    found = Vocabulary(*load_vocabulary(models["llama"]))
     yield found
     found.close()
 
@@ -24,8 +24,17 @@ def test_it_says_what_the_file_says(words: Vocabulary) -> None:
     assert (words.vocab_size, words.bos, words.eos) == (VOCAB, BEGIN, END)
     assert words.add_bos is True
     assert words.eog == {END}
-    assert words.text(words.eos) == "<|im_end|>"
-    assert words.text(-1) == ""
+
+
+def test_what_the_library_tells_is_what_a_walk_over_all_tokens_finds(
+    models: dict[str, Path],
+) -> None:
+    told = Vocabulary(*load_vocabulary(models["llama"]))
+    walked = Vocabulary(load_vocabulary(models["llama"])[0])
+    assert told.eog == walked.eog == {END}
+    assert told.longest_piece == walked.longest_piece == len(CONTROL[2])
+    told.close()
+    walked.close()
 
 
 def test_merges_make_long_tokens(words: Vocabulary) -> None:
@@ -83,7 +92,7 @@ def test_threads_get_the_same_answers(words: Vocabulary) -> None:
 
 
 def test_a_closed_vocabulary_refuses(models: dict[str, Path]) -> None:
-    words = Vocabulary(load_vocabulary(models["llama"]))
+    words = Vocabulary(*load_vocabulary(models["llama"]))
     words.close()
     words.close()
     with pytest.raises(ValueError, match="closed"):
