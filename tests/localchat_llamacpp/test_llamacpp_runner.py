@@ -101,23 +101,33 @@ def test_drafts_change_nothing_but_the_number_of_steps(start: Start) -> None:
     assert got == expected[: 1 + 3 + 3 + 1]
 
 
-def test_drafts_with_penalties_count_only_what_stands_before_each_point(start: Start) -> None:
-    sampling = replace(GREEDY, repetition_penalty=1.3, presence_penalty=1.0, frequency_penalty=0.5)
-    plain = start()
-    first = plain.prefill(PROMPT, sampling=sampling).samples[0].token
-    text = [first, *plain.go_on(len(PROMPT), 6, pad_to=2)]
-    drafted = start()
-    drafted.prefill(PROMPT, sampling=sampling)
-    wrong = (text[2] + 1) % VOCAB
-    row = Row(0, 0, len(PROMPT), LAST, (text[1], wrong, text[2]))
-    result = drafted.step(row, points=[Point(0, o, 0) for o in range(4)])
+def test_penalties_count_what_stands_before_each_point_and_no_rejected_draft(start: Start) -> None:
+    """The bias says in which order the tokens come, and each comes once: the count of output forbids it."""
+    text = [40, 30, 20, 10, 50, 60, 70]
+    bias = tuple((token, 9000.0 - 1000.0 * place) for place, token in enumerate(text))
+    sampling = replace(GREEDY, presence_penalty=1e6, logit_bias=bias)
+    driver = start()
+    assert driver.prefill([1, 2, 3], sampling=sampling).samples[0].token == text[0]
+    row = Row(0, 0, 3, LAST, (text[1], text[4], text[5]))
+    result = driver.step(row, points=[Point(0, o, 0) for o in range(4)])
     assert [s.token for s in result.samples] == text[1:3]
-    position = len(PROMPT) + 2
-    rest = Row(0, 0, position, LAST, tuple(text[3:5]))
-    result = drafted.step(
-        rest, points=[Point(0, o, 0) for o in range(3)], memory=[Truncate(0, position)]
-    )
+    rest = Row(0, 0, 5, LAST, tuple(text[3:5]))
+    result = driver.step(rest, points=[Point(0, o, 0) for o in range(3)], memory=[Truncate(0, 5)])
     assert [s.token for s in result.samples] == text[3:6]
+
+
+def test_the_second_row_of_logits_of_a_padded_step_is_not_taken_for_the_wanted_one(
+    start: Start,
+) -> None:
+    rows = []
+    for pad_to in (0, 2, 5):
+        driver = start()
+        row = Row(0, 0, 0, PROMPT[:5])
+        enter = [Enter(0, 0, PROMPT[:5], 5, with_logprobs(GREEDY, 3))]
+        rows.append(driver.step(row, points=[Point(0, 4, 0)], enter=enter, pad_to=pad_to).samples)
+    assert rows[0][0].token == rows[1][0].token == rows[2][0].token
+    assert rows[0][0].logprob == pytest.approx(rows[1][0].logprob, abs=CLOSE)
+    assert rows[1] == rows[2]
 
 
 def test_choices_are_drawn_from_one_row_and_go_on_alone(start: Start) -> None:
