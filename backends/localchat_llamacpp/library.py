@@ -1,0 +1,111 @@
+"""The native library: imported once, silenced, its log kept.
+
+llama.cpp's low-level binding is untyped for us (`Any`); everything that calls it lives in this package.
+"""
+
+import ctypes
+import re
+from collections import deque
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+_LEVEL_DEBUG, _LEVEL_WARN, _LEVEL_ERROR, _LEVEL_CONTINUE = 1, 3, 4, 5
+"""ggml's numbers. The binding's own logger has others, and they are wrong."""
+
+_KEPT_LINES = 400
+_BUFFER = re.compile(r"(\S+)\s+(\S+)\s+buffer size\s*=\s*([\d.]+) MiB")
+
+
+class Buffer(NamedTuple):
+    """One allocation that the library reported. `purpose`: model, KV, RS, compute, output."""
+
+    device: str
+    purpose: str
+    size_bytes: int
+
+
+class NativeLog:
+    """The library's log lines, newest last, and the buffers they tell of.
+
+    Written from whatever thread calls the library; deque.append is atomic and readers copy.
+    """
+
+    def __init__(self) -> None:
+        self._lines: deque[tuple[int, str]] = deque(maxlen=_KEPT_LINES)
+        self._level = _LEVEL_DEBUG
+        self._partial = ""
+        self._watchers: list[Callable[[int, str], None]] = []
+
+    def receive(self, level: int, text: bytes | None, _user: object = None) -> None:
+        """The callback's body. Text comes in pieces: a line ends at its newline."""
+        if level != _LEVEL_CONTINUE:
+            self._level = level
+        *whole, rest = (self._partial + (text or b"").decode("utf-8", "replace")).split("\n")
+        # A model file can put megabytes into one line.
+        self._partial = rest[-4000:]
+        for line in whole:
+            self._lines.append((self._level, line[:1000].rstrip()))
+            for watcher in self._watchers:
+                watcher(self._level, line)
+
+    def mark(self) -> "Listening":
+        """Collects buffers and complaints from here on; use as a context manager."""
+        return Listening(self._watchers)
+
+    def tail(self, count: int = 12) -> tuple[str, ...]:
+        """The last lines, whatever their level."""
+        return tuple(line for _, line in list(self._lines)[-count:])
+
+
+class Listening:
+    """What the library said while this was open."""
+
+    def __init__(self, watchers: list[Callable[[int, str], None]]) -> None:
+        self._watchers = watchers
+        self.buffers: list[Buffer] = []
+        self.complaints: list[str] = []
+        self.lines: deque[str] = deque(maxlen=_KEPT_LINES)
+
+    def __enter__(self) -> "Listening":
+        self._watchers.append(self._hear)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._watchers.remove(self._hear)
+
+    def _hear(self, level: int, line: str) -> None:
+        self.lines.append(line[:400])
+        if found := _BUFFER.search(line):
+            device, purpose, size = found.groups()
+            self.buffers.append(Buffer(device, purpose, int(float(size) * 1024 * 1024)))
+        if level in (_LEVEL_WARN, _LEVEL_ERROR) and line.strip():
+            self.complaints = [*self.complaints[-20:], line.strip()[:400]]
+
+    def size_bytes(self, *purposes: str) -> int:
+        """All buffers of these purposes together."""
+        return sum(b.size_bytes for b in self.buffers if b.purpose in purposes)
+
+    def reason(self, otherwise: str) -> str:
+        """The last lines that complain, as one sentence part."""
+        return "; ".join(self.complaints[-3:]) or otherwise
+
+
+class Library(NamedTuple):
+    """`api`: the low-level binding. `log`: what it says. `callback` is held so that it stays alive."""
+
+    api: Any
+    log: NativeLog
+    callback: object
+
+
+@cache
+def library() -> Library:
+    """Import llama.cpp (about 0.1 s) and take its log over before it can print. Once per process."""
+    from llama_cpp import llama_cpp as api
+
+    log = NativeLog()
+    callback = api.llama_log_callback(log.receive)
+    api.llama_log_set(callback, ctypes.c_void_p(None))
+    api.llama_backend_init()
+    return Library(api, log, callback)

@@ -1,0 +1,174 @@
+"""From a checked file and a plan to a warm runner."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from localchat.errors import ModelInvalid
+from localchat.loop.backend import Capabilities, LoadOptions, MemoryReport, Progress
+from localchat_llamacpp.batch import Batch
+from localchat_llamacpp.buffers import SCRATCH_CELLS, context_cells
+from localchat_llamacpp.library import Buffer, library
+from localchat_llamacpp.rebuild import offload_advice
+from localchat_llamacpp.runner import LlamaCppRunner
+from localchat_llamacpp.warmup import Findings, WarmUp
+from localchat_llamacpp.weights import (
+    KV_TYPES,
+    ContextWish,
+    Weights,
+    load_weights,
+    open_context,
+    outputs_max,
+)
+
+_NO_REWIND = (
+    "This model keeps one running state and cannot go back in it: no speculation, and an earlier prompt is "
+    "reused only from the places where its state was saved."
+)
+_WINDOW = (
+    "This model's sliding window keeps only its last {} tokens here: going back further computes the text "
+    "again."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is to be loaded. path: the first file. total_bytes: all files. kv_types: those that the model's
+    head sizes allow. window_only: a sliding-window model keeps only its window, to save memory."""
+
+    path: Path
+    total_bytes: int
+    kv_types: tuple[str, ...]
+    threads: int
+
+
+def refuse_other_kinds(model: int) -> None:
+    """ModelInvalid for models that write no text token by token. `model`: vocabulary alone suffices."""
+    api = library().api
+    if api.llama_model_is_diffusion(model):
+        raise ModelInvalid(
+            "This is a diffusion model; localchat runs models that write token by token."
+        )
+    if api.llama_model_has_encoder(model) or not api.llama_model_has_decoder(model):
+        raise ModelInvalid(
+            "This model has an encoder; localchat runs decoder-only models, such as Llama, Qwen or Gemma."
+        )
+
+
+def load_runner(
+    target: Target, options: LoadOptions, progress: Progress, say: Callable[[str], None]
+) -> LlamaCppRunner:
+    """Weights, context, warm-up. Gives back what it took when one of them fails.
+
+    Raises ModelInvalid, DoesNotFit, EngineClosed, each with the library's own reason.
+    """
+    if options.plan.kv_type not in KV_TYPES:
+        raise ModelInvalid(
+            f"KV type {options.plan.kv_type!r}: the known ones are {', '.join(KV_TYPES)}"
+        )
+    weights = load_weights(
+        target.path,
+        gpu_layers=_gpu_layers(options.plan.gpu_layers, say),
+        safe_mode=options.safe_mode,
+        total_bytes=target.total_bytes,
+        progress=progress,
+    )
+    try:
+        return _with_context(weights, target, options)
+    except BaseException:
+        weights.close()
+        raise
+
+
+def _with_context(weights: Weights, target: Target, options: LoadOptions) -> LlamaCppRunner:
+    plan, api = options.plan, library().api
+    cells = context_cells(plan.context_tokens)
+    wish = ContextWish(
+        context_tokens=plan.context_tokens,
+        slots=min(options.max_slots, int(api.llama_max_parallel_sequences()) - 1),
+        step_tokens=min(plan.max_step_tokens, cells),
+        kv_type=plan.kv_type,
+        flash_attention=plan.flash_attention,
+        threads=target.threads,
+        window_only=plan.window_only,
+    )
+    context, buffers = open_context(weights, wish)
+    try:
+        if not api.llama_get_memory(context):
+            raise ModelInvalid("This is an embedding model: it keeps no memory and writes no text.")
+        vocab_size = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(weights.handle)))
+        batch = Batch(wish.step_tokens, wish.slots + 1)
+        warm = WarmUp(context, batch, wish.slots, vocab_size, wish.kv_type)
+        found = warm.run(min(wish.step_tokens, plan.context_tokens - 8))
+        return LlamaCppRunner(
+            weights,
+            context,
+            _capabilities(weights.handle, wish, found, target, buffers, options),
+            batch=batch,
+            outputs_max=outputs_max(wish),
+            vocab_size=vocab_size,
+            threads=target.threads,
+            report=_report([*weights.buffers, *buffers]),
+        )
+    except BaseException:
+        api.llama_free(context)
+        raise
+
+
+def _gpu_layers(wanted: int, say: Callable[[str], None]) -> int:
+    """What this build can do of the wanted layers; -1 is all."""
+    if wanted == 0 or library().api.llama_supports_gpu_offload():
+        return wanted
+    say(offload_advice())
+    return 0
+
+
+def _capabilities(
+    model: int,
+    wish: ContextWish,
+    found: Findings,
+    target: Target,
+    buffers: list[Buffer],
+    options: LoadOptions,
+) -> Capabilities:
+    api: Any = library().api
+    stateful = bool(api.llama_model_is_recurrent(model) or api.llama_model_is_hybrid(model))
+    window = int(api.llama_model_n_swa(model))
+    rewind: Literal["any", "last_n", "checkpoint"] = "any"
+    limits: tuple[str, ...] = ()
+    if stateful or not found.cuttable:
+        rewind, limits = "checkpoint", (_NO_REWIND,)
+    elif window and wish.window_only:
+        rewind, limits = "last_n", (_WINDOW.format(window),)
+    cells = context_cells(wish.context_tokens)
+    return Capabilities(
+        context_tokens=wish.context_tokens,
+        kv_tokens=cells - SCRATCH_CELLS,
+        max_slots=wish.slots,
+        max_rows=wish.slots,
+        max_step_tokens=wish.step_tokens,
+        rewind=rewind,
+        rewind_tokens=window if rewind == "last_n" else 0,
+        share=rewind != "checkpoint",
+        bytes_per_token=_size(buffers, "KV") // cells,
+        state_bytes=_size(buffers, "RS") // (wish.slots + 1),
+        equal_rows=found.equal_rows,
+        kv_type=wish.kv_type,
+        kv_types=target.kv_types,
+        step_target_s=0.1 if options.plan.gpu_layers else 0.25,
+        limits=limits,
+    )
+
+
+def _report(buffers: list[Buffer]) -> MemoryReport:
+    return MemoryReport(
+        weights_bytes=_size(buffers, "model"),
+        kv_bytes=_size(buffers, "KV", "RS"),
+        compute_bytes=_size(buffers, "compute"),
+        other_bytes=_size(buffers, "output"),
+    )
+
+
+def _size(buffers: list[Buffer], *purposes: str) -> int:
+    return sum(buffer.size_bytes for buffer in buffers if buffer.purpose in purposes)

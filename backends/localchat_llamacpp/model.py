@@ -1,0 +1,112 @@
+"""An opened GGUF model: what its header says, its tokenizer, the plan of a load, and the load."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from localchat.errors import ModelInvalid
+from localchat.fit.gguf_header import Header
+from localchat.fit.header import read_header
+from localchat.fit.machine import read_machine
+from localchat.fit.plan import LoadWish, MemoryPlan, demand, kv_types
+from localchat.fit.shape import model_shape
+from localchat.loop.backend import LoadOptions, ModelInfo, Progress, Runner, Tokenizer
+from localchat_llamacpp import plan as planner
+from localchat_llamacpp.library import library
+from localchat_llamacpp.loading import Target, load_runner, refuse_other_kinds
+from localchat_llamacpp.rebuild import offload_advice
+from localchat_llamacpp.vocabulary import Vocabulary
+from localchat_llamacpp.weights import load_vocabulary
+
+_SAMPLING = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
+"""Keys under which a file states its own defaults, and our names for them."""
+_PIECES, _PIECE_BYTES = 16, 4096
+
+
+class GgufModel:
+    """See backend.OpenModel. Native code sees the file only after its header was checked here."""
+
+    def __init__(self, path: Path) -> None:
+        """`path`: the file, or any part of a split one. Raises ModelMissing, ModelInvalid."""
+        self.header = read_header(path)
+        self._first = self.header.parts[0]
+        if self.header.metadata.get("tokenizer.ggml.model", "none") in ("none", "no_vocab"):
+            raise ModelInvalid(
+                f"{path} has no vocabulary: it is a part of a model, such as an adapter or a vision encoder.",
+                hint="Give the file of the language model itself.",
+            )
+        handle, said = load_vocabulary(self._first)
+        try:
+            refuse_other_kinds(handle)
+        except ModelInvalid:
+            library().api.llama_model_free(handle)
+            raise
+        self._vocabulary = Vocabulary(handle, said)
+        self.tokenizer: Tokenizer = self._vocabulary
+        self.info = _info(self.header, self.tokenizer)
+
+    def plan(self, wish: LoadWish) -> MemoryPlan:
+        """What a load would take now. Raises DoesNotFit with advice, UsageError for impossible wishes."""
+        can_offload = bool(library().api.llama_supports_gpu_offload())
+        found = planner.plan(
+            self.header, wish, read_machine(), can_offload=can_offload, safe_mode=False
+        )
+        if wish.gpu_layers not in ("auto", 0) and not can_offload:
+            found = replace(found, notes=(*found.notes, offload_advice()))
+        return demand(found, self.info.name)
+
+    def load(self, options: LoadOptions, progress: Progress, say: Callable[[str], None]) -> Runner:
+        """Weights, context and warm-up. Raises ModelInvalid, DoesNotFit, EngineClosed."""
+        target = Target(
+            path=self._first,
+            total_bytes=self.header.file_bytes,
+            kv_types=kv_types(model_shape(self.header)),
+            threads=options.threads or read_machine().cores,
+        )
+        return load_runner(target, options, progress, say)
+
+    def close(self) -> None:
+        """Give the vocabulary back; a loaded runner has its own. Idempotent."""
+        self._vocabulary.close()
+
+
+def _info(header: Header, vocabulary: Tokenizer) -> ModelInfo:
+    template = header.metadata.get("tokenizer.chat_template")
+    name = header.metadata.get("general.name")
+    stated = ((ours, header.metadata.get(key)) for key, ours in _SAMPLING.items())
+    return ModelInfo(
+        name=name if isinstance(name, str) and name.strip() else header.parts[0].stem,
+        architecture=header.architecture,
+        quantization=header.quantization,
+        parameters=header.parameters,
+        context_train=header.number("context_length"),
+        vocab_size=vocabulary.vocab_size,
+        file_bytes=header.file_bytes,
+        chat_template=template if isinstance(template, str) else None,
+        sampling=tuple((ours, float(v)) for ours, v in stated if isinstance(v, int | float)),
+        identity=_identity(header),
+    )
+
+
+def _identity(header: Header) -> str:
+    """A digest of sizes, headers and pieces spread over the weights: two fine-tunes have equal headers."""
+    digest = hashlib.blake2b(digest_size=16)
+    for number, path in enumerate(header.parts):
+        size = path.stat().st_size
+        digest.update(size.to_bytes(8, "little"))
+        with path.open("rb") as file:
+            if number == 0:
+                digest.update(file.read(header.data_offset))
+            for piece in range(_PIECES):
+                file.seek(
+                    (size - _PIECE_BYTES) * piece // (_PIECES - 1) if size > _PIECE_BYTES else 0
+                )
+                digest.update(file.read(_PIECE_BYTES))
+    return digest.hexdigest()

@@ -1,0 +1,203 @@
+"""Facts about the llama.cpp build at hand, and the commands that build another one. Data only: `doctor`
+prints and asks."""
+
+import ctypes
+import hashlib
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+DISTRIBUTION = "llama-cpp-python"
+CMAKE_ARGS = {
+    "cuda": "-DGGML_CUDA=on",
+    "metal": "-DGGML_METAL=on",
+    "vulkan": "-DGGML_VULKAN=on",
+    "no-amx": "-DCMAKE_CXX_FLAGS=-U__AMX_INT8__ -DCMAKE_C_FLAGS=-U__AMX_INT8__",
+}
+"""What to give to cmake, by what the build is for."""
+
+
+class Device(NamedTuple):
+    """A device the library found. kind: cpu, gpu, igpu, accel."""
+
+    name: str
+    description: str
+    kind: str
+    free_bytes: int
+    total_bytes: int
+
+
+class Facts(NamedTuple):
+    """About this build. library: the file. features: what the library says of itself, such as AVX2 or
+    AMX_INT8. amx_at_risk: it uses AMX and was built by GCC, some versions of which get that wrong."""
+
+    library: str
+    version: str
+    system: str
+    features: frozenset[str]
+    offload: bool
+    devices: tuple[Device, ...]
+    amx_at_risk: bool
+
+
+class WayOut(NamedTuple):
+    """What a user can do, in a sentence; the command that does it where there is one, with its environment."""
+
+    sentence: str
+    command: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+def binding_version() -> str:
+    """The installed version of the binding without importing it; empty where there is none."""
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:
+        return ""
+
+
+def library_file() -> Path | None:
+    """The native library, found without loading it. None where the binding is not installed."""
+    spec = find_spec("llama_cpp")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    folder = Path(next(iter(spec.submodule_search_locations))) / "lib"
+    names = ("libllama.so", "libllama.dylib", "llama.dll")
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def build_key(root: Path = Path("/")) -> str:
+    """Names the native build and this CPU with its features: another of either is another question of what
+    crashes. Empty where there is no library. `root`: where /proc stands."""
+    path = library_file()
+    if path is None:
+        return ""
+    files = sorted(path.parent.glob(f"libggml-cpu*{path.suffix}")) or [path]
+    seen = [f"{file}:{file.stat().st_size}:{file.stat().st_mtime_ns}" for file in files]
+    try:
+        info = (root / "proc/cpuinfo").read_text(errors="replace").split("\n\n", 1)[0]
+    except OSError:
+        info = platform.processor()
+    said = [
+        line for line in info.splitlines() if line.startswith(("model name", "flags", "Features"))
+    ]
+    digest = hashlib.sha256("\n".join([*seen, *(said or [info])]).encode()).hexdigest()
+    return f"llama.cpp-{digest[:24]}"
+
+
+def rebuild_command(kind: str) -> WayOut:
+    """Build the installed version again for `cuda`, `metal`, `vulkan` or `no-amx`. KeyError otherwise."""
+    requirement = f"{DISTRIBUTION}=={binding_version()}" if binding_version() else DISTRIBUTION
+    command = (
+        *(sys.executable, "-m", "pip", "install", "--force-reinstall", "--no-cache-dir"),
+        *("--no-deps", f"--no-binary={DISTRIBUTION}", requirement),
+    )
+    return WayOut(
+        f"Build llama.cpp again for {kind} (some minutes, needs a C++ compiler).",
+        command,
+        (("CMAKE_ARGS", CMAKE_ARGS[kind]),),
+    )
+
+
+def offload_kind() -> str:
+    """The build to advise for a graphics card of this machine."""
+    if sys.platform == "darwin":
+        return "metal"
+    return "cuda" if Path("/proc/driver/nvidia").exists() else "vulkan"
+
+
+def offload_advice() -> str:
+    """Why layers stay on the CPU and what to run."""
+    way = rebuild_command(offload_kind())
+    ((name, arguments),) = way.environment
+    return (
+        "Layers were asked for on the graphics card, but this llama.cpp was built for the CPU alone: all "
+        "layers stay on the CPU. `localchat doctor --rebuild` builds it again, or by hand: "
+        f'{name}="{arguments}" {" ".join(way.command)}'
+    )
+
+
+def ways_out_of_amx() -> tuple[WayOut, WayOut]:
+    """The two ways out where the build's AMX code crashes: safe mode, and a build without it."""
+    safe = WayOut(
+        "Safe mode leaves that code alone (4 to 30 % slower, by model); localchat chooses it by itself after "
+        "a crash and remembers it for this library and CPU."
+    )
+    return safe, rebuild_command("no-amx")
+
+
+def gather() -> Facts:
+    """Ask the library. Imports it (0.1 s)."""
+    from localchat_llamacpp.library import library
+
+    api = library().api
+    system = api.llama_print_system_info().decode("utf-8", "replace").strip()
+    path = library_file()
+    features = _features(system)
+    return Facts(
+        library=str(path) if path else "",
+        version=f"{binding_version()} (llama.cpp {_text(api.llama_version())})",
+        system=system,
+        features=features,
+        offload=bool(api.llama_supports_gpu_offload()),
+        devices=devices(),
+        amx_at_risk="AMX_INT8" in features and path is not None and _built_by_gcc(path),
+    )
+
+
+def devices() -> tuple[Device, ...]:
+    """The devices in the library's own registry.
+
+    The binding does not bind these functions; they are reached through the loaded libllama, because the
+    libggml beside it would be a second copy with a registry of its own.
+    """
+    from localchat_llamacpp.library import library
+
+    native: ctypes.CDLL = library().api._lib
+    native.ggml_backend_dev_count.restype = ctypes.c_size_t
+    native.ggml_backend_dev_get.restype = ctypes.c_void_p
+    native.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
+    for name in ("name", "description"):
+        call = getattr(native, f"ggml_backend_dev_{name}")
+        call.restype, call.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
+    native.ggml_backend_dev_type.restype = ctypes.c_int
+    native.ggml_backend_dev_type.argtypes = [ctypes.c_void_p]
+    size = ctypes.POINTER(ctypes.c_size_t)
+    native.ggml_backend_dev_memory.restype = None
+    native.ggml_backend_dev_memory.argtypes = [ctypes.c_void_p, size, size]
+    return tuple(
+        _device(native, native.ggml_backend_dev_get(number))
+        for number in range(native.ggml_backend_dev_count())
+    )
+
+
+def _device(native: ctypes.CDLL, handle: int) -> Device:
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    native.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
+    kind = int(native.ggml_backend_dev_type(handle))
+    return Device(
+        name=_text(native.ggml_backend_dev_name(handle)),
+        description=_text(native.ggml_backend_dev_description(handle)),
+        kind={0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}.get(kind, str(kind)),
+        free_bytes=int(free.value),
+        total_bytes=int(total.value),
+    )
+
+
+def _features(system: str) -> frozenset[str]:
+    """Names that are on in a line like `CPU : SSE3 = 1 | AVX2 = 1 | `."""
+    pairs = (part.rsplit(":", 1)[-1].partition("=") for part in system.split("|"))
+    return frozenset(name.strip() for name, _, value in pairs if value.strip() == "1")
+
+
+def _built_by_gcc(library_path: Path) -> bool:
+    """Whether the CPU library carries GCC's comment; where it cannot be told, take it for GCC's."""
+    cpu = next(iter(sorted(library_path.parent.glob("libggml-cpu*"))), None)
+    return cpu is None or b"GCC: (" in cpu.read_bytes()
+
+
+def _text(data: bytes | None) -> str:
+    return (data or b"").decode("utf-8", "replace")

@@ -1,0 +1,316 @@
+"""Executes plans with llama_decode.
+
+`launch` only keeps the plan; `collect` works. So the loop tells what the last step brought between the two,
+without a thread of ours that would fight llama.cpp's own for a core.
+"""
+
+import ctypes
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localchat.loop.backend import (
+    LAST,
+    Capabilities,
+    Enter,
+    MemoryReport,
+    Point,
+    Row,
+    Sample,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+    StepStatus,
+)
+from localchat.loop.sampling import Sampler
+from localchat.loop.tally import Tally
+from localchat_llamacpp.batch import Batch
+from localchat_llamacpp.library import library
+from localchat_llamacpp.slots import Slots
+from localchat_llamacpp.threads import ThreadWatch
+from localchat_llamacpp.weights import Weights
+
+_NO_ROOM, _ABORTED = 1, 2
+
+
+@dataclass(slots=True)
+class _Text:
+    """What the runner knows of a sequence. `tally` only where penalties look at it."""
+
+    tokens: list[int]
+    sampling: SamplingParams
+    tally: Tally | None
+
+    def tally_before(self, position: int, since: int) -> Tally | None:
+        """The counts of the tokens before `position`; those from `since` on may have changed."""
+        if self.tally is not None:
+            begin = min(since, len(self.tally))
+            self.tally.write(begin, self.tokens[begin:position])
+        return self.tally
+
+
+@dataclass(slots=True)
+class _Part:
+    """One llama_decode: stretches of rows, and which wanted logits it brings at which output index."""
+
+    stretches: list[tuple[int, int, int]]
+    """(row, first offset, end offset)."""
+    outputs: dict[tuple[int, int], int]
+    """(row, offset) -> index of its logits."""
+
+
+class LlamaCppRunner:
+    """See backend.Runner. depth is 1."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        context: int,
+        capabilities: Capabilities,
+        *,
+        batch: Batch,
+        outputs_max: int,
+        vocab_size: int,
+        threads: int,
+        report: MemoryReport,
+    ) -> None:
+        """Takes `weights` and `context` over. The highest sequence id of the context is the scratch slot."""
+        self._api: Any = library().api
+        self.capabilities = capabilities
+        self._weights = weights
+        self._context = context
+        self._batch = batch
+        self._outputs_max = outputs_max
+        self._vocab_size = vocab_size
+        self._report = report
+        self._scratch = capabilities.max_slots
+        self._slots = Slots(
+            context, capabilities.max_slots + 1, cuttable=capabilities.rewind != "checkpoint"
+        )
+        self._sampler = Sampler(vocab_size)
+        self._texts: dict[int, _Text] = {}
+        self._watch = ThreadWatch(threads)
+        self._launched: StepPlan | None = None
+        self._logits: NDArray[np.float32] = np.empty((0, vocab_size), np.float32)
+        self._logits_address = 0
+        self._stop = False
+        self._callback = self._api.ggml_abort_callback(self._should_stop)
+        # An aborted step is taken back by cutting, which recurrent models cannot.
+        if capabilities.rewind != "checkpoint":
+            self._api.llama_set_abort_callback(context, self._callback, None)
+
+    def launch(self, plan: StepPlan) -> None:
+        """Keep the plan for `collect`."""
+        assert self._launched is None, "this runner has one step in flight"
+        width = sum(row.width for row in plan.rows)
+        assert width <= self.capabilities.max_step_tokens, f"a step of {width} tokens"
+        self._launched = plan
+
+    def collect(self) -> StepResult:
+        """Execute the launched plan. Raises RuntimeError when llama.cpp fails for no reason of the plan."""
+        plan, self._launched = self._launched, None
+        assert plan is not None, "collect without launch"
+        started_s = time.perf_counter()
+        self._stop = False
+        # Every operation is done, also behind one that found no room: the books count on it.
+        done = [self._slots.apply(operation) for operation in plan.memory]
+        self._enter(plan)
+        if not all(done):
+            return self._short(plan, "out_of_memory", (0,) * len(plan.rows), started_s)
+        tokens = [self._known(row) for row in plan.rows]
+        samples: list[Sample] = []
+        stopped: set[tuple[int, int]] = set()
+        for part in self._parts(plan):
+            status = self._decode(plan, part, tokens)
+            if status != "ok":
+                return self._short(plan, status, self._measured(plan), started_s)
+            samples += self._sample(plan, part, tokens, stopped)
+        samples.sort(key=lambda sample: sample.point)
+        elapsed_s = time.perf_counter() - started_s
+        return StepResult(
+            number=plan.number,
+            samples=tuple(samples),
+            computed=tuple(map(len, tokens)),
+            earliest=self._earliest(plan),
+            elapsed_s=elapsed_s,
+            notes=self._watched(sum(map(len, tokens)), elapsed_s),
+        )
+
+    def abort(self) -> None:
+        """From any thread: the running step ends at its next operation (milliseconds on a CPU)."""
+        self._stop = True
+
+    def memory(self) -> MemoryReport:
+        """What the library said it allocated; other: the output buffer and parked slots."""
+        other = self._report.other_bytes + self._slots.parked_bytes
+        return self._report._replace(other_bytes=other)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._context:
+            self._logits = np.empty((0, self._vocab_size), np.float32)
+            self._api.llama_free(self._context)
+            self._context = 0
+            self._weights.close()
+
+    # ------------------------------------------------------------------ what a plan changes
+
+    def _enter(self, plan: StepPlan) -> None:
+        for seq in plan.leave:
+            self._texts.pop(seq, None)
+        for entry in plan.enter:
+            self._texts[entry.seq] = _text(entry)
+
+    def _known(self, row: Row) -> tuple[int, ...]:
+        """The token ids that a row computes, written into what is known of its sequence."""
+        text = self._texts[row.seq]
+        known = (text.tokens[row.start],) if row.tokens is LAST else row.tokens
+        assert isinstance(known, tuple)
+        tokens = known + row.drafts
+        text.tokens[row.start : row.start + len(tokens)] = tokens
+        return tokens
+
+    # ------------------------------------------------------------------ decoding
+
+    def _parts(self, plan: StepPlan) -> list[_Part]:
+        """The plan as one decode, or several where more logits are wanted than one may bring."""
+        wanted: list[set[int]] = [set() for _ in plan.rows]
+        for point in plan.points:
+            wanted[point.row].add(point.offset)
+        part = _Part([], {})
+        parts = [part] if plan.rows else []
+        for number, row in enumerate(plan.rows):
+            begin = 0
+            for offset in sorted(wanted[number]):
+                if len(part.outputs) == self._outputs_max:
+                    if begin < offset:
+                        part.stretches.append((number, begin, offset))
+                    begin, part = offset, _Part([], {})
+                    parts.append(part)
+                part.outputs[number, offset] = len(part.outputs)
+            part.stretches.append((number, begin, row.width))
+        return parts
+
+    def _decode(self, plan: StepPlan, part: _Part, tokens: list[tuple[int, ...]]) -> StepStatus:
+        batch, slots = self._batch, self._slots
+        batch.clear()
+        for number, begin, end in part.stretches:
+            row = plan.rows[number]
+            start = row.start + begin
+            assert slots.lengths[row.slot] == start, (
+                f"row at {start} of slot {row.slot}, which holds {slots.lengths[row.slot]} tokens"
+            )
+            wanted = [o - begin for n, o in part.outputs if n == number]
+            batch.add(row.slot, start, tokens[number][begin:end], wanted)
+            slots.lengths[row.slot] = start + end - begin
+        padding = plan.pad_to - batch.size
+        if padding > 0:
+            batch.add(self._scratch, 0, (0,) * padding)
+        if plan.pad_to and batch.outputs == 1 and batch.want_another():
+            # A lone row of logits is computed otherwise too.
+            part.outputs = dict.fromkeys(part.outputs, 1)
+        status = self._api.llama_decode(self._context, batch.native)
+        if status == 0:
+            # On a GPU the call returns early; the logits wait for it.
+            self._take_logits(batch.outputs)
+        if padding > 0:
+            slots.drop(self._scratch)
+        if status == 0:
+            return "ok"
+        if status in (_NO_ROOM, _ABORTED):
+            return "out_of_memory" if status == _NO_ROOM else "aborted"
+        tail = "; ".join(library().log.tail(4))
+        raise RuntimeError(f"llama_decode failed with status {status}: {tail}")
+
+    def _take_logits(self, rows: int) -> None:
+        """Make self._logits (rows or more, V) the library's own buffer of the last decode."""
+        if not rows:
+            self._api.llama_synchronize(self._context)
+            return
+        pointer = self._api.llama_get_logits(self._context)
+        where = ctypes.addressof(pointer.contents)
+        if where != self._logits_address or rows > len(self._logits):
+            self._logits = np.ctypeslib.as_array(pointer, (rows, self._vocab_size))
+            self._logits_address = where
+
+    def _short(
+        self, plan: StepPlan, status: StepStatus, computed: tuple[int, ...], started_s: float
+    ) -> StepResult:
+        return StepResult(
+            number=plan.number,
+            samples=(),
+            computed=computed,
+            earliest=self._earliest(plan),
+            status=status,
+            elapsed_s=time.perf_counter() - started_s,
+        )
+
+    def _measured(self, plan: StepPlan) -> tuple[int, ...]:
+        """Per row, how many of its tokens the cache really holds."""
+        return tuple(
+            min(max(self._slots.measure(row.slot) - row.start, 0), row.width) for row in plan.rows
+        )
+
+    def _earliest(self, plan: StepPlan) -> tuple[int, ...]:
+        if self.capabilities.rewind != "last_n":
+            return (0,) * len(plan.rows)
+        return tuple(self._slots.earliest(row.slot) for row in plan.rows)
+
+    def _watched(self, tokens: int, elapsed_s: float) -> tuple[str, ...]:
+        change = self._watch.step(tokens, self._slots.cells, elapsed_s, time.monotonic())
+        if change is None:
+            return ()
+        self._api.llama_set_n_threads(self._context, change.threads, change.threads)
+        return (change.note,)
+
+    def _should_stop(self, _user: object) -> bool:
+        return self._stop
+
+    # ------------------------------------------------------------------ sampling
+
+    def _sample(
+        self,
+        plan: StepPlan,
+        part: _Part,
+        tokens: list[tuple[int, ...]],
+        stopped: set[tuple[int, int]],
+    ) -> list[Sample]:
+        """Sample the points whose logits this part brought. `stopped`: (row, sequence) behind whose last
+        sample stands another draft; its later points are left out."""
+        masks = {mask.point: mask.words for mask in plan.masks}
+        samples = []
+        for number, point in enumerate(plan.points):
+            output = part.outputs.get((point.row, point.offset))
+            if output is None or (point.row, point.seq) in stopped:
+                continue
+            logits = self._logits[output]
+            assert point.kind != "embedding", "this model gives no embeddings"
+            if point.kind == "prompt":
+                told = self._sampler.judge(logits, point.token, point.top)
+                samples.append(Sample(number, told.token, told.logprob, told.top))
+                continue
+            sample = self._draw(number, point, plan.rows[point.row], logits, masks.get(number))
+            samples.append(sample)
+            row, behind = plan.rows[point.row], point.offset + 1
+            drafted = row.width - len(row.drafts) <= behind < row.width
+            if drafted and tokens[point.row][behind] != sample.token:
+                stopped.add((point.row, point.seq))
+        return samples
+
+    def _draw(
+        self, number: int, point: Point, row: Row, logits: NDArray[np.float32], mask: bytes | None
+    ) -> Sample:
+        text = self._texts[point.seq]
+        position = row.start + point.offset + 1
+        tally = text.tally_before(position, row.start)
+        drawn = self._sampler.draw(logits, text.sampling, position, tally, mask)
+        text.tokens[position : position + 1] = (drawn.token,)
+        return Sample(number, drawn.token, drawn.logprob, drawn.top)
+
+
+def _text(entry: Enter) -> _Text:
+    tally = Tally(entry.tokens, entry.prompt_tokens) if entry.sampling.penalised else None
+    return _Text(list(entry.tokens), entry.sampling, tally)

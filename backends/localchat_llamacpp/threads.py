@@ -1,0 +1,87 @@
+"""How many threads to compute with, while other programs want the cores too.
+
+llama.cpp's threads wait for each other at every operation: one core lost to a neighbour makes the others
+spin, and a step takes several times as long. One thread fewer is then the faster way.
+"""
+
+import statistics
+from collections import deque
+from typing import NamedTuple
+
+_SLOW = 2.0
+"""A step is slow at this many times the best."""
+_WINDOW = 16
+"""Steps looked at before a thread is given up; three in four must be slow."""
+_MOST_ROWS = 8
+"""Wider steps are prompts, and vary too much to compare."""
+_PATIENCE_S = 20.0
+"""Before the thread is tried again; doubled after each try that fails."""
+_PATIENCE_MOST_S = 600.0
+
+
+class Change(NamedTuple):
+    """The new number of threads, and the sentence for the user."""
+
+    threads: int
+    note: str
+
+
+class ThreadWatch:
+    """Told the time of every step; knows nothing of llama.cpp. Single thread."""
+
+    def __init__(self, threads: int) -> None:
+        self.wanted = self.threads = max(1, threads)
+        self._best_s: dict[tuple[int, int], float] = {}
+        self._recent: deque[float] = deque(maxlen=_WINDOW)
+        self._patience_s = _PATIENCE_S
+        self._changed_s = 0.0
+        self._trying = False
+
+    def step(self, rows: int, cells: int, elapsed_s: float, now_s: float) -> Change | None:
+        """Take one step's time; says when the number should change.
+
+        rows: tokens computed. cells: KV it had to read. Only steps of the same rows and about the same
+        cells are compared, because a long conversation is honestly slower. now_s: a monotonic clock.
+        """
+        if rows > _MOST_ROWS or self.wanted == 1:
+            return None
+        self._recent.append(elapsed_s / self._expected(rows, cells, elapsed_s))
+        if len(self._recent) == _WINDOW:
+            slow = sum(ratio > _SLOW for ratio in self._recent) * 4 >= _WINDOW * 3
+            if slow and self.threads > 1:
+                return self._fewer(now_s)
+            if not slow and self._trying:
+                self._trying, self._patience_s = False, _PATIENCE_S
+        if self.threads < self.wanted and now_s - self._changed_s > self._patience_s:
+            self._trying = True
+            many = _threads(self.threads + 1)
+            return self._to(self.threads + 1, now_s, f"Trying {many} again.")
+        return None
+
+    def _expected(self, rows: int, cells: int, elapsed_s: float) -> float:
+        """Seconds of a good step with the threads at hand. Bests are kept for all threads together: fewer
+        of them are slower in proportion at most, and that must not pass for a busy neighbour."""
+        kind = rows, max(cells, 256).bit_length()
+        share = self.threads / self.wanted
+        self._best_s[kind] = min(self._best_s.get(kind, elapsed_s * share), elapsed_s * share)
+        return self._best_s[kind] / share
+
+    def _fewer(self, now_s: float) -> Change:
+        if self._trying:
+            self._patience_s = min(self._patience_s * 2, _PATIENCE_MOST_S)
+            self._trying = False
+        times = statistics.median(self._recent)
+        note = (
+            f"Steps take {times:.1f} times as long as the best: another program is busy. "
+            f"Computing with {_threads(self.threads - 1)} now."
+        )
+        return self._to(self.threads - 1, now_s, note)
+
+    def _to(self, threads: int, now_s: float, note: str) -> Change:
+        self.threads, self._changed_s = threads, now_s
+        self._recent.clear()
+        return Change(threads, note)
+
+
+def _threads(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"

@@ -1,0 +1,85 @@
+"""The first steps of a loaded model: they read the weights from disk, meet faults of the build, and measure
+what the books must know (can a slot be cut; which numbers of rows compute bit-equal logits).
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localchat.loop.backend import RowClass
+from localchat_llamacpp.batch import Batch
+from localchat_llamacpp.library import library
+
+
+class Findings(NamedTuple):
+    """`cuttable`: a slot's tail can be removed. `equal_rows`: see backend.RowClass."""
+
+    cuttable: bool
+    equal_rows: tuple[RowClass, ...]
+
+
+class WarmUp:
+    """Runs in slot `slot` of a fresh context and leaves it empty."""
+
+    def __init__(
+        self, context: int, batch: Batch, slot: int, vocab_size: int, kv_type: str
+    ) -> None:
+        self._api: Any = library().api
+        self._context = context
+        self._memory = self._api.llama_get_memory(context)
+        self._batch = batch
+        self._slot = slot
+        self._vocab_size = vocab_size
+        self._quantized_cache = kv_type.startswith("q")
+
+    def run(self, tokens: int) -> Findings:
+        """Decode a batch of `tokens`, then narrow ones behind it.
+
+        The wide batch comes first: the fault of AMX builds needs two rows, and the process should meet it
+        here. RuntimeError when the library fails.
+        """
+        try:
+            self._decode(0, tokens, [tokens - 1])
+            cuttable = bool(self._api.llama_memory_seq_rm(self._memory, self._slot, tokens - 1, -1))
+            if not cuttable:
+                self._decode(tokens, 1, [0])
+                return Findings(cuttable=False, equal_rows=())
+            return Findings(cuttable=True, equal_rows=self._classes(tokens - 1))
+        finally:
+            self._api.llama_memory_seq_rm(self._memory, self._slot, -1, -1)
+
+    def _classes(self, start: int) -> tuple[RowClass, ...]:
+        """Whether one row computes what 2 and 7 do, always with two logits or more where there are several
+        rows: float weights have a path of their own for a single one.
+
+        From 8 rows on matrix products and attention change with the context: no class is claimed. A lone
+        row on a float cache differs at some lengths of context and not at others (0.5B: at 600, not at 60
+        or 1,500), so that a check here could not vouch for it.
+        """
+        if self._batch.capacity < 7:
+            return (RowClass(1, 1),)
+        alone, few, many = (self._first_row(start, rows) for rows in (1, 2, 7))
+        if not np.array_equal(few, many):
+            return (RowClass(1, 1),)
+        if self._quantized_cache and np.array_equal(alone, few):
+            return (RowClass(1, 7),)
+        return RowClass(1, 1), RowClass(2, 7)
+
+    def _first_row(self, start: int, rows: int) -> NDArray[np.uint32]:
+        """The bits of the logits of the first of `rows` rows behind `start` tokens; then takes them back."""
+        self._decode(start, rows, [0, rows - 1] if rows > 1 else [0])
+        logits = self._api.llama_get_logits(self._context)
+        row = np.ctypeslib.as_array(logits, (self._vocab_size,)).view(np.uint32).copy()
+        self._api.llama_memory_seq_rm(self._memory, self._slot, start, -1)
+        return row
+
+    def _decode(self, start: int, rows: int, wanted: list[int]) -> None:
+        self._batch.clear()
+        ids = [(start + i) * 7919 % self._vocab_size for i in range(rows)]
+        self._batch.add(self._slot, start, ids, wanted)
+        status = self._api.llama_decode(self._context, self._batch.native)
+        self._api.llama_synchronize(self._context)
+        if status != 0:
+            tail = "; ".join(library().log.tail(3))
+            raise RuntimeError(f"llama.cpp failed in warm-up (status {status}): {tail}")

@@ -1,0 +1,160 @@
+"""Loading: from a checked GGUF file to a native model and a native context, or a clear error."""
+
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from localchat.errors import DoesNotFit, EngineClosed, ModelInvalid
+from localchat.loop.backend import Progress
+from localchat_llamacpp.buffers import Steps, context_cells
+from localchat_llamacpp.library import Buffer, library
+
+KV_TYPES = {
+    "f32": 0,
+    "f16": 1,
+    "q4_0": 2,
+    "q4_1": 3,
+    "q5_0": 6,
+    "q5_1": 7,
+    "q8_0": 8,
+    "bf16": 30,
+}
+"""ggml's numbers. Any other number ends the process in native code."""
+
+_FLASH_AUTO, _FLASH_OFF = -1, 0
+
+_AGAIN = (
+    "The file may be damaged, or newer than this llama.cpp: download it again, or try "
+    "`pip install --upgrade llama-cpp-python`."
+)
+
+
+class ContextWish(NamedTuple):
+    """Numbers of a native context. slots: without the scratch slot. window_only: a sliding-window model
+    keeps only its window."""
+
+    context_tokens: int
+    slots: int
+    step_tokens: int
+    kv_type: str
+    flash_attention: bool
+    threads: int
+    window_only: bool
+
+
+class Weights:
+    """A native model. Owns it until `close`."""
+
+    def __init__(self, handle: int, buffers: list[Buffer]) -> None:
+        self.handle = handle
+        self.buffers = buffers
+        self._api: Any = library().api
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self.handle:
+            self._api.llama_model_free(self.handle)
+            self.handle = 0
+
+
+def load_vocabulary(path: Path) -> tuple[int, tuple[str, ...]]:
+    """A native model with the vocabulary alone (0.2 s for 152k tokens), and what the library said meanwhile.
+    Raises ModelInvalid."""
+    native = library()
+    parameters = native.api.llama_model_default_params()
+    parameters.vocab_only = True
+    with native.log.mark() as heard:
+        model = native.api.llama_model_load_from_file(str(path).encode(), parameters)
+    if not model:
+        raise ModelInvalid(
+            f"{path} cannot be read: {heard.reason('llama.cpp gives no reason')}", hint=_AGAIN
+        )
+    if any("newline token not found" in line for line in heard.complaints):
+        # Native code would end the process at the first text with a byte that has no token.
+        native.api.llama_model_free(model)
+        raise ModelInvalid(f"{path}: its vocabulary has no tokens for single bytes.", hint=_AGAIN)
+    return int(model), tuple(heard.lines)
+
+
+def load_weights(
+    path: Path, *, gpu_layers: int, safe_mode: bool, total_bytes: int, progress: Progress
+) -> Weights:
+    """The whole model. `path`: the first file of a split one; llama.cpp finds the others beside it.
+
+    Raises ModelInvalid with the library's reason, EngineClosed when `progress` says stop.
+    """
+    native = library()
+    telling = _Telling(progress, total_bytes)
+    parameters = native.api.llama_model_default_params()
+    parameters.n_gpu_layers = gpu_layers
+    # Repacked weights and AMX: faster for some models, and where AMX crashes some compilers' builds.
+    parameters.use_extra_bufts = not safe_mode
+    parameters.progress_callback = callback = native.api.llama_progress_callback(telling)
+    with native.log.mark() as heard:
+        model = native.api.llama_model_load_from_file(str(path).encode(), parameters)
+    del callback
+    if telling.stopped:
+        if model:
+            native.api.llama_model_free(model)
+        raise EngineClosed(f"The load of {path.name} was stopped.") from telling.failure
+    if not model:
+        raise ModelInvalid(
+            f"{path} cannot be loaded: {heard.reason('llama.cpp gives no reason')}",
+            hint=_AGAIN,
+        )
+    return Weights(int(model), heard.buffers)
+
+
+def open_context(weights: Weights, wish: ContextWish) -> tuple[int, list[Buffer]]:
+    """A native context and its buffers. Raises DoesNotFit with the library's reason."""
+    native = library()
+    parameters = native.api.llama_context_default_params()
+    parameters.n_ctx = context_cells(wish.context_tokens)
+    parameters.n_batch = parameters.n_ubatch = wish.step_tokens
+    parameters.n_seq_max = wish.slots + 1
+    # Sizes the compute buffer: 300 MiB at a vocabulary of 152k when it is left alone.
+    parameters.n_outputs_max = outputs_max(wish)
+    parameters.kv_unified = True
+    parameters.swa_full = not wish.window_only
+    parameters.type_k = parameters.type_v = KV_TYPES[wish.kv_type]
+    parameters.flash_attn_type = _FLASH_AUTO if wish.flash_attention else _FLASH_OFF
+    parameters.n_threads = parameters.n_threads_batch = wish.threads
+    parameters.no_perf = True
+    with native.log.mark() as heard:
+        context = native.api.llama_init_from_model(weights.handle, parameters)
+    if not context:
+        raise DoesNotFit(
+            f"A context of {wish.context_tokens} tokens ({wish.kv_type} KV) could not be made: "
+            f"{heard.reason('llama.cpp gives no reason')}",
+            hint="Try a shorter context (--ctx) or a smaller KV type (--kv-type q8_0).",
+        )
+    return int(context), heard.buffers
+
+
+def outputs_max(wish: ContextWish) -> int:
+    """Rows with logits in one decode; more is SIGABRT, so wider steps are split."""
+    return Steps(wish.slots, wish.step_tokens).output_rows
+
+
+class _Telling:
+    """The body of a native progress callback: at most ten calls a second go through, and an exception,
+    which must not cross native code, is a stop."""
+
+    def __init__(self, progress: Progress, total_bytes: int) -> None:
+        self._progress = progress
+        self._total_bytes = total_bytes
+        self._last_s = 0.0
+        self.stopped = False
+        self.failure: Exception | None = None
+
+    def __call__(self, done: float, _user: object = None) -> bool:
+        now_s = time.monotonic()
+        if now_s - self._last_s < 0.1 and done < 1.0:
+            return True
+        self._last_s = now_s
+        try:
+            self.stopped = not self._progress(int(done * self._total_bytes), self._total_bytes)
+        except Exception as failure:  # noqa: BLE001  raised again by load_weights
+            self.failure = failure
+            self.stopped = True
+        return not self.stopped

@@ -1,0 +1,33 @@
+"""What `doctor` is told of the build."""
+
+import sys
+
+import pytest
+
+from localchat_llamacpp import rebuild
+
+
+def test_facts_name_the_library_and_its_devices() -> None:
+    facts = rebuild.gather()
+    assert facts.library.endswith((".so", ".dylib", ".dll"))
+    assert facts.version.startswith(rebuild.binding_version())
+    assert any(device.kind == "cpu" and device.total_bytes > 0 for device in facts.devices)
+
+
+def test_features_are_those_that_are_on() -> None:
+    found = rebuild._features("CPU : SSE3 = 1 | AMX_INT8 = 0 | AVX2 = 1 | CUDA : ARCHS = 900 | ")
+    assert found == {"SSE3", "AVX2"}
+
+
+@pytest.mark.parametrize("kind", sorted(rebuild.CMAKE_ARGS))
+def test_a_rebuild_is_one_command_of_this_python_for_the_installed_version(kind: str) -> None:
+    way = rebuild.rebuild_command(kind)
+    assert way.command[:3] == (sys.executable, "-m", "pip")
+    assert way.command[-1] == f"llama-cpp-python=={rebuild.binding_version()}"
+    assert way.environment == (("CMAKE_ARGS", rebuild.CMAKE_ARGS[kind]),)
+
+
+def test_there_are_two_ways_out_of_the_amx_fault() -> None:
+    safe, build = rebuild.ways_out_of_amx()
+    assert safe.command == ()
+    assert "-U__AMX_INT8__" in build.environment[0][1]

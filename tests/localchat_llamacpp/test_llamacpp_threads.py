@@ -1,0 +1,93 @@
+"""One thread fewer while another program is busy; the clock is ours."""
+
+from localchat_llamacpp.threads import Change, ThreadWatch
+
+
+class _Clock:
+    def __init__(self, watch: ThreadWatch) -> None:
+        self.watch = watch
+        self.now_s = 100.0
+
+    def steps(
+        self, count: int, elapsed_s: float, *, rows: int = 1, cells: int = 500
+    ) -> list[Change]:
+        """So many steps of equal time; the changes asked for."""
+        changes = []
+        for _ in range(count):
+            self.now_s += elapsed_s
+            change = self.watch.step(rows, cells, elapsed_s, self.now_s)
+            if change is not None:
+                changes.append(change)
+        return changes
+
+
+def test_quiet_steps_change_nothing() -> None:
+    clock = _Clock(ThreadWatch(2))
+    assert clock.steps(200, 0.04) == []
+
+
+def test_a_few_slow_steps_change_nothing() -> None:
+    clock = _Clock(ThreadWatch(2))
+    clock.steps(50, 0.04)
+    for _ in range(20):
+        assert clock.steps(8, 0.2) == []
+        assert clock.steps(20, 0.04) == []
+
+
+def test_slow_steps_for_a_while_give_one_thread_up_and_say_so() -> None:
+    clock = _Clock(ThreadWatch(4))
+    clock.steps(50, 0.04)
+    changes = clock.steps(16, 0.2)
+    assert [c.threads for c in changes] == [3]
+    assert "3 threads" in changes[0].note
+    assert "5.0 times" in changes[0].note
+
+
+def test_the_thread_is_tried_again_and_later_after_each_failure() -> None:
+    clock = _Clock(ThreadWatch(2))
+    clock.steps(50, 0.04)
+    assert [c.threads for c in clock.steps(12, 0.2)] == [1]
+    waits = []
+    for _ in range(3):
+        began = clock.now_s
+        while not (changes := clock.steps(1, 0.07)):
+            pass
+        assert changes == [Change(2, "Trying 2 threads again.")]
+        waits.append(round(clock.now_s - began))
+        assert [c.threads for c in clock.steps(16, 0.2)] == [1]
+    assert waits == [20, 40, 80]
+
+
+def test_a_try_that_succeeds_ends_it_and_the_next_time_waits_as_at_first() -> None:
+    clock = _Clock(ThreadWatch(2))
+    clock.steps(50, 0.04)
+    clock.steps(16, 0.2)
+    assert [c.threads for c in clock.steps(300, 0.07)] == [2]
+    assert clock.steps(100, 0.04) == []
+    assert [c.threads for c in clock.steps(12, 0.2)] == [1]
+    assert clock.steps(280, 0.07) == []
+    assert [c.threads for c in clock.steps(10, 0.07)] == [2]
+
+
+def test_fewer_threads_are_not_taken_for_a_busy_neighbour() -> None:
+    clock = _Clock(ThreadWatch(4))
+    clock.steps(50, 0.04)
+    clock.steps(16, 0.2)
+    clock.steps(16, 0.4)
+    assert clock.watch.threads == 2
+    # Twice as long as with four threads is what two threads take.
+    assert clock.steps(100, 0.085) == []
+
+
+def test_one_thread_is_never_given_up() -> None:
+    clock = _Clock(ThreadWatch(1))
+    clock.steps(50, 0.04)
+    assert clock.steps(100, 1.0) == []
+
+
+def test_longer_conversations_and_wider_steps_are_not_compared_with_short_ones() -> None:
+    clock = _Clock(ThreadWatch(2))
+    clock.steps(50, 0.04, cells=300)
+    assert clock.steps(100, 0.12, cells=30_000) == []
+    assert clock.steps(100, 0.15, rows=4) == []
+    assert clock.steps(100, 3.0, rows=64) == []
