@@ -295,6 +295,7 @@ class ModelInfo:
     file_bytes: int
     chat_template: str | None
     sampling: tuple[tuple[str, float], ...] = ()
+    layers: int = 0
     identity: str = ""
     """Names the weights for prefix caches and fingerprints (sizes, header digest)."""
 

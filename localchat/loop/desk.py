@@ -6,7 +6,8 @@ weights.
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence as Several
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Several
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -194,6 +195,11 @@ class Desk:
 
     # ------------------------------------------------------------------------ questions
 
+    @property
+    def warning(self) -> str:
+        """What may spoil answers, so far."""
+        return " ".join(sorted(self._said))
+
     def render(self, messages: Messages) -> str:
         return self.format.render(messages).text
 
@@ -241,7 +247,7 @@ def _special_texts(tokenizer: Tokenizer) -> dict[str, str]:
 
 def _control_tokens(tokenizer: Tokenizer, markup: Several[str]) -> frozenset[int]:
     """Control tokens that the parser of answers must see: they print nothing otherwise."""
-    shown = set()
+    shown: set[int] = set()
     for text in markup:
         tokens = tokenizer.encode(text, special=True)
         shown.update(token for token in tokens if not tokenizer.piece(token))

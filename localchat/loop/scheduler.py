@@ -231,15 +231,12 @@ class Scheduler:
         else:
             width = min(sequence.needs, draft.left)
         drafts = self._drafts(draft, sequence, share)
-        while not self._make_room(sequence, width + len(drafts), draft):
-            if sequence.state is not State.RUNNING:
+        if drafts and not self._grow(sequence, width + len(drafts)):
+            drafts = ()  # nobody is set back for guesses
+        while not self._make_room(sequence, width, draft):
+            if width == 1 or sequence not in self.running:
                 return
-            if drafts:
-                drafts = ()
-            elif width > 1:
-                width = (width + 1) // 2
-            else:
-                return
+            width = (width + 1) // 2
         self._write_row(draft, sequence, width, drafts)
 
     def _drafts(self, draft: _Draft, sequence: Sequence, share: int) -> tuple[int, ...]:
@@ -257,14 +254,19 @@ class Scheduler:
 
     def _make_room(self, sequence: Sequence, width: int, draft: _Draft) -> bool:
         """Have the books grow a sequence; another may be set back for it."""
-        wanted = sequence.launched + width
-        while (growth := self._book.grow(sequence.number, wanted)) is None:
+        while not self._grow(sequence, width):
             victim = self._victim(draft.planned)
             if victim is None:
                 return False
             self._preempt(victim)
             if victim is sequence:
                 return False
+        return True
+
+    def _grow(self, sequence: Sequence, width: int) -> bool:
+        growth = self._book.grow(sequence.number, sequence.launched + width)
+        if growth is None:
+            return False
         self._take(sequence, growth)
         return True
 
@@ -380,7 +382,8 @@ class Scheduler:
         if job.request.prompt_logprobs is not None and len(job.prompt_logprobs) + 1 < len(
             job.tokens
         ):
-            return Hit(0, "log probabilities of the prompt were asked, so all of it is computed")
+            nothing = self._book.match(sequence.tokens[:1], job.request.salt)
+            return nothing._replace(why_missed="log probabilities of all its tokens were asked")
         return self._book.match(sequence.tokens, job.request.salt)
 
     def _has_room(self, sequence: Sequence, hit: Hit) -> bool:

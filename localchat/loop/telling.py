@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from msgspec import structs
+
 from localchat.engine.events import (
     Done,
     Event,
@@ -103,19 +105,21 @@ class Telling:
     def now(self, job: Job | None, running: int, waiting: int) -> Figures:
         """Figures of one request, or of the whole engine."""
         usage = self._usage()
-        common = {
-            "kv_used_tokens": usage.live,
-            "kv_shared_tokens": usage.shared,
-            "kv_cached_tokens": usage.cached,
-            "kv_parked_tokens": usage.parked,
-            "kv_total_tokens": usage.total,
-            "running": running,
-            "waiting": waiting,
-        }
+        whole = Figures(
+            phase="decode" if running else "queued",
+            kv_used_tokens=usage.live,
+            kv_shared_tokens=usage.shared,
+            kv_cached_tokens=usage.cached,
+            kv_parked_tokens=usage.parked,
+            kv_total_tokens=usage.total,
+            running=running,
+            waiting=waiting,
+        )
         if job is None:
-            return Figures(phase="decode" if running else "queued", **common)
+            return whole
         drafts = speculation(job)
-        return Figures(
+        return structs.replace(
+            whole,
             phase="decode" if job.completion_tokens else "prefill",
             ttft_s=job.clock.ttft_s,
             decode_tokens_per_s=job.clock.decode_tokens_per_s,
@@ -123,7 +127,6 @@ class Telling:
             drafted=drafts.drafted,
             accepted=drafts.accepted,
             speculation_off=drafts.off,
-            **common,
         )
 
 

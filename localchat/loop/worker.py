@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,7 +21,7 @@ import msgspec
 from localchat import __version__
 from localchat.engine import frames
 from localchat.engine.engine import EngineInfo
-from localchat.engine.events import Event, Loading
+from localchat.engine.events import Event, Figures, Loading
 from localchat.errors import EngineClosed, LocalchatError, UsageError
 from localchat.fit.plan import LoadWish, MemoryPlan
 from localchat.loop.backend import Backend, LoadOptions, OpenModel, Runner
@@ -199,19 +199,16 @@ class Worker:
         self._queue(id_, lambda: self._send(answer()))
 
     def _queue(self, id_: int, task: Callable[[], None]) -> None:
-        def work() -> None:
-            try:
-                task()
-            except LocalchatError as error:
-                self._fail(id_, error)
-            except (
-                Exception
-            ):  # a bug of ours: the engine ends as a crash, with the trace in its log
-                traceback.print_exc()
-                sys.stderr.flush()
-                os._exit(4)
+        self._pool.submit(task).add_done_callback(lambda future: self._served(id_, future))
 
-        self._pool.submit(work)
+    def _served(self, id_: int, future: Future[None]) -> None:
+        error = future.exception()
+        if isinstance(error, LocalchatError):
+            self._fail(id_, error)
+        elif error is not None:  # a bug of ours: the engine ends as a crash, the trace in its log
+            traceback.print_exception(error)
+            sys.stderr.flush()
+            os._exit(4)
 
     def _close(self) -> None:
         """Leave: the loop stops at its step's end, a load at its next report; the grace is short."""
@@ -293,9 +290,9 @@ class Worker:
         digest = hashlib.sha256("\0".join([__version__, *parts]).encode("utf-8", "replace"))
         return digest.hexdigest()[:16]
 
-    def _stats(self) -> frames.Figures:
+    def _stats(self) -> Figures:
         loop = self._loop
-        return loop.figures() if loop is not None else frames.Figures(phase="loading")
+        return loop.figures() if loop is not None else Figures(phase="loading")
 
     def _info(self) -> EngineInfo:
         info, plan, runner = self._model.info, self._plan, self._runner
