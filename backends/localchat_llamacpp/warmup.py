@@ -2,6 +2,7 @@
 what the books must know (can a slot be cut; which numbers of rows compute bit-equal logits).
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,12 +12,39 @@ from localchat.loop.backend import RowClass
 from localchat_llamacpp.batch import Batch
 from localchat_llamacpp.library import library
 
+_WIDEST = 7
+
 
 class Findings(NamedTuple):
     """`cuttable`: a slot's tail can be removed. `equal_rows`: see backend.RowClass."""
 
     cuttable: bool
     equal_rows: tuple[RowClass, ...]
+
+
+def row_classes(
+    bits: Callable[[int], NDArray[np.uint32]], *, lone_joins: bool
+) -> tuple[RowClass, ...]:
+    """The classes up to 7 rows, from `bits`: the logits of a step's first row by the step's number of rows,
+    always with two logits or more where there are several rows (float weights have a path of their own
+    for a single one).
+
+    Plain weights make one class of 2 to 7 rows; repacked ones take another path from 4 on. From 8 on,
+    attention changes with the length of the context: no class is claimed. `lone_joins`: whether one row
+    may be in a class with several; on a float cache it differs at some lengths and not at others (0.5B: at
+    600 tokens, not at 60 or 1,500), so that a check in a short context cannot vouch for it.
+    """
+    lone, few, many = bits(1), bits(2), bits(_WIDEST)
+    if np.array_equal(few, many):
+        if lone_joins and np.array_equal(lone, few):
+            return (RowClass(1, _WIDEST),)
+        return RowClass(1, 1), RowClass(2, _WIDEST)
+    found = [RowClass(1, 1)]
+    if np.array_equal(few, bits(3)):
+        found.append(RowClass(2, 3))
+    if np.array_equal(bits(4), many):
+        found.append(RowClass(4, _WIDEST))
+    return tuple(found)
 
 
 class WarmUp:
@@ -50,21 +78,11 @@ class WarmUp:
             self._api.llama_memory_seq_rm(self._memory, self._slot, -1, -1)
 
     def _classes(self, start: int) -> tuple[RowClass, ...]:
-        """Whether one row computes what 2 and 7 do, always with two logits or more where there are several
-        rows: float weights have a path of their own for a single one.
-
-        From 8 rows on matrix products and attention change with the context: no class is claimed. A lone
-        row on a float cache differs at some lengths of context and not at others (0.5B: at 600, not at 60
-        or 1,500), so that a check here could not vouch for it.
-        """
-        if self._batch.capacity < 7:
+        if self._batch.capacity < _WIDEST:
             return (RowClass(1, 1),)
-        alone, few, many = (self._first_row(start, rows) for rows in (1, 2, 7))
-        if not np.array_equal(few, many):
-            return (RowClass(1, 1),)
-        if self._quantized_cache and np.array_equal(alone, few):
-            return (RowClass(1, 7),)
-        return RowClass(1, 1), RowClass(2, 7)
+        return row_classes(
+            lambda rows: self._first_row(start, rows), lone_joins=self._quantized_cache
+        )
 
     def _first_row(self, start: int, rows: int) -> NDArray[np.uint32]:
         """The bits of the logits of the first of `rows` rows behind `start` tokens; then takes them back."""
