@@ -5,13 +5,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from localchat.errors import ModelInvalid
 from localchat.fit.gguf_header import Header
 from localchat.fit.header import read_header
 from localchat.fit.machine import read_machine
-from localchat.fit.shape import model_shape
-
-from localchat.errors import ModelInvalid
 from localchat.fit.plan import LoadWish, MemoryPlan, demand, kv_types
+from localchat.fit.shape import model_shape
 from localchat.loop.backend import LoadOptions, ModelInfo, Progress, Runner, Tokenizer
 from localchat_llamacpp import plan as planner
 from localchat_llamacpp.library import library

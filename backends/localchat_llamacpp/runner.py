@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from localchat.loop.sampling import Sampler
-from localchat.loop.tally import Tally
 from numpy.typing import NDArray
 
 from localchat.loop.backend import (
@@ -27,6 +25,8 @@ from localchat.loop.backend import (
     StepResult,
     StepStatus,
 )
+from localchat.loop.sampling import Sampler
+from localchat.loop.tally import Tally
 from localchat_llamacpp.batch import Batch
 from localchat_llamacpp.library import library
 from localchat_llamacpp.slots import Slots

@@ -7,65 +7,19 @@ token ids and bookkeeping only; it never waits and never talks to a runner.
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
-from localchat.loop.backend import (
-    LAST,
-    Capabilities,
-    Enter,
-    MemoryOp,
-    Point,
-    Row,
-    StepPlan,
-)
+from localchat.loop.backend import LAST, Capabilities, Enter, MemoryOp, Point, Row, StepPlan
+from localchat.loop.flight import Flight, Making, Planned
 from localchat.loop.kv.book import Book, Growth, Hit
 from localchat.loop.pace import Pace
-from localchat.loop.rowclass import ExactClasses
+from localchat.loop.rowclass import EXACT_CHUNK_TOKENS, writing_class
 from localchat.loop.sequence import Sequence, State
 
+_TURNS = ("free", "exact prompt", "exact writing")
+"""Kinds of steps take turns; without exact requests there is only the first."""
 _MOST_DRAFTS = 16
 _WATERMARK_TOKENS = 32
 """Room that must stay after an admission beside others, so that they are not preempted at once."""
-
-
-@dataclass(slots=True)
-class Planned:
-    """A row as launched. `points`: numbers of its sampled points, in order; `forks`: choices that sample
-    from its last known token, each with its point; `prompt_points`: positions' log probabilities."""
-
-    sequence: Sequence
-    start: int
-    width: int
-    drafts: tuple[int, ...]
-    points: list[int] = field(default_factory=list)
-    forks: list[tuple[Sequence, int]] = field(default_factory=list)
-    prompt_points: list[int] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """A launched step. `decoding`: no prompt in it, so its time teaches what rows cost."""
-
-    plan: StepPlan
-    rows: tuple[Planned, ...]
-    width: int
-    decoding: bool
-
-
-class _Draft:
-    """A plan being made."""
-
-    def __init__(self, budget: int) -> None:
-        self.left = budget
-        self.rows: list[Row] = []
-        self.planned: list[Planned] = []
-        self.points: list[Point] = []
-        self.decoding = True
-        self.pad_to = 0
-
-    @property
-    def width(self) -> int:
-        return sum(row.width for row in self.rows)
 
 
 class Scheduler:
@@ -75,15 +29,15 @@ class Scheduler:
         self._can = capabilities
         self._book = book
         self._pace = pace
-        self._exact = ExactClasses.of(capabilities)
+        self._classes = writing_class(capabilities)
+        self._chunk = min(EXACT_CHUNK_TOKENS, capabilities.max_step_tokens)
+        self._turn = 0
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
         self._memory: list[MemoryOp] = []
         self._enter: list[Enter] = []
         self._leave: list[int] = []
         self._number = 0
-        self._prompts_turn = False
-        self._crowded = False
         self.preemptions = 0
 
     # ------------------------------------------------------------------------ in and out
@@ -142,63 +96,73 @@ class Scheduler:
 
     def plan(self) -> Flight | None:
         """The next step, or None when nothing can be launched now."""
-        draft = _Draft(self._pace.budget())
-        self._crowded = False
-        prompts = self._prompts_turn or not self._exact_writers()
-        self._prompts_turn = False
-        if prompts:
-            self._plan_any(draft)
-        else:
-            self._plan_exact_writing(draft)
+        for _ in range(len(_TURNS)):
+            turn = _TURNS[self._turn]
+            self._turn = (self._turn + 1) % len(_TURNS)
+            draft = Making(self._pace.budget())
+            if turn == "free":
+                self._plan_free(draft)
+            elif turn == "exact prompt":
+                self._plan_exact_prompt(draft)
+            else:
+                self._plan_exact_writing(draft)
+            if draft.rows:
+                return self._launch(draft)
+        # What the last one left behind must not wait for the next request.
         pending = self._memory or self._enter or self._leave
-        if not draft.rows and not (pending and not self.running and not self.waiting):
-            return None
-        return self._launch(draft)
+        return self._launch(Making(0)) if pending and self.idle else None
 
-    def _exact_writers(self) -> list[Sequence]:
-        """Sequences that must write in steps of their own class now."""
-        if not self._exact.apart:
-            return []
-        return [
-            one
-            for one in self.running
-            if one.job.exact and not one.in_prompt and one.needs == 1 and one.may_sample()
-        ]
+    def _held_exact(self, sequence: Sequence) -> bool:
+        """Whether the sequence may only be computed in steps of its own."""
+        return sequence.job.exact and self._classes is not None
 
-    def _plan_any(self, draft: _Draft) -> None:
-        """Rows of every kind; exact writers only where all counts are equal."""
-        writers = set(map(id, self._exact_writers()))
-        ready = [one for one in self.running if one.needs > 0 and id(one) not in writers]
+    def _plan_free(self, draft: Making) -> None:
+        """Decoding rows first, then chunks of prompts, then admissions, under the budget."""
+        ready = [one for one in self.running if one.needs > 0 and not self._held_exact(one)]
         for sequence in ready:
             if sequence.needs == 1 and not sequence.in_prompt and draft.left > 0:
                 self._add_row(draft, sequence)
         for sequence in ready:
             if (sequence.needs > 1 or sequence.in_prompt) and draft.left > 0:
                 self._add_row(draft, sequence)
-        self._admit(draft)
-        exact_prompts = any(row.sequence.job.exact for row in draft.planned)
-        if exact_prompts and self._exact.apart:
-            draft.pad_to = self._exact.prompt.low
-        elif exact_prompts:
-            draft.pad_to = self._exact.writing.low
+        while draft.left > 0 and self.waiting and not self._held_exact(self.waiting[0]):
+            if not self._admit_next(draft):
+                break
 
-    def _plan_exact_writing(self, draft: _Draft) -> None:
-        """A step of the narrow class: exact writers, the others where there is room. Prompts take turns."""
-        narrow = self._exact.writing
-        draft.left = min(draft.left, narrow.high)
-        draft.pad_to = narrow.low
-        writers = self._exact_writers()
+    def _plan_exact_prompt(self, draft: Making) -> None:
+        """One prompt alone, cut at multiples of a fixed length: the same steps whenever it is computed."""
+        if self._classes is None:
+            return
+        if self.waiting and self._held_exact(self.waiting[0]):
+            self._admit_next(draft, rows=False)
+        ready = [one for one in self.running if self._held_exact(one) and self._is_text(one)]
+        if ready:
+            sequence = min(ready, key=lambda one: one.stepped)
+            draft.left = self._chunk - sequence.launched % self._chunk
+            draft.pad_to = self._classes.low
+            self._add_row(draft, sequence)
+
+    def _is_text(self, sequence: Sequence) -> bool:
+        return sequence.needs > 0 and (sequence.needs > 1 or sequence.in_prompt)
+
+    def _plan_exact_writing(self, draft: Making) -> None:
+        """A step within the class of rows that are equal: exact writers, who waited longest first."""
+        if self._classes is None:
+            return
+        draft.left = self._classes.high
+        draft.pad_to = self._classes.low
+        writers = [
+            one
+            for one in self.running
+            if self._held_exact(one) and one.needs == 1 and not one.in_prompt
+        ]
         writers.sort(key=lambda one: one.stepped)
-        rest = [one for one in self.running if one not in writers and one.needs == 1]
-        for sequence in [*writers, *rest]:
-            if draft.left > 0 and not sequence.in_prompt and sequence.state is State.RUNNING:
-                others = sum(one is not sequence for one in writers)
-                self._add_row(draft, sequence, share=max(1, narrow.high // (1 + others)))
-        planned = {id(row.sequence) for row in draft.planned}
-        left_out = any(one.needs > 0 and id(one) not in planned for one in self.running)
-        self._prompts_turn = left_out or bool(self.waiting)
+        share = max(1, self._classes.high // max(1, len(writers)))
+        for sequence in writers:
+            if draft.left > 0:
+                self._add_row(draft, sequence, share)
 
-    def _launch(self, draft: _Draft) -> Flight:
+    def _launch(self, draft: Making) -> Flight:
         self._number += 1
         plan = StepPlan(
             number=self._number,
@@ -220,7 +184,7 @@ class Scheduler:
 
     # ------------------------------------------------------------------------ rows
 
-    def _add_row(self, draft: _Draft, sequence: Sequence, share: int = 0) -> None:
+    def _add_row(self, draft: Making, sequence: Sequence, share: int = 0) -> None:
         """Put the next tokens of a running sequence into the plan, if there is room for them."""
         if sequence.state is not State.RUNNING or sequence.cancelled:
             return
@@ -239,7 +203,7 @@ class Scheduler:
             width = (width + 1) // 2
         self._write_row(draft, sequence, width, drafts)
 
-    def _drafts(self, draft: _Draft, sequence: Sequence, share: int) -> tuple[int, ...]:
+    def _drafts(self, draft: Making, sequence: Sequence, share: int) -> tuple[int, ...]:
         if sequence.drafts is None or sequence.needs != 1 or sequence.unknown or sequence.flights:
             return ()
         room = min(
@@ -252,13 +216,14 @@ class Scheduler:
             return ()
         return sequence.drafts.propose(room, rows=draft.width + 1, pad_to=draft.pad_to)
 
-    def _make_room(self, sequence: Sequence, width: int, draft: _Draft) -> bool:
+    def _make_room(self, sequence: Sequence, width: int, draft: Making) -> bool:
         """Have the books grow a sequence; another may be set back for it."""
         while not self._grow(sequence, width):
             victim = self._victim(draft.planned)
             if victim is None:
                 return False
             self._preempt(victim)
+            draft.crowded = True
             if victim is sequence:
                 return False
         return True
@@ -286,7 +251,6 @@ class Scheduler:
     def _preempt(self, victim: Sequence) -> None:
         """Set back to the queue's head; what the books can keep of its KV comes back as a prefix hit."""
         self.preemptions += 1
-        self._crowded = True
         victim.job.preempted += 1
         self.retire(victim, keep=True)
         victim.state = State.WAITING
@@ -295,7 +259,7 @@ class Scheduler:
         self.waiting.appendleft(victim)
 
     def _write_row(
-        self, draft: _Draft, sequence: Sequence, width: int, drafts: tuple[int, ...]
+        self, draft: Making, sequence: Sequence, width: int, drafts: tuple[int, ...]
     ) -> None:
         start = sequence.launched
         end = start + width
@@ -306,31 +270,23 @@ class Scheduler:
         self._prompt_points(draft, planned, number)
         if end == sequence.virtual and sequence.may_sample():
             for offset in range(width - 1, width + len(drafts)):
-                planned.points.append(self._point(draft, Point(number, offset, sequence.number)))
+                planned.points.append(draft.point(Point(number, offset, sequence.number)))
             for child in self._joining(sequence):
                 self._enter.append(self._entered(child, slot=-1))
-                point = self._point(draft, Point(number, width - 1, child.number))
+                point = draft.point(Point(number, width - 1, child.number))
                 planned.forks.append((child, point))
-        draft.rows.append(
-            Row(
-                sequence.number,
-                self._book.slot(sequence.number),
-                start,
-                known if len(known) == width else LAST,
-                drafts,
-                sequence.new_blocks,
-            )
+        row = Row(
+            sequence.number,
+            self._book.slot(sequence.number),
+            start,
+            known if len(known) == width else LAST,
+            drafts,
+            sequence.new_blocks,
         )
         sequence.new_blocks = ()
-        draft.planned.append(planned)
-        draft.left -= width + len(drafts)
-        draft.decoding = draft.decoding and not (width > 1 or start < sequence.job.prompt_tokens)
+        draft.add(row, planned, decoding=width == 1 and start >= sequence.job.prompt_tokens)
 
-    def _point(self, draft: _Draft, point: Point) -> int:
-        draft.points.append(point)
-        return len(draft.points) - 1
-
-    def _prompt_points(self, draft: _Draft, planned: Planned, row: int) -> None:
+    def _prompt_points(self, draft: Making, planned: Planned, row: int) -> None:
         """Log probabilities of the prompt's own tokens, where they were asked and are not known yet."""
         sequence = planned.sequence
         job = sequence.job
@@ -342,7 +298,7 @@ class Scheduler:
                 token = job.tokens[position + 1]
                 offset = position - planned.start
                 point = Point(row, offset, sequence.number, "prompt", token, top)
-                planned.prompt_points.append(self._point(draft, point))
+                planned.prompt_points.append(draft.point(point))
 
     def _joining(self, sequence: Sequence) -> list[Sequence]:
         if sequence is not sequence.job.sequences[0]:
@@ -351,31 +307,27 @@ class Scheduler:
 
     # ------------------------------------------------------------------------ admission
 
-    def _admit(self, draft: _Draft) -> None:
-        """Let waiting sequences in while there is budget, a row and room; nobody overtakes, and nobody
-        comes in by the plan that set another back."""
-        while (
-            not self._crowded
-            and self.waiting
-            and draft.left > 0
-            and len(self.running) < self._can.max_rows
-        ):
-            sequence = self.waiting[0]
-            hit = self._hit(sequence)
-            if not self._has_room(sequence, hit):
-                return
-            growth = self._book.admit(
-                sequence.number, sequence.tokens, hit, sequence.job.request.salt
-            )
-            if growth is None:
-                return
-            self.waiting.popleft()
-            sequence.launched = sequence.computed = hit.cached
-            if sequence.job.completion_tokens == 0:
-                sequence.job.cached = hit.cached
-                sequence.job.why_missed = hit.why_missed
-            self._start(sequence, growth)
+    def _admit_next(self, draft: Making, *, rows: bool = True) -> bool:
+        """Let the first of the queue in, if there is a row and room; nobody overtakes, and nobody comes in
+        by the plan that set another back. `rows`: put its first tokens into the plan too."""
+        if draft.crowded or len(self.running) >= self._can.max_rows:
+            return False
+        sequence = self.waiting[0]
+        hit = self._hit(sequence)
+        if not self._has_room(sequence, hit):
+            return False
+        growth = self._book.admit(sequence.number, sequence.tokens, hit, sequence.job.request.salt)
+        if growth is None:
+            return False
+        self.waiting.popleft()
+        sequence.launched = sequence.computed = hit.cached
+        if sequence.job.completion_tokens == 0:
+            sequence.job.cached = hit.cached
+            sequence.job.why_missed = hit.why_missed
+        self._start(sequence, growth)
+        if rows:
             self._add_row(draft, sequence)
+        return True
 
     def _hit(self, sequence: Sequence) -> Hit:
         job = sequence.job

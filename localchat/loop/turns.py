@@ -10,11 +10,12 @@ from localchat.engine.events import Event, Figures, FinishReason, TokenLogprob
 from localchat.errors import DoesNotFit, EngineClosed, LocalchatError
 from localchat.loop.backend import Runner, Sample, StepResult, Tokenizer
 from localchat.loop.costs import CostModel
+from localchat.loop.flight import Flight, Planned
 from localchat.loop.kv.book import Book
 from localchat.loop.kv.book import Usage as KVUsage
 from localchat.loop.ngrams import EarlierTexts
 from localchat.loop.pace import Pace
-from localchat.loop.scheduler import Flight, Planned, Scheduler
+from localchat.loop.scheduler import Scheduler
 from localchat.loop.sequence import Job, Sequence, State
 from localchat.loop.telling import Telling
 
@@ -242,10 +243,12 @@ class Loop:
     ) -> None:
         sequence, job = row.sequence, row.sequence.job
         job.clock.admitted(now_s - elapsed_s)
-        drawn = _accepted(row, samples)
+        drawn = row.accepted(samples)
         if row.points and not row.drafts:
             sequence.unknown -= 1
         self._read_prompt(job, row, samples)
+        if row.start < job.prompt_tokens:
+            self._telling.prefill(job, min(row.start + row.width, job.prompt_tokens))
         reason, stop = self._say(sequence, drawn, now_s)
         computed = row.start + row.width + max(0, len(drawn) - 1)
         self._settle(sequence, min(computed, sequence.known), earliest)
@@ -255,8 +258,6 @@ class Loop:
         if row.start < job.prompt_tokens <= sequence.computed:
             self._scheduler.remember(self._book.checkpoint(sequence.number).memory)
         self._join(row, samples, now_s)
-        if job.completion_tokens == 0 or row.start < job.prompt_tokens:
-            self._telling.prefill(job, min(sequence.computed, job.prompt_tokens))
         if not reason and not sequence.may_sample() and not sequence.needs and not drawn:
             reason = "length"  # nothing was to be generated: the prompt's figures were all
         if reason:
@@ -389,26 +390,3 @@ class Loop:
         sequence.state = State.ENDED
         if not sequence.flights:
             self._scheduler.retire(sequence, keep=True)
-
-
-def _accepted(row: Planned, samples: dict[int, Sample]) -> list[Sample]:
-    """The sampled tokens that count: drafts that were right, and the first that was not theirs."""
-    drawn: list[Sample] = []
-    for place, point in enumerate(row.points):
-        sample = samples.get(point)
-        if sample is None:
-            break
-        drawn.append(sample)
-        if place < len(row.drafts) and sample.token != row.drafts[place]:
-            break
-    return drawn
-
-
-def drain(loop: Loop, turns: int = 1_000_000) -> None:
-    """Turn by hand until nothing is left to do. For tests and measurements."""
-    for _ in range(turns):
-        loop.take_orders()
-        if loop.idle:
-            return
-        loop.turn()
-    raise TimeoutError(f"not idle after {turns} turns")

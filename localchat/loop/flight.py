@@ -1,0 +1,72 @@
+"""A step as the loop remembers it: what was launched for whom, so that its result can be understood."""
+
+from dataclasses import dataclass, field
+
+from localchat.loop.backend import Point, Row, Sample, StepPlan
+from localchat.loop.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Planned:
+    """A row as launched. `width`: known tokens, drafts not counted. `points`: numbers of its sampled points,
+    in order; `forks`: choices that sample from its last known token, each with its point; `prompt_points`:
+    log probabilities of the prompt's own tokens."""
+
+    sequence: Sequence
+    start: int
+    width: int
+    drafts: tuple[int, ...]
+    points: list[int] = field(default_factory=list)
+    forks: list[tuple[Sequence, int]] = field(default_factory=list)
+    prompt_points: list[int] = field(default_factory=list)
+
+    def accepted(self, samples: dict[int, Sample]) -> list[Sample]:
+        """The sampled tokens that count: drafts that were right, and the first that was not theirs."""
+        drawn: list[Sample] = []
+        for place, point in enumerate(self.points):
+            sample = samples.get(point)
+            if sample is None:
+                break
+            drawn.append(sample)
+            if place < len(self.drafts) and sample.token != self.drafts[place]:
+                break
+        return drawn
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A launched step of `width` tokens. `decoding`: no prompt in it, so its time teaches what rows cost."""
+
+    plan: StepPlan
+    rows: tuple[Planned, ...]
+    width: int
+    decoding: bool
+
+
+class Making:
+    """A step being planned. `left`: tokens of the budget."""
+
+    def __init__(self, budget: int) -> None:
+        self.left = budget
+        self.rows: list[Row] = []
+        self.planned: list[Planned] = []
+        self.points: list[Point] = []
+        self.decoding = True
+        self.pad_to = 0
+        self.crowded = False
+        """Somebody was set back for this step: nobody is admitted by it."""
+
+    @property
+    def width(self) -> int:
+        return sum(row.width for row in self.rows)
+
+    def point(self, point: Point) -> int:
+        """Want the logits at `point`; its number."""
+        self.points.append(point)
+        return len(self.points) - 1
+
+    def add(self, row: Row, planned: Planned, *, decoding: bool) -> None:
+        self.rows.append(row)
+        self.planned.append(planned)
+        self.left -= row.width
+        self.decoding = self.decoding and decoding
