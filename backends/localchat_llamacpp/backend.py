@@ -4,7 +4,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from localchat.loop.backend import Availability, OpenModel
-from localchat_llamacpp.rebuild import DISTRIBUTION, binding_version, build_key, library_file
+from localchat_llamacpp.rebuild import (
+    DISTRIBUTION,
+    Facts,
+    WayOut,
+    binding_version,
+    build_key,
+    gather,
+    library_file,
+    ways_out,
+)
 
 
 class LlamaCppBackend:
@@ -15,6 +24,14 @@ class LlamaCppBackend:
     def build_key(self) -> str:
         """The native library and this CPU; empty where there is no library."""
         return build_key()
+
+    def facts(self) -> Facts:
+        """What `doctor` shows of this build. Loads the library (0.1 s)."""
+        return gather()
+
+    def ways_out(self) -> tuple[WayOut, ...]:
+        """What would make this build better here, best first. Loads the library."""
+        return ways_out(gather())
 
     def available(self) -> Availability:
         """Looks for the package and its native library without loading either."""

@@ -144,7 +144,8 @@ def _capabilities(
     cells = context_cells(wish.context_tokens)
     return Capabilities(
         context_tokens=wish.context_tokens,
-        kv_tokens=cells - SCRATCH_CELLS,
+        # What the padding adds beyond the context is not promised to anyone.
+        kv_tokens=min(cells - SCRATCH_CELLS, wish.context_tokens),
         max_slots=wish.slots,
         max_rows=wish.slots,
         max_step_tokens=wish.step_tokens,

@@ -102,11 +102,11 @@ def rebuild_command(kind: str) -> WayOut:
     )
 
 
-def offload_kind() -> str:
-    """The build to advise for a graphics card of this machine."""
+def offload_kind(root: Path = Path("/")) -> str:
+    """The build to advise for a graphics card of this machine. `root`: where /proc stands."""
     if sys.platform == "darwin":
         return "metal"
-    return "cuda" if Path("/proc/driver/nvidia").exists() else "vulkan"
+    return "cuda" if (root / "proc/driver/nvidia").exists() else "vulkan"
 
 
 def offload_advice() -> str:
@@ -127,6 +127,24 @@ def ways_out_of_amx() -> tuple[WayOut, WayOut]:
         "a crash and remembers it for this library and CPU."
     )
     return safe, rebuild_command("no-amx")
+
+
+def ways_out(facts: Facts, root: Path = Path("/")) -> tuple[WayOut, ...]:
+    """What would make this build better here, best first: a build for the graphics card that it cannot use,
+    and the two ways out of the AMX fault. `root`: where /proc and /dev stand."""
+    ways: tuple[WayOut, ...] = ()
+    if not facts.offload and _has_graphics_card(root):
+        ways += (rebuild_command(offload_kind(root)),)
+    if facts.amx_at_risk:
+        ways += ways_out_of_amx()
+    return ways
+
+
+def _has_graphics_card(root: Path) -> bool:
+    """A card that llama.cpp computes on: Apple's, NVIDIA's with its driver, AMD's with its own."""
+    if sys.platform == "darwin":
+        return platform.machine() == "arm64"
+    return any((root / place).exists() for place in ("proc/driver/nvidia", "dev/kfd"))
 
 
 def gather() -> Facts:

@@ -1,6 +1,7 @@
 """What `doctor` is told of the build."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -31,3 +32,22 @@ def test_there_are_two_ways_out_of_the_amx_fault() -> None:
     safe, build = rebuild.ways_out_of_amx()
     assert safe.command == ()
     assert "-U__AMX_INT8__" in build.environment[0][1]
+
+
+def _facts(*, offload: bool = False, amx: bool = False) -> rebuild.Facts:
+    return rebuild.Facts("libllama.so", "0", "", frozenset(), offload, (), amx)
+
+
+def test_a_build_that_fits_the_machine_has_no_ways_out(tmp_path: Path) -> None:
+    assert rebuild.ways_out(_facts(), tmp_path) == ()
+
+
+def test_a_card_that_the_build_cannot_use_and_the_amx_fault_are_told(tmp_path: Path) -> None:
+    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+    ways = rebuild.ways_out(_facts(amx=True), tmp_path)
+    assert [dict(way.environment).get("CMAKE_ARGS") for way in ways] == [
+        rebuild.CMAKE_ARGS["cuda"],
+        None,
+        rebuild.CMAKE_ARGS["no-amx"],
+    ]
+    assert rebuild.ways_out(_facts(offload=True), tmp_path) == ()
