@@ -13,37 +13,39 @@ def with_advice(problem: ContextExceeded, engine: Engine) -> ContextExceeded:
     prompt, context = problem.details.get("prompt_tokens"), problem.details.get("context_tokens")
     if not isinstance(prompt, int) or not isinstance(context, int):
         return problem
+    about = "at least " if problem.details.get("at_least") else ""
     return ContextExceeded(
-        f"the prompt has {prompt:,} tokens and the context holds {context:,}",
+        f"the prompt has {about}{prompt:,} tokens and the context holds {context:,}",
         hint="\n".join(_steps(prompt, context, info)),
         **problem.details,
     )
 
 
 def _steps(prompt: int, context: int, info: EngineInfo) -> tuple[str, ...]:
-    may_grow = context < info.context_train
-    small_kv = info.kv_type not in ("f16", "bf16", "f32")
     return (
         f"1. shorten the input by {prompt - context + 1:,} tokens or more",
-        "2. "
-        + (
-            f"the KV cache is {info.kv_type} already"
-            if small_kv
-            else "store the KV cache in half the memory, so that a longer context fits: --kv-type q8_0"
-            if may_grow
-            else "--kv-type q8_0 saves memory, but this model knows no longer context"
-        ),
-        "3. "
-        + (
-            f"a longer context, if memory allows: --ctx {min(info.context_train, _rounded(prompt)):,}".replace(
-                ",", ""
-            )
-            + f" (this model was trained for {info.context_train:,})"
-            if may_grow
-            else f"a longer context is not possible: this model was trained for {info.context_train:,}"
-        ),
+        f"2. {_smaller_kv(context, info)}",
+        f"3. {_longer_context(prompt, context, info)}",
         "4. another model with a longer context: -m MODEL",
     )
+
+
+def _smaller_kv(context: int, info: EngineInfo) -> str:
+    if info.kv_type not in ("f16", "bf16", "f32"):
+        return f"the KV cache is {info.kv_type} already"
+    if context >= info.context_train:
+        return "--kv-type q8_0 saves memory, but this model knows no longer context"
+    return "store the KV cache in half the memory, so that a longer context fits: --kv-type q8_0"
+
+
+def _longer_context(prompt: int, context: int, info: EngineInfo) -> str:
+    trained = f"this model was trained for {info.context_train:,}"
+    if context >= info.context_train:
+        return f"a longer context is not possible: {trained}"
+    if prompt >= info.context_train:
+        return f"a longer context alone does not help: {trained}"
+    wanted = min(info.context_train, _rounded(prompt))
+    return f"a longer context, if memory allows: --ctx {wanted} ({trained})"
 
 
 def _rounded(tokens: int) -> int:

@@ -80,7 +80,7 @@ class Desk:
             raise UsageError("the prompt is empty: there is nothing to go on from")
         room = self._context - len(tokens)
         if room < 1:
-            self._too_long(len(tokens), "")
+            self._too_long(len(tokens))
         wanted = request.max_tokens
         max_tokens = room if wanted is None else min(wanted, room)
         sampling = self._sampling(request)
@@ -153,16 +153,18 @@ class Desk:
         tokenizer = self._model.tokenizer
         least = len(text.encode("utf-8", "replace")) // max(1, tokenizer.longest_piece)
         if least >= self._context:
-            self._too_long(least, "at least ")
+            self._too_long(least, at_least=True)
         return tokenizer.encode(text, special=special, add_bos=add_bos)
 
-    def _too_long(self, tokens: int, about: str) -> None:
+    def _too_long(self, tokens: int, *, at_least: bool = False) -> None:
+        about = "at least " if at_least else ""
         raise ContextExceeded(
             f"the prompt has {about}{tokens:,} tokens and the context holds {self._context:,}, "
             "with room for at least one of the answer",
             prompt_tokens=tokens,
             context_tokens=self._context,
             context_train=self._model.info.context_train,
+            at_least=at_least,
         )
 
     def _infill(self, infill: Infill) -> list[int]:

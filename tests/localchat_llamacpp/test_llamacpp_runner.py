@@ -206,8 +206,7 @@ def test_padding_leaves_no_trace_and_makes_widths_equal(start: Start) -> None:
 
 def test_no_room_is_a_result_and_the_cache_works_on(start: Start) -> None:
     driver = start(context=200, step=250, slots=2)
-    cells = driver.runner.capabilities.kv_tokens
-    assert cells == 240
+    assert driver.runner.capabilities.kv_tokens == 200  # the cache itself has 240 cells
     driver.prefill(PROMPT, seq=0, slot=0)
     known = PROMPT[:120]
     full = driver.step(
