@@ -83,11 +83,10 @@ class _Planner:
         """A number of layers, or None: as many as fit."""
         asked, machine = self.wish.gpu_layers, self.room.machine
         if not can_offload:
-            if asked != 0 and (machine.gpus or asked != "auto"):
+            if asked == "auto" and machine.gpus:  # who asked for layers is told more, at the load
                 names = ", ".join(sorted({gpu.name for gpu in machine.gpus}))
-                idle = f": {names} stays idle" if names else ""
                 self.notes.append(
-                    f"llama.cpp is built for the CPU alone here{idle}; "
+                    f"llama.cpp is built for the CPU alone here: {names} stays idle; "
                     "`localchat doctor --rebuild` builds it anew."
                 )
             return 0

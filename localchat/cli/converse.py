@@ -106,13 +106,8 @@ def _closed_block(text: str) -> bool:
 
 
 def tell_engine(terminal: Terminal, engine: Engine) -> None:
-    """Say what answers, with which context, and what the user should know of it."""
-    info = engine.info()
-    terminal.say(context_line(info))
-    for note in info.notes:
-        terminal.say(note)
-    if info.warning:
-        terminal.say(f"warning: {info.warning}")
+    """Say what answers and with which context. What else a user should know, the engine says itself."""
+    terminal.say(context_line(engine.info()))
 
 
 def _prompt(settings: Settings, text: str, wish: Wish) -> Prompt:

@@ -145,10 +145,10 @@ def test_layers_stay_in_ram_where_the_card_is_small(eight_b: Header) -> None:
 
 def test_a_build_without_gpu_uses_none_and_says_how_to_get_one(eight_b: Header) -> None:
     machine = replace(LAPTOP, gpus=(CARD,))
-    for layers in ("auto", "all"):
-        found = asked(eight_b, machine, LoadWish(gpu_layers="all" if layers == "all" else "auto"))
-        assert (found.gpu_layers, found.gpu_bytes) == (0, 0)
-        assert any("RTX 4090" in note and "doctor --rebuild" in note for note in found.notes)
+    found = asked(eight_b, machine, LoadWish())
+    assert (found.gpu_layers, found.gpu_bytes) == (0, 0)
+    assert any("RTX 4090" in note and "doctor --rebuild" in note for note in found.notes)
+    assert asked(eight_b, machine, LoadWish(gpu_layers="all")).gpu_layers == 0
     assert not asked(eight_b, machine, LoadWish(gpu_layers=0)).notes
 
 
