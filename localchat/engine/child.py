@@ -123,8 +123,9 @@ class Child:
         return EngineDied(message, hint=hint, signal=name, status=status, phase=self.phase)
 
     def _keep_log(self, stream: IO[bytes]) -> None:
-        for line in iter(lambda: stream.readline(_LOG_LINE_BYTES), b""):
-            self._log.append(line.decode("utf-8", "replace").rstrip())
+        with stream:
+            for line in iter(lambda: stream.readline(_LOG_LINE_BYTES), b""):
+                self._log.append(line.decode("utf-8", "replace").rstrip())
 
     def _read(self, stream: IO[bytes]) -> None:
         try:
@@ -137,6 +138,7 @@ class Child:
         except (FrameError, OSError) as error:
             self._trouble = str(error)
             self._process.kill()
+        stream.close()
         self._process.wait()
         self._log_thread.join(0.5)
         self._gone(self)

@@ -129,8 +129,8 @@ def spoken(reply: str) -> Logits:
 
 
 class ScriptedRunner:
-    """See backend.Runner. `stumble`: numbers of steps that find no memory. With `equal_rows`, logits depend a
-    little on the class of the step's number of rows, as on real hardware."""
+    """See backend.Runner. `stumble`: numbers of steps that find no memory. With `equal_rows`, logits depend on
+    the class of the step's number of rows, as on real hardware: by `noise` (standard deviation)."""
 
     def __init__(
         self,
@@ -140,7 +140,9 @@ class ScriptedRunner:
         step_s: float = 0.0,
         stumble: frozenset[int] = frozenset(),
         crash_after: int | None = None,
+        noise: float = 0.3,
     ) -> None:
+        self._noise = noise
         self.capabilities = capabilities
         self.storage = storage_for(capabilities)
         self.steps: list[StepPlan] = []
@@ -192,7 +194,7 @@ class ScriptedRunner:
         for row in plan.rows:
             known = self._known[row.seq][0]
             if isinstance(row.tokens, tuple):
-                known[row.start :] = row.tokens
+                known[row.start :] = [*row.tokens, *row.drafts]
             tokens = known[row.start : row.start + row.width - len(row.drafts)]
             self.storage.write(row, [*tokens, *row.drafts])
         samples: list[Sample] = []
@@ -242,12 +244,16 @@ class ScriptedRunner:
             if one.low <= width <= one.high:
                 return (
                     np.random.default_rng((place, position))
-                    .normal(0, 0.3, VOCAB)
+                    .normal(0, self._noise, VOCAB)
                     .astype(np.float32)
                 )
         if not self.capabilities.equal_rows:
             return np.zeros(VOCAB, np.float32)
-        return np.random.default_rng((width, position)).normal(0, 0.3, VOCAB).astype(np.float32)
+        return (
+            np.random.default_rng((width, position))
+            .normal(0, self._noise, VOCAB)
+            .astype(np.float32)
+        )
 
 
 class ScriptedModel:
@@ -314,6 +320,7 @@ class ScriptedModel:
             hashed if script.reply is None else spoken(script.reply),
             step_s=script.step_s,
             crash_after=script.crash_after if script.crash == "step" else None,
+            noise=0.02,
         )
 
     def close(self) -> None:

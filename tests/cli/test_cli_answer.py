@@ -29,7 +29,9 @@ def test_stdout_is_the_answer_alone_with_one_newline_and_its_own_bytes(
     assert call(SCENARIOS[scenario], "hi")[:2] == (0, out)
 
 
-def test_stderr_tells_model_context_and_the_engines_words_and_quiet_tells_nothing(call: Call) -> None:
+def test_stderr_tells_model_context_and_the_engines_words_and_quiet_tells_nothing(
+    call: Call,
+) -> None:
     _, _, err = call(SCENARIOS["hello"], "hi")
     assert "context 4,096 of 32,768" in err
     assert "the engine speaks" in err

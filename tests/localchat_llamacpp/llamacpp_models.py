@@ -89,6 +89,34 @@ def write_llama(path: Path, *, seed: int = 1) -> Path:
     return path
 
 
+CYCLE = "abcdefghijklmnopqrstuvwxyz 0123456789.,;:!?"
+PEAK = 0.13
+"""Scale of the logits of write_chain: the next character of CYCLE has 0.9, the rest something."""
+
+
+def write_chain(path: Path, *, seed: int = 6) -> Path:
+    """A model whose text mostly follows CYCLE, for which peaked logits are wanted: the output row of each
+    character's successor is that character's own embedding, and the layers change little."""
+    w = _Writer(path, "llama", seed=seed)
+    w.gguf.add_head_count(HEADS)
+    w.gguf.add_head_count_kv(KV_HEADS)
+    w.gguf.add_rope_dimension_count(HEAD)
+    embedding = w.random.normal(0, 1, (VOCAB, EMBED))
+    letters = byte_letters()
+    ids = [vocabulary().index(letters[ord(character)]) for character in CYCLE]
+    successor = np.arange(VOCAB)
+    successor[ids] = np.roll(ids, -1)
+    output = np.empty_like(embedding)
+    output[successor] = embedding
+    w.tensor("token_embd.weight", embedding)
+    w.tensor("output.weight", output * PEAK)
+    w.ones("output_norm.weight", EMBED)
+    for layer in range(LAYERS):
+        _attention_and_feed(w, f"blk.{layer}.", scale=0.06)
+    w.finish()
+    return path
+
+
 def write_gemma3(path: Path, *, seed: int = 2) -> Path:
     """Sliding window of WINDOW tokens in five of six layers."""
     w = _Writer(path, "gemma3", seed=seed, layers=6)
@@ -165,13 +193,13 @@ def write_bert(path: Path, *, seed: int = 4) -> Path:
     return path
 
 
-def _attention_and_feed(w: _Writer, block: str) -> None:
+def _attention_and_feed(w: _Writer, block: str, *, scale: float = 0.2) -> None:
     w.ones(block + "attn_norm.weight", EMBED)
     w.ones(block + "ffn_norm.weight", EMBED)
-    w.random_matrix(block + "attn_q.weight", HEADS * HEAD, EMBED)
-    w.random_matrix(block + "attn_k.weight", KV_HEADS * HEAD, EMBED)
-    w.random_matrix(block + "attn_v.weight", KV_HEADS * HEAD, EMBED)
-    w.random_matrix(block + "attn_output.weight", EMBED, HEADS * HEAD)
-    w.random_matrix(block + "ffn_gate.weight", FEED, EMBED)
-    w.random_matrix(block + "ffn_up.weight", FEED, EMBED)
-    w.random_matrix(block + "ffn_down.weight", EMBED, FEED)
+    w.random_matrix(block + "attn_q.weight", HEADS * HEAD, EMBED, scale=scale)
+    w.random_matrix(block + "attn_k.weight", KV_HEADS * HEAD, EMBED, scale=scale)
+    w.random_matrix(block + "attn_v.weight", KV_HEADS * HEAD, EMBED, scale=scale)
+    w.random_matrix(block + "attn_output.weight", EMBED, HEADS * HEAD, scale=scale)
+    w.random_matrix(block + "ffn_gate.weight", FEED, EMBED, scale=scale)
+    w.random_matrix(block + "ffn_up.weight", FEED, EMBED, scale=scale)
+    w.random_matrix(block + "ffn_down.weight", EMBED, FEED, scale=scale)
