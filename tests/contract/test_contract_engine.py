@@ -8,7 +8,6 @@ from contract_answer import Answer, ask, told_apart
 from localchat.engine.local import LocalEngine
 from localchat.engine.request import GenerateRequest, Message, Messages, Sampling, Text
 from localchat.errors import ContextExceeded, UsageError
-
 from tests.contract.conftest import Open
 
 CHAIN = "abcdefghijklmnopqrstuvwxyz 0123456789.,;:!?"
