@@ -6,6 +6,7 @@ A row begins with a conversation, as every prompt does; the last one in a row ma
 import os
 from concurrent.futures import Future, ProcessPoolExecutor
 from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -17,6 +18,7 @@ from conversations import SHARES, conversations, read_facts
 from tokens import PAD, encode, train_tokenizer
 
 BATCH: Final = 2000
+WRITING_S: Final = 180  # longer than this no part takes; a stuck one shall not spend the GPU's time
 
 
 class Rows(NamedTuple):
@@ -60,9 +62,15 @@ def many_rows(
     return [pool.submit(write_rows, facts, tokenizer, seed + i, share, length) for i in range(parts)]
 
 
+def writers() -> ProcessPoolExecutor:
+    """A process a core, each started anew: a fork of a process in which the tokenizer's threads have run
+    hangs at its first tokenization."""
+    return ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"))
+
+
 def joined(parts: list["Future[Rows]"]) -> Rows:
     """All parts as one array, in the order of their seeds."""
-    done = [p.result() for p in parts]
+    done = [p.result(timeout=WRITING_S) for p in parts]
     return Rows(np.concatenate([r.ids for r in done]), np.concatenate([r.own for r in done]))
 
 

@@ -15,9 +15,7 @@ machine is too slow for `--steps`.
 import argparse
 import importlib.util
 import json
-import os
 import time
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Final
@@ -28,7 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from corpus import Rows, held_out, joined, make_tokenizer, many_rows
+from corpus import Rows, held_out, joined, make_tokenizer, many_rows, writers
 from model import Guide, Shape
 from tokens import PAD
 
@@ -188,7 +186,7 @@ def main() -> None:
     coder = tokenizer.to_str()
     shape = replace(shape, vocabulary=tokenizer.get_vocab_size())
     print(f"tokenizer: {shape.vocabulary} tokens, {time.monotonic() - begun:.0f} s", flush=True)
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
+    with writers() as pool:
         share = args.text_tokens / args.length
         short = many_rows(pool, args.facts, coder, SEED + 1000, int(share * args.long_from), args.length)
         long_rows = max(args.tokens // shape.context, int(share * (1 - args.long_from) * args.length / shape.context))
@@ -196,6 +194,7 @@ def main() -> None:
         model = Guide(shape).to(device)
         print(f"{sum(p.numel() for p in model.parameters()):,} parameters on {device}", flush=True)
         compiled = warmed(model, args, device)
+        print(f"compiled: {time.monotonic() - begun:.0f} s", flush=True)
         feeds = (
             Feed(joined(short), args.tokens // args.length, device, SEED),
             Feed(joined(long), max(1, args.tokens // shape.context), device, SEED),
