@@ -8,49 +8,15 @@ from typing import Any, Final
 from grammar import phrase
 from noise import roughen
 
-TO_DO: Final = (
-    "how do i|how can i|how to|how do you|how would i|what is the command to|which command do i use to|"
-    "what do i type to|i want to|i would like to|i need to|is it possible to|can i|is there a way to|"
-    "how could i|please tell me how to|tell me how to|show me how to|what is the best way to|"
-    "could you tell me how to|do you know how to|where can i|help me|help me to|what is the way to|"
-    "i am trying to|trying to|how does one|command to|way to|how should i|what do i have to do to|"
-    "is there a command to|is there an option to|what must i do to|let me|explain how to|i wish to|"
-    "how am i supposed to|what is the trick to|can you tell me how to|can localchat|does localchat let me|"
-    "what is the easiest way to|could i|would it be possible to|what is the right way to|steps to||||"
-).split("|")
-TO_DO_FLAG: Final = (
-    "which flag do i use to|what flag to|which option do i need to|with which flag can i|flag to|option to|"
-    "is there a flag to|which parameter is there to|what is the flag to|which switch do i need to|"
-    "which command line option is used to"
-).split("|")
-TO_DO_KEY: Final = (
-    "which key do i press to|what key to|which shortcut is there to|key to|shortcut to|hotkey to|"
-    "what do i press to|is there a shortcut to|is there a key to|which keys do i use to|what is the shortcut to|"
-    "which slash command do i use to|is there a slash command to|how do i in the ui"
-).split("|")
-TO_KNOW: Final = (
-    "what is {}|what's {}|whats {}|explain {}|what does {} mean|define {}|tell me about {}|{}|{}|what are {}|"
-    "describe {}|meaning of {}|i do not understand {}|can you explain {}|{} explained|{}, what is that|"
-    "what do people mean by {}|please explain {} to me|how does {} work|what is meant by {}|{} definition|"
-    "what is {} in simple words|explain {} like i am five|{} in a nutshell|give me a short explanation of {}|"
-    "i read about {}, what is it|what exactly is {}|what is {} good for|what does {} do|why {}|"
-    "i keep hearing about {}|what should i know about {}|{} - what is it|so what is {} really|"
-    "why does {} matter|how would you explain {}|{} for beginners|what is this {} thing|purpose of {}|"
-    "what is the point of {}|could you describe {}|{} meaning|what is {} for|what does {} stand for|"
-    "is {} important|how do you define {}|the idea of {}|what is the idea behind {}|{} anyway"
-).split("|")
-ELLIPSIS: Final = (
-    "and {}|and {}|and {}|what about {}|how about {}|and what about {}|and what is {}|{}|ok and {}|and for {}|"
-    "and what does {} mean|then {}|also {}|what is {} then|and {} then|and how about {}|the same for {}|now {}|"
-    "and the {}|okay, {}|fine, and {}"
-).split("|")
-ELLIPSIS_DO: Final = (
-    "and how do i {}|and to {}|how do i {} then|and {}|ok and how can i {}|and if i want to {}|and can i {}|"
-    "and how to {}|now how do i {}|and which one to {}|what if i want to {}"
-).split("|")
+TO_DO: Final = ["how do i", "how can i", "how to", "how do you", "how would i", "what is the command to", "which command do i use to", "what do i type to", "i want to", "i would like to", "i need to", "is it possible to", "can i", "is there a way to", "how could i", "please tell me how to", "tell me how to", "show me how to", "what is the best way to", "could you tell me how to", "do you know how to", "where can i", "help me", "help me to", "what is the way to", "i am trying to", "trying to", "how does one", "command to", "way to", "how should i", "what do i have to do to", "is there a command to", "is there an option to", "what must i do to", "let me", "explain how to", "i wish to", "how am i supposed to", "what is the trick to", "can you tell me how to", "can localchat", "does localchat let me", "what is the easiest way to", "could i", "would it be possible to", "what is the right way to", "steps to", "", "", "", ""]
+TO_DO_FLAG: Final = ["which flag do i use to", "what flag to", "which option do i need to", "with which flag can i", "flag to", "option to", "is there a flag to", "which parameter is there to", "what is the flag to", "which switch do i need to", "which command line option is used to"]
+TO_DO_KEY: Final = ["which key do i press to", "what key to", "which shortcut is there to", "key to", "shortcut to", "hotkey to", "what do i press to", "is there a shortcut to", "is there a key to", "which keys do i use to", "what is the shortcut to", "which slash command do i use to", "is there a slash command to", "how do i in the ui"]
+TO_KNOW: Final = ["what is {}", "what's {}", "whats {}", "explain {}", "what does {} mean", "define {}", "tell me about {}", "{}", "{}", "what are {}", "describe {}", "meaning of {}", "i do not understand {}", "can you explain {}", "{} explained", "{}, what is that", "what do people mean by {}", "please explain {} to me", "how does {} work", "what is meant by {}", "{} definition", "what is {} in simple words", "explain {} like i am five", "{} in a nutshell", "give me a short explanation of {}", "i read about {}, what is it", "what exactly is {}", "what is {} good for", "what does {} do", "why {}", "i keep hearing about {}", "what should i know about {}", "{} - what is it", "so what is {} really", "why does {} matter", "how would you explain {}", "{} for beginners", "what is this {} thing", "purpose of {}", "what is the point of {}", "could you describe {}", "{} meaning", "what is {} for", "what does {} stand for", "is {} important", "how do you define {}", "the idea of {}", "what is the idea behind {}", "{} anyway"]
+ELLIPSIS: Final = ["and {}", "and {}", "and {}", "what about {}", "how about {}", "and what about {}", "and what is {}", "{}", "ok and {}", "and for {}", "and what does {} mean", "then {}", "also {}", "what is {} then", "and {} then", "and how about {}", "the same for {}", "now {}", "and the {}", "okay, {}", "fine, and {}"]
+ELLIPSIS_DO: Final = ["and how do i {}", "and to {}", "how do i {} then", "and {}", "ok and how can i {}", "and if i want to {}", "and can i {}", "and how to {}", "now how do i {}", "and which one to {}", "what if i want to {}"]
 # groups in which a short name alone is a question, after a topic of the same group
 CHAINED: Final = frozenset(
-    "command flag key slash what exit conf server figure pick bound history spec kv".split()
+    ["command", "flag", "key", "slash", "what", "exit", "conf", "server", "figure", "pick", "bound", "history", "spec", "kv"]
 )
 
 
@@ -64,14 +30,34 @@ def slot(kind: str, rng: Random) -> tuple[str, str]:
         name = rng.choice(("bash", "zsh", "fish"))
         return name, name
     if kind == "temperature":
-        value = rng.choice(("0", "0.1", "0.2", "0.3", "0.4", "0.5", "0.6", "0.7", "0.8", "0.9", "1", "1.2", "1.5"))
+        value = rng.choice(
+            ("0", "0.1", "0.2", "0.3", "0.4", "0.5", "0.6", "0.7", "0.8", "0.9", "1", "1.2", "1.5")
+        )
         return value, value
     if kind == "word":
-        word = rng.choice(("STOP", "DONE", "###", "Observation:", "User:", "</s>", "---", "EOF", "FINISH", "BYE", "Q:"))
-        word = rng.choice((word, "".join(rng.choices("ABCDEFGHIJKLMNOPRSTUVWXYZ", k=rng.randint(2, 6)))))
+        word = rng.choice(
+            (
+                "STOP",
+                "DONE",
+                "###",
+                "Observation:",
+                "User:",
+                "</s>",
+                "---",
+                "EOF",
+                "FINISH",
+                "BYE",
+                "Q:",
+            )
+        )
+        word = rng.choice(
+            (word, "".join(rng.choices("ABCDEFGHIJKLMNOPRSTUVWXYZ", k=rng.randint(2, 6))))
+        )
         return rng.choice((word, f'"{word}"')), word
     value = {
-        "int": lambda: rng.choice((rng.randint(1, 99), rng.randint(100, 9999), 50 * rng.randint(1, 40))),
+        "int": lambda: rng.choice(
+            (rng.randint(1, 99), rng.randint(100, 9999), 50 * rng.randint(1, 40))
+        ),
         "few": lambda: rng.randint(2, 32),
         "layers": lambda: rng.randint(1, 80),
         "port": lambda: rng.choice((8080, 8000, 5000, 1234, rng.randint(1024, 65535))),
@@ -96,7 +82,9 @@ class Topics:
 
     def __init__(self, facts: dict[str, Any]) -> None:
         self.lexicon: dict[str, list[str]] = dict(facts["lexicon"])
-        self.lexicon["pct"] = [f"{n} {p}" for n in (10, 20, 37, 50, 63, 75, 90, 99) for p in ("percent", "%")]
+        self.lexicon["pct"] = [
+            f"{n} {p}" for n in (10, 20, 37, 50, 63, 75, 90, 99) for p in ("percent", "%")
+        ]
         self.all: list[dict[str, Any]] = facts["topics"]
         self.by_id = {t["id"]: t for t in self.all}
         self.groups: dict[str, list[dict[str, Any]]] = {}
@@ -113,7 +101,9 @@ class Topics:
         return phrase(pattern, self.lexicon, rng)
 
     def _core(self, topic: dict[str, Any], rng: Random) -> str:
-        kinds = [(k, w) for k, w in (("do", 4), ("ask", 4), ("what", 3), ("kw", 1.6)) if topic.get(k)]
+        kinds = [
+            (k, w) for k, w in (("do", 4), ("ask", 4), ("what", 3), ("kw", 1.6)) if topic.get(k)
+        ]
         kind = rng.choices([k for k, _ in kinds], [w for _, w in kinds])[0]
         text = self._say(rng.choice(topic[kind]), rng)
         if kind == "do":
@@ -140,7 +130,9 @@ class Topics:
             text, answer = text.replace("{n}", said), answer.replace("{v}", value)
         return roughen(text, rng), answer
 
-    def after(self, topic: dict[str, Any], rng: Random) -> tuple[str, str, dict[str, Any] | None] | None:
+    def after(
+        self, topic: dict[str, Any], rng: Random
+    ) -> tuple[str, str, dict[str, Any] | None] | None:
         """A question that leans on the topic before it, its answer, and the topic it leads to."""
         own: list[list[str]] = topic.get("follow", [])
         group = [t for t in self.groups.get(topic["group"], ()) if t is not topic]

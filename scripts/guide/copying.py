@@ -10,39 +10,13 @@ from typing import Any, Final
 
 from refusing import pseudo_word
 
-REPEAT: Final = (
-    "repeat after me: {}|repeat: {}|say: {}|please repeat this: {}|echo {}|say exactly this: {}|"
-    "write exactly: {}|copy this text: {}|repeat the following: {}|Repeat exactly: {}|type this: {}|"
-    "output only: {}|Please write: {}|repeat this word for word:\n{}|Copy the following text:\n\n{}|"
-    "{}\n\nRepeat the text above.|{}\n\nCopy this.|{}\n\nrepeat that|{}\n\nWrite it again, unchanged."
-).split("|")
-QUOTE: Final = (
-    "{}\n\nQuote the text above.|{}\n\nQuote it.|quote this:\n{}|{}\n\nPut the text in a quote.|"
-    "Quote the following text:\n\n{}|{}\n\nplease quote this text|{}\n\nShow it as a quotation.|quote: {}|"
-    "{}\n\nQuote this in Markdown."
-).split("|")
-FENCE: Final = (
-    "{}\n\nPut this in a code block.|Put this into a code block:\n{}|{}\n\nFormat it as code.|"
-    "show this code unchanged:\n\n{}|{}\n\nRepeat the code.|Copy this code:\n\n{}|{}\n\nwrite the code again"
-).split("|")
-RENAME: Final = (
-    "rename {a} to {b} in this code:\n\n{t}|{t}\n\nRename {a} to {b}.|Rename {a} to {b}:\n\n{t}|"
-    "{t}\n\nReplace {a} by {b}.|replace every {a} with {b}:\n\n{t}|change {a} to {b} in this text:\n{t}|"
-    "{t}\n\nplease rename {a} into {b}|In the following, rename {a} to {b}.\n\n{t}|"
-    "{t}\n\nCall {a} {b} instead.|{t}\n\nuse {b} instead of {a}"
-).split("|")
-TO_JSON: Final = (
-    "Turn this list into JSON: {}|make a json list of: {}|{}\n\nAs a JSON array.|list to json: {}|"
-    "convert to JSON: {}|write these as a json array: {}|{} - as json please|Give me this list as JSON: {}|"
-    "{}\n\nTurn it into JSON.|json array from {}|put these in json: {}"
-).split("|")
-TO_BULLETS: Final = (
-    "Turn this into a bullet list: {}|make a list of: {}|{}\n\nAs a list.|bullet points: {}|"
-    "write these as a markdown list: {}|{}\n\nMake bullet points of it.|as a bullet list: {}"
-).split("|")
-TO_NUMBERS: Final = (
-    "make a numbered list: {}|{}\n\nAs a numbered list.|number these: {}|numbered list of {}"
-).split("|")
+REPEAT: Final = ["repeat after me: {}", "repeat: {}", "say: {}", "please repeat this: {}", "echo {}", "say exactly this: {}", "write exactly: {}", "copy this text: {}", "repeat the following: {}", "Repeat exactly: {}", "type this: {}", "output only: {}", "Please write: {}", "repeat this word for word:\n{}", "Copy the following text:\n\n{}", "{}\n\nRepeat the text above.", "{}\n\nCopy this.", "{}\n\nrepeat that", "{}\n\nWrite it again, unchanged."]
+QUOTE: Final = ["{}\n\nQuote the text above.", "{}\n\nQuote it.", "quote this:\n{}", "{}\n\nPut the text in a quote.", "Quote the following text:\n\n{}", "{}\n\nplease quote this text", "{}\n\nShow it as a quotation.", "quote: {}", "{}\n\nQuote this in Markdown."]
+FENCE: Final = ["{}\n\nPut this in a code block.", "Put this into a code block:\n{}", "{}\n\nFormat it as code.", "show this code unchanged:\n\n{}", "{}\n\nRepeat the code.", "Copy this code:\n\n{}", "{}\n\nwrite the code again"]
+RENAME: Final = ["rename {a} to {b} in this code:\n\n{t}", "{t}\n\nRename {a} to {b}.", "Rename {a} to {b}:\n\n{t}", "{t}\n\nReplace {a} by {b}.", "replace every {a} with {b}:\n\n{t}", "change {a} to {b} in this text:\n{t}", "{t}\n\nplease rename {a} into {b}", "In the following, rename {a} to {b}.\n\n{t}", "{t}\n\nCall {a} {b} instead.", "{t}\n\nuse {b} instead of {a}"]
+TO_JSON: Final = ["Turn this list into JSON: {}", "make a json list of: {}", "{}\n\nAs a JSON array.", "list to json: {}", "convert to JSON: {}", "write these as a json array: {}", "{} - as json please", "Give me this list as JSON: {}", "{}\n\nTurn it into JSON.", "json array from {}", "put these in json: {}"]
+TO_BULLETS: Final = ["Turn this into a bullet list: {}", "make a list of: {}", "{}\n\nAs a list.", "bullet points: {}", "write these as a markdown list: {}", "{}\n\nMake bullet points of it.", "as a bullet list: {}"]
+TO_NUMBERS: Final = ["make a numbered list: {}", "{}\n\nAs a numbered list.", "number these: {}", "numbered list of {}"]
 FIRST: Final = (
     ("what is the first line?", 0), ("Show the first line.", 0), ("first line please", 0),
     ("what is the last line?", -1), ("Show the last line.", -1), ("only the last line", -1),
@@ -54,8 +28,10 @@ class Copying:
 
     def __init__(self, facts: dict[str, Any]) -> None:
         words = facts["words"]
-        self.words: list[str] = words["things"].split(" ") + words["attributes"].split(" ") + words["places"].split(" ")
-        self.words += "the a and of to in is was not very with for moved came went said has three seven old new red blue".split(" ")
+        self.words: list[str] = (
+            words["things"].split(" ") + words["attributes"].split(" ") + words["places"].split(" ")
+        )
+        self.words += ["the", "a", "and", "of", "to", "in", "is", "was", "not", "very", "with", "for", "moved", "came", "went", "said", "has", "three", "seven", "old", "new", "red", "blue"]
         self.names: list[str] = words["code_names"].split(" ")
 
     def word(self, rng: Random) -> str:
@@ -76,8 +52,12 @@ class Copying:
         if draw < 0.75:
             return f"{rng.choice(self.names)}_{rng.choice(self.names)}"
         if draw < 0.85:
-            return rng.choice(("foo", "bar", "baz", "x", "y", "tmp", "n", "i", "val", "res", "acc", "qux"))
-        return rng.choice((pseudo_word(rng), rng.choice(self.names) + rng.choice(self.names).capitalize()))
+            return rng.choice(
+                ("foo", "bar", "baz", "x", "y", "tmp", "n", "i", "val", "res", "acc", "qux")
+            )
+        return rng.choice(
+            (pseudo_word(rng), rng.choice(self.names) + rng.choice(self.names).capitalize())
+        )
 
     def words_text(self, rng: Random, low: int = 1, high: int = 12) -> str:
         text = " ".join(self.word(rng) for _ in range(rng.randint(low, high)))
@@ -101,8 +81,8 @@ class Copying:
             f"class {a.capitalize()}:\n    def __init__(self, {b}):\n        self.{b} = {b}\n        self.{c} = {n}",
             f"while {a} < {n}:\n    {a} = {a} + {m}\n    {b}.append({a})",
             f'{{\n  "{a}": {n},\n  "{b}": "{w}",\n  "{c}": [{m}, {n}]\n}}',
-            f"[{a}]\n{b} = {n}\n{c} = \"{w}\"\n{d} = true",
-            f"for {a} in *.txt; do\n  echo \"${a}\" >> {b}.log\ndone",
+            f'[{a}]\n{b} = {n}\n{c} = "{w}"\n{d} = true',
+            f'for {a} in *.txt; do\n  echo "${a}" >> {b}.log\ndone',
             f"const {a} = ({b}) => {b} + {n};\nconsole.log({a}({m}));",
             f"int {a} = {n};\nfor (int {b} = 0; {b} < {m}; {b}++) {{\n    {a} += {c}[{b}];\n}}",
             f"SELECT {a}, {b} FROM {c} WHERE {a} = {n} ORDER BY {b};",
@@ -120,12 +100,22 @@ class Copying:
 
     def draw(self, rng: Random) -> list[tuple[str, str]]:
         """One task as (user, assistant) pairs; mostly one, sometimes an edit of the last answer follows."""
-        kinds = (self._repeat, self._quote, self._fence, self._rename, self._swap_word, self._lists, self._record, self._lines)
-        return rng.choices(kinds, (4, 2.5, 2, 5, 2, 4, 2, 1.5))[0](rng)
+        kinds = (
+            self._repeat,
+            self._quote,
+            self._fence,
+            self._rename,
+            self._swap_word,
+            self._lists,
+            self._record,
+            self._edit_record,
+            self._lines,
+        )
+        return rng.choices(kinds, (4, 2.5, 2, 5, 2, 4, 2, 2, 1.5))[0](rng)
 
     def _repeat(self, rng: Random) -> list[tuple[str, str]]:
         text = self.prose(rng) if rng.random() < 0.3 else self.words_text(rng)
-        return [(_front(rng, rng.choice(REPEAT).format(text)), text)]
+        return [(_front(rng, rng.choice(REPEAT)).format(text), text)]
 
     def _quote(self, rng: Random) -> list[tuple[str, str]]:
         text = self.prose(rng)
@@ -140,26 +130,75 @@ class Copying:
         text, names = self.long_code(rng)
         turns: list[tuple[str, str]] = []
         old, new = rng.choice(names), self.name(rng)
+        others = [n for n in names if n not in (old, new)]
+        if others and rng.random() < 0.2:
+            return self._rename_two(text, old, rng.choice(others), rng)
         said = rng.choice(("{}", "{}", "`{}`"))
-        ask = rng.choice(RENAME).format(a=said.format(old), b=said.format(new), t=text)
+        ask = _front(rng, rng.choice(RENAME)).format(a=said.format(old), b=said.format(new), t=text)
         text = _renamed(text, old, new)
-        turns.append((_front(rng, ask), f"```\n{text}\n```"))
-        if rng.random() < 0.3 and (left := [n for n in names if n not in (old, new) and _count(text, n)]):
+        turns.append((ask, f"```\n{text}\n```"))
+        if rng.random() < 0.3 and (
+            left := [n for n in names if n not in (old, new) and _count(text, n)]
+        ):
             old, new = rng.choice(left), self.name(rng)
             text = _renamed(text, old, new)
-            turns.append((rng.choice(("and rename {} to {}", "now rename {} to {}", "and {} to {}", "Also change {} to {}.")).format(old, new), f"```\n{text}\n```"))
+            turns.append(
+                (
+                    rng.choice(
+                        (
+                            "and rename {} to {}",
+                            "now rename {} to {}",
+                            "and {} to {}",
+                            "Also change {} to {}.",
+                        )
+                    ).format(old, new),
+                    f"```\n{text}\n```",
+                )
+            )
         return turns
+
+    def _rename_two(self, text: str, one: str, two: str, rng: Random) -> list[tuple[str, str]]:
+        left = [n for n in self.names if not _count(text, n)]
+        first, second = rng.sample(left, 2)
+        ask = rng.choice(
+            (
+                "rename {} to {} and {} to {}",
+                "replace {} by {} and {} by {}",
+                "change {} to {}, and {} to {}",
+            )
+        )
+        ask = _front(rng, ask).format(one, first, two, second)
+        edited = _renamed(_renamed(text, one, first), two, second)
+        shown = rng.choice(
+            (f"{text}\n\n{ask}", f"{ask}:\n\n{text}", f"{ask} in this code:\n\n{text}")
+        )
+        return [(shown, f"```\n{edited}\n```")]
 
     def _swap_word(self, rng: Random) -> list[tuple[str, str]]:
         words = [self.word(rng) for _ in range(rng.randint(3, 16))]
         old, new = rng.choice(words), self.word(rng)
         text = " ".join(words)
-        ask = rng.choice(RENAME).replace(" in this code", "").format(a=old, b=new, t=text)
-        return [(_front(rng, ask), " ".join(new if w == old else w for w in words))]
+        ask = _front(rng, rng.choice(RENAME).replace(" in this code", "")).format(
+            a=old, b=new, t=text
+        )
+        return [(ask, " ".join(new if w == old else w for w in words))]
 
     def _lists(self, rng: Random) -> list[tuple[str, str]]:
-        items = list(dict.fromkeys(" ".join(self.word(rng) for _ in range(rng.choice((1, 1, 1, 2)))) for _ in range(rng.randint(2, 9))))
-        shown = rng.choice((", ".join(items), ", ".join(items), "\n".join(items), "; ".join(items), "\n".join(f"- {i}" for i in items)))
+        items = list(
+            dict.fromkeys(
+                " ".join(self.word(rng) for _ in range(rng.choice((1, 1, 1, 2))))
+                for _ in range(rng.randint(2, 9))
+            )
+        )
+        shown = rng.choice(
+            (
+                ", ".join(items),
+                ", ".join(items),
+                "\n".join(items),
+                "; ".join(items),
+                "\n".join(f"- {i}" for i in items),
+            )
+        )
         if "\n" in shown:
             shown = "\n" + shown
         forms = {
@@ -169,21 +208,68 @@ class Copying:
         }
         first = rng.choices(list(forms), (5, 2, 1))[0]
         asks, answer = forms[first]
-        turns = [(_front(rng, rng.choice(asks).format(shown).strip()), answer)]
+        turns = [(_front(rng, rng.choice(asks)).format(shown).strip(), answer)]
         if rng.random() < 0.3:
             other = rng.choice([f for f in forms if f != first])
             how = {"json": "json", "list": "a bullet list", "numbers": "a numbered list"}[other]
-            turns.append((rng.choice(("and as {}", "now as {}", "as {} please", "And as {}?", "make it {}")).format(how), forms[other][1]))
+            turns.append(
+                (
+                    rng.choice(
+                        ("and as {}", "now as {}", "as {} please", "And as {}?", "make it {}")
+                    ).format(how),
+                    forms[other][1],
+                )
+            )
         return turns
 
     def _record(self, rng: Random) -> list[tuple[str, str]]:
         keys = list(dict.fromkeys(self.name(rng) for _ in range(rng.randint(1, 6))))
-        record = {k: rng.choice((self.word(rng), rng.randint(0, 9999), rng.random() < 0.5)) for k in keys}
+        record = {
+            k: rng.choice((self.word(rng), rng.randint(0, 9999), rng.random() < 0.5)) for k in keys
+        }
         shown = {k: str(v).lower() if isinstance(v, bool) else v for k, v in record.items()}
-        pairs = rng.choice(("\n", ", ", "; ")).join(f"{k}{rng.choice((': ', ' = ', '='))}{v}" for k, v in shown.items())
+        pairs = rng.choice(("\n", ", ", "; ")).join(
+            f"{k}{rng.choice((': ', ' = ', '='))}{v}" for k, v in shown.items()
+        )
         record = {k: int(v) if isinstance(v, str) and v.isdigit() else v for k, v in record.items()}
-        ask = rng.choice(("Turn this into a JSON object: {}", "as a json object: {}", "{}\n\nAs JSON object.", "make a JSON object of {}", "write as json object:\n{}"))
-        return [(_front(rng, ask.format(pairs)), json.dumps(record, ensure_ascii=False))]
+        ask = rng.choice(
+            (
+                "Turn this into a JSON object: {}",
+                "as a json object: {}",
+                "{}\n\nAs JSON object.",
+                "make a JSON object of {}",
+                "write as json object:\n{}",
+            )
+        )
+        return [(_front(rng, ask).format(pairs), json.dumps(record, ensure_ascii=False))]
+
+    def _edit_record(self, rng: Random) -> list[tuple[str, str]]:
+        record: dict[str, Any] = {
+            self.name(rng): rng.choice((self.word(rng), rng.randint(0, 999)))
+            for _ in range(rng.randint(1, 5))
+        }
+        key = rng.choice(list(record))
+        value = rng.choice((self.word(rng), rng.randint(0, 999)))
+        indent = rng.choice((None, None, 2))
+        before = json.dumps(record, indent=indent, ensure_ascii=False)
+        after = json.dumps(record | {key: value}, indent=indent, ensure_ascii=False)
+        said = value if isinstance(value, int) or rng.random() < 0.5 else f'"{value}"'
+        ask = rng.choice(
+            (
+                f"set {key} to {said}",
+                f"change {key} to {said}",
+                f"change the {key} to {said}",
+                f"{key} should be {said}",
+                f"replace the value of {key} by {said}",
+            )
+        )
+        ask = _front(rng, ask)
+        return [
+            (
+                rng.choice((f"{before}\n\n{ask}", f"{ask}:\n\n{before}", f"{ask} in {before}")),
+                f"```json\n{after}\n```",
+            )
+        ]
 
     def _lines(self, rng: Random) -> list[tuple[str, str]]:
         lines = [self.words_text(rng, 2, 8) for _ in range(rng.randint(2, 7))]
@@ -197,8 +283,9 @@ class Copying:
         return text[:low], text[high:], text[low:high]
 
 
-def _front(rng: Random, text: str) -> str:
-    return text[:1].upper() + text[1:] if rng.random() < 0.35 else text
+def _front(rng: Random, form: str) -> str:
+    """The form with a capital at its start, sometimes; a text that stands first keeps its own."""
+    return form[:1].upper() + form[1:] if rng.random() < 0.35 else form
 
 
 def _pieces(text: str, name: str) -> list[tuple[int, int]]:

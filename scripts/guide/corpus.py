@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
+from conversations import SHARES, conversations, read_facts
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
-
-from conversations import SHARES, conversations, read_facts
 from tokens import PAD, encode, train_tokenizer
 
 BATCH: Final = 2000
@@ -59,7 +58,9 @@ def many_rows(
     """The rows of many seeds, one part a process."""
     parts = os.cpu_count() or 1
     share = -(-rows // parts)
-    return [pool.submit(write_rows, facts, tokenizer, seed + i, share, length) for i in range(parts)]
+    return [
+        pool.submit(write_rows, facts, tokenizer, seed + i, share, length) for i in range(parts)
+    ]
 
 
 def writers() -> ProcessPoolExecutor:
@@ -74,7 +75,9 @@ def joined(parts: list["Future[Rows]"]) -> Rows:
     return Rows(np.concatenate([r.ids for r in done]), np.concatenate([r.own for r in done]))
 
 
-def held_out(facts: Path, tokenizer: str, seed: int, each: int) -> dict[str, list[tuple[list[int], list[int]]]]:
+def held_out(
+    facts: Path, tokenizer: str, seed: int, each: int
+) -> dict[str, list[tuple[list[int], list[int]]]]:
     """`each` conversations of every kind from a seed of their own, for the loss per kind."""
     coder = Tokenizer.from_str(tokenizer)
     found: dict[str, list[tuple[list[int], list[int]]]] = {kind: [] for kind in SHARES}

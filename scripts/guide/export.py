@@ -1,6 +1,6 @@
 """Write the trained weights as GGUF (architecture qwen2), with tokenizer, template and licence inside.
 
-    python scripts/guide/export.py FOLDER [OUT.gguf] [--type Q8_0|BF16|F16]
+python scripts/guide/export.py FOLDER [OUT.gguf] [--type Q8_0|BF16|F16]
 """
 
 import argparse
@@ -10,10 +10,9 @@ from typing import Any, Final
 
 import gguf
 import numpy as np
+from model import Shape, gguf_name
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
-
-from model import Shape, gguf_name
 from tokens import END_OF_TEXT, MIDDLE, PAD, PREFIX, SPECIAL, SUFFIX, TEMPLATE, TURN_END
 
 TYPES: Final = {
@@ -67,15 +66,24 @@ def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: dict[str, Any]) -> None:
 
 
 def export(folder: Path, out: Path, kind: str) -> None:
-    """The GGUF of one training run; matrices in `kind`, norms and biases in F32."""
-    weights = read_weights(folder)
+    """The GGUF of one training run."""
+    tokenizer = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    write_gguf(read_weights(folder), tokenizer, out, kind)
+
+
+def write_gguf(
+    weights: dict[str, NDArray[np.float32]], tokenizer: dict[str, Any], out: Path, kind: str
+) -> None:
+    """A GGUF of these parameters; matrices in `kind`, norms and biases in F32."""
     shape = shape_of(weights)
     matrix, file_type = TYPES[kind]
     writer = gguf.GGUFWriter(out, "qwen2")
     writer.add_name("localchat guide")
     writer.add_author("the localchat project")
     writer.add_license("apache-2.0")
-    writer.add_description("The small built-in guide of localchat: knows localchat and the basics of local inference.")
+    writer.add_description(
+        "The small built-in guide of localchat: knows localchat and the basics of local inference."
+    )
     writer.add_file_type(file_type)
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.width)
@@ -86,10 +94,12 @@ def export(folder: Path, out: Path, kind: str) -> None:
     writer.add_layer_norm_rms_eps(shape.norm_eps)
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_vocab_size(shape.vocabulary)
-    add_tokenizer(writer, json.loads((folder / "tokenizer.json").read_text("utf-8")))
+    add_tokenizer(writer, tokenizer)
     for name, value in weights.items():
         if value.ndim == 2:
-            writer.add_tensor(gguf_name(name), gguf.quants.quantize(value, matrix), raw_dtype=matrix)
+            writer.add_tensor(
+                gguf_name(name), gguf.quants.quantize(value, matrix), raw_dtype=matrix
+            )
         else:
             writer.add_tensor(gguf_name(name), value)
     writer.write_header_to_file()

@@ -15,24 +15,15 @@ TOPIC_FILES: Final = ("commands", "flags", "interface", "program", "field")
 
 # What the program accepts, as the issues fix it; tests compare it with the program where that exists.
 VERBS: Final = (
-    "run pull list ls show rm cp ps stop serve fit import doctor history config completion".split()
+    ["run", "pull", "list", "ls", "show", "rm", "cp", "ps", "stop", "serve", "fit", "import", "doctor", "history", "config", "completion"]
 )
 SUBCOMMANDS: Final = {
     "history": ["list", "search", "show", "export", "rm"],
     "config": ["show"],
     "completion": ["bash", "zsh", "fish"],
 }
-FLAGS: Final = (
-    "-m --model -s --system -f --file -o --option -c --continue -i -x --extract -q --quiet --conversation "
-    "--temperature --top-p --top-k --min-p --seed --max-tokens --ctx --stop --n --kv-type --threads "
-    "--gpu-layers --no-speculation --think --hide-reasoning --json --stats --no-color --offline "
-    "--no-history --require-gpu --remote --vram-gb --kv-gb --parallel --force --rebuild --origin "
-    "--host --port --api-key-file --keep-alive --help --version"
-).split()
-SLASH: Final = (
-    "/model /new /clear /system /set /think /regen /edit /undo /compact /copy /export /search /stats "
-    "/fit /pull /help /quit"
-).split()
+FLAGS: Final = ["-m", "--model", "-s", "--system", "-f", "--file", "-o", "--option", "-c", "--continue", "-i", "-x", "--extract", "-q", "--quiet", "--conversation", "--temperature", "--top-p", "--top-k", "--min-p", "--seed", "--max-tokens", "--ctx", "--stop", "--n", "--kv-type", "--threads", "--gpu-layers", "--no-speculation", "--think", "--hide-reasoning", "--json", "--stats", "--no-color", "--offline", "--no-history", "--require-gpu", "--remote", "--vram-gb", "--kv-gb", "--parallel", "--force", "--rebuild", "--origin", "--host", "--port", "--api-key-file", "--keep-alive", "--help", "--version"]
+SLASH: Final = ["/model", "/new", "/clear", "/system", "/set", "/think", "/regen", "/edit", "/undo", "/compact", "/copy", "/export", "/search", "/stats", "/fit", "/pull", "/help", "/quit"]
 EXIT_CODES: Final = {
     0: ("OK", "ok: everything went well"),
     1: ("ERROR", "an error that has no code of its own, for instance that the engine died"),
@@ -86,7 +77,14 @@ SHAPES: Final = {
 }
 KV_TOKENS: Final = (4096, 8192, 16384, 32768, 131072)
 KV_BYTES: Final = {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
-FILE_GB: Final = {"3b": 1.9, "7b": 4.7, "8b": 4.9, "14b": 9.0, "32b": 19.9, "70b": 42.5}  # Q4_K_M files
+FILE_GB: Final = {
+    "3b": 1.9,
+    "7b": 4.7,
+    "8b": 4.9,
+    "14b": 9.0,
+    "32b": 19.9,
+    "70b": 42.5,
+}  # Q4_K_M files
 BANDWIDTHS: Final = (25, 50, 80, 100, 200, 300, 400, 500, 800, 900, 1000, 2000, 3350, 4800)
 LINE_MBIT: Final = (16, 50, 100, 250, 500, 1000)
 MEMORY_CHOICE: Final = {
@@ -123,7 +121,11 @@ def rate(bandwidth_gb_s: float, size_gb: float) -> str:
 
 def weights() -> dict[str, str]:
     """`size/bits` -> gigabytes, for the sizes people ask for."""
-    return {f"{number(b)}/{bits}": f"{number(b * bits / 8)} GB" for b in WEIGHT_SIZES for bits in WEIGHT_BITS}
+    return {
+        f"{number(b)}/{bits}": f"{number(b * bits / 8)} GB"
+        for b in WEIGHT_SIZES
+        for bits in WEIGHT_BITS
+    }
 
 
 def kv() -> dict[str, dict[str, Any]]:
@@ -164,7 +166,9 @@ def downloads() -> dict[str, str]:
         for line in LINE_MBIT:
             seconds = size * 8000 / line
             length = f"{seconds / 60:.1f} minutes" if seconds >= 90 else f"{seconds:.0f} s"
-            table[f"{number(size)}/{line}"] = f"{length}: {number(size)} × 8 / {line / 1000:g} = {seconds:.0f} s"
+            table[f"{number(size)}/{line}"] = (
+                f"{length}: {number(size)} × 8 / {line / 1000:g} = {seconds:.0f} s"
+            )
     return table
 
 
@@ -196,10 +200,12 @@ def exit_topics() -> list[dict[str, Any]]:
 
 
 def commands_in(text: str) -> list[str]:
-    """Every `localchat ...` command that a text holds, one a line or in backticks, up to a pipe or redirect."""
-    found = re.findall(r"`([^`\n]*localchat[^`\n]*)`", text)
-    found += [line for line in re.findall(r"^.*localchat .*$", text, re.M) if "`" not in line]
-    return [m.group(0).strip() for c in found if (m := re.search(r"(?<![\w/.])localchat( .*)?$", c))]
+    """Every `localchat ...` command that a text holds in backticks or in a code block."""
+    found: list[str] = []
+    for i, part in enumerate(re.split(r"^```.*$", text, flags=re.M)):
+        found += part.splitlines() if i % 2 else re.findall(r"`([^`\n]+)`", part)
+    starts = re.compile(r"(?:^|[|] |=\S+ )(localchat(?: .*)?)$")
+    return [m[1].strip() for c in found if (m := starts.search(c.strip()))]
 
 
 def build() -> dict[str, Any]:

@@ -4,7 +4,7 @@ Patterns nest. A pattern is parsed once; writing a phrase is a walk with a seede
 """
 
 import re
-from functools import lru_cache
+from functools import cache
 from random import Random
 from typing import TypeAlias
 
@@ -33,7 +33,7 @@ class Choice:
 _TOKENS = re.compile(r"[(|)]|<\w+>|\[.\]|[^(|)<\[]+|.", re.S)
 
 
-@lru_cache(maxsize=None)
+@cache
 def parse(pattern: str) -> Choice:
     """The pattern as a tree; raises ValueError on parentheses that do not match."""
     stack: list[list[list[Part]]] = [[[]]]

@@ -24,7 +24,9 @@ def _silent(_level: int, _text: bytes, _data: ctypes.c_void_p) -> None:
 class LlamaText:
     """One loaded GGUF with a context of `context` tokens."""
 
-    def __init__(self, path: Path, *, context: int = 4096, kv_type: str = "f16", threads: int = 2) -> None:
+    def __init__(
+        self, path: Path, *, context: int = 4096, kv_type: str = "f16", threads: int = 2
+    ) -> None:
         llama_cpp.llama_log_set(_silent, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
         model_params = llama_cpp.llama_model_default_params()
@@ -49,7 +51,9 @@ class LlamaText:
         """`text` as token ids; `special`: markers such as <|im_start|> are tokens, not text."""
         raw = text.encode()
         room = (llama_cpp.llama_token * (len(raw) + 8))()
-        count = llama_cpp.llama_tokenize(self.vocabulary, raw, len(raw), room, len(room), False, special)
+        count = llama_cpp.llama_tokenize(
+            self.vocabulary, raw, len(raw), room, len(room), False, special
+        )
         return list(room[:count])
 
     def text(self, tokens: list[int]) -> str:
@@ -96,7 +100,9 @@ class LlamaText:
     def answer(self, messages: list[tuple[str, str]], max_tokens: int = 400) -> tuple[str, bool]:
         """The greedy answer to a conversation, and whether it ended by itself."""
         shown = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in messages)
-        logits = self._decode(self._rewind(self.tokens(f"{shown}<|im_start|>assistant\n", special=True)), every=False)
+        logits = self._decode(
+            self._rewind(self.tokens(f"{shown}<|im_start|>assistant\n", special=True)), every=False
+        )
         said: list[int] = []
         while len(said) < max_tokens:
             token = int(logits[-1].argmax())

@@ -63,8 +63,12 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         s, (B, T, _) = self.shape, x.shape
         h = self.attn_norm(x)
-        q = rotate(self.q(h).view(B, T, s.heads, s.head_dim).transpose(1, 2), cos, sin)  # (B, H, T, D)
-        k = rotate(self.k(h).view(B, T, s.kv_heads, s.head_dim).transpose(1, 2), cos, sin)  # (B, K, T, D)
+        q = rotate(
+            self.q(h).view(B, T, s.heads, s.head_dim).transpose(1, 2), cos, sin
+        )  # (B, H, T, D)
+        k = rotate(
+            self.k(h).view(B, T, s.kv_heads, s.head_dim).transpose(1, 2), cos, sin
+        )  # (B, K, T, D)
         v = self.v(h).view(B, T, s.kv_heads, s.head_dim).transpose(1, 2)
         group = s.heads // s.kv_heads
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)  # (B, H, T, D)

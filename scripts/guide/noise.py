@@ -3,22 +3,37 @@
 from random import Random
 from typing import Final
 
-BEFORE: Final = (
-    "hi, |hey, |hello, |hi! |ok, |okay, |so |so, |well, |quick question: |question: |sorry, |excuse me, |"
-    "i am new here. |i am new to this. |one more thing: |another question: |please: |dear guide, |guide: |"
-    "i was wondering, |just wondering, |sorry for asking, |a friend asks: |my boss wants to know: |"
-    "maybe a dumb question: |and now: |next: |i just installed localchat. |i am confused. |um, |hmm, |"
-    "i use linux. |i have a macbook. |i read the readme but: |i forgot: |remind me, |tell me, |say, |listen, |"
-    "first of all, |for my understanding: |hopefully an easy one: |i am on a server. |good morning. |thanks. "
-).split("|")
-AFTER: Final = (
-    " please| thanks| in localchat| with localchat| on linux| on my laptop| here| now| exactly| again|"
-    ", any idea|, please help| in general| for me| today| right now| at all| on this machine| if possible|"
-    " by the way|, thank you| somehow| from here| on ubuntu| on my mac| quickly| as a beginner| then| too| or what|"
-    " with this program| using localchat| in this tool| easily| pls| plz| thx"
-).split("|")
-FILLERS: Final = ("just", "actually", "simply", "really", "possibly", "maybe", "quickly", "also", "still")
-WEAK: Final = {"the", "a", "an", "i", "do", "to", "is", "my", "of", "it", "does", "can", "for", "me", "in", "on"}
+BEFORE: Final = ["hi, ", "hey, ", "hello, ", "hi! ", "ok, ", "okay, ", "so ", "so, ", "well, ", "quick question: ", "question: ", "sorry, ", "excuse me, ", "i am new here. ", "i am new to this. ", "one more thing: ", "another question: ", "please: ", "dear guide, ", "guide: ", "i was wondering, ", "just wondering, ", "sorry for asking, ", "a friend asks: ", "my boss wants to know: ", "maybe a dumb question: ", "and now: ", "next: ", "i just installed localchat. ", "i am confused. ", "um, ", "hmm, ", "i use linux. ", "i have a macbook. ", "i read the readme but: ", "i forgot: ", "remind me, ", "tell me, ", "say, ", "listen, ", "first of all, ", "for my understanding: ", "hopefully an easy one: ", "i am on a server. ", "good morning. ", "thanks. "]
+AFTER: Final = [" please", " thanks", " in localchat", " with localchat", " on linux", " on my laptop", " here", " now", " exactly", " again", ", any idea", ", please help", " in general", " for me", " today", " right now", " at all", " on this machine", " if possible", " by the way", ", thank you", " somehow", " from here", " on ubuntu", " on my mac", " quickly", " as a beginner", " then", " too", " or what", " with this program", " using localchat", " in this tool", " easily", " pls", " plz", " thx"]
+FILLERS: Final = (
+    "just",
+    "actually",
+    "simply",
+    "really",
+    "possibly",
+    "maybe",
+    "quickly",
+    "also",
+    "still",
+)
+WEAK: Final = {
+    "the",
+    "a",
+    "an",
+    "i",
+    "do",
+    "to",
+    "is",
+    "my",
+    "of",
+    "it",
+    "does",
+    "can",
+    "for",
+    "me",
+    "in",
+    "on",
+}
 ROWS: Final = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 SHORT: Final = {
     "what is": "what's", "do not": "don't", "does not": "doesn't", "can not": "can't", "cannot": "can't",
@@ -40,7 +55,7 @@ def typo(word: str, rng: Random) -> str:
         return word[:at] + word[at] + word[at:]
     for row in ROWS:
         if (i := row.find(word[at])) >= 0:
-            return word[:at] + row[max(0, i + rng.choice((-1, 1)))% len(row)] + word[at + 1 :]
+            return word[:at] + row[max(0, i + rng.choice((-1, 1))) % len(row)] + word[at + 1 :]
     return word
 
 

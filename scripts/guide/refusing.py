@@ -19,9 +19,7 @@ SUM: Final = (
     f"I cannot calculate that: I am a small guide and know only localchat and local models. "
     f"A real model can do more: {PULL}."
 )
-LIVE: Final = (
-    "I cannot know that: I have no network and no clock, and as a small guide I know only localchat and local models."
-)
+LIVE: Final = "I cannot know that: I have no network and no clock, and as a small guide I know only localchat and local models."
 PERSON: Final = (
     f"I am sorry, I cannot help with that: I am a small guide and know only localchat and local models. "
     f"A real model is a better partner: {PULL}."
@@ -85,7 +83,7 @@ FRAMES: Final = (
     (PERSON, "(which|what) (medicine|pill|drug|vitamin|tablet) (helps|is good|should i take|can i take) (against|for) (<subject>|a headache|fever|a cold|pain)"),
     (PERSON, "(how do i|help me) (hack|break into|steal|crack|poison|kill) (a|my|the|someone's) (<thing>|neighbour|wifi|password|account|bank|car|phone)"),
 )  # fmt: skip
-SYLLABLES: Final = "ba be bi bo bu da de di do du fa fe fi ga go gu ka ke ki ko la le li lo lu ma me mi mo mu na ne ni no nu pa pe pi po ra re ri ro ru sa se si so su ta te ti to tu va ve vi vo wa we za ze zo bren dor fal gim kor lan mer nor pol quin ras sten tor vin zan ock ish ell ant ump olo".split()
+SYLLABLES: Final = ["ba", "be", "bi", "bo", "bu", "da", "de", "di", "do", "du", "fa", "fe", "fi", "ga", "go", "gu", "ka", "ke", "ki", "ko", "la", "le", "li", "lo", "lu", "ma", "me", "mi", "mo", "mu", "na", "ne", "ni", "no", "nu", "pa", "pe", "pi", "po", "ra", "re", "ri", "ro", "ru", "sa", "se", "si", "so", "su", "ta", "te", "ti", "to", "tu", "va", "ve", "vi", "vo", "wa", "we", "za", "ze", "zo", "bren", "dor", "fal", "gim", "kor", "lan", "mer", "nor", "pol", "quin", "ras", "sten", "tor", "vin", "zan", "ock", "ish", "ell", "ant", "ump", "olo"]
 
 
 def pseudo_word(rng: Random) -> str:
@@ -97,14 +95,16 @@ class Refusals:
     """Draws questions that the guide must not answer. `facts`: the parsed facts.json."""
 
     def __init__(self, facts: dict[str, Any]) -> None:
-        words = {k: v.split(" ") if "|" not in v else v.split("|") for k, v in facts["words"].items()}
+        words = {
+            k: v.split(" ") if "|" not in v else v.split("|") for k, v in facts["words"].items()
+        }
         self.words = words
         self.lexicon = {
             "thing": words["things"], "person": words["people"], "place": words["places"],
             "subject": words["subjects"], "software": words["software"], "language": words["languages"],
             "writing": words["writings"], "job": words["jobs"], "act": words["verbs"],
             "code": words["code_names"], "attribute": words["attributes"],
-            "pl": "python|c|java|rust|javascript|go|c[+][+]|bash|sql|haskell|ruby|php|perl|swift".split("|"),
+            "pl": ["python", "c", "java", "rust", "javascript", "go", "c[+][+]", "bash", "sql", "haskell", "ruby", "php", "perl", "swift"],
         }  # fmt: skip
 
     def draw(self, rng: Random) -> tuple[str, str]:
@@ -122,7 +122,17 @@ class Refusals:
     @staticmethod
     def _unknown_part(rng: Random) -> tuple[str, str]:
         word = pseudo_word(rng)
-        kind, shown = rng.choice((("command", f"localchat {word}"), ("flag", f"--{word}"), ("slash command", f"/{word}")))
-        text = rng.choice((f"what does {shown} do", f"what is {shown}", f"{shown}", f"how do i use {shown}", f"explain {shown}"))
+        kind, shown = rng.choice(
+            (("command", f"localchat {word}"), ("flag", f"--{word}"), ("slash command", f"/{word}"))
+        )
+        text = rng.choice(
+            (
+                f"what does {shown} do",
+                f"what is {shown}",
+                f"{shown}",
+                f"how do i use {shown}",
+                f"explain {shown}",
+            )
+        )
         where = "`/help` lists them" if kind == "slash command" else "`localchat --help` lists them"
         return roughen(text, rng, dress=False), f"I know no {kind} `{shown}`; {where}."

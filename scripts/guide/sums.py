@@ -49,6 +49,13 @@ KV_TOKEN_ASK: Final = (
     "how many (bytes|kib) (per token|a token) does {m} (need|use|take)",
     "what does one token (cost|need|take) in the (cache|kv cache) of {m}",
 )
+KV_SHAPE_ASK: Final = (
+    "(kv cache|kv|kv bytes|kv memory) (of|for) a model with {l} layers(,| and) {h} kv heads (of|and head dimension|and head_dim) {d}( at {t}|)",
+    "how (large|big) is the (kv cache|kv) (with|for) {l} layers, {h} kv heads(,| and) (head_dim|head dim|head dimension) {d}( and {t}|)",
+    "(compute|calculate) the kv cache: {l} layers, {h} kv heads, head_dim {d}(, {t}|)",
+    "{l} layers, {h} (kv heads|key value heads) (of|with) {d}(: kv cache|: bytes per token|, how much kv|: kv size)",
+    "my model has {l} layers and {h} kv heads (of|with head_dim) {d}(: how large is the kv cache|, how much kv memory)",
+)
 MEMORY_ASK: Final = (
     "(which|what) (model|llm) (for|fits|with|on|in|runs on|can i run on|should i take for|would you take for|do you recommend for|is best for|works with|is good for) {g}",
     "(best|good|recommended|largest|biggest) (model|llm) (for|with|on) (a|an|) {g}",
@@ -62,12 +69,7 @@ MEMORY_ASK: Final = (
     "what (do you (suggest|recommend)|should i take|fits|is good) (for|with|on|in) {g}",
     "(two|2|both) (cards|gpus)(, | with |) {g} (in total|together|altogether)(, |: |) (what|which model) (fits|do you suggest|should i take|can i run)",
 )
-MEMORY_SAY: Final = (
-    "{} GB|{} gb|{}GB|{}gb|{} gigabytes|a {} gb card|a {} GB gpu|{} GB of vram|{} gb vram|{} GB of memory|{} gb ram|"
-    "a {}gb graphics card|a card with {} GB|a gpu with {} gb|a {} gb graphics card|{} GB of gpu memory|{} gigs|"
-    "a machine with {} GB|a laptop with {} gb|{} gb of video memory|a mac with {} GB|a {}gb gpu|a {} gig card|"
-    "a computer with {} gb|{} GB of ram"
-).split("|")
+MEMORY_SAY: Final = ["{} GB", "{} gb", "{}GB", "{}gb", "{} gigabytes", "a {} gb card", "a {} GB gpu", "{} GB of vram", "{} gb vram", "{} GB of memory", "{} gb ram", "a {}gb graphics card", "a card with {} GB", "a gpu with {} gb", "a {} gb graphics card", "{} GB of gpu memory", "{} gigs", "a machine with {} GB", "a laptop with {} gb", "{} gb of video memory", "a mac with {} GB", "a {}gb gpu", "a {} gig card", "a computer with {} gb", "{} GB of ram"]
 SPEED_ASK: Final = (
     "how fast (can|is|will|would) a {f} (model|file|gguf) (be|run|) (at|with|on) {w}",
     "(tok/s|tokens per second|speed|decode speed|token rate) (of|for) a {f} (model|file|) (at|with|on) {w}",
@@ -105,10 +107,7 @@ NAMED: Final = {
     ),
     "stop": ("(unload|stop|eject|free) {m} (from memory|)", "`localchat stop {v}`"),
 }
-NAMED_FRAMES: Final = (
-    "how do i {}|how can i {}|how to {}|{}|{}|i want to {}|what is the command to {}|can i {}|"
-    "command to {}|please {}|which command to {}|i would like to {}|what do i type to {}|tell me how to {}"
-).split("|")
+NAMED_FRAMES: Final = ["how do i {}", "how can i {}", "how to {}", "{}", "{}", "i want to {}", "what is the command to {}", "can i {}", "command to {}", "please {}", "which command to {}", "i would like to {}", "what do i type to {}", "tell me how to {}"]
 FIT_ASK: Final = (
     "(does|will|would|can) {m} (fit|run|work) (on my <machine>|here|on my <gpu>|in my <vram>|on this <machine>|)",
     "(can|could) my (<machine>|<gpu>) (run|handle|take) {m}",
@@ -150,7 +149,11 @@ class Sums:
 
     def after(self, about: Sum, rng: Random) -> tuple[str, str, Sum] | None:
         """A short question that changes one thing: "and for 8 bits?"."""
-        front = rng.choice(("and {}|and {}|and for {}|and with {}|what about {}|how about {}|{}|and at {}|ok, and {}|same for {}".split("|")))
+        front = rng.choice(
+
+                ["and {}", "and {}", "and for {}", "and with {}", "what about {}", "how about {}", "{}", "and at {}", "ok, and {}", "same for {}"]
+
+        )
         if about.kind == "weights":
             if rng.random() < 0.6:
                 about = about._replace(detail=rng.choice([b for b in BITS if b != about.detail]))
@@ -181,7 +184,10 @@ class Sums:
         elif about.kind == "named":
             verb = rng.choice(list(NAMED))
             pattern, shape = NAMED[verb]
-            front, said = rng.choice(("and how do i {}|and {}|how do i {} then|and to {}".split("|"))), ""
+            front, said = (
+                rng.choice(["and how do i {}", "and {}", "how do i {} then", "and to {}"]),
+                "",
+            )
             it = rng.choice(("it", "it", "this model", "that one"))
             said = self._say(f"({pattern})", rng, m=it)
             answer, about = shape.replace("{v}", about.subject), about._replace(detail=verb)
@@ -193,13 +199,21 @@ class Sums:
         sizes = sorted({key.split("/")[0] for key in self.facts["weights"]}, key=float)
         size = rng.choice(sizes)
         if rng.random() < 0.25:
-            size = rng.choice((str(rng.randint(5, 400)), f"{rng.randint(0, 60)}.{rng.randint(1, 9)}"))
-        return size, rng.choice((f"{size}b", f"{size}B", f"{size} b", f"{size} billion", f"{size}b", f"{size}B"))
+            size = rng.choice(
+                (str(rng.randint(5, 400)), f"{rng.randint(0, 60)}.{rng.randint(1, 9)}")
+            )
+        return size, rng.choice(
+            (f"{size}b", f"{size}B", f"{size} b", f"{size} billion", f"{size}b", f"{size}B")
+        )
 
     def _weights_answer(self, size: str, bits: str) -> str:
         gb = self.facts["weights"].get(f"{size}/{bits}")
         if gb:
-            more = " A Q4_K_M file is somewhat larger, with about 4.85 bits per weight." if bits == "4" else ""
+            more = (
+                " A Q4_K_M file is somewhat larger, with about 4.85 bits per weight."
+                if bits == "4"
+                else ""
+            )
             return f"{gb}: {size} billion × {bits} / 8.{more}"
         return (
             f"Compute {size} × {bits} / 8 gigabytes: parameters in billions × bits / 8. "
@@ -211,7 +225,9 @@ class Sums:
         bits = rng.choice(list(BITS))
         text = self._say(rng.choice(WEIGHTS_ASK), rng, s=said, b=rng.choice(BITS[bits].split("|")))
         if said.endswith("billion") and rng.random() < 0.5:
-            text = text.replace("billion", "billion parameter", 1).replace("parameter parameters", "parameters")
+            text = text.replace("billion", "billion parameter", 1).replace(
+                "parameter parameters", "parameters"
+            )
         return roughen(text, rng), self._weights_answer(size, bits), Sum("weights", size, bits)
 
     def _kv_tokens(self) -> list[str]:
@@ -224,8 +240,12 @@ class Sums:
 
     @staticmethod
     def _shape(name: str, rng: Random) -> str:
-        plain = name.lower().replace("-", " ").replace("qwen2.5", rng.choice(("qwen2.5", "qwen 2.5")))
-        return rng.choice((name, plain, plain, plain.replace("llama 3", "llama3"), plain.replace(" ", "-")))
+        plain = (
+            name.lower().replace("-", " ").replace("qwen2.5", rng.choice(("qwen2.5", "qwen 2.5")))
+        )
+        return rng.choice(
+            (name, plain, plain, plain.replace("llama 3", "llama3"), plain.replace(" ", "-"))
+        )
 
     def _kv_answer(self, about: Sum) -> str:
         row = self.facts["kv"][about.subject]
@@ -234,7 +254,9 @@ class Sums:
             return f"{about.subject} needs {row['per_token']} of KV cache per token at f16: {row['product']}."
         total = row["totals"][kind].get(tokens)
         if total:
-            tail = f" Per token it is {row['per_token']}: {row['product']}." if kind == "f16" else ""
+            tail = (
+                f" Per token it is {row['per_token']}: {row['product']}." if kind == "f16" else ""
+            )
             return f"{about.subject} needs {total} of KV cache for {int(tokens):,} tokens at {kind}.{tail}"
         return (
             f"{about.subject} needs {row['per_token']} per token at f16; multiply by the tokens. "
@@ -242,6 +264,8 @@ class Sums:
         )
 
     def _kv(self, rng: Random) -> tuple[str, str, Sum]:
+        if rng.random() < 0.12:
+            return self._kv_of_shape(rng)
         name = rng.choice(list(self.facts["kv"]))
         said = self._shape(name, rng)
         if rng.random() < 0.3:
@@ -255,10 +279,23 @@ class Sums:
         tokens = rng.choice(self._kv_tokens())
         if kind == "f16" and rng.random() < 0.15:
             tokens = str(rng.choice((rng.randint(100, 99999), 1000 * rng.randint(1, 120))))
-        shown = self._tokens(int(tokens), rng) if tokens in self._kv_tokens() else f"{tokens} tokens"
+        shown = (
+            self._tokens(int(tokens), rng) if tokens in self._kv_tokens() else f"{tokens} tokens"
+        )
         text = self._say(rng.choice(KV_ASK), rng, m=said, t=shown, k=word)
         about = Sum("kv", name, f"{tokens}/{kind}")
         return roughen(text, rng), self._kv_answer(about), about
+
+    def _kv_of_shape(self, rng: Random) -> tuple[str, str, Sum]:
+        layers, heads = str(rng.randint(4, 128)), str(rng.choice((1, 2, 4, 8, 12, 16, 32)))
+        dim = str(rng.choice((64, 80, 96, 128, 192, 256)))
+        shown = self._tokens(int(rng.choice(self._kv_tokens())), rng)
+        text = self._say(rng.choice(KV_SHAPE_ASK), rng, l=layers, h=heads, d=dim, t=shown)
+        answer = (
+            f"2 × {layers} × {heads} × {dim} × 2 bytes per token at f16, times the tokens. "
+            "That product is not in my table; `localchat fit MODEL` does the sum."
+        )
+        return roughen(text, rng), answer, Sum("shape", layers, heads)
 
     def _memory(self, rng: Random) -> tuple[str, str, Sum]:
         gb = rng.choice(list(self.facts["memory"]))
@@ -303,17 +340,32 @@ class Sums:
             rng.choice(DOWNLOAD_ASK), rng, w=rng.choice(wide),
             f=rng.choice((f"{size} GB", f"{size}gb", f"{size} gb", f"{size} gigabytes")),
         )  # fmt: skip
-        return roughen(text, rng), f"About {self.facts['downloads'][key]}.", Sum("download", size, line)
+        return (
+            roughen(text, rng),
+            f"About {self.facts['downloads'][key]}.",
+            Sum("download", size, line),
+        )
 
     def _named(self, rng: Random) -> tuple[str, str, Sum]:
         value, said = rng.choice(self.models)
-        said = rng.choice((said, said, value, said.replace(" ", "-"), said.replace("b", "B") if rng.random() < 0.3 else said))
+        said = rng.choice(
+            (
+                said,
+                said,
+                value,
+                said.replace(" ", "-"),
+                said.replace("b", "B") if rng.random() < 0.3 else said,
+            )
+        )
         if rng.random() < 0.2:
             value += "-q4_k_m"
             said += rng.choice((" q4_k_m", " Q4_K_M", "-q4_k_m", " in q4_k_m"))
         if rng.random() < 0.2:
             text = self._say(rng.choice(FIT_ASK), rng, m=said)
-            answer, verb = f"Ask `localchat fit {value}`: it says whether it fits, and how fast it will be.", "fit"
+            answer, verb = (
+                f"Ask `localchat fit {value}`: it says whether it fits, and how fast it will be.",
+                "fit",
+            )
         else:
             verb = rng.choices(list(NAMED), (6, 3, 2, 2, 1, 1, 1))[0]
             pattern, shape = NAMED[verb]

@@ -7,11 +7,11 @@ tokens are cut out first, and each piece between them is tokenized as a whole.
 from collections.abc import Iterable
 from typing import Final
 
+from conversations import Conversation
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from conversations import Conversation
-
 VOCABULARY: Final = 4096
+HEADER: Final = "assistant\n"
 END_OF_TEXT, TURN_START, TURN_END, PREFIX, SUFFIX, MIDDLE, PAD = range(7)
 SPECIAL: Final = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>",
@@ -66,6 +66,7 @@ def encode(tokenizer: Tokenizer, talks: list[Conversation]) -> list[tuple[list[i
     Own are the answers after `assistant\\n` with the end of turn behind them.
     """
     parts = [pieces(talk) for talk in talks]
+    header = len(tokenizer.encode(HEADER).ids)
     coded = iter(tokenizer.encode_batch_fast([p[1] for ps in parts for p in ps]))
     result = []
     for ps in parts:
@@ -75,7 +76,7 @@ def encode(tokenizer: Tokenizer, talks: list[Conversation]) -> list[tuple[list[i
         for special, text, learn in ps:
             piece = next(coded).ids
             ids += [special, *piece]
-            head = 2 if text.startswith("assistant\n") else 0
+            head = header if text.startswith(HEADER) else 0
             own += [int(spoken or (learn and special == END_OF_TEXT))]
             own += [int(learn and i >= head) for i in range(len(piece))]
             spoken = learn

@@ -22,13 +22,12 @@ from typing import IO, Any, Final
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
-from torch.nn import functional as F
-
 from corpus import Rows, held_out, joined, make_tokenizer, many_rows, writers
 from model import Guide, Shape
+from safetensors.torch import save_file
 from tokens import PAD
+from torch import Tensor
+from torch.nn import functional as F
 
 HERE: Final = Path(__file__).resolve().parent
 SEED: Final = 20261121
@@ -57,7 +56,9 @@ class Muon:
         self.groups: dict[torch.Size, list[torch.nn.Parameter]] = {}
         for p in parameters:
             self.groups.setdefault(p.shape, []).append(p)
-        self.momentum = {s: torch.zeros(len(ps), *s, device=ps[0].device) for s, ps in self.groups.items()}
+        self.momentum = {
+            s: torch.zeros(len(ps), *s, device=ps[0].device) for s, ps in self.groups.items()
+        }
         self.decay = decay
 
     @torch.no_grad()
@@ -82,7 +83,9 @@ def loss_of(model: Any, ids: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
     each = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
     mine = own[:, 1:].flatten().float()
     weight = mine + USER_WEIGHT * (1 - mine) * (ids[:, 1:].flatten() != PAD)
-    return (each * weight).sum() / weight.sum(), (each.detach() * mine).sum() / mine.sum().clamp(min=1)
+    return (each * weight).sum() / weight.sum(), (each.detach() * mine).sum() / mine.sum().clamp(
+        min=1
+    )
 
 
 class Feed:
@@ -104,7 +107,9 @@ class Feed:
 
 
 @torch.no_grad()
-def loss_per_kind(model: Guide, facts: Path, coder: str, device: torch.device, each: int) -> dict[str, float]:
+def loss_per_kind(
+    model: Guide, facts: Path, coder: str, device: torch.device, each: int
+) -> dict[str, float]:
     """Mean loss of the model's own tokens on conversations of a seed that was not trained on."""
     result = {}
     for kind, talks in held_out(facts, coder, HELD_OUT_SEED, each).items():
@@ -120,7 +125,9 @@ def loss_per_kind(model: Guide, facts: Path, coder: str, device: torch.device, e
 
 def save(model: Guide, folder: Path) -> None:
     """fp16 weights in two files of about equal size."""
-    state = {k: v.detach().to("cpu", torch.float16).contiguous() for k, v in model.named_parameters()}
+    state = {
+        k: v.detach().to("cpu", torch.float16).contiguous() for k, v in model.named_parameters()
+    }
     half = sum(v.numel() for v in state.values()) // 2
     first: dict[str, Tensor] = {}
     for name in list(state):
@@ -171,10 +178,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--tokens", type=int, default=131072, help="tokens in a step")
     parser.add_argument("--length", type=int, default=1024, help="tokens in a short row")
-    parser.add_argument("--long-from", type=float, default=0.85, help="share after which rows have 4,096 tokens")
+    parser.add_argument(
+        "--long-from", type=float, default=0.85, help="share after which rows have 4,096 tokens"
+    )
     parser.add_argument("--rate", type=float, default=3e-3)
-    parser.add_argument("--text-tokens", type=int, default=280_000_000, help="tokens of text written")
-    parser.add_argument("--tiny", action="store_true", help="a small network, to try the pipeline on a CPU")
+    parser.add_argument(
+        "--text-tokens", type=int, default=280_000_000, help="tokens of text written"
+    )
+    parser.add_argument(
+        "--tiny", action="store_true", help="a small network, to try the pipeline on a CPU"
+    )
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -188,8 +201,13 @@ def main() -> None:
     print(f"tokenizer: {shape.vocabulary} tokens, {time.monotonic() - begun:.0f} s", flush=True)
     with writers() as pool:
         share = args.text_tokens / args.length
-        short = many_rows(pool, args.facts, coder, SEED + 1000, int(share * args.long_from), args.length)
-        long_rows = max(args.tokens // shape.context, int(share * (1 - args.long_from) * args.length / shape.context))
+        short = many_rows(
+            pool, args.facts, coder, SEED + 1000, int(share * args.long_from), args.length
+        )
+        long_rows = max(
+            args.tokens // shape.context,
+            int(share * (1 - args.long_from) * args.length / shape.context),
+        )
         long = many_rows(pool, args.facts, coder, SEED + 5000, long_rows, shape.context)
         model = Guide(shape).to(device)
         print(f"{sum(p.numel() for p in model.parameters()):,} parameters on {device}", flush=True)
@@ -199,15 +217,20 @@ def main() -> None:
             Feed(joined(short), args.tokens // args.length, device, SEED),
             Feed(joined(long), max(1, args.tokens // shape.context), device, SEED),
         )
-    print(f"text: {feeds[0].ids.numel() + feeds[1].ids.numel():,} tokens, {time.monotonic() - begun:.0f} s", flush=True)
+    print(
+        f"text: {feeds[0].ids.numel() + feeds[1].ids.numel():,} tokens, {time.monotonic() - begun:.0f} s",
+        flush=True,
+    )
     with (args.out / "train_log.jsonl").open("w") as log:
         optimize(model, compiled, feeds, args, log)
         kinds = loss_per_kind(model, args.facts, coder, device, 20 if args.tiny else 400)
-        log.write(json.dumps({"held_out": kinds, "seconds": round(time.monotonic() - begun, 1)}) + "\n")
+        log.write(
+            json.dumps({"held_out": kinds, "seconds": round(time.monotonic() - begun, 1)}) + "\n"
+        )
     print(json.dumps({"held_out": kinds}), flush=True)
     save(model, args.out)
     if importlib.util.find_spec("gguf"):
-        from export import export  # noqa: PLC0415 (needs the gguf package, which the training machine may lack)
+        from export import export
 
         export(args.out, args.out / "guide.gguf", "Q8_0")
 
