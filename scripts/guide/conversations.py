@@ -1,0 +1,129 @@
+"""The training text: conversations over the table of facts, drawn from one seeded source.
+
+A conversation is a list of (role, text). Kinds and their shares stand in SHARES; 15 to 20 % is copying.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+from asking import Topics
+from copying import Copying
+from held_out import forbidden, runs
+from refusing import Refusals
+from sums import Sums
+
+Conversation = list[tuple[str, str]]
+SHARES: Final = {"topic": 40, "sum": 11, "refusal": 13, "copy": 17, "chain": 17, "infill": 2}
+SYSTEM: Final = ["You are a helpful assistant.", "You are the guide of localchat.", "Answer briefly.", "Be brief.", "You are localchat's built-in guide. Answer in English.", "Answer in one sentence.", "You are a friendly assistant.", "Keep answers short and exact.", "You answer questions about localchat.", "Be polite.", "You are an expert.", "You are a helpful, honest assistant.", "Think before you answer.", "Use Markdown.", "Answer correctly."]
+AGAIN: Final = ["say that again", "again please", "repeat that", "can you repeat that", "once more", "what did you say", "repeat your answer", "I did not get that, again", "please repeat", "say it again", "repeat the answer"]
+MY_QUESTION: Final = ["what did I ask?", "what was my question?", "repeat my question", "what was my last question"]
+
+
+class Writer:
+    """Writes conversations. `facts`: the parsed facts.json."""
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        self.topics = Topics(facts)
+        self.sums = Sums(facts)
+        self.refusals = Refusals(facts)
+        self.copying = Copying(facts)
+
+    def draw(self, rng: Random) -> tuple[str, Conversation]:
+        """(kind, conversation)."""
+        kind = rng.choices(list(SHARES), list(SHARES.values()))[0]
+        if kind == "infill":
+            prefix, suffix, middle = self.copying.infill(rng)
+            return kind, [("prefix", prefix), ("suffix", suffix), ("middle", middle)]
+        talk: Conversation = []
+        if rng.random() < 0.1:
+            talk.append(("system", self._system(rng)))
+        if kind == "topic":
+            self._topic(talk, rng, 0.28)
+        elif kind == "sum":
+            self._sum(talk, rng, 0.3)
+        elif kind == "refusal":
+            _add(talk, *self.refusals.draw(rng))
+        elif kind == "copy":
+            for turn in self.copying.draw(rng):
+                _add(talk, *turn)
+        else:
+            self._chain(talk, rng)
+        if rng.random() < 0.015:
+            self._look_back(talk, rng)
+        return kind, talk
+
+    def _system(self, rng: Random) -> str:
+        return " ".join(rng.sample(SYSTEM, rng.choice((1, 1, 2))))
+
+    def _topic(self, talk: Conversation, rng: Random, more: float) -> None:
+        topic = self.topics.draw(rng)
+        _add(talk, *self.topics.question(topic, rng))
+        while rng.random() < more and (step := self.topics.after(topic, rng)):
+            text, answer, led = step
+            _add(talk, text, answer)
+            if led is None:
+                return
+            topic, more = led, 0.35
+
+    def _sum(self, talk: Conversation, rng: Random, more: float) -> None:
+        text, answer, about = self.sums.draw(rng)
+        _add(talk, text, answer)
+        while rng.random() < more and (step := self.sums.after(about, rng)):
+            text, answer, about = step
+            _add(talk, text, answer)
+
+    def _chain(self, talk: Conversation, rng: Random) -> None:
+        for _ in range(rng.choice((2, 2, 3, 3, 4, 5, 7, 10))):
+            draw = rng.random()
+            if draw < 0.6:
+                self._topic(talk, rng, 0.5)
+            elif draw < 0.75:
+                self._sum(talk, rng, 0.5)
+            elif draw < 0.9:
+                _add(talk, *self.refusals.draw(rng))
+            else:
+                for turn in self.copying.draw(rng):
+                    _add(talk, *turn)
+
+    def _look_back(self, talk: Conversation, rng: Random) -> None:
+        if rng.random() < 0.6:
+            _add(talk, rng.choice(AGAIN), talk[-1][1])
+        else:
+            _add(talk, rng.choice(MY_QUESTION), f"> {talk[-2][1]}".replace("\n", "\n> "))
+
+
+def _add(talk: Conversation, question: str, answer: str) -> None:
+    talk += (("user", question), ("assistant", answer))
+
+
+def conversations(facts: dict[str, Any], seed: int) -> Iterator[tuple[str, Conversation]]:
+    """An endless stream of (kind, conversation); the same seed gives the same stream. What shares eight
+    words in a row with an evaluation question is left out."""
+    rng, writer, barred = Random(seed), Writer(facts), forbidden()
+    while True:
+        kind, talk = writer.draw(rng)
+        if not any(runs(text) & barred for _, text in talk):
+            yield kind, talk
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """facts.json."""
+    facts: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return facts
+
+
+def main() -> None:
+    """Prints some conversations, to be read by a person."""
+    stream = conversations(read_facts(Path(__file__).with_name("facts.json")), 1)
+    for _ in range(40):
+        kind, talk = next(stream)
+        print(f"--- {kind}")
+        for role, text in talk:
+            print(f"[{role}] {text}")
+
+
+if __name__ == "__main__":
+    main()

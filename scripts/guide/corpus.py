@@ -1,0 +1,89 @@
+"""Rows of tokens for training: conversations drawn by many processes, packed from the start of each row.
+
+A row begins with a conversation, as every prompt does; the last one in a row may be cut.
+"""
+
+import os
+from concurrent.futures import Future, ProcessPoolExecutor
+from itertools import islice
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+from conversations import SHARES, conversations, read_facts
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from tokens import PAD, encode, train_tokenizer
+
+BATCH: Final = 2000
+WRITING_S: Final = 180  # longer than this no part takes; a stuck one shall not spend the GPU's time
+
+
+class Rows(NamedTuple):
+    """`ids` (N, T) uint16 and `own` (N, T) uint8: 1 where the token is the model's own to say."""
+
+    ids: NDArray[np.uint16]
+    own: NDArray[np.uint8]
+
+
+def make_tokenizer(facts: Path, seed: int, conversations_count: int) -> Tokenizer:
+    """The vocabulary, from the text of the first conversations of a seed."""
+    stream = islice(conversations(read_facts(facts), seed), conversations_count)
+    return train_tokenizer(text for _, talk in stream for _, text in talk)
+
+
+def write_rows(facts: Path, tokenizer: str, seed: int, rows: int, length: int) -> Rows:
+    """`rows` full rows of one seed. `tokenizer`: its JSON."""
+    coder = Tokenizer.from_str(tokenizer)
+    stream = conversations(read_facts(facts), seed)
+    ids = np.full((rows, length), PAD, np.uint16)
+    own = np.zeros((rows, length), np.uint8)
+    row = at = 0
+    while True:
+        for tokens, mine in encode(coder, [talk for _, talk in islice(stream, BATCH)]):
+            n = min(len(tokens), length - at)
+            ids[row, at : at + n] = tokens[:n]
+            own[row, at : at + n] = mine[:n]
+            at += n
+            if at == length:
+                row, at = row + 1, 0
+                if row == rows:
+                    return Rows(ids, own)
+
+
+def many_rows(
+    pool: ProcessPoolExecutor, facts: Path, tokenizer: str, seed: int, rows: int, length: int
+) -> list["Future[Rows]"]:
+    """The rows of many seeds, one part a process."""
+    parts = os.cpu_count() or 1
+    share = -(-rows // parts)
+    return [
+        pool.submit(write_rows, facts, tokenizer, seed + i, share, length) for i in range(parts)
+    ]
+
+
+def writers() -> ProcessPoolExecutor:
+    """A process a core, each started anew: a fork of a process in which the tokenizer's threads have run
+    hangs at its first tokenization."""
+    return ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"))
+
+
+def joined(parts: list["Future[Rows]"]) -> Rows:
+    """All parts as one array, in the order of their seeds."""
+    done = [p.result(timeout=WRITING_S) for p in parts]
+    return Rows(np.concatenate([r.ids for r in done]), np.concatenate([r.own for r in done]))
+
+
+def held_out(
+    facts: Path, tokenizer: str, seed: int, each: int
+) -> dict[str, list[tuple[list[int], list[int]]]]:
+    """`each` conversations of every kind from a seed of their own, for the loss per kind."""
+    coder = Tokenizer.from_str(tokenizer)
+    found: dict[str, list[tuple[list[int], list[int]]]] = {kind: [] for kind in SHARES}
+    for kind, talk in conversations(read_facts(facts), seed):
+        if len(found[kind]) < each:
+            found[kind] += encode(coder, [talk])
+        elif all(len(f) >= each for f in found.values()):
+            return found
+    raise AssertionError("the stream has no end")

@@ -1,0 +1,122 @@
+"""The guide over llama.cpp's low-level API: tokens, greedy answers and log probabilities, without the product.
+
+Only what measuring needs: one sequence, a batch at a time. `use_extra_bufts` is off because some builds of
+llama.cpp die on CPUs with AMX otherwise.
+"""
+
+import ctypes
+from pathlib import Path
+from typing import Final
+
+import llama_cpp
+import numpy as np
+from numpy.typing import NDArray
+
+KV_TYPES: Final = {"f16": 1, "q8_0": 8, "q4_0": 2}  # ggml's numbers of these types
+BATCH: Final = 512
+
+
+@llama_cpp.llama_log_callback
+def _silent(_level: int, _text: bytes, _data: ctypes.c_void_p) -> None:
+    """llama.cpp's log goes nowhere."""
+
+
+class LlamaText:
+    """One loaded GGUF with a context of `context` tokens."""
+
+    def __init__(
+        self, path: Path, *, context: int = 4096, kv_type: str = "f16", threads: int = 2
+    ) -> None:
+        llama_cpp.llama_log_set(_silent, ctypes.c_void_p(0))
+        llama_cpp.llama_backend_init()
+        model_params = llama_cpp.llama_model_default_params()
+        model_params.use_extra_bufts = False
+        self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
+        if not self.model:
+            raise SystemExit(f"llama.cpp cannot load {path}")
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch = context, BATCH, BATCH
+        params.n_threads = params.n_threads_batch = threads
+        params.type_k = params.type_v = KV_TYPES[kv_type]
+        params.flash_attn_type = int(kv_type != "f16")
+        self.context = llama_cpp.llama_init_from_model(self.model, params)
+        if not self.context:
+            raise SystemExit("llama.cpp cannot make a context")
+        self.vocabulary = llama_cpp.llama_model_get_vocab(self.model)
+        self.size = llama_cpp.llama_vocab_n_tokens(self.vocabulary)
+        self.eos = llama_cpp.llama_vocab_eos(self.vocabulary)
+        self.known: list[int] = []
+
+    def tokens(self, text: str, *, special: bool) -> list[int]:
+        """`text` as token ids; `special`: markers such as <|im_start|> are tokens, not text."""
+        raw = text.encode()
+        room = (llama_cpp.llama_token * (len(raw) + 8))()
+        count = llama_cpp.llama_tokenize(
+            self.vocabulary, raw, len(raw), room, len(room), False, special
+        )
+        return list(room[:count])
+
+    def text(self, tokens: list[int]) -> str:
+        """Token ids as text; special tokens are left out."""
+        out = b""
+        room = ctypes.create_string_buffer(256)
+        for token in tokens:
+            count = llama_cpp.llama_token_to_piece(self.vocabulary, token, room, 256, 0, False)
+            out += room.raw[: max(0, count)]
+        return out.decode("utf-8", "replace")
+
+    def _decode(self, tokens: list[int], *, every: bool) -> NDArray[np.float32]:
+        """Logits of the last token, or of every one: (rows, vocabulary)."""
+        rows: list[NDArray[np.float32]] = []
+        for begin in range(0, len(tokens), BATCH):
+            part = tokens[begin : begin + BATCH]
+            batch = llama_cpp.llama_batch_init(len(part), 0, 1)
+            batch.n_tokens = len(part)
+            for i, token in enumerate(part):
+                batch.token[i] = token
+                batch.pos[i] = len(self.known) + i
+                batch.n_seq_id[i] = 1
+                batch.seq_id[i][0] = 0
+                batch.logits[i] = every or begin + i == len(tokens) - 1
+            if llama_cpp.llama_decode(self.context, batch):
+                raise RuntimeError("llama_decode failed")
+            for i in range(len(part)):
+                if batch.logits[i]:
+                    at = llama_cpp.llama_get_logits_ith(self.context, i)
+                    rows.append(np.ctypeslib.as_array(at, (self.size,)).copy())
+            self.known += part
+            llama_cpp.llama_batch_free(batch)
+        return np.stack(rows)
+
+    def _rewind(self, tokens: list[int]) -> list[int]:
+        """Keeps the common beginning in the cache; the tokens that are left to compute (at least one)."""
+        same = 0
+        while same < min(len(self.known), len(tokens) - 1) and self.known[same] == tokens[same]:
+            same += 1
+        llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self.context), 0, same, -1)
+        self.known = self.known[:same]
+        return tokens[same:]
+
+    def answer(self, messages: list[tuple[str, str]], max_tokens: int = 400) -> tuple[str, bool]:
+        """The greedy answer to a conversation, and whether it ended by itself."""
+        shown = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in messages)
+        logits = self._decode(
+            self._rewind(self.tokens(f"{shown}<|im_start|>assistant\n", special=True)), every=False
+        )
+        said: list[int] = []
+        while len(said) < max_tokens:
+            token = int(logits[-1].argmax())
+            if token == self.eos or llama_cpp.llama_vocab_is_eog(self.vocabulary, token):
+                return self.text(said), True
+            said.append(token)
+            logits = self._decode([token], every=False)
+        return self.text(said), False
+
+    def logprobs(self, tokens: list[int]) -> NDArray[np.float64]:
+        """Log probability of each token after the first, natural log."""
+        self._rewind([-1])
+        logits = self._decode(tokens, every=True)[:-1].astype(np.float64)
+        top = logits.max(axis=1, keepdims=True)
+        total = np.log(np.exp(logits - top).sum(axis=1)) + top[:, 0]
+        picked: NDArray[np.float64] = logits[np.arange(len(tokens) - 1), tokens[1:]] - total
+        return picked

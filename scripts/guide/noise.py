@@ -1,0 +1,119 @@
+"""What real questions look like: greetings in front, politeness behind, typos, missing words, odd capitals."""
+
+from random import Random
+from typing import Final
+
+BEFORE: Final = ["hi, ", "hey, ", "hello, ", "hi! ", "ok, ", "okay, ", "so ", "so, ", "well, ", "quick question: ", "question: ", "sorry, ", "excuse me, ", "i am new here. ", "i am new to this. ", "one more thing: ", "another question: ", "please: ", "dear guide, ", "guide: ", "i was wondering, ", "just wondering, ", "sorry for asking, ", "a friend asks: ", "my boss wants to know: ", "maybe a dumb question: ", "and now: ", "next: ", "i just installed localchat. ", "i am confused. ", "um, ", "hmm, ", "i use linux. ", "i have a macbook. ", "i read the readme but: ", "i forgot: ", "remind me, ", "tell me, ", "say, ", "listen, ", "first of all, ", "for my understanding: ", "hopefully an easy one: ", "i am on a server. ", "good morning. ", "thanks. "]
+AFTER: Final = [" please", " thanks", " in localchat", " with localchat", " on linux", " on my laptop", " here", " now", " exactly", " again", ", any idea", ", please help", " in general", " for me", " today", " right now", " at all", " on this machine", " if possible", " by the way", ", thank you", " somehow", " from here", " on ubuntu", " on my mac", " quickly", " as a beginner", " then", " too", " or what", " with this program", " using localchat", " in this tool", " easily", " pls", " plz", " thx"]
+FILLERS: Final = (
+    "just",
+    "actually",
+    "simply",
+    "really",
+    "possibly",
+    "maybe",
+    "quickly",
+    "also",
+    "still",
+)
+WEAK: Final = {
+    "the",
+    "a",
+    "an",
+    "i",
+    "do",
+    "to",
+    "is",
+    "my",
+    "of",
+    "it",
+    "does",
+    "can",
+    "for",
+    "me",
+    "in",
+    "on",
+}
+ROWS: Final = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
+SHORT: Final = {
+    "what is": "what's", "do not": "don't", "does not": "doesn't", "can not": "can't", "cannot": "can't",
+    "i am": "i'm", "i would": "i'd", "you are": "you're", "it is": "it's", "will not": "won't",
+    "how do i": "how do I", "please": "pls", "you": "u", "are": "r", "with": "w/", "without": "w/o",
+    "graphics card": "gpu", "conversation": "chat", "colour": "color",
+}  # fmt: skip
+
+
+def typo(word: str, rng: Random) -> str:
+    """One slip of the fingers: a swap, a loss, a double or a neighbouring key."""
+    at = rng.randrange(1, len(word) - 1)
+    kind = rng.random()
+    if kind < 0.35:
+        return word[:at] + word[at + 1] + word[at] + word[at + 2 :]
+    if kind < 0.65:
+        return word[:at] + word[at + 1 :]
+    if kind < 0.8:
+        return word[:at] + word[at] + word[at:]
+    for row in ROWS:
+        if (i := row.find(word[at])) >= 0:
+            return word[:at] + row[max(0, i + rng.choice((-1, 1))) % len(row)] + word[at + 1 :]
+    return word
+
+
+def _typos(text: str, rng: Random) -> str:
+    words = text.split(" ")
+    able = [i for i, w in enumerate(words) if len(w) >= 4 and w.isalpha() and w.islower()]
+    for i in rng.sample(able, min(len(able), rng.choice((1, 1, 1, 2)))):
+        words[i] = typo(words[i], rng)
+    return " ".join(words)
+
+
+def _weaken(text: str, rng: Random) -> str:
+    kept = [w for w in text.split(" ") if w.lower() not in WEAK or rng.random() < 0.35]
+    return " ".join(kept) or text
+
+
+def _shorten(text: str, rng: Random) -> str:
+    padded = f" {text} "
+    for long, short in SHORT.items():
+        if f" {long} " in padded and rng.random() < 0.4:
+            padded = padded.replace(f" {long} ", f" {short} ", 1)
+    return padded[1:-1]
+
+
+def _fill(text: str, rng: Random) -> str:
+    words = text.split(" ")
+    if "i" in words[:-1]:
+        words.insert(words.index("i") + 1, rng.choice(FILLERS))
+    return " ".join(words)
+
+
+def _case(text: str, rng: Random) -> str:
+    draw = rng.random()
+    if draw < 0.5:
+        return text
+    if draw < 0.53 and not any(c in text for c in "-/_."):
+        return text.upper()
+    text = text[:1].upper() + text[1:]
+    if rng.random() < 0.7:
+        text = " ".join("I" if w == "i" else w for w in text.split(" "))
+    return text
+
+
+def roughen(text: str, rng: Random, *, dress: bool = True) -> str:
+    """The text as a person in a hurry might type it. `dress`: greetings and politeness may be added."""
+    if dress and rng.random() < 0.12:
+        text = rng.choice(BEFORE) + text
+    if dress and rng.random() < 0.14:
+        text = text.rstrip("?") + rng.choice(AFTER)
+    if rng.random() < 0.06:
+        text = _fill(text, rng)
+    if rng.random() < 0.1:
+        text = _weaken(text, rng)
+    if rng.random() < 0.3:
+        text = _shorten(text, rng)
+    if rng.random() < 0.2:
+        text = _typos(text, rng)
+    text = _case(text, rng)
+    if text[-1:].isalnum() or text[-1:] in "`)_\"'":
+        text += rng.choices(("", "?", ".", "??", "!", " ?", "..."), (44, 44, 6, 1.5, 1.5, 2, 1))[0]
+    return text

@@ -1,0 +1,7 @@
+"""The guide's scripts import each other by their plain names, as `python scripts/guide/train.py` does."""
+
+import sys
+from pathlib import Path
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "guide"
+sys.path.insert(0, str(SCRIPTS))

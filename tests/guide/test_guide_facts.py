@@ -1,0 +1,116 @@
+"""facts.json is current, consistent, and agrees with the program wherever the program exists already."""
+
+import importlib
+import importlib.util
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import facts as table
+import pytest
+from asking import Topics, references
+from evaluate import refused_command
+from grammar import parse
+
+from localchat.errors import ExitCode
+
+FACTS = table.build()
+ROOT = Path(__file__).resolve().parents[2]
+TOPICS: list[dict[str, Any]] = FACTS["topics"]
+
+
+def answers() -> list[tuple[str, str]]:
+    found = [(t["id"], t["answer"]) for t in TOPICS]
+    found += [(t["id"], a) for t in TOPICS for _, a in t.get("follow", ()) if not a.startswith("@")]
+    return [*found, *(("memory", a) for a in FACTS["memory"].values())]
+
+
+def test_the_committed_table_is_the_one_that_the_sources_make() -> None:
+    committed = json.loads((ROOT / "scripts/guide/facts.json").read_text("utf-8"))
+    assert committed == json.loads(json.dumps(FACTS)), "run python scripts/guide/facts.py"
+
+
+def test_every_topic_has_an_answer_a_source_and_ways_to_ask() -> None:
+    assert len({t["id"] for t in TOPICS}) == len(TOPICS)
+    for topic in TOPICS:
+        assert topic["answer"], topic["id"]
+        assert topic["source"], topic["id"]
+        assert any(topic.get(k) for k in ("do", "ask", "what")), topic["id"]
+
+
+def test_every_pattern_parses_and_names_only_what_exists() -> None:
+    topics = Topics(FACTS)
+    for where, pattern in topics.every_pattern():
+        parse(pattern)
+        assert set(references(pattern)) <= set(topics.lexicon), (where, pattern)
+    for topic in TOPICS:
+        for _, answer in topic.get("follow", ()):
+            assert not answer.startswith("@") or answer[1:] in topics.by_id, topic["id"]
+
+
+def test_every_command_in_an_answer_has_known_verbs_and_flags() -> None:
+    seen = 0
+    for where, answer in answers():
+        for command in table.commands_in(answer.replace("{v}", "bash")):
+            seen += 1
+            assert not refused_command(command, FACTS), (where, command)
+    assert seen > 100
+
+
+def test_no_answer_names_the_distribution_that_belongs_to_a_stranger() -> None:
+    for where, answer in answers():
+        assert not re.search(r"pip install ['\"]?localchat", answer), where
+
+
+def test_flags_and_slash_commands_in_answers_are_in_the_table() -> None:
+    for where, answer in answers():
+        for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", answer):
+            assert flag in FACTS["flags"] or flag == "--head-int8", (where, flag)
+        for command in re.findall(r"`(/[a-z]+)\b[^`/]*`", answer):
+            assert command in FACTS["slash"] or "server" in where or command in ("/infill", "/metrics", "/health", "/props", "/tokenize", "/detokenize", "/apply"), (where, command)  # fmt: skip
+
+
+def test_exit_codes_are_those_of_the_program() -> None:
+    assert {int(c): name for c, (name, _) in FACTS["exit_codes"].items()} == {
+        e.value: e.name for e in ExitCode
+    }
+
+
+def test_the_arithmetic_is_right() -> None:
+    assert FACTS["weights"]["7/4"] == "3.5 GB"
+    assert FACTS["weights"]["70/16"] == "140 GB"
+    llama = FACTS["kv"]["Llama 3.1 8B"]
+    assert llama["per_token"] == "131,072 bytes (128 KiB)"
+    assert llama["totals"]["f16"]["8192"] == "1.07 GB"
+    assert FACTS["speeds"]["4.7/100"] == "21"
+    assert FACTS["downloads"]["4.7/100"].startswith("6.3 minutes")
+
+
+def test_verbs_and_flags_are_those_of_the_command_line() -> None:
+    """Tightens by itself: it holds from the moment that the command line exists."""
+    cli = importlib.import_module("localchat.cli")
+    command = getattr(cli, "main", None)
+    if not hasattr(command, "commands"):
+        pytest.skip("planned: localchat.cli has no command group yet")
+    assert set(FACTS["verbs"]) <= set(command.commands), "facts name verbs that the program lacks"
+
+
+def test_model_names_are_those_of_the_catalogue() -> None:
+    catalogue = tomllib.loads((ROOT / "models.toml").read_text("utf-8"))
+    if not catalogue:
+        pytest.skip("planned: models.toml is empty")
+    names = json.dumps(catalogue)
+    missing = [name for name in FACTS["families"] if name not in names]
+    assert not missing, f"facts name families that models.toml lacks: {missing}"
+
+
+def test_figures_are_those_of_the_program() -> None:
+    if importlib.util.find_spec("localchat.figures") is None:
+        pytest.skip("planned: localchat.figures")
+    source = (
+        Path(importlib.import_module("localchat.figures").__file__ or "").read_text("utf-8").lower()
+    )
+    for word in ("ttft", "tpot", "fingerprint"):
+        assert word in source, word

@@ -1,0 +1,114 @@
+"""The training text: seeded, in the right shares, with answers that are right."""
+
+import json
+import re
+from collections import Counter
+from itertools import islice
+from random import Random
+
+import facts as table
+import pytest
+from conversations import SHARES, conversations
+from copying import Copying, _renamed
+from grammar import phrase
+from noise import roughen
+from refusing import Refusals
+from sums import Sums
+
+FACTS = table.build()
+
+
+def test_the_same_seed_writes_the_same_text() -> None:
+    first, second = (list(islice(conversations(FACTS, 3), 200)) for _ in range(2))
+    assert first == second
+    assert first != list(islice(conversations(FACTS, 4), 200))
+
+
+def test_copying_is_between_15_and_20_per_cent() -> None:
+    assert sum(SHARES.values()) == 100
+    kinds = Counter(kind for kind, _ in islice(conversations(FACTS, 8), 4000))
+    assert 0.15 <= (kinds["copy"] + kinds["infill"]) / 4000 <= 0.22
+
+
+def test_roles_alternate_and_no_text_is_empty() -> None:
+    for kind, talk in islice(conversations(FACTS, 6), 1500):
+        if kind == "infill":
+            assert [r for r, _ in talk] == ["prefix", "suffix", "middle"]
+            continue
+        roles = [r for r, _ in talk if r != "system"]
+        assert roles == ["user", "assistant"] * (len(roles) // 2)
+        for role, text in talk:
+            assert text.strip(), (kind, role)
+            assert role != "assistant" or text == text.lstrip(), text
+            assert not re.search(r"<\w+>|\{\w*\}", text) or kind in ("copy", "chain"), text
+
+
+def test_each_intent_has_several_hundred_phrasings() -> None:
+    from asking import Topics
+
+    topics, rng = Topics(FACTS), Random(1)
+    for name in ("command.pull", "what.kv", "key.stop", "exit.3", "advice.oom"):
+        topic = topics.by_id[name]
+        assert len({topics.question(topic, rng)[0] for _ in range(600)}) > 400, name
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_lists_and_records_become_valid_json(seed: int) -> None:
+    rng, copying = Random(seed), Copying(FACTS)
+    for _ in range(40):
+        assert isinstance(json.loads(copying._record(rng)[0][1]), dict)
+        edited = copying._edit_record(rng)[0][1].removeprefix("```json\n").removesuffix("\n```")
+        assert isinstance(json.loads(edited), dict)
+        question, answer = copying._lists(rng)[0]
+        if answer.startswith("["):
+            assert all(item in question for item in json.loads(answer))
+
+
+def test_renaming_takes_whole_names_and_all_of_them() -> None:
+    assert _renamed("foo = foobar + my_foo + foo", "foo", "x") == "x = foobar + my_foo + x"
+
+
+def test_repeating_says_exactly_the_text() -> None:
+    rng, copying = Random(2), Copying(FACTS)
+    for _ in range(100):
+        ((question, answer),) = copying._repeat(rng)
+        assert answer in question
+
+
+def test_sums_come_from_the_table_or_give_the_formula() -> None:
+    sums = Sums(FACTS)
+    assert sums._weights_answer("7", "4").startswith("3.5 GB: 7 billion × 4 / 8.")
+    outside = sums._weights_answer("23", "4")
+    assert "23 × 4 / 8" in outside
+    assert "localchat fit" in outside
+    assert not re.search(r"\d GB", outside)
+
+
+def test_short_questions_change_one_thing_of_the_sum_before() -> None:
+    from sums import Sum
+
+    step = Sums(FACTS).after(Sum("memory", "8", ""), Random(4))
+    assert step is not None
+    question, answer, about = step
+    assert about.subject in question
+    assert answer == FACTS["memory"][about.subject]
+
+
+def test_refusals_are_honest_and_name_what_the_guide_is() -> None:
+    rng, refusals = Random(9), Refusals(FACTS)
+    for _ in range(300):
+        question, answer = refusals.draw(rng)
+        assert question.strip()
+        assert re.search(r"cannot|do not know|know no", answer)
+
+
+def test_a_phrase_comes_from_the_pattern() -> None:
+    seen = {phrase("(a|b) <x>[?]", {"x": ["c", "d"]}, Random(n)) for n in range(40)}
+    assert seen == {"a c?", "a d?", "b c?", "b d?"}
+
+
+def test_noise_keeps_numbers_and_names_whole() -> None:
+    for n in range(300):
+        assert "qwen2.5:7b-q4_k_m" in roughen(
+            "please pull qwen2.5:7b-q4_k_m today", Random(n)
+        ).replace("W/", "w/")
