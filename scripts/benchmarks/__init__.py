@@ -1,0 +1,1 @@
+"""Parts of the benchmark scripts. They import each other as `scripts.benchmarks`, from the checkout's root."""

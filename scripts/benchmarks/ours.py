@@ -1,0 +1,189 @@
+"""Our loop over our runner, in this process and in the child."""
+
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localchat.engine.events import Done, Event
+from localchat.engine.local import EngineOptions, LocalEngine
+from localchat.engine.request import GenerateRequest, Sampling, TokenIds
+from localchat.errors import LocalchatError
+from localchat.fit.plan import LoadWish
+from localchat.loop.backend import LoadOptions, SamplingParams
+from localchat.loop.costs import CostModel
+from localchat.loop.desk import Desk
+from localchat.loop.drafts import Drafts
+from localchat.loop.kv import open_book
+from localchat.loop.ngrams import EarlierTexts
+from localchat.loop.sampling import Draw, Sampler
+from localchat.loop.tally import Tally
+from localchat.loop.turns import Loop, Outlets
+from localchat_llamacpp.library import library
+from localchat_llamacpp.model import GgufModel
+from localchat_llamacpp.runner import LlamaCppRunner
+from localchat_llamacpp.threads import ThreadWatch
+from localchat_llamacpp.weights import ContextWish, Weights
+
+SLOTS = 16
+BACKEND = "localchat_llamacpp:LlamaCppBackend"
+
+
+class ReplaySampler(Sampler):
+    """Does all the work of a draw, then says what stands in a recorded text: so drafts can be measured on a
+    model that has nothing to say. Every other cost is real."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__(vocab_size)
+        self.recorded: Sequence[int] = ()
+        """The whole text, prompt included; empty: nothing is overruled."""
+
+    def draw(
+        self,
+        row: NDArray[np.float32],
+        params: SamplingParams,
+        position: int,
+        tally: Tally | None = None,
+        mask: bytes | None = None,
+    ) -> Draw:
+        drawn = super().draw(row, params, position, tally, mask)
+        if not self.recorded:
+            return drawn
+        return drawn._replace(token=self.recorded[position])
+
+
+class Ours:
+    """The loop and its runner, turned by hand in the thread of the caller."""
+
+    def __init__(self, path: Path, *, threads: int, context_tokens: int) -> None:
+        self.model = GgufModel(path)
+        wish = LoadWish(context_tokens=context_tokens, kv_type="f16", gpu_layers=0, max_slots=SLOTS)
+        plan = self.model.plan(wish)
+        options = LoadOptions(plan=plan, threads=threads, max_slots=SLOTS)
+        runner = self.model.load(options, lambda _done, _total: True, self._say)
+        assert isinstance(runner, LlamaCppRunner)
+        self.runner = runner
+        self.threads = runner._watch.wanted
+        self.sampler = runner._sampler = ReplaySampler(self.model.info.vocab_size)
+        self.notes: list[str] = []
+        self.wish = ContextWish(
+            context_tokens=plan.context_tokens,
+            slots=SLOTS,
+            step_tokens=runner.capabilities.max_step_tokens,
+            kv_type=plan.kv_type,
+            flash_attention=plan.flash_attention,
+            threads=self.threads,
+            window_only=plan.window_only,
+        )
+        self._desk = Desk(self.model, plan.context_tokens, {}, self._say)
+        book = open_book(runner.capabilities, self.model.info.identity, plan.cache_ram_bytes)
+        self._loop = Loop(
+            runner, self.model.tokenizer, book, Outlets(self._take, self._fail, self._say)
+        )
+        self._ids = count(1)
+        self._ended: list[Done] = []
+
+    @property
+    def weights(self) -> Weights:
+        """What a bare context may be opened on."""
+        return self.runner._weights
+
+    def generate(
+        self, prompts: Sequence[tuple[int, ...]], tokens: int, *, drafts: bool = False
+    ) -> list[Done]:
+        """Answer all prompts at once, greedily, `tokens` tokens each. Earlier answers are forgotten as a
+        source of drafts."""
+        self._loop.earlier = EarlierTexts()
+        self._ended = []
+        for prompt in prompts:
+            request = greedy(prompt, tokens, speculation=drafts)
+            job, _ = self._desk.accept(next(self._ids), request)
+            if drafts:
+                job.sequences[0].drafts = Drafts(job.tokens, self._loop.costs)
+            self._loop.submit(job)
+        self._loop.take_orders()
+        while not self._loop.idle:
+            self._loop.turn()
+        assert len(self._ended) == len(prompts), "a request got lost"
+        return self._ended
+
+    def forget_costs(self) -> None:
+        """As after a load: what steps cost is not known yet."""
+        self._loop.costs = CostModel()
+
+    def all_threads(self) -> bool:
+        """Whether all threads computed since the last call; from here on they do again."""
+        watch = self.runner._watch
+        if watch.threads == watch.wanted:
+            return True
+        self.runner._watch = ThreadWatch(watch.wanted)
+        library().api.llama_set_n_threads(self.runner._context, watch.wanted, watch.wanted)
+        return False
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.runner.close()
+        self.model.close()
+
+    def _take(self, items: list[tuple[int, Event]]) -> None:
+        self._ended += [event for _, event in items if isinstance(event, Done)]
+
+    def _fail(self, _id: int, error: LocalchatError) -> None:
+        raise error
+
+    def _say(self, text: str) -> None:
+        self.notes.append(text)
+
+
+class ChildEngine:
+    """The same request through the child process, as the doors send it."""
+
+    def __init__(self, path: Path, *, threads: int, context_tokens: int) -> None:
+        self._options = EngineOptions(
+            model=path,
+            backend=BACKEND,
+            context_tokens=context_tokens,
+            kv_type="f16",
+            gpu_layers=0,
+            threads=threads,
+            max_slots=SLOTS,
+        )
+        self._engine = self._start()
+
+    def generate(self, prompt: tuple[int, ...], tokens: int) -> Done:
+        """See Ours.generate."""
+        with self._engine.generate(greedy(prompt, tokens)) as stream:
+            *_, last = stream
+        assert isinstance(last, Done)
+        return last
+
+    def all_threads(self) -> bool:
+        """See Ours.all_threads; here a new child is started."""
+        fewer = any(note.startswith("Steps take") for note in self._notes)
+        if fewer:
+            self._engine.close()
+            self._engine = self._start()
+        return not fewer
+
+    def close(self) -> None:
+        """End the child."""
+        self._engine.close()
+
+    def _start(self) -> LocalEngine:
+        self._notes: list[str] = []
+        engine = LocalEngine(self._options, say=self._notes.append)
+        engine.info()
+        return engine
+
+
+def greedy(prompt: tuple[int, ...], tokens: int, *, speculation: bool = False) -> GenerateRequest:
+    """The largest logit, and exactly `tokens` tokens."""
+    return GenerateRequest(
+        prompt=TokenIds(prompt),
+        sampling=Sampling(temperature=0.0),
+        max_tokens=tokens,
+        ignore_eos=True,
+        speculation=speculation,
+    )
