@@ -90,7 +90,7 @@ def test_windows_caps_and_scales_are_kept(rules: Rules, many: bool) -> None:
 def test_prompt_chunks_are_the_reference(h: int, j: int, d: int) -> None:
     work = [(65, 65), (40, 167), (1, 64)]
     q, k, v, batch = scene(work, h, j, d)
-    rows = attention_many.tile_rows(d)
+    rows = attention_many.cut_for(d).rows
     tiles = attention_many.tiles_of([c for c, _ in work], [n for _, n in work], rows)
     out = torch.full_like(q, float("nan"))
     attention_many.attend(q, k, v, batch, torch.tensor(tiles, dtype=torch.int32), out)

@@ -17,6 +17,7 @@ sequence's length alone. Flash-Decoding (Dao et al., 2023); packing heads and to
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -24,11 +25,24 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.attention import HALF_TYPES, Batch, Rules, check
-from localchat_cuda.kernels.launch import options, power_of_two, require, traits
+from localchat_cuda.kernels.launch import options, power_of_two, require, settle, traits
 from localchat_cuda.kernels.w4_feed import Int8Rows, Rows, check_rows, format_of, write_rows
 
 WIDEST = 16
 LOG2E = tl.constexpr(1.4426950408889634)
+
+
+class Cut(NamedTuple):
+    """Keys a tile (a divisor of the page), warps, pipeline stages."""
+
+    tile: int
+    warps: int
+    stages: int
+
+
+def cut_for(d: int, rows: int) -> Cut:
+    """By head dimension and rows of a tile: two warps wait less for each other while the rows are few."""
+    return Cut(64 if d <= 128 else 32, 2 if rows == 16 and d <= 128 else 4, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +63,10 @@ class Partials:
 
 
 def splits_for(sequences: int, key_heads: int, row_blocks: int, longest: int, page: int, sms: int) -> int:
-    """Ranges per sequence: about two programs a multiprocessor, none shorter than two pages, at most 64."""
+    """Ranges per sequence: about two programs a multiprocessor, none shorter than a page, at most 32 (more make
+    merging longer than they save)."""
     programs = max(1, sequences * key_heads * row_blocks)
-    return max(1, min(2 * sms // programs, -(-longest // (2 * page)), 64))
+    return max(1, min(2 * sms // programs, -(-longest // page), 32))
 
 
 @triton.jit(do_not_specialize=["width", "T"])
@@ -87,16 +102,25 @@ def _few_kernel(
     R: tl.constexpr = H // J
     if PDL:
         gdc_launch_dependents()
+    # lengths and tables are complete before the chain of kernels begins, so they are read before the wait
     pid = tl.program_id(0)
     sequence = pid // (J * ROW_BLOCKS)
     group = pid // ROW_BLOCKS % J
     split = tl.program_id(1)
-    if PDL:
-        gdc_wait()
     start = tl.load(starts + sequence)
     count = tl.load(counts + sequence)
     length = tl.load(lengths + sequence)
     table = tables + tl.load(slots + sequence).to(tl.int64) * width
+    tiles = tl.cdiv(length, TILE)
+    oldest = 0
+    if WINDOW > 0:
+        oldest = tl.maximum(length - count - WINDOW + 1, 0) // TILE
+    share = tl.cdiv(tiles - oldest, tl.num_programs(1))
+    low = oldest + split * share
+    high = tl.minimum(low + share, tiles)
+    page = tl.load(table + tl.minimum(low, tiles - 1) * TILE // P)
+    if PDL:
+        gdc_wait()
     r = pid % ROW_BLOCKS * ROWS + tl.arange(0, ROWS)
     token = r // R
     live = token < count
@@ -105,29 +129,22 @@ def _few_kernel(
     d = tl.arange(0, D_POW2)
     q_at = ((start + token) * H + head)[:, None] * D + d[None, :]
     query = tl.load(q + q_at, mask=live[:, None] & (d < D)[None, :], other=0.0)
-    tiles = tl.cdiv(length, TILE)
-    oldest = 0
-    if WINDOW > 0:
-        oldest = tl.maximum(length - count - WINDOW + 1, 0) // TILE
-    share = tl.cdiv(tiles - oldest, tl.num_programs(1))
-    low = oldest + split * share
-    high = tl.minimum(low + share, tiles)
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
     mass = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, D_POW2), tl.float32)
     n = tl.arange(0, TILE)
     for tile in tl.range(low, high, 1, num_stages=STAGES):
         key = tile * TILE + n
-        page = tl.load(table + key // P, mask=key < length, other=0).to(tl.int64)
-        spot = page * page_stride + group * (P * D) + key % P * D
+        spot = page.to(tl.int64) * page_stride + group * (P * D) + tile * TILE % P * D
+        page = tl.load(table + tl.minimum(tile + 1, tiles - 1) * TILE // P)
         if D == D_POW2:
-            keys = tl.load(k + spot[None, :] + d[:, None])
+            keys = tl.load(k + spot + n[None, :] * D + d[:, None])
             there = (key < length)[:, None]
         else:
-            keys = tl.load(k + spot[None, :] + d[:, None], mask=(d < D)[:, None], other=0.0)
+            keys = tl.load(k + spot + n[None, :] * D + d[:, None], mask=(d < D)[:, None], other=0.0)
             there = (key < length)[:, None] & (d < D)[None, :]
         # what lies past the length may be anything, NaN too, and 0 * NaN would spoil the sum
-        values = tl.load(v + spot[:, None] + d[None, :], mask=there, other=0.0)
+        values = tl.load(v + spot + n[:, None] * D + d[None, :], mask=there, other=0.0)
         logits = tl.dot(query, keys.to(query.dtype)) * scale
         if SOFT_CAP > 0.0:
             squeezed = 1.0 - 2.0 / (tl.exp2(logits * (2.0 / SOFT_CAP)) + 1.0)
@@ -174,16 +191,26 @@ def _merge_kernel(
     i = group * 128 + tl.arange(0, 128)
     s = tl.arange(0, SPLITS_POW2)
     columns = i < H * D
-    there = (s < SPLITS)[:, None] & columns[None, :]
-    at = ((s * T + t) * H)[:, None] + (i // D)[None, :]
-    peak = tl.load(peaks + at, mask=there, other=float("-inf"))
-    top = tl.max(peak, 0)
-    top = tl.where(top == float("-inf"), 0.0, top)
-    weight = tl.exp2(peak - top[None, :])
-    mass = tl.sum(weight * tl.load(masses + at, mask=there, other=0.0), 0)
-    full = there & (peak > float("-inf"))
-    parts = tl.load(sums + ((s * T + t) * (H * D))[:, None] + i[None, :], mask=full, other=0.0)
-    value = tl.sum(parts * weight, 0) / tl.where(mass == 0.0, 1.0, mass)
+    if D % 128 == 0:
+        # a group lies within one head: one weight for each range
+        at = (s * T + t) * H + group * 128 // D
+        peak = tl.load(peaks + at, mask=s < SPLITS, other=float("-inf"))
+        top = tl.max(peak, 0)
+        weight = tl.exp2(peak - tl.where(top == float("-inf"), 0.0, top))
+        mass = tl.sum(weight * tl.load(masses + at, mask=s < SPLITS, other=0.0), 0)
+        full = (peak > float("-inf"))[:, None]
+        share = weight[:, None]
+    else:
+        there = (s < SPLITS)[:, None] & columns[None, :]
+        at = ((s * T + t) * H)[:, None] + (i // D)[None, :]
+        peak = tl.load(peaks + at, mask=there, other=float("-inf"))
+        top = tl.max(peak, 0)
+        share = tl.exp2(peak - tl.where(top == float("-inf"), 0.0, top)[None, :])
+        mass = tl.sum(share * tl.load(masses + at, mask=there, other=0.0), 0)
+        full = there & (peak > float("-inf"))
+    spot = ((s * T + t) * (H * D)).to(tl.int64)[:, None] + i[None, :]
+    parts = tl.load(sums + spot, mask=full, other=0.0)
+    value = tl.sum(parts * share, 0) / tl.where(mass == 0.0, 1.0, mass)
     if FORMAT == 3:
         tl.store(out + t * (H * D) + i, value.to(out.dtype.element_ty), mask=columns)
     else:
@@ -199,9 +226,14 @@ def attend(
     partials: Partials,
     rules: Rules | None = None,
     *,
+    cut: Cut | None = None,
     pdl: bool = True,
 ) -> None:
-    """Fill `partials` for every sequence of the batch; `widest` is the largest of `batch.counts` (1..16)."""
+    """Fill `partials` for every sequence of the batch; `widest` is the largest of `batch.counts` (1..16).
+
+    With `pdl` the batch is read before the kernel waits for its predecessor: whatever writes it must have
+    ended, or be a kernel that does not release its dependents early.
+    """
     check(q, k, v, batch)
     t, h, d = q.shape
     j, page = k.shape[1], k.shape[2]
@@ -211,13 +243,15 @@ def attend(
     require("partials.sums", partials.sums, (splits, t, h * d), (torch.float32,), q.device)
     for name, part in (("peaks", partials.peaks), ("masses", partials.masses)):
         require(f"partials.{name}", part, (splits, t, h), (torch.float32,), q.device)
-    rules = rules or Rules()
     rows = min(64, max(16, power_of_two(h // j * widest)))
+    rules, cut = rules or Rules(), cut or cut_for(d, rows)
+    if page % cut.tile:
+        raise ValueError(f"cut: a tile of {cut.tile} keys does not divide a page of {page}")
     blocks = triton.cdiv(h // j * widest, rows)
     scale = rules.scale_for(d) * LOG2E.value
     way = traits(q.device)
     pdl = pdl and way.pdl
-    _few_kernel[(batch.starts.shape[0] * j * blocks, splits)](
+    kernel = _few_kernel[(batch.starts.shape[0] * j * blocks, splits)](
         q,
         k,
         v,
@@ -238,15 +272,16 @@ def attend(
         D=d,
         D_POW2=power_of_two(d),
         P=page,
-        TILE=64 if d <= 128 else 32,
+        TILE=cut.tile,
         ROWS=rows,
         ROW_BLOCKS=blocks,
         WINDOW=rules.window,
         SOFT_CAP=rules.soft_cap,
-        STAGES=3,
+        STAGES=cut.stages,
         PDL=pdl,
-        **options(pdl, 4),
+        **options(pdl, cut.warps),
     )
+    settle(kernel)
 
 
 def merge(partials: Partials, out: torch.Tensor | Rows, *, pdl: bool = True) -> None:
@@ -263,7 +298,7 @@ def merge(partials: Partials, out: torch.Tensor | Rows, *, pdl: bool = True) -> 
         room = factors.shape[1] if isinstance(out, Int8Rows) else factors.shape[2]
     way = traits(device)
     pdl = pdl and way.pdl
-    _merge_kernel[(triton.cdiv(columns, 128), t)](
+    kernel = _merge_kernel[(triton.cdiv(columns, 128), t)](
         partials.sums,
         partials.peaks,
         partials.masses,
@@ -279,3 +314,4 @@ def merge(partials: Partials, out: torch.Tensor | Rows, *, pdl: bool = True) -> 
         PDL=pdl,
         **options(pdl, 1 if splits <= 8 else 4),
     )
+    settle(kernel)

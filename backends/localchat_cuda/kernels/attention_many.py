@@ -12,6 +12,8 @@ window, with. fp32 accumulation, exp2 with the scale folded in. FlashAttention-2
 in vLLM's Triton attention.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -21,9 +23,17 @@ from localchat_cuda.kernels.attention_few import LOG2E
 from localchat_cuda.kernels.launch import options, power_of_two, require
 
 
-def tile_rows(d: int) -> int:
-    """M for a head dimension."""
-    return 128 if d <= 128 else 64
+class Cut(NamedTuple):
+    """Queries a tile, keys a tile (a divisor of the page), warps, pipeline stages."""
+
+    rows: int
+    tile: int
+    warps: int
+    stages: int
+
+
+def cut_for(d: int) -> Cut:
+    return Cut(64, 64, 4, 3) if d <= 128 else Cut(64, 32, 4, 2)
 
 
 def tiles_of(counts: list[int], lengths: list[int], rows: int) -> list[tuple[int, int]]:
@@ -58,13 +68,8 @@ def _step(
 ):
     d = tl.arange(0, D_POW2)
     n = tl.arange(0, TILE)
-    if TILE == P:
-        page = tl.load(table + tile).to(tl.int64)
-        spot = page * page_stride + head * (P * D) + n * D
-    else:
-        key_at = tile * TILE + n
-        pages = tl.load(table + key_at // P, mask=key_at < length, other=0).to(tl.int64)
-        spot = pages * page_stride + head * (P * D) + key_at % P * D
+    page = tl.load(table + tile * TILE // P).to(tl.int64)
+    spot = page * page_stride + head * (P * D) + tile * TILE % P * D + n * D
     key = tile * TILE + n
     if D == D_POW2:
         keys = tl.load(k + spot[None, :] + d[:, None])
@@ -171,16 +176,21 @@ def attend(
     tiles: torch.Tensor,
     out: torch.Tensor,
     rules: Rules | None = None,
+    *,
+    cut: Cut | None = None,
 ) -> None:
-    """Write attention for the tiles' queries into `out` [T, H, D]; other rows of `out` are left as they are."""
+    """Write attention for the tiles' queries into `out` [T, H, D]; other rows of `out` are left as they are.
+    `cut` must be the one that the tiles were made for, its rows being `tiles_of`'s."""
     check(q, k, v, batch)
     _, h, d = q.shape
     require("out", out, tuple(q.shape), (q.dtype,), q.device)
     require("tiles", tiles, (None, 2), (torch.int32,), q.device)
     if tiles.shape[0] == 0:
         return
-    rules = rules or Rules()
+    rules, cut = rules or Rules(), cut or cut_for(d)
     page = k.shape[2]
+    if page % cut.tile:
+        raise ValueError(f"cut: a tile of {cut.tile} keys does not divide a page of {page}")
     _many_kernel[(tiles.shape[0], h)](
         q,
         k,
@@ -200,10 +210,10 @@ def attend(
         D=d,
         D_POW2=power_of_two(d),
         P=page,
-        M=tile_rows(d),
-        TILE=64 if d <= 128 else 32,
+        M=cut.rows,
+        TILE=cut.tile,
         WINDOW=rules.window,
         SOFT_CAP=rules.soft_cap,
-        STAGES=2,
-        **options(False, 8 if d >= 96 else 4),
+        STAGES=cut.stages,
+        **options(False, cut.warps),
     )

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.launch import options, power_of_two, require, traits
+from localchat_cuda.kernels.launch import options, power_of_two, require, settle, traits
 
 MAX_ROWS = 64
 
@@ -129,7 +129,7 @@ def product(
     held = weight if bias is None else bias
     if m == 1:
         features, run = 4, min(512, power_of_two(k))
-        _one_row_kernel[(triton.cdiv(n, features),)](
+        kernel = _one_row_kernel[(triton.cdiv(n, features),)](
             x,
             weight,
             held,
@@ -142,9 +142,10 @@ def product(
             PDL=pdl,
             **options(pdl, 4),
         )
+        settle(kernel)
         return
     run = 128 if k % 128 == 0 else 64
-    _few_rows_kernel[(triton.cdiv(n, 64),)](
+    kernel = _few_rows_kernel[(triton.cdiv(n, 64),)](
         x,
         weight,
         held,
@@ -160,3 +161,4 @@ def product(
         PDL=pdl,
         **options(pdl, 4),
     )
+    settle(kernel)

@@ -7,6 +7,7 @@ about 1 us for each kernel on an H200. Every kernel here that is launched with i
 this order: release its own dependents, load what no other kernel writes, wait.
 """
 
+import ctypes
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -53,6 +54,29 @@ def options(pdl: bool, warps: int, *, stages: int = 0, registers: int = 0) -> di
     if pdl:
         found["launch_pdl"] = True
     return found
+
+
+CARVEOUT_PERCENT = 28
+"""Shared memory's part of each multiprocessor's 256 KB, for every kernel of a decode step."""
+
+_PREFERRED_CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+
+
+@lru_cache(maxsize=4096)
+def _prefer_carveout(function: int, percent: int) -> None:
+    driver = ctypes.CDLL("libcuda.so.1")
+    status = driver.cuFuncSetAttribute(ctypes.c_void_p(function), _PREFERRED_CARVEOUT, percent)
+    if status:
+        raise RuntimeError(f"cuFuncSetAttribute: CUDA error {status}")
+
+
+def settle(kernel: object) -> None:
+    """Give a launched kernel the carve-out that its neighbours have. The driver picks one for each kernel from
+    its own need, and a multiprocessor drains before it changes: with attention among the products, that cost a
+    fifth of a step. `kernel` is what Triton's launch returns; in the interpreter that is None."""
+    function = getattr(kernel, "function", None)
+    if function:
+        _prefer_carveout(function, CARVEOUT_PERCENT)
 
 
 def require(

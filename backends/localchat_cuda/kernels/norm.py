@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.launch import options, power_of_two, require, traits
+from localchat_cuda.kernels.launch import options, power_of_two, require, settle, traits
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -81,7 +81,7 @@ def add_norm(
         return
     way = traits(device)
     pdl = pdl and way.pdl
-    _norm_kernel[(t,)](
+    kernel = _norm_kernel[(t,)](
         residual if y is None else y,
         residual,
         weight,
@@ -94,6 +94,7 @@ def add_norm(
         PDL=pdl,
         **options(pdl, 8 if h > 1024 else 4),
     )
+    settle(kernel)
 
 
 @triton.jit

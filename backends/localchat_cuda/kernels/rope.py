@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.launch import options, power_of_two, require, traits
+from localchat_cuda.kernels.launch import options, power_of_two, require, settle, traits
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -96,20 +96,15 @@ def reference(
 
 
 @triton.jit
-def _half(qkv, bias, at, column, inside, stride, S: tl.constexpr, S_POW2: tl.constexpr, BIAS: tl.constexpr):
+def _half(qkv, at, inside, stride, S: tl.constexpr, S_POW2: tl.constexpr):
+    """Half a head, the partial products summed."""
     if S == 1:
-        x = tl.load(qkv + at + column, mask=inside, other=0.0).to(tl.float32)
+        return tl.load(qkv + at, mask=inside, other=0.0).to(tl.float32)
     else:
         s = tl.arange(0, S_POW2)
-        parts = tl.load(
-            qkv + s[:, None] * stride + at + column[None, :],
-            mask=(s < S)[:, None] & inside[None, :],
-            other=0.0,
-        )
-        x = tl.sum(parts.to(tl.float32), 0)
-    if BIAS:
-        x += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
-    return x
+        there = (s < S)[:, None] & inside[None, :]
+        parts = tl.load(qkv + s[:, None] * stride + at[None, :], mask=there, other=0.0)
+        return tl.sum(parts.to(tl.float32), 0)
 
 
 @triton.jit(do_not_specialize=["T", "width"])
@@ -146,21 +141,31 @@ def _rope_kernel(
     head = tl.program_id(1)
     i = tl.arange(0, HALF)
     inside = i < D // 2
+    # all but qkv is complete before the chain of kernels begins, so it is read before the wait
+    position = tl.load(positions + t)
+    page = tl.load(tables + tl.load(slots + t) * width + position // P).to(tl.int64)
+    cos = tl.load(table + position * D + i, mask=inside, other=0.0)
+    sin = tl.load(table + position * D + D // 2 + i, mask=inside, other=0.0)
+    if NORM:
+        gain = q_norm if head < H else k_norm
+        gain_a = tl.load(gain + i, mask=inside, other=0.0).to(tl.float32)
+        gain_b = tl.load(gain + D // 2 + i, mask=inside, other=0.0).to(tl.float32)
+    a = tl.zeros((HALF,), tl.float32)
+    b = tl.zeros((HALF,), tl.float32)
+    if BIAS:
+        a = tl.load(bias + head * D + i, mask=inside, other=0.0).to(tl.float32)
+        b = tl.load(bias + head * D + D // 2 + i, mask=inside, other=0.0).to(tl.float32)
     if PDL:
         gdc_wait()
     columns: tl.constexpr = (H + 2 * J) * D
-    at = t * columns
-    a = _half(qkv, bias, at, head * D + i, inside, T * columns, S, S_POW2, BIAS)
-    b = _half(qkv, bias, at, head * D + D // 2 + i, inside, T * columns, S, S_POW2, BIAS)
-    position = tl.load(positions + t)
+    at = t * columns + head * D
+    a += _half(qkv, at + i, inside, T * columns, S, S_POW2)
+    b += _half(qkv, at + D // 2 + i, inside, T * columns, S, S_POW2)
     if head < H + J:
         if NORM:
-            gain = q_norm if head < H else k_norm
             inverse = tl.rsqrt((tl.sum(a * a, 0) + tl.sum(b * b, 0)) / D + eps)
-            a = a * inverse * tl.load(gain + i, mask=inside, other=0.0).to(tl.float32)
-            b = b * inverse * tl.load(gain + D // 2 + i, mask=inside, other=0.0).to(tl.float32)
-        cos = tl.load(table + position * D + i, mask=inside, other=0.0)
-        sin = tl.load(table + position * D + D // 2 + i, mask=inside, other=0.0)
+            a = a * inverse * gain_a
+            b = b * inverse * gain_b
         turned = a * cos - b * sin
         b = b * cos + a * sin
         a = turned
@@ -169,7 +174,6 @@ def _rope_kernel(
         tl.store(out + i, a.to(q.dtype.element_ty), mask=inside)
         tl.store(out + D // 2 + i, b.to(q.dtype.element_ty), mask=inside)
     else:
-        page = tl.load(tables + tl.load(slots + t) * width + position // P).to(tl.int64)
         spot = page * page_stride + position % P * D
         if head < H + J:
             out = k + spot + (head - H) * (P * D)
@@ -207,7 +211,11 @@ def rope_store(
     eps: float = 1e-6,
     pdl: bool = True,
 ) -> None:
-    """Rotate and store; see the head of this file. `q_norm` and `k_norm` [D] come together or not at all."""
+    """Rotate and store; see the head of this file. `q_norm` and `k_norm` [D] come together or not at all.
+
+    With `pdl` all but qkv is read before the kernel waits for its predecessor: whatever writes it must have
+    ended, or be a kernel that does not release its dependents early.
+    """
     t, h, d = q.shape
     device = q.device
     require_pages("k", k, d, device)
@@ -231,7 +239,7 @@ def rope_store(
             require(name, norm, (d,), _FLOATS, device)
     way = traits(device)
     pdl = pdl and way.pdl
-    _rope_kernel[(t, h + 2 * j)](
+    kernel = _rope_kernel[(t, h + 2 * j)](
         qkv,
         qkv if bias is None else bias,
         table,
@@ -259,3 +267,4 @@ def rope_store(
         PDL=pdl,
         **options(pdl, 1),
     )
+    settle(kernel)

@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.launch import options, power_of_two, require, traits
+from localchat_cuda.kernels.launch import options, power_of_two, require, settle, traits
 from localchat_cuda.kernels.w4_int8 import lanes
 from localchat_cuda.kernels.w4_pack import GROUP
 
@@ -289,7 +289,7 @@ def feed(
         require("squares", squares, (m, k // GROUP), (torch.float32,), device)
     way = traits(device)
     pdl = pdl and way.pdl
-    _feed_kernel[(k // GROUP, m)](
+    kernel = _feed_kernel[(k // GROUP, m)](
         source,
         source if ids is None else ids,
         source if residual is None else residual,
@@ -308,3 +308,4 @@ def feed(
         PDL=pdl,
         **options(pdl, 2 if mode == "silu" and splits > 2 else 1),
     )
+    settle(kernel)

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.launch import options, power_of_two, require, traits
+from localchat_cuda.kernels.launch import options, power_of_two, require, settle, traits
 from localchat_cuda.kernels.w4_feed import HalfRows, check_rows, natural_order, padded
 from localchat_cuda.kernels.w4_pack import GROUP, W4, dense
 from localchat_cuda.kernels.w4_plan import Shape
@@ -245,7 +245,7 @@ def product(
     shape.check(n, k)
     way = traits(device)
     pdl = pdl and way.pdl
-    _fp16_kernel[(n // (16 * shape.blocks), shape.splits)](
+    kernel = _fp16_kernel[(n // (16 * shape.blocks), shape.splits)](
         rows.x,
         rows.factors,
         weight.codes.view(torch.int16),
@@ -267,3 +267,4 @@ def product(
         PDL=pdl,
         **options(pdl, shape.warps, registers=shape.registers),
     )
+    settle(kernel)

@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.launch import options, power_of_two, require, traits
+from localchat_cuda.kernels.launch import options, power_of_two, require, settle, traits
 from localchat_cuda.kernels.w4_pack import GROUP, W4, dense
 from localchat_cuda.kernels.w4_plan import Shape
 from localchat_cuda.kernels.w4_tile import (
@@ -262,7 +262,7 @@ def product(
     shape.check(n, k)
     way = traits(device)
     pdl = pdl and way.pdl
-    _int8_kernel[(n // (16 * shape.blocks), shape.splits)](
+    kernel = _int8_kernel[(n // (16 * shape.blocks), shape.splits)](
         x,
         factors,
         weight.codes,
@@ -284,3 +284,4 @@ def product(
         PDL=pdl,
         **options(pdl, shape.warps, registers=shape.registers),
     )
+    settle(kernel)

@@ -72,16 +72,22 @@ _MEASURED: dict[tuple[Form, int], dict[tuple[int, int], Shape]] = {
         _O: Shape(2, 1, 2, 14, 168),
     },
     ("wgmma", 32): {
-        _GATE_UP: Shape(1, 8, 3, 1),
-        _DOWN: Shape(1, 8, 3, 5),
-        _QKV: Shape(1, 4, 3, 4),
-        _O: Shape(1, 4, 3, 5),
+        _GATE_UP: Shape(2, 4, 3, 1),
+        _DOWN: Shape(2, 8, 3, 8),
+        _QKV: Shape(2, 8, 3, 4),
+        _O: Shape(2, 4, 3, 7),
     },
     ("wgmma", 64): {
-        _GATE_UP: Shape(1, 8, 3, 1),
-        _DOWN: Shape(1, 8, 3, 5),
+        _GATE_UP: Shape(2, 4, 3, 2),
+        _DOWN: Shape(2, 4, 4, 8),
         _QKV: Shape(1, 4, 3, 4),
-        _O: Shape(1, 4, 3, 5),
+        _O: Shape(1, 4, 3, 7),
+    },
+    ("wgmma", 128): {
+        _GATE_UP: Shape(1, 4, 3, 1),
+        _DOWN: Shape(1, 4, 3, 4),
+        _QKV: Shape(1, 4, 3, 2),
+        _O: Shape(1, 4, 3, 4),
     },
 }
 
@@ -100,7 +106,7 @@ def shape_for(form: Form, rows: int, n: int, k: int, sms: int) -> Shape:
     found = _MEASURED.get((form, size), {}).get((n, k))
     if found is not None:
         return found
-    return _wide(n, k, sms) if form == "wgmma" else _narrow(size, n, k, sms)
+    return _wide(size, n, k, sms) if form == "wgmma" else _narrow(size, n, k, sms)
 
 
 def _narrow(size: int, n: int, k: int, sms: int) -> Shape:
@@ -118,12 +124,12 @@ def _narrow(size: int, n: int, k: int, sms: int) -> Shape:
     return found
 
 
-def _wide(n: int, k: int, sms: int) -> Shape:
-    """wgmma: 64 output features a program, two programs a multiprocessor."""
+def _wide(size: int, n: int, k: int, sms: int) -> Shape:
+    """wgmma: 64 output features a program or, up to 64 rows, 128; three programs a multiprocessor."""
     if n % 64:
         raise ValueError(f"weight {n}x{k}: more than 16 rows need output features in 64s")
-    warps = 8 if n % 128 == 0 and n // 128 >= sms else 4
-    wanted = max(1, round(2 * sms / (n // (16 * warps))))
-    found = Shape(1, warps, 3, min(wanted, k // GROUP, 8))
+    blocks = 2 if size <= 64 and n % 128 == 0 else 1
+    wanted = max(1, round(3 * sms / (n // (64 * blocks))))
+    found = Shape(blocks, 4, 3, min(wanted, k // GROUP, 8))
     found.check(n, k, wide=True)
     return found
