@@ -8,6 +8,7 @@ chain, few, many, head, dense, sampler. A table on stdout, the last line is JSON
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import statistics
@@ -28,15 +29,22 @@ from localchat_cuda.kernels import (
     dense_few,
     norm,
     rope,
+    sample,
+    sample_state,
     w4_dense,
     w4_feed,
     w4_fp16,
     w4_int8,
+    w4_many,
     w4_pack,
     w4_plan,
     w4_wgmma,
 )
 from localchat_cuda.kernels.w4_plan import Shape
+
+from localchat.loop.backend import SamplingParams
+from localchat.loop.noise import REACH, G, mix
+from localchat.loop.sampling import Sampler
 
 HIDDEN, FEED, HEADS, KEY_HEADS, D, VOCABULARY, LAYERS = 3584, 18944, 28, 4, 128, 152064, 28
 SHAPES = {
@@ -332,6 +340,7 @@ class Chain:
         splits = attention_few.splits_for(m, KEY_HEADS, 1, self.length, PAGE, SMS)
         self.partials = attention_few.Partials.empty(splits, m, HEADS, D, GPU)
         self.angles = rope.angles(8192, D, 1e6, GPU)
+        self.cut = attention_few.cut_for(D, 16)
         self.last = torch.empty(m, HIDDEN, device=GPU, dtype=torch.float16)
         self.logits = torch.empty(m, VOCABULARY, device=GPU)
 
@@ -345,14 +354,15 @@ class Chain:
 
     def layer(self, layer: Layer, after: torch.Tensor | None, parts: str = "attention") -> None:
         self.product("qkv", layer.weights["qkv"])
-        if parts == "attention":
-            k, v = layer.cache.pool[:, 0], layer.cache.pool[:, 1]
-            batch = layer.cache.batch
+        k, v = layer.cache.pool[:, 0], layer.cache.pool[:, 1]
+        batch = layer.cache.batch
+        if parts in ("attention", "rope"):
             rope.rope_store(
                 self.out["qkv"], self.angles, layer.cache.positions, self.slots, batch.tables, self.q, k, v,
                 bias=layer.bias,
             )  # fmt: skip
-            attention_few.attend(self.q, k, v, batch, 1, self.partials)
+        if parts in ("attention", "attend"):
+            attention_few.attend(self.q, k, v, batch, 1, self.partials, cut=self.cut)
             attention_few.merge(self.partials, self.rows["o"])
         else:
             w4_feed.feed("plain", self.out["qkv"], self.rows["o"])
@@ -412,7 +422,7 @@ def chain() -> Results:
     embedding = torch.randn(256, HIDDEN, device=GPU).half()
     head = torch.randn(VOCABULARY, HIDDEN, device=GPU, dtype=torch.float16) * 0.02
     layers = make_layers(1, 64)
-    for m, length in ((1, 256), (1, 7000), (2, 256), (4, 256), (8, 256), (16, 256), (32, 256), (64, 256)):
+    for m, length in ((1, 256), (1, 7000), (2, 256), (4, 256), (8, 256), (8, 7000), (16, 256), (32, 256), (64, 256)):
         for layer in layers:
             layer.cache = Cache.make(m, length)
         step = Chain(m, length, layers)
@@ -426,6 +436,140 @@ def chain() -> Results:
         text = " ".join(f"{key} {ms:.3f}" for key, ms in row.items())
         print(f"chain M={m} context {length}: {text} ms, {m / row['full'] * 1e3:.0f} tok/s, err {off:.1e}", flush=True)
     return found
+
+
+MANY_PRODUCTS = [
+    (Shape(blocks, warps, stages, splits), tile)
+    for blocks, warps in ((1, 4), (2, 4), (1, 8), (2, 8))
+    for stages in (3, 4)
+    for splits in (1, 2, 4, 8)
+    for tile in (64, 128, 256)
+    if blocks * warps * tile <= 16 * 128
+]
+
+
+def prompts() -> Results:
+    """Products of 64 to 512 rows by w4_many, cuts compared."""
+    found: Results = {}
+    for name in SHAPES:
+        bench = Bench(name)
+        x = torch.randn(512, bench.k, device=GPU)
+        for m in (64, 128, 256, 512):
+            rows = w4_feed.HalfRows.empty(m, bench.k, GPU, "slots")
+            w4_feed.quantize(x[:m], rows)
+            wanted = x[:m] @ w4_pack.dense(bench.weights[0]).t()
+            tried = []
+            rule = w4_many.cut_for(m, bench.n, bench.k, SMS)
+            for cut in {rule, *(w4_many.Cut(shape, tile) for shape, tile in MANY_PRODUCTS)}:
+                programs = -(-m // cut.rows) * bench.n // (16 * cut.shape.blocks * cut.shape.warps)
+                if not cut.shape.fits(bench.n, bench.k, wide=True) or cut.rows > m:
+                    continue
+                if cut != rule and not 100 <= programs * cut.shape.splits <= 1000:
+                    continue
+                out = torch.full((cut.shape.splits, m, bench.n), float("nan"), device=GPU)
+                try:
+                    w4_many.product(rows, bench.weights[0], out, cut)
+                except triton.OutOfResources:
+                    continue
+                off = error(out.sum(0), wanted)
+                weights = (bench.weights * 4)[:24]
+                us = timed([partial(w4_many.product, rows, w, out, cut) for w in weights], 3) / len(weights)
+                tried.append((us, off, cut))
+                if cut == rule:
+                    found[f"many_{name}_M{m}_us"] = us
+            tried.sort(key=lambda one: one[0])
+            mark = found[f"many_{name}_M{m}_us"]
+            print(f"many {name} M={m}: rule {mark:.1f} us {rule}, {len(tried)} tried", flush=True)
+            for us, off, cut in tried[:3]:
+                flops = 2 * m * bench.n * bench.k / us / 1e6
+                print(f"  {us:.1f} us {flops:.0f} TFLOP/s err {off:.1e} {cut}", flush=True)
+        del bench
+        torch.cuda.empty_cache()
+    return found
+
+
+def _compile_many(job: tuple[str, int, Shape, int]) -> None:
+    name, m, shape, tile = job
+    n, k = SHAPES[name]
+    run = triton.runtime.jit.JITFunction.run
+    triton.runtime.jit.JITFunction.__getitem__ = lambda self, grid: (  # type: ignore[method-assign]
+        lambda *a, **o: run(self, *a, grid=grid, warmup=True, **o)
+    )
+    weight = w4_pack.W4(
+        torch.empty(n // 16, k // 128, 1024, dtype=torch.int8, device=GPU),
+        torch.empty(n // 16, k // 128, 16, dtype=torch.int32, device=GPU),
+    )
+    rows = w4_feed.HalfRows.empty(m, k, GPU, "slots")
+    try:
+        w4_many.product(rows, weight, torch.empty(shape.splits, m, n, device=GPU), w4_many.Cut(shape, tile))
+    except triton.OutOfResources:
+        return
+
+
+def compile_prompts() -> None:
+    jobs = [
+        (name, 512, shape, tile)
+        for name, (n, k) in SHAPES.items()
+        for shape, tile in MANY_PRODUCTS
+        if shape.fits(n, k, wide=True)
+        and any(
+            100 <= -(-m // tile) * n // (16 * shape.blocks * shape.warps) * shape.splits <= 1000
+            for m in (64, 128, 256, 512)
+        )
+    ]
+    with multiprocessing.get_context("spawn").Pool(min(15, os.cpu_count() or 1)) as pool:
+        list(pool.imap_unordered(_compile_many, jobs, chunksize=2))
+    print(f"compiled {len(jobs)} products of many rows")
+
+
+def sampler() -> Results:
+    """The sampler against the numpy contract, and its time."""
+    found: Results = {}
+    base = SamplingParams(temperature=0.8, top_p=1.0, min_p=0.0, top_logprobs=0)
+    kinds = {
+        "greedy": replace(base, temperature=0.0),
+        "default": replace(base, temperature=0.7, top_p=0.95, min_p=0.05),
+        "top_p": replace(base, top_p=0.95),
+        "top_k": replace(base, top_k=40, top_p=0.9),
+        "plain": base,
+        "typical": replace(base, typical_p=0.9),
+    }
+    numpy_sampler = Sampler(VOCABULARY)
+    for points in (1, 8, 32, 128):
+        logits = torch.randn(points, VOCABULARY, device=GPU) * 2.5
+        logits[:, :50] += torch.linspace(14, 4, 50, device=GPU)
+        whole = {"dtype": torch.int32, "device": GPU}
+        order = torch.arange(points, **whole)
+        positions = order + 100
+        scratch = sample_state.Scratch.empty(points, VOCABULARY, GPU)
+        out = torch.empty(points, **whole), torch.empty(points, device=GPU), torch.empty(points, device=GPU)
+        for name, kind in kinds.items():
+            held = sample_state.Settings.empty(points, 4, GPU)
+            for i in range(points):
+                fill(held, i, replace(kind, seed=i * 977 + 5))
+            go = partial(sample.draw, logits, order, order, positions, held, scratch, *out)
+            out[0].fill_(-7)
+            go()
+            wrong = 0
+            rows = logits[: min(points, 16)].cpu().numpy()
+            for i, row in enumerate(rows):
+                wanted = numpy_sampler.draw(row, replace(kind, seed=i * 977 + 5), i + 100)
+                wrong += wanted.token != int(out[0][i]) or abs(wanted.logprob - float(out[1][i])) > 1e-4
+            us = timed([go] * 4) / 4
+            found[f"sampler_{name}_{points}_us"] = us
+            print(f"sampler {points:3} points, {name:8} {us:8.1f} us, {wrong} of {len(rows)} differ", flush=True)
+    return found
+
+
+def fill(held: sample_state.Settings, i: int, p: SamplingParams) -> None:
+    greedy = p.temperature < 1e-5
+    reach = math.inf if p.typical_p < 1 else REACH * p.temperature
+    drop = math.log(p.min_p) if p.min_p > 0 else -math.inf
+    row = [0.0 if greedy else 1 / p.temperature, reach, p.typical_p, p.top_p, drop, 1.0, 0.0, 0.0]
+    held.floats[i] = torch.tensor(row)
+    held.top_k[i] = p.top_k
+    key = mix((mix(p.seed + G) ^ p.choice) + G)
+    held.keys[i] = key - 2**64 if key >= 2**63 else key
 
 
 # ---------------------------------------------------------------- attention, head, dense
@@ -471,7 +615,7 @@ def few() -> Results:
                 off = error(out[: 8 * new], wanted.view(wanted.shape[0], -1))
                 us = timed(calls) / len(caches)
                 tried.append((us, off, splits, cut))
-                if splits == usual and cut == attention_few.cut_for(D):
+                if splits == usual and cut == attention_few.cut_for(D, 16):
                     found[f"few_{streams}x{length}_new{new}_us"] = us
                     alone = [
                         partial(few_once, q, cache, new, partials, out, cut, False) for cache in caches
@@ -583,17 +727,24 @@ def dense() -> Results:
         whole = torch.empty(n * k, device=GPU, dtype=torch.float16)
         us = timed([lambda w=w: w4_dense.dequantize(w, whole.view(n, k)) for w in weights]) / len(weights)
         moved = weights[0].bytes + 2 * n * k
+        for blocks in (1, 2, 8):
+            grid = (n // 16, triton.cdiv(k // 128, blocks))
+            calls = [
+                partial(
+                    w4_dense._dequantize_kernel[grid], w.codes.view(torch.int16), w.steps, whole, 0,
+                    G=k // 128, ASM=True, BLOCKS=blocks, num_warps=1,
+                )
+                for w in weights
+            ]  # fmt: skip
+            print(f"  {blocks} groups a program: {timed(calls) / len(weights):.1f} us")
         print(f"dequantize {name}: {us:.1f} us, {moved / us / 1e6:.2f} TB/s read and written")
         found[f"dequantize_{name}_us"] = us
         for m in (128, 256, 512, 2048):
             x = torch.randn(m, k, device=GPU, dtype=torch.float16)
             out = torch.full((m, n), float("nan"), device=GPU, dtype=torch.float16)
-            row = {}
-            for label, room in (("whole", n), ("16MB", 8_000_000 // k), ("32MB", 16_000_000 // k)):
-                scratch = whole[: min(n, room) * k]
-                w4_dense.product(x, weights[0], out, scratch)
-                row[label] = timed([lambda w=w: w4_dense.product(x, w, out, scratch) for w in weights[:4]]) / 4
+            w4_dense.product(x, weights[0], out, whole)
             off = error(out[:64], x[:64].float() @ w4_pack.dense(weights[0]).t())
+            row = {"whole": timed([partial(w4_dense.product, x, w, out, whole) for w in weights[:4]]) / 4}
             held = whole.view(n, k)
             row["cublas"] = timed([lambda: torch.matmul(x, held.t())] * 4) / 4
             text = " ".join(f"{key} {value:.1f}" for key, value in row.items())
@@ -607,6 +758,8 @@ PARTS: dict[str, Callable[[], Results]] = {
     "products": lambda: products(tune=False),
     "tune": lambda: products(tune=True),
     "chain": chain,
+    "prompts": prompts,
+    "sampler": sampler,
     "few": few,
     "many": many,
     "head": head,
@@ -624,6 +777,8 @@ def main() -> None:
     found: dict[str, Results] = {}
     if {"products", "tune", "chain"} & set(wanted):
         compile_ahead("tune" in wanted)
+    if "prompts" in wanted:
+        compile_prompts()
     for part in wanted:
         print(f"-- {part}, {time.monotonic() - began:.0f} s")
         found[part] = PARTS[part]()

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from localchat_cuda.kernels import w4_dense, w4_feed, w4_fp16, w4_int8, w4_pack, w4_wgmma
+from localchat_cuda.kernels import w4_dense, w4_feed, w4_fp16, w4_int8, w4_many, w4_pack, w4_wgmma
 from localchat_cuda.kernels.w4_feed import HalfRows, Int8Rows
 from localchat_cuda.kernels.w4_pack import GROUP, W4
 from localchat_cuda.kernels.w4_plan import Form, Shape, form_for, shape_for
@@ -186,3 +186,22 @@ def test_wrong_arguments_are_named() -> None:
         w4_int8.product(held.x, held.factors[:1], w, torch.empty(1, 1, 32), Shape(1, 1, 1, 1))
     with pytest.raises(ValueError, match="shape"):
         w4_int8.product(held.x, held.factors, w, torch.empty(3, 1, 32), Shape(1, 1, 1, 3))
+
+
+@pytest.mark.parametrize(("rows", "tile"), [(1, 16), (17, 16), (40, 64)])
+@pytest.mark.parametrize("shape", [Shape(1, 4, 2, 1), Shape(2, 4, 2, 3)])
+def test_many_product_is_the_reference(rows: int, tile: int, shape: Shape) -> None:
+    w = weight(128, 384)
+    x = values(rows, w.features_in)
+    held = HalfRows.empty(rows, w.features_in, CPU, "slots")
+    w4_feed.quantize(x, held)
+    out = torch.full((shape.splits, rows, 128), float("nan"))
+    squares = x.square().view(rows, 3, 128).sum(-1)
+    w4_many.product(held, w, out, w4_many.Cut(shape, tile), squares=squares, eps=1e-6)
+    assert relative(out.sum(0), w4_fp16.reference(held, w, squares, 1e-6)) < 1e-3
+
+
+def test_the_many_rule_divides_every_shape() -> None:
+    for n, k in ((1152, 896), (896, 4864), (37888, 3584), (3584, 18944), (4608, 3584), (64, 128)):
+        for rows in (17, 128, 512):
+            w4_many.cut_for(rows, n, k, 132).shape.check(n, k, wide=True)

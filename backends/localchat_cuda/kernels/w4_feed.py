@@ -308,4 +308,5 @@ def feed(
         PDL=pdl,
         **options(pdl, 2 if mode == "silu" and splits > 2 else 1),
     )
-    settle(kernel)
+    if format_of(rows) < 2:  # the wgmma form needs its shared memory
+        settle(kernel)

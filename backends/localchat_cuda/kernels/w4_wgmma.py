@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.launch import options, power_of_two, require, settle, traits
+from localchat_cuda.kernels.launch import options, power_of_two, require, traits
 from localchat_cuda.kernels.w4_feed import HalfRows, check_rows, padded
 from localchat_cuda.kernels.w4_pack import GROUP, W4
 from localchat_cuda.kernels.w4_plan import Shape
@@ -107,7 +107,7 @@ def product(
     shape.check(n, k, wide=True)
     way = traits(device)
     pdl = pdl and way.pdl
-    kernel = _wgmma_kernel[(n // (16 * shape.blocks * shape.warps), shape.splits)](
+    _wgmma_kernel[(n // (16 * shape.blocks * shape.warps), shape.splits)](
         rows.x,
         rows.factors,
         weight.codes.view(torch.int16),
@@ -129,4 +129,3 @@ def product(
         PDL=pdl,
         **options(pdl, shape.warps, registers=shape.registers),
     )
-    settle(kernel)
