@@ -89,7 +89,9 @@ def random_w4(n: int, k: int) -> w4_pack.W4:
     """Random codes; zeros near the middle and small scales keep a deep chain finite."""
     t, g = n // 16, k // 128
     codes = torch.randint(-128, 128, (t, g, 1024), dtype=torch.int8, device=GPU)
-    scales = ((torch.rand(t, g, 16, device=GPU) + 0.5) * 0.2 / k**0.5).half().view(torch.int16).int() & 0xFFFF
+    scales = ((torch.rand(t, g, 16, device=GPU) + 0.5) * 0.2 / k**0.5).half().view(
+        torch.int16
+    ).int() & 0xFFFF
     zeros = torch.randint(7, 9, (t, g, 16), device=GPU).half().view(torch.int16).int()
     return w4_pack.W4(codes, (scales | (zeros << 16)).contiguous())
 
@@ -125,7 +127,7 @@ def floors() -> Results:
 def rows_for(form: str, m: int, k: int) -> w4_feed.Rows:
     if form == "int8":
         return w4_feed.Int8Rows.empty(m, k, GPU)
-    return w4_feed.HalfRows.empty(m, k, GPU, "slots" if form == "wgmma" else "lanes")
+    return w4_feed.HalfRows.empty(m, k, GPU, "lanes" if form == "fp16" else "slots")
 
 
 def multiply(
@@ -136,12 +138,22 @@ def multiply(
     shape: Shape,
     squares: torch.Tensor | None = None,
 ) -> None:
-    if isinstance(rows, w4_feed.Int8Rows):
+    if form == "many":
+        assert isinstance(rows, w4_feed.HalfRows)
+        cut = w4_many.Cut(shape, 128 if rows.x.shape[0] > 64 else 64)
+        w4_many.product(rows, weight, out, cut, squares=squares, eps=EPS)
+    elif isinstance(rows, w4_feed.Int8Rows):
         w4_int8.product(rows.x, rows.factors, weight, out, shape, squares=squares, eps=EPS)
     elif form == "fp16":
         w4_fp16.product(rows, weight, out, shape, squares=squares, eps=EPS)
     else:
         w4_wgmma.product(rows, weight, out, shape, squares=squares, eps=EPS)
+
+
+def cut_of(form: str, m: int, n: int, k: int) -> Shape:
+    if form == "many":
+        return w4_many.cut_for(m, n, k, SMS).shape
+    return w4_plan.shape_for(form, m, n, k, SMS)
 
 
 class Bench:
@@ -181,7 +193,12 @@ def candidates(form: str, name: str, m: int) -> Iterator[Shape]:
         for blocks in (1, 2):
             for warps in (4, 8):
                 for stages in (2, 3, 4):
-                    for splits in {"gate_up": (1, 2), "down": (2, 4, 5, 8), "qkv": (2, 4), "o": (2, 4, 7)}[name]:
+                    for splits in {
+                        "gate_up": (1, 2),
+                        "down": (2, 4, 5, 8),
+                        "qkv": (2, 4),
+                        "o": (2, 4, 7),
+                    }[name]:
                         shape = Shape(blocks, warps, stages, splits)
                         programs = n // (16 * blocks * warps) * splits
                         if shape.fits(n, k, wide=True) and 66 <= programs <= 1200:
@@ -196,7 +213,12 @@ def candidates(form: str, name: str, m: int) -> Iterator[Shape]:
                         shape = Shape(blocks, warps, depth, splits, registers)
                         resident = n // (16 * blocks) * warps * splits / SMS
                         loads = blocks * depth * (1 if m <= 4 else 2)
-                        sensible = {64: loads <= 2, 96: 2 <= loads <= 4, 128: 3 <= loads <= 6, 168: loads >= 4}
+                        sensible = {
+                            64: loads <= 2,
+                            96: 2 <= loads <= 4,
+                            128: 3 <= loads <= 6,
+                            168: loads >= 4,
+                        }
                         if shape.fits(n, k) and 8 <= resident <= 60 and sensible[registers]:
                             yield shape
 
@@ -207,11 +229,13 @@ def products(tune: bool) -> Results:
         bench = Bench(name)
         for m in (1, 4, 8, 16, 32, 64, 128):
             form = w4_plan.form_for(m)
-            shape = w4_plan.shape_for(form, m, bench.n, bench.k, SMS)
+            shape = cut_of(form, m, bench.n, bench.k)
             us, off = bench.time(form, m, shape)
             rate = bench.weights[0].bytes / us / 1e6
             found[f"{name}_M{m}_us"] = us
-            print(f"product {name:8} M={m:3} {form:5} {us:7.2f} us {rate:5.2f} TB/s err {off:.1e} {shape}")
+            print(
+                f"product {name:8} M={m:3} {form:5} {us:7.2f} us {rate:5.2f} TB/s err {off:.1e} {shape}"
+            )
             if tune and m in TUNED_ROWS:
                 tune_one(bench, form, m)
             sys.stdout.flush()
@@ -233,7 +257,11 @@ def tune_one(bench: Bench, form: str, m: int) -> None:
     tried.sort(key=lambda one: one[0])
     for us, off, shape in tried[:4]:
         print(f"  tuned {bench.name} M={m} {us:.2f} us err {off:.1e} {shape}")
-    print(f"  tuned {bench.name} M={m} {len(tried)} tried, worst {tried[-1][0]:.1f}" if tried else "  none")
+    print(
+        f"  tuned {bench.name} M={m} {len(tried)} tried, worst {tried[-1][0]:.1f}"
+        if tried
+        else "  none"
+    )
 
 
 def _compile(job: tuple[str, str, int, Shape, bool]) -> None:
@@ -249,7 +277,14 @@ def _compile(job: tuple[str, str, int, Shape, bool]) -> None:
         torch.empty(n // 16, k // 128, 16, dtype=torch.int32, device=GPU),
     )
     squares = torch.empty(m, k // 128, device=GPU) if scaled else None
-    multiply(form, rows_for(form, m, k), weight, torch.empty(shape.splits, m, n, device=GPU), shape, squares)
+    multiply(
+        form,
+        rows_for(form, m, k),
+        weight,
+        torch.empty(shape.splits, m, n, device=GPU),
+        shape,
+        squares,
+    )
 
 
 def compile_ahead(tune: bool) -> None:
@@ -258,9 +293,9 @@ def compile_ahead(tune: bool) -> None:
     for name, (n, k) in SHAPES.items():
         for m in (1, 8, 16, 32, 64, 128):
             form = w4_plan.form_for(m)
-            jobs.append((form, name, m, w4_plan.shape_for(form, m, n, k, SMS), False))
+            jobs.append((form, name, m, cut_of(form, m, n, k), False))
             if name in ("gate_up", "qkv"):
-                jobs.append((form, name, m, w4_plan.shape_for(form, m, n, k, SMS), True))
+                jobs.append((form, name, m, cut_of(form, m, n, k), True))
             if tune and m in TUNED_ROWS:
                 jobs += [(form, name, m, shape, False) for shape in candidates(form, name, m)]
     with multiprocessing.get_context("spawn").Pool(min(14, os.cpu_count() or 1)) as pool:
@@ -326,7 +361,7 @@ class Chain:
         m = self.m
         self.form = w4_plan.form_for(m)
         for name, (n, k) in SHAPES.items():
-            self.shapes.setdefault(name, w4_plan.shape_for(self.form, m, n, k, SMS))
+            self.shapes.setdefault(name, cut_of(self.form, m, n, k))
         self.ids = torch.arange(m, dtype=torch.int32, device=GPU)
         self.residual = torch.empty(m, HIDDEN, device=GPU)
         self.squares = torch.empty(m, HIDDEN // 128, device=GPU)
@@ -343,13 +378,20 @@ class Chain:
         self.cut = attention_few.cut_for(D, 16)
         self.last = torch.empty(m, HIDDEN, device=GPU, dtype=torch.float16)
         self.logits = torch.empty(m, VOCABULARY, device=GPU)
+        self.logits_half = torch.empty(m, VOCABULARY, device=GPU, dtype=torch.float16)
 
     def product(self, name: str, weight: w4_pack.W4) -> None:
         squares = self.squares if name in ("qkv", "gate_up") else None
         multiply(self.form, self.rows[name], weight, self.out[name], self.shapes[name], squares)
 
-    def feed(self, mode: w4_feed.Mode, source: torch.Tensor, to: str, weight: torch.Tensor | None = None) -> None:
-        held = {} if mode == "silu" else {"residual": self.residual, "weight": weight, "squares": self.squares}
+    def feed(
+        self, mode: w4_feed.Mode, source: torch.Tensor, to: str, weight: torch.Tensor | None = None
+    ) -> None:
+        held = (
+            {}
+            if mode == "silu"
+            else {"residual": self.residual, "weight": weight, "squares": self.squares}
+        )
         w4_feed.feed(mode, source, self.rows[to], ids=self.ids if mode == "embed" else None, **held)
 
     def layer(self, layer: Layer, after: torch.Tensor | None, parts: str = "attention") -> None:
@@ -374,7 +416,9 @@ class Chain:
         if after is not None:
             self.feed("norm", self.out["down"], "qkv", after)
 
-    def step(self, embedding: torch.Tensor, head: torch.Tensor | None, parts: str = "attention") -> None:
+    def step(
+        self, embedding: torch.Tensor, head: torch.Tensor | None, parts: str = "attention"
+    ) -> None:
         self.feed("embed", embedding, "qkv", self.layers[0].norms[0])
         for i, layer in enumerate(self.layers):
             last = i + 1 == len(self.layers)
@@ -382,6 +426,8 @@ class Chain:
         norm.add_norm(self.out["down"], self.residual, self.layers[0].norms[0], self.last, EPS)
         if head is not None and self.m <= 64:
             dense_few.product(self.last, head, self.logits)
+        elif head is not None:
+            torch.matmul(self.last, head.t(), out=self.logits_half)
 
     def check(self, embedding: torch.Tensor) -> float:
         """Error of one layer's residual against fp32 and dense weights."""
@@ -412,7 +458,12 @@ def make_layers(streams: int, length: int) -> list[Layer]:
 
     bias = torch.randn(SHAPES["qkv"][0], device=GPU).half()
     return [
-        Layer({s: random_w4(*SHAPES[s]) for s in SHAPES}, (gain(), gain()), bias, Cache.make(streams, length))
+        Layer(
+            {s: random_w4(*SHAPES[s]) for s in SHAPES},
+            (gain(), gain()),
+            bias,
+            Cache.make(streams, length),
+        )
         for _ in range(LAYERS)
     ]
 
@@ -422,7 +473,18 @@ def chain() -> Results:
     embedding = torch.randn(256, HIDDEN, device=GPU).half()
     head = torch.randn(VOCABULARY, HIDDEN, device=GPU, dtype=torch.float16) * 0.02
     layers = make_layers(1, 64)
-    for m, length in ((1, 256), (1, 7000), (2, 256), (4, 256), (8, 256), (8, 7000), (16, 256), (32, 256), (64, 256)):
+    for m, length in (
+        (1, 256),
+        (1, 7000),
+        (2, 256),
+        (4, 256),
+        (8, 256),
+        (8, 7000),
+        (16, 256),
+        (32, 256),
+        (64, 256),
+        (128, 256),
+    ):
         for layer in layers:
             layer.cache = Cache.make(m, length)
         step = Chain(m, length, layers)
@@ -434,16 +496,19 @@ def chain() -> Results:
         for key, ms in row.items():
             found[f"chain_M{m}_L{length}_{key}_ms"] = ms
         text = " ".join(f"{key} {ms:.3f}" for key, ms in row.items())
-        print(f"chain M={m} context {length}: {text} ms, {m / row['full'] * 1e3:.0f} tok/s, err {off:.1e}", flush=True)
+        print(
+            f"chain M={m} context {length}: {text} ms, {m / row['full'] * 1e3:.0f} tok/s, err {off:.1e}",
+            flush=True,
+        )
     return found
 
 
 MANY_PRODUCTS = [
     (Shape(blocks, warps, stages, splits), tile)
-    for blocks, warps in ((1, 4), (2, 4), (1, 8), (2, 8))
-    for stages in (3, 4)
+    for blocks, warps in ((1, 4), (2, 4), (1, 8))
+    for stages in (3,)
     for splits in (1, 2, 4, 8)
-    for tile in (64, 128, 256)
+    for tile in (32, 64, 128)
     if blocks * warps * tile <= 16 * 128
 ]
 
@@ -454,7 +519,7 @@ def prompts() -> Results:
     for name in SHAPES:
         bench = Bench(name)
         x = torch.randn(512, bench.k, device=GPU)
-        for m in (64, 128, 256, 512):
+        for m in (32, 64, 128, 256, 512):
             rows = w4_feed.HalfRows.empty(m, bench.k, GPU, "slots")
             w4_feed.quantize(x[:m], rows)
             wanted = x[:m] @ w4_pack.dense(bench.weights[0]).t()
@@ -472,11 +537,19 @@ def prompts() -> Results:
                 except triton.OutOfResources:
                     continue
                 off = error(out.sum(0), wanted)
+                for _ in range(5):
+                    out.fill_(float("nan"))
+                    w4_many.product(rows, bench.weights[0], out, cut)
+                    off = max(off, error(out.sum(0), wanted))
                 weights = (bench.weights * 4)[:24]
-                us = timed([partial(w4_many.product, rows, w, out, cut) for w in weights], 3) / len(weights)
+                us = timed([partial(w4_many.product, rows, w, out, cut) for w in weights], 3) / len(
+                    weights
+                )
                 tried.append((us, off, cut))
                 if cut == rule:
                     found[f"many_{name}_M{m}_us"] = us
+            worst = max(tried, key=lambda one: one[1])
+            print(f"  worst error {worst[1]:.1e} {worst[2]}")
             tried.sort(key=lambda one: one[0])
             mark = found[f"many_{name}_M{m}_us"]
             print(f"many {name} M={m}: rule {mark:.1f} us {rule}, {len(tried)} tried", flush=True)
@@ -501,7 +574,9 @@ def _compile_many(job: tuple[str, int, Shape, int]) -> None:
     )
     rows = w4_feed.HalfRows.empty(m, k, GPU, "slots")
     try:
-        w4_many.product(rows, weight, torch.empty(shape.splits, m, n, device=GPU), w4_many.Cut(shape, tile))
+        w4_many.product(
+            rows, weight, torch.empty(shape.splits, m, n, device=GPU), w4_many.Cut(shape, tile)
+        )
     except triton.OutOfResources:
         return
 
@@ -514,7 +589,7 @@ def compile_prompts() -> None:
         if shape.fits(n, k, wide=True)
         and any(
             100 <= -(-m // tile) * n // (16 * shape.blocks * shape.warps) * shape.splits <= 1000
-            for m in (64, 128, 256, 512)
+            for m in (32, 64, 128, 256, 512)
         )
     ]
     with multiprocessing.get_context("spawn").Pool(min(15, os.cpu_count() or 1)) as pool:
@@ -542,7 +617,11 @@ def sampler() -> Results:
         order = torch.arange(points, **whole)
         positions = order + 100
         scratch = sample_state.Scratch.empty(points, VOCABULARY, GPU)
-        out = torch.empty(points, **whole), torch.empty(points, device=GPU), torch.empty(points, device=GPU)
+        out = (
+            torch.empty(points, **whole),
+            torch.empty(points, device=GPU),
+            torch.empty(points, device=GPU),
+        )
         for name, kind in kinds.items():
             held = sample_state.Settings.empty(points, 4, GPU)
             for i in range(points):
@@ -554,10 +633,15 @@ def sampler() -> Results:
             rows = logits[: min(points, 16)].cpu().numpy()
             for i, row in enumerate(rows):
                 wanted = numpy_sampler.draw(row, replace(kind, seed=i * 977 + 5), i + 100)
-                wrong += wanted.token != int(out[0][i]) or abs(wanted.logprob - float(out[1][i])) > 1e-4
+                wrong += (
+                    wanted.token != int(out[0][i]) or abs(wanted.logprob - float(out[1][i])) > 1e-4
+                )
             us = timed([go] * 4) / 4
             found[f"sampler_{name}_{points}_us"] = us
-            print(f"sampler {points:3} points, {name:8} {us:8.1f} us, {wrong} of {len(rows)} differ", flush=True)
+            print(
+                f"sampler {points:3} points, {name:8} {us:8.1f} us, {wrong} of {len(rows)} differ",
+                flush=True,
+            )
     return found
 
 
@@ -588,7 +672,15 @@ FEW_CUTS = (
 
 def few() -> Results:
     found: Results = {}
-    work = ((1, 256, 1), (1, 7000, 1), (8, 256, 1), (8, 7000, 1), (32, 7000, 1), (128, 7000, 1), (1, 7000, 16))
+    work = (
+        (1, 256, 1),
+        (1, 7000, 1),
+        (8, 256, 1),
+        (8, 7000, 1),
+        (32, 7000, 1),
+        (128, 7000, 1),
+        (1, 7000, 16),
+    )
     for streams, length, new in work:
         one = streams * length * KEY_HEADS * D * 4
         count = max(1, min(40, round(FLUSH_BYTES / one)))
@@ -618,9 +710,12 @@ def few() -> Results:
                 if splits == usual and cut == attention_few.cut_for(D, 16):
                     found[f"few_{streams}x{length}_new{new}_us"] = us
                     alone = [
-                        partial(few_once, q, cache, new, partials, out, cut, False) for cache in caches
+                        partial(few_once, q, cache, new, partials, out, cut, False)
+                        for cache in caches
                     ]
-                    print(f"  default {us:.2f} us, without merging {timed(alone) / len(caches):.2f} us")
+                    print(
+                        f"  default {us:.2f} us, without merging {timed(alone) / len(caches):.2f} us"
+                    )
         tried.sort(key=lambda t: t[0])
         for us, off, splits, cut in tried[:5]:
             rate = one / us / 1e6
@@ -643,16 +738,18 @@ def few_once(
     cut: attention_few.Cut,
     merged: bool,
 ) -> None:
-    attention_few.attend(
-        q, cache.pool[:, 0], cache.pool[:, 1], cache.batch, new, partials, cut=cut
-    )
+    attention_few.attend(q, cache.pool[:, 0], cache.pool[:, 1], cache.batch, new, partials, cut=cut)
     if merged:
         attention_few.merge(partials, out)
 
 
 def head_of(batch: attention.Batch, count: int) -> attention.Batch:
     return attention.Batch(
-        batch.starts[:count], batch.counts[:count], batch.lengths[:count], batch.slots[:count], batch.tables
+        batch.starts[:count],
+        batch.counts[:count],
+        batch.lengths[:count],
+        batch.slots[:count],
+        batch.tables,
     )
 
 
@@ -697,7 +794,10 @@ def many() -> Results:
             )
             if cut == attention_many.cut_for(D):
                 found[f"many_{count}of{length}_us"] = us
-        torch_q, torch_k = q.transpose(0, 1)[None], torch.randn(1, HEADS, count, D, device=GPU).half()
+        torch_q, torch_k = (
+            q.transpose(0, 1)[None],
+            torch.randn(1, HEADS, count, D, device=GPU).half(),
+        )
         sdpa = torch.nn.functional.scaled_dot_product_attention
         us = timed([lambda a=torch_q, b=torch_k: sdpa(a, b, b, is_causal=True)] * 4) / 4
         print(f"  torch's attention, {count} tokens without a past: {us:.1f} us", flush=True)
@@ -715,7 +815,10 @@ def head() -> Results:
         us = timed([lambda w=w: dense_few.product(x, w, out) for w in weights * 3]) / 6
         library = timed([lambda w=w: torch.matmul(x, w.t()) for w in weights * 3]) / 6
         rate = VOCABULARY * HIDDEN * 2 / us / 1e6
-        print(f"head M={m:2} {us:7.1f} us {rate:5.2f} TB/s, cuBLAS {library:.1f} us, err {off:.1e}", flush=True)
+        print(
+            f"head M={m:2} {us:7.1f} us {rate:5.2f} TB/s, cuBLAS {library:.1f} us, err {off:.1e}",
+            flush=True,
+        )
         found[f"head_M{m}_us"] = us
     return found
 
@@ -725,7 +828,9 @@ def dense() -> Results:
     for name, (n, k) in SHAPES.items():
         weights = [random_w4(n, k) for _ in range(max(2, round(FLUSH_BYTES / (n * k / 2))))]
         whole = torch.empty(n * k, device=GPU, dtype=torch.float16)
-        us = timed([lambda w=w: w4_dense.dequantize(w, whole.view(n, k)) for w in weights]) / len(weights)
+        us = timed([lambda w=w: w4_dense.dequantize(w, whole.view(n, k)) for w in weights]) / len(
+            weights
+        )
         moved = weights[0].bytes + 2 * n * k
         for blocks in (1, 2, 8):
             grid = (n // 16, triton.cdiv(k // 128, blocks))
@@ -744,7 +849,10 @@ def dense() -> Results:
             out = torch.full((m, n), float("nan"), device=GPU, dtype=torch.float16)
             w4_dense.product(x, weights[0], out, whole)
             off = error(out[:64], x[:64].float() @ w4_pack.dense(weights[0]).t())
-            row = {"whole": timed([partial(w4_dense.product, x, w, out, whole) for w in weights[:4]]) / 4}
+            row = {
+                "whole": timed([partial(w4_dense.product, x, w, out, whole) for w in weights[:4]])
+                / 4
+            }
             held = whole.view(n, k)
             row["cublas"] = timed([lambda: torch.matmul(x, held.t())] * 4) / 4
             text = " ".join(f"{key} {value:.1f}" for key, value in row.items())

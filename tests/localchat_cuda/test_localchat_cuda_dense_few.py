@@ -19,4 +19,6 @@ def test_product_is_the_reference(rows: int, n: int, k: int, biased: bool) -> No
 
 def test_more_rows_than_it_is_good_for_are_refused() -> None:
     with pytest.raises(ValueError, match="1 to 64 rows"):
-        dense_few.product(torch.zeros(65, 64).half(), torch.zeros(16, 64).half(), torch.zeros(65, 16))
+        dense_few.product(
+            torch.zeros(65, 64).half(), torch.zeros(16, 64).half(), torch.zeros(65, 16)
+        )

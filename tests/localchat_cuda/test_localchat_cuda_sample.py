@@ -151,7 +151,10 @@ def test_ties_go_to_the_lower_id() -> None:
     ]
     tokens, _ = drawn(logits, params, [5, 6, 7])
     sampler = Sampler(V)
-    assert tokens == [sampler.draw(row, p, 5 + i).token for i, (row, p) in enumerate(zip(logits, params, strict=True))]
+    assert tokens == [
+        sampler.draw(row, p, 5 + i).token
+        for i, (row, p) in enumerate(zip(logits, params, strict=True))
+    ]
     assert tokens[0] == 4000
     assert 4000 <= tokens[1] < 4003
     assert tokens[2] == 4000
@@ -171,7 +174,12 @@ def test_broken_rows_draw_nothing_or_what_is_left() -> None:
 
 def test_positions_and_choices_draw_differently_and_seeds_repeat() -> None:
     logits = np.repeat(rows_of_logits(1, 2, 0.5), 4, 0)
-    params = [replace(BASE, seed=1), replace(BASE, seed=1, choice=1), replace(BASE, seed=1), replace(BASE, seed=1)]
+    params = [
+        replace(BASE, seed=1),
+        replace(BASE, seed=1, choice=1),
+        replace(BASE, seed=1),
+        replace(BASE, seed=1),
+    ]
     tokens, _ = drawn(logits, params, [5, 5, 6, 5])
     assert tokens[0] == tokens[3]
     assert len(set(tokens)) == 3
@@ -182,5 +190,13 @@ def test_wrong_arguments_are_named() -> None:
     one = torch.zeros(1, dtype=torch.int32)
     with pytest.raises(ValueError, match=r"scratch\.z"):
         sample.draw(
-            torch.zeros(1, V), one, one, one, held, sample_state.Scratch.empty(2, V, CPU), one, torch.empty(1), torch.empty(1)
+            torch.zeros(1, V),
+            one,
+            one,
+            one,
+            held,
+            sample_state.Scratch.empty(2, V, CPU),
+            one,
+            torch.empty(1),
+            torch.empty(1),
         )

@@ -53,12 +53,16 @@ def test_packing_refuses_shapes_that_do_not_divide() -> None:
         w4_pack.pack(torch.zeros(24, 128), torch.zeros(24, 1), torch.zeros(24, 1))
     with pytest.raises(ValueError, match="AWQ layer"):
         w4_pack.from_awq(
-            torch.zeros(128, 4, dtype=torch.int32), torch.zeros(2, 4, dtype=torch.int32), torch.zeros(2, 32)
+            torch.zeros(128, 4, dtype=torch.int32),
+            torch.zeros(2, 4, dtype=torch.int32),
+            torch.zeros(2, 32),
         )
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 5, 8])
-@pytest.mark.parametrize("shape", [Shape(1, 1, 1, 1), Shape(2, 2, 1, 2), Shape(1, 1, 2, 2), Shape(1, 4, 1, 1)])
+@pytest.mark.parametrize(
+    "shape", [Shape(1, 1, 1, 1), Shape(2, 2, 1, 2), Shape(1, 1, 2, 2), Shape(1, 4, 1, 1)]
+)
 def test_int8_product_is_the_reference(rows: int, shape: Shape) -> None:
     w = weight(32, 640 if shape.warps == 1 else 512)
     x = values(rows, w.features_in)
@@ -134,7 +138,9 @@ def test_dequantized_weights_are_the_dense_ones(dtype: torch.dtype) -> None:
     w4_dense.dequantize(w, out, 16)
     # Triton's interpreter cuts to bf16 where a GPU rounds: one unit in the last place
     rtol = 0.0 if dtype == torch.float16 else 2.0**-7
-    assert torch.allclose(out.float(), w4_pack.dense(w)[16:48].to(dtype).float(), rtol=rtol, atol=0.0)
+    assert torch.allclose(
+        out.float(), w4_pack.dense(w)[16:48].to(dtype).float(), rtol=rtol, atol=0.0
+    )
 
 
 def test_dense_product_is_whole_in_pieces() -> None:
@@ -150,13 +156,15 @@ def test_dense_product_is_whole_in_pieces() -> None:
 def test_feed_is_the_reference(mode: w4_feed.Mode, kind: str, rows: int) -> None:
     k, splits = 384, 3
     columns = 2 * k + 16 if mode == "silu" else k + 16 if mode == "plain" else k
-    source = values(7, k) if mode == "embed" else values(splits * rows, columns).view(splits, rows, columns)
+    source = (
+        values(7, k)
+        if mode == "embed"
+        else values(splits * rows, columns).view(splits, rows, columns)
+    )
     found, wanted = [], []
     for call, held in ((w4_feed.feed, found), (w4_feed.reference, wanted)):
         out: w4_feed.Rows = (
-            Int8Rows.empty(rows, k, CPU)
-            if kind == "int8"
-            else HalfRows.empty(rows, k, CPU, kind)
+            Int8Rows.empty(rows, k, CPU) if kind == "int8" else HalfRows.empty(rows, k, CPU, kind)
         )
         residual, squares = values(rows, k) + 1, torch.full((rows, 3), float("nan"))
         ids = torch.arange(rows) + 1 if mode == "embed" else None
@@ -170,11 +178,26 @@ def test_feed_is_the_reference(mode: w4_feed.Mode, kind: str, rows: int) -> None
         assert torch.allclose(one, other, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize(("n", "k"), [(1152, 896), (896, 4864), (6144, 4096), (28672, 4096), (4096, 14336), (64, 128)])
-@pytest.mark.parametrize("rows", [1, 8, 16, 33, 128])
+@pytest.mark.parametrize(
+    ("n", "k"), [(1152, 896), (896, 4864), (6144, 4096), (28672, 4096), (4096, 14336), (64, 128)]
+)
+@pytest.mark.parametrize("rows", [1, 8, 16, 32])
 def test_the_plan_finds_a_cut_for_every_shape(n: int, k: int, rows: int) -> None:
     form = form_for(rows)
     shape_for(form, rows, n, k, 132).check(n, k, wide=form == "wgmma")
+
+
+def test_rows_choose_the_form() -> None:
+    rows = (1, 8, 9, 16, 17, 32, 33, 1024, 1025)
+    wanted = ["int8"] * 2 + ["fp16"] * 2 + ["wgmma"] * 2 + ["many"] * 2 + ["dense"]
+    assert [form_for(m) for m in rows] == wanted
+    with pytest.raises(ValueError, match="more than the int8 form takes"):
+        shape_for("int8", 9, 64, 128, 132)
+
+
+def test_rows_of_a_class_share_their_cut() -> None:
+    for rows in (1, 2, 3):
+        assert shape_for("int8", rows, 4608, 3584, 132) == shape_for("int8", 4, 4608, 3584, 132)
 
 
 def test_wrong_arguments_are_named() -> None:

@@ -57,7 +57,9 @@ def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch) -> No
     require_pages("k", k, d, device)
     require_pages("v", v, d, device)
     if k.shape != v.shape or k.stride() != v.stride() or h % k.shape[1]:
-        raise ValueError(f"k, v: equal shapes dividing {h} heads wanted, {k.shape}, {v.shape} given")
+        raise ValueError(
+            f"k, v: equal shapes dividing {h} heads wanted, {k.shape}, {v.shape} given"
+        )
     s = batch.starts.shape[0]
     for name in ("starts", "counts", "lengths", "slots"):
         require(name, getattr(batch, name), (s,), (torch.int32,), device)

@@ -21,7 +21,9 @@ from localchat_cuda.kernels.launch import options, power_of_two, require, settle
 MAX_ROWS = 64
 
 
-def reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def reference(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
     """The product in fp32 by plain torch."""
     y = x.float() @ weight.float().t()
     return y if bias is None else y + bias.float()
@@ -46,7 +48,9 @@ def _one_row_kernel(
     row = weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K
     k = tl.arange(0, BK)
     # The first tile is peeled: its load stands before the wait for x.
-    first = tl.load(row + k[None, :], mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first")
+    first = tl.load(
+        row + k[None, :], mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first"
+    )
     if PDL:
         gdc_wait()
     acc = first.to(tl.float32) * tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)[None, :]
@@ -56,7 +60,9 @@ def _one_row_kernel(
             w = tl.load(row + at[None, :], eviction_policy="evict_first")
             xs = tl.load(x + at)
         else:
-            w = tl.load(row + at[None, :], mask=(at < K)[None, :], other=0.0, eviction_policy="evict_first")
+            w = tl.load(
+                row + at[None, :], mask=(at < K)[None, :], other=0.0, eviction_policy="evict_first"
+            )
             xs = tl.load(x + at, mask=at < K, other=0.0)
         acc += w.to(tl.float32) * xs.to(tl.float32)[None, :]
     y = tl.sum(acc, 1)
@@ -97,7 +103,9 @@ def _few_rows_kernel(
             w = tl.load(row + at[None, :], eviction_policy="evict_first")
             acc = tl.dot(w, tl.load(xs + at[:, None]), acc)
         else:
-            w = tl.load(row + at[None, :], mask=(at < K)[None, :], other=0.0, eviction_policy="evict_first")
+            w = tl.load(
+                row + at[None, :], mask=(at < K)[None, :], other=0.0, eviction_policy="evict_first"
+            )
             acc = tl.dot(w, tl.load(xs + at[:, None], mask=(at < K)[:, None], other=0.0), acc)
     if BIAS:
         acc += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]

@@ -40,7 +40,9 @@ def _traits_of_cuda(index: int) -> Traits:
 def traits(device: torch.device) -> Traits:
     """The launch traits of a device; a CPU stands for the interpreter."""
     if device.type == "cuda" and not interpreted():
-        return _traits_of_cuda(torch.cuda.current_device() if device.index is None else device.index)
+        return _traits_of_cuda(
+            torch.cuda.current_device() if device.index is None else device.index
+        )
     return Traits(False, False, 4)
 
 
@@ -109,7 +111,9 @@ def require(
     if not dense:
         raise ValueError(f"{name}: {'contiguous' if contiguous else 'dense last dimension'} wanted")
     if tensor.numel() > MAX_INT32:
-        raise ValueError(f"{name}: {tensor.numel()} elements are more than a kernel's offsets can reach")
+        raise ValueError(
+            f"{name}: {tensor.numel()} elements are more than a kernel's offsets can reach"
+        )
 
 
 def power_of_two(value: int) -> int:

@@ -19,7 +19,11 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def reference(
-    y: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float
+    y: torch.Tensor | None,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    eps: float,
 ) -> None:
     """`add_norm` in plain torch, same arguments."""
     if y is not None:
@@ -104,7 +108,9 @@ def _silu_kernel(gate_up, out, F: tl.constexpr, BLOCK: tl.constexpr):
     inside = i < F
     gate = tl.load(gate_up + t * (2 * F) + i, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + t * (2 * F) + F + i, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + t * F + i, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=inside)
+    tl.store(
+        out + t * F + i, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=inside
+    )
 
 
 def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:

@@ -54,7 +54,9 @@ def angles(
     positions: int, d: int, theta: float, device: torch.device, scaling: Llama3Scaling | None = None
 ) -> torch.Tensor:
     """The table fp32 [positions, D] that the kernel reads."""
-    turned = torch.arange(positions, dtype=torch.float64)[:, None] * frequencies(d, theta, scaling)[None]
+    turned = (
+        torch.arange(positions, dtype=torch.float64)[:, None] * frequencies(d, theta, scaling)[None]
+    )
     return torch.cat((turned.cos(), turned.sin()), 1).float().to(device)
 
 

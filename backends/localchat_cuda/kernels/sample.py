@@ -2,14 +2,14 @@
 scores or a sum and its threshold come within rounding of each other (about 1e-6).
 
 Letters: P points (places whose token is drawn), R rows of logits, V vocabulary, B = V / 1024 blocks, S slots of
-the state table, C = 4096 candidates.
+the state table, C = 16,384 candidates.
 
 Five kernels, no synchronisation with the CPU, no sort:
 1. `tally_kernel` (P, tokens / 1024): how often each token stands before the point; only for penalised points.
 2. `process_kernel` (P, B): bias, mask and penalties; per block the maximum and the mass of exp, of the raw and
    of the processed logits.
 3. `measure_kernel` (P, B): per block, where there is no filter but min-p, the winner of the draw; else how many
-   tokens and how much mass lie within each of eight depths below the best.
+   tokens, or how much mass, lie within each of 16 depths below the best.
 4. `collect_kernel` (P, B): down to the first depth that suffices, the tokens, in no particular order, into a
    list of at most C.
 5. `_draw_kernel` (P,): the filters and the draw over that list. Where the list cannot hold what a filter must
@@ -95,7 +95,9 @@ def _distance(x, token, best, mean):
 @triton.jit
 def _kept(x, token, best, limit, far, mean):
     """What top-k (keys up to `limit`) and typical-p (distances up to `far`) keep."""
-    return (x > float("-inf")) & (_key(x, token) <= limit) & (_distance(x, token, best, mean) <= far)
+    return (
+        (x > float("-inf")) & (_key(x, token) <= limit) & (_distance(x, token, best, mean) <= far)
+    )
 
 
 @triton.jit
@@ -185,7 +187,9 @@ def _sample(
         listed = row
         n = V
     if (k > 0) & (k < V):
-        limit = _search(listed, ids, whole, n, best, limit, far, mean, k.to(tl.int64), CHUNK, False, False)
+        limit = _search(
+            listed, ids, whole, n, best, limit, far, mean, k.to(tl.int64), CHUNK, False, False
+        )
     top = best
     if typical < 1.0:
         total = _total(listed, ids, whole, n, best, limit, far, mean, CHUNK, False)
@@ -196,7 +200,9 @@ def _sample(
         tops = tl.full((CHUNK,), float("-inf"), tl.float32)
         for c in range(0, tl.cdiv(n, CHUNK)):
             x, token = _chunk(listed, ids, whole, n, c, CHUNK)
-            tops = tl.maximum(tops, tl.where(_kept(x, token, best, limit, far, mean), x, float("-inf")))
+            tops = tl.maximum(
+                tops, tl.where(_kept(x, token, best, limit, far, mean), x, float("-inf"))
+            )
         top = tl.max(tops, 0)
     nucleus = limit
     if top_p < 1.0:
@@ -209,7 +215,11 @@ def _sample(
     winner = tl.full((CHUNK,), 0x7FFFFFFF, tl.int32)
     for c in range(0, tl.cdiv(n, CHUNK)):
         x, token = _chunk(listed, ids, whole, n, c, CHUNK)
-        kept = _kept(x, token, best, limit, far, mean) & (_key(x, token) <= nucleus) & (x >= top + drop)
+        kept = (
+            _kept(x, token, best, limit, far, mean)
+            & (_key(x, token) <= nucleus)
+            & (x >= top + drop)
+        )
         score = tl.where(kept, (x - top) * inverse + gumbel(seed, token), float("-inf"))
         better = kept & ((score > won) | ((score == won) & (token < winner)))
         won = tl.where(better, score, won)
@@ -248,7 +258,9 @@ def _draw_kernel(
     p = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + p).to(tl.int64)
     raw_best, raw_mass, _ = row_best(blocks, p, 0, B, B_POW2)
-    normalizer = tl.where(raw_best == float("-inf"), 0.0, raw_best) + tl.log(tl.maximum(raw_mass, 1e-30))
+    normalizer = tl.where(raw_best == float("-inf"), 0.0, raw_best) + tl.log(
+        tl.maximum(raw_mass, 1e-30)
+    )
     best, mass, tops = row_best(blocks, p, 2, B, B_POW2)
     inverse = tl.load(floats + slot * 8)
     token = tl.full((), -1, tl.int32)
@@ -269,7 +281,9 @@ def _draw_kernel(
     tl.store(tokens + p, token)
     row = tl.load(rows + p).to(tl.int64) * V
     own = tl.load(logits + row + tl.maximum(token, 0)).to(tl.float32)
-    own = tl.where((token < 0) | (raw_best == float("-inf")), float("-inf"), clean(own) - normalizer)
+    own = tl.where(
+        (token < 0) | (raw_best == float("-inf")), float("-inf"), clean(own) - normalizer
+    )
     tl.store(logprobs + p, own)
     tl.store(normalizers + p, normalizer)
 
@@ -313,7 +327,14 @@ def draw(
         require("known.counts", known.counts, (points, vocabulary), (torch.int32,), device)
         known.counts.zero_()
         tally_kernel[(points, triton.cdiv(context, BLOCK))](
-            known.tokens, known.prompts, known.counts, slots, positions, context, vocabulary, BLOCK=BLOCK
+            known.tokens,
+            known.prompts,
+            known.counts,
+            slots,
+            positions,
+            context,
+            vocabulary,
+            BLOCK=BLOCK,
         )
     process_kernel[(points, blocks)](
         logits,
@@ -391,7 +412,7 @@ def draw(
         B_POW2=power_of_two(blocks),
         BLOCK=BLOCK,
         C=CANDIDATES,
-        CHUNK=1024,
+        CHUNK=2048,
         PDL=pdl,
         **options(pdl, 8),
     )

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.sample_state import DEEPEST, DEPTHS, FIGURES, LARGEST, SEEN, SHALLOWER
+from localchat_cuda.kernels.sample_state import DEEPEST, DEPTHS, FIGURES, LARGEST, SEEN
 
 
 @triton.jit(do_not_specialize=["context", "V"])
@@ -83,7 +83,9 @@ def process_kernel(
         count = tl.load(counts + p * V + i, mask=inside, other=0)
         repetition = tl.load(floats + slot * 8 + 5)
         output = count & (SEEN - 1)
-        minus = output.to(tl.float32) * tl.load(floats + slot * 8 + 6) + tl.load(floats + slot * 8 + 7)
+        minus = output.to(tl.float32) * tl.load(floats + slot * 8 + 6) + tl.load(
+            floats + slot * 8 + 7
+        )
         repeated = tl.where(x > 0, x / repetition, x * repetition)
         x = tl.where(count != 0, repeated - tl.where(output > 0, minus, 0.0), x)
     x = clean(x)
@@ -117,11 +119,15 @@ def _mix(x):
 def gumbel(key, token):
     """Standard Gumbel noise of a token: -ln(-ln(1 - v)), v from the hash (localchat/loop/noise.py)."""
     h = _mix(key + (token.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15) >> 32
-    v = tl.minimum((h.to(tl.uint32).to(tl.float32) + 0.5) * 2.3283064365386963e-10, 1.0 - 5.960464477539063e-08)
+    v = tl.minimum(
+        (h.to(tl.uint32).to(tl.float32) + 0.5) * 2.3283064365386963e-10, 1.0 - 5.960464477539063e-08
+    )
     # -ln(1 - v) = 2 atanh(v / (2 - v)): the logarithm would lose a small v, and small v win
     s = v / (2.0 - v)
     t = s * s
-    tail = t * (0.14285714 + t * (0.11111111 + t * (0.09090909 + t * (0.07692308 + t * 0.06666667))))
+    tail = t * (
+        0.14285714 + t * (0.11111111 + t * (0.09090909 + t * (0.07692308 + t * 0.06666667)))
+    )
     small = 2.0 * s * (1.0 + t * (0.33333334 + t * (0.2 + tail)))
     return -tl.log(tl.where(v < 0.5, small, -tl.log(1.0 - v)))
 
@@ -131,6 +137,12 @@ def noise(key, position):
     """The key of a draw: the last step of `noise.draw_key`."""
     x = _mix((key.to(tl.uint64) ^ position.to(tl.uint64)) + 0x9E3779B97F4A7C15)
     return x ^ (x >> 31)
+
+
+@triton.jit
+def depths():
+    """16 down to 1 nats below the best, in steps of a fifth."""
+    return tl.exp2(4.0 - 0.26666668 * tl.arange(0, DEPTHS).to(tl.float32))
 
 
 @triton.jit(do_not_specialize=["V", "B"])
@@ -173,13 +185,12 @@ def measure_kernel(
             tl.store(place, top)
             tl.store(place + B, winner.to(tl.float32))
         else:
-            depth = tl.full((), DEEPEST, tl.float32)
-            for e in tl.static_range(DEPTHS):
-                near = alive & (x >= best - depth)
-                tl.store(place + (2 + e) * B, tl.sum(near.to(tl.float32), 0))
-                mass = tl.sum(tl.where(near, tl.exp(x - best), 0.0), 0)
-                tl.store(place + (2 + DEPTHS + e) * B, mass)
-                depth = depth * SHALLOWER
+            near = alive[None, :] & (x[None, :] >= (best - depths())[:, None])
+            weight = tl.exp(x - best)
+            if k > 0:
+                weight = tl.full((BLOCK,), 1.0, tl.float32)
+            e = tl.arange(0, DEPTHS)
+            tl.store(place + (2 + e) * B, tl.sum(tl.where(near, weight[None, :], 0.0), 1))
 
 
 @triton.jit(do_not_specialize=["V", "B"])
@@ -211,21 +222,18 @@ def collect_kernel(
     best, mass, _ = row_best(blocks, p, 2, B, B_POW2)
     wanted = (k > 0) | ((top_p < 1.0) & (typical >= 1.0))
     if wanted & (tl.load(floats + slot * 8) > 0.0) & (best > float("-inf")):
-        c = tl.arange(0, B_POW2)
-        depth = tl.full((), DEEPEST, tl.float32)
-        tried = depth
-        for e in tl.static_range(1, DEPTHS):
-            tried = tried * SHALLOWER
-            place = blocks + (p * FIGURES + 6 + e) * B + c
-            if k > 0:
-                enough = tl.sum(tl.load(place, mask=c < B, other=0.0), 0) >= k
-            else:
-                within = tl.sum(tl.load(place + DEPTHS * B, mask=c < B, other=0.0), 0)
-                enough = within >= top_p * mass * 1.0001
-            depth = tl.where(enough, tried, depth)
+        c = tl.arange(0, B_POW2)[None, :]
+        e = tl.arange(0, DEPTHS)[:, None]
+        within = tl.sum(tl.load(blocks + (p * FIGURES + 6 + e) * B + c, mask=c < B, other=0.0), 1)
+        needed = top_p * mass * 1.0001
+        if k > 0:
+            needed = k.to(tl.float32)
+        depth = tl.min(tl.where(within >= needed, depths(), DEEPEST), 0)
         if k == 0:
             # what cannot win is left out: the lowest of a prefix, so the others' sums stay the same
-            depth = tl.minimum(depth, tl.minimum(tl.load(floats + slot * 8 + 1), -tl.load(floats + slot * 8 + 4)))
+            depth = tl.minimum(
+                depth, tl.minimum(tl.load(floats + slot * 8 + 1), -tl.load(floats + slot * 8 + 4))
+            )
         least = best - depth
         if tl.load(blocks + (p * FIGURES + 2) * B + b) >= least:
             i = b * BLOCK + tl.arange(0, BLOCK)

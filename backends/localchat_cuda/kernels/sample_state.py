@@ -8,19 +8,27 @@ import triton.language as tl
 from localchat_cuda.kernels.launch import require
 
 BLOCK = 1024
-CANDIDATES = 4096
+CANDIDATES = 16384
 NOTHING = -1
-FIELDS = ("inverse_temperature", "reach", "typical_p", "top_p", "drop", "repetition", "frequency", "presence")
+FIELDS = (
+    "inverse_temperature",
+    "reach",
+    "typical_p",
+    "top_p",
+    "drop",
+    "repetition",
+    "frequency",
+    "presence",
+)
 """Columns of `Settings.floats`. inverse_temperature: float32(1 / temperature), 0.0 for greedy. reach: how far
 below the best a candidate can still win, REACH * temperature, inf with typical-p. drop: ln(min_p), -inf for
 none."""
 SEEN = tl.constexpr(1 << 30)
-DEPTHS = tl.constexpr(8)
+DEPTHS = tl.constexpr(16)
 DEEPEST = tl.constexpr(16.0)
-SHALLOWER = tl.constexpr(0.673)
-FIGURES = tl.constexpr(6 + 2 * 8)
+FIGURES = tl.constexpr(6 + 16)
 """Rows of `Scratch.blocks`: raw maximum and mass, processed maximum and mass, score and id of the block's winner,
-tokens within each depth, their mass."""
+and what lies within each depth: tokens where there is a top-k, else mass."""
 FRACTION = tl.constexpr(1099511627776.0)
 LARGEST = tl.constexpr(3.4028234663852886e38)
 LOWEST = tl.constexpr(-0x7FFFFFFFFFFFFFFF)
@@ -98,7 +106,9 @@ def check(
     vocabulary, device = logits.shape[1], logits.device
     points, slot_count = rows.shape[0], settings.top_k.shape[0]
     whole = (torch.int32,)
-    require("logits", logits, (None, vocabulary), (torch.float32, torch.float16, torch.bfloat16), device)
+    require(
+        "logits", logits, (None, vocabulary), (torch.float32, torch.float16, torch.bfloat16), device
+    )
     for name, tensor in (("rows", rows), ("slots", slots), ("positions", positions)):
         require(name, tensor, (points,), whole, device)
     require("settings.floats", settings.floats, (slot_count, len(FIELDS)), (torch.float32,), device)
@@ -106,5 +116,11 @@ def check(
     require("settings.keys", settings.keys, (slot_count,), (torch.int64,), device)
     require("settings.bias_ids", settings.bias_ids, (slot_count, None), whole, device)
     require("scratch.z", scratch.z, (points, vocabulary), (torch.float32,), device)
-    require("scratch.blocks", scratch.blocks, (points, FIGURES.value, -(-vocabulary // BLOCK)), (torch.float32,), device)
+    require(
+        "scratch.blocks",
+        scratch.blocks,
+        (points, FIGURES.value, -(-vocabulary // BLOCK)),
+        (torch.float32,),
+        device,
+    )
     require("scratch.values", scratch.values, (points, CANDIDATES), (torch.float32,), device)

@@ -27,7 +27,9 @@ def _plane(out, even, odd, scale, zero, offset: tl.constexpr, at):
 
 
 @triton.jit
-def _dequantize_kernel(codes, steps, out, first, G: tl.constexpr, ASM: tl.constexpr, BLOCKS: tl.constexpr):
+def _dequantize_kernel(
+    codes, steps, out, first, G: tl.constexpr, ASM: tl.constexpr, BLOCKS: tl.constexpr
+):
     block = tl.program_id(0)
     row = (block * 16 + tl.arange(0, 16)).to(tl.int64) * (G * 128)
     for r in tl.static_range(BLOCKS):
@@ -48,7 +50,9 @@ def dequantize(weight: W4, out: torch.Tensor, first: int = 0) -> None:
     require("out", out, (None, weight.features_in), (torch.float16, torch.bfloat16), device)
     n = out.shape[0]
     if first % ROWS or n % ROWS or not 0 <= first <= weight.features_out - n:
-        raise ValueError(f"first: {n} features from {first} of {weight.features_out}, in 16s, wanted")
+        raise ValueError(
+            f"first: {n} features from {first} of {weight.features_out}, in 16s, wanted"
+        )
     groups = weight.features_in // GROUP
     blocks = 4
     _dequantize_kernel[(n // ROWS, triton.cdiv(groups, blocks))](
@@ -73,7 +77,9 @@ def product(x: torch.Tensor, weight: W4, out: torch.Tensor, scratch: torch.Tenso
     require("scratch", scratch, (None,), (x.dtype,), device)
     room = scratch.numel() // k // ROWS * ROWS
     if room == 0:
-        raise ValueError(f"scratch: {scratch.numel()} elements hold no {ROWS} output features of {k}")
+        raise ValueError(
+            f"scratch: {scratch.numel()} elements hold no {ROWS} output features of {k}"
+        )
     pieces = -(-n // room)
     piece = -(-n // pieces // ROWS) * ROWS
     for first in range(0, n, piece):

@@ -109,7 +109,9 @@ def quantize(values: torch.Tensor, rows: Rows) -> None:
         high = torch.floor((whole + 128) / 256)
         pair = torch.stack((high, whole - 256 * high), 1).view(m, 2, k // 4, 4)
         rows.x.copy_(pair[..., [0, 2, 1, 3]].reshape(2 * m, k).to(torch.int8))
-        factors = torch.stack((step / 16, step * whole.sum(-1), 8 * step * whole[..., 64:].sum(-1)), -1)
+        factors = torch.stack(
+            (step / 16, step * whole.sum(-1), 8 * step * whole[..., 64:].sum(-1)), -1
+        )
         rows.factors[:, :m, :3] = factors.transpose(0, 1)
         return
     x = values.clamp(-65504.0, 65504.0).to(torch.float16)
@@ -183,7 +185,10 @@ def _sum(source, at, stride, S: tl.constexpr, S_POW2: tl.constexpr):
         return tl.load(source + at, cache_modifier=".cg").to(tl.float32)
     s = tl.arange(0, S_POW2)
     parts = tl.load(
-        source + s[:, None] * stride + at[None, :], mask=(s < S)[:, None], other=0.0, cache_modifier=".cg"
+        source + s[:, None] * stride + at[None, :],
+        mask=(s < S)[:, None],
+        other=0.0,
+        cache_modifier=".cg",
     )
     return tl.sum(parts.to(tl.float32), 0)
 

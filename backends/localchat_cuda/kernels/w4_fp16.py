@@ -89,7 +89,14 @@ def _accumulate(out, a, b, c, d, scale, zero, total, offset, xa, xb, xc, xd, WAR
 
 @triton.jit
 def _load(
-    codes, steps, block, chunk, G: tl.constexpr, BLOCKS: tl.constexpr, DEPTH: tl.constexpr, WARPS: tl.constexpr
+    codes,
+    steps,
+    block,
+    chunk,
+    G: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WARPS: tl.constexpr,
 ):
     ws = ()
     ss = ()

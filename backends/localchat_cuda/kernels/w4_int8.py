@@ -104,7 +104,14 @@ def _accumulate(out, low, high, scale, zero, a, b, c, x0, x1, WARPS: tl.constexp
 
 @triton.jit
 def _load(
-    codes, steps, block, chunk, G: tl.constexpr, BLOCKS: tl.constexpr, DEPTH: tl.constexpr, WARPS: tl.constexpr
+    codes,
+    steps,
+    block,
+    chunk,
+    G: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WARPS: tl.constexpr,
 ):
     ws = ()
     ss = ()

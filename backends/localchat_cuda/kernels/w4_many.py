@@ -2,8 +2,7 @@
 
 Where w4_wgmma.py keeps codes as they are and applies scales to sums, this form scales the weights themselves,
 w = (code - zero) * scale in fp16, before they meet x: two more packed operations for two weights, but one
-accumulator instead of two, so a program covers more outputs and reads x less often. That pays from about 65
-rows on; far above, dequantizing once for the library's product does (w4_dense.py). Weights are rounded to fp16
+accumulator instead of two, so a program covers more outputs and reads x less often. That pays from 33 rows on; far above, dequantizing once for the library's product does (w4_dense.py). Weights are rounded to fp16
 as there: error 3.5e-4 against fp32.
 
 Letters: M rows, N output and K input features, G = K / 128.
@@ -37,15 +36,21 @@ class Cut(NamedTuple):
 
 
 def cut_for(rows: int, n: int, k: int, sms: int) -> Cut:
-    """By rule: the widest tile that still gives every multiprocessor two programs, else splits of K."""
+    """By rule: tiles of 128 x 128 (64 rows and fewer: one tile), and the splits of K that leave least idle in
+    the last wave, two programs a multiprocessor, against what writing and adding partial sums costs."""
     tile = 128 if rows > 64 else max(16, power_of_two(rows))
     if n % 64:
         raise ValueError(f"weight {n}x{k}: output features in 64s wanted")
-    tiles = -(-rows // tile)
-    blocks = 2 if n % 128 == 0 and tiles * n // 128 >= sms else 1
-    programs = tiles * n // (64 * blocks)
-    splits = max(1, min(8, k // GROUP, round(2 * sms / programs)))
-    return Cut(Shape(blocks, 4, 3, splits), tile)
+    warps = 8 if n % 128 == 0 else 4
+    programs = -(-rows // tile) * n // (16 * warps)
+
+    def cost(splits: int) -> float:
+        waves = -(-programs * splits // (2 * sms))
+        return waves / splits + splits * 0.08 * 3584 / k
+
+    most = min(2 if programs >= sms else 8, k // GROUP)
+    splits = min((s for s in (1, 2, 4, 8) if s <= most), key=cost)
+    return Cut(Shape(1, warps, 3, splits), tile)
 
 
 @triton.jit
@@ -84,6 +89,19 @@ def _scaled(w, zero, scale, ASM: tl.constexpr):
         c = (((((w >> 4) & 15) ^ 8) - plain).to(tl.float16) * scale).to(tl.float16)
         d = (((((w >> 12) & 15) ^ 8) - plain).to(tl.float16) * scale).to(tl.float16)
     return a, b, c, d
+
+
+@triton.jit
+def _landed(acc, ASM: tl.constexpr):
+    """acc itself. Being used here makes Triton (3.6 to 3.9) wait for the multiplication: left to itself it keeps
+    the last one of an iteration in flight while the next iteration already overwrites the registers that hold
+    its weights, and results are wrong now and then."""
+    if ASM:
+        return tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=f,f", [acc], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return acc
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -132,12 +150,14 @@ def _many_kernel(
         scale = (step & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
         zero = (step >> 16).to(tl.int16).to(tl.float16, bitcast=True) + 1024.0
         zero, scale = zero.to(tl.float16)[:, None], scale[:, None]
-        a, b, c, d = _scaled(w, tl.broadcast_to(zero, w.shape), tl.broadcast_to(scale, w.shape), ASM)
+        a, b, c, d = _scaled(
+            w, tl.broadcast_to(zero, w.shape), tl.broadcast_to(scale, w.shape), ASM
+        )
         xg = x + g * 128 + row_at
         acc = tl.dot(a, tl.load(xg), acc)
         acc = tl.dot(b, tl.load(xg + 32), acc)
         acc = tl.dot(c, tl.load(xg + 64), acc)
-        acc = tl.dot(d, tl.load(xg + 96), acc)
+        acc = _landed(tl.dot(d, tl.load(xg + 96), acc), ASM)
     if NORM:
         acc = acc * inverse_rms(squares, m, m < M, eps, G, G_POW2)[None, :]
     at = (split * M + m).to(tl.int64)[None, :] * N + (first_block * 16 + n)[:, None]

@@ -59,10 +59,14 @@ def pack(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> W4:
     ValueError where N is no multiple of 16 or K none of 128. Exact but for the scale's own rounding."""
     n, k = codes.shape
     if n % ROWS or k % GROUP:
-        raise ValueError(f"codes: rows in 16s and columns in groups of {GROUP} wanted, {n}x{k} given")
+        raise ValueError(
+            f"codes: rows in 16s and columns in groups of {GROUP} wanted, {n}x{k} given"
+        )
     t, g = n // ROWS, k // GROUP
     if tuple(scales.shape) != (n, g) or tuple(zeros.shape) != (n, g):
-        raise ValueError(f"scales and zeros: {n}x{g} wanted, {tuple(scales.shape)}, {tuple(zeros.shape)}")
+        raise ValueError(
+            f"scales and zeros: {n}x{g} wanted, {tuple(scales.shape)}, {tuple(zeros.shape)}"
+        )
     #                       t  upper row g  plane quad half pair e
     tile = codes.to(torch.uint8).view(t, 2, 8, g, 2, 4, 2, 2, 4)[..., list(_SWAP)]
     low, high = tile.select(4, 0), tile.select(4, 1)

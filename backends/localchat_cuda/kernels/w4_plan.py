@@ -11,7 +11,9 @@ from typing import Literal
 
 from localchat_cuda.kernels.w4_pack import GROUP
 
-Form = Literal["int8", "fp16", "wgmma"]
+Form = Literal["int8", "fp16", "wgmma", "many", "dense"]
+
+_LIMITS: tuple[tuple[int, Form], ...] = ((8, "int8"), (16, "fp16"), (32, "wgmma"), (1024, "many"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,11 @@ class Shape:
 
 
 def form_for(rows: int) -> Form:
-    """The form for a number of rows, 1 to 64 (above: dequantize and a dense product)."""
-    return "int8" if rows <= 8 else "fp16" if rows <= 16 else "wgmma"
+    """The fastest form for a number of rows, each on an H200; `dense`: dequantize, then the library."""
+    for limit, form in _LIMITS:
+        if rows <= limit:
+            return form
+    return "dense"
 
 
 _GATE_UP, _DOWN, _QKV, _O = (37888, 3584), (3584, 18944), (4608, 3584), (3584, 3584)
@@ -77,30 +82,30 @@ _MEASURED: dict[tuple[Form, int], dict[tuple[int, int], Shape]] = {
         _QKV: Shape(2, 8, 3, 4),
         _O: Shape(2, 4, 3, 7),
     },
-    ("wgmma", 64): {
-        _GATE_UP: Shape(2, 4, 3, 2),
-        _DOWN: Shape(2, 4, 4, 8),
-        _QKV: Shape(1, 4, 3, 4),
-        _O: Shape(1, 4, 3, 7),
-    },
-    ("wgmma", 128): {
-        _GATE_UP: Shape(1, 4, 3, 1),
-        _DOWN: Shape(1, 4, 3, 4),
-        _QKV: Shape(1, 4, 3, 2),
-        _O: Shape(1, 4, 3, 4),
-    },
+}
+
+
+_CLASSES: dict[Form, tuple[int, ...]] = {
+    "int8": (4, 8),
+    "fp16": (8, 16),
+    "wgmma": (16, 32, 64, 128),
 }
 
 
 def row_class(form: Form, rows: int) -> int:
     """The largest row count that shares a cut, and so its bits per row, with this one."""
-    limits = {"int8": (4, 8), "fp16": (8, 16), "wgmma": (16, 32, 64, 128)}[form]
-    return next(limit for limit in limits if rows <= limit)
+    limits = _CLASSES.get(form, ())
+    for limit in limits:
+        if rows <= limit:
+            return limit
+    raise ValueError(
+        f"rows: {rows} are more than the {form} form takes, at most {max(limits, default=0)}"
+    )
 
 
 @lru_cache(maxsize=512)
 def shape_for(form: Form, rows: int, n: int, k: int, sms: int) -> Shape:
-    """The cut for a weight of N x K. Depends on rows only through `row_class`, so that rows of a class are
+    """The cut of the int8, fp16 and wgmma forms (`many`: w4_many.cut_for) for a weight of N x K. Depends on rows only through `row_class`, so that rows of a class are
     bit-equal. ValueError where no cut divides the weight."""
     size = row_class(form, rows)
     found = _MEASURED.get((form, size), {}).get((n, k))
