@@ -1,9 +1,11 @@
-"""Check and time the CUDA kernels on one GPU: PYTHONPATH=backends:. python scripts/bench_kernels.py [parts]
+"""Check and time the CUDA kernels on one GPU: PYTHONPATH=backends:. python scripts/bench_kernels.py
+[parts]
 
-Shapes are those of Qwen2.5-7B with AWQ weights, all random. Every product is checked against fp32 on poisoned
-outputs before it is timed; times are medians of 7 replays of a CUDA graph over more than 450 MB of rotating
-weights, so that nothing comes out of the L2 cache. Parts (all when none is named): floors, products, tune,
-chain, few, many, head, dense, sampler. A table on stdout, the last line is JSON.
+Shapes are those of Qwen2.5-7B with AWQ weights, all random. Every product is checked against fp32
+on poisoned outputs before it is timed; times are medians of 7 replays of a CUDA graph over more
+than 450 MB of rotating weights, so that nothing comes out of the L2 cache. Parts (all when none is
+named): floors, products, tune, chain, few, many, head, dense, sampler. A table on stdout, the last
+line is JSON.
 """
 
 import argparse
@@ -234,7 +236,8 @@ def products(tune: bool) -> Results:
             rate = bench.weights[0].bytes / us / 1e6
             found[f"{name}_M{m}_us"] = us
             print(
-                f"product {name:8} M={m:3} {form:5} {us:7.2f} us {rate:5.2f} TB/s err {off:.1e} {shape}"
+                f"product {name:8} M={m:3} {form:5} {us:7.2f} us {rate:5.2f} TB/s err {off:.1e}
+                {shape}"
             )
             if tune and m in TUNED_ROWS:
                 tune_one(bench, form, m)
@@ -400,8 +403,8 @@ class Chain:
         batch = layer.cache.batch
         if parts in ("attention", "rope"):
             rope.rope_store(
-                self.out["qkv"], self.angles, layer.cache.positions, self.slots, batch.tables, self.q, k, v,
-                bias=layer.bias,
+                self.out["qkv"], self.angles, layer.cache.positions, self.slots, batch.tables,
+                self.q, k, v, bias=layer.bias,
             )  # fmt: skip
         if parts in ("attention", "attend"):
             attention_few.attend(self.q, k, v, batch, 1, self.partials, cut=self.cut)
@@ -442,8 +445,8 @@ class Chain:
         pool, batch = layer.cache.pool.clone(), layer.cache.batch
         q = torch.empty_like(self.q, dtype=torch.float32)
         rope.reference(
-            (normed(h, layer.norms[0]) @ dense["qkv"])[None], self.angles, layer.cache.positions, self.slots,
-            batch.tables, q, pool[:, 0], pool[:, 1], bias=layer.bias,
+            (normed(h, layer.norms[0]) @ dense["qkv"])[None], self.angles, layer.cache.positions,
+            self.slots, batch.tables, q, pool[:, 0], pool[:, 1], bias=layer.bias,
         )  # fmt: skip
         mixed = attention.reference(q, pool[:, 0], pool[:, 1], batch, attention.Rules())
         h = h + mixed.view(self.m, -1) @ dense["o"]
@@ -497,8 +500,8 @@ def chain() -> Results:
             found[f"chain_M{m}_L{length}_{key}_ms"] = ms
         text = " ".join(f"{key} {ms:.3f}" for key, ms in row.items())
         print(
-            f"chain M={m} context {length}: {text} ms, {m / row['full'] * 1e3:.0f} tok/s, err {off:.1e}",
-            flush=True,
+            f"chain M={m} context {length}: {text} ms, {m / row['full'] * 1e3:.0f} tok/s, err
+            {off:.1e}", flush=True,
         )
     return found
 
@@ -714,7 +717,8 @@ def few() -> Results:
                         for cache in caches
                     ]
                     print(
-                        f"  default {us:.2f} us, without merging {timed(alone) / len(caches):.2f} us"
+                        f"  default {us:.2f} us, without merging {timed(alone) / len(caches):.2f}
+                        us"
                     )
         tried.sort(key=lambda t: t[0])
         for us, off, splits, cut in tried[:5]:

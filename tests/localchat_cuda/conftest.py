@@ -1,4 +1,5 @@
-"""Kernels run in Triton's interpreter here, on a CPU, unless TRITON_INTERPRET is set to 0 on a GPU."""
+"""Kernels run in Triton's interpreter here, on a CPU, unless TRITON_INTERPRET is set to 0 on a
+GPU."""
 
 import os
 

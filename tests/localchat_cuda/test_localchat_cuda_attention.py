@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from localchat_cuda.kernels import attention, attention_few, attention_many, norm, rope, w4_feed
 from localchat_cuda.kernels.attention import Batch, Rules
 from localchat_cuda.kernels.attention_few import Partials
@@ -14,7 +15,8 @@ def numbers(*extents: int, seed: int = 0) -> torch.Tensor:
 def scene(
     work: list[tuple[int, int]], h: int, j: int, d: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Batch]:
-    """(new tokens, length) per sequence, pages in a shuffled order, NaN wherever nothing was written."""
+    """(new tokens, length) per sequence, pages in a shuffled order, NaN wherever nothing was
+    written."""
     width = 1 + max(-(-length // PAGE) for _, length in work)
     total = sum(-(-length // PAGE) for _, length in work)
     pool = torch.full((total + 1, 2, j, PAGE, d), float("nan"), dtype=torch.float16)

@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from localchat_cuda.kernels import dense_few
 
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from localchat_cuda.kernels import sample, sample_state
 
 from localchat.loop.backend import SamplingParams
 from localchat.loop.noise import REACH, G, mix
 from localchat.loop.sampling import Sampler
 from localchat.loop.tally import Tally
+from localchat_cuda.kernels import sample, sample_state
 
 V = 5000
 CPU = torch.device("cpu")

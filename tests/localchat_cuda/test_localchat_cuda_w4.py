@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from localchat_cuda.kernels import w4_dense, w4_feed, w4_fp16, w4_int8, w4_many, w4_pack, w4_wgmma
 from localchat_cuda.kernels.w4_feed import HalfRows, Int8Rows
 from localchat_cuda.kernels.w4_pack import GROUP, W4
@@ -41,7 +42,8 @@ def test_an_awq_layer_means_the_same_after_repacking() -> None:
     )
     qweight, qzeros, awq_scales = w4_pack.to_awq(codes, scales, zeros)
     assert qweight.shape == (256, 4)
-    # the layout as AutoAWQ documents it: nibble i of a word holds column (0, 2, 4, 6, 1, 3, 5, 7)[i]
+    # the layout as AutoAWQ documents it: nibble i of a word holds column (0, 2, 4, 6, 1, 3, 5,
+    # 7)[i]
     assert int(qweight[5, 2] >> 4) & 15 == int(codes[16 + 2, 5])
     packed = w4_pack.from_awq(qweight, qzeros, awq_scales)
     wanted = (codes - zeros.repeat_interleave(128, 1)) * scales.float().repeat_interleave(128, 1)

@@ -1,11 +1,12 @@
 """Attention over paged keys and values: the batch that both kernels read, and the reference.
 
-Letters: S sequences, T new tokens in all, H query heads, J key/value heads (H a multiple of J), D head
-dimension, P tokens per page. A query at position p attends to keys at positions 0..p of its own sequence
-(with a `window`, to the last `window` of them).
+Letters: S sequences, T new tokens in all, H query heads, J key/value heads (H a multiple of J), D
+head dimension, P tokens per page. A query at position p attends to keys at positions 0..p of its
+own sequence (with a `window`, to the last `window` of them).
 
-Two kernels share the work: attention_few.py for sequences with few new tokens (decoding, and drafts being
-verified), attention_many.py for prompt chunks. A mixed batch is one launch of each over its own sequences.
+Two kernels share the work: attention_few.py for sequences with few new tokens (decoding, and drafts
+being verified), attention_many.py for prompt chunks. A mixed batch is one launch of each over its
+own sequences.
 """
 
 from dataclasses import dataclass
@@ -23,8 +24,9 @@ HALF_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 class Batch:
     """Sequences of one launch; all int32 on the device.
 
-    starts [S]: first new token of the sequence in q and out; counts [S]: its new tokens; lengths [S]: tokens of
-    it in the cache, new ones included; slots [S]: its row of `tables` [slots, width], which lists its pages.
+    starts [S]: first new token of the sequence in q and out; counts [S]: its new tokens; lengths
+    [S]: tokens of it in the cache, new ones included; slots [S]: its row of `tables` [slots,
+    width], which lists its pages.
     """
 
     starts: torch.Tensor
@@ -36,8 +38,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a model's attention does beyond the usual. `window`: keys a query sees, 0 for all of them.
-    `soft_cap`: logits become cap * tanh(logit / cap), 0.0 for no cap. `scale`: 0.0 stands for 1/sqrt(D)."""
+    """What a model's attention does beyond the usual. `window`: keys a query sees, 0 for all of
+    them. `soft_cap`: logits become cap * tanh(logit / cap), 0.0 for no cap. `scale`: 0.0 stands for
+    1/sqrt(D)."""
 
     scale: float = 0.0
     window: int = 0

@@ -1,19 +1,22 @@
 """Attention for sequences with few new tokens: one (decoding) up to 16 (drafts being verified).
 
-Letters as in attention.py; R = H / J query heads share a key head, W = `widest` new tokens of a sequence.
+Letters as in attention.py; R = H / J query heads share a key head, W = `widest` new tokens of a
+sequence.
 
-The memory to read is the sequence's pages, once for each key head: all R heads and all new tokens of a
-sequence are packed as rows of one tile (row = token * R + head), and its length is cut into `splits` ranges of
-whole pages so that one long sequence fills the GPU. Each range leaves an unnormalized sum in fp32 with its
-running maximum and mass, and a second kernel merges them in a fixed order, straight into the form that the
-next product reads.
+The memory to read is the sequence's pages, once for each key head: all R heads and all new tokens
+of a sequence are packed as rows of one tile (row = token * R + head), and its length is cut into
+`splits` ranges of whole pages so that one long sequence fills the GPU. Each range leaves an
+unnormalized sum in fp32 with its running maximum and mass, and a second kernel merges them in a
+fixed order, straight into the form that the next product reads.
 
     q    [T, H, D] fp16 or bf16      k, v  [pages, J, P, D]
-    sums fp32 [splits, T, H*D], peaks and masses fp32 [splits, T, H] (peaks in log2, -inf: an empty range)
+    sums fp32 [splits, T, H*D], peaks and masses fp32 [splits, T, H] (peaks in log2, -inf: an empty
+    range)
 
-Grid (S * J * row blocks, splits); merging (H*D / 128, T). fp32 accumulation; lengths and table widths are
-runtime values, so a longer context compiles nothing anew. The result of a row depends on `splits` and the
-sequence's length alone. Flash-Decoding (Dao et al., 2023); packing heads and tokens: exllamav3, vLLM.
+Grid (S * J * row blocks, splits); merging (H*D / 128, T). fp32 accumulation; lengths and table
+widths are runtime values, so a longer context compiles nothing anew. The result of a row depends on
+`splits` and the sequence's length alone. Flash-Decoding (Dao et al., 2023); packing heads and
+tokens: exllamav3, vLLM.
 """
 
 from dataclasses import dataclass
@@ -41,8 +44,8 @@ class Cut(NamedTuple):
 
 
 def cut_for(d: int, rows: int) -> Cut:
-    """By head dimension and rows of a tile. Fewer warps are 15 % faster alone with 8 streams or more at 7,000
-    tokens, and slower inside a step."""
+    """By head dimension and rows of a tile. Fewer warps are 15 % faster alone with 8 streams or
+    more at 7,000 tokens, and slower inside a step."""
     return Cut(64, 4, 3 if rows == 16 else 2) if d <= 128 else Cut(32, 4, 2)
 
 
@@ -66,8 +69,8 @@ class Partials:
 def splits_for(
     sequences: int, key_heads: int, row_blocks: int, longest: int, page: int, sms: int
 ) -> int:
-    """Ranges per sequence: one program a multiprocessor, none shorter than a page, at most 16: at 7,000 tokens
-    of one stream 32 save nothing and cost 3 us in merging."""
+    """Ranges per sequence: one program a multiprocessor, none shorter than a page, at most 16: at
+    7,000 tokens of one stream 32 save nothing and cost 3 us in merging."""
     programs = max(1, sequences * key_heads * row_blocks)
     return max(1, min(sms // programs, -(-longest // page), 16))
 
@@ -105,7 +108,8 @@ def _few_kernel(
     R: tl.constexpr = H // J
     if PDL:
         gdc_launch_dependents()
-    # lengths and tables are complete before the chain of kernels begins, so they are read before the wait
+    # lengths and tables are complete before the chain of kernels begins, so they are read before
+    # the wait
     pid = tl.program_id(0)
     sequence = pid // (J * ROW_BLOCKS)
     group = pid // ROW_BLOCKS % J
@@ -236,10 +240,11 @@ def attend(
     cut: Cut | None = None,
     pdl: bool = True,
 ) -> None:
-    """Fill `partials` for every sequence of the batch; `widest` is the largest of `batch.counts` (1..16).
+    """Fill `partials` for every sequence of the batch; `widest` is the largest of `batch.counts`
+    (1..16).
 
-    With `pdl` the batch is read before the kernel waits for its predecessor: whatever writes it must have
-    ended, or be a kernel that does not release its dependents early.
+    With `pdl` the batch is read before the kernel waits for its predecessor: whatever writes it
+    must have ended, or be a kernel that does not release its dependents early.
     """
     check(q, k, v, batch)
     t, h, d = q.shape

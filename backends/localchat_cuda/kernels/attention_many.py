@@ -1,15 +1,15 @@
 """Attention for prompt chunks: many new tokens of a sequence at once, over paged keys and values.
 
-Letters as in attention.py; M queries a tile. The host cuts each sequence's new tokens into tiles of M and lists
-them, longest history first, so that the last programs to start are short:
+Letters as in attention.py; M queries a tile. The host cuts each sequence's new tokens into tiles of
+M and lists them, longest history first, so that the last programs to start are short:
 
     tiles int32 [tiles, 2]: (index into the batch, first new token of the tile), made by `tiles_of`
     q, out  [T, H, D] fp16 or bf16      k, v  [pages, J, P, D]
 
-Grid (tiles, H): a program owns one tile of one head; heads that share keys meet them in the L2 cache. Tiles of
-keys that every query of the tile may see run without masks; the last ones, and all of them where there is a
-window, with. fp32 accumulation, exp2 with the scale folded in. FlashAttention-2 (Dao, 2023); block tables as
-in vLLM's Triton attention.
+Grid (tiles, H): a program owns one tile of one head; heads that share keys meet them in the L2
+cache. Tiles of keys that every query of the tile may see run without masks; the last ones, and all
+of them where there is a window, with. fp32 accumulation, exp2 with the scale folded in.
+FlashAttention-2 (Dao, 2023); block tables as in vLLM's Triton attention.
 """
 
 from typing import NamedTuple
@@ -179,8 +179,8 @@ def attend(
     *,
     cut: Cut | None = None,
 ) -> None:
-    """Write attention for the tiles' queries into `out` [T, H, D]; other rows of `out` are left as they are.
-    `cut` must be the one that the tiles were made for, its rows being `tiles_of`'s."""
+    """Write attention for the tiles' queries into `out` [T, H, D]; other rows of `out` are left as
+    they are. `cut` must be the one that the tiles were made for, its rows being `tiles_of`'s."""
     check(q, k, v, batch)
     _, h, d = q.shape
     require("out", out, tuple(q.shape), (q.dtype,), q.device)

@@ -1,14 +1,15 @@
-"""Product of 1 to 64 rows with a plain fp16 or bf16 weight: the output head, and every layer of a model that
-is not quantized. y = x w^T, optionally + bias; weights are read once, as fast as memory gives them.
+"""Product of 1 to 64 rows with a plain fp16 or bf16 weight: the output head, and every layer of a
+model that is not quantized. y = x w^T, optionally + bias; weights are read once, as fast as memory
+gives them.
 
 Letters: M rows, N output and K input features.
 
     x [M, K] and weight [N, K] fp16 or bf16, one dtype      out [M, N] fp32, fp16 or bf16
 
-One row: no tensor cores, four output features a program, K in runs of 512 (4.5 TB/s of 4.64 on an H200).
-More rows: weights as the left operand of the tensor cores, 64 features a program, x padded to 16, 32 or 64
-columns by repeating rows. Accumulation in fp32; grid (N / features,). Not supported: more than 64 rows, where
-the library's product is as good.
+One row: no tensor cores, four output features a program, K in runs of 512 (4.5 TB/s of 4.64 on an
+H200). More rows: weights as the left operand of the tensor cores, 64 features a program, x padded
+to 16, 32 or 64 columns by repeating rows. Accumulation in fp32; grid (N / features,). Not
+supported: more than 64 rows, where the library's product is as good.
 """
 
 import torch

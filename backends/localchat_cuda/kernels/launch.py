@@ -1,10 +1,11 @@
-"""What every launcher of this folder needs: how a kernel may be launched on a device, and the checks that
-refuse a wrong tensor by its argument's name.
+"""What every launcher of this folder needs: how a kernel may be launched on a device, and the
+checks that refuse a wrong tensor by its argument's name.
 
-PDL is programmatic dependent launch: a kernel may begin while its predecessor in the stream still runs, loads
-its own weights, and waits for the predecessor's results only before it touches them. In our chains it saves
-about 1 us for each kernel on an H200. Every kernel here that is launched with it does the same three things in
-this order: release its own dependents, load what no other kernel writes, wait.
+PDL is programmatic dependent launch: a kernel may begin while its predecessor in the stream still
+runs, loads its own weights, and waits for the predecessor's results only before it touches them. In
+our chains it saves about 1 us for each kernel on an H200. Every kernel here that is launched with
+it does the same three things in this order: release its own dependents, load what no other kernel
+writes, wait.
 """
 
 import ctypes
@@ -18,8 +19,9 @@ MAX_INT32 = 2**31 - 1
 
 
 class Traits(NamedTuple):
-    """How kernels are launched on a device. `asm`: inline PTX may be used (never in the interpreter).
-    `pdl`: programmatic dependent launch (compute capability 9 and later). `sms`: multiprocessors."""
+    """How kernels are launched on a device. `asm`: inline PTX may be used (never in the
+    interpreter). `pdl`: programmatic dependent launch (compute capability 9 and later). `sms`:
+    multiprocessors."""
 
     asm: bool
     pdl: bool
@@ -59,7 +61,8 @@ def options(pdl: bool, warps: int, *, stages: int = 0, registers: int = 0) -> di
 
 
 CARVEOUT_PERCENT = 14
-"""Shared memory's part of each multiprocessor's 256 KB, for the kernels of a decode step of few rows."""
+"""Shared memory's part of each multiprocessor's 256 KB, for the kernels of a decode step of few
+rows."""
 
 _PREFERRED_CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
 
@@ -73,9 +76,10 @@ def _prefer_carveout(function: int, percent: int) -> None:
 
 
 def settle(kernel: object) -> None:
-    """Give a launched kernel the carve-out that its neighbours have. The driver picks one for each kernel from
-    its own need, and a multiprocessor drains before it changes: with attention among the products, that cost
-    15 to 20 % of a decode step of 1 to 8 rows. Takes effect from the kernel's next launch on; `kernel` is what
+    """Give a launched kernel the carve-out that its neighbours have. The driver picks one for each
+    kernel from its own need, and a multiprocessor seems to drain before it changes: with attention
+    among the products, that cost 15 % of a decode step of 1 to 8 rows. Takes effect from the
+    kernel's next launch on, so a first launch comes before a graph is captured. `kernel` is what
     Triton's launch returns (None in the interpreter)."""
     function = getattr(kernel, "function", None)
     if function:
@@ -93,8 +97,8 @@ def require(
 ) -> None:
     """Raise ValueError that names the argument unless the tensor is as the kernel reads it.
 
-    `shape`: None stands for any extent. `device`: where it must be, None for anywhere. `contiguous`: False
-    asks only that the last dimension is dense.
+    `shape`: None stands for any extent. `device`: where it must be, None for anywhere.
+    `contiguous`: False asks only that the last dimension is dense.
     """
     found = tuple(tensor.shape)
     fits = len(found) == len(shape) and all(

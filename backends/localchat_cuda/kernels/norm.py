@@ -1,11 +1,12 @@
-"""RMSNorm over whole rows, with the residual added first: for dense products, the last norm, many rows.
+"""RMSNorm over whole rows, with the residual added first: for dense products, the last norm, many
+rows.
 
 Letters: T rows, H columns, S partial sums.
 
     residual += sum over S of y;  out = residual / rms(residual) * weight
 
-Grid (T,), one row a program, fp32 inside. y [S, T, H] fp32, fp16 or bf16; residual fp32 [T, H], read and
-written; weight [H]; out fp16 or bf16 [T, H]. RMSNorm: Zhang and Sennrich, 2019.
+Grid (T,), one row a program, fp32 inside. y [S, T, H] fp32, fp16 or bf16; residual fp32 [T, H],
+read and written; weight [H]; out fp16 or bf16 [T, H]. RMSNorm: Zhang and Sennrich, 2019.
 """
 
 import torch
@@ -114,8 +115,8 @@ def _silu_kernel(gate_up, out, F: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
-    """out [T, F] = silu(gate_up[:, :F]) * gate_up[:, F:], fp32 inside; grid (T, F / 1024). Reference:
-    torch's silu on the two halves."""
+    """out [T, F] = silu(gate_up[:, :F]) * gate_up[:, F:], fp32 inside; grid (T, F / 1024).
+    Reference: torch's silu on the two halves."""
     t, f = out.shape
     require("out", out, (t, f), _FLOATS)
     require("gate_up", gate_up, (t, 2 * f), _FLOATS, out.device)

@@ -1,18 +1,21 @@
 """Rotary positions, and the way of new keys and values into the pages of the KV cache.
 
-Letters: T tokens, S partial sums, H query heads, J key/value heads, D head dimension, P tokens per page.
+Letters: T tokens, S partial sums, H query heads, J key/value heads, D head dimension, P tokens per
+page.
 
-One kernel takes the qkv product as it comes (partial sums of a W4 product, or one fp16/bf16 matrix), adds the
-bias where the model has one, normalizes q and k per head where the model does (Qwen3), rotates q and k, and
-writes q [T, H, D] and, at each token's place in its sequence's block table, k and v.
+One kernel takes the qkv product as it comes (partial sums of a W4 product, or one fp16/bf16
+matrix), adds the bias where the model has one, normalizes q and k per head where the model does
+(Qwen3), rotates q and k, and writes q [T, H, D] and, at each token's place in its sequence's block
+table, k and v.
 
     qkv       [S, T, (H + 2 J) D] fp32, fp16 or bf16: q heads, k heads, v heads
     angles    fp32 [positions, D]: cosines of the D/2 pairs, then sines (`angles`)
     positions int32 [T];  slots int32 [T]: row of the block table;  tables int32 [slots, width]
-    k, v      [pages, J, P, D]: a page of one head is contiguous, so a tile of attention is one run of memory
+    k, v      [pages, J, P, D]: a page of one head is one run of memory, as a tile of attention is
 
-Grid (T, H + 2 J), one warp each; fp32 inside. The rotation pairs element i with i + D/2, as Llama and Qwen
-checkpoints on the Hugging Face hub have it. RoFormer (Su et al., 2021); paging after vLLM (Kwon et al., 2023).
+Grid (T, H + 2 J), one warp each; fp32 inside. The rotation pairs element i with i + D/2, as Llama
+and Qwen checkpoints on the Hugging Face hub have it. RoFormer (Su et al., 2021); paging after vLLM
+(Kwon et al., 2023).
 """
 
 import math
@@ -30,8 +33,8 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """`rope_scaling` of type llama3: wavelengths beyond the original context are stretched by `factor`,
-    those well inside it kept, and the ones between blended."""
+    """`rope_scaling` of type llama3: wavelengths beyond the original context are stretched by
+    `factor`, those well inside it kept, and the ones between blended."""
 
     factor: float
     low_frequency_factor: float
@@ -188,8 +191,8 @@ def _rope_kernel(
 
 
 def require_pages(name: str, pages: torch.Tensor, d: int, device: torch.device) -> None:
-    """ValueError unless `pages` is [pages, J, P, D] with each page's heads dense (any stride between pages,
-    so that keys and values may share one tensor [pages, 2, J, P, D])."""
+    """ValueError unless `pages` is [pages, J, P, D] with each page's heads dense (any stride
+    between pages, so that keys and values may share one tensor [pages, 2, J, P, D])."""
     if pages.dim() != 4 or pages.shape[3] != d:
         raise ValueError(f"{name}: pages x heads x tokens x {d} wanted, {tuple(pages.shape)} given")
     _, heads, page, _ = pages.shape
@@ -213,10 +216,11 @@ def rope_store(
     eps: float = 1e-6,
     pdl: bool = True,
 ) -> None:
-    """Rotate and store; see the head of this file. `q_norm` and `k_norm` [D] come together or not at all.
+    """Rotate and store; see the head of this file. `q_norm` and `k_norm` [D] come together or not
+    at all.
 
-    With `pdl` all but qkv is read before the kernel waits for its predecessor: whatever writes it must have
-    ended, or be a kernel that does not release its dependents early.
+    With `pdl` all but qkv is read before the kernel waits for its predecessor: whatever writes it
+    must have ended, or be a kernel that does not release its dependents early.
     """
     t, h, d = q.shape
     device = q.device

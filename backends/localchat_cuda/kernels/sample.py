@@ -1,24 +1,24 @@
-"""Drawing tokens on the GPU by the contract of localchat/loop/sampling.py: the same token ids, except where two
-scores or a sum and its threshold come within rounding of each other (about 1e-6).
+"""Drawing tokens on the GPU by the contract of localchat/loop/sampling.py: the same token ids,
+except where two scores or a sum and its threshold come within rounding of each other (about 1e-6).
 
-Letters: P points (places whose token is drawn), R rows of logits, V vocabulary, B = V / 1024 blocks, S slots of
-the state table, C = 16,384 candidates.
+Letters: P points (places whose token is drawn), R rows of logits, V vocabulary, B = V / 1024
+blocks, S slots of the state table, C = 16,384 candidates.
 
 Five kernels, no synchronisation with the CPU, no sort:
-1. `tally_kernel` (P, tokens / 1024): how often each token stands before the point; only for penalised points.
-2. `process_kernel` (P, B): bias, mask and penalties; per block the maximum and the mass of exp, of the raw and
-   of the processed logits.
-3. `measure_kernel` (P, B): per block, where there is no filter but min-p, the winner of the draw; else how many
-   tokens, or how much mass, lie within each of 16 depths below the best.
-4. `collect_kernel` (P, B): down to the first depth that suffices, the tokens, in no particular order, into a
+1. `tally_kernel` (P, tokens / 1024): counts of the tokens before a point, where any is penalised.
+2. `process_kernel` (P, B): bias, mask, penalties; per block the maximum and the mass of exp.
+3. `measure_kernel` (P, B): per block, where there is no filter but min-p, the winner of the draw;
+   else how many tokens, or how much mass, lie within each of 16 depths below the best.
+4. `collect_kernel` (P, B): the tokens down to the first depth that suffices, in any order, into a
    list of at most C.
-5. `_draw_kernel` (P,): the filters and the draw over that list. Where the list cannot hold what a filter must
-   look at (flat distributions, typical-p without top-k) the same code walks the whole row instead: some 2 ms.
+5. `_draw_kernel` (P,): the filters and the draw over that list. Where the list cannot hold what a
+   filter looks at (flat distributions, typical-p without top-k) the same code walks the row.
 
-A filter keeps a prefix of some order, so it is a search for the prefix's last element: halving the range of the
-64-bit key (order, token id), with the range pulled in to elements that exist. Masses are summed as integers
-(40 fractional bits), so that the order of the candidates changes no bit. Noise: localchat/loop/noise.py.
-Gumbel-max without softmax in a kernel: vLLM's model runner; threshold search instead of sorting: FlashInfer.
+A filter keeps a prefix of some order, so it is a search for the prefix's last element: halving the
+range of the 64-bit key (order, token id), with the range pulled in to elements that exist. Masses
+are summed as integers (40 fractional bits): the order of the candidates changes no bit. Noise:
+localchat/loop/noise.py. Gumbel-max without softmax: vLLM's model runner; threshold search instead
+of sorting: FlashInfer.
 """
 
 import torch
@@ -30,10 +30,12 @@ from localchat_cuda.kernels.launch import options, power_of_two, require, traits
 from localchat_cuda.kernels.sample_gather import (
     clean,
     collect_kernel,
+    greedy,
     gumbel,
     measure_kernel,
     noise,
     process_kernel,
+    race,
     row_best,
     tally_kernel,
 )
@@ -41,7 +43,6 @@ from localchat_cuda.kernels.sample_state import (
     BLOCK,
     CANDIDATES,
     DEEPEST,
-    FIGURES,
     FRACTION,
     HIGHEST,
     LOWEST,
@@ -50,16 +51,6 @@ from localchat_cuda.kernels.sample_state import (
     Settings,
     check,
 )
-
-
-@triton.jit
-def _race(blocks, p, B, B_POW2: tl.constexpr):
-    """The winner among the blocks' winners."""
-    b = tl.arange(0, B_POW2)
-    place = blocks + (p * FIGURES + 4) * B + b
-    score = tl.load(place, mask=b < B, other=float("-inf"))
-    winner = tl.load(place + B, mask=b < B, other=8388607.0)
-    return tl.min(tl.where(score == tl.max(score, 0), winner, 8388607.0), 0).to(tl.int32)
 
 
 @triton.jit
@@ -104,7 +95,7 @@ def _kept(x, token, best, limit, far, mean):
 def _total(values, ids, whole, n, best, limit, far, mean, CHUNK: tl.constexpr, FALL: tl.constexpr):
     """Sum of the masses of what is kept; FALL: of the masses times best - x."""
     total = tl.zeros((CHUNK,), tl.int64)
-    for c in range(0, tl.cdiv(n, CHUNK)):
+    for c in range(tl.cdiv(n, CHUNK)):
         x, token = _chunk(values, ids, whole, n, c, CHUNK)
         kept = _kept(x, token, best, limit, far, mean)
         if FALL:
@@ -120,8 +111,9 @@ def _search(
     values, ids, whole, n, best, limit, far, mean, needed,
     CHUNK: tl.constexpr, MASS: tl.constexpr, TYPICAL: tl.constexpr,
 ):  # fmt: skip
-    """Key of the last element of the shortest prefix whose weights (tokens, or masses) sum to `needed` or more,
-    among what is kept; the order is that of falling x, or of rising distance. All, if the sum is never reached."""
+    """Key of the last element of the shortest prefix whose weights (tokens, or masses) sum to
+    `needed` or more, among what is kept; the order is that of falling x, or of rising distance.
+    All, if the sum is never reached."""
     low = tl.full((), LOWEST, tl.int64)
     high = tl.full((), HIGHEST, tl.int64)
     # low: its prefix is too short. high: its prefix suffices, or it lies past the last element.
@@ -130,7 +122,7 @@ def _search(
         total = tl.zeros((CHUNK,), tl.int64)
         below = tl.full((CHUNK,), LOWEST, tl.int64)
         above = tl.full((CHUNK,), HIGHEST, tl.int64)
-        for c in range(0, tl.cdiv(n, CHUNK)):
+        for c in range(tl.cdiv(n, CHUNK)):
             x, token = _chunk(values, ids, whole, n, c, CHUNK)
             kept = _kept(x, token, best, limit, far, mean)
             if TYPICAL:
@@ -149,17 +141,6 @@ def _search(
         else:
             low = tl.min(above, 0) - 1
     return high
-
-
-@triton.jit
-def _greedy(z, tops, V, BLOCK: tl.constexpr, B_POW2: tl.constexpr):
-    """Lowest id of the largest value: of the first block that has it."""
-    b = tl.arange(0, B_POW2)
-    best = tl.max(tops, 0)
-    block = tl.min(tl.where(tops == best, b, B_POW2), 0)
-    i = block * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(z + i, mask=i < V, other=float("-inf"))
-    return tl.min(tl.where(x == best, i, V), 0)
 
 
 @triton.jit
@@ -198,7 +179,7 @@ def _sample(
         goal = tl.maximum((typical.to(tl.float64) * total.to(tl.float64)).to(tl.int64), 1)
         far = _search(listed, ids, whole, n, best, limit, far, mean, goal, CHUNK, True, True)
         tops = tl.full((CHUNK,), float("-inf"), tl.float32)
-        for c in range(0, tl.cdiv(n, CHUNK)):
+        for c in range(tl.cdiv(n, CHUNK)):
             x, token = _chunk(listed, ids, whole, n, c, CHUNK)
             tops = tl.maximum(
                 tops, tl.where(_kept(x, token, best, limit, far, mean), x, float("-inf"))
@@ -213,7 +194,7 @@ def _sample(
         nucleus = _search(listed, ids, whole, n, best, limit, far, mean, needed, CHUNK, True, False)
     won = tl.full((CHUNK,), float("-inf"), tl.float32)
     winner = tl.full((CHUNK,), 0x7FFFFFFF, tl.int32)
-    for c in range(0, tl.cdiv(n, CHUNK)):
+    for c in range(tl.cdiv(n, CHUNK)):
         x, token = _chunk(listed, ids, whole, n, c, CHUNK)
         kept = (
             _kept(x, token, best, limit, far, mean)
@@ -269,14 +250,14 @@ def _draw_kernel(
         typical = tl.load(floats + slot * 8 + 2)
         top_p = tl.load(floats + slot * 8 + 3)
         if inverse == 0.0:
-            token = _greedy(z + p * V, tops, V, BLOCK, B_POW2)
+            token = greedy(z + p * V, tops, V, BLOCK, B_POW2)
         elif (k == 0) & (typical >= 1.0) & (top_p >= 1.0):
-            token = _race(blocks, p, B, B_POW2)
+            token = race(blocks, p, B, B_POW2)
         else:
             token = _sample(
                 z + p * V, values + p * C, ids + p * C, tl.load(found + p), V, best, mass,
-                inverse, k, tl.load(floats + slot * 8 + 1), typical, top_p, tl.load(floats + slot * 8 + 4),
-                noise(tl.load(keys + slot), tl.load(positions + p)), C, CHUNK,
+                inverse, k, tl.load(floats + slot * 8 + 1), typical, top_p, tl.load(floats + slot *
+                8 + 4), noise(tl.load(keys + slot), tl.load(positions + p)), C, CHUNK,
             )  # fmt: skip
     tl.store(tokens + p, token)
     row = tl.load(rows + p).to(tl.int64) * V
@@ -306,10 +287,11 @@ def draw(
 ) -> None:
     """Draw one token for each point; the reference is `localchat.loop.sampling.Sampler.draw`.
 
-    logits [R, V] fp32, fp16 or bf16, only read. Per point, int32 [P]: its row of logits, its slot of `settings`,
-    the position of the drawn token in its sequence. Results: tokens int32 [P] (-1: nothing to draw), logprobs
-    fp32 [P] of the raw logits, normalizers fp32 [P], so that row - normalizer are all log probabilities.
-    known: wanted when any point is penalised. masks int32 [N, words] with mask_rows int32 [P] (-1: no mask).
+    logits [R, V] fp32, fp16 or bf16, only read. Per point, int32 [P]: its row of logits, its slot
+    of `settings`, the position of the drawn token in its sequence. Results: tokens int32 [P] (-1:
+    nothing to draw), logprobs fp32 [P] of the raw logits, normalizers fp32 [P], so that row -
+    normalizer are all log probabilities. known: wanted when any point is penalised. masks int32 [N,
+    words] with mask_rows int32 [P] (-1: no mask).
     """
     check(logits, rows, slots, positions, settings, scratch)
     vocabulary, device = logits.shape[1], logits.device

@@ -1,4 +1,5 @@
-"""The first four kernels of the sampler: process the logits, and find the tokens that may win. See sample.py."""
+"""The first four kernels of the sampler: process the logits, and find the tokens that may win. See
+sample.py."""
 
 import triton
 import triton.language as tl
@@ -100,7 +101,8 @@ def process_kernel(
 
 @triton.jit
 def row_best(blocks, p, which, B, B_POW2: tl.constexpr):
-    """(maximum over the row, natural logarithm of its mass of exp(z - maximum), maxima of the blocks)."""
+    """(maximum over the row, natural logarithm of its mass of exp(z - maximum), maxima of the
+    blocks)."""
     b = tl.arange(0, B_POW2)
     tops = tl.load(blocks + (p * FIGURES + which) * B + b, mask=b < B, other=float("-inf"))
     masses = tl.load(blocks + (p * FIGURES + which + 1) * B + b, mask=b < B, other=0.0)
@@ -117,7 +119,8 @@ def _mix(x):
 
 @triton.jit
 def gumbel(key, token):
-    """Standard Gumbel noise of a token: -ln(-ln(1 - v)), v from the hash (localchat/loop/noise.py)."""
+    """Standard Gumbel noise of a token: -ln(-ln(1 - v)), v from the hash
+    (localchat/loop/noise.py)."""
     h = _mix(key + (token.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15) >> 32
     v = tl.minimum(
         (h.to(tl.uint32).to(tl.float32) + 0.5) * 2.3283064365386963e-10, 1.0 - 5.960464477539063e-08
@@ -244,3 +247,24 @@ def collect_kernel(
             kept = kept & (at < C)
             tl.store(values + p * C + at, x, mask=kept)
             tl.store(ids + p * C + at, i, mask=kept)
+
+
+@triton.jit
+def greedy(z, tops, V, BLOCK: tl.constexpr, B_POW2: tl.constexpr):
+    """Lowest id of the largest value: of the first block that has it."""
+    b = tl.arange(0, B_POW2)
+    best = tl.max(tops, 0)
+    block = tl.min(tl.where(tops == best, b, B_POW2), 0)
+    i = block * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(z + i, mask=i < V, other=float("-inf"))
+    return tl.min(tl.where(x == best, i, V), 0)
+
+
+@triton.jit
+def race(blocks, p, B, B_POW2: tl.constexpr):
+    """The winner among the blocks' winners."""
+    b = tl.arange(0, B_POW2)
+    place = blocks + (p * FIGURES + 4) * B + b
+    score = tl.load(place, mask=b < B, other=float("-inf"))
+    winner = tl.load(place + B, mask=b < B, other=8388607.0)
+    return tl.min(tl.where(score == tl.max(score, 0), winner, 8388607.0), 0).to(tl.int32)

@@ -1,4 +1,5 @@
-"""What the sampler's kernels read and write: settings of each slot, known tokens, workspace. See sample.py."""
+"""What the sampler's kernels read and write: settings of each slot, known tokens, workspace. See
+sample.py."""
 
 from dataclasses import dataclass
 
@@ -20,15 +21,15 @@ FIELDS = (
     "frequency",
     "presence",
 )
-"""Columns of `Settings.floats`. inverse_temperature: float32(1 / temperature), 0.0 for greedy. reach: how far
-below the best a candidate can still win, REACH * temperature, inf with typical-p. drop: ln(min_p), -inf for
-none."""
+"""Columns of `Settings.floats`. inverse_temperature: float32(1 / temperature), 0.0 for greedy.
+reach: how far below the best a candidate can still win, REACH * temperature, inf with typical-p.
+drop: ln(min_p), -inf for none."""
 SEEN = tl.constexpr(1 << 30)
 DEPTHS = tl.constexpr(16)
 DEEPEST = tl.constexpr(16.0)
 FIGURES = tl.constexpr(6 + 16)
-"""Rows of `Scratch.blocks`: raw maximum and mass, processed maximum and mass, score and id of the block's winner,
-and what lies within each depth: tokens where there is a top-k, else mass."""
+"""Rows of `Scratch.blocks`: raw maximum and mass, processed maximum and mass, score and id of the
+block's winner, and what lies within each depth: tokens where there is a top-k, else mass."""
 FRACTION = tl.constexpr(1099511627776.0)
 LARGEST = tl.constexpr(3.4028234663852886e38)
 LOWEST = tl.constexpr(-0x7FFFFFFFFFFFFFFF)
@@ -38,8 +39,8 @@ HIGHEST = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Sampling of each slot. floats fp32 [S, 8] (FIELDS), top_k int32 [S] (0: off), keys int64 [S]:
-    `noise.draw_key` before its last step, mix(mix(seed + G) ^ choice + G). bias_counts int32 [S], bias_ids int32
-    and bias_values fp32 [S, width]."""
+    `noise.draw_key` before its last step, mix(mix(seed + G) ^ choice + G). bias_counts int32 [S],
+    bias_ids int32 and bias_values fp32 [S, width]."""
 
     floats: torch.Tensor
     top_k: torch.Tensor
@@ -65,8 +66,8 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """For penalties: tokens int32 [S, context], the known tokens of each slot; prompts int32 [S], how many of
-    them are prompt; counts int32 [P, V], scratch."""
+    """For penalties: tokens int32 [S, context], the known tokens of each slot; prompts int32 [S],
+    how many of them are prompt; counts int32 [P, V], scratch."""
 
     tokens: torch.Tensor
     prompts: torch.Tensor
@@ -75,7 +76,8 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Workspace for P points: processed logits, block figures [P, 22, B], the candidates and their number."""
+    """Workspace for P points: processed logits, block figures [P, 22, B], the candidates and their
+    number."""
 
     z: torch.Tensor
     blocks: torch.Tensor

@@ -1,11 +1,11 @@
 """W4A16 product for many rows: write the weight out in floating point, then let cuBLAS multiply.
 
-Dequantizing costs 0.5 bytes read and 2 written for each weight, once for any number of rows, and the product
-then runs at the library's rate. The weight goes through a scratch of `columns` output features at a time, small
-enough to stay in the L2 cache between the two.
+Dequantizing costs 0.5 bytes read and 2 written for each weight, once for any number of rows, and
+the product then runs at the library's rate. The weight goes through a scratch of `columns` output
+features at a time, small enough to stay in the L2 cache between the two.
 
-Grid of the kernel (T, G): one row block of one group, 16 x 128. Exact up to the rounding of scale * (code -
-zero) to the wanted dtype. Two-step form: exllamav3's `reconstruct` and vLLM's AWQ path.
+Grid of the kernel (T, G): one row block of one group, 16 x 128. Exact up to the rounding of scale *
+(code - zero) to the wanted dtype. Two-step form: exllamav3's `reconstruct` and vLLM's AWQ path.
 """
 
 import torch
@@ -45,7 +45,8 @@ def _dequantize_kernel(
 
 
 def dequantize(weight: W4, out: torch.Tensor, first: int = 0) -> None:
-    """Write output features `first` and on into `out` fp16 or bf16 [n, K]; `first` and n are multiples of 16."""
+    """Write output features `first` and on into `out` fp16 or bf16 [n, K]; `first` and n are
+    multiples of 16."""
     device = weight.codes.device
     require("out", out, (None, weight.features_in), (torch.float16, torch.bfloat16), device)
     n = out.shape[0]
@@ -68,8 +69,8 @@ def dequantize(weight: W4, out: torch.Tensor, first: int = 0) -> None:
 
 
 def product(x: torch.Tensor, weight: W4, out: torch.Tensor, scratch: torch.Tensor) -> None:
-    """out[M, N] = x[M, K] w^T in x's dtype (fp16 or bf16), through `scratch`, a flat buffer of that dtype with
-    room for at least 16 output features."""
+    """out[M, N] = x[M, K] w^T in x's dtype (fp16 or bf16), through `scratch`, a flat buffer of that
+    dtype with room for at least 16 output features."""
     n, k = weight.features_out, weight.features_in
     device = weight.codes.device
     require("x", x, (None, k), (torch.float16, torch.bfloat16), device)

@@ -1,6 +1,7 @@
-"""What stands between the W4 products: sum the partial products, do the small step of the layer, and write
-the next product's activations in the form it reads. One program per group of 128 columns and row, so nothing
-is reduced over a whole row: the norm's 1/rms is applied by the product that follows, from 28 partial sums.
+"""What stands between the W4 products: sum the partial products, do the small step of the layer,
+and write the next product's activations in the form it reads. One program per group of 128 columns
+and row, so nothing is reduced over a whole row: the norm's 1/rms is applied by the product that
+follows, from 28 partial sums.
 
 Letters: M rows, K columns of the result, G = K / 128, S splits, N columns of the partial products.
 
@@ -14,8 +15,8 @@ Formats of the result
     Int8Rows  x int8 [2M, K], factors fp32 [G, MQ, 4]       w4_int8.py
     HalfRows  x fp16 [M, K], factors fp32 [2, G, MP]          w4_fp16.py, w4_wgmma.py
 
-All sums in fp32; values outside fp16 are clamped to its range in HalfRows. Group-local quantization after the
-idea of SmoothQuant-style block scaling; the split norm is our own.
+All sums in fp32; values outside fp16 are clamped to its range in HalfRows. Group-local quantization
+after the idea of SmoothQuant-style block scaling; the split norm is our own.
 """
 
 from dataclasses import dataclass
@@ -34,7 +35,8 @@ Order = Literal["lanes", "slots"]
 Mode = Literal["embed", "norm", "silu", "plain"]
 _MODES: dict[str, int] = {"plain": 0, "norm": 1, "silu": 2, "embed": 3}
 STEPS = 32512.0
-"""The largest value of a 16-bit block: 127 * 256, so that rounding never overflows the high byte."""
+"""The largest value of a 16-bit block: 127 * 256, so that rounding never overflows the high
+byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +55,13 @@ class Int8Rows:
 
 @dataclass(frozen=True, slots=True)
 class HalfRows:
-    """Activations of the fp16 forms. factors: per group and row, the sum of x, and minus the sum of x times
-    the constant that unpacking leaves in each weight (1024 in the lower half of a group, 64 in the upper).
+    """Activations of the fp16 forms. factors: per group and row, the sum of x, and minus the sum of
+    x times the constant that unpacking leaves in each weight (1024 in the lower half of a group, 64
+    in the upper).
 
-    `order` of k within a group, each 32 columns being one operand (plane and h, which of two pairs):
-    `lanes` — the eight values of a lane side by side (w4_fp16.py); `slots` — as the instruction counts k, for
-    operands in shared memory (w4_wgmma.py).
+    `order` of k within a group, each 32 columns being one operand (plane and h, which of two
+    pairs): `lanes` — the eight values of a lane side by side (w4_fp16.py); `slots` — as the
+    instruction counts k, for operands in shared memory (w4_wgmma.py).
     """
 
     x: torch.Tensor
@@ -142,7 +145,9 @@ def reference(
     if mode == "plain":
         quantize(total, rows)
         return
-    assert residual is not None and weight is not None and squares is not None
+    assert residual is not None
+    assert weight is not None
+    assert squares is not None
     residual.copy_(total if mode == "embed" else residual + total)
     squares.copy_(residual.square().view(residual.shape[0], -1, GROUP).sum(-1))
     quantize(residual * weight.float(), rows)
@@ -150,7 +155,8 @@ def reference(
 
 @triton.jit
 def write_rows(v, x, factors, group, m, K: tl.constexpr, MQ: tl.constexpr, FORMAT: tl.constexpr):
-    """One group of 128 values of row m in FORMAT 0 int8, 1 fp16 in lane order, 2 fp16 in slot order."""
+    """One group of 128 values of row m in FORMAT 0 int8, 1 fp16 in lane order, 2 fp16 in slot
+    order."""
     j = tl.arange(0, 128)
     if FORMAT == 0:
         step = tl.maximum(tl.max(tl.abs(v), 0) * (1.0 / 32512.0), 1e-30)
@@ -265,9 +271,9 @@ def feed(
 ) -> None:
     """One step between products; modes and formats at the head of this file.
 
-    source: partial products [S, M, N], fp32, fp16 or bf16; embed: the table [vocabulary, K] with `ids` int32
-    or int64 [M]. residual fp32 [M, K] (read and written; embed only writes), weight [K] of the norm, squares
-    fp32 [M, G] (written): for embed and norm. Writes `rows`.
+    source: partial products [S, M, N], fp32, fp16 or bf16; embed: the table [vocabulary, K] with
+    `ids` int32 or int64 [M]. residual fp32 [M, K] (read and written; embed only writes), weight [K]
+    of the norm, squares fp32 [M, G] (written): for embed and norm. Writes `rows`.
     """
     device = source.device
     floats = (torch.float32, torch.float16, torch.bfloat16)

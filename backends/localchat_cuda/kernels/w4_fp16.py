@@ -1,19 +1,21 @@
 """W4A16 product for up to 16 rows with fp16 activations on the tensor cores: y = x w^T.
 
-The form for 9 to 16 rows, and the plainer second opinion on the int8 form below that. A code q becomes the
-fp16 number 1024 + q or 64 + q by one masked operation on two weights at once (exact); the constants leave
-through per-group sums of x, computed once by the producer (w4_feed.HalfRows), and scale and zero enter once
-per group in fp32:
+The form for 9 to 16 rows, and the plainer second opinion on the int8 form below that. A code q
+becomes the fp16 number 1024 + q or 64 + q by one masked operation on two weights at once (exact);
+the constants leave through per-group sums of x, computed once by the producer (w4_feed.HalfRows),
+and scale and zero enter once per group in fp32:
 
     y = sum_g scale * (sum_k (offset + q) x - offset * sum x - zero * sum x)
 
     x       fp16 [M, K] in lane order (w4_feed.HalfRows)     factors fp32 [2, G, MP], MP = 8 or 16
     out     fp32 [splits, M, N] partial sums; `squares` as in w4_int8.py
 
-Grid and cut as in w4_int8.py. Accumulation in fp32; error against fp32 activations 2.1e-4 (fp16's own).
-Not supported: more than 16 rows, groups other than 128. The masked unpacking is that of FasterTransformer's
-and Marlin's fast conversion, arranged for our byte order.
+Grid and cut as in w4_int8.py. Accumulation in fp32; error against fp32 activations 2.1e-4 (fp16's
+own). Not supported: more than 16 rows, groups other than 128. The masked unpacking is that of
+FasterTransformer's and Marlin's fast conversion, arranged for our byte order.
 """
+# mypy: disable-error-code="assignment"
+# (Triton unrolls loops over tuples that grow; no type says that)
 
 import torch
 import triton
@@ -47,8 +49,9 @@ def reference(rows: HalfRows, weight: W4, squares: torch.Tensor | None, eps: flo
 
 @triton.jit
 def _columns(x, first, rows, K: tl.constexpr, WARPS: tl.constexpr):
-    """Right operand [32, 8] or [WARPS, 32, 8]: a quarter of a group for eight rows, 16 bytes a lane. Columns
-    past the last row repeat earlier ones, which needs no mask; their results are not stored."""
+    """Right operand [32, 8] or [WARPS, 32, 8]: a quarter of a group for eight rows, 16 bytes a
+    lane. Columns past the last row repeat earlier ones, which needs no mask; their results are not
+    stored."""
     k = tl.arange(0, 32)
     m = (first + tl.arange(0, 8)) % rows
     if WARPS == 1:

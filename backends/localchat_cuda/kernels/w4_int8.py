@@ -1,25 +1,31 @@
 """W4A16 product for 1 to 8 rows on the integer tensor cores: y = x w^T, weights read once.
 
-Letters: M rows, N output and K input features, G = K / 128 groups. A row of x comes as 16-bit block fixed
-point: one step per group and row, and each value split into two signed bytes, value = step * (256*high + low).
-Then sum_k code*x is a sum of small integers and exact; scale and zero enter once per group:
+Letters: M rows, N output and K input features, G = K / 128 groups. A row of x comes as 16-bit block
+fixed point: one step per group and row, and each value split into two signed bytes, value = step *
+(256*high + low). Then sum_k code*x is a sum of small integers and exact; scale and zero enter once
+per group:
 
     y = sum_g scale * (step * sum_k code*value - zero * step * sum_k value)
 
-so the error is that of rounding x to 16 bits within its group (2.5e-5 relative on random x; fp16: 2.1e-4).
+so the error is that of rounding x to 16 bits within its group (2.5e-5 relative on random x; fp16:
+2.1e-4).
 
-    x       int8 [2M, K]: high bytes of row m in row 2m, low bytes in 2m+1, k in the packed order (w4_feed.py)
-    factors fp32 [G, MQ, 4], MQ = 4 for M <= 4, else 8: step/16, step * sum of values, 8 * step * sum over the
+    x       int8 [2M, K]: high bytes of row m in row 2m, low bytes in 2m+1, k in the packed order
+    factors fp32 [G, MQ, 4], MQ = 4 for M <= 4, else 8: step/16, step * sum of values, 8 * step *
+    sum over the
             group's upper half (which undoes the -8 of the high nibbles), unused
-    out     fp32 [splits, M, N]: partial sums over `splits` ranges of K, added up by whoever reads them, always
+    out     fp32 [splits, M, N]: partial sums over ranges of K, added by whoever reads them, always
             in the same order; optionally scaled by 1/rms of the row, from `squares` fp32 [M, G]
 
-Grid (N / (16*blocks), splits); a program owns `blocks` row blocks of 16, its `warps` warps take neighbouring
-groups of 128 and are summed at the end; `depth` chunks of `warps` groups are loaded before the first is used.
-The eight columns of the integer `mma` are (high, low) of four rows: 1 to 4 rows cost the same, and give the
-same bits. Not supported: groups other than 128, more than 8 rows. Integer form: our own, in the spirit of
-LLM.int8() and QServe; loads before the wait: CUTLASS's use of programmatic dependent launch.
+Grid (N / (16*blocks), splits); a program owns `blocks` row blocks of 16, its `warps` warps take
+neighbouring groups of 128 and are summed at the end; `depth` chunks of `warps` groups are loaded
+before the first is used. The eight columns of the integer `mma` are (high, low) of four rows: 1 to
+4 rows cost the same, and give the same bits. Not supported: groups other than 128, more than 8
+rows. Integer form: our own, in the spirit of LLM.int8() and QServe; loads before the wait:
+CUTLASS's use of programmatic dependent launch.
 """
+# mypy: disable-error-code="assignment"
+# (Triton unrolls loops over tuples that grow; no type says that)
 
 import torch
 import triton
@@ -72,8 +78,8 @@ def _factor(factors, group, part, MQ: tl.constexpr, WARPS: tl.constexpr):
 
 @triton.jit
 def _columns(x, first, rows2, K: tl.constexpr, WARPS: tl.constexpr):
-    """Right operand [64, 8] or [WARPS, 64, 8]: (high, low) of four rows. Columns past the last row repeat
-    earlier ones, which needs no mask; their results are not stored."""
+    """Right operand [64, 8] or [WARPS, 64, 8]: (high, low) of four rows. Columns past the last row
+    repeat earlier ones, which needs no mask; their results are not stored."""
     k = tl.arange(0, 64)
     n = tl.arange(0, 8)
     if WARPS == 1:
@@ -92,12 +98,12 @@ def _columns(x, first, rows2, K: tl.constexpr, WARPS: tl.constexpr):
 def _accumulate(out, low, high, scale, zero, a, b, c, x0, x1, WARPS: tl.constexpr):
     total = tl.dot(low, x0, out_dtype=tl.int32) * 16 + tl.dot(high, x1, out_dtype=tl.int32)
     if WARPS == 1:
-        h, l = tl.split(tl.reshape(total, (16, 4, 2)))
-        value = (h * 256 + l).to(tl.float32)
+        upper, lower = tl.split(tl.reshape(total, (16, 4, 2)))
+        value = (upper * 256 + lower).to(tl.float32)
         return out + scale[:, None] * (value * a[None, :] + c[None, :] - zero[:, None] * b[None, :])
     else:
-        h, l = tl.split(tl.reshape(total, (WARPS, 16, 4, 2)))
-        value = (h * 256 + l).to(tl.float32)
+        upper, lower = tl.split(tl.reshape(total, (WARPS, 16, 4, 2)))
+        value = (upper * 256 + lower).to(tl.float32)
         part = value * a[:, None, :] + c[:, None, :] - zero[:, :, None] * b[:, None, :]
         return out + scale[:, :, None] * part
 

@@ -1,17 +1,18 @@
 """W4A16 product for tens to hundreds of rows on Hopper's warpgroup instructions: y = x w^T.
 
-Where w4_wgmma.py keeps codes as they are and applies scales to sums, this form scales the weights themselves,
-w = (code - zero) * scale in fp16, before they meet x: two more packed operations for two weights, but one
-accumulator instead of two, so a program covers more outputs and reads x less often. That pays from 33 rows on; far above, dequantizing once for the library's product does (w4_dense.py). Weights are rounded to fp16
-as there: error 3.5e-4 against fp32.
+Where w4_wgmma.py keeps codes as they are and applies scales to sums, this form scales the weights
+themselves, w = (code - zero) * scale in fp16, before they meet x: two more packed operations for
+two weights, but one accumulator instead of two, so a program covers more outputs and reads x less
+often. That pays from 33 rows on; far above, dequantizing once for the library's product does
+(w4_dense.py). Weights are rounded to fp16 as there: error 3.5e-4 against fp32.
 
 Letters: M rows, N output and K input features, G = K / 128.
 
     x   fp16 [M, K] in slot order (w4_feed.HalfRows)      out  fp32 [splits, M, N] partial sums
     squares fp32 [M, G] with eps: 1/rms of each row, as in w4_int8.py
 
-Grid (row tiles, N / (16 * blocks * warps), splits), row tiles fastest, so that neighbours share weights in the
-L2 cache. Accumulation in fp32. Any M.
+Grid (row tiles, N / (16 * blocks * warps), splits), row tiles fastest, so that neighbours share
+weights in the L2 cache. Accumulation in fp32. Any M.
 """
 
 from typing import NamedTuple
@@ -36,8 +37,9 @@ class Cut(NamedTuple):
 
 
 def cut_for(rows: int, n: int, k: int, sms: int) -> Cut:
-    """By rule: tiles of 128 x 128 (64 rows and fewer: one tile), and the splits of K that leave least idle in
-    the last wave, two programs a multiprocessor, against what writing and adding partial sums costs."""
+    """By rule: tiles of 128 x 128 (64 rows and fewer: one tile), and the splits of K that leave
+    least idle in the last wave, two programs a multiprocessor, against what writing and adding
+    partial sums costs."""
     tile = 128 if rows > 64 else max(16, power_of_two(rows))
     if n % 64:
         raise ValueError(f"weight {n}x{k}: output features in 64s wanted")
@@ -55,7 +57,8 @@ def cut_for(rows: int, n: int, k: int, sms: int) -> Cut:
 
 @triton.jit
 def _scaled(w, zero, scale, ASM: tl.constexpr):
-    """int16 of two bytes -> four fp16 weights. zero: fp16(1024 + zero); zero and scale broadcast like w."""
+    """int16 of two bytes -> four fp16 weights. zero: fp16(1024 + zero); zero and scale broadcast
+    like w."""
     if ASM:
         a, b, c, d = tl.inline_asm_elementwise(
             """{
@@ -93,9 +96,9 @@ def _scaled(w, zero, scale, ASM: tl.constexpr):
 
 @triton.jit
 def _landed(acc, ASM: tl.constexpr):
-    """acc itself. Being used here makes Triton (3.6 to 3.9) wait for the multiplication: left to itself it keeps
-    the last one of an iteration in flight while the next iteration already overwrites the registers that hold
-    its weights, and results are wrong now and then."""
+    """acc itself. Being used here makes Triton (3.6 to 3.9) wait for the multiplication: left to
+    itself it keeps the last one of an iteration in flight while the next iteration already
+    overwrites the registers that hold its weights, and results are wrong now and then."""
     if ASM:
         return tl.inline_asm_elementwise(
             "mov.b32 $0, $1;", "=f,f", [acc], dtype=tl.float32, is_pure=True, pack=1

@@ -1,24 +1,28 @@
-"""4-bit weights in the order in which the tensor cores want them: packing, unpacking, reading AutoAWQ.
+"""4-bit weights in the order in which the tensor cores want them: packing, unpacking, reading
+AutoAWQ.
 
-Letters: N output features, K input features, G = K / 128 groups of one scale and one zero, T = N / 16 row
-blocks. Weights stand as a linear layer has them, w[n, k] = scale[n, k // 128] * (code[n, k] - zero[n, k // 128]),
-with codes and zeros in 0..15.
+Letters: N output features, K input features, G = K / 128 groups of one scale and one zero,
+T = N / 16 row blocks. Weights stand as a linear layer has them, with codes and zeros in 0..15:
 
-One row block of one group is 16 x 128 codes = 1,024 bytes, laid out so that a warp reads it as two coalesced
-loads of 16 bytes a lane and every lane then holds what `mma` takes as its left operand: no shared memory, no
-shuffles. The order of k inside a group is free as long as the activations follow it. One byte holds k and
-k + 64; with `half`, `pair` in 0..1, `quad` in 0..3, `row` in 0..7:
+    w[n, k] = scale[n, k // 128] * (code[n, k] - zero[n, k // 128])
+
+One row block of one group is 16 x 128 codes = 1,024 bytes, laid out so that a warp reads it as two
+coalesced loads of 16 bytes a lane and every lane then holds what `mma` takes as its left operand:
+no shared memory, no shuffles. The order of k inside a group is free as long as the activations
+follow it. One byte holds k and k + 64; with `half`, `pair` in 0..1, `quad` in 0..3, `row` in 0..7:
 
     byte  half*512 + (row*4 + quad)*16 + pair*8 + upper*4 + e
     low nibble   code[16*T + 8*upper + row, 128*g + 16*quad + 8*half + 4*pair + SWAP[e]]
     high nibble  code[.., k + 64] xor 8
 
-The high nibble is stored with its top bit flipped because `byte & 0xf0`, read as a signed byte, is then
-16 * (code - 8): the integer form of the product unpacks 8 weights with two ANDs. SWAP = (0, 2, 1, 3) puts
-neighbours in k into the two halves of a 32-bit word, so that the fp16 form unpacks to pairs in natural order
-with one shift and four three-input operations. The same bytes serve every product form of this folder.
+The high nibble is stored with its top bit flipped: `byte & 0xf0`, read as a signed byte, is then 16
+times (code - 8), and the integer form of the product unpacks 8 weights with two ANDs. SWAP, which
+is (0, 2, 1, 3), puts neighbours in k into the two halves of a 32-bit word, so that the fp16 form
+unpacks to pairs in natural order with one shift and four three-input operations. The same bytes
+serve every product form of this folder.
 
-The idea of weights in fragment order is Marlin's (Frantar et al., 2024); the orders here are our own.
+The idea of weights in fragment order is Marlin's (Frantar et al., 2024); the orders here are our
+own.
 """
 
 from typing import NamedTuple
@@ -35,8 +39,8 @@ _SWAP = (0, 2, 1, 3)
 
 
 class W4(NamedTuple):
-    """A packed weight. codes: int8 [T, G, 1024]. steps: int32 [T, G, 16], an fp16 scale in the low half and
-    the zero as fp16 in the high half. The product is y[m, n] = sum_k x[m, k] w[n, k]."""
+    """A packed weight. codes: int8 [T, G, 1024]. steps: int32 [T, G, 16], an fp16 scale in the low
+    half and the zero as fp16 in the high half. The product is y[m, n] = sum_k x[m, k] w[n, k]."""
 
     codes: torch.Tensor
     steps: torch.Tensor
@@ -55,8 +59,9 @@ class W4(NamedTuple):
 
 
 def pack(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> W4:
-    """Pack codes [N, K] (any integer dtype, 0..15), scales [N, G] (stored as fp16) and zeros [N, G].
-    ValueError where N is no multiple of 16 or K none of 128. Exact but for the scale's own rounding."""
+    """Pack codes [N, K] (any integer dtype, 0..15), scales [N, G] (stored as fp16) and zeros [N,
+    G]. ValueError where N is no multiple of 16 or K none of 128. Exact but for the scale's own
+    rounding."""
     n, k = codes.shape
     if n % ROWS or k % GROUP:
         raise ValueError(
@@ -108,13 +113,15 @@ def _nibbles(words: torch.Tensor) -> torch.Tensor:
 def from_awq(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor) -> W4:
     """Repack one AutoAWQ ("gemm" version) linear layer.
 
-    qweight int32 [K, N/8], qzeros int32 [G, N/8], scales fp16 or bf16 [G, N]. Several layers are merged by
-    concatenating each of the three along N first. ValueError for a group size other than 128.
+    qweight int32 [K, N/8], qzeros int32 [G, N/8], scales fp16 or bf16 [G, N]. Several layers are
+    merged by concatenating each of the three along N first. ValueError for a group size other than
+    128.
     """
     k, n = qweight.shape[0], 8 * qweight.shape[1]
     if tuple(scales.shape) != (k // GROUP, n) or k % GROUP:
         raise ValueError(
-            f"AWQ layer {k}x{n} with scales {tuple(scales.shape)}: groups of {GROUP} input features wanted"
+            f"AWQ layer {k}x{n} with scales {tuple(scales.shape)}:"
+            f" groups of {GROUP} input features wanted"
         )
     codes = _nibbles(qweight).t()
     return pack(codes.contiguous(), scales.t(), _nibbles(qzeros).t())
@@ -123,8 +130,8 @@ def from_awq(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor) 
 def to_awq(
     codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes [N, K], scales and zeros [N, G] as AutoAWQ stores them: (qweight, qzeros, scales). For random
-    checkpoints and tests."""
+    """Codes [N, K], scales and zeros [N, G] as AutoAWQ stores them: (qweight, qzeros, scales). For
+    random checkpoints and tests."""
 
     def words(values: torch.Tensor) -> torch.Tensor:
         columns = values.to(torch.int64).view(values.shape[0], -1, 8)[..., list(AWQ_COLUMNS)]

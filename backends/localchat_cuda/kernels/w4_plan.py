@@ -1,8 +1,10 @@
 """How each W4 product is cut: blocks, warps, depth and splits by form, shape and rows.
 
-The figures for the shapes of a 7B model were measured on an H200, inside the chain of a whole model (the best
-alone is often not the best in the chain); others follow the rule they suggest: the whole grid in one wave,
-35 to 50 KB of weights on their way for each multiprocessor, splits of K where N alone gives too few programs.
+The figures for the shapes of a 7B model were measured on an H200, inside the chain of a whole model
+(the best alone is often not the best in the chain); others follow the rule they suggest: the whole
+grid in one wave,
+35 to 50 KB of weights on their way for each multiprocessor, splits of K where N alone gives too few
+programs.
 """
 
 from dataclasses import dataclass
@@ -18,9 +20,10 @@ _LIMITS: tuple[tuple[int, Form], ...] = ((8, "int8"), (16, "fp16"), (32, "wgmma"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One cut. `blocks`: row blocks of 16 output features a warp owns. `warps`: warps that share them along K
-    (int8, fp16), or row blocks side by side (wgmma: 4 or 8). `depth`: chunks loaded before the first is used
-    (wgmma: pipeline stages). `splits`: programs along K. `registers`: bound for the compiler, 0: none."""
+    """One cut. `blocks`: row blocks of 16 output features a warp owns. `warps`: warps that share
+    them along K (int8, fp16), or row blocks side by side (wgmma: 4 or 8). `depth`: chunks loaded
+    before the first is used (wgmma: pipeline stages). `splits`: programs along K. `registers`:
+    bound for the compiler, 0: none."""
 
     blocks: int
     warps: int
@@ -47,7 +50,8 @@ class Shape:
 
 
 def form_for(rows: int) -> Form:
-    """The fastest form for a number of rows, each on an H200; `dense`: dequantize, then the library."""
+    """The fastest form for a number of rows, each on an H200; `dense`: dequantize, then the
+    library."""
     for limit, form in _LIMITS:
         if rows <= limit:
             return form
@@ -105,8 +109,9 @@ def row_class(form: Form, rows: int) -> int:
 
 @lru_cache(maxsize=512)
 def shape_for(form: Form, rows: int, n: int, k: int, sms: int) -> Shape:
-    """The cut of the int8, fp16 and wgmma forms (`many`: w4_many.cut_for) for a weight of N x K. Depends on rows only through `row_class`, so that rows of a class are
-    bit-equal. ValueError where no cut divides the weight."""
+    """The cut of the int8, fp16 and wgmma forms (`many`: w4_many.cut_for) for a weight of N x K.
+    Depends on rows only through `row_class`, so that rows of a class are bit-equal. ValueError
+    where no cut divides the weight."""
     size = row_class(form, rows)
     found = _MEASURED.get((form, size), {}).get((n, k))
     if found is not None:
@@ -130,7 +135,8 @@ def _narrow(size: int, n: int, k: int, sms: int) -> Shape:
 
 
 def _wide(size: int, n: int, k: int, sms: int) -> Shape:
-    """wgmma: 64 output features a program or, up to 64 rows, 128; three programs a multiprocessor."""
+    """wgmma: 64 output features a program or, up to 64 rows, 128; three programs a
+    multiprocessor."""
     if n % 64:
         raise ValueError(f"weight {n}x{k}: more than 16 rows need output features in 64s")
     blocks = 2 if size <= 64 and n % 128 == 0 else 1

@@ -1,7 +1,8 @@
 """Device functions that the W4 products share: loads of packed tiles and their unpacking.
 
-Written so that after reshape and permute the layout of the load is the layout of the matrix operand; each
-inline instruction sequence has a pure twin, taken in the interpreter (`ASM` False). Layout: w4_pack.py.
+Written so that after reshape and permute the layout of the load is the layout of the matrix
+operand; each inline instruction sequence has a pure twin, taken in the interpreter (`ASM` False).
+Layout: w4_pack.py.
 """
 
 import triton
@@ -25,8 +26,8 @@ def load_bytes(codes, block, WARPS: tl.constexpr):
 
 @triton.jit
 def load_pairs(codes, block, WARPS: tl.constexpr):
-    """As `load_bytes`, as int16 of two bytes each (`codes` an int16 pointer, `block` in int16 units):
-    [16, 32] or [WARPS, 16, 32]."""
+    """As `load_bytes`, as int16 of two bytes each (`codes` an int16 pointer, `block` in int16
+    units): [16, 32] or [WARPS, 16, 32]."""
     i = tl.arange(0, WARPS * 512)
     if WARPS == 1:
         w = tl.load(codes + block + i, eviction_policy="evict_first")
@@ -79,8 +80,8 @@ def nibbles(w, ASM: tl.constexpr):
 
 @triton.jit
 def halves(w, ASM: tl.constexpr):
-    """int16 of two bytes -> four fp16: 1024 + code of the first and second byte, 64 + code of their k+64.
-    Five operations for eight weights."""
+    """int16 of two bytes -> four fp16: 1024 + code of the first and second byte, 64 + code of their
+    k+64. Five operations for eight weights."""
     if ASM:
         a, b, c, d = tl.inline_asm_elementwise(
             """{

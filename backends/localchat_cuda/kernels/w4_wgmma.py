@@ -1,14 +1,15 @@
-"""W4A16 product for 17 to 128 rows: y = x w^T on Hopper's warpgroup instructions, weights as the left operand
-straight from registers, x through shared memory by Triton's own pipeline.
+"""W4A16 product for 17 to 128 rows: y = x w^T on Hopper's warpgroup instructions, weights as the
+left operand straight from registers, x through shared memory by Triton's own pipeline.
 
 As w4_fp16.py in its arithmetic, its partial sums and its factors; the differences:
 
-    x       fp16 [M, K] in slot order (w4_feed.HalfRows), so that the rows of the right operand are contiguous
+    x       fp16 [M, K] in slot order (w4_feed.HalfRows): rows of the right operand are contiguous
     factors fp32 [2, G, MP], MP = 32, 64 or 128
 
-Grid (N / (16 * blocks * warps), splits); a program owns 16 * blocks * warps output features, its warps side by
-side along N, 4 warps being the 64 rows of one instruction. `depth` is the number of pipeline stages. On GPUs
-before Hopper Triton compiles the same source to `mma`. Not supported: more than 128 rows.
+Grid (N / (16 * blocks * warps), splits); a program owns 16 * blocks * warps output features, its
+warps side by side along N, 4 warps being the 64 rows of one instruction. `depth` is the number of
+pipeline stages. On GPUs before Hopper Triton compiles the same source to `mma`. Not supported: more
+than 128 rows.
 """
 
 import torch
