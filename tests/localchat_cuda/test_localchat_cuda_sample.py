@@ -4,12 +4,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from localchat.loop.backend import SamplingParams
-from localchat.loop.noise import REACH, G, mix
+from localchat.loop.noise import REACH, G, draw_key, gumbel, mix
 from localchat.loop.sampling import Sampler
 from localchat.loop.tally import Tally
-from localchat_cuda.kernels import sample, sample_state
+from localchat_cuda.kernels import sample, sample_gather, sample_state
 
 V = 5000
 CPU = torch.device("cpu")
@@ -200,3 +202,21 @@ def test_wrong_arguments_are_named() -> None:
             torch.empty(1),
             torch.empty(1),
         )
+
+
+@triton.jit
+def _noise_kernel(key, position, out, COUNT: tl.constexpr):  # noqa: ANN001, ANN202
+    seed = sample_gather.noise(tl.load(key), tl.load(position))
+    i = tl.arange(0, COUNT)
+    tl.store(out + i, sample_gather.gumbel(seed, i))
+
+
+def test_the_noise_is_the_contracts_for_small_and_large_values() -> None:
+    key = mix((mix(12345 + G) ^ 2) + G)
+    held = torch.tensor([key - 2**64 if key >= 2**63 else key])
+    out = torch.empty(1 << 16)
+    _noise_kernel[(1,)](held, torch.tensor([77], dtype=torch.int32), out, COUNT=1 << 16)
+    wanted = torch.tensor(gumbel(draw_key(12345, 2, 77), np.arange(1 << 16)))
+    assert torch.allclose(out, wanted, rtol=1e-5, atol=1e-5)
+    assert float(wanted.max()) > 9.0
+    assert float(wanted.min()) < -2.0
