@@ -34,9 +34,9 @@ from kernel_bench.timing import (
     timed,
 )
 
-from localchat.loop.backend import SamplingParams
 from localchat.loop.noise import REACH, G, mix
 from localchat.loop.sampling import Sampler
+from localchat.loop.step import SamplingParams
 from localchat_cuda.kernels import dense_few, sample, sample_state, w4_dense, w4_pack, w4_plan
 from localchat_cuda.kernels.w4_plan import Shape
 

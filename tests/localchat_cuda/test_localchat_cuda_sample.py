@@ -7,9 +7,9 @@ import torch
 import triton
 import triton.language as tl
 
-from localchat.loop.backend import SamplingParams
 from localchat.loop.noise import REACH, G, draw_key, gumbel, mix
 from localchat.loop.sampling import Sampler
+from localchat.loop.step import SamplingParams
 from localchat.loop.tally import Tally
 from localchat_cuda.kernels import sample, sample_gather, sample_state
 
