@@ -1,0 +1,219 @@
+"""Attention for prompt chunks: many new tokens of a sequence at once, over paged keys and values.
+
+Letters as in attention.py; M queries a tile. The host cuts each sequence's new tokens into tiles of
+M and lists them, longest history first, so that the last programs to start are short:
+
+    tiles int32 [tiles, 2]: (index into the batch, first new token of the tile), made by `tiles_of`
+    q, out  [T, H, D] fp16 or bf16      k, v  [pages, J, P, D]
+
+Grid (tiles, H): a program owns one tile of one head; heads that share keys meet them in the L2
+cache. Tiles of keys that every query of the tile may see run without masks; the last ones, and all
+of them where there is a window, with. fp32 accumulation, exp2 with the scale folded in.
+FlashAttention-2 (Dao, 2023); block tables as in vLLM's Triton attention.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from localchat_cuda.kernels.attention import Batch, Rules, check
+from localchat_cuda.kernels.attention_few import LOG2E
+from localchat_cuda.kernels.launch import options, power_of_two, require
+
+
+class Cut(NamedTuple):
+    """Queries a tile, keys a tile (a divisor of the page), warps, pipeline stages."""
+
+    rows: int
+    tile: int
+    warps: int
+    stages: int
+
+
+def cut_for(d: int) -> Cut:
+    return Cut(64, 64, 4, 3) if d <= 128 else Cut(64, 32, 4, 2)
+
+
+def tiles_of(counts: list[int], lengths: list[int], rows: int) -> list[tuple[int, int]]:
+    """The tiles of a batch on the host, longest history first."""
+    found = [(i, first) for i, count in enumerate(counts) for first in range(0, count, rows)]
+    found.sort(key=lambda tile: counts[tile[0]] - lengths[tile[0]] - tile[1])
+    return found
+
+
+@triton.jit
+def _step(
+    tile,
+    query,
+    acc,
+    peak,
+    mass,
+    k,
+    v,
+    table,
+    at,
+    length,
+    scale,
+    page_stride,
+    head,
+    D: tl.constexpr,
+    D_POW2: tl.constexpr,
+    P: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    d = tl.arange(0, D_POW2)
+    n = tl.arange(0, TILE)
+    page = tl.load(table + tile * TILE // P).to(tl.int64)
+    spot = page * page_stride + head * (P * D) + tile * TILE % P * D + n * D
+    key = tile * TILE + n
+    if D == D_POW2:
+        keys = tl.load(k + spot[None, :] + d[:, None])
+    else:
+        keys = tl.load(k + spot[None, :] + d[:, None], mask=(d < D)[:, None], other=0.0)
+    logits = tl.dot(query, keys.to(query.dtype)) * scale
+    if SOFT_CAP > 0.0:
+        squeezed = 1.0 - 2.0 / (tl.exp2(logits * (2.0 / SOFT_CAP)) + 1.0)
+        logits = squeezed * (SOFT_CAP * LOG2E)
+    if MASKED:
+        seen = (key[None, :] <= at[:, None]) & (key < length)[None, :]
+        if WINDOW > 0:
+            seen = seen & (key[None, :] > at[:, None] - WINDOW)
+        logits = tl.where(seen, logits, float("-inf"))
+    higher = tl.maximum(peak, tl.max(logits, 1))
+    anchor = higher
+    if MASKED:
+        anchor = tl.where(higher == float("-inf"), 0.0, higher)
+    weights = tl.exp2(logits - anchor[:, None])
+    decay = tl.exp2(peak - anchor)
+    mass = mass * decay + tl.sum(weights, 1)
+    acc = acc * decay[:, None]
+    if MASKED:
+        # what lies past the length may be anything, NaN too, and 0 * NaN would spoil the sum
+        there = (key < length)[:, None] & (d < D)[None, :]
+        values = tl.load(v + spot[:, None] + d[None, :], mask=there, other=0.0)
+    elif D == D_POW2:
+        values = tl.load(v + spot[:, None] + d[None, :])
+    else:
+        values = tl.load(v + spot[:, None] + d[None, :], mask=(d < D)[None, :], other=0.0)
+    acc = tl.dot(weights.to(query.dtype), values.to(query.dtype), acc)
+    return acc, higher, mass
+
+
+@triton.jit(do_not_specialize=["width"])
+def _many_kernel(
+    q,
+    k,
+    v,
+    out,
+    tiles,
+    starts,
+    counts,
+    lengths,
+    slots,
+    tables,
+    scale,
+    width,
+    page_stride,
+    H: tl.constexpr,
+    J: tl.constexpr,
+    D: tl.constexpr,
+    D_POW2: tl.constexpr,
+    P: tl.constexpr,
+    M: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    sequence = tl.load(tiles + tl.program_id(0) * 2)
+    first = tl.load(tiles + tl.program_id(0) * 2 + 1)
+    head = tl.program_id(1)
+    start = tl.load(starts + sequence)
+    count = tl.load(counts + sequence)
+    length = tl.load(lengths + sequence)
+    table = tables + tl.load(slots + sequence).to(tl.int64) * width
+    row = first + tl.arange(0, M)
+    at = length - count + row
+    d = tl.arange(0, D_POW2)
+    live = (row < count)[:, None] & (d < D)[None, :]
+    q_at = ((start + row).to(tl.int64) * H + head)[:, None] * D + d[None, :]
+    query = tl.load(q + q_at, mask=live, other=0.0)
+    before = length - count + first
+    last = tl.cdiv(tl.minimum(before + M, length), TILE)
+    clear = (before + 1) // TILE
+    low = 0
+    if WINDOW > 0:
+        low = tl.maximum(before - WINDOW + 1, 0) // TILE
+        clear = low
+    peak = tl.full((M,), float("-inf"), tl.float32)
+    mass = tl.zeros((M,), tl.float32)
+    acc = tl.zeros((M, D_POW2), tl.float32)
+    group = head // (H // J)
+    for tile in tl.range(low, clear, 1, num_stages=STAGES):
+        acc, peak, mass = _step(
+            tile, query, acc, peak, mass, k, v, table, at, length, scale, page_stride, group,
+            D, D_POW2, P, TILE, WINDOW, SOFT_CAP, False,
+        )  # fmt: skip
+    for tile in tl.range(clear, last, 1, num_stages=STAGES):
+        acc, peak, mass = _step(
+            tile, query, acc, peak, mass, k, v, table, at, length, scale, page_stride, group,
+            D, D_POW2, P, TILE, WINDOW, SOFT_CAP, True,
+        )  # fmt: skip
+    acc = acc / tl.where(mass == 0.0, 1.0, mass)[:, None]
+    tl.store(out + q_at, acc.to(out.dtype.element_ty), mask=live)
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    batch: Batch,
+    tiles: torch.Tensor,
+    out: torch.Tensor,
+    rules: Rules | None = None,
+    *,
+    cut: Cut | None = None,
+) -> None:
+    """Write attention for the tiles' queries into `out` [T, H, D]; other rows of `out` are left as
+    they are. `cut` must be the one that the tiles were made for, its rows being `tiles_of`'s."""
+    check(q, k, v, batch)
+    _, h, d = q.shape
+    require("out", out, tuple(q.shape), (q.dtype,), q.device)
+    require("tiles", tiles, (None, 2), (torch.int32,), q.device)
+    if tiles.shape[0] == 0:
+        return
+    rules, cut = rules or Rules(), cut or cut_for(d)
+    page = k.shape[2]
+    if page % cut.tile:
+        raise ValueError(f"cut: a tile of {cut.tile} keys does not divide a page of {page}")
+    _many_kernel[(tiles.shape[0], h)](
+        q,
+        k,
+        v,
+        out,
+        tiles,
+        batch.starts,
+        batch.counts,
+        batch.lengths,
+        batch.slots,
+        batch.tables,
+        rules.scale_for(d) * LOG2E.value,
+        batch.tables.shape[1],
+        k.stride(0),
+        H=h,
+        J=k.shape[1],
+        D=d,
+        D_POW2=power_of_two(d),
+        P=page,
+        M=cut.rows,
+        TILE=cut.tile,
+        WINDOW=rules.window,
+        SOFT_CAP=rules.soft_cap,
+        STAGES=cut.stages,
+        **options(False, cut.warps),
+    )

@@ -1,0 +1,173 @@
+"""Product of 1 to 64 rows with a plain fp16 or bf16 weight: the output head, and every layer of a
+model that is not quantized. y = x w^T, optionally + bias; weights are read once, as fast as memory
+gives them.
+
+Letters: M rows, N output and K input features.
+
+    x [M, K] and weight [N, K] fp16 or bf16, one dtype      out [M, N] fp32, fp16 or bf16
+
+One row: no tensor cores, four output features a program, K in runs of 512 (4.5 TB/s of 4.64 on an
+H200). More rows: weights as the left operand of the tensor cores, 64 features a program, x padded
+to 16, 32 or 64 columns by repeating rows. Accumulation in fp32; grid (N / features,). Not
+supported: more than 64 rows, where the library's product is as good.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from localchat_cuda.kernels.launch import options, power_of_two, require, settle, traits
+
+MAX_ROWS = 64
+
+
+def reference(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The product in fp32 by plain torch."""
+    y = x.float() @ weight.float().t()
+    return y if bias is None else y + bias.float()
+
+
+@triton.jit
+def _one_row_kernel(
+    x,
+    weight,
+    bias,
+    out,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    BIAS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    row = weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K
+    k = tl.arange(0, BK)
+    # The first tile is peeled: its load stands before the wait for x.
+    first = tl.load(
+        row + k[None, :], mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first"
+    )
+    if PDL:
+        gdc_wait()
+    acc = first.to(tl.float32) * tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)[None, :]
+    for c in tl.range(BK, K, BK, num_stages=1):
+        at = c + k
+        if K % BK == 0:
+            w = tl.load(row + at[None, :], eviction_policy="evict_first")
+            xs = tl.load(x + at)
+        else:
+            w = tl.load(
+                row + at[None, :], mask=(at < K)[None, :], other=0.0, eviction_policy="evict_first"
+            )
+            xs = tl.load(x + at, mask=at < K, other=0.0)
+        acc += w.to(tl.float32) * xs.to(tl.float32)[None, :]
+    y = tl.sum(acc, 1)
+    if BIAS:
+        y += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
+    tl.store(out + n, y.to(out.dtype.element_ty), mask=n < N)
+
+
+@triton.jit(do_not_specialize=["M"])
+def _few_rows_kernel(
+    x,
+    weight,
+    bias,
+    out,
+    M,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    MP: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    STAGES: tl.constexpr,
+    BIAS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    row = weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K
+    k = tl.arange(0, BK)
+    m = tl.arange(0, MP)
+    xs = x + (m % M)[None, :] * K
+    acc = tl.zeros((BN, MP), tl.float32)
+    if PDL:
+        gdc_wait()
+    for c in tl.range(0, K, BK, num_stages=STAGES):
+        at = c + k
+        if K % BK == 0:
+            w = tl.load(row + at[None, :], eviction_policy="evict_first")
+            acc = tl.dot(w, tl.load(xs + at[:, None]), acc)
+        else:
+            w = tl.load(
+                row + at[None, :], mask=(at < K)[None, :], other=0.0, eviction_policy="evict_first"
+            )
+            acc = tl.dot(w, tl.load(xs + at[:, None], mask=(at < K)[:, None], other=0.0), acc)
+    if BIAS:
+        acc += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+    where = m[None, :].to(tl.int64) * N + n[:, None]
+    tl.store(out + where, acc.to(out.dtype.element_ty), mask=(m < M)[None, :] & (n < N)[:, None])
+
+
+def product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    pdl: bool = True,
+) -> None:
+    """Write y = x w^T (+ bias) into `out`; see the head of this file."""
+    m, k = x.shape
+    n = weight.shape[0]
+    device = weight.device
+    if not 1 <= m <= MAX_ROWS:
+        raise ValueError(f"x: 1 to {MAX_ROWS} rows wanted, {m} given")
+    require("x", x, (m, k), (torch.float16, torch.bfloat16), device)
+    require("weight", weight, (n, k), (x.dtype,), device)
+    require("out", out, (m, n), (torch.float32, torch.float16, torch.bfloat16), device)
+    if bias is not None:
+        require("bias", bias, (n,), (torch.float32, torch.float16, torch.bfloat16), device)
+    way = traits(device)
+    pdl = pdl and way.pdl
+    held = weight if bias is None else bias
+    if m == 1:
+        features, run = 4, min(512, power_of_two(k))
+        kernel = _one_row_kernel[(triton.cdiv(n, features),)](
+            x,
+            weight,
+            held,
+            out,
+            N=n,
+            K=k,
+            BN=features,
+            BK=run,
+            BIAS=bias is not None,
+            PDL=pdl,
+            **options(pdl, 4),
+        )
+        settle(kernel)
+        return
+    run = 128 if k % 128 == 0 else 64
+    kernel = _few_rows_kernel[(triton.cdiv(n, 64),)](
+        x,
+        weight,
+        held,
+        out,
+        m,
+        N=n,
+        K=k,
+        MP=max(16, power_of_two(m)),
+        BN=64,
+        BK=run,
+        STAGES=3,
+        BIAS=bias is not None,
+        PDL=pdl,
+        **options(pdl, 4),
+    )
+    settle(kernel)

@@ -1,0 +1,124 @@
+"""RMSNorm over whole rows, with the residual added first: for dense products, the last norm, many
+rows.
+
+Letters: T rows, H columns, S partial sums.
+
+    residual += sum over S of y;  out = residual / rms(residual) * weight
+
+Grid (T,), one row a program, fp32 inside. y [S, T, H] fp32, fp16 or bf16; residual fp32 [T, H],
+read and written; weight [H]; out fp16 or bf16 [T, H]. RMSNorm: Zhang and Sennrich, 2019.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from localchat_cuda.kernels.launch import options, power_of_two, require, settle, traits
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def reference(
+    y: torch.Tensor | None,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    eps: float,
+) -> None:
+    """`add_norm` in plain torch, same arguments."""
+    if y is not None:
+        residual += y.float().sum(0)
+    inverse = torch.rsqrt(residual.square().mean(-1, keepdim=True) + eps)
+    out.copy_(residual * inverse * weight.float())
+
+
+@triton.jit(do_not_specialize=["T"])
+def _norm_kernel(
+    y,
+    residual,
+    weight,
+    out,
+    eps,
+    T,
+    H: tl.constexpr,
+    H_POW2: tl.constexpr,
+    S: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
+    t = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, H_POW2)
+    inside = i < H
+    gain = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_wait()
+    x = tl.load(residual + t * H + i, mask=inside, other=0.0)
+    if S > 0:
+        total = tl.zeros((H_POW2,), tl.float32)
+        for s in tl.static_range(S):
+            total += tl.load(y + (s * T + t) * H + i, mask=inside, other=0.0).to(tl.float32)
+        x += total
+        tl.store(residual + t * H + i, x, mask=inside)
+    x = x * tl.rsqrt(tl.sum(x * x, 0) / H + eps) * gain
+    tl.store(out + t * H + i, x.to(out.dtype.element_ty), mask=inside)
+
+
+def add_norm(
+    y: torch.Tensor | None,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    eps: float,
+    *,
+    pdl: bool = True,
+) -> None:
+    """Add `y` (None: nothing) to the residual and normalize; see the head of this file."""
+    t, h = residual.shape
+    device = residual.device
+    require("residual", residual, (t, h), (torch.float32,), device)
+    require("weight", weight, (h,), _FLOATS, device)
+    require("out", out, (t, h), _FLOATS, device)
+    if y is not None:
+        require("y", y, (y.shape[0], t, h), _FLOATS, device)
+    if t == 0:
+        return
+    way = traits(device)
+    pdl = pdl and way.pdl
+    kernel = _norm_kernel[(t,)](
+        residual if y is None else y,
+        residual,
+        weight,
+        out,
+        eps,
+        t,
+        H=h,
+        H_POW2=power_of_two(h),
+        S=0 if y is None else y.shape[0],
+        PDL=pdl,
+        **options(pdl, 8 if h > 1024 else 4),
+    )
+    settle(kernel)
+
+
+@triton.jit
+def _silu_kernel(gate_up, out, F: tl.constexpr, BLOCK: tl.constexpr):
+    t = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < F
+    gate = tl.load(gate_up + t * (2 * F) + i, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + t * (2 * F) + F + i, mask=inside, other=0.0).to(tl.float32)
+    tl.store(
+        out + t * F + i, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=inside
+    )
+
+
+def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
+    """out [T, F] = silu(gate_up[:, :F]) * gate_up[:, F:], fp32 inside; grid (T, F / 1024).
+    Reference: torch's silu on the two halves."""
+    t, f = out.shape
+    require("out", out, (t, f), _FLOATS)
+    require("gate_up", gate_up, (t, 2 * f), _FLOATS, out.device)
+    if t:
+        _silu_kernel[(t, triton.cdiv(f, 1024))](gate_up, out, F=f, BLOCK=1024, num_warps=4)

@@ -1,0 +1,276 @@
+"""Rotary positions, and the way of new keys and values into the pages of the KV cache.
+
+Letters: T tokens, S partial sums, H query heads, J key/value heads, D head dimension, P tokens per
+page.
+
+One kernel takes the qkv product as it comes (partial sums of a W4 product, or one fp16/bf16
+matrix), adds the bias where the model has one, normalizes q and k per head where the model does
+(Qwen3), rotates q and k, and writes q [T, H, D] and, at each token's place in its sequence's block
+table, k and v.
+
+    qkv       [S, T, (H + 2 J) D] fp32, fp16 or bf16: q heads, k heads, v heads
+    angles    fp32 [positions, D]: cosines of the D/2 pairs, then sines (`angles`)
+    positions int32 [T];  slots int32 [T]: row of the block table;  tables int32 [slots, width]
+    k, v      [pages, J, P, D]: a page of one head is one run of memory, as a tile of attention is
+
+Grid (T, H + 2 J), one warp each; fp32 inside. The rotation pairs element i with i + D/2, as Llama
+and Qwen checkpoints on the Hugging Face hub have it. RoFormer (Su et al., 2021); paging after vLLM
+(Kwon et al., 2023).
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from localchat_cuda.kernels.launch import options, power_of_two, require, settle, traits
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """`rope_scaling` of type llama3: wavelengths beyond the original context are stretched by
+    `factor`, those well inside it kept, and the ones between blended."""
+
+    factor: float
+    low_frequency_factor: float
+    high_frequency_factor: float
+    original_context: int
+
+
+def frequencies(d: int, theta: float, scaling: Llama3Scaling | None = None) -> torch.Tensor:
+    """Radians per position of the D/2 pairs, fp64 on the CPU."""
+    plain = theta ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
+    if scaling is None:
+        return plain
+    turns = scaling.original_context * plain / (2 * math.pi)
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    blend = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return plain * (blend + (1.0 - blend) / scaling.factor)
+
+
+def angles(
+    positions: int, d: int, theta: float, device: torch.device, scaling: Llama3Scaling | None = None
+) -> torch.Tensor:
+    """The table fp32 [positions, D] that the kernel reads."""
+    turned = (
+        torch.arange(positions, dtype=torch.float64)[:, None] * frequencies(d, theta, scaling)[None]
+    )
+    return torch.cat((turned.cos(), turned.sin()), 1).float().to(device)
+
+
+def reference(
+    qkv: torch.Tensor,
+    table: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    tables: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 1e-6,
+) -> None:
+    """`rope_store` in plain torch, same arguments."""
+    t, h, d = q.shape
+    j, page = k.shape[1], k.shape[2]
+    total = qkv.float().sum(0)
+    if bias is not None:
+        total = total + bias.float()
+    heads = total.view(t, h + 2 * j, d)
+    cos, sin = table[positions.long()].view(t, 1, 2, d // 2).unbind(2)
+
+    def turn(x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
+        if norm is not None:
+            x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * norm.float()
+        a, b = x.chunk(2, -1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+    q.copy_(turn(heads[:, :h], q_norm))
+    pages = tables[slots.long(), positions.long() // page].long()
+    spots = positions.long() % page
+    k[pages, :, spots] = turn(heads[:, h : h + j], k_norm).to(k.dtype)
+    v[pages, :, spots] = heads[:, h + j :].to(v.dtype)
+
+
+@triton.jit
+def _half(qkv, at, inside, stride, S: tl.constexpr, S_POW2: tl.constexpr):
+    """Half a head, the partial products summed."""
+    if S == 1:
+        return tl.load(qkv + at, mask=inside, other=0.0).to(tl.float32)
+    else:
+        s = tl.arange(0, S_POW2)
+        there = (s < S)[:, None] & inside[None, :]
+        parts = tl.load(qkv + s[:, None] * stride + at[None, :], mask=there, other=0.0)
+        return tl.sum(parts.to(tl.float32), 0)
+
+
+@triton.jit(do_not_specialize=["T", "width"])
+def _rope_kernel(
+    qkv,
+    bias,
+    table,
+    positions,
+    slots,
+    tables,
+    q,
+    k,
+    v,
+    q_norm,
+    k_norm,
+    eps,
+    T,
+    width,
+    page_stride,
+    H: tl.constexpr,
+    J: tl.constexpr,
+    D: tl.constexpr,
+    HALF: tl.constexpr,
+    P: tl.constexpr,
+    S: tl.constexpr,
+    S_POW2: tl.constexpr,
+    BIAS: tl.constexpr,
+    NORM: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
+    t = tl.program_id(0)
+    head = tl.program_id(1)
+    i = tl.arange(0, HALF)
+    inside = i < D // 2
+    # all but qkv is complete before the chain of kernels begins, so it is read before the wait
+    position = tl.load(positions + t)
+    page = tl.load(tables + tl.load(slots + t) * width + position // P).to(tl.int64)
+    cos = tl.load(table + position * D + i, mask=inside, other=0.0)
+    sin = tl.load(table + position * D + D // 2 + i, mask=inside, other=0.0)
+    if NORM:
+        gain = q_norm if head < H else k_norm
+        gain_a = tl.load(gain + i, mask=inside, other=0.0).to(tl.float32)
+        gain_b = tl.load(gain + D // 2 + i, mask=inside, other=0.0).to(tl.float32)
+    a = tl.zeros((HALF,), tl.float32)
+    b = tl.zeros((HALF,), tl.float32)
+    if BIAS:
+        a = tl.load(bias + head * D + i, mask=inside, other=0.0).to(tl.float32)
+        b = tl.load(bias + head * D + D // 2 + i, mask=inside, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_wait()
+    columns: tl.constexpr = (H + 2 * J) * D
+    at = t * columns + head * D
+    a += _half(qkv, at + i, inside, T * columns, S, S_POW2)
+    b += _half(qkv, at + D // 2 + i, inside, T * columns, S, S_POW2)
+    if head < H + J:
+        if NORM:
+            inverse = tl.rsqrt((tl.sum(a * a, 0) + tl.sum(b * b, 0)) / D + eps)
+            a = a * inverse * gain_a
+            b = b * inverse * gain_b
+        turned = a * cos - b * sin
+        b = b * cos + a * sin
+        a = turned
+    if head < H:
+        out = q + (t * H + head) * D
+        tl.store(out + i, a.to(q.dtype.element_ty), mask=inside)
+        tl.store(out + D // 2 + i, b.to(q.dtype.element_ty), mask=inside)
+    else:
+        spot = page * page_stride + position % P * D
+        if head < H + J:
+            out = k + spot + (head - H) * (P * D)
+            tl.store(out + i, a.to(k.dtype.element_ty), mask=inside)
+            tl.store(out + D // 2 + i, b.to(k.dtype.element_ty), mask=inside)
+        else:
+            out = v + spot + (head - H - J) * (P * D)
+            tl.store(out + i, a.to(v.dtype.element_ty), mask=inside)
+            tl.store(out + D // 2 + i, b.to(v.dtype.element_ty), mask=inside)
+
+
+def require_pages(name: str, pages: torch.Tensor, d: int, device: torch.device) -> None:
+    """ValueError unless `pages` is [pages, J, P, D] with each page's heads dense (any stride
+    between pages, so that keys and values may share one tensor [pages, 2, J, P, D])."""
+    if pages.dim() != 4 or pages.shape[3] != d:
+        raise ValueError(f"{name}: pages x heads x tokens x {d} wanted, {tuple(pages.shape)} given")
+    _, heads, page, _ = pages.shape
+    if pages.stride()[1:] != (page * d, d, 1) or pages.device != device or heads == 0:
+        raise ValueError(f"{name}: pages of dense heads on {device} wanted")
+
+
+def rope_store(
+    qkv: torch.Tensor,
+    table: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    tables: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    pdl: bool = True,
+) -> None:
+    """Rotate and store; see the head of this file. `q_norm` and `k_norm` [D] come together or not
+    at all.
+
+    With `pdl` all but qkv is read before the kernel waits for its predecessor: whatever writes it
+    must have ended, or be a kernel that does not release its dependents early.
+    """
+    t, h, d = q.shape
+    device = q.device
+    require_pages("k", k, d, device)
+    require_pages("v", v, d, device)
+    j, page = k.shape[1], k.shape[2]
+    splits = qkv.shape[0]
+    require("qkv", qkv, (splits, t, (h + 2 * j) * d), _FLOATS, device)
+    require("table", table, (None, d), (torch.float32,), device)
+    require("positions", positions, (t,), (torch.int32,), device)
+    require("slots", slots, (t,), (torch.int32,), device)
+    require("tables", tables, (None, None), (torch.int32,), device)
+    require("q", q, (t, h, d), _FLOATS, device)
+    if k.stride() != v.stride():
+        raise ValueError(f"v: strides of k wanted, {v.stride()} given for {k.stride()}")
+    if bias is not None:
+        require("bias", bias, ((h + 2 * j) * d,), _FLOATS, device)
+    if (q_norm is None) != (k_norm is None):
+        raise ValueError("q_norm, k_norm: both or neither wanted")
+    for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
+        if norm is not None:
+            require(name, norm, (d,), _FLOATS, device)
+    way = traits(device)
+    pdl = pdl and way.pdl
+    kernel = _rope_kernel[(t, h + 2 * j)](
+        qkv,
+        qkv if bias is None else bias,
+        table,
+        positions,
+        slots,
+        tables,
+        q,
+        k,
+        v,
+        qkv if q_norm is None else q_norm,
+        qkv if k_norm is None else k_norm,
+        eps,
+        t,
+        tables.shape[1],
+        k.stride(0),
+        H=h,
+        J=j,
+        D=d,
+        HALF=power_of_two(d // 2),
+        P=page,
+        S=splits,
+        S_POW2=power_of_two(splits),
+        BIAS=bias is not None,
+        NORM=q_norm is not None,
+        PDL=pdl,
+        **options(pdl, 1),
+    )
+    settle(kernel)

@@ -1,0 +1,323 @@
+"""What stands between the W4 products: sum the partial products, do the small step of the layer,
+and write the next product's activations in the form it reads. One program per group of 128 columns
+and row, so nothing is reduced over a whole row: the norm's 1/rms is applied by the product that
+follows, from 28 partial sums.
+
+Letters: M rows, K columns of the result, G = K / 128, S splits, N columns of the partial products.
+
+Modes
+    embed   v = table[id]                       residual = v, squares, v * weight
+    norm    v = sum of partials + residual      residual = v, squares, v * weight
+    silu    v = silu(gate) * up                 partials [S, M, 2K]: gate in the first K columns
+    plain   v = sum of partials                 the first K columns of N
+
+Formats of the result
+    Int8Rows  x int8 [2M, K], factors fp32 [G, MQ, 4]       w4_int8.py
+    HalfRows  x fp16 [M, K], factors fp32 [2, G, MP]          w4_fp16.py, w4_wgmma.py
+
+All sums in fp32; values outside fp16 are clamped to its range in HalfRows. Group-local quantization
+after the idea of SmoothQuant-style block scaling; the split norm is our own.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from localchat_cuda.kernels.launch import options, power_of_two, require, settle, traits
+from localchat_cuda.kernels.w4_int8 import lanes
+from localchat_cuda.kernels.w4_pack import GROUP
+
+Order = Literal["lanes", "slots"]
+Mode = Literal["embed", "norm", "silu", "plain"]
+_MODES: dict[str, int] = {"plain": 0, "norm": 1, "silu": 2, "embed": 3}
+STEPS = 32512.0
+"""The largest value of a 16-bit block: 127 * 256, so that rounding never overflows the high
+byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Rows:
+    """Activations of the int8 form."""
+
+    x: torch.Tensor
+    factors: torch.Tensor
+
+    @staticmethod
+    def empty(rows: int, k: int, device: torch.device) -> "Int8Rows":
+        x = torch.empty(2 * rows, k, dtype=torch.int8, device=device)
+        # Zeros: lanes past the last row are multiplied too, and their results dropped.
+        return Int8Rows(x, torch.zeros(k // GROUP, lanes(rows), 4, device=device))
+
+
+@dataclass(frozen=True, slots=True)
+class HalfRows:
+    """Activations of the fp16 forms. factors: per group and row, the sum of x, and minus the sum of
+    x times the constant that unpacking leaves in each weight (1024 in the lower half of a group, 64
+    in the upper).
+
+    `order` of k within a group, each 32 columns being one operand (plane and h, which of two
+    pairs): `lanes` — the eight values of a lane side by side (w4_fp16.py); `slots` — as the
+    instruction counts k, for operands in shared memory (w4_wgmma.py).
+    """
+
+    x: torch.Tensor
+    factors: torch.Tensor
+    order: Order = "lanes"
+
+    @staticmethod
+    def empty(rows: int, k: int, device: torch.device, order: Order = "lanes") -> "HalfRows":
+        x = torch.empty(rows, k, dtype=torch.float16, device=device)
+        return HalfRows(x, torch.zeros(2, k // GROUP, padded(rows), device=device), order)
+
+
+Rows: TypeAlias = Int8Rows | HalfRows
+
+
+def padded(rows: int) -> int:
+    """MP, the rows that the factors of the fp16 forms have room for."""
+    return max(8, power_of_two(rows))
+
+
+# a group's 128 columns as (plane, quad, half, pair, h, i), and where each order puts them
+_ORDERS: dict[Order, tuple[int, ...]] = {"lanes": (0, 4, 1, 2, 3, 5), "slots": (0, 4, 2, 3, 1, 5)}
+_EXTENTS = (2, 4, 2, 2, 2, 2)
+
+
+def ordered(values: torch.Tensor, order: Order) -> torch.Tensor:
+    """[M, K] from natural order to `order`."""
+    m, k = values.shape
+    tile = values.view(m, k // GROUP, *_EXTENTS)
+    return tile.permute(0, 1, *(2 + axis for axis in _ORDERS[order])).reshape(m, k)
+
+
+def natural_order(values: torch.Tensor, order: Order) -> torch.Tensor:
+    """The inverse of `ordered`."""
+    m, k = values.shape
+    axes = _ORDERS[order]
+    tile = values.view(m, k // GROUP, *(_EXTENTS[axis] for axis in axes))
+    return tile.permute(0, 1, *(2 + axes.index(axis) for axis in range(6))).reshape(m, k)
+
+
+def quantize(values: torch.Tensor, rows: Rows) -> None:
+    """Plain torch: what every mode does with its fp32 values [M, K] at the end."""
+    m, k = values.shape
+    groups = values.float().view(m, k // GROUP, GROUP)
+    if isinstance(rows, Int8Rows):
+        step = (groups.abs().amax(-1) / STEPS).clamp_min(1e-30)
+        whole = torch.floor(groups / step[..., None] + 0.5)
+        high = torch.floor((whole + 128) / 256)
+        pair = torch.stack((high, whole - 256 * high), 1).view(m, 2, k // 4, 4)
+        rows.x.copy_(pair[..., [0, 2, 1, 3]].reshape(2 * m, k).to(torch.int8))
+        factors = torch.stack(
+            (step / 16, step * whole.sum(-1), 8 * step * whole[..., 64:].sum(-1)), -1
+        )
+        rows.factors[:, :m, :3] = factors.transpose(0, 1)
+        return
+    x = values.clamp(-65504.0, 65504.0).to(torch.float16)
+    rows.x.copy_(ordered(x, rows.order))
+    halves = x.float().view(m, k // GROUP, 2, 64).sum(-1)
+    rows.factors[0, :, :m] = halves.sum(-1).t()
+    rows.factors[1, :, :m] = -(1024 * halves[..., 0] + 64 * halves[..., 1]).t()
+
+
+def reference(
+    mode: Mode,
+    source: torch.Tensor,
+    rows: Rows,
+    *,
+    ids: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    squares: torch.Tensor | None = None,
+) -> None:
+    """`feed` in plain torch, same arguments."""
+    k = rows.x.shape[1]
+    total = source[ids.long()].float() if ids is not None else source.float().sum(0)
+    if mode == "silu":
+        gate, up = total[:, :k], total[:, k : 2 * k]
+        quantize(torch.nn.functional.silu(gate) * up, rows)
+        return
+    total = total[:, :k]
+    if mode == "plain":
+        quantize(total, rows)
+        return
+    assert residual is not None
+    assert weight is not None
+    assert squares is not None
+    residual.copy_(total if mode == "embed" else residual + total)
+    squares.copy_(residual.square().view(residual.shape[0], -1, GROUP).sum(-1))
+    quantize(residual * weight.float(), rows)
+
+
+@triton.jit
+def write_rows(v, x, factors, group, m, K: tl.constexpr, MQ: tl.constexpr, FORMAT: tl.constexpr):
+    """One group of 128 values of row m in FORMAT 0 int8, 1 fp16 in lane order, 2 fp16 in slot
+    order."""
+    j = tl.arange(0, 128)
+    if FORMAT == 0:
+        step = tl.maximum(tl.max(tl.abs(v), 0) * (1.0 / 32512.0), 1e-30)
+        whole = tl.floor(v * (1.0 / step) + 0.5).to(tl.int32)
+        high = (whole + 128) >> 8
+        low = whole - high * 256
+        swapped = group * 128 + (j & ~3) + ((j & 1) << 1) + ((j >> 1) & 1)
+        tl.store(x + (2 * m) * K + swapped, high.to(tl.int8))
+        tl.store(x + (2 * m + 1) * K + swapped, low.to(tl.int8))
+        at = factors + (group * MQ + m) * 4
+        tl.store(at, step * 0.0625)
+        tl.store(at + 1, step * tl.sum(whole, 0))
+        tl.store(at + 2, 8 * step * tl.sum(tl.where(j >= 64, whole, 0), 0))
+    else:
+        half = tl.minimum(tl.maximum(v, -65504.0), 65504.0).to(tl.float16)
+        # j = plane(64) quad(16) half(8) pair(4) h(2) i
+        spot = (j & 64) + ((j & 2) << 4) + (j & 1)
+        if FORMAT == 1:
+            spot += ((j & 48) >> 1) + ((j & 12) >> 1)
+        else:
+            spot += ((j & 12) << 1) + ((j & 48) >> 3)
+        tl.store(x + m * K + group * 128 + spot, half)
+        f = half.to(tl.float32)
+        tl.store(factors + group * MQ + m, tl.sum(f, 0))
+        offset = tl.where(j < 64, 1024.0, 64.0)
+        tl.store(factors + (K // 128 + group) * MQ + m, -tl.sum(f * offset, 0))
+
+
+@triton.jit
+def _sum(source, at, stride, S: tl.constexpr, S_POW2: tl.constexpr):
+    if S == 1:
+        return tl.load(source + at, cache_modifier=".cg").to(tl.float32)
+    s = tl.arange(0, S_POW2)
+    parts = tl.load(
+        source + s[:, None] * stride + at[None, :],
+        mask=(s < S)[:, None],
+        other=0.0,
+        cache_modifier=".cg",
+    )
+    return tl.sum(parts.to(tl.float32), 0)
+
+
+@triton.jit(do_not_specialize=["M"])
+def _feed_kernel(
+    source,
+    ids,
+    residual,
+    weight,
+    squares,
+    x,
+    factors,
+    M,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    MQ: tl.constexpr,
+    S: tl.constexpr,
+    S_POW2: tl.constexpr,
+    MODE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
+    group = tl.program_id(0)
+    m = tl.program_id(1)
+    i = group * 128 + tl.arange(0, 128)
+    w = 1.0
+    if MODE == 1 or MODE == 3:
+        w = tl.load(weight + i).to(tl.float32)
+    if PDL:
+        gdc_wait()
+    if MODE == 3:
+        v = tl.load(source + tl.load(ids + m).to(tl.int64) * N + i).to(tl.float32)
+    else:
+        v = _sum(source, m * N + i, M * N, S, S_POW2)
+    if MODE == 2:
+        up = _sum(source, m * N + K + i, M * N, S, S_POW2)
+        v = v / (1.0 + tl.exp(-v)) * up
+    if MODE == 1:
+        v += tl.load(residual + m * K + i)
+    if MODE == 1 or MODE == 3:
+        tl.store(residual + m * K + i, v)
+        tl.store(squares + m * (K // 128) + group, tl.sum(v * v, 0))
+        v = v * w
+    write_rows(v, x, factors, group, m, K, MQ, FORMAT)
+
+
+def format_of(rows: Rows) -> int:
+    return 0 if isinstance(rows, Int8Rows) else 2 if rows.order == "slots" else 1
+
+
+def check_rows(rows: Rows, m: int, k: int, device: torch.device) -> None:
+    """ValueError unless `rows` holds exactly m rows of k columns."""
+    if isinstance(rows, Int8Rows):
+        require("rows.x", rows.x, (2 * m, k), (torch.int8,), device)
+        require("rows.factors", rows.factors, (k // GROUP, lanes(m), 4), (torch.float32,), device)
+    else:
+        require("rows.x", rows.x, (m, k), (torch.float16,), device)
+        require("rows.factors", rows.factors, (2, k // GROUP, padded(m)), (torch.float32,), device)
+
+
+def feed(
+    mode: Mode,
+    source: torch.Tensor,
+    rows: Rows,
+    *,
+    ids: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    squares: torch.Tensor | None = None,
+    pdl: bool = True,
+) -> None:
+    """One step between products; modes and formats at the head of this file.
+
+    source: partial products [S, M, N], fp32, fp16 or bf16; embed: the table [vocabulary, K] with
+    `ids` int32 or int64 [M]. residual fp32 [M, K] (read and written; embed only writes), weight [K]
+    of the norm, squares fp32 [M, G] (written): for embed and norm. Writes `rows`.
+    """
+    device = source.device
+    floats = (torch.float32, torch.float16, torch.bfloat16)
+    k = rows.x.shape[1]
+    if k % GROUP:
+        raise ValueError(f"rows.x: columns in groups of {GROUP} wanted, {k} given")
+    if mode == "embed":
+        if ids is None:
+            raise ValueError("ids: wanted by mode embed")
+        m, n, splits = ids.shape[0], k, 1
+        require("ids", ids, (m,), (torch.int32, torch.int64), device)
+        require("source", source, (None, k), floats, device)
+    else:
+        splits, m, n = source.shape
+        require("source", source, (splits, m, n), floats, device)
+        if n < (2 * k if mode == "silu" else k):
+            raise ValueError(f"source: {n} columns are too few for mode {mode} with {k}")
+    check_rows(rows, m, k, device)
+    if mode in ("embed", "norm"):
+        if residual is None or weight is None or squares is None:
+            raise ValueError(f"residual, weight, squares: wanted by mode {mode}")
+        require("residual", residual, (m, k), (torch.float32,), device)
+        require("weight", weight, (k,), floats, device)
+        require("squares", squares, (m, k // GROUP), (torch.float32,), device)
+    way = traits(device)
+    pdl = pdl and way.pdl
+    kernel = _feed_kernel[(k // GROUP, m)](
+        source,
+        source if ids is None else ids,
+        source if residual is None else residual,
+        source if weight is None else weight,
+        source if squares is None else squares,
+        rows.x,
+        rows.factors,
+        m,
+        N=n,
+        K=k,
+        MQ=rows.factors.shape[1] if isinstance(rows, Int8Rows) else rows.factors.shape[2],
+        S=splits,
+        S_POW2=power_of_two(splits),
+        MODE=_MODES[mode],
+        FORMAT=format_of(rows),
+        PDL=pdl,
+        **options(pdl, 2 if mode == "silu" and splits > 2 else 1),
+    )
+    if format_of(rows) < 2:  # the wgmma form needs its shared memory
+        settle(kernel)

@@ -1,0 +1,213 @@
+"""W4A16 product for tens to hundreds of rows on Hopper's warpgroup instructions: y = x w^T.
+
+Where w4_wgmma.py keeps codes as they are and applies scales to sums, this form scales the weights
+themselves, w = (code - zero) * scale in fp16, before they meet x: two more packed operations for
+two weights, but one accumulator instead of two, so a program covers more outputs and reads x less
+often. That pays from 33 rows on; far above, dequantizing once for the library's product does
+(w4_dense.py). Weights are rounded to fp16 as there: error 3.5e-4 against fp32.
+
+Letters: M rows, N output and K input features, G = K / 128.
+
+    x   fp16 [M, K] in slot order (w4_feed.HalfRows)      out  fp32 [splits, M, N] partial sums
+    squares fp32 [M, G] with eps: 1/rms of each row, as in w4_int8.py
+
+Grid (row tiles, N / (16 * blocks * warps), splits), row tiles fastest, so that neighbours share
+weights in the L2 cache. Accumulation in fp32. Any M.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from localchat_cuda.kernels.launch import options, power_of_two, require, traits
+from localchat_cuda.kernels.w4_feed import HalfRows
+from localchat_cuda.kernels.w4_pack import GROUP, W4
+from localchat_cuda.kernels.w4_plan import Shape
+from localchat_cuda.kernels.w4_tile import inverse_rms
+
+
+class Cut(NamedTuple):
+    """`shape` as in w4_plan (depth: pipeline stages), and the rows of a tile."""
+
+    shape: Shape
+    rows: int
+
+
+def cut_for(rows: int, n: int, k: int, sms: int) -> Cut:
+    """By rule: tiles of 128 x 128 (64 rows and fewer: one tile), and the splits of K that leave
+    least idle in the last wave, two programs a multiprocessor, against what writing and adding
+    partial sums costs."""
+    tile = 128 if rows > 64 else max(16, power_of_two(rows))
+    if n % 64:
+        raise ValueError(f"weight {n}x{k}: output features in 64s wanted")
+    warps = 8 if n % 128 == 0 else 4
+    programs = -(-rows // tile) * n // (16 * warps)
+
+    def cost(splits: int) -> float:
+        waves = -(-programs * splits // (2 * sms))
+        return waves / splits + splits * 0.08 * 3584 / k
+
+    most = min(2 if programs >= sms else 8, k // GROUP)
+    splits = min((s for s in (1, 2, 4, 8) if s <= most), key=cost)
+    return Cut(Shape(1, warps, 3, splits), tile)
+
+
+@triton.jit
+def _scaled(w, zero, scale, ASM: tl.constexpr):
+    """int16 of two bytes -> four fp16 weights. zero: fp16(1024 + zero); zero and scale broadcast
+    like w."""
+    if ASM:
+        a, b, c, d = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 odd, z, q;
+            mov.b32 q, 0x63806380;
+            shr.u32 odd, $4, 8;
+            sub.rn.f16x2 z, $5, q;
+            lop3.b32 $0, $4, 0x000f000f, 0x64006400, 0xea;
+            lop3.b32 $1, odd, 0x000f000f, 0x64006400, 0xea;
+            lop3.b32 $2, $4, 0x00f000f0, 0x54805480, 0x6a;
+            lop3.b32 $3, odd, 0x00f000f0, 0x54805480, 0x6a;
+            sub.rn.f16x2 $0, $0, $5;
+            sub.rn.f16x2 $1, $1, $5;
+            sub.rn.f16x2 $2, $2, z;
+            sub.rn.f16x2 $3, $3, z;
+            mul.rn.f16x2 $0, $0, $6;
+            mul.rn.f16x2 $1, $1, $6;
+            mul.rn.f16x2 $2, $2, $6;
+            mul.rn.f16x2 $3, $3, $6;
+            }""",
+            "=&r,=&r,=&r,=&r,r,r,r",
+            [w, zero, scale],
+            dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        plain = zero.to(tl.float32) - 1024
+        a = (((w & 15) - plain).to(tl.float16) * scale).to(tl.float16)
+        b = ((((w >> 8) & 15) - plain).to(tl.float16) * scale).to(tl.float16)
+        c = (((((w >> 4) & 15) ^ 8) - plain).to(tl.float16) * scale).to(tl.float16)
+        d = (((((w >> 12) & 15) ^ 8) - plain).to(tl.float16) * scale).to(tl.float16)
+    return a, b, c, d
+
+
+@triton.jit
+def _landed(acc, ASM: tl.constexpr):
+    """acc itself. Being used here makes Triton (3.6 to 3.9) wait for the multiplication: left to
+    itself it keeps the last one of an iteration in flight while the next iteration already
+    overwrites the registers that hold its weights, and results are wrong now and then."""
+    if ASM:
+        return tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=f,f", [acc], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return acc
+
+
+@triton.jit(do_not_specialize=["M"])
+def _many_kernel(
+    x,
+    codes,
+    steps,
+    out,
+    squares,
+    eps,
+    M,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    WARPS: tl.constexpr,
+    STAGES: tl.constexpr,
+    NORM: tl.constexpr,
+    G_POW2: tl.constexpr,
+    ASM: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    G: tl.constexpr = K // 128
+    BN: tl.constexpr = 16 * BLOCKS * WARPS
+    if PDL:
+        gdc_launch_dependents()
+    first_block = tl.program_id(1) * (BLOCKS * WARPS)
+    split = tl.program_id(2)
+    n = tl.arange(0, BN)
+    m = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    k = tl.arange(0, 32)
+    i = tl.arange(0, BN * 32)
+    run = i % 256 + i // 256 % WARPS * (G * 512) + i // (256 * WARPS) % 2 * 256
+    run += i // (512 * WARPS) * (WARPS * G * 512)
+    step_at = n // 16 * (G * 16) + n % 16
+    row_at = tl.minimum(m, M - 1)[None, :] * K + k[:, None]
+    acc = tl.zeros((BN, TILE), tl.float32)
+    if PDL:
+        gdc_wait()
+    for g in tl.range(split * G // SPLITS, (split + 1) * G // SPLITS, 1, num_stages=STAGES):
+        w = tl.load(codes + (first_block * G + g) * 512 + run)
+        w = tl.reshape(w, (BLOCKS, 2, WARPS, 8, 4, 2, 2, 2))
+        w = tl.reshape(tl.permute(w, (0, 2, 6, 3, 1, 5, 4, 7)), (BN, 32))
+        step = tl.load(steps + (first_block * G + g) * 16 + step_at)
+        scale = (step & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+        zero = (step >> 16).to(tl.int16).to(tl.float16, bitcast=True) + 1024.0
+        zero, scale = zero.to(tl.float16)[:, None], scale[:, None]
+        a, b, c, d = _scaled(
+            w, tl.broadcast_to(zero, w.shape), tl.broadcast_to(scale, w.shape), ASM
+        )
+        xg = x + g * 128 + row_at
+        acc = tl.dot(a, tl.load(xg), acc)
+        acc = tl.dot(b, tl.load(xg + 32), acc)
+        acc = tl.dot(c, tl.load(xg + 64), acc)
+        acc = _landed(tl.dot(d, tl.load(xg + 96), acc), ASM)
+    if NORM:
+        acc = acc * inverse_rms(squares, m, m < M, eps, G, G_POW2)[None, :]
+    at = (split * M + m).to(tl.int64)[None, :] * N + (first_block * 16 + n)[:, None]
+    tl.store(out + at, acc, mask=(m < M)[None, :])
+
+
+def product(
+    rows: HalfRows,
+    weight: W4,
+    out: torch.Tensor,
+    cut: Cut,
+    *,
+    squares: torch.Tensor | None = None,
+    eps: float = 0.0,
+    pdl: bool = True,
+) -> None:
+    """Write the partial products into `out` [splits, M, N]; reference: w4_fp16.reference."""
+    m, k, n = rows.x.shape[0], weight.features_in, weight.features_out
+    device, shape = weight.codes.device, cut.shape
+    if m < 1 or rows.order != "slots":
+        raise ValueError(f"rows: at least 1 in slot order wanted, {m} in {rows.order}")
+    require("rows.x", rows.x, (m, k), (torch.float16,), device)
+    require("out", out, (shape.splits, m, n), (torch.float32,), device)
+    if squares is not None:
+        require("squares", squares, (m, k // GROUP), (torch.float32,), device)
+    shape.check(n, k, wide=True)
+    way = traits(device)
+    pdl = pdl and way.pdl
+    grid = (triton.cdiv(m, cut.rows), n // (16 * shape.blocks * shape.warps), shape.splits)
+    _many_kernel[grid](
+        rows.x,
+        weight.codes.view(torch.int16),
+        weight.steps,
+        out,
+        out if squares is None else squares,
+        eps,
+        m,
+        N=n,
+        K=k,
+        TILE=cut.rows,
+        SPLITS=shape.splits,
+        BLOCKS=shape.blocks,
+        WARPS=shape.warps,
+        STAGES=shape.depth,
+        NORM=squares is not None,
+        G_POW2=power_of_two(k // GROUP),
+        ASM=way.asm,
+        PDL=pdl,
+        **options(pdl, shape.warps, registers=shape.registers),
+    )

@@ -1,0 +1,115 @@
+"""Device functions that the W4 products share: loads of packed tiles and their unpacking.
+
+Written so that after reshape and permute the layout of the load is the layout of the matrix
+operand; each inline instruction sequence has a pure twin, taken in the interpreter (`ASM` False).
+Layout: w4_pack.py.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_bytes(codes, block, WARPS: tl.constexpr):
+    """One row block, `WARPS` groups from byte offset `block`: int8 [16, 64] or [WARPS, 16, 64]."""
+    i = tl.arange(0, WARPS * 1024)
+    if WARPS == 1:
+        w = tl.load(codes + block + i, eviction_policy="evict_first")
+        w = tl.permute(tl.reshape(w, (2, 8, 4, 2, 2, 4)), (4, 1, 0, 3, 2, 5))
+        return tl.reshape(w, (16, 64))
+    else:
+        offsets = i % 512 + (i // 512) % WARPS * 1024 + i // (WARPS * 512) * 512
+        w = tl.load(codes + block + offsets, eviction_policy="evict_first")
+        w = tl.permute(tl.reshape(w, (2, WARPS, 8, 4, 2, 2, 4)), (1, 5, 2, 0, 4, 3, 6))
+        return tl.reshape(w, (WARPS, 16, 64))
+
+
+@triton.jit
+def load_pairs(codes, block, WARPS: tl.constexpr):
+    """As `load_bytes`, as int16 of two bytes each (`codes` an int16 pointer, `block` in int16
+    units): [16, 32] or [WARPS, 16, 32]."""
+    i = tl.arange(0, WARPS * 512)
+    if WARPS == 1:
+        w = tl.load(codes + block + i, eviction_policy="evict_first")
+        w = tl.permute(tl.reshape(w, (2, 8, 4, 2, 2, 2)), (4, 1, 0, 3, 2, 5))
+        return tl.reshape(w, (16, 32))
+    else:
+        offsets = i % 256 + (i // 256) % WARPS * 512 + i // (WARPS * 256) * 256
+        w = tl.load(codes + block + offsets, eviction_policy="evict_first")
+        w = tl.permute(tl.reshape(w, (2, WARPS, 8, 4, 2, 2, 2)), (1, 5, 2, 0, 4, 3, 6))
+        return tl.reshape(w, (WARPS, 16, 32))
+
+
+@triton.jit
+def load_steps(steps, block, WARPS: tl.constexpr):
+    """Scale and zero of 16 rows: int32 [16] or [WARPS, 16]."""
+    n = tl.arange(0, 16)
+    if WARPS == 1:
+        return tl.load(steps + block + n)
+    else:
+        return tl.load(steps + block + tl.arange(0, WARPS)[:, None] * 16 + n[None, :])
+
+
+@triton.jit
+def scale_of(step):
+    return (step & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def zero_of(step):
+    return (step >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def nibbles(w, ASM: tl.constexpr):
+    """int8 -> (code of k, 16 * (code of k+64 - 8)), both int8: two operations for eight weights."""
+    if ASM:
+        low, high = tl.inline_asm_elementwise(
+            "and.b32 $0, $2, 0x0f0f0f0f; and.b32 $1, $2, 0xf0f0f0f0;",
+            "=&r,=r,r",
+            [w],
+            dtype=(tl.int8, tl.int8),
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        low = w & 0xF
+        high = w - low
+    return low, high
+
+
+@triton.jit
+def halves(w, ASM: tl.constexpr):
+    """int16 of two bytes -> four fp16: 1024 + code of the first and second byte, 64 + code of their
+    k+64. Five operations for eight weights."""
+    if ASM:
+        a, b, c, d = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 odd;
+            shr.u32 odd, $4, 8;
+            lop3.b32 $0, $4, 0x000f000f, 0x64006400, 0xea;
+            lop3.b32 $1, odd, 0x000f000f, 0x64006400, 0xea;
+            lop3.b32 $2, $4, 0x00f000f0, 0x54805480, 0x6a;
+            lop3.b32 $3, odd, 0x00f000f0, 0x54805480, 0x6a;
+            }""",
+            "=&r,=&r,=&r,=&r,r",
+            [w],
+            dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        a = ((w & 15) + 1024).to(tl.float16)
+        b = (((w >> 8) & 15) + 1024).to(tl.float16)
+        c = ((((w >> 4) & 15) ^ 8) + 64).to(tl.float16)
+        d = ((((w >> 12) & 15) ^ 8) + 64).to(tl.float16)
+    return a, b, c, d
+
+
+@triton.jit
+def inverse_rms(squares, m, valid, eps, G: tl.constexpr, G_POW2: tl.constexpr):
+    """1 / rms of the rows `m` from G partial sums of squares each, [M, G]: fp32 like `m`."""
+    j = tl.arange(0, G_POW2)
+    inside = valid[:, None] & (j < G)[None, :]
+    parts = tl.load(squares + m[:, None] * G + j[None, :], mask=inside, other=0.0)
+    return tl.rsqrt(tl.sum(parts, 1) / (G * 128) + eps)

@@ -1,0 +1,229 @@
+"""Check and time the CUDA kernels on one GPU: PYTHONPATH=backends:. python scripts/bench_kernels.py
+
+Shapes are those of Qwen2.5-7B with AWQ weights, all random. Every kernel is checked against fp32 on
+poisoned outputs before it is timed; times are medians of 7 replays of a CUDA graph over more than
+450 MB of rotating weights, so that nothing comes out of the L2 cache. Arguments name the parts to
+run: floors, products, chain, sampler, few, many, head, dense. A table, and JSON as the last line.
+"""
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+from kernel_bench.chain import chain
+from kernel_bench.paged import few, many
+from kernel_bench.timing import (
+    FLUSH_BYTES,
+    GPU,
+    HIDDEN,
+    SHAPES,
+    VOCABULARY,
+    Bench,
+    Results,
+    compile_ahead,
+    cut_of,
+    error,
+    random_w4,
+    timed,
+)
+
+from localchat.loop.noise import REACH, G, mix
+from localchat.loop.sampling import Sampler
+from localchat.loop.step import SamplingParams
+from localchat_cuda.kernels import dense_few, sample, sample_state, w4_dense, w4_pack, w4_plan
+from localchat_cuda.kernels.w4_plan import Shape
+
+PRODUCT_ROWS = (1, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+@triton.jit
+def _read_kernel(x, out, RUN: tl.constexpr, BLOCK: tl.constexpr):  # noqa: ANN001, ANN202
+    p = tl.program_id(0).to(tl.int64)
+    total = tl.zeros((BLOCK,), tl.int32)
+    for i in tl.range(0, RUN, BLOCK, num_stages=1):
+        total ^= tl.load(x + p * RUN + i + tl.arange(0, BLOCK), eviction_policy="evict_first")
+    tl.store(out + p, tl.xor_sum(total, 0))
+
+
+def floors() -> Results:
+    x = torch.randint(-9, 9, (1 << 28,), dtype=torch.int32, device=GPU)
+    out = torch.empty(1 << 20, dtype=torch.int32, device=GPU)
+    run = 8192
+    us = timed([lambda: _read_kernel[(x.numel() // run,)](x, out, run, 4096, num_warps=8)])
+    a = torch.randn(8192, 8192, device=GPU, dtype=torch.float16)
+    product_us = timed([lambda: torch.matmul(a, a)] * 4) / 4
+    return {
+        "read_TB_s": x.numel() * 4 / us / 1e6,
+        "fp16_TFLOP_s": 2 * 8192**3 / product_us / 1e6,
+    }
+
+
+def products() -> Results:
+    found: Results = {}
+    for name in SHAPES:
+        bench = Bench(name)
+        for m in PRODUCT_ROWS:
+            form = w4_plan.form_for(m)
+            shape, tile = cut_of(form, m, bench.n, bench.k)
+            us, off = bench.time(form, m, shape, tile)
+            rate = bench.weights[0].bytes / us / 1e6
+            found[f"{name}_M{m}_us"] = us
+            text = f"product {name:8} M={m:3} {form:5} {us:7.2f} us {rate:5.2f} TB/s err {off:.1e}"
+            print(text, shape, flush=True)
+        del bench
+        torch.cuda.empty_cache()
+    return found
+
+
+def jobs() -> list[tuple[str, str, int, Shape, int, bool]]:
+    """What products and chain will compile."""
+    found = []
+    for name, (n, k) in SHAPES.items():
+        for m in PRODUCT_ROWS:
+            form = w4_plan.form_for(m)
+            shape, tile = cut_of(form, m, n, k)
+            found.append((form, name, m, shape, tile, False))
+            if name in ("gate_up", "qkv") and m <= 128:
+                found.append((form, name, m, shape, tile, True))
+    return found
+
+
+def sampler() -> Results:
+    """The sampler against the numpy contract, and its time."""
+    found: Results = {}
+    base = SamplingParams(temperature=0.8, top_p=1.0, min_p=0.0, top_logprobs=0)
+    kinds = {
+        "greedy": replace(base, temperature=0.0),
+        "default": replace(base, temperature=0.7, top_p=0.95, min_p=0.05),
+        "top_p": replace(base, top_p=0.95),
+        "top_k": replace(base, top_k=40, top_p=0.9),
+        "plain": base,
+        "typical": replace(base, typical_p=0.9),
+    }
+    numpy_sampler = Sampler(VOCABULARY)
+    for points in (1, 8, 32, 128):
+        logits = torch.randn(points, VOCABULARY, device=GPU) * 2.5
+        logits[:, :50] += torch.linspace(14, 4, 50, device=GPU)
+        whole = {"dtype": torch.int32, "device": GPU}
+        order = torch.arange(points, **whole)
+        positions = order + 100
+        scratch = sample_state.Scratch.empty(points, VOCABULARY, GPU)
+        out = (
+            torch.empty(points, **whole),
+            torch.empty(points, device=GPU),
+            torch.empty(points, device=GPU),
+        )
+        for name, kind in kinds.items():
+            held = sample_state.Settings.empty(points, 4, GPU)
+            for i in range(points):
+                fill(held, i, replace(kind, seed=i * 977 + 5))
+            go = partial(sample.draw, logits, order, order, positions, held, scratch, *out)
+            out[0].fill_(-7)
+            go()
+            wrong = 0
+            rows = logits[: min(points, 16)].cpu().numpy()
+            for i, row in enumerate(rows):
+                wanted = numpy_sampler.draw(row, replace(kind, seed=i * 977 + 5), i + 100)
+                wrong += (
+                    wanted.token != int(out[0][i]) or abs(wanted.logprob - float(out[1][i])) > 1e-4
+                )
+            us = timed([go] * 4) / 4
+            found[f"sampler_{name}_{points}_us"] = us
+            print(
+                f"sampler {points:3} points, {name:8} {us:8.1f} us, {wrong} of {len(rows)} differ",
+                flush=True,
+            )
+    return found
+
+
+def fill(held: sample_state.Settings, i: int, p: SamplingParams) -> None:
+    greedy = p.temperature < 1e-5
+    reach = math.inf if p.typical_p < 1 else REACH * p.temperature
+    drop = math.log(p.min_p) if p.min_p > 0 else -math.inf
+    row = [0.0 if greedy else 1 / p.temperature, reach, p.typical_p, p.top_p, drop, 1.0, 0.0, 0.0]
+    held.floats[i] = torch.tensor(row)
+    held.top_k[i] = p.top_k
+    key = mix((mix(p.seed + G) ^ p.choice) + G)
+    held.keys[i] = key - 2**64 if key >= 2**63 else key
+
+
+def head() -> Results:
+    found: Results = {}
+    weights = [torch.randn(VOCABULARY, HIDDEN, device=GPU, dtype=torch.bfloat16) for _ in range(2)]
+    for m in (1, 2, 8, 16, 32, 64):
+        x = torch.randn(m, HIDDEN, device=GPU, dtype=torch.bfloat16)
+        out = torch.full((m, VOCABULARY), float("nan"), device=GPU)
+        dense_few.product(x, weights[0], out)
+        off = error(out, dense_few.reference(x, weights[0]))
+        us = timed([partial(dense_few.product, x, w, out) for w in weights * 3]) / 6
+        library = timed([partial(torch.matmul, x, w.t()) for w in weights * 3]) / 6
+        rate = VOCABULARY * HIDDEN * 2 / us / 1e6
+        print(
+            f"head M={m:2} {us:7.1f} us {rate:5.2f} TB/s, cuBLAS {library:.1f} us, err {off:.1e}",
+            flush=True,
+        )
+        found[f"head_M{m}_us"] = us
+    return found
+
+
+def dense() -> Results:
+    found: Results = {}
+    for name, (n, k) in SHAPES.items():
+        weights = [random_w4(n, k) for _ in range(max(4, round(FLUSH_BYTES / (n * k / 2))))]
+        whole = torch.empty(n, k, device=GPU, dtype=torch.float16)
+        us = timed([partial(w4_dense.dequantize, w, whole) for w in weights]) / len(weights)
+        moved = weights[0].bytes + 2 * n * k
+        print(f"dequantize {name}: {us:.1f} us, {moved / us / 1e6:.2f} TB/s read and written")
+        found[f"dequantize_{name}_us"] = us
+        for m in (128, 512, 2048):
+            x = torch.randn(m, k, device=GPU, dtype=torch.float16)
+            out = torch.full((m, n), float("nan"), device=GPU, dtype=torch.float16)
+            w4_dense.product(x, weights[0], out, whole.view(-1))
+            off = error(out[:64], x[:64].float() @ w4_pack.dense(weights[0]).t())
+            calls = [partial(w4_dense.product, x, w, out, whole.view(-1)) for w in weights[:4]]
+            us = timed(calls) / 4
+            library = timed([partial(torch.matmul, x, whole.t())] * 4) / 4
+            text = f"{us:.1f} us, the product alone {library:.1f} us, err {off:.1e}"
+            print(f"dense {name} M={m}: {text}", flush=True)
+            found[f"dense_{name}_M{m}_us"] = us
+    return found
+
+
+PARTS: dict[str, Callable[[], Results]] = {
+    "floors": floors,
+    "products": products,
+    "chain": chain,
+    "sampler": sampler,
+    "few": few,
+    "many": many,
+    "head": head,
+    "dense": dense,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}")
+    wanted = parser.parse_args().parts or list(PARTS)
+    torch.manual_seed(1)
+    began = time.monotonic()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
+    if {"products", "chain"} & set(wanted):
+        compile_ahead(jobs())
+    found: dict[str, Results] = {}
+    for part in wanted:
+        print(f"-- {part}, {time.monotonic() - began:.0f} s")
+        found[part] = PARTS[part]()
+    print(f"-- done, {time.monotonic() - began:.0f} s")
+    print(json.dumps({p: {k: round(v, 4) for k, v in r.items()} for p, r in found.items()}))
+
+
+if __name__ == "__main__":
+    main()

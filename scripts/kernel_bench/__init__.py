@@ -1,0 +1,1 @@
+"""Parts of bench_kernels.py and tune_kernels.py."""

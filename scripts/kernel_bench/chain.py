@@ -1,0 +1,229 @@
+"""A whole decode step of a 7B model but for the sampler: every kernel, layer after layer, real data
+flow, in one CUDA graph."""
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+
+from kernel_bench.timing import (
+    EPS,
+    GPU,
+    HEADS,
+    HIDDEN,
+    KEY_HEADS,
+    LAYERS,
+    PAGE,
+    SHAPES,
+    SMS,
+    VOCABULARY,
+    D,
+    Results,
+    cut_of,
+    error,
+    multiply,
+    random_w4,
+    rows_for,
+    timed,
+)
+from localchat_cuda.kernels import (
+    attention,
+    attention_few,
+    dense_few,
+    norm,
+    rope,
+    w4_feed,
+    w4_pack,
+    w4_plan,
+)
+from localchat_cuda.kernels.w4_plan import Shape
+
+
+@dataclass
+class Cache:
+    """KV pages of one layer for `streams` sequences of `length` tokens."""
+
+    pool: torch.Tensor
+    batch: attention.Batch
+    positions: torch.Tensor
+    length: int
+
+    @staticmethod
+    def make(streams: int, length: int, new: int = 1) -> "Cache":
+        pages = -(-length // PAGE)
+        pool = torch.randn(streams * pages, 2, KEY_HEADS, PAGE, D, device=GPU, dtype=torch.float16)
+        tables = torch.randperm(streams * pages, device=GPU).int().view(streams, pages)
+        whole = {"dtype": torch.int32, "device": GPU}
+        batch = attention.Batch(
+            torch.arange(streams, **whole) * new,
+            torch.full((streams,), new, **whole),
+            torch.full((streams,), length, **whole),
+            torch.arange(streams, **whole),
+            tables,
+        )
+        positions = torch.arange(length - new, length, **whole).repeat(streams)
+        return Cache(pool, batch, positions, length)
+
+
+@dataclass
+class Layer:
+    weights: dict[str, w4_pack.W4]
+    norms: tuple[torch.Tensor, torch.Tensor]
+    bias: torch.Tensor
+    cache: Cache
+
+
+@dataclass
+class Chain:
+    """A whole decode step of `m` streams at `length` tokens of context, but for the sampler."""
+
+    m: int
+    length: int
+    layers: list[Layer]
+    shapes: dict[str, Shape] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        m = self.m
+        self.form = w4_plan.form_for(m)
+        for name, (n, k) in SHAPES.items():
+            self.shapes[name], self.tile = cut_of(self.form, m, n, k)
+        self.ids = torch.arange(m, dtype=torch.int32, device=GPU)
+        self.residual = torch.empty(m, HIDDEN, device=GPU)
+        self.squares = torch.empty(m, HIDDEN // 128, device=GPU)
+        self.rows = {name: rows_for(self.form, m, k) for name, (_, k) in SHAPES.items()}
+        self.out = {
+            name: torch.full((self.shapes[name].splits, m, n), float("nan"), device=GPU)
+            for name, (n, _) in SHAPES.items()
+        }
+        self.q = torch.empty(m, HEADS, D, device=GPU, dtype=torch.float16)
+        self.slots = torch.arange(m, dtype=torch.int32, device=GPU)
+        splits = attention_few.splits_for(m, KEY_HEADS, 1, self.length, PAGE, SMS)
+        self.partials = attention_few.Partials.empty(splits, m, HEADS, D, GPU)
+        self.angles = rope.angles(8192, D, 1e6, GPU)
+        self.cut = attention_few.cut_for(D, 16)
+        self.last = torch.empty(m, HIDDEN, device=GPU, dtype=torch.float16)
+        self.logits = torch.empty(m, VOCABULARY, device=GPU)
+        self.logits_half = torch.empty(m, VOCABULARY, device=GPU, dtype=torch.float16)
+
+    def product(self, name: str, weight: w4_pack.W4) -> None:
+        squares = self.squares if name in ("qkv", "gate_up") else None
+        shape = self.shapes[name]
+        multiply(self.form, self.rows[name], weight, self.out[name], shape, squares, self.tile)
+
+    def feed(
+        self, mode: w4_feed.Mode, source: torch.Tensor, to: str, weight: torch.Tensor | None = None
+    ) -> None:
+        held = (
+            {}
+            if mode == "silu"
+            else {"residual": self.residual, "weight": weight, "squares": self.squares}
+        )
+        w4_feed.feed(mode, source, self.rows[to], ids=self.ids if mode == "embed" else None, **held)
+
+    def layer(self, layer: Layer, after: torch.Tensor | None, parts: str = "attention") -> None:
+        self.product("qkv", layer.weights["qkv"])
+        k, v = layer.cache.pool[:, 0], layer.cache.pool[:, 1]
+        batch = layer.cache.batch
+        if parts in ("attention", "rope"):
+            rope.rope_store(
+                self.out["qkv"], self.angles, layer.cache.positions, self.slots, batch.tables,
+                self.q, k, v, bias=layer.bias,
+            )  # fmt: skip
+        if parts in ("attention", "attend"):
+            attention_few.attend(self.q, k, v, batch, 1, self.partials, cut=self.cut)
+            attention_few.merge(self.partials, self.rows["o"])
+        else:
+            w4_feed.feed("plain", self.out["qkv"], self.rows["o"])
+        self.product("o", layer.weights["o"])
+        self.feed("norm", self.out["o"], "gate_up", layer.norms[1])
+        self.product("gate_up", layer.weights["gate_up"])
+        self.feed("silu", self.out["gate_up"], "down")
+        self.product("down", layer.weights["down"])
+        if after is not None:
+            self.feed("norm", self.out["down"], "qkv", after)
+
+    def step(
+        self, embedding: torch.Tensor, head: torch.Tensor | None, parts: str = "attention"
+    ) -> None:
+        self.feed("embed", embedding, "qkv", self.layers[0].norms[0])
+        for i, layer in enumerate(self.layers):
+            last = i + 1 == len(self.layers)
+            self.layer(layer, None if last else self.layers[i + 1].norms[0], parts)
+        norm.add_norm(self.out["down"], self.residual, self.layers[0].norms[0], self.last, EPS)
+        if head is not None and self.m <= 64:
+            dense_few.product(self.last, head, self.logits)
+        elif head is not None:
+            torch.matmul(self.last, head.t(), out=self.logits_half)
+
+    def check(self, embedding: torch.Tensor) -> float:
+        """Error of one layer's residual against fp32 and dense weights."""
+        one = replace(self, layers=self.layers[:1])
+        one.step(embedding, None)
+        layer, h = self.layers[0], embedding[self.ids.long()].float()
+
+        def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * weight.float()
+
+        dense = {name: w4_pack.dense(w).t() for name, w in layer.weights.items()}
+        pool, batch = layer.cache.pool.clone(), layer.cache.batch
+        q = torch.empty_like(self.q, dtype=torch.float32)
+        rope.reference(
+            (normed(h, layer.norms[0]) @ dense["qkv"])[None], self.angles, layer.cache.positions,
+            self.slots, batch.tables, q, pool[:, 0], pool[:, 1], bias=layer.bias,
+        )  # fmt: skip
+        mixed = attention.reference(q, pool[:, 0], pool[:, 1], batch, attention.Rules())
+        h = h + mixed.view(self.m, -1) @ dense["o"]
+        gate, up = (normed(h, layer.norms[1]) @ dense["gate_up"]).chunk(2, -1)
+        h = h + (torch.nn.functional.silu(gate) * up) @ dense["down"]
+        return error(one.residual, h)
+
+
+def make_layers(streams: int, length: int) -> list[Layer]:
+    def gain() -> torch.Tensor:
+        return (torch.rand(HIDDEN, device=GPU) + 0.5).half()
+
+    bias = torch.randn(SHAPES["qkv"][0], device=GPU).half()
+    return [
+        Layer(
+            {s: random_w4(*SHAPES[s]) for s in SHAPES},
+            (gain(), gain()),
+            bias,
+            Cache.make(streams, length),
+        )
+        for _ in range(LAYERS)
+    ]
+
+
+def chain() -> Results:
+    found: Results = {}
+    embedding = torch.randn(256, HIDDEN, device=GPU).half()
+    head = torch.randn(VOCABULARY, HIDDEN, device=GPU, dtype=torch.float16) * 0.02
+    layers = make_layers(1, 64)
+    for m, length in (
+        (1, 256),
+        (1, 7000),
+        (2, 256),
+        (4, 256),
+        (8, 256),
+        (8, 7000),
+        (16, 256),
+        (32, 256),
+        (64, 256),
+        (128, 256),
+    ):
+        for layer in layers:
+            layer.cache = Cache.make(m, length)
+        step = Chain(m, length, layers)
+        off = step.check(embedding)
+        row = {"full": timed([partial(step.step, embedding, head)]) / 1e3}
+        if length == 256:
+            row["no_head"] = timed([partial(step.step, embedding, None)]) / 1e3
+            row["no_attention"] = timed([partial(step.step, embedding, head, "none")]) / 1e3
+        for key, ms in row.items():
+            found[f"chain_M{m}_L{length}_{key}_ms"] = ms
+        text = " ".join(f"{key} {ms:.3f}" for key, ms in row.items())
+        rate = m / row["full"] * 1e3
+        print(
+            f"chain M={m} context {length}: {text} ms, {rate:.0f} tok/s, err {off:.1e}", flush=True
+        )
+    return found

@@ -1,0 +1,172 @@
+"""How kernels are timed and checked, the shapes of Qwen2.5-7B, and one W4 product of any form."""
+
+import contextlib
+import multiprocessing
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
+
+import torch
+import triton
+
+from localchat_cuda.kernels import (
+    w4_feed,
+    w4_fp16,
+    w4_int8,
+    w4_many,
+    w4_pack,
+    w4_plan,
+    w4_wgmma,
+)
+from localchat_cuda.kernels.w4_plan import Shape
+
+HIDDEN, FEED, HEADS, KEY_HEADS, D, VOCABULARY, LAYERS = 3584, 18944, 28, 4, 128, 152064, 28
+SHAPES = {
+    "gate_up": (2 * FEED, HIDDEN),
+    "down": (HIDDEN, FEED),
+    "qkv": ((HEADS + 2 * KEY_HEADS) * D, HIDDEN),
+    "o": (HIDDEN, HIDDEN),
+}
+EPS, PAGE, SMS = 1e-6, 64, 132
+FLUSH_BYTES = 450e6
+GPU = torch.device("cuda")
+
+Results: TypeAlias = dict[str, float]
+
+
+def timed(calls: Sequence[Callable[[], object]], rounds: int = 7) -> float:
+    """Microseconds of all calls together, replayed as one graph."""
+    for call in calls:
+        call()
+    torch.cuda.synchronize()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):
+        for call in calls:
+            call()
+    graph.replay()
+    times = []
+    for _ in range(rounds):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3)
+    return statistics.median(times)
+
+
+def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found.float() - wanted).norm() / wanted.norm())
+
+
+def random_w4(n: int, k: int) -> w4_pack.W4:
+    """Random codes; zeros near the middle and small scales keep a deep chain finite."""
+    t, g = n // 16, k // 128
+    codes = torch.randint(-128, 128, (t, g, 1024), dtype=torch.int8, device=GPU)
+    scales = ((torch.rand(t, g, 16, device=GPU) + 0.5) * 0.2 / k**0.5).half().view(
+        torch.int16
+    ).int() & 0xFFFF
+    zeros = torch.randint(7, 9, (t, g, 16), device=GPU).half().view(torch.int16).int()
+    return w4_pack.W4(codes, (scales | (zeros << 16)).contiguous())
+
+
+def rows_for(form: str, m: int, k: int) -> w4_feed.Rows:
+    if form == "int8":
+        return w4_feed.Int8Rows.empty(m, k, GPU)
+    return w4_feed.HalfRows.empty(m, k, GPU, "lanes" if form == "fp16" else "slots")
+
+
+def cut_of(form: str, m: int, n: int, k: int) -> tuple[Shape, int]:
+    """The cut that the library would take, and the rows of a tile (0: all)."""
+    if form == "many":
+        cut = w4_many.cut_for(m, n, k, SMS)
+        return cut.shape, cut.rows
+    return w4_plan.shape_for(form, m, n, k, SMS), 0
+
+
+def multiply(
+    form: str,
+    rows: w4_feed.Rows,
+    weight: w4_pack.W4,
+    out: torch.Tensor,
+    shape: Shape,
+    squares: torch.Tensor | None = None,
+    tile: int = 0,
+) -> None:
+    if isinstance(rows, w4_feed.Int8Rows):
+        w4_int8.product(rows.x, rows.factors, weight, out, shape, squares=squares, eps=EPS)
+    elif form == "fp16":
+        w4_fp16.product(rows, weight, out, shape, squares=squares, eps=EPS)
+    elif form == "wgmma":
+        w4_wgmma.product(rows, weight, out, shape, squares=squares, eps=EPS)
+    else:
+        cut = w4_many.Cut(shape, tile)
+        w4_many.product(rows, weight, out, cut, squares=squares, eps=EPS)
+
+
+class Bench:
+    """Rotating copies of one weight, and its inputs."""
+
+    def __init__(self, name: str, rows: int = 512) -> None:
+        self.name = name
+        self.n, self.k = SHAPES[name]
+        first = random_w4(self.n, self.k)
+        self.weights = [first]
+        while len(self.weights) * first.bytes < FLUSH_BYTES:
+            self.weights.append(random_w4(self.n, self.k))
+        self.x = torch.randn(rows, self.k, device=GPU)
+        self.wanted = self.x @ w4_pack.dense(first).t()
+
+    def time(self, form: str, m: int, shape: Shape, tile: int = 0) -> tuple[float, float]:
+        """(microseconds, worst error of five runs); infinite time where the result is wrong."""
+        rows = rows_for(form, m, self.k)
+        w4_feed.quantize(self.x[:m], rows)
+        out = torch.empty(shape.splits, m, self.n, device=GPU)
+        off = 0.0
+        for _ in range(5):
+            out.fill_(float("nan"))
+            multiply(form, rows, self.weights[0], out, shape, None, tile)
+            found = error(out.sum(0), self.wanted[:m])
+            off = max(off, found) if found == found else float("inf")
+        if off > 2e-3:
+            return float("inf"), off
+        copies = len(self.weights)
+        count = max(copies, 24 // copies * copies)
+        calls = [
+            partial(multiply, form, rows, self.weights[i % copies], out, shape, None, tile)
+            for i in range(count)
+        ]
+        return timed(calls) / count, off
+
+
+def prepare_compiling() -> None:
+    """In a process of its own: launches compile into Triton's cache and run nothing."""
+    run = triton.runtime.jit.JITFunction.run
+    triton.runtime.jit.JITFunction.__getitem__ = lambda self, grid: (  # type: ignore[method-assign]
+        lambda *a, **o: run(self, *a, grid=grid, warmup=True, **o)
+    )
+
+
+def compile_product(job: tuple[str, str, int, Shape, int, bool]) -> None:
+    """Compile one (form, weight, rows, shape, tile, norm), unless it does not fit the GPU."""
+    form, name, m, shape, tile, scaled = job
+    n, k = SHAPES[name]
+    weight = w4_pack.W4(
+        torch.empty(n // 16, k // 128, 1024, dtype=torch.int8, device=GPU),
+        torch.empty(n // 16, k // 128, 16, dtype=torch.int32, device=GPU),
+    )
+    squares = torch.empty(m, k // 128, device=GPU) if scaled else None
+    out = torch.empty(shape.splits, m, n, device=GPU)
+    with contextlib.suppress(triton.OutOfResources):
+        multiply(form, rows_for(form, m, k), weight, out, shape, squares, tile)
+
+
+def compile_ahead(jobs: list[tuple[str, str, int, Shape, int, bool]]) -> None:
+    """All jobs, in parallel: Triton takes about a second for one."""
+    workers = min(14, os.cpu_count() or 1)
+    with multiprocessing.get_context("spawn").Pool(workers, prepare_compiling) as pool:
+        for _ in pool.imap_unordered(compile_product, jobs, chunksize=2):
+            pass
+    print(f"compiled {len(jobs)} products", flush=True)

@@ -1,0 +1,6 @@
+"""Kernels run in Triton's interpreter here, on a CPU, unless TRITON_INTERPRET is set to 0 on a
+GPU."""
+
+import os
+
+os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -1,0 +1,184 @@
+import pytest
+import torch
+
+from localchat_cuda.kernels import attention, attention_few, attention_many, norm, rope, w4_feed
+from localchat_cuda.kernels.attention import Batch, Rules
+from localchat_cuda.kernels.attention_few import Partials
+
+PAGE = 64
+
+
+def numbers(*extents: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*extents, generator=torch.Generator().manual_seed(seed + sum(extents)))
+
+
+def scene(
+    work: list[tuple[int, int]], h: int, j: int, d: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Batch]:
+    """(new tokens, length) per sequence, pages in a shuffled order, NaN wherever nothing was
+    written."""
+    width = 1 + max(-(-length // PAGE) for _, length in work)
+    total = sum(-(-length // PAGE) for _, length in work)
+    pool = torch.full((total + 1, 2, j, PAGE, d), float("nan"), dtype=torch.float16)
+    free = torch.randperm(total, generator=torch.Generator().manual_seed(1)).tolist()
+    tables = torch.full((len(work) + 1, width), total, dtype=torch.int32)
+    starts, taken = [], 0
+    for i, (count, length) in enumerate(work):
+        for n in range(-(-length // PAGE)):
+            page = free.pop()
+            tables[i + 1, n] = page
+            held = min(PAGE, length - n * PAGE)
+            pool[page, :, :, :held] = numbers(2, j, held, d, seed=page).half()
+        starts.append(taken)
+        taken += count
+    whole = torch.int32
+    batch = Batch(
+        torch.tensor(starts, dtype=whole),
+        torch.tensor([c for c, _ in work], dtype=whole),
+        torch.tensor([n for _, n in work], dtype=whole),
+        torch.arange(1, len(work) + 1, dtype=whole),
+        tables,
+    )
+    return numbers(taken, h, d).half(), pool[:, 0], pool[:, 1], batch
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    error = float((found.float() - wanted).norm() / wanted.norm())
+    assert error < 2e-3, error
+
+
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 200])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_decoding_is_the_reference_at_page_borders(length: int, splits: int) -> None:
+    q, k, v, batch = scene([(1, length), (1, 5)], 6, 2, 64)
+    partials = Partials.empty(splits, 2, 6, 64, q.device)
+    out = torch.full((2, 384), float("nan"))
+    attention_few.attend(q, k, v, batch, 1, partials)
+    attention_few.merge(partials, out)
+    close(out, attention.reference(q, k, v, batch, Rules()).view(2, -1))
+
+
+@pytest.mark.parametrize(("h", "j", "d"), [(2, 2, 96), (7, 1, 128), (4, 1, 256), (16, 1, 64)])
+def test_drafts_of_any_width_are_verified_like_the_reference(h: int, j: int, d: int) -> None:
+    work = [(3, 70), (16, 16), (1, 130)]
+    q, k, v, batch = scene(work, h, j, d)
+    partials = Partials.empty(2, 20, h, d, q.device)
+    out = torch.full((20, h * d), float("nan"), dtype=torch.float16)
+    attention_few.attend(q, k, v, batch, 16, partials)
+    attention_few.merge(partials, out)
+    close(out, attention.reference(q, k, v, batch, Rules()).view(20, -1))
+
+
+@pytest.mark.parametrize("rules", [Rules(window=50), Rules(soft_cap=5.0), Rules(scale=0.3)])
+@pytest.mark.parametrize("many", [False, True])
+def test_windows_caps_and_scales_are_kept(rules: Rules, many: bool) -> None:
+    work = [(9, 150)]
+    q, k, v, batch = scene(work, 2, 1, 64)
+    wanted = attention.reference(q, k, v, batch, rules)
+    if many:
+        out = torch.zeros_like(q)
+        tiles = torch.tensor(attention_many.tiles_of([9], [150], 128), dtype=torch.int32)
+        attention_many.attend(q, k, v, batch, tiles, out, rules)
+        close(out, wanted)
+    else:
+        partials = Partials.empty(2, 9, 2, 64, q.device)
+        flat = torch.empty(9, 128)
+        attention_few.attend(q, k, v, batch, 9, partials, rules)
+        attention_few.merge(partials, flat)
+        close(flat, wanted.view(9, -1))
+
+
+@pytest.mark.parametrize(("h", "j", "d"), [(4, 2, 64), (2, 1, 96), (2, 1, 128), (1, 1, 256)])
+def test_prompt_chunks_are_the_reference(h: int, j: int, d: int) -> None:
+    work = [(65, 65), (40, 167), (1, 64)]
+    q, k, v, batch = scene(work, h, j, d)
+    rows = attention_many.cut_for(d).rows
+    tiles = attention_many.tiles_of([c for c, _ in work], [n for _, n in work], rows)
+    out = torch.full_like(q, float("nan"))
+    attention_many.attend(q, k, v, batch, torch.tensor(tiles, dtype=torch.int32), out)
+    close(out, attention.reference(q, k, v, batch, Rules()))
+
+
+def test_tiles_cover_every_new_token_longest_history_first() -> None:
+    tiles = attention_many.tiles_of([5, 1, 4], [5, 100, 10], 2)
+    assert sorted(tiles) == [(0, 0), (0, 2), (0, 4), (1, 0), (2, 0), (2, 2)]
+    assert tiles[0] == (1, 0)
+    assert tiles[-1] == (0, 0)
+
+
+def test_merged_rows_feed_the_next_product() -> None:
+    q, k, v, batch = scene([(1, 100)], 4, 2, 96)
+    partials = Partials.empty(2, 1, 4, 96, q.device)
+    attention_few.attend(q, k, v, batch, 1, partials)
+    flat = torch.empty(1, 384)
+    attention_few.merge(partials, flat)
+    for found, wanted in (
+        (w4_feed.Int8Rows.empty(1, 384, q.device), w4_feed.Int8Rows.empty(1, 384, q.device)),
+        (w4_feed.HalfRows.empty(1, 384, q.device), w4_feed.HalfRows.empty(1, 384, q.device)),
+    ):
+        attention_few.merge(partials, found)
+        w4_feed.quantize(flat, wanted)
+        assert float((found.x.float() - wanted.x.float()).abs().max()) <= 1.0
+        assert torch.allclose(found.factors, wanted.factors, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("h", "j", "d"), [(3, 1, 64), (2, 2, 96), (2, 1, 128)])
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("extras", [False, True])
+def test_rope_store_is_the_reference(h: int, j: int, d: int, splits: int, extras: bool) -> None:
+    t, columns = 3, (h + 2 * j) * d
+    qkv = numbers(splits, t, columns)
+    table = rope.angles(300, d, 10000.0, torch.device("cpu"))
+    positions = torch.tensor([0, 63, 64], dtype=torch.int32)
+    slots = torch.tensor([1, 0, 1], dtype=torch.int32)
+    tables = torch.tensor([[3, 1], [0, 2]], dtype=torch.int32)
+    bias = numbers(columns) if extras else None
+    norms = {"q_norm": numbers(d), "k_norm": numbers(d, seed=1)} if extras else {}
+    found = []
+    for call in (rope.rope_store, rope.reference):
+        pool = torch.zeros(4, 2, j, PAGE, d, dtype=torch.float16)
+        q = torch.full((t, h, d), float("nan"), dtype=torch.float16)
+        call(qkv, table, positions, slots, tables, q, pool[:, 0], pool[:, 1], bias=bias, **norms)
+        found += [q, pool]
+    assert torch.allclose(found[0].float(), found[2].float(), rtol=2e-3, atol=2e-3)
+    assert torch.allclose(found[1].float(), found[3].float(), rtol=2e-3, atol=2e-3)
+    assert int((found[1] != 0).any(-1).sum()) == 2 * j * t
+
+
+def test_llama3_scaling_keeps_short_and_stretches_long_wavelengths() -> None:
+    scaling = rope.Llama3Scaling(8.0, 1.0, 4.0, 8192)
+    plain, scaled = rope.frequencies(128, 5e5), rope.frequencies(128, 5e5, scaling)
+    assert torch.equal(scaled[:20], plain[:20])
+    assert torch.allclose(scaled[-20:], plain[-20:] / 8.0)
+    assert bool(((scaled <= plain) & (scaled >= plain / 8.0)).all())
+
+
+@pytest.mark.parametrize("splits", [0, 1, 3])
+def test_add_norm_is_the_reference(splits: int) -> None:
+    y = numbers(splits, 3, 200) if splits else None
+    weight = numbers(200)
+    found = []
+    for call in (norm.add_norm, norm.reference):
+        residual, out = numbers(3, 200, seed=7), torch.full((3, 200), float("nan"))
+        call(y, residual, weight, out, 1e-6)
+        found += [residual, out]
+    assert torch.allclose(found[0], found[2], atol=1e-5)
+    assert torch.allclose(found[1], found[3], atol=1e-5)
+
+
+def test_silu_mul_is_torchs() -> None:
+    x = numbers(2, 2600)
+    out = torch.empty(2, 1300)
+    norm.silu_mul(x, out)
+    assert torch.allclose(out, torch.nn.functional.silu(x[:, :1300]) * x[:, 1300:], atol=1e-5)
+
+
+def test_wrong_arguments_are_named() -> None:
+    q, k, v, batch = scene([(1, 5)], 2, 1, 64)
+    partials = Partials.empty(1, 1, 2, 64, q.device)
+    with pytest.raises(ValueError, match="widest"):
+        attention_few.attend(q, k, v, batch, 17, partials)
+    with pytest.raises(ValueError, match="v: pages"):
+        attention_few.attend(q, k, v[:, :, :32], batch, 1, partials)
+    with pytest.raises(ValueError, match="q"):
+        attention_few.attend(q[:, :, :48].contiguous(), k, v, batch, 1, partials)

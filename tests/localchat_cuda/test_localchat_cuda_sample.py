@@ -1,0 +1,222 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from localchat.loop.noise import REACH, G, draw_key, gumbel, mix
+from localchat.loop.sampling import Sampler
+from localchat.loop.step import SamplingParams
+from localchat.loop.tally import Tally
+from localchat_cuda.kernels import sample, sample_gather, sample_state
+
+V = 5000
+CPU = torch.device("cpu")
+
+
+def settings_of(params: list[SamplingParams]) -> sample_state.Settings:
+    found = sample_state.Settings.empty(len(params), 4, CPU)
+    for i, p in enumerate(params):
+        greedy = p.temperature < 1e-5
+        found.floats[i] = torch.tensor(
+            [
+                0.0 if greedy else 1.0 / p.temperature,
+                math.inf if p.typical_p < 1 else REACH * p.temperature,
+                p.typical_p,
+                p.top_p,
+                min(0.0, math.log(p.min_p)) if p.min_p > 0 else -math.inf,
+                p.repetition_penalty,
+                p.frequency_penalty,
+                p.presence_penalty,
+            ]
+        )
+        found.top_k[i] = p.top_k
+        key = mix((mix(p.seed + G) ^ p.choice) + G)
+        found.keys[i] = key - 2**64 if key >= 2**63 else key
+        found.bias_counts[i] = len(p.logit_bias)
+        for n, (token, value) in enumerate(p.logit_bias):
+            found.bias_ids[i, n], found.bias_values[i, n] = token, value
+    return found
+
+
+def drawn(
+    logits: np.ndarray,
+    params: list[SamplingParams],
+    positions: list[int],
+    known: list[list[int]] | None = None,
+    prompts: list[int] | None = None,
+    masks: list[bytes | None] | None = None,
+) -> tuple[list[int], list[float]]:
+    """One point for each row of logits, slots in reverse order so that a mix-up shows."""
+    p, vocabulary = logits.shape
+    order = torch.arange(p - 1, -1, -1, dtype=torch.int32)
+    held = settings_of(list(reversed(params)))
+    extras: dict[str, object] = {}
+    if known is not None and prompts is not None:
+        table = torch.full((p, max(map(len, known)) + 3), 7, dtype=torch.int32)
+        for i, row in enumerate(known):
+            table[p - 1 - i, : len(row)] = torch.tensor(row, dtype=torch.int32)
+        counts = torch.full((p, vocabulary), 99, dtype=torch.int32)
+        prompt = torch.tensor(list(reversed(prompts)), dtype=torch.int32)
+        extras["known"] = sample_state.Known(table, prompt, counts)
+    if masks is not None:
+        words = -(-vocabulary // 32)
+        rows = [m for m in masks if m is not None]
+        extras["masks"] = torch.tensor(
+            np.stack([np.frombuffer(m.ljust(4 * words, b"\0"), np.int32) for m in rows])
+        )
+        at = [rows.index(m) if m is not None else -1 for m in masks]
+        extras["mask_rows"] = torch.tensor(at, dtype=torch.int32)
+    tokens = torch.full((p,), -7, dtype=torch.int32)
+    logprobs, normalizers = torch.empty(p), torch.empty(p)
+    sample.draw(
+        torch.tensor(logits),
+        torch.arange(p, dtype=torch.int32),
+        order,
+        torch.tensor(positions, dtype=torch.int32),
+        held,
+        sample_state.Scratch.empty(p, vocabulary, CPU),
+        tokens,
+        logprobs,
+        normalizers,
+        **extras,  # type: ignore[arg-type]
+    )
+    return tokens.tolist(), logprobs.tolist()
+
+
+def rows_of_logits(count: int, seed: int, sharp: float = 3.0) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal((count, V)) * sharp).astype(np.float32)
+
+
+BASE = SamplingParams(temperature=0.9, top_p=1.0, min_p=0.0, top_logprobs=0)
+FILTERS = [
+    replace(BASE, temperature=0.0),
+    BASE,
+    replace(BASE, temperature=0.2, top_p=0.9),
+    replace(BASE, top_p=0.95, min_p=0.05),
+    replace(BASE, min_p=0.3),
+    replace(BASE, top_k=1),
+    replace(BASE, top_k=40, top_p=0.8),
+    replace(BASE, top_k=40, typical_p=0.7, top_p=0.9, min_p=0.1),
+    replace(BASE, typical_p=0.5),
+    replace(BASE, top_p=0.01),
+    replace(BASE, top_k=V + 5, top_p=0.5),
+]
+
+
+@pytest.mark.parametrize("sharp", [0.3, 3.0])
+def test_draws_are_the_contracts(sharp: float) -> None:
+    logits = rows_of_logits(len(FILTERS), 5, sharp)
+    params = [replace(p, seed=11 * i + 2**63, choice=i % 3) for i, p in enumerate(FILTERS)]
+    positions = [7 * i + 1 for i in range(len(params))]
+    tokens, logprobs = drawn(logits, params, positions)
+    sampler = Sampler(V)
+    for i, p in enumerate(params):
+        wanted = sampler.draw(logits[i], p, positions[i])
+        assert tokens[i] == wanted.token, (i, p)
+        assert wanted.logprob is not None
+        assert abs(logprobs[i] - wanted.logprob) < 1e-4
+
+
+def test_biases_masks_and_penalties_come_before_the_filters() -> None:
+    rng = np.random.default_rng(3)
+    logits = rows_of_logits(4, 9)
+    best = [int(row.argmax()) for row in logits]
+    known = [[best[i], *rng.integers(0, V, 50).tolist(), best[i], 3] for i in range(4)]
+    prompts = [1, 20, 53, 0]
+    params = [
+        replace(BASE, temperature=0.0, repetition_penalty=1.5),
+        replace(BASE, frequency_penalty=1.5, presence_penalty=0.5, top_p=0.9, seed=4),
+        replace(BASE, logit_bias=((17, 9.0), (V + 3, 5.0), (best[2], -100.0)), top_k=5, seed=5),
+        replace(BASE, repetition_penalty=1.2, logit_bias=((best[3], -math.inf),), seed=6),
+    ]
+    allowed = np.packbits(rng.random(V - 100) < 0.3, bitorder="little").tobytes()
+    masks = [None, allowed, None, allowed]
+    positions = [len(k) for k in known]
+    tokens, _ = drawn(logits, params, positions, known, prompts, masks)
+    sampler = Sampler(V)
+    for i, p in enumerate(params):
+        tally = Tally(known[i], prompts[i])
+        assert tokens[i] == sampler.draw(logits[i], p, positions[i], tally, masks[i]).token, i
+
+
+def test_ties_go_to_the_lower_id() -> None:
+    logits = np.zeros((3, V), np.float32)
+    logits[:, 4000:] = 1.0
+    params = [
+        replace(BASE, temperature=0.0),
+        replace(BASE, top_k=3, seed=1),
+        replace(BASE, top_p=1e-4, seed=2),
+    ]
+    tokens, _ = drawn(logits, params, [5, 6, 7])
+    sampler = Sampler(V)
+    assert tokens == [
+        sampler.draw(row, p, 5 + i).token
+        for i, (row, p) in enumerate(zip(logits, params, strict=True))
+    ]
+    assert tokens[0] == 4000
+    assert 4000 <= tokens[1] < 4003
+    assert tokens[2] == 4000
+
+
+def test_broken_rows_draw_nothing_or_what_is_left() -> None:
+    logits = rows_of_logits(3, 1)
+    logits[0] = -np.inf
+    logits[1, ::2] = np.nan
+    logits[2, 77] = np.inf
+    params = [BASE, replace(BASE, top_p=0.9, seed=3), replace(BASE, temperature=0.0)]
+    tokens, _ = drawn(logits, params, [1, 2, 3])
+    assert tokens[0] == sample_state.NOTHING
+    assert tokens[1] == Sampler(V).draw(logits[1], params[1], 2).token
+    assert tokens[2] == 77
+
+
+def test_positions_and_choices_draw_differently_and_seeds_repeat() -> None:
+    logits = np.repeat(rows_of_logits(1, 2, 0.5), 4, 0)
+    params = [
+        replace(BASE, seed=1),
+        replace(BASE, seed=1, choice=1),
+        replace(BASE, seed=1),
+        replace(BASE, seed=1),
+    ]
+    tokens, _ = drawn(logits, params, [5, 5, 6, 5])
+    assert tokens[0] == tokens[3]
+    assert len(set(tokens)) == 3
+
+
+def test_wrong_arguments_are_named() -> None:
+    held = settings_of([BASE])
+    one = torch.zeros(1, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"scratch\.z"):
+        sample.draw(
+            torch.zeros(1, V),
+            one,
+            one,
+            one,
+            held,
+            sample_state.Scratch.empty(2, V, CPU),
+            one,
+            torch.empty(1),
+            torch.empty(1),
+        )
+
+
+@triton.jit
+def _noise_kernel(key, position, out, COUNT: tl.constexpr):  # noqa: ANN001, ANN202
+    seed = sample_gather.noise(tl.load(key), tl.load(position))
+    i = tl.arange(0, COUNT)
+    tl.store(out + i, sample_gather.gumbel(seed, i))
+
+
+def test_the_noise_is_the_contracts_for_small_and_large_values() -> None:
+    key = mix((mix(12345 + G) ^ 2) + G)
+    held = torch.tensor([key - 2**64 if key >= 2**63 else key])
+    out = torch.empty(1 << 16)
+    _noise_kernel[(1,)](held, torch.tensor([77], dtype=torch.int32), out, COUNT=1 << 16)
+    wanted = torch.tensor(gumbel(draw_key(12345, 2, 77), np.arange(1 << 16)))
+    assert torch.allclose(out, wanted, rtol=1e-5, atol=1e-5)
+    assert float(wanted.max()) > 9.0
+    assert float(wanted.min()) < -2.0

@@ -1,0 +1,232 @@
+import pytest
+import torch
+
+from localchat_cuda.kernels import w4_dense, w4_feed, w4_fp16, w4_int8, w4_many, w4_pack, w4_wgmma
+from localchat_cuda.kernels.w4_feed import HalfRows, Int8Rows
+from localchat_cuda.kernels.w4_pack import GROUP, W4
+from localchat_cuda.kernels.w4_plan import Form, Shape, form_for, shape_for
+
+CPU = torch.device("cpu")
+
+
+def weight(n: int, k: int, seed: int = 0) -> W4:
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 16, (n, k), generator=generator)
+    scales = torch.rand(n, k // GROUP, generator=generator) * 0.01 + 0.005
+    zeros = torch.randint(0, 16, (n, k // GROUP), generator=generator)
+    return w4_pack.pack(codes, scales, zeros)
+
+
+def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm())
+
+
+def values(m: int, k: int) -> torch.Tensor:
+    return torch.randn(m, k, generator=torch.Generator().manual_seed(m * k)) * 3
+
+
+def test_packing_is_undone_exactly() -> None:
+    codes = torch.randint(0, 16, (48, 384))
+    scales, zeros = torch.rand(48, 3).half(), torch.randint(0, 16, (48, 3))
+    found = w4_pack.unpack(w4_pack.pack(codes, scales, zeros))
+    assert torch.equal(found[0], codes.to(torch.uint8))
+    assert torch.equal(found[1], scales)
+    assert torch.equal(found[2], zeros.half())
+
+
+def test_an_awq_layer_means_the_same_after_repacking() -> None:
+    codes, scales, zeros = (
+        torch.randint(0, 16, (32, 256)),
+        torch.rand(32, 2).half(),
+        torch.randint(0, 16, (32, 2)),
+    )
+    qweight, qzeros, awq_scales = w4_pack.to_awq(codes, scales, zeros)
+    assert qweight.shape == (256, 4)
+    # the layout as AutoAWQ documents it: nibble i of a word holds column (0, 2, 4, 6, 1, 3, 5,
+    # 7)[i]
+    assert int(qweight[5, 2] >> 4) & 15 == int(codes[16 + 2, 5])
+    packed = w4_pack.from_awq(qweight, qzeros, awq_scales)
+    wanted = (codes - zeros.repeat_interleave(128, 1)) * scales.float().repeat_interleave(128, 1)
+    assert torch.equal(w4_pack.dense(packed), wanted)
+
+
+def test_packing_refuses_shapes_that_do_not_divide() -> None:
+    with pytest.raises(ValueError, match="codes"):
+        w4_pack.pack(torch.zeros(24, 128), torch.zeros(24, 1), torch.zeros(24, 1))
+    with pytest.raises(ValueError, match="AWQ layer"):
+        w4_pack.from_awq(
+            torch.zeros(128, 4, dtype=torch.int32),
+            torch.zeros(2, 4, dtype=torch.int32),
+            torch.zeros(2, 32),
+        )
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 5, 8])
+@pytest.mark.parametrize(
+    "shape", [Shape(1, 1, 1, 1), Shape(2, 2, 1, 2), Shape(1, 1, 2, 2), Shape(1, 4, 1, 1)]
+)
+def test_int8_product_is_the_reference(rows: int, shape: Shape) -> None:
+    w = weight(32, 640 if shape.warps == 1 else 512)
+    x = values(rows, w.features_in)
+    held = Int8Rows.empty(rows, w.features_in, CPU)
+    w4_feed.quantize(x, held)
+    out = torch.full((shape.splits, rows, 32), float("nan"))
+    w4_int8.product(held.x, held.factors, w, out, shape)
+    assert relative(out.sum(0), w4_int8.reference(held.x, held.factors, w, None, 0.0)) < 1e-5
+    assert relative(out.sum(0), x @ w4_pack.dense(w).t()) < 1e-4
+
+
+@pytest.mark.parametrize("rows", [1, 9, 16])
+@pytest.mark.parametrize("shape", [Shape(1, 1, 1, 1), Shape(2, 2, 1, 2), Shape(1, 1, 2, 2)])
+def test_fp16_product_is_the_reference(rows: int, shape: Shape) -> None:
+    w = weight(32, 640 if shape.warps == 1 else 512)
+    x = values(rows, w.features_in)
+    held = HalfRows.empty(rows, w.features_in, CPU)
+    w4_feed.quantize(x, held)
+    out = torch.full((shape.splits, rows, 32), float("nan"))
+    w4_fp16.product(held, w, out, shape)
+    assert relative(out.sum(0), w4_fp16.reference(held, w, None, 0.0)) < 1e-4
+    assert relative(out.sum(0), x @ w4_pack.dense(w).t()) < 1e-3
+
+
+@pytest.mark.parametrize("rows", [1, 17, 33, 65])
+@pytest.mark.parametrize("shape", [Shape(1, 4, 2, 1), Shape(2, 4, 2, 3)])
+def test_wgmma_product_is_the_reference(rows: int, shape: Shape) -> None:
+    w = weight(128, 384)
+    x = values(rows, w.features_in)
+    held = HalfRows.empty(rows, w.features_in, CPU, "slots")
+    w4_feed.quantize(x, held)
+    out = torch.full((shape.splits, rows, 128), float("nan"))
+    w4_wgmma.product(held, w, out, shape)
+    assert relative(out.sum(0), w4_fp16.reference(held, w, None, 0.0)) < 1e-4
+    assert relative(out.sum(0), x @ w4_pack.dense(w).t()) < 1e-3
+
+
+@pytest.mark.parametrize("form", ["int8", "fp16", "wgmma"])
+def test_every_form_applies_the_norm_of_each_row(form: Form) -> None:
+    w, rows = weight(64, 256), 3
+    x = values(rows, 256)
+    squares = x.square().view(rows, 2, 128).sum(-1)
+    wanted = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)) @ w4_pack.dense(w).t()
+    out = torch.empty(1, rows, 64)
+    if form == "int8":
+        held = Int8Rows.empty(rows, 256, CPU)
+        w4_feed.quantize(x, held)
+        w4_int8.product(held.x, held.factors, w, out, Shape(1, 2, 1, 1), squares=squares, eps=1e-6)
+    else:
+        half = HalfRows.empty(rows, 256, CPU, "slots" if form == "wgmma" else "lanes")
+        w4_feed.quantize(x, half)
+        module = w4_wgmma if form == "wgmma" else w4_fp16
+        cut = Shape(1, 4, 2, 1) if form == "wgmma" else Shape(1, 1, 1, 1)
+        module.product(half, w, out, cut, squares=squares, eps=1e-6)
+    assert relative(out[0], wanted) < 1e-3
+
+
+def test_one_outlier_costs_the_others_of_its_group_little() -> None:
+    w = weight(16, 256)
+    x = values(1, 256)
+    x[0, 7] = 300.0
+    held = Int8Rows.empty(1, 256, CPU)
+    w4_feed.quantize(x, held)
+    out = torch.empty(1, 1, 16)
+    w4_int8.product(held.x, held.factors, w, out, Shape(1, 1, 1, 1))
+    assert relative(out[0], x @ w4_pack.dense(w).t()) < 2e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_dequantized_weights_are_the_dense_ones(dtype: torch.dtype) -> None:
+    w = weight(64, 640)
+    out = torch.full((32, 640), float("nan"), dtype=dtype)
+    w4_dense.dequantize(w, out, 16)
+    # Triton's interpreter cuts to bf16 where a GPU rounds: one unit in the last place
+    rtol = 0.0 if dtype == torch.float16 else 2.0**-7
+    assert torch.allclose(
+        out.float(), w4_pack.dense(w)[16:48].to(dtype).float(), rtol=rtol, atol=0.0
+    )
+
+
+def test_dense_product_is_whole_in_pieces() -> None:
+    w, x = weight(80, 256), values(5, 256).half()
+    out = torch.full((5, 80), float("nan"), dtype=torch.float16)
+    w4_dense.product(x, w, out, torch.empty(40 * 256, dtype=torch.float16))
+    assert relative(out.float(), x.float() @ w4_pack.dense(w).t()) < 2e-3
+
+
+@pytest.mark.parametrize("mode", ["embed", "norm", "silu", "plain"])
+@pytest.mark.parametrize("kind", ["int8", "lanes", "slots"])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_feed_is_the_reference(mode: w4_feed.Mode, kind: str, rows: int) -> None:
+    k, splits = 384, 3
+    columns = 2 * k + 16 if mode == "silu" else k + 16 if mode == "plain" else k
+    source = (
+        values(7, k)
+        if mode == "embed"
+        else values(splits * rows, columns).view(splits, rows, columns)
+    )
+    found, wanted = [], []
+    for call, held in ((w4_feed.feed, found), (w4_feed.reference, wanted)):
+        out: w4_feed.Rows = (
+            Int8Rows.empty(rows, k, CPU) if kind == "int8" else HalfRows.empty(rows, k, CPU, kind)
+        )
+        residual, squares = values(rows, k) + 1, torch.full((rows, 3), float("nan"))
+        ids = torch.arange(rows) + 1 if mode == "embed" else None
+        call(mode, source, out, ids=ids, residual=residual, weight=values(1, k)[0], squares=squares)
+        held += [out.x.float(), out.factors, residual]
+        if mode in ("embed", "norm"):
+            held.append(squares)
+    # a step's rounding may differ by one unit of the low byte where a value lies between two
+    assert float((found[0] - wanted[0]).abs().max()) <= (1.0 if kind == "int8" else 1e-2)
+    for one, other in zip(found[1:], wanted[1:], strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("n", "k"), [(1152, 896), (896, 4864), (6144, 4096), (28672, 4096), (4096, 14336), (64, 128)]
+)
+@pytest.mark.parametrize("rows", [1, 8, 16, 32])
+def test_the_plan_finds_a_cut_for_every_shape(n: int, k: int, rows: int) -> None:
+    form = form_for(rows)
+    shape_for(form, rows, n, k, 132).check(n, k, wide=form == "wgmma")
+
+
+def test_rows_choose_the_form() -> None:
+    rows = (1, 8, 9, 16, 17, 32, 33, 1024, 1025)
+    wanted = ["int8"] * 2 + ["fp16"] * 2 + ["wgmma"] * 2 + ["many"] * 2 + ["dense"]
+    assert [form_for(m) for m in rows] == wanted
+    with pytest.raises(ValueError, match="more than the int8 form takes"):
+        shape_for("int8", 9, 64, 128, 132)
+
+
+def test_rows_of_a_class_share_their_cut() -> None:
+    for rows in (1, 2, 3):
+        assert shape_for("int8", rows, 4608, 3584, 132) == shape_for("int8", 4, 4608, 3584, 132)
+
+
+def test_wrong_arguments_are_named() -> None:
+    w = weight(32, 256)
+    held = Int8Rows.empty(1, 256, CPU)
+    with pytest.raises(ValueError, match="out"):
+        w4_int8.product(held.x, held.factors, w, torch.empty(2, 1, 32), Shape(1, 1, 1, 1))
+    with pytest.raises(ValueError, match="factors"):
+        w4_int8.product(held.x, held.factors[:1], w, torch.empty(1, 1, 32), Shape(1, 1, 1, 1))
+    with pytest.raises(ValueError, match="shape"):
+        w4_int8.product(held.x, held.factors, w, torch.empty(3, 1, 32), Shape(1, 1, 1, 3))
+
+
+@pytest.mark.parametrize(("rows", "tile"), [(1, 16), (17, 16), (40, 64)])
+@pytest.mark.parametrize("shape", [Shape(1, 4, 2, 1), Shape(2, 4, 2, 3)])
+def test_many_product_is_the_reference(rows: int, tile: int, shape: Shape) -> None:
+    w = weight(128, 384)
+    x = values(rows, w.features_in)
+    held = HalfRows.empty(rows, w.features_in, CPU, "slots")
+    w4_feed.quantize(x, held)
+    out = torch.full((shape.splits, rows, 128), float("nan"))
+    squares = x.square().view(rows, 3, 128).sum(-1)
+    w4_many.product(held, w, out, w4_many.Cut(shape, tile), squares=squares, eps=1e-6)
+    assert relative(out.sum(0), w4_fp16.reference(held, w, squares, 1e-6)) < 1e-3
+
+
+def test_the_many_rule_divides_every_shape() -> None:
+    for n, k in ((1152, 896), (896, 4864), (37888, 3584), (3584, 18944), (4608, 3584), (64, 128)):
+        for rows in (17, 128, 512):
+            w4_many.cut_for(rows, n, k, 132).shape.check(n, k, wide=True)
