@@ -86,6 +86,13 @@ _TABLE: Final = (
         "Net gain of speculation against plain steps measured in the same request; 1 is none.",
     ),
     Figure("speculation_off", "", "text", "Why speculation is off."),
+    Figure(
+        "fingerprint",
+        "",
+        "text",
+        "Names what decides a text besides the request: model file, template, quantization, KV type, "
+        "library versions.",
+    ),
     Figure("running", "", "gauge", "Requests that take part in the steps now."),
     Figure("waiting", "", "gauge", "Requests in the queue."),
     Figure("cancelled", "", "counter", "Requests that their reader gave up."),

@@ -17,9 +17,42 @@ from sums import Sums
 
 Conversation = list[tuple[str, str]]
 SHARES: Final = {"topic": 40, "sum": 11, "refusal": 13, "copy": 17, "chain": 17, "infill": 2}
-SYSTEM: Final = ["You are a helpful assistant.", "You are the guide of localchat.", "Answer briefly.", "Be brief.", "You are localchat's built-in guide. Answer in English.", "Answer in one sentence.", "You are a friendly assistant.", "Keep answers short and exact.", "You answer questions about localchat.", "Be polite.", "You are an expert.", "You are a helpful, honest assistant.", "Think before you answer.", "Use Markdown.", "Answer correctly."]
-AGAIN: Final = ["say that again", "again please", "repeat that", "can you repeat that", "once more", "what did you say", "repeat your answer", "I did not get that, again", "please repeat", "say it again", "repeat the answer"]
-MY_QUESTION: Final = ["what did I ask?", "what was my question?", "repeat my question", "what was my last question"]
+SYSTEM: Final = [
+    "You are a helpful assistant.",
+    "You are the guide of localchat.",
+    "Answer briefly.",
+    "Be brief.",
+    "You are localchat's built-in guide. Answer in English.",
+    "Answer in one sentence.",
+    "You are a friendly assistant.",
+    "Keep answers short and exact.",
+    "You answer questions about localchat.",
+    "Be polite.",
+    "You are an expert.",
+    "You are a helpful, honest assistant.",
+    "Think before you answer.",
+    "Use Markdown.",
+    "Answer correctly.",
+]
+AGAIN: Final = [
+    "say that again",
+    "again please",
+    "repeat that",
+    "can you repeat that",
+    "once more",
+    "what did you say",
+    "repeat your answer",
+    "I did not get that, again",
+    "please repeat",
+    "say it again",
+    "repeat the answer",
+]
+MY_QUESTION: Final = [
+    "what did I ask?",
+    "what was my question?",
+    "repeat my question",
+    "what was my last question",
+]
 
 
 class Writer:

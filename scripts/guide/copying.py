@@ -10,13 +10,87 @@ from typing import Any, Final
 
 from refusing import pseudo_word
 
-REPEAT: Final = ["repeat after me: {}", "repeat: {}", "say: {}", "please repeat this: {}", "echo {}", "say exactly this: {}", "write exactly: {}", "copy this text: {}", "repeat the following: {}", "Repeat exactly: {}", "type this: {}", "output only: {}", "Please write: {}", "repeat this word for word:\n{}", "Copy the following text:\n\n{}", "{}\n\nRepeat the text above.", "{}\n\nCopy this.", "{}\n\nrepeat that", "{}\n\nWrite it again, unchanged."]
-QUOTE: Final = ["{}\n\nQuote the text above.", "{}\n\nQuote it.", "quote this:\n{}", "{}\n\nPut the text in a quote.", "Quote the following text:\n\n{}", "{}\n\nplease quote this text", "{}\n\nShow it as a quotation.", "quote: {}", "{}\n\nQuote this in Markdown."]
-FENCE: Final = ["{}\n\nPut this in a code block.", "Put this into a code block:\n{}", "{}\n\nFormat it as code.", "show this code unchanged:\n\n{}", "{}\n\nRepeat the code.", "Copy this code:\n\n{}", "{}\n\nwrite the code again"]
-RENAME: Final = ["rename {a} to {b} in this code:\n\n{t}", "{t}\n\nRename {a} to {b}.", "Rename {a} to {b}:\n\n{t}", "{t}\n\nReplace {a} by {b}.", "replace every {a} with {b}:\n\n{t}", "change {a} to {b} in this text:\n{t}", "{t}\n\nplease rename {a} into {b}", "In the following, rename {a} to {b}.\n\n{t}", "{t}\n\nCall {a} {b} instead.", "{t}\n\nuse {b} instead of {a}"]
-TO_JSON: Final = ["Turn this list into JSON: {}", "make a json list of: {}", "{}\n\nAs a JSON array.", "list to json: {}", "convert to JSON: {}", "write these as a json array: {}", "{} - as json please", "Give me this list as JSON: {}", "{}\n\nTurn it into JSON.", "json array from {}", "put these in json: {}"]
-TO_BULLETS: Final = ["Turn this into a bullet list: {}", "make a list of: {}", "{}\n\nAs a list.", "bullet points: {}", "write these as a markdown list: {}", "{}\n\nMake bullet points of it.", "as a bullet list: {}"]
-TO_NUMBERS: Final = ["make a numbered list: {}", "{}\n\nAs a numbered list.", "number these: {}", "numbered list of {}"]
+REPEAT: Final = [
+    "repeat after me: {}",
+    "repeat: {}",
+    "say: {}",
+    "please repeat this: {}",
+    "echo {}",
+    "say exactly this: {}",
+    "write exactly: {}",
+    "copy this text: {}",
+    "repeat the following: {}",
+    "Repeat exactly: {}",
+    "type this: {}",
+    "output only: {}",
+    "Please write: {}",
+    "repeat this word for word:\n{}",
+    "Copy the following text:\n\n{}",
+    "{}\n\nRepeat the text above.",
+    "{}\n\nCopy this.",
+    "{}\n\nrepeat that",
+    "{}\n\nWrite it again, unchanged.",
+]
+QUOTE: Final = [
+    "{}\n\nQuote the text above.",
+    "{}\n\nQuote it.",
+    "quote this:\n{}",
+    "{}\n\nPut the text in a quote.",
+    "Quote the following text:\n\n{}",
+    "{}\n\nplease quote this text",
+    "{}\n\nShow it as a quotation.",
+    "quote: {}",
+    "{}\n\nQuote this in Markdown.",
+]
+FENCE: Final = [
+    "{}\n\nPut this in a code block.",
+    "Put this into a code block:\n{}",
+    "{}\n\nFormat it as code.",
+    "show this code unchanged:\n\n{}",
+    "{}\n\nRepeat the code.",
+    "Copy this code:\n\n{}",
+    "{}\n\nwrite the code again",
+]
+RENAME: Final = [
+    "rename {a} to {b} in this code:\n\n{t}",
+    "{t}\n\nRename {a} to {b}.",
+    "Rename {a} to {b}:\n\n{t}",
+    "{t}\n\nReplace {a} by {b}.",
+    "replace every {a} with {b}:\n\n{t}",
+    "change {a} to {b} in this text:\n{t}",
+    "{t}\n\nplease rename {a} into {b}",
+    "In the following, rename {a} to {b}.\n\n{t}",
+    "{t}\n\nCall {a} {b} instead.",
+    "{t}\n\nuse {b} instead of {a}",
+]
+TO_JSON: Final = [
+    "Turn this list into JSON: {}",
+    "make a json list of: {}",
+    "{}\n\nAs a JSON array.",
+    "list to json: {}",
+    "convert to JSON: {}",
+    "write these as a json array: {}",
+    "{} - as json please",
+    "Give me this list as JSON: {}",
+    "{}\n\nTurn it into JSON.",
+    "json array from {}",
+    "put these in json: {}",
+]
+TO_BULLETS: Final = [
+    "Turn this into a bullet list: {}",
+    "make a list of: {}",
+    "{}\n\nAs a list.",
+    "bullet points: {}",
+    "write these as a markdown list: {}",
+    "{}\n\nMake bullet points of it.",
+    "as a bullet list: {}",
+]
+TO_NUMBERS: Final = [
+    "make a numbered list: {}",
+    "{}\n\nAs a numbered list.",
+    "number these: {}",
+    "numbered list of {}",
+]
 FIRST: Final = (
     ("what is the first line?", 0), ("Show the first line.", 0), ("first line please", 0),
     ("what is the last line?", -1), ("Show the last line.", -1), ("only the last line", -1),
@@ -31,7 +105,31 @@ class Copying:
         self.words: list[str] = (
             words["things"].split(" ") + words["attributes"].split(" ") + words["places"].split(" ")
         )
-        self.words += ["the", "a", "and", "of", "to", "in", "is", "was", "not", "very", "with", "for", "moved", "came", "went", "said", "has", "three", "seven", "old", "new", "red", "blue"]
+        self.words += [
+            "the",
+            "a",
+            "and",
+            "of",
+            "to",
+            "in",
+            "is",
+            "was",
+            "not",
+            "very",
+            "with",
+            "for",
+            "moved",
+            "came",
+            "went",
+            "said",
+            "has",
+            "three",
+            "seven",
+            "old",
+            "new",
+            "red",
+            "blue",
+        ]
         self.names: list[str] = words["code_names"].split(" ")
 
     def word(self, rng: Random) -> str:

@@ -69,7 +69,33 @@ MEMORY_ASK: Final = (
     "what (do you (suggest|recommend)|should i take|fits|is good) (for|with|on|in) {g}",
     "(two|2|both) (cards|gpus)(, | with |) {g} (in total|together|altogether)(, |: |) (what|which model) (fits|do you suggest|should i take|can i run)",
 )
-MEMORY_SAY: Final = ["{} GB", "{} gb", "{}GB", "{}gb", "{} gigabytes", "a {} gb card", "a {} GB gpu", "{} GB of vram", "{} gb vram", "{} GB of memory", "{} gb ram", "a {}gb graphics card", "a card with {} GB", "a gpu with {} gb", "a {} gb graphics card", "{} GB of gpu memory", "{} gigs", "a machine with {} GB", "a laptop with {} gb", "{} gb of video memory", "a mac with {} GB", "a {}gb gpu", "a {} gig card", "a computer with {} gb", "{} GB of ram"]
+MEMORY_SAY: Final = [
+    "{} GB",
+    "{} gb",
+    "{}GB",
+    "{}gb",
+    "{} gigabytes",
+    "a {} gb card",
+    "a {} GB gpu",
+    "{} GB of vram",
+    "{} gb vram",
+    "{} GB of memory",
+    "{} gb ram",
+    "a {}gb graphics card",
+    "a card with {} GB",
+    "a gpu with {} gb",
+    "a {} gb graphics card",
+    "{} GB of gpu memory",
+    "{} gigs",
+    "a machine with {} GB",
+    "a laptop with {} gb",
+    "{} gb of video memory",
+    "a mac with {} GB",
+    "a {}gb gpu",
+    "a {} gig card",
+    "a computer with {} gb",
+    "{} GB of ram",
+]
 SPEED_ASK: Final = (
     "how fast (can|is|will|would) a {f} (model|file|gguf) (be|run|) (at|with|on) {w}",
     "(tok/s|tokens per second|speed|decode speed|token rate) (of|for) a {f} (model|file|) (at|with|on) {w}",
@@ -107,7 +133,22 @@ NAMED: Final = {
     ),
     "stop": ("(unload|stop|eject|free) {m} (from memory|)", "`localchat stop {v}`"),
 }
-NAMED_FRAMES: Final = ["how do i {}", "how can i {}", "how to {}", "{}", "{}", "i want to {}", "what is the command to {}", "can i {}", "command to {}", "please {}", "which command to {}", "i would like to {}", "what do i type to {}", "tell me how to {}"]
+NAMED_FRAMES: Final = [
+    "how do i {}",
+    "how can i {}",
+    "how to {}",
+    "{}",
+    "{}",
+    "i want to {}",
+    "what is the command to {}",
+    "can i {}",
+    "command to {}",
+    "please {}",
+    "which command to {}",
+    "i would like to {}",
+    "what do i type to {}",
+    "tell me how to {}",
+]
 FIT_ASK: Final = (
     "(does|will|would|can) {m} (fit|run|work) (on my <machine>|here|on my <gpu>|in my <vram>|on this <machine>|)",
     "(can|could) my (<machine>|<gpu>) (run|handle|take) {m}",
@@ -150,9 +191,18 @@ class Sums:
     def after(self, about: Sum, rng: Random) -> tuple[str, str, Sum] | None:
         """A short question that changes one thing: "and for 8 bits?"."""
         front = rng.choice(
-
-                ["and {}", "and {}", "and for {}", "and with {}", "what about {}", "how about {}", "{}", "and at {}", "ok, and {}", "same for {}"]
-
+            [
+                "and {}",
+                "and {}",
+                "and for {}",
+                "and with {}",
+                "what about {}",
+                "how about {}",
+                "{}",
+                "and at {}",
+                "ok, and {}",
+                "same for {}",
+            ]
         )
         if about.kind == "weights":
             if rng.random() < 0.6:

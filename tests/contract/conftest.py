@@ -1,15 +1,12 @@
 """One suite over every backend that runs here, through LocalEngine and a real child process."""
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from localchat.engine.local import EngineOptions, LocalEngine
-
-sys.path.append(str(Path(__file__).parent.parent / "localchat_llamacpp"))
 
 Open = Callable[..., LocalEngine]
 SCRIPTED = "localchat.loop.scripted:ScriptedBackend"
@@ -22,7 +19,7 @@ def _scripted(folder: Path) -> Path:
 
 
 def _llamacpp(folder: Path) -> Path:
-    from llamacpp_models import write_chain
+    from tests.localchat_llamacpp.llamacpp_models import write_chain
 
     return write_chain(folder / "chain.gguf")
 

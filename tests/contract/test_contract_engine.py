@@ -3,12 +3,12 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from contract_answer import Answer, ask, told_apart
 
 from localchat.engine.local import LocalEngine
 from localchat.engine.request import GenerateRequest, Message, Messages, Sampling, Text
 from localchat.errors import ContextExceeded, UsageError
 from tests.contract.conftest import Open
+from tests.contract.contract_answer import Answer, ask, told_apart
 
 CHAIN = "abcdefghijklmnopqrstuvwxyz 0123456789.,;:!?"
 GREEDY = Sampling(temperature=0)

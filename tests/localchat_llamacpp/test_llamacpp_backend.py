@@ -10,14 +10,22 @@ from typing import cast
 import gguf
 import numpy as np
 import pytest
-from llamacpp_driver import Driver, plan_of
-from llamacpp_models import CONTROL, HEAD, LAYERS, TEMPLATE, TRAINED, VOCAB, write_bert
 
 from localchat.errors import DoesNotFit, EngineClosed, LocalchatError, ModelInvalid, ModelMissing
 from localchat.fit.plan import LoadWish
 from localchat.loop.backend import Backend, LoadOptions, OpenModel
 from localchat_llamacpp import LlamaCppBackend, rebuild
 from localchat_llamacpp.model import GgufModel
+from tests.localchat_llamacpp.llamacpp_driver import Driver, plan_of
+from tests.localchat_llamacpp.llamacpp_models import (
+    CONTROL,
+    HEAD,
+    LAYERS,
+    TEMPLATE,
+    TRAINED,
+    VOCAB,
+    write_bert,
+)
 
 OPTIONS = LoadOptions(plan_of(512, 64), threads=1, safe_mode=True, max_slots=4)
 

@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from llamacpp_driver import GREEDY, Driver, Start, asking_to_abort, with_logprobs
-from llamacpp_models import VOCAB
 from numpy.typing import NDArray
 
 from localchat.loop.backend import (
@@ -20,6 +18,14 @@ from localchat.loop.backend import (
     Truncate,
 )
 from localchat_llamacpp.runner import LlamaCppRunner
+from tests.localchat_llamacpp.llamacpp_driver import (
+    GREEDY,
+    Driver,
+    Start,
+    asking_to_abort,
+    with_logprobs,
+)
+from tests.localchat_llamacpp.llamacpp_models import VOCAB
 
 PROMPT = tuple(int(t) for t in np.random.default_rng(5).integers(0, VOCAB - 3, 150))
 CLOSE = 0.02

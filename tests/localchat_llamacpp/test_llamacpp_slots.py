@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from llamacpp_driver import GREEDY, Start, asking_to_abort
-from llamacpp_models import VOCAB, WINDOW
 
 from localchat.loop.backend import (
     Alias,
@@ -17,6 +15,8 @@ from localchat.loop.backend import (
     Row,
     Truncate,
 )
+from tests.localchat_llamacpp.llamacpp_driver import GREEDY, Start, asking_to_abort
+from tests.localchat_llamacpp.llamacpp_models import VOCAB, WINDOW
 
 TEXT = tuple(int(t) for t in np.random.default_rng(6).integers(0, VOCAB - 3, 300))
 SHARED = TEXT[:90]

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llamacpp_models import BEGIN, CONTROL, END, VOCAB, vocabulary
 
 from localchat_llamacpp.vocabulary import Vocabulary
 from localchat_llamacpp.weights import load_vocabulary
+from tests.localchat_llamacpp.llamacpp_models import BEGIN, CONTROL, END, VOCAB, vocabulary
 
 
 @pytest.fixture(scope="module")

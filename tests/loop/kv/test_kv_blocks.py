@@ -1,11 +1,11 @@
 """The paged books: what is found, what is copied, what goes first."""
 
 import pytest
-from kv_bench import Bench, capabilities
 
 from localchat.loop.backend import Copy
 from localchat.loop.kv import tree
 from localchat.loop.kv.blocks import BlocksBook
+from tests.loop.kv.kv_bench import Bench, capabilities
 
 
 def bench(blocks: int = 8, slots: int = 4) -> Bench:

@@ -10,12 +10,12 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from kv_bench import Bench, capabilities, common
 
 from localchat.loop.backend import Capabilities
 from localchat.loop.kv.blocks import BlocksBook
 from localchat.loop.kv.book import Book
 from localchat.loop.kv.slots import SlotsBook
+from tests.loop.kv.kv_bench import Bench, capabilities, common
 
 TOKEN = st.integers(0, 2)
 SALT = st.sampled_from(["", "b"])

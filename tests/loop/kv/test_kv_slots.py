@@ -2,10 +2,10 @@
 allows."""
 
 import pytest
-from kv_bench import Bench, capabilities
 
 from localchat.loop.backend import Alias, Discard, Drop, MemoryOp, Park, Restore, Truncate
 from localchat.loop.kv.slots import SlotsBook
+from tests.loop.kv.kv_bench import Bench, capabilities
 
 TEN = list(range(10))
 

@@ -1,7 +1,6 @@
 """The storage refuses what a real cache would do wrongly in silence."""
 
 import pytest
-from kv_bench import capabilities
 
 from localchat.loop.backend import (
     Alias,
@@ -17,6 +16,7 @@ from localchat.loop.backend import (
     Truncate,
 )
 from localchat.loop.kv.storage import BlockStorage, SlotStorage, storage_for
+from tests.loop.kv.kv_bench import capabilities
 
 
 def slots(**changes: object) -> SlotStorage:
