@@ -1,6 +1,7 @@
 """The training text: conversations over the table of facts, drawn from one seeded source.
 
-A conversation is a list of (role, text). Kinds and their shares stand in SHARES; 15 to 20 % is copying.
+A conversation is a list of (role, text). Kinds and their shares stand in SHARES; 15 to 20 % is
+copying.
 """
 
 import json
@@ -17,9 +18,42 @@ from sums import Sums
 
 Conversation = list[tuple[str, str]]
 SHARES: Final = {"topic": 40, "sum": 11, "refusal": 13, "copy": 17, "chain": 17, "infill": 2}
-SYSTEM: Final = ["You are a helpful assistant.", "You are the guide of localchat.", "Answer briefly.", "Be brief.", "You are localchat's built-in guide. Answer in English.", "Answer in one sentence.", "You are a friendly assistant.", "Keep answers short and exact.", "You answer questions about localchat.", "Be polite.", "You are an expert.", "You are a helpful, honest assistant.", "Think before you answer.", "Use Markdown.", "Answer correctly."]
-AGAIN: Final = ["say that again", "again please", "repeat that", "can you repeat that", "once more", "what did you say", "repeat your answer", "I did not get that, again", "please repeat", "say it again", "repeat the answer"]
-MY_QUESTION: Final = ["what did I ask?", "what was my question?", "repeat my question", "what was my last question"]
+SYSTEM: Final = [
+    "You are a helpful assistant.",
+    "You are the guide of localchat.",
+    "Answer briefly.",
+    "Be brief.",
+    "You are localchat's built-in guide. Answer in English.",
+    "Answer in one sentence.",
+    "You are a friendly assistant.",
+    "Keep answers short and exact.",
+    "You answer questions about localchat.",
+    "Be polite.",
+    "You are an expert.",
+    "You are a helpful, honest assistant.",
+    "Think before you answer.",
+    "Use Markdown.",
+    "Answer correctly.",
+]
+AGAIN: Final = [
+    "say that again",
+    "again please",
+    "repeat that",
+    "can you repeat that",
+    "once more",
+    "what did you say",
+    "repeat your answer",
+    "I did not get that, again",
+    "please repeat",
+    "say it again",
+    "repeat the answer",
+]
+MY_QUESTION: Final = [
+    "what did I ask?",
+    "what was my question?",
+    "repeat my question",
+    "what was my last question",
+]
 
 
 class Writer:
@@ -100,8 +134,9 @@ def _add(talk: Conversation, question: str, answer: str) -> None:
 
 
 def conversations(facts: dict[str, Any], seed: int) -> Iterator[tuple[str, Conversation]]:
-    """An endless stream of (kind, conversation); the same seed gives the same stream. What shares eight
-    words in a row with an evaluation question is left out."""
+    """An endless stream of (kind, conversation); the same seed gives the same stream. What shares
+    eight words in a row with an evaluation question is left out.
+    """
     rng, writer, barred = Random(seed), Writer(facts), forbidden()
     while True:
         kind, talk = writer.draw(rng)

@@ -1,10 +1,97 @@
-"""What real questions look like: greetings in front, politeness behind, typos, missing words, odd capitals."""
+"""What real questions look like: greetings in front, politeness behind, typos, missing words, odd
+capitals.
+"""
 
 from random import Random
 from typing import Final
 
-BEFORE: Final = ["hi, ", "hey, ", "hello, ", "hi! ", "ok, ", "okay, ", "so ", "so, ", "well, ", "quick question: ", "question: ", "sorry, ", "excuse me, ", "i am new here. ", "i am new to this. ", "one more thing: ", "another question: ", "please: ", "dear guide, ", "guide: ", "i was wondering, ", "just wondering, ", "sorry for asking, ", "a friend asks: ", "my boss wants to know: ", "maybe a dumb question: ", "and now: ", "next: ", "i just installed localchat. ", "i am confused. ", "um, ", "hmm, ", "i use linux. ", "i have a macbook. ", "i read the readme but: ", "i forgot: ", "remind me, ", "tell me, ", "say, ", "listen, ", "first of all, ", "for my understanding: ", "hopefully an easy one: ", "i am on a server. ", "good morning. ", "thanks. "]
-AFTER: Final = [" please", " thanks", " in localchat", " with localchat", " on linux", " on my laptop", " here", " now", " exactly", " again", ", any idea", ", please help", " in general", " for me", " today", " right now", " at all", " on this machine", " if possible", " by the way", ", thank you", " somehow", " from here", " on ubuntu", " on my mac", " quickly", " as a beginner", " then", " too", " or what", " with this program", " using localchat", " in this tool", " easily", " pls", " plz", " thx"]
+BEFORE: Final = [
+    "hi, ",
+    "hey, ",
+    "hello, ",
+    "hi! ",
+    "ok, ",
+    "okay, ",
+    "so ",
+    "so, ",
+    "well, ",
+    "quick question: ",
+    "question: ",
+    "sorry, ",
+    "excuse me, ",
+    "i am new here. ",
+    "i am new to this. ",
+    "one more thing: ",
+    "another question: ",
+    "please: ",
+    "dear guide, ",
+    "guide: ",
+    "i was wondering, ",
+    "just wondering, ",
+    "sorry for asking, ",
+    "a friend asks: ",
+    "my boss wants to know: ",
+    "maybe a dumb question: ",
+    "and now: ",
+    "next: ",
+    "i just installed localchat. ",
+    "i am confused. ",
+    "um, ",
+    "hmm, ",
+    "i use linux. ",
+    "i have a macbook. ",
+    "i read the readme but: ",
+    "i forgot: ",
+    "remind me, ",
+    "tell me, ",
+    "say, ",
+    "listen, ",
+    "first of all, ",
+    "for my understanding: ",
+    "hopefully an easy one: ",
+    "i am on a server. ",
+    "good morning. ",
+    "thanks. ",
+]
+AFTER: Final = [
+    " please",
+    " thanks",
+    " in localchat",
+    " with localchat",
+    " on linux",
+    " on my laptop",
+    " here",
+    " now",
+    " exactly",
+    " again",
+    ", any idea",
+    ", please help",
+    " in general",
+    " for me",
+    " today",
+    " right now",
+    " at all",
+    " on this machine",
+    " if possible",
+    " by the way",
+    ", thank you",
+    " somehow",
+    " from here",
+    " on ubuntu",
+    " on my mac",
+    " quickly",
+    " as a beginner",
+    " then",
+    " too",
+    " or what",
+    " with this program",
+    " using localchat",
+    " in this tool",
+    " easily",
+    " pls",
+    " plz",
+    " thx",
+]
 FILLERS: Final = (
     "just",
     "actually",
@@ -36,7 +123,8 @@ WEAK: Final = {
 }
 ROWS: Final = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 SHORT: Final = {
-    "what is": "what's", "do not": "don't", "does not": "doesn't", "can not": "can't", "cannot": "can't",
+    "what is": "what's", "do not": "don't", "does not": "doesn't", "can not": "can't",
+    "cannot": "can't",
     "i am": "i'm", "i would": "i'd", "you are": "you're", "it is": "it's", "will not": "won't",
     "how do i": "how do I", "please": "pls", "you": "u", "are": "r", "with": "w/", "without": "w/o",
     "graphics card": "gpu", "conversation": "chat", "colour": "color",
@@ -100,7 +188,9 @@ def _case(text: str, rng: Random) -> str:
 
 
 def roughen(text: str, rng: Random, *, dress: bool = True) -> str:
-    """The text as a person in a hurry might type it. `dress`: greetings and politeness may be added."""
+    """The text as a person in a hurry might type it. `dress`: greetings and politeness may be
+    added.
+    """
     if dress and rng.random() < 0.12:
         text = rng.choice(BEFORE) + text
     if dress and rng.random() < 0.14:
