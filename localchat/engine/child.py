@@ -7,6 +7,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import IO
 
 import msgspec
@@ -94,16 +95,17 @@ class Child:
 
     def end(self, deadline_s: float) -> None:
         """Close the pipe, wait, then kill. Returns when the process is gone."""
-        try:
-            if self._process.stdin is not None:
-                self._process.stdin.close()
-        except OSError:
-            pass  # it was gone already, with unread frames in the pipe
+        self._hang_up()
         try:
             self._process.wait(deadline_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def _hang_up(self) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError):  # it was gone already, with unread frames in the pipe
+            self._process.stdin.close()
 
     def death(self) -> EngineDied:
         """Why the child is gone, in words, with its last log lines."""
@@ -140,6 +142,7 @@ class Child:
             self._process.kill()
         stream.close()
         self._process.wait()
+        self._hang_up()
         self._log_thread.join(0.5)
         self._gone(self)
 
