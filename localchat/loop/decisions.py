@@ -109,7 +109,7 @@ class Decisions:
         self._join(row, samples, now_s)
         if reason:
             self._finish(sequence, reason, stop, now_s)
-        elif not drawn and not sequence.needs and not sequence.may_sample():
+        elif sequence.computed == sequence.known and not sequence.may_sample():
             # Nothing was to be generated: the prompt's figures were all.
             for one in job.sequences:
                 self._finish(one, "length", "", now_s)

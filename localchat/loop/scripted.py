@@ -173,7 +173,8 @@ class ScriptedRunner:
         self._results.append(self._result(plan, width))
 
     def _result(self, plan: StepPlan, width: int) -> StepResult:
-        behind_short = any(result.status != "ok" for result in self._results)
+        short = self._stumble | self._halt
+        behind_short = any(result.number in short for result in self._results)
         if plan.number in self._stumble or behind_short:
             for row in plan.rows:
                 self.storage.skip(row)

@@ -21,7 +21,10 @@ QUICK = settings(
     max_examples=150,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
-    phases=[Phase.explicit, Phase.generate],  # a failure shrinks for minutes; run it with all phases then
+    phases=[
+        Phase.explicit,
+        Phase.generate,
+    ],  # a failure shrinks for minutes; run it with all phases then
     report_multiple_bugs=False,
 )
 
@@ -82,9 +85,7 @@ def shapes(draw: st.DrawFn, kind: dict[str, Any]) -> Capabilities:
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @QUICK
-def test_text_is_that_of_the_simulation_whatever_else_runs(
-    kind: str, data: st.DataObject
-) -> None:
+def test_text_is_that_of_the_simulation_whatever_else_runs(kind: str, data: st.DataObject) -> None:
     can = data.draw(shapes(KINDS[kind]))
     steps = st.frozensets(st.integers(1, 40), max_size=4)
     logits = data.draw(st.sampled_from([peaked, copying]))
