@@ -5,6 +5,7 @@ its second model runner: preemption is completion, and the sequence comes back a
 token ids and bookkeeping only; it never waits and never talks to a runner.
 """
 
+from bisect import insort
 from collections import deque
 from collections.abc import Iterable
 
@@ -17,7 +18,9 @@ from localchat.loop.sequence import Sequence, State
 
 _TURNS = ("free", "exact prompt", "exact writing")
 """Kinds of steps take turns; without exact requests there is only the first."""
-_MOST_DRAFTS = 16
+_SLOW_STEP_S = 0.2
+_DRAFTS_SLOW, _DRAFTS_FAST = 15, 31
+"""Most drafts of a step, by what a wide step costs: a CPU computes its tokens one after the other."""
 _WATERMARK_TOKENS = 32
 """Room that must stay after an admission beside others, so that they are not preempted at once."""
 
@@ -31,38 +34,48 @@ class Scheduler:
         self._pace = pace
         self._classes = writing_class(capabilities)
         self._chunk = min(EXACT_CHUNK_TOKENS, capabilities.max_step_tokens)
+        self._most_drafts = (
+            _DRAFTS_SLOW if capabilities.step_target_s >= _SLOW_STEP_S else _DRAFTS_FAST
+        )
         self._turn = 0
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
         self._memory: list[MemoryOp] = []
         self._enter: list[Enter] = []
         self._leave: list[int] = []
+        self._entered: set[int] = set()
         self._number = 0
+        self._cramped = False
+        self._excess = False
         self.preemptions = 0
 
     # ------------------------------------------------------------------------ in and out
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence: by priority, then in order of arrival."""
-        place = len(self.waiting)
-        priority = sequence.job.request.priority
-        while place and self.waiting[place - 1].job.request.priority < priority:
-            place -= 1
-        self.waiting.insert(place, sequence)
+        """Queue a sequence: by priority, then in order of arrival, also where it ran before."""
+        insort(self.waiting, sequence, key=lambda one: (-one.job.request.priority, one.number))
 
     def remember(self, memory: Iterable[MemoryOp]) -> None:
         """Operations for the next plan, in the order of the books' verbs."""
         self._memory.extend(memory)
 
     def retire(self, sequence: Sequence, *, keep: bool) -> None:
-        """A sequence that is in no launched step leaves the running set or the queue."""
+        """A sequence that is in no launched step leaves the running set or the queue, and the runner."""
         assert not sequence.flights, "a launched step still touches it"
         if sequence in self.running:
             self.running.remove(sequence)
             self.remember(self._book.release(sequence.number, keep=keep).memory)
-            self._leave.append(sequence.number)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
+        self._leave_runner(sequence)
+
+    def _leave_runner(self, sequence: Sequence) -> None:
+        """The runner forgets it; it never hears of an entry that was not launched. (The operations of the
+        books stay: others may count on them.)"""
+        self._enter = [enter for enter in self._enter if enter.seq != sequence.number]
+        if sequence.number in self._entered:
+            self._entered.remove(sequence.number)
+            self._leave.append(sequence.number)
 
     def join(self, parent: Sequence, child: Sequence) -> None:
         """A choice that has its first token goes on from its parent's prompt, or queues with it."""
@@ -70,32 +83,41 @@ class Scheduler:
         growth = None
         if len(self.running) < self._can.max_rows:
             growth = self._book.fork(parent.number, child.number)
-        self.leave(child)  # it was entered without a slot, for its first sample
+        self._leave_runner(child)  # it was entered without a slot, for its first sample
         if growth is None:
             child.state = State.WAITING
-            self.waiting.appendleft(child)
+            self.add(child)
             return
         child.launched = child.computed = parent.computed
         self._start(child, growth)
 
-    def leave(self, sequence: Sequence) -> None:
-        """A choice that was entered for its first sample and will not go on."""
-        self._leave.append(sequence.number)
+    def make_do(self) -> bool:
+        """A step found no memory: one sequence fewer as soon as one is in no launched step, and nobody is
+        admitted beside others until a step goes well. False: there is only one."""
+        self._cramped = True
+        self._excess = len(self.running) > 1
+        return self._excess
 
-    def set_back_youngest(self) -> None:
-        """A step found no memory: one sequence fewer, if there is one in no launched step."""
-        victim = self._victim(())
-        if victim is not None:
-            self._preempt(victim)
+    def went_well(self) -> None:
+        """A step found its memory."""
+        self._cramped = self._excess = False
 
     @property
     def idle(self) -> bool:
-        return not self.running and not self.waiting
+        """Nobody runs or waits, and the runner was told everything."""
+        return not (self.running or self.waiting or self._pending)
+
+    @property
+    def _pending(self) -> bool:
+        return bool(self._memory or self._enter or self._leave)
 
     # ------------------------------------------------------------------------ a plan
 
     def plan(self) -> Flight | None:
         """The next step, or None when nothing can be launched now."""
+        if self._excess and (victim := self._victim(())) is not None:
+            self._excess = False
+            self._preempt(victim)
         for _ in range(len(_TURNS)):
             turn = _TURNS[self._turn]
             self._turn = (self._turn + 1) % len(_TURNS)
@@ -109,8 +131,8 @@ class Scheduler:
             if draft.rows:
                 return self._launch(draft)
         # What the last one left behind must not wait for the next request.
-        pending = self._memory or self._enter or self._leave
-        return self._launch(Making(0)) if pending and self.idle else None
+        nobody = not self.running and not self.waiting
+        return self._launch(Making(0)) if nobody and self._pending else None
 
     def _held_exact(self, sequence: Sequence) -> bool:
         """Whether the sequence may only be computed in steps of its own."""
@@ -139,6 +161,11 @@ class Scheduler:
         if ready:
             sequence = min(ready, key=lambda one: one.stepped)
             draft.left = self._chunk - sequence.launched % self._chunk
+            if not sequence.in_prompt:
+                # Set back while it wrote: its next token is sampled in a step of its class, as ever.
+                draft.left = min(draft.left, sequence.needs - 1)
+            if self._cramped:
+                draft.left = min(draft.left, self._pace.budget())
             draft.pad_to = self._classes.low
             self._add_row(draft, sequence)
 
@@ -149,7 +176,7 @@ class Scheduler:
         """A step within the class of rows that are equal: exact writers, who waited longest first."""
         if self._classes is None:
             return
-        draft.left = self._classes.high
+        draft.left = min(self._classes.high, self._can.max_step_tokens)
         draft.pad_to = self._classes.low
         writers = [
             one
@@ -157,7 +184,7 @@ class Scheduler:
             if self._held_exact(one) and one.needs == 1 and not one.in_prompt
         ]
         writers.sort(key=lambda one: one.stepped)
-        share = max(1, self._classes.high // max(1, len(writers)))
+        share = max(1, draft.left // max(1, len(writers)))
         for sequence in writers:
             if draft.left > 0:
                 self._add_row(draft, sequence, share)
@@ -173,6 +200,7 @@ class Scheduler:
             leave=tuple(self._leave),
             pad_to=draft.pad_to,
         )
+        self._entered.update(enter.seq for enter in self._enter)
         self._memory, self._enter, self._leave = [], [], []
         for planned in draft.planned:
             sequence = planned.sequence
@@ -186,7 +214,7 @@ class Scheduler:
 
     def _add_row(self, draft: Making, sequence: Sequence, share: int = 0) -> None:
         """Put the next tokens of a running sequence into the plan, if there is room for them."""
-        if sequence.state is not State.RUNNING or sequence.cancelled:
+        if sequence.state is not State.RUNNING or sequence.held:
             return
         if sequence.needs == 1 and not sequence.in_prompt:
             if not sequence.may_sample() or (sequence.hopeful and sequence.unknown):
@@ -206,13 +234,11 @@ class Scheduler:
     def _drafts(self, draft: Making, sequence: Sequence, share: int) -> tuple[int, ...]:
         if sequence.drafts is None or sequence.needs != 1 or sequence.unknown or sequence.flights:
             return ()
-        room = min(
-            _MOST_DRAFTS,
-            draft.left - 1,
-            sequence.limit - sequence.known - 1,
-            (share - 1) if share else _MOST_DRAFTS,
-        )
-        if room <= 0:
+        most = share - 1 if share else self._most_drafts
+        left = sequence.limit - sequence.known - 1
+        room = min(self._most_drafts, most, draft.left - 1, left)
+        # A fork begins with all that its parent has settled, which must be the prompt alone.
+        if room <= 0 or self._joining(sequence):
             return ()
         return sequence.drafts.propose(room, rows=draft.width + 1, pad_to=draft.pad_to)
 
@@ -248,15 +274,19 @@ class Scheduler:
             return None
         return min(free, key=lambda one: (one.job.request.priority, -one.number))
 
-    def _preempt(self, victim: Sequence) -> None:
-        """Set back to the queue's head; what the books can keep of its KV comes back as a prefix hit."""
+    def begin_anew(self, sequence: Sequence) -> None:
+        """Its KV is of no use: it holds more than it should and cannot be cut."""
+        self._preempt(sequence, keep=False)
+
+    def _preempt(self, victim: Sequence, *, keep: bool = True) -> None:
+        """Set back to the queue; what the books can keep of its KV comes back as a prefix hit."""
         self.preemptions += 1
-        victim.job.preempted += 1
-        self.retire(victim, keep=True)
+        victim.set_back = True
+        self.retire(victim, keep=keep)
         victim.state = State.WAITING
         victim.launched = victim.computed = victim.unknown = 0
         victim.new_blocks = ()
-        self.waiting.appendleft(victim)
+        self.add(victim)
 
     def _write_row(
         self, draft: Making, sequence: Sequence, width: int, drafts: tuple[int, ...]
@@ -271,8 +301,10 @@ class Scheduler:
         if end == sequence.virtual and sequence.may_sample():
             for offset in range(width - 1, width + len(drafts)):
                 planned.points.append(draft.point(Point(number, offset, sequence.number)))
-            for child in self._joining(sequence):
-                self._enter.append(self._entered(child, slot=-1))
+            # Ahead, the next row is planned before they have joined: they sample once.
+            for child in self._joining(sequence) if end == sequence.job.prompt_tokens else ():
+                if child.number not in self._entered:
+                    self._enter.append(self._entry(child, slot=-1))
                 point = draft.point(Point(number, width - 1, child.number))
                 planned.forks.append((child, point))
         row = Row(
@@ -312,6 +344,8 @@ class Scheduler:
         by the plan that set another back. `rows`: put its first tokens into the plan too."""
         if draft.crowded or len(self.running) >= self._can.max_rows:
             return False
+        if self._cramped and self.running:
+            return False
         sequence = self.waiting[0]
         hit = self._hit(sequence)
         if not self._has_room(sequence, hit):
@@ -321,7 +355,7 @@ class Scheduler:
             return False
         self.waiting.popleft()
         sequence.launched = sequence.computed = hit.cached
-        if sequence.job.completion_tokens == 0:
+        if sequence is sequence.job.sequences[0] and not sequence.set_back:
             sequence.job.cached = hit.cached
             sequence.job.why_missed = hit.why_missed
         self._start(sequence, growth)
@@ -342,15 +376,17 @@ class Scheduler:
         if not self.running:
             return True
         usage = self._book.usage()
-        return usage.free + usage.cached >= sequence.known - hit.cached + _WATERMARK_TOKENS
+        # Who was set back comes back to stay: what is found of it may lie in the room that it needs.
+        found = 0 if sequence.set_back else hit.cached
+        return usage.free + usage.cached >= sequence.known - found + _WATERMARK_TOKENS
 
     def _start(self, sequence: Sequence, growth: Growth) -> None:
         self._take(sequence, growth)
         sequence.state = State.RUNNING
         self.running.append(sequence)
-        self._enter.append(self._entered(sequence, self._book.slot(sequence.number)))
+        self._enter.append(self._entry(sequence, self._book.slot(sequence.number)))
 
-    def _entered(self, sequence: Sequence, slot: int) -> Enter:
+    def _entry(self, sequence: Sequence, slot: int) -> Enter:
         job = sequence.job
         return Enter(
             sequence.number, slot, tuple(sequence.tokens), job.prompt_tokens, sequence.sampling

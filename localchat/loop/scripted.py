@@ -28,12 +28,14 @@ from localchat.loop.backend import (
     ModelInfo,
     Point,
     Progress,
+    Row,
     RowClass,
     Runner,
     Sample,
     SamplingParams,
     StepPlan,
     StepResult,
+    StepStatus,
     Tokenizer,
 )
 from localchat.loop.kv.storage import storage_for
@@ -129,8 +131,9 @@ def spoken(reply: str) -> Logits:
 
 
 class ScriptedRunner:
-    """See backend.Runner. `stumble`: numbers of steps that find no memory. With `equal_rows`, logits depend on
-    the class of the step's number of rows, as on real hardware: by `noise` (standard deviation)."""
+    """See backend.Runner. `stumble`: numbers of steps that find no memory. `halt`: of steps that are cut short:
+    some rows are computed by half, nothing is sampled. A step launched behind either computes nothing. With
+    `equal_rows`, logits depend on the class of the step's number of rows, by `noise` (standard deviation)."""
 
     def __init__(
         self,
@@ -139,6 +142,7 @@ class ScriptedRunner:
         *,
         step_s: float = 0.0,
         stumble: frozenset[int] = frozenset(),
+        halt: frozenset[int] = frozenset(),
         crash_after: int | None = None,
         noise: float = 0.3,
     ) -> None:
@@ -149,9 +153,10 @@ class ScriptedRunner:
         self._logits = logits
         self._step_s = step_s
         self._stumble = stumble
+        self._halt = halt
         self._crash_after = crash_after
         self._sampler = Sampler(VOCAB)
-        self._known: dict[int, tuple[list[int], int, SamplingParams]] = {}
+        self.known: dict[int, tuple[list[int], int, SamplingParams]] = {}
         self._results: list[StepResult] = []
         self._abort = False
 
@@ -164,15 +169,34 @@ class ScriptedRunner:
             os.kill(os.getpid(), signal.SIGSEGV)
         self.storage.begin(plan)
         for seq in plan.leave:
-            self._known.pop(seq, None)
+            self.known.pop(seq, None)
         for enter in plan.enter:
-            self._known[enter.seq] = (list(enter.tokens), enter.prompt_tokens, enter.sampling)
-        if plan.number in self._stumble:
-            computed = (0,) * len(plan.rows)
-            result = StepResult(plan.number, (), computed, status="out_of_memory")
-        else:
-            result = self._execute(plan, width)
-        self._results.append(result)
+            self.known[enter.seq] = (list(enter.tokens), enter.prompt_tokens, enter.sampling)
+        self._results.append(self._result(plan, width))
+
+    def _result(self, plan: StepPlan, width: int) -> StepResult:
+        short = self._stumble | self._halt
+        behind_short = any(result.number in short for result in self._results)
+        if plan.number in self._stumble or behind_short:
+            for row in plan.rows:
+                self.storage.skip(row)
+            status: StepStatus = "aborted" if behind_short else "out_of_memory"
+            return self._short(plan, status, (0,) * len(plan.rows))
+        if plan.number in self._halt:
+            half = tuple(
+                self._compute(row)[: row.width // 2] if place % 2 else self._compute(row)
+                for place, row in enumerate(plan.rows)
+            )
+            for row, tokens in zip(plan.rows, half, strict=True):
+                self.storage.write(row, tokens)
+            return self._short(plan, "aborted", tuple(map(len, half)))
+        return self._execute(plan, width)
+
+    def _short(self, plan: StepPlan, status: StepStatus, computed: tuple[int, ...]) -> StepResult:
+        return StepResult(plan.number, (), computed, self._earliest(plan), status)
+
+    def _earliest(self, plan: StepPlan) -> tuple[int, ...]:
+        return tuple(self.storage.earliest(row.slot) for row in plan.rows)
 
     def collect(self) -> StepResult:
         begun_s = time.perf_counter()
@@ -188,15 +212,11 @@ class ScriptedRunner:
         return MemoryReport(1000, 100, 10, 1)
 
     def close(self) -> None:
-        self._known.clear()
+        self.known.clear()
 
     def _execute(self, plan: StepPlan, width: int) -> StepResult:
         for row in plan.rows:
-            known = self._known[row.seq][0]
-            if isinstance(row.tokens, tuple):
-                known[row.start :] = [*row.tokens, *row.drafts]
-            tokens = known[row.start : row.start + row.width - len(row.drafts)]
-            self.storage.write(row, [*tokens, *row.drafts])
+            self.storage.write(row, self._compute(row))
         samples: list[Sample] = []
         rejected: set[int] = set()
         for number, point in enumerate(plan.points):
@@ -216,9 +236,16 @@ class ScriptedRunner:
             number=plan.number,
             samples=tuple(samples),
             computed=tuple(row.width for row in plan.rows),
-            earliest=tuple(self.storage.earliest(row.slot) for row in plan.rows),
+            earliest=self._earliest(plan),
             elapsed_s=self._step_s or 1e-4 * (1 + 0.1 * width),
         )
+
+    def _compute(self, row: Row) -> list[int]:
+        """The tokens of a row, LAST resolved, drafts included."""
+        known = self.known[row.seq][0]
+        if isinstance(row.tokens, tuple):
+            known[row.start :] = (*row.tokens, *row.drafts)
+        return known[row.start : row.start + row.width]
 
     def _drafted(self, plan: StepPlan, point: Point) -> bool:
         return bool(plan.rows[point.row].drafts)
@@ -227,7 +254,7 @@ class ScriptedRunner:
         row = plan.rows[point.row]
         position = row.start + point.offset + 1
         text = self.storage.held(row.slot)[:position]
-        known, prompt_tokens, sampling = self._known[point.seq]
+        known, prompt_tokens, sampling = self.known[point.seq]
         logits = self._logits(text, prompt_tokens) + self._class_noise(width, position)
         if point.kind == "prompt":
             drawn = self._sampler.judge(logits, point.token, point.top)

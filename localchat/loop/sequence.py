@@ -44,9 +44,14 @@ class Sequence:
     unknown: int = 0
     flights: int = 0
     new_blocks: tuple[int, ...] = ()
-    cancelled: bool = False
     hopeful: bool = False
     """Depth 2: a draft is likely, so the next row waits until its token is known."""
+    held: bool = False
+    """Depth 2: a row came back short, so the next one waits until the row behind it is back too."""
+    set_back: bool = False
+    """It ran before and was set back to the queue."""
+    spoiled: bool = False
+    """Its KV may be wrong: nothing of it is kept."""
     stepped: int = 0
     """Number of the last step that it was part of: who waited longest goes first."""
 
@@ -89,8 +94,8 @@ class Job:
     cached: int = 0
     why_missed: str = ""
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs_told: bool = False
     prefill_told: int = -1
-    preempted: int = 0
 
     @property
     def prompt_tokens(self) -> int:

@@ -18,6 +18,7 @@ from localchat.engine.events import (
     Text,
     Usage,
 )
+from localchat.errors import LocalchatError
 from localchat.loop.drafts import Drafts
 from localchat.loop.kv.book import Usage as KVUsage
 from localchat.loop.sequence import Job, Sequence
@@ -31,10 +32,12 @@ class Telling:
     def __init__(
         self,
         send: Callable[[list[tuple[int, Event]]], None],
+        fail: Callable[[int, LocalchatError], None],
         usage: Callable[[], KVUsage],
         fingerprint: str,
     ) -> None:
         self._send = send
+        self._fail = fail
         self._usage = usage
         self._fingerprint = fingerprint
         self._items: list[tuple[int, Event]] = []
@@ -53,13 +56,17 @@ class Telling:
         self._items += [(job.id, event) for event in events]
 
     def prefill(self, job: Job, done: int) -> None:
-        if done != job.prefill_told:
+        if done > job.prefill_told:  # a text that was set back is computed again in silence
             job.prefill_told = done
             self._items.append(
                 (job.id, Prefill(done, job.cached, job.prompt_tokens, job.why_missed))
             )
 
     def prompt_logprobs(self, job: Job) -> None:
+        """All of them, once."""
+        if job.request.prompt_logprobs is None or job.prompt_logprobs_told:
+            return
+        job.prompt_logprobs_told = True
         self._items.append((job.id, PromptLogprobs(tuple(job.prompt_logprobs))))
 
     def queued(self, job: Job, ahead: int) -> None:
@@ -86,10 +93,18 @@ class Telling:
                 ),
             )
         )
-        self.forget(job.id)
+        self._drop(job.id)
+
+    def failure(self, id_: int, error: LocalchatError) -> None:
+        """Why a request ends, at once: flush first, what was gathered comes before it."""
+        self._fail(id_, error)
 
     def forget(self, id_: int) -> None:
         """Nothing more of this request is told, also not what was gathered for it."""
+        self._items = [item for item in self._items if item[0] != id_]
+        self._drop(id_)
+
+    def _drop(self, id_: int) -> None:
         self._figured.pop(id_, None)
         self._queued.pop(id_, None)
 

@@ -26,7 +26,6 @@ from localchat.errors import EngineClosed, LocalchatError, UsageError
 from localchat.fit.plan import LoadWish, MemoryPlan
 from localchat.loop.backend import Backend, LoadOptions, OpenModel, Runner
 from localchat.loop.desk import Desk
-from localchat.loop.drafts import Drafts
 from localchat.loop.kv import open_book
 from localchat.loop.selection import Selection, select_backend
 from localchat.loop.sequence import Job
@@ -61,8 +60,9 @@ class Worker:
         self._lock = threading.Lock()
         self._ready = threading.Event()
         self._closing = False
-        self._early: dict[int, Job] = {}
+        self._at_desk: set[int] = set()
         self._cancelled: set[int] = set()
+        self._early: dict[int, Job] = {}
         self._loop: Loop | None = None
         self._runner: Runner | None = None
         self._loaded_s = 0.0
@@ -137,6 +137,7 @@ class Worker:
             open_book(runner.capabilities, self._model.info.identity, self._plan.cache_ram_bytes),
             Outlets(self._events, self._fail, self._say),
             fingerprint=self._fingerprint(),
+            speculation=self._wish.speculation,
             audit=self._wish.audit,
         )
         self._send(frames.Entered("serve"))
@@ -145,9 +146,10 @@ class Worker:
             early, self._early = self._early, {}
             if self._closing:
                 loop.stop()
-        for job in early.values():
-            job.clock.loaded(self._loaded_s)
-            self._submit(loop, job)
+            # Under the lock: a cancel that finds no early job any more must come behind its submission.
+            for job in early.values():
+                job.clock.loaded(self._loaded_s)
+                loop.submit(job)
 
     def _progress(self, done: int, total: int) -> bool:
         """Told ten times a second to every request that waits. At the end of the bytes comes the warm-up."""
@@ -179,6 +181,8 @@ class Worker:
             case frames.Cancel(id_):
                 self._cancel(id_)
             case frames.Ask(id_, request):
+                with self._lock:
+                    self._at_desk.add(id_)
                 self._queue(id_, lambda: self._accept(frames.Ask(id_, request)))
             case frames.Tokenize(id_, text, special):
                 self._reply(id_, lambda: frames.Tokens(id_, self._desk.tokenize(text, special)))
@@ -224,40 +228,34 @@ class Worker:
 
     def _accept(self, ask: frames.Ask) -> None:
         """At the desk: refuse, or accept and queue."""
-        job, accepted = self._desk.accept(ask.id, ask.request)
-        with self._lock:
-            if ask.id in self._cancelled:
-                self._cancelled.discard(ask.id)
-                return
-            loop = self._loop
+        job = None
+        try:
+            job, accepted = self._desk.accept(ask.id, ask.request)
+            # Not under the lock: the reader waits for that one, and the parent, busy writing, for the reader.
             self._events([(ask.id, accepted)])
-            if loop is None:
-                self._early[ask.id] = job
-                return
-        self._submit(loop, job)
+        finally:
+            self._leave_desk(ask.id, job)
 
-    def _submit(self, loop: Loop, job: Job) -> None:
-        if self._wish.speculation and job.request.speculation and self._drafts_allowed:
-            earlier = loop.earlier.of(job.request.salt)
-            job.sequences[0].drafts = Drafts(job.tokens, loop.costs, earlier)
-        loop.submit(job)
+    def _leave_desk(self, id_: int, job: Job | None) -> None:
         with self._lock:
-            cancelled = job.id in self._cancelled
-            self._cancelled.discard(job.id)
-        if cancelled:
-            loop.cancel(job.id)
-
-    @property
-    def _drafts_allowed(self) -> bool:
-        assert self._runner is not None
-        return self._runner.capabilities.rewind != "checkpoint"
+            self._at_desk.discard(id_)
+            cancelled = id_ in self._cancelled
+            self._cancelled.discard(id_)
+            if job is None or cancelled:
+                return
+            if self._loop is None:
+                self._early[id_] = job
+            else:
+                self._loop.submit(job)
 
     def _cancel(self, id_: int) -> None:
         with self._lock:
-            loop = self._loop
+            if id_ in self._at_desk:
+                self._cancelled.add(id_)
+                return
             if self._early.pop(id_, None) is not None:
                 return
-            self._cancelled.add(id_)
+            loop = self._loop
         if loop is not None:
             loop.cancel(id_)
 

@@ -15,7 +15,6 @@ from localchat.fit.plan import LoadWish
 from localchat.loop.backend import LoadOptions, SamplingParams
 from localchat.loop.costs import CostModel
 from localchat.loop.desk import Desk
-from localchat.loop.drafts import Drafts
 from localchat.loop.kv import open_book
 from localchat.loop.ngrams import EarlierTexts
 from localchat.loop.sampling import Draw, Sampler
@@ -95,13 +94,11 @@ class Ours:
     ) -> list[Done]:
         """Answer all prompts at once, greedily, `tokens` tokens each. Earlier answers are forgotten as a
         source of drafts."""
-        self._loop.earlier = EarlierTexts()
+        self._loop.decisions.earlier = EarlierTexts()
         self._ended = []
         for prompt in prompts:
             request = greedy(prompt, tokens, speculation=drafts)
             job, _ = self._desk.accept(next(self._ids), request)
-            if drafts:
-                job.sequences[0].drafts = Drafts(job.tokens, self._loop.costs)
             self._loop.submit(job)
         self._loop.take_orders()
         while not self._loop.idle:
@@ -111,7 +108,7 @@ class Ours:
 
     def forget_costs(self) -> None:
         """As after a load: what steps cost is not known yet."""
-        self._loop.costs = CostModel()
+        self._loop.decisions.costs = CostModel()
 
     def all_threads(self) -> bool:
         """Whether all threads computed since the last call; from here on they do again."""

@@ -35,6 +35,10 @@ class Storage(Protocol):
         """Compute a row: `tokens` are the row's, LAST resolved, drafts included."""
         ...
 
+    def skip(self, row: Row) -> None:
+        """What is done for a row whose step computes nothing."""
+        ...
+
     def held(self, slot: int) -> list[int]:
         """The tokens that a slot holds, rejected drafts included until they are cut or
         overwritten."""
@@ -83,6 +87,8 @@ class SlotStorage:
         for op in plan.memory:
             self.apply(op)
         for enter in plan.enter:
+            if enter.slot < 0:
+                continue
             known = self.held(enter.slot)
             assert tuple(known) == enter.tokens[: len(known)], f"slot {enter.slot} has another text"
 
@@ -156,6 +162,9 @@ class SlotStorage:
             gone = max(0, row.start - self._can.rewind_tokens)
             slot.earliest = max(slot.earliest, gone - gone % max(1, self._can.rewind_tokens))
 
+    def skip(self, row: Row) -> None:
+        """Nothing."""
+
     def held(self, slot: int) -> list[int]:
         return [cell.token for cell in self._slots[slot].cells]
 
@@ -194,11 +203,15 @@ class BlockStorage:
 
     def begin(self, plan: StepPlan) -> None:
         for seq in plan.leave:
-            self._close(self._slot_of.pop(seq))
+            slot = self._slot_of.pop(seq)
+            if slot >= 0:
+                self._close(slot)
         for op in plan.memory:
             self.apply(op)
         for enter in plan.enter:
-            assert enter.slot not in self._slot_of.values(), f"slot {enter.slot} is taken"
+            taken = enter.slot >= 0 and enter.slot in self._slot_of.values()
+            assert not taken, f"slot {enter.slot} is taken"
+            assert enter.seq not in self._slot_of, f"sequence {enter.seq} enters twice"
             self._slot_of[enter.seq] = enter.slot
 
     def apply(self, op: MemoryOp) -> None:
@@ -218,11 +231,7 @@ class BlockStorage:
 
     def write(self, row: Row, tokens: Sequence[int]) -> None:
         table = self._tables[row.slot]
-        for block in row.new_blocks:
-            assert block not in table.blocks, f"block {block} twice in a table"
-            self._readers[block] += 1
-            table.blocks.append(block)
-        assert self._slot_of.get(row.seq) == row.slot, f"sequence {row.seq} is not in this slot"
+        self.skip(row)
         end = row.start + len(tokens)
         assert end <= len(table.blocks) * self._size, f"slot {row.slot}: no block at {end}"
         for position, token in enumerate(tokens, row.start):
@@ -231,6 +240,15 @@ class BlockStorage:
             self._blocks[block][position % self._size] = token
         table.length = end
         assert _UNWRITTEN not in self.held(row.slot), f"slot {row.slot}: gap before {row.start}"
+
+    def skip(self, row: Row) -> None:
+        """The table grows: the books will not say it again."""
+        assert self._slot_of.get(row.seq) == row.slot, f"sequence {row.seq} is not in this slot"
+        table = self._tables[row.slot]
+        for block in row.new_blocks:
+            assert block not in table.blocks, f"block {block} twice in a table"
+            self._readers[block] += 1
+            table.blocks.append(block)
 
     def held(self, slot: int) -> list[int]:
         table = self._tables[slot]

@@ -1,0 +1,345 @@
+"""A loop turned by hand over a scripted runner, and a simulation of what every request must say."""
+
+import hashlib
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from localchat.engine.events import (
+    Accepted,
+    Done,
+    Event,
+    Figures,
+    Finished,
+    Prefill,
+    PromptLogprobs,
+    Queued,
+    Text,
+    TokenLogprob,
+)
+from localchat.engine.request import GenerateRequest, Sampling, TokenIds
+from localchat.errors import LocalchatError
+from localchat.fit.plan import LoadWish, MemoryPlan
+from localchat.loop.backend import (
+    Capabilities,
+    LoadOptions,
+    ModelInfo,
+    Progress,
+    Runner,
+    SamplingParams,
+    Tokenizer,
+)
+from localchat.loop.desk import Desk
+from localchat.loop.kv import open_book
+from localchat.loop.sampling import Sampler
+from localchat.loop.scripted import EOS, VOCAB, Logits, ScriptedRunner, Vocabulary
+from localchat.loop.sequence import Job
+from localchat.loop.tally import Tally
+from localchat.loop.turns import Loop, Outlets
+
+MOST_TURNS = 6000
+
+
+def capabilities(**changes: Any) -> Capabilities:
+    """One slot cache of 400 tokens and eight rows, unless told otherwise."""
+    usual = Capabilities(
+        context_tokens=400,
+        kv_tokens=400,
+        max_slots=8,
+        max_rows=8,
+        max_step_tokens=64,
+        bytes_per_token=1,
+    )
+    return replace(usual, **changes)
+
+
+def peaked(tokens: list[int], prompt_tokens: int) -> NDArray[np.float32]:
+    """Few letters, by hash of the last 24 tokens, sometimes the end: texts that differ, stop and repeat."""
+    tail = np.asarray([*tokens[-24:], len(tokens) % 7], np.int32).tobytes()
+    digest = hashlib.blake2b(tail, digest_size=8).digest()
+    logits = np.full(VOCAB, -30, np.float32)
+    random = np.random.default_rng(int.from_bytes(digest, "little"))
+    logits[97:103] = random.normal(0, 1.5, 6)
+    logits[0xC3] = random.normal(-0.5, 1)
+    logits[0xA9] = random.normal(-0.5, 1)
+    if len(tokens) - prompt_tokens > 2:
+        logits[EOS] = random.normal(-2.5, 1)
+    return logits
+
+
+def copying(tokens: list[int], prompt_tokens: int) -> NDArray[np.float32]:
+    """Mostly what followed the last three tokens when they stood there before, else by hash: drafts pay."""
+    logits = peaked(tokens, prompt_tokens)
+    for at in range(len(tokens) - 4, -1, -1):
+        if tokens[at : at + 3] == tokens[-3:]:
+            if len(tokens) % 11:
+                logits[tokens[at + 3]] += 9
+            break
+    return logits
+
+
+def periodic(tokens: list[int], prompt_tokens: int) -> NDArray[np.float32]:
+    """The alphabet, for ever."""
+    logits = np.zeros(VOCAB, np.float32)
+    logits[97 + (tokens[-1] - 96) % 26] = 30
+    return logits
+
+
+class _Model:
+    """What the desk needs of an open model."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.info = ModelInfo("m", "script", "none", 0, 400, VOCAB, 0, None, identity="m")
+
+    def plan(self, wish: LoadWish) -> MemoryPlan:
+        raise AssertionError("the desk plans nothing")
+
+    def load(self, options: LoadOptions, progress: Progress, say: Any) -> Runner:
+        raise AssertionError("the desk loads nothing")
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+@dataclass
+class Told:
+    """What one request was told, in order."""
+
+    accepted: Accepted
+    events: list[Event] = field(default_factory=list)
+    error: LocalchatError | None = None
+
+    @property
+    def done(self) -> Done:
+        last = self.events[-1]
+        assert isinstance(last, Done)
+        return last
+
+    def text(self, choice: int = 0) -> str:
+        """All that a choice said."""
+        parts = [one.text for one in self.events if isinstance(one, Text) and one.choice == choice]
+        return "".join(parts)
+
+    def logprobs(self, choice: int = 0) -> list[TokenLogprob]:
+        texts = [one for one in self.events if isinstance(one, Text) and one.choice == choice]
+        return [entry for one in texts for entry in one.logprobs]
+
+    def finished(self) -> dict[int, Finished]:
+        return {one.choice: one for one in self.events if isinstance(one, Finished)}
+
+    def all(self, kind: type[Any]) -> list[Any]:
+        return [one for one in self.events if isinstance(one, kind)]
+
+
+class Bench:
+    """One loop. Requests are accepted at a real desk; `settle` turns until nothing is left to do."""
+
+    def __init__(
+        self,
+        can: Capabilities | None = None,
+        logits: Logits = peaked,
+        *,
+        ram: int = 100_000,
+        speculation: bool = True,
+        stumble: Iterable[int] = (),
+        halt: Iterable[int] = (),
+    ) -> None:
+        self.can = can or capabilities()
+        self.runner = ScriptedRunner(
+            self.can, logits, stumble=frozenset(stumble), halt=frozenset(halt)
+        )
+        self.book = open_book(self.can, "m", ram)
+        self.sent: list[str] = []
+        self.told: dict[int, Told] = {}
+        self.jobs: dict[int, Job] = {}
+        vocabulary = Vocabulary()
+        self.loop = Loop(
+            self.runner,
+            vocabulary,
+            self.book,
+            Outlets(self._events, self._failure, self.sent.append),
+            speculation=speculation,
+            audit=True,
+        )
+        self.desk = Desk(_Model(vocabulary), self.can.context_tokens, {}, self.sent.append)
+        self._ids = itertools.count(1)
+
+    def _events(self, items: list[tuple[int, Event]]) -> None:
+        assert items, "nothing was told"
+        for id_, event in items:
+            told = self.told[id_]
+            assert told.error is None, "told after the failure"
+            told.events.append(event)
+
+    def _failure(self, id_: int, error: LocalchatError) -> None:
+        assert self.told[id_].error is None, "two failures"
+        self.told[id_].error = error
+
+    def ask(self, request: GenerateRequest) -> int:
+        """Submit a request; its number."""
+        id_ = next(self._ids)
+        job, accepted = self.desk.accept(id_, request)
+        self.told[id_] = Told(accepted, [accepted])
+        self.jobs[id_] = job
+        self.loop.submit(job)
+        return id_
+
+    def turn(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.loop.take_orders()
+            self.loop.turn()
+
+    def settle(self) -> None:
+        """Turn until all is done, then look for what was left behind."""
+        for _ in range(MOST_TURNS):
+            if self.loop.idle:
+                break
+            self.turn()
+        else:
+            raise AssertionError("the loop does not come to rest")
+        self.turn()
+        self.check_nothing_left()
+
+    def check_nothing_left(self) -> None:
+        self.book.check()
+        assert self.book.usage().live == 0
+        assert self.runner.known == {}, "the runner still knows a sequence"
+        assert not self.loop._decisions.jobs
+        assert not self.loop._telling._figured
+        assert not self.loop._telling._queued
+        assert not self.loop._scheduler._entered
+        for job in self.jobs.values():
+            for sequence in job.sequences:
+                assert not sequence.flights
+                assert sequence.unknown <= 0 or sequence.state.name == "ENDED"
+
+    def say(self, request: GenerateRequest) -> Told:
+        """Ask one request and settle."""
+        id_ = self.ask(request)
+        self.settle()
+        return self.told[id_]
+
+
+def request(prompt: str | Iterable[int], **changes: Any) -> GenerateRequest:
+    """A request of plain tokens. Sampling fields may be given by name; greedy unless a temperature is."""
+    tokens = tuple(prompt.encode()) if isinstance(prompt, str) else tuple(prompt)
+    fields = set(Sampling.__struct_fields__)
+    sampling = {name: changes.pop(name) for name in list(changes) if name in fields}
+    sampling.setdefault("temperature", 0.0)
+    changes.setdefault("exact", False)
+    changes.setdefault("max_tokens", 20)
+    return GenerateRequest(prompt=TokenIds(tokens), sampling=Sampling(**sampling), **changes)
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a choice must say."""
+
+    tokens: tuple[int, ...]
+    text: str
+    reason: str
+    stop: str = ""
+
+
+def simulate(asked: GenerateRequest, logits: Logits, sampling: SamplingParams, room: int) -> Said:
+    """One choice, one token after the other, nothing cached, nothing shared."""
+    assert isinstance(asked.prompt, TokenIds)
+    tokens = list(asked.prompt.tokens)
+    prompt = len(tokens)
+    most = room if asked.max_tokens is None else min(asked.max_tokens, room)
+    sampler, vocabulary, raw = Sampler(VOCAB), Vocabulary(), b""
+    while len(tokens) - prompt < most:
+        tally = Tally(tokens, prompt) if sampling.penalised else None
+        token = sampler.draw(logits(tokens, prompt), sampling, len(tokens), tally).token
+        tokens.append(token)
+        said = tuple(tokens[prompt:])
+        if token == EOS and not asked.ignore_eos:
+            return Said(said, raw.decode("utf-8", "replace"), "stop")
+        raw += vocabulary.piece(token)
+        text = _whole(raw)
+        ends = [
+            (text.find(stop) + len(stop), -len(stop), stop) for stop in asked.stop if stop in text
+        ]
+        if ends:
+            end, length, stop = min(ends)
+            return Said(said, text[: end + length], "stop", stop)
+    text = raw.decode("utf-8", "replace")
+    ends = [(text.find(stop) + len(stop), -len(stop), stop) for stop in asked.stop if stop in text]
+    if ends:
+        end, length, _ = min(ends)
+        text = text[: end + length]
+    return Said(tuple(tokens[prompt:]), text, "length")
+
+
+def _whole(raw: bytes) -> str:
+    """The text so far without a code point that may still become whole."""
+    import codecs
+
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(raw)
+
+
+def expected(bench: Bench, id_: int, logits: Logits) -> list[Said]:
+    """What every choice of a request must say."""
+    job = bench.jobs[id_]
+    room = bench.can.context_tokens - job.prompt_tokens
+    return [simulate(job.request, logits, one.sampling, room) for one in job.sequences]
+
+
+def check_told(bench: Bench, id_: int, logits: Logits) -> None:
+    """The right text, and events in the order of their contract."""
+    told, job = bench.told[id_], bench.jobs[id_]
+    assert told.error is None, told.error
+    check_order(told, job)
+    saids = expected(bench, id_, logits)
+    for choice, said in enumerate(saids):
+        assert told.text(choice) == said.text
+        end = told.finished()[choice]
+        assert (end.reason, end.stop) == (said.reason, said.stop)
+    usage = told.done.usage
+    assert usage.prompt_tokens == job.prompt_tokens
+    assert usage.completion_tokens == sum(len(said.tokens) for said in saids)
+    assert 0 <= usage.cached_tokens < usage.prompt_tokens
+    assert told.done.kv_used_tokens <= told.done.kv_total_tokens
+    msgspec.msgpack.encode(told.events)
+
+
+def check_order(told: Told, job: Job) -> None:
+    """Accepted first, Done last, one Finished for each choice and nothing of it behind, prefill before
+    text."""
+    events = told.events
+    assert isinstance(events[0], Accepted)
+    assert isinstance(events[-1], Done)
+    assert [type(one) for one in events].count(Accepted) == 1
+    assert [type(one) for one in events].count(Done) == 1
+    assert sorted(one.choice for one in told.all(Finished)) == list(range(job.request.n))
+    ended: set[int] = set()
+    spoken = False
+    prefill = -1
+    for event in events:
+        match event:
+            case Text(choice, text):
+                assert choice not in ended, "text behind its end"
+                assert text or event.logprobs
+                spoken = True
+            case Finished(choice):
+                ended.add(choice)
+            case Prefill(done, cached, total):
+                assert not spoken, "prefill behind text"
+                assert prefill < done <= total
+                assert cached <= done
+                prefill = done
+            case PromptLogprobs() | Queued():
+                assert not spoken
+            case Figures():
+                assert event.running >= 0
+            case _:
+                pass
+    assert prefill == job.prompt_tokens, "the prompt was not told to its end"
+    wanted = job.request.prompt_logprobs is not None
+    assert len(told.all(PromptLogprobs)) == wanted
