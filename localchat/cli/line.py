@@ -28,24 +28,25 @@ def chat(setup: Setup, keyboard: Keyboard, first: str = "") -> int:
     """Talk until the person leaves; returns the exit code. `first`: a message that is there already."""
     with opened_engine(setup) as engine:
         conversation = LineConversation(setup, engine)
-        if first:
-            conversation.ask(first)
-        else:
+        if not first:
             setup.terminal.say(f"{setup.model.name}; /help lists the commands, Ctrl+D leaves")
         while True:
             try:
+                if first:
+                    asked, first = first, ""
+                    conversation.ask(asked)
                 line = keyboard.read()
+                if line is None or line in ("/quit", "/exit", "/bye"):
+                    if line is None:
+                        setup.terminal.insist("")
+                    return ExitCode.OK
+                if line.startswith("/"):
+                    conversation.command(line)
+                elif line:
+                    conversation.ask(line)
             except KeyboardInterrupt:
+                # Wherever it comes, also between an answer and the next line: nothing said is lost.
                 setup.terminal.insist("\n(Ctrl+D leaves)")
-                continue
-            if line is None or line in ("/quit", "/exit", "/bye"):
-                if line is None:
-                    setup.terminal.insist("")
-                return ExitCode.OK
-            if line.startswith("/"):
-                conversation.command(line)
-            elif line:
-                conversation.ask(line)
 
 
 class LineConversation:
