@@ -1,16 +1,19 @@
-"""A 4-bit AWQ version of the guide, made from the GGUF in seconds: the AutoAWQ layout, groups of 128.
+"""A 4-bit AWQ version of the guide, made from the GGUF in seconds: the AutoAWQ layout, groups of
+128.
 
     python scripts/guide/awq.py FOLDER [--gguf localchat/guide/guide.gguf]
 
-Activation-aware scaling (Lin et al. 2023): inputs with large activations get larger weights before rounding and
-are divided by the same factor upstream, in the norm or in the matrix before. The exponent is found by a grid
-search on the error of the layer's output; calibration text comes from the guide's own generators.
+Activation-aware scaling (Lin et al. 2023): inputs with large activations get larger weights before
+rounding and are divided by the same factor upstream, in the norm or in the matrix before. The
+exponent is found by a grid search on the error of the layer's output; calibration text comes from
+the guide's own generators.
 
 Letters: N calibration tokens, I inputs and O outputs of a matrix, G groups of 128 inputs.
 """
 
 import argparse
 import json
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +27,7 @@ from model import Guide
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from tokens import encode
-from torch import Tensor
+from torch import Tensor, nn
 
 GROUP: Final = 128
 LEVELS: Final = 15  # 4 bits
@@ -45,8 +48,10 @@ SHARED: Final = ((("q", "k", "v"), "attn_norm"), (("gate", "up"), "ffn_norm"), (
 
 
 def round_groups(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """weight (O, I) -> integers 0..15 (O, I), fp16 scales and integer zeros (O, G), by minimum and maximum."""
-    groups = weight.unflatten(1, (-1, GROUP))
+    """weight (O, I) -> integers 0..15 (O, I), fp16 scales and integer zeros (O, G), by minimum and
+    maximum.
+    """
+    groups = weight.view(len(weight), -1, GROUP)
     low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
     scales = ((high - low) / LEVELS).clamp(min=1e-5).half().float()
     zeros = (-low / scales).round().clamp(0, LEVELS)
@@ -56,7 +61,7 @@ def round_groups(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def restored(levels: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
     """The weight (O, I) that a reader of the checkpoint computes."""
-    groups = levels.unflatten(1, (-1, GROUP)).float()
+    groups = levels.view(len(levels), -1, GROUP).float()
     return ((groups - zeros[..., None]) * scales[..., None]).flatten(1)
 
 
@@ -85,24 +90,31 @@ def calibration(tokenizer: dict[str, Any], length: int = 512, rows: int = 4) -> 
     return torch.tensor(flat).view(rows, length)
 
 
+def inputs_of(parts: dict[str, nn.Module], model: Guide, ids: Tensor) -> dict[str, Tensor]:
+    """What each part is given (N, I) while the model reads the ids."""
+    seen: dict[str, Tensor] = {}
+
+    def note(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        return lambda _part, args: seen.update({name: args[0].flatten(0, 1)})
+
+    hooks = [part.register_forward_pre_hook(note(name)) for name, part in parts.items()]
+    model(ids)
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
 @torch.no_grad()
 def scale_and_round(weights: Weights, ids: Tensor) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-    """Scales the model in place (`weights` keeps its function) and returns the rounded matrices by name."""
+    """Scales the model in place (`weights` keeps its function) and returns the rounded matrices by
+    name.
+    """
     model = Guide(shape_of(weights)).eval()
     model.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in weights.items()})
     parts = dict(model.named_modules())
     rounded: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
     for i in range(model.shape.layers):
-        inputs: dict[str, Tensor] = {}
-        hooks = [
-            parts[f"blocks.{i}.{group[0]}"].register_forward_pre_hook(
-                lambda _m, args, key=group[0]: inputs.__setitem__(key, args[0].flatten(0, 1))
-            )
-            for group, _ in SHARED
-        ]
-        model(ids)
-        for hook in hooks:
-            hook.remove()
+        inputs = inputs_of({g[0]: parts[f"blocks.{i}.{g[0]}"] for g, _ in SHARED}, model, ids)
         for group, before in SHARED:
             matrices = [parts[f"blocks.{i}.{name}"].weight for name in group]
             scale = best_scale([m.data for m in matrices], inputs[group[0]])
@@ -129,7 +141,7 @@ def packed(levels: Tensor) -> NDArray[np.int32]:
 def tensors_of(
     weights: Weights, rounded: dict[str, tuple[Tensor, Tensor, Tensor]]
 ) -> dict[str, NDArray[Any]]:
-    """The checkpoint's tensors: qweight (I, O/8), qzeros (G, O/8), scales (G, O); the rest in fp16."""
+    """The checkpoint's tensors: qweight (I, O/8), qzeros (G, O/8), scales (G, O), the rest fp16."""
     tensors: dict[str, NDArray[Any]] = {}
     for name, value in weights.items():
         stem = name.removesuffix(".weight")
@@ -160,7 +172,8 @@ def main() -> None:
     weights, rounded, tokenizer = quantize(args.gguf)
     settings = config(weights, "float16") | {
         "quantization_config": {
-            "quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm",
+            "quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True,
+            "version": "gemm",
             "modules_to_not_convert": None,
         }
     }  # fmt: skip

@@ -1,9 +1,10 @@
-"""The guide as a Hugging Face folder with safetensors, made from the GGUF: the same numbers, dequantized.
+"""The guide as a Hugging Face folder with safetensors, made from the GGUF: the same numbers,
+dequantized.
 
     python scripts/guide/checkpoint.py FOLDER [--gguf localchat/guide/guide.gguf]
 
-fp32 by default, in which a Q8_0 weight (8 bits times an fp16 scale) is exact, so that both backends compute the
-same model.
+fp32 by default, in which a Q8_0 weight (8 bits times an fp16 scale) is exact, so that both backends
+compute the same model.
 """
 
 import argparse
@@ -23,7 +24,8 @@ Weights = dict[str, NDArray[np.float32]]
 GUIDE: Final = Path(__file__).resolve().parents[2] / "localchat" / "guide" / "guide.gguf"
 LAYER_NAMES: Final = {
     "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-    "q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "o": "self_attn.o_proj",
+    "q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
     "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj",
 }  # fmt: skip
 
@@ -74,13 +76,15 @@ def tokenizer_json(tokens: list[str], merges: list[list[str]]) -> dict[str, Any]
         "invert": False,
     }
     return {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": special, "normalizer": None,
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": special,
+        "normalizer": None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
         "post_processor": None,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "decoder": byte_level | {"add_prefix_space": True, "use_regex": True},
         "model": {
             "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
+            "ignore_merges": False,
             "vocab": {t: i for i, t in enumerate(tokens)}, "merges": merges,
         },
     }  # fmt: skip
@@ -112,7 +116,8 @@ def write_folder(
         "config.json": settings,
         "tokenizer.json": tokenizer,
         "tokenizer_config.json": {
-            "tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE, "add_bos_token": False,
+            "tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE,
+            "add_bos_token": False,
             "eos_token": SPECIAL[TURN_END], "pad_token": SPECIAL[PAD], "model_max_length": 4096,
             "clean_up_tokenization_spaces": False,
         },

@@ -1,6 +1,7 @@
 """The training text: conversations over the table of facts, drawn from one seeded source.
 
-A conversation is a list of (role, text). Kinds and their shares stand in SHARES; 15 to 20 % is copying.
+A conversation is a list of (role, text). Kinds and their shares stand in SHARES; 15 to 20 % is
+copying.
 """
 
 import json
@@ -133,8 +134,9 @@ def _add(talk: Conversation, question: str, answer: str) -> None:
 
 
 def conversations(facts: dict[str, Any], seed: int) -> Iterator[tuple[str, Conversation]]:
-    """An endless stream of (kind, conversation); the same seed gives the same stream. What shares eight
-    words in a row with an evaluation question is left out."""
+    """An endless stream of (kind, conversation); the same seed gives the same stream. What shares
+    eight words in a row with an evaluation question is left out.
+    """
     rng, writer, barred = Random(seed), Writer(facts), forbidden()
     while True:
         kind, talk = writer.draw(rng)

@@ -1,7 +1,8 @@
 """Copying and editing: repeat, quote, rename, replace, lists to JSON, fill in the middle.
 
-The texts are random words, invented words and code-like lines, so that the model learns to copy and not
-the texts themselves. This is what makes speculation, editing and structured output real on the guide.
+The texts are random words, invented words and code-like lines, so that the model learns to copy and
+not the texts themselves. This is what makes speculation, editing and structured output real on the
+guide.
 """
 
 import json
@@ -10,87 +11,6 @@ from typing import Any, Final
 
 from refusing import pseudo_word
 
-REPEAT: Final = [
-    "repeat after me: {}",
-    "repeat: {}",
-    "say: {}",
-    "please repeat this: {}",
-    "echo {}",
-    "say exactly this: {}",
-    "write exactly: {}",
-    "copy this text: {}",
-    "repeat the following: {}",
-    "Repeat exactly: {}",
-    "type this: {}",
-    "output only: {}",
-    "Please write: {}",
-    "repeat this word for word:\n{}",
-    "Copy the following text:\n\n{}",
-    "{}\n\nRepeat the text above.",
-    "{}\n\nCopy this.",
-    "{}\n\nrepeat that",
-    "{}\n\nWrite it again, unchanged.",
-]
-QUOTE: Final = [
-    "{}\n\nQuote the text above.",
-    "{}\n\nQuote it.",
-    "quote this:\n{}",
-    "{}\n\nPut the text in a quote.",
-    "Quote the following text:\n\n{}",
-    "{}\n\nplease quote this text",
-    "{}\n\nShow it as a quotation.",
-    "quote: {}",
-    "{}\n\nQuote this in Markdown.",
-]
-FENCE: Final = [
-    "{}\n\nPut this in a code block.",
-    "Put this into a code block:\n{}",
-    "{}\n\nFormat it as code.",
-    "show this code unchanged:\n\n{}",
-    "{}\n\nRepeat the code.",
-    "Copy this code:\n\n{}",
-    "{}\n\nwrite the code again",
-]
-RENAME: Final = [
-    "rename {a} to {b} in this code:\n\n{t}",
-    "{t}\n\nRename {a} to {b}.",
-    "Rename {a} to {b}:\n\n{t}",
-    "{t}\n\nReplace {a} by {b}.",
-    "replace every {a} with {b}:\n\n{t}",
-    "change {a} to {b} in this text:\n{t}",
-    "{t}\n\nplease rename {a} into {b}",
-    "In the following, rename {a} to {b}.\n\n{t}",
-    "{t}\n\nCall {a} {b} instead.",
-    "{t}\n\nuse {b} instead of {a}",
-]
-TO_JSON: Final = [
-    "Turn this list into JSON: {}",
-    "make a json list of: {}",
-    "{}\n\nAs a JSON array.",
-    "list to json: {}",
-    "convert to JSON: {}",
-    "write these as a json array: {}",
-    "{} - as json please",
-    "Give me this list as JSON: {}",
-    "{}\n\nTurn it into JSON.",
-    "json array from {}",
-    "put these in json: {}",
-]
-TO_BULLETS: Final = [
-    "Turn this into a bullet list: {}",
-    "make a list of: {}",
-    "{}\n\nAs a list.",
-    "bullet points: {}",
-    "write these as a markdown list: {}",
-    "{}\n\nMake bullet points of it.",
-    "as a bullet list: {}",
-]
-TO_NUMBERS: Final = [
-    "make a numbered list: {}",
-    "{}\n\nAs a numbered list.",
-    "number these: {}",
-    "numbered list of {}",
-]
 FIRST: Final = (
     ("what is the first line?", 0), ("Show the first line.", 0), ("first line please", 0),
     ("what is the last line?", -1), ("Show the last line.", -1), ("only the last line", -1),
@@ -101,6 +21,7 @@ class Copying:
     """Draws copying tasks. `facts`: the parsed facts.json."""
 
     def __init__(self, facts: dict[str, Any]) -> None:
+        self.ask: dict[str, list[str]] = facts["copying"]
         words = facts["words"]
         self.words: list[str] = (
             words["things"].split(" ") + words["attributes"].split(" ") + words["places"].split(" ")
@@ -176,7 +97,8 @@ class Copying:
             f"def {a}({b}, {c}):\n    {d} = {b} + {c}\n    return {d} * {n}",
             f"if {a} > {n}:\n    {b} = {a} - {m}\nelse:\n    {b} = {c}",
             f"{a} = [{b} for {b} in {c} if {b} != {n}]\nprint(len({a}))",
-            f"class {a.capitalize()}:\n    def __init__(self, {b}):\n        self.{b} = {b}\n        self.{c} = {n}",
+            f"class {a.capitalize()}:\n    def __init__(self, {b}):\n"
+            f"        self.{b} = {b}\n        self.{c} = {n}",
             f"while {a} < {n}:\n    {a} = {a} + {m}\n    {b}.append({a})",
             f'{{\n  "{a}": {n},\n  "{b}": "{w}",\n  "{c}": [{m}, {n}]\n}}',
             f'[{a}]\n{b} = {n}\n{c} = "{w}"\n{d} = true',
@@ -197,7 +119,9 @@ class Copying:
         return "\n\n".join(t for t, _ in parts), names
 
     def draw(self, rng: Random) -> list[tuple[str, str]]:
-        """One task as (user, assistant) pairs; mostly one, sometimes an edit of the last answer follows."""
+        """One task as (user, assistant) pairs; mostly one, sometimes an edit of the last answer
+        follows.
+        """
         kinds = (
             self._repeat,
             self._quote,
@@ -213,16 +137,16 @@ class Copying:
 
     def _repeat(self, rng: Random) -> list[tuple[str, str]]:
         text = self.prose(rng) if rng.random() < 0.3 else self.words_text(rng)
-        return [(_front(rng, rng.choice(REPEAT)).format(text), text)]
+        return [(_front(rng, rng.choice(self.ask["repeat"])).format(text), text)]
 
     def _quote(self, rng: Random) -> list[tuple[str, str]]:
         text = self.prose(rng)
         quoted = "\n".join(f"> {line}" if line else ">" for line in text.split("\n"))
-        return [(rng.choice(QUOTE).format(text), quoted)]
+        return [(rng.choice(self.ask["quote"]).format(text), quoted)]
 
     def _fence(self, rng: Random) -> list[tuple[str, str]]:
         text, _ = self.long_code(rng)
-        return [(rng.choice(FENCE).format(text), f"```\n{text}\n```")]
+        return [(rng.choice(self.ask["fence"]).format(text), f"```\n{text}\n```")]
 
     def _rename(self, rng: Random) -> list[tuple[str, str]]:
         text, names = self.long_code(rng)
@@ -232,7 +156,9 @@ class Copying:
         if others and rng.random() < 0.2:
             return self._rename_two(text, old, rng.choice(others), rng)
         said = rng.choice(("{}", "{}", "`{}`"))
-        ask = _front(rng, rng.choice(RENAME)).format(a=said.format(old), b=said.format(new), t=text)
+        ask = _front(rng, rng.choice(self.ask["rename"])).format(
+            a=said.format(old), b=said.format(new), t=text
+        )
         text = _renamed(text, old, new)
         turns.append((ask, f"```\n{text}\n```"))
         if rng.random() < 0.3 and (
@@ -276,7 +202,7 @@ class Copying:
         words = [self.word(rng) for _ in range(rng.randint(3, 16))]
         old, new = rng.choice(words), self.word(rng)
         text = " ".join(words)
-        ask = _front(rng, rng.choice(RENAME).replace(" in this code", "")).format(
+        ask = _front(rng, rng.choice(self.ask["rename"]).replace(" in this code", "")).format(
             a=old, b=new, t=text
         )
         return [(ask, " ".join(new if w == old else w for w in words))]
@@ -300,9 +226,12 @@ class Copying:
         if "\n" in shown:
             shown = "\n" + shown
         forms = {
-            "json": (TO_JSON, json.dumps(items, ensure_ascii=False)),
-            "list": (TO_BULLETS, "\n".join(f"- {i}" for i in items)),
-            "numbers": (TO_NUMBERS, "\n".join(f"{n}. {i}" for n, i in enumerate(items, 1))),
+            "json": (self.ask["to_json"], json.dumps(items, ensure_ascii=False)),
+            "list": (self.ask["to_bullets"], "\n".join(f"- {i}" for i in items)),
+            "numbers": (
+                self.ask["to_numbers"],
+                "\n".join(f"{n}. {i}" for n, i in enumerate(items, 1)),
+            ),
         }
         first = rng.choices(list(forms), (5, 2, 1))[0]
         asks, answer = forms[first]

@@ -1,4 +1,5 @@
-"""Rows of tokens for training: conversations drawn by many processes, packed from the start of each row.
+"""Rows of tokens for training: conversations drawn by many processes, packed from the start of each
+row.
 
 A row begins with a conversation, as every prompt does; the last one in a row may be cut.
 """
@@ -64,8 +65,9 @@ def many_rows(
 
 
 def writers() -> ProcessPoolExecutor:
-    """A process a core, each started anew: a fork of a process in which the tokenizer's threads have run
-    hangs at its first tokenization."""
+    """A process a core, each started anew: a fork of a process in which the tokenizer's threads
+    have run hangs at its first tokenization.
+    """
     return ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"))
 
 

@@ -1,20 +1,23 @@
-"""Ask the guide the frozen evaluation set and count: facts held, answers ended, honest refusals, wrong numbers.
+"""Ask the guide the frozen evaluation set and count: facts held, answers ended, honest refusals,
+wrong numbers.
 
-    python scripts/guide/evaluate.py GGUF [--show]
+    python scripts/guide/evaluate.py GGUF [--show] [--commands 500]
 
-Greedy, 400 tokens at most. A question passes when every fact's pattern is found in the answer (capitals do not
-count). A number is wrong where an answer states a quantity (number with unit) that is neither in the table of
-facts nor in the question, or where the item names the quantity and the answer states only others. Every
-`localchat ...` command is held against the verbs and flags of the table. The last line is JSON.
+Greedy, 400 tokens at most. A question passes when every fact's pattern is found in the answer
+(capitals do not count). A number is wrong where an answer states a quantity (number with unit) that
+is neither in the table of facts nor in the question, or where the item names the quantity and the
+answer states only others. Every `localchat ...` command is held against the verbs and flags of the
+table. The last line is JSON.
 """
 
 import argparse
 import json
 import re
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
-from conversations import read_facts
+from conversations import conversations, read_facts
 from facts import commands_in
 from held_out import items
 from llama_text import LlamaText
@@ -30,8 +33,11 @@ QUANTITY: Final = re.compile(
 )
 
 
+COMMANDS_SEED: Final = 99
+
+
 class Answerer(Protocol):
-    """What is measured: a conversation in, the greedy answer out, and whether it ended by itself."""
+    """What is measured: a conversation in; the greedy answer and whether it ended by itself out."""
 
     def answer(
         self, messages: list[tuple[str, str]], max_tokens: int = 400
@@ -127,7 +133,8 @@ def summary(outcomes: list[Outcome]) -> dict[str, float]:
     """The figures of the issue, in per cent; `commands_refused` is a count."""
 
     def share(chosen: list[Outcome], field: str) -> float:
-        return round(100 * sum(getattr(o, field) for o in chosen) / len(chosen), 1)
+        hits = sum(bool(getattr(o, field)) for o in chosen)
+        return round(100 * hits / len(chosen), 1)
 
     kinds = {k: [o for o in outcomes if o.kind == k] for k in ("question", "offtopic", "dialogue")}
     return {
@@ -140,17 +147,38 @@ def summary(outcomes: list[Outcome]) -> dict[str, float]:
     }
 
 
+def commands_in_answers(answerer: Answerer, facts: dict[str, Any], count: int) -> dict[str, int]:
+    """Answers to `count` fresh questions of the generators: commands seen, and those refused."""
+    stream = (talk for kind, talk in conversations(facts, COMMANDS_SEED) if kind == "topic")
+    commands = [
+        command
+        for talk in islice(stream, count)
+        for command in commands_in(
+            answerer.answer([talk[0] if talk[0][0] == "user" else talk[1]])[0]
+        )
+    ]
+    refused = [c for c in commands if refused_command(c, facts)]
+    for command in refused:
+        print(f"refused: {command}")
+    return {"answers": count, "commands": len(commands), "refused": len(refused)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="evaluate the built-in guide")
     parser.add_argument("gguf", type=Path)
     parser.add_argument("--show", action="store_true", help="print what did not pass")
+    parser.add_argument("--commands", type=int, default=0, help="also check commands in N answers")
     args = parser.parse_args()
-    outcomes = ask(LlamaText(args.gguf), read_facts(HERE / "facts.json"))
+    answerer, facts = LlamaText(args.gguf), read_facts(HERE / "facts.json")
+    outcomes = ask(answerer, facts)
     for o in outcomes:
         if args.show and not (o.passed and o.ended and not o.wrong_number and not o.bad_commands):
-            marks = f"passed={o.passed} ended={o.ended} wrong_number={o.wrong_number} refused={o.bad_commands}"
+            marks = f"passed={o.passed} ended={o.ended} wrong={o.wrong_number} {o.bad_commands}"
             print(f"[{o.id}] {marks}\n  Q: {o.question}\n  A: {o.answer[:300]}\n")
-    print(json.dumps(summary(outcomes)))
+    result: dict[str, Any] = dict(summary(outcomes))
+    if args.commands:
+        result["commands"] = commands_in_answers(answerer, facts, args.commands)
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Write the trained weights as GGUF (architecture qwen2), with tokenizer, template and licence inside.
+"""Write the trained weights as GGUF (architecture qwen2), with tokenizer, template and licence
+inside.
 
 python scripts/guide/export.py FOLDER [OUT.gguf] [--type Q8_0|BF16|F16]
 """

@@ -1,7 +1,8 @@
 """The table of facts behind the built-in guide, and the phrasings of its questions: facts.json.
 
-Single source: topics/*.toml (one topic is one fact with its answer and the ways to ask for it) and the
-arithmetic below. `python scripts/guide/facts.py` writes facts.json, which is all that training needs.
+Single source: topics/*.toml (one topic is one fact with its answer and the ways to ask for it) and
+the arithmetic below. `python scripts/guide/facts.py` writes facts.json, which is all that training
+needs.
 """
 
 import json
@@ -12,8 +13,9 @@ from typing import Any, Final
 
 HERE: Final = Path(__file__).resolve().parent
 TOPIC_FILES: Final = ("commands", "flags", "interface", "program", "field")
+WORD_FILES: Final = ("lexicon", "words", "frames", "sums", "refusals", "copying")
 
-# What the program accepts, as the issues fix it; tests compare it with the program where that exists.
+# What the program accepts, as the issues fix it; a test compares it with the program.
 VERBS: Final = [
     "run",
     "pull",
@@ -113,10 +115,10 @@ EXIT_CODES: Final = {
     0: ("OK", "ok: everything went well"),
     1: ("ERROR", "an error that has no code of its own, for instance that the engine died"),
     2: ("USAGE", "usage: an unknown flag, a bad value or a mistyped command"),
-    3: ("MODEL_MISSING", "the model is missing: it is not on this machine; `localchat pull MODEL` gets it"),
+    3: ("MODEL_MISSING", "the model is missing here; `localchat pull MODEL` gets it"),
     4: ("DOES_NOT_FIT", "the model does not fit in memory; `localchat fit MODEL` says what would"),
     5: ("NETWORK", "the network failed, or a checksum did not match"),
-    6: ("CONTEXT_EXCEEDED", "the prompt is longer than the context: shorten it, or try q8_0 KV or a longer context"),
+    6: ("CONTEXT_EXCEEDED", "the prompt exceeds the context: shorten it, or try q8_0 KV"),
     130: ("INTERRUPTED", "interrupted by Ctrl+C; what was said is kept"),
 }  # fmt: skip
 EXIT_REASONS: Final = {
@@ -124,10 +126,10 @@ EXIT_REASONS: Final = {
     1: "some other error|the engine died|a general error",
     2: "i mistype a flag|a flag is unknown|a usage error|i use it wrongly|an option is wrong",
     3: "the model is missing|no model is there|the model is not downloaded|the model is not found",
-    4: "the model does not fit|memory is too small|there is not enough memory|it runs out of memory",
+    4: "the model does not fit|memory is too small|not enough memory|it runs out of memory",
     5: "the network fails|the download fails|the checksum is wrong|there is no network",
     6: "the prompt is too long|the context is exceeded|the input is longer than the context",
-    130: "i press ctrl+c|i interrupt it|i press ctrl c|it is interrupted|i hit control c|i cancel it",
+    130: "i press ctrl+c|i interrupt it|i press ctrl c|it is interrupted|i cancel it",
 }
 
 # name as written, ways to say it; sizes in billions of parameters
@@ -214,7 +216,9 @@ def weights() -> dict[str, str]:
 
 
 def kv() -> dict[str, dict[str, Any]]:
-    """Per model: the product, bytes per token at f16, and the total for usual contexts and KV types."""
+    """Per model: the product, bytes per token at f16, and the total for usual contexts and KV
+    types.
+    """
     table: dict[str, dict[str, Any]] = {}
     for name, (layers, heads, dim) in SHAPES.items():
         values = 2 * layers * heads * dim
@@ -257,29 +261,25 @@ def downloads() -> dict[str, str]:
     return table
 
 
+def read_toml(name: str) -> dict[str, Any]:
+    """One file of the folder `topics`."""
+    return tomllib.loads((HERE / "topics" / f"{name}.toml").read_text("utf-8"))
+
+
 def exit_topics() -> list[dict[str, Any]]:
     """One topic an exit code; the wording is that of errors.py."""
-    kinds = "(exit code|exit status|return code|error code|code|return value|status code|exit)"
+    forms = read_toml("exit")
     topics = []
     for code, (_, words) in EXIT_CODES.items():
+        values = {"code": str(code), "kind": forms["kind"], "reason": f"({EXIT_REASONS[code]})"}
         topics.append({
             "id": f"exit.{code}",
             "group": "exit",
             "source": "errors.py",
             "shorts": [str(code), f"code {code}", f"exit code {code}"],
             "answer": f"Exit code {code}: {words}.",
-            "ask": [
-                f"what (does|is) {kinds} {code} (mean|stand for|say|)",
-                f"{kinds} {code}",
-                f"(it|localchat|the program|the command|my script|the pull|the process) (returned|ended with|exited with|stopped with|gave|returns|exits with|failed with|gives me|quit with) ({kinds} |status |a |){code}",
-                f"why (do i get|does it end with|does it return|did it return|did it exit with|do i see) ({kinds} |){code}",
-                f"{kinds} {code} (after|when|during|from) (a pull|starting|a download|running|the command|localchat)",
-                f"echo $? (prints|says|shows|gives) {code}",
-                f"(meaning|reason) of {kinds} {code}",
-                f"(which|what) {kinds} (do i get|is it|comes|is there|is returned|does it return|means|is used) (when|if|for|after|that|) ({EXIT_REASONS[code]})",
-                f"what does it (return|exit with|end with) (when|if) ({EXIT_REASONS[code]})",
-            ],
-            "kw": [f"exit code {code}", f"exit {code}", f"code {code}", f"status {code}", f"returned {code}"],
+            "ask": [pattern.format(**values) for pattern in forms["ask"]],
+            "kw": [pattern.format(**values) for pattern in forms["kw"]],
         })  # fmt: skip
     return topics
 
@@ -297,14 +297,13 @@ def build() -> dict[str, Any]:
     """The whole table, ready for JSON."""
     topics: list[dict[str, Any]] = []
     for name in TOPIC_FILES:
-        topics += tomllib.loads((HERE / "topics" / f"{name}.toml").read_text("utf-8"))["topic"]
+        topics += read_toml(name)["topic"]
     topics += exit_topics()
     for topic in topics:
         topic["answer"] = topic["answer"].strip()
     return {
         "topics": topics,
-        "lexicon": tomllib.loads((HERE / "topics" / "lexicon.toml").read_text("utf-8")),
-        "words": tomllib.loads((HERE / "topics" / "words.toml").read_text("utf-8")),
+        **{name: read_toml(name) for name in WORD_FILES},
         "families": {k: {"say": s, "sizes": z.split()} for k, (s, z) in FAMILIES.items()},
         "weights": weights(),
         "kv": kv(),

@@ -1,4 +1,5 @@
-"""The phrase grammar: `(a|b)` picks one, `(a|)` may be empty, `<name>` picks from the lexicon, `[x]` is x itself.
+"""The phrase grammar: `(a|b)` picks one, `(a|)` may be empty, `<name>` picks from the lexicon,
+`[x]` is x itself.
 
 Patterns nest. A pattern is parsed once; writing a phrase is a walk with a seeded random source.
 """

@@ -1,6 +1,7 @@
 """Keeps the evaluation set out of the training text: no eight words in a row are shared.
 
-The eval folder is read only as a list of forbidden word runs; a conversation that holds one is dropped.
+The eval folder is read only as a list of forbidden word runs; a conversation that holds one is
+dropped.
 """
 
 import json

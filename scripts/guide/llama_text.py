@@ -1,7 +1,8 @@
-"""The guide over llama.cpp's low-level API: tokens, greedy answers and log probabilities, without the product.
+"""The guide over llama.cpp's low-level API: tokens, greedy answers and log probabilities, without
+the product.
 
-Only what measuring needs: one sequence, a batch at a time. `use_extra_bufts` is off because some builds of
-llama.cpp die on CPUs with AMX otherwise.
+Only what measuring needs: one sequence, a batch at a time. `use_extra_bufts` is off because some
+builds of llama.cpp die on CPUs with AMX otherwise.
 """
 
 import ctypes
@@ -16,7 +17,7 @@ KV_TYPES: Final = {"f16": 1, "q8_0": 8, "q4_0": 2}  # ggml's numbers of these ty
 BATCH: Final = 512
 
 
-@llama_cpp.llama_log_callback
+@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
 def _silent(_level: int, _text: bytes, _data: ctypes.c_void_p) -> None:
     """llama.cpp's log goes nowhere."""
 
@@ -89,7 +90,9 @@ class LlamaText:
         return np.stack(rows)
 
     def _rewind(self, tokens: list[int]) -> list[int]:
-        """Keeps the common beginning in the cache; the tokens that are left to compute (at least one)."""
+        """Keeps the common beginning in the cache; the tokens that are left to compute (at least
+        one).
+        """
         same = 0
         while same < min(len(self.known), len(tokens) - 1) and self.known[same] == tokens[same]:
             same += 1

@@ -1,6 +1,7 @@
 """The guide's network in PyTorch: the architecture of Qwen2, small. Trained here, run elsewhere.
 
-Shape letters: B rows, T tokens, C width, H query heads, K KV heads, D head dimension, F inner width, V vocabulary.
+Shape letters: B rows, T tokens, C width, H query heads, K KV heads, D head dimension, F inner
+width, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,9 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Dimensions of the network; `width` and `inner` are multiples of 128 for group-wise quantization."""
+    """Dimensions of the network; `width` and `inner` are multiples of 128 for group-wise
+    quantization.
+    """
 
     vocabulary: int = 4096
     width: int = 384
@@ -75,7 +78,8 @@ class Layer(nn.Module):
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.o(y.transpose(1, 2).reshape(B, T, s.heads * s.head_dim))
         h = self.ffn_norm(x)
-        return x + self.down(F.silu(self.gate(h)) * self.up(h))
+        fed: Tensor = self.down(F.silu(self.gate(h)) * self.up(h))
+        return x + fed
 
 
 class Guide(nn.Module):
@@ -91,6 +95,8 @@ class Guide(nn.Module):
             torch.arange(s.context).float(),
             s.rope_base ** (-torch.arange(0, s.head_dim, 2).float() / s.head_dim),
         )
+        self.cos: Tensor
+        self.sin: Tensor
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
         self._start()

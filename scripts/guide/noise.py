@@ -1,4 +1,6 @@
-"""What real questions look like: greetings in front, politeness behind, typos, missing words, odd capitals."""
+"""What real questions look like: greetings in front, politeness behind, typos, missing words, odd
+capitals.
+"""
 
 from random import Random
 from typing import Final
@@ -121,7 +123,8 @@ WEAK: Final = {
 }
 ROWS: Final = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 SHORT: Final = {
-    "what is": "what's", "do not": "don't", "does not": "doesn't", "can not": "can't", "cannot": "can't",
+    "what is": "what's", "do not": "don't", "does not": "doesn't", "can not": "can't",
+    "cannot": "can't",
     "i am": "i'm", "i would": "i'd", "you are": "you're", "it is": "it's", "will not": "won't",
     "how do i": "how do I", "please": "pls", "you": "u", "are": "r", "with": "w/", "without": "w/o",
     "graphics card": "gpu", "conversation": "chat", "colour": "color",
@@ -185,7 +188,9 @@ def _case(text: str, rng: Random) -> str:
 
 
 def roughen(text: str, rng: Random, *, dress: bool = True) -> str:
-    """The text as a person in a hurry might type it. `dress`: greetings and politeness may be added."""
+    """The text as a person in a hurry might type it. `dress`: greetings and politeness may be
+    added.
+    """
     if dress and rng.random() < 0.12:
         text = rng.choice(BEFORE) + text
     if dress and rng.random() < 0.14:

@@ -1,9 +1,12 @@
-"""Perplexity on held-out conversations: bf16, the shipped quantization, AWQ, and quantized KV, side by side.
+"""Perplexity on held-out conversations: bf16, the shipped quantization, AWQ, and quantized KV, side
+by side.
 
-    python scripts/guide/perplexity.py --trained FOLDER [--gguf localchat/guide/guide.gguf] [--count 300]
+    python scripts/guide/perplexity.py --trained FOLDER [--gguf localchat/guide/guide.gguf] [--count
+    300]
 
-FOLDER holds the fp16 weights that train.py left. All run through llama.cpp on the same tokens; AWQ as its
-restored weights in F16. Two figures: over the guide's own tokens (answers), and over all. Last line JSON.
+FOLDER holds the fp16 weights that train.py left. All run through llama.cpp on the same tokens; AWQ
+as its restored weights in F16. Two figures: over the guide's own tokens (answers), and over all.
+Last line JSON.
 """
 
 import argparse

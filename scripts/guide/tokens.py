@@ -1,7 +1,8 @@
-"""The guide's vocabulary: a byte-level BPE of 4,096 tokens with the pre-tokenizer of Qwen2, as llama.cpp has it.
+"""The guide's vocabulary: a byte-level BPE of 4,096 tokens with the pre-tokenizer of Qwen2, as
+llama.cpp has it.
 
-A conversation becomes tokens exactly as the chat template and llama.cpp's tokenizer would make them: special
-tokens are cut out first, and each piece between them is tokenized as a whole.
+A conversation becomes tokens exactly as the chat template and llama.cpp's tokenizer would make
+them: special tokens are cut out first, and each piece between them is tokenized as a whole.
 """
 
 from collections.abc import Iterable
@@ -23,12 +24,13 @@ QWEN2_SPLIT: Final = (
 )
 TEMPLATE: Final = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] "
-    "+ '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    "+ '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """A BPE over the texts. Ids 0 to 6 are the special tokens, then the 256 bytes, then the merges."""
+    """A BPE over the texts: ids 0 to 6 are the special tokens, then the 256 bytes, then merges."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(QWEN2_SPLIT), "isolated"),

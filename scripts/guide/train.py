@@ -2,14 +2,15 @@
 
     python scripts/guide/train.py --out FOLDER [--seconds 300] [--steps 3000]
 
-Writes the text with all cores, trains in bf16 with fp32 masters, and leaves in FOLDER: tokenizer.json,
-weights-1.safetensors and weights-2.safetensors (fp16), train_log.jsonl, and guide.gguf where the `gguf` package
-is installed (else `python scripts/guide/export.py FOLDER` makes it later, on any machine).
+Writes the text with all cores, trains in bf16 with fp32 masters, and leaves in FOLDER:
+tokenizer.json, weights-1.safetensors and weights-2.safetensors (fp16), train_log.jsonl, and
+guide.gguf where the `gguf` package is installed (else `python scripts/guide/export.py FOLDER` makes
+it later, on any machine).
 
-Matrices are trained by Muon (Jordan et al. 2024: momentum, orthogonalized by five Newton-Schulz steps), with the
-update scaled to AdamW's size (Liu et al. 2025); embedding, norms and biases by AdamW. The learning rate rises
-for 2 % of the run, stays, and falls to zero over the last half. `--seconds` shortens the schedule where the
-machine is too slow for `--steps`.
+Matrices are trained by Muon (Jordan et al. 2024: momentum, orthogonalized by five Newton-Schulz
+steps), with the update scaled to AdamW's size (Liu et al. 2025); embedding, norms and biases by
+AdamW. The learning rate rises for 2 % of the run, stays, and falls to zero over the last half.
+`--seconds` shortens the schedule where the machine is too slow for `--steps`.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Final, cast
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from corpus import Rows, held_out, joined, make_tokenizer, many_rows, writers
 from model import Guide, Shape
 from safetensors.torch import save_file
 from tokens import PAD
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 HERE: Final = Path(__file__).resolve().parent
@@ -38,7 +39,7 @@ TINY: Final = Shape(width=128, layers=2, heads=2, kv_heads=1, inner=256)
 
 def orthogonal(g: Tensor) -> Tensor:
     """Five Newton-Schulz steps towards the nearest orthogonal matrix. g: (N, rows, columns)."""
-    x = g.bfloat16()
+    x: Tensor = g.bfloat16()
     tall = x.shape[-2] > x.shape[-1]
     if tall:
         x = x.mT
@@ -76,7 +77,7 @@ def schedule(progress: float) -> float:
     return min(1.0, progress / 0.02, (1 - progress) / 0.5)
 
 
-def loss_of(model: Any, ids: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+def loss_of(model: nn.Module, ids: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
     """(weighted loss for training, loss of the model's own tokens)."""
     with torch.autocast(ids.device.type, torch.bfloat16):
         logits = model(ids[:, :-1])
@@ -138,7 +139,11 @@ def save(model: Guide, folder: Path) -> None:
 
 
 def optimize(
-    model: Guide, compiled: Any, feeds: tuple[Feed, Feed], args: argparse.Namespace, log: IO[str]
+    model: Guide,
+    compiled: nn.Module,
+    feeds: tuple[Feed, Feed],
+    args: argparse.Namespace,
+    log: IO[str],
 ) -> None:
     """The training loop: short rows first, rows of the full context for the last part."""
     matrices = [p for n, p in model.blocks.named_parameters() if p.ndim == 2]
@@ -150,7 +155,7 @@ def optimize(
     while progress < 1:
         ids, own = feeds[progress >= args.long_from].next()
         loss, mine = loss_of(compiled, ids, own)
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(rest, 1.0)
         rate = args.rate * schedule(progress)
         for group in adam.param_groups:
@@ -218,7 +223,7 @@ def main() -> None:
             Feed(joined(long), max(1, args.tokens // shape.context), device, SEED),
         )
     print(
-        f"text: {feeds[0].ids.numel() + feeds[1].ids.numel():,} tokens, {time.monotonic() - begun:.0f} s",
+        f"text: {sum(f.ids.numel() for f in feeds):,} tokens, {time.monotonic() - begun:.0f} s",
         flush=True,
     )
     with (args.out / "train_log.jsonl").open("w") as log:
@@ -235,14 +240,14 @@ def main() -> None:
         export(args.out, args.out / "guide.gguf", "Q8_0")
 
 
-def warmed(model: Guide, args: argparse.Namespace, device: torch.device) -> Any:
+def warmed(model: Guide, args: argparse.Namespace, device: torch.device) -> nn.Module:
     """The compiled network, both row lengths compiled while the text is still being written."""
     if device.type == "cpu":
         return model
-    compiled = torch.compile(model, dynamic=False)
+    compiled = cast(nn.Module, torch.compile(model, dynamic=False))
     for length in (args.length, model.shape.context):
         ids = torch.zeros((args.tokens // length, length), dtype=torch.long, device=device)
-        loss_of(compiled, ids, torch.ones_like(ids))[0].backward()
+        torch.autograd.backward(loss_of(compiled, ids, torch.ones_like(ids))[0])
     model.zero_grad(set_to_none=True)
     return compiled
 

@@ -1,4 +1,6 @@
-"""The guide's scripts import each other by their plain names, as `python scripts/guide/train.py` does."""
+"""The guide's scripts import each other by their plain names, as `python scripts/guide/train.py`
+does.
+"""
 
 import sys
 from pathlib import Path

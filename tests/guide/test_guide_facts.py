@@ -1,4 +1,6 @@
-"""facts.json is current, consistent, and agrees with the program wherever the program exists already."""
+"""facts.json is current, consistent, and agrees with the program wherever the program exists
+already.
+"""
 
 import importlib
 import importlib.util
@@ -17,6 +19,7 @@ from grammar import parse
 from localchat.errors import ExitCode
 
 FACTS = table.build()
+PATHS = ("/infill", "/metrics", "/health", "/props", "/tokenize", "/detokenize", "/apply")
 ROOT = Path(__file__).resolve().parents[2]
 TOPICS: list[dict[str, Any]] = FACTS["topics"]
 
@@ -69,7 +72,8 @@ def test_flags_and_slash_commands_in_answers_are_in_the_table() -> None:
         for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", answer):
             assert flag in FACTS["flags"] or flag == "--head-int8", (where, flag)
         for command in re.findall(r"`(/[a-z]+)\b[^`/]*`", answer):
-            assert command in FACTS["slash"] or "server" in where or command in ("/infill", "/metrics", "/health", "/props", "/tokenize", "/detokenize", "/apply"), (where, command)  # fmt: skip
+            known = {*FACTS["slash"], *PATHS}
+            assert command in known or "server" in where, (where, command)
 
 
 def test_exit_codes_are_those_of_the_program() -> None:

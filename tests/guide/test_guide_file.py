@@ -1,7 +1,6 @@
 """The shipped file: small enough, complete inside, tokenized as llama.cpp does, and it answers."""
 
 import json
-from collections.abc import Iterator
 from itertools import islice
 from random import Random
 from typing import Any
@@ -24,9 +23,9 @@ def guide() -> LlamaText:
 
 
 @pytest.fixture(scope="module")
-def coder() -> Iterator[Tokenizer]:
+def coder() -> Tokenizer:
     _, tokenizer = checkpoint.read_gguf(checkpoint.GUIDE)
-    yield Tokenizer.from_str(json.dumps(tokenizer))
+    return Tokenizer.from_str(json.dumps(tokenizer))
 
 
 def field(reader: gguf.GGUFReader, name: str) -> Any:

@@ -1,4 +1,6 @@
-"""The network that is trained, the GGUF made from it and the checkpoints made from that compute the same."""
+"""The network that is trained, the GGUF made from it and the checkpoints made from that compute the
+same.
+"""
 
 import json
 from pathlib import Path
