@@ -13,7 +13,7 @@ import msgspec
 from localchat.engine.engine import EngineInfo
 from localchat.engine.events import Event, Figures
 from localchat.engine.request import GenerateRequest, Messages
-from localchat.errors import Detail
+from localchat.errors import Detail, UsageError
 
 MAX_FRAME_BYTES = 1 << 30
 _LENGTH = struct.Struct(">I")
@@ -23,13 +23,20 @@ class FrameError(Exception):
     """The other side sent bytes that are no frame."""
 
 
+def whole(text: str) -> str:
+    """`text` with everything that is no Unicode (bytes of a file name that is no UTF-8) replaced, so that it
+    can be sent."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 # ---------------------------------------------------------------------------- to the child
 
 
 class Open(msgspec.Struct, frozen=True, tag="open", omit_defaults=True):
-    """First frame: which model, how. `safe_builds`: builds known to crash here (Backend.build_key)."""
+    """First frame: which model, how. `model`: the path as the system's bytes, which may be no Unicode.
+    `safe_builds`: builds known to crash here (Backend.build_key)."""
 
-    model: str
+    model: bytes
     name: str
     backend: str | None
     context_tokens: int | None
@@ -164,8 +171,14 @@ class FrameWriter:
         self._encode = msgspec.msgpack.Encoder().encode
 
     def write(self, frame: msgspec.Struct) -> None:
-        """OSError (BrokenPipeError) when the other side is gone."""
-        body = self._encode(frame)
+        """OSError (BrokenPipeError) when the other side is gone; UsageError for text that is no Unicode."""
+        try:
+            body = self._encode(frame)
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"the text is no valid Unicode (at character {error.start + 1})",
+                hint="replace what cannot be decoded before it is sent",
+            ) from error
         with self._lock:
             self._stream.write(_LENGTH.pack(len(body)) + body)
             self._stream.flush()

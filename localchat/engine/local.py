@@ -164,8 +164,8 @@ class LocalEngine:
             options = self._options
             self._child.send(
                 frames.Open(
-                    model=os.fspath(options.model),
-                    name=options.name or options.model.stem,
+                    model=os.fsencode(options.model),
+                    name=frames.whole(options.name or options.model.stem),
                     backend=options.backend,
                     context_tokens=options.context_tokens,
                     kv_type=options.kv_type,
