@@ -165,7 +165,14 @@ class FrameWriter:
 
     def write(self, frame: msgspec.Struct) -> None:
         """OSError (BrokenPipeError) when the other side is gone."""
-        body = self._encode(frame)
+        self.send(self.encode(frame))
+
+    def encode(self, frame: msgspec.Struct) -> bytes:
+        """The body of a frame. UnicodeEncodeError, OverflowError, TypeError: it holds what cannot be sent."""
+        return self._encode(frame)
+
+    def send(self, body: bytes) -> None:
+        """Write an encoded frame. OSError (BrokenPipeError) when the other side is gone."""
         with self._lock:
             self._stream.write(_LENGTH.pack(len(body)) + body)
             self._stream.flush()
