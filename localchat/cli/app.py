@@ -108,7 +108,9 @@ def _say(message: str, hint: str) -> None:
     if sys.stderr is None:
         return
     try:
-        sys.stderr.write(inert(text) if sys.stderr.isatty() else text)
+        shown = inert(text) if sys.stderr.isatty() else text
+        # A file name may be bytes that are no Unicode: shown escaped rather than not at all.
+        sys.stderr.write(shown.encode("utf-8", "backslashreplace").decode("utf-8"))
         sys.stderr.flush()
     except OSError:
         pass  # nobody is left to tell

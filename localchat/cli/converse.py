@@ -10,7 +10,7 @@ from localchat.cli.advice import with_advice
 from localchat.cli.answer import Answer, Display, take
 from localchat.cli.door import Door
 from localchat.cli.extract import first_code_block
-from localchat.cli.prompt import join_parts, read_files, read_stdin
+from localchat.cli.prompt import decoded_words, join_parts, read_files, read_stdin
 from localchat.cli.report import context_line, report
 from localchat.cli.setup import Setup, opened_engine, prepare, remember, request_for
 from localchat.cli.terminal import Terminal
@@ -122,7 +122,7 @@ def _prompt_text(ctx: click.Context, words: str) -> str:
     assert door is not None
     early = Terminal(door.environ, quiet=bool(ctx.params["quiet"]))
     files = read_files(ctx.params["files"], early.say)
-    return join_parts([files, read_stdin(early.say), words])
+    return join_parts([files, read_stdin(early.say), decoded_words(words, early.say)])
 
 
 def _person_sits_there() -> bool:

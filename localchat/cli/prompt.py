@@ -82,6 +82,11 @@ def _decoded(data: bytes, name: str, say: Say) -> str:
     return text.replace("\r\n", "\n")
 
 
+def decoded_words(words: str, say: Say) -> str:
+    """The prompt of the command line, whose bytes the system may not have been able to decode."""
+    return _decoded(words.encode("utf-8", "surrogateescape"), "the prompt", say)
+
+
 def _mention_waiting(stream: BinaryIO, say: Say) -> None:
     """Say that stdin is awaited when nothing comes: an open pipe that nobody writes to looks like a hang."""
     try:

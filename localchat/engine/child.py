@@ -8,18 +8,19 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import IO
 
 import msgspec
 
 from localchat.engine.frames import Entered, FrameError, FrameReader, FrameWriter, FromChild, Phase
-from localchat.errors import EngineDied
+from localchat.errors import EngineDied, UsageError
 
 _LOG_LINES = 200
 _LOG_LINE_BYTES = 2000
 _TOLD_LINES = 5
 # The child holds no secrets: what native code prints or dumps must not be able to contain them.
-_SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "API_KEY", "ACCESS_KEY")
+_SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "APIKEY", "_KEY")
 
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -55,10 +56,11 @@ class Child:
         self.build = ""
         self._trouble = ""
         environment = child_environment(os.environ)
-        # The child must import the same localchat, however this process found it.
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        # The child must import the same localchat, however this process found it; and nothing from the folder
+        # that it happens to be started in (-P), where anybody's json.py may lie.
+        environment["PYTHONPATH"] = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            [sys.executable, "-P", "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -79,10 +81,15 @@ class Child:
         return self._process.pid
 
     def send(self, frame: msgspec.Struct) -> bool:
-        """False when the child is gone (its end is told through `gone`)."""
+        """False when the child is gone (its end is told through `gone`). UsageError: the frame holds what no
+        frame can (half a surrogate pair, a number of more than 64 bits)."""
         try:
-            self._writer.write(frame)
-        except (OSError, ValueError):
+            body = self._writer.encode(frame)
+        except (UnicodeEncodeError, OverflowError, TypeError) as error:
+            raise UsageError(f"this cannot be sent to the engine: {error}") from error
+        try:
+            self._writer.send(body)
+        except (OSError, ValueError):  # a broken pipe, or one that was closed on purpose
             return False
         return True
 
@@ -113,14 +120,14 @@ class Child:
         name = _signal_name(status)
         what = f"was ended by {name}" if name else f"ended with status {status}"
         doing = {"open": "reading", "load": "loading", "warmup": "warming up", "serve": "running"}
-        message = f"the engine {what} while {doing[self.phase]} the model"
         if self._trouble:
-            message += f" ({self._trouble})"
+            what = f"sent what is no frame ({self._trouble}) and was ended"
+        message = f"the engine {what} while {doing[self.phase]} the model"
         lines = [line for line in self.log() if line.strip()][-_TOLD_LINES:]
         if lines:
             message += "; its last log lines: " + " | ".join(lines)
         hint = "the next request starts it again; `localchat doctor` checks the build"
-        if name == "SIGKILL":
+        if name == "SIGKILL" and not self._trouble:
             hint = "often the system ended it for want of memory; the next request starts it again"
         return EngineDied(message, hint=hint, signal=name, status=status, phase=self.phase)
 
@@ -130,6 +137,7 @@ class Child:
                 self._log.append(line.decode("utf-8", "replace").rstrip())
 
     def _read(self, stream: IO[bytes]) -> None:
+        heard = False
         try:
             frames: FrameReader[FromChild] = FrameReader(stream, FromChild)
             for frame in frames:
@@ -137,14 +145,18 @@ class Child:
                     self.phase = frame.phase
                     self.build = frame.build or self.build
                 self._receive(frame)
+            heard = True
         except (FrameError, OSError) as error:
             self._trouble = str(error)
-            self._process.kill()
-        stream.close()
-        self._process.wait()
-        self._hang_up()
-        self._log_thread.join(0.5)
-        self._gone(self)
+        finally:
+            # Also when a receiver breaks: nobody may wait for ever on a child that nobody hears.
+            if not heard:
+                self._process.kill()
+            self._process.wait()
+            self._log_thread.join(0.5)
+            self._hang_up()
+            stream.close()
+            self._gone(self)
 
 
 def _signal_name(status: int) -> str:

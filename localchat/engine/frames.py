@@ -13,7 +13,7 @@ import msgspec
 from localchat.engine.engine import EngineInfo
 from localchat.engine.events import Event, Figures
 from localchat.engine.request import GenerateRequest, Messages
-from localchat.errors import Detail, UsageError
+from localchat.errors import Detail
 
 MAX_FRAME_BYTES = 1 << 30
 _LENGTH = struct.Struct(">I")
@@ -171,14 +171,15 @@ class FrameWriter:
         self._encode = msgspec.msgpack.Encoder().encode
 
     def write(self, frame: msgspec.Struct) -> None:
-        """OSError (BrokenPipeError) when the other side is gone; UsageError for text that is no Unicode."""
-        try:
-            body = self._encode(frame)
-        except UnicodeEncodeError as error:
-            raise UsageError(
-                f"the text is no valid Unicode (at character {error.start + 1})",
-                hint="replace what cannot be decoded before it is sent",
-            ) from error
+        """OSError (BrokenPipeError) when the other side is gone."""
+        self.send(self.encode(frame))
+
+    def encode(self, frame: msgspec.Struct) -> bytes:
+        """The body of a frame. UnicodeEncodeError, OverflowError, TypeError: it holds what cannot be sent."""
+        return self._encode(frame)
+
+    def send(self, body: bytes) -> None:
+        """Write an encoded frame. OSError (BrokenPipeError) when the other side is gone."""
         with self._lock:
             self._stream.write(_LENGTH.pack(len(body)) + body)
             self._stream.flush()

@@ -13,11 +13,11 @@ import msgspec
 from localchat.engine import frames
 from localchat.engine.child import Child
 from localchat.engine.engine import EngineInfo
-from localchat.engine.events import Accepted, Event, Figures, Loading, Queued
+from localchat.engine.events import Accepted, Done, Event, Figures, Loading, Queued
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.safemode import SafeBuilds
 from localchat.engine.stream import Stream
-from localchat.errors import EngineClosed, EngineDied, LocalchatError, from_wire
+from localchat.errors import EngineClosed, EngineDied, LocalchatError, UsageError, from_wire
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -114,7 +114,11 @@ class LocalEngine:
                 stream.put(error)
                 return stream
             self._asked[id_] = _Asked(request, stream)
+        # Not under the lock: the reader of answers needs it, and a long prompt waits for the child to read.
+        try:
             child.send(frames.Ask(id_, request))
+        except UsageError as error:
+            self._failed(id_, error)
         return stream
 
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
@@ -187,13 +191,17 @@ class LocalEngine:
         with self._lock:
             child = self._running()
             self._queries[id_] = query
+        try:
             child.send(query.frame)
+        except UsageError as error:
+            self._failed(id_, error)
         return query.wait(kind)
 
     def _cancel(self, id_: int) -> None:
         with self._lock:
-            if self._asked.pop(id_, None) is not None and self._child is not None:
-                self._child.send(frames.Cancel(id_))
+            child = self._child if self._asked.pop(id_, None) is not None else None
+        if child is not None:
+            child.send(frames.Cancel(id_))
 
     def _receive(self, frame: frames.FromChild) -> None:
         match frame:
@@ -221,10 +229,12 @@ class LocalEngine:
                 if asked.accepted:
                     return  # asked a second time, after a crash in warm-up
                 asked.accepted = True
+                asked.request = _drawn_with(asked.request, event.seed)
             elif not isinstance(event, _BEFORE_WORK):
                 asked.begun = True
             asked.stream.put(event)
-            if asked.stream.ended:
+            # A stream that is being closed asks for its cancel itself.
+            if isinstance(event, Done):
                 del self._asked[id_]
 
     def _failed(self, id_: int, error: LocalchatError) -> None:
@@ -254,29 +264,34 @@ class LocalEngine:
 
     def _gone(self, child: Child) -> None:
         """The child has ended; called from its reader thread."""
+        death = child.death()
+        said: list[str] = []
         with self._lock:
             if self._child is not child:
                 return  # closed on purpose
             self._child = None
-            death: LocalchatError = child.death()
-            if self._broken is not None:
-                death = self._broken
-            elif self._survives(child, death):
-                return
-        self._fail_all(death)
+            survived = self._broken is None and self._survives(child, death, said)
+            error = self._broken or death
+        if not survived:
+            self._fail_all(error)
+        for sentence in said:  # not under the lock: who listens may hold the engine
+            self._say(sentence)
 
-    def _survives(self, child: Child, death: LocalchatError) -> bool:
+    def _survives(self, child: Child, death: EngineDied, said: list[str]) -> bool:
         """Start again in safe mode, where a build crashed natively in warm-up and was not in it yet."""
-        crashed = isinstance(death, EngineDied) and death.details.get("signal") in _CRASHES
+        crashed = death.details.get("signal") in _CRASHES
         if child.phase != "warmup" or not crashed or not child.build:
             return False
         if child.build in self._safe.known():
             return False
-        self._safe.add(child.build)
-        self._say(
+        said.append(
             f"llama.cpp crashed in warm-up ({death.details['signal']}): starting again in safe mode, which "
             "is remembered; `localchat doctor` tells how to rebuild it for full speed"
         )
+        try:
+            self._safe.add(child.build)
+        except OSError as error:
+            said.append(f"safe mode cannot be remembered for the next start: {error}")
         fresh = self._running()
         for id_, asked in self._asked.items():
             # Nothing was computed before the warm-up ended.
@@ -285,3 +300,10 @@ class LocalEngine:
         for query in self._queries.values():
             fresh.send(query.frame)
         return True
+
+
+def _drawn_with(request: GenerateRequest, seed: int) -> GenerateRequest:
+    """The request as it was accepted: asked again, it is drawn with the seed that was told."""
+    exact = request.exact if request.exact is not None else request.sampling.seed is not None
+    sampling = msgspec.structs.replace(request.sampling, seed=seed)
+    return msgspec.structs.replace(request, sampling=sampling, exact=exact)

@@ -1,13 +1,16 @@
 """The answer to one request, as a stream of events that a thread or an event loop can consume."""
 
-import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from localchat.engine.events import Done, Event
 from localchat.errors import EngineClosed, LocalchatError
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class Stream:
@@ -83,6 +86,8 @@ class Stream:
             yield event
 
     async def __aiter__(self) -> AsyncIterator[Event]:
+        import asyncio  # 25 ms, which a one-shot that reads in a thread does not pay
+
         ready = asyncio.Event()
         with self._lock:
             self._waker = (asyncio.get_running_loop(), ready)

@@ -102,7 +102,6 @@ class Capabilities:
     rewind: Literal["any", "last_n", "checkpoint"] = "any"
     rewind_tokens: int = 0
     share: bool = True
-    splittable: bool = True
     block_tokens: int = 0
     bytes_per_token: int = 0
     state_bytes: int = 0

@@ -53,6 +53,7 @@ class Decisions:
         for number, row in enumerate(flight.rows):
             sequence = row.sequence
             sequence.flights -= 1
+            sequence.held = False
             earliest = result.earliest[number] if result.earliest else 0
             # Behind a row that came back short the next one, launched meanwhile, has a gap before it.
             void = row.start != sequence.computed
@@ -208,7 +209,6 @@ class Decisions:
         if computed:
             self._settle(sequence, row.start + kept, earliest)
         sequence.launched = sequence.computed
-        sequence.held = sequence.flights > 0
 
     def _let_go(self, row: Planned, computed: int, earliest: int) -> None:
         """A row of a text that ended meanwhile: its KV stays as a prefix, what it still held is free."""

@@ -8,6 +8,7 @@ LEAST_TOKENS = 32
 _FIRST_TOKENS = 64
 _FOLLOW = 0.3
 _MEASURABLE_TOKENS = 16
+_WON_BACK = 16
 
 
 class Pace:
@@ -16,18 +17,19 @@ class Pace:
     def __init__(self, target_s: float, most_tokens: int) -> None:
         self._target_s = target_s
         self._most = most_tokens
+        self._allowed = most_tokens
         self._token_s: float | None = None
 
     def budget(self) -> int:
         """Tokens for the next step, drafts and decoding rows included."""
         if self._token_s is None:
-            return min(_FIRST_TOKENS, self._most)
-        return max(
-            min(LEAST_TOKENS, self._most), min(self._most, int(self._target_s / self._token_s))
-        )
+            return min(_FIRST_TOKENS, self._allowed)
+        wanted = int(self._target_s / self._token_s)
+        return max(min(LEAST_TOKENS, self._allowed), min(self._allowed, wanted))
 
     def measured(self, tokens: int, elapsed_s: float) -> None:
-        """A step of `tokens` took so long."""
+        """A step of `tokens` went well and took so long."""
+        self._allowed = min(self._most, self._allowed + max(1, self._allowed // _WON_BACK))
         if tokens < _MEASURABLE_TOKENS or elapsed_s <= 0:
             return
         token_s = elapsed_s / tokens
@@ -37,5 +39,5 @@ class Pace:
             self._token_s += _FOLLOW * (token_s - self._token_s)
 
     def out_of_memory(self) -> None:
-        """A step did not find memory: halve what any step may take."""
-        self._most = max(1, self._most // 2)
+        """A step did not find memory: halve what any step may take. Steps that go well win it back."""
+        self._allowed = max(1, self._allowed // 2)

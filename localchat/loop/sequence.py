@@ -47,7 +47,7 @@ class Sequence:
     hopeful: bool = False
     """Depth 2: a draft is likely, so the next row waits until its token is known."""
     held: bool = False
-    """Depth 2: a row came back short, so the next one waits until the row behind it is back too."""
+    """Depth 2: its launched row will come back without a result, so nothing can follow it now."""
     set_back: bool = False
     """It ran before and was set back to the queue."""
     spoiled: bool = False

@@ -214,7 +214,9 @@ StepStatus = Literal["ok", "aborted", "out_of_memory"]
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """A step's outcome. It may come back short: points after a rejected draft are left out, and where
-    `status` is not ok, `computed` says per row how many of its tokens hold valid KV (no samples then).
+    `status` is not ok, `computed` says per row how many of its tokens hold valid KV (no samples then; memory
+    operations, entries and block tables count all the same). A step launched behind one that comes back short
+    is `aborted` and computes nothing.
 
     `earliest`: per row, the lowest position whose KV the slot still holds (0, or higher where a sliding
     window moved on). `elapsed_s`: the runner's own time. `notes`: what a user should know, in words.

@@ -121,6 +121,8 @@ class Loop:
             for note in result.notes:
                 self._outlets.say(note)
             self.decisions.decide(flight, result)
+            if result.status != "ok":
+                self._hold()
         while len(self._flights) < self._depth:
             flight_or_none = self._scheduler.plan()
             if flight_or_none is None:
@@ -176,6 +178,12 @@ class Loop:
         for other in others:
             other.state = State.JOINING
         self._scheduler.add(first)
+
+    def _hold(self) -> None:
+        """A step came back short, so the one launched behind it will too: nothing more follows that one."""
+        for flight in self._flights:
+            for row in flight.rows:
+                row.sequence.held = True
 
     def _watch_alone(self) -> None:
         jobs = {row.sequence.job.id for flight in self._flights for row in flight.rows}

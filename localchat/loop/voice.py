@@ -44,6 +44,7 @@ class Voice:
         self._entries: deque[_Entry] = deque()
         self._heard = 0
         self._shown = 0
+        self._thinking = False
 
     def say(self, token: int, logprob: TokenLogprob | None) -> Spoken:
         """Take the next token."""
@@ -66,7 +67,11 @@ class Voice:
         self._complete(completed)
         scan = self._stops.push(text)
         events = self._show(scan.text + ("" if scan.stop else self._stops.flush()))
-        return events + self._close()
+        events += self._close()
+        left = self._due()
+        if left and not self._thinking:  # of tokens that print nothing
+            events.append(Text(self._choice, "", left))
+        return events
 
     def _complete(self, count: int) -> None:
         for _ in range(min(count, len(self._untold))):
@@ -88,6 +93,7 @@ class Voice:
         answers = sum(isinstance(part, Answer) for part in parts)
         logprobs = self._due() if parts else ()
         for part in parts:
+            self._thinking = not isinstance(part, Answer)
             if isinstance(part, Answer):
                 answers -= 1
                 events.append(Text(self._choice, part.text, () if answers else logprobs))

@@ -77,6 +77,7 @@ class Worker:
         if not isinstance(wish, frames.Open):
             return 0 if wish is None else 2
         self._wish = wish
+        self._path = Path(os.fsdecode(wish.model))
         try:
             self._open()
         except LocalchatError as error:
@@ -98,10 +99,10 @@ class Worker:
         """Header and vocabulary: from here on requests can be accepted or refused."""
         wish = self._wish
         self._send(frames.Entered("open"))
-        self._selection: Selection = select_backend(Path(wish.model), wish.backend)
+        self._selection: Selection = select_backend(self._path, wish.backend)
         backend: Backend = self._selection.backend
         self._build = backend.build_key()
-        self._model: OpenModel = backend.open(Path(wish.model), self._say)
+        self._model: OpenModel = backend.open(self._path, self._say)
         self._plan: MemoryPlan = self._model.plan(
             LoadWish(
                 context_tokens=wish.context_tokens,
@@ -273,12 +274,15 @@ class Worker:
 
     def _say(self, text: str) -> None:
         self._notes.append(text)
-        self._send(frames.Say(text))
+        self._send(frames.Say(frames.whole(text)))
 
     def _fail(self, id_: int, error: LocalchatError) -> None:
         if isinstance(error, EngineClosed) and self._closing:
             return
-        self._send(frames.Failed(id_, error.code, error.message, error.hint, error.details))
+        whole = frames.whole
+        self._send(
+            frames.Failed(id_, error.code, whole(error.message), whole(error.hint), error.details)
+        )
 
     def _fingerprint(self) -> str:
         """What decides the text besides the request: file, template, quantization, KV type, versions."""
@@ -298,7 +302,7 @@ class Worker:
         actual = sum(max(0, size) for size in runner.memory()) if runner is not None else 0
         return EngineInfo(
             model=self._wish.name,
-            path=self._wish.model,
+            path=frames.whole(str(self._path)),
             backend=self._selection.backend.name,
             architecture=info.architecture,
             quantization=info.quantization,

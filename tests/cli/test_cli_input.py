@@ -113,3 +113,10 @@ def test_parts_are_joined_by_blank_lines_and_empty_ones_left_out() -> None:
     assert join_parts(["a\n\n", "", "b"]) == "a\n\nb"
     assert join_parts(["", ""]) == ""
     assert join_parts(["", "b\n"]) == "b\n"
+
+
+def test_words_that_are_no_unicode_are_replaced_and_said(call: Call) -> None:
+    door = ScriptedDoor(HELLO)
+    code, _, err = call(door, "caf\udce9 hi")
+    assert (code, asked(door)) == (0, "caf\ufffd hi")
+    assert "the prompt is not UTF-8" in err

@@ -181,3 +181,14 @@ def test_the_module_is_the_command() -> None:
         [sys.executable, "-m", "localchat", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("localchat ")
+
+
+def test_a_model_name_that_is_no_unicode_is_told_escaped() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "localchat", b"bad \xff word", "-m", b"\xff.gguf"],
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (3, b"")
+    assert b"\\udcff.gguf" in done.stderr

@@ -210,7 +210,7 @@ class Bench:
         self.book.check()
         assert self.book.usage().live == 0
         assert self.runner.known == {}, "the runner still knows a sequence"
-        assert not self.loop._decisions.jobs
+        assert not self.loop.decisions.jobs
         assert not self.loop._telling._figured
         assert not self.loop._telling._queued
         assert not self.loop._scheduler._entered

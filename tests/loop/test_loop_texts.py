@@ -18,7 +18,7 @@ from tests.loop.loop_bench import (
 )
 
 QUICK = settings(
-    max_examples=150,
+    max_examples=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     phases=[

@@ -1,0 +1,353 @@
+"""LocalEngine over real children that follow a script: answers, deaths, cancels, questions."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localchat.engine.child import child_environment
+from localchat.engine.events import Accepted, Done, Event, Finished, Loading, Prefill, Text
+from localchat.engine.local import EngineOptions, LocalEngine
+from localchat.engine.request import GenerateRequest, Message, Messages, Sampling
+from localchat.engine.request import Text as PlainText
+from localchat.errors import (
+    ContextExceeded,
+    EngineClosed,
+    EngineDied,
+    ModelInvalid,
+    ModelMissing,
+    UsageError,
+)
+
+LIVELY_S = 20.0
+Open = Callable[..., LocalEngine]
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def engine_for(tmp_path: Path, said: list[str]) -> Iterator[Open]:
+    """Opens an engine on a script given by keywords."""
+    engines: list[LocalEngine] = []
+
+    def open_engine(*, options: dict[str, Any] | None = None, **script: Any) -> LocalEngine:
+        path = tmp_path / f"model{len(engines)}.script"
+        path.write_text(json.dumps(script))
+        wish: dict[str, Any] = {"model": path, "backend": "localchat.loop.scripted:ScriptedBackend"}
+        engine = LocalEngine(
+            EngineOptions(**{**wish, "audit": True, **(options or {})}), say=said.append
+        )
+        engines.append(engine)
+        return engine
+
+    yield open_engine
+    for engine in engines:
+        engine.close()
+
+
+def plain(text: str = "hello", **more: Any) -> GenerateRequest:
+    more.setdefault("sampling", Sampling(temperature=0.0))
+    return GenerateRequest(prompt=PlainText(text), **more)
+
+
+def text_of(events: list[Event]) -> str:
+    return "".join(one.text for one in events if isinstance(one, Text))
+
+
+def ended(pid: int) -> bool:
+    """Whether the process is gone (or a zombie that nobody has waited for yet)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state == "Z"
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + LIVELY_S
+    while not true():
+        assert time.monotonic() < end, "it never came to be"
+        time.sleep(0.01)
+
+
+def test_an_answer_comes_with_its_events_in_order(engine_for: Open) -> None:
+    engine = engine_for(reply="Grüße!", load_s=0.3)
+    events = list(engine.generate(plain()))
+    assert isinstance(events[0], Accepted)
+    assert isinstance(events[-1], Done)
+    assert any(isinstance(one, Loading) for one in events)
+    assert text_of(events) == "Grüße!"
+    kinds = [type(one) for one in events]
+    assert kinds.index(Prefill) < kinds.index(Text) < kinds.index(Finished)
+
+
+def test_death_in_mid_answer_names_the_signal_and_the_next_request_works(engine_for: Open) -> None:
+    engine = engine_for(step_s=0.01)
+    stream = engine.generate(plain())
+    for event in stream:
+        if isinstance(event, Text):
+            break
+    assert engine.child_pid is not None
+    os.kill(engine.child_pid, signal.SIGKILL)
+    with pytest.raises(EngineDied, match="SIGKILL") as caught:
+        list(stream)
+    assert caught.value.details == {"signal": "SIGKILL", "status": -9, "phase": "serve"}
+    assert text_of(list(engine.generate(plain(max_tokens=5))))
+
+
+def test_crash_in_warm_up_is_survived_told_and_remembered(
+    engine_for: Open, said: list[str], tmp_path: Path
+) -> None:
+    options = {"state_dir": tmp_path / "state"}
+    first = engine_for(options=options, reply="yes", crash="warmup")
+    events = list(first.generate(plain(sampling=Sampling())))
+    assert text_of(events) == "yes"
+    assert [type(one) for one in events].count(Accepted) == 1
+    assert first.info().safe_mode
+    assert "SIGSEGV" in said[0] and "doctor" in said[0]
+    said.clear()
+    second = engine_for(options=options, reply="yes", crash="warmup")
+    assert text_of(list(second.generate(plain()))) == "yes"
+    assert second.info().safe_mode
+    assert said == []
+
+
+def test_seed_that_was_told_is_the_one_drawn_with_after_a_crash_in_warm_up(
+    engine_for: Open,
+) -> None:
+    request = plain(sampling=Sampling(temperature=1.0), max_tokens=12, exact=False)
+    survivor = engine_for(crash="warmup")
+    events = list(survivor.generate(request))
+    accepted = events[0]
+    assert isinstance(accepted, Accepted)
+    sampling = Sampling(temperature=1.0, seed=accepted.seed)
+    again = survivor.generate(plain(sampling=sampling, max_tokens=12, exact=False, salt="other"))
+    assert text_of(list(again)) == text_of(events)
+
+
+def test_safe_mode_works_where_it_cannot_be_remembered(
+    engine_for: Open, said: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "state").write_text("a file where a folder should be")
+    engine = engine_for(options={"state_dir": tmp_path / "state"}, reply="yes", crash="warmup")
+    assert text_of(list(engine.generate(plain()))) == "yes"
+    wait_until(lambda: any("remembered for the next start" in one for one in said))
+
+
+@pytest.mark.parametrize(("where", "phase"), [("load", "loading"), ("step", "running")])
+def test_crash_elsewhere_is_an_error_that_says_where(
+    engine_for: Open, where: str, phase: str
+) -> None:
+    engine = engine_for(crash=where)
+    with pytest.raises(EngineDied, match=f"SIGSEGV while {phase}"):
+        list(engine.generate(plain()))
+
+
+def test_missing_and_invalid_models_come_out_of_the_stream(
+    engine_for: Open, tmp_path: Path
+) -> None:
+    engine = engine_for(options={"model": tmp_path / "none.script"})
+    with pytest.raises(ModelMissing):
+        list(engine.generate(plain()))
+    with pytest.raises(ModelMissing):
+        engine.tokenize("a")
+    (tmp_path / "bad.script").write_text("{")
+    with pytest.raises(ModelInvalid):
+        list(engine_for(options={"model": tmp_path / "bad.script"}).generate(plain()))
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (plain("x" * 5000), ContextExceeded),
+        (plain(""), UsageError),
+        (plain("half \udc80"), UsageError),
+        (plain(sampling=Sampling(seed=1 << 70)), UsageError),
+        (plain(sampling=Sampling(top_p=3.0)), UsageError),
+    ],
+)
+def test_a_refused_request_leaves_the_engine_at_work(
+    engine_for: Open, request_: GenerateRequest, error: type[Exception]
+) -> None:
+    engine = engine_for(reply="yes")
+    with pytest.raises(error):
+        list(engine.generate(request_))
+    assert text_of(list(engine.generate(plain()))) == "yes"
+
+
+def test_questions_are_answered_while_the_model_loads_and_while_a_step_runs(
+    engine_for: Open,
+) -> None:
+    engine = engine_for(load_s=1.0, step_s=0.3)
+    stream = engine.generate(plain(max_tokens=8))
+    assert engine.tokenize("ab") == [97, 98]
+    assert engine.stats().phase == "loading"
+    assert not engine.info().loaded
+    messages = Messages((Message("user", "hi"),))
+    assert engine.render(messages) == "[user]hi\n[assistant]"
+    for event in stream:
+        if isinstance(event, Text):
+            assert engine.detokenize([97, 98]) == "ab"
+            assert engine.stats().running == 1
+            assert engine.info().loaded
+            break
+    stream.close()
+
+
+def test_a_cancelled_request_makes_room_wherever_it_was(engine_for: Open) -> None:
+    engine = engine_for(load_s=0.4, step_s=0.02, reply="x" * 60)
+    engine.generate(plain()).close()
+    in_load = engine.generate(plain())
+    next(iter(in_load))
+    in_load.close()
+    running, queued = engine.generate(plain("a" * 2000)), engine.generate(plain())
+    for event in running:
+        if isinstance(event, Prefill):
+            break
+    running.close()
+    queued.close()
+    decoding = engine.generate(plain())
+    for event in decoding:
+        if isinstance(event, Text):
+            break
+    decoding.close()
+    wait_until(lambda: engine.stats().running == engine.stats().waiting == 0)
+    assert engine.stats().kv_used_tokens == 0
+    assert text_of(list(engine.generate(plain()))) == "x" * 60
+
+
+def test_close_ends_a_child_in_a_long_step_by_its_deadline(engine_for: Open) -> None:
+    engine = engine_for(step_s=60.0)
+    stream = engine.generate(plain())
+    next(iter(stream))
+    pid = engine.child_pid
+    assert pid is not None
+    engine.close(deadline_s=0.2)
+    assert ended(pid)
+    with pytest.raises(EngineClosed):
+        list(stream)
+    with pytest.raises(EngineClosed):
+        list(engine.generate(plain()))
+    with pytest.raises(EngineClosed):
+        engine.tokenize("a")
+    engine.close()
+
+
+def test_close_during_a_load_ends_the_child(engine_for: Open) -> None:
+    engine = engine_for(load_s=60.0)
+    stream = engine.generate(plain())
+    next(iter(stream))
+    pid = engine.child_pid
+    assert pid is not None
+    engine.close()
+    assert ended(pid)
+
+
+def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
+    (tmp_path / "m.script").write_text('{"step_s": 0.05}')
+    code = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from localchat.engine.local import EngineOptions, LocalEngine\n"
+        "engine = LocalEngine(EngineOptions(Path(sys.argv[1]),"
+        " backend='localchat.loop.scripted:ScriptedBackend'), say=print)\n"
+        "engine.tokenize('a')\n"
+        "print(engine.child_pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "m.script")], stdout=subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    assert not ended(child)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    wait_until(lambda: ended(child))
+
+
+def test_two_threads_are_answered_at_once(engine_for: Open) -> None:
+    engine = engine_for(step_s=0.005)
+    alone = text_of(list(engine.generate(plain("one", max_tokens=30, salt="first", exact=True))))
+    texts: dict[int, str] = {}
+
+    def ask(number: int) -> None:
+        texts[number] = text_of(list(engine.generate(plain("one", max_tokens=30, exact=True))))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIVELY_S)
+    assert list(texts.values()) == [alone] * 4
+
+
+def test_an_event_loop_can_consume_a_stream(engine_for: Open) -> None:
+    engine = engine_for(reply="yes", step_s=0.01)
+
+    async def consume() -> list[Event]:
+        return [event async for event in engine.generate(plain())]
+
+    events = asyncio.run(consume())
+    assert text_of(events) == "yes"
+    assert isinstance(events[-1], Done)
+
+
+def test_closing_from_another_thread_ends_a_consumer(engine_for: Open) -> None:
+    engine = engine_for(step_s=0.02)
+    stream = engine.generate(plain())
+    timer = threading.Timer(0.3, stream.close)
+    timer.start()
+    with pytest.raises(EngineClosed):
+        list(stream)
+    timer.join()
+
+
+def test_environment_of_the_child_holds_no_secrets() -> None:
+    outside = {"PATH": "/bin", "HF_TOKEN": "a", "OPENAI_API_KEY": "b", "X_PASSWORD": "c"}
+    inside = child_environment({**outside, "AWS_SECRET_ACCESS_KEY": "d", "OPENAI_KEY": "e"})
+    assert inside == {"PATH": "/bin", "GOMP_SPINCOUNT": "2000", "GGML_NO_BACKTRACE": "1"}
+
+
+def test_noise_on_the_childs_output_disturbs_no_frame(engine_for: Open, tmp_path: Path) -> None:
+    module = "import os\nos.system('echo noise; echo more >&2')\nprint('and python')\n"
+    module += "from localchat.loop.scripted import ScriptedBackend as Noisy\n"
+    (tmp_path / "noisy_backend.py").write_text(module)
+    sys.path.append(str(tmp_path))
+    try:
+        engine = engine_for(options={"backend": "noisy_backend:Noisy"}, reply="yes")
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert text_of(list(engine.generate(plain()))) == "yes"
+
+
+def test_what_lies_in_the_current_folder_is_not_run_by_the_child(
+    engine_for: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "msgspec.py").write_text("raise SystemExit('a stranger was imported')")
+    monkeypatch.chdir(tmp_path)
+    assert text_of(list(engine_for(reply="yes").generate(plain()))) == "yes"
+
+
+def test_a_malformed_frame_ends_the_child_with_a_trace_in_its_log(engine_for: Open) -> None:
+    engine = engine_for(step_s=0.05)
+    stream = engine.generate(plain())
+    next(iter(stream))
+    child = engine._child
+    assert child is not None
+    child._writer.send(b"\xc1 no frame")
+    with pytest.raises(EngineDied, match=r"status 3.*FrameError"):
+        list(stream)

@@ -1,0 +1,30 @@
+"""The time budget of a step."""
+
+from localchat.loop.pace import LEAST_TOKENS, Pace
+
+
+def test_the_budget_follows_what_steps_take() -> None:
+    pace = Pace(0.25, 512)
+    pace.measured(64, 0.064)
+    assert pace.budget() == 250
+    for _ in range(50):
+        pace.measured(64, 0.64)
+    assert pace.budget() == LEAST_TOKENS
+
+
+def test_narrow_steps_teach_nothing_about_wide_ones() -> None:
+    pace = Pace(0.25, 512)
+    pace.measured(64, 0.064)
+    pace.measured(1, 0.2)
+    assert pace.budget() == 250
+
+
+def test_a_step_without_memory_halves_the_budget_and_good_ones_win_it_back() -> None:
+    pace = Pace(1.0, 512)
+    pace.measured(64, 0.064)
+    for _ in range(6):
+        pace.out_of_memory()
+    assert pace.budget() == 8
+    for _ in range(200):
+        pace.measured(8, 0.01)
+    assert pace.budget() == 512
