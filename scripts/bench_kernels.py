@@ -1,4 +1,4 @@
-"""Check and time the CUDA kernels on one GPU: PYTHONPATH=backends:. python scripts/bench_kernels.py
+"""Check and time the CUDA kernels on one GPU: python scripts/bench_kernels.py
 
 Shapes are those of Qwen2.5-7B with AWQ weights, all random. Every kernel is checked against fp32 on
 poisoned outputs before it is timed; times are medians of 7 replays of a CUDA graph over more than
@@ -8,18 +8,26 @@ run: floors, products, chain, sampler, few, many, head, dense. A table, and JSON
 
 import argparse
 import json
-import math
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 import triton
 import triton.language as tl
-from kernel_bench.chain import chain
-from kernel_bench.paged import few, many
-from kernel_bench.timing import (
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "backends"))
+
+from localchat_cuda.kernels import dense_few, w4_dense, w4_pack, w4_plan
+from localchat_cuda.kernels.w4_plan import Shape
+from scripts.kernel_bench.awkward import awkward
+from scripts.kernel_bench.chain import chain
+from scripts.kernel_bench.draws import sampler
+from scripts.kernel_bench.paged import few, many
+from scripts.kernel_bench.timing import (
     FLUSH_BYTES,
     GPU,
     HIDDEN,
@@ -34,17 +42,16 @@ from kernel_bench.timing import (
     timed,
 )
 
-from localchat.loop.noise import REACH, G, mix
-from localchat.loop.sampling import Sampler
-from localchat.loop.step import SamplingParams
-from localchat_cuda.kernels import dense_few, sample, sample_state, w4_dense, w4_pack, w4_plan
-from localchat_cuda.kernels.w4_plan import Shape
-
-PRODUCT_ROWS = (1, 4, 8, 16, 32, 64, 128, 256, 512)
+PRODUCT_ROWS = (1, 4, 8, 16, 32, 33, 48, 64, 128, 256, 512)
 
 
-@triton.jit
-def _read_kernel(x, out, RUN: tl.constexpr, BLOCK: tl.constexpr):  # noqa: ANN001, ANN202
+@triton.jit  # type: ignore[untyped-decorator]
+def _read_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN202
+    x,  # noqa: ANN001
+    out,  # noqa: ANN001
+    RUN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     p = tl.program_id(0).to(tl.int64)
     total = tl.zeros((BLOCK,), tl.int32)
     for i in tl.range(0, RUN, BLOCK, num_stages=1):
@@ -84,7 +91,7 @@ def products() -> Results:
 
 def jobs() -> list[tuple[str, str, int, Shape, int, bool]]:
     """What products and chain will compile."""
-    found = []
+    found: list[tuple[str, str, int, Shape, int, bool]] = []
     for name, (n, k) in SHAPES.items():
         for m in PRODUCT_ROWS:
             form = w4_plan.form_for(m)
@@ -93,65 +100,6 @@ def jobs() -> list[tuple[str, str, int, Shape, int, bool]]:
             if name in ("gate_up", "qkv") and m <= 128:
                 found.append((form, name, m, shape, tile, True))
     return found
-
-
-def sampler() -> Results:
-    """The sampler against the numpy contract, and its time."""
-    found: Results = {}
-    base = SamplingParams(temperature=0.8, top_p=1.0, min_p=0.0, top_logprobs=0)
-    kinds = {
-        "greedy": replace(base, temperature=0.0),
-        "default": replace(base, temperature=0.7, top_p=0.95, min_p=0.05),
-        "top_p": replace(base, top_p=0.95),
-        "top_k": replace(base, top_k=40, top_p=0.9),
-        "plain": base,
-        "typical": replace(base, typical_p=0.9),
-    }
-    numpy_sampler = Sampler(VOCABULARY)
-    for points in (1, 8, 32, 128):
-        logits = torch.randn(points, VOCABULARY, device=GPU) * 2.5
-        logits[:, :50] += torch.linspace(14, 4, 50, device=GPU)
-        whole = {"dtype": torch.int32, "device": GPU}
-        order = torch.arange(points, **whole)
-        positions = order + 100
-        scratch = sample_state.Scratch.empty(points, VOCABULARY, GPU)
-        out = (
-            torch.empty(points, **whole),
-            torch.empty(points, device=GPU),
-            torch.empty(points, device=GPU),
-        )
-        for name, kind in kinds.items():
-            held = sample_state.Settings.empty(points, 4, GPU)
-            for i in range(points):
-                fill(held, i, replace(kind, seed=i * 977 + 5))
-            go = partial(sample.draw, logits, order, order, positions, held, scratch, *out)
-            out[0].fill_(-7)
-            go()
-            wrong = 0
-            rows = logits[: min(points, 16)].cpu().numpy()
-            for i, row in enumerate(rows):
-                wanted = numpy_sampler.draw(row, replace(kind, seed=i * 977 + 5), i + 100)
-                wrong += (
-                    wanted.token != int(out[0][i]) or abs(wanted.logprob - float(out[1][i])) > 1e-4
-                )
-            us = timed([go] * 4) / 4
-            found[f"sampler_{name}_{points}_us"] = us
-            print(
-                f"sampler {points:3} points, {name:8} {us:8.1f} us, {wrong} of {len(rows)} differ",
-                flush=True,
-            )
-    return found
-
-
-def fill(held: sample_state.Settings, i: int, p: SamplingParams) -> None:
-    greedy = p.temperature < 1e-5
-    reach = math.inf if p.typical_p < 1 else REACH * p.temperature
-    drop = math.log(p.min_p) if p.min_p > 0 else -math.inf
-    row = [0.0 if greedy else 1 / p.temperature, reach, p.typical_p, p.top_p, drop, 1.0, 0.0, 0.0]
-    held.floats[i] = torch.tensor(row)
-    held.top_k[i] = p.top_k
-    key = mix((mix(p.seed + G) ^ p.choice) + G)
-    held.keys[i] = key - 2**64 if key >= 2**63 else key
 
 
 def head() -> Results:
@@ -197,6 +145,7 @@ def dense() -> Results:
 
 
 PARTS: dict[str, Callable[[], Results]] = {
+    "awkward": awkward,
     "floors": floors,
     "products": products,
     "chain": chain,

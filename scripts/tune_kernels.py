@@ -1,6 +1,6 @@
 """Try many cuts of the W4 products on one GPU and print the best:
 
-    PYTHONPATH=backends:. python scripts/tune_kernels.py gate_up:8 down:8 qkv:512
+    python scripts/tune_kernels.py gate_up:8 down:8 qkv:512
 
 Each argument is a weight of Qwen2.5-7B and a number of rows. The best alone is often not the best
 in the chain of a whole model: try winners there (bench_kernels.py chain) before w4_plan.py.
@@ -9,13 +9,18 @@ in the chain of a whole model: try winners there (bench_kernels.py chain) before
 import argparse
 import contextlib
 import json
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 import triton
-from kernel_bench.timing import SHAPES, SMS, Bench, compile_ahead
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "backends"))
 
 from localchat_cuda.kernels.w4_plan import Form, Shape, form_for
+from scripts.kernel_bench.timing import SHAPES, SMS, Bench, compile_ahead
 
 SPLITS = {"gate_up": (1, 2, 3), "down": (5, 9, 14), "qkv": (4, 7, 14), "o": (4, 7, 14)}
 WIDE_SPLITS = {"gate_up": (1, 2), "down": (2, 4, 5, 8), "qkv": (2, 4, 8), "o": (2, 4, 7)}

@@ -6,7 +6,18 @@ from functools import partial
 
 import torch
 
-from kernel_bench.timing import (
+from localchat_cuda.kernels import (
+    attention,
+    attention_few,
+    dense_few,
+    norm,
+    rope,
+    w4_feed,
+    w4_pack,
+    w4_plan,
+)
+from localchat_cuda.kernels.w4_plan import Shape
+from scripts.kernel_bench.timing import (
     EPS,
     GPU,
     HEADS,
@@ -26,17 +37,6 @@ from kernel_bench.timing import (
     rows_for,
     timed,
 )
-from localchat_cuda.kernels import (
-    attention,
-    attention_few,
-    dense_few,
-    norm,
-    rope,
-    w4_feed,
-    w4_pack,
-    w4_plan,
-)
-from localchat_cuda.kernels.w4_plan import Shape
 
 
 @dataclass
@@ -53,16 +53,16 @@ class Cache:
         pages = -(-length // PAGE)
         pool = torch.randn(streams * pages, 2, KEY_HEADS, PAGE, D, device=GPU, dtype=torch.float16)
         tables = torch.randperm(streams * pages, device=GPU).int().view(streams, pages)
-        whole = {"dtype": torch.int32, "device": GPU}
+        order = torch.arange(streams, dtype=torch.int32, device=GPU)
         batch = attention.Batch(
-            torch.arange(streams, **whole) * new,
-            torch.full((streams,), new, **whole),
-            torch.full((streams,), length, **whole),
-            torch.arange(streams, **whole),
+            order * new,
+            torch.full_like(order, new),
+            torch.full_like(order, length),
+            order,
             tables,
         )
-        positions = torch.arange(length - new, length, **whole).repeat(streams)
-        return Cache(pool, batch, positions, length)
+        positions = torch.arange(length - new, length, dtype=torch.int32, device=GPU)
+        return Cache(pool, batch, positions.repeat(streams), length)
 
 
 @dataclass
@@ -113,12 +113,13 @@ class Chain:
     def feed(
         self, mode: w4_feed.Mode, source: torch.Tensor, to: str, weight: torch.Tensor | None = None
     ) -> None:
-        held = (
-            {}
-            if mode == "silu"
-            else {"residual": self.residual, "weight": weight, "squares": self.squares}
-        )
-        w4_feed.feed(mode, source, self.rows[to], ids=self.ids if mode == "embed" else None, **held)
+        if mode == "silu":
+            w4_feed.feed(mode, source, self.rows[to])
+            return
+        w4_feed.feed(
+            mode, source, self.rows[to], ids=self.ids if mode == "embed" else None,
+            residual=self.residual, weight=weight, squares=self.squares,
+        )  # fmt: skip
 
     def layer(self, layer: Layer, after: torch.Tensor | None, parts: str = "attention") -> None:
         self.product("qkv", layer.weights["qkv"])

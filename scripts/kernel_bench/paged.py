@@ -5,8 +5,9 @@ from functools import partial
 import torch
 import triton
 
-from kernel_bench.chain import Cache
-from kernel_bench.timing import (
+from localchat_cuda.kernels import attention, attention_few, attention_many
+from scripts.kernel_bench.chain import Cache
+from scripts.kernel_bench.timing import (
     FLUSH_BYTES,
     GPU,
     HEADS,
@@ -18,7 +19,6 @@ from kernel_bench.timing import (
     error,
     timed,
 )
-from localchat_cuda.kernels import attention, attention_few, attention_many
 
 FEW_CUTS = (
     attention_few.Cut(64, 4, 3),

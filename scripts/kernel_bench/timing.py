@@ -41,14 +41,14 @@ def timed(calls: Sequence[Callable[[], object]], rounds: int = 7) -> float:
     for call in calls:
         call()
     torch.cuda.synchronize()
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):
         for call in calls:
             call()
     graph.replay()
-    times = []
+    times: list[float] = []
     for _ in range(rounds):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         graph.replay()
         end.record()
@@ -144,7 +144,7 @@ class Bench:
 def prepare_compiling() -> None:
     """In a process of its own: launches compile into Triton's cache and run nothing."""
     run = triton.runtime.jit.JITFunction.run
-    triton.runtime.jit.JITFunction.__getitem__ = lambda self, grid: (  # type: ignore[method-assign]
+    triton.runtime.jit.JITFunction.__getitem__ = lambda self, grid: (
         lambda *a, **o: run(self, *a, grid=grid, warmup=True, **o)
     )
 

@@ -47,8 +47,9 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
     assert error < 2e-3, error
 
 
-@pytest.mark.parametrize("length", [1, 63, 64, 65, 200])
-@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize(
+    ("length", "splits"), [(1, 3), (63, 1), (64, 1), (64, 3), (65, 1), (65, 3), (200, 3)]
+)
 def test_decoding_is_the_reference_at_page_borders(length: int, splits: int) -> None:
     q, k, v, batch = scene([(1, length), (1, 5)], 6, 2, 64)
     partials = Partials.empty(splits, 2, 6, 64, q.device)
@@ -58,7 +59,7 @@ def test_decoding_is_the_reference_at_page_borders(length: int, splits: int) -> 
     close(out, attention.reference(q, k, v, batch, Rules()).view(2, -1))
 
 
-@pytest.mark.parametrize(("h", "j", "d"), [(2, 2, 96), (7, 1, 128), (4, 1, 256), (16, 1, 64)])
+@pytest.mark.parametrize(("h", "j", "d"), [(2, 2, 96), (3, 1, 128), (2, 1, 256), (7, 1, 64)])
 def test_drafts_of_any_width_are_verified_like_the_reference(h: int, j: int, d: int) -> None:
     work = [(3, 70), (16, 16), (1, 130)]
     q, k, v, batch = scene(work, h, j, d)
@@ -122,9 +123,10 @@ def test_merged_rows_feed_the_next_product() -> None:
         assert torch.allclose(found.factors, wanted.factors, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize(("h", "j", "d"), [(3, 1, 64), (2, 2, 96), (2, 1, 128)])
-@pytest.mark.parametrize("splits", [1, 3])
-@pytest.mark.parametrize("extras", [False, True])
+@pytest.mark.parametrize(
+    ("h", "j", "d", "splits", "extras"),
+    [(3, 1, 64, 1, False), (3, 1, 64, 3, True), (2, 2, 96, 3, False), (2, 1, 128, 1, True)],
+)
 def test_rope_store_is_the_reference(h: int, j: int, d: int, splits: int, extras: bool) -> None:
     t, columns = 3, (h + 2 * j) * d
     qkv = numbers(splits, t, columns)

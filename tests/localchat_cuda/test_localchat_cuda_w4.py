@@ -61,9 +61,17 @@ def test_packing_refuses_shapes_that_do_not_divide() -> None:
         )
 
 
-@pytest.mark.parametrize("rows", [1, 3, 4, 5, 8])
 @pytest.mark.parametrize(
-    "shape", [Shape(1, 1, 1, 1), Shape(2, 2, 1, 2), Shape(1, 1, 2, 2), Shape(1, 4, 1, 1)]
+    ("rows", "shape"),
+    [
+        (1, Shape(1, 1, 1, 1)),
+        (3, Shape(1, 4, 1, 1)),
+        (4, Shape(2, 2, 1, 2)),
+        (4, Shape(1, 1, 2, 2)),
+        (5, Shape(1, 4, 1, 1)),
+        (5, Shape(1, 1, 2, 2)),
+        (8, Shape(2, 2, 1, 2)),
+    ],
 )
 def test_int8_product_is_the_reference(rows: int, shape: Shape) -> None:
     w = weight(32, 640 if shape.warps == 1 else 512)
@@ -76,8 +84,15 @@ def test_int8_product_is_the_reference(rows: int, shape: Shape) -> None:
     assert relative(out.sum(0), x @ w4_pack.dense(w).t()) < 1e-4
 
 
-@pytest.mark.parametrize("rows", [1, 9, 16])
-@pytest.mark.parametrize("shape", [Shape(1, 1, 1, 1), Shape(2, 2, 1, 2), Shape(1, 1, 2, 2)])
+@pytest.mark.parametrize(
+    ("rows", "shape"),
+    [
+        (1, Shape(2, 2, 1, 2)),
+        (9, Shape(1, 1, 2, 2)),
+        (16, Shape(1, 1, 1, 1)),
+        (16, Shape(2, 2, 1, 2)),
+    ],
+)
 def test_fp16_product_is_the_reference(rows: int, shape: Shape) -> None:
     w = weight(32, 640 if shape.warps == 1 else 512)
     x = values(rows, w.features_in)
@@ -89,8 +104,15 @@ def test_fp16_product_is_the_reference(rows: int, shape: Shape) -> None:
     assert relative(out.sum(0), x @ w4_pack.dense(w).t()) < 1e-3
 
 
-@pytest.mark.parametrize("rows", [1, 17, 33, 65])
-@pytest.mark.parametrize("shape", [Shape(1, 4, 2, 1), Shape(2, 4, 2, 3)])
+@pytest.mark.parametrize(
+    ("rows", "shape"),
+    [
+        (1, Shape(1, 4, 2, 1)),
+        (17, Shape(2, 4, 2, 3)),
+        (33, Shape(1, 4, 2, 1)),
+        (65, Shape(2, 4, 2, 3)),
+    ],
+)
 def test_wgmma_product_is_the_reference(rows: int, shape: Shape) -> None:
     w = weight(128, 384)
     x = values(rows, w.features_in)
@@ -213,8 +235,10 @@ def test_wrong_arguments_are_named() -> None:
         w4_int8.product(held.x, held.factors, w, torch.empty(3, 1, 32), Shape(1, 1, 1, 3))
 
 
-@pytest.mark.parametrize(("rows", "tile"), [(1, 16), (17, 16), (40, 64)])
-@pytest.mark.parametrize("shape", [Shape(1, 4, 2, 1), Shape(2, 4, 2, 3)])
+@pytest.mark.parametrize(
+    ("rows", "tile", "shape"),
+    [(1, 16, Shape(2, 4, 2, 3)), (17, 16, Shape(1, 4, 2, 1)), (40, 64, Shape(2, 4, 2, 3))],
+)
 def test_many_product_is_the_reference(rows: int, tile: int, shape: Shape) -> None:
     w = weight(128, 384)
     x = values(rows, w.features_in)
