@@ -32,7 +32,7 @@ class Setting(NamedTuple):
     lengths: Lengths
     edit_lengths: Lengths
     rounds: int
-    most_rounds: int
+    patience_s: float
     other_tokens: int
     turn_tokens: int
     file_tokens: int
@@ -86,7 +86,7 @@ class Bench:
         *engines: Ours | ChildEngine,
         lengths: Lengths | None = None,
     ) -> Rounds:
-        """Warm up, then measure; a round with fewer threads than asked does not count as quiet."""
+        """Warm up, then measure; a run with fewer threads than asked does not count as quiet."""
         chosen = lengths or self.setting.lengths
         for variant in variants:
             variant.generate(chosen.short)
@@ -94,7 +94,7 @@ class Bench:
             variants,
             chosen,
             rounds=self.setting.rounds,
-            most_rounds=self.setting.most_rounds,
+            patience_s=self.setting.patience_s,
             steady=lambda: all(tuple(one.all_threads() for one in engines)),
         )
 
