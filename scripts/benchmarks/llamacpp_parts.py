@@ -149,30 +149,28 @@ def beside(bench: Bench) -> Figures:
 
 
 def busy(bench: Bench) -> Figures:
-    """One stream beside a process that never rests, against one thread of the bare loop on a quiet machine."""
+    """One stream beside a process that never rests, against one thread of the bare loop without it."""
     prompt = bench.prompt()
     with bench.ours() as ours, bench.bare(ours) as bare:
         bare.use_threads(1)
-
-        def beside_busy(tokens: int) -> None:
-            with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as neighbour:
-                try:
-                    ours.generate([prompt], tokens)
-                finally:
-                    neighbour.kill()
-
-        variants = [
-            Variant("one thread", lambda n: bare.generate([prompt], n)),
-            Variant("busy", beside_busy),
-        ]
-        rounds = bench.measure(variants)
+        quiet = bench.measure([Variant("one thread", lambda n: bare.generate([prompt], n))])
+        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as neighbour:
+            try:
+                # Long enough for the number of threads to settle.
+                ours.generate([prompt], bench.setting.lengths.long)
+                found = bench.measure([Variant("busy", lambda n: _many(ours, [prompt], n))])
+            finally:
+                neighbour.kill()
         for note in dict.fromkeys(ours.notes):
-            bench.tell(f"busy: {note}")
+            bench.tell(f"  {note}")
     return {
-        "busy_one_thread_tokens_per_s": rounds.rate("one thread"),
-        "busy_ours_tokens_per_s": rounds.rate("busy"),
-        "busy_ratio": rounds.ratio("busy", "one thread"),
-        **_noise("busy", rounds, ("busy", "one thread")),
+        "busy_one_thread_tokens_per_s": quiet.rate("one thread"),
+        "busy_ours_tokens_per_s": found.rate("busy"),
+        "busy_ratio": found.rate("busy") / quiet.rate("one thread"),
+        "busy_others_cores": found.others(),
+        "busy_rounds": len(found.counted),
+        "busy_rounds_quiet": found.quiet,
+        "busy_rounds_made": found.made,
     }
 
 
