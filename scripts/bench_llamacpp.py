@@ -45,10 +45,10 @@ def main() -> int:
         lengths=Lengths(*((8, 24) if quick else asked.lengths)),
         edit_lengths=Lengths(*((32, 112) if quick else asked.edit_lengths)),
         rounds=1 if quick else asked.rounds,
-        most_rounds=1 if quick else asked.most_rounds,
+        patience_s=0.0 if quick else asked.patience,
         other_tokens=600 if quick else 6000,
         turn_tokens=300 if quick else 1500,
-        file_tokens=160 if quick else 480,
+        file_tokens=160 if quick else 320,
         seed=asked.seed,
         threads=asked.threads,
     )
@@ -80,9 +80,11 @@ def _arguments() -> argparse.Namespace:
         "--quick", action="store_true", help="a smoke run: its figures mean nothing"
     )
     parser.add_argument("--lengths", type=int, nargs=2, default=(32, 160))
-    parser.add_argument("--edit-lengths", type=int, nargs=2, default=(16, 400))
+    parser.add_argument("--edit-lengths", type=int, nargs=2, default=(16, 272))
     parser.add_argument("--rounds", type=int, default=5, help="quiet rounds that are wanted")
-    parser.add_argument("--most-rounds", type=int, default=8, help="rounds at most, noisy ones too")
+    parser.add_argument(
+        "--patience", type=float, default=240.0, help="seconds to wait for quiet rounds"
+    )
     parser.add_argument("--threads", type=int, default=0, help="0: as many as the product takes")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()

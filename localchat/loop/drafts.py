@@ -26,7 +26,9 @@ from localchat.loop.ngrams import LONGEST, SPAN, NgramIndex
 
 FIRST_CREDIT = 1.5
 PLAIN_CREDIT = 0.02
-MOST_CREDIT = 4.0
+MOST_CREDIT = 16.0
+"""Two wide drafts that are rejected whole: where 16 rows cost 7 plain steps, one at an edit is bad luck, and
+without drafts it would take hundreds of plain steps to earn another try."""
 PROBE_CREDIT = 0.5
 PROBE_TOKENS = 2
 _WORTH = 1.02

@@ -32,7 +32,7 @@ class Setting(NamedTuple):
     lengths: Lengths
     edit_lengths: Lengths
     rounds: int
-    most_rounds: int
+    patience_s: float
     other_tokens: int
     turn_tokens: int
     file_tokens: int
@@ -86,7 +86,7 @@ class Bench:
         *engines: Ours | ChildEngine,
         lengths: Lengths | None = None,
     ) -> Rounds:
-        """Warm up, then measure; a round with fewer threads than asked does not count as quiet."""
+        """Warm up, then measure; a run with fewer threads than asked does not count as quiet."""
         chosen = lengths or self.setting.lengths
         for variant in variants:
             variant.generate(chosen.short)
@@ -94,7 +94,7 @@ class Bench:
             variants,
             chosen,
             rounds=self.setting.rounds,
-            most_rounds=self.setting.most_rounds,
+            patience_s=self.setting.patience_s,
             steady=lambda: all(tuple(one.all_threads() for one in engines)),
         )
 
@@ -149,30 +149,28 @@ def beside(bench: Bench) -> Figures:
 
 
 def busy(bench: Bench) -> Figures:
-    """One stream beside a process that never rests, against one thread of the bare loop on a quiet machine."""
+    """One stream beside a process that never rests, against one thread of the bare loop without it."""
     prompt = bench.prompt()
     with bench.ours() as ours, bench.bare(ours) as bare:
         bare.use_threads(1)
-
-        def beside_busy(tokens: int) -> None:
-            with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as neighbour:
-                try:
-                    ours.generate([prompt], tokens)
-                finally:
-                    neighbour.kill()
-
-        variants = [
-            Variant("one thread", lambda n: bare.generate([prompt], n)),
-            Variant("busy", beside_busy),
-        ]
-        rounds = bench.measure(variants)
+        quiet = bench.measure([Variant("one thread", lambda n: bare.generate([prompt], n))])
+        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as neighbour:
+            try:
+                # Long enough for the number of threads to settle.
+                ours.generate([prompt], bench.setting.lengths.long)
+                found = bench.measure([Variant("busy", lambda n: _many(ours, [prompt], n))])
+            finally:
+                neighbour.kill()
         for note in dict.fromkeys(ours.notes):
-            bench.tell(f"busy: {note}")
+            bench.tell(f"  {note}")
     return {
-        "busy_one_thread_tokens_per_s": rounds.rate("one thread"),
-        "busy_ours_tokens_per_s": rounds.rate("busy"),
-        "busy_ratio": rounds.ratio("busy", "one thread"),
-        **_noise("busy", rounds, ("busy", "one thread")),
+        "busy_one_thread_tokens_per_s": quiet.rate("one thread"),
+        "busy_ours_tokens_per_s": found.rate("busy"),
+        "busy_ratio": found.rate("busy") / quiet.rate("one thread"),
+        "busy_others_cores": found.others(),
+        "busy_rounds": len(found.counted),
+        "busy_rounds_quiet": found.quiet,
+        "busy_rounds_made": found.made,
     }
 
 

@@ -1,19 +1,22 @@
 """Paired measuring on a machine that others use too.
 
-A *round* runs every variant once at both lengths, one after the other, in an order that turns with each
-round; figures are medians over rounds of what each round says by itself. How much processor time others took
-is measured beside each round, and rounds beside busy neighbours are left out where enough others remain.
+A *round* runs every variant at both lengths, one after the other, in an order that turns with each round;
+figures are medians over rounds of what each round says by itself. How much processor time others took is
+measured beside each run: one beside a busy neighbour is repeated a few times at once, and rounds with such
+runs are left out where enough others remain.
 """
 
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import psutil
 
 QUIET = 0.05
-"""Of one core: what others may take of a round that counts as quiet."""
+"""Of one core: what others may take of a run that counts as quiet."""
+_TRIES = 3
 
 
 class Variant(NamedTuple):
@@ -24,12 +27,28 @@ class Variant(NamedTuple):
     streams: int = 1
 
 
+class Run(NamedTuple):
+    """One timed run. others: cores that other programs used meanwhile. steady: it kept to its threads."""
+
+    others: float
+    seconds: float
+    steady: bool
+
+    @property
+    def quiet(self) -> bool:
+        return self.steady and self.others <= QUIET
+
+    @property
+    def trouble(self) -> tuple[bool, float]:
+        """To order by: the less the better."""
+        return not self.steady, self.others
+
+
 class Round(NamedTuple):
-    """Tokens a second by variant; cores that others used meanwhile."""
+    """Tokens a second by variant, and the run that was troubled most."""
 
     rates: dict[str, float]
-    others: float
-    steady: bool
+    worst: Run
 
 
 class Rounds(NamedTuple):
@@ -53,8 +72,8 @@ class Rounds(NamedTuple):
         return min(ratios), max(ratios)
 
     def others(self) -> float:
-        """Cores that others used, the median."""
-        return statistics.median(one.others for one in self.counted)
+        """Cores that others used in the worst run of a round, the median."""
+        return statistics.median(one.worst.others for one in self.counted)
 
 
 class Lengths(NamedTuple):
@@ -83,34 +102,49 @@ def measure(
     lengths: Lengths,
     *,
     rounds: int,
-    most_rounds: int,
+    patience_s: float,
     steady: Callable[[], bool] = lambda: True,
 ) -> Rounds:
-    """Rounds until `rounds` of them were quiet, `most_rounds` at most; then the quietest `rounds`.
+    """Rounds until `rounds` of them were quiet, or `patience_s` are over; the least troubled `rounds` count.
 
-    `steady`: asked after each round whether all variants still ran as they were set up.
+    `steady`: asked after each run whether its threads computed as they were set up.
     """
-    neighbours = Neighbours()
+    began_s = time.perf_counter()
     found: list[Round] = []
-    while len(found) < most_rounds and sum(map(_quiet, found)) < rounds:
+    while sum(one.worst.quiet for one in found) < rounds:
+        if found and time.perf_counter() - began_s > patience_s:
+            break
         turn = len(found) % len(variants)
+        found.append(_round((*variants[turn:], *variants[:turn]), lengths, steady))
+    ordered = sorted(found, key=lambda one: one.worst.trouble)
+    return Rounds(ordered[:rounds], sum(one.worst.quiet for one in found), len(found))
+
+
+def _round(variants: Sequence[Variant], lengths: Lengths, steady: Callable[[], bool]) -> Round:
+    runs = {
+        (variant.name, tokens): _run(partial(variant.generate, tokens), steady)
+        for tokens in lengths
+        for variant in variants
+    }
+    more = lengths.long - lengths.short
+    rates = {}
+    for name, _, streams in variants:
+        seconds = runs[name, lengths.long].seconds - runs[name, lengths.short].seconds
+        rates[name] = streams * more / seconds
+    return Round(rates, max(runs.values(), key=lambda run: run.trouble))
+
+
+def _run(task: Callable[[], None], steady: Callable[[], bool]) -> Run:
+    """The first quiet run of a few, else the quietest."""
+    runs: list[Run] = []
+    while len(runs) < _TRIES and not (runs and runs[-1].quiet):
+        neighbours = Neighbours()
         neighbours.start()
-        times = {variant.name: 0.0 for variant in variants}
-        for tokens, sign in ((lengths.short, -1), (lengths.long, 1)):
-            for variant in (*variants[turn:], *variants[:turn]):
-                began_s = time.perf_counter()
-                variant.generate(tokens)
-                times[variant.name] += sign * (time.perf_counter() - began_s)
-        more = lengths.long - lengths.short
-        rates = {one.name: one.streams * more / times[one.name] for one in variants}
-        found.append(Round(rates, neighbours.cores(), steady()))
-    ordered = sorted(found, key=lambda one: (not one.steady, one.others))
-    quiet = sum(map(_quiet, found))
-    return Rounds(ordered[:rounds], quiet, len(found))
-
-
-def _quiet(one: Round) -> bool:
-    return one.steady and one.others <= QUIET
+        began_s = time.perf_counter()
+        task()
+        elapsed_s = time.perf_counter() - began_s
+        runs.append(Run(neighbours.cores(), elapsed_s, steady()))
+    return min(runs, key=lambda run: run.trouble)
 
 
 def _busy_s() -> float:

@@ -15,6 +15,7 @@ from localchat.loop.ngrams import LONGEST, SPAN, EarlierTexts, NgramIndex
 
 # Cost of a step by its tokens, relative to one: llama.cpp on two cores, and a GPU bound by memory.
 CPU = {1: 1.0, 2: 1.25, 4: 1.7, 8: 3.0, 16: 4.8, 32: 9.3}
+SLOW_ROWS = {1: 1.0, 2: 2.05, 4: 2.7, 8: 4.8, 12: 5.9, 16: 6.2, 17: 6.9, 32: 11.0}
 GPU = {1: 1.0, 8: 1.02, 16: 1.05, 32: 1.2}
 
 
@@ -102,7 +103,7 @@ def test_a_copy_gets_what_the_costs_allow() -> None:
 
 
 @pytest.mark.parametrize("vocabulary", [12, 60, 800, 50_000])
-@pytest.mark.parametrize("table", [CPU, GPU])
+@pytest.mark.parametrize("table", [CPU, SLOW_ROWS, GPU])
 def test_random_text_is_at_most_three_percent_slower(
     table: dict[int, float], vocabulary: int
 ) -> None:
@@ -118,6 +119,15 @@ def test_drafts_are_long_again_right_after_an_edit() -> None:
     behind = [(drafted, taken) for said, drafted, taken in steps if said > changed]
     assert behind[0][1] > 0, "the copy goes on behind a replaced token at once"
     assert max(taken for _, taken in behind[:3]) >= 16
+
+
+def test_one_wide_draft_lost_at_an_edit_does_not_end_drafting_where_rows_are_dear() -> None:
+    text = random.Random(2).sample(range(1000, 100_000), 240)
+    for edit in range(100, 134):
+        file = [*text[:edit], 7, *text[edit + 1 :]]
+        result = replay([*file, *text[:3]], text[3:], SLOW_ROWS, 16)
+        assert not result.drafts.off
+        assert result.speedup > 1.7
 
 
 def test_a_quoted_passage_is_found_in_earlier_text_of_the_same_salt_only() -> None:
