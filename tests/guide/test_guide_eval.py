@@ -14,7 +14,8 @@ FACTS = read_facts(Path(evaluate.__file__).with_name("facts.json"))
 
 
 def test_the_files_are_those_that_were_frozen() -> None:
-    listed = dict(reversed(line.split()) for line in (EVAL / "SHA256SUMS").read_text().splitlines())
+    lines = (EVAL / "SHA256SUMS").read_text().splitlines()
+    listed = {name: digest for digest, name in (line.split() for line in lines)}
     assert set(listed) == {"questions.jsonl", "offtopic.jsonl", "dialogues.jsonl"}
     for name, digest in listed.items():
         assert hashlib.sha256((EVAL / name).read_bytes()).hexdigest() == digest, name

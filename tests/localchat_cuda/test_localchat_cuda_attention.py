@@ -140,7 +140,19 @@ def test_rope_store_is_the_reference(h: int, j: int, d: int, splits: int, extras
     for call in (rope.rope_store, rope.reference):
         pool = torch.zeros(4, 2, j, PAGE, d, dtype=torch.float16)
         q = torch.full((t, h, d), float("nan"), dtype=torch.float16)
-        call(qkv, table, positions, slots, tables, q, pool[:, 0], pool[:, 1], bias=bias, **norms)
+        call(
+            qkv,
+            table,
+            positions,
+            slots,
+            tables,
+            q,
+            pool[:, 0],
+            pool[:, 1],
+            bias=bias,
+            q_norm=norms.get("q_norm"),
+            k_norm=norms.get("k_norm"),
+        )
         found += [q, pool]
     assert torch.allclose(found[0].float(), found[2].float(), rtol=2e-3, atol=2e-3)
     assert torch.allclose(found[1].float(), found[3].float(), rtol=2e-3, atol=2e-3)

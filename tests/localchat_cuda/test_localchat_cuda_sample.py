@@ -204,8 +204,8 @@ def test_wrong_arguments_are_named() -> None:
         )
 
 
-@triton.jit
-def _noise_kernel(key, position, out, COUNT: tl.constexpr):  # noqa: ANN001, ANN202
+@triton.jit  # type: ignore[untyped-decorator]
+def _noise_kernel(key, position, out, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     seed = sample_gather.noise(tl.load(key), tl.load(position))
     i = tl.arange(0, COUNT)
     tl.store(out + i, sample_gather.gumbel(seed, i))

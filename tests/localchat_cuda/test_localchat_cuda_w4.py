@@ -185,10 +185,13 @@ def test_feed_is_the_reference(mode: w4_feed.Mode, kind: str, rows: int) -> None
         if mode == "embed"
         else values(splits * rows, columns).view(splits, rows, columns)
     )
-    found, wanted = [], []
+    found: list[torch.Tensor] = []
+    wanted: list[torch.Tensor] = []
     for call, held in ((w4_feed.feed, found), (w4_feed.reference, wanted)):
         out: w4_feed.Rows = (
-            Int8Rows.empty(rows, k, CPU) if kind == "int8" else HalfRows.empty(rows, k, CPU, kind)
+            Int8Rows.empty(rows, k, CPU)
+            if kind == "int8"
+            else HalfRows.empty(rows, k, CPU, "lanes" if kind == "lanes" else "slots")
         )
         residual, squares = values(rows, k) + 1, torch.full((rows, 3), float("nan"))
         ids = torch.arange(rows) + 1 if mode == "embed" else None

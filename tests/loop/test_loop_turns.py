@@ -5,13 +5,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loop_bench import Bench, Told, capabilities, check_told, copying, peaked, periodic, request
 from numpy.typing import NDArray
 
 from localchat.engine.events import Figures, Prefill, PromptLogprobs, Queued
 from localchat.errors import DoesNotFit, EngineClosed, LocalchatError
 from localchat.loop.backend import RowClass
 from localchat.loop.scripted import EOS, VOCAB, hashed
+from tests.loop.loop_bench import (
+    Bench,
+    Told,
+    capabilities,
+    check_told,
+    copying,
+    peaked,
+    periodic,
+    request,
+)
 
 AHEAD: dict[str, Any] = {"block_tokens": 4, "depth": 2}
 CLASSES = (RowClass(1, 1), RowClass(2, 7), RowClass(8, 64))
