@@ -15,8 +15,7 @@ from localchat_cuda.config import ModelConfig
 from localchat_cuda.kernels import attention_many, rope
 from localchat_cuda.kernels.attention import Batch
 from localchat_cuda.kernels.attention_few import WIDEST
-
-PAGE_TOKENS = 64
+from localchat_cuda.plan import PAGE_TOKENS
 
 
 class Pages:
@@ -121,8 +120,10 @@ def inputs_of(stretches: Sequence[Stretch], tables: torch.Tensor, head_dim: int)
 
     def batch(low: int, high: int) -> Batch:
         slots = [each.slot for each in ordered[low:high]]
-        parts = (starts[low:high], counts[low:high], lengths[low:high], slots)
-        return Batch(*map(whole, parts), tables)
+        return Batch(
+            whole(starts[low:high]), whole(counts[low:high]), whole(lengths[low:high]), whole(slots),
+            tables,
+        )  # fmt: skip
 
     border = sum(count <= WIDEST for count in counts)
     few = many = None

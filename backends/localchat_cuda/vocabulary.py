@@ -133,7 +133,7 @@ class Vocabulary:
     def _longest(self, raw: Mapping[str, Any]) -> int:
         """Bytes of the longest token. Vocabularies that fold text before they split it promise nothing."""
         normalizer = raw.get("normalizer")
-        if normalizer is not None and normalizer.get("type") not in ("NFC", "Prepend"):
+        if normalizer is not None and normalizer.get("type") != "NFC":
             return 1 << 40
         if not self._letters:
             return 1 << 40

@@ -71,8 +71,10 @@ class ModelWeights:
             plain = (*layer.norms.values(), *layer.biases.values())
             total += sum(t.numel() * t.element_size() for t in plain)
             for weight in layer.products.values():
-                packed = isinstance(weight, w4_pack.W4)
-                total += weight.bytes if packed else weight.numel() * weight.element_size()
+                if isinstance(weight, w4_pack.W4):
+                    total += weight.bytes
+                else:
+                    total += weight.numel() * weight.element_size()
         return total
 
 

@@ -29,7 +29,7 @@ def loaded(folder: Path, config: ModelConfig, **how: object) -> ModelWeights:
 def test_shards_are_read_and_parts_merged(folder: Path) -> None:
     assert len(read_headers(folder)) > 1
     found = loaded(folder, read_config(folder), dtype=torch.float32)
-    whole = {}
+    whole: dict[str, torch.Tensor] = {}
     for path in read_headers(folder):
         whole |= safetensors.torch.load_file(path)
     wanted = [whole[f"model.layers.1.self_attn.{part}_proj.weight"] for part in "qkv"]
