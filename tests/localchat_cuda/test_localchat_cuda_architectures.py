@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 import torch
-from tiny_models import CPU, KINDS, Tiny, tokens_of
 
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.paging import Stretch, order_of
 from localchat_cuda.weights import RandomWeights, load
+from tests.localchat_cuda import tiny_models
+from tests.localchat_cuda.tiny_models import CPU, KINDS, Tiny, tokens_of
 
 PROMPT = 70
 

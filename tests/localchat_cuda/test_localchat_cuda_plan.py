@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_localchat_cuda_config import AWQ, QWEN25
 
 from localchat.errors import DoesNotFit, UsageError
 from localchat.fit.machine import Gpu
@@ -12,6 +11,7 @@ from localchat.fit.plan import LoadWish, demand
 from localchat.fit.safetensors_header import SafetensorsHeader, Tensor
 from localchat_cuda.config import ModelConfig, parse_config
 from localchat_cuda.plan import Limits, kv_token_bytes, plan, weights_bytes
+from tests.localchat_cuda.test_localchat_cuda_config import AWQ, QWEN25
 
 ROOT = Path(__file__).parents[2]
 CONFIG = parse_config(QWEN25, "it")

@@ -3,15 +3,15 @@ from pathlib import Path
 
 import pytest
 import safetensors.torch
-import tiny_models
 import torch
-from tiny_models import CPU
 
 from localchat.errors import EngineClosed, ModelInvalid, ModelMissing
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.config import ModelConfig, read_config
 from localchat_cuda.kernels import w4_pack
 from localchat_cuda.weights import Checkpoint, ModelWeights, load, read_headers
+from tests.localchat_cuda import tiny_models
+from tests.localchat_cuda.tiny_models import CPU
 
 
 @pytest.fixture(scope="module")
