@@ -1,0 +1,281 @@
+"""One step's way through the layers: the operations between products, over a paged KV cache.
+
+Letters: T tokens of the step, S partial sums, N output and K input features, H query heads, J key/value
+heads, D head dimension, P points (tokens whose logits are wanted).
+
+A product leaves partial sums [S, T, N]; whatever comes next adds them up. The residual is fp32 and stays
+here. Two flows do the same with different activations: `DenseFlow` keeps [T, K] in the model's dtype,
+`PackedFlow` the rows that the W4 products read, with 1/rms left to the product (kernels/w4_feed.py). Each
+runs the kernels, or with `kernels` False their plain-torch references: on a CPU, and in tests.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+
+from localchat_cuda.config import ModelConfig
+from localchat_cuda.kernels import (
+    attention,
+    attention_few,
+    attention_many,
+    dense_few,
+    norm,
+    rope,
+    w4_dense,
+    w4_feed,
+    w4_fp16,
+    w4_int8,
+    w4_many,
+    w4_pack,
+    w4_plan,
+    w4_wgmma,
+)
+from localchat_cuda.kernels.launch import traits
+from localchat_cuda.paging import Inputs, Pages
+from localchat_cuda.weights import Weight
+
+PACKED_ROWS = 1024
+"""With more rows the library's product of dequantized weights is faster: DenseFlow."""
+
+X = TypeVar("X")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """Weights [D] that normalize queries and keys per head."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+
+
+class Flow(Protocol[X]):
+    """What an architecture is written over. `X`: activations that a product reads."""
+
+    def embed(self, table: torch.Tensor, gain: torch.Tensor) -> X:
+        """The residual begins as rows of the table [vocabulary, K]; normed with `gain` [K]."""
+        ...
+
+    def product(self, x: X, weight: Weight) -> torch.Tensor:
+        """Partial sums [S, T, N] of x w^T."""
+        ...
+
+    def attend(
+        self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None
+    ) -> X:
+        """Rotate, write keys and values into the pages of `layer`, attend: [T, H*D]."""
+        ...
+
+    def add_norm(self, y: torch.Tensor, gain: torch.Tensor) -> X:
+        """Add partial sums to the residual; the sum normed with `gain`."""
+        ...
+
+    def silu_mul(self, gate_up: torch.Tensor) -> X:
+        """silu(gate) * up of partial sums [S, T, 2K]."""
+        ...
+
+    def finish(self, y: torch.Tensor, gain: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+        """Logits fp32 [P, vocabulary] of the wanted tokens alone."""
+        ...
+
+
+class _Shared:
+    """Attention and the end of a step, the same in both flows."""
+
+    def __init__(self, config: ModelConfig, inputs: Inputs, pages: Pages, *, kernels: bool) -> None:
+        self.config, self.inputs, self.pages, self.kernels = config, inputs, pages, kernels
+        self.device, self.dtype = pages.device, pages.dtype
+        self.tokens = inputs.ids.shape[0]
+        self.residual = torch.empty(self.tokens, config.hidden, device=self.device)
+        self.q = torch.empty(
+            self.tokens, config.heads, config.head_dim, dtype=self.dtype, device=self.device
+        )
+
+    def store(
+        self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None
+    ) -> None:
+        k, v = self.pages.layer(layer)
+        call = rope.rope_store if self.kernels else rope.reference
+        call(
+            qkv, self.pages.angles, self.inputs.positions, self.inputs.slots, self.inputs.tables,
+            self.q, k, v, bias=bias, q_norm=norms.q if norms else None,
+            k_norm=norms.k if norms else None, eps=self.config.eps,
+        )  # fmt: skip
+
+    def few(self, layer: int) -> attention_few.Partials:
+        """Attention of the sequences with few new tokens, which stand first."""
+        work = self.inputs.few
+        assert work is not None
+        k, v = self.pages.layer(layer)
+        heads, key_heads = self.config.heads, self.config.key_heads
+        d = self.config.head_dim
+        blocks = -(-heads // key_heads * work.widest // 64)
+        sms = traits(self.device).sms
+        splits = attention_few.splits_for(
+            work.batch.starts.shape[0], key_heads, blocks, work.longest, self.pages.page_tokens, sms
+        )
+        partials = attention_few.Partials.empty(splits, work.tokens, heads, d, self.device)
+        attention_few.attend(self.q[: work.tokens], k, v, work.batch, work.widest, partials)
+        return partials
+
+    def attention(self, layer: int) -> torch.Tensor:
+        """[T, H*D] in the model's dtype."""
+        k, v = self.pages.layer(layer)
+        if not self.kernels:
+            rules = attention.Rules()
+            out = attention.reference(self.q, k, v, self.inputs.batch, rules)
+            return out.view(self.tokens, -1).to(self.dtype)
+        out = torch.empty_like(self.q)
+        flat = out.view(self.tokens, -1)
+        if self.inputs.few is not None:
+            attention_few.merge(self.few(layer), flat[: self.inputs.few.tokens])
+        if self.inputs.many is not None:
+            work = self.inputs.many
+            attention_many.attend(self.q, k, v, work.batch, work.tiles, out)
+        return flat
+
+    def finish(self, y: torch.Tensor, gain: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+        wanted = self.inputs.wanted
+        residual = self.residual[wanted]
+        x = torch.empty(residual.shape, dtype=self.dtype, device=self.device)
+        call = norm.add_norm if self.kernels else norm.reference
+        call(y[:, wanted].contiguous(), residual, gain, x, self.config.eps)
+        return _dense(x, head, kernels=self.kernels).float()
+
+
+def _dense(x: torch.Tensor, weight: torch.Tensor, *, kernels: bool) -> torch.Tensor:
+    """x w^T: fp32 from the kernel and the reference, the model's dtype from the library."""
+    rows = x.shape[0]
+    if not kernels:
+        return dense_few.reference(x, weight)
+    if not 1 <= rows <= dense_few.MAX_ROWS or x.dtype == torch.float32:
+        return torch.matmul(x, weight.t())
+    out = torch.empty(rows, weight.shape[0], device=x.device)
+    dense_few.product(x, weight, out)
+    return out
+
+
+class DenseFlow(_Shared):
+    """Activations [T, K] in the model's dtype. W4 weights are dequantized for the library's product."""
+
+    def embed(self, table: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+        self.residual.copy_(table[self.inputs.ids.long()])
+        return self._normed(None, gain)
+
+    def product(self, x: torch.Tensor, weight: Weight) -> torch.Tensor:
+        if not isinstance(weight, w4_pack.W4):
+            return _dense(x, weight, kernels=self.kernels)[None]
+        if not self.kernels:
+            return (x.float() @ w4_pack.dense(weight).t())[None]
+        n, k = weight.features_out, weight.features_in
+        out = torch.empty(x.shape[0], n, dtype=x.dtype, device=x.device)
+        w4_dense.product(x, weight, out, torch.empty(n * k, dtype=x.dtype, device=x.device))
+        return out[None]
+
+    def attend(
+        self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None
+    ) -> torch.Tensor:
+        self.store(qkv, layer, bias, norms)
+        return self.attention(layer)
+
+    def add_norm(self, y: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+        return self._normed(y, gain)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        (whole,) = gate_up
+        out = torch.empty(self.tokens, whole.shape[1] // 2, dtype=self.dtype, device=self.device)
+        if self.kernels:
+            norm.silu_mul(whole, out)
+        else:
+            gate, up = whole.float().chunk(2, 1)
+            out.copy_(torch.nn.functional.silu(gate) * up)
+        return out
+
+    def _normed(self, y: torch.Tensor | None, gain: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(self.tokens, self.config.hidden, dtype=self.dtype, device=self.device)
+        call = norm.add_norm if self.kernels else norm.reference
+        call(y, self.residual, gain, out, self.config.eps)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Activations of a W4 product. squares [T, K / 128]: the product divides by the rms of the row."""
+
+    rows: w4_feed.Rows
+    squares: torch.Tensor | None = None
+
+
+class PackedFlow(_Shared):
+    """Activations as W4 products read them: at most PACKED_ROWS tokens, every weight of a layer W4."""
+
+    def __init__(self, config: ModelConfig, inputs: Inputs, pages: Pages, *, kernels: bool) -> None:
+        super().__init__(config, inputs, pages, kernels=kernels)
+        self.form = w4_plan.form_for(self.tokens)
+        if self.form == "dense":
+            raise ValueError(f"inputs: at most {PACKED_ROWS} tokens wanted, {self.tokens} given")
+
+    def embed(self, table: torch.Tensor, gain: torch.Tensor) -> Packed:
+        return self._feed("embed", table, self.config.hidden, gain)
+
+    def product(self, x: Packed, weight: Weight) -> torch.Tensor:
+        assert isinstance(weight, w4_pack.W4)
+        eps, rows = self.config.eps, x.rows
+        if not self.kernels:
+            if isinstance(rows, w4_feed.Int8Rows):
+                return w4_int8.reference(rows.x, rows.factors, weight, x.squares, eps)[None]
+            return w4_fp16.reference(rows, weight, x.squares, eps)[None]
+        n, k, sms = weight.features_out, weight.features_in, traits(self.device).sms
+        if self.form == "many":
+            cut = w4_many.cut_for(self.tokens, n, k, sms)
+            out = self._partials(cut.shape.splits, n)
+            assert isinstance(rows, w4_feed.HalfRows)
+            w4_many.product(rows, weight, out, cut, squares=x.squares, eps=eps)
+            return out
+        shape = w4_plan.shape_for(self.form, self.tokens, n, k, sms)
+        out = self._partials(shape.splits, n)
+        if isinstance(rows, w4_feed.Int8Rows):
+            w4_int8.product(rows.x, rows.factors, weight, out, shape, squares=x.squares, eps=eps)
+        else:
+            call = w4_fp16.product if self.form == "fp16" else w4_wgmma.product
+            call(rows, weight, out, shape, squares=x.squares, eps=eps)
+        return out
+
+    def attend(
+        self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None
+    ) -> Packed:
+        self.store(qkv, layer, bias, norms)
+        few = self.inputs.few
+        if self.kernels and few is not None and few.tokens == self.tokens:
+            rows = self._rows(self.config.heads * self.config.head_dim)
+            attention_few.merge(self.few(layer), rows)
+            return Packed(rows)
+        out = self.attention(layer)
+        return self._feed("plain", out[None], out.shape[1])
+
+    def add_norm(self, y: torch.Tensor, gain: torch.Tensor) -> Packed:
+        return self._feed("norm", y, self.config.hidden, gain)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> Packed:
+        return self._feed("silu", gate_up, gate_up.shape[2] // 2)
+
+    def _feed(
+        self, mode: w4_feed.Mode, source: torch.Tensor, k: int, gain: torch.Tensor | None = None
+    ) -> Packed:
+        rows, call = self._rows(k), w4_feed.feed if self.kernels else w4_feed.reference
+        if gain is None:
+            call(mode, source, rows)
+            return Packed(rows)
+        squares = torch.empty(self.tokens, k // w4_pack.GROUP, device=self.device)
+        ids = self.inputs.ids if mode == "embed" else None
+        call(mode, source, rows, ids=ids, residual=self.residual, weight=gain, squares=squares)
+        return Packed(rows, squares)
+
+    def _rows(self, k: int) -> w4_feed.Rows:
+        if self.form == "int8":
+            return w4_feed.Int8Rows.empty(self.tokens, k, self.device)
+        order: w4_feed.Order = "lanes" if self.form == "fp16" else "slots"
+        return w4_feed.HalfRows.empty(self.tokens, k, self.device, order)
+
+    def _partials(self, splits: int, n: int) -> torch.Tensor:
+        return torch.empty(splits, self.tokens, n, device=self.device)

@@ -1,0 +1,183 @@
+"""What a checkpoint takes of a GPU, decided before anything is loaded: weights, KV pages, workspace, room
+for the driver. Imports no torch.
+
+Free memory is that of this moment; limits are absolute (`Limits`). The context is shrunk, with a sentence,
+where the one that was trained for does not fit.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from localchat.errors import UsageError
+from localchat.fit.machine import Gpu
+from localchat.fit.plan import LEAST_CONTEXT_TOKENS, LoadWish, MemoryPlan, largest, reserve_bytes
+from localchat.fit.safetensors_header import SafetensorsHeader
+from localchat.fit.words import size, tokens
+from localchat_cuda.config import AWQ_GROUP, FloatType, ModelConfig
+
+PAGE_TOKENS = 64
+STEP_TOKENS = 2048
+"""Most tokens of a step: 50 ms for a 7B model on an H200."""
+OVERHEAD_BYTES = 900_000_000
+"""The driver's context, the libraries' handles and workspaces, compiled kernels, captured graphs."""
+_HALF, _FLOAT, _LARGEST_SLOTS = 2, 4, 256
+_KV_TYPES: dict[FloatType, str] = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The user's absolute bounds in bytes, None: none. gpu_bytes: everything on the GPU. kv_bytes: the
+    cache alone."""
+
+    gpu_bytes: int | None = None
+    kv_bytes: int | None = None
+
+
+def plan(
+    config: ModelConfig,
+    headers: Iterable[SafetensorsHeader],
+    wish: LoadWish,
+    gpu: Gpu,
+    limits: Limits | None = None,
+) -> MemoryPlan:
+    """The verdict on a load to one GPU. Never raises for memory: `fit.plan.demand` makes the error of a
+    plan that does not fit. Raises UsageError for a KV type the engine lacks, and for nonsense numbers."""
+    return _Planner(config, tuple(headers), wish, gpu, limits or Limits()).plan()
+
+
+def kv_token_bytes(config: ModelConfig) -> int:
+    """Keys and values of one token in all layers."""
+    width = _FLOAT if config.dtype == "float32" else _HALF
+    return 2 * config.layers * config.key_heads * config.head_dim * width
+
+
+def weights_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> int:
+    """What the files' tensors take once they are loaded: as stored, but for AWQ's scales and zeros, which
+    become four bytes for each group."""
+    total = 0
+    for header in headers:
+        for tensor in header.tensors:
+            if config.awq and tensor.name.endswith(".qzeros"):
+                continue
+            if config.awq and tensor.name.endswith(".scales"):
+                total += tensor.shape[0] * tensor.shape[1] * _FLOAT
+            elif not (config.tied and tensor.name == "lm_head.weight"):
+                total += tensor.size_bytes
+    return total
+
+
+def workspace_bytes(config: ModelConfig, slots: int) -> int:
+    """Activations of the largest step, logits of `slots` points with the sampler's copy, and the
+    dequantized weight that the library multiplies."""
+    width = max(config.qkv_columns, 2 * config.feed, config.hidden)
+    activations = STEP_TOKENS * (2 * width + 3 * config.hidden) * _FLOAT
+    logits = slots * config.vocabulary * 3 * _FLOAT
+    spread = 2 * config.feed * config.hidden * _HALF if config.awq else 0
+    return activations + logits + spread
+
+
+class _Planner:
+    def __init__(
+        self, config: ModelConfig, headers: tuple[SafetensorsHeader, ...], wish: LoadWish, gpu: Gpu,
+        limits: Limits,
+    ) -> None:  # fmt: skip
+        self.config, self.wish, self.limits = config, wish, limits
+        self.kv_type = _KV_TYPES[config.dtype]
+        self._check()
+        self.weights = weights_bytes(config, headers)
+        self.workspace = workspace_bytes(config, wish.max_slots)
+        self.free = max(gpu.free_bytes - reserve_bytes(gpu.total_bytes), 0)
+        if limits.gpu_bytes is not None:
+            self.free = min(self.free, limits.gpu_bytes)
+        self.gpu = gpu
+        self.notes: list[str] = []
+
+    def _check(self) -> None:
+        wish = self.wish
+        if wish.context_tokens is not None and wish.context_tokens < 1:
+            raise UsageError(f"A context of {wish.context_tokens} tokens is not possible.")
+        if not 1 <= wish.max_slots <= _LARGEST_SLOTS:
+            raise UsageError(
+                f"{wish.max_slots} sequences at once: 1 to {_LARGEST_SLOTS} are possible."
+            )
+        if wish.kv_type not in (None, self.kv_type):
+            raise UsageError(
+                f"The KV cache of this model cannot be {wish.kv_type} here.",
+                hint=f"Possible on the CUDA backend: {self.kv_type}. llama.cpp has quantized ones.",
+            )
+
+    def kv(self, context: int) -> int:
+        """Pages for one sequence of `context` tokens."""
+        pages = -(-context // PAGE_TOKENS)
+        return pages * PAGE_TOKENS * kv_token_bytes(self.config)
+
+    def room(self) -> int:
+        """Bytes that the cache may take."""
+        left = self.free - self.weights - self.workspace - OVERHEAD_BYTES
+        most = self.limits.kv_bytes
+        return max(left if most is None else min(left, most), 0)
+
+    def plan(self) -> MemoryPlan:
+        """See the function `plan`."""
+        trained, asked = self.config.context_train, self.wish.context_tokens
+        goal = asked or trained
+        longest = largest(lambda count: self.kv(count) <= self.room(), max(trained, goal))
+        least = min(LEAST_CONTEXT_TOKENS, trained)
+        if asked is None and least <= longest < trained:
+            self.notes.append(
+                f"{tokens(longest)} of context fit; the model allows {tokens(trained)}."
+            )
+            goal = longest
+        fits = longest >= goal
+        if asked is not None and asked > trained:
+            self.notes.append(
+                f"The model was trained for {tokens(trained)}; beyond, it may ramble."
+            )
+        advice = () if fits else tuple(self._advice(goal, longest, least))
+        return self._result(goal, longest, fits=fits, advice=advice)
+
+    def _cache(self, context: int) -> int:
+        """What is useful and no more: every slot full, or what there is room for; one sequence at least."""
+        useful = self.kv(context) * self.wish.max_slots
+        page = self.kv(1)
+        return max(min(useful, self.room() // page * page), self.kv(context))
+
+    def _result(
+        self, context: int, longest: int, *, fits: bool, advice: tuple[str, ...]
+    ) -> MemoryPlan:
+        kv = self._cache(context) if fits else self.kv(context)
+        total = self.weights + kv + self.workspace + OVERHEAD_BYTES
+        return MemoryPlan(
+            backend="cuda",
+            weights_bytes=self.weights,
+            kv_bytes=kv,
+            compute_bytes=self.workspace,
+            overhead_bytes=OVERHEAD_BYTES,
+            free_bytes=self.free,
+            fits=fits,
+            context_tokens=context,
+            max_context_tokens=longest,
+            kv_type=self.kv_type,
+            flash_attention=True,
+            gpu_layers=self.config.layers + 1,
+            cache_ram_bytes=0,
+            max_step_tokens=STEP_TOKENS,
+            advice=advice,
+            notes=tuple(self.notes),
+            layers=self.config.layers + 1,
+            gpu_bytes=total,
+            gpu_free_bytes=self.free,
+        )
+
+    def _advice(self, goal: int, longest: int, least: int) -> Iterator[str]:
+        if self.limits.kv_bytes is not None and self.limits.kv_bytes < self.kv(goal):
+            yield f"--kv-gb {self.kv(goal) / 1e9:.1f}: what {tokens(goal)} take."
+        if least <= longest < goal:
+            yield f"--ctx {longest}: {size(self.kv(longest))} of cache."
+        if self.gpu.others_bytes > 1_000_000_000:
+            yield f"Other programs hold {size(self.gpu.others_bytes)} of this GPU: close them."
+        if not self.config.awq:
+            quarter = self.weights // 4 + self.workspace + OVERHEAD_BYTES + self.kv(least)
+            if quarter <= self.free:
+                yield f"An AWQ quantization of this model (groups of {AWQ_GROUP}) takes a third."
+        yield "A GGUF of this model: llama.cpp can leave some layers in RAM."

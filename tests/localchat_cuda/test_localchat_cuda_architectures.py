@@ -1,0 +1,147 @@
+"""Every architecture against transformers, in fp32 on a CPU; and the kernels' way against the references'."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.paging import Stretch, order_of
+from localchat_cuda.weights import RandomWeights, load
+from tests.localchat_cuda import tiny_models
+from tests.localchat_cuda.tiny_models import CPU, KINDS, Tiny, tokens_of
+
+PROMPT = 70
+
+
+@pytest.fixture(scope="module", params=sorted(KINDS))
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, Path]:
+    folder = tmp_path_factory.mktemp(request.param)
+    model = tiny_models.reference(request.param)
+    tiny_models.save(model, folder)
+    return model, folder
+
+
+@pytest.fixture(scope="module", params=["qwen2", "qwen3"])
+def quantized(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, Path]:
+    folder = tmp_path_factory.mktemp(request.param)
+    model = tiny_models.reference(request.param)
+    tiny_models.save_awq(model, folder)
+    return model, folder
+
+
+def wanted_of(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(torch.tensor([tokens])).logits[0]
+    return found
+
+
+def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("chunk", [1, 17, 64, 70])
+def test_prompt_logits_are_transformers_for_any_chunk(pair: tuple[Any, Path], chunk: int) -> None:
+    model, folder = pair
+    tokens = tokens_of(1, PROMPT)
+    found = Tiny(folder, torch.float32).prompt(tokens, chunk)
+    assert torch.allclose(found, wanted_of(model, tokens), atol=2e-3, rtol=1e-4)
+
+
+def test_greedy_text_is_transformers(pair: tuple[Any, Path]) -> None:
+    model, folder = pair
+    prompt, ours = tokens_of(2, 50), Tiny(folder, torch.float32)
+    with torch.no_grad():
+        wanted = model.generate(
+            torch.tensor([prompt]),
+            max_new_tokens=32,
+            min_new_tokens=32,
+            do_sample=False,
+            pad_token_id=0,
+        )[0, len(prompt) :].tolist()
+    known, found = list(prompt), []
+    logits = ours.prompt(prompt, 32)[-1:]
+    for _ in range(32):
+        found.append(int(logits[-1].argmax()))
+        known.append(found[-1])
+        logits = ours.step(Stretch(0, len(known) - 1, (found[-1],)))
+    assert found == wanted
+
+
+def test_sequences_in_one_step_do_not_touch_each_other(pair: tuple[Any, Path]) -> None:
+    model, folder = pair
+    ours = Tiny(folder, torch.float32)
+    texts = [tokens_of(3, 70), tokens_of(4, 33), tokens_of(5, 20)]
+    for slot, text in enumerate(texts[:2]):
+        ours.prompt(text[:-1], 40, slot)
+    stretches = [Stretch(2, 0, texts[2], 2), *(
+        Stretch(slot, len(text) - 1, text[-1:]) for slot, text in enumerate(texts[:2])
+    )]  # fmt: skip
+    assert order_of(stretches) == [1, 2, 0]
+    found = ours.step(*stretches)
+    wanted = [
+        wanted_of(model, texts[0])[-1:],
+        wanted_of(model, texts[1])[-1:],
+        wanted_of(model, texts[2])[-2:],
+    ]
+    assert torch.allclose(found, torch.cat(wanted), atol=2e-3, rtol=1e-4)
+
+
+def test_a_copied_page_continues_like_its_original(pair: tuple[Any, Path]) -> None:
+    model, folder = pair
+    ours, text = Tiny(folder, torch.float32), tokens_of(6, 40)
+    ours.prompt(text[:30], 30)
+    ours.pages.copy(int(ours.tables[0, 0]), int(ours.tables[1, 0]), 30)
+    found = ours.step(Stretch(1, 30, text[30:]))
+    assert torch.allclose(found, wanted_of(model, text)[-1:], atol=2e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("chunk", [1, 16, 40])
+def test_awq_logits_are_those_of_the_dequantized_weights(
+    quantized: tuple[Any, Path], packed: bool, chunk: int
+) -> None:
+    model, folder = quantized
+    tokens = tokens_of(7, 40)
+    found = Tiny(folder, torch.float32).prompt(tokens, chunk, packed=packed)
+    wanted = wanted_of(model, tokens)
+    # packed activations are rounded to 16 bits a group (up to 8 rows) or to fp16
+    assert distance(found, wanted) < (5e-3 if packed else 1e-5)
+
+
+@pytest.mark.parametrize("quantized", ["qwen2"], indirect=True)
+@pytest.mark.parametrize("chunk", [9, 17])
+def test_kernels_of_packed_weights_are_their_references(
+    quantized: tuple[Any, Path], chunk: int
+) -> None:
+    model, folder = quantized
+    tokens = tokens_of(8, 17)
+    found = Tiny(folder, torch.float16, kernels=True).prompt(tokens, chunk, packed=True)
+    assert distance(found, wanted_of(model, tokens)) < 2e-2
+
+
+@pytest.mark.parametrize("pair", ["qwen3"], indirect=True)
+def test_kernels_of_dense_weights_are_their_references(pair: tuple[Any, Path]) -> None:
+    model, folder = pair
+    ours, tokens = Tiny(folder, torch.float16, kernels=True), tokens_of(9, 18)
+    ours.step(Stretch(0, 0, tokens[:17]))
+    found = ours.step(Stretch(0, 17, tokens[17:]), Stretch(1, 0, tokens_of(10, 17)))
+    wanted = torch.cat((wanted_of(model, tokens)[-1:], wanted_of(model, tokens_of(10, 17))[-1:]))
+    assert distance(found, wanted) < 2e-2
+
+
+@pytest.mark.parametrize("awq", [False, True])
+def test_random_weights_run(pair: tuple[Any, Path], awq: bool) -> None:
+    ours = Tiny(pair[1], torch.float32)
+    ours.config = replace(ours.config, awq=awq)
+    names = ARCHITECTURES[ours.config.architecture].NAMES
+    ours.weights = load(ours.config, names, RandomWeights(CPU), CPU, dtype=torch.float32)
+    found = ours.prompt(tokens_of(11, 9), 9)
+    assert bool(found.isfinite().all())
+    assert float(found.std()) > 0.0

@@ -1,0 +1,102 @@
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from localchat.errors import DoesNotFit, UsageError
+from localchat.fit.machine import Gpu
+from localchat.fit.plan import LoadWish, demand
+from localchat.fit.safetensors_header import SafetensorsHeader, Tensor
+from localchat_cuda.config import ModelConfig, parse_config
+from localchat_cuda.plan import Limits, kv_token_bytes, plan, weights_bytes
+from tests.localchat_cuda.test_localchat_cuda_config import AWQ, QWEN25
+
+ROOT = Path(__file__).parents[2]
+CONFIG = parse_config(QWEN25, "it")
+GB = 1_000_000_000
+
+
+def header(size: int, name: str = "w") -> SafetensorsHeader:
+    return SafetensorsHeader("m", {}, (Tensor(name, (size // 2,), "BF16", 8, size),), size)
+
+
+def gpu(free: int, total: int = 24 * GB) -> Gpu:
+    return Gpu(0, "a card", total, free)
+
+
+def test_a_cache_of_every_slot_is_planned_and_no_more() -> None:
+    found = plan(CONFIG, [header(15 * GB)], LoadWish(max_slots=2), gpu(140 * GB, 141 * GB))
+    assert found.fits
+    assert found.context_tokens == found.max_context_tokens == 32768
+    assert found.kv_bytes == 2 * 32768 * kv_token_bytes(CONFIG)
+    assert kv_token_bytes(CONFIG) == 2 * 28 * 4 * 128 * 2
+    assert found.notes == ()
+
+
+def test_a_context_that_does_not_fit_is_shrunk_and_said() -> None:
+    found = plan(CONFIG, [header(15 * GB)], LoadWish(max_slots=4), gpu(19 * GB))
+    assert found.fits
+    assert 512 <= found.context_tokens < 32768
+    assert found.total_bytes <= found.free_bytes
+    (note,) = found.notes
+    assert f"{found.context_tokens:,}" in note and "32,768" in note
+
+
+def test_a_context_asked_for_is_never_shrunk() -> None:
+    wish = LoadWish(context_tokens=32768, max_slots=4)
+    found = plan(CONFIG, [header(15 * GB)], wish, gpu(18 * GB))
+    assert not found.fits
+    assert found.context_tokens == 32768
+    assert any(line.startswith(f"--ctx {found.max_context_tokens}") for line in found.advice)
+    with pytest.raises(DoesNotFit, match="32,768"):
+        demand(found, "it")
+
+
+def test_weights_that_do_not_fit_are_told_with_ways_out() -> None:
+    found = plan(CONFIG, [header(15 * GB)], LoadWish(), gpu(10 * GB))
+    assert not found.fits
+    assert found.max_context_tokens == 0
+    assert any("AWQ" in line for line in found.advice)
+    assert any("Other programs hold 14" in line for line in found.advice)
+    assert "llama.cpp" in found.advice[-1]
+
+
+@pytest.mark.parametrize("limits", [Limits(gpu_bytes=18 * GB), Limits(kv_bytes=GB)])
+def test_limits_are_absolute(limits: Limits) -> None:
+    found = plan(CONFIG, [header(15 * GB)], LoadWish(), gpu(140 * GB, 141 * GB), limits)
+    assert found.fits
+    assert found.total_bytes <= (limits.gpu_bytes or 141 * GB)
+    assert found.kv_bytes <= (limits.kv_bytes or 141 * GB)
+    assert found.context_tokens < 32768
+
+
+def test_packed_scales_and_tied_heads_are_counted_as_they_will_lie() -> None:
+    awq: ModelConfig = replace(
+        parse_config({**QWEN25, "quantization_config": AWQ}, "it"), tied=True
+    )
+    tensors = (
+        Tensor("a.qweight", (1024, 128), "I32", 8, 524288),
+        Tensor("a.qzeros", (8, 128), "I32", 8, 4096),
+        Tensor("a.scales", (8, 1024), "F16", 8, 16384),
+        Tensor("lm_head.weight", (10, 10), "F16", 8, 200),
+    )
+    held = SafetensorsHeader("m", {}, tensors, 0)
+    assert weights_bytes(awq, [held]) == 524288 + 4 * 8 * 1024
+    assert weights_bytes(CONFIG, [held]) == 524288 + 4096 + 16384 + 200
+
+
+@pytest.mark.parametrize(
+    "wish", [LoadWish(kv_type="q8_0"), LoadWish(context_tokens=0), LoadWish(max_slots=0)]
+)
+def test_nonsense_is_refused(wish: LoadWish) -> None:
+    with pytest.raises(UsageError):
+        plan(CONFIG, [header(GB)], wish, gpu(20 * GB))
+
+
+def test_planning_imports_no_torch() -> None:
+    code = "import sys, localchat_cuda.plan; sys.exit('torch' in sys.modules)"
+    path = f"{ROOT}:{ROOT / 'backends'}"
+    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": path}, check=False)
+    assert done.returncode == 0

@@ -1,0 +1,118 @@
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from localchat.errors import ModelInvalid, ModelMissing
+from localchat_cuda.vocabulary import Vocabulary, chat_template, sampling_defaults
+
+TEXT = ["the quick brown fox jumps over the lazy dog, again and again", "naïve café — 12 + 30 = 42"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level vocabulary as Qwen's and Llama 3's are."""
+    path = tmp_path_factory.mktemp("vocabulary")
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(
+        TEXT, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    )
+    names = ["<|begin|>", "<|im_end|>", "<|endoftext|>", "<|fim_prefix|>"]
+    made.add_special_tokens([AddedToken(name, special=True) for name in names])
+    made.add_tokens([AddedToken("<tool_call>", special=False)])
+    made.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "bos_token": {"content": "<|begin|>"},
+                "eos_token": "<|im_end|>",
+                "add_bos_token": True,
+                "chat_template": [{"name": "default", "template": "{{ messages }}"}],
+            }
+        )
+    )
+    (path / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": [3], "temperature": 0.6, "top_k": 20, "do_sample": True})
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def vocabulary(folder: Path) -> Vocabulary:
+    return Vocabulary(folder, 500)
+
+
+@given(text=st.text(max_size=30))
+def test_pieces_make_up_the_text(vocabulary: Vocabulary, text: str) -> None:
+    tokens = vocabulary.encode(text)
+    data = b"".join(vocabulary.piece(token) for token in tokens)
+    assert data == text.encode()
+    assert len(tokens) * vocabulary.longest_piece >= len(data)
+
+
+def test_lone_surrogates_are_replaced(vocabulary: Vocabulary) -> None:
+    tokens = vocabulary.encode("a\ud800b\x00")
+    assert b"".join(map(vocabulary.piece, tokens)) == "a\ufffdb\x00".encode()
+
+
+def test_control_tokens_are_text_unless_they_are_asked_for(vocabulary: Vocabulary) -> None:
+    plain = vocabulary.encode("hi<|im_end|>")
+    assert vocabulary.eos not in plain
+    assert b"".join(map(vocabulary.piece, plain)) == b"hi<|im_end|>"
+    marked = vocabulary.encode("hi<|im_end|>", special=True)
+    assert marked[-1] == vocabulary.eos
+    assert vocabulary.piece(vocabulary.eos) == b""
+    assert vocabulary.piece(vocabulary.eos, special=True) == b"<|im_end|>"
+    tool = vocabulary.encode("<tool_call>")
+    assert len(tool) == 1 and vocabulary.piece(tool[0]) == b"<tool_call>"
+
+
+def test_begin_and_ends_are_the_checkpoints(vocabulary: Vocabulary) -> None:
+    assert vocabulary.encode("a", add_bos=True)[0] == vocabulary.bos >= 0
+    named = {vocabulary.encode(t, special=True)[0] for t in ("<|im_end|>", "<|endoftext|>")}
+    assert vocabulary.eog == named | {3}
+    assert vocabulary.special("fim_pre") == vocabulary.encode("<|fim_prefix|>", special=True)[0]
+    assert vocabulary.special("fim_sep") == -1
+    assert vocabulary.special("sep") == -1
+
+
+def test_rows_beyond_the_last_token_are_empty_and_beyond_the_model_refused(
+    vocabulary: Vocabulary,
+) -> None:
+    assert vocabulary.vocab_size == 500
+    assert vocabulary.piece(499) == b""
+    with pytest.raises(ValueError, match="outside the vocabulary"):
+        vocabulary.piece(500)
+
+
+def test_bytes_of_a_byte_fallback_vocabulary(tmp_path: Path) -> None:
+    vocab = {"<unk>": 0, "<0xC3>": 1, "<0xA9>": 2, "\u2581a": 3, "b": 4}
+    made = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+    made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    made.save(str(tmp_path / "tokenizer.json"))
+    found = Vocabulary(tmp_path)
+    assert [found.piece(token) for token in (1, 2, 3, 4)] == [b"\xc3", b"\xa9", b" a", b"b"]
+    assert (found.bos, found.add_bos, found.eog) == (-1, False, frozenset())
+
+
+def test_template_and_sampling_come_from_the_files_beside(folder: Path, tmp_path: Path) -> None:
+    assert chat_template(folder) == "{{ messages }}"
+    assert sampling_defaults(folder) == (("temperature", 0.6), ("top_k", 20.0))
+    assert chat_template(tmp_path) is None
+    assert sampling_defaults(tmp_path) == ()
+    (tmp_path / "chat_template.jinja").write_text("{{ x }}")
+    assert chat_template(tmp_path) == "{{ x }}"
+
+
+def test_a_folder_without_a_vocabulary_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ModelMissing, match=r"tokenizer\.json"):
+        Vocabulary(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelInvalid, match="cannot be read"):
+        Vocabulary(tmp_path)

@@ -1,0 +1,81 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from localchat.errors import EngineClosed, ModelInvalid, ModelMissing
+from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.config import ModelConfig, read_config
+from localchat_cuda.kernels import w4_pack
+from localchat_cuda.weights import Checkpoint, ModelWeights, load, read_headers
+from tests.localchat_cuda import tiny_models
+from tests.localchat_cuda.tiny_models import CPU
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("qwen2")
+    tiny_models.save(tiny_models.reference("qwen2"), path)
+    return path
+
+
+def loaded(folder: Path, config: ModelConfig, **how: object) -> ModelWeights:
+    names = ARCHITECTURES[config.architecture].NAMES
+    return load(config, names, Checkpoint(folder, CPU), CPU, **how)  # type: ignore[arg-type]
+
+
+def test_shards_are_read_and_parts_merged(folder: Path) -> None:
+    assert len(read_headers(folder)) > 1
+    found = loaded(folder, read_config(folder), dtype=torch.float32)
+    whole: dict[str, torch.Tensor] = {}
+    for path in read_headers(folder):
+        whole |= safetensors.torch.load_file(path)
+    wanted = [whole[f"model.layers.1.self_attn.{part}_proj.weight"] for part in "qkv"]
+    assert torch.equal(found.layers[1].products["qkv"], torch.cat(wanted))  # type: ignore[arg-type]
+    biases = [whole[f"model.layers.1.self_attn.{part}_proj.bias"] for part in "qkv"]
+    assert torch.equal(found.layers[1].biases["qkv"], torch.cat(biases))
+    assert found.head is found.embedding
+    assert found.bytes == sum(each.numel() * 4 for each in whole.values())
+
+
+def test_the_checkpoints_type_is_kept_unless_another_is_asked(folder: Path) -> None:
+    config = read_config(folder)
+    assert loaded(folder, config).embedding.dtype == torch.float32
+    assert loaded(folder, config, dtype=torch.float16).embedding.dtype == torch.float16
+
+
+def test_a_load_can_be_stopped(folder: Path) -> None:
+    told: list[tuple[int, int]] = []
+
+    def progress(done: int, total: int) -> bool:
+        told.append((done, total))
+        return False
+
+    with pytest.raises(EngineClosed):
+        loaded(folder, read_config(folder), progress=progress)
+    assert told == [(1, 2)]
+
+
+def test_awq_layers_are_packed_as_their_parts(tmp_path: Path) -> None:
+    model = tiny_models.reference("qwen2")
+    tiny_models.save_awq(model, tmp_path)
+    found = loaded(tmp_path, read_config(tmp_path))
+    gate_up = found.layers[0].products["gate_up"]
+    assert isinstance(gate_up, w4_pack.W4)
+    mlp = model.model.layers[0].mlp
+    wanted = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight))
+    assert torch.equal(w4_pack.dense(gate_up), wanted)
+
+
+def test_a_missing_shard_and_a_wrong_shape_are_named(folder: Path, tmp_path: Path) -> None:
+    config = read_config(folder)
+    with pytest.raises(ModelMissing, match="no safetensors file"):
+        Checkpoint(tmp_path, CPU)
+    first = min(read_headers(folder))
+    (tmp_path / first.name).write_bytes(first.read_bytes())
+    with pytest.raises(ModelInvalid, match="lacks the tensor"):
+        loaded(tmp_path, config)
+    with pytest.raises(ModelInvalid, match="and config"):
+        loaded(folder, replace(config, vocabulary=161))

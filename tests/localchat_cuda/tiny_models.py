@@ -1,0 +1,136 @@
+"""Tiny random checkpoints of every architecture, made with transformers, and a way to run ours on them."""
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+import transformers
+
+from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.config import ModelConfig, read_config
+from localchat_cuda.flow import DenseFlow, PackedFlow
+from localchat_cuda.kernels import w4_pack
+from localchat_cuda.paging import Pages, Stretch, inputs_of
+from localchat_cuda.weights import Checkpoint, ModelWeights, load
+
+CPU = torch.device("cpu")
+VOCABULARY = 160
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+    "rope_theta": 10000.0,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"tie_word_embeddings": False, "rope_parameters": LLAMA3}),
+    "qwen2": (
+        "Qwen2",
+        {"tie_word_embeddings": True, "num_attention_heads": 2, "num_key_value_heads": 1},
+    ),
+    "qwen3": ("Qwen3", {"tie_word_embeddings": False, "num_key_value_heads": 4}),
+}
+
+
+def reference(kind: str) -> Any:
+    """The model in transformers, fp32, every bias and norm away from its dull beginning."""
+    name, changes = KINDS[kind]
+    config = getattr(transformers, f"{name}Config")(**{**SHAPE, **changes})
+    torch.manual_seed(len(kind))
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def save(model: Any, folder: Path, shards: str = "100KB") -> None:
+    """As the hub has it, in several files."""
+    model.save_pretrained(folder, max_shard_size=shards)
+
+
+def save_awq(model: Any, folder: Path) -> None:
+    """Layers as AutoAWQ writes them; the model's own weights become what the codes stand for."""
+    generator = torch.Generator().manual_seed(3)
+    tensors = {}
+    with torch.no_grad():
+        for name, parameter in model.state_dict().items():
+            if not name.startswith("model.layers.") or parameter.dim() == 1:
+                if name != "lm_head.weight" or not model.config.tie_word_embeddings:
+                    tensors[name] = parameter.clone().half()
+                    parameter.copy_(tensors[name])
+                continue
+            n, k = parameter.shape
+            codes = torch.randint(0, 16, (n, k), generator=generator)
+            zeros = torch.randint(6, 10, (n, k // 128), generator=generator)
+            scales = ((torch.rand(n, k // 128, generator=generator) + 0.5) * 0.05).half()
+            wide = (scales.float().repeat_interleave(128, 1), zeros.repeat_interleave(128, 1))
+            parameter.copy_((codes - wide[1]) * wide[0])
+            prefix = name.removesuffix(".weight")
+            parts = zip(
+                ("qweight", "qzeros", "scales"), w4_pack.to_awq(codes, scales, zeros), strict=True
+            )
+            tensors |= {f"{prefix}.{part}": tensor for part, tensor in parts}
+    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+    held = model.config.to_dict()
+    held["quantization_config"] = {
+        "quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True,
+    }  # fmt: skip
+    held["architectures"] = [type(model).__name__]
+    (folder / "config.json").write_text(json.dumps(held, default=str))
+
+
+class Tiny:
+    """Our model over a checkpoint, with pages handed out in a shuffled order."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype, *, kernels: bool = False) -> None:
+        self.config: ModelConfig = read_config(folder)
+        self.architecture = ARCHITECTURES[self.config.architecture]
+        self.weights: ModelWeights = load(
+            self.config, self.architecture.NAMES, Checkpoint(folder, CPU), CPU, dtype=dtype
+        )
+        self.kernels = kernels
+        self.pages = Pages(self.config, 12, 256, CPU, dtype)
+        self.pages.pool.fill_(float("nan"))
+        order = torch.randperm(12, generator=torch.Generator().manual_seed(2)).int()
+        self.tables = order.view(3, 4)
+
+    def step(self, *stretches: Stretch, packed: bool = False) -> torch.Tensor:
+        inputs = inputs_of(stretches, self.tables, self.config.head_dim)
+        kind = PackedFlow if packed else DenseFlow
+        flow = kind(self.config, inputs, self.pages, kernels=self.kernels)
+        found: torch.Tensor = self.architecture.forward(flow, self.weights)
+        return found
+
+    def prompt(self, tokens: Sequence[int], chunk: int, slot: int = 0, **how: bool) -> torch.Tensor:
+        """Logits of every token, computed in chunks."""
+        pieces = [tokens[at : at + chunk] for at in range(0, len(tokens), chunk)]
+        found = [
+            self.step(Stretch(slot, at * chunk, tuple(piece), len(piece)), **how)
+            for at, piece in enumerate(pieces)
+        ]
+        return torch.cat(found)
+
+
+@lru_cache
+def tokens_of(seed: int, count: int) -> tuple[int, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(0, VOCABULARY, (count,), generator=generator).tolist())
