@@ -6,7 +6,7 @@ them all. It is small, readable by a person, and enough to say where each byte c
 
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -14,7 +14,7 @@ from msgspec import Meta
 from localchat.atomic import write_text
 
 MANIFEST = "localchat.json"
-_VERSION = 1
+_VERSION: Final = 1
 
 Format: TypeAlias = Literal["gguf", "safetensors"]
 
