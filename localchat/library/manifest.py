@@ -62,6 +62,12 @@ class Installed(NamedTuple):
         return self.files[0] if self.manifest.format == "gguf" else self.folder
 
     @property
+    def family(self) -> str:
+        """The part of a catalogue name before the colon; empty for a repository."""
+        name = self.manifest.name.lower()
+        return "" if "/" in name else name.partition(":")[0]
+
+    @property
     def size_bytes(self) -> int:
         """Of all files, as the hub had them."""
         return sum(file.size for file in self.manifest.files)

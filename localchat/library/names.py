@@ -49,19 +49,23 @@ class Reference(NamedTuple):
     def stored_name(self, quantization: str) -> str:
         """The name that the model gets once its quantization is known."""
         if self.entry is not None:
+            quantization = quantization or self.quantization or ""
             return f"{self.entry.name}-{quantization.lower()}"
         return f"hf.co/{self.repository}" + (f":{quantization}" if quantization else "")
 
 
 def is_hub_name(word: str) -> bool:
-    """Whether a word names a repository of the hub rather than an entry of the catalogue."""
-    return "/" in word
+    """Whether a word has the form of a repository of the hub: `user/repo`, `hf.co/user/repo:QUANT`."""
+    try:
+        return "/" in word and bool(_hub(word).repository)
+    except UsageError:
+        return False
 
 
 def parse(word: str, catalogue: Catalogue) -> Reference:
     """What a name means. Raises UsageError for one that is ambiguous or has no such form, ModelMissing for
     one that nobody knows, each with the nearest names."""
-    if is_hub_name(word):
+    if "/" in word:
         return _hub(word)
     entry, quantization = _entry(word.lower(), catalogue)
     chosen = entry.source(quantization)

@@ -16,6 +16,7 @@ _GGUF: Final = re.compile(
     r"(?![A-Za-z0-9])",
     re.IGNORECASE,
 )
+_SAFETENSORS: Final = re.compile(r"(?<![A-Za-z])(AWQ|GPTQ|FP8|BF16)(?![A-Za-z])", re.IGNORECASE)
 _PART: Final = re.compile(r"-(\d{5})-of-(\d{5})$")
 _MOST_SHOWN: Final = 20
 
@@ -49,6 +50,13 @@ def quantization_of(path: str) -> str:
     """The quantization that a file's name tells, in capitals; empty where it tells none."""
     found = _GGUF.findall(PurePosixPath(path).stem)
     return str(found[-1]).upper() if found else ""
+
+
+def safetensors_quantization(repository: str) -> str:
+    """What the name of a repository of safetensors tells; empty where it tells nothing, as for the weights
+    that the makers published."""
+    found = _SAFETENSORS.search(repository)
+    return found[0].upper() if found else ""
 
 
 def gguf_variants(paths: Iterable[str]) -> list[Variant]:
