@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.option("-q", "--quiet/--no-quiet", default=None, help="Only errors.")
 @click.option("--color/--no-color", default=None, help="Colours on a terminal; on.")
 @click.pass_context
-def command(ctx: click.Context, name: str, as_json: bool, **_: object) -> int:
+def command(ctx: click.Context, /, name: str, as_json: bool, **_: object) -> int:
     """Fetch a model, or the rest of it.
 
     \b
@@ -69,9 +69,9 @@ def _pull(reference: "Reference", paths: "Paths", door: Door, view: "View") -> N
     from localchat.library.pull import fetch, look_up
 
     patience = Patience()
-    with hub_for(door.environ) as hub:
-        choice = look_up(reference, hub, view.tell, patience)
-        fetch(choice, hub, paths.models_dir, view.tell, patience)
+    hub = hub_for(door.environ)
+    choice = look_up(reference, hub, view.tell, patience)
+    fetch(choice, hub, paths.models_dir, view.tell, patience)
 
 
 def _hub_forbids(door: Door) -> str:

@@ -1,8 +1,8 @@
 """The hub: what a repository holds, and its files by range requests.
 
-huggingface-hub gives listing, token and endpoint. The bytes come over our own client, because its downloads
-begin again after a kill and check no hash (2.4.0); redirects are followed here, so that a token is shown to
-the endpoint alone.
+huggingface-hub gives listing, token, endpoint and the HTTP client. The bytes come over requests of our own,
+because its downloads begin again after a kill and check no hash (2.4.0); redirects are followed here, so that
+a token is shown to the endpoint alone.
 """
 
 import re
@@ -21,6 +21,7 @@ DEFAULT_ENDPOINT: Final = "https://huggingface.co"
 LARGEST_FILE: Final = 1 << 43
 MOST_FILES: Final = 20_000
 _MOST_REDIRECTS: Final = 10
+_CONNECT_S: Final = 15.0
 _LISTING_S: Final = 30.0
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _SHA1: Final = re.compile(r"[0-9a-f]{40}")
@@ -44,7 +45,7 @@ class TryAgain(Exception):
 
 
 class Hub:
-    """A hub at an endpoint, as one user. Close it, or use it in a `with`."""
+    """A hub at an endpoint, as one user."""
 
     def __init__(
         self,
@@ -55,20 +56,8 @@ class Hub:
         """`silence_s`: how long a server may say nothing before it is asked again."""
         self.endpoint = endpoint.rstrip("/")
         self._token = token
-        self._client = httpx2.Client(
-            follow_redirects=False, timeout=httpx2.Timeout(silence_s, connect=15.0)
-        )
+        self._timeout = httpx2.Timeout(silence_s, connect=_CONNECT_S)
         self._origin = _origin(httpx2.URL(self.endpoint))
-
-    def __enter__(self) -> "Hub":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Idempotent."""
-        self._client.close()
 
     def list(self, repository: str) -> Listing:
         """What a repository holds now. Raises TryAgain, ModelMissing, NetworkError."""
@@ -129,11 +118,16 @@ class Hub:
             response.close()
 
     def _follow(self, url: httpx2.URL, headers: Mapping[str, str]) -> httpx2.Response:
+        from huggingface_hub import get_session
+
+        client = get_session()
         for _ in range(_MOST_REDIRECTS):
             own = _origin(url) == self._origin
             token = {"Authorization": f"Bearer {self._token}"} if own and self._token else {}
-            request = self._client.build_request("GET", url, headers={**headers, **token})
-            response = self._client.send(request, stream=True)
+            request = client.build_request(
+                "GET", url, headers={**headers, **token}, timeout=self._timeout
+            )
+            response = client.send(request, stream=True, follow_redirects=False)
             place = response.headers.get("location")
             if not 300 <= response.status_code < 400 or not place:
                 return response
