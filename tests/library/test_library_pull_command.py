@@ -11,6 +11,7 @@ import pytest
 from localchat.cli.app import run
 from localchat.cli.door import Door
 from localchat.paths import find_paths
+from tests.cli.conftest import Screen
 from tests.fake_hub import FakeHub, Fault, sha256
 from tests.gguf_files import Size, write_split
 
@@ -64,6 +65,33 @@ def test_failure_is_an_event_too_and_the_exit_code_says_network(call: Call, hub:
     assert code == 5
     assert (last["event"], last["code"]) == ("error", "network")
     assert sha256(BODY) in last["message"] and sha256(BODY) in err
+
+
+def test_terminal_gets_one_bar_with_size_rate_and_time_left(call: Call, hub: FakeHub) -> None:
+    hub.faults.append(Fault(pause_s=0.15, pause_every=200))
+    screen = Screen(["-m", "localchat", "pull", NAME], term="xterm")
+    try:
+        assert "1.0 kB" in screen.wait_for("left")
+        code, rest = screen.finish()
+    finally:
+        screen.close()
+    assert code == 0
+    assert f"localchat run hf.co/{NAME}:Q4_K_M" in rest
+
+
+def test_ctrl_c_keeps_what_came_and_says_so(call: Call, hub: FakeHub, tmp_path: Path) -> None:
+    hub.faults.append(Fault(pause_s=5.0, pause_every=300))
+    screen = Screen(["-m", "localchat", "pull", NAME], term="xterm")
+    try:
+        screen.wait_for("kB")
+        screen.wait_for("kB")
+        screen.press("\x03")
+        code, rest = screen.finish()
+    finally:
+        screen.close()
+    assert code == 130
+    assert f"localchat pull {NAME} goes on there" in rest
+    assert (tmp_path / "models" / NAME / "small-q4_k_m.gguf.part").stat().st_size == 300
 
 
 @pytest.mark.parametrize(
