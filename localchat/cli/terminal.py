@@ -39,7 +39,7 @@ class Terminal:
         self.colored = (
             self.stderr_is_terminal and color and not plain and not environ.get("NO_COLOR")
         )
-        self._animated = self.stderr_is_terminal and not plain and not quiet
+        self.animated = self.stderr_is_terminal and not plain and not quiet
         self._quiet = quiet
         self._lock = threading.RLock()
         self._drawn = False
@@ -125,7 +125,7 @@ class Terminal:
     def progress(self, line: str) -> None:
         """Draw one quiet line, or erase it (empty). Off a terminal: a plain line every ten seconds."""
         with self._lock:
-            if self._animated:
+            if self.animated:
                 if line or self._drawn:
                     self._write_talk(_ERASE + (self._styled(line, dim=True) if line else ""))
                 self._drawn = bool(line)

@@ -12,6 +12,7 @@ class Verb(NamedTuple):
 
 VERBS: Final = {
     "run": Verb("localchat.cli.run", "Chat with a model, or ask it one thing."),
+    "pull": Verb("localchat.cli.pull", "Fetch a model, or the rest of it."),
     "doctor": Verb("localchat.cli.doctor", "Say what this machine and this build can do."),
     "config": Verb("localchat.cli.config", "Show and change settings."),
     "completion": Verb("localchat.cli.completion", "Print the completion script of a shell."),

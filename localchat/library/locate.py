@@ -1,5 +1,5 @@
-"""From the word that a user writes to the file of a model: a path, the built-in guide, or a name in the
-models folder. The model of the last run is remembered in the state folder."""
+"""From the word that a user writes to the file of a model: a path, the built-in guide, the name of a file
+in the models folder, or a name that was pulled. The model of the last run is remembered in the state folder."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,12 +36,46 @@ def locate(word: str, paths: Paths, why: str) -> LocatedModel:
             )
         return LocatedModel(str(given.absolute()), given.stem, given.absolute(), why)
     stored = paths.models_dir / f"{word}.gguf"
-    if not stored.is_file():
+    if stored.is_file():
+        return LocatedModel(word, word, stored, why)
+    return _pulled(word, paths, why)
+
+
+def _pulled(word: str, paths: Paths, why: str) -> LocatedModel:
+    """A model that was pulled, by any of its names. Raises ModelMissing with the command that fetches it, or
+    with the nearest names; UsageError for a name that can mean several."""
+    from localchat.library.catalogue import read_catalogue
+    from localchat.library.manifest import installed
+    from localchat.library.names import among, nearest, parse
+
+    models = installed(paths.models_dir)
+    named = [one for one in models if word.lower() in (one.manifest.name.lower(), one.family)]
+    if len(named) == 1:
+        found = named[0]
+    else:
+        catalogue = read_catalogue(paths)
+        try:
+            reference = parse(word, catalogue)
+        except ModelMissing as problem:
+            names = {*catalogue, *(one.manifest.name for one in models)}
+            raise ModelMissing(
+                f"there is no model {word!r} here ({why})",
+                hint=f"looked for a file of that name, for {word}.gguf in {paths.models_dir} and in the "
+                f"catalogue; {nearest(word, names)}; or give the path of a GGUF file",
+            ) from problem
+        here = among(reference, models)
+        if here is None:
+            raise ModelMissing(
+                f"{word} is not here ({why})", hint=f"fetch it: localchat pull {reference.name}"
+            )
+        found = here
+    name = found.manifest.name
+    if not found.complete:
         raise ModelMissing(
-            f"there is no model {word!r} here ({why})",
-            hint=f"looked for a file of that name and for {stored}; give the path of a GGUF file",
+            f"a file of {name} is missing in {found.folder} ({why})",
+            hint=f"fetch it again: localchat pull {name}",
         )
-    return LocatedModel(word, word, stored, why)
+    return LocatedModel(name, name, found.path, why)
 
 
 def locate_default(chosen: str | None, chosen_by: str, paths: Paths) -> LocatedModel:
@@ -95,7 +129,13 @@ def _guide(why: str) -> Path:
 
 
 def _is_path(word: str) -> bool:
-    return word.startswith((".", "~")) or "/" in word or word.lower().endswith(".gguf")
+    if word.startswith((".", "~", "/")) or word.lower().endswith(".gguf"):
+        return True
+    if "/" not in word:
+        return False
+    from localchat.library.names import is_hub_name
+
+    return not is_hub_name(word)
 
 
 def _inside(folder: Path) -> str:

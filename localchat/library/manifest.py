@@ -1,0 +1,130 @@
+"""What was pulled, written beside the files: `localchat.json` in `<models>/<owner>/<repository>`.
+
+One folder can hold several models, because a repository often has every quantization of one; the file lists
+them all. It is small, readable by a person, and enough to say where each byte came from.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from localchat.atomic import write_text
+
+MANIFEST = "localchat.json"
+_VERSION: Final = 1
+
+Format: TypeAlias = Literal["gguf", "safetensors"]
+
+
+class PulledFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that is here whole. `path`: relative to the folder, with `/`. `sha256`: of the whole."""
+
+    path: Annotated[str, Meta(min_length=1)]
+    size: Annotated[int, Meta(ge=0)]
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that was pulled. `name`: what finds it (`qwen2.5:7b-q4_k_m`, `hf.co/user/repo:QUANT`);
+    `repository`: `owner/name` on the hub; `revision`: its commit; `pulled_at`: ISO 8601 in UTC."""
+
+    name: Annotated[str, Meta(min_length=1)]
+    repository: Annotated[str, Meta(min_length=1)]
+    revision: str
+    quantization: str
+    format: Format
+    files: Annotated[tuple[PulledFile, ...], Meta(min_length=1)]
+    pulled_at: str
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True):
+    version: Literal[1]
+    models: tuple[Manifest, ...]
+
+
+class Installed(NamedTuple):
+    """A pulled model and the folder that holds its manifest."""
+
+    manifest: Manifest
+    folder: Path
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Its files, split parts in order."""
+        return tuple(self.folder / file.path for file in self.manifest.files)
+
+    @property
+    def path(self) -> Path:
+        """What an engine opens: the GGUF file (of a split one the first), or the folder of safetensors."""
+        return self.files[0] if self.manifest.format == "gguf" else self.folder
+
+    @property
+    def family(self) -> str:
+        """The part of a catalogue name before the colon; empty for a repository."""
+        name = self.manifest.name.lower()
+        return "" if "/" in name else name.partition(":")[0]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files, as the hub had them."""
+        return sum(file.size for file in self.manifest.files)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every file is here with its length. Hashes were checked when they came."""
+        return all(
+            path.is_file() and path.stat().st_size == file.size
+            for path, file in zip(self.files, self.manifest.files, strict=True)
+        )
+
+
+def installed(models_dir: Path) -> list[Installed]:
+    """Every pulled model under the models folder, by name. A manifest that cannot be read, or that names a
+    file outside its folder, counts as none: its files are then found as any others are."""
+    found = [
+        Installed(manifest, folder) for folder in _folders(models_dir) for manifest in read(folder)
+    ]
+    return sorted(found, key=lambda one: (one.manifest.name.lower(), one.folder))
+
+
+def read(folder: Path) -> tuple[Manifest, ...]:
+    """The models that this folder's manifest lists; none where it has no manifest that can be read."""
+    try:
+        file = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=_File)
+    except (OSError, msgspec.DecodeError):
+        return ()
+    return tuple(one for one in file.models if all(_inside(part.path) for part in one.files))
+
+
+def record(folder: Path, manifest: Manifest) -> None:
+    """Add a model to the folder's manifest, in place of one of the same name. Raises OSError."""
+    others = [one for one in read(folder) if one.name != manifest.name]
+    _write(folder, (*others, manifest))
+
+
+def forget(folder: Path, name: str) -> None:
+    """Take a model out of the manifest; the last one takes the manifest with it. Files stay. Raises
+    OSError."""
+    left = tuple(one for one in read(folder) if one.name != name)
+    if left:
+        _write(folder, left)
+    else:
+        (folder / MANIFEST).unlink(missing_ok=True)
+
+
+def _write(folder: Path, models: tuple[Manifest, ...]) -> None:
+    text = msgspec.json.format(msgspec.json.encode(_File(version=_VERSION, models=models)))
+    write_text(folder / MANIFEST, f"{text.decode()}\n")
+
+
+def _folders(models_dir: Path) -> Iterator[Path]:
+    for manifest in models_dir.glob(f"[!.]*/[!.]*/{MANIFEST}"):
+        yield manifest.parent
+
+
+def _inside(path: str) -> bool:
+    parts = PurePosixPath(path).parts
+    return bool(parts) and ".." not in parts and not path.startswith("/") and "\\" not in path

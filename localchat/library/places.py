@@ -1,0 +1,72 @@
+"""Where a file of a repository may be written: known kinds only, and never outside the models folder."""
+
+import re
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from localchat.errors import ModelInvalid
+
+_SUFFIXES: Final = (".gguf", ".safetensors", ".safetensors.index.json")
+_NAMES: Final = frozenset(
+    {
+        *("config.json", "generation_config.json", "quantize_config.json", "quant_config.json"),
+        *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+        *("added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model"),
+        *("chat_template.json", "chat_template.jinja"),
+    }
+)
+_LONGEST_NAME: Final = 200
+"""Bytes of one name: the usual limit is 255, and `.part.json` comes behind it."""
+_DEEPEST: Final = 6
+_UNUSABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\\:*?\"<>|]|[ .]$|^ ")
+
+
+def is_known_kind(path: str) -> bool:
+    """Whether a file is weights, or settings and tokenizer that belong to them."""
+    name = PurePosixPath(path).name
+    return name.lower().endswith(_SUFFIXES) or name in _NAMES
+
+
+def check_path(path: str) -> PurePosixPath:
+    """The path of a file in a repository, relative. Raises ModelInvalid for one that leads elsewhere, that a
+    file system could misread, or whose kind is not written here."""
+    parts = path.split("/")
+    for part in parts:
+        if part in ("", ".", "..") or part.startswith((".", "~")) or _UNUSABLE.search(part):
+            raise _refused(path, "it does not stay inside its folder, or no system can store it")
+        if len(part.encode("utf-8", "surrogatepass")) > _LONGEST_NAME:
+            raise _refused(path, f"a name in it is longer than {_LONGEST_NAME} bytes")
+    if len(parts) > _DEEPEST:
+        raise _refused(path, f"it lies deeper than {_DEEPEST} folders")
+    if not is_known_kind(path):
+        raise _refused(path, "only weights, settings and tokenizers are written")
+    return PurePosixPath(path)
+
+
+def repository_folder(models_dir: Path, repository: str) -> Path:
+    """The folder of a repository `owner/name`. Raises ModelInvalid where a link leads out of the models
+    folder."""
+    owner, _, name = repository.partition("/")
+    folder = models_dir / owner / name
+    _stays_inside(models_dir, folder, repository)
+    return folder
+
+
+def target(models_dir: Path, folder: Path, path: str) -> Path:
+    """Where a file of a repository goes. Raises ModelInvalid."""
+    found = folder / check_path(path)
+    _stays_inside(models_dir, found.parent, path)
+    return found
+
+
+def _stays_inside(models_dir: Path, place: Path, asked: str) -> None:
+    """Links are followed as the system would, up to the part that does not exist yet."""
+    if not place.resolve().is_relative_to(models_dir.resolve()):
+        raise _refused(asked, f"{place} is a link out of the models folder {models_dir}")
+
+
+def _refused(path: str, why: str) -> ModelInvalid:
+    return ModelInvalid(
+        f"the file {path[:200]!r} of the repository is refused: {why}",
+        hint="use a repository that you trust; the same model is often in several",
+    )

@@ -1,0 +1,75 @@
+"""The catalogue that ships: its form, and that it covers what people ask for."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from localchat.errors import UsageError
+from localchat.library.catalogue import Entry, read_models, shipped_file
+from localchat.library.names import parse
+from localchat.library.quantizations import is_quantization
+
+CATALOGUE: dict[str, Entry] = read_models(shipped_file())
+BODY = (
+    'parameters = 1_000_000\ncontext_tokens = 512\nlicence = "MIT"\nabout = "x"\nuses = ["chat"]\n'
+    'sources = [{ repository = "a/b", format = "gguf", quantizations = ["Q4_K_M"] }]\n'
+)
+
+
+def test_it_has_the_families_that_people_use() -> None:
+    families = {entry.family for entry in CATALOGUE.values()}
+    wanted = {"qwen2.5", "qwen3", "llama3.1", "llama3.2", "llama3.3", "mistral", "gemma3", "phi4"}
+    assert wanted | {"deepseek-r1", "smollm2", "qwen2.5-coder", "nomic-embed-text"} <= families
+    chatting = [entry for entry in CATALOGUE.values() if "chat" in entry.uses]
+    assert len(chatting) >= 25
+    sizes = sorted(entry.parameters for entry in chatting)
+    assert sizes[0] < 3e8 and sizes[-1] > 7e10
+    assert any("infill" in entry.uses for entry in CATALOGUE.values())
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_entry_is_sound(name: str) -> None:
+    entry = CATALOGUE[name]
+    first = entry.sources[0]
+    assert first.format == "gguf"
+    assert all(is_quantization(each) for each in first.quantizations)
+    assert len({source.repository for source in entry.sources}) == len(entry.sources)
+    repeated = Counter(each.upper() for source in entry.sources for each in source.quantizations)
+    assert max(repeated.values()) == 1
+    assert entry.active_parameters is None or entry.active_parameters < entry.parameters
+    for source in entry.sources:
+        assert (source.format == "gguf") == source.repository.upper().endswith("GGUF")
+        for each in source.quantizations:
+            assert parse(f"{name}-{each.lower()}", CATALOGUE).repository == source.repository
+
+
+def test_size_in_the_name_is_about_the_number_of_parameters() -> None:
+    for name, entry in CATALOGUE.items():
+        head = entry.size.split("-")[0]
+        if head[-1] in "bm" and head[:-1].replace(".", "").isdigit():
+            told = float(head[:-1]) * (1e9 if head[-1] == "b" else 1e6)
+            assert 0.8 < entry.parameters / told < 1.25, name
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[models", "not TOML"),
+        ("[other]\nx = 1", "other"),
+        (f'[models."NoColon"]\n{BODY}', "NoColon"),
+        (f'[models."a:b"]\n{BODY}colour = 1', "colour"),
+        (f'[models."a:b"]\n{BODY}'.replace("512", "-1"), "context_tokens"),
+        (f'[models."a:b"]\n{BODY}'.replace("a/b", "../b"), "repository"),
+        (f'[models."a:b"]\n{BODY}'.replace('"chat"', '"magic"'), "uses"),
+        ('[models."a:b"]\nparameters = 5', "models.toml"),
+    ],
+)
+def test_file_that_is_not_right_is_refused_with_its_place(
+    tmp_path: Path, text: str, told: str
+) -> None:
+    path = tmp_path / "models.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=told) as caught:
+        read_models(path)
+    assert str(path) in caught.value.message

@@ -1,0 +1,199 @@
+"""Names: what each means, what nobody knows, and which pulled model is meant."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localchat.errors import LocalchatError, ModelMissing, UsageError
+from localchat.library.catalogue import Entry, read_models, shipped_file
+from localchat.library.locate import locate
+from localchat.library.manifest import Manifest, PulledFile, record
+from localchat.library.names import parse
+from localchat.library.places import check_path
+from localchat.library.quantizations import gguf_variants, is_quantization, quantization_of
+from localchat.paths import Paths
+
+CATALOGUE: dict[str, Entry] = read_models(shipped_file())
+
+
+@pytest.mark.parametrize(
+    ("word", "name", "repository", "quantization"),
+    [
+        ("qwen2.5:7b", "qwen2.5:7b-q4_k_m", "Qwen/Qwen2.5-7B-Instruct-GGUF", "Q4_K_M"),
+        ("qwen2.5:7b-Q8_0", "qwen2.5:7b-q8_0", "Qwen/Qwen2.5-7B-Instruct-GGUF", "Q8_0"),
+        ("QWEN2.5:7B", "qwen2.5:7b-q4_k_m", "Qwen/Qwen2.5-7B-Instruct-GGUF", "Q4_K_M"),
+        ("qwen2.5:7b-awq", "qwen2.5:7b-awq", "Qwen/Qwen2.5-7B-Instruct-AWQ", "AWQ"),
+        (
+            "qwen2.5:7b-gptq-int4",
+            "qwen2.5:7b-gptq-int4",
+            "Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4",
+            "GPTQ-Int4",
+        ),
+        ("qwen2.5:7b-iq3_xxs", "qwen2.5:7b-iq3_xxs", "Qwen/Qwen2.5-7B-Instruct-GGUF", "IQ3_XXS"),
+        ("gpt-oss", "gpt-oss:20b-mxfp4", "ggml-org/gpt-oss-20b-GGUF", "MXFP4"),
+        ("gpt-oss:latest", "gpt-oss:20b-mxfp4", "ggml-org/gpt-oss-20b-GGUF", "MXFP4"),
+        ("hf.co/a/b", "hf.co/a/b", "a/b", None),
+        ("a/b:q8_0", "hf.co/a/b:q8_0", "a/b", "q8_0"),
+        ("https://huggingface.co/a/b/", "hf.co/a/b", "a/b", None),
+    ],
+)
+def test_name_means_a_repository_and_a_quantization(
+    word: str, name: str, repository: str, quantization: str | None
+) -> None:
+    assert parse(word, CATALOGUE)[:3] == (name, repository, quantization)
+
+
+def test_longest_name_wins_over_a_name_with_a_quantization() -> None:
+    found = parse("qwen3:4b-instruct-2507-q8_0", CATALOGUE)
+    assert found.name == "qwen3:4b-instruct-2507-q8_0"
+
+
+@pytest.mark.parametrize(
+    "word", ["a/b/c", "a/", "/b", "a/..", "../b", "a/.b", "a/b:../c", "a b/c", "a/b:"]
+)
+def test_word_that_names_no_repository_is_a_usage_error(word: str) -> None:
+    with pytest.raises(UsageError):
+        parse(word, CATALOGUE)
+
+
+def test_unknown_name_gets_the_nearest() -> None:
+    with pytest.raises(ModelMissing) as caught:
+        parse("qwen2.5-codr:7b", CATALOGUE)
+    assert "qwen2.5-coder:7b" in caught.value.hint
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.text(max_size=30))
+def test_any_word_is_a_repository_of_two_parts_or_an_error(word: str) -> None:
+    try:
+        found = parse(word, CATALOGUE)
+    except LocalchatError:
+        return
+    owner, name = found.repository.split("/")
+    assert not {owner, name} & {"", ".", ".."}
+    assert Path("/m", owner, name).resolve().is_relative_to("/m")
+
+
+@given(st.text(alphabet="ab./\\:~\0\n ", max_size=20))
+def test_path_that_is_accepted_stays_inside(text: str) -> None:
+    try:
+        found = check_path(f"{text}.gguf")
+    except LocalchatError:
+        return
+    assert (Path("/m/o/r") / found).resolve().is_relative_to("/m/o/r")
+    assert "\\" not in str(found)
+
+
+@pytest.mark.parametrize(
+    "path", ["run.py", "a.bin", "model.safetensors.py", "pickle.pt", "README.md"]
+)
+def test_unknown_kind_of_file_is_refused(path: str) -> None:
+    with pytest.raises(LocalchatError, match="only weights"):
+        check_path(path)
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("qwen2.5-7b-instruct-q4_k_m.gguf", "Q4_K_M"),
+        ("Meta-Llama-3.1-8B-Instruct.IQ4_XS.gguf", "IQ4_XS"),
+        ("Q8_0/Big-Q8_0-00001-of-00002.gguf", "Q8_0"),
+        ("Qwen3-30B-A3B-UD-Q4_K_XL.gguf", "UD-Q4_K_XL"),
+        ("gpt-oss-20b-mxfp4.gguf", "MXFP4"),
+        ("model-bf16.gguf", "BF16"),
+        ("whatever.gguf", ""),
+        ("SEQ8-model.gguf", ""),
+    ],
+)
+def test_quantization_is_read_from_the_name(path: str, found: str) -> None:
+    assert quantization_of(path) == found
+    assert not found or is_quantization(found)
+
+
+def test_projectors_and_matrices_are_no_models() -> None:
+    paths = ["mmproj-F16.gguf", "a-imatrix.gguf", "a-Q4_0.gguf", "a.txt"]
+    assert [one.files for one in gguf_variants(paths)] == [("a-Q4_0.gguf",)]
+
+
+# ---------------------------------------------------------------------------- what is here
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    return Paths(
+        tmp_path / "config" / "settings.toml",
+        *(tmp_path / name for name in ("d", "s", "c", "models")),
+    )
+
+
+def put(paths: Paths, name: str, repository: str, quantization: str) -> Path:
+    folder = paths.models_dir / repository
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"x-{quantization}.gguf"
+    file.write_bytes(b"GGUF")
+    part = PulledFile(path=file.name, size=4, sha256="0" * 64)
+    record(
+        folder,
+        Manifest(
+            name=name,
+            repository=repository,
+            revision="r",
+            quantization=quantization,
+            format="gguf",
+            files=(part,),
+            pulled_at="",
+        ),
+    )
+    return file
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "qwen2.5:7b-q8_0",
+        "qwen2.5:7b",
+        "qwen2.5",
+        "Qwen2.5:7B",
+        "hf.co/Qwen/Qwen2.5-7B-Instruct-GGUF:Q8_0",
+        "qwen/qwen2.5-7b-instruct-gguf",
+    ],
+)
+def test_only_model_that_is_here_is_found_by_all_its_names(paths: Paths, word: str) -> None:
+    file = put(paths, "qwen2.5:7b-q8_0", "Qwen/Qwen2.5-7B-Instruct-GGUF", "Q8_0")
+    found = locate(word, paths, "why")
+    assert (found.path, found.name) == (file, "qwen2.5:7b-q8_0")
+
+
+def test_default_quantization_is_meant_where_several_are_here(paths: Paths) -> None:
+    repository = "Qwen/Qwen2.5-7B-Instruct-GGUF"
+    put(paths, "qwen2.5:7b-q8_0", repository, "Q8_0")
+    put(paths, "qwen2.5:7b-q2_k", repository, "Q2_K")
+    with pytest.raises(UsageError) as caught:
+        locate("qwen2.5:7b", paths, "why")
+    assert "qwen2.5:7b-q2_k, qwen2.5:7b-q8_0" in caught.value.hint
+    file = put(paths, "qwen2.5:7b-q4_k_m", repository, "Q4_K_M")
+    assert locate("qwen2.5:7b", paths, "why").path == file
+
+
+def test_model_with_a_lost_file_is_to_be_pulled_again(paths: Paths) -> None:
+    put(paths, "qwen2.5:7b-q8_0", "Qwen/Qwen2.5-7B-Instruct-GGUF", "Q8_0").unlink()
+    with pytest.raises(ModelMissing) as caught:
+        locate("qwen2.5:7b", paths, "why")
+    assert caught.value.hint.endswith("localchat pull qwen2.5:7b-q8_0")
+
+
+def test_unknown_word_names_what_is_like_it(paths: Paths) -> None:
+    put(paths, "hf.co/maker/tinyling:Q8_0", "maker/tinyling", "Q8_0")
+    with pytest.raises(ModelMissing) as caught:
+        locate("qwen2.5:77b", paths, "why")
+    assert "qwen2.5:7b" in caught.value.hint
+
+
+def test_manifest_that_names_a_file_outside_counts_as_none(paths: Paths) -> None:
+    put(paths, "evil:1b-q8_0", "maker/evil", "Q8_0")
+    manifest = paths.models_dir / "maker/evil/localchat.json"
+    manifest.write_text(manifest.read_text().replace("x-Q8_0.gguf", "../../../x.gguf"))
+    with pytest.raises(ModelMissing):
+        locate("evil:1b-q8_0", paths, "why")
