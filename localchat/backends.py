@@ -5,9 +5,13 @@ of a backend stands here; running models is waist 2's part of the same object (l
 """
 
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from localchat.errors import LocalchatError
+from localchat.errors import LocalchatError, UsageError
+
+if TYPE_CHECKING:
+    from localchat.fit.gguf_header import Header
+    from localchat.fit.plan import LoadWish, MemoryPlan
 
 GROUP = "localchat.backends"
 
@@ -78,6 +82,20 @@ class Backend(Protocol):
         """Answers without importing anything heavy."""
         ...
 
+    def accepts(self, path: Path) -> bool:
+        """Whether this backend is for the file or folder at `path`, by its beginning or name."""
+        ...
+
+    def objection(self, header: "Header") -> str:
+        """Why this build cannot run a model, as far as its checked header tells: the end of a sentence, empty
+        where nothing speaks against it. Loads no native library."""
+        ...
+
+    def plan(self, header: "Header", wish: "LoadWish") -> "MemoryPlan":
+        """What a load would take of this machine now, whether or not it fits. Loads no native library.
+        Raises UsageError for wishes that this model cannot have."""
+        ...
+
     def build_key(self) -> str:
         """Names the native build and this CPU; safe mode is remembered by it."""
         ...
@@ -112,6 +130,12 @@ class BrokenBackend:
     def accepts(self, path: Path) -> bool:
         return False
 
+    def objection(self, header: "Header") -> str:
+        return self._reason
+
+    def plan(self, header: "Header", wish: "LoadWish") -> "MemoryPlan":
+        raise LocalchatError(self._reason)
+
     def build_key(self) -> str:
         return ""
 
@@ -135,3 +159,20 @@ def find_backends() -> dict[str, Backend]:
             reason = f"{point.value} cannot be imported: {problem}"
             found[point.name] = BrokenBackend(point.name, reason)
     return found
+
+
+def backend_for(path: Path, wanted: str | None = None) -> Backend:
+    """The backend that would run the model at `path`: the one that is asked for, else the first that accepts
+    it, one that can run here before one that cannot. Raises UsageError, LocalchatError."""
+    backends = find_backends()
+    if wanted is not None:
+        if wanted not in backends:
+            raise UsageError(
+                f"no backend is called {wanted!r}",
+                hint=f"installed: {', '.join(backends) or 'none'}",
+            )
+        return backends[wanted]
+    fitting = [backend for backend in backends.values() if backend.accepts(path)]
+    if not fitting:
+        raise LocalchatError(f"{path} is no model that an installed backend knows")
+    return next((backend for backend in fitting if backend.available().ok), fitting[0])

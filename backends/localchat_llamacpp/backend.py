@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from localchat.fit.gguf_header import Header
+from localchat.fit.plan import LoadWish, MemoryPlan
 from localchat.loop.backend import Availability, OpenModel
 from localchat_llamacpp.rebuild import (
     DISTRIBUTION,
@@ -10,10 +12,22 @@ from localchat_llamacpp.rebuild import (
     WayOut,
     binding_version,
     build_key,
+    can_offload,
     gather,
+    knows_architecture,
     library_file,
     ways_out,
 )
+
+_FOREIGN_TENSORS = ("v.", "mm.", "vision_tower.", "vision_model.", "model.vision")
+_NO_WRITERS = frozenset(
+    {
+        *("bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2"),
+        *("jina-bert-v3", "eurobert", "gemma-embedding", "t5", "t5encoder", "wavtokenizer-dec"),
+        *("dream", "llada", "llada-moe", "rnd1"),
+    }
+)
+"""Encoders and diffusion models: what `loading.refuse_other_kinds` finds out natively, and a little more."""
 
 
 class LlamaCppBackend:
@@ -61,6 +75,28 @@ class LlamaCppBackend:
                 return file.read(4) == b"GGUF"
         except (OSError, ValueError):
             return False
+
+    def objection(self, header: Header) -> str:
+        """Looks for the architecture's name in the library file, and for what belongs to no plain model."""
+        name = header.architecture
+        if not knows_architecture(name):
+            return f"this llama.cpp does not know its architecture, {name}"
+        if any(tensor.name.startswith(_FOREIGN_TENSORS) for tensor in header.tensors):
+            return "it holds an image encoder in the same file, which llama.cpp keeps apart"
+        if header.metadata.get("tokenizer.ggml.model", "none") in ("none", "no_vocab"):
+            return "it has no vocabulary"
+        if name in _NO_WRITERS:
+            return f"it is no model that writes token by token ({name})"
+        return ""
+
+    def plan(self, header: Header, wish: LoadWish) -> MemoryPlan:
+        """What a load would take of this machine now. Raises UsageError."""
+        from localchat.fit.machine import read_machine
+        from localchat_llamacpp import plan as planner
+
+        return planner.plan(
+            header, wish, read_machine(), can_offload=can_offload(), safe_mode=False
+        )
 
     def open(self, path: Path, say: Callable[[str], None]) -> OpenModel:
         """Check the header, then read the vocabulary (0.2 s for 152k tokens). Nothing is said so far.

@@ -3,6 +3,7 @@ prints and asks."""
 
 import ctypes
 import hashlib
+import mmap
 import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +19,9 @@ CMAKE_ARGS = {
     "no-amx": "-DCMAKE_CXX_FLAGS=-U__AMX_INT8__ -DCMAKE_C_FLAGS=-U__AMX_INT8__",
 }
 """What to give to cmake, by what the build is for."""
+_OFFLOADING = tuple(
+    f"ggml-{kind}." for kind in ("cuda", "metal", "vulkan", "hip", "sycl", "musa", "cann", "opencl")
+)
 
 
 class Device(NamedTuple):
@@ -67,6 +71,26 @@ def library_file() -> Path | None:
     folder = Path(next(iter(spec.submodule_search_locations))) / "lib"
     names = ("libllama.so", "libllama.dylib", "llama.dll")
     return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def can_offload() -> bool:
+    """Whether this build puts layers on a graphics card, by the libraries beside it; nothing is loaded.
+    (`llama_supports_gpu_offload` of the loaded library says the same.)"""
+    path = library_file()
+    if path is None:
+        return False
+    found = (file.name.removeprefix("lib") for file in path.parent.iterdir())
+    return any(name.startswith(_OFFLOADING) for name in found)
+
+
+def knows_architecture(name: str) -> bool:
+    """Whether this build can load models of the architecture: the names of all that it knows stand in the
+    library as C strings. True where there is no library to look into."""
+    path = library_file()
+    if path is None or not name:
+        return True
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        return text.find(name.encode() + b"\0") >= 0
 
 
 def build_key(root: Path = Path("/")) -> str:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localchat.cli.verbs import VERBS
+from localchat.cli.verbs import ALIASES, VERBS
 from localchat.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,11 +29,14 @@ class RootGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name == _PROMPT:
             return _command(_ASK)
-        return _command(VERBS[cmd_name].module) if cmd_name in VERBS else None
+        verb = ALIASES.get(cmd_name, cmd_name)
+        return _command(VERBS[verb].module) if verb in VERBS else None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         completing_first_word = ctx.resilient_parsing and not args
-        if not completing_first_word and (not args or args[0] not in (*VERBS, *_OWN_FLAGS)):
+        if not completing_first_word and (
+            not args or args[0] not in (*VERBS, *ALIASES, *_OWN_FLAGS)
+        ):
             args = [_PROMPT, *args]
         return super().parse_args(ctx, args)
 
@@ -74,7 +77,7 @@ def refuse_near_verb(words: tuple[str, ...]) -> None:
     from localchat.cli.verbs import meant
 
     first = words[0]
-    if first in VERBS:
+    if first in (*VERBS, *ALIASES):
         raise UsageError(
             f"flags stand after the verb: localchat {first} …",
             hint=f"to ask the model {first!r}, write it behind --: localchat -- {first}",

@@ -50,9 +50,9 @@ def prepare(ctx: click.Context, model_word: str | None = None) -> Setup:
     chosen = resolve(file.layer(), environment, flags)
     word = chosen.settings.model
     if "model" in flags and word is not None:
-        model = locate(word, paths, chosen.origins["model"])
+        model = locate(word, paths, chosen.origins["model"], door.environ)
     else:
-        model = locate_default(word, chosen.origins["model"], paths)
+        model = locate_default(word, chosen.origins["model"], paths, door.environ)
     names = dict.fromkeys((model.name, model.word, *([word] if word else [])))
     settings, origins = resolve(file.layer(names), environment, flags)
     terminal = Terminal(door.environ, quiet=settings.quiet, color=settings.color)

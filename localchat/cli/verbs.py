@@ -13,10 +13,20 @@ class Verb(NamedTuple):
 VERBS: Final = {
     "run": Verb("localchat.cli.run", "Chat with a model, or ask it one thing."),
     "pull": Verb("localchat.cli.pull", "Fetch a model, or the rest of it."),
+    "list": Verb("localchat.cli.list", "List the models on this machine."),
+    "show": Verb("localchat.cli.show", "Say what a model is and what it can do."),
+    "cp": Verb("localchat.cli.cp", "Give a model another name."),
+    "rm": Verb("localchat.cli.rm", "Remove models, aliases and imported links."),
+    "import": Verb(
+        "localchat.cli.import_", "Use a model file under a name, or all models of a folder."
+    ),
     "doctor": Verb("localchat.cli.doctor", "Say what this machine and this build can do."),
     "config": Verb("localchat.cli.config", "Show and change settings."),
     "completion": Verb("localchat.cli.completion", "Print the completion script of a shell."),
 }
+
+ALIASES: Final = {"ls": "list"}
+"""Other words for verbs, as other programs call them."""
 
 
 def meant(word: str) -> str | None:

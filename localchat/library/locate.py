@@ -1,11 +1,16 @@
 """From the word that a user writes to the file of a model: a path, the built-in guide, the name of a file
 in the models folder, or a name that was pulled. The model of the last run is remembered in the state folder."""
 
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from localchat.atomic import write_text
-from localchat.errors import ModelMissing, UsageError
+from localchat.errors import ModelInvalid, ModelMissing, UsageError
+from localchat.library.adopt import find_adopted
+from localchat.library.bookmarks import read_bookmarks
+from localchat.library.origins import find_loose
 from localchat.paths import Paths
 
 GUIDE = "guide"
@@ -22,11 +27,25 @@ class LocatedModel:
     why: str
 
 
-def locate(word: str, paths: Paths, why: str) -> LocatedModel:
-    """The model that `word` means. Raises ModelMissing saying where was looked, UsageError for a folder."""
+def locate(
+    word: str, paths: Paths, why: str, environ: Mapping[str, str] = os.environ
+) -> LocatedModel:
+    """The model that `word` means. Raises ModelMissing saying where was looked, UsageError for a folder.
+    `environ`: says where other programs keep their models."""
+    if word != GUIDE and (target := read_bookmarks(paths).aliases.get(word)):
+        return replace(_locate(target, paths, f"{word} is its alias; {why}", environ), word=word)
+    return _locate(word, paths, why, environ)
+
+
+def _locate(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> LocatedModel:
     if word == GUIDE:
         return LocatedModel(GUIDE, GUIDE, _guide(why), why)
     given = Path(word).expanduser()
+    if not given.exists():
+        if stored := find_loose(word, paths.models_dir):
+            return LocatedModel(word, word, stored, why)
+        if adopted := find_adopted(word, environ):
+            return LocatedModel(word, word, adopted, why)
     if _is_path(word) or given.exists():
         if given.is_dir():
             raise UsageError(f"{word} is a folder ({why})", hint=_inside(given))
@@ -35,9 +54,6 @@ def locate(word: str, paths: Paths, why: str) -> LocatedModel:
                 f"there is no file {word} ({why})", hint="give the path of a GGUF file that exists"
             )
         return LocatedModel(str(given.absolute()), given.stem, given.absolute(), why)
-    stored = paths.models_dir / f"{word}.gguf"
-    if stored.is_file():
-        return LocatedModel(word, word, stored, why)
     return _pulled(word, paths, why)
 
 
@@ -78,16 +94,18 @@ def _pulled(word: str, paths: Paths, why: str) -> LocatedModel:
     return LocatedModel(name, name, found.path, why)
 
 
-def locate_default(chosen: str | None, chosen_by: str, paths: Paths) -> LocatedModel:
+def locate_default(
+    chosen: str | None, chosen_by: str, paths: Paths, environ: Mapping[str, str] = os.environ
+) -> LocatedModel:
     """The model when no one is named in the command: the environment's or the settings file's (`chosen`),
     else the last used if it is still there, else the guide. Raises ModelMissing."""
     if chosen is not None:
-        return locate(chosen, paths, chosen_by)
+        return locate(chosen, paths, chosen_by, environ)
     last = last_model(paths)
     if last is not None:
         try:
-            return locate(last, paths, "the model used last")
-        except (ModelMissing, UsageError):
+            return locate(last, paths, "the model used last", environ)
+        except (ModelMissing, ModelInvalid, UsageError):
             pass  # it moved since; the guide stands in, and the answer names the model anyway
     try:
         return locate(GUIDE, paths, "the built-in model")

@@ -1,0 +1,37 @@
+"""`localchat cp MODEL NAME`: another name for a model. Nothing is copied."""
+
+import click
+
+from localchat.cli.door import Door
+
+
+@click.command("cp")
+@click.argument("word", metavar="MODEL")
+@click.argument("name", metavar="NAME")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def command(door: Door, word: str, name: str, as_json: bool) -> None:
+    """Give a model another name.
+
+    The alias follows its model when that is pulled anew; `localchat rm NAME` takes the alias alone away.
+    """
+    from localchat.cli.page import print_json
+    from localchat.errors import UsageError
+    from localchat.inert import inert_line
+    from localchat.library.bookmarks import add_alias, check_name, read_bookmarks
+    from localchat.library.locate import locate
+    from localchat.library.shelf import read_shelf
+    from localchat.paths import find_paths
+
+    paths = find_paths(door.environ)
+    check_name(name)
+    found = locate(word, paths, "the model named in the command", door.environ)
+    target = read_bookmarks(paths).aliases.get(word, found.word)
+    there = read_shelf(paths, door.environ).find(name)
+    if there is not None and there.kind != "alias":
+        raise UsageError(f"there is a model {there.name} already", hint="choose another name")
+    add_alias(paths, name, target)
+    if as_json:
+        print_json(door.environ, {"name": name, "alias_of": target, "path": str(found.path)})
+    else:
+        click.echo(f"localchat: {name} is {inert_line(target)} from now on", err=True)

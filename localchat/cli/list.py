@@ -1,0 +1,99 @@
+"""`localchat list`: every model that can be run here, and where it comes from."""
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from localchat.cli.door import Door
+
+if TYPE_CHECKING:
+    from localchat.library.inspection import Inspection
+    from localchat.library.shelf import Model
+
+_HEAD = ("NAME", "SIZE", "QUANT", "CONTEXT", "ORIGIN")
+
+
+@click.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def command(door: Door, as_json: bool) -> None:
+    """List the models on this machine.
+
+    Pulled and imported ones, files put into the models folder, and those that Ollama, LM Studio, the Hugging
+    Face cache and llama.cpp keep: they are used where they lie.
+    """
+    from localchat.cli.page import print_json, print_lines
+    from localchat.library.shelf import read_shelf
+    from localchat.paths import find_paths
+
+    shelf = read_shelf(find_paths(door.environ), door.environ)
+    rows = list(_inspected(shelf.models))
+    for notice in shelf.notices:
+        click.echo(f"localchat: {notice}", err=True)
+    if as_json:
+        print_json(door.environ, [_record(model, seen) for model, seen in rows])
+    else:
+        print_lines(door.environ, _lines(rows))
+
+
+def _inspected(models: "Iterable[Model]") -> "Iterator[tuple[Model, Inspection]]":
+    """Each header once, whatever names its file has."""
+    from localchat.library.inspection import inspect
+
+    known: dict[object, Inspection] = {}
+    for model in models:
+        key = model.path.resolve() if model.path is not None else model.name
+        if key not in known:
+            known[key] = inspect(model)
+        yield model, known[key]
+
+
+def _lines(rows: "list[tuple[Model, Inspection]]") -> Iterator[str]:
+    from localchat.cli.page import table
+    from localchat.inert import inert_line
+
+    yield from table(_HEAD, (_cells(model, seen) for model, seen in rows), right=(1, 3))
+    troubled = [(model, seen.trouble) for model, seen in rows if seen.trouble]
+    if troubled:
+        yield ""
+        yield "These cannot be run:"
+    for model, trouble in troubled:
+        yield f"  {inert_line(model.name)}: {inert_line(trouble)}"
+
+
+def _cells(model: "Model", seen: "Inspection") -> tuple[str, ...]:
+    from localchat.fit.words import size
+
+    facts = seen.facts
+    return (
+        model.name,
+        size(model.size_bytes) if model.files else "-",
+        _quantization(model, seen) or "-",
+        f"{facts.context_tokens:,}" if facts else "-",
+        f"{model.origin}{' (cannot be run)' if seen.trouble else ''}",
+    )
+
+
+def _quantization(model: "Model", seen: "Inspection") -> str:
+    if model.installed is not None:
+        return model.installed.manifest.quantization
+    return seen.facts.quantization if seen.facts else ""
+
+
+def _record(model: "Model", seen: "Inspection") -> dict[str, Any]:
+    facts = seen.facts
+    return {
+        "name": model.name,
+        "kind": model.kind,
+        "origin": model.origin,
+        "path": str(model.path) if model.path is not None else None,
+        "size_bytes": model.size_bytes,
+        "architecture": facts.architecture if facts else None,
+        "parameters": facts.parameters if facts else None,
+        "quantization": _quantization(model, seen) or None,
+        "context_tokens": facts.context_tokens if facts else None,
+        "alias_of": model.stands_for or None,
+        "usable": not seen.trouble,
+        "reason": seen.trouble or None,
+    }

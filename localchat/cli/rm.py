@@ -1,0 +1,69 @@
+"""`localchat rm MODEL …`: take models away, after saying what goes and what that frees."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from localchat.cli.door import Door
+
+if TYPE_CHECKING:
+    from localchat.library.removal import Removal
+
+
+@click.command("rm")
+@click.argument("words", metavar="MODEL", nargs=-1, required=True)
+@click.option("--force", is_flag=True, help="Also files that belong to other programs.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def command(door: Door, words: tuple[str, ...], force: bool, yes: bool, as_json: bool) -> int:
+    """Remove models, aliases and imported links.
+
+    Files that belong to other programs are not touched without --force, and an alias or a link goes without
+    the model behind it.
+    """
+    from localchat.cli.page import agreed, print_json
+    from localchat.fit.words import size
+    from localchat.inert import inert
+    from localchat.library.removal import carry_out, plan_removal
+    from localchat.library.shelf import find_model, read_shelf
+    from localchat.paths import find_paths
+
+    paths = find_paths(door.environ)
+    shelf = read_shelf(paths, door.environ)
+    models = {
+        model.name: model
+        for model in (find_model(word, shelf, paths, door.environ) for word in words)
+    }
+    removals = [plan_removal(model, shelf, paths, force=force) for model in models.values()]
+    total = sum(removal.freed_bytes for removal in removals)
+    for removal in removals:
+        click.echo(inert(_told(removal)), err=True)
+    if not agreed(f"Remove? It frees {size(total)}.", yes=yes, verb="rm"):
+        return 1
+    for removal in removals:
+        carry_out(removal, paths)
+    if as_json:
+        removed = [
+            {
+                "name": removal.model.name,
+                "files": [str(file) for file in removal.files],
+                "freed_bytes": removal.freed_bytes,
+            }
+            for removal in removals
+        ]
+        print_json(door.environ, {"removed": removed, "freed_bytes": total})
+    else:
+        click.echo(f"localchat: removed; {size(total)} freed", err=True)
+    return 0
+
+
+def _told(removal: "Removal") -> str:
+    from localchat.fit.words import size
+
+    lines = [f"{removal.model.name}: frees {size(removal.freed_bytes)}"]
+    if removal.kept:
+        lines[0] += f" ({removal.kept})"
+    lines += [f"  {file}" for file in removal.files]
+    lines += [f"  the alias {name} will mean nothing" for name in removal.orphans]
+    return "\n".join(lines)

@@ -1,0 +1,145 @@
+"""`localchat show MODEL`: what a model is, what it can do, and what it cannot."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from localchat.cli.door import Door
+
+if TYPE_CHECKING:
+    from localchat.library.inspection import Inspection
+    from localchat.library.shelf import Model
+
+
+@click.command("show")
+@click.argument("word", metavar="MODEL")
+@click.option("--template", is_flag=True, help="Print the chat template and nothing else.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def command(door: Door, word: str, template: bool, as_json: bool) -> None:
+    """Say what a model is and what it can do.
+
+    Reads the header of its file; no weights are loaded.
+    """
+    from localchat.cli.page import print_json, print_lines
+    from localchat.library.inspection import inspect
+    from localchat.library.shelf import find_model, read_shelf
+    from localchat.paths import find_paths
+
+    paths = find_paths(door.environ)
+    model = find_model(word, read_shelf(paths, door.environ), paths, door.environ)
+    seen = inspect(model, vocabulary=not template)
+    if template:
+        print_lines(door.environ, (_template(model, seen),))
+    elif as_json:
+        print_json(door.environ, _record(model, seen))
+    else:
+        print_lines(door.environ, _lines(model, seen))
+
+
+def _template(model: "Model", seen: "Inspection") -> str:
+    from localchat.errors import LocalchatError
+
+    if seen.facts is None:
+        raise LocalchatError(f"{model.name} cannot be read: {seen.trouble}")
+    if not seen.facts.templates:
+        raise LocalchatError(
+            f"{model.name} brings no chat template",
+            hint="a conversation reaches it as plain text; an instruct version of it has one",
+        )
+    templates = seen.facts.templates
+    return templates.get("default") or next(iter(templates.values()))
+
+
+def _lines(model: "Model", seen: "Inspection") -> Iterator[str]:
+    from localchat.inert import inert_line
+
+    rows = [(name, text) for name, text in (*_where(model), *_what(seen)) if text]
+    for name, text in rows:
+        yield f"{name:<13}{inert_line(text)}"
+    sentences = (
+        ("can", seen.facts.can if seen.facts else ()),
+        ("cannot", seen.facts.cannot if seen.facts else ()),
+        ("mind", model.notes),
+    )
+    for name, texts in sentences:
+        for number, text in enumerate(texts):
+            yield f"{name if number == 0 else '':<13}{text}"
+    if seen.trouble:
+        yield f"{'trouble':<13}It cannot be run: {inert_line(seen.trouble)}."
+
+
+def _where(model: "Model") -> tuple[tuple[str, str], ...]:
+    from localchat.fit.words import size
+
+    files = len(model.files)
+    return (
+        ("name", model.name),
+        ("origin", model.origin),
+        ("path", str(model.path) if model.path is not None else ""),
+        (
+            "size",
+            f"{size(model.size_bytes)}{f' in {files} files' if files > 1 else ''}" if files else "",
+        ),
+    )
+
+
+def _what(seen: "Inspection") -> Iterator[tuple[str, str]]:
+    from localchat.fit.words import size, tokens
+
+    facts = seen.facts
+    if facts is None:
+        return
+    yield "architecture", f"{facts.architecture}, {facts.layers} layers"
+    yield "parameters", _count(facts.parameters)
+    yield "quantization", facts.quantization
+    yield "context", tokens(facts.context_tokens)
+    yield "vocabulary", tokens(facts.vocab_size)
+    grows = f"{size(facts.kv_bytes_per_token)} a token (f16)" if facts.kv_bytes_per_token else ""
+    fixed = f"{size(facts.state_bytes)} a conversation" if facts.state_bytes else ""
+    yield "KV cache", " and ".join(part for part in (grows, fixed) if part)
+    yield "licence", facts.licence or "not named in the file"
+    names = ", ".join(facts.templates)
+    lengths = sum(map(len, facts.templates.values()))
+    yield "template", f"{names} ({lengths:,} characters; --template prints it)" if names else "none"
+
+
+def _count(parameters: int) -> str:
+    """7.6 billion, 494 million."""
+    if parameters >= 999_500_000:
+        return f"{parameters / 1e9:.1f} billion"
+    return f"{parameters / 1e6:.{0 if parameters >= 10_000_000 else 1}f} million"
+
+
+def _record(model: "Model", seen: "Inspection") -> dict[str, Any]:
+    facts = seen.facts
+    told: dict[str, Any] = {
+        "name": model.name,
+        "kind": model.kind,
+        "origin": model.origin,
+        "path": str(model.path) if model.path is not None else None,
+        "files": [str(file) for file in model.files],
+        "size_bytes": model.size_bytes,
+        "alias_of": model.stands_for or None,
+        "notes": model.notes,
+        "usable": not seen.trouble,
+        "reason": seen.trouble or None,
+    }
+    if facts is None:
+        return told
+    return told | {
+        "architecture": facts.architecture,
+        "layers": facts.layers,
+        "parameters": facts.parameters,
+        "quantization": facts.quantization,
+        "context_tokens": facts.context_tokens,
+        "vocab_size": facts.vocab_size,
+        "kv_bytes_per_token": facts.kv_bytes_per_token,
+        "kv_types": facts.kv_types,
+        "state_bytes": facts.state_bytes,
+        "licence": facts.licence or None,
+        "templates": facts.templates,
+        "can": facts.can,
+        "cannot": facts.cannot,
+    }
