@@ -209,12 +209,14 @@ class _Planner:
             if fewer or self.room.fits(self.goal, way._replace(gpu_layers=0)):
                 yield f"--gpu-layers {fewer}: what is left over stays in RAM."
         needs = self.room.needs(self.least, small)
-        header = self.room.header
-        rest = self.room.free_bytes(needs) - (needs.ram + needs.gpu - header.weights_bytes)
+        header, weights = self.room.header, sum(needs.weights)
+        rest = self.room.free_bytes(needs) - (needs.ram + needs.gpu - weights)
+        # Of repacked weights there are two copies, so that a byte of the file takes more than one.
+        rest = max(rest, 0) * header.weights_bytes // max(weights, 1)
         if name := smaller_quantization(header, rest):
             yield f"A smaller quantization of this model, such as {name}."
         elif not self.room.fits(self.least, small):
-            yield f"A smaller model: weights of {size(max(rest, 0))} at most fit here now."
+            yield f"A smaller model: weights of {size(rest)} at most fit here now."
 
     def _total(self, context: int, way: Way) -> str:
         needs = self.room.needs(context, way)

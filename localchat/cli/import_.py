@@ -107,6 +107,8 @@ def _folder(door: Door, folder: Path, *, forget: bool, as_json: bool) -> None:
         names = [{"name": model.name, "path": str(model.path)} for model in models]
         print_json(door.environ, {"folder": str(folder), "models": names})
         return
-    click.echo(f"localchat: {folder} is looked into from now on: {len(models)} models", err=True)
+    click.echo(
+        f"localchat: {folder} is looked into from now on; models in it: {len(models)}", err=True
+    )
     for model in models:
         click.echo(f"  {model.name}", err=True)

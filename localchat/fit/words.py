@@ -37,6 +37,48 @@ def percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.0f} %" if whole else "0 %"
 
 
+_SIGNS = (
+    ("█", "weights"),
+    ("▓", "KV"),
+    ("▒", "compute"),
+    ("░", "overhead"),
+    ("╱", "other processes"),
+)
+_KEPT, _FREE = "-", "·"
+
+
+def bar(
+    plan: "MemoryPlan", memory_bytes: int, others_bytes: int, width: int = 60
+) -> tuple[str, ...]:
+    """The memory that bounds a plan as a bar of `width` cells, and what its signs mean. Where the plan does
+    not fit, `|` stands where the memory ends. memory_bytes: all of it; others_bytes: taken already."""
+    parts = (
+        *(plan.weights_bytes, plan.kv_bytes, plan.compute_bytes, plan.overhead_bytes),
+        others_bytes,
+    )
+    kept = max(memory_bytes - others_bytes - plan.free_bytes, 0)
+    free = max(plan.free_bytes - plan.total_bytes, 0)
+    signs = (*(sign for sign, _ in _SIGNS), _KEPT, _FREE)
+    drawn = _cells(tuple(zip(signs, (*parts, kept, free), strict=True)), width)
+    if plan.total_bytes > plan.free_bytes:
+        whole = sum((*parts, kept))
+        end = min(width * memory_bytes // max(whole, 1), width - 1)
+        drawn = f"{drawn[:end]}|{drawn[end:]}"
+    told = [f"{sign} {name} {size(part)}" for (sign, name), part in zip(_SIGNS, parts, strict=True)]
+    told += [f"{_KEPT} kept free {size(kept)}", f"{_FREE} left over {size(free)}"]
+    return (f"[{drawn}] {size(memory_bytes)}", ", ".join(told[:4]), ", ".join(told[4:]))
+
+
+def _cells(parts: tuple[tuple[str, int], ...], width: int) -> str:
+    """`width` cells shared in proportion, by rounding the running sum, so that nothing is lost."""
+    whole = max(sum(count for _, count in parts), 1)
+    done, text = 0, ""
+    for sign, count in parts:
+        done += count
+        text += sign * (round(width * done / whole) - len(text))
+    return text
+
+
 def verdict(plan: "MemoryPlan") -> tuple[str, ...]:
     """The plan in a few lines: whether it fits, of what it consists, what would help."""
     word = "Fits" if plan.fits else "Does not fit"
