@@ -139,7 +139,7 @@ def _freed(file: Path) -> int:
 
 
 def _kept(model: Model, files: tuple[Path, ...], freed: int) -> str:
-    if freed or not model.size_bytes:
+    if freed >= model.size_bytes:
         return ""
     if any(file.is_symlink() for file in files):
         return f"only the link goes; {model.files[0].resolve()} stays"

@@ -1,0 +1,139 @@
+"""fit: the planner's verdict in words, a bar and JSON, on simulated machines."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localchat.fit.machine import Gpu, Machine
+from localchat.fit.plan import MemoryPlan
+from localchat.fit.words import bar
+from tests.cli.conftest import Call, Outcome
+from tests.cli.door import SCENARIOS
+from tests.gguf_files import Q4_0, Size, llama
+
+GB = 10**9
+EIGHT_B = Size(32, 4096, 32, 8, 128, 14336, 1024, 131072, Q4_0)
+SMALL = Machine("small", frozenset({"avx2"}), 4, 8 * GB, 6 * GB)
+NAMES = {
+    *("weights_bytes", "kv_bytes", "compute_bytes", "overhead_bytes", "free_bytes", "fits"),
+    *("backend", "gpu_layers", "max_context_tokens", "expected_tokens_per_s", "advice"),
+}
+Fit = Callable[..., Outcome]
+
+
+@pytest.fixture
+def eight_b(tmp_path: Path) -> Path:
+    """An 8B model in Q4_0, of nothing."""
+    return llama(EIGHT_B).sparse(tmp_path / "8b.gguf")
+
+
+@pytest.fixture
+def fit(call: Call, monkeypatch: pytest.MonkeyPatch) -> Fit:
+    """`localchat fit` on a machine of our choice."""
+
+    def asked(machine: Machine, *args: str | Path) -> Outcome:
+        monkeypatch.setattr("localchat.fit.machine.read_machine", lambda: machine)
+        return call(SCENARIOS["hello"], "fit", *args, named=False)
+
+    return asked
+
+
+def told(outcome: Outcome) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(outcome.out)
+    return found
+
+
+def test_a_model_that_fits(fit: Fit, eight_b: Path) -> None:
+    roomy = replace(SMALL, ram_total_bytes=32 * GB, ram_free_bytes=28 * GB)
+    outcome = fit(roomy, eight_b, "--ctx", "8192", "--json")
+    found = told(outcome)
+    assert outcome.code == 0
+    assert found["fits"]
+    assert found.keys() >= NAMES
+    assert found["context_tokens"] == 8192
+    assert found["max_context_tokens"] > 8192
+    assert found["others_bytes"] == 4 * GB
+    assert found["weights_bytes"] >= eight_b.stat().st_size * 0.99
+    text = fit(roomy, eight_b, "--ctx", "8192").out
+    assert text.startswith("8b: fits: ")
+    assert "other processes 4.0 GB" in text
+
+
+def test_a_model_that_does_not_fit_ends_with_4_and_says_what_would(fit: Fit, eight_b: Path) -> None:
+    outcome = fit(SMALL, eight_b, "--ctx", "8192", "--json")
+    found = told(outcome)
+    assert outcome.code == 4
+    assert not found["fits"]
+    assert found["advice"]
+    sentences = fit(SMALL, eight_b, "--ctx", "8192").out
+    assert "does not fit" in sentences
+    assert all(advice in sentences for advice in found["advice"])
+
+
+def test_the_flags_reach_the_planner(fit: Fit, eight_b: Path) -> None:
+    roomy = replace(SMALL, ram_total_bytes=64 * GB, ram_free_bytes=60 * GB)
+    plain = told(fit(roomy, eight_b, "--ctx", "8192", "--json"))
+    small = told(fit(roomy, eight_b, "--ctx", "8192", "--kv-type", "q8_0", "--json"))
+    many = told(fit(roomy, eight_b, "--ctx", "8192", "--parallel", "64", "--json"))
+    assert small["kv_type"] == "q8_0"
+    assert small["kv_bytes"] < 0.6 * plain["kv_bytes"]
+    assert many["parallel"] == 64
+    assert many["overhead_bytes"] >= plain["overhead_bytes"]
+    assert fit(roomy, eight_b, "--kv-type", "q9_9").code == 2
+
+
+def test_cards_are_counted_where_the_build_uses_them(
+    fit: Fit, eight_b: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = Gpu(0, "RTX 4090", 24 * GB, 21 * GB)
+    with_card = replace(SMALL, ram_total_bytes=32 * GB, ram_free_bytes=28 * GB, gpus=(card,))
+    assert told(fit(with_card, eight_b, "--json"))["gpu_layers"] == 0
+    monkeypatch.setattr("localchat_llamacpp.backend.can_offload", lambda: True)
+    found = told(fit(with_card, eight_b, "--json"))
+    assert found["gpu_layers"] == found["layers"] == 33
+    assert found["memory_bytes"] == (32 + 24) * GB
+    assert found["others_bytes"] == (4 + 3) * GB
+
+
+def test_a_file_that_cannot_be_run_is_refused(fit: Fit, tmp_path: Path) -> None:
+    extra = {"tokenizer.ggml.model": "none"}
+    path = llama(replace(EIGHT_B, layers=1, extra=extra)).sparse(tmp_path / "m.gguf")
+    outcome = fit(SMALL, path)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert "no vocabulary" in outcome.err
+
+
+PLAN = MemoryPlan(
+    backend="llama.cpp",
+    weights_bytes=4 * GB,
+    kv_bytes=2 * GB,
+    compute_bytes=GB,
+    overhead_bytes=GB,
+    free_bytes=10 * GB,
+    fits=True,
+    context_tokens=8192,
+    max_context_tokens=16384,
+    kv_type="f16",
+    flash_attention=False,
+    gpu_layers=0,
+    cache_ram_bytes=0,
+    max_step_tokens=128,
+)
+
+
+def test_the_bar_shares_its_cells_by_bytes() -> None:
+    drawn, mine, others = bar(PLAN, 16 * GB, 4 * GB, width=16)
+    assert drawn == "[████▓▓▒░╱╱╱╱--··] 16.0 GB"
+    assert "weights 4.0 GB" in mine
+    assert "other processes 4.0 GB" in others
+    assert "kept free 2.0 GB" in others
+
+
+def test_the_bar_shows_where_the_memory_ends() -> None:
+    tight = replace(PLAN, free_bytes=4 * GB, fits=False)
+    drawn, _, _ = bar(tight, 8 * GB, 4 * GB, width=12)
+    assert drawn == "[████▓▓▒░|╱╱╱╱] 8.0 GB"
