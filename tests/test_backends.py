@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from localchat.backends import find_backends
-from localchat.errors import LocalchatError
+from localchat.backends import backend_for, find_backends
+from localchat.errors import LocalchatError, UsageError
 
 
 def declare(folder: Path, *points: str) -> None:
@@ -39,5 +39,15 @@ def test_a_backend_that_cannot_be_imported_says_so(
     assert not available.ok
     assert "no_such_module_here" in available.reason
     assert (broken.build_key(), broken.ways_out()) == ("", ())
+    assert not broken.accepts(tmp_path / "m.gguf")
     with pytest.raises(LocalchatError, match="no_such_module_here"):
         broken.facts()
+
+
+def test_the_backend_for_a_file_is_one_that_accepts_it(tmp_path: Path) -> None:
+    assert backend_for(tmp_path / "m.gguf").name == "llamacpp"
+    assert backend_for(tmp_path / "m.bin", "llamacpp").name == "llamacpp"
+    with pytest.raises(UsageError, match="'nonsense'"):
+        backend_for(tmp_path / "m.gguf", "nonsense")
+    with pytest.raises(LocalchatError, match="no model that"):
+        backend_for(tmp_path / "m.bin")

@@ -37,6 +37,10 @@ def modules_after(code: str) -> set[str]:
         pytest.param("from localchat.cli.app import run; run(['--help'])", id="help"),
         pytest.param("from localchat.cli.app import run; run(['--version'])", id="version"),
         pytest.param("from localchat.cli.app import run; run(['run', '--help'])", id="verb-help"),
+        *(
+            pytest.param(f"from localchat.cli.app import run; run(['{verb}', '--help'])", id=verb)
+            for verb in ("list", "show", "cp", "rm", "import", "fit")
+        ),
         pytest.param("from localchat.cli.app import run; run(['dcotor'])", id="usage-error"),
     ],
 )
@@ -56,3 +60,9 @@ def test_what_a_prompt_needs_reaches_neither_the_child_nor_a_backend(package: st
 def test_finding_backends_loads_no_native_library() -> None:
     loaded = modules_after("from localchat.backends import find_backends; find_backends()")
     assert loaded & {"torch", "triton", "llama_cpp", "numpy"} == set()
+
+
+@pytest.mark.parametrize("verb", ["list", "show guide", "fit guide"])
+def test_looking_at_models_loads_no_native_library(verb: str) -> None:
+    loaded = modules_after(f"from localchat.cli.app import run; assert run({verb.split()}) == 0")
+    assert loaded & {"torch", "triton", "llama_cpp", "numpy", "huggingface_hub", "rich"} == set()

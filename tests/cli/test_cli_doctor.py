@@ -10,6 +10,8 @@ import pytest
 
 from localchat.backends import Backend
 from localchat.engine.safemode import SafeBuilds
+from localchat.fit.gguf_header import Header
+from localchat.fit.plan import LoadWish, MemoryPlan
 from localchat.paths import find_paths
 from tests.cli.conftest import Call
 from tests.cli.door import SCENARIOS
@@ -58,6 +60,15 @@ class FakeBackend:
 
     def available(self) -> Available:
         return self._available
+
+    def accepts(self, path: Path) -> bool:
+        return True
+
+    def objection(self, header: Header) -> str:
+        return ""
+
+    def plan(self, header: Header, wish: LoadWish) -> MemoryPlan:
+        raise AssertionError("doctor plans nothing")
 
     def build_key(self) -> str:
         return "this build"

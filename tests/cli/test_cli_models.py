@@ -88,7 +88,7 @@ def test_list_says_why_a_file_cannot_be_run(
 
 def test_an_architecture_that_this_llama_cpp_does_not_know_is_told(verb: Verb, shelf: Path) -> None:
     ours = ("block_count", "context_length", "embedding_length", "attention.head_count")
-    extra = {f"gptoss__{key.replace('.', '__')}": 2 for key in ours}
+    extra: dict[str, Any] = {f"gptoss__{key.replace('.', '__')}": 2 for key in ours}
     gguf(shelf / "odd.gguf", general__architecture="gptoss", **extra)
     assert "does not know its architecture, gptoss" in rows(verb)["odd"]["reason"]
 

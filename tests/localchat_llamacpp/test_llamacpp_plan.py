@@ -285,3 +285,13 @@ def test_cut_windows_have_cells_for_every_sequence(gemma: Header) -> None:
     shape = model_shape(gemma)
     assert window_cells(shape, 33024, Steps(16, 128)) == 17664
     assert window_cells(shape, 4096, Steps(16, 128)) == 4096
+
+
+def test_an_advised_quantization_counts_the_second_copy_of_repacked_weights(
+    eight_b: Header,
+) -> None:
+    """Of 4.5 GB there is a copy, so that 8 GB hold no 4.5 GB model and do hold a smaller one."""
+    tight = replace(LAPTOP, ram_total_bytes=8 * GB, ram_free_bytes=8 * GB)
+    refused = asked(eight_b, tight, safe_mode=False)
+    assert not refused.fits
+    assert any("quantization" in advice for advice in refused.advice)

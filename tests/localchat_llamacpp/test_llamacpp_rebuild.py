@@ -51,3 +51,17 @@ def test_a_card_that_the_build_cannot_use_and_the_amx_fault_are_told(tmp_path: P
         rebuild.CMAKE_ARGS["no-amx"],
     ]
     assert rebuild.ways_out(_facts(offload=True), tmp_path) == ()
+
+
+def test_what_the_library_file_tells_is_what_the_library_says() -> None:
+    assert rebuild.can_offload() == rebuild.gather().offload
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3moe", "gemma3", "gpt-oss", "mamba"])
+def test_the_architectures_of_a_build_are_found_in_its_file(name: str) -> None:
+    assert rebuild.knows_architecture(name)
+
+
+@pytest.mark.parametrize("name", ["gptoss", "qwen25vl", "no-such-architecture"])
+def test_an_architecture_that_only_others_know_is_not_found(name: str) -> None:
+    assert not rebuild.knows_architecture(name)
