@@ -96,6 +96,11 @@ class Backend(Protocol):
         Raises UsageError for wishes that this model cannot have."""
         ...
 
+    def expected_rate(self, header: "Header", plan: "MemoryPlan", threads: int) -> float | None:
+        """Tokens a second that one request will get at a short context, while nothing else computes: an
+        estimate; None where there is none. May take a second. threads: 0 for every physical core."""
+        ...
+
     def build_key(self) -> str:
         """Names the native build and this CPU; safe mode is remembered by it."""
         ...
@@ -135,6 +140,9 @@ class BrokenBackend:
 
     def plan(self, header: "Header", wish: "LoadWish") -> "MemoryPlan":
         raise LocalchatError(self._reason)
+
+    def expected_rate(self, header: "Header", plan: "MemoryPlan", threads: int) -> float | None:
+        return None
 
     def build_key(self) -> str:
         return ""

@@ -98,6 +98,16 @@ class LlamaCppBackend:
             header, wish, read_machine(), can_offload=can_offload(), safe_mode=False
         )
 
+    def expected_rate(self, header: Header, plan: MemoryPlan, threads: int) -> float | None:
+        """By a probe of this build in a process of its own, about a second. None with layers on a GPU, whose
+        speed is not probed."""
+        from localchat.fit.machine import read_machine
+        from localchat_llamacpp.speed import expected_rate
+
+        if plan.gpu_layers or not self.available().ok:
+            return None
+        return expected_rate(header, threads or read_machine().cores)
+
     def open(self, path: Path, say: Callable[[str], None]) -> OpenModel:
         """Check the header, then read the vocabulary (0.2 s for 152k tokens). Nothing is said so far.
 

@@ -15,11 +15,13 @@ _LEAST_SLOTS = 2
 
 
 class _Verdict(NamedTuple):
-    """memory_bytes, others_bytes: of the memory that bounds the plan, all of it and what is taken."""
+    """memory_bytes, others_bytes: of the memory that bounds the plan, all of it and what is taken.
+    tokens_per_s: an estimate, None where there is none."""
 
     plan: "MemoryPlan"
     memory_bytes: int
     others_bytes: int
+    tokens_per_s: float | None
 
 
 @click.command("fit")
@@ -36,8 +38,8 @@ def command(
 ) -> int:
     """Say whether a model fits into memory, and what would help.
 
-    Reads the header of the file and the memory that is free now; loads nothing. Ends with 0 where the model
-    fits and with 4 where it does not.
+    Reads the header of the file and the memory that is free now; no weights are loaded. The speed is an
+    estimate from a short probe. Ends with 0 where the model fits and with 4 where it does not.
     """
     from localchat.backends import backend_for
     from localchat.cli.page import print_json, print_lines
@@ -53,7 +55,8 @@ def command(
         raise ModelInvalid(f"{setup.model.name} cannot be run: {objection}")
     slots = parallel or max(_LEAST_SLOTS, setup.settings.n)
     plan = backend.plan(header, _wish(setup.settings, slots))
-    verdict = _Verdict(plan, *_memory(plan, read_machine()))
+    rate = backend.expected_rate(header, plan, setup.settings.threads) if plan.fits else None
+    verdict = _Verdict(plan, *_memory(plan, read_machine()), tokens_per_s=rate)
     environ = setup.door.environ
     if as_json:
         told = {"model": setup.model.name, "path": str(setup.model.path), "parallel": slots}
@@ -88,7 +91,7 @@ def _memory(plan: "MemoryPlan", machine: "Machine") -> tuple[int, int]:
 
 
 def _lines(name: str, verdict: _Verdict) -> Iterator[str]:
-    from localchat.fit.words import bar
+    from localchat.fit.words import bar, rate
     from localchat.fit.words import verdict as sentences
     from localchat.inert import inert_line
 
@@ -96,6 +99,8 @@ def _lines(name: str, verdict: _Verdict) -> Iterator[str]:
     yield f"{inert_line(name)}: {first[0].lower()}{first[1:]}"
     yield from bar(verdict.plan, verdict.memory_bytes, verdict.others_bytes)
     yield f"Backend {verdict.plan.backend}, KV cache {verdict.plan.kv_type}."
+    if verdict.tokens_per_s is not None:
+        yield f"About {rate(verdict.tokens_per_s)}, by a probe of this build, while nothing else computes."
     yield from rest
 
 
@@ -119,7 +124,7 @@ def _record(verdict: _Verdict) -> dict[str, Any]:
         "layers": plan.layers,
         "gpu_bytes": plan.gpu_bytes,
         "gpu_free_bytes": plan.gpu_free_bytes,
-        "expected_tokens_per_s": None,
+        "expected_tokens_per_s": verdict.tokens_per_s,
         "advice": plan.advice,
         "notes": plan.notes,
     }

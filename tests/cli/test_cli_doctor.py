@@ -70,6 +70,9 @@ class FakeBackend:
     def plan(self, header: Header, wish: LoadWish) -> MemoryPlan:
         raise AssertionError("doctor plans nothing")
 
+    def expected_rate(self, header: Header, plan: MemoryPlan, threads: int) -> float | None:
+        return None
+
     def build_key(self) -> str:
         return "this build"
 

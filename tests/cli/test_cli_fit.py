@@ -13,7 +13,7 @@ from localchat.fit.plan import MemoryPlan
 from localchat.fit.words import bar
 from tests.cli.conftest import Call, Outcome
 from tests.cli.door import SCENARIOS
-from tests.gguf_files import Q4_0, Size, llama
+from tests.gguf_files import F32, Q4_0, Size, llama
 
 GB = 10**9
 EIGHT_B = Size(32, 4096, 32, 8, 128, 14336, 1024, 131072, Q4_0)
@@ -22,6 +22,7 @@ NAMES = {
     *("weights_bytes", "kv_bytes", "compute_bytes", "overhead_bytes", "free_bytes", "fits"),
     *("backend", "gpu_layers", "max_context_tokens", "expected_tokens_per_s", "advice"),
 }
+RATES = {Q4_0: 20 * GB, F32: 20 * GB}
 Fit = Callable[..., Outcome]
 
 
@@ -37,6 +38,7 @@ def fit(call: Call, monkeypatch: pytest.MonkeyPatch) -> Fit:
 
     def asked(machine: Machine, *args: str | Path) -> Outcome:
         monkeypatch.setattr("localchat.fit.machine.read_machine", lambda: machine)
+        monkeypatch.setattr("localchat_llamacpp.speed._probe", lambda codes, threads: RATES)
         return call(SCENARIOS["hello"], "fit", *args, named=False)
 
     return asked
@@ -61,6 +63,20 @@ def test_a_model_that_fits(fit: Fit, eight_b: Path) -> None:
     text = fit(roomy, eight_b, "--ctx", "8192").out
     assert text.startswith("8b: fits: ")
     assert "other processes 4.0 GB" in text
+    assert "About " in text
+
+
+def test_the_expected_rate_follows_the_bytes_of_a_token(
+    fit: Fit, eight_b: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roomy = replace(SMALL, ram_total_bytes=32 * GB, ram_free_bytes=28 * GB)
+    expected = told(fit(roomy, eight_b, "--json"))["expected_tokens_per_s"]
+    # All weights but the input embedding, 4096 x 1024 in 4.5 bits.
+    assert expected == pytest.approx(0.85 * 20 * GB / (eight_b.stat().st_size - 2.4e6), rel=0.01)
+    monkeypatch.setitem(RATES, Q4_0, 10 * GB)
+    assert told(fit(roomy, eight_b, "--json"))["expected_tokens_per_s"] == pytest.approx(
+        expected / 2, rel=0.01
+    )
 
 
 def test_a_model_that_does_not_fit_ends_with_4_and_says_what_would(fit: Fit, eight_b: Path) -> None:

@@ -1,0 +1,69 @@
+"""How fast a model will write here, before it is loaded: an estimate, and said to be one.
+
+One token reads the weights once, so its time is their bytes over the rate at which this build multiplies a
+matrix by a vector in that format (probe.py), and a little for everything else.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+
+from localchat.fit.ggml_types import NUMBER_FORMATS
+from localchat.fit.gguf_header import Header
+
+_PATIENCE_S = 20.0
+_PRODUCTS_SHARE = 0.85
+"""Of a step's time, what the matrix products take (0.79 to 0.97 for models of 0.5 to 1.2 B on two cores)."""
+_SPIN = "2000"
+"""See the child's environment: threads that spin longer starve each other on a busy machine."""
+
+
+def expected_rate(header: Header, threads: int) -> float | None:
+    """Tokens a second of one request with a short context, every layer on the CPU and nothing else
+    computing. Takes about a second. None where the probe fails, which a native crash may make it do."""
+    bytes_by_code = bytes_per_token(header)
+    rates = _probe(sorted(bytes_by_code), threads)
+    if rates is None or not bytes_by_code:
+        return None
+    products_s = sum(count / rates[code] for code, count in bytes_by_code.items())
+    return _PRODUCTS_SHARE / products_s
+
+
+def bytes_per_token(header: Header) -> dict[int, int]:
+    """Bytes of weights that one token reads, by ggml's type number: of experts those in use, and of an input
+    embedding nothing unless it is the output too. Vectors are left out."""
+    layers = header.number("block_count")
+    experts = header.number("expert_count")
+    used = max(header.numbers("expert_used_count", layers), default=0)
+    tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
+    codes = {form.name: code for code, form in NUMBER_FORMATS.items()}
+    found: dict[int, int] = {}
+    for tensor in header.tensors:
+        if len(tensor.shape) < 2 or (tensor.name == "token_embd.weight" and not tied):
+            continue
+        read = tensor.size_bytes
+        if "_exps." in tensor.name and experts:
+            read = read * used // experts
+        code = codes[tensor.form.name]
+        found[code] = found.get(code, 0) + read
+    return found
+
+
+def _probe(codes: list[int], threads: int) -> Mapping[int, float] | None:
+    command = [sys.executable, "-m", "localchat_llamacpp.probe", str(threads), *map(str, codes)]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "GOMP_SPINCOUNT": _SPIN,
+        "GGML_NO_BACKTRACE": "1",
+    }
+    try:
+        done = subprocess.run(
+            command, capture_output=True, timeout=_PATIENCE_S, check=True, env=environment
+        )
+        rates: dict[str, float] = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None  # the estimate is left out
+    return {int(code): rate for code, rate in rates.items()}

@@ -1,0 +1,40 @@
+"""The probe of this build and the bytes of a token."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from localchat.fit.header import read_header
+from localchat_llamacpp.speed import bytes_per_token, expected_rate
+from tests.gguf_files import F16, Q8_0, Size, Tensor, llama, qwen2, write_model
+
+
+def test_a_probe_of_the_real_build_gives_a_rate(tmp_path: Path) -> None:
+    rate = expected_rate(read_header(write_model(tmp_path / "m.gguf")), 1)
+    assert rate is not None
+    assert rate > 0
+
+
+def test_a_probe_that_fails_gives_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = read_header(write_model(tmp_path / "m.gguf"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
+    assert expected_rate(header, 1) is None
+
+
+def test_an_embedding_counts_only_where_it_is_the_output_too(tmp_path: Path) -> None:
+    size = Size(layers=1, code=Q8_0)
+    embedding = size.width * size.vocab * 34 // 32
+    tied = read_header(qwen2(size).sparse(tmp_path / "tied.gguf"))
+    apart = read_header(llama(size).sparse(tmp_path / "apart.gguf"))
+    assert bytes_per_token(tied) == bytes_per_token(apart)
+    assert bytes_per_token(tied)[Q8_0] > embedding
+
+
+def test_experts_count_as_far_as_they_are_used(tmp_path: Path) -> None:
+    raw = llama(Size(layers=1, extra={"llama.expert_count": 8, "llama.expert_used_count": 2}))
+    experts = Tensor("blk.0.ffn_up_exps.weight", (64, 128, 8), F16)
+    plain = bytes_per_token(read_header(raw.sparse(tmp_path / "plain.gguf")))
+    more = type(raw)(raw.metadata, [*raw.tensors, experts])
+    found = bytes_per_token(read_header(more.sparse(tmp_path / "more.gguf")))
+    assert found[F16] - plain[F16] == 64 * 128 * 2 * 2
