@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from localchat.library.manifest import Manifest, PulledFile, record
 from localchat.paths import find_paths
 from tests.cli.conftest import Call, Outcome, Screen
 from tests.cli.door import SCENARIOS, ScriptedDoor
@@ -195,6 +196,28 @@ def test_rm_without_a_terminal_wants_yes(verb: Verb, shelf: Path) -> None:
     assert code == 2
     assert "--yes" in err
     assert path.exists()
+
+
+def test_a_pulled_model_leaves_what_its_neighbour_needs(verb: Verb, shelf: Path) -> None:
+    folder = shelf / "org/repo"
+    for seed, name in enumerate(("one", "two")):
+        path = gguf(folder / f"{name}.gguf", seed)
+        files = [path, folder / "config.json"]
+        files[1].write_text("{}")
+        pulled = tuple(
+            PulledFile(path=file.name, size=file.stat().st_size, sha256="0" * 64) for file in files
+        )
+        about = {"repository": "org/repo", "revision": "aaa", "quantization": "Q4_K_M"}
+        record(
+            folder,
+            Manifest(name=f"{name}:1b-q4_k_m", format="gguf", files=pulled, pulled_at="", **about),
+        )
+    assert rows(verb)["one:1b-q4_k_m"]["origin"] == "org/repo"
+    assert verb("rm", "one:1b-q4_k_m", "-y").code == 0
+    assert set(rows(verb)) == {"guide", "two:1b-q4_k_m"}
+    assert (folder / "config.json").exists()
+    assert verb("rm", "two:1b-q4_k_m", "-y").code == 0
+    assert list(shelf.iterdir()) == []
 
 
 @pytest.mark.parametrize(("answer", "there"), [("n\n", True), ("y\n", False)])
