@@ -46,7 +46,7 @@ _FOREIGN: tuple[tuple[Callable[[bytes], bool], str, str], ...] = (
     (
         lambda head: head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 32,
         "a safetensors file",
-        "Give the folder that holds it and its config.json, or download a GGUF of the model.",
+        "llama.cpp runs GGUF files: take a GGUF of the same model.",
     ),
     (
         lambda head: head[:4] == b"PK\x03\x04",
