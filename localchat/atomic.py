@@ -7,13 +7,14 @@ from pathlib import Path
 
 def write_text(path: Path, text: str) -> None:
     """Replace `path` (and make its folder). Follows a link, so that a settings file kept elsewhere stays a
-    link; keeps the mode of the file it replaces. Raises OSError, and then the old file is untouched."""
+    link; keeps the mode of the file it replaces. File names that are no Unicode go in as their bytes. Raises
+    OSError, and then the old file is untouched."""
     target = path.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     beside = Path(name)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -1,5 +1,6 @@
 """Loading: from a checked GGUF file to a native model and a native context, or a clear error."""
 
+import os
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,7 +65,7 @@ def load_vocabulary(path: Path) -> tuple[int, tuple[str, ...]]:
     parameters = native.api.llama_model_default_params()
     parameters.vocab_only = True
     with native.log.mark() as heard:
-        model = native.api.llama_model_load_from_file(str(path).encode(), parameters)
+        model = native.api.llama_model_load_from_file(os.fsencode(path), parameters)
     if not model:
         raise ModelInvalid(
             f"{path} cannot be read: {heard.reason('llama.cpp gives no reason')}", hint=_AGAIN
@@ -91,7 +92,7 @@ def load_weights(
     parameters.use_extra_bufts = not safe_mode
     parameters.progress_callback = callback = native.api.llama_progress_callback(telling)
     with native.log.mark() as heard:
-        model = native.api.llama_model_load_from_file(str(path).encode(), parameters)
+        model = native.api.llama_model_load_from_file(os.fsencode(path), parameters)
     del callback
     if telling.stopped:
         if model:

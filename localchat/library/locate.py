@@ -119,7 +119,7 @@ def locate_default(
 def last_model(paths: Paths) -> str | None:
     """The word of the model that answered last."""
     try:
-        return (paths.state_dir / _LAST_MODEL).read_text(encoding="utf-8").strip() or None
+        return (paths.state_dir / _LAST_MODEL).read_text("utf-8", "surrogateescape").strip() or None
     except (OSError, UnicodeDecodeError):
         return None
 

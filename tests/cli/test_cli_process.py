@@ -192,3 +192,11 @@ def test_a_model_name_that_is_no_unicode_is_told_escaped() -> None:
     )
     assert (done.returncode, done.stdout) == (3, b"")
     assert b"\\udcff.gguf" in done.stderr
+
+
+def test_a_model_whose_path_is_no_unicode_is_remembered(tmp_path: Path) -> None:
+    from localchat.atomic import write_text
+
+    name = os.fsdecode(b"\xff.gguf")
+    write_text(tmp_path / "last", name)
+    assert (tmp_path / "last").read_bytes() == b"\xff.gguf"
