@@ -194,7 +194,7 @@ def test_a_model_name_that_is_no_unicode_is_told_escaped() -> None:
     assert b"\\udcff.gguf" in done.stderr
 
 
-def test_a_model_whose_path_is_no_unicode_is_remembered(tmp_path: Path) -> None:
+def test_a_name_that_is_no_unicode_is_written_as_its_bytes(tmp_path: Path) -> None:
     from localchat.atomic import write_text
 
     name = os.fsdecode(b"\xff.gguf")
