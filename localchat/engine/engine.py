@@ -5,15 +5,26 @@ from typing import Protocol
 
 import msgspec
 
-from localchat.engine.events import Figures
+from localchat.engine.events import EngineStats
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.stream import Stream
+
+
+class MemoryParts(msgspec.Struct, frozen=True):
+    """What a loaded model takes, in bytes; -1 where it cannot be known."""
+
+    weights_bytes: int
+    kv_bytes: int
+    compute_bytes: int
+    overhead_bytes: int
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
     """What is loaded (or about to be) and how. `why`: one sentence on the choice of backend and placement;
     `notes`: what was decided for the user; `limits`: what this model cannot do; `warning`: what may spoil
-    answers (for instance a missing chat template). Sizes in bytes and tokens; gpu_layers of layers."""
+    answers (for instance a missing chat template); `predicted` and `actual`: the parts of
+    `predicted_bytes` and `actual_bytes`, None where they are not known (yet). Sizes in bytes and
+    tokens; gpu_layers of layers."""
 
     model: str
     path: str
@@ -37,6 +48,10 @@ class EngineInfo(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
     limits: tuple[str, ...] = ()
     warning: str = ""
+    predicted: MemoryParts | None = None
+    actual: MemoryParts | None = None
+    free_bytes: int = 0
+    """Memory that was free for the model before its load."""
 
 
 class Engine(Protocol):
@@ -59,8 +74,8 @@ class Engine(Protocol):
 
     def info(self) -> EngineInfo: ...
 
-    def stats(self) -> Figures:
-        """The engine's figures now, all requests together."""
+    def stats(self) -> EngineStats:
+        """The engine as a whole, all requests together."""
         ...
 
     def close(self, deadline_s: float = 2.0) -> None:

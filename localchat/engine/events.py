@@ -150,6 +150,44 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     fingerprint: str
 
 
+class Running(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One request that the engine holds now. `user`: who asks, as its door names it; `age_s`: since it came."""
+
+    phase: Literal["queued", "prefill", "decode"]
+    prompt_tokens: int
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    age_s: float = 0.0
+    user: str = ""
+
+
+class EngineStats(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The engine as a whole: `now`, and counts since its load (figures.py has their sentences).
+
+    failed: requests ended by an error, by its code. tpot_ms: of the last tokens told, oldest first, 512 at
+    most. requests: what it holds now. late_rows: steps that still computed a request after the one in which
+    its cancel arrived (0 is the promise). process_bytes: resident memory of the engine's process.
+    """
+
+    now: Figures
+    finished: int = 0
+    cancelled: int = 0
+    failed: dict[str, int] = {}
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    draft_steps: int = 0
+    preemptions: int = 0
+    evictions: int = 0
+    late_rows: int = 0
+    tpot_ms: tuple[float, ...] = ()
+    requests: tuple[Running, ...] = ()
+    process_bytes: int = 0
+
+
 Event: TypeAlias = (
     Accepted
     | Queued

@@ -11,7 +11,7 @@ from typing import IO, Any, Generic, Literal, TypeAlias, TypeVar
 import msgspec
 
 from localchat.engine.engine import EngineInfo
-from localchat.engine.events import Event, Figures
+from localchat.engine.events import EngineStats, Event
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.errors import Detail
 
@@ -148,7 +148,7 @@ class Info(msgspec.Struct, frozen=True, tag="info"):
 
 class Stats(msgspec.Struct, frozen=True, tag="stats"):
     id: int
-    figures: Figures
+    stats: EngineStats
 
 
 class Say(msgspec.Struct, frozen=True, tag="say"):

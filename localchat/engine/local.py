@@ -13,7 +13,7 @@ import msgspec
 from localchat.engine import frames
 from localchat.engine.child import Child
 from localchat.engine.engine import EngineInfo
-from localchat.engine.events import Accepted, Done, Event, Figures, Loading, Queued
+from localchat.engine.events import Accepted, Done, EngineStats, Event, Figures, Loading, Queued
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.safemode import SafeBuilds
 from localchat.engine.stream import Stream
@@ -138,8 +138,8 @@ class LocalEngine:
     def info(self) -> EngineInfo:
         return self._query(frames.AskInfo, frames.Info).info
 
-    def stats(self) -> Figures:
-        return self._query(frames.AskStats, frames.Stats).figures
+    def stats(self) -> EngineStats:
+        return self._query(frames.AskStats, frames.Stats).stats
 
     def close(self, deadline_s: float = 2.0) -> None:
         with self._lock:

@@ -9,6 +9,7 @@ from localchat.engine.engine import EngineInfo
 from localchat.engine.events import (
     Accepted,
     Done,
+    EngineStats,
     Event,
     Figures,
     Finished,
@@ -101,8 +102,8 @@ class ScriptedEngine:
             fingerprint="scripted",
         )
 
-    def stats(self) -> Figures:
-        return Figures(phase="decode", kv_total_tokens=self.context_tokens)
+    def stats(self) -> EngineStats:
+        return EngineStats(Figures(phase="decode", kv_total_tokens=self.context_tokens))
 
     def close(self, deadline_s: float = 2.0) -> None:
         self.closed = True

@@ -21,7 +21,7 @@ import msgspec
 from localchat import __version__
 from localchat.engine import frames
 from localchat.engine.engine import EngineInfo
-from localchat.engine.events import Event, Figures, Loading
+from localchat.engine.events import EngineStats, Event, Figures, Loading
 from localchat.errors import EngineClosed, LocalchatError, UsageError
 from localchat.fit.plan import LoadWish, MemoryPlan
 from localchat.loop.backend import Backend, LoadOptions, OpenModel, Runner
@@ -292,9 +292,9 @@ class Worker:
         digest = hashlib.sha256("\0".join([__version__, *parts]).encode("utf-8", "replace"))
         return digest.hexdigest()[:16]
 
-    def _stats(self) -> Figures:
+    def _stats(self) -> EngineStats:
         loop = self._loop
-        return loop.figures() if loop is not None else Figures(phase="loading")
+        return EngineStats(loop.figures() if loop is not None else Figures(phase="loading"))
 
     def _info(self) -> EngineInfo:
         info, plan, runner = self._model.info, self._plan, self._runner

@@ -158,7 +158,7 @@ def test_questions_are_answered_while_a_step_runs(start: Open) -> None:
 
 def _wait_idle(engine: LocalEngine) -> None:
     for _ in range(1000):
-        figures = engine.stats()
+        figures = engine.stats().now
         if figures.running == figures.waiting == 0:
             assert figures.kv_used_tokens == 0
             return

@@ -193,14 +193,14 @@ def test_questions_are_answered_while_the_model_loads_and_while_a_step_runs(
     engine = engine_for(load_s=1.0, step_s=0.3)
     stream = engine.generate(plain(max_tokens=8))
     assert engine.tokenize("ab") == [97, 98]
-    assert engine.stats().phase == "loading"
+    assert engine.stats().now.phase == "loading"
     assert not engine.info().loaded
     messages = Messages((Message("user", "hi"),))
     assert engine.render(messages) == "[user]hi\n[assistant]"
     for event in stream:
         if isinstance(event, Text):
             assert engine.detokenize([97, 98]) == "ab"
-            assert engine.stats().running == 1
+            assert engine.stats().now.running == 1
             assert engine.info().loaded
             break
     stream.close()
@@ -223,8 +223,8 @@ def test_a_cancelled_request_makes_room_wherever_it_was(engine_for: Open) -> Non
         if isinstance(event, Text):
             break
     decoding.close()
-    wait_until(lambda: engine.stats().running == engine.stats().waiting == 0)
-    assert engine.stats().kv_used_tokens == 0
+    wait_until(lambda: engine.stats().now.running == engine.stats().now.waiting == 0)
+    assert engine.stats().now.kv_used_tokens == 0
     assert text_of(list(engine.generate(plain()))) == "x" * 60
 
 

@@ -1,0 +1,1 @@
+"""Conversations on disk: one SQLite file with full-text search."""
