@@ -15,10 +15,10 @@ class Fold(NamedTuple):
 
 
 class Branch(NamedTuple):
-    """Version `number` of `count` of a message, counted from 1."""
+    """Version `number` of `total` of a message, counted from 1."""
 
     number: int
-    count: int
+    total: int
 
 
 class UserBlock(NamedTuple):
