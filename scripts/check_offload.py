@@ -13,7 +13,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
@@ -58,7 +58,7 @@ def main() -> int:
     return 0
 
 
-def _arguments() -> Any:
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -78,7 +78,7 @@ def _arguments() -> Any:
     return asked
 
 
-def _written(path: Path, asked: Any) -> Path:
+def _written(path: Path, asked: argparse.Namespace) -> Path:
     from gguf import GGUFReader
 
     from scripts.benchmarks.gguf_models import Shape, write_model
@@ -97,7 +97,7 @@ def _measured(model: Path, layers: str, kv_type: str, context: int) -> Measured:
     from localchat.fit.plan import LoadWish
     from localchat_llamacpp.plan import plan
 
-    wanted: Any = layers if layers in ("auto", "all") else int(layers)
+    wanted: int | Literal["all"] = "all" if layers == "all" else int(layers)
     wish = LoadWish(context_tokens=context, kv_type=kv_type, gpu_layers=wanted)
     machine = read_machine()
     planned = plan(read_header(model), wish, machine, can_offload=True, safe_mode=False)

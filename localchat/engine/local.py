@@ -82,8 +82,8 @@ class _Asked:
 class LocalEngine:
     """See Engine. The child starts at once; after its death the next call starts another.
 
-    `say` gets sentences for the user, from a thread of the engine. A child that dies in warm-up is started
-    again in safe mode once, and its build is remembered.
+    `say` gets sentences for the user, from a thread of the engine. A child that dies in its load or warm-up is
+    started again in safe mode once, and its build is remembered.
     """
 
     def __init__(self, options: EngineOptions, *, say: Callable[[str], None]) -> None:
@@ -278,15 +278,15 @@ class LocalEngine:
             self._say(sentence)
 
     def _survives(self, child: Child, death: EngineDied, said: list[str]) -> bool:
-        """Start again in safe mode, where a build crashed natively in warm-up and was not in it yet."""
+        """Start again in safe mode, where a build crashed natively before it answered and was not in it yet."""
         crashed = death.details.get("signal") in _CRASHES
-        if child.phase != "warmup" or not crashed or not child.build:
+        if child.phase not in ("load", "warmup") or not crashed or not child.build:
             return False
         if child.build in self._safe.known():
             return False
         said.append(
-            f"llama.cpp crashed in warm-up ({death.details['signal']}): starting again in safe mode, which "
-            "is remembered; `localchat doctor` tells how to rebuild it for full speed"
+            f"llama.cpp crashed before its first answer ({death.details['signal']}): starting again in safe "
+            "mode, which is remembered; `localchat doctor` tells how to rebuild it for full speed"
         )
         try:
             self._safe.add(child.build)
