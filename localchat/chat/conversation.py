@@ -151,3 +151,12 @@ class Conversation:
         if id_ is not None and id_ not in self.nodes:
             raise UsageError(f"there is no message {id_!r} in this conversation")
         self.head = id_
+
+    def mend(self) -> None:
+        """Make a whole of what came from a file: a message whose parent is lost begins a path of its own,
+        and a lost head is the newest message."""
+        for node in list(self.nodes.values()):
+            if node.parent is not None and node.parent not in self.nodes:
+                self.nodes[node.id] = msgspec.structs.replace(node, parent=None)
+        if self.head not in self.nodes:
+            self.head = next(reversed(self.nodes), None)
