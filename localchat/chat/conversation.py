@@ -59,10 +59,12 @@ class Node(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the user chose for this conversation when it outgrew the context. `ask`: nothing is sent, a notice
-    offers the choices. `left_out`: ids of messages that are not sent (dimmed on the screen)."""
+    offers the choices. `left_out`: ids of messages that are not sent (dimmed on the screen); `left_out_tokens`:
+    what they took when they were left out."""
 
     kind: Literal["ask", "leave_out_oldest"] = "ask"
     left_out: tuple[str, ...] = ()
+    left_out_tokens: int = 0
 
 
 def new_id() -> str:

@@ -12,7 +12,11 @@ def title_for(conversation: Conversation) -> str:
     if conversation.title:
         return conversation.title
     first = next(
-        (node.message.content for node in conversation.nodes.values() if node.message.role == "user"),
+        (
+            node.message.content
+            for node in conversation.nodes.values()
+            if node.message.role == "user"
+        ),
         "",
     )
     return title_of(first)

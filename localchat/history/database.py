@@ -34,6 +34,7 @@ class Database:
         with _told(path):
             self._writer = _connected(path)
             self._reader = self._writer if path is None else _connected(path)
+        self._depth = 0
         self._writing = threading.RLock()
         self._reading = self._writing if path is None else threading.RLock()
         try:
@@ -47,10 +48,11 @@ class Database:
     def write(self) -> Iterator[sqlite3.Connection]:
         """A transaction: all of it, or none."""
         with self._writing, _told(self.path):
-            if self._writer.in_transaction:  # a part of a larger one
+            if self._depth:  # a part of a larger one
                 yield self._writer
                 return
             self._writer.execute("BEGIN IMMEDIATE")
+            self._depth += 1
             try:
                 yield self._writer
                 self._writer.execute("COMMIT")
@@ -58,6 +60,8 @@ class Database:
                 if self._writer.in_transaction:
                     self._writer.execute("ROLLBACK")
                 raise
+            finally:
+                self._depth -= 1
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:

@@ -15,7 +15,15 @@ _HOLDS_SOMETHING: Final = "EXISTS (SELECT 1 FROM nodes n WHERE n.conversation = 
 _LIVE: Final = "c.deleted_s IS NULL"
 _NODES: Final = (
     "SELECT n.conversation, n.id, n.content FROM nodes n "
-    f"JOIN conversations c ON c.id = n.conversation AND {_LIVE} "
+    "JOIN conversations c ON c.id = n.conversation AND c.deleted_s IS NULL "
+)
+_INDEXED: Final = (
+    "SELECT n.conversation, n.id, n.content FROM message_index f JOIN nodes n ON n.number = f.rowid "
+    "JOIN conversations c ON c.id = n.conversation AND c.deleted_s IS NULL "
+)
+_TITLES: Final = "SELECT c.id, c.title FROM conversations c "
+_INDEXED_TITLES: Final = (
+    "SELECT c.id, c.title FROM title_index f JOIN conversations c ON c.number = f.rowid "
 )
 
 
@@ -98,13 +106,9 @@ def _indexed(connection: sqlite3.Connection, query: Query) -> Iterator[_Match]:
     if not query.match:
         yield from _scanned(connection, "n.indexed = 1", query.plain)
         return
-    like = "".join(" AND n.content LIKE ? ESCAPE '\\'" for _ in query.like)
+    where = "WHERE f.message_index MATCH ? " + _likes("n.content", query.like)
     rows = connection.execute(
-        "SELECT n.conversation, n.id, n.content FROM message_index f "
-        "JOIN nodes n ON n.number = f.rowid "
-        f"JOIN conversations c ON c.id = n.conversation AND {_LIVE} "
-        f"WHERE f.message_index MATCH ?{like} ORDER BY f.rowid DESC",
-        (query.match, *query.like),
+        _INDEXED + where + "ORDER BY f.rowid DESC", (query.match, *query.like)
     )
     yield from (_Match(*row) for row in rows)
 
@@ -117,18 +121,18 @@ def _growing(connection: sqlite3.Connection, query: Query) -> Iterator[_Match]:
 def _scanned(
     connection: sqlite3.Connection, where: str, patterns: tuple[str, ...]
 ) -> Iterator[_Match]:
-    like = "".join(" AND n.content LIKE ? ESCAPE '\\'" for _ in patterns)
-    rows = connection.execute(f"{_NODES}WHERE {where}{like} ORDER BY n.number DESC", patterns)
+    likes = _likes("n.content", patterns)
+    rows = connection.execute(f"{_NODES}WHERE {where} {likes}ORDER BY n.number DESC", patterns)
     yield from (_Match(*row) for row in rows)
 
 
 def _titled(connection: sqlite3.Connection, query: Query) -> Iterator[_Match]:
-    like = "".join(" AND c.title LIKE ? ESCAPE '\\'" for _ in query.like)
+    source, values = (_INDEXED_TITLES, [query.match]) if query.match else (_TITLES, [])
     match = "f.title_index MATCH ? AND " if query.match else ""
-    source = "title_index f JOIN conversations c ON c.number = f.rowid"
-    rows = connection.execute(
-        f"SELECT c.id, c.title FROM {source if query.match else 'conversations c'} "
-        f"WHERE {match}{_LIVE} AND {_HOLDS_SOMETHING}{like} ORDER BY c.updated_s DESC",
-        (*([query.match] if query.match else []), *query.like),
-    )
+    where = f"WHERE {match}{_LIVE} AND {_HOLDS_SOMETHING} {_likes('c.title', query.like)}"
+    rows = connection.execute(source + where + "ORDER BY c.updated_s DESC", (*values, *query.like))
     yield from (_Match(id_, None, title) for id_, title in rows)
+
+
+def _likes(column: str, patterns: tuple[str, ...]) -> str:
+    return f"AND {column} LIKE ? ESCAPE '\\' " * len(patterns)

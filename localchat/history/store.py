@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from localchat.chat.conversation import Conversation, Node
 from localchat.chat.titles import title_for
@@ -33,6 +33,11 @@ _KEPT_S: Final = 30 * 24 * 3600.0
 _SHORTEST_PREFIX: Final = 4
 _COVER: Final = ", ".join(Cover._fields)
 _NODE: Final = ", ".join(NodeRow._fields)
+
+
+Summaries: TypeAlias = list[Summary]
+Hits: TypeAlias = list[Hit]
+"""Named here, because `History.list` hides the type in the class."""
 
 
 class Purged(NamedTuple):
@@ -230,22 +235,22 @@ class History:
         self._known[id_] = known
         return conversation
 
-    def summary(self, id_or_prefix: str) -> "Summary":
+    def summary(self, id_or_prefix: str) -> Summary:
         """What `list` says of one conversation. Raises UsageError."""
         id_ = self.find(id_or_prefix)
         with self._database.read() as connection:
             return summary_of(connection, id_)
 
-    def list(self, limit: int = 50, before: "Summary | None" = None) -> "list[Summary]":
+    def list(self, limit: int = 50, before: Summary | None = None) -> Summaries:
         """Conversations that hold a message, the newest first; `before`: the last one of the page before."""
         with self._database.read() as connection:
             return listed(connection, limit, before)
 
-    def last(self) -> "Summary | None":
+    def last(self) -> Summary | None:
         """The conversation that something was said in last."""
         return next(iter(self.list(1)), None)
 
-    def search(self, text: str, limit: int = 50) -> "list[Hit]":
+    def search(self, text: str, limit: int = 50) -> Hits:
         """Conversations that hold all words of `text` in one message, or in the title; the newest first,
         each once. Any text is a query (words.py); one without a sign finds nothing."""
         with self._database.read() as connection:

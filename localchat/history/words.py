@@ -55,7 +55,9 @@ def parse(text: str) -> Query:
         plain.append(pattern)
         wordy = any(letter.isalnum() for letter in part)
         if wordy:
-            match.append(f'"{segmented(part)}"{"" if quoted else "*"}')  # no quote is left in a part
+            match.append(
+                f'"{segmented(part)}"{"" if quoted else "*"}'
+            )  # no quote is left in a part
         if not wordy or (bare and part.isascii() and not part.isalnum()):
             like.append(pattern)
     return Query(" ".join(match), tuple(like), tuple(plain), tuple(parts))
