@@ -49,6 +49,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     quiet: bool = False
     color: bool = True
     offline: bool = False
+    history: bool = True
 
 
 class Key(NamedTuple):
@@ -104,6 +105,7 @@ KEYS: Final[Mapping[str, Key]] = {
     "quiet": Key("-q", _YES_NO, "Nothing on stderr but errors and what was asked for."),
     "color": Key("--no-color", _YES_NO, "Colours on a terminal."),
     "offline": Key("--offline", _YES_NO, "Never use the network."),
+    "history": Key("--no-history", _YES_NO, "Keep conversations on this machine's disk."),
 }
 
 SAMPLING_KEYS: Final = (

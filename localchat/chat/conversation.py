@@ -127,6 +127,11 @@ class Conversation:
         self.nodes[node.id] = node
         self.updated_s = time.time()
 
+    def take_back(self, id_: str) -> None:
+        """Forget a message that was never sent and that nothing follows."""
+        assert not self.children(id_)
+        self.head = self.nodes.pop(id_).parent
+
     def siblings(self, id_: str) -> tuple[Node, ...]:
         """All versions of a message, itself included, in order of birth."""
         node = self.nodes[id_]

@@ -52,6 +52,7 @@ _SWITCHES = (
     _Flag("quiet", ("-q", "--quiet/--no-quiet"), "", "Only errors and what was asked for."),
     _Flag("color", ("--color/--no-color",), "", "Colours on a terminal; on."),
     _Flag("offline", ("--offline/--no-offline",), "", "Never use the network."),
+    _Flag("history", ("--history/--no-history",), "", "Keep conversations on the disk; on."),
 )
 
 STOP: Final = "stop"

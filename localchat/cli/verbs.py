@@ -21,6 +21,7 @@ VERBS: Final = {
     "import": Verb(
         "localchat.cli.import_", "Use a model file under a name, or all models of a folder."
     ),
+    "history": Verb("localchat.cli.history", "List, search, show and export conversations."),
     "doctor": Verb("localchat.cli.doctor", "Say what this machine and this build can do."),
     "config": Verb("localchat.cli.config", "Show and change settings."),
     "completion": Verb("localchat.cli.completion", "Print the completion script of a shell."),

@@ -91,9 +91,9 @@ class History:
         """Write one message, new or in a newer state."""
         self.write(None, (row_of(conversation_id, node),))
 
-    def save_whole(self, conversation: Conversation) -> None:
-        """Write a conversation with all its messages, in one transaction."""
-        rows = [row_of(conversation.id, node) for node in conversation.nodes.values()]
+    def append(self, conversation: Conversation, nodes: Iterable[Node]) -> None:
+        """Write a conversation and these of its messages, in one transaction."""
+        rows = [row_of(conversation.id, node) for node in nodes]
         self.write(cover_of(conversation, title_for(conversation)), rows)
 
     def write(self, cover: Cover | None, rows: Iterable[NodeRow]) -> None:
