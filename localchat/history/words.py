@@ -3,7 +3,8 @@
 The index splits text at what is no letter or digit. Scripts that write no space between words (Chinese,
 Japanese, Thai, Lao, Khmer, Burmese) would become one long word, so each of their characters is a word here,
 in the index and in a query, where neighbours must stay neighbours. A query is words that must all occur,
-each as the beginning of a word; text in double quotes must occur as it is. No text is a wrong query.
+each as the beginning of a word; text in double quotes must occur as it is (still as a beginning while the
+second quote is missing). No text is a wrong query.
 """
 
 import re
@@ -14,7 +15,7 @@ _UNSPACED: Final = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
 )
-_PART: Final = re.compile(r'"([^"]*)"?|([^\s"]+)')
+_PART: Final = re.compile(r'"([^"]*)("?)|([^\s"]+)')
 _FOLDED_CHARACTERS: Final = 200_000
 """How far into a text a match is looked for letter by letter, when only accents keep it from being found."""
 _BEFORE, _AFTER = 40, 120
@@ -46,7 +47,8 @@ def segmented(text: str) -> str:
 def parse(text: str) -> Query:
     """What `text` asks for. Empty `parts`: nothing."""
     match, like, plain, parts = [], [], [], []
-    for quoted, bare in _PART.findall(text) if text.strip(' "') else [("", text)]:
+    found = _PART.findall(text) if text.strip(' "') else [("", "", text)]
+    for quoted, closed, bare in found:
         part = " ".join((quoted or bare).split())
         if not part:
             continue
@@ -55,9 +57,8 @@ def parse(text: str) -> Query:
         plain.append(pattern)
         wordy = any(letter.isalnum() for letter in part)
         if wordy:
-            match.append(
-                f'"{segmented(part)}"{"" if quoted else "*"}'
-            )  # no quote is left in a part
+            beginning = "" if closed else "*"
+            match.append(f'"{segmented(part)}"{beginning}')  # no part with letters holds a quote
         if not wordy or (bare and part.isascii() and not part.isalnum()):
             like.append(pattern)
     return Query(" ".join(match), tuple(like), tuple(plain), tuple(parts))
