@@ -147,7 +147,7 @@ class Compaction:
             return 1 << 40
 
     def _messages(self, end: int) -> Messages:
-        first, last = self._done == 0, end >= len(self._text)
+        first, last = self._done == 0 and not self._summary, end >= len(self._text)
         part = "the text" if first and last else "the beginning" if first else "the next part"
         parts = [_ASK.format(part=part)]
         if self._summary:
