@@ -5,15 +5,14 @@ both replaced; where that differs from the original, the original lies beside it
 """
 
 import json
+import re
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from localchat.chat.conversation import Conversation, Node, Policy
 
-_UNFIT: Final = {0: "\N{REPLACEMENT CHARACTER}"} | dict.fromkeys(
-    range(0xD800, 0xE000), "\N{REPLACEMENT CHARACTER}"
-)
+_UNFIT: Final = re.compile("[\0\ud800-\udfff]")
 
 
 class Cover(NamedTuple):
@@ -45,7 +44,7 @@ class NodeRow(NamedTuple):
 
 def searchable(text: str) -> str:
     """`text` as SQLite can hold and search it."""
-    return text.translate(_UNFIT)
+    return _UNFIT.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def packed(text: str) -> bytes:
