@@ -172,7 +172,7 @@ class Transcript(ReelView, can_focus=True):
         """Scroll to the next row with a mark below (or above, for a negative delta) the top of the screen."""
         if not self._needle:
             return False
-        start = self._top_place() or Place(0, 0)
+        start = self._reel.place(round(self.scroll_y)) or Place(0, 0)
         place = self._marked_place(start, 1 if delta > 0 else -1)
         if place is None:
             return False

@@ -1,7 +1,6 @@
 """Code as coloured lines: pygments, whole once a fence is closed, line by line while it is open."""
 
 import re
-from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -38,10 +37,15 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_+#.-]+")
 Line = tuple[Piece, ...]
 
 
+def label(info: str) -> str:
+    """What a fence says about itself, as shown above its code: a language, mostly."""
+    return shown(info.strip())
+
+
 def language(info: str) -> str:
-    """The language that a fence names: the first word of its info line, as shown."""
-    words = info.strip().split(None, 1)
-    return shown(words[0]).strip("{}.")[:32] if words else ""
+    """The language that a fence names: the first word of what it says."""
+    words = label(info).split(None, 1)
+    return words[0].strip("{}.") if words else ""
 
 
 @lru_cache(64)
@@ -102,8 +106,3 @@ def _look(kind: "_TokenType") -> Look:
         if name.startswith(prefix):
             return Look(f"code.{tint}", italic=tint == "comment")
     return Look("code.text")
-
-
-def joined(lines: Iterable[Line]) -> str:
-    """The text of coloured lines."""
-    return "\n".join("".join(piece.text for piece in line) for line in lines)

@@ -117,6 +117,7 @@ class _OpenFence:
         marker = match.group(1)
         self._close = re.compile(rf" {{0,3}}{re.escape(marker[0])}{{{len(marker)},}}[ \t]*")
         self._indent = re.compile(rf" {{0,{match.start(1)}}}")
+        self._label = code.label(match.group(2))
         self._name = code.language(match.group(2))
         self._at = match.end()
         self._part = ""
@@ -137,7 +138,7 @@ class _OpenFence:
     def rows(self, width: int, *, first: bool) -> list[Row]:
         if not self._rows:
             self._rows = [] if first else [EMPTY]
-            self._rows += code_rows([], self._name, width, ())
+            self._rows += code_rows([], self._label, width, ())
         self._rows += code_rows(self._new, "", width, ())
         self._new = []
         part = [self._lit(self._part)] if self._part else []

@@ -74,8 +74,8 @@ class Layout:
                 yield from self._lines_of(inline_lines(inside[0].content, look), lead, later)
             case "fence" | "code_block":
                 content = token.content.removesuffix("\n")
-                name = code.language(token.info)
-                yield from code_rows(code.highlight(content, name), name, self.width, lead, later)
+                lines = code.highlight(content, code.language(token.info))
+                yield from code_rows(lines, code.label(token.info), self.width, lead, later)
             case "bullet_list_open" | "ordered_list_open":
                 yield from self._list(token, inside, lead, later, depth)
             case "blockquote_open":
@@ -89,8 +89,8 @@ class Layout:
             case "table_open":
                 yield from self._table(token, inside, lead, later)
             case _:
-                lines = [[Piece(shown(line), PLAIN)] for line in token.content.split("\n")]
-                yield from self._lines_of(lines, lead, later)
+                plain = [[Piece(shown(line), PLAIN)] for line in token.content.split("\n")]
+                yield from self._lines_of(plain, lead, later)
 
     def _lines_of(self, lines: list[Line], lead: Lead, later: Lead) -> Iterator[Row]:
         for line in lines:
@@ -160,21 +160,22 @@ class Layout:
 
 def code_rows(
     lines: tuple[code.Line, ...] | list[code.Line],
-    name: str,
+    label: str,
     width: int,
     lead: Lead,
     later: Lead | None = None,
 ) -> Iterator[Row]:
-    """A panel of code: its language above, then the lines."""
+    """A panel of code: its label above (if any), then the lines."""
     later = lead if later is None else later
     pad = Piece(" ", Look("code.text"))
-    if name:
-        label = Piece(name, Look("code.label"))
-        yield Row((*lead, pad, label), len(lead) + 2, None, "code", len(lead))
+    if label:
+        words = [Piece(label, Look("code.label"))]
+        for row in wrap(words, width - 1, (*lead, pad), (*later, pad), "code"):
+            yield row._replace(bare=len(lead), lead=len(row.pieces))
         lead = later
     for line in lines:
-        for row in wrap(line, width - 1, (*lead, pad), (*later, pad)):
-            yield row._replace(ground="code", bare=len(lead))
+        for row in wrap(line, width - 1, (*lead, pad), (*later, pad), "code"):
+            yield row._replace(bare=len(lead))
         lead = later
 
 

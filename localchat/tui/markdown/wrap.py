@@ -64,47 +64,42 @@ def _ascii_cuts(text: str, width: int) -> Iterator[Cut]:
 
 def _wide_cuts(text: str, width: int) -> Iterator[Cut]:
     """The same by graphemes; a break is also allowed on either side of a wide one (CJK, emoji)."""
-    spans, total = split_graphemes(text)
-    if total <= width:
-        yield Cut(0, len(text), None)
-        return
-    row_start = 0  # index into spans
-    used = 0
-    best = -1  # the next row would start at this span
-    index = 0
-    while index < len(spans):
-        start, end, cells = spans[index]
-        if text[start:end] == " ":
-            best = index + 1
-        elif cells == 2 and index > row_start:
-            best = index
-        if used + cells > width and index > row_start:
-            if text[start:end] == " ":
-                index += 1
-                best = index
-            begin = best if best > row_start else index
-            yield _cut(
-                text, spans[row_start][0], spans[begin][0] if begin < len(spans) else len(text)
-            )
-            row_start, index, used, best = begin, begin, 0, -1
+    spans, _ = split_graphemes(text)
+    starts = [start for start, _, _ in spans] + [len(text)]
+    cells = [cells for _, _, cells in spans]
+    spaces = [text[start:end] == " " for start, end, _ in spans]
+    at, count = 0, len(spans)
+    while True:
+        end, used = at, 0
+        while end < count and (used + cells[end] <= width or end == at):
+            used += cells[end]
+            end += 1
+        after = end
+        while after < count and spaces[after]:
+            after += 1
+        if after == count:  # only white space is left, if anything
+            yield Cut(starts[at], starts[end], None)
+            return
+        stop = _break_before(end, at, cells, spaces)
+        if stop is None:
+            yield Cut(starts[at], starts[end], "")
+            at = end
             continue
-        used += cells
-        if cells == 2:
-            best = index + 1
-        index += 1
-    if row_start < len(spans):
-        yield Cut(spans[row_start][0], len(text), None)
+        last, after = stop, stop
+        while last > at and spaces[last - 1]:
+            last -= 1
+        while after < count and spaces[after]:
+            after += 1
+        yield Cut(starts[at], starts[last], text[starts[last] : starts[after]])
+        at = after
 
 
-def _cut(text: str, start: int, after: int) -> Cut:
-    """A row that ends where the next starts, without the white space between (unless it is all there is)."""
-    end = after
-    while end > start and text[end - 1] == " ":
-        end -= 1
-    if end == start:
-        end = after
-    last = after >= len(text)
-    return Cut(start, end, None if last else text[end:after])
+def _break_before(end: int, at: int, cells: list[int], spaces: list[bool]) -> int | None:
+    """The last grapheme up to `end` before which a row may end, with something to read in the row."""
+    for stop in range(end, at, -1):
+        if spaces[stop] or spaces[stop - 1] or cells[stop] == 2 or cells[stop - 1] == 2:
+            return stop if not all(spaces[at:stop]) else None
+    return None
 
 
 def _slice(line: Sequence[Piece], start: int, end: int) -> Iterator[Piece]:
