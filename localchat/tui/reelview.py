@@ -6,6 +6,8 @@ corrected without moving what is being read; finished ones are never laid out ag
 """
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from textual import events
@@ -25,6 +27,7 @@ from localchat.tui.terminal import writer_is_behind
 
 _IDLE_SLICE_S: Final = 0.008
 _IDLE_EVERY_S: Final = 0.05
+_BAR_EVERY_S: Final = 0.25
 
 
 class ReelView(ScrollView):
@@ -42,13 +45,14 @@ class ReelView(ScrollView):
         self._flushed_s = float("-inf")
         self._paint_s = 0.0
         self._slack = 0
-        self._painting = False
+        self._bar_s = float("-inf")
         self._moving = False
 
     def to_end(self) -> None:
         """Go to the end and follow it."""
         self.following = True
         self._restage()
+        self._wake_idle()
         self.refresh()
 
     # drawing what grows
@@ -131,7 +135,13 @@ class ReelView(ScrollView):
             self._slack = 0
         self._set_extent(max(self._reel.total + 1 + self._slack, height))
         self._move(top)
-        self._wake_idle()
+
+    @contextmanager
+    def _steady(self) -> Iterator[None]:
+        """Inside, blocks may be laid out that were not seen yet; the screen stays where it is."""
+        place = self._top_place()
+        yield
+        self._restage(place)
 
     def _end_top(self, height: int) -> int:
         """The top row when the end is followed. On a slow terminal the end moves up by half a screen at once,
@@ -151,11 +161,6 @@ class ReelView(ScrollView):
         if size != self.virtual_size:
             # the reactive would lay out the whole screen again; the scroll bar is always there
             self.set_reactive(Widget.virtual_size, size)
-            self._moving = True
-            try:
-                self._scroll_update(size)
-            finally:
-                self._moving = False
 
     def _move(self, top: int) -> None:
         self._moving = True
@@ -164,15 +169,31 @@ class ReelView(ScrollView):
             self.scroll_target_y = float(top)
         finally:
             self._moving = False
+        self._draw_bar()
+
+    def _draw_bar(self) -> None:
+        """Bring the scroll bar up to date, at most four times a second while the end is followed: it costs
+        as much as ten rows, and more bytes."""
+        now = time.monotonic()
+        if self.following and now - self._bar_s < _BAR_EVERY_S:
+            return
+        self._bar_s = now
+        bar = self.vertical_scrollbar
+        bar.window_virtual_size = self.virtual_size.height
+        bar.window_size = self.size.height
+        bar.position = self.scroll_y
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
-        super().watch_scroll_y(old_value, new_value)
+        if round(old_value) != round(new_value):
+            self.refresh(self.size.region)
         if self._moving or not self._reel.width:
             return
         self.following = round(new_value) >= self.max_scroll_y
         place = self._reel.place(round(new_value))
         if place is not None and not self.following:
             self._restage(place)
+        else:
+            self._draw_bar()
 
     def on_resize(self, event: events.Resize) -> None:
         width = self.scrollable_content_region.width
@@ -187,6 +208,7 @@ class ReelView(ScrollView):
             self._restage(place)
         else:
             self._restage(self._top_place())
+        self._wake_idle()
         self.refresh()
 
     # heights of what was not seen, a little at a time
@@ -206,17 +228,15 @@ class ReelView(ScrollView):
         until = time.monotonic() + _IDLE_SLICE_S
         top = self._top_place()
         start = top.at if top else len(self._reel.shown)
-        done = 0
-        for index in self._reel.estimated(start):
-            self._reel.rows(index)
-            done += 1
-            if time.monotonic() >= until:
-                break
-        if done:
-            before = round(self.scroll_y)
-            self._restage(top)
-            if round(self.scroll_y) != before:
-                self.refresh()
+        before = round(self.scroll_y)
+        with self._steady():
+            for index in self._reel.estimated(start):
+                self._reel.rows(index)
+                if time.monotonic() >= until:
+                    self._wake_idle()
+                    break
+        if round(self.scroll_y) != before:
+            self.refresh()
 
     # painting
 
@@ -225,23 +245,35 @@ class ReelView(ScrollView):
         self._painter = None
 
     def render_lines(self, crop: Region) -> list[Strip]:
+        """The rows of a part of the widget. Past Textual's cache of styled lines, which takes as long again:
+        there is no border or padding to draw, and strips are kept by the painter."""
         begun = time.monotonic()
-        self._painting = True
-        try:
-            return super().render_lines(crop)
-        finally:
-            self._painting = False
-            self._paint_s = time.monotonic() - begun
+        filters = [each for each in self.app._filters if each.enabled]
+        background = self.background_colors[1]
+        strips = []
+        for y in crop.line_range:
+            strip = self._row_at(y)[0]
+            for each in filters:
+                strip = strip.apply_filter(each, background)
+            strips.append(strip)
+        if crop.column_span != (0, self.size.width):
+            strips = [strip.crop(crop.x, crop.right) for strip in strips]
+        self._paint_s = time.monotonic() - begun
+        return strips
 
     def render_line(self, y: int) -> Strip:
+        """A row with the offsets that Textual asks for when the mouse selects."""
+        strip, place = self._row_at(y)
+        if place is None:
+            return strip
+        return strip.apply_offsets(0, self._reel.shown[place.at].number * BLOCK_ROWS + place.row)
+
+    def _row_at(self, y: int) -> tuple[Strip, Place | None]:
         place = self._reel.place(y + round(self.scroll_y)) if self._reel.width else None
         painter = self._painter or self._new_painter()
         if place is None:
-            return painter.strip(EMPTY)
-        strip = self._painted(painter, place)
-        if self._painting:
-            return strip
-        return strip.apply_offsets(0, self._reel.shown[place.at].number * BLOCK_ROWS + place.row)
+            return painter.strip(EMPTY), None
+        return self._painted(painter, place), place
 
     def _new_painter(self) -> Painter:
         width = self.scrollable_content_region.width

@@ -162,18 +162,20 @@ class Transcript(ReelView, can_focus=True):
         self.refresh()
         if not self._needle:
             return 0
-        return sum(
-            row.text.casefold().count(self._needle)
-            for index in range(len(self._reel.shown))
-            for row in self._reel.rows(index).rows
-        )
+        with self._steady():
+            return sum(
+                row.text.casefold().count(self._needle)
+                for index in range(len(self._reel.shown))
+                for row in self._reel.rows(index).rows
+            )
 
     def next_mark(self, delta: int) -> bool:
         """Scroll to the next row with a mark below (or above, for a negative delta) the top of the screen."""
         if not self._needle:
             return False
         start = self._reel.place(round(self.scroll_y)) or Place(0, 0)
-        place = self._marked_place(start, 1 if delta > 0 else -1)
+        with self._steady():
+            place = self._marked_place(start, 1 if delta > 0 else -1)
         if place is None:
             return False
         self.following = False
@@ -224,7 +226,8 @@ class Transcript(ReelView, can_focus=True):
     # mouse
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
-        return selected_text(self._reel, selection), "\n"
+        with self._steady():
+            return selected_text(self._reel, selection), "\n"
 
     def selection_updated(self, selection: Selection | None) -> None:
         self.refresh()

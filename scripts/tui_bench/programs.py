@@ -61,12 +61,11 @@ def widget(messages: int, tokens: int, rate: float) -> None:
         async def write(self) -> None:
             transcript = self.query_one(Transcript)
             transcript.put(AnswerBlock("new", ""))
-            begun, told = time.monotonic(), 0
-            for piece in pieces(markdown(100_000, 77)):
+            begun = time.monotonic()
+            for told, piece in enumerate(pieces(markdown(100_000, 77))):
                 while told >= (time.monotonic() - begun) * rate:
                     await asyncio.sleep(0.002)
                 transcript.append_text("new", piece)
-                told += 1
 
     Widget().run()
 

@@ -5,11 +5,12 @@ from collections.abc import Iterator
 
 TOKEN_CHARACTERS = 4.2
 
-_WORDS = (
+_TEXT = (
     "the cache keeps keys and values of tokens that were computed before so a prompt with a known "
     "beginning costs less memory bandwidth decides how fast a model writes while compute decides how "
     "fast it reads a draft is checked in one step and only what is equal stays blocks are shared"
-).split()
+)
+_WORDS = _TEXT.split()
 _CODE = """def share(blocks: dict[int, list[int]], wanted: list[int]) -> int:
     \"\"\"How many tokens of a prompt are known.\"\"\"
     known = 0
