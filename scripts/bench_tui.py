@@ -26,7 +26,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
 from scripts.tui_bench.programs import MARK  # noqa: E402
 from scripts.tui_bench.terminal import Terminal  # noqa: E402
 
-LETTERS = [chr(code) for code in (*range(0x100, 0x180), *range(0x3B1, 0x3CA), *range(0x10D0, 0x10F1), *range(0x410, 0x450))]
+_ALPHABETS = (range(0x100, 0x180), range(0x3B1, 0x3CA), range(0x10D0, 0x10F1), range(0x410, 0x450))
+LETTERS = [chr(code) for alphabet in _ALPHABETS for code in alphabet]
 """Letters that no text of the bench has: each key is told from all else on the screen."""
 
 PROGRAM = [sys.executable, "-m", "scripts.tui_bench.programs"]
