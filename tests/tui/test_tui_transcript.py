@@ -117,7 +117,8 @@ async def test_a_reader_who_scrolled_up_is_left_in_peace() -> None:
         assert app.lines() == before
         transcript.to_end()
         await pilot.pause()
-        assert transcript.following and app.lines() != before
+        assert app.transcript.following
+        assert app.lines() != before
 
 
 @in_a_loop
