@@ -2,7 +2,9 @@
 
 Whatever a model, a file name, an error of a library or a paste holds, after this no byte of it can move the
 cursor, set a title, write the clipboard or turn the direction of a line. Nothing vanishes: what is
-dangerous is shown as a sign, as the picture of its control character where Unicode has one.
+dangerous is shown as a sign, as the picture of its control character where Unicode has one. So is what no
+terminal shows although it says something: tags that spell hidden words, separators of lines. What scripts
+need stays: joiners, variation selectors, marks of direction, spaces of no width between Khmer words.
 """
 
 from typing import Final
@@ -14,8 +16,12 @@ def _table() -> dict[int, str]:
     pictures = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
     c1_and_delete = dict.fromkeys(range(128, 160), _REPLACEMENT) | {0x7F: "\u2421"}
     direction = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), _REPLACEMENT)
+    separators = {0x2028: "\u2424", 0x2029: "\u2424", 0xAD: "\u2010"}
+    hidden = (*range(0x2061, 0x2065), *range(0x206A, 0x2070), 0xFEFF, *range(0xFFF9, 0xFFFC))
+    tags = range(0xE0000, 0xE0080)
+    unseen = dict.fromkeys((*hidden, *tags), _REPLACEMENT)
     surrogates = dict.fromkeys(range(0xD800, 0xE000), _REPLACEMENT)
-    return pictures | c1_and_delete | direction | surrogates
+    return pictures | c1_and_delete | direction | separators | unseen | surrogates
 
 
 _DANGEROUS: Final = _table()
@@ -23,7 +29,8 @@ _DANGEROUS: Final = _table()
 
 def inert(text: str) -> str:
     """`text` without control characters other than newline and tab: C0 and DEL become their pictures; C1,
-    overrides of the writing direction and lone surrogates the replacement character. Each character is
+    overrides of the writing direction, hidden tags and lone surrogates the replacement character; Unicode's
+    own line ends a sign for it, a soft hyphen a hyphen. Each character is
     judged alone, so a sequence cut anywhere by streaming stays harmless."""
     return text.translate(_DANGEROUS)
 

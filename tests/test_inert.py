@@ -33,3 +33,10 @@ def test_escapes_and_direction_overrides_are_shown() -> None:
 
 def test_a_name_stays_on_its_line() -> None:
     assert inert_line("a\nb\tc") == "a␊b c"
+
+
+def test_what_is_hidden_is_shown_and_what_scripts_need_stays() -> None:
+    hidden = "a\U000e0068\U000e0069b\u2028c\u2029d\ufeffe\xadf"
+    assert inert(hidden) == "a\ufffd\ufffdb\u2424c\u2424d\ufffde\u2010f"
+    khmer = "ភាសា\u200bខ្មែរ \u200eא\u200f می\u200cخواهم ❤\ufe0f"
+    assert inert(khmer) == khmer

@@ -1,0 +1,108 @@
+"""Code as coloured lines: pygments, whole once a fence is closed, line by line while it is open."""
+
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from localchat.tui.markdown.inline import shown
+from localchat.tui.markdown.rows import Look, Piece
+
+if TYPE_CHECKING:
+    from pygments.lexer import Lexer  # type: ignore[import-untyped]
+    from pygments.token import _TokenType  # type: ignore[import-untyped]
+
+HIGHLIGHT_MOST: Final = 64 * 1024
+"""Characters of a fence that are still highlighted: a megabyte took 15 s."""
+
+_TINTS: Final = (
+    ("Comment", "comment"),
+    ("Keyword", "keyword"),
+    ("Name.Function", "function"),
+    ("Name.Class", "class"),
+    ("Name.Decorator", "function"),
+    ("Name.Builtin", "builtin"),
+    ("Name.Tag", "keyword"),
+    ("Name.Attribute", "function"),
+    ("Name.Exception", "class"),
+    ("Literal.String", "string"),
+    ("Literal.Number", "number"),
+    ("Operator.Word", "keyword"),
+    ("Operator", "operator"),
+    ("Generic.Heading", "keyword"),
+    ("Generic.Inserted", "string"),
+    ("Generic.Deleted", "error"),
+)
+_NAME: Final = re.compile(r"[A-Za-z0-9_+#.-]+")
+
+Line = tuple[Piece, ...]
+
+
+def label(info: str) -> str:
+    """What a fence says about itself, as shown above its code: a language, mostly."""
+    return shown(info.strip())
+
+
+def language(info: str) -> str:
+    """The language that a fence names: the first word of what it says."""
+    words = label(info).split(None, 1)
+    return words[0].strip("{}.") if words else ""
+
+
+@lru_cache(64)
+def highlight(code: str, name: str) -> tuple[Line, ...]:
+    """The lines of a whole piece of code. Text over the cap or of no known language has one colour."""
+    lexer = _lexer(name) if len(code) <= HIGHLIGHT_MOST else None
+    if lexer is None:
+        return tuple(_plain(line) for line in code.split("\n"))
+    lines: list[list[Piece]] = [[]]
+    for kind, text in lexer.get_tokens(code):
+        look = _look(kind)
+        first, *rest = text.split("\n")
+        _add(lines[-1], first, look)
+        for part in rest:
+            lines.append([])
+            _add(lines[-1], part, look)
+    wanted = code.count("\n") + 1
+    lines = lines[:wanted] + [[] for _ in range(wanted - len(lines))]
+    return tuple(tuple(line) for line in lines)
+
+
+@lru_cache(512)
+def highlight_line(line: str, name: str) -> Line:
+    """One line alone, in an open fence. What spans lines (a docstring) gets its colour at the close."""
+    return highlight.__wrapped__(line, name)[0] if len(line) < 2000 else _plain(line)
+
+
+def _plain(line: str) -> Line:
+    return (Piece(shown(line), Look("code.text")),) if line else ()
+
+
+def _add(line: list[Piece], text: str, look: Look) -> None:
+    if not text:
+        return
+    if line and line[-1].look == look:
+        line[-1] = Piece(line[-1].text + shown(text), look)
+    else:
+        line.append(Piece(shown(text), look))
+
+
+@lru_cache(64)
+def _lexer(name: str) -> "Lexer | None":
+    if not _NAME.fullmatch(name):
+        return None
+    from pygments.lexers import get_lexer_by_name  # type: ignore[import-untyped]
+    from pygments.util import ClassNotFound  # type: ignore[import-untyped]
+
+    try:
+        return get_lexer_by_name(name.lower(), stripnl=False, ensurenl=False)
+    except ClassNotFound:
+        return None
+
+
+@lru_cache(512)
+def _look(kind: "_TokenType") -> Look:
+    name = ".".join(kind)
+    for prefix, tint in _TINTS:
+        if name.startswith(prefix):
+            return Look(f"code.{tint}", italic=tint == "comment")
+    return Look("code.text")

@@ -1,0 +1,125 @@
+"""The inside of a paragraph: markdown-it's inline tokens as lines of pieces."""
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from markdown_it.token import Token
+
+from localchat.inert import inert_line
+from localchat.tui.markdown.parser import inline
+from localchat.tui.markdown.rows import PLAIN, Look, Piece
+
+_URL: Final = re.compile(r"https?://[!#-;=?-\[\]_a-z~]+", re.IGNORECASE)
+_TRAILING: Final = ".,;:!?'\""
+
+Line = list[Piece]
+
+
+def web_link(target: str) -> str:
+    """`target` if it is a link that may be given to a terminal and a browser, else nothing."""
+    return target if len(target) < 2048 and _URL.fullmatch(target) else ""
+
+
+def inline_lines(content: str, base: Look = PLAIN) -> list[Line]:
+    """The lines of a paragraph. A single line end in the source is a line end here: models mean it."""
+    tokens = inline(content)
+    if tokens is None:
+        return [[Piece(shown(line), base)] for line in content.split("\n")]
+    return _Lines(base).read(tokens)
+
+
+def shown(text: str) -> str:
+    """Text of one line as it may stand in a row: entities can bring back what was inert before."""
+    return inert_line(text.replace("\t", "    "))
+
+
+class _Lines:
+    """Collects lines while it walks over tokens; the look is a stack."""
+
+    def __init__(self, base: Look) -> None:
+        self.lines: list[Line] = [[]]
+        self.looks = [base]
+        self.targets: list[tuple[str, int]] = []
+
+    def read(self, tokens: list[Token]) -> list[Line]:
+        for token in tokens:
+            self._take(token)
+        return self.lines
+
+    def _take(self, token: Token) -> None:
+        look = self.looks[-1]
+        match token.type:
+            case "text":
+                self._text(token.content, look)
+            case "softbreak" | "hardbreak":
+                self.lines.append([])
+            case "code_inline":
+                self._add(token.content, look._replace(tint="code"))
+            case "strong_open":
+                self.looks.append(look._replace(bold=True))
+            case "em_open":
+                self.looks.append(look._replace(italic=True))
+            case "s_open":
+                self.looks.append(look._replace(strike=True))
+            case "link_open":
+                self._open_link(str(token.attrGet("href") or ""), look)
+            case "image":
+                self._image(token, look)
+            case "link_close":
+                self._close_link()
+            case "strong_close" | "em_close" | "s_close":
+                self.looks.pop()
+            case _:
+                self._add(token.content, look)
+
+    def _open_link(self, target: str, look: Look) -> None:
+        link = web_link(target)
+        self.targets.append(("" if link else target, len(self.lines)))
+        self.looks.append(look._replace(tint="link", underline=True, link=link) if link else look)
+
+    def _close_link(self) -> None:
+        self.looks.pop()
+        target, _ = self.targets.pop()
+        if target:  # a link that is not followed shows where it leads
+            self._add(f" ({target})", self.looks[-1]._replace(tint="muted"))
+
+    def _image(self, token: Token, look: Look) -> None:
+        target = str(token.attrGet("src") or "")
+        link = web_link(target)
+        label = token.content or target or "image"
+        self._add("▧ ", look._replace(tint="muted"))
+        self._add(label, look._replace(tint="link", underline=True, link=link) if link else look)
+        if not link and target and target != label:
+            self._add(f" ({target})", look._replace(tint="muted"))
+
+    def _text(self, text: str, look: Look) -> None:
+        if look.link or "://" not in text:
+            self._add(text, look)
+            return
+        for part, link in _with_links(text):
+            self._add(part, look._replace(tint="link", underline=True, link=link) if link else look)
+
+    def _add(self, text: str, look: Look) -> None:
+        if not text:
+            return
+        line = self.lines[-1]
+        text = shown(text)
+        if line and line[-1].look == look:
+            line[-1] = Piece(line[-1].text + text, look)
+        else:
+            line.append(Piece(text, look))
+
+
+def _with_links(text: str) -> Iterator[tuple[str, str]]:
+    at = 0
+    for match in _URL.finditer(text):
+        url = match.group().rstrip(_TRAILING)
+        while url.endswith(")") and url.count(")") > url.count("("):
+            url = url[:-1].rstrip(_TRAILING)
+        if match.start() > at:
+            yield text[at : match.start()], ""
+        yield url, web_link(url)
+        at = match.start() + len(url)
+    if at < len(text):
+        yield text[at:], ""

@@ -1,0 +1,64 @@
+"""markdown-it set up so that nothing of a text vanishes.
+
+Its preset drops what is nested deeper than `maxNesting` without a word, and definitions of reference links
+always. Here what is too deep becomes plain text, definitions stay as they are written (they would also
+change what was drawn long before them), and HTML is text.
+"""
+
+import re
+from functools import cache
+from typing import Final
+
+from markdown_it import MarkdownIt
+from markdown_it.rules_block import StateBlock
+from markdown_it.token import Token
+
+_DEEPEST: Final = 30
+_LINE: Final = 10_000
+_LONG: Final = re.compile(rf"[^\n]{{{_LINE}}}(?=[^\n])")
+_INLINE_MOST: Final = 64 * 1024
+
+
+def split_long(text: str) -> str:
+    """`text` with a line end after each 10,000 characters of a line: what is longer takes seconds to lay out,
+    and nobody reads it."""
+    return _LONG.sub(r"\g<0>" + "\n", text) if len(text) > _LINE else text
+
+
+def blocks(text: str) -> list[Token]:
+    """The block tokens of an inert text; contents are not parsed yet (see `inline`)."""
+    parser = _parser()
+    tokens: list[Token] = []
+    parser.block.parse(text, parser, {}, tokens)
+    return tokens
+
+
+def inline(content: str) -> list[Token] | None:
+    """The tokens inside a paragraph, or None where it is too long to be anything but plain text."""
+    if len(content) > _INLINE_MOST:
+        return None
+    parser = _parser()
+    tokens: list[Token] = []
+    parser.inline.parse(content, parser, {}, tokens)
+    return tokens
+
+
+@cache
+def _parser() -> MarkdownIt:
+    parser = MarkdownIt("commonmark", {"html": False, "maxNesting": _DEEPEST * 4})
+    parser.enable(["table", "strikethrough"])
+    parser.disable(["reference", "html_block", "html_inline"])
+    parser.block.ruler.before("table", "deep", _deep)
+    return parser
+
+
+def _deep(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    """A block rule that takes whatever is nested too deep as one plain text."""
+    if state.level < _DEEPEST:
+        return False
+    if not silent:
+        token = state.push("plain", "", 0)
+        token.content = state.getLines(start, end, 0, False)
+        token.map = [start, end]
+        state.line = end
+    return True

@@ -1,0 +1,114 @@
+"""Lines wrapped to a width in terminal cells: between words, else between graphemes; nothing is dropped but
+the white space at a break, and that is kept in `Row.joint`."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from rich.cells import cell_len, split_graphemes
+
+from localchat.tui.markdown.rows import Piece, Row
+
+
+class Cut(NamedTuple):
+    """Characters `start` to `end` are one row; `joint` as in Row."""
+
+    start: int
+    end: int
+    joint: str | None
+
+
+def wrap(
+    line: Sequence[Piece],
+    width: int,
+    first: tuple[Piece, ...] = (),
+    later: tuple[Piece, ...] | None = None,
+    ground: str = "",
+) -> Iterator[Row]:
+    """The rows of one line, at most `width` cells each (never less than 2 besides the lead). `first` leads
+    the first row, `later` the others; both are equally wide."""
+    later = first if later is None else later
+    text = "".join(piece.text for piece in line)
+    room = max(2, width - sum(cell_len(piece.text) for piece in first))
+    lead = first
+    for cut in cuts(text, room):
+        pieces = lead + tuple(_slice(line, cut.start, cut.end))
+        yield Row(pieces, len(lead), cut.joint, ground)
+        lead = later
+
+
+def cuts(text: str, width: int) -> Iterator[Cut]:
+    """Where to wrap `text`."""
+    return _ascii_cuts(text, width) if text.isascii() else _wide_cuts(text, width)
+
+
+def _ascii_cuts(text: str, width: int) -> Iterator[Cut]:
+    at, length = 0, len(text)
+    while length - at > width:
+        space = text.rfind(" ", at, at + width + 1)
+        if space <= at or not text[at:space].strip():
+            yield Cut(at, at + width, "")
+            at += width
+            continue
+        end = space
+        while end > at and text[end - 1] == " ":
+            end -= 1
+        after = space + 1
+        while after < length and text[after] == " ":
+            after += 1
+        if after >= length:  # only white space is left
+            break
+        yield Cut(at, end, text[end:after])
+        at = after
+    yield Cut(at, min(length, at + width) if not text[at + width :].strip() else length, None)
+
+
+def _wide_cuts(text: str, width: int) -> Iterator[Cut]:
+    """The same by graphemes; a break is also allowed on either side of a wide one (CJK, emoji)."""
+    spans, _ = split_graphemes(text)
+    starts = [start for start, _, _ in spans] + [len(text)]
+    cells = [cells for _, _, cells in spans]
+    spaces = [text[start:end] == " " for start, end, _ in spans]
+    at, count = 0, len(spans)
+    while True:
+        end, used = at, 0
+        while end < count and (used + cells[end] <= width or end == at):
+            used += cells[end]
+            end += 1
+        after = end
+        while after < count and spaces[after]:
+            after += 1
+        if after == count:  # only white space is left, if anything
+            yield Cut(starts[at], starts[end], None)
+            return
+        stop = _break_before(end, at, cells, spaces)
+        if stop is None:
+            yield Cut(starts[at], starts[end], "")
+            at = end
+            continue
+        last, after = stop, stop
+        while last > at and spaces[last - 1]:
+            last -= 1
+        while after < count and spaces[after]:
+            after += 1
+        yield Cut(starts[at], starts[last], text[starts[last] : starts[after]])
+        at = after
+
+
+def _break_before(end: int, at: int, cells: list[int], spaces: list[bool]) -> int | None:
+    """The last grapheme up to `end` before which a row may end, with something to read in the row."""
+    for stop in range(end, at, -1):
+        if spaces[stop] or spaces[stop - 1] or cells[stop] == 2 or cells[stop - 1] == 2:
+            return stop if not all(spaces[at:stop]) else None
+    return None
+
+
+def _slice(line: Sequence[Piece], start: int, end: int) -> Iterator[Piece]:
+    at = 0
+    for piece in line:
+        length = len(piece.text)
+        low, high = max(start - at, 0), min(end - at, length)
+        if low < high:
+            yield piece if high - low == length else Piece(piece.text[low:high], piece.look)
+        at += length
+        if at >= end:
+            return

@@ -1,0 +1,203 @@
+"""Rows as strips in the colours of a theme."""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Final
+
+from rich.cells import cell_len
+from rich.color import Color as RichColor
+from rich.segment import Segment
+from rich.style import Style
+from textual.cache import LRUCache
+from textual.color import Color, ColorParseError
+from textual.strip import Strip
+
+from localchat.tui.markdown.rows import Look, Row
+
+_TINTS: Final[Mapping[str, str]] = {
+    "heading": "primary",
+    "code": "accent",
+    "link": "primary",
+    "bullet": "primary",
+    "code.comment": "muted",
+    "code.label": "muted",
+    "code.keyword": "primary",
+    "code.function": "warning",
+    "code.class": "warning",
+    "code.builtin": "accent",
+    "code.string": "success",
+    "code.number": "accent",
+    "code.operator": "muted",
+    "code.error": "error",
+    "user.bar": "primary",
+    "tool": "accent",
+    "info": "primary",
+    "warning": "warning",
+    "error": "error",
+    "number": "primary",
+}
+"""Role of a piece: the theme's colour for it. What is not here has the colour of text."""
+
+_MUTED: Final = ("muted", "rule", "quote")
+_KEPT_STRIPS: Final = 3000
+_ANSI: Final[Mapping[str, int]] = {
+    "black": 0,
+    "red": 1,
+    "green": 2,
+    "yellow": 3,
+    "blue": 4,
+    "magenta": 5,
+    "cyan": 6,
+    "white": 7,
+}
+
+
+class Palette:
+    """The styles of one theme. `variables`: the app's theme variables, by name without the dollar sign."""
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self._variables = variables
+        self._styles: dict[tuple[Look, str, bool], Style] = {}
+        self.ansi = variables.get("background", "").startswith("ansi")
+
+    def style(self, look: Look, ground: str = "", dimmed: bool = False) -> Style:
+        """The style of a piece. A dimmed one keeps its shape and loses its colour."""
+        key = (look, ground, dimmed)
+        style = self._styles.get(key)
+        if style is None:
+            style = self._styles[key] = self._made(look, ground, dimmed)
+        return style
+
+    def ground(self, name: str) -> Style:
+        """The style of empty space."""
+        return self.style(Look("text"), name)
+
+    def selection(self) -> Style:
+        """What is laid over selected text."""
+        if self.ansi:
+            return Style(reverse=True)
+        return Style(bgcolor=self._color("primary").blend(self._base(), 0.55).rich_color)
+
+    def mark(self, *, current: bool = False) -> Style:
+        """What is laid over a search hit."""
+        if self.ansi:
+            return Style(reverse=True, bold=current)
+        color = self._color("warning")
+        back = color if current else color.blend(self._base(), 0.55)
+        return Style(color=back.get_contrast_text(1.0).rich_color, bgcolor=back.rich_color)
+
+    def _made(self, look: Look, ground: str, dimmed: bool) -> Style:
+        muted = dimmed or look.tint in _MUTED or _TINTS.get(look.tint) == "muted"
+        return Style(
+            color=self._foreground(look.tint, muted, ground),
+            bgcolor=self._background("chip" if look.tint == "chip" else ground),
+            bold=look.bold or None,
+            italic=look.italic or None,
+            strike=look.strike or None,
+            underline=look.underline or None,
+            dim=True if muted and self.ansi else None,
+            link=look.link or None,
+        )
+
+    def _foreground(self, tint: str, muted: bool, ground: str) -> RichColor | None:
+        role = _TINTS.get(tint, "foreground")
+        if self.ansi:
+            return None if muted or role == "foreground" else self._ansi_color(role)
+        if muted:
+            strength = 0.7 if tint in ("rule", "quote") else 0.42
+            return self._color("foreground").blend(self._base(), strength).rich_color
+        return self._color(role).rich_color
+
+    def _background(self, ground: str) -> RichColor | None:
+        if self.ansi:
+            return None
+        base = self._base()
+        match ground:
+            case "code":
+                return base.blend(self._color("foreground"), 0.055).rich_color
+            case "user":
+                return base.blend(self._color("primary"), 0.10).rich_color
+            case "chip":
+                return base.blend(self._color("primary"), 0.35).rich_color
+            case _:
+                return base.rich_color
+
+    def _base(self) -> Color:
+        return self._color("background")
+
+    def _color(self, name: str) -> Color:
+        fallback = "black" if name == "background" else "white"
+        try:
+            return Color.parse(self._variables.get(name, fallback))
+        except ColorParseError:
+            return Color.parse(fallback)
+
+    def _ansi_color(self, role: str) -> RichColor | None:
+        name = self._variables.get(role, "").removeprefix("ansi_")
+        number = _ANSI.get(name.removeprefix("bright_"))
+        if number is None:
+            return None
+        return RichColor.from_ansi(number + 8 * name.startswith("bright_"))
+
+
+class Painter:
+    """Strips of exactly one width, kept while they are the same."""
+
+    def __init__(self, palette: Palette, width: int, column: int) -> None:
+        """`column`: where the ground of a row ends, in cells; `width` is of the whole strip."""
+        self.palette = palette
+        self.width = width
+        self.column = min(column, width)
+        self._kept: LRUCache[tuple[Row, bool], Strip] = LRUCache(_KEPT_STRIPS)
+
+    def strip(self, row: Row, *, dimmed: bool = False) -> Strip:
+        """The row, filled to the width."""
+        key = (row, dimmed)
+        strip = self._kept.get(key)
+        if strip is None:
+            strip = self._kept[key] = self._painted(row, dimmed)
+        return strip
+
+    def laid_over(
+        self, row: Row, spans: list[tuple[int, int, Style]], *, dimmed: bool = False
+    ) -> Strip:
+        """The row with styles over stretches of its characters (`end` -1: to its end); not kept."""
+        segments: list[Segment] = []
+        at = 0
+        for segment in self._segments(row, dimmed):
+            text, style, _ = segment
+            edges = {0, len(text)}
+            for start, end, _over in spans:
+                end = len(row.text) if end < 0 else end
+                edges |= {edge - at for edge in (start, end) if 0 < edge - at < len(text)}
+            cuts = sorted(edges)
+            for low, high in pairwise(cuts):
+                shown = style
+                for start, end, over in spans:
+                    end = len(row.text) if end < 0 else end
+                    if start <= at + low and at + high <= end:
+                        shown = shown + over if shown is not None else over
+                segments.append(Segment(text[low:high], shown))
+            at += len(text)
+        return self._filled(segments, row)
+
+    def _painted(self, row: Row, dimmed: bool) -> Strip:
+        return self._filled(self._segments(row, dimmed), row)
+
+    def _segments(self, row: Row, dimmed: bool) -> list[Segment]:
+        style = self.palette.style
+        return [
+            Segment(text, style(look, row.ground if index >= row.bare else "", dimmed))
+            for index, (text, look) in enumerate(row.pieces)
+        ]
+
+    def _filled(self, segments: list[Segment], row: Row) -> Strip:
+        cells = sum(cell_len(segment.text) for segment in segments)
+        fills = [(self.column, row.ground), (self.width, "")] if row.ground else [(self.width, "")]
+        at = cells
+        for end, ground in fills:
+            if at < end:
+                segments.append(Segment(" " * (end - at), self.palette.ground(ground)))
+                at = end
+        strip = Strip(segments, at)
+        return strip if at <= self.width else strip.crop(0, self.width)

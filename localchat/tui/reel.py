@@ -1,0 +1,249 @@
+"""The blocks of a transcript in order, laid out when needed, with the row at which each begins. No textual."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from localchat.tui.blocks import AnswerBlock, Block, ReasoningBlock, ToolCallBlock
+from localchat.tui.cards import Card, card, clean, estimate, text_width
+from localchat.tui.heights import Heights
+from localchat.tui.markdown import EMPTY, Growing, Row
+
+_KEPT_ROWS: Final = 8_000
+"""Rows of laid out blocks that stay in memory, about 1 KB each; others are laid out again when seen."""
+
+
+class Place(NamedTuple):
+    """A row of a block."""
+
+    at: int
+    row: int
+
+
+@dataclass(slots=True, eq=False)
+class Shown:
+    """A block and how it is shown. `number` sorts blocks and stays with one. `width`: at which `height` was
+    counted; 0 while it is estimated. `growing`: its text while it is being written. `drawn`: what stands on the
+    screen of it."""
+
+    block: Block
+    number: int
+    opened: bool = False
+    width: int = 0
+    card: Card | None = None
+    growing: Growing | None = None
+    drawn: list[Row] = field(default_factory=list)
+
+    def lay_out(self, width: int) -> Card:
+        """The rows at a width, from what is kept where that fits."""
+        if self.card is None or self.width != width:
+            self.card = self._laid_out(width)
+            self.width = width
+        return self.card
+
+    def _laid_out(self, width: int) -> Card:
+        rows = None
+        if isinstance(self.block, AnswerBlock) and self.growing is not None:
+            if self.growing.width != text_width(width):
+                self.growing.resize(text_width(width))
+            rows = self.growing.rows()
+        return card(self.block, width, opened=self.opened, rows=rows)
+
+
+class Reel:
+    """Rows from 0 at the top of the first block."""
+
+    def __init__(self) -> None:
+        self.width = 0
+        self.shown: list[Shown] = []
+        self._index: dict[str, int] = {}
+        self._heights = Heights()
+        self._next_number = 0
+        self._kept: dict[int, Shown] = {}  # by number, the one seen last at the end
+        self._kept_rows = 0
+
+    @property
+    def total(self) -> int:
+        """Rows of all blocks, estimates among them."""
+        return self._heights.total
+
+    def replace(self, blocks: Iterable[Block]) -> None:
+        """Show other blocks."""
+        self.shown, self._index, self._kept, self._kept_rows = [], {}, {}, 0
+        self._heights = Heights()
+        for block in blocks:
+            self.put(block)
+
+    def find(self, id_: str) -> int | None:
+        return self._index.get(id_)
+
+    def put(self, block: Block) -> int:
+        """Add a block, or give the one of its id a newer state; its index."""
+        index = self._index.get(block.id)
+        if index is None:
+            self.shown.append(Shown(block, self._next_number))
+            self._next_number += 1
+            self._heights.append(self._estimate(self.shown[-1]))
+            self._index[block.id] = len(self.shown) - 1
+            return len(self.shown) - 1
+        shown = self.shown[index]
+        before, shown.block = shown.block, block
+        if shown.growing is not None and isinstance(block, AnswerBlock):
+            old = before.text if isinstance(before, AnswerBlock) else ""
+            if block.text.startswith(old):
+                shown.growing.append(block.text[len(old) :])
+            else:
+                shown.growing = Growing(shown.growing.width, block.text)
+        if before != block:
+            self._forget(shown)
+        return index
+
+    def append(self, id_: str, piece: str) -> int | None:
+        """A further piece of an answer, of reasoning, or of a call's arguments."""
+        index = self._index.get(id_)
+        if index is None:
+            return None
+        shown = self.shown[index]
+        match shown.block:
+            case AnswerBlock() as block:
+                if shown.growing is None:
+                    shown.growing = Growing(text_width(self.width), block.text)
+                shown.growing.append(piece)
+                shown.block = block._replace(text=block.text + piece)
+            case ReasoningBlock() as block:
+                shown.block = block._replace(text=block.text + piece)
+            case ToolCallBlock() as block:
+                shown.block = block._replace(arguments=block.arguments + piece)
+            case _:
+                return None
+        self._forget(shown)
+        return index
+
+    def finish(self, id_: str) -> int | None:
+        """Parse a text that was growing once as a whole."""
+        index = self._index.get(id_)
+        if index is None:
+            return None
+        self.shown[index].growing = None
+        self._forget(self.shown[index])
+        return index
+
+    def remove(self, id_: str) -> bool:
+        index = self._index.pop(id_, None)
+        if index is None:
+            return False
+        self._forget(self.shown[index])
+        del self.shown[index]
+        self._heights.remove(index)
+        for at in range(index, len(self.shown)):
+            self._index[self.shown[at].block.id] = at
+        return True
+
+    def toggle(self, index: int) -> None:
+        """Open a folded block, or fold it."""
+        shown = self.shown[index]
+        shown.opened = not shown.opened
+        self._forget(shown)
+        shown.width = 0
+
+    def resize(self, width: int) -> None:
+        """Estimate all heights for another width."""
+        self.width = width
+        self._kept, self._kept_rows = {}, 0
+        for index, shown in enumerate(self.shown):
+            shown.card, shown.width = None, 0
+            self._heights.set(index, self._estimate(shown))
+
+    def top(self, index: int) -> int:
+        """The row at which a block begins."""
+        return self._heights.top(index)
+
+    def height(self, index: int) -> int:
+        return self._heights[index]
+
+    def place(self, row: int) -> Place | None:
+        """Which row of which block stands at a row; None outside of all."""
+        if not 0 <= row < self.total:
+            return None
+        index = self._heights.at(row)
+        return Place(index, row - self._heights.top(index))
+
+    def rows(self, index: int) -> Card:
+        """A block, laid out; its height is right from then on."""
+        shown = self.shown[index]
+        known = shown.card is not None and shown.width == self.width
+        laid = shown.lay_out(self.width)
+        if not known:
+            self._heights.set(index, len(laid.rows))
+            self._kept_rows += len(laid.rows)
+        self._kept[shown.number] = self._kept.pop(shown.number, shown)
+        if self._kept_rows > _KEPT_ROWS:
+            self._drop_oldest(shown)
+        return laid
+
+    def row(self, place: Place) -> Row:
+        rows = self.rows(place.at).rows
+        return rows[place.row] if place.row < len(rows) else EMPTY
+
+    def settle_down(self, place: Place, height: int) -> int:
+        """Make the heights right of what is seen when `place` is at the top; the row that it is at then. Where
+        the estimate of its own block was wrong, the rows below it stay where they were."""
+        before = self._heights[place.at]
+        estimated = self.shown[place.at].width != self.width
+        self.rows(place.at)
+        after = self._heights[place.at]
+        row = place.row + (after - before if estimated else 0)
+        top = self._heights.top(place.at) + min(max(row, 0), max(after - 1, 0))
+        index = place.at + 1
+        while index < len(self.shown) and self._heights.top(index) < top + height:
+            self.rows(index)
+            index += 1
+        return top
+
+    def settle_up(self, height: int) -> int:
+        """The same with the end of the last block at the bottom; the row at the top."""
+        index = len(self.shown)
+        rows = 0
+        while index > 0 and rows < height:
+            index -= 1
+            rows += len(self.rows(index).rows)
+        return max(0, self.total - height)
+
+    def estimated(self, start: int) -> Iterator[int]:
+        """Blocks whose height is not known, the ones nearest before `start` first, then those after."""
+        for index in (*range(start - 1, -1, -1), *range(start, len(self.shown))):
+            if self.shown[index].width != self.width:
+                yield index
+
+    def text(self, index: int) -> list[tuple[str, str | None]]:
+        """Copied text of each row of a block: without decoration, with what joins it to the next."""
+        return [(row.text[row.lead_length :], row.joint) for row in self.rows(index).rows]
+
+    def _estimate(self, shown: Shown) -> int:
+        return estimate(shown.block, self.width or 80, opened=shown.opened)
+
+    def _forget(self, shown: Shown) -> None:
+        if shown.card is not None:
+            self._kept_rows -= len(shown.card.rows)
+            shown.card = None
+        self._kept.pop(shown.number, None)
+
+    def _drop_oldest(self, but: Shown) -> None:
+        for shown in list(self._kept.values()):
+            if self._kept_rows <= _KEPT_ROWS // 2:
+                return
+            if shown is not but:
+                self._forget(shown)
+
+
+def code_blocks(block: Block) -> list[str]:
+    """The contents of the code blocks of an answer, as the model wrote them."""
+    from localchat.tui.markdown import parser
+
+    if not isinstance(block, AnswerBlock):
+        return []
+    tokens = parser.blocks(clean(block.text))
+    return [token.content for token in tokens if token.type in ("fence", "code_block")]
+
+
+__all__ = ["Place", "Reel", "Shown", "code_blocks"]

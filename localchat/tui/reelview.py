@@ -1,0 +1,294 @@
+"""A widget that draws the rows of a reel: where it stands, when it draws, and what stays still meanwhile.
+
+A widget per message (or per paragraph, as Textual's Markdown has it) took 885 ms from key to screen at 50,000
+tokens; this takes 5. Blocks are laid out when they are first seen, the heights of the others are estimated and
+corrected without moving what is being read; finished ones are never laid out again at the same width.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from textual import events
+from textual.geometry import Region, Size
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+from textual.timer import Timer
+from textual.widget import Widget
+
+from localchat.tui.cards import GUTTER, text_width
+from localchat.tui.markdown import EMPTY, Row
+from localchat.tui.pacing import Pace
+from localchat.tui.paint import Painter, Palette
+from localchat.tui.reel import Place, Reel
+from localchat.tui.selected import BLOCK_ROWS
+from localchat.tui.terminal import writer_is_behind
+
+_IDLE_SLICE_S: Final = 0.008
+_IDLE_EVERY_S: Final = 0.05
+_BAR_EVERY_S: Final = 0.25
+
+
+class ReelView(ScrollView):
+    """See the module. `following`: the end is shown, and what comes moves it."""
+
+    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self.following = True
+        self._reel = Reel()
+        self._painter: Painter | None = None
+        self._pace = Pace()
+        self._dirty: set[str] = set()
+        self._timer: Timer | None = None
+        self._idle: Timer | None = None
+        self._flushed_s = float("-inf")
+        self._paint_s = 0.0
+        self._slack = 0
+        self._bar_s = float("-inf")
+        self._moving = False
+
+    def to_end(self) -> None:
+        """Go to the end and follow it."""
+        self.following = True
+        self._restage()
+        self._wake_idle()
+        self.refresh()
+
+    # drawing what grows
+
+    def _touch(self, id_: str, *, now: bool = False) -> None:
+        self._dirty.add(id_)
+        if not self.is_attached:
+            return
+        if now:
+            if self._timer is not None:
+                self._timer.stop()
+                self._timer = None
+            self._flush()
+        elif self._timer is None:
+            clock = time.monotonic()
+            wait = self._flushed_s + self._pace.wait_s(clock) - clock
+            self._timer = self.set_timer(max(0.001, wait), self._flush)
+
+    def _flush(self) -> None:
+        """Draw what changed since the last time."""
+        self._timer = None
+        if not self._dirty or not self._reel.width:
+            return
+        begun = time.monotonic()
+        if writer_is_behind(self.app):
+            self._pace.blocked(begun)
+            self._timer = self.set_timer(self._pace.wait_s(begun), self._flush)
+            return
+        place = self._top_place()
+        changed = self._relaid()
+        before = round(self.scroll_y)
+        self._restage(place)
+        if round(self.scroll_y) == before and changed is not None:
+            self._refresh_from(changed)
+        self._flushed_s = time.monotonic()
+        self._pace.drew(self._flushed_s - begun + self._paint_s)
+
+    def _relaid(self) -> int | None:
+        """Lay out the blocks that changed; the first row that differs, None for none on the screen."""
+        first: int | None = None
+        for id_ in self._dirty:
+            index = self._reel.find(id_)
+            if index is None:
+                continue
+            shown = self._reel.shown[index]
+            old = shown.drawn
+            new = self._reel.rows(index).rows
+            same = _common(old, new)
+            shown.drawn = new
+            row = self._reel.top(index) + same
+            first = row if first is None else min(first, row)
+        self._dirty.clear()
+        return first
+
+    def _refresh_from(self, row: int) -> None:
+        """Draw again from a row to the bottom of the screen."""
+        width, height = self.size
+        top = max(0, row - round(self.scroll_y))
+        if top < height:
+            self.refresh(Region(0, top, width, height - top))
+
+    # geometry
+
+    def _top_place(self) -> Place | None:
+        """What stands at the top of the screen; None where the end is followed."""
+        return None if self.following else self._reel.place(round(self.scroll_y))
+
+    def _restage(self, place: Place | None = None) -> None:
+        """Put `place` at the top of the screen (None: the end at its bottom) with right heights in view."""
+        height = self.size.height
+        if not self._reel.width or not height:
+            return
+        if place is None and not self.following:
+            place = self._reel.place(round(self.scroll_y))
+        if place is None:
+            self._reel.settle_up(height)
+            top = self._end_top(height)
+        else:
+            top = self._reel.settle_down(place, height)
+            self._slack = 0
+        self._set_extent(max(self._reel.total + 1 + self._slack, height))
+        self._move(top)
+
+    @contextmanager
+    def _steady(self) -> Iterator[None]:
+        """Inside, blocks may be laid out that were not seen yet; the screen stays where it is."""
+        place = self._top_place()
+        yield
+        self._restage(place)
+
+    def _end_top(self, height: int) -> int:
+        """The top row when the end is followed. On a slow terminal the end moves up by half a screen at once,
+        so that few drawings are of the whole screen."""
+        rows = self._reel.total + 1
+        if not self._pace.slow(time.monotonic()):
+            self._slack = 0
+            return max(0, rows - height)
+        now = round(self.scroll_y)
+        if not now <= rows <= now + height:
+            now = max(0, rows + height // 2 - height) if rows > height else 0
+        self._slack = max(0, now + height - rows)
+        return now
+
+    def _set_extent(self, rows: int) -> None:
+        size = Size(self.scrollable_content_region.width, rows)
+        if size != self.virtual_size:
+            # the reactive would lay out the whole screen again; the scroll bar is always there
+            self.set_reactive(Widget.virtual_size, size)
+
+    def _move(self, top: int) -> None:
+        self._moving = True
+        try:
+            self.scroll_y = float(top)
+            self.scroll_target_y = float(top)
+        finally:
+            self._moving = False
+        self._draw_bar()
+
+    def _draw_bar(self) -> None:
+        """Bring the scroll bar up to date, at most four times a second while the end is followed: it costs
+        as much as ten rows, and more bytes."""
+        now = time.monotonic()
+        if self.following and now - self._bar_s < _BAR_EVERY_S:
+            return
+        self._bar_s = now
+        bar = self.vertical_scrollbar
+        bar.window_virtual_size = self.virtual_size.height
+        bar.window_size = self.size.height
+        bar.position = self.scroll_y
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        if round(old_value) != round(new_value):
+            self.refresh(self.size.region)
+        if self._moving or not self._reel.width:
+            return
+        self.following = round(new_value) >= self.max_scroll_y
+        place = self._reel.place(round(new_value))
+        if place is not None and not self.following:
+            self._restage(place)
+        else:
+            self._draw_bar()
+
+    def on_resize(self, event: events.Resize) -> None:
+        width = self.scrollable_content_region.width
+        if width != self._reel.width:
+            place = self._top_place()
+            share = place.row / max(1, self._reel.height(place.at)) if place else 0.0
+            self._reel.resize(width)
+            self._painter = None
+            if place is not None:
+                rows = len(self._reel.rows(place.at).rows)
+                place = Place(place.at, int(share * rows))
+            self._restage(place)
+        else:
+            self._restage(self._top_place())
+        self._wake_idle()
+        self.refresh()
+
+    # heights of what was not seen, a little at a time
+
+    def _wake_idle(self) -> None:
+        if self._idle is None and self.is_attached:
+            self._idle = self.set_timer(_IDLE_EVERY_S, self._correct)
+
+    def _correct(self) -> None:
+        """Lay out blocks that were not seen yet, for a few milliseconds."""
+        self._idle = None
+        if not self._reel.shown or not self._reel.width:
+            return
+        if self._dirty:
+            self._wake_idle()
+            return
+        until = time.monotonic() + _IDLE_SLICE_S
+        top = self._top_place()
+        start = top.at if top else len(self._reel.shown)
+        before = round(self.scroll_y)
+        with self._steady():
+            for index in self._reel.estimated(start):
+                self._reel.rows(index)
+                if time.monotonic() >= until:
+                    self._wake_idle()
+                    break
+        if round(self.scroll_y) != before:
+            self.refresh()
+
+    # painting
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._painter = None
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """The rows of a part of the widget. Past Textual's cache of styled lines, which takes as long again:
+        there is no border or padding to draw, and strips are kept by the painter."""
+        begun = time.monotonic()
+        filters = [each for each in self.app._filters if each.enabled]
+        background = self.background_colors[1]
+        strips = []
+        for y in crop.line_range:
+            strip = self._row_at(y)[0]
+            for each in filters:
+                strip = strip.apply_filter(each, background)
+            strips.append(strip)
+        if crop.column_span != (0, self.size.width):
+            strips = [strip.crop(crop.x, crop.right) for strip in strips]
+        self._paint_s = time.monotonic() - begun
+        return strips
+
+    def render_line(self, y: int) -> Strip:
+        """A row with the offsets that Textual asks for when the mouse selects."""
+        strip, place = self._row_at(y)
+        if place is None:
+            return strip
+        return strip.apply_offsets(0, self._reel.shown[place.at].number * BLOCK_ROWS + place.row)
+
+    def _row_at(self, y: int) -> tuple[Strip, Place | None]:
+        place = self._reel.place(y + round(self.scroll_y)) if self._reel.width else None
+        painter = self._painter or self._new_painter()
+        if place is None:
+            return painter.strip(EMPTY), None
+        return self._painted(painter, place), place
+
+    def _new_painter(self) -> Painter:
+        width = self.scrollable_content_region.width
+        self._painter = Painter(
+            Palette(self.app.theme_variables), width, GUTTER + text_width(width)
+        )
+        return self._painter
+
+    def _painted(self, painter: Painter, place: Place) -> Strip:
+        return painter.strip(self._reel.row(place))
+
+
+def _common(old: list[Row], new: list[Row]) -> int:
+    """How many rows at the beginning are the same."""
+    for index, (before, after) in enumerate(zip(old, new, strict=False)):
+        if before is not after and before != after:
+            return index
+    return min(len(old), len(new))

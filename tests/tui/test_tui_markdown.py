@@ -1,0 +1,230 @@
+"""Markdown as rows: nothing of a text vanishes, no row is too wide, a stream ends as the whole."""
+
+import random
+import re
+import unicodedata
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from localchat.inert import inert
+from localchat.tui.markdown import Growing, Row, layout
+from localchat.tui.markdown.wrap import cuts
+
+DOCUMENT = """# Title
+Some *emphasis*, **strong**, `code`, ~~gone~~, [words](https://x.org/a), https://e.com/f(o)).
+second line
+
+- one
+- two is long enough that it has to be wrapped somewhere
+  1. deep
+  2. deeper
+     - deepest
+- [x] done
+- [ ] open
+
+1. first
+
+2. loose
+
+> quoted *text*
+> more
+>
+> ```py
+> def f(x): return "a"
+> ```
+
+| a | b |
+|---|--:|
+| 1 | a long cell that has to be wrapped in a narrow column |
+| **x** | `2` |
+
+```python
+def f(x: int) -> str:
+    \"\"\"doc
+    more\"\"\"
+\treturn f"{x}"  # why
+```
+
+    indented code
+
+---
+日本語のテキストは幅が二倍です。👩‍🚀 é שלום <b>html</b> &amp; ![alt](rel.png) [x](javascript:1) [y](rel)
+
+[ref]: https://example.com/definition
+"""
+
+_WORDS = st.sampled_from(
+    [
+        *(
+            "word ",
+            "a ",
+            "\n",
+            "\n\n",
+            "- ",
+            "1. ",
+            "> ",
+            "# ",
+            "```\n",
+            "~~~py\n",
+            "`",
+            "*",
+            "**",
+            "_",
+            "~~",
+        ),
+        *(
+            "| a | b |\n|---|---|\n| c | d |\n",
+            "[l](https://x.org)",
+            "[l](x)",
+            "![i](u)",
+            "<b>",
+            "&amp;",
+        ),
+        *(
+            "    ",
+            "\t",
+            "日本",
+            "👩‍🚀",
+            "e\u0301",
+            "שלום",
+            "\x1b[2J",
+            "\u202e",
+            "\r\n",
+            "x" * 90,
+            "[x] ",
+            "---\n",
+        ),
+        *("\\", "&#27;", "&#x202e;", "[r]: https://r.org\n", "\u2028", "\u200b"),
+    ]
+)
+TEXTS = st.lists(_WORDS, max_size=40).map("".join)
+
+
+def letters(text: str) -> str:
+    """What a reader reads: letters and digits, in order."""
+    return "".join(c for c in text if unicodedata.category(c)[0] in "LN")
+
+
+def shown(rows: list[Row]) -> str:
+    return "\n".join(row.text for row in rows)
+
+
+@pytest.mark.parametrize("width", [4, 10, 24, 76, 104])
+def test_no_row_is_wider_than_asked_and_no_word_vanishes(width: int) -> None:
+    rows = layout(inert(DOCUMENT), width)
+    assert max(cell_len(row.text) for row in rows) <= width
+    for word in re.findall(r"[a-z]{4,}", DOCUMENT):
+        if word not in ("https", "javascript", "python"):
+            assert word in shown(rows).replace("\n", "") or width < 76
+
+
+@settings(max_examples=150, deadline=None)
+@given(TEXTS, st.sampled_from([6, 20, 80]))
+def test_any_text_keeps_its_width(text: str, width: int) -> None:
+    for row in layout(inert(text), width):
+        assert cell_len(row.text) <= width
+        assert row.text == inert(row.text)
+        assert "\n" not in row.text and "\t" not in row.text
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(st.sampled_from("ab c-日👩\u200d🚀é\u0301\u200b"), max_size=60), st.integers(2, 20))
+def test_wrapping_drops_nothing(text: str, width: int) -> None:
+    parts = list(cuts(text, width))
+    assert (
+        "".join(text[cut.start : cut.end] + (cut.joint or "") for cut in parts).rstrip()
+        == text.rstrip()
+    )
+    assert all(cell_len(text[cut.start : cut.end].rstrip()) <= width for cut in parts)
+    assert [cut.joint for cut in parts].count(None) == 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(TEXTS, st.randoms(use_true_random=False))
+def test_a_stream_in_any_pieces_ends_as_the_whole(text: str, chance: random.Random) -> None:
+    growing = Growing(30)
+    at = 0
+    while at < len(text):
+        size = chance.randint(1, 9)
+        growing.append(text[at : at + size])
+        growing.rows()
+        at += size
+    whole = Growing(30, text)
+    assert growing.source == whole.source
+    assert growing.finish() == whole.finish() == layout(whole.source, 30)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_before_its_end_a_stream_shows_what_the_whole_would(seed: int) -> None:
+    chance, growing, at = random.Random(seed), Growing(60), 0
+    while at < len(DOCUMENT):
+        size = chance.randint(1, 30)
+        growing.append(DOCUMENT[at : at + size])
+        assert growing.frozen <= len(growing.rows())
+        at += size
+    assert shown(growing.rows()) == shown(growing.finish())
+
+
+@pytest.mark.parametrize("mark", ["- ", "> ", "1. "])
+def test_what_is_nested_200_deep_is_shown(mark: str) -> None:
+    text = "\n".join(
+        "  " * depth * (mark != "> ") + mark * (depth if mark == "> " else 1) + f"word{depth}"
+        for depth in range(1, 200)
+    )
+    rows = shown(layout(text, 80))
+    assert all(f"word{depth}" in rows.replace("\n", "") for depth in range(1, 200))
+
+
+def test_a_long_table_and_a_long_line_are_shown_as_written() -> None:
+    table = "| a | b |\n|---|---|\n" + "".join(f"| c{i} | d{i} |\n" for i in range(1000))
+    rows = layout(table, 80)
+    assert "| c999 | d999 |" in [row.text for row in rows]
+    line = "".join(f"{i}," for i in range(30_000))
+    assert shown(layout(line, 80)).replace("\n", "") == line
+
+
+def test_a_table_narrower_than_its_columns_is_stacked() -> None:
+    table = (
+        "|"
+        + "".join(f" h{i} |" for i in range(12))
+        + "\n|"
+        + "---|" * 12
+        + "\n|"
+        + "".join(f" c{i} |" for i in range(12))
+    )
+    rows = layout(table, 20)
+    assert letters(shown(rows)) == letters(
+        "".join(f"h{i}" for i in range(12)) + "".join(f"c{i}" for i in range(12))
+    )
+
+
+def test_only_web_links_become_links() -> None:
+    rows = layout(
+        "[a](https://x.org/p?q=1) [b](javascript:alert) [c](file:///etc) <mailto:a@b.c> https://y.org.",
+        200,
+    )
+    links = {piece.text: piece.look.link for row in rows for piece in row.pieces if piece.look.link}
+    assert links == {"a": "https://x.org/p?q=1", "https://y.org": "https://y.org"}
+    assert "javascript:alert" in rows[0].text and "file:///etc" in rows[0].text
+
+
+def test_an_escape_by_entity_or_by_link_is_inert() -> None:
+    rows = layout("&#27;]0;x&#7; &#x9b;2J &#x202e; [a](https://x.org/&#27;]8) &#13;", 80)
+    for row in rows:
+        assert row.text == inert(row.text)
+        assert all(
+            piece.look.link.isprintable() and piece.look.link.isascii() for piece in row.pieces
+        )
+
+
+def test_code_keeps_its_lines_and_is_coloured_whole_once_closed() -> None:
+    growing = Growing(60, '```python\nx = """a\nb')
+    before = growing.rows()
+    growing.append('"""\n```\n')
+    after = growing.rows()
+    assert [row.text for row in after] == [" python", ' x = """a', ' b"""']
+    assert all(row.ground == "code" for row in (*before, *after))
+    assert {piece.look.tint for piece in after[2].pieces[1:]} == {"code.string"}
