@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from localchat.chat.conversation import Conversation
@@ -29,6 +30,7 @@ QUERIES = {
     "a phrase": '"w0 w1"',
     "no such word": "nowhere",
     "Chinese": "天气",
+    "a word with signs": "w1++",
     "signs alone": "->",
     "signs that nowhere stand": "=>~",
 }
@@ -49,7 +51,9 @@ def main() -> None:
         filled_s = time.perf_counter() - begun
         size = path.stat().st_size
         times = measured(path, options.rounds)
-    print(f"{options.conversations:,} conversations, {size / 1e6:.1f} MB, filled in {filled_s:.1f} s")
+    print(
+        f"{options.conversations:,} conversations, {size / 1e6:.1f} MB, filled in {filled_s:.1f} s"
+    )
     print(f"{'':32}{'median ms':>10}{'worst ms':>10}")
     for name, taken in times.items():
         print(f"{name:32}{statistics.median(taken):10.2f}{max(taken):10.2f}")
@@ -101,12 +105,12 @@ def measured(path: Path, rounds: int) -> dict[str, list[float]]:
         begun = time.perf_counter()
         with History.open(path) as history:
             times.setdefault("open", []).append(1000 * (time.perf_counter() - begun))
-            measure("first list of 50", lambda: history.list(50))
+            measure("first list of 50", partial(history.list, 50))
             page = history.list(50)
-            measure("next page of 50", lambda: history.list(50, page[-1]))
-            measure("load the last", lambda: history.load(page[0].id))
+            measure("next page of 50", partial(history.list, 50, page[-1]))
+            measure("load the last", partial(history.load, page[0].id))
             for name, query in QUERIES.items():
-                measure(f"search: {name}", lambda query=query: history.search(query, 50))
+                measure(f"search: {name}", partial(history.search, query, 50))
     return times
 
 

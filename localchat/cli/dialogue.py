@@ -21,6 +21,8 @@ from localchat.figures import stats_line
 from localchat.history.autosave import Autosave
 from localchat.history.store import History
 
+_SHOWN: Final = 200
+"""Characters of a long question that are repeated on the screen."""
 _GROWS_EVERY_S: Final = 0.2
 """How often a growing answer is handed to the autosave."""
 
@@ -55,9 +57,15 @@ class Dialogue:
 
     def tell_past(self) -> None:
         """What a conversation that goes on holds already, in a line."""
-        if self.conversation.nodes:
-            count = len(self.conversation.path())
-            self.terminal.say(f"going on with {self.conversation.title!r}, {count} messages")
+        if not self.conversation.nodes:
+            return
+        count = len(self.conversation.path())
+        self.terminal.say(f"going on with {self.conversation.title!r}, {count} messages")
+        self._waiting = self._history.draft(self.conversation.id)
+        if self._waiting:
+            line = " ".join(self._waiting[:_SHOWN].split())
+            self.terminal.insist(f"not sent yet: {line}{'…' if line != self._waiting else ''}")
+            self.terminal.insist("  /send sends it")
 
     # ------------------------------------------------------------------ asking
 
@@ -73,10 +81,18 @@ class Dialogue:
 
     def ask(self, text: str) -> None:
         """Answer `text` and keep both. A refusal is said, and the conversation stays as it was."""
+        if self._waiting:
+            self._save.draft("")
         self._waiting, self._overflow = "", None
         question = self.conversation.add(Message("user", text), parent=self.conversation.head)
         if not self._answer(question):
             self.conversation.take_back(question.id)
+
+    def send(self) -> None:
+        """Ask the question that could not be sent."""
+        if not self._waiting:
+            raise UsageError("no question waits to be sent")
+        self.ask(self._waiting)
 
     def again(self) -> None:
         """Answer the last question once more, beside the answer that is there."""
@@ -184,6 +200,7 @@ class Dialogue:
             self._say_error(problem)
             return
         self._overflow, self._waiting = overflow, question.message.content
+        self._save.draft(self._waiting)
         for line in offer_lines(overflow):
             self.terminal.insist(line)
 
@@ -201,7 +218,6 @@ class Dialogue:
                 if not self.compact():
                     return
             case _:
-                self._save.draft(waiting)
                 self.terminal.insist("leave with Ctrl+D and start localchat as the offer says")
                 return
         self.ask(waiting)

@@ -14,6 +14,7 @@ _HELP: Final = """\
 /help           this list
 /clear          begin a new conversation, keep the instructions
 /system TEXT    instructions that come before the conversation; without TEXT, show them
+/send           ask the question that could not be sent
 /undo           go back before the last question
 /regen          answer the last question once more
 /compact        have the model sum up the older part, and send the summary in its place
@@ -55,6 +56,8 @@ def _run(dialogue: Dialogue, line: str) -> None:
             dialogue.undo()
             left = len(dialogue.conversation.path())
             say(f"back before the last question; {left} messages are left")
+        case "/send":
+            dialogue.send()
         case "/regen":
             dialogue.again()
         case "/compact":

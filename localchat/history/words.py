@@ -57,7 +57,7 @@ def parse(text: str) -> Query:
         plain.append(pattern)
         wordy = any(letter.isalnum() for letter in part)
         if wordy:
-            beginning = "" if closed else "*"
+            beginning = "*" if part[-1].isalnum() and not closed else ""
             match.append(f'"{segmented(part)}"{beginning}')  # no part with letters holds a quote
         if not wordy or (bare and part.isascii() and not part.isalnum()):
             like.append(pattern)

@@ -142,6 +142,17 @@ def test_another_question_instead_of_a_choice_is_a_question(run: Run) -> None:
     assert [talk.sent(0), talk.sent(1)[-1]] == [["1"], "2"]
 
 
+def test_a_question_that_was_not_sent_waits_for_the_next_start(run: Run) -> None:
+    talk = run(LONG)
+    (kept,) = talk.conversations
+    assert talk.history.draft(kept.id) == LONG[4]
+    talk = run(["/send"], conversation=kept, engine=TightEngine(context_tokens=9000))
+    assert f"not sent yet: {LONG[4][:40]}" in talk.shown
+    assert talk.sent(0)[-1] == LONG[4]
+    assert talk.history.draft(kept.id) == ""
+    assert "no question waits" in run(["/send"], conversation=kept).shown
+
+
 def test_a_first_question_that_is_too_long_gets_advice(run: Run) -> None:
     talk = run(["x" * 2000])
     assert "shorten the input by" in talk.shown
