@@ -1,7 +1,7 @@
 """A conversation by lines: when it outgrows the context, and its commands."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,7 +69,7 @@ Run = Callable[..., Talk]
 
 
 @pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
+def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
     opened: list[History] = []
 
     def go(
@@ -89,7 +89,7 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
         said = capfd.readouterr()
         return Talk(used, said.out + said.err, opened[-1])
 
-    yield go  # type: ignore[misc]
+    yield go
     for history in opened:
         history.close()
 
