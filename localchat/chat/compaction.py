@@ -94,8 +94,7 @@ class Compaction:
         summary = conversation.add(
             Message(SUMMARY_ROLE, self._summary),
             parent=head.parent if waits and head is not None else conversation.head,
-            replaces=[node.id for node in (*earlier, *self.replaced)]
-            + [id_ for node in earlier for id_ in node.replaces],
+            replaces=[node.id for node in (*earlier, *self.replaced)],
         )
         if not waits or head is None:
             return (summary,)

@@ -21,6 +21,8 @@ Count: TypeAlias = Callable[[Messages], int]
 
 Action: TypeAlias = Literal["leave_out_oldest", "compact", "longer_context", "smaller_kv"]
 _BLOCK_TOKENS: Final = 1024
+_FRAME_CHARACTERS: Final = 16
+"""What a template writes around a message, roughly; for guesses alone."""
 
 
 def counter(engine: Engine) -> Count:
@@ -84,7 +86,9 @@ def examine(
     reserve = reserve_tokens(info.context_tokens, max_tokens)
     search = _Search(conversation, count, thinking)
     prompt = search.measured(0)
-    cut = search.cut(info.context_tokens - reserve) or search.cut(info.context_tokens - 1)
+    cut = search.cut(info.context_tokens - reserve) or search.cut(
+        info.context_tokens - 1
+    )  # room for one token
     return Overflow(prompt, info.context_tokens, cut, tuple(_choices(search, prompt, cut, info)))
 
 
@@ -171,28 +175,28 @@ class _Search:
         return self._counted(as_sent(self._conversation, nodes))
 
     def _smallest(self, allowed: int) -> int:
-        """Between a cut that is too small and one that is large enough: guessed by characters, then halved."""
-        low, high = 0, self.most
-        guess = self._guess(allowed)
+        """Between a cut that is too small and one that is large enough: guessed by characters, which is
+        nearly always right or one beside, and every third time halved."""
+        low, high, turn = 0, self.most, 0
         while high - low > 1:
-            at = min(max(guess, low + 1), high - 1) if guess else (low + high) // 2
-            fits = self.measured(at) <= allowed
-            low, high = (low, at) if fits else (at, high)
-            # The guess is nearly always right or one beside: look there before halving.
-            beside = guess - 1 if fits else guess + 1
-            guess = beside if guess == at and low < beside < high else 0
+            turn += 1
+            at = self._guess(low, high, allowed) if turn % 3 else (low + high) // 2
+            low, high = (low, at) if self.measured(at) <= allowed else (at, high)
         return high
 
-    def _guess(self, allowed: int) -> int:
-        characters = [
-            sum(len(node.message.content) + 16 for node in group) for group in self.groups
+    def _guess(self, low: int, high: int, allowed: int) -> int:
+        """Strictly between the two."""
+        lengths = [
+            sum(len(node.message.content) + _FRAME_CHARACTERS for node in group)
+            for group in self.groups[low:high]
         ]
-        excess = sum(characters) * (self.measured(0) - allowed) / max(self.measured(0), 1)
-        for dropped, length in enumerate(characters):
-            if excess <= 0:
-                return dropped
-            excess -= length
-        return self.most
+        span = max(self.measured(low) - self.measured(high), 1)
+        excess = sum(lengths) * (self.measured(low) - allowed) / span
+        at = low
+        while excess > 0 and at < high:
+            excess -= lengths[at - low]
+            at += 1
+        return min(max(at, low + 1), high - 1)
 
 
 def _choices(

@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from localchat.history.rows import unpacked
+from localchat.history.rows import searchable, unpacked
 from localchat.history.words import Query, Snippet, parse, snippet
 
 _SUMMARY: Final = (
@@ -80,7 +80,7 @@ def _summary(row: Sequence[object]) -> Summary:
 
 def found(connection: sqlite3.Connection, text: str, limit: int) -> list[Hit]:
     """Up to `limit` conversations, the newest first. Of each the newest message that matches."""
-    query = parse(text.translate({0: None}))
+    query = parse(searchable(text))
     if not query.parts:
         return []
     best: dict[str, _Match] = {}

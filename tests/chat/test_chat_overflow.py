@@ -30,7 +30,7 @@ def talk(sizes: list[int], *, system: str = "", question: str = "last") -> Conve
     conversation = Conversation(system=system)
     for number, size in enumerate(sizes):
         for role in ("user", "assistant"):
-            text = f"{role} {number} " + "x" * size
+            text = f"{role} {number} " + ("x" if size % 2 else "語") * size
             conversation.add(Message(role, text), parent=conversation.head)
     conversation.add(Message("user", question), parent=conversation.head)
     return conversation
@@ -49,6 +49,18 @@ def test_instructions_come_first_and_answers_without_a_word_are_not_sent() -> No
         Message("system", "be brief"),
         Message("user", "one\n\ntwo"),
     )
+
+
+def test_a_summary_opens_the_first_question_and_never_an_answer() -> None:
+    conversation = talk([5, 5], question="last")
+    first = conversation.path()[0]
+    waiting = conversation.head
+    conversation.add(Message("system", "all said"), parent=waiting, replaces=[first.id])
+    roles = [
+        (message.role, "all said" in message.content) for message in sent_messages(conversation)
+    ]
+    assert roles[:2] == [("assistant", False), ("user", True)]
+    assert [told for _, told in roles].count(True) == 1
 
 
 def test_an_empty_conversation_sends_nothing() -> None:
@@ -94,7 +106,7 @@ def test_few_counts_find_the_cut() -> None:
     cut = what_to_leave_out(talk([index % 90 for index in range(500)]), count, 10_000, 2_500)
     assert cut is not None
     assert 0 < len(cut.nodes) < 1000
-    assert calls <= 8
+    assert calls <= 7
 
 
 def test_a_second_cut_tells_all_that_is_not_sent() -> None:
@@ -195,7 +207,7 @@ def test_a_summary_is_asked_for_in_stretches_that_fit(sizes: list[int], answered
     )
     assert sent[-1].content.endswith(texts[-1])
     read = "".join(str(request.prompt.messages[0].content) for request in asked)  # type: ignore[union-attr]
-    assert sum(read.count(sign) for sign in "x") >= sum(sizes[: len(sizes) - 2])
+    assert sum(read.count(sign) for sign in "x語") >= sum(sizes[: len(sizes) - 2])
 
 
 def test_a_question_that_waits_comes_behind_the_summary() -> None:

@@ -174,6 +174,15 @@ def test_undo_and_regen_keep_what_they_leave(run: Run) -> None:
     assert len(kept.siblings(kept.path()[-1].id)) == 2
 
 
+def test_a_regeneration_that_fails_leaves_the_answer_shown(run: Run) -> None:
+    answers = [Answer(), Answer(pieces=(), error=EngineDied("gone"))]
+    talk = run(["one", "/regen"], engine=ScriptedEngine(lambda request: answers.pop(0)))
+    (kept,) = talk.conversations
+    assert [node.message.content for node in kept.path()] == ["one", "Hello."]
+    talk = run(["/regen"], conversation=kept, engine=TightEngine(context_tokens=1))
+    assert kept.path()[-1].message.content == "Hello."
+
+
 def test_commands_without_a_question_say_so(run: Run) -> None:
     talk = run(
         ["/undo", "/regen", "/compact", "/stats", "/export", "/nonsense", "/system", "/help"]

@@ -102,7 +102,10 @@ def test_continue_takes_the_model_of_the_conversation_unless_one_is_named(
 def test_there_must_be_something_to_go_on_with(call: Call) -> None:
     assert call(SCENARIOS["hello"], "-c", "hi").code == 2
     assert call(SCENARIOS["hello"], "--conversation", "ffff", "hi").code == 2
-    assert call(SCENARIOS["hello"], "-c", "--conversation", "ffff", "hi").code == 2
+    call(SCENARIOS["hello"], "hi")
+    named = ("--conversation", str(conversations(call)[0]["id"]))
+    assert call(SCENARIOS["hello"], "-c", *named, "hi").code == 2
+    assert call(SCENARIOS["hello"], *named, "hi").code == 0
 
 
 def test_an_answer_that_fails_keeps_what_was_said_and_why(call: Call) -> None:

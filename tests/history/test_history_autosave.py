@@ -99,7 +99,26 @@ def test_a_write_that_fails_is_tried_again_and_nothing_is_lost(path: Path) -> No
         save.changed(second)
         save.close()
         assert save.problem is None
+        assert history.load(conversation.id).title == "first"
         assert list(history.load(conversation.id).nodes) == [first.id, second.id]
+
+
+def test_a_flush_tries_again_what_failed_before(path: Path) -> None:
+    conversation = Conversation()
+    with History.open(path) as history, Autosave(history, conversation, cadence_s=0.01) as save:
+        control = sqlite3.connect(path, isolation_level=None)
+        control.execute(
+            "CREATE TRIGGER no BEFORE INSERT ON nodes BEGIN SELECT RAISE(ABORT, 'not now'); END"
+        )
+        save.changed(conversation.add(Message("user", "first"), parent=None))
+        save.draft("next")
+        with pytest.raises(HistoryUnusable):
+            save.flush()
+        control.execute("DROP TRIGGER no")
+        control.close()
+        save.flush()
+        assert [one.title for one in history.list()] == ["first"]
+        assert history.draft(conversation.id) == "next"
 
 
 def test_close_reports_what_cannot_be_kept_and_ends(path: Path) -> None:

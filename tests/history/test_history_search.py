@@ -58,7 +58,8 @@ def history() -> Iterator[History]:
         ("nul inside", 1),
         ("", 0),
         ("  \n", 0),
-        ("\x00", 0),
+        ("\x00", 1),
+        ("\ud800 lone", 1),
     ],
 )
 def test_a_query_finds_what_it_says(history: History, query: str, found: int) -> None:
