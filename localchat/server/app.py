@@ -1,10 +1,12 @@
 """The application: routes, what stands around them, and how failures are told."""
 
+from collections.abc import Sequence
+
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from localchat.server.config import ServerConfig
 from localchat.server.engines import Engines
@@ -38,15 +40,18 @@ ROUTES = (
 """Paths as `Envelope` leaves them: without `/v1`."""
 
 
-def create_app(engines: Engines, config: ServerConfig) -> Starlette:
-    """The ASGI application over these engines. Its `state.service` is a Service."""
+def create_app(
+    engines: Engines, config: ServerConfig, private: Sequence[BaseRoute] = ()
+) -> Starlette:
+    """The ASGI application over these engines. Its `state.service` is a Service. `private`: routes under
+    guard.PRIVATE, which ask for a token of their own instead of an API key."""
     service = Service(engines, config)
 
     def refused(error: ApiError) -> None:
         service.metrics.failed(error.code or "error", error.status)
 
     app = Starlette(
-        routes=ROUTES,
+        routes=[*ROUTES, *private],
         middleware=[
             Middleware(Envelope),
             Middleware(Guard, config=config, refused=refused),

@@ -20,6 +20,8 @@ from localchat.server.config import ServerConfig
 from localchat.server.failures import ApiError, response
 
 _HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
+PRIVATE: Final = "/localchat/"
+"""Routes of the owner's own programs, which check a token of their own."""
 _OPEN: Final = frozenset({"/", "/health"})
 _METHODS: Final = "GET, HEAD, POST, OPTIONS"
 
@@ -48,7 +50,7 @@ class Guard:
             if scope["method"] == "OPTIONS":
                 await self._preflight(headers, allowed)(scope, receive, send)
                 return
-            if scope["path"] not in _OPEN:
+            if scope["path"] not in _OPEN and not scope["path"].startswith(PRIVATE):
                 scope["localchat.key"] = self._check_key(headers)
         except ApiError as error:
             self._refused(error)

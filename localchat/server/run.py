@@ -101,7 +101,7 @@ def serve(
     async def run() -> None:
         task = asyncio.ensure_future(beside(server)) if beside is not None else None
         if task is not None:
-            task.add_done_callback(lambda done: _failed(done) and server.stop())
+            task.add_done_callback(lambda done: server.stop() if _failed(done) else None)
         await server.serve(list(sockets))
         if task is not None:
             task.cancel()
@@ -155,7 +155,8 @@ def _unusable(error: OSError, host: str, port: int) -> LocalchatError:
     if error.errno == errno.EADDRINUSE:
         return LocalchatError(
             f"port {port} of {host} is taken by another program",
-            hint=f"it may be a localchat that runs already: localchat ps; or take another port: --port {port + 1}",
+            hint="it may be a localchat that runs already (localchat ps); another port: "
+            f"--port {port + 1}",
         )
     if error.errno == errno.EACCES:
         return LocalchatError(

@@ -1,0 +1,28 @@
+"""The first load, beside a server that answers already: `/health` says when the model is there."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from starlette.applications import Starlette
+
+from localchat.server.run import Server
+from localchat.server.service import Service
+
+_EVERY_S = 0.2
+
+
+def starting(app: Starlette, say: Callable[[str], None]) -> Callable[[Server], Awaitable[None]]:
+    """What `serve` runs beside itself: loads the server's own model and tells when it is ready. Its failure
+    (ModelInvalid, DoesNotFit, EngineDied) is the server's."""
+    service = app.state.service
+    assert isinstance(service, Service)
+    service.ready = False
+
+    async def run(server: Server) -> None:
+        async with await service.engines.lease("", user="start") as lease:
+            while not (await asyncio.to_thread(lease.engine.info)).loaded:
+                await asyncio.sleep(_EVERY_S)
+        service.ready = True
+        say("the model is ready")
+
+    return run
