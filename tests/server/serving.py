@@ -1,6 +1,7 @@
 """A server on scripted answers, on a socket of its own, and a client that shows every byte."""
 
 import json
+import re
 import socket
 import threading
 import time
@@ -13,6 +14,8 @@ from localchat.engine.events import Event
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.request import Text as Prompt
 from localchat.engine.scripted import Answer, ScriptedEngine
+from localchat.engine.stream import Stream
+from localchat.errors import LocalchatError
 from localchat.server.app import create_app
 from localchat.server.config import ServerConfig
 from localchat.server.engines import OneEngine
@@ -31,12 +34,28 @@ def said(request: GenerateRequest) -> str:
     return ""
 
 
+@dataclass(slots=True)
+class StageEngine(ScriptedEngine):
+    """Refuses before it accepts, where it is told to: by the text of the last message, once for each entry."""
+
+    refusals: dict[str, list[LocalchatError]] = field(default_factory=dict)
+
+    def generate(self, request: GenerateRequest) -> Stream:
+        waiting = self.refusals.get(said(request))
+        if not waiting:
+            return ScriptedEngine.generate(self, request)
+        self.requests.append(request)
+        stream = Stream(lambda: None)
+        stream.put(waiting.pop(0))
+        return stream
+
+
 @dataclass
 class Stage:
     """What a running server is made of; `scripts` answer by the text of the last message."""
 
     port: int
-    engine: ScriptedEngine
+    engine: StageEngine
     server: Server
     scripts: dict[str, Answer | Callable[[GenerateRequest], Answer]]
 
@@ -55,9 +74,7 @@ class Stage:
 
 
 @contextmanager
-def serving(
-    config: ServerConfig | None = None, engine: ScriptedEngine | None = None, **options: Any
-) -> Iterator[Stage]:
+def serving(config: ServerConfig | None = None, *, drain_s: float = 0.0) -> Iterator[Stage]:
     """A server in a thread, until the end of the block."""
     scripts: dict[str, Answer | Callable[[GenerateRequest], Answer]] = {}
 
@@ -65,12 +82,10 @@ def serving(
         found = scripts.get(said(request), Answer(("Hel", "lo", ".")))
         return found(request) if callable(found) else found
 
-    engine = engine or ScriptedEngine()
-    engine.script = script
-    engine.model = NAME
+    engine = StageEngine(script=script, model=NAME)
     sockets = bound("127.0.0.1", 0)
     app = create_app(OneEngine(engine, NAME, created=1_700_000_000), config or ServerConfig())
-    server = Server(app, options.get("drain_s", 0.0))
+    server = Server(app, drain_s)
     thread = threading.Thread(target=server.run, args=(sockets,), daemon=True)
     thread.start()
     deadline = time.monotonic() + 10
@@ -207,6 +222,18 @@ class Wire:
             chunks = list(iter(self.chunk, b""))
             return Reply(status, headers, b"".join(chunks), chunks)
         return Reply(status, headers, self.exactly(int(headers["content-length"])))
+
+    def reply_rest(self) -> list[str]:
+        """The events that are left of a stream that was begun, to its end."""
+        self.socket.settimeout(10)
+        with self:
+            body = b""
+            while not body.endswith(b"0\r\n\r\n"):
+                more = self._buffer or self.socket.recv(65536)
+                assert more, body
+                body, self._buffer = body + more, b""
+        found = re.findall(rb"data: ([^\n]*)\n\n", body)
+        return [event.decode() for event in found]
 
     def closed(self) -> bool:
         """Whether the other side has closed, once everything was read."""
