@@ -4,15 +4,14 @@ from collections.abc import Sequence
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from localchat.server.config import ServerConfig
 from localchat.server.engines import Engines
 from localchat.server.envelope import Envelope
-from localchat.server.failures import HANDLERS, ApiError
+from localchat.server.failures import ApiError
 from localchat.server.guard import Guard
+from localchat.server.handlers import HANDLERS
 from localchat.server.routes.chat import chat
 from localchat.server.routes.completions import completions
 from localchat.server.routes.embeddings import embeddings
@@ -56,13 +55,8 @@ def create_app(
             Middleware(Envelope),
             Middleware(Guard, config=config, refused=refused),
         ],
-        exception_handlers={**HANDLERS, ClientDisconnect: _left},
+        exception_handlers=HANDLERS,
     )
     app.router.redirect_slashes = False
     app.state.service = service
     return app
-
-
-async def _left(request: Request, error: Exception) -> Response:
-    """The client left before its request was whole: nobody reads this."""
-    return Response(status_code=499)

@@ -4,13 +4,10 @@ A failure that would come again is never a 5xx without `x-should-retry: false`, 
 try a 5xx three times. No message holds a path of this machine.
 """
 
-import logging
 from collections.abc import Mapping
 from typing import Final
 
 import msgspec
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 
 from localchat.errors import (
@@ -25,8 +22,6 @@ from localchat.errors import (
     TemplateError,
     UsageError,
 )
-
-log = logging.getLogger("localchat.server")
 
 INVALID: Final = "invalid_request_error"
 _NO_RETRY: Final = {"x-should-retry": "false"}
@@ -157,51 +152,3 @@ def response(error: ApiError) -> Response:
         error.status,
         headers={"content-type": "application/json", **error.headers},
     )
-
-
-# ---------------------------------------------------------------------------- handlers
-
-
-async def on_api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return response(error)
-
-
-async def on_localchat_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, LocalchatError)
-    told = translated(error)
-    if told.status >= 500:
-        log.error("%s: %s", error.code, error.message)
-    return response(told)
-
-
-async def on_http_exception(request: Request, error: Exception) -> Response:
-    """Unknown routes and methods, which the router itself refuses."""
-    assert isinstance(error, HTTPException)
-    path, method = request.url.path[:200], request.method
-    if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
-        told = ApiError(
-            405,
-            "method_not_allowed",
-            f"{path} does not take {method}, but {allowed}.",
-            headers={"allow": allowed},
-        )
-    elif error.status_code == 404:
-        told = ApiError(404, None, f"There is no {path} here.", kind="not_found_error")
-    else:
-        told = ApiError(error.status_code, None, error.detail)
-    return response(told)
-
-
-async def on_any_exception(request: Request, error: Exception) -> Response:
-    """The last line of defence; the server logs the trace."""
-    return response(internal())
-
-
-HANDLERS: Final = {
-    ApiError: on_api_error,
-    LocalchatError: on_localchat_error,
-    HTTPException: on_http_exception,
-    Exception: on_any_exception,
-}

@@ -11,7 +11,6 @@ _SPAN: Final = 4096
 """Characters that must repeat."""
 _PERIOD: Final = 256
 """The longest piece: it stands sixteen times in the span."""
-_ANCHOR: Final = 32
 _EVERY: Final = 512
 
 
@@ -35,8 +34,7 @@ class LoopGuard:
 
 def _repeats(text: str) -> bool:
     """Whether the text has a period of at most _PERIOD characters: the distance between its end and the
-    place where that end stood before."""
-    anchor = text[-_ANCHOR:]
-    before = text.rfind(anchor, 0, len(text) - 1)
-    period = len(text) - _ANCHOR - before
+    place where that end stood last. An end as long as the longest period stands nowhere between."""
+    before = text.rfind(text[-_PERIOD:], 0, len(text) - 1)
+    period = len(text) - _PERIOD - before
     return before >= 0 and period <= _PERIOD and text[period:] == text[:-period]

@@ -5,6 +5,7 @@ answers what is no HTTP in plain text. Here each has its limit, and every answer
 """
 
 import asyncio
+import sys
 from typing import Any, ClassVar
 
 import h11
@@ -82,6 +83,11 @@ class Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """What came is no HTTP that can be read."""
         self._cancel_timers()
+        if "Host" in str(
+            sys.exception()
+        ):  # none, or two of them: the HTTP library refuses it first
+            self._answer(403, "permission_error", "host_not_allowed", "One Host header is needed.")
+            return
         self._answer(400, "invalid_request_error", None, "The request is no valid HTTP.")
 
     def _headers_late(self) -> None:
@@ -108,7 +114,12 @@ class Connection(H11Protocol):
         self.transport.close()
 
 
-_PHRASES = {400: "Bad Request", 408: "Request Timeout", 503: "Service Unavailable"}
+_PHRASES = {
+    400: "Bad Request",
+    403: "Forbidden",
+    408: "Request Timeout",
+    503: "Service Unavailable",
+}
 
 
 def limited(limits: Limits) -> type[Connection]:
