@@ -130,6 +130,8 @@ def _serve(
     setup: "Setup", config: "ServerConfig", sockets: "Sequence[socket.socket]", parallel: int
 ) -> None:
     """Open the engine, tell where it is, answer until a signal comes."""
+    from functools import partial
+
     from localchat.cli.setup import opened_engine
     from localchat.server.app import create_app
     from localchat.server.engines import OneEngine
@@ -140,8 +142,8 @@ def _serve(
         info = engine.info()
         app = create_app(OneEngine(engine, setup.model.name), config)
         _log_requests(setup)
-        _tell(setup, config, sockets, info)
-        serve(app, sockets, beside=starting(app, setup.terminal.say))
+        tell = partial(_tell, setup, config, sockets, info)
+        serve(app, sockets, beside=starting(app, tell, setup.terminal.say))
 
 
 def _log_requests(setup: "Setup") -> None:

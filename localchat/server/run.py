@@ -138,7 +138,9 @@ def bound(host: str, port: int) -> list[socket.socket]:
 
 
 def _listening(family: int, address: tuple[str, int], shown: str) -> socket.socket:
-    made = socket.socket(family, socket.SOCK_STREAM)
+    # The protocol is named, because asyncio turns off Nagle's algorithm only where it is: with it on, the
+    # end of a response waits 40 ms for the client's acknowledgement.
+    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
