@@ -67,9 +67,10 @@ def command(
     parallel: int,
     **_: object,
 ) -> None:
-    """Serve models to editors and programs, as OpenAI's API does.
+    """Serve models to editors and programs.
 
-    MODEL is a name or the path of a GGUF file. Clients reach it at http://127.0.0.1:8114/v1; Ctrl+C ends it.
+    They reach it as they would reach OpenAI's API, at http://127.0.0.1:8114/v1. MODEL is a name or the path of
+    a GGUF file; without one it is the model that a prompt would go to. Ctrl+C ends it.
     """
     from dataclasses import replace
 
