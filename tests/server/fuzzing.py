@@ -1,5 +1,6 @@
 """Bodies that no client should send, made from good ones: types swapped, values stretched, bytes broken."""
 
+import copy
 import json
 import random
 from typing import Any
@@ -74,6 +75,10 @@ def fuzzed(seed: int) -> tuple[str, bytes]:
     return path, raw
 
 
+def _odd(rng: random.Random) -> Any:
+    return copy.deepcopy(rng.choice(_ODD))
+
+
 def _changed(value: Any, rng: random.Random) -> Any:
     """One place of it changed: replaced, left out, doubled, or wrapped."""
     if isinstance(value, dict) and value and rng.random() < 0.9:
@@ -82,9 +87,9 @@ def _changed(value: Any, rng: random.Random) -> Any:
             case 0:
                 value.pop(key)
             case 1:
-                value[key] = rng.choice(_ODD)
+                value[key] = _odd(rng)
             case 2:
-                value[str(rng.choice(("", "error", "x", "__class__")))] = rng.choice(_ODD)
+                value[str(rng.choice(("", "error", "x", "__class__")))] = _odd(rng)
             case _:
                 value[key] = _changed(value[key], rng)
         return value
@@ -94,11 +99,11 @@ def _changed(value: Any, rng: random.Random) -> Any:
             case 0:
                 value.pop(at)
             case 1:
-                value.append(rng.choice(_ODD))
+                value.append(_odd(rng))
             case _:
                 value[at] = _changed(value[at], rng)
         return value
-    return rng.choice((rng.choice(_ODD), [value], {"x": value}))
+    return rng.choice((_odd(rng), [value], {"x": value}))
 
 
 def _broken(raw: bytes, rng: random.Random) -> bytes:

@@ -2,8 +2,15 @@
 
 import json
 
-from tests.server.fuzzing import fuzzed
-from tests.server.serving import Stage, Wire
+import pytest
+
+from tests.server.fuzzing import GOOD, fuzzed
+from tests.server.serving import Stage, Wire, ask
+
+
+@pytest.mark.parametrize("path", GOOD)
+def test_what_the_bodies_are_made_from_is_good(stage: Stage, path: str) -> None:
+    assert ask(stage, path, GOOD[path]).status == 200
 
 
 def test_no_body_breaks_the_server(stage: Stage) -> None:
