@@ -12,6 +12,7 @@ class Verb(NamedTuple):
 
 VERBS: Final = {
     "run": Verb("localchat.cli.run", "Chat with a model, or ask it one thing."),
+    "serve": Verb("localchat.cli.serve", "Serve models to editors and programs."),
     "pull": Verb("localchat.cli.pull", "Fetch a model, or the rest of it."),
     "list": Verb("localchat.cli.list", "List the models on this machine."),
     "show": Verb("localchat.cli.show", "Say what a model is and what it can do."),
