@@ -27,6 +27,8 @@ from localchat.engine.request import (
 from localchat.errors import ContextExceeded, UsageError
 from localchat.loop.backend import OpenModel, SamplingParams, Tokenizer
 from localchat.loop.clock import Clock
+from localchat.loop.constraint import Constraint
+from localchat.loop.grammar import Grammars, name_of, source_of
 from localchat.loop.sequence import Job, Sequence
 from localchat.loop.stops import StopPatterns
 from localchat.loop.voice import Voice
@@ -67,6 +69,7 @@ class Desk:
         self._numbers = count(1)
         tokenizer = model.tokenizer
         self.format: ChatFormat = chat_format(model.info.chat_template, _special_texts(tokenizer))
+        self._grammars = Grammars(tokenizer)
         self._shown = _control_tokens(tokenizer, self.format.markup)
 
     # ------------------------------------------------------------------------ requests
@@ -78,6 +81,7 @@ class Desk:
         rendered, tokens = self._prompt(request)
         if not tokens:
             raise UsageError("the prompt is empty: there is nothing to go on from")
+        constraints = self._constraints(request)
         room = self._context - len(tokens)
         if room < 1:
             self._too_long(len(tokens))
@@ -97,9 +101,19 @@ class Desk:
                     tokens=list(tokens),
                     limit=len(tokens) + max_tokens,
                     voice=self._voice(choice, stops, rendered),
+                    constraint=constraints[choice] if constraints else None,
                 )
             )
         return job, Accepted(len(tokens), max_tokens, sampling.seed)
+
+    def _constraints(self, request: GenerateRequest) -> list[Constraint]:
+        """What binds the choices of a request, one each; none where there is no grammar."""
+        grammar = request.grammar
+        if grammar is None:
+            return []
+        source, name = source_of(grammar), name_of(grammar)
+        bind = partial(self._grammars.constraint, source, name, ignore_ends=request.ignore_eos)
+        return [bind() for _ in range(request.n)]
 
     def _voice(self, choice: int, stops: StopPatterns, rendered: Rendered | None) -> Voice:
         splitter = self.format.splitter(rendered) if rendered is not None else None
@@ -235,8 +249,6 @@ def _check(request: GenerateRequest) -> None:
             raise UsageError(f"{name} {value}: it must be {low} to {high}")
     if len(request.stop) > _MOST_STOPS:
         raise UsageError(f"{len(request.stop)} stop strings: at most {_MOST_STOPS} are taken")
-    if request.grammar is not None:
-        raise UsageError("this engine takes no grammar or schema")
 
 
 def _special_texts(tokenizer: Tokenizer) -> dict[str, str]:

@@ -56,7 +56,8 @@ class Telling:
         self._items += [(job.id, event) for event in events]
 
     def prefill(self, job: Job, done: int) -> None:
-        if done > job.prefill_told:  # a text that was set back is computed again in silence
+        # A text that was set back, or that lost what the cache held of it, is computed again in silence.
+        if done > max(job.prefill_told, job.cached - 1):
             job.prefill_told = done
             self._items.append(
                 (job.id, Prefill(done, job.cached, job.prompt_tokens, job.why_missed))
