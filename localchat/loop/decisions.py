@@ -313,6 +313,8 @@ class Decisions:
     def _finish(self, sequence: Sequence, reason: FinishReason, stop: str, now_s: float) -> None:
         job = sequence.job
         usage = self._book.usage()
+        if reason == "stop" and sequence.voice.called:
+            reason = "tool_calls"
         self._telling.finished(sequence, reason, stop)
         if sequence.known > job.prompt_tokens:
             # Later prompts of this conversation hold this prompt themselves.

@@ -71,6 +71,7 @@ class Desk:
         self.format: ChatFormat = chat_format(model.info.chat_template, _special_texts(tokenizer))
         self._grammars = Grammars(tokenizer)
         self._shown = _control_tokens(tokenizer, self.format.markup)
+        self._shown_calls = _control_tokens(tokenizer, self.format.calls.markup)
 
     # ------------------------------------------------------------------------ requests
 
@@ -116,11 +117,13 @@ class Desk:
         return [bind() for _ in range(request.n)]
 
     def _voice(self, choice: int, stops: StopPatterns, rendered: Rendered | None) -> Voice:
-        splitter = self.format.splitter(rendered) if rendered is not None else None
-        return Voice(choice, self._piece, stops, splitter)
+        if rendered is None:
+            return Voice(choice, partial(self._piece, self._shown), stops, None)
+        shown = self._shown | self._shown_calls if rendered.tools else self._shown
+        return Voice(choice, partial(self._piece, shown), stops, self.format.splitter(rendered))
 
-    def _piece(self, token: int) -> bytes:
-        return self._model.tokenizer.piece(token, special=token in self._shown)
+    def _piece(self, shown: frozenset[int], token: int) -> bytes:
+        return self._model.tokenizer.piece(token, special=token in shown)
 
     def _sampling(self, request: GenerateRequest) -> SamplingParams:
         asked = {

@@ -16,6 +16,7 @@ from localchat.engine.events import (
     Reasoning,
     Speculation,
     Text,
+    ToolCall,
     Usage,
 )
 from localchat.errors import LocalchatError
@@ -51,7 +52,7 @@ class Telling:
 
     def text(self, job: Job, events: list[Event], now_s: float) -> None:
         """Parts of an answer."""
-        if any(isinstance(event, Text | Reasoning) for event in events):
+        if any(isinstance(event, Text | Reasoning | ToolCall) for event in events):
             job.clock.visible(now_s)
         self._items += [(job.id, event) for event in events]
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localchat.chatformat.reasoning import FAMILIES, Answer, Family, Part, Splitter, Thought
+from localchat.chatformat.parts import Answer, Part, Thought
+from localchat.chatformat.reasoning import FAMILIES, Family, Splitter
 
 THINK = Family.default()
 
