@@ -40,7 +40,7 @@ class TemplateFormat:
         self.reasoning = Family.of(whole)
         self.markup = self.reasoning.markup
         self.calls = style_of(whole)
-        self._reasons = any(tag in whole for tag in self.reasoning.opens)
+        self._reasons = any(tag in whole for tag in self.reasoning.markup)
 
     def render(self, messages: Messages) -> Rendered:
         """The prompt of a conversation; TemplateError where the template refuses it."""

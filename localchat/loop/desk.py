@@ -25,10 +25,11 @@ from localchat.engine.request import (
     TokenIds,
 )
 from localchat.errors import ContextExceeded, UsageError
+from localchat.loop.answer_grammar import answer_grammar
 from localchat.loop.backend import OpenModel, SamplingParams, Tokenizer
 from localchat.loop.clock import Clock
 from localchat.loop.constraint import Constraint
-from localchat.loop.grammar import Grammars, name_of, source_of
+from localchat.loop.grammar import Grammars
 from localchat.loop.sequence import Job, Sequence
 from localchat.loop.stops import StopPatterns
 from localchat.loop.voice import Voice
@@ -82,7 +83,7 @@ class Desk:
         rendered, tokens = self._prompt(request)
         if not tokens:
             raise UsageError("the prompt is empty: there is nothing to go on from")
-        constraints = self._constraints(request)
+        constraints = self._constraints(request, rendered)
         room = self._context - len(tokens)
         if room < 1:
             self._too_long(len(tokens))
@@ -107,13 +108,12 @@ class Desk:
             )
         return job, Accepted(len(tokens), max_tokens, sampling.seed)
 
-    def _constraints(self, request: GenerateRequest) -> list[Constraint]:
-        """What binds the choices of a request, one each; none where there is no grammar."""
-        grammar = request.grammar
+    def _constraints(self, request: GenerateRequest, rendered: Rendered | None) -> list[Constraint]:
+        """What binds the choices of a request, one each; none where nothing does."""
+        grammar = answer_grammar(request, rendered, self.format, self._model.tokenizer)
         if grammar is None:
             return []
-        source, name = source_of(grammar), name_of(grammar)
-        bind = partial(self._grammars.constraint, source, name, ignore_ends=request.ignore_eos)
+        bind = partial(self._grammars.constraint, grammar, ignore_ends=request.ignore_eos)
         return [bind() for _ in range(request.n)]
 
     def _voice(self, choice: int, stops: StopPatterns, rendered: Rendered | None) -> Voice:

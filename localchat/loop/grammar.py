@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localchat.engine.request import Grammar
 from localchat.errors import UsageError
@@ -35,6 +35,15 @@ _NAMES = {
 }
 
 
+class Wanted(NamedTuple):
+    """A grammar in llguidance's own form: a JSON list of grammars. `name`: what to call it in an error.
+    `parts`: what it is made of, to name the part that is wrong."""
+
+    source: str
+    name: str
+    parts: tuple["Wanted", ...] = ()
+
+
 class Grammars:
     """Compiles for one vocabulary. Thread-safe; llguidance and the vocabulary's bytes are loaded with the
     first grammar."""
@@ -47,31 +56,38 @@ class Grammars:
         self._compilers = ThreadPoolExecutor(1, "grammar")
         self._workers = ThreadPoolExecutor(_MASK_THREADS, "mask")
 
-    def constraint(self, source: str, name: str, *, ignore_ends: bool = False) -> Constraint:
-        """A fresh state of a grammar in llguidance's own form (`source_of`). `name`: what to call it in an
-        error. Raises UsageError saying what is wrong and where."""
+    def constraint(self, whole: "Wanted", *, ignore_ends: bool = False) -> Constraint:
+        """A fresh state of a grammar. Raises UsageError saying what is wrong and where."""
         with self._lock:
-            matcher = self._compiled.get(source)
+            matcher = self._compiled.get(whole.source)
             if matcher is None:
-                matcher = self._compile(source, name)
-                self._compiled[source] = matcher
+                matcher = self._compile(whole)
+                self._compiled[whole.source] = matcher
                 if len(self._compiled) > _KEPT:
                     self._compiled.popitem(last=False)
-            self._compiled.move_to_end(source)
+            self._compiled.move_to_end(whole.source)
             own = matcher.deep_copy()
         tokenizer = self._tokenizer
         return Constraint(
             own, tokenizer.vocab_size, tokenizer.eog, self._workers, ignore_ends=ignore_ends
         )
 
-    def _compile(self, source: str, name: str) -> "LLMatcher":
+    def _compile(self, wanted: "Wanted") -> "LLMatcher":
+        matcher = self._built(wanted.source, wanted.name)
+        if matcher.is_error():
+            for part in wanted.parts:  # which of them it is, in its own lines and columns
+                self._compile(part)
+            raise UsageError(f"{wanted.name} cannot be used: {first_line(matcher.get_error())}")
+        return matcher
+
+    def _built(self, source: str, name: str) -> "LLMatcher":
         from localchat.loop.lexicon import lexicon
 
         if self._lexicon is None:
             self._lexicon = lexicon(self._tokenizer)
         job = self._compilers.submit(_build, self._lexicon, source)
         try:
-            matcher = job.result(COMPILE_S)
+            return job.result(COMPILE_S)
         except Late:
             # It goes on until llguidance's own limits end it; the next compilation gets another thread.
             self._compilers = ThreadPoolExecutor(1, "grammar")
@@ -79,9 +95,6 @@ class Grammars:
                 f"{name} takes more than {COMPILE_S:g} s to compile",
                 hint="make it smaller: fewer alternatives, smaller bounds, less nesting",
             ) from None
-        if matcher.is_error():
-            raise UsageError(f"{name} cannot be used: {first_line(matcher.get_error())}")
-        return matcher
 
 
 def _build(lexicon: "LLTokenizer", source: str) -> "LLMatcher":
@@ -95,14 +108,14 @@ def _build(lexicon: "LLTokenizer", source: str) -> "LLMatcher":
     return matcher
 
 
-def source_of(grammar: Grammar) -> str:
-    """A request's grammar in llguidance's form, as one of the grammars of a list. Raises UsageError naming
-    what is wrong and where."""
-    return json.dumps({"grammars": [entry_of(grammar)]})
+def wanted(grammar: Grammar) -> Wanted:
+    """A request's grammar alone."""
+    return Wanted(json.dumps({"grammars": [entry_of(grammar)]}), name_of(grammar))
 
 
 def entry_of(grammar: Grammar) -> dict[str, Any]:
-    """The same as one entry of that list, called `answer`."""
+    """A request's grammar as one of the grammars that llguidance takes together, called `answer`. Raises
+    UsageError naming what is wrong and where."""
     name = name_of(grammar)
     if len(grammar.source.encode("utf-8", "replace")) > MOST_BYTES:
         raise UsageError(
@@ -149,9 +162,14 @@ def parse_schema(text: str, name: str) -> dict[str, Any] | bool:
         raise UsageError(
             f"{name} is a JSON {type(schema).__name__}; a schema is an object", hint=""
         )
+    check_schema(schema, name)
+    return schema
+
+
+def check_schema(schema: Any, name: str) -> None:  # noqa: ANN401 - JSON
+    """Raises UsageError where a schema nests too deep."""
     if _depth(schema, MOST_DEPTH) > MOST_DEPTH:
         raise UsageError(f"{name} nests deeper than {MOST_DEPTH} levels")
-    return schema
 
 
 def _depth(value: Any, most: int) -> int:  # noqa: ANN401 - JSON

@@ -19,7 +19,7 @@ def split(
     for at in range(0, len(text), by):
         parts += splitter.feed(text[at : at + by])
     parts += splitter.finish()
-    assert all(part.text for part in parts)
+    assert all(isinstance(part, Thought | Answer) and part.text for part in parts)
     return (
         "".join(part.text for part in parts if isinstance(part, Thought)),
         "".join(part.text for part in parts if isinstance(part, Answer)),

@@ -36,7 +36,7 @@ from localchat.loop.backend import (
     Tokenizer,
 )
 from localchat.loop.desk import Desk
-from localchat.loop.grammar import source_of
+from localchat.loop.grammar import wanted
 from localchat.loop.kv import open_book
 from localchat.loop.lexicon import lexicon
 from localchat.loop.sampling import Sampler
@@ -258,7 +258,7 @@ class Rules:
 
     def __init__(self, asked: GenerateRequest) -> None:
         assert asked.grammar is not None
-        self._matcher = LLMatcher(LEXICON, source_of(asked.grammar), log_level=0)
+        self._matcher = LLMatcher(LEXICON, wanted(asked.grammar).source, log_level=0)
         self._ignore_eos = asked.ignore_eos
 
     def mask(self) -> bytes:
