@@ -85,8 +85,8 @@ class Arguments:
 
 class ObjectBody:
     """`{"name": "…", "arguments": {…}}`, with its first bracket; keys in any order, and more keys. Arguments
-    may be a string that holds JSON; `function` may hold the object of name and arguments. `offered`: only
-    these names make it a call, where it stands without a tag."""
+    may be a string that holds JSON; `function` may hold the object of name and arguments. `offered`: it stands
+    without a tag, and only these names, with arguments, make it a call."""
 
     def __init__(self, offered: Sequence[str] | None = None) -> None:
         self.state: State = "open"
@@ -191,9 +191,10 @@ class ObjectBody:
                 self._push(character)
 
     def _decide(self) -> None:
-        """With a name and arguments it can only be a call."""
-        if self._said and self._arguments is not None and self._is_offered():
-            self.name = self._said
+        """Behind a tag a name makes it a call, elsewhere a name that was offered, with arguments."""
+        tagged = self._offered is None
+        if self._said and self._string is None and (tagged or self._arguments is not None):
+            self.name = self._said if self._is_offered() else ""
 
     def _is_offered(self) -> bool:
         return self._offered is None or self._said in self._offered

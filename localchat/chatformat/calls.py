@@ -52,16 +52,15 @@ class CallParser:
         return parts
 
     def finish(self) -> list[Part]:
-        """What was held back. A call without its closing tag is a call."""
+        """What was held back. A call without its closing tag is a call; the mere beginning of one, behind
+        its tag, is markup of an answer that was cut off."""
         parts: list[Part] = []
         if self._state == "body":
             self._body.finish()
             self._tell(parts)
-            if self._body.state == "none":
+            if self._body.state == "none" and self._bare:
                 _say(parts, self._raw + self._held)
-        elif self._state == "seek":
-            _say(parts, self._raw + self._held if self._raw else "")
-        else:
+        elif self._state == "text":
             _say(parts, self._held)
         self._held = self._raw = ""
         return parts

@@ -170,9 +170,8 @@ class Scheduler:
             self._add_row(draft, sequence)
 
     def _is_text(self, sequence: Sequence) -> bool:
-        # Tokens that a grammar forced are written in steps of the class, as if they had been drafts.
-        known = sequence.needs > 1 and sequence.set_back
-        return sequence.needs > 0 and (known or sequence.in_prompt)
+        # Tokens that a grammar forced are written in steps of the class, as drafts would be.
+        return sequence.in_prompt or (sequence.set_back and sequence.needs > 1)
 
     def _plan_exact_writing(self, draft: Making) -> None:
         """A step within the class of rows that are equal: exact writers, who waited longest first."""
@@ -183,7 +182,7 @@ class Scheduler:
         writers = [
             one
             for one in self.running
-            if self._held_exact(one) and one.needs > 0 and not self._is_text(one)
+            if self._held_exact(one) and one.needs and not self._is_text(one)
         ]
         writers.sort(key=lambda one: one.stepped)
         share = max(1, draft.left // max(1, len(writers)))

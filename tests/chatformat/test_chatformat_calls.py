@@ -194,6 +194,15 @@ def test_what_is_no_call_is_told_whole(style: str, said: str) -> None:
     assert whole(parser(style), said) == (said, [])
 
 
+@pytest.mark.parametrize("cut", ["<tool_call>", '<tool_call>\n{"na', '<tool_call>{"name": "get_'])
+def test_the_mere_beginning_of_a_call_is_dropped(cut: str) -> None:
+    assert whole(parser("hermes"), f"Well.\n{cut}") == ("Well.", [])
+
+
+def test_a_call_without_arguments_is_told_by_its_name() -> None:
+    assert whole(parser("hermes"), '<tool_call>{"name": "get_time"') == ("", [("get_time", "")])
+
+
 def test_ids_are_unique_and_as_long_as_the_family_wants() -> None:
     def ids(style: str) -> list[str]:
         one = parser(style)
