@@ -12,6 +12,7 @@ from localchat.cli.advice import with_advice
 from localchat.cli.answer import Answer, Display, take
 from localchat.cli.door import Door
 from localchat.cli.extract import first_code_block
+from localchat.cli.form import refuse_unfinished, wanted_form
 from localchat.cli.options import given_flags
 from localchat.cli.outgrown import take_fitting
 from localchat.cli.prompt import decoded_words, join_parts, read_files, read_stdin
@@ -20,7 +21,7 @@ from localchat.cli.setup import Setup, opened_engine, prepare, remember, request
 from localchat.cli.talk import add_answers, opened_for_writing, resumed
 from localchat.cli.terminal import Terminal
 from localchat.engine.engine import Engine
-from localchat.engine.request import Message, Text
+from localchat.engine.request import Grammar, Message, Text
 from localchat.errors import (
     ContextExceeded,
     ExitCode,
@@ -39,11 +40,13 @@ class Wish(NamedTuple):
     as_json: bool
     extract: bool
     raw_prompt: bool
+    form: Grammar | None
 
 
 def converse(ctx: click.Context, words: str, model_word: str | None = None) -> int:
     """Answer and return the exit code. Raises LocalchatError."""
-    wish = Wish(*(bool(ctx.params[name]) for name in Wish._fields))
+    given = {name: bool(ctx.params[name]) for name in Wish._fields if name != "form"}
+    wish = Wish(**given, form=wanted_form(ctx))
     _refuse_nonsense(ctx, wish)
     text = _prompt_text(ctx, words)
     if not text and not wish.interactive and not _person_sits_there():
@@ -57,6 +60,10 @@ def converse(ctx: click.Context, words: str, model_word: str | None = None) -> i
     conversation.model = setup.model.word
     if before is None or "system" in given_flags(ctx):
         conversation.system = setup.settings.system or ""
+    if not text and wish.form is not None:
+        raise UsageError(
+            "--schema, --grammar and --regex are for one answer, and there is no prompt"
+        )
     if text and not wish.interactive:
         with opened_engine(setup) as engine:
             return _answer_once(setup, engine, wish, conversation, text)
@@ -103,9 +110,13 @@ def _answer_once(
     error: LocalchatError | None = None
     try:
         if wish.raw_prompt:
-            take(engine.generate(request_for(settings, Text(text, special=True))), display, answer)
+            take(
+                engine.generate(request_for(settings, Text(text, special=True), wish.form)),
+                display,
+                answer,
+            )
         else:
-            take_fitting(engine, conversation, settings, display, answer)
+            take_fitting(engine, conversation, settings, display, answer, wish.form)
         remember(setup)
         _print(setup, engine, wish, answer)
     except ContextExceeded as problem:
@@ -136,6 +147,8 @@ def _print(setup: Setup, engine: Engine, wish: Wish, answer: Answer) -> None:
         terminal.end_answer(empty=not answer.interrupted)
     if settings.stats and answer.done:
         terminal.insist(stats_line(answer.done))
+    if wish.form is not None:
+        refuse_unfinished(answer, settings.n)
 
 
 def _keep(setup: Setup, conversation: Conversation, nodes: Sequence[Node]) -> None:
@@ -200,6 +213,8 @@ def _person_sits_there() -> bool:
 def _refuse_nonsense(ctx: click.Context, wish: Wish) -> None:
     if wish.interactive and (wish.as_json or wish.extract or wish.raw_prompt):
         raise UsageError("-i is a conversation; --json, -x and --raw-prompt are for one answer")
+    if wish.interactive and wish.form is not None:
+        raise UsageError("-i is a conversation; --schema, --grammar and --regex are for one answer")
     if wish.raw_prompt and ctx.params["system"]:
         raise UsageError(
             "--raw-prompt sends the prompt as it is, and -s would be lost",

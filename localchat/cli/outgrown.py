@@ -16,22 +16,27 @@ from localchat.chat.sending import sent_messages
 from localchat.cli.answer import Answer, Display, take
 from localchat.cli.setup import request_for
 from localchat.engine.engine import Engine
-from localchat.engine.request import GenerateRequest, Messages
+from localchat.engine.request import GenerateRequest, Grammar, Messages
 from localchat.errors import ContextExceeded
 from localchat.settings import Settings
 
 
 def take_fitting(
-    engine: Engine, conversation: Conversation, settings: Settings, display: Display, answer: Answer
+    engine: Engine,
+    conversation: Conversation,
+    settings: Settings,
+    display: Display,
+    answer: Answer,
+    form: Grammar | None = None,
 ) -> Answer:
     """Send the conversation and take the answer. Where it is too long and its policy leaves out the oldest
     messages, that is done and said. Raises what an engine raises."""
     try:
-        return take(engine.generate(_request(conversation, settings)), display, answer)
+        return take(engine.generate(_request(conversation, settings, form)), display, answer)
     except ContextExceeded:
         if not _made_room(engine, conversation, settings, display):
             raise
-    return take(engine.generate(_request(conversation, settings)), display, answer)
+    return take(engine.generate(_request(conversation, settings, form)), display, answer)
 
 
 def offer_lines(overflow: Overflow) -> Iterator[str]:
@@ -53,8 +58,11 @@ def _how(choice: Choice) -> str:
             return ""
 
 
-def _request(conversation: Conversation, settings: Settings) -> GenerateRequest:
-    return request_for(settings, Messages(sent_messages(conversation), thinking=settings.think))
+def _request(
+    conversation: Conversation, settings: Settings, form: Grammar | None
+) -> GenerateRequest:
+    prompt = Messages(sent_messages(conversation), thinking=settings.think)
+    return request_for(settings, prompt, form)
 
 
 def _made_room(

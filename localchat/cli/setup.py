@@ -10,7 +10,7 @@ import click
 from localchat.cli.door import Door
 from localchat.cli.options import given_flags
 from localchat.cli.terminal import Terminal
-from localchat.engine.request import GenerateRequest, Prompt, Sampling
+from localchat.engine.request import GenerateRequest, Grammar, Prompt, Sampling
 from localchat.library.locate import LocatedModel, locate, locate_default, remember_model
 from localchat.paths import Paths, find_paths
 from localchat.settings import SAMPLING_KEYS, Given, Settings, from_environment, resolve
@@ -86,14 +86,15 @@ def opened_engine(setup: Setup) -> "Iterator[Engine]":
         engine.close()
 
 
-def request_for(settings: Settings, prompt: Prompt) -> GenerateRequest:
-    """One request under these settings."""
+def request_for(settings: Settings, prompt: Prompt, form: Grammar | None = None) -> GenerateRequest:
+    """One request under these settings. `form`: what binds the answer."""
     return GenerateRequest(
         prompt=prompt,
         sampling=Sampling(**{key: getattr(settings, key) for key in SAMPLING_KEYS}),
         n=settings.n,
         max_tokens=settings.max_tokens,
         stop=settings.stop,
+        grammar=form,
         speculation=settings.speculation,
     )
 

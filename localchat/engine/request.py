@@ -32,11 +32,16 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Messages(msgspec.Struct, frozen=True, tag="messages", omit_defaults=True):
     """A conversation. `tools` are JSON-schema function descriptions, `template_options` are handed to the
-    template (for instance `enable_thinking`), `continue_last` prolongs the last assistant message."""
+    template (for instance `enable_thinking`), `continue_last` prolongs the last assistant message.
+
+    `tool_choice`: `auto`, `none`, `required` (the answer is calls alone) or the name of a tool (of that one).
+    `parallel_tool_calls`: such an answer may hold several calls, where the model's format allows it.
+    """
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...] = ()
     tool_choice: str = "auto"
+    parallel_tool_calls: bool = True
     template_options: dict[str, Any] = {}
     thinking: ReasoningChoice = "auto"
     continue_last: bool = False

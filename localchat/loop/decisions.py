@@ -1,6 +1,8 @@
 """What the result of a step means: tokens are accepted, texts end, the books are settled."""
 
 import time
+from collections.abc import Iterator
+from itertools import chain
 
 from localchat.engine.events import Event, FinishReason, TokenLogprob
 from localchat.errors import DoesNotFit, LocalchatError
@@ -99,12 +101,15 @@ class Decisions:
         self._read_prompt(row, samples)
         if row.start < job.prompt_tokens:
             self._telling.prefill(job, min(row.start + row.width, job.prompt_tokens))
+        sampled = sequence.known + len(drawn) if drawn else 0
         reason, stop = self._say(sequence, drawn, now_s)
+        if self._is_lost(sequence):
+            return
         computed = row.start + row.width + max(0, len(drawn) - 1)
         self._settle(sequence, min(computed, sequence.known), earliest)
         if row.drafts:
             sequence.launched = sequence.computed
-        self._learn(sequence, flight, row, len(drawn), elapsed_s)
+        self._learn(sequence, flight, row, sampled, elapsed_s)
         if row.start < job.prompt_tokens <= sequence.computed:
             self._scheduler.remember(self._book.checkpoint(sequence.number).memory)
         self._join(row, samples, now_s)
@@ -118,29 +123,49 @@ class Decisions:
     def _say(
         self, sequence: Sequence, drawn: list[Sample], now_s: float
     ) -> tuple[FinishReason | None, str]:
-        """Append sampled tokens to a sequence, up to its end. Returns why it ended, if it did."""
+        """Append sampled tokens to a sequence, and what a grammar forces behind them, up to its end. Returns
+        why it ended, if it did."""
         job, before = sequence.job, sequence.known
         events: list[Event] = []
-        reason: FinishReason | None = None
-        stop = ""
-        for sample in drawn:
-            sequence.tokens.append(sample.token)
-            if sample.token in self._tokenizer.eog and not job.request.ignore_eos:
-                events += sequence.voice.end()
-                reason = "stop"
-                break
-            spoken = sequence.voice.say(sample.token, self._logprob(sample))
-            events += spoken.events
-            if spoken.stop:
-                reason, stop = "stop", spoken.stop
-                break
-            if sequence.known >= sequence.limit:
-                events += sequence.voice.end()
-                reason = "length"
+        end: tuple[FinishReason | None, str] = (None, "")
+        for sample in chain(drawn, self._forced(sequence) if drawn else ()):
+            end = self._say_one(sequence, sample, events)
+            if end[0]:
                 break
         job.clock.step(sequence.choice, sequence.known - before, now_s)
         self._telling.text(job, events, now_s)
-        return reason, stop
+        return end
+
+    def _forced(self, sequence: Sequence) -> Iterator[Sample]:
+        """Tokens that need no step to be sampled: those that a grammar leaves no choice about. Where log
+        probabilities are asked they take the long way, under masks."""
+        constraint = sequence.constraint
+        if constraint is None or sequence.sampling.top_logprobs >= 0:
+            return
+        while (token := constraint.forced) is not None:
+            yield Sample(-1, token)
+
+    def _say_one(
+        self, sequence: Sequence, sample: Sample, events: list[Event]
+    ) -> tuple[FinishReason | None, str]:
+        sequence.tokens.append(sample.token)
+        if sample.token in self._tokenizer.eog and not sequence.job.request.ignore_eos:
+            events += sequence.voice.end()
+            return "stop", ""
+        constraint = sequence.constraint
+        if constraint is not None and not constraint.take(sample.token):
+            return "stop", ""  # with an error, which ends the request
+        spoken = sequence.voice.say(sample.token, self._logprob(sample))
+        events += spoken.events
+        if spoken.stop:
+            return "stop", spoken.stop
+        if constraint is not None and constraint.ended:
+            events += sequence.voice.end()
+            return "stop", ""
+        if sequence.known >= sequence.limit:
+            events += sequence.voice.end()
+            return "length", ""
+        return None, ""
 
     def _logprob(self, sample: Sample) -> TokenLogprob | None:
         if sample.logprob is None:
@@ -167,19 +192,22 @@ class Decisions:
             sequence.computed = sequence.launched = 0
 
     def _learn(
-        self, sequence: Sequence, flight: Flight, row: Planned, drawn: int, elapsed_s: float
+        self, sequence: Sequence, flight: Flight, row: Planned, sampled: int, elapsed_s: float
     ) -> None:
+        """`sampled`: tokens of the text up to the last that the step sampled."""
         drafts = sequence.drafts
         if drafts is None:
             return
-        if not drawn:
+        if not sampled:
             drafts.digest()  # a slice of a long prompt, while the prompt is computed
             return
-        said = sequence.tokens[row.start + row.width :]
+        said = sequence.tokens[row.start + row.width : sampled]
         if flight.decoding:
             drafts.advance(said, len(row.drafts), flight.width, elapsed_s, flight.plan.pad_to)
         else:
             drafts.advance(said, len(row.drafts))
+        if sampled < sequence.known:
+            drafts.given(sequence.tokens[sampled:])
         if self._ahead:
             sequence.hopeful = bool(drafts.propose(1))
 
@@ -187,6 +215,8 @@ class Decisions:
         """The other choices of a request have their first token: they go on from the prompt."""
         for child, point in row.forks:
             reason, stop = self._say(child, [samples[point]], now_s)
+            if self._is_lost(child):
+                return
             if reason:
                 self._finish(child, reason, stop, now_s)
                 continue
@@ -267,9 +297,24 @@ class Decisions:
             ),
         )
 
+    def _is_lost(self, sequence: Sequence) -> bool:
+        """Whether its grammar can say no more what is allowed; then the request has failed."""
+        why = sequence.constraint.error if sequence.constraint is not None else ""
+        if why:
+            self.fail(
+                sequence.job,
+                LocalchatError(
+                    f"the grammar of the answer gave up at token {sequence.known}: {why}",
+                    hint="a simpler schema or grammar may go through",
+                ),
+            )
+        return bool(why)
+
     def _finish(self, sequence: Sequence, reason: FinishReason, stop: str, now_s: float) -> None:
         job = sequence.job
         usage = self._book.usage()
+        if reason == "stop" and sequence.voice.called:
+            reason = "tool_calls"
         self._telling.finished(sequence, reason, stop)
         if sequence.known > job.prompt_tokens:
             # Later prompts of this conversation hold this prompt themselves.
