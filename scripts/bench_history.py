@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
 from localchat.chat.conversation import Conversation
@@ -79,12 +80,12 @@ def main() -> None:
 def fill(path: Path, options: argparse.Namespace) -> None:
     chance = random.Random(options.seed)
     words = [f"w{number}" for number in range(WORDS)]
-    weights = [1 / (number + 1) for number in range(WORDS)]
+    weights = list(accumulate(1 / (number + 1) for number in range(WORDS)))
     with History.open(path) as history:
         for number in range(options.conversations):
             conversation = Conversation()
             for turn in range(options.messages):
-                text = " ".join(chance.choices(words, weights, k=options.words))
+                text = " ".join(chance.choices(words, cum_weights=weights, k=options.words))
                 if number % 1000 == 0 and turn == 0:
                     text += " 今天天气怎么样 a->b"
                 role = "assistant" if turn % 2 else "user"

@@ -12,7 +12,7 @@ from localchat.cli.advice import with_advice
 from localchat.cli.answer import Answer, Display, take
 from localchat.cli.converse import tell_engine
 from localchat.cli.outgrown import offer_lines, take_fitting
-from localchat.cli.setup import Setup, remember, request_for
+from localchat.cli.setup import Setup, remember
 from localchat.cli.talk import figures_of, state_of
 from localchat.engine.engine import Engine
 from localchat.engine.request import Message
@@ -230,10 +230,7 @@ class Dialogue:
             run = Compaction(self.conversation, count, self._engine.info().context_tokens)
             while (request := run.request()) is not None:
                 self.terminal.progress(f"summing up, {run.progress:.0%} read")
-                sampled = request_for(self.settings, request.prompt)
-                asked = msgspec.structs.replace(
-                    request, speculation=sampled.speculation, sampling=sampled.sampling
-                )
+                asked = msgspec.structs.replace(request, speculation=self.settings.speculation)
                 answer = take(self._engine.generate(asked), Display(self.terminal, live=False))
                 if answer.interrupted:
                     self.terminal.insist("stopped; nothing was changed")

@@ -38,8 +38,11 @@ class Database:
         self._writing = threading.RLock()
         self._reading = self._writing if path is None else threading.RLock()
         try:
-            with self.write() as connection:
-                migrate(connection)
+            with self.read() as connection:
+                current = version_of(connection) == VERSION
+            if not current:
+                with self.write() as connection:
+                    migrate(connection)
         except HistoryUnusable:
             self.close()
             raise
@@ -162,11 +165,11 @@ def _told(path: Path | None) -> Iterator[None]:
     """SQLite's errors as ours: the one place."""
     try:
         yield
-    except sqlite3.Error as problem:
+    except (sqlite3.Error, UnicodeError) as problem:
         raise _translated(problem, path) from problem
 
 
-def _translated(problem: sqlite3.Error, path: Path | None) -> HistoryUnusable:
+def _translated(problem: Exception, path: Path | None) -> HistoryUnusable:
     hints = {
         sqlite3.SQLITE_BUSY: "another localchat is writing for too long; try again",
         sqlite3.SQLITE_FULL: "the disk is full: make room and try again",
@@ -179,6 +182,6 @@ def _translated(problem: sqlite3.Error, path: Path | None) -> HistoryUnusable:
     )
 
 
-def _primary(problem: sqlite3.Error) -> int:
-    """SQLite's code without its extension; 0 where Python found the fault itself."""
+def _primary(problem: Exception) -> int:
+    """SQLite's code without its extension; 0 where Python found the fault."""
     return getattr(problem, "sqlite_errorcode", 0) & 0xFF

@@ -47,10 +47,10 @@ _SEARCH: Final = """
 ALTER TABLE nodes ADD COLUMN indexed INTEGER NOT NULL DEFAULT 0;
 CREATE INDEX nodes_not_indexed ON nodes (number) WHERE indexed = 0;
 CREATE VIRTUAL TABLE message_index USING fts5(
-    words, content='', tokenize='unicode61 remove_diacritics 2', prefix='2 3'
+    words, content='', tokenize='unicode61 remove_diacritics 2', prefix='1 2 3'
 );
 CREATE VIRTUAL TABLE title_index USING fts5(
-    words, content='', tokenize='unicode61 remove_diacritics 2', prefix='2 3'
+    words, content='', tokenize='unicode61 remove_diacritics 2', prefix='1 2 3'
 );
 """
 

@@ -11,8 +11,12 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from localchat.chat.conversation import Conversation, Node, Policy
+from localchat.engine.request import Message
 
 _UNFIT: Final = re.compile("[\0\ud800-\udfff]")
+
+
+_UNREADABLE: Final = (ValueError, RecursionError, msgspec.ValidationError)
 
 
 class Cover(NamedTuple):
@@ -79,7 +83,7 @@ def opened(cover: Cover) -> Conversation:
         updated_s=cover.updated_s,
         model=unpacked(cover.model),
         system=unpacked(cover.system),
-        policy=msgspec.convert(_parsed(cover.policy), Policy),
+        policy=_policy(cover.policy),
         head=cover.head,
     )
 
@@ -106,13 +110,32 @@ def row_of(conversation: str, node: Node) -> NodeRow:
 
 
 def node_of(row: NodeRow) -> Node:
-    node = msgspec.convert(_parsed(row.rest), Node)
+    """A message whose rest cannot be read keeps its text, and says so."""
+    try:
+        node = msgspec.convert(_parsed(row.rest), Node)
+    except _UNREADABLE:
+        node = Node(
+            row.id,
+            row.parent,
+            Message(row.role),
+            "failed",
+            row.created_s,
+            error="the rest of this message cannot be read from the history",
+        )
     content = row.content if row.exact is None else unpacked(row.exact)
     return msgspec.structs.replace(
         node,
         parent=row.parent,
         message=msgspec.structs.replace(node.message, content=content),
     )
+
+
+def _policy(data: bytes) -> Policy:
+    """What cannot be read is no choice: the user is asked again."""
+    try:
+        return msgspec.convert(_parsed(data), Policy)
+    except _UNREADABLE:
+        return Policy()
 
 
 def _json(value: object) -> bytes:

@@ -131,9 +131,13 @@ class History:
                 for name, value in cover._asdict().items()
                 if before is None or value != getattr(before, name)
             }
-            changes["updated_s"] = max(cover.updated_s, Cover(*stored).updated_s)
+            there = Cover(*stored)
+            changes["updated_s"] = max(cover.updated_s, there.updated_s)
+            if before is None and there.title:
+                # Read through another History: whether its title is an old one cannot be known.
+                changes.pop("title")
             if "title" in changes:
-                self._index_title(cover.id, Cover(*stored).title, cover.title)
+                self._index_title(cover.id, there.title, cover.title)
             assigned = ", ".join(f"{name} = ?" for name in changes)
             connection.execute(
                 f"UPDATE conversations SET {assigned} WHERE id = ?",  # noqa: S608
@@ -192,7 +196,7 @@ class History:
 
     def find(self, id_or_prefix: str) -> str:
         """The id that begins so. Raises UsageError for none, for several, and for fewer than four digits."""
-        wanted = id_or_prefix.strip().lower()
+        wanted = searchable(id_or_prefix.strip().lower())
         with self._database.read() as connection:
             rows = connection.execute(
                 "SELECT id FROM conversations WHERE id >= ? AND id < ? AND deleted_s IS NULL LIMIT 6",

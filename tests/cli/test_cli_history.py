@@ -1,6 +1,7 @@
 """Conversations on the command line: kept, gone on with, listed, searched, exported."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -216,3 +217,40 @@ def test_a_conversation_goes_on_by_lines(screen: Callable[..., Screen], call: Ca
     record = shown(call, str(summary["id"]))
     assert [m["text"] for m in record["messages"]][::2] == ["first one", "third"]
     assert summary["messages"] == 7
+
+
+def test_a_conversation_that_was_killed_shows_what_was_said(
+    screen: Callable[..., Screen], call: Call
+) -> None:
+    """The answer was on the screen for a second when the program died."""
+    one = screen("slow", "-i", "go")
+    one.wait_for("first ")
+    end = time.monotonic() + 1.0
+    while time.monotonic() < end:
+        time.sleep(0.05)
+    one.process.kill()
+    one.process.wait()
+    id_ = str(conversations(call)[0]["id"])
+    answer = shown(call, id_)["messages"][1]
+    assert (answer["text"], answer["state"]) == ("first ", "open")
+    assert "was not finished" in call((), "history", "show", id_).out
+    assert "[stopped]" in call((), "history", "show", "--tree", id_).out
+    assert call(SCENARIOS["hello"], "-c", "and now?").code == 0
+
+
+def test_a_shell_completes_ids_with_their_titles(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMP_WORDS", "localchat --conversation ")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    monkeypatch.setenv("_LOCALCHAT_COMPLETE", "zsh_complete")
+    assert call(()).out.strip() == ""
+    monkeypatch.delenv("_LOCALCHAT_COMPLETE")
+    call(SCENARIOS["hello"], "what is\ta fnord")
+    id_ = str(conversations(call)[0]["id"])
+    monkeypatch.setenv("_LOCALCHAT_COMPLETE", "zsh_complete")
+    assert call(()).out.split("\n")[:3] == ["plain", id_, "what is a fnord"]
+    for words in ("localchat run m --conversation ", "localchat history show "):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split())))
+        assert id_ in call(()).out

@@ -103,6 +103,21 @@ def test_a_place_that_cannot_be_used_is_an_error_with_the_way_out(tmp_path: Path
         assert "--no-history" in caught.value.hint
 
 
+def test_text_that_sqlite_cannot_take_is_an_error_of_ours(path: Path) -> None:
+    with History.open(path) as history, pytest.raises(HistoryUnusable):
+        history.put_draft("\ud800", "x")
+
+
+def test_a_file_in_use_can_be_opened_and_read(path: Path) -> None:
+    with History.open(path) as history:
+        kept(history, "hi")
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with History.open(path) as again:
+            assert len(again.search("hi")) == 1
+        other.close()
+
+
 def test_a_table_that_goes_missing_is_an_error_of_ours(path: Path) -> None:
     with History.open(path) as history:
         kept(history, "hi")

@@ -103,7 +103,7 @@ def test_ids_may_be_shortened_while_they_are_unique(history: History) -> None:
     assert history.load(one.id.upper()).id == one.id
     with pytest.raises(UsageError, match="several"):
         history.load("aaaa")
-    for wrong in ("aaa", "bbbb", "", "%", "zzzz", "aaaa1' OR 1"):
+    for wrong in ("aaa", "bbbb", "", "%", "zzzz", "aaaa1' OR 1", "\ud800aaa"):
         with pytest.raises(UsageError, match="there is no"):
             history.load(wrong)
 
@@ -118,6 +118,19 @@ def test_a_message_whose_parent_is_lost_does_not_lose_the_conversation(
     after = history.load(conversation.id)
     assert [node.message.content for node in after.path()] == ["three"]
     assert len(after.nodes) == 2
+
+
+def test_a_message_that_cannot_be_read_keeps_its_text(history: History, path: Path) -> None:
+    conversation = kept(history, "one", "two")
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE nodes SET rest = CAST('{' AS BLOB) WHERE content = 'two'")
+        connection.execute("UPDATE conversations SET policy = CAST('[]' AS BLOB)")
+    connection.close()
+    after = history.load(conversation.id)
+    assert [node.message.content for node in after.path()] == ["one", "two"]
+    assert after.path()[1].state == "failed"
+    assert after.path()[1].error
+    assert after.policy == Policy()
 
 
 def test_the_list_has_pages_and_the_newest_first(history: History) -> None:
@@ -170,6 +183,16 @@ def test_a_new_title_is_not_undone_by_a_program_that_knows_the_old_one(path: Pat
         assert [hit.summary.title for hit in one.search("about")] == ["about fnords"]
         with pytest.raises(UsageError):
             one.rename(conversation.id, " \n")
+
+
+def test_nor_by_one_that_read_it_before_its_history_was_opened(path: Path) -> None:
+    with History.open(path) as one:
+        conversation = kept(one, "what is a fnord")
+        with History.open(path) as other:
+            other.rename(conversation.id, "about fnords")
+    with History.open(path) as later:
+        later.append(conversation, [conversation.add(Message("assistant", "no"), parent=None)])
+        assert later.load(conversation.id).title == "about fnords"
 
 
 def test_two_programs_in_one_conversation_both_keep_their_messages(path: Path) -> None:
