@@ -26,7 +26,14 @@ from localchat.history.rows import (
     searchable,
     unpacked,
 )
-from localchat.history.words import segmented
+from localchat.history.writing import (
+    deleted_before,
+    erase,
+    revive,
+    write_cover,
+    write_node,
+    write_title,
+)
 
 _KEPT_S: Final = 30 * 24 * 3600.0
 """How long a deleted conversation can be restored."""
@@ -101,96 +108,12 @@ class History:
         more."""
         with self._database.write() as connection:
             if cover is not None:
-                self._write_cover(cover)
+                write_cover(connection, cover, self._known.get(cover.id))
             for row in rows:
-                self._write_node(row)
-                connection.execute(
-                    "UPDATE conversations SET deleted_s = NULL WHERE id = ? AND deleted_s IS NOT NULL",
-                    (row.conversation,),
-                )
+                write_node(connection, row)
+                revive(connection, row.conversation)
         if cover is not None:
             self._known[cover.id] = cover
-
-    def _write_cover(self, cover: Cover) -> None:
-        before = self._known.get(cover.id)
-        with self._database.write() as connection:
-            stored = connection.execute(
-                f"SELECT {_COVER} FROM conversations WHERE id = ?",  # noqa: S608 - our own names
-                (cover.id,),
-            ).fetchone()
-            if stored is None:
-                marks = ", ".join("?" * len(cover))
-                connection.execute(
-                    f"INSERT INTO conversations ({_COVER}) VALUES ({marks})",  # noqa: S608
-                    cover,
-                )
-                self._index_title(cover.id, "", cover.title, new=True)
-                return
-            changes = {
-                name: value
-                for name, value in cover._asdict().items()
-                if before is None or value != getattr(before, name)
-            }
-            there = Cover(*stored)
-            changes["updated_s"] = max(cover.updated_s, there.updated_s)
-            if before is None and there.title:
-                # Read through another History: whether its title is an old one cannot be known.
-                changes.pop("title")
-            if "title" in changes:
-                self._index_title(cover.id, there.title, cover.title)
-            assigned = ", ".join(f"{name} = ?" for name in changes)
-            connection.execute(
-                f"UPDATE conversations SET {assigned} WHERE id = ?",  # noqa: S608
-                (*changes.values(), cover.id),
-            )
-
-    def _index_title(self, id_: str, before: str, after: str, *, new: bool = False) -> None:
-        with self._database.write() as connection:
-            (number,) = connection.execute(
-                "SELECT number FROM conversations WHERE id = ?", (id_,)
-            ).fetchone()
-            if not new:
-                connection.execute(
-                    "INSERT INTO title_index (title_index, rowid, words) VALUES ('delete', ?, ?)",
-                    (number, segmented(before)),
-                )
-            connection.execute(
-                "INSERT INTO title_index (rowid, words) VALUES (?, ?)", (number, segmented(after))
-            )
-
-    def _write_node(self, row: NodeRow) -> None:
-        """A text that is still growing stays out of the index, and is searched as it lies."""
-        indexed = int(row.state != "open")
-        with self._database.write() as connection:
-            stored = connection.execute(
-                "SELECT number, content, indexed FROM nodes WHERE id = ?", (row.id,)
-            ).fetchone()
-            if stored is None:
-                marks = ", ".join("?" * len(row))
-                cursor = connection.execute(
-                    f"INSERT INTO nodes ({_NODE}, indexed) VALUES ({marks}, ?)",  # noqa: S608
-                    (*row, indexed),
-                )
-                number, was_indexed, before = cursor.lastrowid, False, ""
-            else:
-                number, before, was_indexed = stored
-                connection.execute(
-                    "UPDATE nodes SET parent = ?, role = ?, state = ?, created_s = ?, content = ?, "
-                    "exact = ?, rest = ?, indexed = ? WHERE number = ?",
-                    (*row[2:], indexed, number),
-                )
-            if indexed and was_indexed and before == row.content:
-                return
-            if was_indexed:
-                connection.execute(
-                    "INSERT INTO message_index (message_index, rowid, words) VALUES ('delete', ?, ?)",
-                    (number, segmented(before)),
-                )
-            if indexed:
-                connection.execute(
-                    "INSERT INTO message_index (rowid, words) VALUES (?, ?)",
-                    (number, segmented(row.content)),
-                )
 
     # ------------------------------------------------------------------ reading
 
@@ -270,11 +193,7 @@ class History:
         if not named:
             raise UsageError("a title holds at least one sign")
         with self._database.write() as connection:
-            (before,) = connection.execute(
-                "SELECT title FROM conversations WHERE id = ?", (id_,)
-            ).fetchone()
-            self._index_title(id_, before, named)
-            connection.execute("UPDATE conversations SET title = ? WHERE id = ?", (named, id_))
+            write_title(connection, id_, named)
 
     def delete(self, id_or_prefix: str) -> None:
         """Put a conversation away; it can be restored for thirty days. Raises UsageError."""
@@ -296,29 +215,14 @@ class History:
     def purge(self, deleted_before_s: float) -> Purged:
         """Delete for good what was deleted before this moment (seconds since 1970)."""
         with self._database.read() as connection:
-            gone = connection.execute(
-                "SELECT number, id, title FROM conversations WHERE deleted_s < ?",
-                (deleted_before_s,),
-            ).fetchall()
-        if not gone:
-            return Purged(0)
+            if not deleted_before(connection, deleted_before_s):
+                return Purged(0)
         with self._database.write() as connection:
-            for number, id_, title in gone:
-                connection.execute(
-                    "INSERT INTO title_index (title_index, rowid, words) VALUES ('delete', ?, ?)",
-                    (number, segmented(title)),
-                )
-                nodes = connection.execute(
-                    "SELECT number, content FROM nodes WHERE conversation = ? AND indexed = 1",
-                    (id_,),
-                ).fetchall()
-                connection.executemany(
-                    "INSERT INTO message_index (message_index, rowid, words) VALUES ('delete', ?, ?)",
-                    [(node, segmented(content)) for node, content in nodes],
-                )
-                connection.execute("DELETE FROM nodes WHERE conversation = ?", (id_,))
-                connection.execute("DELETE FROM drafts WHERE conversation = ?", (id_,))
-                connection.execute("DELETE FROM conversations WHERE number = ?", (number,))
+            gone = deleted_before(
+                connection, deleted_before_s
+            )  # another program may have been first
+            for id_ in gone:
+                erase(connection, id_)
         return Purged(len(gone))
 
     # ------------------------------------------------------------------ drafts

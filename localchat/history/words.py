@@ -40,7 +40,8 @@ class Snippet(NamedTuple):
 
 
 def segmented(text: str) -> str:
-    """The text as the index takes it."""
+    """The text as the index takes it. Another way of doing it needs a migration that builds the index anew:
+    it forgets a text only when it is told the same words again."""
     return _UNSPACED.sub(r" \g<0> ", text)
 
 

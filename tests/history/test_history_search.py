@@ -1,12 +1,15 @@
 """Search: words, beginnings of words, phrases, scripts without spaces, and any text as a query."""
 
+import time
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import convert, to_builtins
 from msgspec.structs import replace
 
+from localchat.chat.conversation import Conversation, Node
 from localchat.engine.request import Message
 from localchat.history.store import History
 from localchat.history.words import parse, snippet
@@ -119,3 +122,36 @@ def test_each_conversation_is_found_once_and_no_more_than_asked_for() -> None:
 def test_a_query_without_letters_is_taken_as_it_lies() -> None:
     assert parse('"').parts == ('"',)
     assert not parse(" \t").parts
+
+
+_TEXTS = st.lists(st.sampled_from(["alpha", "beta", "gamma", "天气", "x-y"]), max_size=3)
+_STATES = st.sampled_from(["open", "whole", "stopped"])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), _TEXTS, _STATES), max_size=25))
+def test_the_index_follows_every_change(changes: list[tuple[int, int, list[str], str]]) -> None:
+    """Messages are written, change and are erased in any order; a search finds what a look would."""
+    with History.open(None) as history:
+        talks = [Conversation(title="t") for _ in range(4)]
+        for place, which, words, state in changes:
+            conversation = talks[place]
+            node = Node(f"{place}-{which}", None, Message("user", " ".join(words)))
+            node = convert({**to_builtins(node), "state": state}, Node)
+            if len(words) == 3 and words[0] == words[1]:
+                history.save(conversation)
+                history.delete(conversation.id)
+                history.purge(time.time() + 1)
+                conversation.nodes.clear()
+            conversation.nodes[node.id] = node
+            history.append(conversation, [node])
+        for word in ("alpha", "beta", "天气", "x-y", "alpha beta"):
+            wanted = {
+                conversation.id
+                for conversation in talks
+                if any(
+                    all(part in node.message.content for part in word.split())
+                    for node in conversation.nodes.values()
+                )
+            }
+            assert {hit.summary.id for hit in history.search(word)} == wanted
