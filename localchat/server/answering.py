@@ -76,11 +76,15 @@ class Wish:
 
     @property
     def guided(self) -> bool:
-        """Whether a grammar, a schema or a forced tool binds the answer."""
+        """Whether a grammar, a schema, a forced tool or a strict one binds the answer."""
         request = self.prompts[0][0]
         prompt = request.prompt
-        forced = isinstance(prompt, Messages) and prompt.tool_choice not in ("auto", "none")
-        return request.grammar is not None or forced
+        if request.grammar is not None or not isinstance(prompt, Messages):
+            return request.grammar is not None
+        strict = any(tool["function"].get("strict") for tool in prompt.tools)
+        return prompt.tool_choice not in ("auto", "none") or (
+            strict and prompt.tool_choice == "auto"
+        )
 
 
 @dataclass(slots=True)
