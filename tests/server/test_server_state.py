@@ -149,7 +149,8 @@ def test_a_client_that_left_is_a_499_in_the_log(
             wire.ask("/v1/chat/completions", {"messages": messages, "stream": True})
             wire.until(b"assistant")
         assert settled(lambda: bool(caplog.records))
-    assert " 499 " in caplog.records[-1].getMessage()
+    line = caplog.records[-1].getMessage()
+    assert " 499 " in line and re.search(r"prompt=[1-9]\d* cached=0 completion=\d+ ", line)
 
 
 # ---------------------------------------------------------------------------- the guard against circles
