@@ -8,7 +8,7 @@ a client wants one, an end to answers that go round in circles.
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -76,11 +76,15 @@ class Wish:
 
     @property
     def guided(self) -> bool:
-        """Whether a grammar, a schema or a forced tool binds the answer."""
+        """Whether a grammar, a schema, a forced tool or a strict one binds the answer."""
         request = self.prompts[0][0]
         prompt = request.prompt
-        forced = isinstance(prompt, Messages) and prompt.tool_choice not in ("auto", "none")
-        return request.grammar is not None or forced
+        if request.grammar is not None or not isinstance(prompt, Messages):
+            return request.grammar is not None
+        strict = any(tool["function"].get("strict") for tool in prompt.tools)
+        return prompt.tool_choice not in ("auto", "none") or (
+            strict and prompt.tool_choice == "auto"
+        )
 
 
 @dataclass(slots=True)
@@ -89,6 +93,15 @@ class _Choice:
     guards: tuple[LoopGuard, LoopGuard] = field(default_factory=lambda: (LoopGuard(), LoopGuard()))
     ended: bool = False
     cut: bool = False
+
+
+@dataclass(slots=True)
+class _Counted:
+    """Tokens of one prompt and its answers, until the engine says the exact number at the end."""
+
+    prompt: int
+    cached: int = 0
+    completion: int = 0
 
 
 class Answering:
@@ -104,7 +117,7 @@ class Answering:
         """How many choices a prompt has, by the index of its first."""
         for ways in wish.prompts:
             self._each[sum(self._each.values())] = ways[0].n
-        self._counted: dict[int, Usage] = {}
+        self._counted: list[_Counted] = []
         self._done: list[Done] = []
         self.accepted: list[Accepted] = []
 
@@ -125,7 +138,7 @@ class Answering:
                 raise
             assert isinstance(first, Accepted)
             self.accepted.append(first)
-            self._counted[len(self._sources)] = Usage(first.prompt_tokens, 0, 0)
+            self._counted.append(_Counted(first.prompt_tokens))
             return source
         raise AssertionError("there is a way to ask")
 
@@ -143,9 +156,9 @@ class Answering:
 
     # ------------------------------------------------------------------------ events
 
-    async def told(self) -> AsyncIterator[Told]:
-        """Everything the reader is told; the flight's usage and figures stand at the end. Raises ApiError
-        where the server ended it, else LocalchatError."""
+    async def told(self) -> AsyncGenerator[Told, None]:
+        """Everything the reader is told; the flight's usage and figures stand at the end, however it comes.
+        Raises ApiError where the server ended it, else LocalchatError. Close it (`aclosing`)."""
         try:
             async for base, event in self._merged():
                 for told in self._tidy(base, event):
@@ -155,7 +168,8 @@ class Answering:
                     break
         except EngineClosed as closed:
             raise self._flight.why or closed from closed
-        self._sum_up()
+        finally:
+            self._sum_up()
 
     @property
     def _all_ended(self) -> bool:
@@ -199,20 +213,21 @@ class Answering:
 
     def _count(self, at: int, event: Event) -> None:
         """Keep the figures of the flight, whatever the reader is told."""
-        flight = self._flight
+        flight, counted = self._flight, self._counted[at]
         match event:
             case Prefill(cached=cached):
                 flight.begun = True
-                self._counted[at] = msgspec.structs.replace(self._counted[at], cached_tokens=cached)
+                counted.cached = cached
             case Text() | Reasoning() | ToolCall():
                 flight.begun = True
+                counted.completion += 1
                 if flight.first_s is None:
                     flight.first_s = time.perf_counter()
             case Figures(completion_tokens=tokens):
-                counted = self._counted[at]
-                self._counted[at] = msgspec.structs.replace(counted, completion_tokens=tokens)
-            case Done():
-                self._counted[at] = event.usage
+                counted.completion = max(counted.completion, tokens)
+            case Done(usage=usage):
+                counted.prompt, counted.cached = usage.prompt_tokens, usage.cached_tokens
+                counted.completion = usage.completion_tokens
                 self._done.append(event)
 
     def _tidy(self, base: int, event: Event) -> list[Told]:
@@ -266,10 +281,9 @@ class Answering:
         return [End(choice, reason, why)]
 
     def _sum_up(self) -> None:
-        counted = self._counted.values()
         self._flight.usage = Usage(
-            sum(one.prompt_tokens for one in counted),
-            sum(one.cached_tokens for one in counted),
-            sum(one.completion_tokens for one in counted),
+            sum(one.prompt for one in self._counted),
+            sum(one.cached for one in self._counted),
+            sum(one.completion for one in self._counted),
         )
         self._flight.done = self._done[0] if self._done else None

@@ -8,7 +8,7 @@ client is gone the work is cancelled, in whatever phase it is.
 import asyncio
 import logging
 from collections.abc import Awaitable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -100,8 +100,9 @@ class Exchange:
     async def _whole(
         self, answering: Answering, presenter: WholePresenter, flight: Flight, send: Send
     ) -> None:
-        async for told in answering.told():
-            presenter.take(told)
+        async with aclosing(answering.told()) as telling:
+            async for told in telling:
+                presenter.take(told)
         assert flight.usage is not None
         body = presenter.result(flight.usage, flight.done)
         response = Response(body, headers={"content-type": "application/json"})
@@ -119,9 +120,10 @@ class Exchange:
         async with EventStream(send, service.config.heartbeat_s) as stream:
             await stream.write(presenter.opening(choices))
             try:
-                async for told in answering.told():
-                    if events := presenter.told(told):
-                        await stream.write(events)
+                async with aclosing(answering.told()) as telling:
+                    async for told in telling:
+                        if events := presenter.told(told):
+                            await stream.write(events)
             except (ApiError, LocalchatError) as error:
                 await stream.end(event(self._broken(service, flight, error).body()))
                 return
@@ -146,10 +148,12 @@ class Exchange:
 
 async def _while_connected(work: Awaitable[None], receive: Receive, flight: Flight) -> None:
     """Do the work, and drop it when the client leaves."""
-    working = asyncio.ensure_future(work)
+    working = flight.work = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_left(receive))
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if working.cancelled() and flight.why is not None:
+            raise flight.why
         if working.done():
             await working
             return

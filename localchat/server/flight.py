@@ -1,5 +1,6 @@
 """Requests under way: who waits, who runs, what each has cost so far. One thread, the event loop's."""
 
+import asyncio
 import time
 from dataclasses import dataclass, field
 
@@ -12,13 +13,14 @@ from localchat.server.failures import ApiError, busy
 class Flight:
     """One request to an engine. Everything that the log and the figures say of it; never a word of text.
 
-    why: what ended it from the server's side. begun: an engine has started on the prompt. guided: a grammar,
-    a schema or a tool binds it.
+    work: what answers it. why: what ended it from the server's side. begun: an engine has started on the
+    prompt. guided: a grammar, a schema or a tool binds it.
     """
 
     id: str
     model: str = ""
     guided: bool = False
+    work: "asyncio.Future[None] | None" = None
     streams: list[Stream] = field(default_factory=list)
     why: ApiError | None = None
     gone: bool = False
@@ -40,6 +42,8 @@ class Flight:
         """End it from the server's side: its streams are cancelled, its reader is told why."""
         if self.why is None:
             self.why = why
+        if not self.streams and self.work is not None:
+            self.work.cancel()  # it waits for an engine yet
         self.close()
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ def _answer(request: Request, error: ApiError) -> Response:
 
 async def on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    if isinstance(error.__cause__, LocalchatError) and error.status >= 500:
+    if isinstance(error.__cause__, LocalchatError) and error.kind == "server_error":
         _tell(error.__cause__)
     return _answer(request, error)
 

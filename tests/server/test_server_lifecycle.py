@@ -1,5 +1,6 @@
 """Clients that leave, clients that are slow, a server that stops."""
 
+import asyncio
 import json
 import socket
 import threading
@@ -8,8 +9,9 @@ import time
 import pytest
 
 from localchat.engine.events import Finished, Text
-from localchat.engine.scripted import Answer
+from localchat.engine.scripted import Answer, ScriptedEngine
 from localchat.server.config import Limits, ServerConfig
+from localchat.server.engines import Lease, OneEngine
 from tests.server.serving import Stage, Wire, chat, serving, settled
 
 ENDLESS = Answer(("word ",) * 100_000, gap_s=0.01)
@@ -53,6 +55,7 @@ def test_an_answer_that_goes_round_in_circles_is_ended(stage: Stage) -> None:
     choice = reply.json["choices"][0]
     assert (choice["finish_reason"], choice["stop_reason"]) == ("length", "repetition")
     assert 4096 <= len(choice["message"]["content"]) < 6000
+    assert reply.json["usage"]["completion_tokens"] == len(choice["message"]["content"]) // 16
     last = chat(stage, "loop", stream=True).chunks_json[-1]["choices"][0]
     assert (last["finish_reason"], last["stop_reason"]) == ("length", "repetition")
 
@@ -175,6 +178,36 @@ def test_a_server_that_stops_says_so_to_whoever_still_listens() -> None:
     rest = wire.reply_rest()
     assert json.loads(rest[-1])["error"]["code"] == "server_stopping"
     assert stage.engine.cancelled == 1
+
+
+def test_a_server_that_stops_does_not_wait_for_a_load() -> None:
+    with serving() as stage:
+        stage.server._service.engines = Loading()
+        wire = Wire(stage.port)
+        wire.ask("/v1/chat/completions", BODY)
+        assert settled(lambda: stage.server._service.flights.waiting == 1)
+    with wire:
+        assert wire.reply().error["code"] == "server_stopping"
+
+
+class Loading(OneEngine):
+    """Takes for ever to lease."""
+
+    def __init__(self) -> None:
+        super().__init__(ScriptedEngine(), "x")
+
+    async def lease(self, model_word: str, *, user: str = "") -> Lease:
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+
+def test_a_client_that_leaves_during_a_load_takes_its_wish_back() -> None:
+    with serving() as stage:
+        stage.server._service.engines = Loading()
+        with Wire(stage.port) as wire:
+            wire.ask("/v1/chat/completions", BODY)
+            assert settled(lambda: stage.server._service.flights.waiting == 1)
+        assert settled(lambda: stage.server._service.flights.waiting == 0)
 
 
 def test_a_server_that_stops_lets_what_runs_end_first() -> None:

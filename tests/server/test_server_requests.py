@@ -235,7 +235,9 @@ def test_one_call_is_enough_where_a_client_wants_one(stage: Stage) -> None:
     )
     whole = chat(stage, word, parallel_tool_calls=True).json["choices"][0]
     assert [c["function"]["name"] for c in whole["message"]["tool_calls"]] == ["look", "wait"]
+    assert conversation(stage).parallel_tool_calls
     one = chat(stage, word, parallel_tool_calls=False).json["choices"][0]
+    assert not conversation(stage).parallel_tool_calls
     assert [c["function"]["name"] for c in one["message"]["tool_calls"]] == ["look"]
     assert one["finish_reason"] == "tool_calls"
 

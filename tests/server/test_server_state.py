@@ -1,13 +1,16 @@
 """The small routes: models, health, properties, tokens, embeddings, figures, and the line in the log."""
 
 import base64
+import json
 import logging
+import re
 import struct
 
 import pytest
 
 from localchat.engine.scripted import Answer
 from localchat.server.loopguard import LoopGuard
+from tests.conftest import ROOT
 from tests.server.serving import NAME, Stage, Wire, ask, chat, settled
 
 
@@ -146,7 +149,8 @@ def test_a_client_that_left_is_a_499_in_the_log(
             wire.ask("/v1/chat/completions", {"messages": messages, "stream": True})
             wire.until(b"assistant")
         assert settled(lambda: bool(caplog.records))
-    assert " 499 " in caplog.records[-1].getMessage()
+    line = caplog.records[-1].getMessage()
+    assert " 499 " in line and re.search(r"prompt=[1-9]\d* cached=0 completion=\d+ ", line)
 
 
 # ---------------------------------------------------------------------------- the guard against circles
@@ -175,3 +179,14 @@ def test_what_repeats_is_a_loop(period: int) -> None:
 )
 def test_what_only_looks_alike_is_none(text: str) -> None:
     assert not loops(text)
+
+
+def test_the_dashboard_shows_figures_that_there_are(stage: Stage) -> None:
+    chat(stage)
+    page = ask(stage, "/metrics").body.decode()
+    dashboard = json.loads((ROOT / "scripts" / "grafana.json").read_text(encoding="utf-8"))
+    shown = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    names = {name for expression in shown for name in re.findall(r"localchat_\w+", expression)}
+    assert len(names) > 15
+    told = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
+    assert {re.sub(r"_bucket$", "", name) for name in names} <= told

@@ -5,8 +5,8 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localchat.server.asking import conversation
 from localchat.server.body import decoded, read_body
+from localchat.server.conversing import conversation
 from localchat.server.failures import refused
 from localchat.server.routes.models import json
 from localchat.server.service import service_of
