@@ -27,9 +27,7 @@ class Judged:
     fault: str
 
 
-def judged(
-    engine: Engine, numbers: Iterable[int], temperature: float = 1.0
-) -> Iterator[Judged]:
+def judged(engine: Engine, numbers: Iterable[int], temperature: float = 1.0) -> Iterator[Judged]:
     """Answers to the schemas of these numbers, drawn from the whole vocabulary. Several are under way at
     once."""
     asked = [(number, schema(number)) for number in numbers]

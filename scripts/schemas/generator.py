@@ -8,7 +8,19 @@ from typing import Any, TypeAlias
 Schema: TypeAlias = dict[str, Any]
 
 _NAMES = (
-    *("name", "title", "kind", "size", "model", "tokens", "notes", "tags", "steps", "left", "right"),
+    *(
+        "name",
+        "title",
+        "kind",
+        "size",
+        "model",
+        "tokens",
+        "notes",
+        "tags",
+        "steps",
+        "left",
+        "right",
+    ),
     *("date", "id", "state", "items", "value", "count", "ratio", "path", "level", "größe", 'a "b"'),
 )
 _WORDS = ("red", "green", "blue", "KV cache", "small", "large", "über", "x/y", 'q"t', "none", "")
