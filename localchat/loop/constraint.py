@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from localchat.loop.closing import Endings, Schedule
+
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
@@ -29,7 +31,7 @@ class Constraint:
     `workers`, and every other call waits for them.
 
     `ends`: tokens that end a generation; they are allowed where the text may end. `ignore_ends`: not even
-    there, as long as anything else may follow.
+    there, as long as anything else may follow. `room`: tokens that the text may have.
     """
 
     def __init__(
@@ -38,7 +40,9 @@ class Constraint:
         vocab_size: int,
         ends: frozenset[int],
         workers: Executor,
+        endings: Endings,
         *,
+        room: int,
         ignore_ends: bool = False,
     ) -> None:
         """`matcher`: fresh, this object's own."""
@@ -46,7 +50,12 @@ class Constraint:
         self._vocab_size = vocab_size
         self._ends = ends
         self._workers = workers
+        self._endings = endings
+        self._room = room
         self._ignore_ends = ignore_ends
+        self._said = 0
+        self._schedule = Schedule()
+        self._looked: dict[int, Schedule] = {}
         self._pending: Future[list[bytes]] | None = None
         # The matcher stands behind what was said and behind these.
         self._forced = deque(self._run())
@@ -75,6 +84,9 @@ class Constraint:
                 return False
         elif not matcher.consume_token(token):
             return False
+        # What was decided for this place holds: the text before it is what it was.
+        self._schedule = self._looked.get(self._said, self._schedule)
+        self._said += 1
         if not self._forced:
             self._forced.extend(self._run())
         return True
@@ -138,18 +150,27 @@ class Constraint:
             matcher.rollback(consumed)
 
     def _compute(self, drafts: tuple[int, ...]) -> list[bytes]:
-        return [
-            self._allowed() if forced is None else self._only(forced)
-            for forced in self._walk(drafts)
-        ]
+        self._looked = {}
+        schedule = self._schedule
+        words = []
+        for place, forced in enumerate(self._walk(drafts), self._said):
+            if forced is not None:
+                words.append(self._only(forced))
+                continue
+            if not schedule.closing and place >= schedule.look_at:
+                schedule = self._endings.look(self._matcher, place, self._room - place)
+            self._looked[place] = schedule
+            allowed = self._open(self._endings.allowed(self._matcher))
+            words.append(self._endings.soonest(allowed) if schedule.closing else allowed)
+        return words
 
     def _only(self, token: int) -> bytes:
         words = bytearray(4 * ((self._vocab_size + 31) // 32))
         words[token >> 3] = 1 << (token & 7)
         return bytes(words)
 
-    def _allowed(self) -> bytes:
-        words = self._matcher.compute_bitmask()
+    def _open(self, words: bytes) -> bytes:
+        """A mask without the ends, where they are to be ignored."""
         if not self._ignore_ends:
             return words
         changed = np.frombuffer(words, np.uint8).copy()

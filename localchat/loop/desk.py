@@ -83,12 +83,12 @@ class Desk:
         rendered, tokens = self._prompt(request)
         if not tokens:
             raise UsageError("the prompt is empty: there is nothing to go on from")
-        constraints = self._constraints(request, rendered)
         room = self._context - len(tokens)
         if room < 1:
             self._too_long(len(tokens))
         wanted = request.max_tokens
         max_tokens = room if wanted is None else min(wanted, room)
+        constraints = self._constraints(request, rendered, max_tokens)
         sampling = self._sampling(request)
         exact = request.exact if request.exact is not None else request.sampling.seed is not None
         job = Job(id_, request, tuple(tokens), sampling, max_tokens, exact, Clock(arrived_s))
@@ -108,13 +108,15 @@ class Desk:
             )
         return job, Accepted(len(tokens), max_tokens, sampling.seed)
 
-    def _constraints(self, request: GenerateRequest, rendered: Rendered | None) -> list[Constraint]:
+    def _constraints(
+        self, request: GenerateRequest, rendered: Rendered | None, room: int
+    ) -> list[Constraint]:
         """What binds the choices of a request, one each; none where nothing does."""
         grammar = answer_grammar(request, rendered, self.format, self._model.tokenizer)
         if grammar is None:
             return []
-        bind = partial(self._grammars.constraint, grammar, ignore_ends=request.ignore_eos)
-        return [bind() for _ in range(request.n)]
+        bind = self._grammars.constraint
+        return [bind(grammar, room=room, ignore_ends=request.ignore_eos) for _ in range(request.n)]
 
     def _voice(self, choice: int, stops: StopPatterns, rendered: Rendered | None) -> Voice:
         if rendered is None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from localchat.engine.request import Grammar
 from localchat.errors import UsageError
 from localchat.loop.backend import Tokenizer
+from localchat.loop.closing import Endings
 from localchat.loop.constraint import Constraint, first_line
 
 if TYPE_CHECKING:
@@ -52,12 +53,14 @@ class Grammars:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self._lexicon: LLTokenizer | None = None
+        self._endings: Endings | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._compilers = ThreadPoolExecutor(1, "grammar")
         self._workers = ThreadPoolExecutor(_MASK_THREADS, "mask")
 
-    def constraint(self, whole: "Wanted", *, ignore_ends: bool = False) -> Constraint:
-        """A fresh state of a grammar. Raises UsageError saying what is wrong and where."""
+    def constraint(self, whole: "Wanted", *, room: int, ignore_ends: bool = False) -> Constraint:
+        """A fresh state of a grammar, for a text of `room` tokens at most. Raises UsageError saying what is
+        wrong and where."""
         with self._lock:
             matcher = self._compiled.get(whole.source)
             if matcher is None:
@@ -68,8 +71,15 @@ class Grammars:
             self._compiled.move_to_end(whole.source)
             own = matcher.deep_copy()
         tokenizer = self._tokenizer
+        assert self._endings is not None
         return Constraint(
-            own, tokenizer.vocab_size, tokenizer.eog, self._workers, ignore_ends=ignore_ends
+            own,
+            tokenizer.vocab_size,
+            tokenizer.eog,
+            self._workers,
+            self._endings,
+            room=room,
+            ignore_ends=ignore_ends,
         )
 
     def _compile(self, wanted: "Wanted") -> "LLMatcher":
@@ -85,6 +95,7 @@ class Grammars:
 
         if self._lexicon is None:
             self._lexicon = lexicon(self._tokenizer)
+            self._endings = Endings(self._tokenizer)
         job = self._compilers.submit(_build, self._lexicon, source)
         try:
             return job.result(COMPILE_S)

@@ -35,6 +35,7 @@ from localchat.loop.backend import (
     SamplingParams,
     Tokenizer,
 )
+from localchat.loop.closing import Endings, Schedule
 from localchat.loop.desk import Desk
 from localchat.loop.grammar import wanted
 from localchat.loop.kv import open_book
@@ -251,13 +252,17 @@ class Said:
 
 
 LEXICON = lexicon(Vocabulary())
+ENDINGS = Endings(Vocabulary())
 
 
 class Rules:
     """A grammar, one token after the other. Tokens are bytes: what is forced is what a mask alone allows."""
 
-    def __init__(self, asked: GenerateRequest) -> None:
+    def __init__(self, asked: GenerateRequest, room: int) -> None:
         assert asked.grammar is not None
+        self._schedule = Schedule()
+        self._room = room
+        self._said = 0
         self._matcher = LLMatcher(LEXICON, wanted(asked.grammar).source, log_level=0)
         self._ignore_eos = asked.ignore_eos
 
@@ -267,11 +272,18 @@ class Rules:
         )
         if self._ignore_eos and bits.sum() > 1:
             bits[EOS] = 0
-        return np.packbits(bits, bitorder="little").tobytes()
+        words = np.packbits(bits, bitorder="little").tobytes()[: 4 * ((VOCAB + 31) // 32)]
+        if self._matcher.compute_ff_tokens():
+            return words
+        if not self._schedule.closing and self._said >= self._schedule.look_at:
+            left = self._room - self._said
+            self._schedule = ENDINGS.look(self._matcher, self._said, left)
+        return ENDINGS.soonest(words) if self._schedule.closing else words
 
     def take(self, token: int) -> bool:
         """Whether nothing can follow."""
         assert self._matcher.consume_token(token)
+        self._said += 1
         return self._matcher.is_stopped()
 
 
@@ -282,7 +294,7 @@ def simulate(asked: GenerateRequest, logits: Logits, sampling: SamplingParams, r
     prompt = len(tokens)
     most = room if asked.max_tokens is None else min(asked.max_tokens, room)
     sampler, vocabulary, raw = Sampler(VOCAB), Vocabulary(), b""
-    rules = Rules(asked) if asked.grammar is not None else None
+    rules = Rules(asked, most) if asked.grammar is not None else None
     while len(tokens) - prompt < most:
         tally = Tally(tokens, prompt) if sampling.penalised else None
         mask = rules.mask() if rules is not None else None
