@@ -99,7 +99,11 @@ class Layout:
 
     def _lines_of(self, lines: Sequence[Line], lead: Lead, later: Lead) -> Iterator[Row]:
         for line in lines:
-            yield from wrap(line, self.width, lead, later)
+            start = True
+            for row in wrap(line, self.width, lead, later):
+                # bullets and indents are copied with the line that they begin, bars of quotes are not
+                yield row._replace(lead=_bars(lead)) if start else row
+                start = False
             lead = later
 
     def _deeper(self, lead: Lead, more: Lead) -> Lead:
@@ -218,6 +222,11 @@ def _marked(item: list[Token], bullet: str) -> list[Token]:
     if len(item) >= 2 and item[0].type == "paragraph_open":
         return [item[0], item[1].copy(content=bullet + item[1].content), *item[2:]]
     return item
+
+
+def _bars(lead: Lead) -> int:
+    """How many pieces there are up to the last bar of a quote."""
+    return max((index + 1 for index, piece in enumerate(lead) if piece == _QUOTE), default=0)
 
 
 def _cells(lead: Lead) -> int:
