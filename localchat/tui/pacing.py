@@ -10,7 +10,8 @@ from typing import Final
 FAST_S: Final = 0.05
 SLOW_S: Final = 0.4
 _DEAR: Final = 4.0
-_STAY_SLOW_S: Final = 20.0
+_STAY_SLOW_S: Final = 10.0
+_STAY_SLOW_MOST_S: Final = 320.0
 
 
 class Pace:
@@ -27,8 +28,10 @@ class Pace:
 
     def blocked(self, now_s: float) -> None:
         """The terminal had not read an earlier drawing when the next was due."""
-        if now_s > self._slow_until:
-            self._stays_s *= 2  # each time that it turns out slow again it is believed for longer
+        if (
+            now_s >= self._slow_until
+        ):  # each time that it turns out slow again it is believed for longer
+            self._stays_s = min(2 * self._stays_s, _STAY_SLOW_MOST_S)
         self._slow_until = now_s + self._stays_s
 
     def slow(self, now_s: float) -> bool:

@@ -6,6 +6,7 @@ from typing import Final
 
 from rich.cells import cell_len
 from rich.color import Color as RichColor
+from rich.color_triplet import ColorTriplet
 from rich.segment import Segment
 from rich.style import Style
 from textual.cache import LRUCache
@@ -40,6 +41,7 @@ _TINTS: Final[Mapping[str, str]] = {
 
 _MUTED: Final = ("muted", "rule", "quote")
 _KEPT_STRIPS: Final = 3000
+_CONTRAST: Final = 4.5  # of WCAG, for text
 _ANSI: Final[Mapping[str, int]] = {
     "black": 0,
     "red": 1,
@@ -104,23 +106,41 @@ class Palette:
         if self.ansi:
             return None if muted or role == "foreground" else self._ansi_color(role)
         if muted:
-            strength = 0.7 if tint in ("rule", "quote") else 0.42
-            return self._color("foreground").blend(self._base(), strength).rich_color
-        return self._color(role).rich_color
+            text, back = self._color("foreground"), self._ground_color(ground)
+            if tint in ("rule", "quote"):
+                return text.blend(back, 0.7).rich_color
+            return self._readable(text.blend(back, 0.42), back).rich_color
+        if role == "foreground":
+            return self._color(role).rich_color
+        return self._readable(self._color(role), self._ground_color(ground)).rich_color
+
+    def _readable(self, color: Color, ground: Color) -> Color:
+        """The colour, nearer to that of text where it would be hard to read: themes choose accents for
+        borders, and many are too pale on a light ground."""
+        text = self._color("foreground")
+        for _ in range(8):
+            if (
+                contrast(color.rich_color.get_truecolor(), ground.rich_color.get_truecolor())
+                >= _CONTRAST
+            ):
+                break
+            color = color.blend(text, 0.2)
+        return color
 
     def _background(self, ground: str) -> RichColor | None:
-        if self.ansi:
-            return None
+        return None if self.ansi else self._ground_color(ground).rich_color
+
+    def _ground_color(self, ground: str) -> Color:
         base = self._base()
         match ground:
             case "code":
-                return base.blend(self._color("foreground"), 0.055).rich_color
+                return base.blend(self._color("foreground"), 0.055)
             case "user":
-                return base.blend(self._color("primary"), 0.10).rich_color
+                return base.blend(self._color("primary"), 0.10)
             case "chip":
-                return base.blend(self._color("primary"), 0.35).rich_color
+                return base.blend(self._color("primary"), 0.35)
             case _:
-                return base.rich_color
+                return base
 
     def _base(self) -> Color:
         return self._color("background")
@@ -138,6 +158,20 @@ class Palette:
         if number is None:
             return None
         return RichColor.from_ansi(number + 8 * name.startswith("bright_"))
+
+
+def contrast(one: ColorTriplet, other: ColorTriplet) -> float:
+    """The ratio of WCAG 2: 1 for the same colour, 21 for black on white."""
+    lights = sorted(_luminance(color) for color in (one, other))
+    return (lights[1] + 0.05) / (lights[0] + 0.05)
+
+
+def _luminance(color: ColorTriplet) -> float:
+    parts = [part / 255 for part in color]
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 class Painter:

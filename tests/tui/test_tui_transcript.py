@@ -239,7 +239,7 @@ async def test_a_selection_copies_the_text_without_its_decoration() -> None:
         assert copied is not None
         assert [line for line in copied[0].split("\n") if line] == [
             "question",
-            *(item, "two", "quoted", "x = 1"),
+            *(f"• {item}", "• two", "quoted", "x = 1"),
         ]
         app.lines()
 

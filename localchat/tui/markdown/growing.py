@@ -15,7 +15,7 @@ from localchat.tui.markdown.layout import Layout, code_rows, layout, top_level
 from localchat.tui.markdown.rows import EMPTY, Row
 
 _FENCE: Final = re.compile(r" {0,3}(`{3,}|~{3,})([^\n]*)\n")
-_TAIL_MOST: Final = 24 * 1024
+_TAIL_MOST: Final = 12 * 1024
 
 
 class Growing:
@@ -132,6 +132,9 @@ class _OpenFence:
                 return False
             self._new.append(self._lit(line))
             self._at = end + 1
+        while len(tail) - self._at > parser.LINE_MOST:
+            self._new.append(self._lit(tail[self._at : self._at + parser.LINE_MOST]))
+            self._at += parser.LINE_MOST
         self._part = tail[self._at :]
         return not (self._part and self._close.fullmatch(self._part))
 

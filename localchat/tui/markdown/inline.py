@@ -1,7 +1,8 @@
 """The inside of a paragraph: markdown-it's inline tokens as lines of pieces."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Final
 
 from markdown_it.token import Token
@@ -11,9 +12,10 @@ from localchat.tui.markdown.parser import inline
 from localchat.tui.markdown.rows import PLAIN, Look, Piece
 
 _URL: Final = re.compile(r"https?://[!#-;=?-\[\]_a-z~]+", re.IGNORECASE)
+_KEPT_MOST: Final = 2000
 _TRAILING: Final = ".,;:!?'\""
 
-Line = list[Piece]
+Line = Sequence[Piece]
 
 
 def web_link(target: str) -> str:
@@ -21,12 +23,21 @@ def web_link(target: str) -> str:
     return target if len(target) < 2048 and _URL.fullmatch(target) else ""
 
 
-def inline_lines(content: str, base: Look = PLAIN) -> list[Line]:
+def inline_lines(content: str, base: Look = PLAIN) -> Sequence[Line]:
     """The lines of a paragraph. A single line end in the source is a line end here: models mean it."""
+    return _kept(content, base) if len(content) <= _KEPT_MOST else _read(content, base)
+
+
+def _read(content: str, base: Look) -> Sequence[Line]:
     tokens = inline(content)
     if tokens is None:
         return [[Piece(shown(line), base)] for line in content.split("\n")]
     return _Lines(base).read(tokens)
+
+
+_kept = lru_cache(1024)(
+    _read
+)  # items of a list that grows, cells of a table, are read again and again
 
 
 def shown(text: str) -> str:
@@ -38,11 +49,11 @@ class _Lines:
     """Collects lines while it walks over tokens; the look is a stack."""
 
     def __init__(self, base: Look) -> None:
-        self.lines: list[Line] = [[]]
+        self.lines: list[list[Piece]] = [[]]
         self.looks = [base]
         self.targets: list[tuple[str, int]] = []
 
-    def read(self, tokens: list[Token]) -> list[Line]:
+    def read(self, tokens: list[Token]) -> Sequence[Line]:
         for token in tokens:
             self._take(token)
         return self.lines

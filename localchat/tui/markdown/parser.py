@@ -14,15 +14,15 @@ from markdown_it.rules_block import StateBlock
 from markdown_it.token import Token
 
 _DEEPEST: Final = 30
-_LINE: Final = 10_000
-_LONG: Final = re.compile(rf"[^\n]{{{_LINE}}}(?=[^\n])")
-_INLINE_MOST: Final = 64 * 1024
+LINE_MOST: Final = 10_000
+_LONG: Final = re.compile(rf"[^\n]{{{LINE_MOST}}}(?=[^\n])")
+_INLINE_MOST: Final = 32 * 1024
 
 
 def split_long(text: str) -> str:
     """`text` with a line end after each 10,000 characters of a line: what is longer takes seconds to lay out,
     and nobody reads it."""
-    return _LONG.sub(r"\g<0>" + "\n", text) if len(text) > _LINE else text
+    return _LONG.sub(r"\g<0>" + "\n", text) if len(text) > LINE_MOST else text
 
 
 def blocks(text: str) -> list[Token]:

@@ -29,6 +29,9 @@ def wrap(
     later = first if later is None else later
     text = "".join(piece.text for piece in line)
     room = max(2, width - sum(cell_len(piece.text) for piece in first))
+    if len(text) <= room and text.isascii():
+        yield Row((*first, *line), len(first), None, ground)
+        return
     lead = first
     for cut in cuts(text, room):
         pieces = lead + tuple(_slice(line, cut.start, cut.end))

@@ -1,0 +1,110 @@
+"""The parts under the transcript: heights, pace, clipboard, colours."""
+
+import base64
+import subprocess
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from textual.theme import BUILTIN_THEMES
+
+from localchat.tui import clipboard
+from localchat.tui.heights import Heights
+from localchat.tui.markdown import Look, Piece, Row
+from localchat.tui.pacing import FAST_S, SLOW_S, Pace
+from localchat.tui.paint import Painter, Palette, contrast
+
+_CHANGES = st.lists(
+    st.tuples(st.sampled_from(["set", "append", "remove"]), st.integers(0, 20), st.integers(0, 9)),
+    max_size=30,
+)
+
+
+@given(_CHANGES)
+def test_tops_are_sums_of_the_heights_before(changes: list[tuple[str, int, int]]) -> None:
+    plain: list[int] = []
+    heights = Heights()
+    for verb, index, height in changes:
+        if verb == "append":
+            plain.append(height)
+            heights.append(height)
+        elif verb == "set" and index < len(plain):
+            plain[index] = height
+            heights.set(index, height)
+        elif verb == "remove" and index < len(plain):
+            del plain[index]
+            heights.remove(index)
+        assert [heights.top(at) for at in range(len(plain) + 1)] == [
+            sum(plain[:at]) for at in range(len(plain) + 1)
+        ]
+        assert heights.total == sum(plain)
+
+
+def test_a_row_belongs_to_the_block_around_it() -> None:
+    heights = Heights([3, 1, 4])
+    assert [heights.at(row) for row in range(-1, 9)] == [0, 0, 0, 0, 1, 2, 2, 2, 2, 2]
+    assert Heights().at(0) == -1
+
+
+def test_a_dear_drawing_and_a_slow_terminal_make_it_wait() -> None:
+    pace = Pace()
+    assert pace.wait_s(0.0) == FAST_S
+    pace.drew(0.1)
+    assert pace.wait_s(0.0) == pytest.approx(0.4)
+    pace.drew(0.001)
+    pace.blocked(10.0)
+    assert pace.slow(11.0) and pace.wait_s(11.0) == SLOW_S
+    first = next(second for second in range(10, 500) if not pace.slow(float(second)))
+    pace.blocked(float(first))
+    second = next(second for second in range(first, 500) if not pace.slow(float(second)))
+    assert second - first > first - 10
+
+
+def test_the_clipboard_is_told_by_osc_52() -> None:
+    said: list[str] = []
+    clipboard.send("naïve \x1b", said.append, {})
+    start, end = "\x1b]52;c;", "\x1b\\"
+    assert said[0].startswith(start) and said[0].endswith(end)
+    assert base64.b64decode(said[0][len(start) : -len(end)]).decode() == "naïve \x1b"
+
+
+def test_inside_tmux_its_buffer_is_used_and_osc_52_only_where_that_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[Any, bytes]] = []
+
+    def run(command: Any, *, input: bytes, **_: object) -> Any:  # noqa: A002
+        asked.append((command, input))
+        return subprocess.CompletedProcess(command, len(asked) - 1)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    said: list[str] = []
+    clipboard.send("one", said.append, {"TMUX": "/tmp/x"})
+    assert asked == [(("tmux", "load-buffer", "-w", "-"), b"one")] and said == []
+    clipboard.send("two", said.append, {"TMUX": "/tmp/x"})
+    assert said == [clipboard.osc_52("two")]
+
+
+@pytest.mark.parametrize("name", sorted(BUILTIN_THEMES))
+def test_every_theme_gives_readable_colours(name: str) -> None:
+    palette = Palette(BUILTIN_THEMES[name].to_color_system().generate())
+    text = palette.style(Look())
+    for tint in ("code", "link", "code.string", "code.function", "warning", "error", "muted"):
+        style = palette.style(Look(tint))
+        if palette.ansi:
+            assert style.bgcolor is None
+            continue
+        assert style.color is not None and style.bgcolor is not None and text.color is not None
+        front, back = style.color.get_truecolor(), style.bgcolor.get_truecolor()
+        most = contrast(text.color.get_truecolor(), back)
+        assert contrast(front, back) >= min(4.3, most * 0.8), tint
+
+
+@given(st.text(st.sampled_from("ab日👩\u200d🚀é "), max_size=40), st.integers(4, 30))
+def test_a_strip_has_exactly_its_width(text: str, width: int) -> None:
+    painter = Painter(Palette({"background": "#101010", "foreground": "#eeeeee"}), width, width - 2)
+    row = Row((Piece("▌ ", Look("user.bar")), Piece(text, Look())), 1, None, "user")
+    for strip in (painter.strip(row), painter.laid_over(row, [(1, 4, painter.palette.mark())])):
+        assert strip.cell_length == sum(cell_len(part.text) for part in strip) == width
