@@ -137,8 +137,11 @@ class Plain(msgspec.Struct, frozen=True, tag="text"):
 
 
 class Vectors(msgspec.Struct, frozen=True, tag="vectors"):
+    """`tokens`: how many each text took."""
+
     id: int
     vectors: tuple[tuple[float, ...], ...]
+    tokens: tuple[int, ...]
 
 
 class Info(msgspec.Struct, frozen=True, tag="info"):

@@ -25,6 +25,7 @@ from localchat.engine.events import EngineStats, Event, Figures, Loading
 from localchat.errors import EngineClosed, LocalchatError, UsageError
 from localchat.fit.plan import LoadWish, MemoryPlan
 from localchat.loop.backend import Backend, LoadOptions, OpenModel, Runner
+from localchat.loop.counts import Counts
 from localchat.loop.desk import Desk
 from localchat.loop.kv import open_book
 from localchat.loop.selection import Selection, select_backend
@@ -68,6 +69,7 @@ class Worker:
         self._loaded_s = 0.0
         self._loading_told_s = 0.0
         self._notes: list[str] = []
+        self._counts = Counts()
 
     # ------------------------------------------------------------------------ main thread
 
@@ -139,6 +141,7 @@ class Worker:
             Outlets(self._events, self._fail, self._say),
             fingerprint=self._fingerprint(),
             speculation=self._wish.speculation,
+            counts=self._counts,
             audit=self._wish.audit,
         )
         self._send(frames.Entered("serve"))
@@ -231,7 +234,11 @@ class Worker:
         """At the desk: refuse, or accept and queue."""
         job = None
         try:
-            job, accepted = self._desk.accept(ask.id, ask.request)
+            try:
+                job, accepted = self._desk.accept(ask.id, ask.request)
+            except LocalchatError as error:
+                self._counts.fail(error)
+                raise
             # Not under the lock: the reader waits for that one, and the parent, busy writing, for the reader.
             self._events([(ask.id, accepted)])
         finally:
@@ -242,6 +249,8 @@ class Worker:
             self._at_desk.discard(id_)
             cancelled = id_ in self._cancelled
             self._cancelled.discard(id_)
+            if job is not None and cancelled:
+                self._counts.cancel()
             if job is None or cancelled:
                 return
             if self._loop is None:
@@ -255,6 +264,7 @@ class Worker:
                 self._cancelled.add(id_)
                 return
             if self._early.pop(id_, None) is not None:
+                self._counts.cancel()
                 return
             loop = self._loop
         if loop is not None:
@@ -293,8 +303,11 @@ class Worker:
         return digest.hexdigest()[:16]
 
     def _stats(self) -> EngineStats:
-        loop = self._loop
-        return EngineStats(loop.figures() if loop is not None else Figures(phase="loading"))
+        with self._lock:
+            loop, early = self._loop, list(self._early.values())
+        if loop is not None:
+            return loop.stats()
+        return self._counts.stats(Figures(phase="loading", waiting=len(early)), early)
 
     def _info(self) -> EngineInfo:
         info, plan, runner = self._model.info, self._plan, self._runner
