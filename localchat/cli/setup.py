@@ -19,9 +19,6 @@ from localchat.settings_file import read_settings
 if TYPE_CHECKING:
     from localchat.engine.engine import Engine
 
-_MIB = 2**20
-
-
 @dataclass(frozen=True, slots=True)
 class Setup:
     """Everything that is settled before an engine starts."""
@@ -62,23 +59,10 @@ def prepare(ctx: click.Context, model_word: str | None = None) -> Setup:
 @contextmanager
 def opened_engine(setup: Setup) -> "Iterator[Engine]":
     """The engine of the settled model, closed at the end whatever happens. Raises LocalchatError."""
-    from localchat.engine.local import EngineOptions
+    from localchat.pool.finding import engine_options
 
-    settings = setup.settings
-    cache = settings.cache_ram_mib
-    options = EngineOptions(
-        model=setup.model.path,
-        name=setup.model.name,
-        context_tokens=settings.context_length,
-        kv_type=settings.kv_cache_type,
-        gpu_layers=settings.gpu_layers,
-        threads=settings.threads,
-        max_slots=max(2, settings.n),
-        cache_ram_bytes=None if cache is None else cache * _MIB,
-        speculation=settings.speculation,
-        backend=settings.backend,
-        state_dir=setup.paths.state_dir,
-    )
+    slots = max(2, setup.settings.n)
+    options = engine_options(setup.model, setup.settings, setup.paths, max_slots=slots)
     engine = setup.door.open_engine(options, setup.terminal.say)
     try:
         yield engine

@@ -112,6 +112,11 @@ class ScriptedEngine:
         """Whether it was not closed."""
         return not self.closed
 
+    @property
+    def child_pid(self) -> int | None:
+        """There is no process."""
+        return None
+
     def close(self, deadline_s: float = 2.0) -> None:
         self.closed = True
 
