@@ -19,6 +19,7 @@ from localchat.settings_file import read_settings
 if TYPE_CHECKING:
     from localchat.engine.engine import Engine
 
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """Everything that is settled before an engine starts."""

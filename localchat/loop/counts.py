@@ -94,7 +94,9 @@ class Counts:
             preemptions=preemptions,
             evictions=evictions,
             late_rows=self.late_rows,
-            tpot_ms=tuple(self._tpot_ms.copy()),  # one step of the interpreter: nobody writes between
+            tpot_ms=tuple(
+                self._tpot_ms.copy()
+            ),  # one step of the interpreter: nobody writes between
             requests=tuple(running(job, now_s) for job in jobs),
             process_bytes=int(psutil.Process(os.getpid()).memory_info().rss),
         )

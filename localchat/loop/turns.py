@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from localchat.engine.events import EngineStats, Event, Figures
+from localchat.engine.events import EngineStats, Event
 from localchat.errors import DoesNotFit, EngineClosed, LocalchatError
 from localchat.loop.backend import Runner, Tokenizer
 from localchat.loop.counts import Counts

@@ -1,12 +1,17 @@
 """From a client's word to a model of the library and the settings that it is loaded with."""
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
+from localchat.engine import frames
+from localchat.engine.door_frames import Wish
 from localchat.engine.local import EngineOptions
+from localchat.errors import ModelMissing
 from localchat.library.locate import LocatedModel, locate_named
 from localchat.paths import Paths
 from localchat.pool.member import Wanted
@@ -75,9 +80,31 @@ class LibraryFinder:
             if mine
             else locate_named(word, self._paths, "asked for by a client", self._environ)
         )
-        settings = self._settings_for(dict.fromkeys((model.name, model.word, word)))
-        options = engine_options(model, settings, self._paths, max_slots=self._max_slots)
+        return Wanted(model.name, self._options(model, word))
+
+    def find_wish(self, wish: Wish) -> Wanted:
+        """The model that another program of the owner asks for: its file, and what it insists on beside the
+        settings in force here. Raises ModelMissing, ModelInvalid, UsageError."""
+        path = Path(os.fsdecode(wish.model))
+        if not path.exists():
+            raise ModelMissing(f"there is no file {frames.whole(str(path))}")
+        same = path.resolve() == self.own.path.resolve()
+        model = self.own if same else LocatedModel(wish.word or wish.name, wish.name, path, "")
+        asked = {
+            "backend": wish.backend,
+            "context_tokens": wish.context_tokens,
+            "kv_type": wish.kv_type,
+            "gpu_layers": None if wish.gpu_layers == "auto" else wish.gpu_layers,
+            "threads": wish.threads or None,
+            "cache_ram_bytes": wish.cache_ram_bytes,
+        }
+        insisted = {name: value for name, value in asked.items() if value is not None}
+        options = replace(self._options(model, wish.word), **insisted)  # type: ignore[arg-type]
         return Wanted(model.name, options)
+
+    def _options(self, model: LocatedModel, word: str) -> EngineOptions:
+        settings = self._settings_for(dict.fromkeys((model.name, model.word, word)))
+        return engine_options(model, settings, self._paths, max_slots=self._max_slots)
 
     @property
     def stale(self) -> bool:

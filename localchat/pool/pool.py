@@ -13,10 +13,19 @@ from typing import Protocol
 
 from localchat.engine.engine import Engine
 from localchat.errors import EngineBusy, EngineClosed
-from localchat.pool.member import NEVER, RETRY_AFTER_S, LoadedModel, Member, OpenEngine, PooledEngine, Wanted
+from localchat.pool.member import (
+    NEVER,
+    RETRY_AFTER_S,
+    LoadedModel,
+    Member,
+    OpenEngine,
+    PooledEngine,
+    Wanted,
+)
 from localchat.pool.room import Room, Verdict, all_used, never_fits
 
 _KNOWN_WORD_S = 2.0
+_KNOWN_WORDS = 256
 
 
 class Finder(Protocol):
@@ -97,19 +106,27 @@ class EnginePool:
                 return None
             return self._take(member, user) if member.engine.alive else None
 
-    def lease(
-        self, word: str, user: str = "", *, given_up: threading.Event | None = None
+    def lease(self, word: str, user: str = "", *, given_up: threading.Event | None = None) -> Lease:
+        """The engine of the model that a word finds; see `lease_wanted`. Raises also what the finder raises."""
+        wanted = self._finder.find(word)
+        lease = self.lease_wanted(wanted, user, given_up=given_up)
+        with self._changed:
+            if len(self._words) >= _KNOWN_WORDS:
+                self._words.clear()
+            self._words[word] = (time.monotonic(), wanted.key)
+        return lease
+
+    def lease_wanted(
+        self, wanted: Wanted, user: str = "", *, given_up: threading.Event | None = None
     ) -> Lease:
         """The engine of a model, started where it does not run. Waits while others use the memory that it
         needs, `patience_s` at most, and no longer than until `given_up`.
 
-        Raises what the finder raises, DoesNotFit, EngineBusy, EngineClosed.
+        Raises DoesNotFit, EngineBusy, EngineClosed, ModelInvalid, UsageError.
         """
-        wanted = self._finder.find(word)
-        key = wanted.key
         until_s = time.monotonic() + self._patience_s
         with self._changed:
-            if taken := self._running(word, key, user):
+            if taken := self._running(wanted.key, user):
                 return taken
         if not self._opening.acquire(timeout=self._patience_s):
             raise EngineBusy(
@@ -117,7 +134,7 @@ class EnginePool:
             )
         try:
             with self._changed:
-                if taken := self._running(word, key, user):
+                if taken := self._running(wanted.key, user):
                     return taken
             verdict = self._make_room(wanted, until_s, given_up or threading.Event())
             engine = self._open_engine(wanted.options, self._say)
@@ -126,14 +143,13 @@ class EnginePool:
                     engine.close()
                     raise EngineClosed("the server is stopping")
                 member = Member(wanted, engine, verdict.needed_bytes, time.monotonic())
-                self._members[key] = member
-                self._words[word] = (time.monotonic(), key)
+                self._members[wanted.key] = member
                 self._start_sweeper()
                 return self._take(member, user)
         finally:
             self._opening.release()
 
-    def _running(self, word: str, key: str, user: str) -> Lease | None:
+    def _running(self, key: str, user: str) -> Lease | None:
         """A lease, where the engine is there. Call with the lock held."""
         if self._closed:
             raise EngineClosed("the server is stopping")
@@ -144,7 +160,6 @@ class EnginePool:
             # It ended by itself: whether it still fits has to be judged anew.
             del self._members[key]
             return None
-        self._words[word] = (time.monotonic(), key)
         return self._take(member, user)
 
     def _take(self, member: Member, user: str) -> Lease:
@@ -171,9 +186,7 @@ class EnginePool:
 
     # ------------------------------------------------------------------------ memory
 
-    def _make_room(
-        self, wanted: Wanted, until_s: float, given_up: threading.Event
-    ) -> Verdict:
+    def _make_room(self, wanted: Wanted, until_s: float, given_up: threading.Event) -> Verdict:
         """Unload idle engines, the least recently used first, until this model fits; then wait for one to
         become idle. Raises DoesNotFit where that cannot help, EngineBusy where it did not."""
         while True:
