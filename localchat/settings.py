@@ -123,6 +123,10 @@ SAMPLING_KEYS: Final = (
 """The keys that are fields of a request's `Sampling` too."""
 
 
+SERVER_KEYS: Final = ("keep_alive",)
+"""The keys whose flags belong to `localchat serve` alone."""
+
+
 class Given(NamedTuple):
     """A value that someone wrote, and where: a phrase that an error or `config show` can begin with."""
 

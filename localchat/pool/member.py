@@ -36,6 +36,13 @@ class LoadedModel(msgspec.Struct, frozen=True, omit_defaults=True):
     unloads_in_s: float | None = None
 
 
+class ServerState(msgspec.Struct, frozen=True):
+    """What a server tells of itself: its version, and what it has loaded."""
+
+    version: str
+    models: tuple[LoadedModel, ...]
+
+
 class PooledEngine(Engine, Protocol):
     """What the pool asks beyond answers."""
 

@@ -31,6 +31,7 @@ from localchat.engine.door_frames import (
 from localchat.engine.engine import Engine
 from localchat.engine.stream import Stream
 from localchat.errors import LocalchatError
+from localchat.pool.member import ServerState
 from localchat.server.pooled import PooledEngines
 
 T = TypeVar("T")
@@ -116,8 +117,8 @@ class Doors:
     async def ps(self, request: Request) -> Response:
         """What is loaded, as JSON."""
         models = await self._engines.in_thread(self._engines.pool.loaded)
-        told = {"version": __version__, "models": models}
-        return Response(msgspec.json.encode(told), media_type="application/json")
+        told = msgspec.json.encode(ServerState(__version__, tuple(models)))
+        return Response(told, media_type="application/json")
 
     async def stop(self, request: Request) -> Response:
         """Unload a model, or end the server."""

@@ -42,7 +42,7 @@ class PooledLease:
 
 
 class PooledEngines:
-    """See engines.Engines. `pool` is closed by whoever made it."""
+    """See engines.Engines."""
 
     def __init__(self, pool: EnginePool, finder: LibraryFinder) -> None:
         self.pool = pool
@@ -123,6 +123,11 @@ class PooledEngines:
             await self.in_thread(self.finder.look)
         except (LocalchatError, OSError):
             return
+
+    def close(self) -> None:
+        """Unload everything."""
+        self.pool.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def loaded(self) -> list[tuple[str, Engine]]:
         return list(self.pool.engines())
