@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from localchat.cli.setup import Setup
     from localchat.engine.engine import Engine
     from localchat.engine.local import EngineOptions
+    from localchat.pool.member import OpenEngine, PooledEngine
 
-    OpenEngine = Callable[[EngineOptions, Callable[[str], None]], Engine]
     Attach = Callable[[Setup], Engine | None]
 
 
-def _open_local(options: "EngineOptions", say: Callable[[str], None]) -> "Engine":
+def _open_local(options: "EngineOptions", say: Callable[[str], None]) -> "PooledEngine":
     from localchat.engine.local import LocalEngine
 
     return LocalEngine(options, say=say)
