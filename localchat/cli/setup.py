@@ -30,7 +30,7 @@ class Setup:
     origins: Mapping[str, str]
     model: LocatedModel
     terminal: Terminal
-    settings_for: Callable[[Iterable[str]], Settings]
+    settings_for: Callable[[Iterable[str]], Settings] = lambda names: Settings()
     """The settings in force for a model that goes by these names."""
 
 
