@@ -204,7 +204,7 @@ class AttachedEngine:
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         answer = self._query(frames.Embed(0, tuple(texts)), frames.Vectors)
-        return Vectors(map(list, answer.vectors), answer.tokens)
+        return Vectors(answer.vectors, answer.tokens)
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         return list(self._query(frames.Tokenize(0, text, special), frames.Tokens).tokens)

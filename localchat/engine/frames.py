@@ -140,7 +140,7 @@ class Vectors(msgspec.Struct, frozen=True, tag="vectors"):
     """`tokens`: how many each text took."""
 
     id: int
-    vectors: tuple[tuple[float, ...], ...]
+    vectors: list[list[float]]
     tokens: tuple[int, ...]
 
 

@@ -123,7 +123,7 @@ class LocalEngine:
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         answer = self._query(lambda id_: frames.Embed(id_, tuple(texts)), frames.Vectors)
-        return Vectors(map(list, answer.vectors), answer.tokens)
+        return Vectors(answer.vectors, answer.tokens)
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         answer = self._query(lambda id_: frames.Tokenize(id_, text, special), frames.Tokens)

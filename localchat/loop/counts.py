@@ -58,6 +58,12 @@ class Counts:
         self.prompt_tokens += prompt_tokens
         self.cached_tokens += cached_tokens
 
+    def embed(self, tokens: int) -> None:
+        """Texts of so many tokens became vectors."""
+        self.steps += 1
+        self.prompt_tokens += tokens
+        self.finish()
+
     def say(self, tokens: int, tpot_ms: Iterable[float]) -> None:
         """Tokens that a step gave to one choice, with the time of each."""
         self.completion_tokens += tokens

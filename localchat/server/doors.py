@@ -163,7 +163,7 @@ def _answer(engine: Engine, query: Query) -> msgspec.Struct:
             return frames.Plain(id_, engine.render(messages))
         case frames.Embed(id_, texts):
             vectors = engine.embed(texts)
-            return frames.Vectors(id_, tuple(map(tuple, vectors)), vectors.tokens)
+            return frames.Vectors(id_, vectors, vectors.tokens)
         case frames.AskInfo(id_):
             return frames.Info(id_, engine.info())
         case frames.AskStats(id_):
