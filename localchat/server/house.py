@@ -36,18 +36,20 @@ class HouseWish:
 
 
 class House:
-    """`engines` for the app; `private(stop)` are the routes that go with it, where `stop` ends the server;
-    inside `registered(url)` the owner's programs find it."""
+    """`engines` and the `private` routes are for the app; `stopping` is told how to end the server once it
+    runs; inside `registered(url)` the owner's programs find it."""
 
     def __init__(self, engines: PooledEngines, paths: Paths, say: Callable[[str], None]) -> None:
         self.engines = engines
         self._paths = paths
         self._say = say
         self._token = new_token()
+        self._end: Callable[[], None] = lambda: None
+        self.private: list[Route] = Doors(engines, self._token, lambda: self._end()).routes()
 
-    def private(self, stop: Callable[[], None]) -> list[Route]:
-        """See doors.py."""
-        return Doors(self.engines, self._token, stop).routes()
+    def stopping(self, end: Callable[[], None]) -> None:
+        """`end` ends the server, from its own loop."""
+        self._end = end
 
     @contextmanager
     def registered(self, url: str) -> Iterator[None]:

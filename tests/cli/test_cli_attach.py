@@ -69,7 +69,8 @@ def served(paths: Paths, model: Path) -> Iterator[Served]:
         served.pool = house.engines.pool
         listening.bind(("127.0.0.1", 0))
         listening.listen(32)
-        app = Starlette(routes=house.private(served.stopped.set))
+        house.stopping(served.stopped.set)
+        app = Starlette(routes=house.private)
         config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)

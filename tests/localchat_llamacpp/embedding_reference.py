@@ -63,7 +63,8 @@ def _attention(q: Array, k: Array, v: Array, *, causal: bool) -> Array:
         scores += np.triu(np.full(scores.shape[1:], -np.inf), 1)
     shares = np.exp(scores - scores.max(-1, keepdims=True))
     shares /= shares.sum(-1, keepdims=True)
-    return np.einsum("hqk,khd->qhd", shares, v).reshape(len(q), -1)
+    mixed: Array = np.einsum("hqk,khd->qhd", shares, v).reshape(len(q), -1)
+    return mixed
 
 
 def _turned(x: Array) -> Array:
@@ -76,13 +77,15 @@ def _turned(x: Array) -> Array:
 
 
 def _linear(x: Array, w: dict[str, Array], name: str) -> Array:
-    return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+    result: Array = x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+    return result
 
 
 def _layer_norm(x: Array, w: dict[str, Array], name: str) -> Array:
     centred = x - x.mean(-1, keepdims=True)
     scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6)
-    return scaled * w[f"{name}.weight"] + w[f"{name}.bias"]
+    result: Array = scaled * w[f"{name}.weight"] + w[f"{name}.bias"]
+    return result
 
 
 def _rms(x: Array) -> Array:
@@ -91,7 +94,8 @@ def _rms(x: Array) -> Array:
 
 
 def _gelu(x: Array) -> Array:
-    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    result: Array = x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    return result
 
 
 assert EMBED == HEADS * HEAD

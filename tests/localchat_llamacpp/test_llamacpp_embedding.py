@@ -14,7 +14,7 @@ from localchat.engine.request import GenerateRequest, Text
 from localchat.errors import ContextExceeded, EngineClosed, ModelInvalid, UsageError
 from localchat.fit.header import read_header
 from localchat.fit.machine import read_machine
-from localchat.fit.plan import LoadWish
+from localchat.fit.plan import LoadWish, MemoryPlan
 from localchat.loop.backend import LoadOptions
 from localchat_llamacpp import LlamaCppBackend
 from localchat_llamacpp.embedder import LlamaCppEmbedder
@@ -137,7 +137,7 @@ def test_backend_takes_embedding_models_and_says_what_rerankers_are(tmp_path: Pa
     assert backend.expected_rate(read_header(tmp_path / "b.gguf"), _plan(tmp_path), 1) is None
 
 
-def _plan(folder: Path) -> object:
+def _plan(folder: Path) -> MemoryPlan:
     return GgufModel(folder / "b.gguf").plan(LoadWish())
 
 
