@@ -43,6 +43,12 @@ _SLOTS = 16
 @click.option(
     "--parallel", type=click.IntRange(1, 255), default=_SLOTS, metavar="N", help="At once; 16."
 )
+@click.option(
+    "--keep-alive",
+    "keep_alive",
+    metavar="SECONDS",
+    help="Unload a model that nobody used for so long; 300, 0: at once, -1: never.",
+)
 @click.option("--ctx", "context_length", metavar="TOKENS", help="Context of a model.")
 @click.option("--kv-type", "kv_cache_type", metavar="TYPE", help="KV cache as f16, q8_0 or q4_0.")
 @click.option("--cache-ram", "cache_ram_mib", metavar="MIB", help="RAM for KV that nobody uses.")
@@ -130,21 +136,40 @@ def _check_open(
 def _serve(
     setup: "Setup", config: "ServerConfig", sockets: "Sequence[socket.socket]", parallel: int
 ) -> None:
-    """Open the engine, tell where it is, answer until a signal comes."""
+    """Open the house, tell where it is, answer until a signal comes."""
     from functools import partial
 
-    from localchat.cli.setup import opened_engine
     from localchat.server.app import create_app
-    from localchat.server.engines import OneEngine
+    from localchat.server.house import HouseWish, opened_house
     from localchat.server.run import serve
     from localchat.server.starting import starting
 
-    with opened_engine(setup) as engine:
-        info = engine.info()
-        app = create_app(OneEngine(engine, setup.model.name), config)
+    wish = HouseWish(
+        own=setup.model,
+        settings_for=setup.settings_for,
+        paths=setup.paths,
+        environ=setup.door.environ,
+        open_engine=setup.door.open_engine,
+        say=setup.terminal.say,
+        keep_alive_s=setup.settings.keep_alive,
+        max_slots=parallel,
+        queue=config.limits.waiting,
+    )
+    with opened_house(wish) as house:
+        with house.engines.pool.lease("", "start") as lease:
+            info = lease.engine.info()
+        app = create_app(house.engines, config, house.private)
         _log_requests(setup)
         tell = partial(_tell, setup, config, sockets, info)
-        serve(app, sockets, beside=starting(app, tell, setup.terminal.say))
+        with house.registered(_local_url(sockets[0])):
+            serve(app, sockets, beside=starting(app, tell, setup.terminal.say, house.stopping))
+
+
+def _local_url(listening: "socket.socket") -> str:
+    """Where this machine's own programs reach it, also where it listens to a network."""
+    host, port = listening.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _log_requests(setup: "Setup") -> None:

@@ -23,6 +23,8 @@ VERBS: Final = {
         "localchat.cli.import_", "Use a model file under a name, or all models of a folder."
     ),
     "history": Verb("localchat.cli.history", "List, search, show and export conversations."),
+    "ps": Verb("localchat.cli.ps", "List the models that a running server has loaded."),
+    "stop": Verb("localchat.cli.stop", "End the running server, or unload one of its models."),
     "doctor": Verb("localchat.cli.doctor", "Say what this machine and this build can do."),
     "config": Verb("localchat.cli.config", "Show and change settings."),
     "completion": Verb("localchat.cli.completion", "Print the completion script of a shell."),

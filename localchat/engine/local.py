@@ -12,7 +12,7 @@ import msgspec
 
 from localchat.engine import frames
 from localchat.engine.child import Child
-from localchat.engine.engine import EngineInfo
+from localchat.engine.engine import EngineInfo, Vectors
 from localchat.engine.events import Accepted, Done, EngineStats, Event, Figures, Loading, Queued
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.safemode import SafeBuilds
@@ -121,9 +121,9 @@ class LocalEngine:
             self._failed(id_, error)
         return stream
 
-    def embed(self, texts: Sequence[str]) -> list[list[float]]:
+    def embed(self, texts: Sequence[str]) -> Vectors:
         answer = self._query(lambda id_: frames.Embed(id_, tuple(texts)), frames.Vectors)
-        return [list(vector) for vector in answer.vectors]
+        return Vectors(answer.vectors, answer.tokens)
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         answer = self._query(lambda id_: frames.Tokenize(id_, text, special), frames.Tokens)
@@ -149,6 +149,11 @@ class LocalEngine:
             child.send(frames.Close())
             child.end(deadline_s)
         self._fail_all(EngineClosed("the engine was closed"))
+
+    @property
+    def alive(self) -> bool:
+        """Whether a child runs; without one the next call starts another."""
+        return self.child_pid is not None
 
     @property
     def child_pid(self) -> int | None:

@@ -99,7 +99,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """One request. `max_tokens` None: up to the end of the context. `logprobs`: how many alternatives per
     generated token (0: only its own). `prompt_logprobs`: the same for the prompt. `salt` separates
     prefix caches: equal text under another salt shares nothing. `exact`: None means «when a seed is
-    given»: the steps of the request keep to one class of row counts, so that drafts change no token."""
+    given»: the steps of the request keep to one class of row counts, so that drafts change no token.
+    `user`: who asks, for the engine's figures; it changes nothing. `priority`: higher goes first."""
 
     prompt: Prompt
     sampling: Sampling = Sampling()
@@ -114,3 +115,4 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     speculation: bool = True
     ignore_eos: bool = False
     exact: bool | None = None
+    user: str = ""

@@ -8,6 +8,7 @@ from localchat.engine.events import Event, FinishReason, TokenLogprob
 from localchat.errors import DoesNotFit, LocalchatError
 from localchat.loop.backend import Capabilities, Sample, StepResult, Tokenizer
 from localchat.loop.costs import CostModel
+from localchat.loop.counts import Counts
 from localchat.loop.flight import Flight, Planned
 from localchat.loop.kv.book import Book
 from localchat.loop.ngrams import SPAN, EarlierTexts
@@ -31,12 +32,14 @@ class Decisions:
         pace: Pace,
         scheduler: Scheduler,
         telling: Telling,
+        counts: Counts,
     ) -> None:
         self._tokenizer = tokenizer
         self._book = book
         self._pace = pace
         self._scheduler = scheduler
         self._telling = telling
+        self._counts = counts
         self._ahead = capabilities.depth > 1
         self._rewinds = capabilities.rewind != "checkpoint"
         self.costs = CostModel()
@@ -76,6 +79,7 @@ class Decisions:
         self._pace.measured(flight.width, elapsed_s)
         if not flight.rows:
             return
+        self._counts.steps += 1
         self._starved = 0
         self._scheduler.went_well()
         if flight.decoding:
@@ -91,7 +95,8 @@ class Decisions:
         now_s: float,
     ) -> None:
         sequence, job = row.sequence, row.sequence.job
-        job.clock.admitted(now_s - elapsed_s)
+        if job.clock.admitted(now_s - elapsed_s):
+            self._counts.admit(job.prompt_tokens, job.cached)
         drawn = row.accepted(samples)
         if row.points and not row.drafts:
             sequence.unknown -= 1
@@ -132,7 +137,8 @@ class Decisions:
             end = self._say_one(sequence, sample, events)
             if end[0]:
                 break
-        job.clock.step(sequence.choice, sequence.known - before, now_s)
+        tokens = sequence.known - before
+        self._counts.say(tokens, job.clock.step(sequence.choice, tokens, now_s))
         self._telling.text(job, events, now_s)
         return end
 
@@ -202,6 +208,8 @@ class Decisions:
             drafts.digest()  # a slice of a long prompt, while the prompt is computed
             return
         said = sequence.tokens[row.start + row.width : sampled]
+        if row.drafts:
+            self._counts.draft(len(row.drafts), min(len(row.drafts), max(0, len(said) - 1)))
         if flight.decoding:
             drafts.advance(said, len(row.drafts), flight.width, elapsed_s, flight.plan.pad_to)
         else:
@@ -269,18 +277,25 @@ class Decisions:
     # ------------------------------------------------------------------------ ends
 
     def cancel(self, id_: int) -> None:
-        """Nothing more of this request is computed or told."""
+        """Its reader gave a request up: nothing more of it is computed or told."""
+        if self._drop(id_):
+            self._counts.cancel()
+
+    def _drop(self, id_: int) -> bool:
+        """False: there is no such request (any more)."""
         job = self.jobs.pop(id_, None)
         if job is None:
-            return
+            return False
         self._telling.forget(id_)
         for sequence in job.sequences:
             self._end(sequence)
+        return True
 
     def fail(self, job: Job, error: LocalchatError) -> None:
         """What was said so far is told, and then why nothing follows."""
         self._telling.flush()
-        self.cancel(job.id)
+        self._drop(job.id)
+        self._counts.fail(error)
         self._telling.failure(job.id, error)
 
     def _end_without_logits(self, sequence: Sequence) -> None:
@@ -324,6 +339,7 @@ class Decisions:
         if job.ended and self.jobs.pop(job.id, None) is not None:
             self._figures(job, float("inf"))
             self._telling.done(job, usage, now_s)
+            self._counts.finish()
 
     def _figures(self, job: Job, now_s: float) -> None:
         running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)

@@ -44,7 +44,7 @@ class Scheduler:
         self._enter: list[Enter] = []
         self._leave: list[int] = []
         self._entered: set[int] = set()
-        self._number = 0
+        self.number = 0
         self._cramped = False
         self._excess = False
         self.preemptions = 0
@@ -191,9 +191,9 @@ class Scheduler:
                 self._add_row(draft, sequence, share)
 
     def _launch(self, draft: Making) -> Flight:
-        self._number += 1
+        self.number += 1
         plan = StepPlan(
-            number=self._number,
+            number=self.number,
             rows=tuple(draft.rows),
             points=tuple(draft.points),
             memory=tuple(self._memory),
@@ -207,7 +207,7 @@ class Scheduler:
         for planned in draft.planned:
             sequence = planned.sequence
             sequence.flights += 1
-            sequence.stepped = self._number
+            sequence.stepped = self.number
             sequence.launched = planned.start + planned.width
             sequence.unknown += 1 if planned.points and not planned.drafts else 0
         return Flight(plan, tuple(draft.planned), max(draft.width, draft.pad_to), draft.decoding)

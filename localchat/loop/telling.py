@@ -44,6 +44,8 @@ class Telling:
         self._items: list[tuple[int, Event]] = []
         self._figured: dict[int, tuple[str, float]] = {}
         self._queued: dict[int, int] = {}
+        self.evictions = 0
+        """Of the books, as of the last `now`."""
 
     def flush(self) -> None:
         if self._items:
@@ -122,6 +124,7 @@ class Telling:
     def now(self, job: Job | None, running: int, waiting: int) -> Figures:
         """Figures of one request, or of the whole engine."""
         usage = self._usage()
+        self.evictions = usage.evictions
         whole = Figures(
             phase="decode" if running else "queued",
             kv_used_tokens=usage.live,

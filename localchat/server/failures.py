@@ -13,6 +13,7 @@ from starlette.responses import Response
 from localchat.errors import (
     ContextExceeded,
     DoesNotFit,
+    EngineBusy,
     EngineClosed,
     EngineDied,
     LocalchatError,
@@ -113,6 +114,9 @@ def translated(error: LocalchatError, *, wanted_tokens: int | None = None) -> Ap
             return busy(
                 "The engine ended in the middle of its work and is started again.", "engine_died"
             )
+        case EngineBusy():
+            retry = error.details.get("retry_after_s")
+            return busy(_sentence(error.message), retry_s=retry if isinstance(retry, int) else 1)
         case EngineClosed():
             return busy(_sentence(error.message), "model_unloaded")
         case NetworkError():

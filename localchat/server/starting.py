@@ -12,15 +12,20 @@ _EVERY_S = 0.2
 
 
 def starting(
-    app: Starlette, tell: Callable[[], None], say: Callable[[str], None]
+    app: Starlette,
+    tell: Callable[[], None],
+    say: Callable[[str], None],
+    stopping: Callable[[Callable[[], None]], None] = lambda end: None,
 ) -> Callable[[Server], Awaitable[None]]:
     """What `serve` runs beside itself: tells where the server is, once signals end it well; loads its own
-    model and says when that is ready. A failure (ModelInvalid, DoesNotFit, EngineDied) is the server's."""
+    model and says when that is ready. `stopping` is told how to end the server. A failure (ModelInvalid,
+    DoesNotFit, EngineDied) is the server's."""
     service = app.state.service
     assert isinstance(service, Service)
     service.ready = False
 
     async def run(server: Server) -> None:
+        stopping(server.stop)
         tell()
         async with await service.engines.lease("", user="start") as lease:
             while not (await asyncio.to_thread(lease.engine.info)).loaded:

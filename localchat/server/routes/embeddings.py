@@ -75,7 +75,7 @@ def _embedded(engine: Engine, texts: Sequence[str]) -> tuple[list[list[float]], 
             message = "This model gives no embeddings; load an embedding model and name it."
             raise ApiError(501, "not_supported", message, param="model") from error
         raise
-    return vectors, sum(len(engine.tokenize(text)) for text in texts)
+    return vectors, sum(vectors.tokens)
 
 
 def _written(vector: Sequence[float], form: str) -> list[float] | str:
