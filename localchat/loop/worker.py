@@ -20,12 +20,15 @@ import msgspec
 
 from localchat import __version__
 from localchat.engine import frames
-from localchat.engine.engine import EngineInfo
+from localchat.engine.engine import EngineInfo, MemoryParts
 from localchat.engine.events import EngineStats, Event, Figures, Loading
 from localchat.errors import EngineClosed, LocalchatError, UsageError
+from localchat.fit.compare import surprise
 from localchat.fit.plan import LoadWish, MemoryPlan
+from localchat.fit.reason import placed
 from localchat.loop.backend import Backend, LoadOptions, OpenModel, Runner
 from localchat.loop.desk import Desk
+from localchat.loop.footprint import footprint, planned, resident_bytes
 from localchat.loop.kv import open_book
 from localchat.loop.selection import Selection, select_backend
 from localchat.loop.sequence import Job
@@ -111,6 +114,7 @@ class Worker:
                 max_slots=wish.max_slots,
                 cache_ram_bytes=wish.cache_ram_bytes,
                 threads=wish.threads,
+                require_gpu=wish.require_gpu,
             )
         )
         for note in self._plan.notes:
@@ -129,8 +133,12 @@ class Worker:
             safe_mode=self._safe,
             max_slots=self._wish.max_slots,
         )
+        before_bytes = resident_bytes()
         runner = self._model.load(options, self._progress, self._say)
         self._loaded_s = time.perf_counter()
+        self._taken = footprint(runner.memory(), self._plan, before_bytes)
+        if sentence := surprise(planned(self._plan), self._taken):
+            self._say(sentence)
         self._load_s = self._loaded_s - began_s
         loop = Loop(
             runner,
@@ -299,7 +307,7 @@ class Worker:
     def _info(self) -> EngineInfo:
         info, plan, runner = self._model.info, self._plan, self._runner
         can = runner.capabilities if runner is not None else None
-        actual = sum(max(0, size) for size in runner.memory()) if runner is not None else 0
+        taken = self._taken if runner is not None else None
         return EngineInfo(
             model=self._wish.name,
             path=frames.whole(str(self._path)),
@@ -315,14 +323,17 @@ class Worker:
             threads=self._wish.threads,
             file_bytes=info.file_bytes,
             predicted_bytes=plan.total_bytes,
-            actual_bytes=actual,
+            actual_bytes=sum(max(0, part) for part in taken or ()),
             loaded=runner is not None,
             safe_mode=getattr(self, "_safe", False),
-            why=self._selection.why,
+            why=placed(self._selection.why, plan),
             fingerprint=self._fingerprint(),
             notes=tuple(self._notes),
             limits=can.limits if can else (),
             warning=self._desk.warning,
+            predicted=MemoryParts(*planned(plan)),
+            actual=MemoryParts(*taken) if taken else None,
+            free_bytes=plan.free_bytes,
         )
 
 
