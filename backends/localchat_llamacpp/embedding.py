@@ -24,11 +24,12 @@ from localchat.fit.words import size
 from localchat_llamacpp.buffers import (
     PROCESS_BYTES,
     TOKEN_BYTES,
+    Repacked,
     Steps,
     compute_bytes,
     gpu_context_bytes,
     input_bytes,
-    repacked_bytes,
+    repacked_weights,
 )
 
 ENCODERS: Final = frozenset(
@@ -91,8 +92,9 @@ class _Needs:
         self._header, self._machine, self._layers = header, machine, layers
         self._shape: Shape = model_shape(header)
         weights = weights_split(header, layers)
-        copies = 0 if safe_mode else repacked_bytes(header, machine, layers)
-        self._weights = Split(weights.ram + copies, weights.gpu)
+        again = Repacked() if safe_mode else repacked_weights(header, machine, layers)
+        self._weights = Split(weights.ram - again.originals + again.copies, weights.gpu)
+        self._mapped = again.originals
 
     def parts(self, tokens: int) -> tuple[Split, Split, Split, Split]:
         """Weights, cache, scratch, overhead."""
@@ -136,6 +138,7 @@ class _Needs:
             overhead_bytes=overhead,
             free_bytes=spendable_ram(self._machine) + gpu_free,
             fits=fits,
+            mapped_bytes=self._mapped,
             context_tokens=tokens,
             max_context_tokens=longest,
             kv_type="f16",
