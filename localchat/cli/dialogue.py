@@ -246,7 +246,8 @@ class Dialogue:
             return False
         nodes = run.finish()
         self.changed(*nodes)
-        self.terminal.insist(f"{len(run.replaced)} messages are sent as this summary from now on:")
+        told = f"{len(run.replaced)} messages are sent as this summary from now on"
+        self.terminal.insist(f"{told} (/everything takes it back):")
         self.terminal.insist(nodes[0].message.content, dim=True)
         return True
 
