@@ -159,3 +159,33 @@ def test_a_conversation_without_a_message_leaves_no_trace_but_its_draft() -> Non
             save.draft("unsent")
         assert history.list() == []
         assert history.draft(None) == "unsent"
+
+
+def test_a_draft_leaves_the_nameless_place_when_its_conversation_begins() -> None:
+    conversation = Conversation()
+    with History.open(None) as history:
+        history.put_draft(None, "from the last start")
+        with Autosave(history, conversation) as save:
+            save.draft("first question")
+            save.flush()
+            assert history.draft(None) == "first question"
+            save.changed(conversation.add(Message("user", "first question"), parent=None))
+            save.draft("")
+            save.flush()
+            assert (history.draft(None), history.draft(conversation.id)) == ("", "")
+            history.put_draft(None, "of another program")
+            save.draft("second question")
+        assert history.draft(None) == "of another program"
+        assert history.draft(conversation.id) == "second question"
+
+
+def test_what_is_not_written_in_time_is_an_error(path: Path) -> None:
+    conversation = Conversation()
+    with History.open(path) as history, Autosave(history, conversation) as save:
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        save.changed(conversation.add(Message("user", "hi"), parent=None))
+        with pytest.raises(HistoryUnusable, match="within 0.05 s"):
+            save.flush(0.05)
+        other.execute("COMMIT")
+        other.close()
