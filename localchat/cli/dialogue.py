@@ -200,9 +200,11 @@ class Dialogue:
                 self._engine.info(),
                 max_tokens=self.settings.max_tokens,
                 thinking=self.settings.think,
+                refusal=problem,
             )
-        except LocalchatError:
-            self._say_error(problem)
+        except LocalchatError:  # an engine that cannot count, or is gone
+            self._say_error(with_advice(problem, self._engine))
+            self.terminal.insist("  or begin anew: /clear")
             return
         self._overflow, self._waiting = overflow, question.message.content
         self._save.draft(self._waiting)

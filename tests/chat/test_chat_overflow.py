@@ -166,6 +166,15 @@ def test_the_offers_name_messages_tokens_and_memory() -> None:
     assert "does not fit now" in examine(talk([100] * 20), COUNT, tight).choices[2].label
 
 
+def test_the_refusal_knows_the_context_where_the_engine_does_not() -> None:
+    info = replace(ENGINE.info(), context_tokens=0)
+    refusal = ContextExceeded("too long", prompt_tokens=3000, context_tokens=2000)
+    overflow = examine(talk([100] * 20), COUNT, info, refusal=refusal)
+    assert overflow.context_tokens == 2000
+    assert overflow.cut is not None
+    assert overflow.cut.prompt_tokens <= 1500
+
+
 def test_no_memory_is_offered_where_the_model_knows_no_longer_context() -> None:
     actions = [choice.action for choice in examine(talk([100] * 20), COUNT, ENGINE.info()).choices]
     assert actions == ["leave_out_oldest", "compact"]

@@ -159,6 +159,18 @@ def test_a_first_question_that_is_too_long_gets_advice(run: Run) -> None:
     assert talk.conversations == []
 
 
+def test_an_engine_that_cannot_count_gets_advice_and_no_cut(run: Run) -> None:
+    class Blind(TightEngine):
+        def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+            raise UsageError("this server does not tokenize")
+
+    for conversation in (None, run([*LONG, "1"]).conversations[0]):
+        talk = run(LONG, engine=Blind(context_tokens=1500), conversation=conversation)
+        assert "shorten the input by" in talk.shown
+        assert "or begin anew: /clear" in talk.shown
+        assert "tokens not sent" not in talk.shown
+
+
 def test_everything_can_be_sent_again(run: Run) -> None:
     for choice in ("1", "2"):
         talk = run([*LONG, choice, "/everything", "short"])
