@@ -81,9 +81,10 @@ class Dialogue:
 
     def ask(self, text: str) -> None:
         """Answer `text` and keep both. A refusal is said, and the conversation stays as it was."""
-        if self._waiting:
+        if text == self._waiting:
+            self._waiting = ""
             self._save.draft("")
-        self._waiting, self._overflow = "", None
+        self._overflow = None
         question = self.conversation.add(Message("user", text), parent=self.conversation.head)
         if not self._answer(question):
             self.conversation.take_back(question.id)
@@ -121,7 +122,7 @@ class Dialogue:
     def clear(self) -> None:
         """Begin a new conversation; the old one stays in the history."""
         self.close()
-        self._overflow, self.last = None, None
+        self._overflow, self._waiting, self.last = None, "", None
         old = self.conversation
         self.conversation = Conversation(model=old.model, system=old.system)
         self._save = Autosave(self._history, self.conversation)

@@ -138,6 +138,7 @@ def test_a_summary_is_written_shown_and_sent_instead(run: Run) -> None:
 def test_another_question_instead_of_a_choice_is_a_question(run: Run) -> None:
     talk = run([*LONG, "short"])
     assert talk.sent(-1)[-1] == "short"
+    assert talk.history.draft(talk.conversations[0].id) == LONG[4]
     talk = run(["1", "2"])
     assert [talk.sent(0), talk.sent(1)[-1]] == [["1"], "2"]
 
