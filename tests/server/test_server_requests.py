@@ -115,7 +115,7 @@ def test_a_conversation_is_carried_whole(stage: Stage) -> None:
         Message("system", "Be brief."),
         Message("user", "a\nb"),
         Message("assistant", reasoning="hm", tool_calls=(CalledTool("look", '{"a":1}', "c1"),)),
-        Message("tool", "42", tool_call_id="c1"),
+        Message("tool", "42", tool_call_id="c1", name="look"),
         Message("assistant", reasoning="so", tool_calls=(CalledTool("look", '{"b":2}'),)),
         Message("tool", "7", name="look"),
         Message("user", "And?", name="ann"),
