@@ -91,6 +91,7 @@ def conversation(stage: Stage) -> Messages:
 )
 def test_a_field_reaches_the_engine(stage: Stage, fields: Any, asked: dict[str, Any]) -> None:
     assert chat(stage, "x", **fields).status == 200
+    assert stage.last.user == ""
     prompt = Messages((Message("user", "x"),))
     assert stage.last == GenerateRequest(prompt, **{"max_tokens": LONGEST, **asked})
 

@@ -137,6 +137,7 @@ def test_a_request_is_a_line_in_the_log_without_its_text(
     for part in (f"model={NAME}", "prompt=", "cached=0", "completion=1", "ttft_ms=", "finish=stop"):
         assert part in line
     assert "secret" not in line and "\x1b" not in line and "curl" in line
+    assert stage.last.user == "curl\u241b[31m/8"
 
 
 def test_a_client_that_left_is_a_499_in_the_log(
