@@ -9,7 +9,6 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -119,7 +118,6 @@ class Answering:
             self._each[sum(self._each.values())] = ways[0].n
         self._counted: list[_Counted] = []
         self._done: list[Done] = []
-        self.accepted: list[Accepted] = []
 
     async def begin(self) -> None:
         """Until every prompt is accepted: all that can be refused is refused here. Raises LocalchatError."""
@@ -137,7 +135,6 @@ class Answering:
                     continue
                 raise
             assert isinstance(first, Accepted)
-            self.accepted.append(first)
             self._counted.append(_Counted(first.prompt_tokens))
             return source
         raise AssertionError("there is a way to ask")
@@ -208,8 +205,7 @@ class Answering:
         finally:
             for task in pumps:
                 task.cancel()
-            with suppress(asyncio.CancelledError):
-                await asyncio.gather(*pumps)
+            await asyncio.gather(*pumps, return_exceptions=True)
 
     def _count(self, at: int, event: Event) -> None:
         """Keep the figures of the flight, whatever the reader is told."""
