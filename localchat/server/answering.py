@@ -161,8 +161,7 @@ class Answering:
                 for told in self._tidy(base, event):
                     yield told
                 if any(choice.cut for choice in self._choices) and self._all_ended:
-                    self._flight.close()  # the engine would go on with what was cut here
-                    break
+                    break  # the engine would go on with what was cut here; the flight's end stops it
         except EngineClosed as closed:
             raise self._flight.why or closed from closed
         finally:
