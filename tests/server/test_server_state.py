@@ -9,6 +9,7 @@ import struct
 import pytest
 
 from localchat.engine.scripted import Answer
+from localchat.server.engines import OneEngine
 from localchat.server.loopguard import LoopGuard
 from tests.conftest import ROOT
 from tests.server.serving import NAME, Stage, Wire, ask, chat, settled
@@ -58,6 +59,16 @@ def test_properties_have_what_llamacpps_clients_read(stage: Stage, query: str) -
     assert props["modalities"] == {"vision": False, "audio": False}
     assert props["chat_template_caps"] == {"supports_tools": False, "supports_tool_calls": False}
     assert "/" not in props["model_alias"]
+
+
+def test_properties_load_nothing_and_keep_nothing(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OneEngine, "loaded", lambda self: [])
+    monkeypatch.delattr(OneEngine, "lease")
+    props = ask(stage, "/props").json
+    assert props["default_generation_settings"]["n_ctx"] == 4096
+    assert "chat_template_caps" not in props
 
 
 def test_tokens_of_a_text_and_of_a_conversation(stage: Stage) -> None:
