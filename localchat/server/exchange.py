@@ -104,6 +104,7 @@ class Exchange:
             async for told in telling:
                 presenter.take(told)
         assert flight.usage is not None
+        flight.answered = True
         body = presenter.result(flight.usage, flight.done)
         response = Response(body, headers={"content-type": "application/json"})
         await response(self.request.scope, self.request.receive, send)
@@ -124,15 +125,15 @@ class Exchange:
                     async for told in telling:
                         if events := presenter.told(told):
                             await stream.write(events)
+                assert flight.usage is not None
+                last = presenter.ending(flight.usage, flight.done) + DONE
             except (ApiError, LocalchatError) as error:
-                await stream.end(event(self._broken(service, flight, error).body()))
-                return
+                last = event(self._broken(service, flight, error).body())
             except Exception:
                 log.exception("%s failed in the middle of its stream", flight.id)
-                await stream.end(event(self._broken(service, flight, internal()).body()))
-                return
-            assert flight.usage is not None
-            await stream.end(presenter.ending(flight.usage, flight.done) + DONE)
+                last = event(self._broken(service, flight, internal()).body())
+            flight.answered = True
+            await stream.end(last)
 
     def _broken(
         self, service: Service, flight: Flight, error: ApiError | LocalchatError
@@ -154,7 +155,7 @@ async def _while_connected(work: Awaitable[None], receive: Receive, flight: Flig
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         if working.cancelled() and flight.why is not None:
             raise flight.why
-        if working.done():
+        if working.done() or flight.answered:  # the end of the answer ends the reading too
             await working
             return
         flight.gone = True

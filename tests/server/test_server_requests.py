@@ -91,6 +91,7 @@ def conversation(stage: Stage) -> Messages:
 )
 def test_a_field_reaches_the_engine(stage: Stage, fields: Any, asked: dict[str, Any]) -> None:
     assert chat(stage, "x", **fields).status == 200
+    assert stage.last.user == ""
     prompt = Messages((Message("user", "x"),))
     assert stage.last == GenerateRequest(prompt, **{"max_tokens": LONGEST, **asked})
 
@@ -115,7 +116,7 @@ def test_a_conversation_is_carried_whole(stage: Stage) -> None:
         Message("system", "Be brief."),
         Message("user", "a\nb"),
         Message("assistant", reasoning="hm", tool_calls=(CalledTool("look", '{"a":1}', "c1"),)),
-        Message("tool", "42", tool_call_id="c1"),
+        Message("tool", "42", tool_call_id="c1", name="look"),
         Message("assistant", reasoning="so", tool_calls=(CalledTool("look", '{"b":2}'),)),
         Message("tool", "7", name="look"),
         Message("user", "And?", name="ann"),
