@@ -11,6 +11,8 @@
     ├── ContextExceeded            exit 6   the prompt is longer than the context
     ├── EngineDied                 exit 1   the child process is gone: signal, last log lines
     ├── EngineClosed               exit 1   the engine was closed while the request waited
+    ├── HistoryUnusable            exit 1   the file of conversations cannot be read or written
+    ├── EngineBusy                 exit 1   too many wait already, or others use the memory: try again later
     └── Interrupted                exit 130 Ctrl+C
 
 A message says what was asked, what was found, and what to do next (`hint`). Errors cross the pipe
@@ -100,6 +102,18 @@ class EngineDied(LocalchatError):
 
 class EngineClosed(LocalchatError):
     code = "engine_closed"
+
+
+class HistoryUnusable(LocalchatError):
+    """`details`: version and known_version, where the file was written by a newer localchat."""
+
+    code = "history_unusable"
+
+
+class EngineBusy(LocalchatError):
+    """`details`: retry_after_s, and waiting and limit where a queue is full."""
+
+    code = "engine_busy"
 
 
 class Interrupted(LocalchatError):

@@ -30,6 +30,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     gpu_layers: Annotated[int, Meta(ge=0)] | Literal["auto", "all"] = "auto"
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     speculation: bool = True
+    keep_alive: Annotated[int, Meta(ge=-1)] = 300
+    attach: bool = True
     temperature: Annotated[float, Meta(ge=0, le=10)] | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
     top_p: _Share | None = None
@@ -49,6 +51,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     quiet: bool = False
     color: bool = True
     offline: bool = False
+    history: bool = True
 
 
 class Key(NamedTuple):
@@ -79,6 +82,12 @@ KEYS: Final[Mapping[str, Key]] = {
         "--threads", "a whole number; 0 is every physical core", "Threads that compute."
     ),
     "speculation": Key("--no-speculation", _YES_NO, "Guess ahead from earlier text; exact."),
+    "keep_alive": Key(
+        "--keep-alive",
+        "seconds; 0 is at once, -1 for ever",
+        "How long the server keeps a model that nobody uses.",
+    ),
+    "attach": Key("--no-attach", _YES_NO, "Use the models of a running server."),
     "temperature": Key("--temperature", "a number from 0 to 10", "Randomness; 0 is greedy."),
     "top_k": Key("--top-k", "a whole number; 0 is off", "Keep the k likeliest tokens."),
     "top_p": Key("--top-p", _SHARE, "Keep the likeliest tokens up to this probability; 1 is off."),
@@ -104,6 +113,7 @@ KEYS: Final[Mapping[str, Key]] = {
     "quiet": Key("-q", _YES_NO, "Nothing on stderr but errors and what was asked for."),
     "color": Key("--no-color", _YES_NO, "Colours on a terminal."),
     "offline": Key("--offline", _YES_NO, "Never use the network."),
+    "history": Key("--no-history", _YES_NO, "Keep conversations on this machine's disk."),
 }
 
 SAMPLING_KEYS: Final = (
@@ -111,6 +121,10 @@ SAMPLING_KEYS: Final = (
     *("repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "seed"),
 )
 """The keys that are fields of a request's `Sampling` too."""
+
+
+SERVER_KEYS: Final = ("keep_alive",)
+"""The keys whose flags belong to `localchat serve` alone."""
 
 
 class Given(NamedTuple):

@@ -15,6 +15,7 @@ from localchat.paths import find_paths
 from localchat.settings import (
     KEYS,
     SAMPLING_KEYS,
+    SERVER_KEYS,
     Given,
     Settings,
     convert,
@@ -30,14 +31,16 @@ def test_every_key_has_type_words_and_flag() -> None:
     flags = {name for param in ask.params for name in (*param.opts, *param.secondary_opts)}
     for key, words in KEYS.items():
         name, _, option = words.flag.partition(" ")
-        assert name in flags, key
+        assert name in flags or key in SERVER_KEYS, key
         assert option in ("", key)
 
 
 def test_every_flag_that_is_a_setting_is_named_as_its_key() -> None:
     own = {"words", "files", "interactive", "extract", "as_json", "raw_prompt", "option"}
+    own |= {"schema", "grammar", "regex"}
+    own |= {"continue_last", "conversation"}
     named = {param.name for param in ask.params} - own
-    assert named | set(SAMPLING_KEYS) == set(KEYS)
+    assert named | set(SAMPLING_KEYS) | set(SERVER_KEYS) == set(KEYS)
 
 
 def test_an_empty_variable_is_not_set() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from localchat.fit.gguf_header import Header
 from localchat.fit.plan import LoadWish, MemoryPlan
 from localchat.loop.backend import Availability, OpenModel
+from localchat_llamacpp.embedding import plan_embedding, pooling_of, ranks
 from localchat_llamacpp.rebuild import (
     DISTRIBUTION,
     Facts,
@@ -85,7 +86,9 @@ class LlamaCppBackend:
             return "it holds an image encoder in the same file, which llama.cpp keeps apart"
         if header.metadata.get("tokenizer.ggml.model", "none") in ("none", "no_vocab"):
             return "it has no vocabulary"
-        if name in _NO_WRITERS:
+        if ranks(header):
+            return "it is a reranker, which scores pairs of texts"
+        if name in _NO_WRITERS and not pooling_of(header):
             return f"it is no model that writes token by token ({name})"
         return ""
 
@@ -94,6 +97,8 @@ class LlamaCppBackend:
         from localchat.fit.machine import read_machine
         from localchat_llamacpp import plan as planner
 
+        if pooling_of(header):
+            return plan_embedding(header, wish, read_machine(), can_offload=can_offload())
         return planner.plan(
             header, wish, read_machine(), can_offload=can_offload(), safe_mode=False
         )
@@ -104,7 +109,7 @@ class LlamaCppBackend:
         from localchat.fit.machine import read_machine
         from localchat_llamacpp.speed import expected_rate
 
-        if plan.gpu_layers or not self.available().ok:
+        if pooling_of(header) or plan.gpu_layers or not self.available().ok:
             return None
         return expected_rate(header, threads or read_machine().cores)
 

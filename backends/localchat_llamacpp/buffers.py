@@ -8,8 +8,8 @@ the attention scores (without flash attention), the feed-forward block, or the l
 from typing import NamedTuple
 
 from localchat.fit.gguf_header import Header, Tensor
-from localchat.fit.machine import Machine
-from localchat.fit.plan import rounded
+from localchat.fit.machine import Gpu, Machine
+from localchat.fit.plan import layer_of, rounded
 from localchat.fit.shape import Shape
 
 SCRATCH_CELLS = 16
@@ -18,8 +18,9 @@ PROCESS_BYTES = 80_000_000
 """The child before it reads a model: interpreter, numpy, llama.cpp's libraries."""
 TOKEN_BYTES = 400
 """Of the vocabulary, per token, in llama.cpp and in Python."""
-GPU_CONTEXT_BYTES = 450_000_000
-"""What a CUDA context and its libraries take of a card."""
+_GPU_CONTEXT_BYTES = 450_000_000
+_LARGE_GPU_CONTEXT_BYTES = 640_000_000
+_LARGE_GPU_BYTES = 60_000_000_000
 OUTPUT_ROWS = 64
 
 
@@ -81,6 +82,30 @@ def input_bytes(shape: Shape, cells: int, steps: Steps) -> int:
     """What stays in RAM of a graph that runs on a GPU: embedded tokens and masks."""
     masks = 2 if shape.window else 1
     return steps.reserved_tokens * (4 * shape.embedding + 4 * masks * cells)
+
+
+def gpu_context_bytes(gpus: tuple[Gpu, ...]) -> int:
+    """What a CUDA context and its libraries take of each card: more where there are more multiprocessors
+    (640 MB measured on an H200). A card that cannot be read counts as one."""
+    sizes = [
+        _LARGE_GPU_CONTEXT_BYTES if gpu.total_bytes > _LARGE_GPU_BYTES else _GPU_CONTEXT_BYTES
+        for gpu in gpus
+    ]
+    return sum(sizes) or _GPU_CONTEXT_BYTES
+
+
+def borrowed_bytes(header: Header, gpu_layers: int) -> int:
+    """Of a card that holds a part of the layers: a long prompt is computed there whole, and the weights of
+    the other layers are copied in for it, two matrices at a time (measured: 80 to 95 MB of a 7B)."""
+    first = header.number("block_count") + 1 - gpu_layers
+    if gpu_layers <= 0 or first <= 0:
+        return 0
+    left = sorted(
+        tensor.size_bytes
+        for tensor in header.tensors
+        if (layer := layer_of(tensor.name)) is not None and layer < first
+    )
+    return sum(left[-2:])
 
 
 def overhead_bytes(shape: Shape, steps: Steps) -> int:

@@ -109,7 +109,7 @@ def _with_context(weights: Weights, target: Target, options: LoadOptions) -> Lla
             outputs_max=outputs_max(wish),
             vocab_size=vocab_size,
             threads=target.threads,
-            report=_report([*weights.buffers, *buffers]),
+            report=report([*weights.buffers, *buffers]),
         )
     except BaseException:
         api.llama_free(context)
@@ -162,7 +162,8 @@ def _capabilities(
     )
 
 
-def _report(buffers: list[Buffer]) -> MemoryReport:
+def report(buffers: list[Buffer]) -> MemoryReport:
+    """What the library allocated, by purpose."""
     return MemoryReport(
         weights_bytes=_size(buffers, "model"),
         kv_bytes=_size(buffers, "KV", "RS"),

@@ -11,8 +11,10 @@ from localchat.fit.header import read_header
 from localchat.fit.machine import read_machine
 from localchat.fit.plan import LoadWish, MemoryPlan, demand, kv_types
 from localchat.fit.shape import model_shape
-from localchat.loop.backend import LoadOptions, ModelInfo, Progress, Runner, Tokenizer
+from localchat.loop.backend import Embedder, LoadOptions, ModelInfo, Progress, Runner, Tokenizer
 from localchat_llamacpp import plan as planner
+from localchat_llamacpp.embedder import load_embedder
+from localchat_llamacpp.embedding import plan_embedding, pooling_of, ranks
 from localchat_llamacpp.library import library
 from localchat_llamacpp.loading import Target, load_runner, refuse_other_kinds
 from localchat_llamacpp.rebuild import offload_advice
@@ -42,6 +44,11 @@ class GgufModel:
                 f"{path} has no vocabulary: it is a part of a model, such as an adapter or a vision encoder.",
                 hint="Give the file of the language model itself.",
             )
+        if ranks(self.header):
+            raise ModelInvalid(
+                f"{path} is a reranker: it scores pairs of texts, and localchat asks no model for that.",
+                hint="Give the file of a model that writes text or gives embeddings.",
+            )
         handle, said = load_vocabulary(self._first)
         try:
             refuse_other_kinds(handle)
@@ -55,12 +62,31 @@ class GgufModel:
     def plan(self, wish: LoadWish) -> MemoryPlan:
         """What a load would take now. Raises DoesNotFit with advice, UsageError for impossible wishes."""
         can_offload = bool(library().api.llama_supports_gpu_offload())
+        if self.info.pooling:
+            found = plan_embedding(self.header, wish, read_machine(), can_offload=can_offload)
+            return demand(found, self.info.name)
         found = planner.plan(
             self.header, wish, read_machine(), can_offload=can_offload, safe_mode=False
         )
         if wish.gpu_layers not in ("auto", 0) and not can_offload:
             found = replace(found, notes=(*found.notes, offload_advice()))
         return demand(found, self.info.name)
+
+    def load_embedder(
+        self, options: LoadOptions, progress: Progress, say: Callable[[str], None]
+    ) -> Embedder:
+        """See backend.EmbeddingModel. Raises ModelInvalid, DoesNotFit, EngineClosed."""
+        target = Target(
+            path=self._first,
+            total_bytes=self.header.file_bytes,
+            kv_types=("f16",),
+            threads=options.threads or read_machine().cores,
+        )
+        return load_embedder(target, self.info.pooling, options, progress)
+
+    def text_tokens(self, text: str) -> list[int]:
+        """See backend.EmbeddingModel."""
+        return self._vocabulary.encode_whole(text)
 
     def load(self, options: LoadOptions, progress: Progress, say: Callable[[str], None]) -> Runner:
         """Weights, context and warm-up. Raises ModelInvalid, DoesNotFit, EngineClosed."""
@@ -92,6 +118,7 @@ def _info(header: Header, vocabulary: Tokenizer) -> ModelInfo:
         chat_template=template if isinstance(template, str) else None,
         sampling=tuple((ours, float(v)) for ours, v in stated if isinstance(v, int | float)),
         identity=_identity(header),
+        pooling=pooling_of(header),
     )
 
 

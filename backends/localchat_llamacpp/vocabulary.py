@@ -49,21 +49,26 @@ class Vocabulary:
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
         """Token ids of `text`. Lone surrogates become U+FFFD; never raises for any str."""
-        data = _SURROGATE.sub("\ufffd", text).encode()
         begin = [self.bos] if add_bos and self.add_bos and self.bos >= 0 else []
-        if not data:
-            return begin
+        return begin + self._tokens(text, ends=False, special=special) if text else begin
+
+    def encode_whole(self, text: str) -> list[int]:
+        """A text as embedding models were trained on it: with the tokens that begin and end one."""
+        return self._tokens(text, ends=True, special=False)
+
+    def _tokens(self, text: str, *, ends: bool, special: bool) -> list[int]:
+        data = _SURROGATE.sub("\ufffd", text).encode()
         # A token is one byte at least; white-space marks of SentencePiece add a few.
         room = len(data) + 16
         while True:
             ids = np.empty(room, np.int32)
             out = ids.ctypes.data_as(self._api.llama_token_p)
             count = self._api.llama_tokenize(
-                self._handle(), data, len(data), out, room, False, special
+                self._handle(), data, len(data), out, room, ends, special
             )
             if count >= 0:
                 found: list[int] = ids[:count].tolist()
-                return begin + found
+                return found
             if count <= -(1 << 31):
                 raise OverflowError("a text of more than two thousand million tokens")
             room = -count

@@ -16,10 +16,11 @@ from localchat.fit.plan import (
 )
 from localchat.fit.shape import Shape, model_shape
 from localchat_llamacpp.buffers import (
-    GPU_CONTEXT_BYTES,
     Steps,
+    borrowed_bytes,
     compute_bytes,
     context_cells,
+    gpu_context_bytes,
     input_bytes,
     overhead_bytes,
     repacked_bytes,
@@ -124,13 +125,15 @@ class Room:
         compute = Split(scratch, 0)
         if layers:
             whole = layers >= self.layers
-            compute = Split(input_bytes(self.shape, cells, steps) if whole else scratch, scratch)
-        cards = max(len(self.machine.gpus), 1) if layers and not self.unified else 0
+            borrowed = 0 if self.unified else borrowed_bytes(self.header, layers)
+            ram = input_bytes(self.shape, cells, steps) if whole else scratch
+            compute = Split(ram, scratch + borrowed)
+        cards = gpu_context_bytes(self.machine.gpus) if layers and not self.unified else 0
         found = Needs(
             Split(weights.ram + copies, weights.gpu),
             Split(sum(rows[:first]), sum(rows[first:])),
             compute,
-            Split(overhead_bytes(self.shape, steps), cards * GPU_CONTEXT_BYTES),
+            Split(overhead_bytes(self.shape, steps), cards),
             flash,
         )
         return found.pooled() if self.unified else found

@@ -1,5 +1,6 @@
 """Loading: from a checked GGUF file to a native model and a native context, or a clear error."""
 
+import ctypes
 import os
 import time
 from pathlib import Path
@@ -88,6 +89,10 @@ def load_weights(
     telling = _Telling(progress, total_bytes)
     parameters = native.api.llama_model_default_params()
     parameters.n_gpu_layers = gpu_layers
+    if not gpu_layers:
+        # An empty list: a GPU that may take no layer would still take 1.4 GB for long prompts of a 7B.
+        nothing = (ctypes.c_void_p * 1)(None)
+        parameters.devices = ctypes.cast(nothing, ctypes.c_void_p)
     # Repacked weights and AMX: faster for some models, and where AMX crashes some compilers' builds.
     parameters.use_extra_bufts = not safe_mode
     parameters.progress_callback = callback = native.api.llama_progress_callback(telling)

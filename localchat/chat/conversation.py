@@ -59,10 +59,12 @@ class Node(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the user chose for this conversation when it outgrew the context. `ask`: nothing is sent, a notice
-    offers the choices. `left_out`: ids of messages that are not sent (dimmed on the screen)."""
+    offers the choices. `left_out`: ids of messages that are not sent (dimmed on the screen); `left_out_tokens`:
+    what they took when they were left out."""
 
     kind: Literal["ask", "leave_out_oldest"] = "ask"
     left_out: tuple[str, ...] = ()
+    left_out_tokens: int = 0
 
 
 def new_id() -> str:
@@ -125,6 +127,11 @@ class Conversation:
         self.nodes[node.id] = node
         self.updated_s = time.time()
 
+    def take_back(self, id_: str) -> None:
+        """Forget a message that was never sent and that nothing follows."""
+        assert not self.children(id_)
+        self.head = self.nodes.pop(id_).parent
+
     def siblings(self, id_: str) -> tuple[Node, ...]:
         """All versions of a message, itself included, in order of birth."""
         node = self.nodes[id_]
@@ -151,3 +158,12 @@ class Conversation:
         if id_ is not None and id_ not in self.nodes:
             raise UsageError(f"there is no message {id_!r} in this conversation")
         self.head = id_
+
+    def mend(self) -> None:
+        """Make a whole of what came from a file: a message whose parent is lost begins a path of its own,
+        and a lost head is the newest message."""
+        for node in list(self.nodes.values()):
+            if node.parent is not None and node.parent not in self.nodes:
+                self.nodes[node.id] = msgspec.structs.replace(node, parent=None)
+        if self.head not in self.nodes:
+            self.head = next(reversed(self.nodes), None)

@@ -7,6 +7,7 @@ nobody would know why. Plain labels work a little with any model, base models to
 
 from localchat.chatformat.reasoning import Family, Splitter
 from localchat.chatformat.rendered import Rendered
+from localchat.chatformat.styles import UNKNOWN
 from localchat.engine.request import Message, Messages
 
 _LABELS = {"user": "User", "assistant": "Assistant", "system": "System", "tool": "Tool"}
@@ -23,6 +24,8 @@ class PlainFormat:
     """Labelled paragraphs, one a message."""
 
     markup: tuple[str, ...] = ()
+    calls = UNKNOWN
+    reasoning = Family.default()
 
     def render(self, messages: Messages) -> Rendered:
         """Never refuses. The first system message stands bare at the top, as base models expect

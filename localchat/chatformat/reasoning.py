@@ -7,36 +7,10 @@ block that never ends. A tag never shows, nor half of one: what may still become
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A piece of what the model says."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Thought:
-    """A piece of what the model thinks."""
-
-    text: str
-
-
-Part: TypeAlias = Answer | Thought
-
-
-class Parser(Protocol):
-    """Turns streamed text into parts. One for each choice; never raises."""
-
-    def feed(self, text: str) -> list[Part]:
-        """Parts that are certain now; pieces are never empty."""
-        ...
-
-    def finish(self) -> list[Part]:
-        """What was held back, at the end of the answer."""
-        ...
+from localchat.chatformat.parts import Answer, Part, Thought
+from localchat.chatformat.tags import first, half
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +166,7 @@ class Splitter:
         a closing tag at the end of reasoning (an answer cut by its length) is dropped."""
         held, self._held = self._held, ""
         if self._state == "thinking":
-            keep = held[: _half(held, self._family.closes)] if len(held) > 1 else held
+            keep = held[: half(held, self._family.closes)] if len(held) > 1 else held
             return [Thought(keep.rstrip())] if keep.strip() else []
         if self._state == "between":
             held = _after_tag(held)
@@ -238,13 +212,13 @@ class Splitter:
                 if self._held.startswith(tag):
                     self._held, self._fresh = self._held[len(tag) :], True
                     return True
-        at, tag = _first(self._held, self._family.closes)
+        at, tag = first(self._held, self._family.closes)
         if tag:
             self._emit(parts, self._held[:at].rstrip())
             self._held = self._held[at + len(tag) :]
             self._state = "between"
             return True
-        certain = self._held[: _half(self._held, self._family.closes)].rstrip()
+        certain = self._held[: half(self._held, self._family.closes)].rstrip()
         self._held = self._held[len(certain) :]
         self._emit(parts, certain)
         return False
@@ -256,13 +230,13 @@ class Splitter:
             tags = (*tags, *family.opens)
         if family.anywhere or not self._thought:
             tags = (*tags, *family.closes)
-        at, tag = _first(self._held, tags)
+        at, tag = first(self._held, tags)
         if tag:
             self._emit(parts, self._held[:at])
             self._held = self._held[at + len(tag) :]
             self._pass(tag, answering="answering")
             return True
-        at = _half(self._held, tags)
+        at = half(self._held, tags)
         self._emit(parts, self._held[:at])
         self._held = self._held[at:]
         return False
@@ -279,25 +253,6 @@ class Splitter:
     def _emit(self, parts: list[Part], text: str) -> None:
         if text:
             parts.append(Thought(text) if self._state == "thinking" else Answer(text))
-
-
-def _first(text: str, tags: tuple[str, ...]) -> tuple[int, str]:
-    """The earliest tag, the longest where two begin together; ("", 0) where there is none."""
-    found = [(at, -len(tag), tag) for tag in tags if (at := text.find(tag)) >= 0]
-    if not found:
-        return 0, ""
-    at, _, tag = min(found)
-    return at, tag
-
-
-def _half(text: str, tags: tuple[str, ...]) -> int:
-    """Where the beginning of a tag stands at the end of the text; its length where there is
-    none."""
-    longest = max((len(tag) for tag in tags), default=1)
-    for at in range(max(0, len(text) - longest + 1), len(text)):
-        if any(tag.startswith(text[at:]) for tag in tags):
-            return at
-    return len(text)
 
 
 def _after_tag(text: str) -> str:

@@ -5,9 +5,12 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
+from localchat.chatformat.calls import CallParser, Chain
 from localchat.chatformat.messages import Dialect, to_dicts
+from localchat.chatformat.parts import Parser
 from localchat.chatformat.reasoning import Family, Splitter
 from localchat.chatformat.rendered import Rendered
+from localchat.chatformat.styles import style_of
 from localchat.chatformat.template import ChatTemplate
 from localchat.engine.request import CalledTool, Message, Messages
 from localchat.errors import TemplateError
@@ -33,8 +36,11 @@ class TemplateFormat:
             name: _Voice(ChatTemplate(source, special_tokens, now=now))
             for name, source in sources.items()
         }
-        self._family = Family.of("\n".join(sources.values()))
-        self.markup = self._family.markup
+        whole = "\n".join(sources.values())
+        self.reasoning = Family.of(whole)
+        self.markup = self.reasoning.markup
+        self.calls = style_of(whole)
+        self._reasons = any(tag in whole for tag in self.reasoning.markup)
 
     def render(self, messages: Messages) -> Rendered:
         """The prompt of a conversation; TemplateError where the template refuses it."""
@@ -50,19 +56,33 @@ class TemplateFormat:
             last = said[-1]
             field = "reasoning_content" if last.reasoning and not last.content else "content"
             text = voice.template.prolong(dicts, field=field, tools=tools, options=options)
-            thinks = field == "reasoning_content" or self._family.left_open(
+            thinks = field == "reasoning_content" or self.reasoning.left_open(
                 text, len(text) - len(last.content.rstrip())
             )
         else:
             text = voice.template.render(dicts, tools=tools, options=options)
-            thinks = self._family.left_open(text)
+            thinks = self.reasoning.left_open(text)
         if tools and not any(_name(tool) in text for tool in tools):
             warnings = (*warnings, NO_TOOLS)
-        return Rendered(text, opens_reasoning=thinks, warnings=warnings)
+        return Rendered(
+            text,
+            opens_reasoning=thinks,
+            may_reason=self._may_reason(text) and not messages.continue_last,
+            warnings=warnings,
+            tools=tuple(tools or ()),
+        )
 
-    def splitter(self, rendered: Rendered) -> Splitter:
-        """Splits reasoning from the answer."""
-        return Splitter(self._family, opened=rendered.opens_reasoning)
+    def _may_reason(self, prompt: str) -> bool:
+        """Whether an answer may begin with reasoning: the template knows it, and the prompt has not
+        closed it already."""
+        return self._reasons and not prompt.rstrip().endswith(self.reasoning.closes)
+
+    def splitter(self, rendered: Rendered) -> Parser:
+        """Splits reasoning from the answer, and finds the calls of tools that were offered."""
+        reasoning = Splitter(self.reasoning, opened=rendered.opens_reasoning)
+        if not rendered.tools:
+            return reasoning
+        return Chain(reasoning, CallParser(self.calls, rendered.tools))
 
     def _voice(self, *, with_tools: bool) -> "_Voice":
         if with_tools and "tool_use" in self._voices:

@@ -38,19 +38,20 @@ class Answer:
 class Display:
     """How an answer is shown while it comes. `live`: its text goes to stdout at once (one choice).
     `begun` is called once, before the first text: the engine is loaded then. `enough` ends the answer early
-    when it is true of the text so far."""
+    when it is true of the text so far. `grown` is called with the answer after each piece of it."""
 
     terminal: Terminal
     live: bool = True
     reasoning: bool = True
     begun: Callable[[], None] = lambda: None
     enough: Callable[[str], bool] = lambda text: False
+    grown: Callable[[Answer], None] = lambda answer: None
 
 
-def take(stream: Stream, display: Display) -> Answer:
+def take(stream: Stream, display: Display, answer: Answer | None = None) -> Answer:
     """Consume the stream. Ctrl+C cancels it and keeps what was said. Raises what the stream raises; the
-    text until then has been shown."""
-    answer = Answer()
+    text until then has been shown, and is in `answer` where the caller gives one."""
+    answer = Answer() if answer is None else answer
     begun = False
     try:
         with stream:
@@ -76,10 +77,12 @@ def _keep(answer: Answer, event: object, display: Display) -> None:
     match event:
         case Text(choice=choice, text=text):
             answer.texts[choice] += text
+            display.grown(answer)
             if display.live and choice == 0:
                 display.terminal.answer(text)
         case Reasoning(choice=choice, text=text):
             answer.reasoning[choice] += text
+            display.grown(answer)
             if display.reasoning and choice == 0:
                 display.terminal.reasoning(text)
         case Finished(choice=choice, reason=reason):

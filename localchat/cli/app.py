@@ -86,7 +86,7 @@ def _completed(door: Door) -> int:
     """Answer a shell that asks what could stand here (the script of `localchat completion` does)."""
     from click.shell_completion import shell_complete
 
-    return shell_complete(root, {}, "localchat", _COMPLETE, door.environ[_COMPLETE])
+    return shell_complete(root, {"obj": door}, "localchat", _COMPLETE, door.environ[_COMPLETE])
 
 
 def _usage_hint(problem: click.ClickException) -> str:

@@ -1,10 +1,24 @@
 """`localchat "prompt"`: one answer, or a conversation where nothing is asked and a person sits there."""
 
+from typing import TYPE_CHECKING
+
 import click
 
 from localchat.cli.options import engine_options
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 FORCED = "localchat.cli.ask.forced"
+
+
+def complete_conversation(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> "list[CompletionItem]":
+    """The latest conversations whose id begins so, with their titles."""
+    from localchat.cli.talk import complete
+
+    return complete(ctx, incomplete)
 
 
 class AskCommand(click.Command):
@@ -21,6 +35,25 @@ class AskCommand(click.Command):
 def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":
     """The flags that belong to one call and are no settings."""
     for decorator in (
+        click.option("--regex", metavar="PATTERN", help="Answer with a match of this pattern."),
+        click.option("--grammar", metavar="FILE", help="Answer with a text of this Lark grammar."),
+        click.option(
+            "--schema", metavar="FILE|JSON", help="Answer with JSON that this JSON Schema allows."
+        ),
+        click.option(
+            "--conversation",
+            "conversation",
+            metavar="ID",
+            shell_complete=complete_conversation,
+            help="Go on with this conversation; its first digits do.",
+        ),
+        click.option(
+            "-c",
+            "--continue",
+            "continue_last",
+            is_flag=True,
+            help="Go on with the last conversation.",
+        ),
         click.option(
             "--raw-prompt", is_flag=True, help="Send the prompt without the chat template."
         ),

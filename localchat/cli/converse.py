@@ -1,24 +1,36 @@
 """One answer for a prompt, or a conversation: what `localchat …` and `localchat run …` both do."""
 
 import sys
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import click
 import msgspec
 
+from localchat.chat.conversation import Conversation, Node
 from localchat.cli.advice import with_advice
 from localchat.cli.answer import Answer, Display, take
 from localchat.cli.door import Door
 from localchat.cli.extract import first_code_block
+from localchat.cli.form import refuse_unfinished, wanted_form
+from localchat.cli.options import given_flags
+from localchat.cli.outgrown import take_fitting
 from localchat.cli.prompt import decoded_words, join_parts, read_files, read_stdin
 from localchat.cli.report import context_line, report
 from localchat.cli.setup import Setup, opened_engine, prepare, remember, request_for
+from localchat.cli.talk import add_answers, opened_for_writing, resumed
 from localchat.cli.terminal import Terminal
 from localchat.engine.engine import Engine
-from localchat.engine.request import Message, Messages, Prompt, Text
-from localchat.errors import ContextExceeded, ExitCode, LocalchatError, UsageError
+from localchat.engine.request import Grammar, Message, Text
+from localchat.errors import (
+    ContextExceeded,
+    ExitCode,
+    HistoryUnusable,
+    LocalchatError,
+    ModelMissing,
+    UsageError,
+)
 from localchat.figures import stats_line
-from localchat.settings import Settings
 
 
 class Wish(NamedTuple):
@@ -28,11 +40,13 @@ class Wish(NamedTuple):
     as_json: bool
     extract: bool
     raw_prompt: bool
+    form: Grammar | None
 
 
 def converse(ctx: click.Context, words: str, model_word: str | None = None) -> int:
     """Answer and return the exit code. Raises LocalchatError."""
-    wish = Wish(*(bool(ctx.params[name]) for name in Wish._fields))
+    given = {name: bool(ctx.params[name]) for name in Wish._fields if name != "form"}
+    wish = Wish(**given, form=wanted_form(ctx))
     _refuse_nonsense(ctx, wish)
     text = _prompt_text(ctx, words)
     if not text and not wish.interactive and not _person_sits_there():
@@ -40,19 +54,47 @@ def converse(ctx: click.Context, words: str, model_word: str | None = None) -> i
             "there is nothing to ask: no prompt, and stdin is empty",
             hint='localchat "prompt", or text | localchat "question"; on a terminal, localchat alone chats',
         )
-    setup = prepare(ctx, model_word)
+    before = resumed(ctx)
+    setup = _prepared(ctx, model_word, before)
+    conversation = before or Conversation()
+    conversation.model = setup.model.word
+    if before is None or "system" in given_flags(ctx):
+        conversation.system = setup.settings.system or ""
+    if not text and wish.form is not None:
+        raise UsageError(
+            "--schema, --grammar and --regex are for one answer, and there is no prompt"
+        )
     if text and not wish.interactive:
         with opened_engine(setup) as engine:
-            return _answer_once(setup, engine, wish, _prompt(setup.settings, text, wish))
+            return _answer_once(setup, engine, wish, conversation, text)
     from localchat.cli.keyboard import open_keyboard
     from localchat.cli.line import chat
 
     keyboard = open_keyboard(setup.terminal)
-    return chat(setup, keyboard, text)
+    return chat(setup, keyboard, conversation, text)
 
 
-def _answer_once(setup: Setup, engine: Engine, wish: Wish, prompt: Prompt) -> int:
+def _prepared(ctx: click.Context, model_word: str | None, before: Conversation | None) -> Setup:
+    """A conversation goes on with its model, unless another is named. Raises UsageError, ModelMissing."""
+    word = model_word
+    if word is None and before is not None and "model" not in given_flags(ctx):
+        word = before.model or None
+    try:
+        return prepare(ctx, word)
+    except ModelMissing as problem:
+        if word == model_word:
+            raise
+        raise ModelMissing(
+            f"this conversation was held with {word}, which is not here: {problem.message}",
+            hint="-m MODEL goes on with another",
+        ) from problem
+
+
+def _answer_once(
+    setup: Setup, engine: Engine, wish: Wish, conversation: Conversation, text: str
+) -> int:
     terminal, settings = setup.terminal, setup.settings
+    question = conversation.add(Message("user", text), parent=conversation.head)
     whole = wish.as_json or wish.extract or settings.n > 1
     figures = wish.as_json or settings.stats
     display = Display(
@@ -64,14 +106,36 @@ def _answer_once(setup: Setup, engine: Engine, wish: Wish, prompt: Prompt) -> in
         if wish.extract and not figures and settings.n == 1
         else lambda text: False,
     )
+    answer = Answer()
+    error: LocalchatError | None = None
     try:
-        answer = take(engine.generate(request_for(settings, prompt)), display)
+        if wish.raw_prompt:
+            take(
+                engine.generate(request_for(settings, Text(text, special=True), wish.form)),
+                display,
+                answer,
+            )
+        else:
+            take_fitting(engine, conversation, settings, display, answer, wish.form)
+        remember(setup)
+        _print(setup, engine, wish, answer)
     except ContextExceeded as problem:
-        raise with_advice(problem, engine) from problem
-    except LocalchatError:
+        raise _advised(problem, engine, conversation) from problem
+    except LocalchatError as problem:
+        error = problem
         terminal.end_answer(empty=False)
         raise
-    remember(setup)
+    finally:
+        if not wish.raw_prompt and (answer.texts or answer.reasoning):
+            nodes = add_answers(conversation, question, answer, engine, error)
+            _keep(setup, conversation, (question, *nodes))
+    return ExitCode.INTERRUPTED if answer.interrupted else ExitCode.OK
+
+
+def _print(setup: Setup, engine: Engine, wish: Wish, answer: Answer) -> None:
+    """What was not shown while it came."""
+    terminal, settings = setup.terminal, setup.settings
+    whole = wish.as_json or wish.extract or settings.n > 1
     texts = _texts(answer, settings.n, wish)
     if wish.as_json:
         line = msgspec.json.encode(report(answer, engine.info(), settings.n, texts)).decode()
@@ -83,7 +147,31 @@ def _answer_once(setup: Setup, engine: Engine, wish: Wish, prompt: Prompt) -> in
         terminal.end_answer(empty=not answer.interrupted)
     if settings.stats and answer.done:
         terminal.insist(stats_line(answer.done))
-    return ExitCode.INTERRUPTED if answer.interrupted else ExitCode.OK
+    if wish.form is not None:
+        refuse_unfinished(answer, settings.n)
+
+
+def _keep(setup: Setup, conversation: Conversation, nodes: Sequence[Node]) -> None:
+    """Write what was said, after it was shown: no answer waits for it or fails by it."""
+    history = opened_for_writing(setup.paths, setup.terminal, wanted=setup.settings.history)
+    if history is None:
+        return
+    with history:
+        try:
+            history.append(conversation, nodes)
+        except HistoryUnusable as problem:
+            setup.terminal.say(f"this conversation is not kept: {problem.message}")
+
+
+def _advised(
+    problem: ContextExceeded, engine: Engine, conversation: Conversation
+) -> ContextExceeded:
+    """A conversation that goes on can be shortened, which takes another word than a long input."""
+    advised = with_advice(problem, engine)
+    if len(conversation.nodes) > 1:
+        there = f"localchat -i --conversation {conversation.id}"
+        advised.hint += f"\nor shorten the conversation: {there} offers how"
+    return advised
 
 
 def _texts(answer: Answer, choices: int, wish: Wish) -> dict[int, str]:
@@ -110,13 +198,6 @@ def tell_engine(terminal: Terminal, engine: Engine) -> None:
     terminal.say(context_line(engine.info()))
 
 
-def _prompt(settings: Settings, text: str, wish: Wish) -> Prompt:
-    if wish.raw_prompt:
-        return Text(text, special=True)
-    system = (Message("system", settings.system),) if settings.system else ()
-    return Messages((*system, Message("user", text)), thinking=settings.think)
-
-
 def _prompt_text(ctx: click.Context, words: str) -> str:
     door = ctx.find_object(Door)
     assert door is not None
@@ -132,6 +213,8 @@ def _person_sits_there() -> bool:
 def _refuse_nonsense(ctx: click.Context, wish: Wish) -> None:
     if wish.interactive and (wish.as_json or wish.extract or wish.raw_prompt):
         raise UsageError("-i is a conversation; --json, -x and --raw-prompt are for one answer")
+    if wish.interactive and wish.form is not None:
+        raise UsageError("-i is a conversation; --schema, --grammar and --regex are for one answer")
     if wish.raw_prompt and ctx.params["system"]:
         raise UsageError(
             "--raw-prompt sends the prompt as it is, and -s would be lost",

@@ -6,23 +6,32 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from localchat.cli.setup import Setup
     from localchat.engine.engine import Engine
     from localchat.engine.local import EngineOptions
+    from localchat.pool.member import OpenEngine, PooledEngine
 
-    OpenEngine = Callable[[EngineOptions, Callable[[str], None]], Engine]
+    Attach = Callable[[Setup], Engine | None]
 
 
-def _open_local(options: "EngineOptions", say: Callable[[str], None]) -> "Engine":
+def _open_local(options: "EngineOptions", say: Callable[[str], None]) -> "PooledEngine":
     from localchat.engine.local import LocalEngine
 
     return LocalEngine(options, say=say)
 
 
+def _attach(setup: "Setup") -> "Engine | None":
+    from localchat.cli.attaching import attached_engine
+
+    return attached_engine(setup)
+
+
 @dataclass(frozen=True, slots=True)
 class Door:
-    """Carried as click's `ctx.obj`."""
+    """Carried as click's `ctx.obj`. `attach`: the engine of a running server, where there is one."""
 
     open_engine: "OpenEngine" = _open_local
+    attach: "Attach" = _attach
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     @property

@@ -48,10 +48,12 @@ _SWITCHES = (
     _Flag("think", ("--think/--no-think",), "", "Let the model reason first, or not."),
     _Flag("hide_reasoning", ("--hide-reasoning/--show-reasoning",), "", "Keep the reasoning away."),
     _Flag("speculation", ("--speculation/--no-speculation",), "", "Guess ahead (exact); on."),
+    _Flag("attach", ("--attach/--no-attach",), "", "Use a running server's models; on."),
     _Flag("stats", ("--stats/--no-stats",), "", "A line of figures after the answer."),
     _Flag("quiet", ("-q", "--quiet/--no-quiet"), "", "Only errors and what was asked for."),
     _Flag("color", ("--color/--no-color",), "", "Colours on a terminal; on."),
     _Flag("offline", ("--offline/--no-offline",), "", "Never use the network."),
+    _Flag("history", ("--history/--no-history",), "", "Keep conversations on the disk; on."),
 )
 
 STOP: Final = "stop"

@@ -1,6 +1,6 @@
 """From flags, environment and settings file to what a command works with: settings, a model, an engine."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ import click
 from localchat.cli.door import Door
 from localchat.cli.options import given_flags
 from localchat.cli.terminal import Terminal
-from localchat.engine.request import GenerateRequest, Prompt, Sampling
+from localchat.engine.request import GenerateRequest, Grammar, Prompt, Sampling
 from localchat.library.locate import LocatedModel, locate, locate_default, remember_model
 from localchat.paths import Paths, find_paths
 from localchat.settings import SAMPLING_KEYS, Given, Settings, from_environment, resolve
@@ -18,8 +18,6 @@ from localchat.settings_file import read_settings
 
 if TYPE_CHECKING:
     from localchat.engine.engine import Engine
-
-_MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +30,8 @@ class Setup:
     origins: Mapping[str, str]
     model: LocatedModel
     terminal: Terminal
+    settings_for: Callable[[Iterable[str]], Settings] = lambda names: Settings()
+    """The settings in force for a model that goes by these names."""
 
 
 def prepare(ctx: click.Context, model_word: str | None = None) -> Setup:
@@ -55,45 +55,42 @@ def prepare(ctx: click.Context, model_word: str | None = None) -> Setup:
         model = locate_default(word, chosen.origins["model"], paths, door.environ)
     names = dict.fromkeys((model.name, model.word, *([word] if word else [])))
     settings, origins = resolve(file.layer(names), environment, flags)
+
+    def settings_for(names: Iterable[str]) -> Settings:
+        return resolve(file.layer(names), environment, flags).settings
+
     terminal = Terminal(door.environ, quiet=settings.quiet, color=settings.color)
-    return Setup(door, paths, settings, origins, model, terminal)
+    return Setup(door, paths, settings, origins, model, terminal, settings_for)
 
 
 @contextmanager
 def opened_engine(setup: Setup) -> "Iterator[Engine]":
-    """The engine of the settled model, closed at the end whatever happens. Raises LocalchatError."""
-    from localchat.engine.local import EngineOptions
-
-    settings = setup.settings
-    cache = settings.cache_ram_mib
-    options = EngineOptions(
-        model=setup.model.path,
-        name=setup.model.name,
-        context_tokens=settings.context_length,
-        kv_type=settings.kv_cache_type,
-        gpu_layers=settings.gpu_layers,
-        threads=settings.threads,
-        max_slots=max(2, settings.n),
-        cache_ram_bytes=None if cache is None else cache * _MIB,
-        speculation=settings.speculation,
-        backend=settings.backend,
-        state_dir=setup.paths.state_dir,
-    )
-    engine = setup.door.open_engine(options, setup.terminal.say)
+    """The engine of the settled model, on a running server or of our own, closed at the end whatever happens.
+    Raises LocalchatError."""
+    engine = setup.door.attach(setup) or _own_engine(setup)
     try:
         yield engine
     finally:
         engine.close()
 
 
-def request_for(settings: Settings, prompt: Prompt) -> GenerateRequest:
-    """One request under these settings."""
+def _own_engine(setup: Setup) -> "Engine":
+    from localchat.pool.finding import engine_options
+
+    slots = max(2, setup.settings.n)
+    options = engine_options(setup.model, setup.settings, setup.paths, max_slots=slots)
+    return setup.door.open_engine(options, setup.terminal.say)
+
+
+def request_for(settings: Settings, prompt: Prompt, form: Grammar | None = None) -> GenerateRequest:
+    """One request under these settings. `form`: what binds the answer."""
     return GenerateRequest(
         prompt=prompt,
         sampling=Sampling(**{key: getattr(settings, key) for key in SAMPLING_KEYS}),
         n=settings.n,
         max_tokens=settings.max_tokens,
         stop=settings.stop,
+        grammar=form,
         speculation=settings.speculation,
     )
 

@@ -12,6 +12,7 @@ class Verb(NamedTuple):
 
 VERBS: Final = {
     "run": Verb("localchat.cli.run", "Chat with a model, or ask it one thing."),
+    "serve": Verb("localchat.cli.serve", "Serve models to editors and programs."),
     "pull": Verb("localchat.cli.pull", "Fetch a model, or the rest of it."),
     "list": Verb("localchat.cli.list", "List the models on this machine."),
     "show": Verb("localchat.cli.show", "Say what a model is and what it can do."),
@@ -21,6 +22,9 @@ VERBS: Final = {
     "import": Verb(
         "localchat.cli.import_", "Use a model file under a name, or all models of a folder."
     ),
+    "history": Verb("localchat.cli.history", "List, search, show and export conversations."),
+    "ps": Verb("localchat.cli.ps", "List the models that a running server has loaded."),
+    "stop": Verb("localchat.cli.stop", "End the running server, or unload one of its models."),
     "doctor": Verb("localchat.cli.doctor", "Say what this machine and this build can do."),
     "config": Verb("localchat.cli.config", "Show and change settings."),
     "completion": Verb("localchat.cli.completion", "Print the completion script of a shell."),

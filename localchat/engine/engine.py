@@ -1,6 +1,6 @@
 """Waist 1: what a door holds. LocalEngine, RemoteEngine and ScriptedEngine implement it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -54,6 +54,14 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """Memory that was free for the model before its load."""
 
 
+class Vectors(list[list[float]]):
+    """One vector per text; `tokens`: how many tokens each text took."""
+
+    def __init__(self, vectors: Iterable[list[float]], tokens: Sequence[int]) -> None:
+        super().__init__(vectors)
+        self.tokens = tuple(tokens)
+
+
 class Engine(Protocol):
     """A model that answers. All methods are callable from any thread; only `generate`'s stream may be
     consumed from an event loop. Every method may raise a LocalchatError."""
@@ -62,7 +70,11 @@ class Engine(Protocol):
         """Begin to answer; returns at once. Refusals come out of the stream."""
         ...
 
-    def embed(self, texts: Sequence[str]) -> list[list[float]]: ...
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        """A vector of length 1 (Euclidean) for each text, as the model's file says they are pooled. Raises
+        ContextExceeded for a text that is longer than the model reads at once, UsageError where the model
+        gives no embeddings."""
+        ...
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]: ...
 

@@ -137,8 +137,11 @@ class Plain(msgspec.Struct, frozen=True, tag="text"):
 
 
 class Vectors(msgspec.Struct, frozen=True, tag="vectors"):
+    """`tokens`: how many each text took."""
+
     id: int
-    vectors: tuple[tuple[float, ...], ...]
+    vectors: list[list[float]]
+    tokens: tuple[int, ...]
 
 
 class Info(msgspec.Struct, frozen=True, tag="info"):
@@ -162,6 +165,11 @@ FromChild: TypeAlias = Entered | Events | Failed | Tokens | Plain | Vectors | In
 T = TypeVar("T")
 
 
+def framed(body: bytes) -> bytes:
+    """A frame of this body."""
+    return _LENGTH.pack(len(body)) + body
+
+
 class FrameWriter:
     """Writes whole frames; threads may share it."""
 
@@ -181,7 +189,7 @@ class FrameWriter:
     def send(self, body: bytes) -> None:
         """Write an encoded frame. OSError (BrokenPipeError) when the other side is gone."""
         with self._lock:
-            self._stream.write(_LENGTH.pack(len(body)) + body)
+            self._stream.write(framed(body))
             self._stream.flush()
 
 

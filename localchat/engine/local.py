@@ -12,7 +12,7 @@ import msgspec
 
 from localchat.engine import frames
 from localchat.engine.child import Child
-from localchat.engine.engine import EngineInfo
+from localchat.engine.engine import EngineInfo, Vectors
 from localchat.engine.events import Accepted, Done, EngineStats, Event, Figures, Loading, Queued
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.safemode import SafeBuilds
@@ -82,8 +82,8 @@ class _Asked:
 class LocalEngine:
     """See Engine. The child starts at once; after its death the next call starts another.
 
-    `say` gets sentences for the user, from a thread of the engine. A child that dies in warm-up is started
-    again in safe mode once, and its build is remembered.
+    `say` gets sentences for the user, from a thread of the engine. A child that dies in its load or warm-up is
+    started again in safe mode once, and its build is remembered.
     """
 
     def __init__(self, options: EngineOptions, *, say: Callable[[str], None]) -> None:
@@ -121,9 +121,9 @@ class LocalEngine:
             self._failed(id_, error)
         return stream
 
-    def embed(self, texts: Sequence[str]) -> list[list[float]]:
+    def embed(self, texts: Sequence[str]) -> Vectors:
         answer = self._query(lambda id_: frames.Embed(id_, tuple(texts)), frames.Vectors)
-        return [list(vector) for vector in answer.vectors]
+        return Vectors(answer.vectors, answer.tokens)
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         answer = self._query(lambda id_: frames.Tokenize(id_, text, special), frames.Tokens)
@@ -149,6 +149,11 @@ class LocalEngine:
             child.send(frames.Close())
             child.end(deadline_s)
         self._fail_all(EngineClosed("the engine was closed"))
+
+    @property
+    def alive(self) -> bool:
+        """Whether a child runs; without one the next call starts another."""
+        return self.child_pid is not None
 
     @property
     def child_pid(self) -> int | None:
@@ -278,15 +283,15 @@ class LocalEngine:
             self._say(sentence)
 
     def _survives(self, child: Child, death: EngineDied, said: list[str]) -> bool:
-        """Start again in safe mode, where a build crashed natively in warm-up and was not in it yet."""
+        """Start again in safe mode, where a build crashed natively before it answered and was not in it yet."""
         crashed = death.details.get("signal") in _CRASHES
-        if child.phase != "warmup" or not crashed or not child.build:
+        if child.phase not in ("load", "warmup") or not crashed or not child.build:
             return False
         if child.build in self._safe.known():
             return False
         said.append(
-            f"llama.cpp crashed in warm-up ({death.details['signal']}): starting again in safe mode, which "
-            "is remembered; `localchat doctor` tells how to rebuild it for full speed"
+            f"llama.cpp crashed before its first answer ({death.details['signal']}): starting again in safe "
+            "mode, which is remembered; `localchat doctor` tells how to rebuild it for full speed"
         )
         try:
             self._safe.add(child.build)

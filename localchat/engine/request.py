@@ -32,11 +32,16 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Messages(msgspec.Struct, frozen=True, tag="messages", omit_defaults=True):
     """A conversation. `tools` are JSON-schema function descriptions, `template_options` are handed to the
-    template (for instance `enable_thinking`), `continue_last` prolongs the last assistant message."""
+    template (for instance `enable_thinking`), `continue_last` prolongs the last assistant message.
+
+    `tool_choice`: `auto`, `none`, `required` (the answer is calls alone) or the name of a tool (of that one).
+    `parallel_tool_calls`: such an answer may hold several calls, where the model's format allows it.
+    """
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...] = ()
     tool_choice: str = "auto"
+    parallel_tool_calls: bool = True
     template_options: dict[str, Any] = {}
     thinking: ReasoningChoice = "auto"
     continue_last: bool = False
@@ -94,7 +99,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """One request. `max_tokens` None: up to the end of the context. `logprobs`: how many alternatives per
     generated token (0: only its own). `prompt_logprobs`: the same for the prompt. `salt` separates
     prefix caches: equal text under another salt shares nothing. `exact`: None means «when a seed is
-    given»: the steps of the request keep to one class of row counts, so that drafts change no token."""
+    given»: the steps of the request keep to one class of row counts, so that drafts change no token.
+    `user`: who asks, for the engine's figures; it changes nothing. `priority`: higher goes first."""
 
     prompt: Prompt
     sampling: Sampling = Sampling()
@@ -109,3 +115,4 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     speculation: bool = True
     ignore_eos: bool = False
     exact: bool | None = None
+    user: str = ""

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from localchat.engine.engine import EngineInfo
+from localchat.engine.engine import EngineInfo, Vectors
 from localchat.engine.events import (
     Accepted,
     Done,
@@ -67,8 +67,10 @@ class ScriptedEngine:
         threading.Thread(target=self._answer, args=arguments, daemon=True).start()
         return stream
 
-    def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        return [[float(len(text)), 1.0] for text in texts]
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        return Vectors(
+            ([float(len(text)), 1.0] for text in texts), [len(text.encode()) for text in texts]
+        )
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         return list(text.encode())
@@ -104,6 +106,16 @@ class ScriptedEngine:
 
     def stats(self) -> EngineStats:
         return EngineStats(Figures(phase="decode", kv_total_tokens=self.context_tokens))
+
+    @property
+    def alive(self) -> bool:
+        """Whether it was not closed."""
+        return not self.closed
+
+    @property
+    def child_pid(self) -> int | None:
+        """There is no process."""
+        return None
 
     def close(self, deadline_s: float = 2.0) -> None:
         self.closed = True

@@ -127,7 +127,7 @@ def weights_split(header: Header, gpu_layers: int) -> Split:
     ram = gpu = 0
     tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
     for tensor in header.tensors:
-        layer = _layer_of(tensor.name)
+        layer = layer_of(tensor.name)
         if tensor.name == "token_embd.weight":
             ram += tensor.size_bytes
             gpu += tensor.size_bytes if tied and gpu_layers > 0 else 0
@@ -138,7 +138,8 @@ def weights_split(header: Header, gpu_layers: int) -> Split:
     return Split(ram, gpu)
 
 
-def _layer_of(name: str) -> int | None:
+def layer_of(name: str) -> int | None:
+    """The layer that a tensor belongs to, by its name; None: to no layer."""
     if not name.startswith("blk."):
         return None
     number = name[4:].partition(".")[0]

@@ -37,6 +37,20 @@ def locate(
     return _locate(word, paths, why, environ)
 
 
+def locate_named(
+    word: str, paths: Paths, why: str, environ: Mapping[str, str] = os.environ
+) -> LocatedModel:
+    """The model of this name, for those who may not choose files (clients of the server): never a path, but
+    for what an alias of the owner stands for. Raises ModelMissing, UsageError."""
+    if word == GUIDE or word in read_bookmarks(paths).aliases:
+        return locate(word, paths, why, environ)
+    if stored := find_loose(word, paths.models_dir) or find_adopted(word, environ):
+        return LocatedModel(word, word, stored, why)
+    if _is_path(word):
+        raise ModelMissing(f"there is no model {word!r} here ({why})")
+    return _pulled(word, paths, why)
+
+
 def _locate(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> LocatedModel:
     if word == GUIDE:
         return LocatedModel(GUIDE, GUIDE, _guide(why), why)

@@ -8,7 +8,7 @@ state table and KV cache, `0 <= slot < Capabilities.max_slots`, reused. A *row* 
 one sequence in a step. A *point* is a position whose logits are wanted.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, TypeAlias
@@ -45,6 +45,8 @@ __all__ = [
     "Copy",
     "Discard",
     "Drop",
+    "Embedder",
+    "EmbeddingModel",
     "Enter",
     "LoadOptions",
     "Mask",
@@ -128,6 +130,9 @@ class ModelInfo:
     chat_template: str | None
     sampling: tuple[tuple[str, float], ...] = ()
     layers: int = 0
+    pooling: str = ""
+    """How the tokens of a text become its embedding (`mean`, `cls`, `last`); empty: the model writes text. Of
+    one that does not, the open model is an EmbeddingModel too."""
     identity: str = ""
     """Names the weights for prefix caches and fingerprints (sizes, header digest)."""
 
@@ -227,6 +232,42 @@ class OpenModel(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Embedder(Protocol):
+    """A loaded embedding model. Belongs to one thread, but for `abort`."""
+
+    context_tokens: int
+    """Most tokens of one text."""
+
+    def embed(self, texts: Sequence[Sequence[int]]) -> list[list[float]]:
+        """A vector of length 1 (Euclidean) for each text of 1 to `context_tokens` tokens. Raises EngineClosed
+        after `abort`."""
+        ...
+
+    def abort(self) -> None:
+        """From any thread: `embed` ends soon."""
+        ...
+
+    def memory(self) -> MemoryReport: ...
+
+    def close(self) -> None:
+        """Give everything back. Idempotent."""
+        ...
+
+
+class EmbeddingModel(Protocol):
+    """What an open model can do besides, where its info names a pooling."""
+
+    def text_tokens(self, text: str) -> list[int]:
+        """A whole text in tokens, with those that begin and end one. From any thread."""
+        ...
+
+    def load_embedder(
+        self, options: LoadOptions, progress: Progress, say: Callable[[str], None]
+    ) -> Embedder:
+        """As OpenModel.load."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

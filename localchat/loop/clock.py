@@ -27,22 +27,29 @@ class Clock:
             self._ready_s = at_s
             self.load_s = at_s - self.arrived_s
 
-    def admitted(self, at_s: float) -> None:
-        if self._admitted_s is None:
+    def admitted(self, at_s: float) -> bool:
+        """A step of the request began; True for the first."""
+        first = self._admitted_s is None
+        if first:
             self._admitted_s = at_s
+        return first
 
-    def step(self, choice: int, tokens: int, at_s: float) -> None:
-        """A step gave `tokens` tokens to a choice. Its time since that choice's last step is shared."""
+    def step(self, choice: int, tokens: int, at_s: float) -> list[float]:
+        """A step gave `tokens` tokens to a choice. Its time since that choice's last step is shared.
+        Returns the milliseconds of each, where there was a step before."""
         if tokens <= 0:
-            return
+            return []
+        shared: list[float] = []
         if choice in self._last_of:
             elapsed_s = at_s - self._last_of[choice]
-            self._tpot_ms += figures.shared_tpot_ms(elapsed_s, tokens)
+            shared = figures.shared_tpot_ms(elapsed_s, tokens)
+            self._tpot_ms += shared
         self._last_of[choice] = at_s
         if self._first_s is None:
             self._first_s = at_s
         self._last_s = at_s
         self._tokens += tokens
+        return shared
 
     def visible(self, at_s: float) -> None:
         """Text was shown."""

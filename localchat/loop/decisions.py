@@ -1,11 +1,14 @@
 """What the result of a step means: tokens are accepted, texts end, the books are settled."""
 
 import time
+from collections.abc import Iterator
+from itertools import chain
 
 from localchat.engine.events import Event, FinishReason, TokenLogprob
 from localchat.errors import DoesNotFit, LocalchatError
 from localchat.loop.backend import Capabilities, Sample, StepResult, Tokenizer
 from localchat.loop.costs import CostModel
+from localchat.loop.counts import Counts
 from localchat.loop.flight import Flight, Planned
 from localchat.loop.kv.book import Book
 from localchat.loop.ngrams import SPAN, EarlierTexts
@@ -29,12 +32,14 @@ class Decisions:
         pace: Pace,
         scheduler: Scheduler,
         telling: Telling,
+        counts: Counts,
     ) -> None:
         self._tokenizer = tokenizer
         self._book = book
         self._pace = pace
         self._scheduler = scheduler
         self._telling = telling
+        self._counts = counts
         self._ahead = capabilities.depth > 1
         self._rewinds = capabilities.rewind != "checkpoint"
         self.costs = CostModel()
@@ -74,6 +79,7 @@ class Decisions:
         self._pace.measured(flight.width, elapsed_s)
         if not flight.rows:
             return
+        self._counts.steps += 1
         self._starved = 0
         self._scheduler.went_well()
         if flight.decoding:
@@ -89,7 +95,8 @@ class Decisions:
         now_s: float,
     ) -> None:
         sequence, job = row.sequence, row.sequence.job
-        job.clock.admitted(now_s - elapsed_s)
+        if job.clock.admitted(now_s - elapsed_s):
+            self._counts.admit(job.prompt_tokens, job.cached)
         drawn = row.accepted(samples)
         if row.points and not row.drafts:
             sequence.unknown -= 1
@@ -99,12 +106,15 @@ class Decisions:
         self._read_prompt(row, samples)
         if row.start < job.prompt_tokens:
             self._telling.prefill(job, min(row.start + row.width, job.prompt_tokens))
+        sampled = sequence.known + len(drawn) if drawn else 0
         reason, stop = self._say(sequence, drawn, now_s)
+        if self._is_lost(sequence):
+            return
         computed = row.start + row.width + max(0, len(drawn) - 1)
         self._settle(sequence, min(computed, sequence.known), earliest)
         if row.drafts:
             sequence.launched = sequence.computed
-        self._learn(sequence, flight, row, len(drawn), elapsed_s)
+        self._learn(sequence, flight, row, sampled, elapsed_s)
         if row.start < job.prompt_tokens <= sequence.computed:
             self._scheduler.remember(self._book.checkpoint(sequence.number).memory)
         self._join(row, samples, now_s)
@@ -118,29 +128,50 @@ class Decisions:
     def _say(
         self, sequence: Sequence, drawn: list[Sample], now_s: float
     ) -> tuple[FinishReason | None, str]:
-        """Append sampled tokens to a sequence, up to its end. Returns why it ended, if it did."""
+        """Append sampled tokens to a sequence, and what a grammar forces behind them, up to its end. Returns
+        why it ended, if it did."""
         job, before = sequence.job, sequence.known
         events: list[Event] = []
-        reason: FinishReason | None = None
-        stop = ""
-        for sample in drawn:
-            sequence.tokens.append(sample.token)
-            if sample.token in self._tokenizer.eog and not job.request.ignore_eos:
-                events += sequence.voice.end()
-                reason = "stop"
+        end: tuple[FinishReason | None, str] = (None, "")
+        for sample in chain(drawn, self._forced(sequence) if drawn else ()):
+            end = self._say_one(sequence, sample, events)
+            if end[0]:
                 break
-            spoken = sequence.voice.say(sample.token, self._logprob(sample))
-            events += spoken.events
-            if spoken.stop:
-                reason, stop = "stop", spoken.stop
-                break
-            if sequence.known >= sequence.limit:
-                events += sequence.voice.end()
-                reason = "length"
-                break
-        job.clock.step(sequence.choice, sequence.known - before, now_s)
+        tokens = sequence.known - before
+        self._counts.say(tokens, job.clock.step(sequence.choice, tokens, now_s))
         self._telling.text(job, events, now_s)
-        return reason, stop
+        return end
+
+    def _forced(self, sequence: Sequence) -> Iterator[Sample]:
+        """Tokens that need no step to be sampled: those that a grammar leaves no choice about. Where log
+        probabilities are asked they take the long way, under masks."""
+        constraint = sequence.constraint
+        if constraint is None or sequence.sampling.top_logprobs >= 0:
+            return
+        while (token := constraint.forced) is not None:
+            yield Sample(-1, token)
+
+    def _say_one(
+        self, sequence: Sequence, sample: Sample, events: list[Event]
+    ) -> tuple[FinishReason | None, str]:
+        sequence.tokens.append(sample.token)
+        if sample.token in self._tokenizer.eog and not sequence.job.request.ignore_eos:
+            events += sequence.voice.end()
+            return "stop", ""
+        constraint = sequence.constraint
+        if constraint is not None and not constraint.take(sample.token):
+            return "stop", ""  # with an error, which ends the request
+        spoken = sequence.voice.say(sample.token, self._logprob(sample))
+        events += spoken.events
+        if spoken.stop:
+            return "stop", spoken.stop
+        if constraint is not None and constraint.ended:
+            events += sequence.voice.end()
+            return "stop", ""
+        if sequence.known >= sequence.limit:
+            events += sequence.voice.end()
+            return "length", ""
+        return None, ""
 
     def _logprob(self, sample: Sample) -> TokenLogprob | None:
         if sample.logprob is None:
@@ -167,19 +198,24 @@ class Decisions:
             sequence.computed = sequence.launched = 0
 
     def _learn(
-        self, sequence: Sequence, flight: Flight, row: Planned, drawn: int, elapsed_s: float
+        self, sequence: Sequence, flight: Flight, row: Planned, sampled: int, elapsed_s: float
     ) -> None:
+        """`sampled`: tokens of the text up to the last that the step sampled."""
         drafts = sequence.drafts
         if drafts is None:
             return
-        if not drawn:
+        if not sampled:
             drafts.digest()  # a slice of a long prompt, while the prompt is computed
             return
-        said = sequence.tokens[row.start + row.width :]
+        said = sequence.tokens[row.start + row.width : sampled]
+        if row.drafts:
+            self._counts.draft(len(row.drafts), min(len(row.drafts), max(0, len(said) - 1)))
         if flight.decoding:
             drafts.advance(said, len(row.drafts), flight.width, elapsed_s, flight.plan.pad_to)
         else:
             drafts.advance(said, len(row.drafts))
+        if sampled < sequence.known:
+            drafts.given(sequence.tokens[sampled:])
         if self._ahead:
             sequence.hopeful = bool(drafts.propose(1))
 
@@ -187,6 +223,8 @@ class Decisions:
         """The other choices of a request have their first token: they go on from the prompt."""
         for child, point in row.forks:
             reason, stop = self._say(child, [samples[point]], now_s)
+            if self._is_lost(child):
+                return
             if reason:
                 self._finish(child, reason, stop, now_s)
                 continue
@@ -239,18 +277,25 @@ class Decisions:
     # ------------------------------------------------------------------------ ends
 
     def cancel(self, id_: int) -> None:
-        """Nothing more of this request is computed or told."""
+        """Its reader gave a request up: nothing more of it is computed or told."""
+        if self._drop(id_):
+            self._counts.cancel()
+
+    def _drop(self, id_: int) -> bool:
+        """False: there is no such request (any more)."""
         job = self.jobs.pop(id_, None)
         if job is None:
-            return
+            return False
         self._telling.forget(id_)
         for sequence in job.sequences:
             self._end(sequence)
+        return True
 
     def fail(self, job: Job, error: LocalchatError) -> None:
         """What was said so far is told, and then why nothing follows."""
         self._telling.flush()
-        self.cancel(job.id)
+        self._drop(job.id)
+        self._counts.fail(error)
         self._telling.failure(job.id, error)
 
     def _end_without_logits(self, sequence: Sequence) -> None:
@@ -267,9 +312,24 @@ class Decisions:
             ),
         )
 
+    def _is_lost(self, sequence: Sequence) -> bool:
+        """Whether its grammar can say no more what is allowed; then the request has failed."""
+        why = sequence.constraint.error if sequence.constraint is not None else ""
+        if why:
+            self.fail(
+                sequence.job,
+                LocalchatError(
+                    f"the grammar of the answer gave up at token {sequence.known}: {why}",
+                    hint="a simpler schema or grammar may go through",
+                ),
+            )
+        return bool(why)
+
     def _finish(self, sequence: Sequence, reason: FinishReason, stop: str, now_s: float) -> None:
         job = sequence.job
         usage = self._book.usage()
+        if reason == "stop" and sequence.voice.called:
+            reason = "tool_calls"
         self._telling.finished(sequence, reason, stop)
         if sequence.known > job.prompt_tokens:
             # Later prompts of this conversation hold this prompt themselves.
@@ -279,6 +339,7 @@ class Decisions:
         if job.ended and self.jobs.pop(job.id, None) is not None:
             self._figures(job, float("inf"))
             self._telling.done(job, usage, now_s)
+            self._counts.finish()
 
     def _figures(self, job: Job, now_s: float) -> None:
         running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)

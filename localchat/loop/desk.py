@@ -25,8 +25,11 @@ from localchat.engine.request import (
     TokenIds,
 )
 from localchat.errors import ContextExceeded, UsageError
+from localchat.loop.answer_grammar import answer_grammar
 from localchat.loop.backend import OpenModel, SamplingParams, Tokenizer
 from localchat.loop.clock import Clock
+from localchat.loop.constraint import Constraint
+from localchat.loop.grammar import Grammars
 from localchat.loop.sequence import Job, Sequence
 from localchat.loop.stops import StopPatterns
 from localchat.loop.voice import Voice
@@ -67,7 +70,9 @@ class Desk:
         self._numbers = count(1)
         tokenizer = model.tokenizer
         self.format: ChatFormat = chat_format(model.info.chat_template, _special_texts(tokenizer))
+        self._grammars = Grammars(tokenizer)
         self._shown = _control_tokens(tokenizer, self.format.markup)
+        self._shown_calls = _control_tokens(tokenizer, self.format.calls.markup)
 
     # ------------------------------------------------------------------------ requests
 
@@ -83,6 +88,7 @@ class Desk:
             self._too_long(len(tokens))
         wanted = request.max_tokens
         max_tokens = room if wanted is None else min(wanted, room)
+        constraints = self._constraints(request, rendered, max_tokens)
         sampling = self._sampling(request)
         exact = request.exact if request.exact is not None else request.sampling.seed is not None
         job = Job(id_, request, tuple(tokens), sampling, max_tokens, exact, Clock(arrived_s))
@@ -97,16 +103,29 @@ class Desk:
                     tokens=list(tokens),
                     limit=len(tokens) + max_tokens,
                     voice=self._voice(choice, stops, rendered),
+                    constraint=constraints[choice] if constraints else None,
                 )
             )
         return job, Accepted(len(tokens), max_tokens, sampling.seed)
 
-    def _voice(self, choice: int, stops: StopPatterns, rendered: Rendered | None) -> Voice:
-        splitter = self.format.splitter(rendered) if rendered is not None else None
-        return Voice(choice, self._piece, stops, splitter)
+    def _constraints(
+        self, request: GenerateRequest, rendered: Rendered | None, room: int
+    ) -> list[Constraint]:
+        """What binds the choices of a request, one each; none where nothing does."""
+        grammar = answer_grammar(request, rendered, self.format, self._model.tokenizer)
+        if grammar is None:
+            return []
+        bind = self._grammars.constraint
+        return [bind(grammar, room=room, ignore_ends=request.ignore_eos) for _ in range(request.n)]
 
-    def _piece(self, token: int) -> bytes:
-        return self._model.tokenizer.piece(token, special=token in self._shown)
+    def _voice(self, choice: int, stops: StopPatterns, rendered: Rendered | None) -> Voice:
+        if rendered is None:
+            return Voice(choice, partial(self._piece, self._shown), stops, None)
+        shown = self._shown | self._shown_calls if rendered.tools else self._shown
+        return Voice(choice, partial(self._piece, shown), stops, self.format.splitter(rendered))
+
+    def _piece(self, shown: frozenset[int], token: int) -> bytes:
+        return self._model.tokenizer.piece(token, special=token in shown)
 
     def _sampling(self, request: GenerateRequest) -> SamplingParams:
         asked = {
@@ -235,8 +254,6 @@ def _check(request: GenerateRequest) -> None:
             raise UsageError(f"{name} {value}: it must be {low} to {high}")
     if len(request.stop) > _MOST_STOPS:
         raise UsageError(f"{len(request.stop)} stop strings: at most {_MOST_STOPS} are taken")
-    if request.grammar is not None:
-        raise UsageError("this engine takes no grammar or schema")
 
 
 def _special_texts(tokenizer: Tokenizer) -> dict[str, str]:

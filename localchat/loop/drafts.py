@@ -183,6 +183,13 @@ class Drafts:
             self._text.extend(tokens)
         self._track, self._kinds = None, []
 
+    def given(self, tokens: Sequence[int]) -> None:
+        """Tokens behind the last that no step sampled: a grammar forced them."""
+        if self._waiting:
+            self._waiting.extend(tokens)
+        else:
+            self._text.extend(tokens)
+
     def _settle(self, drafted: int, accepted: int, rows: int, seconds: float, pad_to: int) -> None:
         self.drafted += drafted
         self.accepted += accepted

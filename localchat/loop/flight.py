@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from localchat.loop.backend import Point, Row, Sample, StepPlan
+from localchat.loop.backend import Mask, Point, Row, Sample, StepPlan
 from localchat.loop.sequence import Sequence
 
 
@@ -51,6 +51,7 @@ class Making:
         self.rows: list[Row] = []
         self.planned: list[Planned] = []
         self.points: list[Point] = []
+        self.masks: list[Mask] = []
         self.decoding = True
         self.pad_to = 0
         self.crowded = False
@@ -64,6 +65,13 @@ class Making:
         """Want the logits at `point`; its number."""
         self.points.append(point)
         return len(self.points) - 1
+
+    def mask(self, sequence: Sequence, points: list[int], drafts: tuple[int, ...] = ()) -> None:
+        """Where a grammar binds the sequence: what may be sampled at its points, computed while the step
+        runs."""
+        if sequence.constraint is not None:
+            masks = sequence.constraint.masks(drafts)
+            self.masks += [Mask(point, words) for point, words in zip(points, masks, strict=True)]
 
     def add(self, row: Row, planned: Planned, *, decoding: bool) -> None:
         self.rows.append(row)

@@ -44,7 +44,7 @@ class Scheduler:
         self._enter: list[Enter] = []
         self._leave: list[int] = []
         self._entered: set[int] = set()
-        self._number = 0
+        self.number = 0
         self._cramped = False
         self._excess = False
         self.preemptions = 0
@@ -170,7 +170,8 @@ class Scheduler:
             self._add_row(draft, sequence)
 
     def _is_text(self, sequence: Sequence) -> bool:
-        return sequence.needs > 0 and (sequence.needs > 1 or sequence.in_prompt)
+        # Tokens that a grammar forced are written in steps of the class, as drafts would be.
+        return sequence.in_prompt or (sequence.set_back and sequence.needs > 1)
 
     def _plan_exact_writing(self, draft: Making) -> None:
         """A step within the class of rows that are equal: exact writers, who waited longest first."""
@@ -181,7 +182,7 @@ class Scheduler:
         writers = [
             one
             for one in self.running
-            if self._held_exact(one) and one.needs == 1 and not one.in_prompt
+            if self._held_exact(one) and one.needs and not self._is_text(one)
         ]
         writers.sort(key=lambda one: one.stepped)
         share = max(1, draft.left // max(1, len(writers)))
@@ -190,14 +191,15 @@ class Scheduler:
                 self._add_row(draft, sequence, share)
 
     def _launch(self, draft: Making) -> Flight:
-        self._number += 1
+        self.number += 1
         plan = StepPlan(
-            number=self._number,
+            number=self.number,
             rows=tuple(draft.rows),
             points=tuple(draft.points),
             memory=tuple(self._memory),
             enter=tuple(self._enter),
             leave=tuple(self._leave),
+            masks=tuple(draft.masks),
             pad_to=draft.pad_to,
         )
         self._entered.update(enter.seq for enter in self._enter)
@@ -205,7 +207,7 @@ class Scheduler:
         for planned in draft.planned:
             sequence = planned.sequence
             sequence.flights += 1
-            sequence.stepped = self._number
+            sequence.stepped = self.number
             sequence.launched = planned.start + planned.width
             sequence.unknown += 1 if planned.points and not planned.drafts else 0
         return Flight(plan, tuple(draft.planned), max(draft.width, draft.pad_to), draft.decoding)
@@ -216,12 +218,14 @@ class Scheduler:
         """Put the next tokens of a running sequence into the plan, if there is room for them."""
         if sequence.state is not State.RUNNING or sequence.held:
             return
+        if sequence.constraint is not None and sequence.unknown:
+            return  # what may come next depends on the token that is on the device
         if sequence.needs == 1 and not sequence.in_prompt:
             if not sequence.may_sample() or (sequence.hopeful and sequence.unknown):
                 return
             width = 1
         else:
-            width = min(sequence.needs, draft.left)
+            width = min(sequence.needs, share or draft.left, draft.left)
         drafts = self._drafts(draft, sequence, share)
         if drafts and not self._grow(sequence, width + len(drafts)):
             drafts = ()  # nobody is set back for guesses
@@ -240,7 +244,8 @@ class Scheduler:
         # A fork begins with all that its parent has settled, which must be the prompt alone.
         if room <= 0 or self._joining(sequence):
             return ()
-        return sequence.drafts.propose(room, rows=draft.width + 1, pad_to=draft.pad_to)
+        drafts = sequence.drafts.propose(room, rows=draft.width + 1, pad_to=draft.pad_to)
+        return sequence.constraint.cut(drafts) if sequence.constraint and drafts else drafts
 
     def _make_room(self, sequence: Sequence, width: int, draft: Making) -> bool:
         """Have the books grow a sequence; another may be set back for it."""
@@ -301,12 +306,14 @@ class Scheduler:
         if end == sequence.virtual and sequence.may_sample():
             for offset in range(width - 1, width + len(drafts)):
                 planned.points.append(draft.point(Point(number, offset, sequence.number)))
+            draft.mask(sequence, planned.points, drafts)
             # Ahead, the next row is planned before they have joined: they sample once.
             for child in self._joining(sequence) if end == sequence.job.prompt_tokens else ():
                 if child.number not in self._entered:
                     self._enter.append(self._entry(child, slot=-1))
                 point = draft.point(Point(number, width - 1, child.number))
                 planned.forks.append((child, point))
+                draft.mask(child, [point])
         row = Row(
             sequence.number,
             self._book.slot(sequence.number),

@@ -260,7 +260,8 @@ class ScriptedRunner:
             drawn = self._sampler.judge(logits, point.token, point.top)
         else:
             tally = Tally(text, prompt_tokens) if sampling.penalised else None
-            drawn = self._sampler.draw(logits, sampling, position, tally)
+            mask = next((one.words for one in plan.masks if one.point == number), None)
+            drawn = self._sampler.draw(logits, sampling, position, tally, mask)
             if not row.drafts:
                 known[position:] = [drawn.token]
         return Sample(number, drawn.token, drawn.logprob, drawn.top)

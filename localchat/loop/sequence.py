@@ -12,6 +12,7 @@ from localchat.engine.events import TokenLogprob
 from localchat.engine.request import GenerateRequest
 from localchat.loop.backend import SamplingParams
 from localchat.loop.clock import Clock
+from localchat.loop.constraint import Constraint
 from localchat.loop.drafts import Drafts
 from localchat.loop.voice import Voice
 
@@ -37,6 +38,7 @@ class Sequence:
     tokens: list[int]
     limit: int
     voice: Voice
+    constraint: Constraint | None = None
     drafts: Drafts | None = None
     state: State = State.WAITING
     launched: int = 0

@@ -4,6 +4,7 @@ Ints and tuples only, and differences only, so that a tensor-parallel runner can
 stand in backend.py, through which everything here is imported.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -173,10 +174,16 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """Allowed tokens for one sampled point: bit t of the little-endian words is token t."""
+    """Allowed tokens for one sampled point, as `words`: bit t of the little-endian 32-bit words is token t,
+    ceil(V / 32) of them. They may still be computed while the step runs: reading them waits, so read them
+    when the point is sampled, not before."""
 
     point: int
-    words: bytes
+    source: bytes | Callable[[], bytes]
+
+    @property
+    def words(self) -> bytes:
+        return self.source if isinstance(self.source, bytes) else self.source()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from localchat.engine.events import (
     Reasoning,
     Speculation,
     Text,
+    ToolCall,
     Usage,
 )
 from localchat.errors import LocalchatError
@@ -43,6 +44,8 @@ class Telling:
         self._items: list[tuple[int, Event]] = []
         self._figured: dict[int, tuple[str, float]] = {}
         self._queued: dict[int, int] = {}
+        self.evictions = 0
+        """Of the books, as of the last `now`."""
 
     def flush(self) -> None:
         if self._items:
@@ -51,12 +54,13 @@ class Telling:
 
     def text(self, job: Job, events: list[Event], now_s: float) -> None:
         """Parts of an answer."""
-        if any(isinstance(event, Text | Reasoning) for event in events):
+        if any(isinstance(event, Text | Reasoning | ToolCall) for event in events):
             job.clock.visible(now_s)
         self._items += [(job.id, event) for event in events]
 
     def prefill(self, job: Job, done: int) -> None:
-        if done > job.prefill_told:  # a text that was set back is computed again in silence
+        # A text that was set back, or that lost what the cache held of it, is computed again in silence.
+        if done > max(job.prefill_told, job.cached - 1):
             job.prefill_told = done
             self._items.append(
                 (job.id, Prefill(done, job.cached, job.prompt_tokens, job.why_missed))
@@ -120,6 +124,7 @@ class Telling:
     def now(self, job: Job | None, running: int, waiting: int) -> Figures:
         """Figures of one request, or of the whole engine."""
         usage = self._usage()
+        self.evictions = usage.evictions
         whole = Figures(
             phase="decode" if running else "queued",
             kv_used_tokens=usage.live,

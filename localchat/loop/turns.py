@@ -1,13 +1,15 @@
 """The loop: collect, decide, plan, launch, and only then tell, so that the telling costs no step."""
 
 import queue
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from localchat.engine.events import Event, Figures
+from localchat.engine.events import EngineStats, Event
 from localchat.errors import DoesNotFit, EngineClosed, LocalchatError
 from localchat.loop.backend import Runner, Tokenizer
+from localchat.loop.counts import Counts
 from localchat.loop.decisions import Decisions
 from localchat.loop.drafts import Drafts
 from localchat.loop.flight import Flight
@@ -29,7 +31,10 @@ class Outlets:
 
 @dataclass(frozen=True, slots=True)
 class _Cancel:
+    """`step`: number of the step that was launched or in the making when it came."""
+
     id: int
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +43,10 @@ class _Stop:
 
 
 class Loop:
-    """Drives one runner. `run` belongs to one thread; `submit`, `cancel`, `stop` and `figures` to any.
+    """Drives one runner. `run` belongs to one thread; `submit`, `cancel`, `stop` and `stats` to any.
 
-    `speculation`: whether requests may have drafts. `audit`: check the books whenever nothing runs, and that
-    nothing is left behind (tests).
+    `speculation`: whether requests may have drafts. `counts`: what is counted of them, also elsewhere.
+    `audit`: check the books whenever nothing runs, and that nothing is left behind (tests).
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class Loop:
         *,
         fingerprint: str = "",
         speculation: bool = True,
+        counts: Counts | None = None,
         audit: bool = False,
     ) -> None:
         can = runner.capabilities
@@ -69,7 +75,13 @@ class Loop:
         pace = Pace(can.step_target_s, can.max_step_tokens)
         self._scheduler = Scheduler(can, book, pace)
         self._telling = Telling(outlets.events, outlets.failure, book.usage, fingerprint)
-        self.decisions = Decisions(can, tokenizer, book, pace, self._scheduler, self._telling)
+        self._counts = counts if counts is not None else Counts()
+        self.decisions = Decisions(
+            can, tokenizer, book, pace, self._scheduler, self._telling, self._counts
+        )
+        self._ordering = threading.Lock()
+        self._step = 0
+        self._stopped = False
         self._orders: queue.SimpleQueue[Job | _Cancel | _Stop] = queue.SimpleQueue()
         self._flights: deque[Flight] = deque()
         self._alone: int | None = None
@@ -84,7 +96,8 @@ class Loop:
 
     def cancel(self, id_: int) -> None:
         """Stop a request: it leaves at the next plan. A step that holds it alone is cut short."""
-        self._orders.put(_Cancel(id_))
+        with self._ordering:
+            self._orders.put(_Cancel(id_, self._step))
         if self._alone == id_:
             self._runner.abort()
 
@@ -93,9 +106,14 @@ class Loop:
         self._orders.put(_Stop())
         self._runner.abort()
 
-    def figures(self) -> Figures:
-        """All requests together, as they were after the last turn."""
-        return self._figures
+    def stats(self) -> EngineStats:
+        """All requests together, as they were after the last turn, and what was counted."""
+        return self._counts.stats(
+            self._figures,
+            list(self.decisions.jobs.values()),
+            preemptions=self._scheduler.preemptions,
+            evictions=self._telling.evictions,
+        )
 
     @property
     def preemptions(self) -> int:
@@ -105,7 +123,9 @@ class Loop:
 
     def run(self) -> None:
         """Serve until `stop`."""
-        while self._take_orders():
+        while not self._stopped:
+            if not self._flights and self._scheduler.idle:
+                self._follow(self._orders.get())
             self.turn()
         while self._flights:
             self._flights.popleft()
@@ -124,6 +144,10 @@ class Loop:
             if result.status != "ok":
                 self._hold()
         while len(self._flights) < self._depth:
+            # What came while the last step ran counts for this one.
+            self.take_orders()
+            if self._stopped:
+                return
             flight_or_none = self._scheduler.plan()
             if flight_or_none is None:
                 break
@@ -145,26 +169,31 @@ class Loop:
         return not self._flights and self._scheduler.idle and self._orders.empty()
 
     def take_orders(self) -> None:
-        """What was ordered so far, without waiting (for tests that turn by hand)."""
-        if not self._orders.empty():
-            self._take_orders()
+        """What was ordered so far, without waiting. A cancel that comes from now on comes in the next step."""
+        orders: list[Job | _Cancel | _Stop] = []
+        with self._ordering:
+            while not self._orders.empty():
+                orders.append(self._orders.get())
+            self._step = self._scheduler.number + 1
+        for order in orders:
+            self._follow(order)
 
-    def _take_orders(self) -> bool:
-        """False: stop. Blocks while there is nothing else to do."""
-        block = not self._flights and self._scheduler.idle
-        while True:
-            try:
-                order = self._orders.get(block=block)
-            except queue.Empty:
-                return True
-            block = False
-            match order:
-                case Job():
-                    self._begin(order)
-                case _Cancel(id_):
-                    self.decisions.cancel(id_)
-                case _Stop():
-                    return False
+    def _follow(self, order: "Job | _Cancel | _Stop") -> None:
+        match order:
+            case Job():
+                self._begin(order)
+            case _Cancel(id_, step):
+                self._count_late(id_, step)
+                self.decisions.cancel(id_)
+            case _Stop():
+                self._stopped = True
+
+    def _count_late(self, id_: int, step: int) -> None:
+        """Rows of a request that were launched after the step in which its cancel came: none, while orders
+        are taken before each plan."""
+        for flight in self._flights:
+            if flight.plan.number > step:
+                self._counts.late_rows += any(row.sequence.job.id == id_ for row in flight.rows)
 
     def _begin(self, job: Job) -> None:
         self.decisions.jobs[job.id] = job

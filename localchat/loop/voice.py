@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from localchat.chatformat.reasoning import Answer, Parser, Part
-from localchat.engine.events import Event, Reasoning, Text, TokenLogprob
+from localchat.chatformat.parts import Answer, Call, Parser, Part
+from localchat.engine.events import Event, Reasoning, Text, TokenLogprob, ToolCall
 from localchat.loop.detokenizer import Detokenizer
 from localchat.loop.stops import StopPatterns, StopScanner
 
@@ -24,7 +24,10 @@ class _Entry(NamedTuple):
 
 class Voice:
     """Pieces of bytes become events of one choice. `logprobs` ride on the text that completes their token;
-    those of reasoning are not told, those of a stop string neither."""
+    those of reasoning and of tool calls are not told, those of a stop string neither.
+
+    `called`: a tool was called.
+    """
 
     def __init__(
         self,
@@ -45,6 +48,7 @@ class Voice:
         self._heard = 0
         self._shown = 0
         self._thinking = False
+        self.called = False
 
     def say(self, token: int, logprob: TokenLogprob | None) -> Spoken:
         """Take the next token."""
@@ -94,11 +98,15 @@ class Voice:
         logprobs = self._due() if parts else ()
         for part in parts:
             self._thinking = not isinstance(part, Answer)
-            if isinstance(part, Answer):
-                answers -= 1
-                events.append(Text(self._choice, part.text, () if answers else logprobs))
-            else:
-                events.append(Reasoning(self._choice, part.text))
+            match part:
+                case Answer(text):
+                    answers -= 1
+                    events.append(Text(self._choice, text, () if answers else logprobs))
+                case Call(number, id_, name, arguments):
+                    self.called = True
+                    events.append(ToolCall(self._choice, number, id_, name, arguments))
+                case _:
+                    events.append(Reasoning(self._choice, part.text))
         return events
 
     def _due(self) -> tuple[TokenLogprob, ...]:

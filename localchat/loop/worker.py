@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import msgspec
 
@@ -24,9 +24,19 @@ from localchat.engine.engine import EngineInfo
 from localchat.engine.events import EngineStats, Event, Figures, Loading
 from localchat.errors import EngineClosed, LocalchatError, UsageError
 from localchat.fit.plan import LoadWish, MemoryPlan
-from localchat.loop.backend import Backend, LoadOptions, OpenModel, Runner
+from localchat.loop.backend import (
+    Backend,
+    Embedder,
+    EmbeddingModel,
+    LoadOptions,
+    OpenModel,
+    Runner,
+)
+from localchat.loop.counts import Counts
 from localchat.loop.desk import Desk
+from localchat.loop.embedding import ONLY_EMBEDS, Embedding
 from localchat.loop.kv import open_book
+from localchat.loop.pipes import private_pipes
 from localchat.loop.selection import Selection, select_backend
 from localchat.loop.sequence import Job
 from localchat.loop.turns import Loop, Outlets
@@ -34,17 +44,6 @@ from localchat.loop.turns import Loop, Outlets
 _DESK_THREADS = 2
 _GRACE_S = 1.0
 _LOADING_GAP_S = 0.1
-
-
-def private_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """The frames' input and output, moved away from descriptors 0 and 1."""
-    source = os.fdopen(os.dup(0), "rb")
-    sink = os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    return source, sink
 
 
 class Worker:
@@ -65,9 +64,12 @@ class Worker:
         self._early: dict[int, Job] = {}
         self._loop: Loop | None = None
         self._runner: Runner | None = None
+        self._embedding: Embedding | None = None
+        self._embedder: Embedder | None = None
         self._loaded_s = 0.0
         self._loading_told_s = 0.0
         self._notes: list[str] = []
+        self._counts = Counts()
 
     # ------------------------------------------------------------------------ main thread
 
@@ -89,11 +91,19 @@ class Worker:
         except LocalchatError as error:
             self._fail(0, error)
             return 0 if self._closing else 1
+        self._serve()
+        self._model.close()
+        return 0
+
+    def _serve(self) -> None:
+        """Until the end of the input."""
+        if self._embedder is not None and self._embedding is not None:
+            self._embedding.run(self._embedder)
+            self._embedder.close()
+            return
         assert self._loop is not None and self._runner is not None
         self._loop.run()
         self._runner.close()
-        self._model.close()
-        return 0
 
     def _open(self) -> None:
         """Header and vocabulary: from here on requests can be accepted or refused."""
@@ -116,6 +126,15 @@ class Worker:
         for note in self._plan.notes:
             self._say(note)
         self._desk = Desk(self._model, self._plan.context_tokens, wish.sampling, self._say)
+        if self._model.info.pooling:
+            self._embedding = Embedding(
+                cast(EmbeddingModel, self._model),
+                wish.name,
+                self._plan.context_tokens,
+                self._counts,
+                lambda id_, vectors, tokens: self._send(frames.Vectors(id_, vectors, tokens)),
+                self._fail,
+            )
         self._ready.set()
 
     def _load(self) -> None:
@@ -129,6 +148,11 @@ class Worker:
             safe_mode=self._safe,
             max_slots=self._wish.max_slots,
         )
+        if self._embedding is not None:
+            model = cast(EmbeddingModel, self._model)
+            self._embedder = model.load_embedder(options, self._progress, self._say)
+            self._send(frames.Entered("serve"))
+            return
         runner = self._model.load(options, self._progress, self._say)
         self._loaded_s = time.perf_counter()
         self._load_s = self._loaded_s - began_s
@@ -139,6 +163,7 @@ class Worker:
             Outlets(self._events, self._fail, self._say),
             fingerprint=self._fingerprint(),
             speculation=self._wish.speculation,
+            counts=self._counts,
             audit=self._wish.audit,
         )
         self._send(frames.Entered("serve"))
@@ -191,8 +216,8 @@ class Worker:
                 self._reply(id_, lambda: frames.Plain(id_, self._desk.detokenize(tokens)))
             case frames.Render(id_, messages):
                 self._reply(id_, lambda: frames.Plain(id_, self._desk.render(messages)))
-            case frames.Embed(id_):
-                self._fail(id_, UsageError("this model gives no embeddings"))
+            case frames.Embed(id_, texts):
+                self._queue(id_, lambda: self._embed(id_, texts))
             case frames.AskInfo(id_):
                 self._reply(id_, lambda: frames.Info(id_, self._info()))
             case frames.AskStats(id_):
@@ -222,16 +247,35 @@ class Worker:
             loop = self._loop
         if loop is not None:
             loop.stop()
+        if self._embedding is not None:
+            self._embedding.stop()
         time.sleep(_GRACE_S)
         os._exit(0)
 
     # ------------------------------------------------------------------------ requests
 
+    def _embed(self, id_: int, texts: tuple[str, ...]) -> None:
+        if self._embedding is None:
+            raise UsageError(
+                f"{self._wish.name} writes text and gives no embeddings",
+                hint="use an embedding model, such as nomic-embed-text or qwen3-embedding",
+            )
+        self._embedding.take(id_, texts)
+
     def _accept(self, ask: frames.Ask) -> None:
         """At the desk: refuse, or accept and queue."""
         job = None
         try:
-            job, accepted = self._desk.accept(ask.id, ask.request)
+            try:
+                if self._embedding is not None:
+                    raise UsageError(
+                        f"{self._wish.name} is an embedding model: it writes no text",
+                        hint="name a model that does; this one answers at /v1/embeddings",
+                    )
+                job, accepted = self._desk.accept(ask.id, ask.request)
+            except LocalchatError as error:
+                self._counts.fail(error)
+                raise
             # Not under the lock: the reader waits for that one, and the parent, busy writing, for the reader.
             self._events([(ask.id, accepted)])
         finally:
@@ -242,6 +286,8 @@ class Worker:
             self._at_desk.discard(id_)
             cancelled = id_ in self._cancelled
             self._cancelled.discard(id_)
+            if job is not None and cancelled:
+                self._counts.cancel()
             if job is None or cancelled:
                 return
             if self._loop is None:
@@ -255,6 +301,7 @@ class Worker:
                 self._cancelled.add(id_)
                 return
             if self._early.pop(id_, None) is not None:
+                self._counts.cancel()
                 return
             loop = self._loop
         if loop is not None:
@@ -293,13 +340,19 @@ class Worker:
         return digest.hexdigest()[:16]
 
     def _stats(self) -> EngineStats:
-        loop = self._loop
-        return EngineStats(loop.figures() if loop is not None else Figures(phase="loading"))
+        with self._lock:
+            loop, early = self._loop, list(self._early.values())
+        if loop is not None:
+            return loop.stats()
+        if self._embedding is not None:
+            return self._embedding.stats()
+        return self._counts.stats(Figures(phase="loading", waiting=len(early)), early)
 
     def _info(self) -> EngineInfo:
         info, plan, runner = self._model.info, self._plan, self._runner
         can = runner.capabilities if runner is not None else None
-        actual = sum(max(0, size) for size in runner.memory()) if runner is not None else 0
+        loaded = runner or self._embedder
+        actual = sum(max(0, size) for size in loaded.memory()) if loaded is not None else 0
         return EngineInfo(
             model=self._wish.name,
             path=frames.whole(str(self._path)),
@@ -316,12 +369,12 @@ class Worker:
             file_bytes=info.file_bytes,
             predicted_bytes=plan.total_bytes,
             actual_bytes=actual,
-            loaded=runner is not None,
+            loaded=loaded is not None,
             safe_mode=getattr(self, "_safe", False),
             why=self._selection.why,
             fingerprint=self._fingerprint(),
             notes=tuple(self._notes),
-            limits=can.limits if can else (),
+            limits=(ONLY_EMBEDS,) if info.pooling else can.limits if can else (),
             warning=self._desk.warning,
         )
 

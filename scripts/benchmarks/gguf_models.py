@@ -15,13 +15,25 @@ from gguf import GGMLQuantizationType as Form
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 from numpy.typing import NDArray
 
-EMBEDDING, LAYERS, HEADS, KV_HEADS, FEED = 896, 24, 14, 2, 4864
 TRAINED = 32_768
 CYCLE = range(1000, 100_000)
 """Ids whose text is ordinary; the cycle of a successor model goes through all of them."""
 _QUIET = 1 / 16
 _SHARPNESS = 0.02
 """Of the output rows: the successor has a logit of 18, which is a probability of 0.997."""
+
+
+class Shape(NamedTuple):
+    """What a Qwen2 is made of; the default is its 0.5B."""
+
+    embedding: int = 896
+    layers: int = 24
+    heads: int = 14
+    kv_heads: int = 2
+    feed: int = 4864
+
+
+SMALL = Shape()
 
 
 class _Blocks(NamedTuple):
@@ -63,9 +75,9 @@ def models(folder: Path, vocabulary: Path | None, seed: int) -> Models:
             raise FileNotFoundError(f"no models in {folder}: give --vocabulary to write them")
         folder.mkdir(parents=True, exist_ok=True)
         reader = GGUFReader(vocabulary)
-        _write(random, reader, seed, None)
+        write_model(random, reader, seed)
         following = _cycle(_vocab_size(reader), seed)
-        _write(successor, reader, seed, following)
+        write_model(successor, reader, seed, successors=following)
         np.save(chain, following)
     return Models(random, successor, np.load(chain))
 
@@ -81,31 +93,38 @@ def _vocab_size(reader: GGUFReader) -> int:
     return len(reader.fields["tokenizer.ggml.tokens"].data)
 
 
-def _write(path: Path, reader: GGUFReader, seed: int, successors: NDArray[np.int64] | None) -> None:
-    """One model. `successors` None: the output matrix is the embedding's (tied), and says nothing."""
+def write_model(
+    path: Path,
+    reader: GGUFReader,
+    seed: int,
+    shape: Shape = SMALL,
+    successors: NDArray[np.int64] | None = None,
+) -> None:
+    """One model with the vocabulary of `reader`. `successors` None: the output matrix is the embedding's
+    (tied), and says nothing."""
     unfinished = path.with_suffix(".part")
     writer = GGUFWriter(unfinished, "qwen2")
     writer.add_name(path.stem)
     writer.add_context_length(TRAINED)
-    writer.add_embedding_length(EMBEDDING)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(FEED)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
+    writer.add_embedding_length(shape.embedding)
+    writer.add_block_count(shape.layers)
+    writer.add_feed_forward_length(shape.feed)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(1e6)
     writer.add_file_type(15)
     _copy_vocabulary(writer, reader)
     draw = np.random.default_rng(seed)
-    _write_ends(writer, draw, _vocab_size(reader), successors)
-    for name, rows, columns, form in _matrices():
+    _write_ends(writer, draw, _vocab_size(reader), shape.embedding, successors)
+    for name, rows, columns, form in _matrices(shape):
         deviation = columns**-0.5 * (_QUIET if name.endswith(("_output", "ffn_down")) else 1)
         _matrix(writer, draw, f"{name}.weight", (rows, columns), form, deviation)
         if name.endswith(("_q", "_k", "_v")):
             writer.add_tensor(f"{name}.bias", np.zeros(rows, np.float32))
-    for layer in range(LAYERS):
+    for layer in range(shape.layers):
         for norm in ("attn_norm", "ffn_norm"):
-            writer.add_tensor(f"blk.{layer}.{norm}.weight", np.ones(EMBEDDING, np.float32))
+            writer.add_tensor(f"blk.{layer}.{norm}.weight", np.ones(shape.embedding, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -128,12 +147,13 @@ def _write_ends(
     writer: GGUFWriter,
     draw: np.random.Generator,
     vocab_size: int,
+    embedding: int,
     successors: NDArray[np.int64] | None,
 ) -> None:
     """Embedding and output. Rows are int8 of one scale, so that an output row can be an embedding's."""
-    rows = draw.integers(-127, 128, (vocab_size, EMBEDDING), dtype=np.int8)
+    rows = draw.integers(-127, 128, (vocab_size, embedding), dtype=np.int8)
     _bytes_matrix(writer, "token_embd.weight", rows, 1 / 73)
-    writer.add_tensor("output_norm.weight", np.ones(EMBEDDING, np.float32))
+    writer.add_tensor("output_norm.weight", np.ones(embedding, np.float32))
     if successors is not None:
         before = np.arange(vocab_size)
         inside = np.flatnonzero(successors >= 0)
@@ -170,18 +190,19 @@ def _matrix(
     writer.add_tensor(name, blocks.reshape(rows, -1), raw_dtype=form)
 
 
-def _matrices() -> Iterator[tuple[str, int, int, Form]]:
+def _matrices(shape: Shape) -> Iterator[tuple[str, int, int, Form]]:
     """Name, rows, columns and format of each block's matrices, in the order of the file."""
-    head = EMBEDDING // HEADS
-    for layer in range(LAYERS):
+    width, layers = shape.embedding, shape.layers
+    narrow = shape.kv_heads * (width // shape.heads)
+    for layer in range(layers):
         # The mix Q4_K_M: half of the layers have finer values and finer ways down.
-        early, late = layer < LAYERS // 8, layer >= 7 * LAYERS // 8
-        fine = Form.Q6_K if early or late or (layer - LAYERS // 8) % 3 == 2 else Form.Q4_K
+        early, late = layer < layers // 8, layer >= 7 * layers // 8
+        fine = Form.Q6_K if early or late or (layer - layers // 8) % 3 == 2 else Form.Q4_K
         block = f"blk.{layer}."
-        yield block + "attn_q", EMBEDDING, EMBEDDING, Form.Q4_K
-        yield block + "attn_k", KV_HEADS * head, EMBEDDING, Form.Q4_K
-        yield block + "attn_v", KV_HEADS * head, EMBEDDING, fine
-        yield block + "attn_output", EMBEDDING, EMBEDDING, Form.Q4_K
-        yield block + "ffn_gate", FEED, EMBEDDING, Form.Q4_K
-        yield block + "ffn_up", FEED, EMBEDDING, Form.Q4_K
-        yield block + "ffn_down", EMBEDDING, FEED, fine
+        yield block + "attn_q", width, width, Form.Q4_K
+        yield block + "attn_k", narrow, width, Form.Q4_K
+        yield block + "attn_v", narrow, width, fine
+        yield block + "attn_output", width, width, Form.Q4_K
+        yield block + "ffn_gate", shape.feed, width, Form.Q4_K
+        yield block + "ffn_up", shape.feed, width, Form.Q4_K
+        yield block + "ffn_down", width, shape.feed, fine

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from localchat.chatformat import chat_format
+from localchat.chatformat.parts import Answer, Thought
 from localchat.chatformat.plain import NO_TEMPLATE, NO_TOOLS
-from localchat.chatformat.reasoning import Answer, Thought
 from localchat.chatformat.templated import NO_SWITCH
 from localchat.engine.request import CalledTool, Message, Messages
 from localchat.errors import TemplateError

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localchat.chatformat.reasoning import FAMILIES, Answer, Family, Part, Splitter, Thought
+from localchat.chatformat.parts import Answer, Part, Thought
+from localchat.chatformat.reasoning import FAMILIES, Family, Splitter
 
 THINK = Family.default()
 
@@ -18,7 +19,7 @@ def split(
     for at in range(0, len(text), by):
         parts += splitter.feed(text[at : at + by])
     parts += splitter.finish()
-    assert all(part.text for part in parts)
+    assert all(isinstance(part, Thought | Answer) and part.text for part in parts)
     return (
         "".join(part.text for part in parts if isinstance(part, Thought)),
         "".join(part.text for part in parts if isinstance(part, Answer)),

@@ -165,14 +165,18 @@ def write_mamba(path: Path, *, seed: int = 3) -> Path:
     return path
 
 
-def write_bert(path: Path, *, seed: int = 4) -> Path:
-    """An encoder: it makes embeddings and has no cache."""
+def write_bert(
+    path: Path, *, seed: int = 4, pooling: PoolingType | None = PoolingType.MEAN
+) -> Path:
+    """An encoder: it makes embeddings and has no cache. Its texts end with END too."""
     w = _Writer(path, "bert", seed=seed, layers=1)
+    w.gguf.add_add_eos_token(True)
     w.gguf.add_head_count(HEADS)
     w.gguf.add_layer_norm_eps(1e-6)
     w.gguf.add_causal_attention(False)
     w.gguf.add_token_type_count(2)
-    w.gguf.add_pooling_type(PoolingType.MEAN)
+    if pooling is not None:
+        w.gguf.add_pooling_type(pooling)
     w.random_matrix("token_embd.weight", VOCAB, EMBED)
     w.random_matrix("position_embd.weight", TRAINED, EMBED)
     w.random_matrix("token_types.weight", 2, EMBED)
@@ -189,6 +193,26 @@ def write_bert(path: Path, *, seed: int = 4) -> Path:
     for norm in ("token_embd_norm", "blk.0.attn_output_norm", "blk.0.layer_output_norm"):
         w.ones(norm + ".weight", EMBED)
         w.random_matrix(norm + ".bias", EMBED)
+    w.finish()
+    return path
+
+
+def write_qwen3_embedding(path: Path, *, seed: int = 7) -> Path:
+    """A decoder whose last token is the embedding, as Qwen3-Embedding's; with a norm on queries and keys."""
+    w = _Writer(path, "qwen3", seed=seed)
+    w.gguf.add_head_count(HEADS)
+    w.gguf.add_head_count_kv(KV_HEADS)
+    w.gguf.add_key_length(HEAD)
+    w.gguf.add_value_length(HEAD)
+    w.gguf.add_rope_freq_base(10_000.0)
+    w.gguf.add_pooling_type(PoolingType.LAST)
+    w.gguf.add_add_eos_token(True)
+    w.random_matrix("token_embd.weight", VOCAB, EMBED, scale=1.0)
+    w.random_matrix("output_norm.weight", EMBED, scale=1.0)
+    for layer in range(LAYERS):
+        _attention_and_feed(w, f"blk.{layer}.")
+        w.ones(f"blk.{layer}.attn_q_norm.weight", HEAD)
+        w.ones(f"blk.{layer}.attn_k_norm.weight", HEAD)
     w.finish()
     return path
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from localchat.engine.events import (
@@ -34,8 +35,11 @@ from localchat.loop.backend import (
     SamplingParams,
     Tokenizer,
 )
+from localchat.loop.closing import Endings, Schedule
 from localchat.loop.desk import Desk
+from localchat.loop.grammar import wanted
 from localchat.loop.kv import open_book
+from localchat.loop.lexicon import lexicon
 from localchat.loop.sampling import Sampler
 from localchat.loop.scripted import EOS, VOCAB, Logits, ScriptedRunner, Vocabulary
 from localchat.loop.sequence import Job
@@ -247,6 +251,42 @@ class Said:
     stop: str = ""
 
 
+LEXICON = lexicon(Vocabulary())
+ENDINGS = Endings(Vocabulary())
+
+
+class Rules:
+    """A grammar, one token after the other. Tokens are bytes: what is forced is what a mask alone allows."""
+
+    def __init__(self, asked: GenerateRequest, room: int) -> None:
+        assert asked.grammar is not None
+        self._schedule = Schedule()
+        self._room = room
+        self._said = 0
+        self._matcher = LLMatcher(LEXICON, wanted(asked.grammar).source, log_level=0)
+        self._ignore_eos = asked.ignore_eos
+
+    def mask(self) -> bytes:
+        bits = np.unpackbits(
+            np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little"
+        )
+        if self._ignore_eos and bits.sum() > 1:
+            bits[EOS] = 0
+        words = np.packbits(bits, bitorder="little").tobytes()[: 4 * ((VOCAB + 31) // 32)]
+        if self._matcher.compute_ff_tokens():
+            return words
+        if not self._schedule.closing and self._said >= self._schedule.look_at:
+            left = self._room - self._said
+            self._schedule = ENDINGS.look(self._matcher, self._said, left)
+        return ENDINGS.soonest(words) if self._schedule.closing else words
+
+    def take(self, token: int) -> bool:
+        """Whether nothing can follow."""
+        assert self._matcher.consume_token(token)
+        self._said += 1
+        return self._matcher.is_stopped()
+
+
 def simulate(asked: GenerateRequest, logits: Logits, sampling: SamplingParams, room: int) -> Said:
     """One choice, one token after the other, nothing cached, nothing shared."""
     assert isinstance(asked.prompt, TokenIds)
@@ -254,9 +294,11 @@ def simulate(asked: GenerateRequest, logits: Logits, sampling: SamplingParams, r
     prompt = len(tokens)
     most = room if asked.max_tokens is None else min(asked.max_tokens, room)
     sampler, vocabulary, raw = Sampler(VOCAB), Vocabulary(), b""
+    rules = Rules(asked, most) if asked.grammar is not None else None
     while len(tokens) - prompt < most:
         tally = Tally(tokens, prompt) if sampling.penalised else None
-        token = sampler.draw(logits(tokens, prompt), sampling, len(tokens), tally).token
+        mask = rules.mask() if rules is not None else None
+        token = sampler.draw(logits(tokens, prompt), sampling, len(tokens), tally, mask).token
         tokens.append(token)
         said = tuple(tokens[prompt:])
         if token == EOS and not asked.ignore_eos:
@@ -269,6 +311,8 @@ def simulate(asked: GenerateRequest, logits: Logits, sampling: SamplingParams, r
         if ends:
             end, length, stop = min(ends)
             return Said(said, text[: end + length], "stop", stop)
+        if rules is not None and rules.take(token):
+            return Said(said, raw.decode("utf-8", "replace"), "stop")
     text = raw.decode("utf-8", "replace")
     ends = [(text.find(stop) + len(stop), -len(stop), stop) for stop in asked.stop if stop in text]
     if ends:

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from localchat.engine.request import GenerateRequest
+from localchat.engine.request import GenerateRequest, Grammar
 from localchat.loop.backend import Capabilities
 from tests.loop.loop_bench import (
     Bench,
@@ -40,6 +40,17 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+GRAMMARS = (
+    Grammar("regex", "(ab|ba)*c?d"),
+    Grammar("regex", "[a-f]{3,25}|é+"),
+    Grammar("regex", "abcdefabcdefabcdef[ab]+fedcbafedcba(c|d)"),
+    Grammar("lark", 'start: "a" rest* "é"\nrest: "bb" | "cc" | "dd" "ee"'),
+    Grammar("json_schema", '{"enum": ["abba", "abbb", "cdcd", 1, null]}'),
+    Grammar("json_schema", '{"type": "array", "items": {"enum": ["aa", "ab"]}, "maxItems": 2}'),
+    Grammar("json_object"),
+)
+
+
 def words(low: int, high: int) -> st.SearchStrategy[str]:
     return st.text("ab", min_size=low, max_size=high)
 
@@ -56,6 +67,8 @@ def requests(draw: st.DrawFn, most: int = 40) -> GenerateRequest:
         extra |= {"stop": tuple(draw(st.lists(words(2, 4), max_size=2)))}
     if draw(st.integers(0, 3)) == 0:
         extra |= {"prompt_logprobs": draw(st.integers(0, 2)), "logprobs": 1}
+    if draw(st.integers(0, 2)) == 0:
+        extra |= {"grammar": draw(st.sampled_from(GRAMMARS))}
     return request(
         prompt,
         n=draw(st.sampled_from([1, 1, 1, 2, 4])),

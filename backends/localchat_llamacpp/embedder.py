@@ -1,0 +1,173 @@
+"""Runs an embedding model: whole texts in, one vector each out.
+
+A text is pooled within one step, so a step holds whole texts only, and its width is the longest text that the
+model reads. Padding, caches and drafts have no part in it.
+"""
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localchat.errors import DoesNotFit, EngineClosed, LocalchatError
+from localchat.loop.backend import LoadOptions, MemoryReport, Progress
+from localchat_llamacpp.batch import Batch
+from localchat_llamacpp.embedding import MOST_TEXTS, POOLING_NUMBERS
+from localchat_llamacpp.library import Buffer, library
+from localchat_llamacpp.loading import Target, report
+from localchat_llamacpp.weights import Weights, load_weights
+
+_STEP_TOKENS = 512
+"""Short texts share a step up to this width: wider ones wait longer for nothing."""
+_FLASH_AUTO, _FLASH_OFF = -1, 0
+
+
+class LlamaCppEmbedder:
+    """See backend.Embedder. Belongs to one thread, but for `abort`."""
+
+    def __init__(
+        self, weights: Weights, context: int, buffers: list[Buffer], tokens: int, pooling: str
+    ) -> None:
+        """Takes weights and context over."""
+        self._api: Any = library().api
+        self._weights, self._context = weights, context
+        self._report = report([*weights.buffers, *buffers])
+        self.context_tokens = tokens
+        self.pooling = pooling
+        self.dimension = int(self._api.llama_model_n_embd_out(weights.handle))
+        self._memory = self._api.llama_get_memory(context)
+        self._batch = Batch(tokens, MOST_TEXTS)
+        self._stop = False
+
+    def embed(self, texts: Sequence[Sequence[int]]) -> list[list[float]]:
+        """A vector of length 1 for each text of 1 to `context_tokens` tokens. Raises EngineClosed after
+        `abort`, LocalchatError for a model that gives no numbers."""
+        found: list[list[float]] = [[] for _ in texts]
+        for share in _shares([len(text) for text in texts], self.context_tokens):
+            if self._stop:
+                raise EngineClosed("the engine was closed")
+            vectors = self._step([texts[place] for place in share])
+            for place, vector in zip(share, vectors, strict=True):
+                found[place] = _normalised(vector)
+        return found
+
+    def _step(self, texts: list[Sequence[int]]) -> list[NDArray[np.float32]]:
+        batch, api = self._batch, self._api
+        batch.clear()
+        for seq, text in enumerate(texts):
+            batch.add(seq, 0, text, range(len(text)))
+        if self._memory:
+            api.llama_memory_clear(self._memory, False)
+            status = api.llama_decode(self._context, batch.native)
+        else:
+            status = api.llama_encode(self._context, batch.native)
+        api.llama_synchronize(self._context)
+        if status != 0:
+            tail = "; ".join(library().log.tail(4))
+            raise RuntimeError(f"llama.cpp failed with status {status}: {tail}")
+        return [self._vector(seq) for seq in range(len(texts))]
+
+    def _vector(self, seq: int) -> NDArray[np.float32]:
+        pointer = self._api.llama_get_embeddings_seq(self._context, seq)
+        if not pointer:
+            raise LocalchatError("the model gave no embedding")
+        where = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float))
+        return np.ctypeslib.as_array(where, (self.dimension,)).copy()
+
+    def abort(self) -> None:
+        """From any thread: end after this step."""
+        self._stop = True
+
+    def memory(self) -> MemoryReport:
+        """What the library said it allocated."""
+        return self._report
+
+    def close(self) -> None:
+        """Give everything back. Idempotent."""
+        if self._context:
+            self._api.llama_free(self._context)
+            self._context = 0
+            self._weights.close()
+
+
+def load_embedder(
+    target: Target, pooling: str, options: LoadOptions, progress: Progress
+) -> LlamaCppEmbedder:
+    """Weights, context, and two steps that meet faults of the build. Raises ModelInvalid, DoesNotFit,
+    EngineClosed."""
+    weights = load_weights(
+        target.path,
+        gpu_layers=options.plan.gpu_layers,
+        safe_mode=options.safe_mode,
+        total_bytes=target.total_bytes,
+        progress=progress,
+    )
+    tokens = options.plan.context_tokens
+    try:
+        context, buffers = _open(weights, options, POOLING_NUMBERS[pooling], target.threads)
+    except BaseException:
+        weights.close()
+        raise
+    embedder = LlamaCppEmbedder(weights, context, buffers, tokens, pooling)
+    try:
+        # Wide first: the fault of AMX builds needs two rows.
+        embedder.embed([[0] * tokens, [0], [0]])
+    except BaseException:
+        embedder.close()
+        raise
+    return embedder
+
+
+def _open(
+    weights: Weights, options: LoadOptions, pooling: int, threads: int
+) -> tuple[int, list[Buffer]]:
+    native, plan = library(), options.plan
+    parameters = native.api.llama_context_default_params()
+    # A multiple of the sequences: llama.cpp measures its graph so, and pooling another width is SIGABRT.
+    width = -(-plan.context_tokens // MOST_TEXTS) * MOST_TEXTS
+    parameters.n_ctx = parameters.n_batch = parameters.n_ubatch = width
+    parameters.n_seq_max = MOST_TEXTS
+    parameters.kv_unified = True
+    parameters.embeddings = True
+    parameters.pooling_type = pooling
+    parameters.flash_attn_type = _FLASH_AUTO if plan.flash_attention else _FLASH_OFF
+    parameters.n_threads = parameters.n_threads_batch = threads
+    parameters.no_perf = True
+    with native.log.mark() as heard:
+        context = native.api.llama_init_from_model(weights.handle, parameters)
+    if not context:
+        raise DoesNotFit(
+            f"Room for texts of {plan.context_tokens} tokens could not be made: "
+            f"{heard.reason('llama.cpp gives no reason')}",
+            hint="Try shorter texts (--ctx).",
+        )
+    return int(context), heard.buffers
+
+
+def _shares(lengths: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:
+    """Texts in steps: the longest first, so that those of a step are of a length and the widest step comes
+    while the caller still expects to wait."""
+    width, places = 0, list[int]()
+    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+        full = len(places) == MOST_TEXTS or width + lengths[place] > min(_STEP_TOKENS, most)
+        if places and full:
+            yield tuple(places)
+            width, places = 0, []
+        width += lengths[place]
+        places.append(place)
+    if places:
+        yield tuple(places)
+
+
+def _normalised(vector: NDArray[np.float32]) -> list[float]:
+    wide = vector.astype(np.float64)
+    length = float(np.linalg.norm(wide))
+    if not np.isfinite(length):
+        raise LocalchatError(
+            "the model gave numbers that are none for a text",
+            hint="the model file may be damaged: fetch it again",
+        )
+    found: list[float] = (wide / length if length else wide).tolist()
+    return found

@@ -1,0 +1,150 @@
+"""Embedding models: which they are, how their files say that a text becomes one vector, and what they take.
+
+Imports neither torch nor llama_cpp.
+"""
+
+from typing import Final
+
+from localchat.errors import UsageError
+from localchat.fit.gguf_header import Header
+from localchat.fit.machine import Machine
+from localchat.fit.plan import (
+    CacheWish,
+    LoadWish,
+    MemoryPlan,
+    Split,
+    kv_layer_bytes,
+    largest,
+    spendable_gpu,
+    spendable_ram,
+    weights_split,
+)
+from localchat.fit.shape import Shape, model_shape
+from localchat.fit.words import size
+from localchat_llamacpp.buffers import (
+    PROCESS_BYTES,
+    TOKEN_BYTES,
+    Steps,
+    compute_bytes,
+    gpu_context_bytes,
+    input_bytes,
+    repacked_bytes,
+)
+
+ENCODERS: Final = frozenset(
+    {
+        *("bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2"),
+        *("jina-bert-v3", "eurobert", "gemma-embedding"),
+    }
+)
+"""Architectures that keep no cache: every token sees the whole text."""
+POOLING_NUMBERS: Final = {"mean": 1, "cls": 2, "last": 3}
+"""llama.cpp's numbers. A file that names none is pooled by the mean, as its users do."""
+_NAMES: Final = {0: "mean", **{number: name for name, number in POOLING_NUMBERS.items()}}
+_RANK: Final = 4
+MOST_TEXTS: Final = 16
+"""Texts of one step."""
+_GOAL_TOKENS = 8192
+_LEAST_TOKENS = 128
+_SCORES_TOKENS = 512
+"""Texts up to this length are computed without flash attention, which rounds keys and values."""
+
+
+def pooling_of(header: Header) -> str:
+    """`mean`, `cls` or `last`; empty for a model that gives no embeddings."""
+    stated = header.metadata.get(f"{header.architecture}.pooling_type")
+    if isinstance(stated, int) and not isinstance(stated, bool):
+        return _NAMES.get(stated, "")
+    return "mean" if header.architecture in ENCODERS else ""
+
+
+def ranks(header: Header) -> bool:
+    """Whether it scores pairs of texts (a reranker)."""
+    return header.metadata.get(f"{header.architecture}.pooling_type") == _RANK
+
+
+def plan_embedding(
+    header: Header, wish: LoadWish, machine: Machine, *, can_offload: bool, safe_mode: bool = False
+) -> MemoryPlan:
+    """What an embedding model takes: weights and the scratch of its longest text, which is computed in one
+    step. Without a wish the longest text is what the model was trained for, 8,192 tokens at most. All layers
+    go to a GPU that holds them, or none. Raises UsageError for a wish that no model can have."""
+    trained = header.number("context_length")
+    if wish.context_tokens is not None and not 1 <= wish.context_tokens <= trained:
+        raise UsageError(
+            f"{wish.context_tokens} tokens: this embedding model reads texts of up to {trained} tokens."
+        )
+    on_gpu = can_offload and wish.gpu_layers != 0 and bool(machine.gpus)
+    for layers in (header.number("block_count") + 1, 0) if on_gpu else (0,):
+        needs = _Needs(header, machine, layers, safe_mode=safe_mode)
+        most = wish.context_tokens or min(trained, _GOAL_TOKENS)
+        longest = largest(needs.fit, most, step=_LEAST_TOKENS)
+        if longest >= most or (wish.context_tokens is None and longest >= min(trained, 512)):
+            return needs.plan(longest, longest, fits=True)
+    return needs.plan(most, longest, fits=False)
+
+
+class _Needs:
+    """Prices texts of a length on one placement of the layers."""
+
+    def __init__(self, header: Header, machine: Machine, layers: int, *, safe_mode: bool) -> None:
+        self._header, self._machine, self._layers = header, machine, layers
+        self._shape: Shape = model_shape(header)
+        weights = weights_split(header, layers)
+        copies = 0 if safe_mode else repacked_bytes(header, machine, layers)
+        self._weights = Split(weights.ram + copies, weights.gpu)
+
+    def parts(self, tokens: int) -> tuple[Split, Split, Split, Split]:
+        """Weights, cache, scratch, overhead."""
+        shape, steps = self._shape, Steps(MOST_TEXTS - 1, tokens)
+        flash = tokens > _SCORES_TOKENS
+        scratch = compute_bytes(shape, tokens, tokens, steps, flash=flash)
+        cache = 0
+        if self._header.architecture not in ENCODERS:
+            wish = CacheWish(tokens, tokens, MOST_TEXTS, "f16", padded_values=not flash)
+            cache = sum(kv_layer_bytes(shape, wish))
+        process = PROCESS_BYTES + TOKEN_BYTES * shape.vocab_size
+        if not self._layers:
+            return self._weights, Split(cache, 0), Split(scratch, 0), Split(process, 0)
+        inputs = input_bytes(shape, tokens, steps)
+        cards = gpu_context_bytes(self._machine.gpus)
+        return self._weights, Split(0, cache), Split(inputs, scratch), Split(process, cards)
+
+    def fit(self, tokens: int) -> bool:
+        """Whether there is room for texts of this length."""
+        parts = self.parts(tokens)
+        return sum(part.ram for part in parts) <= spendable_ram(self._machine) and (
+            sum(part.gpu for part in parts) <= spendable_gpu(self._machine) or not self._layers
+        )
+
+    def plan(self, tokens: int, longest: int, *, fits: bool) -> MemoryPlan:
+        """The verdict."""
+        parts = self.parts(tokens)
+        weights, cache, scratch, overhead = (sum(part) for part in parts)
+        gpu = sum(part.gpu for part in parts)
+        gpu_free = spendable_gpu(self._machine) if gpu else 0
+        advice: tuple[str, ...] = ()
+        if not fits:
+            rest = longest and f"--ctx {longest}: shorter texts."
+            free = spendable_ram(self._machine)
+            advice = (rest or f"A smaller model: {size(free)} are free.",)
+        return MemoryPlan(
+            backend="llama.cpp",
+            weights_bytes=weights,
+            kv_bytes=cache,
+            compute_bytes=scratch,
+            overhead_bytes=overhead,
+            free_bytes=spendable_ram(self._machine) + gpu_free,
+            fits=fits,
+            context_tokens=tokens,
+            max_context_tokens=longest,
+            kv_type="f16",
+            flash_attention=tokens > _SCORES_TOKENS,
+            gpu_layers=self._layers,
+            cache_ram_bytes=0,
+            max_step_tokens=tokens,
+            advice=advice,
+            layers=self._shape.all_layers + 1,
+            gpu_bytes=gpu,
+            gpu_free_bytes=gpu_free,
+        )

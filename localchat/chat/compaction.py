@@ -1,0 +1,155 @@
+"""/compact: the model sums up the older part of a conversation, and the summary is sent in its place.
+
+What is summed up may be longer than the context: then it is read in stretches that each fit, and every
+stretch but the first comes with the summary so far.
+"""
+
+from typing import Final
+
+import msgspec
+
+from localchat.chat.conversation import Conversation, Node
+from localchat.chat.overflow import Count
+from localchat.chat.sending import SUMMARY_ROLE, as_sent, exchanges, sent_nodes
+from localchat.engine.request import GenerateRequest, Message, Messages, Sampling
+from localchat.errors import ContextExceeded, UsageError
+
+_ASK: Final = (
+    "Below is {part} of a conversation between a user and an assistant. Write a summary of it that lets the "
+    "assistant go on without the text: what the user wants, what was found and decided, names, numbers, code "
+    "and file names that still matter, and what is open. Write it in the language of the conversation, as "
+    "plain facts, without an introduction."
+)
+_SO_FAR: Final = "This is the summary of what came before; take it up into the new one:"
+_MOST_SUMMARY_TOKENS: Final = 1024
+_KEPT_EXCHANGES: Final = 3
+_LEAST_STRETCH: Final = 16
+_TOKENS_PER_CHARACTER: Final = 4
+"""More than any tokenizer makes of one: the bytes of UTF-8."""
+
+
+class Compaction:
+    """One run: ask `request()` of an engine, hand the answer to `take`, until `request()` is None; then
+    `finish` puts the summary into the conversation. Nothing is changed before that.
+
+    The last question stays as it is, with up to two exchanges before it while they take less than half of
+    the context. `replaced`: the nodes that the summary will stand for. Raises UsageError where there is
+    nothing to sum up, ContextExceeded where the context is too short for any stretch.
+    """
+
+    def __init__(self, conversation: Conversation, count: Count, context_tokens: int) -> None:
+        self._conversation = conversation
+        self._count = count
+        self.summary_tokens = max(min(context_tokens // 4, _MOST_SUMMARY_TOKENS), 1)
+        self._allowed = context_tokens - self.summary_tokens
+        groups = exchanges(sent_nodes(conversation))
+        kept = self._kept(groups, context_tokens // 2)
+        self.replaced: tuple[Node, ...] = tuple(
+            node for group in groups[: len(groups) - kept] for node in group
+        )
+        if not self.replaced:
+            raise UsageError(
+                "there is nothing to sum up: only the last question is sent",
+                hint="shorten it, or take a longer context",
+            )
+        self._summary = "\n\n".join(node.message.content for node in self._earlier())
+        self._text = "\n\n".join(
+            f"{node.message.role}: {node.message.content}"
+            for node in self.replaced
+            if node.message.content
+        )
+        self._done = 0
+        self._reading = 0
+
+    @property
+    def progress(self) -> float:
+        """Share of the text that was summed up, 0 to 1."""
+        return self._done / max(len(self._text), 1)
+
+    def request(self) -> GenerateRequest | None:
+        """What to ask next; None: everything was read."""
+        if self._done >= len(self._text):
+            return None
+        self._reading = self._done + self._stretch()
+        return GenerateRequest(
+            self._messages(self._reading),
+            sampling=Sampling(temperature=0.3),
+            max_tokens=self.summary_tokens,
+        )
+
+    def take(self, answer: str) -> None:
+        """The answer to the last `request`. Raises UsageError for an empty one."""
+        if not answer.strip():
+            raise UsageError("the model wrote an empty summary; nothing was changed")
+        self._summary = answer.strip()
+        self._done = self._reading
+
+    def finish(self) -> tuple[Node, ...]:
+        """Put the summary into the conversation; returns the nodes that are new or changed. A question that
+        waits for its answer comes behind the summary."""
+        conversation = self._conversation
+        head = conversation.nodes[conversation.head] if conversation.head else None
+        waits = head is not None and head.message.role == "user"
+        earlier = self._earlier()
+        summary = conversation.add(
+            Message(SUMMARY_ROLE, self._summary),
+            parent=head.parent if waits and head is not None else conversation.head,
+            replaces=[node.id for node in (*earlier, *self.replaced)],
+        )
+        if not waits or head is None:
+            return (summary,)
+        moved = msgspec.structs.replace(head, parent=summary.id)
+        conversation.put(moved)
+        conversation.head = moved.id
+        return (summary, moved)
+
+    def _earlier(self) -> tuple[Node, ...]:
+        """Summaries on the path, which the new one takes up."""
+        path = self._conversation.path()
+        replaced = {id_ for node in path for id_ in node.replaces}
+        return tuple(node for node in path if node.replaces and node.id not in replaced)
+
+    def _kept(self, groups: tuple[tuple[Node, ...], ...], most_tokens: int) -> int:
+        for kept in range(min(_KEPT_EXCHANGES, len(groups) - 1), 1, -1):
+            nodes = tuple(node for group in groups[-kept:] for node in group)
+            if self._counted(Messages(as_sent(self._conversation, nodes))) <= most_tokens:
+                return kept
+        return 1
+
+    def _stretch(self) -> int:
+        """How many characters are read next: as many as fit, in steps that surely do."""
+        start, rest = self._done, len(self._text) - self._done
+        base = self._counted(self._messages(start))
+        step = (self._allowed - base) // _TOKENS_PER_CHARACTER
+        if step < _LEAST_STRETCH:
+            raise ContextExceeded(
+                f"the context is too short to sum anything up: {base:,} tokens go to the request itself",
+                hint="take a longer context, or leave out the oldest messages",
+                prompt_tokens=base,
+                context_tokens=self._allowed + self.summary_tokens,
+            )
+        if self._fits(len(self._text)):
+            return rest
+        low, high = 1, -(-rest // step)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._fits(start + middle * step) else (low, middle)
+        return min(low * step, rest)
+
+    def _fits(self, end: int) -> bool:
+        return self._counted(self._messages(end)) <= self._allowed
+
+    def _counted(self, messages: Messages) -> int:
+        try:
+            return self._count(messages)
+        except ContextExceeded:
+            return 1 << 40
+
+    def _messages(self, end: int) -> Messages:
+        first, last = self._done == 0 and not self._summary, end >= len(self._text)
+        part = "the text" if first and last else "the beginning" if first else "the next part"
+        parts = [_ASK.format(part=part)]
+        if self._summary:
+            parts += [_SO_FAR, self._summary]
+        parts += ["---", self._text[self._done : end], "---"]
+        return Messages((Message("user", "\n\n".join(parts)),), thinking="off")

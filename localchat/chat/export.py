@@ -1,0 +1,144 @@
+"""A conversation as a text to keep or to pass on: Markdown for people, JSON with all figures for programs."""
+
+import json
+import re
+import time
+from typing import Any, Final
+
+import msgspec
+
+from localchat.chat.conversation import Conversation, Node
+from localchat.chat.sending import unsent_ids
+from localchat.chat.titles import title_for
+from localchat.figures import stats_line
+
+_NAMES: Final = {"user": "User", "assistant": "Assistant", "system": "System", "tool": "Tool"}
+_STATES: Final = {
+    "open": "was not finished",
+    "stopped": "was stopped",
+    "length": "ended at the longest length",
+    "failed": "failed",
+}
+_FORMAT: Final = 1
+_LONE: Final = re.compile("[\ud800-\udfff]")
+
+
+def as_markdown(conversation: Conversation) -> str:
+    """The shown path. Ends in a newline."""
+    parts = [f"# {_one_line(title_for(conversation)) or 'Conversation'}"]
+    about = f"{_moment(conversation.created_s)}"
+    parts.append(f"{about} · {_one_line(conversation.model)}" if conversation.model else about)
+    if conversation.system:
+        parts += ["## Instructions", conversation.system]
+    unsent = unsent_ids(conversation)
+    for node in conversation.path():
+        parts += _markdown(node, not_sent=node.id in unsent)
+    return _savable("\n\n".join(part.rstrip("\n") for part in parts) + "\n")
+
+
+def _markdown(node: Node, *, not_sent: bool) -> list[str]:
+    message = node.message
+    heading = f"## {_NAMES.get(message.role, message.role)}"
+    if node.replaces:
+        heading = f"## Summary of {len(node.replaces)} earlier messages"
+    parts = [heading]
+    if message.reasoning:
+        quoted = "\n".join(f"> {line}".rstrip() for line in message.reasoning.splitlines())
+        parts.append(f"> *Reasoning:*\n>\n{quoted}")
+    if message.content:
+        parts.append(message.content)
+    for call in message.tool_calls:
+        parts.append(f"*Calls the tool `{_one_line(call.name)}`:*")
+        fence = _fence(call.arguments)
+        parts.append(f"{fence}json\n{call.arguments}\n{fence}")
+    notes = [f"This answer {_STATES[node.state]}."] if node.state in _STATES else []
+    if node.error:
+        notes.append(_one_line(node.error))
+    if not_sent:
+        notes.append("Not sent any more.")
+    if node.figures is not None:
+        figures = node.figures
+        line = f"{figures.model}, {figures.backend}"
+        notes.append(f"{line} · {stats_line(figures.done)}" if figures.done else line)
+    return [*parts, *(f"*{_one_line(note)}*" for note in notes)]
+
+
+def as_data(conversation: Conversation, *, tree: bool = True) -> dict[str, Any]:
+    """JSON-ready: the conversation with every message and its figures. `tree`: all branches, else the shown
+    path. Times are seconds since 1970."""
+    path = conversation.path()
+    unsent = unsent_ids(conversation)
+    shown = {node.id for node in path}
+    nodes = tuple(conversation.nodes.values()) if tree else path
+    return {
+        "format": _FORMAT,
+        "id": conversation.id,
+        "title": title_for(conversation),
+        "created_s": conversation.created_s,
+        "updated_s": conversation.updated_s,
+        "model": conversation.model,
+        "system": conversation.system,
+        "policy": msgspec.to_builtins(conversation.policy),
+        "head": conversation.head,
+        "messages": [
+            _record(node, shown=node.id in shown, sent=node.id in shown and node.id not in unsent)
+            for node in nodes
+        ],
+    }
+
+
+def _record(node: Node, *, shown: bool, sent: bool) -> dict[str, Any]:
+    message = node.message
+    record: dict[str, Any] = {
+        "id": node.id,
+        "parent": node.parent,
+        "role": message.role,
+        "state": node.state,
+        "created_s": node.created_s,
+        "text": message.content,
+        "reasoning": message.reasoning,
+        "shown": shown,
+        "sent": sent,
+        "figures": msgspec.to_builtins(node.figures),
+    }
+    if message.tool_calls:
+        record["tool_calls"] = msgspec.to_builtins(message.tool_calls)
+    if message.tool_call_id:
+        record["tool_call_id"] = message.tool_call_id
+    if node.inclusions:
+        record["inclusions"] = msgspec.to_builtins(node.inclusions)
+    if node.replaces:
+        record["replaces"] = list(node.replaces)
+    if node.error:
+        record["error"] = node.error
+    return record
+
+
+def as_json_text(conversation: Conversation, *, tree: bool = True) -> str:
+    """`as_data` as a JSON document that ends in a newline."""
+    return json_text(as_data(conversation, tree=tree), indent=2) + "\n"
+
+
+def json_text(data: object, indent: int | None = None) -> str:
+    """JSON that any encoding can carry: lone surrogates as escapes, everything else as it is."""
+    text = json.dumps(data, ensure_ascii=False, indent=indent)
+    return _LONE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _savable(text: str) -> str:
+    """Markdown has no escape for a lone surrogate."""
+    return _LONE.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def _fence(text: str) -> str:
+    """Longer than any fence inside."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    return "`" * max(3, longest + 1)

@@ -1,0 +1,255 @@
+"""When a conversation outgrows the context: how much must go, and what can be done at which cost.
+
+Nothing is cut silently. A door that an engine refuses (ContextExceeded) shows these choices; what is chosen
+is kept in the conversation's policy. What is left out goes in whole exchanges from the oldest, and in large
+steps, because each step moves the whole prompt and so loses the prefix cache.
+"""
+
+from collections.abc import Callable
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from localchat.chat.conversation import Conversation, Policy
+from localchat.chat.sending import Exchange, as_sent, exchanges, left_out, sent_nodes
+from localchat.engine.engine import Engine, EngineInfo
+from localchat.engine.request import Message, Messages, ReasoningChoice
+from localchat.errors import ContextExceeded
+from localchat.fit.ggml_types import KV_FORMATS
+from localchat.fit.words import size, tokens
+
+Count: TypeAlias = Callable[[Messages], int]
+"""Tokens of a prompt. May raise ContextExceeded where it is longer than can be counted."""
+
+Action: TypeAlias = Literal["leave_out_oldest", "compact", "longer_context", "smaller_kv"]
+_BLOCK_TOKENS: Final = 1024
+_FRAME_CHARACTERS: Final = 16
+"""What a template writes around a message, roughly; for guesses alone."""
+
+
+def counter(engine: Engine) -> Count:
+    """Counts as the engine would: its template, its tokenizer."""
+    return lambda messages: len(engine.tokenize(engine.render(messages), special=True))
+
+
+def reserve_tokens(context_tokens: int, max_tokens: int | None = None) -> int:
+    """Room that a cut leaves for the answer and for the questions after it: a quarter of the context, more
+    where a longer answer is allowed, never more than half."""
+    return max(context_tokens // 4, min(max_tokens or 0, context_tokens // 2))
+
+
+class LeaveOut(NamedTuple):
+    """A cut that makes the prompt fit. nodes: ids that are not sent besides those that are not already.
+    messages, tokens: how much is not sent then, with what was left out before. prompt_tokens: what is sent."""
+
+    nodes: tuple[str, ...]
+    messages: int
+    tokens: int
+    prompt_tokens: int
+
+
+class Choice(NamedTuple):
+    """One way on. label: a sentence with its cost. tokens: that are not sent, or that are read for a summary,
+    or of the context. extra_bytes: of memory, negative where some becomes free."""
+
+    action: Action
+    label: str
+    tokens: int
+    extra_bytes: int = 0
+
+
+class Overflow(NamedTuple):
+    """A conversation that does not fit. cut: None where even the last question alone is too long."""
+
+    prompt_tokens: int
+    context_tokens: int
+    cut: LeaveOut | None
+    choices: tuple[Choice, ...]
+
+    @property
+    def sentence(self) -> str:
+        """What happened, with both numbers."""
+        return (
+            f"the conversation has {tokens(self.prompt_tokens)} and the context holds "
+            f"{self.context_tokens:,}; nothing was sent"
+        )
+
+
+def examine(
+    conversation: Conversation,
+    count: Count,
+    info: EngineInfo,
+    *,
+    max_tokens: int | None = None,
+    thinking: ReasoningChoice = "auto",
+) -> Overflow:
+    """What can be done about a conversation whose next prompt is too long. Raises what `count` raises, apart
+    from ContextExceeded."""
+    reserve = reserve_tokens(info.context_tokens, max_tokens)
+    search = _Search(conversation, count, thinking)
+    prompt = search.measured(0)
+    cut = search.cut(info.context_tokens - reserve) or search.cut(
+        info.context_tokens - 1
+    )  # room for one token
+    return Overflow(prompt, info.context_tokens, cut, tuple(_choices(search, prompt, cut, info)))
+
+
+def what_to_leave_out(
+    conversation: Conversation,
+    count: Count,
+    context_tokens: int,
+    reserve: int,
+    *,
+    thinking: ReasoningChoice = "auto",
+) -> LeaveOut | None:
+    """The fewest of the oldest exchanges without which the prompt and `reserve` tokens fit. The instructions,
+    a summary and the last question always stay; None where they are too long by themselves. An empty cut
+    where everything fits. Raises what `count` raises, apart from ContextExceeded."""
+    return _Search(conversation, count, thinking).cut(context_tokens - reserve)
+
+
+def leave_out(conversation: Conversation, cut: LeaveOut) -> None:
+    """Choose this cut, and the same way whenever the conversation outgrows the context again."""
+    gone = (*conversation.policy.left_out, *cut.nodes)
+    conversation.policy = Policy("leave_out_oldest", gone, cut.tokens)
+
+
+def send_everything(conversation: Conversation) -> None:
+    """Forget the choice: all messages are sent again."""
+    conversation.policy = Policy()
+
+
+def unsent_sentence(messages: int, unsent_tokens: int) -> str:
+    """`14 messages, 6,210 tokens not sent`."""
+    plural = "" if messages == 1 else "s"
+    return f"{messages:,} message{plural}, {tokens(unsent_tokens)} not sent"
+
+
+class _Search:
+    """Counts each cut once."""
+
+    def __init__(self, conversation: Conversation, count: Count, thinking: ReasoningChoice) -> None:
+        self._conversation = conversation
+        self._count = count
+        self._thinking = thinking
+        self._before = left_out(conversation)
+        self.groups: tuple[Exchange, ...] = exchanges(sent_nodes(conversation))
+        self._known: dict[int, int] = {}
+
+    @property
+    def most(self) -> int:
+        """Exchanges that can go: all but the last."""
+        return max(len(self.groups) - 1, 0)
+
+    def measured(self, dropped: int) -> int:
+        """Tokens of the prompt without the oldest `dropped` exchanges."""
+        if dropped not in self._known:
+            nodes = tuple(node for group in self.groups[dropped:] for node in group)
+            self._known[dropped] = self._counted(as_sent(self._conversation, nodes))
+        return self._known[dropped]
+
+    def _counted(self, messages: tuple[Message, ...]) -> int:
+        try:
+            return self._count(Messages(messages, thinking=self._thinking))
+        except ContextExceeded as problem:
+            known = problem.details.get("prompt_tokens")
+            return known if isinstance(known, int) else 1 << 40
+
+    def cut(self, allowed: int) -> LeaveOut | None:
+        """The smallest cut that leaves at most `allowed` tokens."""
+        if self.measured(0) <= allowed:
+            dropped = 0
+        elif not self.most or self.measured(self.most) > allowed:
+            return None
+        else:
+            dropped = self._smallest(allowed)
+        nodes = [node for group in self.groups[:dropped] for node in group]
+        everything = self._all_tokens() if self._before else self.measured(0)
+        return LeaveOut(
+            tuple(node.id for node in nodes),
+            len(nodes) + len(self._before),
+            max(everything - self.measured(dropped), 0),
+            self.measured(dropped),
+        )
+
+    def _all_tokens(self) -> int:
+        nodes = (*self._before, *(node for group in self.groups for node in group))
+        return self._counted(as_sent(self._conversation, nodes))
+
+    def _smallest(self, allowed: int) -> int:
+        """Between a cut that is too small and one that is large enough: guessed by characters, which is
+        nearly always right or one beside, and every third time halved."""
+        low, high, turn = 0, self.most, 0
+        while high - low > 1:
+            turn += 1
+            at = self._guess(low, high, allowed) if turn % 3 else (low + high) // 2
+            low, high = (low, at) if self.measured(at) <= allowed else (at, high)
+        return high
+
+    def _guess(self, low: int, high: int, allowed: int) -> int:
+        """Strictly between the two."""
+        lengths = [
+            sum(len(node.message.content) + _FRAME_CHARACTERS for node in group)
+            for group in self.groups[low:high]
+        ]
+        span = max(self.measured(low) - self.measured(high), 1)
+        excess = sum(lengths) * (self.measured(low) - allowed) / span
+        at = low
+        while excess > 0 and at < high:
+            excess -= lengths[at - low]
+            at += 1
+        return min(max(at, low + 1), high - 1)
+
+
+def _choices(
+    search: _Search, prompt: int, cut: LeaveOut | None, info: EngineInfo
+) -> "list[Choice]":
+    found: list[Choice] = []
+    if cut is not None and cut.nodes:
+        label = f"leave out the oldest {len(cut.nodes)} messages ({tokens(cut.tokens)} not sent)"
+        found.append(Choice("leave_out_oldest", label, cut.tokens))
+    if search.most:
+        read = max(prompt - search.measured(search.most), 0)
+        label = f"let the model sum up what came before (it reads {tokens(read)})"
+        found.append(Choice("compact", label, read))
+    found += memory_choices(prompt, info)
+    return found
+
+
+def memory_choices(prompt: int, info: EngineInfo) -> "list[Choice]":
+    """A longer context, as it is and with a smaller KV cache, where the model was trained for it. Costs are
+    those of the loaded cache in proportion, so they hold for layers that keep everything."""
+    wanted = -(-(prompt + _BLOCK_TOKENS) // _BLOCK_TOKENS) * _BLOCK_TOKENS
+    wanted = min(max(wanted, info.context_tokens), info.context_train)
+    if wanted <= prompt:
+        return []
+    parts = info.actual or info.predicted
+    kv_bytes = parts.kv_bytes if parts is not None and parts.kv_bytes > 0 else 0
+    now = kv_bytes / max(info.context_tokens, 1)
+    found = []
+    extra = round(now * wanted) - kv_bytes
+    if wanted > info.context_tokens:
+        label = f"a context of {tokens(wanted)}{_memory(extra, kv_bytes, info)}"
+        found.append(Choice("longer_context", label, wanted, extra))
+    share = _smaller(info.kv_type)
+    if share < 1:
+        extra = round(now * share * wanted) - kv_bytes
+        label = f"the KV cache in q8_0 and {tokens(wanted)}{_memory(extra, kv_bytes, info)}"
+        found.append(Choice("smaller_kv", label, wanted, extra))
+    return found
+
+
+def _memory(extra: int, kv_bytes: int, info: EngineInfo) -> str:
+    if not kv_bytes:
+        return ""
+    word = f"{size(extra)} more" if extra >= 0 else f"{size(-extra)} less"
+    short = (
+        info.free_bytes and (info.actual_bytes or info.predicted_bytes) + extra > info.free_bytes
+    )
+    return f" ({word} memory{', which does not fit now' if short else ''})"
+
+
+def _smaller(kv_type: str) -> float:
+    """Size of q8_0 beside a KV type; 1 where that is no larger."""
+    form, small = KV_FORMATS.get(kv_type), KV_FORMATS["q8_0"]
+    if form is None:
+        return 1.0
+    return min((small.block_bytes / small.block) / (form.block_bytes / form.block), 1.0)

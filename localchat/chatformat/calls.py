@@ -1,0 +1,257 @@
+"""Finds tool calls in an answer, as it streams.
+
+What stands behind a tag decides how it is read (call_bodies.py, xml_body.py), not the family: a model of one
+family that writes another's form is understood. A call is told as soon as it can be nothing else; what
+turns out to be none is told as text, whole, as it was written. Blanks, fences and brackets around calls go.
+"""
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from localchat.chatformat.call_bodies import Body, NamedBody, ObjectBody
+from localchat.chatformat.parts import Answer, Call, Parser, Part
+from localchat.chatformat.styles import CallStyle
+from localchat.chatformat.tags import first, half
+from localchat.chatformat.xml_body import XmlBody
+
+_FENCES = ("```json", "```tool_call", "```tool_code", "```xml", "```python", "```")
+_TAIL = re.compile(r"\s*`{1,3}\w{0,12}\Z")
+_FENCE = re.compile(r"`{3}\w*\Z")
+_LONGEST_TAIL = 40
+_BEGINNING = re.compile(r"\s*(`{3}\w{0,12}\s*)?\[?\s*")
+_FUNCTION = "<function="
+
+
+class CallParser:
+    """The parser of what a model says beside its reasoning. `tools`: what it was offered, as requests have
+    them."""
+
+    def __init__(self, style: CallStyle, tools: Sequence[Mapping[str, Any]]) -> None:
+        self._style = style
+        self._schemas = {name: schema for name, schema in map(_described, tools) if name}
+        self._state: Literal["text", "seek", "body"] = "text"
+        self._fresh = True
+        self._said = False
+        self._gap = ""
+        self._held = ""
+        self._raw = ""
+        self._body: Body = ObjectBody()
+        self._bare = False
+        self._closed = False
+        self._told = False
+        self._count = 0
+
+    def feed(self, text: str) -> list[Part]:
+        """Parts that are certain now."""
+        self._held += text
+        parts: list[Part] = []
+        while self._step(parts):
+            pass
+        return parts
+
+    def finish(self) -> list[Part]:
+        """What was held back. A call without its closing tag is a call; the mere beginning of one, behind
+        its tag, is markup of an answer that was cut off."""
+        parts: list[Part] = []
+        if self._state == "body":
+            self._body.finish()
+            self._tell(parts)
+            if self._body.state == "none" and self._bare:
+                _say(parts, self._raw + self._held)
+        elif self._state == "text":
+            _say(parts, self._held)
+        self._held = self._raw = ""
+        return parts
+
+    def _step(self, parts: list[Part]) -> bool:
+        """One move; False: more text is needed."""
+        if not self._held:
+            return False
+        match self._state:
+            case "text":
+                return self._text(parts)
+            case "seek":
+                return self._seek(parts)
+            case "body":
+                return self._read(parts)
+
+    # ------------------------------------------------------------------------ text
+
+    def _text(self, parts: list[Part]) -> bool:
+        if self._fresh and self._style.bare:
+            bare = _BEGINNING.match(self._held)
+            assert bare is not None
+            rest = self._held[bare.end() :]
+            if not rest or rest in ("`", "``"):
+                return False
+            if rest[0] == "{":
+                self._raw, self._held = self._held[: bare.end()], rest
+                self._bare, self._closed, self._fresh = True, False, False
+                self._begin(ObjectBody(list(self._schemas)))
+                return True
+        at, tag = first(self._held, self._style.opens)
+        if tag:
+            self._say(parts, _unfenced(self._held[:at]))
+            self._held, self._raw = self._held[at:], ""
+            if tag != _FUNCTION:
+                self._raw, self._held = tag, self._held[len(tag) :]
+            self._bare = self._closed = self._fresh = False
+            self._state = "seek"
+            return True
+        at = _tail(self._held[: half(self._held, self._style.opens)])
+        self._say(parts, self._held[:at])
+        self._held = self._held[at:]
+        return False
+
+    def _say(self, parts: list[Part], text: str) -> None:
+        if text:
+            self._fresh, self._said = False, True
+            _say(parts, text)
+
+    # ------------------------------------------------------------------------ between a tag and a call
+
+    def _seek(self, parts: list[Part]) -> bool:
+        """Before, between and behind calls: blanks, brackets, fences and tags go by."""
+        held, style = self._held, self._style
+        if held[0].isspace():
+            blanks = len(held) - len(held.lstrip())
+            self._gap = held[:blanks]
+            return self._pass(blanks)
+        tags = (*style.opens, *style.closes, *(_FENCES if self._raw else ("```",)))
+        if any(tag.startswith(held) and tag != held for tag in tags) or held == "```":
+            return False
+        tag = max((tag for tag in tags if held.startswith(tag)), key=len, default="")
+        if tag and tag != _FUNCTION:
+            return self._pass_tag(tag, parts)
+        if held[0] in ("[" if self._raw else ",;]}"):
+            return self._pass(1)
+        if self._closed and not tag:
+            return self._give_up(parts)
+        if held[0] == "{":
+            self._begin(ObjectBody(list(self._schemas) if self._bare else None))
+        elif tag:
+            self._begin(XmlBody(self._schemas))
+        elif style.splits and self._raw and (held[0].isalnum() or held.startswith(style.splits)):
+            self._begin(NamedBody(style.splits))
+        else:
+            return self._give_up(parts)
+        return True
+
+    def _pass_tag(self, tag: str, parts: list[Part]) -> bool:
+        if tag in self._style.closes:
+            if self._raw:
+                return self._give_up(parts)
+            self._closed = True
+        elif tag in self._style.opens:
+            self._raw, self._closed, self._bare = self._raw + tag, False, False
+            self._held = self._held[len(tag) :]
+            return True
+        elif not self._raw and self._held[3:4].isalnum():
+            return self._give_up(parts)  # a block of code behind the calls
+        return self._pass(len(tag))
+
+    def _pass(self, count: int) -> bool:
+        if self._raw:
+            self._raw += self._held[:count]
+        self._held = self._held[count:]
+        return True
+
+    def _give_up(self, parts: list[Part]) -> bool:
+        """What follows is text, and what stood before it too, where no call came of it."""
+        if self._raw:
+            self._say(parts, self._raw)
+        elif self._said:
+            self._say(parts, self._gap)
+        self._raw, self._gap, self._state = "", "", "text"
+        return True
+
+    # ------------------------------------------------------------------------ a call
+
+    def _begin(self, body: Body) -> None:
+        self._body, self._state, self._told = body, "body", False
+
+    def _read(self, parts: list[Part]) -> bool:
+        taken = self._body.feed(self._held)
+        if not self._told:
+            self._raw += self._held[:taken]
+        self._held = self._held[taken:]
+        self._tell(parts)
+        if self._body.state == "none":
+            # The bare object goes as it came; behind a tag the rest may hold another tag.
+            self._state = "text"
+            self._say(parts, self._raw)
+            self._raw = ""
+            return True
+        if self._body.state == "done":
+            self._state, self._raw, self._gap = "seek", "", ""
+            return True
+        return False
+
+    def _tell(self, parts: list[Part]) -> None:
+        name = self._body.name
+        if not name:
+            return
+        if not self._told:
+            self._told, self._raw = True, ""
+            parts.append(Call(self._count, self._id(), name))
+            self._count += 1
+        if pieces := self._body.arguments():
+            parts.append(Call(self._count - 1, arguments=pieces))
+
+    def _id(self) -> str:
+        return (
+            secrets.token_hex(5)[:9] if self._style.short_ids else f"call_{secrets.token_hex(12)}"
+        )
+
+
+class Chain:
+    """Reasoning is split off first; calls are looked for in the rest."""
+
+    def __init__(self, reasoning: Parser, calls: Parser) -> None:
+        self._reasoning = reasoning
+        self._calls = calls
+
+    def feed(self, text: str) -> list[Part]:
+        return self._through(self._reasoning.feed(text))
+
+    def finish(self) -> list[Part]:
+        return [*self._through(self._reasoning.finish()), *self._calls.finish()]
+
+    def _through(self, parts: list[Part]) -> list[Part]:
+        return [
+            part
+            for whole in parts
+            for part in (self._calls.feed(whole.text) if isinstance(whole, Answer) else [whole])
+        ]
+
+
+def _tail(text: str) -> int:
+    """Where blanks, or a fence that may be around a call, stand at the end of a text."""
+    bare = len(text.rstrip())
+    begin = max(0, bare - _LONGEST_TAIL)
+    found = _TAIL.search(text[begin:bare])
+    fence = begin + found.start() if found else bare
+    return min(bare, fence)
+
+
+def _unfenced(text: str) -> str:
+    """Text before a call, without blanks and a fence at its end."""
+    bare = text.rstrip()
+    begin = max(0, len(bare) - _LONGEST_TAIL)
+    return (bare[:begin] + _FENCE.sub("", bare[begin:])).rstrip()
+
+
+def _say(parts: list[Part], text: str) -> None:
+    if text:
+        parts.append(Answer(text))
+
+
+def _described(tool: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Name and parameters of a tool, whether or not it is wrapped as a function."""
+    function = tool.get("function", tool)
+    if not isinstance(function, Mapping):
+        return "", {}
+    schema = function.get("parameters")
+    return str(function.get("name", "")), schema if isinstance(schema, Mapping) else {}

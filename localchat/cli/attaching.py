@@ -1,0 +1,56 @@
+"""Finds a running server of this user and attaches to it, so that a prompt pays no load."""
+
+import os
+from typing import TYPE_CHECKING
+
+from localchat.engine.door_frames import Wish
+from localchat.pool.registration import registered
+
+if TYPE_CHECKING:
+    from localchat.cli.setup import Setup
+    from localchat.engine.attached import Server
+    from localchat.engine.engine import Engine
+    from localchat.paths import Paths
+
+USER = "command line"
+
+
+def running_servers(paths: "Paths") -> "list[tuple[Server, bytes]]":
+    """Servers that answer, the newest first, each with what it has loaded, as JSON."""
+    found = []
+    for about in registered(paths):
+        from localchat.engine.attached import Server  # http.client, only where somebody may answer
+
+        server = Server(about.url, about.token)
+        if (loaded := server.loaded()) is not None:
+            found.append((server, loaded))
+    return found
+
+
+def attached_engine(setup: "Setup", user: str = USER) -> "Engine | None":
+    """The settled model on a running server, said in one line; None where there is no server, and the model
+    is loaded here."""
+    servers = running_servers(setup.paths) if setup.settings.attach else []
+    if not servers:
+        return None
+    from localchat.engine.attached import AttachedEngine
+
+    server, _ = servers[0]
+    setup.terminal.say(f"attached to the server at {server.url}")
+    return AttachedEngine(server, _wish(setup), user)
+
+
+def _wish(setup: "Setup") -> Wish:
+    settings = setup.settings
+    cache = settings.cache_ram_mib
+    return Wish(
+        model=os.fsencode(setup.model.path),
+        name=setup.model.name,
+        word=setup.model.word,
+        backend=settings.backend,
+        context_tokens=settings.context_length,
+        kv_type=settings.kv_cache_type,
+        gpu_layers=settings.gpu_layers,
+        threads=settings.threads,
+        cache_ram_bytes=None if cache is None else cache * 2**20,
+    )

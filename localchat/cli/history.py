@@ -1,0 +1,212 @@
+"""`localchat history …`: the conversations that are kept."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from localchat.cli.ask import complete_conversation
+from localchat.cli.door import Door
+
+if TYPE_CHECKING:
+    from localchat.history.finding import Hit, Summary
+    from localchat.history.store import History
+
+_AGAIN = "localchat -c goes on with the last one, --conversation ID with any."
+
+
+@click.group("history", epilog=_AGAIN)
+def command() -> None:
+    """List, search, show and export conversations.
+
+    An ID may be shortened to its first digits, as long as no other begins so.
+    """
+
+
+@command.command("list", epilog=_AGAIN)
+@click.option("-n", "--limit", type=click.IntRange(1), default=20, show_default=True, metavar="N")
+@click.option("--all", "everything", is_flag=True, help="All of them.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def list_(door: Door, limit: int, everything: bool, as_json: bool) -> None:
+    """List the conversations, the newest first."""
+    from localchat.cli.page import print_lines, table
+
+    with _opened(door) as history:
+        rows = history.list(-1 if everything else limit)
+    if as_json:
+        _print_json(door.environ, [_record(row) for row in rows])
+        return
+    cells = [(r.id[:_DIGITS], _moment(r.updated_s), str(r.messages), r.title) for r in rows]
+    print_lines(door.environ, table(("ID", "LAST", "MESSAGES", "TITLE"), cells, right=(2,)))
+
+
+@command.command("search")
+@click.argument("words", nargs=-1, required=True)
+@click.option("-n", "--limit", type=click.IntRange(1), default=20, show_default=True, metavar="N")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def search(door: Door, words: tuple[str, ...], limit: int, as_json: bool) -> int:
+    """Find conversations by what was said in them.
+
+    All words must occur in one message, each as the beginning of a word; text in double quotes must occur as
+    it is. Ends with 1 where nothing is found.
+    """
+    from localchat.cli.page import print_lines
+    from localchat.errors import ExitCode
+
+    with _opened(door) as history:
+        hits = history.search(" ".join(words), limit)
+    if as_json:
+        _print_json(door.environ, [_found(hit) for hit in hits])
+    else:
+        print_lines(door.environ, _hit_lines(hits))
+    return ExitCode.OK if hits else ExitCode.ERROR
+
+
+@command.command("show")
+@click.argument("id_", metavar="ID", shell_complete=complete_conversation)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with the figures.")
+@click.option("--tree", is_flag=True, help="All branches; with text, as an outline.")
+@click.pass_obj
+def show(door: Door, id_: str, as_json: bool, tree: bool) -> None:
+    """Show a conversation: what was said, or with --json every message with its figures."""
+    from localchat.chat.export import as_data, as_markdown
+    from localchat.cli.page import print_lines
+    from localchat.cli.tree import outline
+
+    with _opened(door) as history:
+        conversation = history.load(id_)
+    if as_json:
+        _print_json(door.environ, as_data(conversation, tree=tree))
+    elif tree:
+        print_lines(door.environ, outline(conversation))
+    else:
+        print_lines(door.environ, as_markdown(conversation).splitlines())
+
+
+@command.command("export")
+@click.argument("id_", metavar="ID", shell_complete=complete_conversation)
+@click.option("-o", "--output", metavar="FILE", help="Write to this file; otherwise to stdout.")
+@click.option("--json", "as_json", is_flag=True, help="JSON with all branches and figures.")
+@click.option("--force", is_flag=True, help="Replace FILE.")
+@click.pass_obj
+def export(door: Door, id_: str, output: str | None, as_json: bool, force: bool) -> None:
+    """Write a conversation as Markdown, or as JSON (also where FILE ends in .json)."""
+    from pathlib import Path
+
+    from localchat.atomic import write_text
+    from localchat.chat.export import as_json_text, as_markdown
+    from localchat.cli.page import print_lines
+    from localchat.errors import LocalchatError, UsageError
+
+    with _opened(door) as history:
+        conversation = history.load(id_)
+    wants_json = as_json or (output or "").endswith(".json")
+    text = as_json_text(conversation) if wants_json else as_markdown(conversation)
+    if output is None:
+        print_lines(door.environ, text.rstrip("\n").splitlines())
+        return
+    path = Path(output)
+    if path.exists() and not force:
+        raise UsageError(f"{path} is there already", hint="--force replaces it")
+    try:
+        write_text(path, text)
+    except OSError as problem:
+        raise LocalchatError(f"{path} cannot be written: {problem.strerror}") from problem
+
+
+@command.command("rename")
+@click.argument("id_", metavar="ID", shell_complete=complete_conversation)
+@click.argument("title", nargs=-1, required=True)
+@click.pass_obj
+def rename(door: Door, id_: str, title: tuple[str, ...]) -> None:
+    """Give a conversation another title."""
+    with _opened(door) as history:
+        history.rename(id_, " ".join(title))
+
+
+@command.command("rm")
+@click.argument(
+    "ids", metavar="ID...", nargs=-1, required=True, shell_complete=complete_conversation
+)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.pass_obj
+def remove(door: Door, ids: tuple[str, ...], yes: bool) -> int:
+    """Remove conversations. They can be restored for thirty days."""
+    from localchat.cli.page import agreed
+    from localchat.errors import ExitCode
+    from localchat.inert import inert_line
+
+    with _opened(door) as history:
+        gone = [history.summary(id_) for id_ in ids]
+        for summary in gone:
+            question = f"Remove {summary.title!r} ({summary.messages} messages)?"
+            if not agreed(question, yes=yes, verb="history rm"):
+                return ExitCode.ERROR
+            history.delete(summary.id)
+            told = f"removed {inert_line(summary.title)!r}; to take it back:"
+            click.echo(f"{told} localchat history restore {summary.id}", err=True)
+    return ExitCode.OK
+
+
+@command.command("restore")
+@click.argument("id_", metavar="ID")
+@click.pass_obj
+def restore(door: Door, id_: str) -> None:
+    """Take a removal back. ID is the whole id."""
+    with _opened(door) as history:
+        history.restore(id_)
+
+
+_DIGITS = 12
+"""Of an id: the milliseconds of its birth."""
+
+
+@contextmanager
+def _opened(door: Door) -> "Iterator[History]":
+    from localchat.cli.talk import open_history
+    from localchat.paths import find_paths
+
+    with open_history(find_paths(door.environ)) as history:
+        if history.notice:
+            click.echo(f"localchat: {history.notice}", err=True)
+        yield history
+
+
+def _hit_lines(hits: "list[Hit]") -> Iterator[str]:
+    from localchat.inert import inert_line
+
+    for hit in hits:
+        summary = hit.summary
+        title = inert_line(summary.title)
+        yield f"{summary.id[:_DIGITS]}  {_moment(summary.updated_s)}  {title}"
+        if hit.node_id is not None:
+            yield f"    {inert_line(hit.snippet)}"
+
+
+def _record(summary: "Summary") -> dict[str, Any]:
+    return dict(summary._asdict())
+
+
+def _found(hit: "Hit") -> dict[str, Any]:
+    return {
+        **_record(hit.summary),
+        "message": hit.node_id,
+        "snippet": hit.snippet,
+        "marks": [list(mark) for mark in hit.marks],
+    }
+
+
+def _print_json(environ: Mapping[str, str], data: object) -> None:
+    from localchat.chat.export import json_text
+    from localchat.cli.page import print_lines
+
+    print_lines(environ, (json_text(data),))
+
+
+def _moment(seconds: float) -> str:
+    import time
+
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

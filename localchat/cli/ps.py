@@ -1,0 +1,90 @@
+"""`localchat ps`: which models a running server has loaded, for whom."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from localchat.cli.door import Door
+
+if TYPE_CHECKING:
+    from localchat.pool.member import LoadedModel
+
+_HEAD = ("NAME", "MEMORY", "CONTEXT", "CLIENTS", "STATE")
+_MINUTE_S = 60
+
+
+@click.command("ps")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def command(door: Door, as_json: bool) -> None:
+    """List the models that a running server has loaded.
+
+    With the memory they take, who uses them, and when they will be unloaded for idleness. Models that a
+    prompt or a conversation loads for itself end with it and are not listed.
+    """
+    import msgspec
+
+    from localchat.cli.attaching import running_servers
+    from localchat.cli.page import print_json, print_lines
+    from localchat.paths import find_paths
+    from localchat.pool.member import ServerState
+
+    servers = [
+        (server.url, msgspec.json.decode(told, type=ServerState))
+        for server, told in running_servers(find_paths(door.environ))
+    ]
+    if as_json:
+        told: list[dict[str, Any]] = [
+            {"server": url, **_record(model)} for url, state in servers for model in state.models
+        ]
+        print_json(door.environ, told)
+        return
+    print_lines(door.environ, _lines([(url, state.models) for url, state in servers]))
+
+
+def _lines(servers: "list[tuple[str, tuple[LoadedModel, ...]]]") -> Iterator[str]:
+    from localchat.cli.page import table
+
+    if not servers:
+        yield "No server is running: localchat serve starts one."
+    for url, models in servers:
+        yield f"{url}" if models else f"{url}: no model is loaded"
+        if models:
+            yield from table(_HEAD, (_cells(model) for model in models), right=(1, 2))
+
+
+def _cells(model: "LoadedModel") -> tuple[str, ...]:
+    from localchat.fit.words import size
+    from localchat.inert import inert_line
+
+    clients = sorted(set(model.clients))
+    return (
+        inert_line(model.name),
+        size(model.process_bytes or model.memory_bytes),
+        f"{model.context_tokens:,}" if model.context_tokens else "-",
+        inert_line(", ".join(client or "somebody" for client in clients)) or "-",
+        _state(model),
+    )
+
+
+def _state(model: "LoadedModel") -> str:
+    if model.state != "ready":
+        return {"loading": "loading", "ended": "ended; the next request starts it again"}[
+            model.state
+        ]
+    if model.clients:
+        waiting = f", {model.waiting} waiting" if model.waiting else ""
+        return f"{model.running} running{waiting}"
+    idle = f"idle for {_time(model.idle_s)}"
+    if model.unloads_in_s is None:
+        return idle
+    return f"{idle}, leaves in {_time(model.unloads_in_s)}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 2 * _MINUTE_S else f"{seconds / _MINUTE_S:.0f} min"
+
+
+def _record(model: "LoadedModel") -> dict[str, Any]:
+    return {name: getattr(model, name) for name in model.__struct_fields__}

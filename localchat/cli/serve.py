@@ -1,0 +1,211 @@
+"""`localchat serve [MODEL]`: models for editors and programs, over HTTP."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Sequence
+
+    from localchat.cli.setup import Setup
+    from localchat.engine.engine import EngineInfo
+    from localchat.server.config import ServerConfig
+
+_SLOTS = 16
+
+
+@click.command("serve")
+@click.argument("model_word", metavar="[MODEL]", required=False)
+@click.option("--host", default="127.0.0.1", metavar="HOST", help="Where to listen; this machine.")
+@click.option(
+    "--port", default=8114, type=click.IntRange(0, 65535), metavar="N", help="8114; 0: a free one."
+)
+@click.option(
+    "--api-key-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Keys that clients must have, one a line; LOCALCHAT_API_KEY is one more.",
+)
+@click.option(
+    "--allow-host", multiple=True, metavar="NAME", help="A name of this server; repeatable."
+)
+@click.option(
+    "--allow-origin", multiple=True, metavar="ORIGIN", help="Pages that may ask; repeatable."
+)
+@click.option("--insecure-no-auth", is_flag=True, help="Serve a network without any key.")
+@click.option("--strict-models", is_flag=True, help="An unknown model name is an error.")
+@click.option("--no-loop-guard", is_flag=True, help="Let answers repeat themselves for ever.")
+@click.option(
+    "--longest", type=click.IntRange(1), metavar="TOKENS", help="The longest answer; 32768."
+)
+@click.option(
+    "--parallel", type=click.IntRange(1, 255), default=_SLOTS, metavar="N", help="At once; 16."
+)
+@click.option(
+    "--keep-alive",
+    "keep_alive",
+    metavar="SECONDS",
+    help="Unload a model that nobody used for so long; 300, 0: at once, -1: never.",
+)
+@click.option("--ctx", "context_length", metavar="TOKENS", help="Context of a model.")
+@click.option("--kv-type", "kv_cache_type", metavar="TYPE", help="KV cache as f16, q8_0 or q4_0.")
+@click.option("--cache-ram", "cache_ram_mib", metavar="MIB", help="RAM for KV that nobody uses.")
+@click.option("--threads", "threads", metavar="N", help="Threads that compute.")
+@click.option("--gpu-layers", "gpu_layers", metavar="N", help="Layers on the GPU.")
+@click.option("--backend", "backend", metavar="NAME", help="What runs the model.")
+@click.option("-q", "--quiet/--no-quiet", "quiet", default=None, help="No line a request.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    model_word: str | None,
+    host: str,
+    port: int,
+    api_key_file: Path | None,
+    allow_host: tuple[str, ...],
+    allow_origin: tuple[str, ...],
+    insecure_no_auth: bool,
+    strict_models: bool,
+    no_loop_guard: bool,
+    longest: int | None,
+    parallel: int,
+    **_: object,
+) -> None:
+    """Serve models to editors and programs.
+
+    They reach it as they would reach OpenAI's API, at http://127.0.0.1:8114/v1. MODEL is a name or the path of
+    a GGUF file; without one it is the model that a prompt would go to. Ctrl+C ends it.
+    """
+    from dataclasses import replace
+
+    from localchat.cli.setup import prepare
+    from localchat.server.config import Limits, ServerConfig
+    from localchat.server.keys import read_keys
+    from localchat.server.run import bound
+
+    setup = prepare(ctx, model_word)
+    keys = read_keys(api_key_file, setup.door.environ)
+    sockets = bound(host, port)
+    addresses = [str(each.getsockname()[0]) for each in sockets]
+    limits = replace(Limits(), answer_tokens=longest) if longest else Limits()
+    config = ServerConfig(
+        hosts=frozenset((*allow_host, *_names(host, addresses))),
+        any_address="0.0.0.0" in addresses or "::" in addresses,  # noqa: S104 - asked for by the user
+        origins=allow_origin,
+        api_keys=keys,
+        alias=not strict_models,
+        loop_guard=not no_loop_guard,
+        limits=limits,
+    )
+    try:
+        _check_open(addresses, config, insecure_no_auth, setup)
+        _serve(setup, config, sockets, parallel)
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def _names(host: str, addresses: "Sequence[str]") -> list[str]:
+    """Names that the server has by where it listens: an address, never «all of them»."""
+    return [name for name in (host, *addresses) if name not in ("0.0.0.0", "::")]  # noqa: S104
+
+
+def _check_open(
+    addresses: "Sequence[str]", config: "ServerConfig", agreed: bool, setup: "Setup"
+) -> None:
+    """A network gets in with a key, or by the user's express wish. Raises UsageError."""
+    import ipaddress
+
+    from localchat.errors import UsageError
+
+    if config.api_keys or all(ipaddress.ip_address(address).is_loopback for address in addresses):
+        return
+    if not agreed:
+        raise UsageError(
+            f"{addresses[0]} is open to a network, and no API key is asked for",
+            hint="--api-key-file FILE asks for one (a key a line, chmod 600); --insecure-no-auth lets "
+            "everybody in who reaches it",
+        )
+    setup.terminal.insist(
+        f"localchat: WARNING: everybody who reaches {addresses[0]} can use this server, without a key"
+    )
+
+
+def _serve(
+    setup: "Setup", config: "ServerConfig", sockets: "Sequence[socket.socket]", parallel: int
+) -> None:
+    """Open the house, tell where it is, answer until a signal comes."""
+    from functools import partial
+
+    from localchat.server.app import create_app
+    from localchat.server.house import HouseWish, opened_house
+    from localchat.server.run import serve
+    from localchat.server.starting import starting
+
+    wish = HouseWish(
+        own=setup.model,
+        settings_for=setup.settings_for,
+        paths=setup.paths,
+        environ=setup.door.environ,
+        open_engine=setup.door.open_engine,
+        say=setup.terminal.say,
+        keep_alive_s=setup.settings.keep_alive,
+        max_slots=parallel,
+        queue=config.limits.waiting,
+    )
+    with opened_house(wish) as house:
+        with house.engines.pool.lease("", "start") as lease:
+            info = lease.engine.info()
+        app = create_app(house.engines, config, house.private)
+        _log_requests(setup)
+        tell = partial(_tell, setup, config, sockets, info)
+        with house.registered(_local_url(sockets[0])):
+            serve(app, sockets, beside=starting(app, tell, setup.terminal.say, house.stopping))
+
+
+def _local_url(listening: "socket.socket") -> str:
+    """Where this machine's own programs reach it, also where it listens to a network."""
+    host, port = listening.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _log_requests(setup: "Setup") -> None:
+    """A line a request on stderr, unless the run is quiet; what goes wrong in any case."""
+    import logging
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    for name in ("localchat.server", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.addHandler(handler)
+        logger.setLevel(logging.WARNING)
+        logger.propagate = False
+    if not setup.settings.quiet:
+        logging.getLogger("localchat.server").setLevel(logging.INFO)
+
+
+def _tell(
+    setup: "Setup",
+    config: "ServerConfig",
+    sockets: "Sequence[socket.socket]",
+    info: "EngineInfo",
+) -> None:
+    """The address on stdout, for programs; the rest beside it."""
+    from localchat.cli.report import context_line
+
+    host, port = sockets[0].getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    base = f"http://{shown}:{port}/v1"
+    say = setup.terminal.say
+    say(context_line(info))
+    say(f"serving on {base}; Ctrl+C ends it. Try it:")
+    key = " -H 'authorization: Bearer KEY'" if config.api_keys else ""
+    say(
+        f"curl {base}/chat/completions -H 'content-type: application/json'{key} -d "
+        '\'{"messages":[{"role":"user","content":"Hello"}]}\''
+    )
+    setup.terminal.answer(base)
+    setup.terminal.end_answer(empty=False)

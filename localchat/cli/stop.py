@@ -1,0 +1,36 @@
+"""`localchat stop`: end a running server, or have it unload a model."""
+
+import click
+
+from localchat.cli.door import Door
+
+
+@click.command("stop")
+@click.argument("model", metavar="[MODEL]", required=False)
+@click.pass_obj
+def command(door: Door, model: str | None) -> None:
+    """End the running server, or unload one of its models.
+
+    Requests that use the model end with an error.
+    """
+    from localchat.cli.attaching import running_servers
+    from localchat.errors import LocalchatError, ModelMissing
+    from localchat.paths import find_paths
+
+    servers = [server for server, _ in running_servers(find_paths(door.environ))]
+    if not servers:
+        raise LocalchatError(
+            "no server is running", hint="models of a prompt or a conversation end with it"
+        )
+    if model is None:
+        for server in servers:
+            server.stop(None)
+            click.echo(f"localchat: the server at {server.url} ends", err=True)
+        return
+    for server in servers:
+        stopped = server.stop(model)
+        if stopped.ended is not None:
+            ended = f"; {stopped.ended} requests ended with it" if stopped.ended else ""
+            click.echo(f"localchat: {server.url} unloaded {model}{ended}", err=True)
+            return
+    raise ModelMissing(f"{model} is not loaded", hint="localchat ps lists what is")

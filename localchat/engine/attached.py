@@ -1,0 +1,245 @@
+"""AttachedEngine: a model in a running server of this user, over its private routes (door_frames.py).
+
+Plain http.client: the command line pays its import instead of a load of the model.
+"""
+
+import http.client
+import socket
+import threading
+import urllib.parse
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from typing import TypeVar
+
+import msgspec
+
+from localchat.engine import frames
+from localchat.engine.door_frames import (
+    MEDIA_TYPE,
+    PREFIX,
+    AskDoor,
+    Query,
+    QueryDoor,
+    StopDoor,
+    Stopped,
+    Wish,
+)
+from localchat.engine.engine import EngineInfo, Vectors
+from localchat.engine.events import Done, EngineStats
+from localchat.engine.request import GenerateRequest, Messages
+from localchat.engine.stream import Stream
+from localchat.errors import EngineClosed, EngineDied, LocalchatError, UsageError, from_wire
+
+_GREETING_S = 2.0
+"""How long a server may take to say that it is there: it is on this machine."""
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+class Server:
+    """A running server as its owner's programs ask it. Thread-safe; a connection for each request."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self.url = url
+        parts = urllib.parse.urlsplit(url)
+        self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
+        self._headers = {"Authorization": f"Bearer {token}", "Content-Type": MEDIA_TYPE}
+
+    def loaded(self) -> bytes | None:
+        """What `ps` says, as JSON; None where nobody answers who knows the token. Never raises."""
+        try:
+            with closing(self._connection(_GREETING_S)) as connection:
+                connection.request("GET", f"{PREFIX}/ps", headers=self._headers)
+                response = connection.getresponse()
+                body = response.read()
+        except (OSError, http.client.HTTPException):
+            return None
+        return body if response.status == 200 else None
+
+    def stop(self, model: str | None) -> Stopped:
+        """Unload a model, or end the server. Raises LocalchatError."""
+        return msgspec.msgpack.decode(self._post("stop", StopDoor(model)), type=Stopped)
+
+    def query(self, asked: QueryDoor, kind: type[R]) -> R:
+        """One question, one frame of the kind. Raises LocalchatError."""
+        body = self._post("query", asked)
+        answer = msgspec.msgpack.decode(body, type=frames.FromChild)
+        if isinstance(answer, frames.Failed):
+            raise _rebuilt(answer)
+        assert isinstance(answer, kind), f"{type(answer).__name__} for {kind.__name__}"
+        return answer
+
+    def _post(self, route: str, asked: msgspec.Struct) -> bytes:
+        sent = _encoded(asked)
+        try:
+            with closing(self._connection(None)) as connection:
+                connection.request("POST", f"{PREFIX}/{route}", sent, self._headers)
+                response = connection.getresponse()
+                body = response.read()
+        except (OSError, http.client.HTTPException) as problem:
+            raise self._away(problem) from problem
+        if response.status == 409:
+            raise _rebuilt(msgspec.msgpack.decode(body, type=frames.Failed))
+        if response.status != 200:
+            raise self._refusal(response.status, body)
+        return body
+
+    def follow(self, asked: AskDoor, stream: "Stream", call: "Call") -> None:
+        """Put the events of a request into its stream, until its end or the call's."""
+        try:
+            body = _encoded(asked)
+            connection = self._connection(None)
+            if not call.begin(connection):
+                return
+            connection.request("POST", f"{PREFIX}/generate", body, self._headers)
+            response = connection.getresponse()
+            if response.status != 200:
+                raise self._refusal(response.status, response.read())
+            answer: frames.FrameReader[frames.FromChild] = frames.FrameReader(
+                response, frames.FromChild
+            )
+            for frame in answer:
+                match frame:
+                    case frames.Events(items):
+                        for _, event in items:
+                            stream.put(event)
+                        if items and isinstance(items[-1][1], Done):
+                            return
+                    case frames.Failed():
+                        stream.put(_rebuilt(frame))
+                        return
+                    case _:
+                        raise frames.FrameError(f"a {type(frame).__name__} in a stream")
+            raise frames.FrameError("the stream ended early")
+        except (OSError, ValueError, http.client.HTTPException, frames.FrameError) as problem:
+            stream.put(self._away(problem))
+        except LocalchatError as error:
+            stream.put(error)
+        finally:
+            call.end()
+
+    def _connection(self, timeout_s: float | None) -> http.client.HTTPConnection:
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+        connection.connect()
+        assert connection.sock is not None
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def _away(self, problem: Exception) -> EngineDied:
+        return EngineDied(
+            f"the server at {self.url} went away: {problem or type(problem).__name__}",
+            hint="ask again: without a server the model is loaded here",
+            signal="",
+            phase="serve",
+        )
+
+    def _refusal(self, status: int, body: bytes) -> LocalchatError:
+        said = body.decode("utf-8", "replace")[:200]
+        return LocalchatError(
+            f"the server at {self.url} refused its own program ({status}): {said}",
+            hint="start it anew, or use --no-attach",
+        )
+
+
+class Call:
+    """The connection of one request, which may be cut from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._connection: http.client.HTTPConnection | None = None
+        self._cut = False
+
+    def begin(self, connection: http.client.HTTPConnection) -> bool:
+        """False: it was cut before it began."""
+        with self._lock:
+            self._connection, self._socket = connection, connection.sock
+            return not self._cut
+
+    def cut(self) -> None:
+        """Hang up: the server cancels the request. Idempotent."""
+        with self._lock:
+            self._cut = True
+            if self._socket is not None:
+                with suppress(OSError):  # it ended just now
+                    self._socket.shutdown(socket.SHUT_RDWR)
+
+    def end(self) -> None:
+        """The request is over."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+            self._connection = self._socket = None
+
+
+class AttachedEngine:
+    """See Engine. `user`: who asks, for `ps`. `close` hangs up; the model stays loaded on the server."""
+
+    def __init__(self, server: Server, wish: Wish, user: str) -> None:
+        self._server = server
+        self._wish = wish
+        self._user = user
+        self._lock = threading.Lock()
+        self._calls: set[Call] = set()
+        self._closed = False
+
+    def generate(self, request: GenerateRequest) -> Stream:
+        call = Call()
+        stream = Stream(call.cut)
+        with self._lock:
+            if self._closed:
+                stream.put(EngineClosed("the engine was closed"))
+                return stream
+            self._calls.add(call)
+        named = msgspec.structs.replace(request, user=request.user or self._user)
+        threading.Thread(
+            target=self._follow, args=(AskDoor(self._wish, named), stream, call), daemon=True
+        ).start()
+        return stream
+
+    def _follow(self, asked: AskDoor, stream: Stream, call: Call) -> None:
+        self._server.follow(asked, stream, call)
+        with self._lock:
+            self._calls.discard(call)
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        answer = self._query(frames.Embed(0, tuple(texts)), frames.Vectors)
+        return Vectors(answer.vectors, answer.tokens)
+
+    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+        return list(self._query(frames.Tokenize(0, text, special), frames.Tokens).tokens)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        return self._query(frames.Detokenize(0, tuple(tokens)), frames.Plain).text
+
+    def render(self, messages: Messages) -> str:
+        return self._query(frames.Render(0, messages), frames.Plain).text
+
+    def info(self) -> EngineInfo:
+        return self._query(frames.AskInfo(0), frames.Info).info
+
+    def stats(self) -> EngineStats:
+        return self._query(frames.AskStats(0), frames.Stats).stats
+
+    def close(self, deadline_s: float = 2.0) -> None:
+        with self._lock:
+            self._closed = True
+            calls = list(self._calls)
+        for call in calls:
+            call.cut()
+
+    def _query(self, query: Query, kind: type[R]) -> R:
+        if self._closed:
+            raise EngineClosed("the engine was closed")
+        return self._server.query(QueryDoor(self._wish, query, self._user), kind)
+
+
+def _encoded(asked: msgspec.Struct) -> bytes:
+    try:
+        return msgspec.msgpack.encode(asked)
+    except (UnicodeEncodeError, OverflowError, TypeError) as error:
+        raise UsageError(f"this cannot be sent to the engine: {error}") from error
+
+
+def _rebuilt(failed: frames.Failed) -> LocalchatError:
+    return from_wire(failed.code, failed.message, failed.hint, failed.details)

@@ -1,0 +1,144 @@
+"""Writes a conversation to the disk while it is lived: from a thread of its own, half a second behind.
+
+The caller only puts values down; it never waits for the disk. A killed process loses what came after the
+last write, a second at most.
+"""
+
+import threading
+import time
+from types import TracebackType
+from typing import Final
+
+from localchat.chat.conversation import Conversation, Node
+from localchat.chat.titles import title_for
+from localchat.errors import HistoryUnusable
+from localchat.history.rows import Cover, NodeRow, cover_of, row_of
+from localchat.history.store import History
+
+CADENCE_S: Final = 0.4
+_LAST_WORDS_S: Final = 10.0
+
+
+class Autosave:
+    """Keeps one conversation on the disk. `changed`, `draft` and `problem` never wait for the disk and are
+    callable from any thread."""
+
+    def __init__(
+        self, history: History, conversation: Conversation, *, cadence_s: float = CADENCE_S
+    ) -> None:
+        self._history = history
+        self._conversation = conversation
+        self._cadence_s = cadence_s
+        self._lock = threading.Condition()
+        self._cover: Cover | None = None
+        self._nodes: dict[str, Node] = {}
+        self._draft: tuple[str | None, str] | None = None
+        self._wanted = 0
+        self._written = 0
+        self._urgent = False
+        self._closing = False
+        self._problem: HistoryUnusable | None = None
+        self._thread = threading.Thread(target=self._run, name="autosave", daemon=True)
+        self._thread.start()
+
+    def changed(self, node: Node | None = None) -> None:
+        """A message came or grew, or (None) title, model, policy or head changed."""
+        title = title_for(self._conversation)
+        cover = cover_of(self._conversation, title) if self._conversation.nodes else None
+        with self._lock:
+            self._cover = cover
+            if node is not None:
+                self._nodes[node.id] = node
+            self._want()
+
+    def draft(self, text: str) -> None:
+        """The input that is not sent yet, as it stands now; empty when it was sent."""
+        key = self._conversation.id if self._conversation.nodes else None
+        with self._lock:
+            self._draft = (key, text)
+            self._want()
+
+    @property
+    def problem(self) -> HistoryUnusable | None:
+        """Why the last write failed; None: it did not. It is tried again with the next one."""
+        with self._lock:
+            return self._problem
+
+    def flush(self, timeout_s: float = _LAST_WORDS_S) -> None:
+        """Wait until everything is on the disk. Raises HistoryUnusable where it cannot be."""
+        with self._lock:
+            target = self._wanted
+            self._problem = None
+            self._urgent = True
+            self._lock.notify_all()
+            self._lock.wait_for(
+                lambda: self._written >= target or self._problem is not None, timeout_s
+            )
+            if self._problem is not None:
+                raise self._problem
+
+    def close(self, timeout_s: float = _LAST_WORDS_S) -> None:
+        """Write what is left and end. Raises HistoryUnusable. Idempotent."""
+        with self._lock:
+            closed, self._closing = self._closing, True
+        if closed:
+            return
+        try:
+            self.flush(timeout_s)
+        finally:
+            with self._lock:
+                self._lock.notify_all()
+            self._thread.join(timeout_s)
+
+    def __enter__(self) -> "Autosave":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _want(self) -> None:
+        self._wanted += 1
+        self._lock.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                self._lock.wait_for(lambda: self._wanted > self._written or self._closing)
+                if self._wanted == self._written:
+                    return
+                target, self._urgent = self._wanted, False
+                cover, self._cover = self._cover, None
+                nodes, self._nodes = self._nodes, {}
+                draft, self._draft = self._draft, None
+            begun = time.monotonic()
+            problem = self._write(cover, nodes, draft)
+            with self._lock:
+                self._problem = problem
+                if problem is None:
+                    self._written = target
+                else:  # kept for the next try, under what came meanwhile
+                    self._cover = self._cover or cover
+                    self._nodes = nodes | self._nodes
+                    self._draft = self._draft or draft
+                self._lock.notify_all()
+                if problem is not None and self._closing:
+                    return
+                rest = self._cadence_s - (time.monotonic() - begun)
+                self._lock.wait_for(lambda: self._urgent or self._closing, max(rest, 0.0))
+
+    def _write(
+        self, cover: Cover | None, nodes: dict[str, Node], draft: tuple[str | None, str] | None
+    ) -> HistoryUnusable | None:
+        rows: list[NodeRow] = [row_of(self._conversation.id, node) for node in nodes.values()]
+        try:
+            self._history.write(cover, rows)
+            if draft is not None:
+                self._history.put_draft(*draft)
+        except HistoryUnusable as problem:
+            return problem
+        return None

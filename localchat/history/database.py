@@ -1,0 +1,187 @@
+"""The SQLite file under the history: opening it safely, and transactions.
+
+Write-ahead log, so that one writes while others read; a writer waits up to five seconds for another. What a
+killed process had committed stays. The file is for its owner's eyes.
+"""
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Final
+
+from localchat.errors import HistoryUnusable
+from localchat.history.migrations import VERSION, migrate, version_of
+
+_PATIENCE_S: Final = 5.0
+_BROKEN: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_BESIDE: Final = ("-wal", "-shm")
+
+
+class Database:
+    """One file, or memory where `path` is None. Callable from any thread: one connection reads, another
+    writes, each for one thread at a time. `notice`: what the user must be told about the opening, one
+    sentence, or nothing. Raises HistoryUnusable."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.notice = ""
+        if path is not None:
+            self.notice = _prepared(path)
+        with _told(path):
+            self._writer = _connected(path)
+            self._reader = self._writer if path is None else _connected(path)
+        self._depth = 0
+        self._writing = threading.RLock()
+        self._reading = self._writing if path is None else threading.RLock()
+        try:
+            with self.read() as connection:
+                current = version_of(connection) == VERSION
+            if not current:
+                with self.write() as connection:
+                    migrate(connection)
+        except HistoryUnusable:
+            self.close()
+            raise
+
+    @contextmanager
+    def write(self) -> Iterator[sqlite3.Connection]:
+        """A transaction: all of it, or none."""
+        with self._writing, _told(self.path):
+            if self._depth:  # a part of a larger one
+                yield self._writer
+                return
+            self._writer.execute("BEGIN IMMEDIATE")
+            self._depth += 1
+            try:
+                yield self._writer
+                self._writer.execute("COMMIT")
+            except BaseException:
+                if self._writer.in_transaction:
+                    self._writer.execute("ROLLBACK")
+                raise
+            finally:
+                self._depth -= 1
+
+    @contextmanager
+    def read(self) -> Iterator[sqlite3.Connection]:
+        with self._reading, _told(self.path):
+            yield self._reader
+
+    def close(self) -> None:
+        """Idempotent."""
+        with self._writing, self._reading:
+            self._reader.close()
+            self._writer.close()
+
+
+def _connected(path: Path | None) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        ":memory:" if path is None else os.fspath(path),
+        timeout=_PATIENCE_S,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    connection.execute("PRAGMA temp_store = MEMORY")
+    if path is not None:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+    return connection
+
+
+def _prepared(path: Path) -> str:
+    """Make a new file, refuse a newer one before anything of it is touched, and set aside what is no
+    database. Returns the notice."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    except OSError as problem:
+        raise HistoryUnusable(
+            f"the history {path} cannot be opened: {problem.strerror}",
+            hint="--no-history works without it",
+        ) from problem
+    if _readable(path):
+        return ""
+    from filelock import FileLock
+
+    with FileLock(f"{path}.lock"):
+        return "" if _readable(path) else _set_aside(path)
+
+
+def _readable(path: Path) -> bool:
+    """Whether this is a database. Raises HistoryUnusable for one of a newer version, and for other
+    trouble."""
+    try:
+        address = f"{path.absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(address, timeout=_PATIENCE_S, uri=True)) as connection:
+            version = version_of(connection)
+            connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    except sqlite3.DatabaseError as problem:
+        if _primary(problem) in _BROKEN:
+            return False
+        raise _translated(problem, path) from problem
+    if version > VERSION:
+        raise HistoryUnusable(
+            f"the history {path} was written by a newer localchat (version {version}; this one knows "
+            f"{VERSION}), and was left as it is",
+            hint="update localchat, or use --no-history",
+            version=version,
+            known_version=VERSION,
+        )
+    return True
+
+
+def _set_aside(path: Path) -> str:
+    """Move a broken file and its companions out of the way; nothing is deleted."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    kept = path.with_name(f"{path.name}.broken-{stamp}")
+    number = 1
+    while kept.exists():
+        number += 1
+        kept = path.with_name(f"{path.name}.broken-{stamp}-{number}")
+    try:
+        for suffix in _BESIDE:
+            beside = path.with_name(path.name + suffix)
+            if beside.exists():
+                beside.rename(kept.with_name(kept.name + suffix))
+        path.rename(kept)
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    except OSError as problem:
+        raise HistoryUnusable(
+            f"the history {path} is damaged and cannot be set aside: {problem.strerror}",
+            hint="move it away by hand, or use --no-history",
+        ) from problem
+    return (
+        f"the history {path} is damaged: it was set aside as {kept.name}, and a new one begins; "
+        "what is readable in it can be rescued with sqlite3's .recover"
+    )
+
+
+@contextmanager
+def _told(path: Path | None) -> Iterator[None]:
+    """SQLite's errors as ours: the one place."""
+    try:
+        yield
+    except (sqlite3.Error, UnicodeError) as problem:
+        raise _translated(problem, path) from problem
+
+
+def _translated(problem: Exception, path: Path | None) -> HistoryUnusable:
+    hints = {
+        sqlite3.SQLITE_BUSY: "another localchat is writing for too long; try again",
+        sqlite3.SQLITE_FULL: "the disk is full: make room and try again",
+        sqlite3.SQLITE_READONLY: "the file or its folder is read-only; --no-history works without it",
+        sqlite3.SQLITE_CORRUPT: "the file is damaged: move it away, or rescue it with sqlite3's .recover",
+    }
+    return HistoryUnusable(
+        f"the history {path or 'in memory'} cannot be used: {problem}",
+        hint=hints.get(_primary(problem), "--no-history works without it"),
+    )
+
+
+def _primary(problem: Exception) -> int:
+    """SQLite's code without its extension; 0 where Python found the fault."""
+    return getattr(problem, "sqlite_errorcode", 0) & 0xFF

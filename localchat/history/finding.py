@@ -1,0 +1,138 @@
+"""Lists and searches: from tables to what a list shows."""
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from localchat.history.rows import searchable, unpacked
+from localchat.history.words import Query, Snippet, parse, snippet
+
+_SUMMARY: Final = (
+    "SELECT c.id, c.title, c.updated_s, c.model, "
+    "(SELECT count(*) FROM nodes n WHERE n.conversation = c.id), c.created_s FROM conversations c "
+)
+_HOLDS_SOMETHING: Final = "EXISTS (SELECT 1 FROM nodes n WHERE n.conversation = c.id)"
+_LIVE: Final = "c.deleted_s IS NULL"
+_NODES: Final = (
+    "SELECT n.conversation, n.id, n.content FROM nodes n "
+    "JOIN conversations c ON c.id = n.conversation AND c.deleted_s IS NULL "
+)
+_INDEXED: Final = (
+    "SELECT n.conversation, n.id, n.content FROM message_index f JOIN nodes n ON n.number = f.rowid "
+    "JOIN conversations c ON c.id = n.conversation AND c.deleted_s IS NULL "
+)
+_TITLES: Final = "SELECT c.id, c.title FROM conversations c "
+_INDEXED_TITLES: Final = (
+    "SELECT c.id, c.title FROM title_index f JOIN conversations c ON c.number = f.rowid "
+)
+
+
+class Summary(NamedTuple):
+    """A conversation in a list. messages: of all branches. model: the word that named it."""
+
+    id: str
+    title: str
+    updated_s: float
+    model: str
+    messages: int
+    created_s: float
+
+
+class Hit(NamedTuple):
+    """A conversation that was found. node_id: the message, None where the title alone matched. marks:
+    (start, end) characters of the snippet that match."""
+
+    summary: Summary
+    snippet: str
+    node_id: str | None
+    marks: tuple[tuple[int, int], ...]
+
+
+class _Match(NamedTuple):
+    conversation: str
+    node: str | None
+    text: str
+
+
+def listed(connection: sqlite3.Connection, limit: int, before: Summary | None) -> list[Summary]:
+    """A page of the list, the newest first."""
+    where, values = f"WHERE {_LIVE} AND {_HOLDS_SOMETHING} ", []
+    if before is not None:
+        where += "AND (c.updated_s, c.id) < (?, ?) "
+        values = [before.updated_s, before.id]
+    rows = connection.execute(
+        f"{_SUMMARY}{where}ORDER BY c.updated_s DESC, c.id DESC LIMIT ?", (*values, limit)
+    )
+    return [_summary(row) for row in rows]
+
+
+def summary_of(connection: sqlite3.Connection, id_: str) -> Summary:
+    return _summary(connection.execute(f"{_SUMMARY}WHERE c.id = ?", (id_,)).fetchone())
+
+
+def _summary(row: Sequence[object]) -> Summary:
+    id_, title, updated_s, model, messages, created_s = row
+    assert isinstance(id_, str) and isinstance(title, str) and isinstance(model, bytes)
+    assert isinstance(updated_s, float) and isinstance(messages, int)
+    assert isinstance(created_s, float)
+    return Summary(id_, title, updated_s, unpacked(model), messages, created_s)
+
+
+def found(connection: sqlite3.Connection, text: str, limit: int) -> list[Hit]:
+    """Up to `limit` conversations, the newest first. Of each the newest message that matches."""
+    query = parse(searchable(text))
+    if not query.parts:
+        return []
+    best: dict[str, _Match] = {}
+    for source in (_growing, _indexed, _titled):
+        taken: set[str] = set()
+        for match in source(connection, query):
+            best.setdefault(match.conversation, match)
+            taken.add(match.conversation)
+            if len(taken) >= limit:
+                break
+    hits = [_hit(connection, match, query) for match in best.values()]
+    hits.sort(key=lambda hit: (hit.summary.updated_s, hit.summary.id), reverse=True)
+    return hits[:limit]
+
+
+def _hit(connection: sqlite3.Connection, match: _Match, query: Query) -> Hit:
+    shown: Snippet = snippet(match.text, query.parts)
+    return Hit(summary_of(connection, match.conversation), shown.text, match.node, shown.marks)
+
+
+def _indexed(connection: sqlite3.Connection, query: Query) -> Iterator[_Match]:
+    """Messages by the index, the newest first; by their text where no part of the query is a word."""
+    if not query.match:
+        yield from _scanned(connection, "n.indexed = 1", query.plain)
+        return
+    where = "WHERE f.message_index MATCH ? " + _likes("n.content", query.like)
+    rows = connection.execute(
+        _INDEXED + where + "ORDER BY f.rowid DESC", (query.match, *query.like)
+    )
+    yield from (_Match(*row) for row in rows)
+
+
+def _growing(connection: sqlite3.Connection, query: Query) -> Iterator[_Match]:
+    """Messages that are being written, or were when their program died."""
+    yield from _scanned(connection, "n.indexed = 0", query.plain)
+
+
+def _scanned(
+    connection: sqlite3.Connection, where: str, patterns: tuple[str, ...]
+) -> Iterator[_Match]:
+    likes = _likes("n.content", patterns)
+    rows = connection.execute(f"{_NODES}WHERE {where} {likes}ORDER BY n.number DESC", patterns)
+    yield from (_Match(*row) for row in rows)
+
+
+def _titled(connection: sqlite3.Connection, query: Query) -> Iterator[_Match]:
+    source, values = (_INDEXED_TITLES, [query.match]) if query.match else (_TITLES, [])
+    match = "f.title_index MATCH ? AND " if query.match else ""
+    where = f"WHERE {match}{_LIVE} AND {_HOLDS_SOMETHING} {_likes('c.title', query.like)}"
+    rows = connection.execute(source + where + "ORDER BY c.updated_s DESC", (*values, *query.like))
+    yield from (_Match(id_, None, title) for id_, title in rows)
+
+
+def _likes(column: str, patterns: tuple[str, ...]) -> str:
+    return f"AND {column} LIKE ? ESCAPE '\\' " * len(patterns)

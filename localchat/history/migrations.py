@@ -1,0 +1,115 @@
+"""The shape of the file, as numbered steps. `PRAGMA user_version` says which were taken.
+
+A step is never edited once a version with it was published: what comes later is a new step. A file with a
+number above the last step was written by a newer localchat and is left alone.
+"""
+
+import sqlite3
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from localchat.history.words import segmented
+
+Step: TypeAlias = Callable[[sqlite3.Connection], None]
+
+_TABLES: Final = """
+CREATE TABLE conversations (
+    number    INTEGER PRIMARY KEY,
+    id        TEXT NOT NULL UNIQUE,
+    title     TEXT NOT NULL,      -- searchable text (rows.py)
+    created_s REAL NOT NULL,      -- seconds since 1970
+    updated_s REAL NOT NULL,
+    model     BLOB NOT NULL,      -- UTF-8 that may hold lone surrogates
+    system    BLOB NOT NULL,
+    policy    BLOB NOT NULL,      -- JSON of chat.conversation.Policy
+    head      TEXT,
+    deleted_s REAL                -- since when it waits to be purged
+);
+CREATE INDEX conversations_by_time ON conversations (updated_s DESC, id DESC)
+    WHERE deleted_s IS NULL;
+CREATE INDEX conversations_deleted ON conversations (deleted_s) WHERE deleted_s IS NOT NULL;
+CREATE TABLE nodes (
+    number       INTEGER PRIMARY KEY,
+    id           TEXT NOT NULL UNIQUE,
+    conversation TEXT NOT NULL,
+    parent       TEXT,
+    role         TEXT NOT NULL,
+    state        TEXT NOT NULL,
+    created_s    REAL NOT NULL,
+    content      TEXT NOT NULL,   -- searchable text
+    exact        BLOB,            -- the content itself where it differs from that
+    rest         BLOB NOT NULL    -- JSON of everything else in chat.conversation.Node
+);
+CREATE INDEX nodes_of_conversation ON nodes (conversation);
+"""
+
+_SEARCH: Final = """
+ALTER TABLE nodes ADD COLUMN indexed INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX nodes_not_indexed ON nodes (number) WHERE indexed = 0;
+CREATE VIRTUAL TABLE message_index USING fts5(
+    words, content='', tokenize='unicode61 remove_diacritics 2', prefix='1 2 3'
+);
+CREATE VIRTUAL TABLE title_index USING fts5(
+    words, content='', tokenize='unicode61 remove_diacritics 2', prefix='1 2 3'
+);
+"""
+
+_DRAFTS: Final = """
+CREATE TABLE drafts (
+    conversation TEXT PRIMARY KEY,  -- empty: of no conversation yet
+    text         BLOB NOT NULL,
+    updated_s    REAL NOT NULL
+) WITHOUT ROWID;
+"""
+
+
+def _tables(connection: sqlite3.Connection) -> None:
+    _script(connection, _TABLES)
+
+
+def _search(connection: sqlite3.Connection) -> None:
+    """The index is contentless, because it holds other words than the text (words.py)."""
+    _script(connection, _SEARCH)
+    messages = connection.execute("SELECT number, content FROM nodes WHERE state != 'open'")
+    connection.executemany(
+        "INSERT INTO message_index (rowid, words) VALUES (?, ?)",
+        ((number, segmented(content)) for number, content in messages.fetchall()),
+    )
+    connection.execute("UPDATE nodes SET indexed = 1 WHERE state != 'open'")
+    titles = connection.execute("SELECT number, title FROM conversations")
+    connection.executemany(
+        "INSERT INTO title_index (rowid, words) VALUES (?, ?)",
+        ((number, segmented(title)) for number, title in titles.fetchall()),
+    )
+
+
+def _drafts(connection: sqlite3.Connection) -> None:
+    _script(connection, _DRAFTS)
+
+
+STEPS: Final[tuple[Step, ...]] = (_tables, _search, _drafts)
+VERSION: Final = len(STEPS)
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Take the steps that this file has not taken, all or none. Call inside a write transaction."""
+    for number, step in enumerate(STEPS[version_of(connection) :], start=version_of(connection)):
+        step(connection)
+        connection.execute(f"PRAGMA user_version = {number + 1}")
+
+
+def version_of(connection: sqlite3.Connection) -> int:
+    """How many steps the file has taken; 0 for a new one."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    assert isinstance(version, int)
+    return version
+
+
+def _script(connection: sqlite3.Connection, text: str) -> None:
+    """The statements one by one: `executescript` would commit the transaction around them."""
+    statement = ""
+    for line in text.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            connection.execute(statement)
+            statement = ""

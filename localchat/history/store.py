@@ -1,0 +1,249 @@
+"""Conversations on disk: what doors call.
+
+Writers never overwrite what another program wrote meanwhile: nodes have ids of their own and are written by
+who makes them, and of the rest only what changed here is written.
+"""
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Final, NamedTuple, TypeAlias
+
+from localchat.chat.conversation import Conversation, Node
+from localchat.chat.titles import title_for
+from localchat.errors import UsageError
+from localchat.history.database import Database
+from localchat.history.finding import Hit, Summary, found, listed, summary_of
+from localchat.history.rows import (
+    Cover,
+    NodeRow,
+    cover_of,
+    node_of,
+    opened,
+    packed,
+    row_of,
+    searchable,
+    unpacked,
+)
+from localchat.history.writing import (
+    deleted_before,
+    erase,
+    revive,
+    write_cover,
+    write_node,
+    write_title,
+)
+
+_KEPT_S: Final = 30 * 24 * 3600.0
+"""How long a deleted conversation can be restored."""
+_SHORTEST_PREFIX: Final = 4
+_COVER: Final = ", ".join(Cover._fields)
+_NODE: Final = ", ".join(NodeRow._fields)
+
+
+Summaries: TypeAlias = list[Summary]
+Hits: TypeAlias = list[Hit]
+"""Named here, because `History.list` hides the type in the class."""
+
+
+class Purged(NamedTuple):
+    """How much was deleted for good."""
+
+    conversations: int
+
+
+class History:
+    """The file of conversations. Callable from any thread; every method may raise HistoryUnusable."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._known: dict[str, Cover] = {}
+
+    @classmethod
+    def open(cls, path: Path | None) -> "History":
+        """The history in `path`, made where there is none; None: in memory, gone at the end. Raises
+        HistoryUnusable, also for a file of a newer version, which is left as it is."""
+        history = cls(Database(path))
+        history.purge(time.time() - _KEPT_S)
+        return history
+
+    @property
+    def notice(self) -> str:
+        """What the user must be told about the opening (a damaged file was set aside); empty: nothing."""
+        return self._database.notice
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._database.close()
+
+    def __enter__(self) -> "History":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ writing
+
+    def save(self, conversation: Conversation) -> None:
+        """Write what a conversation is apart from its messages: title, model, policy, head."""
+        self.write(cover_of(conversation, title_for(conversation)), ())
+
+    def put(self, conversation_id: str, node: Node) -> None:
+        """Write one message, new or in a newer state."""
+        self.write(None, (row_of(conversation_id, node),))
+
+    def append(self, conversation: Conversation, nodes: Iterable[Node]) -> None:
+        """Write a conversation and these of its messages, in one transaction."""
+        rows = [row_of(conversation.id, node) for node in nodes]
+        self.write(cover_of(conversation, title_for(conversation)), rows)
+
+    def write(self, cover: Cover | None, rows: Iterable[NodeRow]) -> None:
+        """One transaction of what `rows.py` made. A conversation that is written to is not deleted any
+        more."""
+        with self._database.write() as connection:
+            if cover is not None:
+                write_cover(connection, cover, self._known.get(cover.id))
+            for row in rows:
+                write_node(connection, row)
+                revive(connection, row.conversation)
+        if cover is not None:
+            self._known[cover.id] = cover
+
+    # ------------------------------------------------------------------ reading
+
+    def find(self, id_or_prefix: str) -> str:
+        """The id that begins so. Raises UsageError for none, for several, and for fewer than four digits."""
+        wanted = searchable(id_or_prefix.strip().lower())
+        with self._database.read() as connection:
+            rows = connection.execute(
+                "SELECT id FROM conversations WHERE id >= ? AND id < ? AND deleted_s IS NULL LIMIT 6",
+                (wanted, wanted + "g"),
+            ).fetchall()
+        ids = [str(id_) for (id_,) in rows]
+        if wanted in ids:
+            return wanted
+        if not ids or len(wanted) < _SHORTEST_PREFIX:
+            raise UsageError(
+                f"there is no conversation {id_or_prefix!r}",
+                hint="localchat history list shows them; the first digits of an id are enough",
+            )
+        if len(ids) > 1:
+            raise UsageError(
+                f"several conversations begin with {id_or_prefix!r}",
+                hint=f"write more digits: {', '.join(ids[:5])}{', …' if len(ids) > 5 else ''}",
+            )
+        return ids[0]
+
+    def load(self, id_or_prefix: str) -> Conversation:
+        """A conversation with all its branches. A message that another program was writing, or was when it
+        died, is `open`. Raises UsageError."""
+        id_ = self.find(id_or_prefix)
+        with self._database.read() as connection:
+            cover = connection.execute(
+                f"SELECT {_COVER} FROM conversations WHERE id = ?",  # noqa: S608
+                (id_,),
+            ).fetchone()
+            rows = connection.execute(
+                f"SELECT {_NODE} FROM nodes WHERE conversation = ? ORDER BY number",  # noqa: S608
+                (id_,),
+            ).fetchall()
+        known = Cover(*cover)
+        conversation = opened(known)
+        for row in rows:
+            node = node_of(NodeRow(*row))
+            conversation.nodes[node.id] = node
+        conversation.mend()
+        self._known[id_] = known
+        return conversation
+
+    def summary(self, id_or_prefix: str) -> Summary:
+        """What `list` says of one conversation. Raises UsageError."""
+        id_ = self.find(id_or_prefix)
+        with self._database.read() as connection:
+            return summary_of(connection, id_)
+
+    def list(self, limit: int = 50, before: Summary | None = None) -> Summaries:
+        """Conversations that hold a message, the newest first; `before`: the last one of the page before."""
+        with self._database.read() as connection:
+            return listed(connection, limit, before)
+
+    def last(self) -> Summary | None:
+        """The conversation that something was said in last."""
+        return next(iter(self.list(1)), None)
+
+    def search(self, text: str, limit: int = 50) -> Hits:
+        """Conversations that hold all words of `text` in one message, or in the title; the newest first,
+        each once. Any text is a query (words.py); one without a sign finds nothing."""
+        with self._database.read() as connection:
+            return found(connection, text, limit)
+
+    # ------------------------------------------------------------------ care
+
+    def rename(self, id_or_prefix: str, title: str) -> None:
+        """Give a title; a program that holds the conversation under its old one does not take it back.
+        Raises UsageError."""
+        id_ = self.find(id_or_prefix)
+        named = searchable(" ".join(title.split()))
+        if not named:
+            raise UsageError("a title holds at least one sign")
+        with self._database.write() as connection:
+            write_title(connection, id_, named)
+
+    def delete(self, id_or_prefix: str) -> None:
+        """Put a conversation away; it can be restored for thirty days. Raises UsageError."""
+        id_ = self.find(id_or_prefix)
+        with self._database.write() as connection:
+            connection.execute(
+                "UPDATE conversations SET deleted_s = ? WHERE id = ?", (time.time(), id_)
+            )
+
+    def restore(self, id_: str) -> None:
+        """Take back a `delete`; `id_` is the whole id. Raises UsageError where it is gone for good."""
+        with self._database.write() as connection:
+            done = connection.execute(
+                "UPDATE conversations SET deleted_s = NULL WHERE id = ?", (id_,)
+            )
+            if not done.rowcount:
+                raise UsageError(f"the conversation {id_!r} cannot be restored any more")
+
+    def purge(self, deleted_before_s: float) -> Purged:
+        """Delete for good what was deleted before this moment (seconds since 1970)."""
+        with self._database.read() as connection:
+            if not deleted_before(connection, deleted_before_s):
+                return Purged(0)
+        with self._database.write() as connection:
+            gone = deleted_before(
+                connection, deleted_before_s
+            )  # another program may have been first
+            for id_ in gone:
+                erase(connection, id_)
+        return Purged(len(gone))
+
+    # ------------------------------------------------------------------ drafts
+
+    def put_draft(self, conversation_id: str | None, text: str) -> None:
+        """Keep input that was not sent yet; empty text forgets it. None: of a conversation to come."""
+        key = conversation_id or ""
+        with self._database.write() as connection:
+            if text:
+                connection.execute(
+                    "INSERT INTO drafts VALUES (?, ?, ?) ON CONFLICT (conversation) DO UPDATE "
+                    "SET text = excluded.text, updated_s = excluded.updated_s",
+                    (key, packed(text), time.time()),
+                )
+            else:
+                connection.execute("DELETE FROM drafts WHERE conversation = ?", (key,))
+
+    def draft(self, conversation_id: str | None) -> str:
+        """The input that was not sent; empty: none."""
+        with self._database.read() as connection:
+            row = connection.execute(
+                "SELECT text FROM drafts WHERE conversation = ?", (conversation_id or "",)
+            ).fetchone()
+        return unpacked(row[0]) if row else ""

@@ -1,0 +1,136 @@
+"""Writes: from rows to the tables, with the search index in step. Call inside a write transaction.
+
+The index is contentless: it forgets a text only when it is told the very words that it was given.
+"""
+
+import sqlite3
+from typing import Final
+
+from localchat.history.rows import Cover, NodeRow
+from localchat.history.words import segmented
+
+_COVER: Final = ", ".join(Cover._fields)
+_NODE: Final = ", ".join(NodeRow._fields)
+_READ_COVER: Final = f"SELECT {_COVER} FROM conversations WHERE id = ?"  # noqa: S608 - our own names
+_NEW_COVER: Final = (
+    f"INSERT INTO conversations ({_COVER}) VALUES ({', '.join('?' * len(Cover._fields))})"  # noqa: S608
+)
+_NEW_NODE: Final = (
+    f"INSERT INTO nodes ({_NODE}, indexed) VALUES ({', '.join('?' * len(NodeRow._fields))}, ?)"  # noqa: S608
+)
+_NEW_STATE: Final = (
+    "UPDATE nodes SET parent = ?, role = ?, state = ?, created_s = ?, content = ?, exact = ?, "
+    "rest = ?, indexed = ? WHERE number = ?"
+)
+
+
+def write_cover(connection: sqlite3.Connection, cover: Cover, before: Cover | None) -> None:
+    """Insert a conversation, or change what differs from `before`, which is what the writer last knew of it
+    (None: nothing)."""
+    stored = connection.execute(_READ_COVER, (cover.id,)).fetchone()
+    if stored is None:
+        connection.execute(_NEW_COVER, cover)
+        _index_title(connection, cover.id, None, cover.title)
+        return
+    there = Cover(*stored)
+    changes = {
+        name: value
+        for name, value in cover._asdict().items()
+        if before is None or value != getattr(before, name)
+    }
+    changes["updated_s"] = max(cover.updated_s, there.updated_s)
+    if before is None and there.title:
+        # Read through another History: whether its title is an old one cannot be known.
+        changes.pop("title")
+    if "title" in changes:
+        _index_title(connection, cover.id, there.title, cover.title)
+    assigned = ", ".join(f"{name} = ?" for name in changes)
+    connection.execute(
+        f"UPDATE conversations SET {assigned} WHERE id = ?",  # noqa: S608
+        (*changes.values(), cover.id),
+    )
+
+
+def write_title(connection: sqlite3.Connection, id_: str, title: str) -> None:
+    """Rename a conversation that exists."""
+    (before,) = connection.execute(
+        "SELECT title FROM conversations WHERE id = ?", (id_,)
+    ).fetchone()
+    _index_title(connection, id_, before, title)
+    connection.execute("UPDATE conversations SET title = ? WHERE id = ?", (title, id_))
+
+
+def _index_title(
+    connection: sqlite3.Connection, id_: str, before: str | None, after: str | None
+) -> None:
+    (number,) = connection.execute(
+        "SELECT number FROM conversations WHERE id = ?", (id_,)
+    ).fetchone()
+    if before is not None:
+        connection.execute(
+            "INSERT INTO title_index (title_index, rowid, words) VALUES ('delete', ?, ?)",
+            (number, segmented(before)),
+        )
+    if after is not None:
+        connection.execute(
+            "INSERT INTO title_index (rowid, words) VALUES (?, ?)", (number, segmented(after))
+        )
+
+
+def write_node(connection: sqlite3.Connection, row: NodeRow) -> None:
+    """Insert a message or its newer state. A text that is still growing stays out of the index, and is
+    searched as it lies."""
+    indexed = row.state != "open"
+    stored = connection.execute(
+        "SELECT number, content, indexed FROM nodes WHERE id = ?", (row.id,)
+    ).fetchone()
+    if stored is None:
+        number = connection.execute(_NEW_NODE, (*row, indexed)).lastrowid
+        before, was_indexed = "", False
+    else:
+        number, before, was_indexed = stored
+        _, _, *state = row
+        connection.execute(_NEW_STATE, (*state, indexed, number))
+    if indexed and was_indexed and before == row.content:
+        return
+    if was_indexed:
+        _forget_words(connection, number, before)
+    if indexed:
+        connection.execute(
+            "INSERT INTO message_index (rowid, words) VALUES (?, ?)",
+            (number, segmented(row.content)),
+        )
+
+
+def revive(connection: sqlite3.Connection, id_: str) -> None:
+    """Take a deletion back: somebody goes on with the conversation."""
+    connection.execute(
+        "UPDATE conversations SET deleted_s = NULL WHERE id = ? AND deleted_s IS NOT NULL", (id_,)
+    )
+
+
+def deleted_before(connection: sqlite3.Connection, moment_s: float) -> list[str]:
+    """Ids of conversations that were deleted before a moment."""
+    rows = connection.execute("SELECT id FROM conversations WHERE deleted_s < ?", (moment_s,))
+    return [str(id_) for (id_,) in rows]
+
+
+def erase(connection: sqlite3.Connection, id_: str) -> None:
+    """Remove a conversation for good, with all that belongs to it."""
+    (title,) = connection.execute("SELECT title FROM conversations WHERE id = ?", (id_,)).fetchone()
+    _index_title(connection, id_, title, None)
+    nodes = connection.execute(
+        "SELECT number, content FROM nodes WHERE conversation = ? AND indexed = 1", (id_,)
+    ).fetchall()
+    for number, content in nodes:
+        _forget_words(connection, number, content)
+    connection.execute("DELETE FROM nodes WHERE conversation = ?", (id_,))
+    connection.execute("DELETE FROM drafts WHERE conversation = ?", (id_,))
+    connection.execute("DELETE FROM conversations WHERE id = ?", (id_,))
+
+
+def _forget_words(connection: sqlite3.Connection, number: int | None, content: str) -> None:
+    connection.execute(
+        "INSERT INTO message_index (message_index, rowid, words) VALUES ('delete', ?, ?)",
+        (number, segmented(content)),
+    )

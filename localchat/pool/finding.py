@@ -1,0 +1,138 @@
+"""From a client's word to a model of the library and the settings that it is loaded with."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from localchat.engine import frames
+from localchat.engine.door_frames import Wish
+from localchat.engine.local import EngineOptions
+from localchat.errors import ModelMissing
+from localchat.library.locate import LocatedModel, locate_named
+from localchat.paths import Paths
+from localchat.pool.member import Wanted
+from localchat.settings import Settings
+
+_MIB = 2**20
+_FRESH_S = 10.0
+
+SettingsFor = Callable[[Iterable[str]], Settings]
+"""The settings in force for a model that goes by these names."""
+
+
+def engine_options(
+    model: LocatedModel, settings: Settings, paths: Paths, *, max_slots: int
+) -> EngineOptions:
+    """How this model is loaded under these settings. max_slots: requests computed at once."""
+    cache = settings.cache_ram_mib
+    return EngineOptions(
+        model=model.path,
+        name=model.name,
+        context_tokens=settings.context_length,
+        kv_type=settings.kv_cache_type,
+        gpu_layers=settings.gpu_layers,
+        threads=settings.threads,
+        max_slots=max_slots,
+        cache_ram_bytes=None if cache is None else cache * _MIB,
+        speculation=settings.speculation,
+        backend=settings.backend,
+        state_dir=paths.state_dir,
+    )
+
+
+class Known(msgspec.Struct, frozen=True):
+    """A model of the library, as a list of them shows it. context_train: 0 where nobody knows."""
+
+    name: str
+    created: int
+    context_train: int
+
+
+class LibraryFinder:
+    """Finds models by the names of the library, never by a path, which is not a client's to choose; but for
+    `own`, the server's own model, which an empty word means too."""
+
+    def __init__(
+        self,
+        own: LocatedModel,
+        settings_for: SettingsFor,
+        paths: Paths,
+        environ: Mapping[str, str],
+        *,
+        max_slots: int = 16,
+    ) -> None:
+        self.own = own
+        self._settings_for = settings_for
+        self._paths = paths
+        self._environ = environ
+        self._max_slots = max_slots
+        self._listed: tuple[float, tuple[Known, ...]] = (0.0, ())
+
+    def find(self, word: str) -> Wanted:
+        """See pool.Finder."""
+        mine = word in ("", self.own.name, self.own.word)
+        model = (
+            self.own
+            if mine
+            else locate_named(word, self._paths, "asked for by a client", self._environ)
+        )
+        return Wanted(model.name, self._options(model, word))
+
+    def find_wish(self, wish: Wish) -> Wanted:
+        """The model that another program of the owner asks for: its file, and what it insists on beside the
+        settings in force here. Raises ModelMissing, ModelInvalid, UsageError."""
+        path = Path(os.fsdecode(wish.model))
+        if not path.exists():
+            raise ModelMissing(f"there is no file {frames.whole(str(path))}")
+        same = path.resolve() == self.own.path.resolve()
+        model = self.own if same else LocatedModel(wish.word or wish.name, wish.name, path, "")
+        asked = {
+            "backend": wish.backend,
+            "context_tokens": wish.context_tokens,
+            "kv_type": wish.kv_type,
+            "gpu_layers": None if wish.gpu_layers == "auto" else wish.gpu_layers,
+            "threads": wish.threads or None,
+            "cache_ram_bytes": wish.cache_ram_bytes,
+        }
+        insisted = {name: value for name, value in asked.items() if value is not None}
+        options = replace(self._options(model, wish.word), **insisted)  # type: ignore[arg-type]
+        return Wanted(model.name, options)
+
+    def _options(self, model: LocatedModel, word: str) -> EngineOptions:
+        settings = self._settings_for(dict.fromkeys((model.name, model.word, word)))
+        return engine_options(model, settings, self._paths, max_slots=self._max_slots)
+
+    @property
+    def stale(self) -> bool:
+        """Whether `models` is old enough to be asked for again."""
+        return time.monotonic() - self._listed[0] > _FRESH_S or not self._listed[1]
+
+    def models(self) -> tuple[Known, ...]:
+        """Every model that can be asked for, as last looked, the own one first."""
+        return self._listed[1] or (self._known(self.own.name, self.own.path, 0),)
+
+    def look(self) -> None:
+        """Read the library anew: every header, some 30 ms each. Raises LocalchatError, OSError."""
+        from localchat.library.inspection import inspect
+        from localchat.library.shelf import read_shelf
+
+        found = {self.own.name: self._known(self.own.name, self.own.path, 0)}
+        for model in read_shelf(self._paths, self._environ).models:
+            if model.path is None or (seen := inspect(model)).trouble:
+                continue
+            trained = seen.facts.context_tokens if seen.facts else 0
+            same = model.path.resolve() == self.own.path.resolve()
+            name = self.own.name if same and model.name == self.own.word else model.name
+            found[name] = self._known(name, model.path, trained)
+        self._listed = (time.monotonic(), tuple(found.values()))
+
+    def _known(self, name: str, path: Path, context_train: int) -> Known:
+        try:
+            created = int(path.stat().st_mtime)
+        except OSError:
+            created = 0
+        return Known(name, created, context_train)

@@ -1,0 +1,289 @@
+"""One request at an engine: asked until it is accepted, then told in events that clients can take as they
+are.
+
+What the API promises and engines do not is done here: finish reasons, ids of tool calls, one call only where
+a client wants one, an end to answers that go round in circles.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from localchat.engine.engine import Engine
+from localchat.engine.events import (
+    Accepted,
+    Done,
+    Event,
+    Figures,
+    Finished,
+    Prefill,
+    PromptLogprobs,
+    Reasoning,
+    Text,
+    TokenLogprob,
+    ToolCall,
+    Usage,
+)
+from localchat.engine.request import GenerateRequest, Messages
+from localchat.engine.stream import Stream
+from localchat.errors import EngineClosed, LocalchatError, TemplateError
+from localchat.server.flight import Flight
+from localchat.server.loopguard import LoopGuard
+
+Reason: TypeAlias = Literal["stop", "length", "tool_calls"]
+REPETITION = "repetition"
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A choice is complete. `why`: the stop text that ended it, or REPETITION."""
+
+    choice: int
+    reason: Reason
+    why: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Echoed:
+    """The log probabilities of a choice's prompt, its first token left out."""
+
+    choice: int
+    tokens: tuple[TokenLogprob, ...]
+
+
+Told: TypeAlias = Text | Reasoning | ToolCall | Echoed | End
+"""What a reader is told. The first piece of a tool call has its id and name and no arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked. `prompts`: for each prompt the ways to ask it, the next one tried where the model's
+    template refuses the last. `one_call`: the answer ends behind its first tool call."""
+
+    prompts: Sequence[Sequence[GenerateRequest]]
+    one_call: bool = False
+    loop_guard: bool = True
+
+    @property
+    def choices(self) -> int:
+        return sum(ways[0].n for ways in self.prompts)
+
+    @property
+    def guided(self) -> bool:
+        """Whether a grammar, a schema, a forced tool or a strict one binds the answer."""
+        request = self.prompts[0][0]
+        prompt = request.prompt
+        if request.grammar is not None or not isinstance(prompt, Messages):
+            return request.grammar is not None
+        strict = any(tool["function"].get("strict") for tool in prompt.tools)
+        return prompt.tool_choice not in ("auto", "none") or (
+            strict and prompt.tool_choice == "auto"
+        )
+
+
+@dataclass(slots=True)
+class _Choice:
+    calls: dict[int, str] = field(default_factory=dict)
+    guards: tuple[LoopGuard, LoopGuard] = field(default_factory=lambda: (LoopGuard(), LoopGuard()))
+    ended: bool = False
+    cut: bool = False
+
+
+@dataclass(slots=True)
+class _Counted:
+    """Tokens of one prompt and its answers, until the engine says the exact number at the end."""
+
+    prompt: int
+    cached: int = 0
+    completion: int = 0
+
+
+class Answering:
+    """`begin`, then iterate `told`. The flight owns the streams and closes them."""
+
+    def __init__(self, engine: Engine, wish: Wish, flight: Flight) -> None:
+        self._engine = engine
+        self._wish = wish
+        self._flight = flight
+        self._sources: list[AsyncIterator[Event]] = []
+        self._choices = [_Choice() for _ in range(wish.choices)]
+        self._each: dict[int, int] = {}
+        """How many choices a prompt has, by the index of its first."""
+        for ways in wish.prompts:
+            self._each[sum(self._each.values())] = ways[0].n
+        self._counted: list[_Counted] = []
+        self._done: list[Done] = []
+        self.accepted: list[Accepted] = []
+
+    async def begin(self) -> None:
+        """Until every prompt is accepted: all that can be refused is refused here. Raises LocalchatError."""
+        for ways in self._wish.prompts:
+            self._sources.append(await self._ask(ways))
+
+    async def _ask(self, ways: Sequence[GenerateRequest]) -> AsyncIterator[Event]:
+        for left, request in zip(range(len(ways) - 1, -1, -1), ways, strict=True):
+            stream = await self._generate(request)
+            source = aiter(stream)
+            try:
+                first = await anext(source)
+            except TemplateError:
+                if left:
+                    continue
+                raise
+            assert isinstance(first, Accepted)
+            self.accepted.append(first)
+            self._counted.append(_Counted(first.prompt_tokens))
+            return source
+        raise AssertionError("there is a way to ask")
+
+    async def _generate(self, request: GenerateRequest) -> Stream:
+        """In a thread, because a long prompt waits for the engine to read it; a reader that leaves meanwhile
+        leaves no request behind."""
+        asking = asyncio.ensure_future(asyncio.to_thread(self._engine.generate, request))
+        try:
+            stream = await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            asking.add_done_callback(lambda asked: asked.result().close())
+            raise
+        self._flight.hold(stream)
+        return stream
+
+    # ------------------------------------------------------------------------ events
+
+    async def told(self) -> AsyncGenerator[Told, None]:
+        """Everything the reader is told; the flight's usage and figures stand at the end, however it comes.
+        Raises ApiError where the server ended it, else LocalchatError. Close it (`aclosing`)."""
+        try:
+            async for base, event in self._merged():
+                for told in self._tidy(base, event):
+                    yield told
+                if any(choice.cut for choice in self._choices) and self._all_ended:
+                    self._flight.close()  # the engine would go on with what was cut here
+                    break
+        except EngineClosed as closed:
+            raise self._flight.why or closed from closed
+        finally:
+            self._sum_up()
+
+    @property
+    def _all_ended(self) -> bool:
+        return all(choice.ended for choice in self._choices)
+
+    async def _merged(self) -> AsyncIterator[tuple[int, Event]]:
+        """The events of all prompts with the index of their first choice."""
+        if len(self._sources) == 1:
+            async for event in self._sources[0]:
+                self._count(0, event)
+                yield 0, event
+            return
+        queue: asyncio.Queue[tuple[int, Event] | LocalchatError | None] = asyncio.Queue()
+        bases = list(self._each)
+
+        async def pump(at: int) -> None:
+            try:
+                async for event in self._sources[at]:
+                    self._count(at, event)
+                    queue.put_nowait((bases[at], event))
+                queue.put_nowait(None)
+            except LocalchatError as error:
+                queue.put_nowait(error)
+
+        pumps = [asyncio.create_task(pump(at)) for at in range(len(self._sources))]
+        try:
+            left = len(pumps)
+            while left:
+                item = await queue.get()
+                if isinstance(item, LocalchatError):
+                    raise item
+                if item is None:
+                    left -= 1
+                else:
+                    yield item
+        finally:
+            for task in pumps:
+                task.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.gather(*pumps)
+
+    def _count(self, at: int, event: Event) -> None:
+        """Keep the figures of the flight, whatever the reader is told."""
+        flight, counted = self._flight, self._counted[at]
+        match event:
+            case Prefill(cached=cached):
+                flight.begun = True
+                counted.cached = cached
+            case Text() | Reasoning() | ToolCall():
+                flight.begun = True
+                counted.completion += 1
+                if flight.first_s is None:
+                    flight.first_s = time.perf_counter()
+            case Figures(completion_tokens=tokens):
+                counted.completion = max(counted.completion, tokens)
+            case Done(usage=usage):
+                counted.prompt, counted.cached = usage.prompt_tokens, usage.cached_tokens
+                counted.completion = usage.completion_tokens
+                self._done.append(event)
+
+    def _tidy(self, base: int, event: Event) -> list[Told]:
+        match event:
+            case Text(choice, text, logprobs):
+                return self._piece(Text(base + choice, text, logprobs), base + choice, 0, text)
+            case Reasoning(choice, text):
+                return self._piece(Reasoning(base + choice, text), base + choice, 1, text)
+            case ToolCall(choice):
+                return self._call(msgspec.structs.replace(event, choice=base + choice))
+            case Finished(choice, reason, stop):
+                return self._finish(base + choice, reason == "length", stop or None)
+            case PromptLogprobs(tokens):
+                return [Echoed(base + choice, tokens) for choice in range(self._each[base])]
+        return []
+
+    def _piece(self, told: Told, choice: int, kind: int, text: str) -> list[Told]:
+        state = self._choices[choice]
+        if state.ended:
+            return []
+        if self._wish.loop_guard and state.guards[kind].loops(text):
+            state.cut = True
+            return [told, *self._finish(choice, True, REPETITION)]
+        return [told]
+
+    def _call(self, event: ToolCall) -> list[Told]:
+        state = self._choices[event.choice]
+        if state.ended:
+            return []
+        told: list[Told] = []
+        if event.call not in state.calls:
+            if state.calls and self._wish.one_call:
+                state.cut = True
+                return self._finish(event.choice, False, None)
+            state.calls[event.call] = event.id or f"call_{secrets.token_hex(12)}"
+            told.append(ToolCall(event.choice, event.call, state.calls[event.call], event.name, ""))
+        if event.arguments:
+            told.append(ToolCall(event.choice, event.call, arguments=event.arguments))
+        if self._wish.loop_guard and state.guards[0].loops(event.arguments):
+            state.cut = True
+            told += self._finish(event.choice, True, REPETITION)
+        return told
+
+    def _finish(self, choice: int, cut_off: bool, why: str | None) -> list[Told]:
+        state = self._choices[choice]
+        if state.ended:
+            return []
+        state.ended = True
+        reason: Reason = "length" if cut_off else "tool_calls" if state.calls else "stop"
+        self._flight.finish = why if why == REPETITION else reason
+        return [End(choice, reason, why)]
+
+    def _sum_up(self) -> None:
+        self._flight.usage = Usage(
+            sum(one.prompt for one in self._counted),
+            sum(one.cached for one in self._counted),
+            sum(one.completion for one in self._counted),
+        )
+        self._flight.done = self._done[0] if self._done else None

@@ -1,0 +1,62 @@
+"""The application: routes, what stands around them, and how failures are told."""
+
+from collections.abc import Sequence
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.routing import BaseRoute, Route
+
+from localchat.server.config import ServerConfig
+from localchat.server.engines import Engines
+from localchat.server.envelope import Envelope
+from localchat.server.failures import ApiError
+from localchat.server.guard import Guard
+from localchat.server.handlers import HANDLERS
+from localchat.server.routes.chat import chat
+from localchat.server.routes.completions import completions
+from localchat.server.routes.embeddings import embeddings
+from localchat.server.routes.models import model, models
+from localchat.server.routes.state import health, metrics, props, root
+from localchat.server.routes.tokens import apply_template, detokenize, tokenize
+from localchat.server.service import Service
+
+_GET, _POST = ["GET"], ["POST"]
+
+ROUTES = (
+    Route("/chat/completions", chat, methods=_POST),
+    Route("/completions", completions, methods=_POST),
+    Route("/embeddings", embeddings, methods=_POST),
+    Route("/models", models, methods=_GET),
+    Route("/models/{id:path}", model, methods=_GET),
+    Route("/tokenize", tokenize, methods=_POST),
+    Route("/detokenize", detokenize, methods=_POST),
+    Route("/apply-template", apply_template, methods=_POST),
+    Route("/props", props, methods=_GET),
+    Route("/health", health, methods=_GET),
+    Route("/metrics", metrics, methods=_GET),
+    Route("/", root, methods=_GET),
+)
+"""Paths as `Envelope` leaves them: without `/v1`."""
+
+
+def create_app(
+    engines: Engines, config: ServerConfig, private: Sequence[BaseRoute] = ()
+) -> Starlette:
+    """The ASGI application over these engines. Its `state.service` is a Service. `private`: routes under
+    guard.PRIVATE, which ask for a token of their own instead of an API key."""
+    service = Service(engines, config)
+
+    def refused(error: ApiError) -> None:
+        service.metrics.failed(error.code or "error", error.status)
+
+    app = Starlette(
+        routes=[*ROUTES, *private],
+        middleware=[
+            Middleware(Envelope),
+            Middleware(Guard, config=config, refused=refused),
+        ],
+        exception_handlers=HANDLERS,
+    )
+    app.router.redirect_slashes = False
+    app.state.service = service
+    return app

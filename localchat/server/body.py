@@ -1,0 +1,178 @@
+"""The body of a request: read within limits, decoded into its type, refused in words."""
+
+import asyncio
+import re
+import zlib
+from typing import Any, Final, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from localchat.server.config import Limits
+from localchat.server.failures import ApiError, refused
+
+T = TypeVar("T")
+
+_SURROGATES: Final = re.compile(
+    rb"(\\\\)|(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
+)
+_PLACE: Final = re.compile(r" - at `(?:key` in `)?\$(.*)`$")
+_MISSING: Final = re.compile(r"missing required field `([^`]+)`")
+_GZIP: Final = 31
+"""zlib's number for a gzip stream with the largest window."""
+
+
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """The whole body, decompressed. Raises ApiError; ClientDisconnect where the client leaves."""
+    _check_type(request)
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limits.body_bytes:
+        raise _too_large(limits)
+    try:
+        async with asyncio.timeout(limits.body_s):
+            body = await _received(request, limits)
+    except TimeoutError:
+        raise ApiError(
+            408, "timeout", "The body did not arrive in time.", headers={"connection": "close"}
+        ) from None
+    return _unpacked(body, request.headers.get("content-encoding", ""), limits)
+
+
+async def _received(request: Request, limits: Limits) -> bytes:
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        piece = message.get("body", b"")
+        size += len(piece)
+        if size > limits.body_bytes:
+            raise _too_large(limits)
+        pieces.append(piece)
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+
+
+def _check_type(request: Request) -> None:
+    """A page of another site can send every other type without asking first."""
+    given = request.headers.get("content-type", "")
+    kind = given.partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(
+            415,
+            "unsupported_media_type",
+            f"The content type is {given[:100]!r}; this takes application/json.",
+        )
+
+
+def _too_large(limits: Limits) -> ApiError:
+    return ApiError(
+        413,
+        "request_too_large",
+        f"The request is larger than {limits.body_bytes} bytes.",
+        headers={"connection": "close"},
+    )
+
+
+def _unpacked(body: bytes, encoding: str, limits: Limits) -> bytes:
+    match encoding.strip().lower():
+        case "" | "identity":
+            return body
+        case "gzip":
+            return _inflated(body, _GZIP, limits)
+        case "deflate":
+            return _inflated(body, zlib.MAX_WBITS, limits)
+    raise ApiError(
+        415,
+        "unsupported_media_type",
+        f"The content encoding is {encoding[:50]!r}; this takes gzip, deflate or none.",
+        headers={"accept-encoding": "gzip, deflate"},
+    )
+
+
+def _inflated(body: bytes, window: int, limits: Limits) -> bytes:
+    unpacker = zlib.decompressobj(window)
+    try:
+        plain = unpacker.decompress(body, limits.body_bytes + 1)
+    except zlib.error as error:
+        raise refused(
+            f"The compressed body cannot be read: {error}.", code="invalid_json"
+        ) from error
+    if len(plain) > limits.body_bytes:
+        raise _too_large(limits)
+    if not unpacker.eof:
+        raise refused("The compressed body is cut off.", code="invalid_json")
+    return plain
+
+
+def decoded(body: bytes, kind: type[T], limits: Limits) -> T:
+    """The body as its type. Raises ApiError that names the field."""
+    body = body.removeprefix(b"\xef\xbb\xbf")
+    try:
+        return _decode(body, kind)
+    except RecursionError:
+        raise refused(
+            f"The JSON is nested deeper than {limits.depth} levels.", code="invalid_json"
+        ) from None
+    except msgspec.ValidationError as error:
+        raise _invalid(error) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise refused(f"The body is no JSON: {reason}.", code="invalid_json") from error
+
+
+def _decode(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        # A client that cut a text in the middle of a character sends half of a surrogate pair.
+        mended = _SURROGATES.sub(_whole, body)
+        if mended == body:
+            raise
+        return msgspec.json.decode(mended, type=kind)
+
+
+def _whole(found: re.Match[bytes]) -> bytes:
+    return found[0] if found[1] or found[2] else b"\\ufffd"
+
+
+def _invalid(error: msgspec.ValidationError) -> ApiError:
+    text = str(error)
+    place = _PLACE.search(text)
+    at = place[1].lstrip(".") if place else ""
+    said = text[: place.start()] if place else text
+    missing = _MISSING.search(said)
+    if missing:
+        param = f"{at}.{missing[1]}" if at else missing[1]
+        return refused(
+            f"The field {param!r} is required.", param=param, code="missing_required_parameter"
+        )
+    where = f"The field {at!r}" if at else "The body"
+    return refused(
+        f"{where} has the wrong type: {said[:1].lower()}{said[1:]}.".replace("`", ""),
+        param=at or None,
+        code="invalid_type",
+    )
+
+
+def check_depth(value: Any, limits: Limits, param: str) -> None:  # noqa: ANN401 - any JSON
+    """Refuse free-form JSON (schemas, options of templates) that nests too deep. Raises ApiError."""
+    level = [value]
+    for _ in range(limits.depth):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return
+    raise refused(
+        f"The field {param!r} is nested deeper than {limits.depth} levels.",
+        param=param,
+        code="invalid_json",
+    )
+
+
+def _inside(value: Any) -> list[Any]:  # noqa: ANN401 - any JSON
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []

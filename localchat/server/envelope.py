@@ -1,0 +1,89 @@
+"""Around every request: its number, its path in one form, and its line in the log.
+
+The line names what happened and never what was said. Pure ASGI, see guard.py.
+"""
+
+import logging
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from localchat.inert import inert_line
+from localchat.server.flight import Flight
+
+log = logging.getLogger("localchat.server.requests")
+
+_SLASHES: Final = re.compile("/{2,}")
+_SHOWN: Final = 120
+
+
+class Envelope:
+    """The outermost part of the application. `path`: without `/v1`, without doubled slashes, because
+    clients join base addresses and routes in every way there is."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        number = f"req_{secrets.token_hex(12)}"
+        status = 0
+        begun_s = time.perf_counter()
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [
+                    *message.get("headers", []),
+                    (b"x-request-id", number.encode()),
+                    (b"x-content-type-options", b"nosniff"),
+                ]
+            await send(message)
+
+        inner = {**scope, "path": one_path(scope["path"]), "localchat.id": number}
+        try:
+            await self._app(inner, receive, sending)
+        finally:
+            flight = inner.get("localchat.flight")
+            gone = flight is not None and flight.gone
+            line = [number, scope["method"], scope["path"][:_SHOWN], str(499 if gone else status)]
+            line += _told(flight) if flight is not None else []
+            line.append(f"took_ms={(time.perf_counter() - begun_s) * 1000:.0f}")
+            line.append(f'ua="{Headers(scope=scope).get("user-agent", "")[:_SHOWN]}"')
+            log.info("%s", inert_line(" ".join(line)))
+
+
+def one_path(path: str) -> str:
+    """The path as the routes know it."""
+    path = _SLASHES.sub("/", path)
+    if path == "/v1" or path.startswith("/v1/"):
+        path = path[3:]
+    return path.rstrip("/") or "/"
+
+
+def _told(flight: Flight) -> Sequence[str]:
+    line = [f"model={flight.model[:_SHOWN]}"]
+    if flight.usage is not None:
+        usage = flight.usage
+        line += [
+            f"prompt={usage.prompt_tokens}",
+            f"cached={usage.cached_tokens}",
+            f"completion={usage.completion_tokens}",
+        ]
+    if flight.first_s is not None:
+        line.append(f"ttft_ms={(flight.first_s - flight.arrived_s) * 1000:.0f}")
+    if flight.done is not None and flight.done.timings.decode_tokens_per_s is not None:
+        line.append(f"tps={flight.done.timings.decode_tokens_per_s:.1f}")
+    if flight.finish:
+        line.append(f"finish={flight.finish}")
+    if flight.error:
+        line.append(f"error={flight.error}")
+    return line

@@ -1,0 +1,173 @@
+"""One request that an engine answers, from the lease to the last byte, watched for the client's leaving.
+
+Nothing is sent before the engine has accepted: until then every refusal is a real status. Handlers that do
+not read from the connection never learn that a client left, so a task reads it for the whole time; when the
+client is gone the work is cancelled, in whatever phase it is.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from localchat.errors import LocalchatError
+from localchat.server.answering import Answering, Wish
+from localchat.server.engines import Lease
+from localchat.server.failures import ApiError, internal, out_of_time, translated
+from localchat.server.flight import Flight
+from localchat.server.presenter import StreamPresenter, WholePresenter
+from localchat.server.service import Service, service_of
+from localchat.server.sse import DONE, EventStream, event
+
+log = logging.getLogger("localchat.server")
+
+
+class Plan(Protocol):
+    """One request as its route understood it. `wanted_tokens`: the longest answer that was asked for."""
+
+    @property
+    def model(self) -> str | None: ...
+
+    @property
+    def streams(self) -> bool: ...
+
+    @property
+    def wanted_tokens(self) -> int | None: ...
+
+    async def wish(self, lease: Lease) -> Wish:
+        """What to ask this engine. Raises ApiError, LocalchatError."""
+        ...
+
+    def stream(self, lease: Lease, wish: Wish) -> StreamPresenter: ...
+
+    def whole(self, lease: Lease, wish: Wish) -> WholePresenter: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """An ASGI application for one request. Raises ApiError where nothing was sent yet."""
+
+    request: Request
+    plan: Plan
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service = service_of(self.request)
+        flight = Flight(id=scope.get("localchat.id", ""), model=self.plan.model or "")
+        scope["localchat.flight"] = flight
+        service.flights.enter(flight)
+        deadline = asyncio.get_running_loop().call_later(
+            service.config.limits.request_s,
+            lambda: flight.end(out_of_time(service.config.limits.request_s)),
+        )
+        try:
+            await _while_connected(self._work(service, flight, send), receive, flight)
+        except ApiError as error:
+            flight.error = error.code or "error"
+            raise
+        except LocalchatError as error:
+            flight.error = error.code
+            raise translated(error, wanted_tokens=self.plan.wanted_tokens) from error
+        finally:
+            deadline.cancel()
+            service.flights.leave(flight)
+            service.metrics.landed(flight)
+
+    async def _work(self, service: Service, flight: Flight, send: Send) -> None:
+        lease = await service.lease(self.plan.model, self.request)
+        async with lease:
+            flight.model = lease.name
+            wish = await self.plan.wish(lease)
+            flight.guided = wish.guided
+            answering = Answering(lease.engine, wish, flight)
+            try:
+                await answering.begin()
+            except LocalchatError:
+                if flight.why is not None:
+                    raise flight.why from None
+                raise
+            if self.plan.streams:
+                presenter = self.plan.stream(lease, wish)
+                await self._stream(service, answering, presenter, flight, send, wish.choices)
+            else:
+                await self._whole(answering, self.plan.whole(lease, wish), flight, send)
+
+    async def _whole(
+        self, answering: Answering, presenter: WholePresenter, flight: Flight, send: Send
+    ) -> None:
+        async with aclosing(answering.told()) as telling:
+            async for told in telling:
+                presenter.take(told)
+        assert flight.usage is not None
+        body = presenter.result(flight.usage, flight.done)
+        response = Response(body, headers={"content-type": "application/json"})
+        await response(self.request.scope, self.request.receive, send)
+
+    async def _stream(
+        self,
+        service: Service,
+        answering: Answering,
+        presenter: StreamPresenter,
+        flight: Flight,
+        send: Send,
+        choices: int,
+    ) -> None:
+        async with EventStream(send, service.config.heartbeat_s) as stream:
+            await stream.write(presenter.opening(choices))
+            try:
+                async with aclosing(answering.told()) as telling:
+                    async for told in telling:
+                        if events := presenter.told(told):
+                            await stream.write(events)
+            except (ApiError, LocalchatError) as error:
+                await stream.end(event(self._broken(service, flight, error).body()))
+                return
+            except Exception:
+                log.exception("%s failed in the middle of its stream", flight.id)
+                await stream.end(event(self._broken(service, flight, internal()).body()))
+                return
+            assert flight.usage is not None
+            await stream.end(presenter.ending(flight.usage, flight.done) + DONE)
+
+    def _broken(
+        self, service: Service, flight: Flight, error: ApiError | LocalchatError
+    ) -> ApiError:
+        """The error that an open stream ends with."""
+        told = error if isinstance(error, ApiError) else translated(error)
+        if isinstance(error, LocalchatError):
+            log.error("%s %s: %s", flight.id, error.code, error.message)
+        flight.error = told.code or "error"
+        service.metrics.failed(flight.error, told.status)
+        return told
+
+
+async def _while_connected(work: Awaitable[None], receive: Receive, flight: Flight) -> None:
+    """Do the work, and drop it when the client leaves."""
+    working = flight.work = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if working.cancelled() and flight.why is not None:
+            raise flight.why
+        if working.done():
+            await working
+            return
+        flight.gone = True
+        flight.close()
+        working.cancel()
+        with suppress(asyncio.CancelledError, ApiError, LocalchatError):
+            await working
+    finally:
+        working.cancel()
+        watching.cancel()
+
+
+async def _left(receive: Receive) -> None:
+    """Until the client is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,158 @@
+"""One place where errors become what OpenAI's clients read: a status, a type, a code and a sentence.
+
+A failure that would come again is never a 5xx without `x-should-retry: false`, because the clients' libraries
+try a 5xx three times. No message holds a path of this machine.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+from starlette.responses import Response
+
+from localchat.errors import (
+    ContextExceeded,
+    DoesNotFit,
+    EngineBusy,
+    EngineClosed,
+    EngineDied,
+    LocalchatError,
+    ModelInvalid,
+    ModelMissing,
+    NetworkError,
+    TemplateError,
+    UsageError,
+)
+
+INVALID: Final = "invalid_request_error"
+_NO_RETRY: Final = {"x-should-retry": "false"}
+
+
+class ApiError(Exception):
+    """A failure in the words of the API. `headers`: what the response carries besides."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str | None,
+        message: str,
+        *,
+        kind: str = INVALID,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.kind = kind
+        self.param = param
+        self.headers = dict(headers or {})
+
+    def body(self) -> bytes:
+        """The JSON that a response, or an event in the middle of a stream, holds."""
+        error = {
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+            "code": self.code,
+        }
+        return msgspec.json.encode({"error": error})
+
+
+def refused(
+    message: str, *, param: str | None = None, code: str | None = "unsupported_value"
+) -> ApiError:
+    """400: the request itself is off."""
+    return ApiError(400, code, message, param=param)
+
+
+def busy(message: str, code: str = "server_busy", retry_s: int = 1) -> ApiError:
+    """503: later, this will do."""
+    headers = {"retry-after": str(retry_s)}
+    return ApiError(503, code, message, kind="server_error", headers=headers)
+
+
+def out_of_time(seconds: float) -> ApiError:
+    """504: the request took longer than a request may."""
+    message = f"The request took longer than {seconds:g} seconds and was ended."
+    return ApiError(504, "timeout", message, kind="server_error", headers=_NO_RETRY)
+
+
+def internal() -> ApiError:
+    """500: a fault of ours, told in the log and not to the client."""
+    message = "The server made a mistake; its log tells which."
+    return ApiError(500, "internal_error", message, kind="server_error", headers=_NO_RETRY)
+
+
+def no_model(word: str) -> ApiError:
+    """404: no such model."""
+    shown = word if len(word) <= 100 else f"{word[:100]}…"
+    message = f"The model {shown!r} does not exist here; GET /v1/models lists those that do."
+    return ApiError(404, "model_not_found", message, param="model")
+
+
+def translated(error: LocalchatError, *, wanted_tokens: int | None = None) -> ApiError:
+    """The API's error for one of ours. `wanted_tokens`: the answer that was asked for."""
+    match error:
+        case ContextExceeded():
+            return _too_long(error, wanted_tokens)
+        case TemplateError():
+            return refused(_whole(error), param="messages", code="chat_template_error")
+        case UsageError():
+            return refused(_whole(error), code=None)
+        case ModelMissing():
+            return no_model(str(error.details.get("model") or error.message))
+        case DoesNotFit():
+            return ApiError(
+                503, "does_not_fit", error.message, kind="server_error", headers=_NO_RETRY
+            )
+        case ModelInvalid():
+            message = "The model's file cannot be used; the server's log tells why."
+            return ApiError(500, "model_invalid", message, kind="server_error", headers=_NO_RETRY)
+        case EngineDied():
+            return busy(
+                "The engine ended in the middle of its work and is started again.", "engine_died"
+            )
+        case EngineBusy():
+            retry = error.details.get("retry_after_s")
+            return busy(_sentence(error.message), retry_s=retry if isinstance(retry, int) else 1)
+        case EngineClosed():
+            return busy(_sentence(error.message), "model_unloaded")
+        case NetworkError():
+            message = "The server behind this one did not answer."
+            return ApiError(502, "upstream_error", message, kind="server_error")
+    return internal()
+
+
+def _too_long(error: ContextExceeded, wanted: int | None) -> ApiError:
+    """The sentence that clients recognise, word for word."""
+    context = error.details.get("context_tokens") or 0
+    prompt = error.details.get("prompt_tokens") or 0
+    assert isinstance(context, int) and isinstance(prompt, int)
+    answer = max(1, wanted or 1)
+    message = (
+        f"This model's maximum context length is {context} tokens. However, you requested "
+        f"{prompt + answer} tokens ({prompt} in the messages, {answer} in the completion). "
+        "Please reduce the length of the messages or completion."
+    )
+    return refused(message, param="messages", code="context_length_exceeded")
+
+
+def _whole(error: LocalchatError) -> str:
+    message = _sentence(error.message)
+    return f"{message} {_sentence(error.hint)}" if error.hint else message
+
+
+def _sentence(text: str) -> str:
+    text = text.strip().rstrip(".")
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def response(error: ApiError) -> Response:
+    """The error as a response of its own."""
+    return Response(
+        error.body(),
+        error.status,
+        headers={"content-type": "application/json", **error.headers},
+    )

@@ -1,0 +1,88 @@
+"""Everything behind a server's routes: the pool over the library, the private routes of its owner, and the
+registration by which the owner's programs find it."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from starlette.routing import Route
+
+from localchat.library.locate import LocatedModel
+from localchat.paths import Paths
+from localchat.pool.finding import LibraryFinder, SettingsFor
+from localchat.pool.member import OpenEngine
+from localchat.pool.pool import EnginePool
+from localchat.pool.registration import new_token, register
+from localchat.pool.room import MachineRoom
+from localchat.server.doors import Doors
+from localchat.server.pooled import PooledEngines
+
+
+@dataclass(frozen=True, slots=True)
+class HouseWish:
+    """How a house is opened. own: the server's own model. keep_alive_s: see EnginePool. queue: requests that
+    may wait for one engine."""
+
+    own: LocatedModel
+    settings_for: SettingsFor
+    paths: Paths
+    environ: Mapping[str, str]
+    open_engine: OpenEngine
+    say: Callable[[str], None]
+    keep_alive_s: float
+    max_slots: int = 16
+    queue: int = 128
+
+
+class House:
+    """`engines` and the `private` routes are for the app; `stopping` is told how to end the server once it
+    runs; inside `registered(url)` the owner's programs find it."""
+
+    def __init__(self, engines: PooledEngines, paths: Paths, say: Callable[[str], None]) -> None:
+        self.engines = engines
+        self._paths = paths
+        self._say = say
+        self._token = new_token()
+        self._end: Callable[[], None] = lambda: None
+        self.private: list[Route] = Doors(engines, self._token, lambda: self._end()).routes()
+
+    def stopping(self, end: Callable[[], None]) -> None:
+        """`end` ends the server, from its own loop."""
+        self._end = end
+
+    @contextmanager
+    def registered(self, url: str) -> Iterator[None]:
+        """`url`: as this machine reaches the server. A state folder that cannot be written is said, and the
+        server goes unfound."""
+        try:
+            known = register(self._paths, url, self._token, time.time())
+        except OSError as problem:
+            self._say(f"other programs of yours will not find this server: {problem}")
+            yield
+            return
+        try:
+            yield
+        finally:
+            known.withdraw()
+
+
+@contextmanager
+def opened_house(wish: HouseWish) -> Iterator[House]:
+    """A house whose engines end with the block."""
+    finder = LibraryFinder(
+        wish.own, wish.settings_for, wish.paths, wish.environ, max_slots=wish.max_slots
+    )
+    pool = EnginePool(
+        finder,
+        wish.open_engine,
+        MachineRoom(),
+        keep_alive_s=wish.keep_alive_s,
+        queue=wish.queue,
+        say=wish.say,
+    )
+    engines = PooledEngines(pool, finder)
+    try:
+        yield House(engines, wish.paths, wish.say)
+    finally:
+        engines.close()

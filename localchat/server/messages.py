@@ -1,0 +1,121 @@
+"""A client's conversation as the engine takes it, made bearable for chat templates without losing a word.
+
+Templates are rigid: many refuse two system messages, or two of the same role in a row. What can be joined
+is joined; what would have to move (a system message in the middle) is moved only where the template
+refuses it or leaves it out.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from localchat.engine.request import CalledTool, Message
+from localchat.server.config import Limits
+from localchat.server.failures import ApiError, refused
+from localchat.server.wire import Call, ChatMessage, Content, Part
+
+_ROLES: Final = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+_TEXTS: Final = frozenset({"text", "input_text", "output_text", "refusal"})
+_BETWEEN: Final = "\n\n"
+
+
+def engine_messages(given: Sequence[ChatMessage], limits: Limits) -> tuple[Message, ...]:
+    """The messages in the engine's words, neighbours of one role joined. Raises ApiError."""
+    if not given:
+        raise refused(
+            "The field 'messages' is empty: there is nothing to answer.",
+            param="messages",
+            code="missing_required_parameter",
+        )
+    if len(given) > limits.messages:
+        raise refused(
+            f"There are {len(given)} messages; {limits.messages} are taken.", param="messages"
+        )
+    return joined([_message(at, message) for at, message in enumerate(given)])
+
+
+def joined(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Neighbours of the same role as one message, where they are text alone."""
+    made: list[Message] = []
+    for message in messages:
+        if made and _plain(made[-1]) and _plain(message) and made[-1].role == message.role:
+            parts = [text for text in (made[-1].content, message.content) if text]
+            made[-1] = msgspec.structs.replace(made[-1], content=_BETWEEN.join(parts))
+        else:
+            made.append(message)
+    return tuple(made)
+
+
+def late_system(messages: Sequence[Message]) -> list[Message]:
+    """System messages behind the first place: what many templates refuse or leave out."""
+    return [message for message in messages[1:] if message.role == "system"]
+
+
+def hoisted(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """All system messages as one, at the beginning."""
+    system = [message for message in messages if message.role == "system"]
+    rest = [message for message in messages if message.role != "system"]
+    return joined([*system, *rest])
+
+
+def _plain(message: Message) -> bool:
+    bare = not (message.tool_calls or message.tool_call_id or message.reasoning or message.name)
+    return bare and message.role != "tool"
+
+
+def _message(at: int, message: ChatMessage) -> Message:
+    role = _ROLES.get(message.role)
+    if role is None:
+        raise refused(
+            f"The role {message.role[:50]!r} is not known; there are {', '.join(_ROLES)}.",
+            param=f"messages[{at}].role",
+        )
+    return Message(
+        role=role,
+        content=text_of(message.content, f"messages[{at}].content"),
+        reasoning=message.reasoning_content or message.reasoning or "",
+        tool_calls=tuple(_call(call) for call in message.tool_calls or ()),
+        tool_call_id=message.tool_call_id or "",
+        name=message.name or "",
+    )
+
+
+def _call(call: Call) -> CalledTool:
+    arguments = call.function.arguments
+    if isinstance(arguments, dict):  # some clients send what they have parsed
+        arguments = msgspec.json.encode(arguments).decode()
+    return CalledTool(call.function.name, arguments or "{}", call.id or "")
+
+
+def text_of(content: Content, param: str) -> str:
+    """The text of a message's content. Raises ApiError for what is no text: a picture, a sound, a file."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(_text(part, f"{param}[{at}]") for at, part in enumerate(content))
+
+
+def _text(part: Part | str, param: str) -> str:
+    if isinstance(part, str):
+        return part
+    if part.type not in _TEXTS:
+        raise refused(
+            f"This model reads text only; a part of type {part.type[:50]!r} cannot be read.",
+            param=param,
+        )
+    text = part.refusal if part.type == "refusal" else part.text
+    if text is None:
+        raise ApiError(
+            400,
+            "missing_required_parameter",
+            f"The field '{param}.text' is required.",
+            param=f"{param}.text",
+        )
+    return text

@@ -1,0 +1,162 @@
+"""Figures for Prometheus: what each request told, and what the engines say of themselves when asked.
+
+Names and sentences come from the table of figures. A label never holds what a client chose: models, texts and
+keys stay out, buckets and codes are few.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from localchat.engine.events import Done, EngineStats
+from localchat.figures import FIGURES
+from localchat.server.flight import Flight, Flights
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+_LABELS: Final = ("prompt", "cache", "guided", "speculation")
+_PROMPTS: Final = (256, 1024, 4096, 16_384, 65_536)
+_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_TOKEN_SECONDS: Final = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
+
+
+def prompt_bucket(tokens: int) -> str:
+    """The label of a prompt's length: the smallest bound that holds it."""
+    return next((f"<={bound}" for bound in _PROMPTS if tokens <= bound), f">{_PROMPTS[-1]}")
+
+
+class Metrics:
+    """The figures of one server, in a registry of their own."""
+
+    def __init__(self, flights: Flights) -> None:
+        self._registry = CollectorRegistry()
+        self._stats = _EngineFigures(flights)
+        self._registry.register(self._stats)
+        self._ttft = self._histogram("ttft_seconds", FIGURES["ttft_s"].about, _SECONDS)
+        self._queue = self._histogram("queue_seconds", FIGURES["queue_s"].about, _SECONDS)
+        self._total = self._histogram("request_seconds", FIGURES["total_s"].about, _SECONDS)
+        self._tpot = self._histogram("tpot_seconds", FIGURES["tpot_ms"].about, _TOKEN_SECONDS)
+        self._prompt = self._counter("prompt_tokens", FIGURES["prompt_tokens"].about)
+        self._cached = self._counter("cached_tokens", FIGURES["cached_tokens"].about)
+        self._completion = self._counter("completion_tokens", FIGURES["completion_tokens"].about)
+        self._requests = self._counter("requests", "Requests by their end.", ("finish",))
+        self._errors = self._counter("errors", "Refused and failed requests.", ("code", "status"))
+        self._gone = self._counter("client_gone", "Requests whose client left before the end.")
+
+    def _histogram(self, name: str, about: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(
+            f"localchat_{name}", about, _LABELS, buckets=buckets, registry=self._registry
+        )
+
+    def _counter(self, name: str, about: str, labels: Sequence[str] = ()) -> Counter:
+        return Counter(f"localchat_{name}", about, labels, registry=self._registry)
+
+    def failed(self, code: str, status: int) -> None:
+        """A request was answered with an error."""
+        self._errors.labels(code, str(status)).inc()
+
+    def landed(self, flight: Flight) -> None:
+        """A request to an engine is over."""
+        if flight.gone:
+            self._gone.inc()
+        if flight.finish:
+            self._requests.labels(flight.finish).inc()
+        if flight.usage is not None:
+            self._prompt.inc(flight.usage.prompt_tokens)
+            self._cached.inc(flight.usage.cached_tokens)
+            self._completion.inc(flight.usage.completion_tokens)
+        if flight.done is not None:
+            self._observe(flight, flight.done)
+
+    def _observe(self, flight: Flight, done: Done) -> None:
+        labels = (
+            prompt_bucket(done.usage.prompt_tokens),
+            "hit" if done.usage.cached_tokens else "miss",
+            "yes" if flight.guided else "no",
+            "off" if done.speculation.off else "on",
+        )
+        timings = done.timings
+        self._queue.labels(*labels).observe(timings.queue_s)
+        self._total.labels(*labels).observe(timings.total_s)
+        if timings.ttft_s is not None:
+            self._ttft.labels(*labels).observe(timings.ttft_s)
+        if timings.tpot_ms_p50 is not None:
+            self._tpot.labels(*labels).observe(timings.tpot_ms_p50 / 1000)
+
+    def page(self, stats: Sequence[tuple[str, EngineStats]]) -> bytes:
+        """The page that scrapers read. `stats`: of the engines that run now, by name."""
+        self._stats.latest = stats
+        return generate_latest(self._registry)
+
+
+_GAUGES: Final = (
+    *("running", "waiting", "kv_used_tokens", "kv_shared_tokens", "kv_cached_tokens"),
+    *("kv_parked_tokens", "kv_total_tokens"),
+)
+_COUNTS: Final = ("cancelled", "preemptions", "evictions", "drafted", "accepted")
+
+
+class _EngineFigures(Collector):
+    """What the engines counted since their load, read when the page is asked for."""
+
+    def __init__(self, flights: Flights) -> None:
+        self._flights = flights
+        self.latest: Sequence[tuple[str, EngineStats]] = ()
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        yield _gauge("http_running", "Requests of the endpoint that an engine has begun.", ()).add(
+            (), self._flights.running
+        )
+        yield _gauge("http_waiting", "Requests of the endpoint that wait for an engine.", ()).add(
+            (), self._flights.waiting
+        )
+        for name in _GAUGES:
+            yield _gauge(name, FIGURES[name].about, ("model",)).each(
+                [((model,), getattr(stats.now, name)) for model, stats in self.latest]
+            )
+        yield _gauge("process_bytes", "Resident memory of an engine's process.", ("model",)).each(
+            [((model,), stats.process_bytes) for model, stats in self.latest]
+        )
+        for name in _COUNTS:
+            counter = CounterMetricFamily(
+                f"localchat_engine_{name}", FIGURES[name].about, labels=("model",)
+            )
+            for model, stats in self.latest:
+                counter.add_metric((model,), getattr(stats, name))
+            yield counter
+        late = CounterMetricFamily(
+            "localchat_engine_late_rows",
+            "Steps that still computed a request after the one in which its cancel arrived.",
+            labels=("model",),
+        )
+        failed = CounterMetricFamily(
+            "localchat_engine_failed",
+            "Requests that an engine ended by an error.",
+            labels=("model", "code"),
+        )
+        for model, stats in self.latest:
+            late.add_metric((model,), stats.late_rows)
+            for code, count in stats.failed.items():
+                failed.add_metric((model, code), count)
+        yield late
+        yield failed
+
+
+class _Gauge(GaugeMetricFamily):
+    def add(self, labels: Sequence[str], value: float) -> "_Gauge":
+        self.add_metric(labels, value)
+        return self
+
+    def each(self, values: Iterable[tuple[Sequence[str], float]]) -> "_Gauge":
+        for labels, value in values:
+            self.add_metric(labels, value)
+        return self
+
+
+def _gauge(name: str, about: str, labels: Sequence[str]) -> _Gauge:
+    return _Gauge(f"localchat_{name}", about, labels=labels)

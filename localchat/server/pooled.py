@@ -1,0 +1,138 @@
+"""The pool as the server asks it: without ever blocking the event loop."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import TypeVar
+
+from localchat.engine.engine import Engine, EngineInfo
+from localchat.errors import LocalchatError
+from localchat.pool.finding import LibraryFinder
+from localchat.pool.member import Wanted
+from localchat.pool.pool import EnginePool
+from localchat.pool.pool import Lease as PoolLease
+from localchat.server.engines import Lease, ModelCard
+
+R = TypeVar("R")
+_THREADS = 32
+"""As many requests may wait for a model to be loaded; the event loop's own threads stay free."""
+
+
+class PooledLease:
+    """See engines.Lease."""
+
+    def __init__(self, lease: PoolLease, info: EngineInfo) -> None:
+        self._lease = lease
+        self.engine: Engine = lease.engine
+        self.name = lease.name
+        self.info = info
+
+    async def __aenter__(self) -> "PooledLease":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._lease.release()
+
+
+class PooledEngines:
+    """See engines.Engines."""
+
+    def __init__(self, pool: EnginePool, finder: LibraryFinder) -> None:
+        self.pool = pool
+        self.finder = finder
+        self._threads = ThreadPoolExecutor(_THREADS, "leases")
+        self._infos: dict[int, EngineInfo] = {}
+        self._looking: asyncio.Task[None] | None = None
+
+    async def lease(self, model_word: str, *, user: str = "") -> Lease:
+        ready = self.pool.lease_loaded(model_word, user)
+        if ready is not None and (info := self._infos.get(id(ready.engine))) is not None:
+            return PooledLease(ready, info)
+        if ready is not None:
+            ready.release()
+        return await self._leased(lambda gone: self.pool.lease(model_word, user, given_up=gone))
+
+    async def lease_wanted(self, wanted: Callable[[], Wanted], user: str) -> Lease:
+        """The same for a model that was found otherwise; `wanted` is called in a thread."""
+        return await self._leased(
+            lambda gone: self.pool.lease_wanted(wanted(), user, given_up=gone)
+        )
+
+    async def _leased(self, take: Callable[[threading.Event], PoolLease]) -> PooledLease:
+        """Take a lease in a thread and wait for the vocabulary. A caller that is cancelled meanwhile leaves
+        no lease behind."""
+        given_up = threading.Event()
+
+        def taken() -> PooledLease:
+            lease = take(given_up)
+            try:
+                return PooledLease(lease, lease.engine.info())
+            except BaseException:
+                lease.release()
+                raise
+
+        asking = asyncio.ensure_future(self.in_thread(taken))
+        try:
+            found = await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            given_up.set()
+            asking.add_done_callback(_give_back)
+            raise
+        if found.info.loaded:
+            self._remember(found)
+        return found
+
+    def _remember(self, lease: PooledLease) -> None:
+        """What a loaded engine says of itself does not change any more."""
+        here = {id(engine) for _, engine in self.pool.engines()}
+        self._infos = {key: info for key, info in self._infos.items() if key in here}
+        self._infos[id(lease.engine)] = lease.info
+
+    async def in_thread(self, work: Callable[[], R]) -> R:
+        """Run what takes time beside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def models(self) -> list[ModelCard]:
+        if self.finder.stale and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.ensure_future(self.look())
+        contexts = {info.model: info for info in self._infos.values()}
+        loaded = {name for name, _ in self.pool.engines()}
+        return [
+            ModelCard(
+                known.name,
+                loaded=known.name in loaded,
+                context_tokens=info.context_tokens
+                if (info := contexts.get(known.name)) and known.name in loaded
+                else 0,
+                context_train=info.context_train if info else known.context_train,
+                created=known.created,
+            )
+            for known in self.finder.models()
+        ]
+
+    async def look(self) -> None:
+        """Read the library anew, for `models`. What cannot be read leaves the list as it was."""
+        try:
+            await self.in_thread(self.finder.look)
+        except (LocalchatError, OSError):
+            return
+
+    def close(self) -> None:
+        """Unload everything."""
+        self.pool.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def loaded(self) -> list[tuple[str, Engine]]:
+        return list(self.pool.engines())
+
+
+def _give_back(asking: "asyncio.Future[PooledLease]") -> None:
+    if not asking.cancelled() and asking.exception() is None:
+        asking.result()._lease.release()

@@ -1,0 +1,127 @@
+"""uvicorn's HTTP/1.1 connection, with the patience that it lacks.
+
+uvicorn waits for ever for the end of a request's headers, and for ever for a client that takes nothing; it
+answers what is no HTTP in plain text. Here each has its limit, and every answer is JSON.
+"""
+
+import asyncio
+import sys
+from typing import Any, ClassVar
+
+import h11
+import msgspec
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from localchat.server.config import Limits
+
+_LINGER_S = 2.0
+
+
+class Connection(H11Protocol):
+    """One connection. `limits` is set by the subclass that `limited` makes."""
+
+    limits: ClassVar[Limits] = Limits()
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._headers_due: asyncio.TimerHandle | None = None
+        self._stalled: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.connections:
+            self._answer(503, "server_error", "server_busy", "Too many connections are open.")
+            return
+        self._headers_due = self.loop.call_later(self.limits.header_s, self._headers_late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_timers()
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.transport.is_closing():
+            return
+        # Waiting for the rest of a request's head: the time counts from its first byte.
+        partial = self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
+        if partial and self._headers_due is None:
+            self._headers_due = self.loop.call_later(self.limits.header_s, self._headers_late)
+        elif not partial and self._headers_due is not None:
+            self._headers_due.cancel()
+            self._headers_due = None
+
+    def on_response_complete(self) -> None:
+        """A request that was answered before its body had come is read to the end for a moment only: closing
+        at once could take the answer from a client that is still sending."""
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing():
+            self._unset_keepalive_if_required()
+            self.loop.call_later(_LINGER_S, self._leave)
+
+    def _leave(self) -> None:
+        if self.conn.their_state is h11.SEND_BODY and self.cycle.response_complete:
+            self.transport.close()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stalled = self.loop.call_later(self.limits.stall_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """What came is no HTTP that can be read."""
+        self._cancel_timers()
+        if "Host" in str(
+            sys.exception()
+        ):  # none, or two of them: the HTTP library refuses it first
+            self._answer(403, "permission_error", "host_not_allowed", "One Host header is needed.")
+            return
+        self._answer(400, "invalid_request_error", None, "The request is no valid HTTP.")
+
+    def _headers_late(self) -> None:
+        self._headers_due = None
+        self._answer(
+            408, "invalid_request_error", "timeout", "The request's headers did not arrive in time."
+        )
+
+    def _cancel_timers(self) -> None:
+        for timer in (self._headers_due, self._stalled):
+            if timer is not None:
+                timer.cancel()
+        self._headers_due = self._stalled = None
+
+    def _answer(self, status: int, kind: str, code: str | None, message: str) -> None:
+        """An error without a request that it could belong to; the connection ends with it."""
+        error = {"message": message, "type": kind, "param": None, "code": code}
+        body = msgspec.json.encode({"error": error})
+        head = (
+            f"HTTP/1.1 {status} {_PHRASES[status]}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+
+_PHRASES = {
+    400: "Bad Request",
+    403: "Forbidden",
+    408: "Request Timeout",
+    503: "Service Unavailable",
+}
+
+
+def limited(limits: Limits) -> type[Connection]:
+    """The connections of a server with these limits."""
+    return type("LimitedConnection", (Connection,), {"limits": limits})

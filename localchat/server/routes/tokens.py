@@ -1,0 +1,57 @@
+"""POST /tokenize, /detokenize and /apply-template: what the model's own tokenizer and template make of it."""
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localchat.server.body import decoded, read_body
+from localchat.server.conversing import conversation
+from localchat.server.failures import refused
+from localchat.server.routes.models import json
+from localchat.server.service import service_of
+from localchat.server.wire import DetokenizeBody, TemplateBody, TokenizeBody
+
+
+async def tokenize(request: Request) -> Response:
+    """A text, or a conversation as the model will see it. Control tokens written in a text are text, unless
+    `parse_special` says otherwise."""
+    service = service_of(request)
+    limits = service.config.limits
+    body = decoded(await read_body(request, limits), TokenizeBody, limits)
+    messages = conversation(body, limits) if body.messages is not None else None
+    text = body.content if body.content is not None else body.prompt
+    if messages is None and text is None:
+        raise refused(
+            "One of 'content' and 'messages' is required.",
+            param="content",
+            code="missing_required_parameter",
+        )
+    async with await service.lease(body.model, request) as lease:
+        special = bool(body.parse_special)
+        if messages is not None:
+            text, special = await asyncio.to_thread(lease.engine.render, messages), True
+        tokens = await asyncio.to_thread(lease.engine.tokenize, text or "", special=special)
+        context = lease.info.context_tokens
+    return json({"tokens": tokens, "count": len(tokens), "max_model_len": context})
+
+
+async def detokenize(request: Request) -> Response:
+    service = service_of(request)
+    limits = service.config.limits
+    body = decoded(await read_body(request, limits), DetokenizeBody, limits)
+    if any(not 0 <= token < 1 << 31 for token in body.tokens):
+        raise refused("The field 'tokens' holds numbers that are no ids of tokens.", param="tokens")
+    async with await service.lease(body.model, request) as lease:
+        text = await asyncio.to_thread(lease.engine.detokenize, body.tokens)
+    return json({"content": text, "prompt": text})
+
+
+async def apply_template(request: Request) -> Response:
+    """The prompt text that a conversation becomes."""
+    service = service_of(request)
+    limits = service.config.limits
+    body = decoded(await read_body(request, limits), TemplateBody, limits)
+    messages = conversation(body, limits)
+    async with await service.lease(body.model, request) as lease:
+        return json({"prompt": await asyncio.to_thread(lease.engine.render, messages)})

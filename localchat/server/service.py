@@ -1,0 +1,76 @@
+"""What the routes share: the engines, the limits, the requests under way, the figures."""
+
+import hashlib
+
+from starlette.requests import Request
+
+from localchat.engine.engine import EngineInfo
+from localchat.errors import LocalchatError, ModelMissing, UsageError
+from localchat.inert import inert_line
+from localchat.server.config import ServerConfig
+from localchat.server.engines import Engines, Lease
+from localchat.server.failures import no_model, translated
+from localchat.server.flight import Flights
+from localchat.server.metrics import Metrics
+
+_LONGEST_NAME = 200
+_AGENT = 120
+
+
+class Service:
+    """One for each application; found by the routes as `request.app.state.service`."""
+
+    def __init__(self, engines: Engines, config: ServerConfig) -> None:
+        self.engines = engines
+        self.config = config
+        self.flights = Flights(config.limits.waiting)
+        self.metrics = Metrics(self.flights)
+        self.ready = True
+        """Whether the server's own model can answer; who loads it at the start says when."""
+
+    async def lease(self, model: str | None, request: Request) -> Lease:
+        """The engine that a request means. An unknown name means the server's own model, unless that is
+        turned off; what looks like a path is never looked up. Raises ApiError."""
+        word = model or ""
+        user = agent(request)
+        if _is_name(word):
+            try:
+                return await self.engines.lease(word, user=user)
+            except (ModelMissing, UsageError) as error:
+                if not self.config.alias or not word:
+                    raise no_model(word) from error
+            except LocalchatError as error:
+                raise translated(error) from error
+        elif not self.config.alias:
+            raise no_model(word)
+        try:
+            return await self.engines.lease("", user=user)
+        except LocalchatError as error:
+            raise translated(error) from error
+
+
+def service_of(request: Request) -> Service:
+    found = request.app.state.service
+    assert isinstance(found, Service)
+    return found
+
+
+def agent(request: Request) -> str:
+    """What the client calls itself, fit for a line of the log."""
+    return inert_line(request.headers.get("user-agent", ""))[:_AGENT]
+
+
+def salt(request: Request) -> str:
+    """Separates the prefix caches of clients by their key; empty where none is asked for."""
+    key: str = request.scope.get("localchat.key", "")
+    return hashlib.sha256(key.encode()).hexdigest()[:16] if key else ""
+
+
+def fingerprint(info: EngineInfo) -> str:
+    return f"fp_{info.fingerprint}"
+
+
+def _is_name(word: str) -> bool:
+    if len(word) > _LONGEST_NAME or "\\" in word or ".." in word:
+        return False
+    return not word.startswith(("/", ".", "~")) and not word.lower().endswith(".gguf")

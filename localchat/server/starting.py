@@ -1,0 +1,36 @@
+"""The first load, beside a server that answers already: `/health` says when the model is there."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from starlette.applications import Starlette
+
+from localchat.server.run import Server
+from localchat.server.service import Service
+
+_EVERY_S = 0.2
+
+
+def starting(
+    app: Starlette,
+    tell: Callable[[], None],
+    say: Callable[[str], None],
+    stopping: Callable[[Callable[[], None]], None] = lambda end: None,
+) -> Callable[[Server], Awaitable[None]]:
+    """What `serve` runs beside itself: tells where the server is, once signals end it well; loads its own
+    model and says when that is ready. `stopping` is told how to end the server. A failure (ModelInvalid,
+    DoesNotFit, EngineDied) is the server's."""
+    service = app.state.service
+    assert isinstance(service, Service)
+    service.ready = False
+
+    async def run(server: Server) -> None:
+        stopping(server.stop)
+        tell()
+        async with await service.engines.lease("", user="start") as lease:
+            while not (await asyncio.to_thread(lease.engine.info)).loaded:
+                await asyncio.sleep(_EVERY_S)
+        service.ready = True
+        say("the model is ready")
+
+    return run

@@ -1,0 +1,259 @@
+"""What is sent, what must go, and what is offered, on an engine that counts a token a character."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from localchat.chat.compaction import Compaction
+from localchat.chat.conversation import Conversation, Policy
+from localchat.chat.overflow import (
+    counter,
+    examine,
+    leave_out,
+    reserve_tokens,
+    send_everything,
+    what_to_leave_out,
+)
+from localchat.chat.sending import left_out, sent_messages, unsent_ids
+from localchat.engine.engine import MemoryParts
+from localchat.engine.request import GenerateRequest, Message, Messages
+from localchat.engine.scripted import ScriptedEngine
+from localchat.errors import ContextExceeded, UsageError
+
+ENGINE = ScriptedEngine(context_tokens=2000)
+COUNT = counter(ENGINE)
+
+
+def talk(sizes: list[int], *, system: str = "", question: str = "last") -> Conversation:
+    """Exchanges with texts of these sizes, and a question that waits."""
+    conversation = Conversation(system=system)
+    for number, size in enumerate(sizes):
+        for role in ("user", "assistant"):
+            text = f"{role} {number} " + ("x" if size % 2 else "語") * size
+            conversation.add(Message(role, text), parent=conversation.head)
+    conversation.add(Message("user", question), parent=conversation.head)
+    return conversation
+
+
+def sent_tokens(conversation: Conversation) -> int:
+    return COUNT(Messages(sent_messages(conversation)))
+
+
+def test_instructions_come_first_and_answers_without_a_word_are_not_sent() -> None:
+    conversation = Conversation(system="be brief")
+    one = conversation.add(Message("user", "one"), parent=None)
+    failed = conversation.add(Message("assistant"), parent=one.id, state="failed")
+    conversation.add(Message("user", "two"), parent=failed.id)
+    assert sent_messages(conversation) == (
+        Message("system", "be brief"),
+        Message("user", "one\n\ntwo"),
+    )
+
+
+def test_a_summary_opens_the_first_question_and_never_an_answer() -> None:
+    conversation = talk([5, 5], question="last")
+    first = conversation.path()[0]
+    waiting = conversation.head
+    conversation.add(Message("system", "all said"), parent=waiting, replaces=[first.id])
+    roles = [
+        (message.role, "all said" in message.content) for message in sent_messages(conversation)
+    ]
+    assert roles[:2] == [("assistant", False), ("user", True)]
+    assert [told for _, told in roles].count(True) == 1
+
+
+def test_an_empty_conversation_sends_nothing() -> None:
+    assert sent_messages(Conversation()) == ()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(0, 300), max_size=30),
+    st.integers(50, 3000),
+    st.sampled_from(["", "be brief"]),
+)
+def test_a_cut_is_the_smallest_that_fits_and_tells_exact_numbers(
+    sizes: list[int], allowed: int, system: str
+) -> None:
+    conversation = talk(sizes, system=system)
+    whole = sent_tokens(conversation)
+    path = conversation.path()
+    cut = what_to_leave_out(conversation, COUNT, allowed + 100, 100)
+    least = talk([], system=system)
+    if cut is None:
+        assert sent_tokens(least) > allowed
+        return
+    assert cut.nodes == tuple(node.id for node in path[: len(cut.nodes)])
+    assert len(cut.nodes) % 2 == 0
+    leave_out(conversation, cut)
+    assert sent_tokens(conversation) == cut.prompt_tokens <= allowed
+    assert cut.tokens == whole - cut.prompt_tokens
+    assert cut.messages == len(cut.nodes) == len(left_out(conversation))
+    if cut.nodes:
+        conversation.policy = Policy("leave_out_oldest", cut.nodes[:-2])
+        assert sent_tokens(conversation) > allowed
+
+
+def test_few_counts_find_the_cut() -> None:
+    calls = 0
+
+    def count(messages: Messages) -> int:
+        nonlocal calls
+        calls += 1
+        return COUNT(messages)
+
+    cut = what_to_leave_out(talk([index % 90 for index in range(500)]), count, 10_000, 2_500)
+    assert cut is not None
+    assert 0 < len(cut.nodes) < 1000
+    assert calls <= 7
+
+
+def test_a_second_cut_tells_all_that_is_not_sent() -> None:
+    conversation = talk([100] * 20)
+    whole = sent_tokens(conversation)
+    for allowed in (3000, 1000):
+        cut = what_to_leave_out(conversation, COUNT, allowed, 0)
+        assert cut is not None
+        leave_out(conversation, cut)
+    assert cut is not None
+    assert cut.messages == len(conversation.policy.left_out) == len(unsent_ids(conversation))
+    assert cut.tokens == conversation.policy.left_out_tokens == whole - sent_tokens(conversation)
+    send_everything(conversation)
+    assert sent_tokens(conversation) == whole
+
+
+def test_the_last_question_and_the_instructions_always_stay() -> None:
+    conversation = talk([10] * 3, question="y" * 5000)
+    overflow = examine(conversation, COUNT, ENGINE.info())
+    assert overflow.cut is None
+    assert "leave_out_oldest" not in [choice.action for choice in overflow.choices]
+
+
+def test_what_cannot_be_counted_is_too_long() -> None:
+    def count(messages: Messages) -> int:
+        tokens = COUNT(messages)
+        if tokens > 3000:
+            raise ContextExceeded("too long", prompt_tokens=2500, context_tokens=2000)
+        return tokens
+
+    cut = what_to_leave_out(talk([100] * 40), count, 2000, 500)
+    assert cut is not None
+    assert cut.prompt_tokens <= 1500
+
+
+def test_the_offers_name_messages_tokens_and_memory() -> None:
+    info = replace(
+        ENGINE.info(),
+        context_train=32768,
+        free_bytes=10_000_000,
+        predicted_bytes=2_000_000,
+        predicted=MemoryParts(1_000_000, 1_000_000, 0, 0),
+    )
+    overflow = examine(talk([100] * 20), COUNT, info)
+    told = {choice.action: choice for choice in overflow.choices}
+    assert list(told) == ["leave_out_oldest", "compact", "longer_context", "smaller_kv"]
+    assert overflow.cut is not None
+    assert f"oldest {len(overflow.cut.nodes)} messages" in told["leave_out_oldest"].label
+    assert f"{overflow.cut.tokens:,} tokens" in told["leave_out_oldest"].label
+    longer = told["longer_context"]
+    assert longer.tokens % 1024 == 0
+    assert longer.tokens > overflow.prompt_tokens
+    assert longer.extra_bytes == round(1_000_000 * longer.tokens / 2000) - 1_000_000
+    assert 0 < told["smaller_kv"].extra_bytes < longer.extra_bytes
+    assert "does not fit" not in longer.label
+    tight = replace(info, free_bytes=2_000_001)
+    assert "does not fit now" in examine(talk([100] * 20), COUNT, tight).choices[2].label
+
+
+def test_no_memory_is_offered_where_the_model_knows_no_longer_context() -> None:
+    actions = [choice.action for choice in examine(talk([100] * 20), COUNT, ENGINE.info()).choices]
+    assert actions == ["leave_out_oldest", "compact"]
+
+
+@pytest.mark.parametrize(("context", "most", "reserve"), [(4096, None, 1024), (4096, 9999, 2048)])
+def test_room_for_the_answer_is_a_quarter_or_what_is_allowed(
+    context: int, most: int | None, reserve: int
+) -> None:
+    assert reserve_tokens(context, most) == reserve
+
+
+def compacted(conversation: Conversation, context: int = 2000) -> list[GenerateRequest]:
+    run = Compaction(conversation, COUNT, context)
+    asked = []
+    while (request := run.request()) is not None:
+        asked.append(request)
+        run.take(f"summary {len(asked)} " + "s" * 100)
+    run.finish()
+    return asked
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 2500), min_size=1, max_size=12), st.booleans())
+def test_a_summary_is_asked_for_in_stretches_that_fit(sizes: list[int], answered: bool) -> None:
+    conversation = talk(sizes)
+    if answered:
+        conversation.add(Message("assistant", "so"), parent=conversation.head)
+    texts = [node.message.content for node in conversation.path()]
+    asked = compacted(conversation)
+    for request in asked:
+        assert isinstance(request.prompt, Messages)
+        assert request.max_tokens is not None
+        assert COUNT(request.prompt) + request.max_tokens <= 2000
+    sent = sent_messages(conversation)
+    assert f"summary {len(asked)} " in sent[0].content
+    assert [message.role for message in sent] == ["user", "assistant"] * (len(sent) // 2) + (
+        [] if answered else ["user"]
+    )
+    assert sent[-1].content.endswith(texts[-1])
+    read = "".join(str(request.prompt.messages[0].content) for request in asked)  # type: ignore[union-attr]
+    assert sum(read.count(sign) for sign in "x語") >= sum(sizes[: len(sizes) - 2])
+
+
+def test_a_question_that_waits_comes_behind_the_summary() -> None:
+    conversation = talk([10, 20, 30, 40, 50])
+    waiting = conversation.head
+    compacted(conversation)
+    assert conversation.head == waiting
+    summary = conversation.path()[-2]
+    assert summary.replaces == tuple(
+        node.id for node in conversation.path()[: len(summary.replaces)]
+    )
+    assert unsent_ids(conversation) == set(summary.replaces)
+
+
+def test_a_second_summary_takes_the_first_one_up() -> None:
+    conversation = talk([200] * 6)
+    compacted(conversation)
+    for number in range(6):
+        conversation.add(Message("assistant", f"a{number}"), parent=conversation.head)
+        conversation.add(Message("user", f"q{number} " + "z" * 150), parent=conversation.head)
+    asked = compacted(conversation)
+    assert "s" * 100 in asked[0].prompt.messages[0].content  # type: ignore[union-attr]
+    text = "\n".join(message.content for message in sent_messages(conversation))
+    assert text.count("Summary of the conversation so far") == 1
+    assert text.count("sssss") == 20
+
+
+def test_a_branch_without_the_summary_is_sent_as_it_was() -> None:
+    conversation = talk([10, 20, 30, 40, 50])
+    before = conversation.path()[1]
+    compacted(conversation)
+    conversation.back_to(before.id)
+    assert [message.content for message in sent_messages(conversation)] == [
+        node.message.content for node in conversation.path()
+    ]
+
+
+def test_there_is_nothing_to_sum_up_in_one_question() -> None:
+    with pytest.raises(UsageError, match="nothing to sum up"):
+        Compaction(talk([]), COUNT, 2000)
+
+
+def test_an_empty_summary_is_refused_and_a_context_too_short_for_any_is_said() -> None:
+    run = Compaction(talk([10, 20, 30, 40, 50]), COUNT, 2000)
+    assert run.request() is not None
+    with pytest.raises(UsageError, match="empty"):
+        run.take(" \n")
+    with pytest.raises(ContextExceeded, match="too short"):
+        Compaction(talk([10, 20, 30, 40, 50]), COUNT, 300).request()

@@ -1,0 +1,214 @@
+"""Embedding models: the vectors of a reference whatever else is in the step; refusals; plans; the engine."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import PoolingType
+
+from localchat.engine.engine import Engine
+from localchat.engine.local import EngineOptions, LocalEngine
+from localchat.engine.request import GenerateRequest, Text
+from localchat.errors import ContextExceeded, EngineClosed, ModelInvalid, UsageError
+from localchat.fit.header import read_header
+from localchat.fit.machine import read_machine
+from localchat.fit.plan import LoadWish, MemoryPlan
+from localchat.loop.backend import LoadOptions
+from localchat_llamacpp import LlamaCppBackend
+from localchat_llamacpp.embedder import LlamaCppEmbedder
+from localchat_llamacpp.embedding import plan_embedding, pooling_of
+from localchat_llamacpp.model import GgufModel
+from tests.localchat_llamacpp.embedding_reference import bert, pooled, qwen3, weights_of
+from tests.localchat_llamacpp.llamacpp_models import (
+    BEGIN,
+    END,
+    write_bert,
+    write_llama,
+    write_qwen3_embedding,
+)
+
+TEXTS = ["hello world", "a", "The quick brown fox jumps over the lazy dog. " * 3, "", "ünïcödé \0"]
+Load = Callable[..., tuple[GgufModel, LlamaCppEmbedder]]
+
+
+@pytest.fixture
+def load() -> Iterator[Load]:
+    opened: list[tuple[GgufModel, LlamaCppEmbedder]] = []
+
+    def begin(path: Path, tokens: int = 256) -> tuple[GgufModel, LlamaCppEmbedder]:
+        model = GgufModel(path)
+        options = LoadOptions(
+            model.plan(LoadWish(context_tokens=tokens)), threads=1, safe_mode=True
+        )
+        embedder = model.load_embedder(options, lambda done, total: True, print)
+        assert isinstance(embedder, LlamaCppEmbedder)
+        opened.append((model, embedder))
+        return opened[-1]
+
+    yield begin
+    for model, embedder in opened:
+        embedder.close()
+        embedder.close()
+        model.close()
+
+
+@pytest.mark.parametrize(
+    ("stated", "pooling"),
+    [
+        (PoolingType.MEAN, "mean"),
+        (PoolingType.CLS, "cls"),
+        (PoolingType.LAST, "last"),
+        (PoolingType.NONE, "mean"),
+        (None, "mean"),
+    ],
+)
+def test_encoder_gives_the_vectors_of_the_reference_pooled_as_its_file_says(
+    tmp_path: Path, load: Load, stated: PoolingType | None, pooling: str
+) -> None:
+    path = write_bert(tmp_path / "bert.gguf", pooling=stated)
+    model, embedder = load(path)
+    assert model.info.pooling == embedder.pooling == pooling
+    tokens = [model.text_tokens(text) for text in TEXTS]
+    weights = weights_of(path)
+    for found, text in zip(embedder.embed(tokens), tokens, strict=True):
+        np.testing.assert_allclose(found, pooled(bert(weights, text), pooling), atol=2e-3)
+
+
+def test_decoder_gives_the_vectors_of_the_reference(tmp_path: Path, load: Load) -> None:
+    path = write_qwen3_embedding(tmp_path / "qwen.gguf")
+    model, embedder = load(path)
+    tokens = [model.text_tokens(text) for text in TEXTS]
+    weights = weights_of(path)
+    for found, text in zip(embedder.embed(tokens), tokens, strict=True):
+        np.testing.assert_allclose(found, pooled(qwen3(weights, text), "last"), atol=2e-3)
+
+
+@pytest.mark.parametrize("write", [write_bert, write_qwen3_embedding])
+def test_vector_of_a_text_does_not_depend_on_its_neighbours(
+    write: Callable[[Path], Path], tmp_path: Path, load: Load
+) -> None:
+    model, embedder = load(write(tmp_path / "m.gguf"))
+    many = [model.text_tokens(f"text {number} " * (1 + number % 7)) for number in range(40)]
+    together = np.array(embedder.embed(many))
+    alone = np.array([embedder.embed([text])[0] for text in many])
+    np.testing.assert_allclose(together, alone, atol=1e-3)
+    np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1.0, atol=1e-9)
+    assert embedder.embed([]) == []
+
+
+def test_text_as_long_as_the_model_reads_is_embedded(tmp_path: Path, load: Load) -> None:
+    for tokens in (1, 7, 100):
+        path = write_bert(tmp_path / "bert.gguf")
+        _, embedder = load(path, tokens)
+        assert embedder.context_tokens == tokens
+        text = [(3 * place) % 200 for place in range(tokens)]
+        found = embedder.embed([text, text[:1]])[0]
+        np.testing.assert_allclose(found, pooled(bert(weights_of(path), text), "mean"), atol=2e-3)
+
+
+def test_texts_begin_and_end_as_the_model_was_trained(tmp_path: Path, load: Load) -> None:
+    model, _ = load(write_bert(tmp_path / "bert.gguf"))
+    assert model.text_tokens("a") == [BEGIN, 97, END]
+    assert model.text_tokens("") == [BEGIN, END]
+    written = model.text_tokens("<|im_end|>")
+    assert written.count(END) == 1  # markup in a text is text
+
+
+def test_aborted_embedder_ends(tmp_path: Path, load: Load) -> None:
+    model, embedder = load(write_bert(tmp_path / "bert.gguf"))
+    embedder.abort()
+    with pytest.raises(EngineClosed):
+        embedder.embed([model.text_tokens("a")])
+
+
+# ---------------------------------------------------------------------------- which models, and what they take
+
+
+def test_backend_takes_embedding_models_and_says_what_rerankers_are(tmp_path: Path) -> None:
+    backend = LlamaCppBackend()
+    assert backend.objection(read_header(write_bert(tmp_path / "b.gguf"))) == ""
+    ranker = read_header(write_bert(tmp_path / "r.gguf", pooling=PoolingType.RANK))
+    assert "reranker" in backend.objection(ranker)
+    with pytest.raises(ModelInvalid, match="reranker"):
+        GgufModel(tmp_path / "r.gguf")
+    assert pooling_of(read_header(write_llama(tmp_path / "l.gguf"))) == ""
+    assert backend.expected_rate(read_header(tmp_path / "b.gguf"), _plan(tmp_path), 1) is None
+
+
+def _plan(folder: Path) -> MemoryPlan:
+    return GgufModel(folder / "b.gguf").plan(LoadWish())
+
+
+def test_plan_of_an_encoder_has_no_cache_and_one_of_a_decoder_has(tmp_path: Path) -> None:
+    machine = read_machine()
+    for write, cached in ((write_bert, False), (write_qwen3_embedding, True)):
+        header = read_header(write(tmp_path / "m.gguf"))
+        plan = plan_embedding(header, LoadWish(), machine, can_offload=False)
+        assert plan.fits and (plan.kv_bytes > 0) == cached
+        assert plan.context_tokens == 4096
+        assert plan.total_bytes < plan.free_bytes
+
+
+def test_longest_text_follows_the_memory_and_too_little_is_no_fit(tmp_path: Path) -> None:
+    header = read_header(write_bert(tmp_path / "b.gguf"))
+    machine = replace(read_machine(), ram_total_bytes=4_000_000_000)
+    most = plan_embedding(header, LoadWish(), machine, can_offload=False)
+    tight = replace(machine, ram_free_bytes=500_000_000 + most.total_bytes - 1_000_000)
+    less = plan_embedding(header, LoadWish(), tight, can_offload=False)
+    assert less.fits and 512 <= less.context_tokens < most.context_tokens
+    none = plan_embedding(header, LoadWish(), replace(machine, ram_free_bytes=0), can_offload=False)
+    assert not none.fits and none.advice
+    asked = plan_embedding(header, LoadWish(context_tokens=4096), tight, can_offload=False)
+    assert not asked.fits and "--ctx" in asked.advice[0]
+    with pytest.raises(UsageError, match="4096"):
+        plan_embedding(header, LoadWish(context_tokens=5000), machine, can_offload=False)
+
+
+# ---------------------------------------------------------------------------- through the engine
+
+
+@pytest.fixture
+def engine_of() -> Iterator[Callable[[Path], Engine]]:
+    engines: list[LocalEngine] = []
+
+    def begin(path: Path) -> Engine:
+        options = EngineOptions(path, name="the model", context_tokens=64, threads=1)
+        engines.append(LocalEngine(options, say=lambda text: None))
+        return engines[-1]
+
+    yield begin
+    for engine in engines:
+        engine.close()
+
+
+def test_engine_embeds_counts_tokens_and_writes_no_text(
+    tmp_path: Path, engine_of: Callable[[Path], Engine]
+) -> None:
+    path = write_bert(tmp_path / "bert.gguf")
+    engine = engine_of(path)
+    vectors = engine.embed(["a", "hello world"])
+    assert vectors.tokens == (3, 4)
+    expected = pooled(bert(weights_of(path), [BEGIN, 97, END]), "mean")
+    np.testing.assert_allclose(vectors[0], expected, atol=2e-3)
+    with pytest.raises(UsageError, match="embedding model"):
+        list(engine.generate(GenerateRequest(prompt=Text("hello"))))
+    with pytest.raises(ContextExceeded, match="text 2 of 2") as caught:
+        engine.embed(["a", "b" * 100])
+    assert caught.value.details == {"prompt_tokens": 102, "context_tokens": 64}
+    info = engine.info()
+    assert info.loaded and info.context_tokens == 64 and info.actual_bytes > 0
+    assert "embeddings" in info.limits[0]
+    stats = engine.stats()
+    assert (stats.finished, stats.prompt_tokens) == (1, 7)
+    assert stats.failed == {"usage": 1, "context_exceeded": 1}
+    assert engine.embed([]) == []
+
+
+def test_model_that_writes_refuses_to_embed(
+    tmp_path: Path, engine_of: Callable[[Path], Engine]
+) -> None:
+    engine = engine_of(write_llama(tmp_path / "llama.gguf"))
+    with pytest.raises(UsageError, match="gives no embeddings"):
+        engine.embed(["a"])

@@ -1,0 +1,48 @@
+"""A pool over scripted engines and a made-up machine: models are named, each takes the memory that it says."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from localchat.engine.local import EngineOptions
+from localchat.engine.scripted import ScriptedEngine
+from localchat.errors import ModelMissing
+from localchat.pool.member import Member, Wanted
+from localchat.pool.room import Verdict
+
+
+@dataclass(slots=True)
+class House:
+    """`sizes`: bytes by model; `opened`: what was opened, in order; `cramped`: models whose context suffers
+    beside others."""
+
+    sizes: dict[str, int]
+    total_bytes: int = 100
+    cramped: frozenset[str] = frozenset()
+    max_slots: int = 16
+    opened: list[str] = field(default_factory=list)
+    engines: dict[str, ScriptedEngine] = field(default_factory=dict)
+    before_open: Callable[[], None] = lambda: None
+
+    def find(self, word: str) -> Wanted:
+        name = {"alias": "a"}.get(word, word)
+        if name not in self.sizes:
+            raise ModelMissing(f"no model {word}")
+        return Wanted(name, EngineOptions(Path("/models") / name, max_slots=self.max_slots))
+
+    def open(self, options: EngineOptions, say: Callable[[str], None]) -> ScriptedEngine:
+        self.before_open()
+        name = options.model.name
+        self.opened.append(name)
+        self.engines[name] = ScriptedEngine(model=name)
+        return self.engines[name]
+
+    def judge(self, options: EngineOptions, beside: Iterable[Member]) -> Verdict:
+        others = list(beside)
+        free = self.total_bytes - sum(self.sizes[one.wanted.name] for one in others)
+        needed = self.sizes[options.model.name]
+        cramped = options.model.name in self.cramped and bool(others)
+        return Verdict(needed <= free, cramped, needed, free)
+
+    def alive(self) -> list[str]:
+        return [name for name, engine in self.engines.items() if engine.alive]

@@ -1,0 +1,17 @@
+"""The command with a scripted engine in place of every model: `python -m tests.server.door serve …`."""
+
+import sys
+from collections.abc import Callable
+
+from localchat.cli import main
+from localchat.cli.door import Door
+from localchat.engine.local import EngineOptions
+from localchat.engine.scripted import ScriptedEngine
+
+
+def _scripted(options: EngineOptions, say: Callable[[str], None]) -> ScriptedEngine:
+    return ScriptedEngine(model=options.name)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:], Door(open_engine=_scripted))

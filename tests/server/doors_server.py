@@ -1,0 +1,96 @@
+"""A server of private routes on a real socket, over a pool of given engines."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.applications import Starlette
+
+from localchat.engine.attached import AttachedEngine, Server
+from localchat.engine.door_frames import Wish
+from localchat.engine.local import EngineOptions
+from localchat.errors import ModelMissing
+from localchat.pool.finding import Known
+from localchat.pool.member import Member, OpenEngine, Wanted
+from localchat.pool.pool import EnginePool
+from localchat.pool.room import Verdict
+from localchat.server.doors import Doors
+from localchat.server.pooled import PooledEngines
+
+TOKEN = "the-token"
+
+
+class Shelf:
+    """Finds what it was given, and finds room for everything."""
+
+    stale = False
+
+    def __init__(self, options: dict[str, EngineOptions]) -> None:
+        self._options = options
+
+    def find(self, word: str) -> Wanted:
+        name = word or next(iter(self._options))
+        if name not in self._options:
+            raise ModelMissing(f"no model {word}")
+        return Wanted(name, self._options[name])
+
+    def find_wish(self, wish: Wish) -> Wanted:
+        return self.find(wish.name)
+
+    def models(self) -> tuple[Known, ...]:
+        return tuple(Known(name, 0, 0) for name in self._options)
+
+    def look(self) -> None:
+        pass
+
+    def judge(self, options: EngineOptions, beside: Iterable[Member]) -> Verdict:
+        return Verdict(fits=True)
+
+
+class Running:
+    """`stopped` is set by the route that ends the server."""
+
+    def __init__(self, port: int, pool: EnginePool, stopped: threading.Event) -> None:
+        self.port = port
+        self.pool = pool
+        self.stopped = stopped
+        self.server = Server(f"http://127.0.0.1:{port}", TOKEN)
+
+    def attach(self, name: str, user: str = "test") -> AttachedEngine:
+        return AttachedEngine(self.server, Wish(model=b"/x", name=name), user)
+
+
+@contextmanager
+def running(
+    options: dict[str, EngineOptions], open_engine: OpenEngine, **settings: float
+) -> Iterator[Running]:
+    """A server until the end of the block."""
+    shelf = Shelf(options)
+    pool = EnginePool(shelf, open_engine, shelf, **{"keep_alive_s": -1.0, **settings})  # type: ignore[arg-type]
+    stopped = threading.Event()
+    doors = Doors(PooledEngines(pool, shelf), TOKEN, stopped.set)  # type: ignore[arg-type]
+    app = Starlette(routes=doors.routes())
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(128)
+        config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        try:
+            until(lambda: server.started)
+            yield Running(listening.getsockname()[1], pool, stopped)
+        finally:
+            server.should_exit = True
+            thread.join(10)
+            pool.close()
+
+
+def until(true: Callable[[], bool], patience_s: float = 20.0) -> None:
+    end_s = time.monotonic() + patience_s
+    while not true():
+        assert time.monotonic() < end_s, "it never came to be"
+        time.sleep(0.005)

@@ -1,0 +1,273 @@
+"""A server on scripted answers, on a socket of its own, and a client that shows every byte."""
+
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from localchat.engine.events import Event
+from localchat.engine.request import GenerateRequest, Messages
+from localchat.engine.request import Text as Prompt
+from localchat.engine.scripted import Answer, ScriptedEngine
+from localchat.engine.stream import Stream
+from localchat.errors import LocalchatError
+from localchat.server.app import create_app
+from localchat.server.config import ServerConfig
+from localchat.server.engines import OneEngine
+from localchat.server.run import Server, bound
+
+NAME = "scripted"
+
+
+def said(request: GenerateRequest) -> str:
+    """The text of the last message, or of the prompt."""
+    match request.prompt:
+        case Messages(messages):
+            return messages[-1].content
+        case Prompt(text):
+            return text
+    return ""
+
+
+@dataclass(slots=True)
+class StageEngine(ScriptedEngine):
+    """Refuses before it accepts, where it is told to: by the text of the last message, once for each entry."""
+
+    refusals: dict[str, list[LocalchatError]] = field(default_factory=dict)
+
+    def generate(self, request: GenerateRequest) -> Stream:
+        waiting = self.refusals.get(said(request))
+        if not waiting:
+            return ScriptedEngine.generate(self, request)
+        self.requests.append(request)
+        stream = Stream(lambda: None)
+        stream.put(waiting.pop(0))
+        return stream
+
+
+@dataclass
+class Stage:
+    """What a running server is made of; `scripts` answer by the text of the last message."""
+
+    port: int
+    engine: StageEngine
+    server: Server
+    scripts: dict[str, Answer | Callable[[GenerateRequest], Answer]]
+
+    @property
+    def base(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def last(self) -> GenerateRequest:
+        return self.engine.requests[-1]
+
+    def plays(self, word: str, *events: Event, **answer: Any) -> str:
+        """Let a prompt of this word be answered so; returns the word."""
+        self.scripts[word] = Answer(events=events, **answer)
+        return word
+
+
+@contextmanager
+def serving(config: ServerConfig | None = None, *, drain_s: float = 0.0) -> Iterator[Stage]:
+    """A server in a thread, until the end of the block."""
+    scripts: dict[str, Answer | Callable[[GenerateRequest], Answer]] = {}
+
+    def script(request: GenerateRequest) -> Answer:
+        found = scripts.get(said(request), Answer(("Hel", "lo", ".")))
+        return found(request) if callable(found) else found
+
+    engine = StageEngine(script=script, model=NAME)
+    sockets = bound("127.0.0.1", 0)
+    app = create_app(OneEngine(engine, NAME, created=1_700_000_000), config or ServerConfig())
+    server = Server(app, drain_s)
+    thread = threading.Thread(target=server.run, args=(sockets,), daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while not server.started and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert server.started
+    try:
+        yield Stage(sockets[0].getsockname()[1], engine, server, scripts)
+    finally:
+        server.stop()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+@dataclass
+class Reply:
+    """A response, byte for byte. `chunks`: the pieces of a chunked body as they were framed."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    chunks: list[bytes] = field(default_factory=list)
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error of a refusal, whose shape is checked."""
+        assert self.headers["content-type"] == "application/json"
+        whole = json.loads(self.body)
+        assert set(whole) == {"error"}
+        error: dict[str, Any] = whole["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["message"] and isinstance(error["message"], str)
+        assert isinstance(error["type"], str)
+        return error
+
+    @property
+    def events(self) -> list[str]:
+        """What stands behind `data: `, comments left out."""
+        lines = self.body.decode().split("\n\n")
+        assert lines[-1] == ""
+        return [line[6:] for line in lines if line.startswith("data: ")]
+
+    @property
+    def chunks_json(self) -> list[Any]:
+        return [json.loads(event) for event in self.events if event != "[DONE]"]
+
+
+class Wire:
+    """A connection of raw bytes."""
+
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self.socket = socket.create_connection((host, port), timeout=20)
+        self._buffer = b""
+
+    def __enter__(self) -> "Wire":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def ask(
+        self,
+        path: str,
+        body: Any = None,
+        *,
+        method: str | None = None,
+        headers: dict[str, str] | None = None,
+        host: str | None = "127.0.0.1",
+    ) -> None:
+        """Send a request. `body`: JSON, or bytes as they are."""
+        raw = (
+            body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        )
+        method = method or ("GET" if body is None else "POST")
+        lines = [f"{method} {path} HTTP/1.1"]
+        if host is not None:
+            lines.append(f"host: {host}")
+        given = {"content-type": "application/json"} if raw else {}
+        given |= headers or {}
+        if raw and "transfer-encoding" not in given:
+            given.setdefault("content-length", str(len(raw)))
+        lines += [f"{name}: {value}" for name, value in given.items()]
+        self.send("\r\n".join([*lines, "", ""]).encode() + raw)
+
+    def until(self, mark: bytes) -> bytes:
+        """Bytes up to and with the mark."""
+        while mark not in self._buffer:
+            more = self.socket.recv(65536)
+            if not more:
+                raise EOFError(self._buffer)
+            self._buffer += more
+        at = self._buffer.index(mark) + len(mark)
+        found, self._buffer = self._buffer[:at], self._buffer[at:]
+        return found
+
+    def exactly(self, size: int) -> bytes:
+        while len(self._buffer) < size:
+            more = self.socket.recv(65536)
+            if not more:
+                raise EOFError(self._buffer)
+            self._buffer += more
+        found, self._buffer = self._buffer[:size], self._buffer[size:]
+        return found
+
+    def head(self) -> tuple[int, dict[str, str]]:
+        """Status and headers, whose names must be in small letters (some clients look them up so), but for
+        the two that the HTTP library itself writes."""
+        first, *lines = self.until(b"\r\n\r\n").decode().rstrip().split("\r\n")
+        headers = dict(line.split(": ", 1) for line in lines)
+        capitals = {name for name in headers if name != name.lower()}
+        assert capitals <= {"Transfer-Encoding", "Connection"}, headers
+        return int(first.split()[1]), {name.lower(): value for name, value in headers.items()}
+
+    def chunk(self) -> bytes:
+        """The next chunk of a chunked body; empty at its end."""
+        size = int(self.until(b"\r\n"), 16)
+        piece = self.exactly(size)
+        assert self.exactly(2) == b"\r\n"
+        return piece
+
+    def reply(self, *, bodiless: bool = False) -> Reply:
+        """The whole response."""
+        status, headers = self.head()
+        if bodiless or status in (204, 304):
+            return Reply(status, headers, b"")
+        if headers.get("transfer-encoding") == "chunked":
+            chunks = list(iter(self.chunk, b""))
+            return Reply(status, headers, b"".join(chunks), chunks)
+        return Reply(status, headers, self.exactly(int(headers["content-length"])))
+
+    def reply_rest(self) -> list[str]:
+        """The events that are left of a stream that was begun, to its end."""
+        self.socket.settimeout(10)
+        with self:
+            body = b""
+            while not body.endswith(b"0\r\n\r\n"):
+                more = self._buffer or self.socket.recv(65536)
+                assert more, body
+                body, self._buffer = body + more, b""
+        found = re.findall(rb"data: ([^\n]*)\n\n", body)
+        return [event.decode() for event in found]
+
+    def closed(self) -> bool:
+        """Whether the other side has closed, once everything was read."""
+        try:
+            return self.socket.recv(1) == b""
+        except ConnectionError:
+            return True
+
+
+def ask(stage: Stage, path: str, body: Any = None, **how: Any) -> Reply:
+    """One request on a connection of its own."""
+    with Wire(stage.port) as wire:
+        wire.ask(path, body, **how)
+        return wire.reply(bodiless=how.get("method") == "HEAD")
+
+
+def chat(stage: Stage, content: str = "hi", **fields: Any) -> Reply:
+    """A chat of one message."""
+    messages = fields.pop("messages", [{"role": "user", "content": content}])
+    return ask(stage, "/v1/chat/completions", {"model": "m", "messages": messages, **fields})
+
+
+def settled(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Wait for what happens in another thread."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return condition()
+
+
+def contents(chunks: Sequence[Any]) -> str:
+    """The text of a stream's chunks."""
+    return "".join(
+        choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"]
+    )

@@ -1,0 +1,231 @@
+"""Clients that leave, clients that are slow, a server that stops."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+
+import pytest
+
+from localchat.engine.events import Finished, Text
+from localchat.engine.scripted import Answer, ScriptedEngine
+from localchat.server.config import Limits, ServerConfig
+from localchat.server.engines import Lease, OneEngine
+from tests.server.serving import Stage, Wire, chat, serving, settled
+
+ENDLESS = Answer(("word ",) * 100_000, gap_s=0.01)
+BODY = {"messages": [{"role": "user", "content": "endless"}]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_cancels_its_request(stage: Stage, stream: bool) -> None:
+    stage.scripts["endless"] = ENDLESS
+    before, asked = stage.engine.cancelled, len(stage.engine.requests)
+    with Wire(stage.port) as wire:
+        wire.ask("/v1/chat/completions", {**BODY, "stream": stream})
+        if stream:
+            wire.until(b"word ")
+        assert settled(lambda: len(stage.engine.requests) == asked + 1)
+    assert settled(lambda: stage.engine.cancelled == before + 1)
+
+
+def test_all_prompts_of_a_request_are_cancelled_with_it(stage: Stage) -> None:
+    stage.scripts["endless"] = ENDLESS
+    before, asked = stage.engine.cancelled, len(stage.engine.requests)
+    with Wire(stage.port) as wire:
+        wire.ask("/v1/completions", {"prompt": ["endless"] * 3})
+        assert settled(lambda: len(stage.engine.requests) == asked + 3)
+    assert settled(lambda: stage.engine.cancelled == before + 3)
+
+
+def test_a_client_that_leaves_in_a_silence_is_noticed_too(stage: Stage) -> None:
+    word = stage.plays("silent", Text(0, "a"), Finished(0, "stop"), gap_s=30.0)
+    before = stage.engine.cancelled
+    with Wire(stage.port) as wire:
+        messages = [{"role": "user", "content": word}]
+        wire.ask("/v1/chat/completions", {"messages": messages, "stream": True})
+        wire.until(b"assistant")
+    assert settled(lambda: stage.engine.cancelled == before + 1)
+
+
+def test_an_answer_that_goes_round_in_circles_is_ended(stage: Stage) -> None:
+    stage.scripts["loop"] = Answer(("the same again. ",) * 1000)
+    reply = chat(stage, "loop")
+    choice = reply.json["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("length", "repetition")
+    assert 4096 <= len(choice["message"]["content"]) < 6000
+    assert reply.json["usage"]["completion_tokens"] == len(choice["message"]["content"]) // 16
+    last = chat(stage, "loop", stream=True).chunks_json[-1]["choices"][0]
+    assert (last["finish_reason"], last["stop_reason"]) == ("length", "repetition")
+
+
+def test_the_guard_against_circles_can_be_off() -> None:
+    with serving(ServerConfig(loop_guard=False)) as stage:
+        stage.scripts["loop"] = Answer(("the same again. ",) * 1000)
+        assert len(chat(stage, "loop").json["choices"][0]["message"]["content"]) == 16_000
+
+
+def test_headers_that_come_a_byte_at_a_time_are_cut_off() -> None:
+    with serving(ServerConfig(limits=Limits(header_s=0.3))) as stage, Wire(stage.port) as wire:
+        stopped = threading.Event()
+
+        def trickle() -> None:
+            for byte in (
+                b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 999
+            ):
+                if stopped.wait(0.02):
+                    return
+                try:
+                    wire.send(bytes([byte]))
+                except OSError:
+                    return
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        reply = wire.reply()
+        stopped.set()
+        thread.join()
+        assert (reply.status, reply.error["code"]) == (408, "timeout")
+        assert wire.closed()
+
+
+def test_a_connection_that_says_nothing_is_cut_off() -> None:
+    with serving(ServerConfig(limits=Limits(header_s=0.1))) as stage, Wire(stage.port) as wire:
+        assert wire.reply().status == 408
+
+
+def test_the_second_request_of_a_connection_has_its_own_time() -> None:
+    with serving(ServerConfig(limits=Limits(header_s=0.3))) as stage, Wire(stage.port) as wire:
+        wire.ask("/health")
+        assert wire.reply().status == 200
+        time.sleep(0.5)
+        wire.ask("/health")
+        assert wire.reply().status == 200
+        wire.send(b"GET /health HT")
+        assert wire.reply().status == 408
+
+
+def test_a_body_that_does_not_come_is_cut_off() -> None:
+    with serving(ServerConfig(limits=Limits(body_s=0.2))) as stage, Wire(stage.port) as wire:
+        wire.ask("/v1/chat/completions", b"{", headers={"content-length": "100"})
+        reply = wire.reply()
+        assert (reply.status, reply.error["code"]) == (408, "timeout")
+        assert wire.closed()
+
+
+def test_a_body_that_is_too_large_is_refused_before_and_while_it_comes() -> None:
+    with serving(ServerConfig(limits=Limits(body_bytes=1000))) as stage:
+        with Wire(stage.port) as wire:
+            wire.ask("/v1/chat/completions", b"{", headers={"content-length": "2000"})
+            assert wire.reply().error["code"] == "request_too_large"
+        with Wire(stage.port) as wire:
+            chunk = b"400\r\n" + b" " * 1024 + b"\r\n"
+            wire.ask("/v1/chat/completions", chunk, headers={"transfer-encoding": "chunked"})
+            reply = wire.reply()
+            assert (reply.status, reply.error["code"]) == (413, "request_too_large")
+
+
+def test_too_many_connections_are_refused() -> None:
+    with serving(ServerConfig(limits=Limits(connections=2))) as stage:
+        with Wire(stage.port) as one, Wire(stage.port) as two:
+            one.ask("/health")
+            two.ask("/health")
+            assert one.reply().status == two.reply().status == 200
+            with Wire(stage.port) as three:
+                reply = three.reply()
+                assert (reply.status, reply.error["code"]) == (503, "server_busy")
+        assert settled(lambda: _healthy(stage))
+
+
+def _healthy(stage: Stage) -> bool:
+    with Wire(stage.port) as wire:
+        wire.ask("/health")
+        return wire.reply().status == 200
+
+
+def test_a_slow_reader_slows_nobody_else(stage: Stage) -> None:
+    stage.scripts["flood"] = Answer((("x" * 1000 + "y") * 10,) * 2000)
+    with Wire(stage.port) as slow:
+        slow.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        messages = [{"role": "user", "content": "flood"}]
+        slow.ask("/v1/chat/completions", {"messages": messages, "stream": True})
+        slow.until(b"assistant")
+        for _ in range(5):
+            assert chat(stage).json["choices"][0]["message"]["content"] == "Hello."
+
+
+def test_a_reader_that_takes_nothing_is_dropped() -> None:
+    with serving(ServerConfig(limits=Limits(stall_s=0.2), loop_guard=False)) as stage:
+        stage.scripts["flood"] = Answer((("x" * 1000 + "y") * 100,) * 2000)
+        with Wire(stage.port) as slow:
+            messages = [{"role": "user", "content": "flood"}]
+            slow.ask("/v1/chat/completions", {"messages": messages, "stream": True})
+            assert settled(lambda: _landed(stage) == 1)
+
+
+def _landed(stage: Stage) -> int:
+    service = stage.server._service
+    return int(len(stage.engine.requests) - service.flights.running - service.flights.waiting)
+
+
+def test_a_server_that_stops_says_so_to_whoever_still_listens() -> None:
+    with serving() as stage:
+        stage.scripts["endless"] = ENDLESS
+        wire = Wire(stage.port)
+        wire.ask("/v1/chat/completions", {**BODY, "stream": True})
+        wire.until(b"word ")
+    rest = wire.reply_rest()
+    assert json.loads(rest[-1])["error"]["code"] == "server_stopping"
+    assert stage.engine.cancelled == 1
+
+
+def test_a_server_that_stops_does_not_wait_for_a_load() -> None:
+    with serving() as stage:
+        stage.server._service.engines = Loading()
+        wire = Wire(stage.port)
+        wire.ask("/v1/chat/completions", BODY)
+        assert settled(lambda: stage.server._service.flights.waiting == 1)
+    with wire:
+        assert wire.reply().error["code"] == "server_stopping"
+
+
+class Loading(OneEngine):
+    """Takes for ever to lease."""
+
+    def __init__(self) -> None:
+        super().__init__(ScriptedEngine(), "x")
+
+    async def lease(self, model_word: str, *, user: str = "") -> Lease:
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+
+def test_a_client_that_leaves_during_a_load_takes_its_wish_back() -> None:
+    with serving() as stage:
+        stage.server._service.engines = Loading()
+        with Wire(stage.port) as wire:
+            wire.ask("/v1/chat/completions", BODY)
+            assert settled(lambda: stage.server._service.flights.waiting == 1)
+        assert settled(lambda: stage.server._service.flights.waiting == 0)
+
+
+def test_a_server_that_stops_lets_what_runs_end_first() -> None:
+    with serving(drain_s=10.0) as stage:
+        stage.scripts["short"] = Answer(("a", "b", "c"), gap_s=0.1)
+        wire = Wire(stage.port)
+        messages = [{"role": "user", "content": "short"}]
+        wire.ask("/v1/chat/completions", {"messages": messages, "stream": True})
+        wire.until(b"assistant")
+    assert wire.reply_rest()[-1] == "[DONE]"
+
+
+def test_expect_continue_is_answered(stage: Stage) -> None:
+    raw = json.dumps({"messages": [{"role": "user", "content": "x"}]}).encode()
+    with Wire(stage.port) as wire:
+        headers = {"expect": "100-continue", "content-length": str(len(raw))}
+        headers |= {"content-type": "application/json"}
+        wire.ask("/v1/chat/completions", method="POST", headers=headers)
+        assert wire.head()[0] == 100
+        wire.send(raw)
+        assert wire.reply().status == 200

@@ -1,0 +1,107 @@
+"""Where a server listens, and the verb that starts it."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from localchat.errors import LocalchatError, UsageError
+from localchat.server.run import bound
+
+
+def _close(sockets: list[socket.socket]) -> None:
+    for each in sockets:
+        each.close()
+
+
+def test_loopback_is_both_of_its_addresses_on_one_port() -> None:
+    sockets = bound("127.0.0.1", 0)
+    try:
+        names = [each.getsockname()[:2] for each in sockets]
+        assert names[0][0] == "127.0.0.1"
+        assert {port for _, port in names} == {names[0][1]}
+        assert [host for host, _ in names[1:]] in ([], ["::1"])
+    finally:
+        _close(sockets)
+
+
+def test_the_ends_of_responses_wait_for_nothing() -> None:
+    sockets = bound("127.0.0.1", 0)
+    try:
+        # asyncio turns Nagle's algorithm off for sockets that name their protocol, and for no others.
+        assert all(each.proto == socket.IPPROTO_TCP for each in sockets)
+    finally:
+        _close(sockets)
+
+
+def test_a_port_that_is_taken_is_said_with_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(LocalchatError, match=f"port {port} of 127.0.0.1 is taken") as refused:
+            bound("127.0.0.1", port)
+    assert "localchat ps" in refused.value.hint and f"--port {port + 1}" in refused.value.hint
+
+
+def test_a_host_that_is_none_is_said() -> None:
+    with pytest.raises(UsageError, match="no address of a machine"):
+        bound("nowhere.invalid", 0)
+
+
+def serve(*arguments: str, **environ: str) -> subprocess.Popen[str]:
+    """The program itself, with the scripted door of the tests."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.server.door", "serve", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environ},
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_verb_tells_where_it_is_and_ends_well(number: signal.Signals) -> None:
+    with serve("guide", "--port", "0") as process:
+        assert process.stdout is not None and process.stderr is not None
+        url = process.stdout.readline().strip()
+        assert url.startswith("http://127.0.0.1:") and url.endswith("/v1")
+        with urllib.request.urlopen(f"{url}/models", timeout=10) as answer:
+            assert b'"guide"' in answer.read()
+        process.send_signal(number)
+        _, talk = process.communicate(timeout=20)
+        assert process.returncode == 0
+    assert f"serving on {url}" in talk and f"curl {url}/chat/completions" in talk
+    assert " GET /v1/models 200 " in talk
+    assert "Traceback" not in talk
+
+
+def test_a_network_gets_in_with_a_key_or_by_express_wish(tmp_path: Path) -> None:
+    with serve("guide", "--host", "0.0.0.0", "--port", "0") as process:
+        _, talk = process.communicate(timeout=20)
+        assert process.returncode == 2
+    assert "no API key" in talk and "--api-key-file" in talk and "--insecure-no-auth" in talk
+    keys = tmp_path / "keys"
+    keys.write_text("sk-0123456789\n")
+    keys.chmod(0o600)
+    for more in (("--insecure-no-auth",), ("--api-key-file", str(keys))):
+        with serve("guide", "--host", "0.0.0.0", "--port", "0", *more) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("http://0.0.0.0:")
+            process.send_signal(signal.SIGTERM)
+            _, talk = process.communicate(timeout=20)
+            assert process.returncode == 0
+        assert ("WARNING" in talk) == (more[0] == "--insecure-no-auth")
+        assert "sk-0123456789" not in talk
+
+
+def test_a_port_that_is_taken_ends_the_verb() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with serve("guide", "--port", str(port)) as process:
+            _, talk = process.communicate(timeout=20)
+            assert process.returncode == 1
+    assert "is taken" in talk and "localchat ps" in talk
