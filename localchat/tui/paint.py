@@ -1,10 +1,11 @@
 """Rows as strips in the colours of a theme."""
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Final
 
-from rich.cells import cell_len
+from rich.cells import cell_len, split_graphemes
 from rich.color import Color as RichColor
 from rich.color_triplet import ColorTriplet
 from rich.segment import Segment
@@ -195,22 +196,16 @@ class Painter:
     def laid_over(
         self, row: Row, spans: list[tuple[int, int, Style]], *, dimmed: bool = False
     ) -> Strip:
-        """The row with styles over stretches of its characters (`end` -1: to its end); not kept."""
+        """The row with styles over stretches of its characters; not kept. A stretch that begins or ends inside
+        of a grapheme takes all of it: half an emoji has another width."""
         segments: list[Segment] = []
         at = 0
-        for segment in self._segments(row, dimmed):
-            text, style, _ = segment
-            edges = {0, len(text)}
-            for start, end, _over in spans:
-                end = len(row.text) if end < 0 else end
-                edges |= {edge - at for edge in (start, end) if 0 < edge - at < len(text)}
-            cuts = sorted(edges)
-            for low, high in pairwise(cuts):
+        for text, style, _ in self._segments(row, dimmed):
+            for low, high in pairwise(_edges(text, at, spans)):
                 shown = style
                 for start, end, over in spans:
-                    end = len(row.text) if end < 0 else end
-                    if start <= at + low and at + high <= end:
-                        shown = shown + over if shown is not None else over
+                    if start < at + high and at + low < end:
+                        shown = over if shown is None else shown + over
                 segments.append(Segment(text[low:high], shown))
             at += len(text)
         return self._filled(segments, row)
@@ -235,3 +230,13 @@ class Painter:
                 at = end
         strip = Strip(segments, at)
         return strip if at <= self.width else strip.crop(0, self.width)
+
+
+def _edges(text: str, at: int, spans: list[tuple[int, int, Style]]) -> list[int]:
+    """Where a segment that begins at character `at` of its row is cut, its ends among them."""
+    wanted = {edge - at for start, end, _ in spans for edge in (start, end)}
+    inside = {edge for edge in wanted if 0 < edge < len(text)}
+    if inside and not text.isascii():
+        whole = [start for start, _, _ in split_graphemes(text)[0]]
+        inside = {whole[bisect_right(whole, edge) - 1] for edge in inside}
+    return sorted({0, *inside, len(text)})

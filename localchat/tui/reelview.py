@@ -46,6 +46,7 @@ class ReelView(ScrollView):
         self._paint_s = 0.0
         self._slack = 0
         self._bar_s = float("-inf")
+        self._bar_timer: Timer | None = None
         self._moving = False
 
     def to_end(self) -> None:
@@ -54,6 +55,11 @@ class ReelView(ScrollView):
         self._restage()
         self._wake_idle()
         self.refresh()
+
+    @property
+    def settled(self) -> bool:
+        """Whether everything is drawn and every height is known: nothing changes any more by itself."""
+        return not (self._dirty or self._timer or self._idle or self._bar_timer)
 
     # drawing what grows
 
@@ -176,12 +182,21 @@ class ReelView(ScrollView):
         as much as ten rows, and more bytes."""
         now = time.monotonic()
         if self.following and now - self._bar_s < _BAR_EVERY_S:
+            if self._bar_timer is None and self.is_attached:
+                self._bar_timer = self.set_timer(_BAR_EVERY_S, self._bar_is_due)
             return
+        if self._bar_timer is not None:
+            self._bar_timer.stop()
+            self._bar_timer = None
         self._bar_s = now
         bar = self.vertical_scrollbar
         bar.window_virtual_size = self.virtual_size.height
         bar.window_size = self.size.height
         bar.position = self.scroll_y
+
+    def _bar_is_due(self) -> None:
+        self._bar_timer, self._bar_s = None, float("-inf")
+        self._draw_bar()
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         if round(old_value) != round(new_value):

@@ -228,3 +228,12 @@ def test_code_keeps_its_lines_and_is_coloured_whole_once_closed() -> None:
     assert [row.text for row in after] == [" python", ' x = """a', ' b"""']
     assert all(row.ground == "code" for row in (*before, *after))
     assert {piece.look.tint for piece in after[2].pieces[1:]} == {"code.string"}
+
+
+def test_single_line_ends_are_kept_but_in_prose_wrapped_by_hand() -> None:
+    prose = "a line of prose that somebody wrapped by hand at the usual width of\nabout seventy characters"
+    verse = "short lines\nstay as they are\n"
+    ended = "this line is long enough to have been wrapped, but here a sentence ends.\nAnother one"
+    assert [row.text for row in layout(prose, 200)] == [prose.replace("\n", " ")]
+    assert [row.text for row in layout(verse, 200)] == verse.splitlines()
+    assert [row.text for row in layout(ended, 200)] == ended.splitlines()

@@ -150,8 +150,9 @@ def test_it_looks_as_it_did(state: str, size: tuple[int, int], snap_compare: Any
     blocks, then, theme = STATES[state]
 
     async def act(pilot: Pilot[None]) -> None:
-        await pilot.pause(0.2)  # the heights of what is not in view are counted meanwhile
         then(pilot.app.query_one(Transcript))
-        await pilot.pause(0.1)
+        await pilot.pause(
+            0.6
+        )  # heights of what is not in view are counted, and the scroll bar knows it
 
     assert snap_compare(Shot(blocks, theme), terminal_size=size, run_before=act)

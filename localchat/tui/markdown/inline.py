@@ -13,6 +13,8 @@ from localchat.tui.markdown.rows import PLAIN, Look, Piece
 
 _URL: Final = re.compile(r"https?://[!#-;=?-\[\]_a-z~]+", re.IGNORECASE)
 _KEPT_MOST: Final = 2000
+_BY_HAND: Final = range(60, 101)
+_ENDS: Final = (".", ":", ";", "!", "?", "")
 _TRAILING: Final = ".,;:!?'\""
 
 Line = Sequence[Piece]
@@ -24,7 +26,8 @@ def web_link(target: str) -> str:
 
 
 def inline_lines(content: str, base: Look = PLAIN) -> Sequence[Line]:
-    """The lines of a paragraph. A single line end in the source is a line end here: models mean it."""
+    """The lines of a paragraph. A single line end in the source is one here, too: models mean it. But after a
+    line of 60 to 100 characters within a sentence it is prose wrapped by hand, and becomes a space."""
     return _kept(content, base) if len(content) <= _KEPT_MOST else _read(content, base)
 
 
@@ -51,7 +54,8 @@ class _Lines:
     def __init__(self, base: Look) -> None:
         self.lines: list[list[Piece]] = [[]]
         self.looks = [base]
-        self.targets: list[tuple[str, int]] = []
+        self.targets: list[str] = []
+        self._begun = 0  # characters of the last line before the source's line begins
 
     def read(self, tokens: list[Token]) -> Sequence[Line]:
         for token in tokens:
@@ -63,8 +67,12 @@ class _Lines:
         match token.type:
             case "text":
                 self._text(token.content, look)
+            case "softbreak" if self._wrapped_by_hand():
+                self._add(" ", look)
+                self._begun = self._length()
             case "softbreak" | "hardbreak":
                 self.lines.append([])
+                self._begun = 0
             case "code_inline":
                 self._add(token.content, look._replace(tint="code"))
             case "strong_open":
@@ -84,14 +92,22 @@ class _Lines:
             case _:
                 self._add(token.content, look)
 
+    def _length(self) -> int:
+        return sum(len(piece.text) for piece in self.lines[-1])
+
+    def _wrapped_by_hand(self) -> bool:
+        line = self.lines[-1]
+        inside = bool(line) and line[-1].text[-1:] not in _ENDS
+        return inside and self._length() - self._begun in _BY_HAND
+
     def _open_link(self, target: str, look: Look) -> None:
         link = web_link(target)
-        self.targets.append(("" if link else target, len(self.lines)))
+        self.targets.append("" if link else target)
         self.looks.append(look._replace(tint="link", underline=True, link=link) if link else look)
 
     def _close_link(self) -> None:
         self.looks.pop()
-        target, _ = self.targets.pop()
+        target = self.targets.pop()
         if target:  # a link that is not followed shows where it leads
             self._add(f" ({target})", self.looks[-1]._replace(tint="muted"))
 
