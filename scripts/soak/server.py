@@ -17,6 +17,7 @@ from localchat.paths import find_paths
 from localchat.pool.registration import registered
 
 PATIENCE_S = 60.0
+_PARKED_MIB = "16"
 
 
 class Watched:
@@ -57,9 +58,11 @@ class Watched:
 def serving(model: Path, environ: dict[str, str], log: Path, *, parallel: int) -> Iterator[Watched]:
     """`localchat serve` on a free port until the end of the block. `log`: where its stderr goes."""
     command = [sys.executable, "-m", "localchat", "serve", str(model), "--port", "0", "--quiet"]
+    # Parked prefixes may grow up to what is allowed, which is no leak: little, so that they are full early.
+    command += ["--cache-ram", _PARKED_MIB, "--parallel", str(parallel), "--keep-alive", "-1"]
     with log.open("wb") as errors:
         process = subprocess.Popen(
-            [*command, "--parallel", str(parallel), "--keep-alive", "-1"],
+            command,
             env=environ,
             stdout=subprocess.DEVNULL,
             stderr=errors,
