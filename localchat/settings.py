@@ -28,6 +28,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_type: Literal["f16", "q8_0", "q4_0"] | None = None
     cache_ram_mib: Annotated[int, Meta(ge=0)] | None = None
     gpu_layers: Annotated[int, Meta(ge=0)] | Literal["auto", "all"] = "auto"
+    require_gpu: bool = False
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     speculation: bool = True
     keep_alive: Annotated[int, Meta(ge=-1)] = 300
@@ -78,6 +79,7 @@ KEYS: Final[Mapping[str, Key]] = {
         "--cache-ram", "a whole number of MiB", "RAM for the KV of conversations that nobody runs."
     ),
     "gpu_layers": Key("--gpu-layers", "auto, all or a whole number", "Layers computed on the GPU."),
+    "require_gpu": Key("--require-gpu", _YES_NO, "Refuse to load rather than use the CPU alone."),
     "threads": Key(
         "--threads", "a whole number; 0 is every physical core", "Threads that compute."
     ),

@@ -117,7 +117,7 @@ def _answer_once(
             )
         else:
             take_fitting(engine, conversation, settings, display, answer, wish.form)
-        remember(setup)
+        remember(setup, engine, answer.done if settings.n == 1 else None)
         _print(setup, engine, wish, answer)
     except ContextExceeded as problem:
         raise _advised(problem, engine, conversation) from problem
@@ -147,6 +147,7 @@ def _print(setup: Setup, engine: Engine, wish: Wish, answer: Answer) -> None:
         terminal.end_answer(empty=not answer.interrupted)
     if settings.stats and answer.done:
         terminal.insist(stats_line(answer.done))
+        terminal.insist(engine.info().why)
     if wish.form is not None:
         refuse_unfinished(answer, settings.n)
 

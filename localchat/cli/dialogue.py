@@ -105,6 +105,10 @@ class Dialogue:
         if not self._answer(question):
             self.conversation.back_to(before)
 
+    def why(self) -> str:
+        """Why this backend, and where the layers are: one sentence."""
+        return self._engine.info().why
+
     def undo(self) -> None:
         """Go back before the last question. It stays in the history, on a branch of its own."""
         path = self.conversation.path()
@@ -156,11 +160,12 @@ class Dialogue:
         growing.end(answer, self._engine, error)
         self.last = answer
         if error is None:
-            remember(self._setup)
+            remember(self._setup, self._engine, answer.done)
         if answer.interrupted:
             terminal.say("stopped; what was said stays")
         elif settings.stats and answer.done:
             terminal.insist(stats_line(answer.done))
+            terminal.insist(self.why())
         self._trouble(self._save.problem)
         return True
 

@@ -52,6 +52,7 @@ def _run(dialogue: Dialogue, line: str) -> None:
         case "/stats":
             done = dialogue.last.done if dialogue.last else None
             say(stats_line(done) if done else "there are no figures yet")
+            say(dialogue.why())
         case "/undo":
             dialogue.undo()
             left = len(dialogue.conversation.path())

@@ -47,6 +47,12 @@ _SYSTEM = (_Flag("system", ("-s", "--system"), "TEXT", "Instructions before the 
 _SWITCHES = (
     _Flag("think", ("--think/--no-think",), "", "Let the model reason first, or not."),
     _Flag("hide_reasoning", ("--hide-reasoning/--show-reasoning",), "", "Keep the reasoning away."),
+    _Flag(
+        "require_gpu",
+        ("--require-gpu/--no-require-gpu",),
+        "",
+        "Refuse rather than use the CPU alone.",
+    ),
     _Flag("speculation", ("--speculation/--no-speculation",), "", "Guess ahead (exact); on."),
     _Flag("attach", ("--attach/--no-attach",), "", "Use a running server's models; on."),
     _Flag("stats", ("--stats/--no-stats",), "", "A line of figures after the answer."),

@@ -24,6 +24,7 @@ from localchat.engine.engine import EngineInfo
 from localchat.engine.events import EngineStats, Event, Figures, Loading
 from localchat.errors import EngineClosed, LocalchatError, UsageError
 from localchat.fit.plan import LoadWish, MemoryPlan
+from localchat.fit.reason import placed
 from localchat.loop.backend import (
     Backend,
     Embedder,
@@ -35,6 +36,7 @@ from localchat.loop.backend import (
 from localchat.loop.counts import Counts
 from localchat.loop.desk import Desk
 from localchat.loop.embedding import ONLY_EMBEDS, Embedding
+from localchat.loop.footprint import Footprint
 from localchat.loop.kv import open_book
 from localchat.loop.pipes import private_pipes
 from localchat.loop.selection import Selection, select_backend
@@ -121,8 +123,10 @@ class Worker:
                 max_slots=wish.max_slots,
                 cache_ram_bytes=wish.cache_ram_bytes,
                 threads=wish.threads,
+                require_gpu=wish.require_gpu,
             )
         )
+        self._footprint = Footprint(self._plan)
         for note in self._plan.notes:
             self._say(note)
         self._desk = Desk(self._model, self._plan.context_tokens, wish.sampling, self._say)
@@ -151,11 +155,13 @@ class Worker:
         if self._embedding is not None:
             model = cast(EmbeddingModel, self._model)
             self._embedder = model.load_embedder(options, self._progress, self._say)
+            self._compare(self._embedder)
             self._send(frames.Entered("serve"))
             return
         runner = self._model.load(options, self._progress, self._say)
         self._loaded_s = time.perf_counter()
         self._load_s = self._loaded_s - began_s
+        self._compare(runner)
         loop = Loop(
             runner,
             self._model.tokenizer,
@@ -176,6 +182,10 @@ class Worker:
             for job in early.values():
                 job.clock.loaded(self._loaded_s)
                 loop.submit(job)
+
+    def _compare(self, loaded: Runner | Embedder) -> None:
+        if sentence := self._footprint.measure(loaded.memory()):
+            self._say(sentence)
 
     def _progress(self, done: int, total: int) -> bool:
         """Told ten times a second to every request that waits. At the end of the bytes comes the warm-up."""
@@ -352,7 +362,6 @@ class Worker:
         info, plan, runner = self._model.info, self._plan, self._runner
         can = runner.capabilities if runner is not None else None
         loaded = runner or self._embedder
-        actual = sum(max(0, size) for size in loaded.memory()) if loaded is not None else 0
         return EngineInfo(
             model=self._wish.name,
             path=frames.whole(str(self._path)),
@@ -368,14 +377,17 @@ class Worker:
             threads=self._wish.threads,
             file_bytes=info.file_bytes,
             predicted_bytes=plan.total_bytes,
-            actual_bytes=actual,
+            actual_bytes=self._footprint.actual_bytes,
             loaded=loaded is not None,
             safe_mode=getattr(self, "_safe", False),
-            why=self._selection.why,
+            why=placed(self._selection.why, plan),
             fingerprint=self._fingerprint(),
             notes=tuple(self._notes),
             limits=(ONLY_EMBEDS,) if info.pooling else can.limits if can else (),
             warning=self._desk.warning,
+            predicted=self._footprint.predicted,
+            actual=self._footprint.actual,
+            free_bytes=plan.free_bytes,
         )
 
 

@@ -53,8 +53,10 @@ def test_json_is_one_event_in_a_line(call: Call) -> None:
     code, out, err = call("pull", "--json", NAME)
     events = [json.loads(line) for line in out.splitlines()]
     assert (code, err) == (0, "")
-    assert [event["event"] for event in events] == ["found", "progress", "progress", "done"]
-    assert events[0]["total_bytes"] == events[2]["done_bytes"] == len(BODY)
+    names = [event["event"] for event in events]
+    assert names == ["note", "found", "progress", "progress", "done"]
+    assert "whether it will run here is not known" in events[0]["text"]
+    assert events[1]["total_bytes"] == events[3]["done_bytes"] == len(BODY)
     assert Path(events[-1]["path"]).read_bytes() == BODY
 
 

@@ -38,3 +38,19 @@ def test_experts_count_as_far_as_they_are_used(tmp_path: Path) -> None:
     more = type(raw)(raw.metadata, [*raw.tensors, experts])
     found = bytes_per_token(read_header(more.sparse(tmp_path / "more.gguf")))
     assert found[F16] - plain[F16] == 64 * 128 * 2 * 2
+
+
+def test_past_runs_correct_the_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {0: 1e9, F16: 1e9, Q8_0: 2e9}
+    monkeypatch.setattr("localchat_llamacpp.speed._probe", lambda codes, threads: rates)
+    small = read_header(llama(Size(layers=1)).sparse(tmp_path / "small.gguf"))
+    large = read_header(llama(Size(layers=8, code=Q8_0)).sparse(tmp_path / "large.gguf"))
+    plain = expected_rate(small, 2)
+    other = expected_rate(large, 2)
+    assert plain is not None and other is not None
+    half = expected_rate(large, 2, [(small, plain / 2), (small, plain / 2)])
+    assert half == pytest.approx(other / 2)
+    # One run alone may have been disturbed, and nonsense is bounded.
+    assert expected_rate(large, 2, [(small, plain / 2)]) == pytest.approx(0.75 * other)
+    wild = expected_rate(large, 2, [(small, plain * 100), (small, plain * 100)])
+    assert wild == pytest.approx(1.3 / 0.85 * other)
