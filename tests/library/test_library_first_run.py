@@ -8,7 +8,7 @@ import pytest
 
 from localchat.cli.first_run import welcome
 from localchat.fit.machine import Gpu, Machine
-from localchat.library.download_rate import download_rate, remember_rate
+from localchat.library.download_rate import DownloadRate, download_rate, remember_rate
 from localchat.library.first_run import FirstRun, first_run, hardware_line, is_first_run
 from localchat.paths import Paths, find_paths
 from tests.gguf_files import write_model
@@ -82,7 +82,7 @@ def test_download_times_are_said_to_be_assumed_until_a_pull_measured(
     assert not download_rate(paths.state_dir).measured
     remember_rate(paths.state_dir, 100_000_000, 2.0)
     found = look(LAPTOP)
-    assert found.rate == (50_000_000, True)
+    assert found.rate == DownloadRate(50_000_000, True)
     assert "by the last pull, 50 MB/s" in "\n".join(welcome(found))
 
 
