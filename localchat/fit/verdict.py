@@ -161,5 +161,6 @@ def _pace(
     estimate = backend.expected_rate(subject.model, plan, threads, past)
     if estimate is None:
         return None
+    by = "the GPU's bandwidth" if plan.gpu_layers else "a probe of this build"
     corrected = f", corrected by {len(past)} past run{'s' if len(past) > 1 else ''}" if past else ""
-    return Pace(estimate, f"by a probe of this build{corrected}, while nothing else computes")
+    return Pace(estimate, f"by {by}{corrected}, while nothing else computes")

@@ -155,13 +155,13 @@ class Worker:
         if self._embedding is not None:
             model = cast(EmbeddingModel, self._model)
             self._embedder = model.load_embedder(options, self._progress, self._say)
-            self._compare(self._embedder)
+            self._footprint.measure(self._embedder.memory(), self._say)
             self._send(frames.Entered("serve"))
             return
         runner = self._model.load(options, self._progress, self._say)
         self._loaded_s = time.perf_counter()
         self._load_s = self._loaded_s - began_s
-        self._compare(runner)
+        self._footprint.measure(runner.memory(), self._say)
         loop = Loop(
             runner,
             self._model.tokenizer,
@@ -182,10 +182,6 @@ class Worker:
             for job in early.values():
                 job.clock.loaded(self._loaded_s)
                 loop.submit(job)
-
-    def _compare(self, loaded: Runner | Embedder) -> None:
-        if sentence := self._footprint.measure(loaded.memory()):
-            self._say(sentence)
 
     def _progress(self, done: int, total: int) -> bool:
         """Told ten times a second to every request that waits. At the end of the bytes comes the warm-up."""
