@@ -357,7 +357,6 @@ class Worker:
     def _info(self) -> EngineInfo:
         info, plan, runner = self._model.info, self._plan, self._runner
         can = runner.capabilities if runner is not None else None
-        loaded = runner or self._embedder
         return EngineInfo(
             model=self._wish.name,
             path=frames.whole(str(self._path)),
@@ -374,7 +373,7 @@ class Worker:
             file_bytes=info.file_bytes,
             predicted_bytes=plan.total_bytes,
             actual_bytes=self._footprint.actual_bytes,
-            loaded=loaded is not None,
+            loaded=self._footprint.actual is not None,
             safe_mode=getattr(self, "_safe", False),
             why=placed(self._selection.why, plan),
             fingerprint=self._fingerprint(),
