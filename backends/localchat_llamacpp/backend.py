@@ -100,6 +100,12 @@ class LlamaCppBackend:
             return f"it is no model that writes token by token ({name})"
         return ""
 
+    def seen(self, machine: Machine) -> Machine:
+        """With AMD's, Intel's and integrated GPUs, where this build is for one."""
+        from localchat_llamacpp.cards import look
+
+        return look(machine)
+
     def plan(self, header: Header | Checkpoint, wish: LoadWish, machine: Machine) -> MemoryPlan:
         """What a load would take of this machine. Raises UsageError, also for a safetensors checkpoint."""
         from localchat_llamacpp import plan as planner

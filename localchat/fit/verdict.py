@@ -67,6 +67,17 @@ class Verdict:
         }
 
 
+def usable_machine() -> Machine:
+    """This machine now, with every GPU that an installed backend could use."""
+    from localchat.fit.machine import read_machine
+
+    machine = read_machine()
+    for backend in find_backends().values():
+        if backend.available().ok:
+            machine = backend.seen(machine)
+    return machine
+
+
 class Subject(NamedTuple):
     """What is judged. `path`: where it lies here, None for one on a hub. `wanted`: a backend's name."""
 

@@ -10,10 +10,10 @@ from typing import Final, Literal, NamedTuple
 
 from localchat.errors import LocalchatError
 from localchat.fit.gguf_header import Header
-from localchat.fit.machine import Machine, read_machine
+from localchat.fit.machine import Machine
 from localchat.fit.paces import Paces
 from localchat.fit.plan import LoadWish, MemoryPlan
-from localchat.fit.verdict import Subject, Verdict, judge
+from localchat.fit.verdict import Subject, Verdict, judge, usable_machine
 from localchat.fit.words import size
 from localchat.library.blueprint import drawn_header, read_blueprints
 from localchat.library.catalogue import Catalogue, Entry, read_catalogue
@@ -69,7 +69,7 @@ class FirstRun:
 def first_run(paths: Paths, environ: Mapping[str, str], machine: Machine | None = None) -> FirstRun:
     """Look at machine, shelf and catalogue. Raises LocalchatError for a catalogue or bookmarks of the user
     that cannot be read."""
-    here = machine or read_machine()
+    here = machine or usable_machine()
     shelf = read_shelf(paths, environ)
     rate = download_rate(paths.state_dir)
     catalogue = read_catalogue(paths)

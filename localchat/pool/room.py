@@ -7,8 +7,8 @@ from localchat.backends import backend_for
 from localchat.engine.local import EngineOptions
 from localchat.errors import DoesNotFit, EngineBusy
 from localchat.fit.header import read_header
-from localchat.fit.machine import read_machine
 from localchat.fit.plan import LoadWish, demand
+from localchat.fit.verdict import usable_machine
 from localchat.fit.words import size
 from localchat.pool.member import RETRY_AFTER_S, Member, Wanted
 
@@ -43,7 +43,7 @@ class MachineRoom:
             return Verdict(fits=True)  # no header to plan by: the engine decides as it loads
         header = read_header(options.model)
         plan = backend_for(options.model, options.backend).plan(
-            header, _wish(options), read_machine()
+            header, _wish(options), usable_machine()
         )
         if plan.missing:
             demand(plan, options.name)
