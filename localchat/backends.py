@@ -97,6 +97,11 @@ class Backend(Protocol):
         where nothing speaks against it. Loads no native library."""
         ...
 
+    def seen(self, machine: "Machine") -> "Machine":
+        """The machine with the GPUs that this build could use and that `read_machine` cannot see. May take a
+        second; loads no native library here."""
+        ...
+
     def plan(self, model: "Unloaded", wish: "LoadWish", machine: "Machine") -> "MemoryPlan":
         """What a load would take of this machine, whether or not it fits. Loads no native library.
         Raises UsageError for wishes that this model cannot have."""
@@ -148,6 +153,9 @@ class BrokenBackend:
 
     def objection(self, model: "Unloaded") -> str:
         return self._reason
+
+    def seen(self, machine: "Machine") -> "Machine":
+        return machine
 
     def plan(self, model: "Unloaded", wish: "LoadWish", machine: "Machine") -> "MemoryPlan":
         raise LocalchatError(self._reason)

@@ -123,8 +123,13 @@ def _look(case: Case, folder: Path, state: Path, quick: bool) -> Seen:
     subject = Subject(case.name, read_header(path), path)
     wish = LoadWish(case.context_tokens, case.kv_type, max_slots=SLOTS, cache_ram_bytes=0)
     machine = read_machine()
-    plain = judge(subject, wish, machine, None).pace
-    verdict = judge(subject, wish, machine, Paces(state))
+    verdict = judge(subject, wish, machine, None)
+    plain = verdict.pace
+    # The same once more with what ran here before; the quieter of two moments counts.
+    for paces in (Paces(state), Paces(state)):
+        again = judge(subject, wish, machine, paces)
+        if again.pace and (not verdict.pace or verdict.pace is plain or again.pace > verdict.pace):
+            verdict = again
     options = EngineOptions(
         path,
         name=case.name,
@@ -137,11 +142,9 @@ def _look(case: Case, folder: Path, state: Path, quick: bool) -> Seen:
     )
     engine = LocalEngine(options, say=lambda sentence: print(f"  {case.name}: {sentence}"))
     try:
-        done = _written(engine, 32 if quick else 96)
-        done = max(
-            (done, *(_written(engine, 32 if quick else 96) for _ in range(2))),
-            key=lambda one: one.timings.decode_tokens_per_s or 0.0,
-        )
+        # The best of several: other programs only ever make an answer slower.
+        answers = [_written(engine, 32 if quick else 64) for _ in range(2 if quick else 5)]
+        done = max(answers, key=lambda one: one.timings.decode_tokens_per_s or 0.0)
         assert engine.child_pid is not None
         peak = _peak_bytes(engine.child_pid)
         info = engine.info()

@@ -100,6 +100,12 @@ class LlamaCppBackend:
             return f"it is no model that writes token by token ({name})"
         return ""
 
+    def seen(self, machine: Machine) -> Machine:
+        """With AMD's, Intel's and integrated GPUs, where this build is for one."""
+        from localchat_llamacpp.cards import look
+
+        return look(machine)
+
     def plan(self, header: Header | Checkpoint, wish: LoadWish, machine: Machine) -> MemoryPlan:
         """What a load would take of this machine. Raises UsageError, also for a safetensors checkpoint."""
         from localchat_llamacpp import plan as planner
@@ -117,17 +123,19 @@ class LlamaCppBackend:
         threads: int,
         past: Sequence[Past] = (),
     ) -> float | None:
-        """By a probe of this build in a process of its own, about a second, corrected by past runs. None with
-        layers on a GPU, whose speed is not probed."""
+        """By a probe of this build in a process of its own, about a second, corrected by past runs; layers on
+        a GPU by its bandwidth, None where that is not known."""
         from localchat.fit.machine import read_machine
-        from localchat_llamacpp.speed import expected_rate
+        from localchat_llamacpp.speed import expected_rate, offloaded_rate
 
-        if isinstance(header, Checkpoint) or plan.gpu_layers or not self.available().ok:
-            return None
-        if pooling_of(header):
+        if isinstance(header, Checkpoint) or pooling_of(header) or not self.available().ok:
             return None
         known = [(one.model, one.tokens_per_s) for one in past if isinstance(one.model, Header)]
-        return expected_rate(header, threads or read_machine().cores, known)
+        machine = read_machine()
+        threads = threads or machine.cores
+        if plan.gpu_layers:
+            return offloaded_rate(header, plan, machine, threads, known)
+        return expected_rate(header, threads, known)
 
     def open(self, path: Path, say: Callable[[str], None]) -> OpenModel:
         """Check the header, then read the vocabulary (0.2 s for 152k tokens). Nothing is said so far.

@@ -94,7 +94,7 @@ class _Needs:
         weights = weights_split(header, layers)
         again = Repacked() if safe_mode else repacked_weights(header, machine, layers)
         self._weights = Split(weights.ram - again.originals + again.copies, weights.gpu)
-        self._mapped = again.originals
+        self._mapped_bytes = again.originals
 
     def parts(self, tokens: int) -> tuple[Split, Split, Split, Split]:
         """Weights, cache, scratch, overhead."""
@@ -138,7 +138,6 @@ class _Needs:
             overhead_bytes=overhead,
             free_bytes=spendable_ram(self._machine) + gpu_free,
             fits=fits,
-            mapped_bytes=self._mapped,
             context_tokens=tokens,
             max_context_tokens=longest,
             kv_type="f16",
@@ -150,4 +149,5 @@ class _Needs:
             layers=self._shape.all_layers + 1,
             gpu_bytes=gpu,
             gpu_free_bytes=gpu_free,
+            mapped_bytes=self._mapped_bytes,
         )

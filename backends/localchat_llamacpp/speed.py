@@ -13,10 +13,14 @@ from statistics import median
 
 from localchat.fit.ggml_types import NUMBER_FORMATS
 from localchat.fit.gguf_header import Header
+from localchat.fit.machine import Machine
+from localchat.fit.plan import MemoryPlan
 
 _PATIENCE_S = 20.0
 _PRODUCTS_SHARE = 0.85
 """Of a step's time, what the matrix products take (0.79 to 0.97 for models of 0.5 to 1.2 B on two cores)."""
+_CARD_SHARE = 0.55
+"""Of a card's bandwidth, what decoding one sequence reaches where nothing was measured."""
 _LEAST_SHARE, _MOST_SHARE = 0.2, 1.3
 _SPIN = "2000"
 """See the child's environment: threads that spin longer starve each other on a busy machine."""
@@ -39,6 +43,30 @@ def expected_rate(
         return None
     shares = [rate * _products_s(one, rates) for one, rate in known if one]
     return _share(shares) / _products_s(work, rates)
+
+
+def offloaded_rate(
+    header: Header,
+    plan: MemoryPlan,
+    machine: Machine,
+    threads: int,
+    past: Sequence[tuple[Header, float]] = (),
+) -> float | None:
+    """The same with layers on graphics cards, which read their weights at a share of their bandwidth one after
+    another; what stays in RAM is priced by the probe. past: models that ran whole on these cards. None where
+    a driver does not tell the bandwidth."""
+    speeds = [gpu.bytes_per_s for gpu in machine.gpus]
+    if not speeds or not all(speeds) or not plan.layers:
+        return None
+    work = bytes_per_token(header)
+    shares = [rate * sum(bytes_per_token(one).values()) / min(speeds) for one, rate in past]
+    share = median(shares) if shares else _CARD_SHARE
+    whole_s = sum(work.values()) / (share * min(speeds))
+    on_cards = plan.gpu_layers / plan.layers
+    if on_cards >= 1:
+        return 1 / whole_s
+    on_cpu = expected_rate(header, threads)
+    return 1 / (on_cards * whole_s + (1 - on_cards) / on_cpu) if on_cpu else None
 
 
 def _products_s(work: Mapping[int, int], rates: Mapping[int, float]) -> float:

@@ -44,15 +44,14 @@ def command(
     """
     from localchat.cli.page import print_json, print_lines
     from localchat.errors import ExitCode
-    from localchat.fit.machine import read_machine
     from localchat.fit.paces import Paces
-    from localchat.fit.verdict import judge
+    from localchat.fit.verdict import judge, usable_machine
 
     seen = _look(ctx, word)
     slots = parallel or max(LEAST_SLOTS, seen.settings.n)
     subject = seen.subject
     wish = wish_of(seen.settings, slots)
-    verdict = judge(subject, wish, read_machine(), Paces(seen.paths.state_dir))
+    verdict = judge(subject, wish, usable_machine(), Paces(seen.paths.state_dir))
     environ = seen.door.environ
     if as_json:
         path = str(subject.path) if subject.path is not None else None

@@ -97,9 +97,8 @@ def _judge(
 
     from localchat.cli.fit import LEAST_SLOTS, wish_of
     from localchat.errors import DoesNotFit, LocalchatError
-    from localchat.fit.machine import read_machine
     from localchat.fit.paces import Paces
-    from localchat.fit.verdict import Subject, judge
+    from localchat.fit.verdict import Subject, judge, usable_machine
     from localchat.library.remote import look_into
     from localchat.library.telling import Judged, Note
 
@@ -109,7 +108,7 @@ def _judge(
         subject = Subject(
             choice.name, look_into(choice, hub, view.tell, patience), None, settings.backend
         )
-        verdict = judge(subject, wish, read_machine(), Paces(said.paths.state_dir))
+        verdict = judge(subject, wish, usable_machine(), Paces(said.paths.state_dir))
     except LocalchatError as problem:
         view.tell(Note(f"whether it will run here is not known: {problem.message}"))
         return

@@ -53,9 +53,8 @@ def _here(model: "Model", paths: "Paths") -> _Here:
     """What this machine and the catalogue add to what the file says."""
     from localchat.errors import LocalchatError
     from localchat.fit.checkpoint import read_unloaded
-    from localchat.fit.machine import read_machine
     from localchat.fit.plan import LoadWish
-    from localchat.fit.verdict import Subject, judge
+    from localchat.fit.verdict import Subject, judge, usable_machine
     from localchat.library.advised import NO_ADVICE, advised_sampling
     from localchat.library.locate import LocatedModel
 
@@ -64,7 +63,7 @@ def _here(model: "Model", paths: "Paths") -> _Here:
     located = LocatedModel(model.stands_for or model.name, model.name, model.path, "")
     try:
         subject = Subject(model.name, read_unloaded(model.path), model.path)
-        why = judge(subject, LoadWish(max_slots=2), read_machine(), None, speed=False).why
+        why = judge(subject, LoadWish(max_slots=2), usable_machine(), None, speed=False).why
     except LocalchatError:
         why = ""  # the line of trouble says it
     return _Here(why, advised_sampling(located, paths))

@@ -67,6 +67,17 @@ class Verdict:
         }
 
 
+def usable_machine() -> Machine:
+    """This machine now, with every GPU that an installed backend could use."""
+    from localchat.fit.machine import read_machine
+
+    machine = read_machine()
+    for backend in find_backends().values():
+        if backend.available().ok:
+            machine = backend.seen(machine)
+    return machine
+
+
 class Subject(NamedTuple):
     """What is judged. `path`: where it lies here, None for one on a hub. `wanted`: a backend's name."""
 
@@ -161,5 +172,6 @@ def _pace(
     estimate = backend.expected_rate(subject.model, plan, threads, past)
     if estimate is None:
         return None
+    by = "the GPU's bandwidth" if plan.gpu_layers else "a probe of this build"
     corrected = f", corrected by {len(past)} past run{'s' if len(past) > 1 else ''}" if past else ""
-    return Pace(estimate, f"by a probe of this build{corrected}, while nothing else computes")
+    return Pace(estimate, f"by {by}{corrected}, while nothing else computes")

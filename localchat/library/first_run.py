@@ -10,10 +10,10 @@ from typing import Final, Literal, NamedTuple
 
 from localchat.errors import LocalchatError
 from localchat.fit.gguf_header import Header
-from localchat.fit.machine import Machine, read_machine
+from localchat.fit.machine import Machine
 from localchat.fit.paces import Paces
 from localchat.fit.plan import LoadWish, MemoryPlan
-from localchat.fit.verdict import Subject, Verdict, judge
+from localchat.fit.verdict import Subject, Verdict, judge, usable_machine
 from localchat.fit.words import size
 from localchat.library.blueprint import drawn_header, read_blueprints
 from localchat.library.catalogue import Catalogue, Entry, read_catalogue
@@ -69,7 +69,7 @@ class FirstRun:
 def first_run(paths: Paths, environ: Mapping[str, str], machine: Machine | None = None) -> FirstRun:
     """Look at machine, shelf and catalogue. Raises LocalchatError for a catalogue or bookmarks of the user
     that cannot be read."""
-    here = machine or read_machine()
+    here = machine or usable_machine()
     shelf = read_shelf(paths, environ)
     rate = download_rate(paths.state_dir)
     catalogue = read_catalogue(paths)
@@ -121,15 +121,7 @@ def _cards(
     """From the fast to the best."""
     candidates = sorted(_candidates(catalogue, machine), key=lambda one: one.strength)
     speed = _speed(candidates, machine, paces)
-    chosen: list[tuple[Role, _Candidate]] = []
-    for role, least in _AIMS:
-        most = chosen[-1][1].strength * _STEP if chosen else float("inf")
-        left = [one for one in candidates if one.strength <= most]
-        quick = [one for one in left if speed is None or speed / one.read_bytes >= least]
-        # Where nothing is quick enough, the smallest of all is still an answer.
-        found = quick[-1:] or (left[:1] if not chosen else [])
-        chosen += [(role, one) for one in found]
-    for role, one in reversed(chosen):
+    for role, one in _chosen(candidates, speed):
         plan = one.verdict.plan
         yield Card(
             role=role,
@@ -144,6 +136,25 @@ def _cards(
             tokens_per_s=speed / one.read_bytes if speed is not None else None,
             why=one.verdict.why,
         )
+
+
+def _chosen(candidates: list[_Candidate], speed: float | None) -> list[tuple[Role, _Candidate]]:
+    """From the fast to the best. candidates: from weak to strong. speed: bytes a second, None: not known."""
+    found: list[tuple[Role, _Candidate]] = []
+    for role, least in _AIMS:
+        most = found[-1][1].strength * _STEP if found else float("inf")
+        left = [one for one in candidates if one.strength <= most]
+        quick = [one for one in left if speed is None or speed / one.read_bytes >= least]
+        found += [(role, one) for one in quick[-1:]]
+    ladder: list[_Candidate] = []
+    for one in candidates:
+        if not ladder or one.strength * _STEP >= ladder[-1].strength:
+            ladder.append(one)
+    if len(found) < min(len(ladder), len(_AIMS)):
+        # A machine too slow for the aims still gets the smallest ones, in order.
+        names: tuple[Role, ...] = ("fast", "balanced", "best")
+        return list(zip(names, ladder, strict=False))
+    return found[::-1]
 
 
 def _candidates(catalogue: Catalogue, machine: Machine) -> Iterator[_Candidate]:

@@ -17,14 +17,16 @@ _MOST_KV_TOKENS: Final = 2048
 
 
 def run_of(info: EngineInfo, done: Done) -> Run | None:
-    """What one answer, given alone, tells about this machine; None where it tells nothing: too short, with
-    drafts that were right, or far into a long context."""
+    """What one answer, given alone, tells about this machine; None where it tells nothing: too short, far
+    into a long context, or with drafts whose gain was not measured. A gain that was is taken out again."""
     rate = done.timings.decode_tokens_per_s
+    gain = 1.0
+    if done.speculation.accepted:
+        gain = done.speculation.speedup or 0.0
     if (
         rate is None
-        or rate <= 0
+        or min(rate, gain) <= 0
         or done.usage.completion_tokens < _LEAST_TOKENS
-        or done.speculation.accepted
         or done.kv_used_tokens > _MOST_KV_TOKENS
     ):
         return None
@@ -37,7 +39,7 @@ def run_of(info: EngineInfo, done: Done) -> Run | None:
         gpu_layers=info.gpu_layers,
         kv_type=info.kv_type,
         safe_mode=info.safe_mode,
-        rates=(rate,),
+        rates=(rate / gain,),
         at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 

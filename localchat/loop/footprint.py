@@ -1,32 +1,50 @@
-"""The memory that a loaded model takes of this process, by the parts that a plan has."""
+"""The memory that a loaded model takes of this process, by the parts that its plan has."""
 
-from typing import TypeAlias
+from collections.abc import Callable
 
+from localchat.engine.engine import MemoryParts
+from localchat.fit.compare import surprise
 from localchat.fit.plan import MemoryPlan
 from localchat.loop.backend import MemoryReport
 
-Parts: TypeAlias = tuple[int, int, int, int]
-"""Weights, KV, compute buffers, overhead: bytes, -1 where one cannot be known."""
+
+class Footprint:
+    """Made between plan and load, measured after the load. `actual` is None until then."""
+
+    def __init__(self, plan: MemoryPlan) -> None:
+        self._offloads = bool(plan.gpu_layers)
+        self._before_bytes = _resident_bytes()
+        # File pages that nobody needs any more are still held.
+        self.predicted = MemoryParts(
+            plan.weights_bytes + plan.mapped_bytes,
+            plan.kv_bytes,
+            plan.compute_bytes,
+            plan.overhead_bytes,
+        )
+        self.actual: MemoryParts | None = None
+
+    @property
+    def actual_bytes(self) -> int:
+        """What is known of the parts, together; 0 before the load."""
+        return sum(max(0, part) for part in _parts(self.actual)) if self.actual else 0
+
+    def measure(self, report: MemoryReport, say: Callable[[str], None]) -> None:
+        """The parts as they are: buffers as the runner knows them, whole, also where no page of them was
+        touched yet; as overhead what this process held before the load (interpreter, libraries, vocabulary)
+        with what the runner keeps besides. With layers on a GPU the overhead is not known: its runtime keeps
+        memory on the card. `say` gets a sentence where the plan was far off."""
+        weights, kv, compute, other = report
+        overhead = -1 if self._offloads else self._before_bytes + max(other, 0)
+        self.actual = MemoryParts(weights, kv, compute, overhead)
+        if sentence := surprise(_parts(self.predicted), _parts(self.actual)):
+            say(sentence)
 
 
-def planned(plan: MemoryPlan) -> Parts:
-    """The parts of a plan, with file pages that nobody needs and the system still holds."""
-    weights = plan.weights_bytes + plan.mapped_bytes
-    return weights, plan.kv_bytes, plan.compute_bytes, plan.overhead_bytes
+def _parts(found: MemoryParts) -> tuple[int, int, int, int]:
+    return found.weights_bytes, found.kv_bytes, found.compute_bytes, found.overhead_bytes
 
 
-def footprint(report: MemoryReport, plan: MemoryPlan, before_bytes: int) -> Parts:
-    """The same parts as they are now: buffers as the runner knows them, and as overhead what this process
-    held before its load (`before_bytes`: interpreter, libraries, vocabulary) with what the runner keeps
-    besides. Buffers count whole, also where no page of them was touched yet. With layers on a GPU the overhead
-    is not known: its runtime keeps memory on the card."""
-    weights, kv, compute, other = report
-    if plan.gpu_layers:
-        return weights, kv, compute, -1
-    return weights, kv, compute, before_bytes + max(other, 0)
-
-
-def resident_bytes() -> int:
+def _resident_bytes() -> int:
     """RAM of this process, files mapped into it included."""
     import psutil
 

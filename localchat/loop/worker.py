@@ -18,10 +18,9 @@ from typing import BinaryIO, cast
 import msgspec
 
 from localchat.engine import frames
-from localchat.engine.engine import EngineInfo, MemoryParts
+from localchat.engine.engine import EngineInfo
 from localchat.engine.events import EngineStats, Event, Figures, Loading
 from localchat.errors import EngineClosed, LocalchatError, UsageError
-from localchat.fit.compare import surprise
 from localchat.fit.machine import read_cores
 from localchat.fit.plan import LoadWish, MemoryPlan
 from localchat.fit.reason import placed
@@ -37,7 +36,7 @@ from localchat.loop.counts import Counts
 from localchat.loop.desk import Desk
 from localchat.loop.embedding import ONLY_EMBEDS, Embedding
 from localchat.loop.fingerprint import fingerprint
-from localchat.loop.footprint import footprint, planned, resident_bytes
+from localchat.loop.footprint import Footprint
 from localchat.loop.kv import open_book
 from localchat.loop.pipes import private_pipes
 from localchat.loop.selection import Selection, select_backend
@@ -127,6 +126,7 @@ class Worker:
                 require_gpu=wish.require_gpu,
             )
         )
+        self._footprint = Footprint(self._plan)
         self._fingerprint = fingerprint(
             self._model.info, self._plan.kv_type, self._selection.versions
         )
@@ -155,19 +155,16 @@ class Worker:
             safe_mode=self._safe,
             max_slots=self._wish.max_slots,
         )
-        before_bytes = resident_bytes()
         if self._embedding is not None:
             model = cast(EmbeddingModel, self._model)
             self._embedder = model.load_embedder(options, self._progress, self._say)
-            self._taken = footprint(self._embedder.memory(), self._plan, before_bytes)
+            self._footprint.measure(self._embedder.memory(), self._say)
             self._send(frames.Entered("serve"))
             return
         runner = self._model.load(options, self._progress, self._say)
         self._loaded_s = time.perf_counter()
-        self._taken = footprint(runner.memory(), self._plan, before_bytes)
-        if sentence := surprise(planned(self._plan), self._taken):
-            self._say(sentence)
         self._load_s = self._loaded_s - began_s
+        self._footprint.measure(runner.memory(), self._say)
         loop = Loop(
             runner,
             self._model.tokenizer,
@@ -355,8 +352,6 @@ class Worker:
     def _info(self) -> EngineInfo:
         info, plan, runner = self._model.info, self._plan, self._runner
         can = runner.capabilities if runner is not None else None
-        loaded = runner or self._embedder
-        taken = self._taken if loaded is not None else None
         return EngineInfo(
             model=self._wish.name,
             path=frames.whole(str(self._path)),
@@ -372,16 +367,16 @@ class Worker:
             threads=self._wish.threads or read_cores(),
             file_bytes=info.file_bytes,
             predicted_bytes=plan.total_bytes,
-            actual_bytes=sum(max(0, part) for part in taken or ()),
-            loaded=loaded is not None,
+            actual_bytes=self._footprint.actual_bytes,
+            loaded=self._footprint.actual is not None,
             safe_mode=getattr(self, "_safe", False),
             why=placed(self._selection.why, plan),
             fingerprint=self._fingerprint,
             notes=tuple(self._notes),
             limits=(ONLY_EMBEDS,) if info.pooling else can.limits if can else (),
             warning=self._desk.warning,
-            predicted=MemoryParts(*planned(plan)),
-            actual=MemoryParts(*taken) if taken else None,
+            predicted=self._footprint.predicted,
+            actual=self._footprint.actual,
             free_bytes=plan.free_bytes,
         )
 

@@ -71,6 +71,9 @@ class FakeBackend:
     def objection(self, model: Unloaded) -> str:
         return ""
 
+    def seen(self, machine: Machine) -> Machine:
+        return machine
+
     def plan(self, model: Unloaded, wish: LoadWish, machine: Machine) -> MemoryPlan:
         raise AssertionError("doctor plans nothing")
 

@@ -115,6 +115,13 @@ def test_answers_that_tell_nothing_are_left_out(done: Done, tmp_path: Path) -> N
     assert Paces(tmp_path).runs() == ()
 
 
+def test_what_drafts_gained_is_taken_out_again() -> None:
+    drafted = Speculation(drafted=90, accepted=60, speedup=2.0)
+    found = run_of(INFO, msgspec.structs.replace(LONG, speculation=drafted))
+    assert found is not None
+    assert found.rates == (31.02,)
+
+
 def test_an_answer_is_remembered_with_how_it_ran(tmp_path: Path) -> None:
     remember_pace(INFO, LONG, tmp_path)
     (found,) = Paces(tmp_path).runs()

@@ -26,6 +26,9 @@ class CudaDoor:
     def objection(self, model: Unloaded) -> str:
         return fitting.objection(model)
 
+    def seen(self, machine: Machine) -> Machine:
+        return machine
+
     def plan(self, model: Unloaded, wish: LoadWish, machine: Machine) -> MemoryPlan:
         return fitting.plan_for(model, wish, machine)
 

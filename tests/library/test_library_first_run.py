@@ -64,6 +64,9 @@ def test_a_slow_machine_gets_smaller_models(look: Callable[..., FirstRun]) -> No
     assert slow[-1].parameters < quick[-1].parameters
     assert all(card.tokens_per_s for card in (*quick, *slow))
     assert quick[-1].tokens_per_s is not None and quick[-1].tokens_per_s >= 5
+    crawling = look(LAPTOP, GB // 10).cards
+    assert [card.role for card in crawling] == ["fast", "balanced", "best"]
+    assert crawling[0].parameters < crawling[1].parameters < crawling[2].parameters
 
 
 def test_a_machine_too_small_for_anything_gets_no_card(look: Callable[..., FirstRun]) -> None:
