@@ -18,6 +18,7 @@ from localchat.settings_file import read_settings
 
 if TYPE_CHECKING:
     from localchat.engine.engine import Engine
+    from localchat.engine.local import EngineOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +40,14 @@ def prepare(ctx: click.Context, model_word: str | None = None) -> Setup:
     UsageError, ModelMissing."""
     door = ctx.find_object(Door)
     assert door is not None
+    return settle(door, given_flags(ctx), model_word)
+
+
+def settle(door: Door, given: Mapping[str, Given], model_word: str | None = None) -> Setup:
+    """The same from flags that are known already. Raises UsageError, ModelMissing."""
     paths = find_paths(door.environ)
-    file, environment, flags = (
-        read_settings(paths.settings_file),
-        from_environment(door.environ),
-        given_flags(ctx),
-    )
+    flags = dict(given)
+    file, environment = read_settings(paths.settings_file), from_environment(door.environ)
     if model_word is not None:
         flags["model"] = Given(model_word, "the model named in the command")
     chosen = resolve(file.layer(), environment, flags)
@@ -75,11 +78,15 @@ def opened_engine(setup: Setup) -> "Iterator[Engine]":
 
 
 def _own_engine(setup: Setup) -> "Engine":
-    from localchat.pool.finding import engine_options
+    return setup.door.open_engine(engine_options(setup), setup.terminal.say)
+
+
+def engine_options(setup: Setup) -> "EngineOptions":
+    """How the engine of the settled model is opened."""
+    from localchat.pool.finding import engine_options as options_of
 
     slots = max(2, setup.settings.n)
-    options = engine_options(setup.model, setup.settings, setup.paths, max_slots=slots)
-    return setup.door.open_engine(options, setup.terminal.say)
+    return options_of(setup.model, setup.settings, setup.paths, max_slots=slots)
 
 
 def request_for(settings: Settings, prompt: Prompt, form: Grammar | None = None) -> GenerateRequest:
