@@ -117,11 +117,11 @@ KEYS: Final[Mapping[str, Key]] = {
     "offline": Key("--offline", _YES_NO, "Never use the network."),
     "history": Key("--no-history", _YES_NO, "Keep conversations on this machine's disk."),
     "theme": Key(
-        "theme",
+        "--theme",
         "dark, light, high-contrast, ansi or ansi-light",
         "Colours of the screen; ansi ones are the terminal's own.",
     ),
-    "reduced_motion": Key("reduced_motion", _YES_NO, "Nothing moves or blinks on the screen."),
+    "reduced_motion": Key("--reduced-motion", _YES_NO, "Nothing moves or blinks on the screen."),
 }
 
 SAMPLING_KEYS: Final = (

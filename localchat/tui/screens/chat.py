@@ -1,7 +1,7 @@
 """The chat: transcript, composer, figures. It calls the session; widgets only post and draw."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import Any, ClassVar
 
 from textual import events
@@ -17,11 +17,12 @@ from localchat.errors import EngineClosed, LocalchatError
 from localchat.inert import inert_line
 from localchat.tui import clipboard
 from localchat.tui.blocks import Block, ToolCallBlock, UserBlock
-from localchat.tui.chips import contract
+from localchat.tui.chips import contract, expand
 from localchat.tui.commanding import Commander
 from localchat.tui.keys import bindings
 from localchat.tui.outgrown import PREFIX as OVERFLOW
 from localchat.tui.page import node_of
+from localchat.tui.screens.chat_page import TranscriptPage
 from localchat.tui.session import RETRY, Session
 from localchat.tui.transcript import Transcript
 from localchat.tui.widgets.composer import Composer
@@ -42,7 +43,7 @@ class Talk(Transcript):
 
 
 class ChatScreen(Screen[None]):
-    """See the module. The app hands in a session whose page is `TranscriptPage` of this screen."""
+    """See the module. The app hands in the session, whose page this screen has."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("chat")]
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012 - textual's own form
@@ -214,7 +215,8 @@ class ChatScreen(Screen[None]):
         self.session.complain(event.problem)
 
     def on_composer_changed(self, event: Composer.Changed) -> None:
-        self.session.keeper.draft(self.composer.text if not self._editing else "")
+        text, _ = expand(self.composer.text, self.composer.chips)
+        self.session.keeper.draft("" if self._editing else text)
 
     def on_composer_left(self, event: Composer.Left) -> None:
         if self.transcript.blocks:
@@ -255,6 +257,9 @@ class ChatScreen(Screen[None]):
 
     # ------------------------------------------------------------------ actions of keys
 
+    def action_command(self, line: str) -> None:
+        self.commander.run(line)
+
     def action_stop(self) -> None:
         if self.composer.close_completions():
             return
@@ -277,29 +282,14 @@ class ChatScreen(Screen[None]):
         else:
             self.run_worker(self.app.action_quit(), group="leave")
 
-    def action_new(self) -> None:
-        self.commander.run("/new")
-
-    def action_regenerate(self) -> None:
-        self.commander.run("/regen")
-
-    def action_edit(self) -> None:
-        self.action_edit_marked()
-
     def action_go_on(self) -> None:
         if not self.session.busy:
             self.go(self.session.go_on())
-
-    def action_undo(self) -> None:
-        self.commander.run("/undo")
 
     def action_think(self) -> None:
         order = ("auto", "on", "off")
         now = order.index(self.session.settled.settings.think)
         self.commander.run(f"/think {order[(now + 1) % 3]}")
-
-    def action_search(self) -> None:
-        self.commander.run("/search")
 
     def action_copy_answer(self) -> None:
         if self.transcript.focused_id is not None:
@@ -334,23 +324,14 @@ class ChatScreen(Screen[None]):
         elif self.focused is None or self.focused is self.panel:
             self.composer.editor.focus()
 
-    def action_help(self) -> None:
-        self.commander.run("/help")
-
-    def action_settings(self) -> None:
-        self.commander.open_settings()
-
-    def action_models(self) -> None:
-        self.commander.run("/model")
-
-    def action_parameters(self) -> None:
-        self.commander.run("/set")
-
-    def action_history(self) -> None:
-        self.commander.open_history()
-
     def action_palette(self) -> None:
         self.app.action_command_palette()
+
+    def action_open_settings(self) -> None:
+        self.commander.open_settings()
+
+    def action_open_history(self) -> None:
+        self.commander.open_history()
 
     def action_offer(self, number: int) -> None:
         welcome = self.query_one(Welcome)
@@ -387,9 +368,6 @@ class ChatScreen(Screen[None]):
         block = self.transcript.block(marked) if marked is not None else None
         self.edit(block.id if isinstance(block, UserBlock) else None)
 
-    def action_regenerate_marked(self) -> None:
-        self.commander.run("/regen")
-
     def edit(self, id_: str | None) -> None:
         """Put a sent message into the composer; the last question where none is named."""
         node = self.session.conversation.nodes.get(id_) if id_ else self.session.last_question()
@@ -408,31 +386,3 @@ class ChatScreen(Screen[None]):
 
 def _text_of(block: Block) -> str:
     return block.arguments if isinstance(block, ToolCallBlock) else block.text
-
-
-class TranscriptPage:
-    """Where the session shows blocks: see `page.Page`."""
-
-    def __init__(self, screen: ChatScreen) -> None:
-        self._screen = screen
-
-    def show(self, blocks: Sequence[Block]) -> None:
-        self._screen.transcript.show(blocks)
-        self._screen.blocks_changed()
-
-    def put(self, block: Block) -> None:
-        transcript = self._screen.transcript
-        first = not transcript.blocks
-        transcript.put(block)
-        if first:
-            self._screen.blocks_changed()
-
-    def append_text(self, id_: str, text: str) -> None:
-        self._screen.transcript.append_text(id_, text)
-
-    def finish(self, block: Block) -> None:
-        self._screen.transcript.put(block)
-        self._screen.transcript.finish(block.id)
-
-    def figures_changed(self) -> None:
-        self._screen.figures_changed()
