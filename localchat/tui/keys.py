@@ -99,8 +99,8 @@ KEYS: Final = (
 _REACHES: Final = {"composer", "transcript", "panel"}
 _MODIFIERS: Final = ("ctrl+", "alt+", "shift+", "super+", "meta+", "hyper+")
 _NAMED: Final = frozenset(
-    {key.value for key in Keys if not key.value.startswith("<")}
-    | {"comma", "space", "minus", "plus", "slash", "full_stop", "colon", "semicolon", "tilde"}
+    {key.value for key in Keys if not key.value.startswith("<") and "+" not in key.value}
+    | {"\r", "comma", "space", "minus", "plus", "slash", "full_stop", "colon", "semicolon", "tilde"}
     | {"left_square_bracket", "right_square_bracket", "question_mark", "exclamation_mark"}
     | {"backslash", "apostrophe", "quotation_mark", "equals_sign", "underscore", "number_sign"}
     | {"asterisk", "ampersand", "percent_sign", "dollar_sign", "at", "circumflex_accent"}

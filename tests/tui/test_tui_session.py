@@ -222,7 +222,9 @@ def test_reasoning_and_tool_calls_are_blocks_of_their_own(tmp_path: Path) -> Non
 def test_a_dead_engine_is_a_notice_and_the_next_question_is_answered(tmp_path: Path) -> None:
     answers = iter(
         (
-            Answer(("half an ans",), error=EngineDied("the engine died: SIGKILL", hint="its words")),
+            Answer(
+                ("half an ans",), error=EngineDied("the engine died: SIGKILL", hint="its words")
+            ),
             told("whole"),
         )
     )
@@ -237,10 +239,10 @@ def test_a_dead_engine_is_a_notice_and_the_next_question_is_answered(tmp_path: P
         assert notice.kind == "error"
         assert "its words" in notice.text
         assert notice.offers[0].action == "retry"
-        assert session.live.state == "broken"
+        assert session.live.words == "engine stopped"
         await session.retry()
         assert chat.page.texts() == ["q", "whole"]
-        assert session.live.state == "ready"
+        assert session.live.words == "ready"
 
     run(Stage(tmp_path, script=lambda request: next(answers)), play)
 
@@ -266,7 +268,9 @@ def test_what_outgrows_the_context_is_not_sent_until_a_way_is_chosen(tmp_path: P
         node = session.last_answer()
         assert node is not None
         assert node.message.content == "yes"
-        dimmed = [block.dimmed for block in chat.page.blocks.values() if isinstance(block, UserBlock)]
+        dimmed = [
+            block.dimmed for block in chat.page.blocks.values() if isinstance(block, UserBlock)
+        ]
         assert dimmed[0] is True
         assert dimmed[-1] is False
         assert "not sent" in chat.page.notices()[0].text

@@ -243,6 +243,9 @@ class ChatScreen(Screen[None]):
     def on_transcript_copy_wanted(self, event: Transcript.CopyWanted) -> None:
         self.copy(event.text, "selection")
 
+    def on_finder_closed(self, event: Finder.Closed) -> None:
+        self.composer.editor.focus()
+
     def on_welcome_taken(self, event: Welcome.Taken) -> None:
         self.take(event.action)
 

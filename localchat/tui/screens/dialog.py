@@ -96,6 +96,11 @@ class ListDialog(ModalScreen[R], Generic[R]):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
+        self.entered(event.value.strip())
+
+    def entered(self, text: str) -> None:
+        """Enter, with this in the filter. (Textual calls handlers of base classes, too: overriding `on_…`
+        would do both.)"""
         if self.marked is not None:
             self.chosen(self.marked)
 

@@ -60,7 +60,6 @@ class ModelScreen(ListDialog[Pick]):
         self._filter = ""
 
     def on_mount(self) -> None:
-        super().on_mount()
         self._load()
 
     def fill(self, text: str) -> None:

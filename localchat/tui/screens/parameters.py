@@ -79,12 +79,11 @@ class ParameterScreen(ListDialog[dict[str, str]]):
             return
         self._apply(id_)
 
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        event.stop()
-        if self._key is not None and event.value.strip():
-            self._apply(event.value.strip())
-        elif self.marked is not None:
-            self.chosen(self.marked)
+    def entered(self, text: str) -> None:
+        if self._key is not None and text:
+            self._apply(text)
+        else:
+            super().entered(text)
 
     def _apply(self, value: str) -> None:
         assert self._key is not None

@@ -64,14 +64,11 @@ class SettingsScreen(ListDialog[dict[str, str]]):
         field.focus()
         self.tell_about(f"{KEYS[id_].about} It takes {KEYS[id_].valid}. Enter writes it.")
 
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        event.stop()
+    def entered(self, text: str) -> None:
         if self._key is None:
-            if self.marked is not None:
-                self.chosen(self.marked)
-            return
-        if event.value.strip():
-            self._write(self._key, event.value.strip())
+            super().entered(text)
+        elif text:
+            self._write(self._key, text)
         else:
             self.action_leave()
 
