@@ -67,6 +67,7 @@ KEYS: Final = (
     Key("offer.second", "alt+2", "offer(2)", "Take the second one"),
     Key("offer.third", "alt+3", "offer(3)", "Take the third one"),
     Key("offer.fourth", "alt+4", "offer(4)", "Take the fourth one"),
+    Key("offer.fifth", "alt+5", "offer(5)", "Take the fifth one"),
     Key("transcript.previous", "up,k", "screen.mark(-1)", "The message before", "transcript"),
     Key("transcript.next", "down,j", "screen.mark(1)", "The message after", "transcript"),
     Key("transcript.open", "enter,space", "screen.open", "Open or fold it", "transcript"),

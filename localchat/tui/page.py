@@ -84,7 +84,13 @@ def node_blocks(conversation: Conversation, node: Node, *, dimmed: bool = False)
     for number, call in enumerate(message.tool_calls):
         yield ToolCallBlock(f"{node.id}/call/{number}", call.name, call.arguments, dimmed)
     if message.content or not message.tool_calls:
-        yield AnswerBlock(node.id, message.content, branch, footer_of(node), dimmed)
+        yield AnswerBlock(
+            node.id,
+            message.content,
+            branch,
+            footer_of(node, other_model=_changes(conversation, node)),
+            dimmed,
+        )
     if node.error:
         yield NoticeBlock(f"{node.id}/error", node.error, "error")
 
@@ -96,6 +102,17 @@ def branch_of(conversation: Conversation, node: Node) -> Branch:
     return Branch(number, max(1, len(siblings)))
 
 
+def _changes(conversation: Conversation, node: Node) -> bool:
+    """Whether the answer before this one came from another model."""
+    at = node.parent
+    while at is not None:
+        before = conversation.nodes[at]
+        if before.figures is not None:
+            return node.figures is not None and node.figures.model != before.figures.model
+        at = before.parent
+    return False
+
+
 _ENDED = {
     "stopped": "stopped",
     "length": "stopped at the longest answer",
@@ -104,11 +121,13 @@ _ENDED = {
 }
 
 
-def footer_of(node: Node) -> str:
-    """The quiet line below an answer: who wrote it, its figures digit for digit, and why it stopped."""
+def footer_of(node: Node, *, other_model: bool = False) -> str:
+    """The quiet line below an answer: its figures digit for digit, and why it stopped. `other_model`: the
+    answer before it came from another one, so this one says from which."""
     parts = []
     if node.figures is not None:
-        parts.append(node.figures.model)
+        if other_model:
+            parts.append(node.figures.model)
         if node.figures.done is not None:
             parts.append(stats_line(node.figures.done))
     if node.state in _ENDED:

@@ -16,7 +16,7 @@ from localchat.chat.titles import title_for
 from localchat.errors import EngineClosed, LocalchatError
 from localchat.inert import inert_line
 from localchat.tui import clipboard
-from localchat.tui.blocks import Block, ToolCallBlock, UserBlock
+from localchat.tui.blocks import Block, NoticeBlock, ToolCallBlock, UserBlock
 from localchat.tui.chips import contract, expand
 from localchat.tui.commanding import Commander
 from localchat.tui.keys import bindings
@@ -98,10 +98,10 @@ class ChatScreen(Screen[None]):
 
     def figures_changed(self) -> None:
         """State, figures or title are other ones."""
-        if not self.is_mounted:
-            return
+        if not self.query("#status"):
+            return  # not there yet, or taken down already
         session = self.session
-        self.status.hint = "Esc stops" if session.busy else "^O figures  F1 help"
+        self.status.hint = "Esc stops" if session.busy else self._hint_of_rest()
         self.status.changed()
         self.panel.changed()
         title = inert_line(title_for(session.conversation)) or "New conversation"
@@ -109,6 +109,13 @@ class ChatScreen(Screen[None]):
         think = session.settled.settings.think
         thinking = "" if think == "auto" else f" · think {think}"
         self._say_once("#model", f"{inert_line(session.live.model)}{thinking}")
+
+    def _hint_of_rest(self) -> str:
+        blocks = self.transcript.blocks
+        last = blocks[-1] if blocks else None
+        if isinstance(last, NoticeBlock) and last.offers:
+            return "Alt+1 takes it" if len(last.offers) == 1 else f"Alt+1…{len(last.offers)} choose"
+        return "^O figures  F1 help"
 
     def _say_once(self, where: str, text: str) -> None:
         line = self.query_one(where, Static)

@@ -1,6 +1,7 @@
 """Keys and commands, all of them."""
 
 from collections.abc import Mapping
+from textwrap import wrap
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -24,6 +25,9 @@ _TITLES = {
 }
 
 
+_LEFT = 24
+
+
 class HelpScreen(ModalScreen[None]):
     """`table`: the keys that the settings give."""
 
@@ -39,21 +43,27 @@ class HelpScreen(ModalScreen[None]):
             box.border_title = Content("Help")
             box.border_subtitle = Content("Esc back")
             with VerticalScroll(id="help-text"):
-                yield Static(self._text(), id="help-lines")
+                yield Static("", id="help-lines", markup=False)
 
-    def _text(self) -> Content:
+    def on_resize(self) -> None:
+        width = self.query_one("#help-text").size.width - 2
+        self.query_one("#help-lines", Static).update(self._text(max(30, width)))
+
+    def _text(self, width: int) -> Content:
         lines: list[Content] = [Content.styled("Commands", "bold $primary")]
-        lines += [_line(f"/{each.name} {each.arguments}".strip(), each.about) for each in COMMANDS]
         lines += [
-            _line("@file", "Include a file; its size and tokens show before you send."),
-            _line("␣/text", "A space before the slash: it is sent as text."),
+            _line(width, f"/{each.name} {each.arguments}".strip(), each.about) for each in COMMANDS
+        ]
+        lines += [
+            _line(width, "@file", "Include a file; its size and tokens show before you send."),
+            _line(width, "␣/text", "A space before the slash: it is sent as text."),
         ]
         for scope, title in _TITLES.items():
             if title:
                 lines += [Content(""), Content.styled(title, "bold $primary")]
             for key in KEYS:
                 if key.scope == scope:
-                    lines.append(_line(keys_of(key.id, self._table), key.about, key.id))
+                    lines.append(_line(width, keys_of(key.id, self._table), key.about, key.id))
         lines += [
             Content(""),
             Content("Keys are changed in the settings file, under [keys], by the grey names:"),
@@ -65,7 +75,13 @@ class HelpScreen(ModalScreen[None]):
         self.dismiss(None)
 
 
-def _line(left: str, about: str, name: str = "") -> Content:
-    return Content.assemble(
-        (f"  {left:<22} ", "$accent"), about, (f"  {name}" if name else "", "$text-disabled")
-    )
+def _line(width: int, left: str, about: str, name: str = "") -> Content:
+    """Two columns; what is explained goes on below itself."""
+    first, *rest = wrap(about, max(20, width - _LEFT)) or [""]
+    lines = [Content.assemble((f"{left:<{_LEFT}}", "$accent"), first)]
+    lines += [Content(" " * _LEFT + line) for line in rest]
+    if name:
+        tail = Content.styled(name, "$foreground 45%")
+        fits = lines[-1].cell_length + 2 + len(name) <= width
+        lines[-1:] = [lines[-1] + "  " + tail] if fits else [lines[-1], Content(" " * _LEFT) + tail]
+    return Content("\n").join(lines)

@@ -118,7 +118,7 @@ class HistoryScreen(ListDialog[str]):
 
 def _listed(summary: "Summary") -> Content:
     return Content.assemble(
-        (f"{_when(summary.updated_s):>9}  ", "$text-muted"), inert_line(summary.title)
+        (f"{_when(summary.updated_s):>9}  ", "$foreground 60%"), inert_line(summary.title)
     )
 
 

@@ -58,6 +58,8 @@ class ModelScreen(ListDialog[Pick]):
         self._models: dict[str, Entry] = {}
         self._verdicts: dict[str, str] = {}
         self._filter = ""
+        self.weighed = False
+        """Whether every verdict is there."""
 
     def on_mount(self) -> None:
         self._load()
@@ -74,7 +76,9 @@ class ModelScreen(ListDialog[Pick]):
 
     def _line(self, entry: Entry) -> Content:
         verdict = self._verdicts.get(entry.name, "")
-        style = {"fits": "$success", "does": "$error"}.get(verdict.partition(" ")[0], "$text-muted")
+        style = {"fits": "$success", "does": "$error"}.get(
+            verdict.partition(" ")[0], "$foreground 60%"
+        )
         width = max(12, self.app.size.width // 2 - 14)
         name = inert_line(entry.name)
         name = name if len(name) <= width else f"{name[: width - 1]}…"
@@ -83,7 +87,7 @@ class ModelScreen(ListDialog[Pick]):
         return Content.assemble(
             (f"{mark} ", "$accent" if entry.kind != "unusable" else "$error"),
             f"{name:<{width}}",
-            (f" {taken:>8}  ", "$text-muted"),
+            (f" {taken:>8}  ", "$foreground 60%"),
             (verdict, style),
         )
 
@@ -114,14 +118,18 @@ class ModelScreen(ListDialog[Pick]):
             return
         self._models = {entry.name: entry for entry in entries}
         self.fill(self.query_one("#filter", Input).value)
+        room = await asyncio.to_thread(_room_bytes)
         for entry in entries:
             if entry.kind == "unusable":
                 continue
-            self._verdicts[entry.name] = await asyncio.to_thread(_verdict, self._workplace, entry)
+            self._verdicts[entry.name] = await asyncio.to_thread(
+                _verdict, self._workplace, entry, room
+            )
             if self.is_current:
                 at = self.entries.get_option_index(entry.name) if self._shows(entry.name) else None
                 if at is not None:
                     self.entries.replace_option_prompt_at_index(at, self._line(entry))
+        self.weighed = True
 
     def _shows(self, name: str) -> bool:
         return any(option.id == name for option in self.entries.options)
@@ -151,22 +159,28 @@ def _entries(workplace: "Workplace") -> tuple[Entry, ...]:
 
 _BITS = 4.9
 """Of Q4_K_M, embeddings included: what a pull takes where nothing is said."""
+_WITH_CACHE = 1.15
+"""Weights with a short context and buffers, roughly; the header, once it is here, tells exactly."""
 
 
 def _estimate(parameters: int) -> int:
     return int(parameters * _BITS / 8)
 
 
-def _verdict(workplace: "Workplace", entry: Entry) -> str:
+def _room_bytes() -> int:
+    """Memory that a model may take now. Asks the machine: some tenths of a second."""
+    from localchat.fit.machine import read_machine
+    from localchat.fit.plan import spendable_gpu, spendable_ram
+
+    machine = read_machine()
+    return max(spendable_ram(machine), spendable_gpu(machine))
+
+
+def _verdict(workplace: "Workplace", entry: Entry, room_bytes: int) -> str:
     """A few words: whether it fits, with how much context."""
     if entry.kind == "catalogue":
-        from localchat.fit.machine import read_machine
-        from localchat.fit.plan import spendable_gpu, spendable_ram
-
-        machine = read_machine()
-        room = max(spendable_ram(machine), spendable_gpu(machine))
-        need = int(entry.size_bytes * 1.15)
-        return f"fits, about {size(need)}" if need <= room else f"does not fit: {size(need)}"
+        need = int(entry.size_bytes * _WITH_CACHE)
+        return f"fits, about {size(need)}" if need <= room_bytes else f"does not fit: {size(need)}"
     try:
         settled = workplace.settle(entry.name, {})
         plan = workplace.plan(settled, wish_of(settled))

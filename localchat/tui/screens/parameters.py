@@ -53,7 +53,7 @@ class ParameterScreen(ListDialog[dict[str, str]]):
             shown = f"{info.kv_type}, chosen for this model"
         what = "loads anew" if key in _LOADING else ""
         return Content.assemble(
-            f"{key:<20} ", (f"{shown or 'the model decides'}  ", "bold"), (what, "$text-muted")
+            f"{key:<20} ", (f"{shown or 'the model decides'}  ", "bold"), (what, "$foreground 60%")
         )
 
     def about(self, id_: str) -> str:
@@ -118,7 +118,7 @@ class ParameterScreen(ListDialog[dict[str, str]]):
         self._costs = costs
         rows = []
         for cost in costs:
-            style = "$text-muted" if cost.fits else "$error"
+            style = "$foreground 60%" if cost.fits else "$error"
             mark = "●" if cost.now else " "
             rows.append(
                 (

@@ -49,7 +49,7 @@ class SettingsScreen(ListDialog[dict[str, str]]):
         if written is not None:
             return Content.assemble(f"{key:<20} ", (inert_line(str(written)), "bold $accent"))
         shown = "not set" if value in (None, "", (), {}) else str(value)
-        return Content.assemble(f"{key:<20} ", (inert_line(shown), "$text-muted"))
+        return Content.assemble(f"{key:<20} ", (inert_line(shown), "$foreground 60%"))
 
     def about(self, id_: str) -> str:
         if id_ not in KEYS:

@@ -204,7 +204,7 @@ class Composer(Vertical):
     def _offer_commands(self, prefix: str) -> None:
         found = matching(prefix)
         rows = [
-            (f"/{each.name}", f"/{each.name} {each.arguments}".ljust(18) + f" {each.about}")
+            (f"/{each.name}", f"/{each.name} {each.arguments}".ljust(21) + each.about)
             for each in found
         ]
         self._offer(rows)
@@ -243,7 +243,7 @@ class Composer(Vertical):
         if not self._completing or at is None:
             self._explain_command("")
         elif self._found[at].startswith("/"):
-            self._explain_command(self._found[at][1:])
+            self._explain_command("")  # the list says it already
         else:
             self._help("Enter includes the file; its size and tokens show before you send.")
 

@@ -45,7 +45,10 @@ class Welcome(Widget):
         lines: list[Content] = [
             Content.assemble(("localchat", "bold $primary")),
             Content(""),
-            *(Content.styled(inert_line(line)[:width], "$text-muted") for line in self.greeting),
+            *(
+                Content.styled(inert_line(line)[:width], "$foreground 60%")
+                for line in self.greeting
+            ),
         ]
         first = len(lines) + 1
         if self.offers:
