@@ -174,6 +174,12 @@ async def models(pilot: Pilot[int]) -> None:
     await until(pilot, lambda: screen.weighed)
 
 
+def weighed(pilot: Pilot[int]) -> bool:
+    """The choices of a parameter are there."""
+    screen: Any = pilot.app.screen
+    return bool(screen.entries.option_count > 3)
+
+
 def theme(name: str) -> dict[str, Any]:
     return {"changes": {"theme": name}, "script": told_in_turn(*ANSWER)}
 
@@ -218,13 +224,7 @@ SCENES: dict[str, Scene] = {
     "attached": Scene(attach),
     "models": Scene(models, {"models": ("tiny", "other", "guide")}),
     "parameters": Scene(keys("f4")),
-    "parameter-costs": Scene(
-        keys(
-            "f4",
-            "enter",
-            ready=lambda pilot: pilot.app.screen.query("#entries").first().option_count > 3,
-        )  # type: ignore[attr-defined]
-    ),
+    "parameter-costs": Scene(keys("f4", "enter", ready=weighed)),
     "settings": Scene(keys("f2")),
     "history": Scene(past),
     "history-search": Scene(keys(*"norway", before=past)),
