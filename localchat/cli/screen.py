@@ -1,6 +1,6 @@
 """From a settled command to the screen: what `localchat` alone opens on a terminal."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import click
@@ -16,6 +16,7 @@ from localchat.tui.launch import launch
 from localchat.tui.workplace import Settled, Workplace
 
 if TYPE_CHECKING:
+    from localchat.engine.engine import Engine
     from localchat.fit.plan import LoadWish, MemoryPlan
 
 _HERE = "set in this chat"
@@ -35,7 +36,6 @@ def open_screen(ctx: click.Context, setup: Setup, conversation: Conversation) ->
     workplace = Workplace(
         paths=setup.paths,
         environ=setup.door.environ,
-        open_engine=setup.door.open_engine,
         settle=settled,
         request=request_for,
         plan=_plan,
@@ -47,7 +47,12 @@ def open_screen(ctx: click.Context, setup: Setup, conversation: Conversation) ->
 
 
 def _settled(setup: Setup) -> Settled:
-    return Settled(setup.model, setup.settings, engine_options(setup))
+    options = engine_options(setup)
+
+    def open_engine(say: Callable[[str], None]) -> "Engine":
+        return setup.door.attach(setup) or setup.door.open_engine(options, say)
+
+    return Settled(setup.model, setup.settings, options, open_engine)
 
 
 def _plan(settled: Settled, wish: "LoadWish") -> "MemoryPlan":

@@ -9,35 +9,35 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from localchat.engine.engine import Engine
-    from localchat.engine.local import EngineOptions
 
-OpenEngine = Callable[["EngineOptions", Callable[[str], None]], "Engine"]
+Say = Callable[[str], None]
+OpenEngine = Callable[[Say], "Engine"]
+"""Opens one engine; `say` gets sentences for the user, from any thread."""
 
 
 class Engines:
     """Holds one engine at a time. `open` and `close` are called from one thread, `engine` from the event
     loop. What an engine says waits in `said` until `listen` names who hears it."""
 
-    def __init__(self, open_engine: OpenEngine) -> None:
-        self._open_engine = open_engine
+    def __init__(self) -> None:
         self._future: Future[Engine] | None = None
         self._said: deque[str] = deque(maxlen=100)
         self._listener: Callable[[str], None] | None = None
         self._lock = threading.Lock()
 
-    def open(self, options: "EngineOptions") -> None:
+    def open(self, open_engine: OpenEngine) -> None:
         """Begin to open; the engine before is closed first, so that both never need memory at once."""
         before, fresh = self._future, Future["Engine"]()
         self._future = fresh
-        arguments = (options, before, fresh)
+        arguments = (open_engine, before, fresh)
         threading.Thread(target=self._run, args=arguments, name="open-engine", daemon=True).start()
 
     def _run(
-        self, options: "EngineOptions", before: "Future[Engine] | None", fresh: "Future[Engine]"
+        self, open_engine: OpenEngine, before: "Future[Engine] | None", fresh: "Future[Engine]"
     ) -> None:
         _close(before)
         try:
-            fresh.set_result(self._open_engine(options, self._say))
+            fresh.set_result(open_engine(self._say))
         except BaseException as problem:  # noqa: BLE001 - it is raised where the engine is asked for
             fresh.set_exception(problem)
 

@@ -25,8 +25,8 @@ def launch(workplace: "Workplace", settled: "Settled", conversation: "Conversati
     Raises LocalchatError where what was said last could not be kept."""
     from localchat.tui.engines import Engines
 
-    engines = Engines(workplace.open_engine)
-    engines.open(settled.options)  # its process starts while textual is imported
+    engines = Engines()
+    engines.open(settled.open_engine)  # its process starts while textual is imported
     _prepare(settled.settings.reduced_motion)
     from localchat.tui.app import ChatApp
 

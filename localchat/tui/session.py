@@ -369,7 +369,7 @@ class Session:
             if reload:
                 self.live.info = None
                 self.live.state = "starting"
-                self._engines.open(settled.options)
+                self._engines.open(settled.open_engine)
             self._page.figures_changed()
 
         return Change(apply, reload)

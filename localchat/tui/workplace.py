@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 
 class Settled(NamedTuple):
-    """A model that exists, the settings in force for it, and how its engine is opened."""
+    """A model that exists, the settings in force for it, how its engine is opened, and what opens it."""
 
     model: "LocatedModel"
     settings: Settings
     options: "EngineOptions"
+    open_engine: "OpenEngine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,6 @@ class Workplace:
 
     paths: Paths
     environ: Mapping[str, str]
-    open_engine: "OpenEngine"
     settle: "Callable[[str | None, Mapping[str, str]], Settled]"
     request: "Callable[[Settings, Prompt], GenerateRequest]"
     plan: "Callable[[Settled, LoadWish], MemoryPlan]"

@@ -213,7 +213,12 @@ class Stage:
             kv_type=settings.kv_cache_type,
             max_slots=2,
         )
-        return Settled(LocatedModel(word, word, path, "test"), settings, options)
+        return Settled(
+            LocatedModel(word, word, path, "test"),
+            settings,
+            options,
+            lambda say: self.open_engine(options, say),
+        )
 
     def plan(self, settled: Settled, wish: LoadWish) -> MemoryPlan:
         context = wish.context_tokens or 32768
@@ -241,7 +246,6 @@ class Stage:
         workplace = Workplace(
             paths=self.paths,
             environ={"LOCALCHAT_DATA_DIR": str(self.tmp), **self.environ},
-            open_engine=self.open_engine,
             settle=self.settle,
             request=request,
             plan=self.plan,
@@ -250,8 +254,8 @@ class Stage:
             history_file=self.tmp / "history.sqlite3",
         )
         settled = self.settle(None, {})
-        engines = Engines(self.open_engine)
-        engines.open(settled.options)
+        engines = Engines()
+        engines.open(settled.open_engine)
         return ChatApp(workplace, settled, engines, self.conversation)
 
     @asynccontextmanager

@@ -70,10 +70,10 @@ class Chat:
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.page = Sheet()
-        engines = Engines(stage.open_engine)
+        engines = Engines()
         app = stage.app()
         settled = stage.settle(None, {})
-        engines.open(settled.options)
+        engines.open(settled.open_engine)
         self.engines = engines
         self.session = Session(
             app.session.workplace, engines, settled, self.page, Keeper(), Conversation(model="tiny")
