@@ -53,6 +53,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     color: bool = True
     offline: bool = False
     history: bool = True
+    theme: Literal["dark", "light", "high-contrast", "ansi", "ansi-light"] = "dark"
+    reduced_motion: bool = False
 
 
 class Key(NamedTuple):
@@ -116,6 +118,12 @@ KEYS: Final[Mapping[str, Key]] = {
     "color": Key("--no-color", _YES_NO, "Colours on a terminal."),
     "offline": Key("--offline", _YES_NO, "Never use the network."),
     "history": Key("--no-history", _YES_NO, "Keep conversations on this machine's disk."),
+    "theme": Key(
+        "--theme",
+        "dark, light, high-contrast, ansi or ansi-light",
+        "Colours of the screen; ansi ones are the terminal's own.",
+    ),
+    "reduced_motion": Key("--reduced-motion", _YES_NO, "Nothing moves or blinks on the screen."),
 }
 
 SAMPLING_KEYS: Final = (

@@ -67,6 +67,12 @@ def converse(ctx: click.Context, words: str, model_word: str | None = None) -> i
     if text and not wish.interactive:
         with opened_engine(setup) as engine:
             return _answer_once(setup, engine, wish, conversation, text)
+    from localchat.tui.launch import can_show
+
+    if not text and not wish.interactive and can_show(setup.door.environ):
+        from localchat.cli.screen import open_screen
+
+        return open_screen(ctx, setup, conversation)
     from localchat.cli.keyboard import open_keyboard
     from localchat.cli.line import chat
 

@@ -81,7 +81,7 @@ def _look(ctx: click.Context, word: str) -> _Seen:
     try:
         setup = prepare(ctx, word)
     except ModelMissing as missing:
-        said = Said(ctx, word)
+        said = Said.of(ctx, word)
         settings = said.settings((word,)).settings
         subject = _elsewhere(word, said, settings, missing)
         return _Seen(subject, settings, said.paths, said.door)

@@ -43,7 +43,7 @@ def command(ctx: click.Context, /, name: str, yes: bool, as_json: bool, **_: obj
     from localchat.library.catalogue import read_catalogue
     from localchat.library.names import parse
 
-    said = Said(ctx)
+    said = Said.of(ctx)
     settings = said.settings().settings
     terminal = Terminal(said.door.environ, quiet=settings.quiet, color=settings.color)
     asks = not (yes or as_json or settings.quiet) and terminal.stderr_is_terminal

@@ -27,6 +27,7 @@ from localchat.settings_file import read_settings
 if TYPE_CHECKING:
     from localchat.engine.engine import Engine
     from localchat.engine.events import Done
+    from localchat.engine.local import EngineOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +47,24 @@ class Setup:
 class Said:
     """What flags, environment and settings file say, before a model is known."""
 
-    def __init__(self, ctx: click.Context, model_word: str | None = None) -> None:
-        """`model_word`: a model that the command names apart from `-m`. Raises UsageError."""
-        door = ctx.find_object(Door)
-        assert door is not None
+    def __init__(
+        self, door: Door, given: Mapping[str, Given], model_word: str | None = None
+    ) -> None:
+        """`given`: by flags. `model_word`: a model that the command names apart from `-m`. Raises UsageError."""
         self.door = door
         self.paths = find_paths(door.environ)
-        self.flags = given_flags(ctx)
+        self.flags = dict(given)
         if model_word is not None:
             self.flags["model"] = Given(model_word, "the model named in the command")
         self._file = read_settings(self.paths.settings_file)
         self._environment = from_environment(door.environ)
+
+    @classmethod
+    def of(cls, ctx: click.Context, model_word: str | None = None) -> "Said":
+        """The same for the flags of a command."""
+        door = ctx.find_object(Door)
+        assert door is not None
+        return cls(door, given_flags(ctx), model_word)
 
     def settings(self, names: Iterable[str] = ()) -> Resolved:
         """The settings in force for a model of these names. Raises UsageError."""
@@ -66,8 +74,15 @@ class Said:
 def prepare(ctx: click.Context, model_word: str | None = None) -> Setup:
     """Settle settings and model. `model_word`: a model that the command names apart from `-m`. Raises
     UsageError, ModelMissing."""
-    said = Said(ctx, model_word)
-    door, paths = said.door, said.paths
+    door = ctx.find_object(Door)
+    assert door is not None
+    return settle(door, given_flags(ctx), model_word)
+
+
+def settle(door: Door, given: Mapping[str, Given], model_word: str | None = None) -> Setup:
+    """The same from flags that are known already. Raises UsageError, ModelMissing."""
+    said = Said(door, given, model_word)
+    paths = said.paths
     chosen = said.settings()
     word = chosen.settings.model
     if "model" in said.flags and word is not None:
@@ -96,11 +111,15 @@ def opened_engine(setup: Setup) -> "Iterator[Engine]":
 
 
 def _own_engine(setup: Setup) -> "Engine":
-    from localchat.pool.finding import engine_options
+    return setup.door.open_engine(engine_options(setup), setup.terminal.say)
+
+
+def engine_options(setup: Setup) -> "EngineOptions":
+    """How the engine of the settled model is opened."""
+    from localchat.pool.finding import engine_options as options_of
 
     slots = max(2, setup.settings.n)
-    options = engine_options(setup.model, setup.settings, setup.paths, max_slots=slots)
-    return setup.door.open_engine(options, setup.terminal.say)
+    return options_of(setup.model, setup.settings, setup.paths, max_slots=slots)
 
 
 def request_for(settings: Settings, prompt: Prompt, form: Grammar | None = None) -> GenerateRequest:
