@@ -50,7 +50,8 @@ class Said:
     def __init__(
         self, door: Door, given: Mapping[str, Given], model_word: str | None = None
     ) -> None:
-        """`given`: by flags. `model_word`: a model that the command names apart from `-m`. Raises UsageError."""
+        """`given`: by flags. `model_word`: a model that the command names apart from `-m`.
+        Raises UsageError."""
         self.door = door
         self.paths = find_paths(door.environ)
         self.flags = dict(given)
