@@ -58,6 +58,9 @@ def _settled(setup: Setup) -> Settled:
 def _plan(settled: Settled, wish: "LoadWish") -> "MemoryPlan":
     from localchat.backends import backend_for
     from localchat.fit.header import read_header
+    from localchat.fit.machine import read_machine
 
     header = read_header(settled.model.path)
-    return backend_for(settled.model.path, settled.settings.backend).plan(header, wish)
+    return backend_for(settled.model.path, settled.settings.backend).plan(
+        header, wish, read_machine()
+    )
