@@ -133,9 +133,18 @@ def _cards(
             context_tokens=plan.context_tokens,
             gpu_layers=plan.gpu_layers,
             layers=plan.layers,
-            tokens_per_s=speed / one.read_bytes if speed is not None else None,
+            tokens_per_s=_rate(one, speed, machine, paces),
             why=one.verdict.why,
         )
+
+
+def _rate(one: _Candidate, speed: float | None, machine: Machine, paces: Paces) -> float | None:
+    """Tokens a second. On a CPU by its bytes; on a GPU a token has a constant part, and no probe is needed."""
+    if speed is None or not one.verdict.plan.gpu_layers:
+        return speed / one.read_bytes if speed is not None else None
+    wish = LoadWish(max_slots=_SLOTS)
+    pace = judge(Subject(one.name, one.header), wish, machine, paces).pace
+    return pace.tokens_per_s if pace is not None else None
 
 
 def _chosen(candidates: list[_Candidate], speed: float | None) -> list[tuple[Role, _Candidate]]:

@@ -71,10 +71,12 @@ def test_layers_on_cards_are_priced_by_bandwidth(
     plans = [replace(PLAN, layers=8, gpu_layers=layers) for layers in (8, 4)]
     whole, half = (offloaded_rate(header, plan, machine, 4) for plan in plans)
     cpu = expected_rate(header, 4)
-    assert whole == pytest.approx(0.55e11 / work)
+    assert whole == pytest.approx(1 / (work / 0.9e11 + 7 * 100e-6))
     assert whole is not None and half is not None and cpu is not None
     assert 1 / half == pytest.approx(0.5 / whole + 0.5 / cpu)
-    past = [(header, 0.8e11 / work)]
-    assert offloaded_rate(header, plans[0], machine, 4, past) == pytest.approx(0.8e11 / work)
+    # Past runs of any model here were half as fast as estimated: so is this one.
+    assert offloaded_rate(header, plans[0], machine, 4, [(header, whole / 2)]) == pytest.approx(
+        whole / 2
+    )
     unknown = replace(machine, gpus=(Gpu(0, "card", 1, 1),))
     assert offloaded_rate(header, plans[0], unknown, 4) is None
