@@ -134,6 +134,21 @@ def test_neighbours_of_one_role_are_joined(stage: Stage) -> None:
     ]
 
 
+def test_results_of_tools_and_calls_are_never_joined(stage: Stage) -> None:
+    calls = [{"id": id_, "function": {"name": id_}} for id_ in "ab"]
+    given: list[dict[str, Any]] = [
+        {"role": "user", "content": "x"},
+        *({"role": "assistant", "content": "", "tool_calls": [call]} for call in calls),
+        *({"role": "tool", "tool_call_id": id_, "content": id_} for id_ in "ab"),
+        {"role": "user", "content": "y", "name": "ann"},
+        {"role": "user", "content": "z"},
+    ]
+    chat(stage, messages=given)
+    told = conversation(stage).messages
+    assert [m.role for m in told] == [str(m["role"]) for m in given]
+    assert [m.content for m in told if m.role == "tool"] == ["a", "b"]
+
+
 LATE = [
     {"role": "user", "content": "a"},
     {"role": "system", "content": "late"},
