@@ -142,7 +142,8 @@ class Answering:
     async def _generate(self, request: GenerateRequest) -> Stream:
         """In a thread, because a long prompt waits for the engine to read it; a reader that leaves meanwhile
         leaves no request behind."""
-        asking = asyncio.ensure_future(asyncio.to_thread(self._engine.generate, request))
+        named = msgspec.structs.replace(request, user=self._flight.user)
+        asking = asyncio.ensure_future(asyncio.to_thread(self._engine.generate, named))
         try:
             stream = await asyncio.shield(asking)
         except asyncio.CancelledError:

@@ -22,7 +22,7 @@ from localchat.server.engines import Lease
 from localchat.server.failures import ApiError, internal, out_of_time, translated
 from localchat.server.flight import Flight
 from localchat.server.presenter import StreamPresenter, WholePresenter
-from localchat.server.service import Service, service_of
+from localchat.server.service import Service, agent, service_of
 from localchat.server.sse import DONE, EventStream, event
 
 log = logging.getLogger("localchat.server")
@@ -58,7 +58,11 @@ class Exchange:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = service_of(self.request)
-        flight = Flight(id=scope.get("localchat.id", ""), model=self.plan.model or "")
+        flight = Flight(
+            id=scope.get("localchat.id", ""),
+            model=self.plan.model or "",
+            user=agent(self.request),
+        )
         scope["localchat.flight"] = flight
         service.flights.enter(flight)
         deadline = asyncio.get_running_loop().call_later(

@@ -14,11 +14,12 @@ class Flight:
     """One request to an engine. Everything that the log and the figures say of it; never a word of text.
 
     work: what answers it. why: what ended it from the server's side. begun: an engine has started on the
-    prompt. guided: a grammar, a schema or a tool binds it.
+    prompt. guided: a grammar, a schema or a tool binds it. user: what the client calls itself.
     """
 
     id: str
     model: str = ""
+    user: str = ""
     guided: bool = False
     work: "asyncio.Future[None] | None" = None
     streams: list[Stream] = field(default_factory=list)
