@@ -13,8 +13,8 @@ from typing import Any
 import facts as table
 import pytest
 from asking import Topics, references
-from evaluate import refused_command
 from grammar import parse
+from product import refusal
 
 from localchat.errors import ExitCode
 
@@ -58,7 +58,7 @@ def test_every_command_in_an_answer_has_known_verbs_and_flags() -> None:
     for where, answer in answers():
         for command in table.commands_in(answer.replace("{v}", "bash")):
             seen += 1
-            assert not refused_command(command, FACTS), (where, command)
+            assert not refusal(command), (where, command)
     assert seen > 100
 
 
