@@ -30,7 +30,8 @@ def running_servers(paths: "Paths") -> "list[tuple[Server, bytes]]":
 def attached_engine(setup: "Setup", user: str = USER) -> "Engine | None":
     """The settled model on a running server, said in one line; None where there is no server, and the model
     is loaded here."""
-    servers = running_servers(setup.paths) if setup.settings.attach else []
+    wanted = setup.settings.attach and setup.model.remote is None
+    servers = running_servers(setup.paths) if wanted else []
     if not servers:
         return None
     from localchat.engine.attached import AttachedEngine

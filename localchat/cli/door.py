@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     Attach = Callable[[Setup], Engine | None]
 
 
-def _open_local(options: "EngineOptions", say: Callable[[str], None]) -> "PooledEngine":
+def _open_engine(options: "EngineOptions", say: Callable[[str], None]) -> "PooledEngine":
+    if options.remote is not None:
+        from localchat.engine.remote import RemoteEngine, RemoteOptions
+
+        remote = options.remote
+        key = remote.key(os.environ)
+        return RemoteEngine(RemoteOptions(remote.url, remote.model, key), say=say)
     from localchat.engine.local import LocalEngine
 
     return LocalEngine(options, say=say)
@@ -30,7 +36,7 @@ def _attach(setup: "Setup") -> "Engine | None":
 class Door:
     """Carried as click's `ctx.obj`. `attach`: the engine of a running server, where there is one."""
 
-    open_engine: "OpenEngine" = _open_local
+    open_engine: "OpenEngine" = _open_engine
     attach: "Attach" = _attach
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 

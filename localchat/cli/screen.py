@@ -39,7 +39,7 @@ def open_screen(ctx: click.Context, setup: Setup, conversation: Conversation) ->
         settle=settled,
         request=request_for,
         plan=_plan,
-        remember=lambda model: remember_model(model, setup.paths),
+        remember=lambda model: None if model.remote else remember_model(model, setup.paths),
         keys=read_settings(setup.paths.settings_file).keys,
         history_file=setup.paths.data_dir / FILE if setup.settings.history else None,
     )
