@@ -276,3 +276,20 @@ def test_nothing_changes_while_there_is_room_and_then_only_the_end_is_allowed() 
     assert allowed_behind(b"[", 20) == {"]"}
     assert allowed_behind(b"[1, 2, 3", 45) == set("0123456789,]")
     assert allowed_behind(b"[1", 26) == {"]"}
+
+
+def test_an_end_is_looked_for_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = []
+    real = Endings.look
+
+    def look(self: Endings, matcher: Any, said: int, left: int) -> Any:
+        places.append(said)
+        return real(self, matcher, said, left)
+
+    monkeypatch.setattr(Endings, "look", look)
+    allowed_behind(b"[" + b"1, " * 100, 400)
+    assert len(places) < 30
+    assert places == sorted(set(places))
+    places.clear()
+    allowed_behind(b"[1]"[:1], 10)
+    assert places == [1]
