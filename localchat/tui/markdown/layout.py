@@ -23,19 +23,38 @@ _BULLETS: Final = ("•", "◦", "▪")
 _TASK: Final = re.compile(r"\[([ xX])\](?=\s|$)")
 _QUOTE: Final = Piece("▏ ", Look("quote"))
 _MARKDOWN_MOST: Final = 128 * 1024  # 30,000 tokens, laid out in 0.2 s; a list of short items in 1 s
+_LINES_MOST: Final = 8_000
 _TAKES: Final = 12  # cells that an indent leaves for text
 
 Lead = tuple[Piece, ...]
 
 
 def layout(text: str, width: int) -> list[Row]:
-    """The rows of an inert Markdown text; of a text over 128 KB as it is written."""
+    """The rows of an inert Markdown text; of one over 128 KB or 8,000 lines as it is written."""
     text = parser.split_long(text)
-    if len(text) > _MARKDOWN_MOST:
-        return [
-            row for line in text.split("\n") for row in wrap([Piece(shown(line), PLAIN)], width)
-        ]
+    if len(text) > _MARKDOWN_MOST or text.count("\n") > _LINES_MOST:
+        return list(plain_rows(text, width))
     return Layout(width, text).rows(parser.blocks(text))
+
+
+def plain_rows(
+    text: str,
+    width: int,
+    first: Lead = (),
+    later: Lead | None = None,
+    *,
+    look: Look = PLAIN,
+    ground: str = "",
+) -> Iterator[Row]:
+    """The rows of an inert text that is no Markdown. `first` leads its first line, `later` the others."""
+    later = first if later is None else later
+    blank = next(wrap([], width, later, later, ground))
+    for number, line in enumerate(parser.split_long(text).split("\n")):
+        if line or not number:
+            words = [Piece(shown(line), look)] if line else []
+            yield from wrap(words, width, later if number else first, later, ground)
+        else:
+            yield blank
 
 
 def top_level(tokens: list[Token]) -> list[int]:

@@ -5,7 +5,6 @@ always. Here what is too deep becomes plain text, definitions stay as they are w
 change what was drawn long before them), and HTML is text.
 """
 
-import re
 from functools import cache
 from typing import Final
 
@@ -15,14 +14,20 @@ from markdown_it.token import Token
 
 _DEEPEST: Final = 30
 LINE_MOST: Final = 10_000
-_LONG: Final = re.compile(rf"[^\n]{{{LINE_MOST}}}(?=[^\n])")
 _INLINE_MOST: Final = 32 * 1024
 
 
 def split_long(text: str) -> str:
     """`text` with a line end after each 10,000 characters of a line: what is longer takes seconds to lay out,
     and nobody reads it."""
-    return _LONG.sub(r"\g<0>" + "\n", text) if len(text) > LINE_MOST else text
+    if len(text) <= LINE_MOST:
+        return text
+    lines = text.split("\n")
+    if max(map(len, lines)) <= LINE_MOST:
+        return text
+    return "\n".join(
+        line[at : at + LINE_MOST] for line in lines for at in range(0, max(1, len(line)), LINE_MOST)
+    )
 
 
 def blocks(text: str) -> list[Token]:
