@@ -4,14 +4,18 @@ Light: finding imports a backend's package root, which holds no torch and no lla
 of a backend stands here; running models is waist 2's part of the same object (loop/backend.py).
 """
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from localchat.errors import LocalchatError, UsageError
 
 if TYPE_CHECKING:
-    from localchat.fit.gguf_header import Header
+    from localchat.fit.checkpoint import Unloaded
+    from localchat.fit.machine import Machine
+    from localchat.fit.paces import Past
     from localchat.fit.plan import LoadWish, MemoryPlan
+    from localchat.fit.reason import Kind
 
 GROUP = "localchat.backends"
 
@@ -73,10 +77,12 @@ class WayOut(Protocol):
 
 
 class Backend(Protocol):
-    """What a door may ask."""
+    """What a door may ask. `kinds`: which files it runs; `objection` and `plan` are asked about these only."""
 
     @property
     def name(self) -> str: ...
+    @property
+    def kinds(self) -> "tuple[Kind, ...]": ...
 
     def available(self) -> Availability:
         """Answers without importing anything heavy."""
@@ -86,19 +92,27 @@ class Backend(Protocol):
         """Whether this backend is for the file or folder at `path`, by its beginning or name."""
         ...
 
-    def objection(self, header: "Header") -> str:
+    def objection(self, model: "Unloaded") -> str:
         """Why this build cannot run a model, as far as its checked header tells: the end of a sentence, empty
         where nothing speaks against it. Loads no native library."""
         ...
 
-    def plan(self, header: "Header", wish: "LoadWish") -> "MemoryPlan":
-        """What a load would take of this machine now, whether or not it fits. Loads no native library.
+    def seen(self, machine: "Machine") -> "Machine":
+        """The machine with the GPUs that this build could use and that `read_machine` cannot see. May take a
+        second; loads no native library here."""
+        ...
+
+    def plan(self, model: "Unloaded", wish: "LoadWish", machine: "Machine") -> "MemoryPlan":
+        """What a load would take of this machine, whether or not it fits. Loads no native library.
         Raises UsageError for wishes that this model cannot have."""
         ...
 
-    def expected_rate(self, header: "Header", plan: "MemoryPlan", threads: int) -> float | None:
+    def expected_rate(
+        self, model: "Unloaded", plan: "MemoryPlan", threads: int, past: "Sequence[Past]" = ()
+    ) -> float | None:
         """Tokens a second that one request will get at a short context, while nothing else computes: an
-        estimate; None where there is none. May take a second. threads: 0 for every physical core."""
+        estimate; None where there is none. May take a second. threads: 0 for every physical core. past: runs
+        with as many threads and all layers where this plan has them, which correct the estimate."""
         ...
 
     def build_key(self) -> str:
@@ -125,6 +139,8 @@ class _Unavailable(NamedTuple):
 class BrokenBackend:
     """Stands for a backend whose code cannot be imported: never available, accepts nothing."""
 
+    kinds: "tuple[Kind, ...]" = ()
+
     def __init__(self, name: str, reason: str) -> None:
         self.name = name
         self._reason = reason
@@ -135,13 +151,18 @@ class BrokenBackend:
     def accepts(self, path: Path) -> bool:
         return False
 
-    def objection(self, header: "Header") -> str:
+    def objection(self, model: "Unloaded") -> str:
         return self._reason
 
-    def plan(self, header: "Header", wish: "LoadWish") -> "MemoryPlan":
+    def seen(self, machine: "Machine") -> "Machine":
+        return machine
+
+    def plan(self, model: "Unloaded", wish: "LoadWish", machine: "Machine") -> "MemoryPlan":
         raise LocalchatError(self._reason)
 
-    def expected_rate(self, header: "Header", plan: "MemoryPlan", threads: int) -> float | None:
+    def expected_rate(
+        self, model: "Unloaded", plan: "MemoryPlan", threads: int, past: "Sequence[Past]" = ()
+    ) -> float | None:
         return None
 
     def build_key(self) -> str:
@@ -169,10 +190,46 @@ def find_backends() -> dict[str, Backend]:
     return found
 
 
+class Chosen(NamedTuple):
+    """The backend that would run a model, and why: fit.reason.placed makes the whole sentence of it.
+    `others`: installed backends that could be asked for with --backend."""
+
+    backend: Backend
+    why: str
+    others: tuple[str, ...] = ()
+
+
 def backend_for(path: Path, wanted: str | None = None) -> Backend:
     """The backend that would run the model at `path`: the one that is asked for, else the first that accepts
     it, one that can run here before one that cannot. Raises UsageError, LocalchatError."""
     backends = find_backends()
+    fitting = [backend for backend in backends.values() if backend.accepts(path)]
+    if wanted is None and not fitting:
+        raise LocalchatError(f"{path} is no model that an installed backend knows")
+    return _choose(backends, fitting, wanted)
+
+
+def choose_backend(model: "Unloaded", kind: "Kind", wanted: str | None = None) -> Chosen:
+    """The backend for a model that is known by its headers alone, here or on a hub; one that can run it
+    before one that cannot. Raises UsageError, LocalchatError."""
+    from localchat.fit.reason import chosen_because, kind_name
+
+    backends = find_backends()
+    fitting = [backend for backend in backends.values() if kind in backend.kinds]
+    if wanted is None and not fitting:
+        raise LocalchatError(f"no installed backend runs {kind_name(kind)}")
+    willing = [backend for backend in fitting if not backend.objection(model)]
+    found = _choose(backends, willing or fitting, wanted)
+    passed = [] if wanted else (willing or fitting)[: (willing or fitting).index(found)]
+    refusals = [f"{one.name}: {one.available().reason}" for one in passed]
+    why = chosen_because(found.name, kind, asked=wanted is not None, refusals=refusals)
+    others = tuple(one.name for one in willing if one is not found and one.available().ok)
+    return Chosen(found, why, others)
+
+
+def _choose(
+    backends: dict[str, Backend], fitting: Iterable[Backend], wanted: str | None
+) -> Backend:
     if wanted is not None:
         if wanted not in backends:
             raise UsageError(
@@ -180,7 +237,5 @@ def backend_for(path: Path, wanted: str | None = None) -> Backend:
                 hint=f"installed: {', '.join(backends) or 'none'}",
             )
         return backends[wanted]
-    fitting = [backend for backend in backends.values() if backend.accepts(path)]
-    if not fitting:
-        raise LocalchatError(f"{path} is no model that an installed backend knows")
-    return next((backend for backend in fitting if backend.available().ok), fitting[0])
+    listed = list(fitting)
+    return next((backend for backend in listed if backend.available().ok), listed[0])

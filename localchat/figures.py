@@ -176,13 +176,14 @@ def stats_line(done: "Done") -> str:
     timings, drafts = done.timings, done.speculation
     return " · ".join(
         (
-            f"TTFT {_number(timings.ttft_s, 2)} s",
-            f"{_number(timings.decode_tokens_per_s, 1)} tok/s",
+            f"TTFT {number(timings.ttft_s, 2)} s",
+            f"{number(timings.decode_tokens_per_s, 1)} tok/s",
             f"KV {kv_share(done.kv_used_tokens, done.kv_total_tokens)}",
             f"drafts {drafts.accepted}/{drafts.drafted}",
         )
     )
 
 
-def _number(value: float | None, digits: int) -> str:
+def number(value: float | None, digits: int) -> str:
+    """With so many digits behind the point; a dash where nothing was measured."""
     return "-" if value is None else f"{value:.{digits}f}"

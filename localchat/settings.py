@@ -28,6 +28,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_type: Literal["f16", "q8_0", "q4_0"] | None = None
     cache_ram_mib: Annotated[int, Meta(ge=0)] | None = None
     gpu_layers: Annotated[int, Meta(ge=0)] | Literal["auto", "all"] = "auto"
+    require_gpu: bool = False
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     speculation: bool = True
     keep_alive: Annotated[int, Meta(ge=-1)] = 300
@@ -52,6 +53,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     color: bool = True
     offline: bool = False
     history: bool = True
+    theme: Literal["dark", "light", "high-contrast", "ansi", "ansi-light"] = "dark"
+    reduced_motion: bool = False
 
 
 class Key(NamedTuple):
@@ -78,6 +81,7 @@ KEYS: Final[Mapping[str, Key]] = {
         "--cache-ram", "a whole number of MiB", "RAM for the KV of conversations that nobody runs."
     ),
     "gpu_layers": Key("--gpu-layers", "auto, all or a whole number", "Layers computed on the GPU."),
+    "require_gpu": Key("--require-gpu", _YES_NO, "Refuse to load rather than use the CPU alone."),
     "threads": Key(
         "--threads", "a whole number; 0 is every physical core", "Threads that compute."
     ),
@@ -114,6 +118,12 @@ KEYS: Final[Mapping[str, Key]] = {
     "color": Key("--no-color", _YES_NO, "Colours on a terminal."),
     "offline": Key("--offline", _YES_NO, "Never use the network."),
     "history": Key("--no-history", _YES_NO, "Keep conversations on this machine's disk."),
+    "theme": Key(
+        "--theme",
+        "dark, light, high-contrast, ansi or ansi-light",
+        "Colours of the screen; ansi ones are the terminal's own.",
+    ),
+    "reduced_motion": Key("--reduced-motion", _YES_NO, "Nothing moves or blinks on the screen."),
 }
 
 SAMPLING_KEYS: Final = (

@@ -6,18 +6,25 @@
     [models."qwen2.5:7b"]
     context_length = 16384
 
-A section of a model wins over `[defaults]`.
+    [keys]
+    "chat.new" = "ctrl+k"
+
+A section of a model wins over `[defaults]`. `[keys]` gives what the screen does other keys; the screen knows
+which there are (tui/keys.py).
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from localchat.errors import LocalchatError, UsageError
 from localchat.settings import Given, check_key, convert
 
-_SECTIONS = 'settings stand under [defaults] or under a model, as [models."NAME"]'
+_SECTIONS = (
+    'settings stand under [defaults] or under a model, as [models."NAME"]; keys of the screen under '
+    "[keys]"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +34,7 @@ class SettingsFile:
     path: Path
     defaults: Mapping[str, object]
     models: Mapping[str, Mapping[str, object]]
+    keys: Mapping[str, str] = field(default_factory=dict)
 
     def layer(self, model_names: Iterable[str] = ()) -> dict[str, Given]:
         """What the file says for a model that goes by any of these names."""
@@ -51,13 +59,14 @@ def read_settings(path: Path) -> SettingsFile:
     except TOMLDecodeError as problem:
         raise UsageError(f"the settings file {path} is not TOML: {problem}") from problem
     for name in table:
-        if name not in ("defaults", "models"):
+        if name not in ("defaults", "models", "keys"):
             raise UsageError(f"{path}: there is no section {name!r}", hint=_SECTIONS)
     models = _table(path, "[models]", table.get("models", {}))
     return SettingsFile(
         path,
         _section(path, "[defaults]", table.get("defaults", {})),
         {name: _section(path, _heading(name), section) for name, section in models.items()},
+        _keys(path, table.get("keys", {})),
     )
 
 
@@ -108,6 +117,16 @@ def _section(path: Path, heading: str, section: object) -> Mapping[str, object]:
             raise UsageError(f"{where}: the section of a model cannot name a model")
         convert(key, Given(value, where))
     return table
+
+
+def _keys(path: Path, section: object) -> dict[str, str]:
+    table = _table(path, "[keys]", section)
+    for id_, keys in table.items():
+        if not isinstance(keys, str):
+            raise UsageError(
+                f"{path} [keys]: {id_} has no key", hint='keys are text, as "chat.new" = "ctrl+k"'
+            )
+    return dict(table)
 
 
 def _table(path: Path, heading: str, section: object) -> Mapping[str, Any]:

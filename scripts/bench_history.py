@@ -23,15 +23,27 @@ from localchat.history.store import History
 
 WORDS = 20_000
 """Different words; drawn by Zipf's law, as words of a language come."""
+SYLLABLES = [first + second for first in "bdfgklmnprstvz" for second in "aeiou"]
+
+
+def word(number: int) -> str:
+    """The word of a rank: two syllables or more."""
+    text = SYLLABLES[number % len(SYLLABLES)]
+    while number := number // len(SYLLABLES):
+        text += SYLLABLES[number % len(SYLLABLES)]
+    return text + "n"
+
+
 QUERIES = {
-    "a rare word": "w19990",
-    "a common word": "w0",
-    "the beginning of words": "w1",
-    "three words": "w3 w17 w120",
-    "a phrase": '"w0 w1"',
+    "a rare word": word(WORDS - 10),
+    "a common word": word(0),
+    "one letter": "b",
+    "the beginning of words": "ba",
+    "three words": f"{word(3)} {word(17)} {word(120)}",
+    "a phrase": f'"{word(0)} {word(1)}"',
     "no such word": "nowhere",
     "Chinese": "天气",
-    "a word with signs": "w1++",
+    "a common word with signs": f"{word(0)}++",
     "signs alone": "->",
     "signs that nowhere stand": "=>~",
 }
@@ -79,7 +91,7 @@ def main() -> None:
 
 def fill(path: Path, options: argparse.Namespace) -> None:
     chance = random.Random(options.seed)
-    words = [f"w{number}" for number in range(WORDS)]
+    words = [word(number) for number in range(WORDS)]
     weights = list(accumulate(1 / (number + 1) for number in range(WORDS)))
     with History.open(path) as history:
         for number in range(options.conversations):

@@ -25,7 +25,7 @@ from localchat.server.config import ServerConfig
 from localchat.server.engines import OneEngine
 from localchat.server.run import Server, bound
 
-PROMPT = "Tell me about the sea, round {}. " + "It is wide and deep and full of salt. " * 6
+PROMPT = "Tell me about the sea, round {}."
 
 CLIENT = """
 import json, socket, sys, time
@@ -47,8 +47,11 @@ for line in sys.stdin:
 
 
 class Round(NamedTuple):
+    """cpu_ms: of this process (engine's parent and server, not its child), a token."""
+
     ttft_s: float
     tokens_per_s: float
+    cpu_ms: float
 
 
 def main() -> None:
@@ -90,10 +93,12 @@ def _directly(engine: LocalEngine, prompt: str, tokens: int) -> Round:
         ignore_eos=True,
         speculation=False,
     )
-    asked_s = time.perf_counter()
+    cpu_s, asked_s = time.process_time(), time.perf_counter()
     with engine.generate(request) as stream:
         times = [time.perf_counter() for event in stream if isinstance(event, Text) and event.text]
-    return Round(times[0] - asked_s, (len(times) - 1) / (times[-1] - times[0]))
+    spent_ms = (time.process_time() - cpu_s) * 1000
+    rate = (len(times) - 1) / (times[-1] - times[0])
+    return Round(times[0] - asked_s, rate, spent_ms / len(times))
 
 
 def _over_http(client: "subprocess.Popen[str]", prompt: str, tokens: int) -> Round:
@@ -106,10 +111,12 @@ def _over_http(client: "subprocess.Popen[str]", prompt: str, tokens: int) -> Rou
         "stream": True,
     }
     assert client.stdin is not None and client.stdout is not None
+    cpu_s = time.process_time()
     client.stdin.write(json.dumps(body) + "\n")
     client.stdin.flush()
     ttft_s, count, spent_s = json.loads(client.stdout.readline())
-    return Round(ttft_s, (count - 1) / spent_s)
+    spent_ms = (time.process_time() - cpu_s) * 1000
+    return Round(ttft_s, (count - 1) / spent_s, spent_ms / count)
 
 
 def _print(direct: list[Round], http: list[Round]) -> None:
@@ -120,7 +127,11 @@ def _print(direct: list[Round], http: list[Round]) -> None:
         ttft = statistics.median(one.ttft_s for one in rounds) * 1000
         rate = statistics.median(one.tokens_per_s for one in rounds)
         best = max(one.tokens_per_s for one in rounds)
-        print(f"{name:10} TTFT {ttft:7.1f} ms   {rate:6.1f} tok/s   best {best:6.1f}")
+        cpu = statistics.median(one.cpu_ms for one in rounds)
+        print(
+            f"{name:10} TTFT {ttft:7.1f} ms   {rate:6.1f} tok/s   best {best:6.1f}   "
+            f"{cpu:.3f} ms CPU a token"
+        )
     best_ratio = max(h.tokens_per_s for h in http) / max(d.tokens_per_s for d in direct)
     least_ms = (min(h.ttft_s for h in http) - min(d.ttft_s for d in direct)) * 1000
     result = {
@@ -129,6 +140,10 @@ def _print(direct: list[Round], http: list[Round]) -> None:
         "tokens_ratio_of_bests": round(best_ratio, 4),
         "ttft_added_ms_median_of_pairs": round(added_ms, 2),
         "ttft_added_ms_of_bests": round(least_ms, 2),
+        "cpu_added_ms_a_token": round(
+            statistics.median(h.cpu_ms for h in http) - statistics.median(d.cpu_ms for d in direct),
+            4,
+        ),
     }
     print(json.dumps(result))
 

@@ -39,7 +39,9 @@ def main() -> int:
     for one in answers:
         if one.fault or not one.finished:
             why = one.fault or f"not ended after {one.tokens} tokens"
-            print(f"{one.number}: {why}\n  {json.dumps(one.schema)[:300]}\n  {one.text[:300]}")
+            print(
+                f"{one.number}: {why}\n  {json.dumps(one.schema)[:300]}\n  {one.text[:150]} … {one.text[-150:]}"
+            )
     finished = sum(one.finished for one in answers)
     invalid = sum(bool(one.fault) for one in answers)
     figures = {

@@ -24,7 +24,7 @@ _CHUNK = 1 << 14
 class Fault:
     """What goes wrong with one request. `at`: which kind of request it waits for."""
 
-    at: str = "store"  # api, resolve or store
+    at: str = "store"  # api, resolve, header or store
     status: int = 0
     headers: Mapping[str, str] = field(default_factory=dict)
     cut_after: int | None = None
@@ -39,7 +39,7 @@ class Fault:
 
 
 class Asked(NamedTuple):
-    """A request as it came. `at`: api, resolve, store or other."""
+    """A request as it came. `at`: api, resolve, store, header (a bounded part of the store) or other."""
 
     at: str
     path: str
@@ -241,7 +241,8 @@ class _Hub(_Handler):
 
 class _Store(_Handler):
     def do_GET(self) -> None:
-        fault = self.note("store")
+        _, _, end = self.headers.get("Range", "").partition("-")
+        fault = self.note("header" if end else "store")
         owner, name, path = self.split_path().removeprefix("/").split("/", 2)
         data = self.hub.repositories[f"{owner}/{name}"].files[path]
         self.content(data, f'"{sha256(data)}"', fault)

@@ -39,7 +39,7 @@ def modules_after(code: str) -> set[str]:
         pytest.param("from localchat.cli.app import run; run(['run', '--help'])", id="verb-help"),
         *(
             pytest.param(f"from localchat.cli.app import run; run(['{verb}', '--help'])", id=verb)
-            for verb in ("list", "show", "cp", "rm", "import", "fit")
+            for verb in ("list", "show", "cp", "rm", "import", "fit", "history")
         ),
         pytest.param("from localchat.cli.app import run; run(['dcotor'])", id="usage-error"),
     ],
@@ -53,7 +53,16 @@ def test_nothing_heavy_is_loaded_before_a_prompt(code: str) -> None:
 )
 def test_what_a_prompt_needs_reaches_neither_the_child_nor_a_backend(package: str) -> None:
     loaded = modules_after(f"import {package}")
-    forbidden = {"numpy", "rich", "textual", "torch", "llama_cpp", "jinja2", "localchat.loop"}
+    forbidden = {
+        "numpy",
+        "rich",
+        "textual",
+        "torch",
+        "llama_cpp",
+        "jinja2",
+        "localchat.loop",
+        "sqlite3",
+    }
     assert loaded & {*forbidden, "localchat.chatformat", "localchat_llamacpp"} == set()
 
 

@@ -1,10 +1,15 @@
 """The llama.cpp backend as the loop finds it. Importing this imports neither llama_cpp nor numpy."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from localchat.errors import UsageError
+from localchat.fit.checkpoint import Checkpoint
 from localchat.fit.gguf_header import Header
+from localchat.fit.machine import Machine
+from localchat.fit.paces import Past
 from localchat.fit.plan import LoadWish, MemoryPlan
+from localchat.fit.reason import Kind
 from localchat.loop.backend import Availability, OpenModel
 from localchat_llamacpp.embedding import plan_embedding, pooling_of, ranks
 from localchat_llamacpp.rebuild import (
@@ -35,6 +40,7 @@ class LlamaCppBackend:
     """GGUF models on CPU, and on GPUs where the library was built for them. See backend.Backend."""
 
     name = "llamacpp"
+    kinds: tuple[Kind, ...] = ("gguf",)
 
     def build_key(self) -> str:
         """The native library and this CPU; empty where there is no library."""
@@ -77,8 +83,10 @@ class LlamaCppBackend:
         except (OSError, ValueError):
             return False
 
-    def objection(self, header: Header) -> str:
+    def objection(self, header: Header | Checkpoint) -> str:
         """Looks for the architecture's name in the library file, and for what belongs to no plain model."""
+        if isinstance(header, Checkpoint):
+            return "llama.cpp runs GGUF files, and this is a safetensors checkpoint"
         name = header.architecture
         if not knows_architecture(name):
             return f"this llama.cpp does not know its architecture, {name}"
@@ -92,26 +100,42 @@ class LlamaCppBackend:
             return f"it is no model that writes token by token ({name})"
         return ""
 
-    def plan(self, header: Header, wish: LoadWish) -> MemoryPlan:
-        """What a load would take of this machine now. Raises UsageError."""
-        from localchat.fit.machine import read_machine
+    def seen(self, machine: Machine) -> Machine:
+        """With AMD's, Intel's and integrated GPUs, where this build is for one."""
+        from localchat_llamacpp.cards import look
+
+        return look(machine)
+
+    def plan(self, header: Header | Checkpoint, wish: LoadWish, machine: Machine) -> MemoryPlan:
+        """What a load would take of this machine. Raises UsageError, also for a safetensors checkpoint."""
         from localchat_llamacpp import plan as planner
 
+        if isinstance(header, Checkpoint):
+            raise UsageError(f"{header.name}: {self.objection(header)}", hint="Take a GGUF of it.")
         if pooling_of(header):
-            return plan_embedding(header, wish, read_machine(), can_offload=can_offload())
-        return planner.plan(
-            header, wish, read_machine(), can_offload=can_offload(), safe_mode=False
-        )
+            return plan_embedding(header, wish, machine, can_offload=can_offload())
+        return planner.plan(header, wish, machine, can_offload=can_offload(), safe_mode=False)
 
-    def expected_rate(self, header: Header, plan: MemoryPlan, threads: int) -> float | None:
-        """By a probe of this build in a process of its own, about a second. None with layers on a GPU, whose
-        speed is not probed."""
+    def expected_rate(
+        self,
+        header: Header | Checkpoint,
+        plan: MemoryPlan,
+        threads: int,
+        past: Sequence[Past] = (),
+    ) -> float | None:
+        """By a probe of this build in a process of its own, about a second, corrected by past runs; layers on
+        a GPU by its bandwidth, None where that is not known."""
         from localchat.fit.machine import read_machine
-        from localchat_llamacpp.speed import expected_rate
+        from localchat_llamacpp.speed import expected_rate, offloaded_rate
 
-        if pooling_of(header) or plan.gpu_layers or not self.available().ok:
+        if isinstance(header, Checkpoint) or pooling_of(header) or not self.available().ok:
             return None
-        return expected_rate(header, threads or read_machine().cores)
+        known = [(one.model, one.tokens_per_s) for one in past if isinstance(one.model, Header)]
+        machine = read_machine()
+        threads = threads or machine.cores
+        if plan.gpu_layers:
+            return offloaded_rate(header, plan, machine, threads, known)
+        return expected_rate(header, threads, known)
 
     def open(self, path: Path, say: Callable[[str], None]) -> OpenModel:
         """Check the header, then read the vocabulary (0.2 s for 152k tokens). Nothing is said so far.

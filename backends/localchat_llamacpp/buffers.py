@@ -121,8 +121,16 @@ _ARM = frozenset({"Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4"})
 _AMX = frozenset({"Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"})
 
 
-def repacked_bytes(header: Header, machine: Machine, gpu_layers: int) -> int:
-    """The second copy of CPU weights that llama.cpp makes in another order (`use_extra_bufts`)."""
+class Repacked(NamedTuple):
+    """CPU weights that llama.cpp copies in another order (`use_extra_bufts`), in bytes. copies: what it keeps.
+    originals: their pages of the mapped file, which nobody reads again."""
+
+    copies: int = 0
+    originals: int = 0
+
+
+def repacked_weights(header: Header, machine: Machine, gpu_layers: int) -> Repacked:
+    """What is copied of these weights on this CPU."""
     formats, amx = _repacked_formats(machine.cpu_flags)
     tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
     first_on_gpu = header.number("block_count") + 1 - gpu_layers
@@ -133,7 +141,7 @@ def repacked_bytes(header: Header, machine: Machine, gpu_layers: int) -> int:
         and _repackable(tensor, first_on_gpu, gpu_layers == 0, tied=tied, amx=amx)
     )
     # AMX stores sums beside its tiles.
-    return copied * 51 // 50 if amx else copied
+    return Repacked(copied * 51 // 50 if amx else copied, copied)
 
 
 def _repacked_formats(flags: frozenset[str]) -> tuple[frozenset[str], bool]:

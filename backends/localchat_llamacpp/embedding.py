@@ -24,11 +24,12 @@ from localchat.fit.words import size
 from localchat_llamacpp.buffers import (
     PROCESS_BYTES,
     TOKEN_BYTES,
+    Repacked,
     Steps,
     compute_bytes,
     gpu_context_bytes,
     input_bytes,
-    repacked_bytes,
+    repacked_weights,
 )
 
 ENCODERS: Final = frozenset(
@@ -91,8 +92,9 @@ class _Needs:
         self._header, self._machine, self._layers = header, machine, layers
         self._shape: Shape = model_shape(header)
         weights = weights_split(header, layers)
-        copies = 0 if safe_mode else repacked_bytes(header, machine, layers)
-        self._weights = Split(weights.ram + copies, weights.gpu)
+        again = Repacked() if safe_mode else repacked_weights(header, machine, layers)
+        self._weights = Split(weights.ram - again.originals + again.copies, weights.gpu)
+        self._mapped_bytes = again.originals
 
     def parts(self, tokens: int) -> tuple[Split, Split, Split, Split]:
         """Weights, cache, scratch, overhead."""
@@ -147,4 +149,5 @@ class _Needs:
             layers=self._shape.all_layers + 1,
             gpu_bytes=gpu,
             gpu_free_bytes=gpu_free,
+            mapped_bytes=self._mapped_bytes,
         )

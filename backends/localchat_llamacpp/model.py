@@ -13,11 +13,12 @@ from localchat.fit.plan import LoadWish, MemoryPlan, demand, kv_types
 from localchat.fit.shape import model_shape
 from localchat.loop.backend import Embedder, LoadOptions, ModelInfo, Progress, Runner, Tokenizer
 from localchat_llamacpp import plan as planner
+from localchat_llamacpp.cards import with_cards
 from localchat_llamacpp.embedder import load_embedder
 from localchat_llamacpp.embedding import plan_embedding, pooling_of, ranks
 from localchat_llamacpp.library import library
 from localchat_llamacpp.loading import Target, load_runner, refuse_other_kinds
-from localchat_llamacpp.rebuild import offload_advice
+from localchat_llamacpp.rebuild import devices, offload_advice
 from localchat_llamacpp.vocabulary import Vocabulary
 from localchat_llamacpp.weights import load_vocabulary
 
@@ -62,12 +63,11 @@ class GgufModel:
     def plan(self, wish: LoadWish) -> MemoryPlan:
         """What a load would take now. Raises DoesNotFit with advice, UsageError for impossible wishes."""
         can_offload = bool(library().api.llama_supports_gpu_offload())
+        machine = with_cards(read_machine(), devices()) if can_offload else read_machine()
         if self.info.pooling:
-            found = plan_embedding(self.header, wish, read_machine(), can_offload=can_offload)
+            found = plan_embedding(self.header, wish, machine, can_offload=can_offload)
             return demand(found, self.info.name)
-        found = planner.plan(
-            self.header, wish, read_machine(), can_offload=can_offload, safe_mode=False
-        )
+        found = planner.plan(self.header, wish, machine, can_offload=can_offload, safe_mode=False)
         if wish.gpu_layers not in ("auto", 0) and not can_offload:
             found = replace(found, notes=(*found.notes, offload_advice()))
         return demand(found, self.info.name)

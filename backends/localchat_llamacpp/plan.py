@@ -6,6 +6,7 @@ have room, on for quantized KV, which needs it; 128 tokens a step on few cores, 
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from localchat.errors import UsageError
 from localchat.fit.gguf_header import Header
@@ -57,12 +58,12 @@ class _Planner:
     """Chooses among the ways of loading."""
 
     def __init__(self, room: Room, *, can_offload: bool) -> None:
-        self.room, self.wish = room, room.wish
+        self.room, self.wish, self.can_offload = room, room.wish, can_offload
         self.trained = room.shape.context_train
         self.notes: list[str] = []
         self.possible_types = kv_types(room.shape)
         self.types = self._types()
-        self.layers = self._layers(can_offload)
+        self.layers = self._layers()
         # A context below which a coarser way of loading is tried.
         self.goal = self.wish.context_tokens or min(self.trained, GOAL_TOKENS)
         self.most = max(self.trained, self.goal)
@@ -79,10 +80,10 @@ class _Planner:
             )
         return (self.wish.kv_type,)
 
-    def _layers(self, can_offload: bool) -> int | None:
+    def _layers(self) -> int | None:
         """A number of layers, or None: as many as fit."""
         asked, machine = self.wish.gpu_layers, self.room.machine
-        if not can_offload:
+        if not self.can_offload:
             if asked == "auto" and machine.gpus:  # who asked for layers is told more, at the load
                 names = ", ".join(sorted({gpu.name for gpu in machine.gpus}))
                 self.notes.append(
@@ -120,6 +121,40 @@ class _Planner:
 
     def plan(self) -> MemoryPlan:
         """See the function `plan`."""
+        found = self._best()
+        if not self.wish.require_gpu or found.gpu_layers:
+            return found
+        missing, advice = self._no_gpu()
+        return replace(
+            found, fits=False, missing=missing, advice=advice, cache_ram_bytes=0, notes=()
+        )
+
+    def _no_gpu(self) -> tuple[str, tuple[str, ...]]:
+        """What a GPU was required for and is not there; and what to do."""
+        machine = self.room.machine
+        names = ", ".join(sorted({gpu.name for gpu in machine.gpus})) or "the GPU"
+        if self.wish.gpu_layers == 0:
+            return "a GPU is required, and 0 layers on it were asked for.", ()
+        if not self.can_offload:
+            return (
+                "a GPU is required, and llama.cpp is built for the CPU alone here.",
+                ("Build it for your GPU: `localchat doctor --rebuild`.",),
+            )
+        if not machine.gpus and not self.room.unified:
+            note = f" {machine.gpu_note}" if machine.gpu_note else ""
+            return (
+                f"a GPU is required, and none was found.{note}",
+                (
+                    "Leave --require-gpu out to compute on the CPU; `localchat doctor` shows devices.",
+                ),
+            )
+        return (
+            f"a GPU is required, and {size(machine.gpu_free_bytes)} free on {names} hold not even "
+            "one layer.",
+            ("Close what else uses the GPU, or take a shorter --ctx.",),
+        )
+
+    def _best(self) -> MemoryPlan:
         found: list[tuple[int, Way]] = []
         for way in self._ways():
             longest = self.room.largest_context(way, self.most)
@@ -182,6 +217,7 @@ class _Planner:
             gpu_bytes=needs.gpu,
             gpu_free_bytes=self.room.gpu_free_bytes(needs),
             window_only=way.window_only,
+            mapped_bytes=needs.mapped,
         )
 
     def _parked(self, needs: Needs) -> int:
@@ -211,7 +247,7 @@ class _Planner:
         needs = self.room.needs(self.least, small)
         header, weights = self.room.header, sum(needs.weights)
         rest = self.room.free_bytes(needs) - (needs.ram + needs.gpu - weights)
-        # Of repacked weights there are two copies, so that a byte of the file takes more than one.
+        # A tied embedding on a GPU lies there twice, so that a byte of the file takes more than one.
         rest = max(rest, 0) * header.weights_bytes // max(weights, 1)
         if name := smaller_quantization(header, rest):
             yield f"A smaller quantization of this model, such as {name}."

@@ -1,5 +1,6 @@
 """Ways of loading one model on one machine: what each takes, and whether there is room for it."""
 
+from itertools import pairwise
 from typing import NamedTuple
 
 from localchat.fit.gguf_header import Header
@@ -16,6 +17,7 @@ from localchat.fit.plan import (
 )
 from localchat.fit.shape import Shape, model_shape
 from localchat_llamacpp.buffers import (
+    Repacked,
     Steps,
     borrowed_bytes,
     compute_bytes,
@@ -23,7 +25,7 @@ from localchat_llamacpp.buffers import (
     gpu_context_bytes,
     input_bytes,
     overhead_bytes,
-    repacked_bytes,
+    repacked_weights,
     window_cells,
 )
 
@@ -47,13 +49,14 @@ class Way(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """Bytes of one way of loading, in RAM and on the GPU."""
+    """Bytes of one way of loading, in RAM and on the GPU. mapped: see fit.plan.MemoryPlan; in no sum."""
 
     weights: Split
     kv: Split
     compute: Split
     overhead: Split
     flash: bool
+    mapped: int = 0
 
     @property
     def ram(self) -> int:
@@ -70,7 +73,7 @@ class Needs(NamedTuple):
         whole = [
             Split(sum(part), 0) for part in (self.weights, self.kv, self.compute, self.overhead)
         ]
-        return Needs(whole[0], whole[1], whole[2], whole[3], self.flash)
+        return Needs(whole[0], whole[1], whole[2], whole[3], self.flash, self.mapped)
 
 
 class Room:
@@ -97,6 +100,19 @@ class Room:
             self.ram_bytes = min(self.ram_bytes, int(machine.ram_total_bytes * _UNIFIED_SHARE))
         self.gpu_bytes = 0 if self.unified else spendable_gpu(machine)
         self._safe_mode = safe_mode
+        if self.cards > 1:
+            # A layer is never divided between cards: at the border of two, up to one layer's room is lost.
+            self.gpu_bytes = max(self.gpu_bytes - (self.cards - 1) * self._largest_layer(), 0)
+
+    @property
+    def cards(self) -> int:
+        """Graphics cards that llama.cpp spreads layers over."""
+        return 0 if self.unified else len(self.machine.gpus)
+
+    def _largest_layer(self) -> int:
+        layers = range(1, self.layers + 1)
+        sizes = [weights_split(self.header, count).gpu for count in layers]
+        return max((b - a for a, b in pairwise(sizes)), default=0)
 
     def steps(self, gpu_layers: int) -> Steps:
         """How the context is made when so many layers are offloaded."""
@@ -120,21 +136,25 @@ class Room:
         rows = kv_layer_bytes(self.shape, cache)
         first = max(self.layers - layers, 0)
         weights = weights_split(self.header, layers)
-        copies = 0 if self._safe_mode else repacked_bytes(self.header, self.machine, layers)
+        again = Repacked()
+        if not self._safe_mode:
+            again = repacked_weights(self.header, self.machine, layers)
         scratch = compute_bytes(self.shape, cells, sliding, steps, flash=flash)
         compute = Split(scratch, 0)
         if layers:
             whole = layers >= self.layers
             borrowed = 0 if self.unified else borrowed_bytes(self.header, layers)
             ram = input_bytes(self.shape, cells, steps) if whole else scratch
-            compute = Split(ram, scratch + borrowed)
+            # Every card runs its part of the graph in a scratch buffer of its own.
+            compute = Split(ram, scratch * max(self.cards, 1) + borrowed)
         cards = gpu_context_bytes(self.machine.gpus) if layers and not self.unified else 0
         found = Needs(
-            Split(weights.ram + copies, weights.gpu),
+            Split(weights.ram - again.originals + again.copies, weights.gpu),
             Split(sum(rows[:first]), sum(rows[first:])),
             compute,
             Split(overhead_bytes(self.shape, steps), cards),
             flash,
+            again.originals,
         )
         return found.pooled() if self.unified else found
 

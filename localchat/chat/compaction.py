@@ -153,3 +153,16 @@ class Compaction:
             parts += [_SO_FAR, self._summary]
         parts += ["---", self._text[self._done : end], "---"]
         return Messages((Message("user", "\n\n".join(parts)),), thinking="off")
+
+
+def without_summary(conversation: Conversation) -> tuple[Node, ...]:
+    """Take the summaries of the path out of it, so that what they stand for is sent again; they stay as
+    branches. Returns the nodes that changed, apart from the head."""
+    changed: dict[str, Node] = {}
+    for summary in reversed([node for node in conversation.path() if node.replaces]):
+        for child in conversation.children(summary.id):
+            changed[child.id] = msgspec.structs.replace(child, parent=summary.parent)
+            conversation.put(changed[child.id])
+        if conversation.head == summary.id:
+            conversation.head = summary.parent
+    return tuple(conversation.nodes[id_] for id_ in changed)

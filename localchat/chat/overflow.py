@@ -8,6 +8,8 @@ steps, because each step moves the whole prompt and so loses the prefix cache.
 from collections.abc import Callable
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+import msgspec
+
 from localchat.chat.conversation import Conversation, Policy
 from localchat.chat.sending import Exchange, as_sent, exchanges, left_out, sent_nodes
 from localchat.engine.engine import Engine, EngineInfo
@@ -80,9 +82,14 @@ def examine(
     *,
     max_tokens: int | None = None,
     thinking: ReasoningChoice = "auto",
+    refusal: ContextExceeded | None = None,
 ) -> Overflow:
-    """What can be done about a conversation whose next prompt is too long. Raises what `count` raises, apart
-    from ContextExceeded."""
+    """What can be done about a conversation whose next prompt is too long. `refusal`: the engine's own, which
+    knows the context where a remote one's `info` does not. Raises what `count` raises, apart from
+    ContextExceeded."""
+    known = refusal.details.get("context_tokens") if refusal is not None else None
+    if isinstance(known, int) and known > 0:
+        info = msgspec.structs.replace(info, context_tokens=known)
     reserve = reserve_tokens(info.context_tokens, max_tokens)
     search = _Search(conversation, count, thinking)
     prompt = search.measured(0)

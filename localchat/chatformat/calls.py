@@ -117,8 +117,8 @@ class CallParser:
         held, style = self._held, self._style
         if held[0].isspace():
             blanks = len(held) - len(held.lstrip())
-            self._gap = held[:blanks]
-            return self._pass(blanks)
+            self._gap += held[:blanks]
+            return self._pass(blanks, keep_gap=True)
         tags = (*style.opens, *style.closes, *(_FENCES if self._raw else ("```",)))
         if any(tag.startswith(held) and tag != held for tag in tags) or held == "```":
             return False
@@ -152,7 +152,9 @@ class CallParser:
             return self._give_up(parts)  # a block of code behind the calls
         return self._pass(len(tag))
 
-    def _pass(self, count: int) -> bool:
+    def _pass(self, count: int, *, keep_gap: bool = False) -> bool:
+        if not keep_gap:
+            self._gap = ""
         if self._raw:
             self._raw += self._held[:count]
         self._held = self._held[count:]

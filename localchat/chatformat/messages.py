@@ -2,17 +2,23 @@
 
 The shape is OpenAI's, as transformers hands it on: `content` a string, tool calls with their
 arguments as a mapping, the reasoning of earlier turns as `reasoning_content` and, for templates
-that read that name, as `thinking`. Two habits differ from template to template and fail silently,
-so they are data (`Dialect`): some want arguments as JSON text (a mapping would be printed with
-Python's quotes), some write tool calls only where the content is null.
+that read that name, as `thinking`. Four habits differ from template to template, and some fail
+silently, so they are data (`Dialect`): some want arguments as JSON text (a mapping would be printed
+with Python's quotes), some write tool calls only where the content is null, some take ids of nine
+letters and digits only, some one call a message.
 """
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from localchat.engine.request import CalledTool, Message
+
+_SHORT = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +27,41 @@ class Dialect:
 
     arguments_as_text: bool = False
     no_content_as_null: bool = False
+    short_ids: bool = False
+    one_call: bool = False
 
 
 def to_dicts(messages: Sequence[Message], dialect: Dialect | None = None) -> list[dict[str, Any]]:
     """One dict a message, empty fields left out; `content` is always there."""
     wanted = dialect or Dialect()
+    if wanted.one_call:
+        messages = list(_one_call_each(messages))
     return [_message(message, wanted) for message in messages]
+
+
+def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
+    """Several calls of one message become messages of one call, each with its result behind it."""
+    waiting = list(messages)
+    while waiting:
+        message = waiting.pop(0)
+        if len(message.tool_calls) < 2:
+            yield message
+            continue
+        results = []
+        while waiting and waiting[0].role == "tool":
+            results.append(waiting.pop(0))
+        for place, call in enumerate(message.tool_calls):
+            said = (
+                message if not place else msgspec.structs.replace(message, content="", reasoning="")
+            )
+            yield msgspec.structs.replace(said, tool_calls=(call,))
+            result = next((one for one in results if one.tool_call_id == call.id), None)
+            if result is None and results:
+                result = results[0]
+            if result is not None:
+                results.remove(result)
+                yield result
+        yield from results
 
 
 def _message(message: Message, dialect: Dialect) -> dict[str, Any]:
@@ -42,7 +77,7 @@ def _message(message: Message, dialect: Dialect) -> dict[str, Any]:
         if dialect.no_content_as_null and not message.content:
             made["content"] = None
     if message.tool_call_id:
-        made["tool_call_id"] = message.tool_call_id
+        made["tool_call_id"] = _id(message.tool_call_id, dialect)
     if message.name:
         made["name"] = message.name
     return made
@@ -50,8 +85,15 @@ def _message(message: Message, dialect: Dialect) -> dict[str, Any]:
 
 def _call(call: CalledTool, dialect: Dialect) -> dict[str, Any]:
     arguments = call.arguments if dialect.arguments_as_text else _mapping(call.arguments)
-    made: dict[str, Any] = {"id": call.id} if call.id else {}
+    made: dict[str, Any] = {"id": _id(call.id, dialect)} if call.id or dialect.short_ids else {}
     return made | {"type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _id(text: str, dialect: Dialect) -> str:
+    """An id as the template wants it: the same for the same, so that results find their calls."""
+    if not dialect.short_ids or (len(text) == _SHORT and text.isalnum()):
+        return text
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:_SHORT]
 
 
 def _mapping(text: str) -> dict[str, Any] | str:
@@ -62,3 +104,17 @@ def _mapping(text: str) -> dict[str, Any] | str:
     except (ValueError, RecursionError):
         return text
     return value if isinstance(value, dict) else text
+
+
+def whole_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool as OpenAI writes it, nothing missing: templates read description and parameters unasked, and fail
+    where there are none."""
+    function = tool.get("function", tool)
+    if not isinstance(function, Mapping):
+        return dict(tool)
+    parameters = function.get("parameters") or {"type": "object"}
+    if isinstance(parameters, Mapping) and parameters.get("type", "object") == "object":
+        parameters = {"type": "object", "properties": {}, **parameters}
+    described = {"name": "", "description": "", **function, "parameters": parameters}
+    described["description"] = described["description"] or ""
+    return {**(tool if "function" in tool else {}), "type": "function", "function": described}

@@ -1,12 +1,13 @@
 """The format of a model that brings its own chat template, or several by name."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from typing import Any
 
 from localchat.chatformat.calls import CallParser, Chain
-from localchat.chatformat.messages import Dialect, to_dicts
+from localchat.chatformat.messages import Dialect, to_dicts, whole_tool
 from localchat.chatformat.parts import Parser
 from localchat.chatformat.reasoning import Family, Splitter
 from localchat.chatformat.rendered import Rendered
@@ -44,7 +45,8 @@ class TemplateFormat:
 
     def render(self, messages: Messages) -> Rendered:
         """The prompt of a conversation; TemplateError where the template refuses it."""
-        tools = None if messages.tool_choice == "none" else list(messages.tools) or None
+        offered = () if messages.tool_choice == "none" else messages.tools
+        tools = [whole_tool(tool) for tool in offered] or None
         voice = self._voice(with_tools=tools is not None)
         said = messages.messages
         if not said:
@@ -111,13 +113,19 @@ class _Voice:
         for null in (False, True):
             for text in (False, True):
                 dialect = Dialect(arguments_as_text=text, no_content_as_null=null)
-                try:
-                    shown = self.template.render(to_dicts(_PROBE, dialect), tools=[_PROBE_TOOL])
-                except TemplateError:
-                    continue
+                shown = self._shown(_probe(_SHORT_ID), dialect)
                 if _KEY in shown and f"'{_KEY}'" not in shown:
-                    return dialect
+                    short = _KEY not in self._shown(_probe(_LONG_ID), dialect)
+                    two = self._shown(_probe(_SHORT_ID, "probe0002"), dialect)
+                    return replace(dialect, short_ids=short, one_call=_KEY not in two)
         return Dialect()
+
+    def _shown(self, probe: tuple[Message, ...], dialect: Dialect) -> str:
+        """A probe as the template writes it; empty where it refuses."""
+        try:
+            return self.template.render(to_dicts(probe, dialect), tools=[_PROBE_TOOL])
+        except TemplateError:
+            return ""
 
 
 def _options(messages: Messages, known: frozenset[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -137,14 +145,16 @@ def _name(tool: Mapping[str, Any]) -> str:
 
 
 _KEY = "probe_argument"
-_PROBE = (
-    Message("user", "probe"),
-    Message(
-        "assistant",
-        tool_calls=(CalledTool("probe_tool", f'{{"{_KEY}": "value"}}', id="probe0001"),),
-    ),
-    Message("tool", "result", tool_call_id="probe0001", name="probe_tool"),
-)
+_SHORT_ID, _LONG_ID = "probe0001", "call_probe0001probe0001"
+
+
+def _probe(*ids: str) -> tuple[Message, ...]:
+    """A conversation with a call of each id and their results."""
+    calls = [CalledTool("probe_tool", f'{{"{_KEY}": "value"}}', id=id_) for id_ in ids]
+    results = [Message("tool", "result", tool_call_id=id_, name="probe_tool") for id_ in ids]
+    return (Message("user", "probe"), Message("assistant", tool_calls=tuple(calls)), *results)
+
+
 _PROBE_TOOL = {
     "type": "function",
     "function": {

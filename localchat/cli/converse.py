@@ -67,6 +67,12 @@ def converse(ctx: click.Context, words: str, model_word: str | None = None) -> i
     if text and not wish.interactive:
         with opened_engine(setup) as engine:
             return _answer_once(setup, engine, wish, conversation, text)
+    from localchat.tui.launch import can_show
+
+    if not text and not wish.interactive and can_show(setup.door.environ):
+        from localchat.cli.screen import open_screen
+
+        return open_screen(ctx, setup, conversation)
     from localchat.cli.keyboard import open_keyboard
     from localchat.cli.line import chat
 
@@ -117,7 +123,7 @@ def _answer_once(
             )
         else:
             take_fitting(engine, conversation, settings, display, answer, wish.form)
-        remember(setup)
+        remember(setup, engine, answer.done if settings.n == 1 else None)
         _print(setup, engine, wish, answer)
     except ContextExceeded as problem:
         raise _advised(problem, engine, conversation) from problem
@@ -147,6 +153,7 @@ def _print(setup: Setup, engine: Engine, wish: Wish, answer: Answer) -> None:
         terminal.end_answer(empty=not answer.interrupted)
     if settings.stats and answer.done:
         terminal.insist(stats_line(answer.done))
+        terminal.insist(engine.info().why)
     if wish.form is not None:
         refuse_unfinished(answer, settings.n)
 

@@ -4,7 +4,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -14,6 +14,7 @@ from localchat.cli.door import Door
 from localchat.engine.safemode import SafeBuilds
 from localchat.errors import LocalchatError
 from localchat.figures import size
+from localchat.fit.reason import Kind, kind_name, runner_name
 from localchat.paths import Paths, find_paths
 
 
@@ -59,6 +60,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     models_dir: str
     state_dir: str
     backends: tuple[BackendDiagnosis, ...]
+    choices: tuple[str, ...]
 
     @property
     def ways_out(self) -> tuple[WayOut, ...]:
@@ -72,6 +74,8 @@ def diagnose(door: Door) -> Diagnosis:
 
     paths = find_paths(door.environ)
     memory = psutil.virtual_memory()
+    found = find_backends()
+    backends = tuple(_ask(backend, paths) for backend in found.values())
     return Diagnosis(
         localchat=__version__,
         python=platform.python_version(),
@@ -85,8 +89,25 @@ def diagnose(door: Door) -> Diagnosis:
         settings_file=str(paths.settings_file),
         models_dir=str(paths.models_dir),
         state_dir=str(paths.state_dir),
-        backends=tuple(_ask(backend, paths) for backend in find_backends().values()),
+        backends=backends,
+        choices=tuple(_choices(found, {one.name: one.offload for one in backends})),
     )
+
+
+def _choices(backends: Mapping[str, Backend], offload: Mapping[str, bool]) -> Iterator[str]:
+    """For each kind of model file, what would run it and why: one sentence."""
+    kinds: tuple[Kind, ...] = ("gguf", "safetensors")
+    for kind in kinds:
+        what = kind_name(kind)
+        fitting = [backend for backend in backends.values() if kind in backend.kinds]
+        able = next((one for one in fitting if one.available().ok), None)
+        if able is not None:
+            placing = ", as many layers on the GPU as fit" if offload[able.name] else ""
+            yield f"{what[0].upper()}{what[1:]} runs on {runner_name(able.name)}{placing}."
+        elif fitting:
+            yield f"{what[0].upper()}{what[1:]} cannot be run here: {fitting[0].available().reason}"
+        else:
+            yield f"{what[0].upper()}{what[1:]} cannot be run here: no installed backend is for it."
 
 
 def _ask(backend: Backend, paths: Paths) -> BackendDiagnosis:
@@ -141,6 +162,8 @@ def sentences(diagnosis: Diagnosis) -> Iterator[str]:
         ("state", diagnosis.state_dir),
     )
     yield from _aligned(rows)
+    yield ""
+    yield from diagnosis.choices
     for backend in diagnosis.backends:
         yield ""
         yield from _backend_sentences(backend)

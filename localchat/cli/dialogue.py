@@ -81,9 +81,10 @@ class Dialogue:
 
     def ask(self, text: str) -> None:
         """Answer `text` and keep both. A refusal is said, and the conversation stays as it was."""
-        if self._waiting:
+        if text == self._waiting:
+            self._waiting = ""
             self._save.draft("")
-        self._waiting, self._overflow = "", None
+        self._overflow = None
         question = self.conversation.add(Message("user", text), parent=self.conversation.head)
         if not self._answer(question):
             self.conversation.take_back(question.id)
@@ -105,6 +106,10 @@ class Dialogue:
         if not self._answer(question):
             self.conversation.back_to(before)
 
+    def why(self) -> str:
+        """Why this backend, and where the layers are: one sentence."""
+        return self._engine.info().why
+
     def undo(self) -> None:
         """Go back before the last question. It stays in the history, on a branch of its own."""
         path = self.conversation.path()
@@ -117,7 +122,7 @@ class Dialogue:
     def clear(self) -> None:
         """Begin a new conversation; the old one stays in the history."""
         self.close()
-        self._overflow, self.last = None, None
+        self._overflow, self._waiting, self.last = None, "", None
         old = self.conversation
         self.conversation = Conversation(model=old.model, system=old.system)
         self._save = Autosave(self._history, self.conversation)
@@ -156,11 +161,12 @@ class Dialogue:
         growing.end(answer, self._engine, error)
         self.last = answer
         if error is None:
-            remember(self._setup)
+            remember(self._setup, self._engine, answer.done)
         if answer.interrupted:
             terminal.say("stopped; what was said stays")
         elif settings.stats and answer.done:
             terminal.insist(stats_line(answer.done))
+            terminal.insist(self.why())
         self._trouble(self._save.problem)
         return True
 
@@ -195,9 +201,11 @@ class Dialogue:
                 self._engine.info(),
                 max_tokens=self.settings.max_tokens,
                 thinking=self.settings.think,
+                refusal=problem,
             )
-        except LocalchatError:
-            self._say_error(problem)
+        except LocalchatError:  # an engine that cannot count, or is gone
+            self._say_error(with_advice(problem, self._engine))
+            self.terminal.insist("  or begin anew: /clear")
             return
         self._overflow, self._waiting = overflow, question.message.content
         self._save.draft(self._waiting)
@@ -241,7 +249,8 @@ class Dialogue:
             return False
         nodes = run.finish()
         self.changed(*nodes)
-        self.terminal.insist(f"{len(run.replaced)} messages are sent as this summary from now on:")
+        told = f"{len(run.replaced)} messages are sent as this summary from now on"
+        self.terminal.insist(f"{told} (/everything takes it back):")
         self.terminal.insist(nodes[0].message.content, dim=True)
         return True
 

@@ -1,27 +1,22 @@
 """`localchat fit MODEL`: will it run here, and how: by the planner that decides at the load."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from localchat.cli.door import Door
+
 if TYPE_CHECKING:
-    from localchat.fit.machine import Machine
-    from localchat.fit.plan import LoadWish, MemoryPlan
+    from localchat.cli.setup import Said
+    from localchat.errors import ModelMissing
+    from localchat.fit.plan import LoadWish
+    from localchat.fit.verdict import Subject, Verdict
+    from localchat.paths import Paths
     from localchat.settings import Settings
 
-_LEAST_SLOTS = 2
+LEAST_SLOTS = 2
 """Sequences that a chat loads with."""
-
-
-class _Verdict(NamedTuple):
-    """memory_bytes, others_bytes: of the memory that bounds the plan, all of it and what is taken.
-    tokens_per_s: an estimate, None where there is none."""
-
-    plan: "MemoryPlan"
-    memory_bytes: int
-    others_bytes: int
-    tokens_per_s: float | None
 
 
 @click.command("fit")
@@ -29,8 +24,13 @@ class _Verdict(NamedTuple):
 @click.option("--ctx", "context_length", metavar="TOKENS", help="With this context.")
 @click.option("--kv-type", "kv_cache_type", metavar="TYPE", help="KV cache as f16, q8_0 or q4_0.")
 @click.option("--gpu-layers", "gpu_layers", metavar="N", help="Layers on the GPU.")
+@click.option("--threads", "threads", metavar="N", help="Threads that would compute.")
 @click.option("--parallel", type=click.IntRange(1, 255), metavar="N", help="Requests at once; 2.")
 @click.option("--backend", "backend", metavar="NAME", help="What would run the model.")
+@click.option(
+    "--require-gpu/--no-require-gpu", default=None, help="Whether the CPU alone is not enough."
+)
+@click.option("--offline/--no-offline", default=None, help="Never use the network.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def command(
@@ -38,35 +38,99 @@ def command(
 ) -> int:
     """Say whether a model fits into memory, and what would help.
 
-    Reads the header of the file and the memory that is free now; no weights are loaded. The speed is an
-    estimate from a short probe. Ends with 0 where the model fits and with 4 where it does not.
+    MODEL is here, or a name that `pull` knows: then its headers alone are read over the network, a few
+    megabytes. No weights are loaded. The speed is an estimate from a short probe and from what ran here
+    before. Ends with 0 where the model fits and with 4 where it does not.
     """
-    from localchat.backends import backend_for
     from localchat.cli.page import print_json, print_lines
-    from localchat.cli.setup import prepare
-    from localchat.errors import ExitCode, ModelInvalid
-    from localchat.fit.header import read_header
-    from localchat.fit.machine import read_machine
+    from localchat.errors import ExitCode
+    from localchat.fit.paces import Paces
+    from localchat.fit.verdict import judge, usable_machine
 
-    setup = prepare(ctx, word)
-    header = read_header(setup.model.path)
-    backend = backend_for(setup.model.path, setup.settings.backend)
-    if objection := backend.objection(header):
-        raise ModelInvalid(f"{setup.model.name} cannot be run: {objection}")
-    slots = parallel or max(_LEAST_SLOTS, setup.settings.n)
-    plan = backend.plan(header, _wish(setup.settings, slots))
-    rate = backend.expected_rate(header, plan, setup.settings.threads) if plan.fits else None
-    verdict = _Verdict(plan, *_memory(plan, read_machine()), tokens_per_s=rate)
-    environ = setup.door.environ
+    seen = _look(ctx, word)
+    slots = parallel or max(LEAST_SLOTS, seen.settings.n)
+    subject = seen.subject
+    wish = wish_of(seen.settings, slots)
+    verdict = judge(subject, wish, usable_machine(), Paces(seen.paths.state_dir))
+    environ = seen.door.environ
     if as_json:
-        told = {"model": setup.model.name, "path": str(setup.model.path), "parallel": slots}
-        print_json(environ, told | _record(verdict))
+        path = str(subject.path) if subject.path is not None else None
+        told = {"model": subject.name, "path": path, "parallel": slots}
+        print_json(environ, told | verdict.record())
     else:
-        print_lines(environ, _lines(setup.model.name, verdict))
-    return ExitCode.OK if plan.fits else ExitCode.DOES_NOT_FIT
+        print_lines(environ, verdict_lines(verdict))
+    return ExitCode.OK if verdict.plan.fits else ExitCode.DOES_NOT_FIT
 
 
-def _wish(settings: "Settings", slots: int) -> "LoadWish":
+class _Seen(NamedTuple):
+    """A model that was looked at, and what else the verdict needs."""
+
+    subject: "Subject"
+    settings: "Settings"
+    paths: "Paths"
+    door: Door
+
+
+def _look(ctx: click.Context, word: str) -> _Seen:
+    """The model that is here under this word, else the one that could be pulled. Raises LocalchatError."""
+    from localchat.cli.setup import Said, prepare
+    from localchat.errors import ModelMissing
+    from localchat.fit.checkpoint import read_unloaded
+    from localchat.fit.verdict import Subject
+
+    try:
+        setup = prepare(ctx, word)
+    except ModelMissing as missing:
+        said = Said.of(ctx, word)
+        settings = said.settings((word,)).settings
+        subject = _elsewhere(word, said, settings, missing)
+        return _Seen(subject, settings, said.paths, said.door)
+    model = setup.model
+    subject = Subject(model.name, read_unloaded(model.path), model.path, setup.settings.backend)
+    return _Seen(subject, setup.settings, setup.paths, setup.door)
+
+
+def _elsewhere(word: str, said: "Said", settings: "Settings", missing: "ModelMissing") -> "Subject":
+    """The model on the hub, by its headers. Raises `missing` where the word names none there."""
+    from localchat.cli.pull import forbidden_by
+    from localchat.cli.terminal import Terminal
+    from localchat.errors import ModelMissing, UsageError
+    from localchat.fit.verdict import Subject
+    from localchat.library.blueprint import drawn_for
+    from localchat.library.catalogue import read_catalogue
+    from localchat.library.hub import hub_for, offline
+    from localchat.library.names import parse
+    from localchat.library.patience import Patience
+    from localchat.library.pull import look_up
+    from localchat.library.remote import look_into
+    from localchat.library.telling import Note, PullEvent
+
+    try:
+        reference = parse(word, read_catalogue(said.paths))
+    except (ModelMissing, UsageError):
+        raise missing from None
+    terminal = Terminal(said.door.environ, quiet=settings.quiet, color=settings.color)
+
+    def tell(event: PullEvent) -> None:
+        if isinstance(event, Note):
+            terminal.say(event.text)
+
+    if by := forbidden_by(said):
+        drawn = drawn_for(reference)
+        if drawn is None:
+            raise offline(reference.name, by)
+        terminal.say(f"{drawn.name} is not here and offline is set: its published shape stands in")
+        return Subject(drawn.name, drawn, None, settings.backend)
+    hub, patience = hub_for(said.door.environ), Patience()
+    choice = look_up(reference, hub, tell, patience)
+    terminal.say(
+        f"{choice.name} is not here; its headers are read from {choice.listing.repository}"
+    )
+    return Subject(choice.name, look_into(choice, hub, tell, patience), None, settings.backend)
+
+
+def wish_of(settings: "Settings", slots: int) -> "LoadWish":
+    """What these settings ask of a load."""
     from localchat.fit.plan import LoadWish
 
     cache = settings.cache_ram_mib
@@ -77,54 +141,21 @@ def _wish(settings: "Settings", slots: int) -> "LoadWish":
         max_slots=slots,
         cache_ram_bytes=None if cache is None else cache * 2**20,
         threads=settings.threads,
+        require_gpu=settings.require_gpu,
     )
 
 
-def _memory(plan: "MemoryPlan", machine: "Machine") -> tuple[int, int]:
-    """All memory that the plan draws on, and what of it is taken: RAM, with the cards where they are used."""
-    total = machine.ram_total_bytes
-    free = machine.ram_free_bytes
-    if plan.gpu_bytes:
-        total += sum(gpu.total_bytes for gpu in machine.gpus)
-        free += machine.gpu_free_bytes
-    return total, max(total - free, 0)
-
-
-def _lines(name: str, verdict: _Verdict) -> Iterator[str]:
+def verdict_lines(verdict: "Verdict") -> Iterator[str]:
+    """The verdict with a bar, for people."""
     from localchat.fit.words import bar, rate
     from localchat.fit.words import verdict as sentences
     from localchat.inert import inert_line
 
     first, _, *rest = sentences(verdict.plan)
-    yield f"{inert_line(name)}: {first[0].lower()}{first[1:]}"
+    yield f"{inert_line(verdict.name)}: {first[0].lower()}{first[1:]}"
     yield from bar(verdict.plan, verdict.memory_bytes, verdict.others_bytes)
-    yield f"Backend {verdict.plan.backend}, KV cache {verdict.plan.kv_type}."
-    if verdict.tokens_per_s is not None:
-        yield f"About {rate(verdict.tokens_per_s)}, by a probe of this build, while nothing else computes."
+    yield f"{verdict.why} KV cache {verdict.plan.kv_type}."
+    if verdict.pace is not None:
+        yield f"About {rate(verdict.pace.tokens_per_s)}, {verdict.pace.basis}."
     yield from rest
-
-
-def _record(verdict: _Verdict) -> dict[str, Any]:
-    plan = verdict.plan
-    return {
-        "backend": plan.backend,
-        "fits": plan.fits,
-        "context_tokens": plan.context_tokens,
-        "max_context_tokens": plan.max_context_tokens,
-        "kv_type": plan.kv_type,
-        "weights_bytes": plan.weights_bytes,
-        "kv_bytes": plan.kv_bytes,
-        "compute_bytes": plan.compute_bytes,
-        "overhead_bytes": plan.overhead_bytes,
-        "total_bytes": plan.total_bytes,
-        "free_bytes": plan.free_bytes,
-        "memory_bytes": verdict.memory_bytes,
-        "others_bytes": verdict.others_bytes,
-        "gpu_layers": plan.gpu_layers,
-        "layers": plan.layers,
-        "gpu_bytes": plan.gpu_bytes,
-        "gpu_free_bytes": plan.gpu_free_bytes,
-        "expected_tokens_per_s": verdict.tokens_per_s,
-        "advice": plan.advice,
-        "notes": plan.notes,
-    }
+    yield from verdict.alternatives

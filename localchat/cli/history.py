@@ -169,7 +169,7 @@ def _opened(door: Door) -> "Iterator[History]":
     from localchat.cli.talk import open_history
     from localchat.paths import find_paths
 
-    with open_history(find_paths(door.environ)) as history:
+    with open_history(find_paths(door.environ), to_read=True) as history:
         if history.notice:
             click.echo(f"localchat: {history.notice}", err=True)
         yield history

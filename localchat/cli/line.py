@@ -6,19 +6,38 @@ from localchat.cli.keyboard import Keyboard
 from localchat.cli.line_commands import run_command
 from localchat.cli.setup import Setup, opened_engine
 from localchat.cli.talk import opened_for_writing
-from localchat.errors import ExitCode
+from localchat.errors import ExitCode, LocalchatError
 from localchat.history.store import History
+from localchat.library.locate import GUIDE
 
 
 def chat(setup: Setup, keyboard: Keyboard, conversation: Conversation, first: str = "") -> int:
     """Talk until the person leaves; returns the exit code. `first`: a message that is there already."""
     history = opened_for_writing(setup.paths, setup.terminal, wanted=setup.settings.history)
     with history or History.open(None) as kept, opened_engine(setup) as engine:
+        if not first and not conversation.nodes:
+            _greet(setup)
         dialogue = Dialogue(setup, engine, kept, conversation)
         try:
             return _talk(setup, keyboard, dialogue, first)
         finally:
             dialogue.close()
+
+
+def _greet(setup: Setup) -> None:
+    """Who has no model but the guide is shown what would run here. The engine loads meanwhile."""
+    if setup.model.word != GUIDE or setup.settings.quiet or not setup.terminal.animated:
+        return
+    from localchat.cli.first_run import welcome
+    from localchat.library.first_run import first_run, is_first_run
+
+    environ = setup.door.environ
+    try:
+        if is_first_run(setup.paths, environ):
+            for line in welcome(first_run(setup.paths, environ)):
+                setup.terminal.insist(line)
+    except LocalchatError as problem:
+        setup.terminal.say(f"what could run here is not known: {problem.message}")
 
 
 def _talk(setup: Setup, keyboard: Keyboard, dialogue: Dialogue, first: str) -> int:

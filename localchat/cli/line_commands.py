@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from localchat.atomic import write_text
+from localchat.chat.compaction import without_summary
 from localchat.chat.export import as_json_text, as_markdown
 from localchat.chat.overflow import send_everything
 from localchat.cli.dialogue import Dialogue
@@ -18,7 +19,7 @@ _HELP: Final = """\
 /undo           go back before the last question
 /regen          answer the last question once more
 /compact        have the model sum up the older part, and send the summary in its place
-/everything     send all messages again that were left out
+/everything     send all messages again that were left out or summed up
 /export FILE    write the conversation to FILE: Markdown, or JSON where it ends in .json
 /stats          the figures of the last answer
 /quit           leave (also Ctrl+D)
@@ -52,6 +53,7 @@ def _run(dialogue: Dialogue, line: str) -> None:
         case "/stats":
             done = dialogue.last.done if dialogue.last else None
             say(stats_line(done) if done else "there are no figures yet")
+            say(dialogue.why())
         case "/undo":
             dialogue.undo()
             left = len(dialogue.conversation.path())
@@ -64,7 +66,7 @@ def _run(dialogue: Dialogue, line: str) -> None:
             dialogue.compact()
         case "/everything":
             send_everything(dialogue.conversation)
-            dialogue.changed()
+            dialogue.changed(*without_summary(dialogue.conversation))
             say("all messages are sent again")
         case "/export":
             _export(dialogue, rest.strip())

@@ -44,9 +44,16 @@ _SAMPLING = (
     _Flag("n", ("--n",), "N", "How many answers."),
 )
 _SYSTEM = (_Flag("system", ("-s", "--system"), "TEXT", "Instructions before the conversation."),)
+_SCREEN = (_Flag("theme", ("--theme",), "NAME", "Colours of the screen: dark, light, ansi, …"),)
 _SWITCHES = (
     _Flag("think", ("--think/--no-think",), "", "Let the model reason first, or not."),
     _Flag("hide_reasoning", ("--hide-reasoning/--show-reasoning",), "", "Keep the reasoning away."),
+    _Flag(
+        "require_gpu",
+        ("--require-gpu/--no-require-gpu",),
+        "",
+        "Refuse rather than use the CPU alone.",
+    ),
     _Flag("speculation", ("--speculation/--no-speculation",), "", "Guess ahead (exact); on."),
     _Flag("attach", ("--attach/--no-attach",), "", "Use a running server's models; on."),
     _Flag("stats", ("--stats/--no-stats",), "", "A line of figures after the answer."),
@@ -54,6 +61,9 @@ _SWITCHES = (
     _Flag("color", ("--color/--no-color",), "", "Colours on a terminal; on."),
     _Flag("offline", ("--offline/--no-offline",), "", "Never use the network."),
     _Flag("history", ("--history/--no-history",), "", "Keep conversations on the disk; on."),
+    _Flag(
+        "reduced_motion", ("--reduced-motion/--no-reduced-motion",), "", "Nothing moves or blinks."
+    ),
 )
 
 STOP: Final = "stop"
@@ -64,7 +74,7 @@ def engine_options(*, with_model: bool) -> Callable[[_Decorated], _Decorated]:
     """Everything that chooses a model, loads it, and asks it."""
 
     def decorate(function: _Decorated) -> _Decorated:
-        values = (*(_MODEL if with_model else ()), *_SYSTEM, *_SAMPLING, *_ENGINE)
+        values = (*(_MODEL if with_model else ()), *_SYSTEM, *_SAMPLING, *_ENGINE, *_SCREEN)
         decorators = [
             click.option(*f.names, f.key, metavar=f.metavar, help=f.about) for f in values
         ]

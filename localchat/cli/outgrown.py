@@ -17,7 +17,7 @@ from localchat.cli.answer import Answer, Display, take
 from localchat.cli.setup import request_for
 from localchat.engine.engine import Engine
 from localchat.engine.request import GenerateRequest, Grammar, Messages
-from localchat.errors import ContextExceeded
+from localchat.errors import ContextExceeded, LocalchatError
 from localchat.settings import Settings
 
 
@@ -33,8 +33,8 @@ def take_fitting(
     messages, that is done and said. Raises what an engine raises."""
     try:
         return take(engine.generate(_request(conversation, settings, form)), display, answer)
-    except ContextExceeded:
-        if not _made_room(engine, conversation, settings, display):
+    except ContextExceeded as refusal:
+        if not _made_room(engine, conversation, settings, display, refusal):
             raise
     return take(engine.generate(_request(conversation, settings, form)), display, answer)
 
@@ -66,18 +66,26 @@ def _request(
 
 
 def _made_room(
-    engine: Engine, conversation: Conversation, settings: Settings, display: Display
+    engine: Engine,
+    conversation: Conversation,
+    settings: Settings,
+    display: Display,
+    refusal: ContextExceeded,
 ) -> bool:
     if conversation.policy.kind != "leave_out_oldest":
         return False
-    context = engine.info().context_tokens
-    cut = what_to_leave_out(
-        conversation,
-        counter(engine),
-        context,
-        reserve_tokens(context, settings.max_tokens),
-        thinking=settings.think,
-    )
+    context = refusal.details.get("context_tokens") or engine.info().context_tokens
+    assert isinstance(context, int)
+    try:
+        cut = what_to_leave_out(
+            conversation,
+            counter(engine),
+            context,
+            reserve_tokens(context, settings.max_tokens),
+            thinking=settings.think,
+        )
+    except LocalchatError:  # an engine that cannot count: its refusal stands
+        return False
     if cut is None or not cut.nodes:
         return False
     leave_out(conversation, cut)

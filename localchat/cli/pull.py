@@ -1,59 +1,59 @@
 """`localchat pull NAME`: fetch a model, and go on where an earlier try stopped."""
 
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
 
-from localchat.cli.door import Door
-from localchat.cli.options import given_flags
-
 if TYPE_CHECKING:
     from localchat.cli.pull_view import View
+    from localchat.cli.setup import Said
+    from localchat.library.hub import Hub
     from localchat.library.names import Reference
+    from localchat.library.patience import Patience
+    from localchat.library.pull import Choice
+    from localchat.library.telling import PullEvent
     from localchat.paths import Paths
 
 
 @click.command("pull")
 @click.argument("name")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask, also where it will not fit.")
 @click.option("--json", "as_json", is_flag=True, help="Print progress as lines of JSON.")
 @click.option("--offline/--no-offline", default=None, help="Never use the network.")
 @click.option("-q", "--quiet/--no-quiet", default=None, help="Only errors.")
 @click.option("--color/--no-color", default=None, help="Colours on a terminal; on.")
 @click.pass_context
-def command(ctx: click.Context, /, name: str, as_json: bool, **_: object) -> int:
+def command(ctx: click.Context, /, name: str, yes: bool, as_json: bool, **_: object) -> int:
     """Fetch a model, or the rest of it.
 
     \b
     localchat pull qwen2.5:7b-q4_k_m       a name of the catalogue
     localchat pull qwen2.5:7b              the same: Q4_K_M where nothing is said
     localchat pull hf.co/user/repo:Q8_0    a repository of the Hugging Face hub
+
+    Says first whether the model will fit into memory here; where it will not, asks on a terminal, and warns
+    and goes on elsewhere.
     """
     from localchat.cli.pull_view import view_for
+    from localchat.cli.setup import Said
     from localchat.cli.terminal import Terminal
     from localchat.errors import LocalchatError
     from localchat.library.catalogue import read_catalogue
     from localchat.library.names import parse
-    from localchat.paths import find_paths
-    from localchat.settings import from_environment, resolve
-    from localchat.settings_file import read_settings
 
-    door = ctx.find_object(Door)
-    assert door is not None
-    paths = find_paths(door.environ)
-    settings, origins = resolve(
-        read_settings(paths.settings_file).layer(),
-        from_environment(door.environ),
-        given_flags(ctx),
-    )
-    forbidden_by = origins["offline"] if settings.offline else _hub_forbids(door)
-    terminal = Terminal(door.environ, quiet=settings.quiet, color=settings.color)
+    said = Said.of(ctx)
+    settings = said.settings().settings
+    terminal = Terminal(said.door.environ, quiet=settings.quiet, color=settings.color)
+    asks = not (yes or as_json or settings.quiet) and terminal.stderr_is_terminal
     with view_for(terminal, as_json=as_json) as view:
         try:
-            reference = parse(name, read_catalogue(paths))
-            if forbidden_by:
-                _show_what_is_here(reference, paths, forbidden_by, view)
+            reference = parse(name, read_catalogue(said.paths))
+            if by := forbidden_by(said):
+                _show_what_is_here(reference, said.paths, by, view)
             else:
-                _pull(reference, paths, door, view)
+                _pull(reference, said, view, asks=asks)
         except LocalchatError as problem:
             view.failed(problem)
             raise
@@ -63,22 +63,74 @@ def command(ctx: click.Context, /, name: str, as_json: bool, **_: object) -> int
     return 0
 
 
-def _pull(reference: "Reference", paths: "Paths", door: Door, view: "View") -> None:
+def _pull(reference: "Reference", said: "Said", view: "View", *, asks: bool) -> None:
+    from localchat.library.download_rate import remember_rate
     from localchat.library.hub import hub_for
     from localchat.library.patience import Patience
-    from localchat.library.pull import fetch, look_up
+    from localchat.library.pull import fetch, kept, look_up
+    from localchat.library.telling import Done
 
     patience = Patience()
-    hub = hub_for(door.environ)
+    hub = hub_for(said.door.environ)
     choice = look_up(reference, hub, view.tell, patience)
-    fetch(choice, hub, paths.models_dir, view.tell, patience)
+    # What was begun was judged then.
+    if not kept(choice, said.paths.models_dir):
+        _judge(choice, hub, said, view, patience, asks=asks)
+    began_s, fetched = time.monotonic(), 0
+
+    def tell(event: "PullEvent") -> None:
+        nonlocal fetched
+        fetched = event.fetched_bytes if isinstance(event, Done) else fetched
+        view.tell(event)
+
+    fetch(choice, hub, said.paths.models_dir, tell, patience)
+    with suppress(OSError):  # the next download time is an assumption then
+        remember_rate(said.paths.state_dir, fetched, time.monotonic() - began_s)
 
 
-def _hub_forbids(door: Door) -> str:
-    """The variable that tells every tool of the hub to stay offline; empty where none does."""
+def _judge(
+    choice: "Choice", hub: "Hub", said: "Said", view: "View", patience: "Patience", *, asks: bool
+) -> None:
+    """Show the verdict. A model whose header cannot be read beforehand is fetched all the same: that may be
+    the server's fault. Raises DoesNotFit where the user would rather not."""
+    import sys
+
+    from localchat.cli.fit import LEAST_SLOTS, wish_of
+    from localchat.errors import DoesNotFit, LocalchatError
+    from localchat.fit.paces import Paces
+    from localchat.fit.verdict import Subject, judge, usable_machine
+    from localchat.library.remote import look_into
+    from localchat.library.telling import Judged, Note
+
+    settings = said.settings((choice.name,)).settings
+    wish = wish_of(settings, max(LEAST_SLOTS, settings.n))
+    try:
+        subject = Subject(
+            choice.name, look_into(choice, hub, view.tell, patience), None, settings.backend
+        )
+        verdict = judge(subject, wish, usable_machine(), Paces(said.paths.state_dir))
+    except LocalchatError as problem:
+        view.tell(Note(f"whether it will run here is not known: {problem.message}"))
+        return
+    view.tell(Judged(choice.name, **verdict.record()))
+    if verdict.plan.fits or not asks or not sys.stdin.isatty():
+        return
+    if not click.confirm("Fetch it all the same?", err=True):
+        raise DoesNotFit(
+            f"{choice.name} is not fetched",
+            hint="--yes fetches it without asking; localchat fit tells more",
+        )
+
+
+def forbidden_by(said: "Said") -> str:
+    """Who forbids the network: the setting, or the variable that tells every tool of the hub to stay offline;
+    empty where nobody does."""
+    settings, origins = said.settings()
+    if settings.offline:
+        return origins["offline"]
     yes = ("1", "on", "true", "yes")
     names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-    return next((name for name in names if door.environ.get(name, "").lower() in yes), "")
+    return next((name for name in names if said.door.environ.get(name, "").lower() in yes), "")
 
 
 def _show_what_is_here(

@@ -9,8 +9,9 @@ import msgspec
 from localchat.cli.terminal import Terminal
 from localchat.errors import LocalchatError
 from localchat.figures import size, sizes
+from localchat.fit.words import duration, rate
 from localchat.inert import inert_line
-from localchat.library.telling import Checking, Done, Found, Note, Progress, PullEvent
+from localchat.library.telling import Checking, Done, Found, Judged, Note, Progress, PullEvent
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -83,7 +84,7 @@ class LineView:
         match event:
             case Progress():
                 self._terminal.progress(_line(event))
-            case Done() | Found() | Checking() | Note():
+            case Done() | Found() | Judged() | Checking() | Note():
                 self._terminal.say(_sentence(event))
             case _:
                 assert_never(event)
@@ -118,7 +119,7 @@ class BarView:
             case Done():
                 self.__exit__()
                 self._terminal.say(_sentence(event))
-            case Found() | Checking() | Note():
+            case Found() | Judged() | Checking() | Note():
                 self._say(_sentence(event))
             case _:
                 assert_never(event)
@@ -162,12 +163,14 @@ def _line(event: Progress) -> str:
     if event.bytes_per_s is not None:
         words.append(f"{size(event.bytes_per_s)}/s")
     if event.left_s is not None and event.done_bytes < event.total_bytes:
-        words.append(f"{_duration(event.left_s)} left")
+        words.append(f"{duration(event.left_s)} left")
     return " · ".join(words)
 
 
-def _sentence(event: Found | Checking | Note | Done) -> str:
+def _sentence(event: Found | Judged | Checking | Note | Done) -> str:
     match event:
+        case Judged():
+            return _verdict(event)
         case Found():
             files = f"{len(event.files)} files, " if len(event.files) > 1 else ""
             here = f", {size(event.done_bytes)} of it here already" if event.done_bytes else ""
@@ -181,14 +184,19 @@ def _sentence(event: Found | Checking | Note | Done) -> str:
             return f"{event.name} {how}: localchat run {event.name}"
 
 
+def _verdict(event: Judged) -> str:
+    """A line where it fits; where it does not, also what would help."""
+    if event.missing:
+        return "\n  ".join((f"{event.name} will not run here: {event.missing}", *event.advice))
+    memory = f"{size(event.total_bytes)} of {size(event.free_bytes)} free"
+    if not event.fits:
+        context = f"with {event.context_tokens:,} tokens of context"
+        return "\n  ".join((f"{event.name} will not fit: {memory}, {context}", *event.advice))
+    pace = event.expected_tokens_per_s
+    speed = f", about {rate(pace)}" if pace is not None else ""
+    context = f"{event.context_tokens:,} tokens of context"
+    return f"{event.name} will fit: {memory}, {context}{speed}. {event.why}"
+
+
 def _kept(name: str) -> str:
     return f"stopped; what came is kept, and localchat pull {name} goes on there"
-
-
-def _duration(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 100:
-        return f"{whole} s"
-    if whole < 100 * 60:
-        return f"{whole // 60} min {whole % 60:02} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02} min"

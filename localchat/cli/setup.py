@@ -11,13 +11,23 @@ from localchat.cli.door import Door
 from localchat.cli.options import given_flags
 from localchat.cli.terminal import Terminal
 from localchat.engine.request import GenerateRequest, Grammar, Prompt, Sampling
+from localchat.errors import LocalchatError
 from localchat.library.locate import LocatedModel, locate, locate_default, remember_model
 from localchat.paths import Paths, find_paths
-from localchat.settings import SAMPLING_KEYS, Given, Settings, from_environment, resolve
+from localchat.settings import (
+    SAMPLING_KEYS,
+    Given,
+    Resolved,
+    Settings,
+    from_environment,
+    resolve,
+)
 from localchat.settings_file import read_settings
 
 if TYPE_CHECKING:
     from localchat.engine.engine import Engine
+    from localchat.engine.events import Done
+    from localchat.engine.local import EngineOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,30 +44,57 @@ class Setup:
     """The settings in force for a model that goes by these names."""
 
 
+class Said:
+    """What flags, environment and settings file say, before a model is known."""
+
+    def __init__(
+        self, door: Door, given: Mapping[str, Given], model_word: str | None = None
+    ) -> None:
+        """`given`: by flags. `model_word`: a model that the command names apart from `-m`.
+        Raises UsageError."""
+        self.door = door
+        self.paths = find_paths(door.environ)
+        self.flags = dict(given)
+        if model_word is not None:
+            self.flags["model"] = Given(model_word, "the model named in the command")
+        self._file = read_settings(self.paths.settings_file)
+        self._environment = from_environment(door.environ)
+
+    @classmethod
+    def of(cls, ctx: click.Context, model_word: str | None = None) -> "Said":
+        """The same for the flags of a command."""
+        door = ctx.find_object(Door)
+        assert door is not None
+        return cls(door, given_flags(ctx), model_word)
+
+    def settings(self, names: Iterable[str] = ()) -> Resolved:
+        """The settings in force for a model of these names. Raises UsageError."""
+        return resolve(self._file.layer(names), self._environment, self.flags)
+
+
 def prepare(ctx: click.Context, model_word: str | None = None) -> Setup:
     """Settle settings and model. `model_word`: a model that the command names apart from `-m`. Raises
     UsageError, ModelMissing."""
     door = ctx.find_object(Door)
     assert door is not None
-    paths = find_paths(door.environ)
-    file, environment, flags = (
-        read_settings(paths.settings_file),
-        from_environment(door.environ),
-        given_flags(ctx),
-    )
-    if model_word is not None:
-        flags["model"] = Given(model_word, "the model named in the command")
-    chosen = resolve(file.layer(), environment, flags)
+    return settle(door, given_flags(ctx), model_word)
+
+
+def settle(door: Door, given: Mapping[str, Given], model_word: str | None = None) -> Setup:
+    """The same from flags that are known already. Raises UsageError, ModelMissing."""
+    said = Said(door, given, model_word)
+    paths = said.paths
+    chosen = said.settings()
     word = chosen.settings.model
-    if "model" in flags and word is not None:
+    if "model" in said.flags and word is not None:
         model = locate(word, paths, chosen.origins["model"], door.environ)
     else:
         model = locate_default(word, chosen.origins["model"], paths, door.environ)
     names = dict.fromkeys((model.name, model.word, *([word] if word else [])))
-    settings, origins = resolve(file.layer(names), environment, flags)
+    settings, origins = said.settings(names)
 
     def settings_for(names: Iterable[str]) -> Settings:
-        return resolve(file.layer(names), environment, flags).settings
+        return said.settings(names).settings
 
     terminal = Terminal(door.environ, quiet=settings.quiet, color=settings.color)
     return Setup(door, paths, settings, origins, model, terminal, settings_for)
@@ -75,11 +112,15 @@ def opened_engine(setup: Setup) -> "Iterator[Engine]":
 
 
 def _own_engine(setup: Setup) -> "Engine":
-    from localchat.pool.finding import engine_options
+    return setup.door.open_engine(engine_options(setup), setup.terminal.say)
+
+
+def engine_options(setup: Setup) -> "EngineOptions":
+    """How the engine of the settled model is opened."""
+    from localchat.pool.finding import engine_options as options_of
 
     slots = max(2, setup.settings.n)
-    options = engine_options(setup.model, setup.settings, setup.paths, max_slots=slots)
-    return setup.door.open_engine(options, setup.terminal.say)
+    return options_of(setup.model, setup.settings, setup.paths, max_slots=slots)
 
 
 def request_for(settings: Settings, prompt: Prompt, form: Grammar | None = None) -> GenerateRequest:
@@ -95,9 +136,14 @@ def request_for(settings: Settings, prompt: Prompt, form: Grammar | None = None)
     )
 
 
-def remember(setup: Setup) -> None:
-    """The model answered: it is the next run's, where none is named."""
+def remember(setup: Setup, engine: "Engine | None" = None, done: "Done | None" = None) -> None:
+    """The model answered: it is the next run's, where none is named. `engine`, `done`: of an answer that was
+    given alone, whose pace is remembered too."""
     try:
         remember_model(setup.model, setup.paths)
-    except OSError as problem:
-        setup.terminal.say(f"the model used last cannot be remembered: {problem}")
+        if engine is not None and done is not None:
+            from localchat.library.pace import remember_pace  # looks at the machine
+
+            remember_pace(engine.info(), done, setup.paths.state_dir)
+    except (OSError, LocalchatError) as problem:
+        setup.terminal.say(f"what this run showed cannot be remembered: {problem}")

@@ -1,15 +1,17 @@
 """`localchat show MODEL`: what a model is, what it can do, and what it cannot."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from localchat.cli.door import Door
 
 if TYPE_CHECKING:
+    from localchat.library.advised import Advice
     from localchat.library.inspection import Inspection
     from localchat.library.shelf import Model
+    from localchat.paths import Paths
 
 
 @click.command("show")
@@ -23,6 +25,7 @@ def command(door: Door, word: str, template: bool, as_json: bool) -> None:
     Reads the header of its file; no weights are loaded.
     """
     from localchat.cli.page import print_json, print_lines
+    from localchat.library.advised import NO_ADVICE
     from localchat.library.inspection import inspect
     from localchat.library.shelf import find_model, read_shelf
     from localchat.paths import find_paths
@@ -30,12 +33,40 @@ def command(door: Door, word: str, template: bool, as_json: bool) -> None:
     paths = find_paths(door.environ)
     model = find_model(word, read_shelf(paths, door.environ), paths, door.environ)
     seen = inspect(model, vocabulary=not template)
+    here = _Here("", NO_ADVICE) if template else _here(model, paths)
     if template:
         print_lines(door.environ, (_template(model, seen),))
     elif as_json:
-        print_json(door.environ, _record(model, seen))
+        print_json(door.environ, _record(model, seen, here))
     else:
-        print_lines(door.environ, _lines(model, seen))
+        print_lines(door.environ, _lines(model, seen, here))
+
+
+class _Here(NamedTuple):
+    """`why`: what would run it and how, one sentence, empty where nothing does."""
+
+    why: str
+    advice: "Advice"
+
+
+def _here(model: "Model", paths: "Paths") -> _Here:
+    """What this machine and the catalogue add to what the file says."""
+    from localchat.errors import LocalchatError
+    from localchat.fit.checkpoint import read_unloaded
+    from localchat.fit.plan import LoadWish
+    from localchat.fit.verdict import Subject, judge, usable_machine
+    from localchat.library.advised import NO_ADVICE, advised_sampling
+    from localchat.library.locate import LocatedModel
+
+    if model.path is None:
+        return _Here("", NO_ADVICE)
+    located = LocatedModel(model.stands_for or model.name, model.name, model.path, "")
+    try:
+        subject = Subject(model.name, read_unloaded(model.path), model.path)
+        why = judge(subject, LoadWish(max_slots=2), usable_machine(), None, speed=False).why
+    except LocalchatError:
+        why = ""  # the line of trouble says it
+    return _Here(why, advised_sampling(located, paths))
 
 
 def _template(model: "Model", seen: "Inspection") -> str:
@@ -52,10 +83,15 @@ def _template(model: "Model", seen: "Inspection") -> str:
     return templates.get("default") or next(iter(templates.values()))
 
 
-def _lines(model: "Model", seen: "Inspection") -> Iterator[str]:
+def _lines(model: "Model", seen: "Inspection", here: _Here) -> Iterator[str]:
     from localchat.inert import inert_line
 
-    rows = [(name, text) for name, text in (*_where(model), *_what(seen)) if text]
+    advice = ", ".join(f"{key} {value:g}" for key, value in here.advice.sampling.items())
+    told = (
+        ("sampling", f"{advice} ({here.advice.entry} in models.toml)" if advice else ""),
+        ("runs on", here.why),
+    )
+    rows = [(name, text) for name, text in (*_where(model), *_what(seen), *told) if text]
     for name, text in rows:
         yield f"{name:<13}{inert_line(text)}"
     sentences = (
@@ -112,7 +148,7 @@ def _count(parameters: int) -> str:
     return f"{parameters / 1e6:.{0 if parameters >= 10_000_000 else 1}f} million"
 
 
-def _record(model: "Model", seen: "Inspection") -> dict[str, Any]:
+def _record(model: "Model", seen: "Inspection", here: _Here) -> dict[str, Any]:
     facts = seen.facts
     told: dict[str, Any] = {
         "name": model.name,
@@ -125,6 +161,8 @@ def _record(model: "Model", seen: "Inspection") -> dict[str, Any]:
         "notes": model.notes,
         "usable": not seen.trouble,
         "reason": seen.trouble or None,
+        "why": here.why or None,
+        "sampling": here.advice.sampling,
     }
     if facts is None:
         return told

@@ -22,11 +22,13 @@ FILE = "history.sqlite3"
 _COMPLETED = 50
 
 
-def open_history(paths: Paths) -> "History":
-    """The history of this user. Raises HistoryUnusable."""
+def open_history(paths: Paths, *, to_read: bool = False) -> "History":
+    """The history of this user. `to_read`: where there is none, an empty one that leaves no file. Raises
+    HistoryUnusable."""
     from localchat.history.store import History
 
-    return History.open(paths.data_dir / FILE)
+    path = paths.data_dir / FILE
+    return History.open(None if to_read and not path.exists() else path)
 
 
 def resumed(ctx: click.Context) -> "Conversation | None":
@@ -39,7 +41,7 @@ def resumed(ctx: click.Context) -> "Conversation | None":
         raise UsageError("--continue is the last conversation; --conversation names another")
     door = ctx.find_object(Door)
     assert door is not None
-    with open_history(find_paths(door.environ)) as history:
+    with open_history(find_paths(door.environ), to_read=True) as history:
         if named:
             return history.load(named)
         summary = history.last()
@@ -55,9 +57,10 @@ def complete(ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
     from localchat.inert import inert_line
 
     door = ctx.find_object(Door)
-    if door is None or not (find_paths(door.environ).data_dir / FILE).exists():
+    if door is None:
         return []
-    with suppress(HistoryUnusable), open_history(find_paths(door.environ)) as history:
+    paths = find_paths(door.environ)
+    with suppress(HistoryUnusable), open_history(paths, to_read=True) as history:
         return [
             CompletionItem(summary.id, help=inert_line(summary.title))
             for summary in history.list(_COMPLETED)

@@ -46,6 +46,7 @@ class Open(msgspec.Struct, frozen=True, tag="open", omit_defaults=True):
     max_slots: int
     cache_ram_bytes: int | None
     speculation: bool
+    require_gpu: bool = False
     safe_builds: tuple[str, ...] = ()
     sampling: dict[str, float] = {}
     audit: bool = False

@@ -30,8 +30,9 @@ class EngineOptions:
     """How to load a model. None, 0 and `auto`: decide for this machine.
 
     model: a file or folder. name: what the user calls it. cache_ram_bytes: RAM for parked prefixes.
-    sampling: defaults by name (the catalogue's or the user's), before the model's own. state_dir: where
-    crashing builds are remembered. audit: check the KV books whenever idle (tests).
+    require_gpu: refuse to load rather than compute on the CPU alone. sampling: defaults by name (the
+    catalogue's or the user's), before the model's own. state_dir: where crashing builds are remembered.
+    audit: check the KV books whenever idle (tests).
     """
 
     model: Path
@@ -44,6 +45,7 @@ class EngineOptions:
     max_slots: int = 16
     cache_ram_bytes: int | None = None
     speculation: bool = True
+    require_gpu: bool = False
     sampling: dict[str, float] = field(default_factory=dict)
     state_dir: Path | None = None
     audit: bool = False
@@ -183,6 +185,7 @@ class LocalEngine:
                     max_slots=options.max_slots,
                     cache_ram_bytes=options.cache_ram_bytes,
                     speculation=options.speculation,
+                    require_gpu=options.require_gpu,
                     safe_builds=self._safe.known(),
                     sampling=options.sampling,
                     audit=options.audit,

@@ -6,7 +6,7 @@
 import codecs
 import difflib
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from localchat.errors import ModelInvalid, ModelMissing
 from localchat.fit.gguf_header import Array, Header, Tensor, read_gguf
 from localchat.fit.source import ByteSource, FileSource
 
-__all__ = ["Header", "check_model", "read_header", "read_source"]
+__all__ = ["Header", "check_model", "joined", "read_header", "read_source"]
 
 MOST_LAYERS = 512
 """llama.cpp ends the process (an assertion) at 0 layers and above this."""
@@ -175,6 +175,12 @@ def _read_split(given: Path, part: re.Match[str], strings: Collection[str]) -> H
     headers = [
         _read_file(path, strings if number == 0 else ()) for number, path in enumerate(paths)
     ]
+    return replace(joined(headers, given.name), parts=tuple(paths))
+
+
+def joined(headers: Sequence[Header], name: str) -> Header:
+    """One checked header of all parts of a split model, in their order. Raises ModelInvalid."""
+    count = len(headers)
     for number, header in enumerate(headers):
         _check_part(header, number, count)
     tensors = tuple(
@@ -182,12 +188,11 @@ def _read_split(given: Path, part: re.Match[str], strings: Collection[str]) -> H
         for number, header in enumerate(headers)
         for tensor in header.tensors
     )
-    _check_whole(headers[0], tensors, given)
+    _check_whole(headers[0], tensors, name)
     whole = replace(
         headers[0],
         tensors=tensors,
         file_bytes=sum(header.file_bytes for header in headers),
-        parts=tuple(paths),
     )
     check_model(whole)
     return whole
@@ -205,14 +210,14 @@ def _check_part(header: Header, number: int, count: int) -> None:
         )
 
 
-def _check_whole(first: Header, tensors: tuple[Tensor, ...], given: Path) -> None:
+def _check_whole(first: Header, tensors: tuple[Tensor, ...], name: str) -> None:
     names = {tensor.name for tensor in tensors}
     expected = first.metadata.get("split.tensors.count", len(tensors))
     if len(names) != len(tensors) or expected != len(tensors):
         raise ModelInvalid(
-            f"{given.name}: the parts hold {len(names)} different tensors, and {expected} are expected.",
+            f"{name}: the parts hold {len(names)} different tensors, and {expected} are expected.",
             hint="The parts may be of different models: download them again.",
-            path=str(given),
+            path=name,
         )
 
 

@@ -18,7 +18,8 @@ import psutil
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One graphics card. `others_bytes`: taken by processes now. `compute_capability`: (9, 0) for Hopper."""
+    """One graphics card. `others_bytes`: taken by processes now. `compute_capability`: (9, 0) for Hopper.
+    `bytes_per_s`: what its memory can read at most, 0 where that is not known."""
 
     index: int
     name: str
@@ -26,6 +27,7 @@ class Gpu:
     free_bytes: int
     compute_capability: tuple[int, int] = (0, 0)
     driver: str = ""
+    bytes_per_s: int = 0
 
     @property
     def others_bytes(self) -> int:
@@ -65,19 +67,22 @@ def read_machine(root: Path = Path("/")) -> Machine:
     if limits.memory_bytes:
         total = min(total, limits.memory_bytes)
         free = min(free, max(limits.memory_bytes - limits.memory_used_bytes, 0))
-    cores = _physical_cores(root, _allowed())
-    if limits.cpus:
-        cores = min(cores, max(int(limits.cpus), 1))
     return Machine(
         cpu_name=info.get("model name") or _mac("machdep.cpu.brand_string") or platform.processor(),
         cpu_flags=frozenset((info.get("flags") or info.get("Features") or "").split()),
-        cores=cores,
+        cores=read_cores(root),
         ram_total_bytes=total,
         ram_free_bytes=free,
         unified_memory=platform.system() == "Darwin" and platform.machine() == "arm64",
         gpus=gpus,
         gpu_note=note,
     )
+
+
+def read_cores(root: Path = Path("/")) -> int:
+    """Physical cores that this process may use, at least 1: what 0 threads stands for."""
+    cores, limits = _physical_cores(root, _allowed()), read_limits(root)
+    return min(cores, max(int(limits.cpus), 1)) if limits.cpus else cores
 
 
 # ---------------------------------------------------------------------------- limits of a container
@@ -236,7 +241,9 @@ def read_gpus() -> tuple[tuple[Gpu, ...], str]:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as trouble:
-        return (), f"The NVIDIA driver does not answer: {trouble}."
+        driverless = isinstance(trouble, nvml.NVMLError_LibraryNotFound)
+        note = "" if driverless else f"The NVIDIA driver does not answer: {trouble}."
+        return (), note  # without a driver there is no card to speak of
     try:
         driver = _decoded(nvml.nvmlSystemGetDriverVersion())
         handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
@@ -275,7 +282,18 @@ def _gpu(nvml: Any, handle: Any, index: int, driver: str) -> Gpu:  # noqa: ANN40
         free_bytes=int(memory.free),
         compute_capability=(int(major), int(minor)),
         driver=driver,
+        bytes_per_s=_bandwidth(nvml, handle),
     )
+
+
+def _bandwidth(nvml: Any, handle: Any) -> int:  # noqa: ANN401
+    """Two transfers a clock over the width of the bus; 0 where the driver does not tell both."""
+    try:
+        clock_mhz = nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM)
+        width_bits = nvml.nvmlDeviceGetMemoryBusWidth(handle)
+    except (nvml.NVMLError, AttributeError):
+        return 0
+    return int(clock_mhz) * 1_000_000 * 2 * int(width_bits) // 8
 
 
 def _decoded(text: str | bytes) -> str:

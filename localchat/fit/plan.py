@@ -26,7 +26,7 @@ class LoadWish:
     """What the user asked of a load; None and `auto`: decide for the machine.
 
     context_tokens: longest sequence. kv_type: f16, q8_0, q4_0, ... max_slots: sequences at once.
-    cache_ram_bytes: RAM for parked prefixes.
+    cache_ram_bytes: RAM for parked prefixes. require_gpu: refuse rather than compute on the CPU alone.
     """
 
     context_tokens: int | None = None
@@ -35,6 +35,7 @@ class LoadWish:
     max_slots: int = 16
     cache_ram_bytes: int | None = None
     threads: int = 0
+    require_gpu: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,9 @@ class MemoryPlan:
     first. notes: what was decided, in sentences, for the user. gpu_layers: of `layers`, which counts the
     output layer too. gpu_bytes, gpu_free_bytes: the part of the totals that is graphics memory.
     window_only: sliding-window layers keep only their window (then a prefix cannot be cut anywhere).
+    mapped_bytes: file pages in RAM beside weights that were copied in another order; the system drops them
+    where memory is short, so they count neither as needed nor as free. missing: what the load lacks besides
+    memory, a sentence (then it does not fit).
     """
 
     backend: str
@@ -67,6 +71,8 @@ class MemoryPlan:
     gpu_bytes: int = 0
     gpu_free_bytes: int = 0
     window_only: bool = False
+    mapped_bytes: int = 0
+    missing: str = ""
 
     @property
     def total_bytes(self) -> int:
@@ -78,6 +84,8 @@ def demand(plan: MemoryPlan, name: str) -> MemoryPlan:
     """The plan, where it fits. DoesNotFit with both numbers and the advice otherwise. `name`: the model."""
     if plan.fits:
         return plan
+    if plan.missing:
+        raise DoesNotFit(f"{name} is not loaded: {plan.missing}", hint="\n".join(plan.advice))
     raise DoesNotFit(
         f"{name} with {plan.context_tokens:,} tokens of context needs {size(plan.total_bytes)}, and "
         f"{size(plan.free_bytes)} are free.",
@@ -223,7 +231,10 @@ def smaller_quantization(header: Header, most_bytes: int) -> str:
     """The finest usual quantization of these weights that takes at most `most_bytes` and less than now;
     empty: none."""
     now = header.weights_bytes
-    for name, bits in _BITS_PER_WEIGHT.items():
+    names = list(_BITS_PER_WEIGHT)
+    finer = names.index(header.quantization) + 1 if header.quantization in names else 0
+    for name in names[finer:]:
+        bits = _BITS_PER_WEIGHT[name]
         wanted = int(header.parameters * bits / 8)
         if wanted <= most_bytes and wanted < 0.95 * now and name in FILE_TYPES.values():
             return name

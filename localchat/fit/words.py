@@ -30,6 +30,16 @@ def rate(per_second: float) -> str:
     return f"{per_second:,.0f} tok/s" if per_second >= 999.5 else f"{per_second:.1f} tok/s"
 
 
+def duration(seconds: float) -> str:
+    """`42 s`, `6 min 05 s`, `2 h 10 min`."""
+    whole = round(seconds)
+    if whole < 100:
+        return f"{whole} s"
+    if whole < 100 * 60:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
 def percent(part: float, whole: float) -> str:
     """`1 %`; `<1 %` for what is more than nothing; `0 %` of nothing."""
     if part > 0 and (whole <= 0 or part / whole < 0.005):
@@ -82,6 +92,8 @@ def _cells(parts: tuple[tuple[str, int], ...], width: int) -> str:
 def verdict(plan: "MemoryPlan") -> tuple[str, ...]:
     """The plan in a few lines: whether it fits, of what it consists, what would help."""
     word = "Fits" if plan.fits else "Does not fit"
+    if plan.missing:
+        return (f"{word}: {plan.missing}", "", *plan.notes, *plan.advice)
     lines = [
         f"{word}: {size(plan.total_bytes)} of {size(plan.free_bytes)} free, "
         f"{tokens(plan.context_tokens)} of context.",

@@ -32,7 +32,8 @@ class Autosave:
         self._lock = threading.Condition()
         self._cover: Cover | None = None
         self._nodes: dict[str, Node] = {}
-        self._draft: tuple[str | None, str] | None = None
+        self._drafts: dict[str | None, str] = {}
+        self._nameless = not conversation.nodes
         self._wanted = 0
         self._written = 0
         self._urgent = False
@@ -52,10 +53,14 @@ class Autosave:
             self._want()
 
     def draft(self, text: str) -> None:
-        """The input that is not sent yet, as it stands now; empty when it was sent."""
+        """The input that is not sent yet, as it stands now; empty when it was sent. Before the first message
+        it belongs to no conversation, and leaves that place when there is one."""
         key = self._conversation.id if self._conversation.nodes else None
         with self._lock:
-            self._draft = (key, text)
+            if key is not None and self._nameless:
+                self._drafts[None] = ""
+                self._nameless = False
+            self._drafts[key] = text
             self._want()
 
     @property
@@ -71,11 +76,13 @@ class Autosave:
             self._problem = None
             self._urgent = True
             self._lock.notify_all()
-            self._lock.wait_for(
+            done = self._lock.wait_for(
                 lambda: self._written >= target or self._problem is not None, timeout_s
             )
             if self._problem is not None:
                 raise self._problem
+            if not done:
+                raise HistoryUnusable(f"the history was not written within {timeout_s:g} s")
 
     def close(self, timeout_s: float = _LAST_WORDS_S) -> None:
         """Write what is left and end. Raises HistoryUnusable. Idempotent."""
@@ -114,9 +121,9 @@ class Autosave:
                 target, self._urgent = self._wanted, False
                 cover, self._cover = self._cover, None
                 nodes, self._nodes = self._nodes, {}
-                draft, self._draft = self._draft, None
+                drafts, self._drafts = self._drafts, {}
             begun = time.monotonic()
-            problem = self._write(cover, nodes, draft)
+            problem = self._write(cover, nodes, drafts)
             with self._lock:
                 self._problem = problem
                 if problem is None:
@@ -124,7 +131,7 @@ class Autosave:
                 else:  # kept for the next try, under what came meanwhile
                     self._cover = self._cover or cover
                     self._nodes = nodes | self._nodes
-                    self._draft = self._draft or draft
+                    self._drafts = drafts | self._drafts
                 self._lock.notify_all()
                 if problem is not None and self._closing:
                     return
@@ -132,13 +139,13 @@ class Autosave:
                 self._lock.wait_for(lambda: self._urgent or self._closing, max(rest, 0.0))
 
     def _write(
-        self, cover: Cover | None, nodes: dict[str, Node], draft: tuple[str | None, str] | None
+        self, cover: Cover | None, nodes: dict[str, Node], drafts: dict[str | None, str]
     ) -> HistoryUnusable | None:
         rows: list[NodeRow] = [row_of(self._conversation.id, node) for node in nodes.values()]
         try:
             self._history.write(cover, rows)
-            if draft is not None:
-                self._history.put_draft(*draft)
+            for key, text in drafts.items():
+                self._history.put_draft(key, text)
         except HistoryUnusable as problem:
             return problem
         return None

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import httpx2
 
@@ -13,6 +13,8 @@ from localchat.library.hub import Hub, Listing, TryAgain
 from localchat.library.part import Part, RemoteFile
 from localchat.library.patience import Patience
 from localchat.library.telling import Checking, Meter, Note, Tell
+
+T = TypeVar("T")
 
 _RANGE: Final = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
 _TELLING_BYTES: Final = 64 << 20
@@ -123,12 +125,12 @@ class Download:
         part.restart()
 
 
-def fetch_patiently(listing: Callable[[], Listing], patience: Patience, tell: Tell) -> Listing:
-    """The listing, however often it takes. Raises LocalchatError."""
+def fetch_patiently(read: Callable[[], T], patience: Patience, tell: Tell) -> T:
+    """A listing or a piece of a file, however often it takes. Raises LocalchatError."""
     failures = 0
     while True:
         try:
-            return listing()
+            return read()
         except TryAgain as problem:
             failures += 1
             if patience.ends(failures, problem.asked_s):

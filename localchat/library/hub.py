@@ -91,14 +91,14 @@ class Hub:
 
     @contextmanager
     def open(
-        self, listing: Listing, path: str, start: int = 0, etag: str = ""
+        self, listing: Listing, path: str, start: int = 0, etag: str = "", end: int | None = None
     ) -> Iterator[httpx2.Response]:
-        """The bytes of a file from `start` on, as a response of status 200, 206 or 416
-        that is to be read raw. `etag`: bytes before `start` came under it; if it is another now, the whole
-        file comes (RFC 9110, If-Range). Raises TryAgain, LocalchatError."""
+        """The bytes of a file from `start` on (up to `end`, which is not among them), as a response of status
+        200, 206 or 416 that is to be read raw. `etag`: bytes before `start` came under it; if it is another
+        now, the whole file comes (RFC 9110, If-Range). Raises TryAgain, LocalchatError."""
         headers = {"Accept-Encoding": "identity"}
-        if start:
-            headers["Range"] = f"bytes={start}-"
+        if start or end is not None:
+            headers["Range"] = f"bytes={start}-{'' if end is None else end - 1}"
         if start and etag:
             headers["If-Range"] = etag
         url = httpx2.URL(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from localchat.atomic import write_text
 from localchat.errors import ModelInvalid, ModelMissing, UsageError
+from localchat.fit.checkpoint import is_checkpoint
 from localchat.library.adopt import find_adopted
 from localchat.library.bookmarks import read_bookmarks
 from localchat.library.origins import find_loose
@@ -61,6 +62,8 @@ def _locate(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> Lo
         if adopted := find_adopted(word, environ):
             return LocatedModel(word, word, adopted, why)
     if _is_path(word) or given.exists():
+        if is_checkpoint(given):
+            return LocatedModel(str(given.absolute()), given.name, given.absolute(), why)
         if given.is_dir():
             raise UsageError(f"{word} is a folder ({why})", hint=_inside(given))
         if not given.exists():

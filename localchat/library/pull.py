@@ -53,6 +53,17 @@ def look_up(reference: Reference, hub: Hub, tell: Tell, patience: Patience) -> C
     return Choice(_name(reference, variant), listing, variant, files)
 
 
+def kept(choice: Choice, models_dir: Path) -> int:
+    """Bytes of the choice that are here already, whole files and parts."""
+    folder = repository_folder(models_dir, choice.listing.repository)
+    return sum(
+        target(models_dir, folder, file.path).stat().st_size
+        if target(models_dir, folder, file.path).is_file()
+        else kept_bytes(target(models_dir, folder, file.path), file)
+        for file in choice.files
+    )
+
+
 def fetch(choice: Choice, hub: Hub, models_dir: Path, tell: Tell, patience: Patience) -> Installed:
     """Bring every file of the choice that is not here yet, and write the manifest. Raises LocalchatError;
     what came stays, and the next call goes on there."""

@@ -25,6 +25,36 @@ class Found(msgspec.Struct, frozen=True, tag_field="event", tag="found"):
     total_bytes: int
 
 
+class Judged(msgspec.Struct, frozen=True, tag_field="event", tag="verdict"):
+    """Whether the model will run here, before it is fetched: what `fit --json` says, by the same names."""
+
+    name: str
+    backend: str
+    why: str
+    alternatives: tuple[str, ...]
+    fits: bool
+    missing: str | None
+    context_tokens: int
+    max_context_tokens: int
+    kv_type: str
+    weights_bytes: int
+    kv_bytes: int
+    compute_bytes: int
+    overhead_bytes: int
+    total_bytes: int
+    free_bytes: int
+    memory_bytes: int
+    others_bytes: int
+    gpu_layers: int
+    layers: int
+    gpu_bytes: int
+    gpu_free_bytes: int
+    expected_tokens_per_s: float | None
+    expected_by: str | None
+    advice: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
 class Checking(msgspec.Struct, frozen=True, tag_field="event", tag="checking"):
     """What is here of a file is read again, so that its hash covers the whole."""
 
@@ -57,7 +87,7 @@ class Done(msgspec.Struct, frozen=True, tag_field="event", tag="done"):
     fetched_bytes: int
 
 
-PullEvent: TypeAlias = Found | Checking | Progress | Note | Done
+PullEvent: TypeAlias = Found | Judged | Checking | Progress | Note | Done
 Tell: TypeAlias = Callable[[PullEvent], None]
 
 

@@ -30,7 +30,9 @@ _CLASSES = (
 """The best first; a token belongs to the first that it matches. The first one counts outside text only."""
 _OTHER = 5
 _MOST_STEPS = 400
-_SPARE = 8
+_SPARE = 24
+"""Left over on purpose, beside as much again as the way to an end takes: the next item of a list may begin
+meanwhile, and what is drawn takes more tokens than what was tried out."""
 
 Bits = NDArray[np.uint8]
 
@@ -84,7 +86,7 @@ class Endings:
                 found = taken
                 break
             forced = matcher.compute_ff_tokens()
-            token = forced[0] if forced else _first(self.soonest(self.allowed(matcher)))
+            token = forced[0] if forced else _last(self.soonest(self.allowed(matcher)))
             if not matcher.consume_token(token):
                 break
             taken += 1
@@ -98,7 +100,7 @@ class Endings:
         steps = self.steps(matcher, min(left, _MOST_STEPS))
         if steps is None:
             return Schedule(False, said + max(1, left // 8))
-        spare = left - steps - _SPARE - steps // 4
+        spare = left - 2 * steps - _SPARE
         return Schedule(spare <= 0, said + max(1, spare // 4))
 
 
@@ -116,8 +118,8 @@ def _mask(chosen: list[bool]) -> Bits:
     return words
 
 
-def _first(words: bytes) -> int:
-    """The lowest allowed token."""
-    found = np.frombuffer(words, np.uint8)
-    byte = int(np.argmax(found != 0))
-    return byte * 8 + (int(found[byte]) & -int(found[byte])).bit_length() - 1
+def _last(words: bytes) -> int:
+    """The highest allowed token: nines rather than zeros, which may go on for ever."""
+    found = np.flatnonzero(np.frombuffer(words, np.uint8))
+    byte = int(found[-1])
+    return byte * 8 + words[byte].bit_length() - 1

@@ -30,6 +30,7 @@ from localchat.loop.backend import OpenModel, SamplingParams, Tokenizer
 from localchat.loop.clock import Clock
 from localchat.loop.constraint import Constraint
 from localchat.loop.grammar import Grammars
+from localchat.loop.infilling import infill_tokens
 from localchat.loop.sequence import Job, Sequence
 from localchat.loop.stops import StopPatterns
 from localchat.loop.voice import Voice
@@ -187,26 +188,9 @@ class Desk:
         )
 
     def _infill(self, infill: Infill) -> list[int]:
-        """Prefix, suffix, middle, in the order that the models with these tokens were trained on."""
-        tokenizer = self._model.tokenizer
-        marks = {name: tokenizer.special(name) for name in ("fim_pre", "fim_suf", "fim_mid")}
-        missing = [name for name, token in marks.items() if token < 0]
-        if missing:
-            raise UsageError(
-                f"this model has no fill-in-the-middle tokens ({', '.join(missing)})",
-                hint="use a coder model that was trained for it, such as qwen2.5-coder",
-            )
+        """See infilling.py. What is too long by its bytes alone is refused first."""
         plain = partial(self._encode, special=False, add_bos=False)
-        tokens = [tokenizer.bos] if tokenizer.add_bos and tokenizer.bos >= 0 else []
-        separator = tokenizer.special("fim_sep")
-        for name, text in infill.extra:
-            tokens += (
-                [separator, *plain(f"{name}\n{text}")]
-                if separator >= 0
-                else plain(f"{name}\n{text}\n")
-            )
-        tokens += [marks["fim_pre"], *plain(infill.prefix)]
-        return [*tokens, marks["fim_suf"], *plain(infill.suffix), marks["fim_mid"]]
+        return infill_tokens(infill, self._model.tokenizer, plain)
 
     def _warn(self, sentences: tuple[str, ...]) -> None:
         for sentence in sentences:

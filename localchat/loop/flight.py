@@ -73,6 +73,21 @@ class Making:
             masks = sequence.constraint.masks(drafts)
             self.masks += [Mask(point, words) for point, words in zip(points, masks, strict=True)]
 
+    def want_prompt(self, planned: Planned, row: int) -> None:
+        """Want the log probabilities of the prompt's own tokens in a row, where they were asked and are not
+        known yet."""
+        sequence = planned.sequence
+        job = sequence.job
+        top = job.request.prompt_logprobs
+        if top is None or sequence is not job.sequences[0]:
+            return
+        for position in range(planned.start, planned.start + planned.width):
+            if len(job.prompt_logprobs) < position + 1 < job.prompt_tokens:
+                token = job.tokens[position + 1]
+                offset = position - planned.start
+                point = Point(row, offset, sequence.number, "prompt", token, top)
+                planned.prompt_points.append(self.point(point))
+
     def add(self, row: Row, planned: Planned, *, decoding: bool) -> None:
         self.rows.append(row)
         self.planned.append(planned)

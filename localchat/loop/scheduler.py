@@ -21,6 +21,8 @@ _TURNS = ("free", "exact prompt", "exact writing")
 _SLOW_STEP_S = 0.2
 _DRAFTS_SLOW, _DRAFTS_FAST = 15, 31
 """Most drafts of a step, by what a wide step costs: a CPU computes its tokens one after the other."""
+_LEAST_SHARE = 32
+"""Tokens of a step that a prompt gets at least, however many share it."""
 _WATERMARK_TOKENS = 32
 """Room that must stay after an admission beside others, so that they are not preempted at once."""
 
@@ -53,7 +55,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence: by priority, then in order of arrival, also where it ran before."""
-        insort(self.waiting, sequence, key=lambda one: (-one.job.request.priority, one.number))
+        insort(self.waiting, sequence, key=lambda one: (-one.priority, one.number))
 
     def remember(self, memory: Iterable[MemoryOp]) -> None:
         """Operations for the next plan, in the order of the books' verbs."""
@@ -118,6 +120,7 @@ class Scheduler:
         if self._excess and (victim := self._victim(())) is not None:
             self._excess = False
             self._preempt(victim)
+        self._give_way()
         for _ in range(len(_TURNS)):
             turn = _TURNS[self._turn]
             self._turn = (self._turn + 1) % len(_TURNS)
@@ -144,12 +147,36 @@ class Scheduler:
         for sequence in ready:
             if sequence.needs == 1 and not sequence.in_prompt and draft.left > 0:
                 self._add_row(draft, sequence)
-        for sequence in ready:
-            if (sequence.needs > 1 or sequence.in_prompt) and draft.left > 0:
-                self._add_row(draft, sequence)
+        prompts = [one for one in ready if one.needs > 1 or one.in_prompt]
+        prompts.sort(key=lambda one: -one.priority)  # stable: of equals the one that came first
+        if prompts and self.waiting:
+            # A part for who waits, before a long prompt takes all; all for who is urgent.
+            urgent = self.waiting[0].priority > prompts[0].priority
+            share = max(_LEAST_SHARE, draft.left // (len(prompts) + 1))
+            rest = 0 if urgent else max(0, draft.left - share)
+            draft.left -= rest
+            self._admit_some(draft)
+            draft.left += rest
+        for place, sequence in enumerate(prompts):
+            if draft.left > 0:
+                share = max(_LEAST_SHARE, draft.left // (len(prompts) - place))
+                self._add_row(draft, sequence, min(share, draft.left))
+        self._admit_some(draft)
+
+    def _admit_some(self, draft: Making) -> None:
         while draft.left > 0 and self.waiting and not self._held_exact(self.waiting[0]):
             if not self._admit_next(draft):
                 break
+
+    def _give_way(self) -> None:
+        """Where all rows are taken, who is urgent gets that of somebody who is less: at once, or by the next
+        plan where a launched step still touches it."""
+        if self.waiting and len(self.running) >= self._can.max_rows:
+            victim = min(self.running, key=lambda one: (one.priority, one.flights, -one.number))
+            if victim.priority < self.waiting[0].priority:
+                victim.held = bool(victim.flights)
+                if not victim.held:
+                    self._preempt(victim)
 
     def _plan_exact_prompt(self, draft: Making) -> None:
         """One prompt alone, cut at multiples of a fixed length: the same steps whenever it is computed."""
@@ -157,7 +184,7 @@ class Scheduler:
             return
         if self.waiting and self._held_exact(self.waiting[0]):
             self._admit_next(draft, rows=False)
-        ready = [one for one in self.running if self._held_exact(one) and self._is_text(one)]
+        ready = [one for one in self.running if self._held_exact(one) and one.is_text]
         if ready:
             sequence = min(ready, key=lambda one: one.stepped)
             draft.left = self._chunk - sequence.launched % self._chunk
@@ -169,10 +196,6 @@ class Scheduler:
             draft.pad_to = self._classes.low
             self._add_row(draft, sequence)
 
-    def _is_text(self, sequence: Sequence) -> bool:
-        # Tokens that a grammar forced are written in steps of the class, as drafts would be.
-        return sequence.in_prompt or (sequence.set_back and sequence.needs > 1)
-
     def _plan_exact_writing(self, draft: Making) -> None:
         """A step within the class of rows that are equal: exact writers, who waited longest first."""
         if self._classes is None:
@@ -180,9 +203,7 @@ class Scheduler:
         draft.left = min(self._classes.high, self._can.max_step_tokens)
         draft.pad_to = self._classes.low
         writers = [
-            one
-            for one in self.running
-            if self._held_exact(one) and one.needs and not self._is_text(one)
+            one for one in self.running if self._held_exact(one) and one.needs and not one.is_text
         ]
         writers.sort(key=lambda one: one.stepped)
         share = max(1, draft.left // max(1, len(writers)))
@@ -242,7 +263,7 @@ class Scheduler:
         left = sequence.limit - sequence.known - 1
         room = min(self._most_drafts, most, draft.left - 1, left)
         # A fork begins with all that its parent has settled, which must be the prompt alone.
-        if room <= 0 or self._joining(sequence):
+        if room <= 0 or sequence.joining:
             return ()
         drafts = sequence.drafts.propose(room, rows=draft.width + 1, pad_to=draft.pad_to)
         return sequence.constraint.cut(drafts) if sequence.constraint and drafts else drafts
@@ -277,7 +298,7 @@ class Scheduler:
         free = [one for one in self.running if not one.flights and id(one) not in busy]
         if len(self.running) < 2 or not free:
             return None
-        return min(free, key=lambda one: (one.job.request.priority, -one.number))
+        return min(free, key=lambda one: (one.priority, -one.number))
 
     def begin_anew(self, sequence: Sequence) -> None:
         """Its KV is of no use: it holds more than it should and cannot be cut."""
@@ -302,15 +323,15 @@ class Scheduler:
         known = tuple(sequence.tokens[start:end])
         assert len(known) == width or (width == 1 and sequence.unknown)
         planned = Planned(sequence, start, width, drafts)
-        self._prompt_points(draft, planned, number)
+        draft.want_prompt(planned, number)
         if end == sequence.virtual and sequence.may_sample():
             for offset in range(width - 1, width + len(drafts)):
                 planned.points.append(draft.point(Point(number, offset, sequence.number)))
             draft.mask(sequence, planned.points, drafts)
             # Ahead, the next row is planned before they have joined: they sample once.
-            for child in self._joining(sequence) if end == sequence.job.prompt_tokens else ():
+            for child in sequence.joining if end == sequence.job.prompt_tokens else ():
                 if child.number not in self._entered:
-                    self._enter.append(self._entry(child, slot=-1))
+                    self._enter.append(child.entry(slot=-1))
                 point = draft.point(Point(number, width - 1, child.number))
                 planned.forks.append((child, point))
                 draft.mask(child, [point])
@@ -324,25 +345,6 @@ class Scheduler:
         )
         sequence.new_blocks = ()
         draft.add(row, planned, decoding=width == 1 and start >= sequence.job.prompt_tokens)
-
-    def _prompt_points(self, draft: Making, planned: Planned, row: int) -> None:
-        """Log probabilities of the prompt's own tokens, where they were asked and are not known yet."""
-        sequence = planned.sequence
-        job = sequence.job
-        top = job.request.prompt_logprobs
-        if top is None or sequence is not job.sequences[0]:
-            return
-        for position in range(planned.start, planned.start + planned.width):
-            if len(job.prompt_logprobs) < position + 1 < job.prompt_tokens:
-                token = job.tokens[position + 1]
-                offset = position - planned.start
-                point = Point(row, offset, sequence.number, "prompt", token, top)
-                planned.prompt_points.append(draft.point(point))
-
-    def _joining(self, sequence: Sequence) -> list[Sequence]:
-        if sequence is not sequence.job.sequences[0]:
-            return []
-        return [one for one in sequence.job.sequences if one.state is State.JOINING]
 
     # ------------------------------------------------------------------------ admission
 
@@ -391,10 +393,4 @@ class Scheduler:
         self._take(sequence, growth)
         sequence.state = State.RUNNING
         self.running.append(sequence)
-        self._enter.append(self._entry(sequence, self._book.slot(sequence.number)))
-
-    def _entry(self, sequence: Sequence, slot: int) -> Enter:
-        job = sequence.job
-        return Enter(
-            sequence.number, slot, tuple(sequence.tokens), job.prompt_tokens, sequence.sampling
-        )
+        self._enter.append(sequence.entry(self._book.slot(sequence.number)))

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from localchat.errors import LocalchatError, ModelInvalid, UsageError
+from localchat.fit.reason import Kind, chosen_because
 from localchat.loop.backend import Backend
 
 GROUP = "localchat.backends"
 
 
 class Selection(NamedTuple):
-    """The chosen backend, why, and the library versions that decide its text."""
+    """The chosen backend, why (fit.reason.placed makes the whole sentence of it), and the library versions
+    that decide its text."""
 
     backend: Backend
     why: str
@@ -26,7 +28,7 @@ def select_backend(path: Path, wanted: str | None) -> Selection:
     if wanted and ":" in wanted:
         module, _, name = wanted.partition(":")
         chosen: Backend = getattr(import_module(module), name)()
-        return Selection(chosen, f"{wanted} was asked for", chosen.available().versions)
+        return _selected(chosen, path, asked=True)
     backends = _installed()
     if wanted:
         if wanted not in backends:
@@ -34,17 +36,25 @@ def select_backend(path: Path, wanted: str | None) -> Selection:
                 f"no backend is called {wanted!r}",
                 hint=f"installed: {', '.join(backends) or 'none'}",
             )
-        return _checked(backends[wanted], f"{wanted} was asked for")
+        return _checked(backends[wanted], path)
     fitting = [backend for backend in backends.values() if backend.accepts(path)]
-    refusals = []
+    refusals: list[str] = []
     for backend in fitting:
         can = backend.available()
         if can.ok:
-            return Selection(backend, f"{backend.name} runs this kind of file here", can.versions)
+            return _selected(backend, path, refusals=refusals)
         refusals.append(f"{backend.name}: {can.reason} {can.hint}".strip())
     if refusals:
         raise LocalchatError(f"no backend can run {path.name} here: {'; '.join(refusals)}")
     return _complain(path, backends.values())
+
+
+def _selected(
+    backend: Backend, path: Path, *, asked: bool = False, refusals: Iterable[str] = ()
+) -> Selection:
+    kind: Kind = "safetensors" if path.is_dir() else "gguf"
+    why = chosen_because(backend.name, kind, asked=asked, refusals=refusals)
+    return Selection(backend, why, backend.available().versions)
 
 
 def _complain(path: Path, backends: Iterable[Backend]) -> Selection:
@@ -55,11 +65,11 @@ def _complain(path: Path, backends: Iterable[Backend]) -> Selection:
     raise ModelInvalid(f"{path} is no model that an installed backend knows")
 
 
-def _checked(backend: Backend, why: str) -> Selection:
+def _checked(backend: Backend, path: Path) -> Selection:
     can = backend.available()
     if not can.ok:
         raise LocalchatError(f"{backend.name} cannot run here: {can.reason}", hint=can.hint)
-    return Selection(backend, why, can.versions)
+    return _selected(backend, path, asked=True)
 
 
 def _installed() -> dict[str, Backend]:

@@ -10,7 +10,7 @@ from enum import Enum, auto
 
 from localchat.engine.events import TokenLogprob
 from localchat.engine.request import GenerateRequest
-from localchat.loop.backend import SamplingParams
+from localchat.loop.backend import Enter, SamplingParams
 from localchat.loop.clock import Clock
 from localchat.loop.constraint import Constraint
 from localchat.loop.drafts import Drafts
@@ -58,6 +58,23 @@ class Sequence:
     """Number of the last step that it was part of: who waited longest goes first."""
 
     @property
+    def priority(self) -> int:
+        """Of its request: higher goes first."""
+        return self.job.request.priority
+
+    @property
+    def joining(self) -> "list[Sequence]":
+        """Choices that wait for this one to compute their prompt."""
+        if self is not self.job.sequences[0]:
+            return []
+        return [one for one in self.job.sequences if one.state is State.JOINING]
+
+    def entry(self, slot: int) -> Enter:
+        """How the runner hears of it."""
+        prompt_tokens = self.job.prompt_tokens
+        return Enter(self.number, slot, tuple(self.tokens), prompt_tokens, self.sampling)
+
+    @property
     def known(self) -> int:
         return len(self.tokens)
 
@@ -75,6 +92,12 @@ class Sequence:
     def in_prompt(self) -> bool:
         """Whether part of the prompt is still to be launched."""
         return self.launched < self.job.prompt_tokens
+
+    @property
+    def is_text(self) -> bool:
+        """Whether what it needs is to be read rather than written. Tokens that a grammar forced are written, as
+        drafts are."""
+        return self.in_prompt or (self.set_back and self.needs > 1)
 
     def may_sample(self) -> bool:
         """Whether one more token is wanted behind all virtual ones."""

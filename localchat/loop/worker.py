@@ -4,7 +4,6 @@ Native code prints, so the pipes move to private descriptors at once and 1 goes 
 ring of log lines. SIGINT is the terminal's word to the whole group and not ours; the end of the input is.
 """
 
-import hashlib
 import os
 import signal
 import sys
@@ -18,12 +17,13 @@ from typing import BinaryIO, cast
 
 import msgspec
 
-from localchat import __version__
 from localchat.engine import frames
 from localchat.engine.engine import EngineInfo
 from localchat.engine.events import EngineStats, Event, Figures, Loading
 from localchat.errors import EngineClosed, LocalchatError, UsageError
+from localchat.fit.machine import read_cores
 from localchat.fit.plan import LoadWish, MemoryPlan
+from localchat.fit.reason import placed
 from localchat.loop.backend import (
     Backend,
     Embedder,
@@ -35,6 +35,8 @@ from localchat.loop.backend import (
 from localchat.loop.counts import Counts
 from localchat.loop.desk import Desk
 from localchat.loop.embedding import ONLY_EMBEDS, Embedding
+from localchat.loop.fingerprint import fingerprint
+from localchat.loop.footprint import Footprint
 from localchat.loop.kv import open_book
 from localchat.loop.pipes import private_pipes
 from localchat.loop.selection import Selection, select_backend
@@ -121,7 +123,12 @@ class Worker:
                 max_slots=wish.max_slots,
                 cache_ram_bytes=wish.cache_ram_bytes,
                 threads=wish.threads,
+                require_gpu=wish.require_gpu,
             )
+        )
+        self._footprint = Footprint(self._plan)
+        self._fingerprint = fingerprint(
+            self._model.info, self._plan.kv_type, self._selection.versions
         )
         for note in self._plan.notes:
             self._say(note)
@@ -151,17 +158,19 @@ class Worker:
         if self._embedding is not None:
             model = cast(EmbeddingModel, self._model)
             self._embedder = model.load_embedder(options, self._progress, self._say)
+            self._footprint.measure(self._embedder.memory(), self._say)
             self._send(frames.Entered("serve"))
             return
         runner = self._model.load(options, self._progress, self._say)
         self._loaded_s = time.perf_counter()
         self._load_s = self._loaded_s - began_s
+        self._footprint.measure(runner.memory(), self._say)
         loop = Loop(
             runner,
             self._model.tokenizer,
             open_book(runner.capabilities, self._model.info.identity, self._plan.cache_ram_bytes),
             Outlets(self._events, self._fail, self._say),
-            fingerprint=self._fingerprint(),
+            fingerprint=self._fingerprint,
             speculation=self._wish.speculation,
             counts=self._counts,
             audit=self._wish.audit,
@@ -331,14 +340,6 @@ class Worker:
             frames.Failed(id_, error.code, whole(error.message), whole(error.hint), error.details)
         )
 
-    def _fingerprint(self) -> str:
-        """What decides the text besides the request: file, template, quantization, KV type, versions."""
-        info = self._model.info
-        parts = [info.identity, info.chat_template or "", info.quantization, self._plan.kv_type]
-        parts += [f"{name} {version}" for name, version in self._selection.versions]
-        digest = hashlib.sha256("\0".join([__version__, *parts]).encode("utf-8", "replace"))
-        return digest.hexdigest()[:16]
-
     def _stats(self) -> EngineStats:
         with self._lock:
             loop, early = self._loop, list(self._early.values())
@@ -351,8 +352,6 @@ class Worker:
     def _info(self) -> EngineInfo:
         info, plan, runner = self._model.info, self._plan, self._runner
         can = runner.capabilities if runner is not None else None
-        loaded = runner or self._embedder
-        actual = sum(max(0, size) for size in loaded.memory()) if loaded is not None else 0
         return EngineInfo(
             model=self._wish.name,
             path=frames.whole(str(self._path)),
@@ -364,18 +363,21 @@ class Worker:
             context_train=info.context_train,
             kv_type=can.kv_type if can else plan.kv_type,
             gpu_layers=plan.gpu_layers,
-            layers=info.layers,
-            threads=self._wish.threads,
+            layers=plan.layers or info.layers,
+            threads=self._wish.threads or read_cores(),
             file_bytes=info.file_bytes,
             predicted_bytes=plan.total_bytes,
-            actual_bytes=actual,
-            loaded=loaded is not None,
+            actual_bytes=self._footprint.actual_bytes,
+            loaded=self._footprint.actual is not None,
             safe_mode=getattr(self, "_safe", False),
-            why=self._selection.why,
-            fingerprint=self._fingerprint(),
+            why=placed(self._selection.why, plan),
+            fingerprint=self._fingerprint,
             notes=tuple(self._notes),
             limits=(ONLY_EMBEDS,) if info.pooling else can.limits if can else (),
             warning=self._desk.warning,
+            predicted=self._footprint.predicted,
+            actual=self._footprint.actual,
+            free_bytes=plan.free_bytes,
         )
 
 

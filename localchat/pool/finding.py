@@ -12,6 +12,7 @@ from localchat.engine import frames
 from localchat.engine.door_frames import Wish
 from localchat.engine.local import EngineOptions
 from localchat.errors import ModelMissing
+from localchat.library.advised import advised_sampling
 from localchat.library.locate import LocatedModel, locate_named
 from localchat.paths import Paths
 from localchat.pool.member import Wanted
@@ -39,7 +40,9 @@ def engine_options(
         max_slots=max_slots,
         cache_ram_bytes=None if cache is None else cache * _MIB,
         speculation=settings.speculation,
+        require_gpu=settings.require_gpu,
         backend=settings.backend,
+        sampling=advised_sampling(model, paths).sampling,
         state_dir=paths.state_dir,
     )
 

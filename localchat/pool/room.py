@@ -7,7 +7,8 @@ from localchat.backends import backend_for
 from localchat.engine.local import EngineOptions
 from localchat.errors import DoesNotFit, EngineBusy
 from localchat.fit.header import read_header
-from localchat.fit.plan import LoadWish
+from localchat.fit.plan import LoadWish, demand
+from localchat.fit.verdict import usable_machine
 from localchat.fit.words import size
 from localchat.pool.member import RETRY_AFTER_S, Member, Wanted
 
@@ -41,7 +42,11 @@ class MachineRoom:
         if options.model.is_dir():
             return Verdict(fits=True)  # no header to plan by: the engine decides as it loads
         header = read_header(options.model)
-        plan = backend_for(options.model, options.backend).plan(header, _wish(options))
+        plan = backend_for(options.model, options.backend).plan(
+            header, _wish(options), usable_machine()
+        )
+        if plan.missing:
+            demand(plan, options.name)
         free = plan.free_bytes - sum(member.hidden_bytes for member in beside)
         goal = min(header.number("context_length"), _GOAL_TOKENS)
         return Verdict(
@@ -61,6 +66,7 @@ def _wish(options: EngineOptions) -> LoadWish:
         max_slots=options.max_slots,
         cache_ram_bytes=options.cache_ram_bytes,
         threads=options.threads,
+        require_gpu=options.require_gpu,
     )
 
 

@@ -9,7 +9,6 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -119,7 +118,6 @@ class Answering:
             self._each[sum(self._each.values())] = ways[0].n
         self._counted: list[_Counted] = []
         self._done: list[Done] = []
-        self.accepted: list[Accepted] = []
 
     async def begin(self) -> None:
         """Until every prompt is accepted: all that can be refused is refused here. Raises LocalchatError."""
@@ -137,7 +135,6 @@ class Answering:
                     continue
                 raise
             assert isinstance(first, Accepted)
-            self.accepted.append(first)
             self._counted.append(_Counted(first.prompt_tokens))
             return source
         raise AssertionError("there is a way to ask")
@@ -145,7 +142,8 @@ class Answering:
     async def _generate(self, request: GenerateRequest) -> Stream:
         """In a thread, because a long prompt waits for the engine to read it; a reader that leaves meanwhile
         leaves no request behind."""
-        asking = asyncio.ensure_future(asyncio.to_thread(self._engine.generate, request))
+        named = msgspec.structs.replace(request, user=self._flight.user)
+        asking = asyncio.ensure_future(asyncio.to_thread(self._engine.generate, named))
         try:
             stream = await asyncio.shield(asking)
         except asyncio.CancelledError:
@@ -164,8 +162,7 @@ class Answering:
                 for told in self._tidy(base, event):
                     yield told
                 if any(choice.cut for choice in self._choices) and self._all_ended:
-                    self._flight.close()  # the engine would go on with what was cut here
-                    break
+                    break  # the engine would go on with what was cut here; the flight's end stops it
         except EngineClosed as closed:
             raise self._flight.why or closed from closed
         finally:
@@ -208,8 +205,7 @@ class Answering:
         finally:
             for task in pumps:
                 task.cancel()
-            with suppress(asyncio.CancelledError):
-                await asyncio.gather(*pumps)
+            await asyncio.gather(*pumps, return_exceptions=True)
 
     def _count(self, at: int, event: Event) -> None:
         """Keep the figures of the flight, whatever the reader is told."""

@@ -1,6 +1,6 @@
 """From the body of a request to what an engine is asked: every value checked, or refused by its name."""
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -32,7 +32,14 @@ _LOGPROBS: Final = 20
 _BIAS: Final = 100.0
 
 
-def chat_request(body: ChatBody, limits: Limits, salt: str) -> GenerateRequest:
+class Asker(NamedTuple):
+    """Who asks. salt: separates its prefix cache; user: its name, for the engine's figures."""
+
+    salt: str = ""
+    user: str = ""
+
+
+def chat_request(body: ChatBody, limits: Limits, asker: Asker) -> GenerateRequest:
     """What a chat asks of the engine. Raises ApiError."""
     top = body.top_logprobs
     if top is not None and not body.logprobs:
@@ -42,14 +49,14 @@ def chat_request(body: ChatBody, limits: Limits, salt: str) -> GenerateRequest:
         body,
         conversation(body, limits),
         limits,
-        salt=salt,
+        asker=asker,
         max_tokens=_answer(wanted, limits, least=1),
         logprobs=_logprobs(top or 0, "top_logprobs") if body.logprobs else None,
     )
 
 
 def completion_requests(
-    body: CompletionBody, limits: Limits, salt: str
+    body: CompletionBody, limits: Limits, asker: Asker
 ) -> tuple[GenerateRequest, ...]:
     """What a completion asks of the engine, one request for each prompt. Raises ApiError."""
     if body.best_of is not None and body.best_of != (body.n or 1):
@@ -67,7 +74,7 @@ def completion_requests(
             body,
             prompt,
             limits,
-            salt=salt,
+            asker=asker,
             max_tokens=tokens,
             logprobs=logprobs,
             prompt_logprobs=logprobs if body.echo else None,
@@ -85,7 +92,7 @@ def _request(
     prompt: Prompt,
     limits: Limits,
     *,
-    salt: str,
+    asker: Asker,
     max_tokens: int,
     logprobs: int | None,
     prompt_logprobs: int | None = None,
@@ -100,10 +107,11 @@ def _request(
         grammar=_grammar(body, limits),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        salt="\0".join(part for part in (salt, body.cache_salt or "") if part),
+        salt="\0".join(part for part in (asker.salt, body.cache_salt or "") if part),
         priority=priority,
         speculation=body.speculation is not False,
         ignore_eos=bool(body.ignore_eos),
+        user=asker.user,
     )
 
 

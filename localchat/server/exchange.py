@@ -22,7 +22,7 @@ from localchat.server.engines import Lease
 from localchat.server.failures import ApiError, internal, out_of_time, translated
 from localchat.server.flight import Flight
 from localchat.server.presenter import StreamPresenter, WholePresenter
-from localchat.server.service import Service, service_of
+from localchat.server.service import Service, agent, service_of
 from localchat.server.sse import DONE, EventStream, event
 
 log = logging.getLogger("localchat.server")
@@ -58,7 +58,11 @@ class Exchange:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = service_of(self.request)
-        flight = Flight(id=scope.get("localchat.id", ""), model=self.plan.model or "")
+        flight = Flight(
+            id=scope.get("localchat.id", ""),
+            model=self.plan.model or "",
+            user=agent(self.request),
+        )
         scope["localchat.flight"] = flight
         service.flights.enter(flight)
         deadline = asyncio.get_running_loop().call_later(
@@ -104,6 +108,7 @@ class Exchange:
             async for told in telling:
                 presenter.take(told)
         assert flight.usage is not None
+        flight.answered = True
         body = presenter.result(flight.usage, flight.done)
         response = Response(body, headers={"content-type": "application/json"})
         await response(self.request.scope, self.request.receive, send)
@@ -124,15 +129,15 @@ class Exchange:
                     async for told in telling:
                         if events := presenter.told(told):
                             await stream.write(events)
+                assert flight.usage is not None
+                last = presenter.ending(flight.usage, flight.done) + DONE
             except (ApiError, LocalchatError) as error:
-                await stream.end(event(self._broken(service, flight, error).body()))
-                return
+                last = event(self._broken(service, flight, error).body())
             except Exception:
                 log.exception("%s failed in the middle of its stream", flight.id)
-                await stream.end(event(self._broken(service, flight, internal()).body()))
-                return
-            assert flight.usage is not None
-            await stream.end(presenter.ending(flight.usage, flight.done) + DONE)
+                last = event(self._broken(service, flight, internal()).body())
+            flight.answered = True
+            await stream.end(last)
 
     def _broken(
         self, service: Service, flight: Flight, error: ApiError | LocalchatError
@@ -154,7 +159,7 @@ async def _while_connected(work: Awaitable[None], receive: Receive, flight: Flig
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         if working.cancelled() and flight.why is not None:
             raise flight.why
-        if working.done():
+        if working.done() or flight.answered:  # the end of the answer ends the reading too
             await working
             return
         flight.gone = True

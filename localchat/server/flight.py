@@ -14,17 +14,19 @@ class Flight:
     """One request to an engine. Everything that the log and the figures say of it; never a word of text.
 
     work: what answers it. why: what ended it from the server's side. begun: an engine has started on the
-    prompt. guided: a grammar, a schema or a tool binds it.
+    prompt. guided: a grammar, a schema or a tool binds it. user: what the client calls itself.
     """
 
     id: str
     model: str = ""
+    user: str = ""
     guided: bool = False
     work: "asyncio.Future[None] | None" = None
     streams: list[Stream] = field(default_factory=list)
     why: ApiError | None = None
     gone: bool = False
     begun: bool = False
+    answered: bool = False
     arrived_s: float = field(default_factory=time.perf_counter)
     first_s: float | None = None
     usage: Usage | None = None
@@ -58,7 +60,7 @@ class Flights:
     def __init__(self, most_waiting: int) -> None:
         self._most_waiting = most_waiting
         self._flights: set[Flight] = set()
-        self._closing: ApiError | None = None
+        self._closing = False
 
     @property
     def waiting(self) -> int:
@@ -70,8 +72,8 @@ class Flights:
 
     def enter(self, flight: Flight) -> None:
         """Take a request in. Raises ApiError where there is no room, or no more time."""
-        if self._closing is not None:
-            raise self._closing
+        if self._closing:
+            raise _stopping()
         if self.waiting >= self._most_waiting:
             raise busy(f"{self.waiting} requests wait already; try again in a moment.")
         self._flights.add(flight)
@@ -82,11 +84,14 @@ class Flights:
 
     def refuse(self) -> None:
         """The server stops: nobody comes in any more."""
-        self._closing = busy("The server is stopping.", "server_stopping", retry_s=5)
+        self._closing = True
 
     def end_all(self) -> None:
         """The server stops now: what runs is ended with an error that says so."""
         self.refuse()
-        assert self._closing is not None
         for flight in list(self._flights):
-            flight.end(self._closing)
+            flight.end(_stopping())
+
+
+def _stopping() -> ApiError:
+    return busy("The server is stopping.", "server_stopping", retry_s=5)

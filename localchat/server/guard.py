@@ -54,10 +54,14 @@ class Guard:
                 scope["localchat.key"] = self._check_key(headers)
         except ApiError as error:
             self._refused(error)
-            error.headers.setdefault("vary", "Origin")
-            await response(error)(scope, receive, send)
+            if (
+                allowed is None or scope["method"] == "OPTIONS"
+            ):  # a preflight's refusal names no page
+                allowed = None
+                error.headers["vary"] = "Origin"
+            await response(error)(scope, receive, _with_origin(send, allowed))
             return
-        await self._app(scope, receive, _with_origin(send, allowed) if allowed else send)
+        await self._app(scope, receive, _with_origin(send, allowed))
 
     # ------------------------------------------------------------------------ Host and Origin
 
@@ -167,8 +171,10 @@ def _pattern(origin: str) -> re.Pattern[str]:
     return re.compile(re.escape(origin.rstrip("/")).replace(r"\*", r"[A-Za-z0-9._-]+"))
 
 
-def _with_origin(send: Send, origin: str) -> Send:
-    """Lets a browser hand the answer to the page that was allowed to ask."""
+def _with_origin(send: Send, origin: str | None) -> Send:
+    """Lets a browser hand the answer to the page that was allowed to ask; None: no page asked."""
+    if origin is None:
+        return send
 
     async def sending(message: dict[str, object]) -> None:
         if message["type"] == "http.response.start":

@@ -39,7 +39,7 @@ def engine_messages(given: Sequence[ChatMessage], limits: Limits) -> tuple[Messa
         raise refused(
             f"There are {len(given)} messages; {limits.messages} are taken.", param="messages"
         )
-    return joined([_message(at, message) for at, message in enumerate(given)])
+    return joined(_named([_message(at, message) for at, message in enumerate(given)]))
 
 
 def joined(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -52,6 +52,19 @@ def joined(messages: Sequence[Message]) -> tuple[Message, ...]:
         else:
             made.append(message)
     return tuple(made)
+
+
+def _named(messages: Sequence[Message]) -> list[Message]:
+    """Results of tools with the tool's name, which templates print and clients leave out: they send the id of
+    the call alone."""
+    names: dict[str, str] = {}
+    made: list[Message] = []
+    for message in messages:
+        names |= {call.id: call.name for call in message.tool_calls}
+        if message.role == "tool" and not message.name and message.tool_call_id in names:
+            message = msgspec.structs.replace(message, name=names[message.tool_call_id])
+        made.append(message)
+    return made
 
 
 def late_system(messages: Sequence[Message]) -> list[Message]:

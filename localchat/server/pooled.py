@@ -49,6 +49,8 @@ class PooledEngines:
         self.finder = finder
         self._threads = ThreadPoolExecutor(_THREADS, "leases")
         self._infos: dict[int, EngineInfo] = {}
+        self._last: dict[str, EngineInfo] = {}
+        """What each model last said of itself, by name, also after it was unloaded."""
         self._looking: asyncio.Task[None] | None = None
 
     async def lease(self, model_word: str, *, user: str = "") -> Lease:
@@ -85,6 +87,7 @@ class PooledEngines:
             given_up.set()
             asking.add_done_callback(_give_back)
             raise
+        self._last[found.name] = found.info
         if found.info.loaded:
             self._remember(found)
         return found
@@ -102,15 +105,12 @@ class PooledEngines:
     def models(self) -> list[ModelCard]:
         if self.finder.stale and (self._looking is None or self._looking.done()):
             self._looking = asyncio.ensure_future(self.look())
-        contexts = {info.model: info for info in self._infos.values()}
         loaded = {name for name, _ in self.pool.engines()}
         return [
             ModelCard(
                 known.name,
                 loaded=known.name in loaded,
-                context_tokens=info.context_tokens
-                if (info := contexts.get(known.name)) and known.name in loaded
-                else 0,
+                context_tokens=info.context_tokens if (info := self._last.get(known.name)) else 0,
                 context_train=info.context_train if info else known.context_train,
                 created=known.created,
             )

@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import FrameType
 
@@ -20,6 +21,9 @@ from localchat.server.service import Service
 log = logging.getLogger("localchat.server")
 
 _BACKLOG = 1024
+_HEAD_BYTES = 64 << 10
+"""Of a request's headers: browsers send every cookie that anything on localhost ever set."""
+_THREADS = 64
 _POLL_S = 0.05
 _GRACE_S = 2
 
@@ -46,10 +50,17 @@ class Server(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 backlog=_BACKLOG,
+                h11_max_incomplete_event_size=_HEAD_BYTES,
                 timeout_keep_alive=int(limits.idle_s),
                 timeout_graceful_shutdown=_GRACE_S,
             )
         )
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        # Python's own choice is six threads on two cores: six long texts to tokenize would keep every chat out.
+        threads = ThreadPoolExecutor(_THREADS, "server")
+        asyncio.get_running_loop().set_default_executor(threads)
+        await super().serve(sockets)
 
     def stop(self) -> None:
         """End the server; from any thread."""

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from localchat.engine.engine import EngineInfo
 from localchat.errors import LocalchatError, ModelMissing, UsageError
 from localchat.inert import inert_line
+from localchat.server.asking import Asker
 from localchat.server.config import ServerConfig
 from localchat.server.engines import Engines, Lease
 from localchat.server.failures import no_model, translated
@@ -60,10 +61,11 @@ def agent(request: Request) -> str:
     return inert_line(request.headers.get("user-agent", ""))[:_AGENT]
 
 
-def salt(request: Request) -> str:
-    """Separates the prefix caches of clients by their key; empty where none is asked for."""
+def asker(request: Request) -> Asker:
+    """Who sends a request. Clients with different keys share no cache; without keys all do."""
     key: str = request.scope.get("localchat.key", "")
-    return hashlib.sha256(key.encode()).hexdigest()[:16] if key else ""
+    salt = hashlib.sha256(key.encode()).hexdigest()[:16] if key else ""
+    return Asker(salt, agent(request))
 
 
 def fingerprint(info: EngineInfo) -> str:

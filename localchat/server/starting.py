@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from starlette.applications import Starlette
 
+from localchat.server.engines import Engines
 from localchat.server.run import Server
 from localchat.server.service import Service
 
@@ -27,10 +28,17 @@ def starting(
     async def run(server: Server) -> None:
         stopping(server.stop)
         tell()
-        async with await service.engines.lease("", user="start") as lease:
-            while not (await asyncio.to_thread(lease.engine.info)).loaded:
+        service.engines.models()  # so that the first client that asks finds them looked up
+        async with await service.engines.lease("", user="start"):
+            while not await _loaded(service.engines):
                 await asyncio.sleep(_EVERY_S)
         service.ready = True
         say("the model is ready")
 
     return run
+
+
+async def _loaded(engines: Engines) -> bool:
+    """Whether the own model is there. Asked by a lease, from which its owner learns it too."""
+    async with await engines.lease("", user="start") as lease:
+        return lease.info.loaded

@@ -6,8 +6,8 @@ wrong numbers.
 Greedy, 400 tokens at most. A question passes when every fact's pattern is found in the answer
 (capitals do not count). A number is wrong where an answer states a quantity (number with unit) that
 is neither in the table of facts nor in the question, or where the item names the quantity and the
-answer states only others. Every `localchat ...` command is held against the verbs and flags of the
-table. The last line is JSON.
+answer states only others. Every `localchat ...` command goes through the program's own parser, and
+answers come through its own engine. The last line is JSON.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from conversations import conversations, read_facts
 from facts import commands_in
 from held_out import items
-from llama_text import LlamaText
+from product import Product, refusal
 
 HERE: Final = Path(__file__).resolve().parent
 REFUSAL: Final = re.compile(
@@ -80,22 +80,6 @@ def wrong_number(item: dict[str, Any], answer: str, known: set[str]) -> bool:
     return "quantity" in item and bool(stated) and not re.search(item["quantity"], answer, re.I)
 
 
-def refused_command(command: str, facts: dict[str, Any]) -> bool:
-    """Whether the table knows no such verb, subcommand or flag."""
-    command = re.split(r"\s[|>]\s|\s[|>]$", command)[0]
-    words = re.findall(r'"[^"]*"|\S+', command)[1:]
-    if words and words[0] in facts["subcommands"] and len(words) > 1:
-        known = facts["subcommands"][words[0]]
-        if not set(words[1].split("|")) <= {*known, "SHELL"}:
-            return True
-    flags = [w.split("=")[0] for w in words if w.startswith("-")]
-    if any(f not in facts["flags"] for f in flags):
-        return True
-    first = words[0] if words else ""
-    is_verb = bool(re.fullmatch(r"[a-z]+", first)) and not command.endswith(":")
-    return is_verb and first not in facts["verbs"]
-
-
 def ask(answerer: Answerer, facts: dict[str, Any]) -> list[Outcome]:
     """All questions, off-topic questions and dialogues."""
     known = known_quantities(facts)
@@ -104,7 +88,7 @@ def ask(answerer: Answerer, facts: dict[str, Any]) -> list[Outcome]:
     def note(
         kind: str, item: dict[str, Any], question: str, got: tuple[str, bool], passed: bool
     ) -> None:
-        bad = [c for c in commands_in(got[0]) if refused_command(c, facts)]
+        bad = [c for c in commands_in(got[0]) if refusal(c)]
         wrong = wrong_number(item, got[0], known)
         outcomes.append(Outcome(item["id"], kind, question, got[0], passed, got[1], wrong, bad))
 
@@ -157,9 +141,9 @@ def commands_in_answers(answerer: Answerer, facts: dict[str, Any], count: int) -
             answerer.answer([talk[0] if talk[0][0] == "user" else talk[1]])[0]
         )
     ]
-    refused = [c for c in commands if refused_command(c, facts)]
+    refused = [c for c in commands if refusal(c)]
     for command in refused:
-        print(f"refused: {command}")
+        print(f"refused: {command} ({refusal(command)})")
     return {"answers": count, "commands": len(commands), "refused": len(refused)}
 
 
@@ -169,15 +153,17 @@ def main() -> None:
     parser.add_argument("--show", action="store_true", help="print what did not pass")
     parser.add_argument("--commands", type=int, default=0, help="also check commands in N answers")
     args = parser.parse_args()
-    answerer, facts = LlamaText(args.gguf), read_facts(HERE / "facts.json")
-    outcomes = ask(answerer, facts)
+    facts = read_facts(HERE / "facts.json")
+    with Product(args.gguf) as answerer:
+        outcomes = ask(answerer, facts)
+        commands = commands_in_answers(answerer, facts, args.commands) if args.commands else None
     for o in outcomes:
         if args.show and not (o.passed and o.ended and not o.wrong_number and not o.bad_commands):
             marks = f"passed={o.passed} ended={o.ended} wrong={o.wrong_number} {o.bad_commands}"
             print(f"[{o.id}] {marks}\n  Q: {o.question}\n  A: {o.answer[:300]}\n")
     result: dict[str, Any] = dict(summary(outcomes))
-    if args.commands:
-        result["commands"] = commands_in_answers(answerer, facts, args.commands)
+    if commands is not None:
+        result["commands"] = commands
     print(json.dumps(result))
 
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from localchat.chat.compaction import Compaction
+from localchat.chat.compaction import Compaction, without_summary
 from localchat.chat.conversation import Conversation, Policy
 from localchat.chat.overflow import (
     counter,
@@ -166,6 +166,15 @@ def test_the_offers_name_messages_tokens_and_memory() -> None:
     assert "does not fit now" in examine(talk([100] * 20), COUNT, tight).choices[2].label
 
 
+def test_the_refusal_knows_the_context_where_the_engine_does_not() -> None:
+    info = replace(ENGINE.info(), context_tokens=0)
+    refusal = ContextExceeded("too long", prompt_tokens=3000, context_tokens=2000)
+    overflow = examine(talk([100] * 20), COUNT, info, refusal=refusal)
+    assert overflow.context_tokens == 2000
+    assert overflow.cut is not None
+    assert overflow.cut.prompt_tokens <= 1500
+
+
 def test_no_memory_is_offered_where_the_model_knows_no_longer_context() -> None:
     actions = [choice.action for choice in examine(talk([100] * 20), COUNT, ENGINE.info()).choices]
     assert actions == ["leave_out_oldest", "compact"]
@@ -233,6 +242,22 @@ def test_a_second_summary_takes_the_first_one_up() -> None:
     text = "\n".join(message.content for message in sent_messages(conversation))
     assert text.count("Summary of the conversation so far") == 1
     assert text.count("sssss") == 20
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_summary_can_be_taken_back(answered: bool) -> None:
+    conversation = talk([10, 20, 30, 40, 50])
+    before, nodes = sent_messages(conversation), set(conversation.nodes)
+    if answered:
+        conversation.add(Message("assistant", "so"), parent=conversation.head)
+        before = sent_messages(conversation)
+    for _ in range(2):
+        compacted(conversation)
+    changed = without_summary(conversation)
+    assert sent_messages(conversation) == before
+    assert nodes < set(conversation.nodes)
+    assert all(conversation.nodes[node.id] == node for node in changed)
+    assert without_summary(conversation) == ()
 
 
 def test_a_branch_without_the_summary_is_sent_as_it_was() -> None:

@@ -126,7 +126,7 @@ def test_the_choice_is_kept_and_applied_again_with_a_word_about_it(run: Run) -> 
 
 def test_a_summary_is_written_shown_and_sent_instead(run: Run) -> None:
     talk = run([*LONG, "2"])
-    assert "are sent as this summary from now on" in talk.shown
+    assert "are sent as this summary from now on (/everything" in talk.shown
     (kept,) = talk.conversations
     summary = next(node for node in kept.nodes.values() if node.replaces)
     assert summary.message.content == "Hello."
@@ -138,6 +138,7 @@ def test_a_summary_is_written_shown_and_sent_instead(run: Run) -> None:
 def test_another_question_instead_of_a_choice_is_a_question(run: Run) -> None:
     talk = run([*LONG, "short"])
     assert talk.sent(-1)[-1] == "short"
+    assert talk.history.draft(talk.conversations[0].id) == LONG[4]
     talk = run(["1", "2"])
     assert [talk.sent(0), talk.sent(1)[-1]] == [["1"], "2"]
 
@@ -159,9 +160,25 @@ def test_a_first_question_that_is_too_long_gets_advice(run: Run) -> None:
     assert talk.conversations == []
 
 
+def test_an_engine_that_cannot_count_gets_advice_and_no_cut(run: Run) -> None:
+    class Blind(TightEngine):
+        def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+            raise UsageError("this server does not tokenize")
+
+    for conversation in (None, run([*LONG, "1"]).conversations[0]):
+        talk = run(LONG, engine=Blind(context_tokens=1500), conversation=conversation)
+        assert "shorten the input by" in talk.shown
+        assert "or begin anew: /clear" in talk.shown
+        assert "tokens not sent" not in talk.shown
+
+
 def test_everything_can_be_sent_again(run: Run) -> None:
-    talk = run([*LONG, "1", "/everything", "short"])
-    assert talk.shown.count("nothing was sent") == 2
+    for choice in ("1", "2"):
+        talk = run([*LONG, choice, "/everything", "short"])
+        assert talk.shown.count("nothing was sent") == 2
+        conversation = talk.conversations[0]
+        assert len(conversation.path()) == 10
+        assert not any(node.replaces for node in conversation.path())
 
 
 def test_undo_and_regen_keep_what_they_leave(run: Run) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +10,11 @@ import pytest
 
 from localchat.backends import Backend
 from localchat.engine.safemode import SafeBuilds
-from localchat.fit.gguf_header import Header
+from localchat.fit.checkpoint import Unloaded
+from localchat.fit.machine import Machine
+from localchat.fit.paces import Past
 from localchat.fit.plan import LoadWish, MemoryPlan
+from localchat.fit.reason import Kind
 from localchat.paths import find_paths
 from tests.cli.conftest import Call
 from tests.cli.door import SCENARIOS
@@ -52,6 +55,7 @@ class Way:
 
 class FakeBackend:
     name = "llamacpp"
+    kinds: tuple[Kind, ...] = ("gguf",)
 
     def __init__(self, *, available: Available | None = None, broken: bool = False) -> None:
         self._available = available or Available()
@@ -64,13 +68,18 @@ class FakeBackend:
     def accepts(self, path: Path) -> bool:
         return True
 
-    def objection(self, header: Header) -> str:
+    def objection(self, model: Unloaded) -> str:
         return ""
 
-    def plan(self, header: Header, wish: LoadWish) -> MemoryPlan:
+    def seen(self, machine: Machine) -> Machine:
+        return machine
+
+    def plan(self, model: Unloaded, wish: LoadWish, machine: Machine) -> MemoryPlan:
         raise AssertionError("doctor plans nothing")
 
-    def expected_rate(self, header: Header, plan: MemoryPlan, threads: int) -> float | None:
+    def expected_rate(
+        self, model: Unloaded, plan: MemoryPlan, threads: int, past: Sequence[Past] = ()
+    ) -> float | None:
         return None
 
     def build_key(self) -> str:
@@ -115,6 +124,8 @@ def test_it_tells_machine_build_and_devices(call: Call, install: Install) -> Non
         "a card",
         "uses none",
         "llamacpp: available",
+        "A GGUF file runs on llama.cpp.",
+        "A safetensors checkpoint cannot be run here",
     ):
         assert word in out
     assert "safe mode" not in out

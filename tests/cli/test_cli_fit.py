@@ -80,12 +80,13 @@ def test_the_expected_rate_follows_the_bytes_of_a_token(
 
 
 def test_a_model_that_does_not_fit_ends_with_4_and_says_what_would(fit: Fit, eight_b: Path) -> None:
-    outcome = fit(SMALL, eight_b, "--ctx", "8192", "--json")
+    tight = replace(SMALL, ram_free_bytes=4 * GB)
+    outcome = fit(tight, eight_b, "--ctx", "8192", "--json")
     found = told(outcome)
     assert outcome.code == 4
     assert not found["fits"]
     assert found["advice"]
-    sentences = fit(SMALL, eight_b, "--ctx", "8192").out
+    sentences = fit(tight, eight_b, "--ctx", "8192").out
     assert "does not fit" in sentences
     assert all(advice in sentences for advice in found["advice"])
 

@@ -54,6 +54,23 @@ def test_nothing_is_kept_where_nothing_shall_be(
     assert not (find_paths({}).data_dir / "history.sqlite3").exists()
 
 
+def test_a_look_at_no_history_leaves_no_file(call: Call) -> None:
+    assert conversations(call) == []
+    assert call((), "history", "search", "x").code == 1
+    assert call(SCENARIOS["hello"], "-c", "hi").code == 2
+    assert not find_paths({}).data_dir.exists()
+
+
+def test_without_history_a_conversation_can_be_read_and_is_not_written(call: Call) -> None:
+    call(SCENARIOS["hello"], "first one")
+    door = ScriptedDoor(SCENARIOS["hello"])
+    assert call(door, "--no-history", "-c", "second").code == 0
+    prompt = door.engines[0].requests[0].prompt
+    assert isinstance(prompt, Messages)
+    assert len(prompt.messages) == 3
+    assert [one["messages"] for one in conversations(call)] == [2]
+
+
 def test_continue_sends_what_was_said_and_adds_to_it(call: Call) -> None:
     call(SCENARIOS["hello"], "-s", "be brief", "first one")
     call(SCENARIOS["hello"], "another conversation")
@@ -222,12 +239,12 @@ def test_a_conversation_goes_on_by_lines(screen: Callable[..., Screen], call: Ca
 def test_a_conversation_that_was_killed_shows_what_was_said(
     screen: Callable[..., Screen], call: Call
 ) -> None:
-    """The answer was on the screen for a second when the program died."""
+    """Killed once the answer is on the disk, which it is while it still comes."""
     one = screen("slow", "-i", "go")
     one.wait_for("first ")
-    end = time.monotonic() + 1.0
-    while time.monotonic() < end:
-        time.sleep(0.05)
+    end = time.monotonic() + 20
+    while [found["messages"] for found in conversations(call)] != [2]:
+        assert time.monotonic() < end, "nothing comes to the disk"
     one.process.kill()
     one.process.wait()
     id_ = str(conversations(call)[0]["id"])

@@ -108,7 +108,7 @@ def test_colours_go_where_they_are_not_wanted_never(
 
 
 def test_alone_on_a_terminal_it_talks_until_ctrl_d(screen: Start) -> None:
-    page = screen("hello")
+    page = screen("hello", "-i")
     page.wait_for("> ")
     page.press("first question\n")
     page.wait_for("Hello.")
@@ -127,7 +127,7 @@ def test_alone_on_a_terminal_it_talks_until_ctrl_d(screen: Start) -> None:
 
 
 def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(screen: Start) -> None:
-    page = screen("slow")
+    page = screen("slow", "-i")
     page.wait_for("> ")
     page.press("go\n")
     page.wait_for("first ")
@@ -155,7 +155,7 @@ def test_piped_text_and_then_the_keyboard(screen: Start) -> None:
 
 
 def test_a_dead_engine_and_a_long_prompt_leave_the_conversation_alive(screen: Start) -> None:
-    page = screen("dies")
+    page = screen("dies", "-i")
     page.wait_for("> ")
     page.press("q\n")
     page.wait_for("SIGKILL")

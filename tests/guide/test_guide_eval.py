@@ -9,6 +9,7 @@ from random import Random
 import evaluate
 from conversations import Writer, conversations, read_facts
 from held_out import EVAL, forbidden, items, runs
+from product import refusal
 
 FACTS = read_facts(Path(evaluate.__file__).with_name("facts.json"))
 
@@ -63,8 +64,9 @@ def test_an_invented_quantity_and_a_wrong_one_count_as_wrong_numbers() -> None:
 
 
 def test_commands_that_the_program_would_refuse_are_found() -> None:
-    assert not evaluate.refused_command("localchat history search WORDS", FACTS)
-    assert not evaluate.refused_command('localchat -x "a loop" > loop.sh', FACTS)
-    assert evaluate.refused_command("localchat frobnicate", FACTS)
-    assert evaluate.refused_command("localchat list --frob", FACTS)
-    assert evaluate.refused_command("localchat history burn ID", FACTS)
+    assert not refusal('localchat -x "a loop" > loop.sh')
+    assert not refusal("localchat fit MODEL --ctx N | less")
+    assert not refusal("localchat completion bash|zsh|fish")
+    assert "verb" in refusal("localchat frobnicate")
+    assert "--frob" in refusal("localchat list --frob")
+    assert refusal("localchat config burn KEY")

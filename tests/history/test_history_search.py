@@ -112,6 +112,15 @@ def test_changed_text_is_found_by_its_new_words_alone() -> None:
         assert not history.search("tall")
 
 
+def test_what_was_erased_is_not_found_in_what_takes_its_place() -> None:
+    with History.open(None) as history:
+        history.delete(kept(history, "needle in the first one").id)
+        history.purge(time.time() + 1)
+        kept(history, "nothing of the kind", title="other")
+        assert history.search("needle") == []
+        assert history.search("first") == []
+
+
 def test_each_conversation_is_found_once_and_no_more_than_asked_for() -> None:
     with History.open(None) as history:
         made = [kept(history, "needle one", "needle two") for _ in range(5)]

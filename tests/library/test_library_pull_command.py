@@ -2,6 +2,7 @@
 
 import io
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -53,8 +54,10 @@ def test_json_is_one_event_in_a_line(call: Call) -> None:
     code, out, err = call("pull", "--json", NAME)
     events = [json.loads(line) for line in out.splitlines()]
     assert (code, err) == (0, "")
-    assert [event["event"] for event in events] == ["found", "progress", "progress", "done"]
-    assert events[0]["total_bytes"] == events[2]["done_bytes"] == len(BODY)
+    names = [event["event"] for event in events]
+    assert names == ["note", "found", "progress", "progress", "done"]
+    assert "whether it will run here is not known" in events[0]["text"]
+    assert events[1]["total_bytes"] == events[3]["done_bytes"] == len(BODY)
     assert Path(events[-1]["path"]).read_bytes() == BODY
 
 
@@ -182,3 +185,43 @@ def test_example_of_the_readme_pulls_and_then_chats(
     answer = json.loads(out)
     assert answer["model"] == "qwen2.5:7b-q4_k_m"
     assert 1 <= answer["usage"]["completion_tokens"] <= 3
+
+
+def test_example_of_the_readme_as_a_program(
+    call: Call, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guide stands in behind the name; every byte and every process is real."""
+    import localchat
+
+    guide = Path(localchat.__file__).with_name("guide") / "guide.gguf"
+    name = "qwen2.5-7b-instruct-q4_k_m.gguf"
+    hub.add("Qwen/Qwen2.5-7B-Instruct-GGUF", {name: guide.read_bytes()})
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+
+    def program(*args: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "localchat", *args],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+
+    pulled = program("pull", "qwen2.5:7b-q4_k_m")
+    assert (pulled.returncode, pulled.stdout) == (0, ""), pulled.stderr
+    assert "qwen2.5:7b-q4_k_m will fit: " in pulled.stderr
+    assert "its hash is right: localchat run qwen2.5:7b-q4_k_m" in pulled.stderr
+    listed = program("list")
+    assert "qwen2.5:7b-q4_k_m" in listed.stdout
+    answer = program(
+        "run", "qwen2.5:7b", "--temperature", "0", "--max-tokens", "24", "What is a KV cache?"
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.strip()
+    # Named once, it is the model of the next prompt.
+    again = program("--json", "--max-tokens", "4", "And who are you?")
+    assert json.loads(again.stdout)["model"] == "qwen2.5:7b-q4_k_m"
+    missing = program("run", "qwen2.5:14b", "hi")
+    assert missing.returncode == 3
+    assert "fetch it: localchat pull qwen2.5:14b-q4_k_m" in missing.stderr

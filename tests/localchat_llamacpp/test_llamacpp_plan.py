@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from localchat.errors import UsageError
+from localchat.errors import DoesNotFit, UsageError
 from localchat.fit.gguf_header import Header
 from localchat.fit.header import read_header
 from localchat.fit.machine import Gpu, Machine
-from localchat.fit.plan import LoadWish, MemoryPlan
+from localchat.fit.plan import LoadWish, MemoryPlan, demand
 from localchat.fit.shape import model_shape
 from localchat_llamacpp.buffers import Steps, context_cells, window_cells
 from localchat_llamacpp.plan import plan
@@ -186,15 +186,16 @@ def test_steps_grow_with_the_cores(eight_b: Header, cores: int, step: int) -> No
     assert asked(eight_b, replace(LAPTOP, cores=cores)).max_step_tokens == step
 
 
-def test_repacked_copies_count_unless_in_safe_mode(eight_b: Header) -> None:
+def test_pages_beside_repacked_weights_are_told_apart_and_not_needed(eight_b: Header) -> None:
     safe, fast = asked(eight_b), asked(eight_b, safe_mode=False)
     assert safe.weights_bytes == eight_b.weights_bytes
     matrices = sum(
         t.size_bytes for t in eight_b.tensors if len(t.shape) == 2 and t.name != "token_embd.weight"
     )
-    assert fast.weights_bytes - safe.weights_bytes == matrices
+    assert fast.weights_bytes == safe.weights_bytes
+    assert (fast.mapped_bytes, safe.mapped_bytes) == (matrices, 0)
     plain = replace(LAPTOP, cpu_flags=frozenset())
-    assert asked(eight_b, plain, safe_mode=False).weights_bytes == safe.weights_bytes
+    assert asked(eight_b, plain, safe_mode=False).mapped_bytes == 0
     amx = replace(LAPTOP, cpu_flags=frozenset({"avx2", "avx512f", "avx512_vnni", "amx_int8"}))
     assert asked(eight_b, amx, safe_mode=False).weights_bytes > fast.weights_bytes
 
@@ -287,11 +288,42 @@ def test_cut_windows_have_cells_for_every_sequence(gemma: Header) -> None:
     assert window_cells(shape, 4096, Steps(16, 128)) == 4096
 
 
-def test_an_advised_quantization_counts_the_second_copy_of_repacked_weights(
-    eight_b: Header,
-) -> None:
-    """Of 4.5 GB there is a copy, so that 8 GB hold no 4.5 GB model and do hold a smaller one."""
-    tight = replace(LAPTOP, ram_total_bytes=8 * GB, ram_free_bytes=8 * GB)
-    refused = asked(eight_b, tight, safe_mode=False)
+def test_weights_that_are_copied_in_another_order_are_needed_once(eight_b: Header) -> None:
+    """The system drops the file's pages: 8 GB hold a model of 4 GB with 8,192 tokens, repacked or not."""
+    tight = replace(LAPTOP, ram_total_bytes=8 * GB, ram_free_bytes=6 * GB)
+    assert asked(eight_b, tight, safe_mode=False).fits
+    assert asked(eight_b, tight, safe_mode=True).fits
+    refused = asked(eight_b, replace(tight, ram_free_bytes=4 * GB), safe_mode=False)
     assert not refused.fits
     assert any("quantization" in advice for advice in refused.advice)
+
+
+def test_several_cards_lose_room_at_their_borders(eight_b: Header) -> None:
+    """A layer is on one card, and each card needs a scratch buffer and a context of its own."""
+    one = replace(LAPTOP, gpus=(replace(CARD, total_bytes=16 * GB, free_bytes=6 * GB),))
+    half = Gpu(0, "card", 8 * GB, 3 * GB)
+    two = replace(LAPTOP, gpus=(half, replace(half, index=1)))
+    wish = LoadWish(context_tokens=4096)
+    whole, parted = (asked(eight_b, machine, wish, can_offload=True) for machine in (one, two))
+    assert whole.gpu_layers == whole.layers
+    assert 0 < parted.gpu_layers < whole.gpu_layers
+    assert parted.gpu_bytes <= 6 * GB
+
+
+def test_a_required_gpu_is_not_replaced_by_the_cpu(eight_b: Header) -> None:
+    wish = LoadWish(require_gpu=True)
+    with_card = replace(LAPTOP, gpus=(CARD,))
+    cases = (
+        (with_card, wish, False, "built for the CPU alone"),
+        (LAPTOP, wish, True, "none was found"),
+        (replace(LAPTOP, gpus=(replace(CARD, free_bytes=GB),)), wish, True, "not even one layer"),
+        (with_card, replace(wish, gpu_layers=0), True, "0 layers"),
+    )
+    for machine, asked_for, can_offload, told in cases:
+        found = asked(eight_b, machine, asked_for, can_offload=can_offload)
+        assert not found.fits
+        assert told in found.missing
+        with pytest.raises(DoesNotFit, match="is not loaded: a GPU is required"):
+            demand(found, "it")
+    for machine in (with_card, MAC):
+        assert asked(eight_b, machine, wish, can_offload=True).fits

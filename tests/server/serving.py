@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from localchat.engine.engine import Engine
 from localchat.engine.events import Event
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.request import Text as Prompt
@@ -83,17 +84,23 @@ def serving(config: ServerConfig | None = None, *, drain_s: float = 0.0) -> Iter
         return found(request) if callable(found) else found
 
     engine = StageEngine(script=script, model=NAME)
+    with running(engine, config, drain_s=drain_s) as (port, server):
+        yield Stage(port, engine, server, scripts)
+
+
+@contextmanager
+def running(
+    engine: Engine, config: ServerConfig | None = None, *, drain_s: float = 0.0
+) -> Iterator[tuple[int, Server]]:
+    """The port of a server over any engine, until the end of the block."""
     sockets = bound("127.0.0.1", 0)
     app = create_app(OneEngine(engine, NAME, created=1_700_000_000), config or ServerConfig())
     server = Server(app, drain_s)
     thread = threading.Thread(target=server.run, args=(sockets,), daemon=True)
     thread.start()
-    deadline = time.monotonic() + 10
-    while not server.started and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert server.started
+    assert settled(lambda: server.started)
     try:
-        yield Stage(sockets[0].getsockname()[1], engine, server, scripts)
+        yield sockets[0].getsockname()[1], server
     finally:
         server.stop()
         thread.join(10)

@@ -122,6 +122,15 @@ def test_pages_that_the_user_allowed_may_ask(open_stage: Stage, origin: str, may
     assert "access-control-allow-credentials" not in reply.headers
 
 
+def test_a_page_that_may_ask_reads_refusals_too() -> None:
+    origin = "https://app.example.org"
+    with serving(ServerConfig(origins=(origin,), api_keys=(KEY,))) as stage:
+        for headers, status in (({}, 401), ({"x-api-key": KEY}, 404)):
+            reply = ask(stage, "/nothing", headers={"origin": origin, **headers})
+            assert reply.status == status
+            assert reply.headers["access-control-allow-origin"] == origin
+
+
 def test_a_preflight_is_answered_for_allowed_pages_only(open_stage: Stage) -> None:
     asked = {"access-control-request-method": "POST", "access-control-request-headers": "x-a"}
     good = {"origin": "http://localhost:3000", **asked}

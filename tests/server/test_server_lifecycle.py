@@ -12,7 +12,7 @@ from localchat.engine.events import Finished, Text
 from localchat.engine.scripted import Answer, ScriptedEngine
 from localchat.server.config import Limits, ServerConfig
 from localchat.server.engines import Lease, OneEngine
-from tests.server.serving import Stage, Wire, chat, serving, settled
+from tests.server.serving import Stage, StageEngine, Wire, chat, serving, settled
 
 ENDLESS = Answer(("word ",) * 100_000, gap_s=0.01)
 BODY = {"messages": [{"role": "user", "content": "endless"}]}
@@ -96,10 +96,10 @@ def test_a_connection_that_says_nothing_is_cut_off() -> None:
 
 
 def test_the_second_request_of_a_connection_has_its_own_time() -> None:
-    with serving(ServerConfig(limits=Limits(header_s=0.3))) as stage, Wire(stage.port) as wire:
+    with serving(ServerConfig(limits=Limits(header_s=0.6))) as stage, Wire(stage.port) as wire:
         wire.ask("/health")
         assert wire.reply().status == 200
-        time.sleep(0.5)
+        time.sleep(0.7)
         wire.ask("/health")
         assert wire.reply().status == 200
         wire.send(b"GET /health HT")
@@ -229,3 +229,25 @@ def test_expect_continue_is_answered(stage: Stage) -> None:
         assert wire.head()[0] == 100
         wire.send(raw)
         assert wire.reply().status == 200
+
+
+def test_questions_that_take_long_keep_no_chat_out(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = threading.Event()
+
+    def tokenize(self: StageEngine, text: str, *, special: bool = False) -> list[int]:
+        assert free.wait(20)
+        return []
+
+    monkeypatch.setattr(StageEngine, "tokenize", tokenize)
+    wires = [Wire(stage.port) for _ in range(24)]
+    try:
+        for wire in wires:
+            wire.ask("/tokenize", {"content": "a"})
+        assert chat(stage).status == 200
+    finally:
+        free.set()
+    for wire in wires:
+        with wire:
+            assert wire.reply().status == 200

@@ -91,6 +91,7 @@ def conversation(stage: Stage) -> Messages:
 )
 def test_a_field_reaches_the_engine(stage: Stage, fields: Any, asked: dict[str, Any]) -> None:
     assert chat(stage, "x", **fields).status == 200
+    assert stage.last.user == ""
     prompt = Messages((Message("user", "x"),))
     assert stage.last == GenerateRequest(prompt, **{"max_tokens": LONGEST, **asked})
 
@@ -115,7 +116,7 @@ def test_a_conversation_is_carried_whole(stage: Stage) -> None:
         Message("system", "Be brief."),
         Message("user", "a\nb"),
         Message("assistant", reasoning="hm", tool_calls=(CalledTool("look", '{"a":1}', "c1"),)),
-        Message("tool", "42", tool_call_id="c1"),
+        Message("tool", "42", tool_call_id="c1", name="look"),
         Message("assistant", reasoning="so", tool_calls=(CalledTool("look", '{"b":2}'),)),
         Message("tool", "7", name="look"),
         Message("user", "And?", name="ann"),
@@ -131,6 +132,21 @@ def test_neighbours_of_one_role_are_joined(stage: Stage) -> None:
         ("assistant", "4\n\n5"),
         ("user", "6"),
     ]
+
+
+def test_results_of_tools_and_calls_are_never_joined(stage: Stage) -> None:
+    calls = [{"id": id_, "function": {"name": id_}} for id_ in "ab"]
+    given: list[dict[str, Any]] = [
+        {"role": "user", "content": "x"},
+        *({"role": "assistant", "content": "", "tool_calls": [call]} for call in calls),
+        *({"role": "tool", "tool_call_id": id_, "content": id_} for id_ in "ab"),
+        {"role": "user", "content": "y", "name": "ann"},
+        {"role": "user", "content": "z"},
+    ]
+    chat(stage, messages=given)
+    told = conversation(stage).messages
+    assert [m.role for m in told] == [str(m["role"]) for m in given]
+    assert [m.content for m in told if m.role == "tool"] == ["a", "b"]
 
 
 LATE = [

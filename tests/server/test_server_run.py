@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from localchat.errors import LocalchatError, UsageError
 from localchat.server.run import bound
+from tests.server.serving import settled
 
 
 def _close(sockets: list[socket.socket]) -> None:
@@ -63,14 +65,25 @@ def serve(*arguments: str, **environ: str) -> subprocess.Popen[str]:
     )
 
 
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return bool(answer.status == 200)
+    except urllib.error.HTTPError as refused:
+        refused.close()
+        return False
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_verb_tells_where_it_is_and_ends_well(number: signal.Signals) -> None:
     with serve("guide", "--port", "0") as process:
         assert process.stdout is not None and process.stderr is not None
         url = process.stdout.readline().strip()
         assert url.startswith("http://127.0.0.1:") and url.endswith("/v1")
+        assert settled(lambda: _answers(f"{url}/health"))
         with urllib.request.urlopen(f"{url}/models", timeout=10) as answer:
-            assert b'"guide"' in answer.read()
+            body = answer.read()
+            assert b'"guide"' in body and b'"n_ctx":4096' in body
         process.send_signal(number)
         _, talk = process.communicate(timeout=20)
         assert process.returncode == 0

@@ -9,6 +9,7 @@ import struct
 import pytest
 
 from localchat.engine.scripted import Answer
+from localchat.server.engines import OneEngine
 from localchat.server.loopguard import LoopGuard
 from tests.conftest import ROOT
 from tests.server.serving import NAME, Stage, Wire, ask, chat, settled
@@ -58,6 +59,16 @@ def test_properties_have_what_llamacpps_clients_read(stage: Stage, query: str) -
     assert props["modalities"] == {"vision": False, "audio": False}
     assert props["chat_template_caps"] == {"supports_tools": False, "supports_tool_calls": False}
     assert "/" not in props["model_alias"]
+
+
+def test_properties_load_nothing_and_keep_nothing(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OneEngine, "loaded", lambda self: [])
+    monkeypatch.delattr(OneEngine, "lease")
+    props = ask(stage, "/props").json
+    assert props["default_generation_settings"]["n_ctx"] == 4096
+    assert "chat_template_caps" not in props
 
 
 def test_tokens_of_a_text_and_of_a_conversation(stage: Stage) -> None:
@@ -131,12 +142,14 @@ def test_a_request_is_a_line_in_the_log_without_its_text(
         headers = {"user-agent": "curl\x1b[31m/8", "authorization": "Bearer sk-secret"}
         body = {"messages": [{"role": "user", "content": "secret prompt"}]}
         reply = ask(stage, "/v1/chat/completions", body, headers=headers)
-        assert settled(lambda: bool(caplog.records))
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith(f"{reply.headers['x-request-id']} POST /v1/chat/completions 200 ")
+        number = reply.headers["x-request-id"]
+        assert settled(lambda: number in caplog.text)
+    (line,) = [each.getMessage() for each in caplog.records if number in each.getMessage()]
+    assert line.startswith(f"{number} POST /v1/chat/completions 200 ")
     for part in (f"model={NAME}", "prompt=", "cached=0", "completion=1", "ttft_ms=", "finish=stop"):
         assert part in line
     assert "secret" not in line and "\x1b" not in line and "curl" in line
+    assert stage.last.user == "curl\u241b[31m/8"
 
 
 def test_a_client_that_left_is_a_499_in_the_log(
@@ -148,9 +161,9 @@ def test_a_client_that_left_is_a_499_in_the_log(
             messages = [{"role": "user", "content": "slow"}]
             wire.ask("/v1/chat/completions", {"messages": messages, "stream": True})
             wire.until(b"assistant")
-        assert settled(lambda: bool(caplog.records))
-    line = caplog.records[-1].getMessage()
-    assert " 499 " in line and re.search(r"prompt=[1-9]\d* cached=0 completion=\d+ ", line)
+        assert settled(lambda: " 499 " in caplog.text)
+    (line,) = [each.getMessage() for each in caplog.records if " 499 " in each.getMessage()]
+    assert re.search(r"prompt=[1-9]\d* cached=0 completion=\d+ ", line)
 
 
 # ---------------------------------------------------------------------------- the guard against circles

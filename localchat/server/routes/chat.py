@@ -18,7 +18,7 @@ from localchat.server.engines import Lease
 from localchat.server.exchange import Exchange
 from localchat.server.messages import hoisted, late_system
 from localchat.server.presenter import Frame, new_id
-from localchat.server.service import fingerprint, salt, service_of
+from localchat.server.service import asker, fingerprint, service_of
 from localchat.server.wire import ChatBody
 
 
@@ -26,7 +26,7 @@ async def chat(request: Request) -> ASGIApp:
     """Validated here; answered by the Exchange."""
     config = service_of(request).config
     body = decoded(await read_body(request, config.limits), ChatBody, config.limits)
-    asked = chat_request(body, config.limits, salt(request))
+    asked = chat_request(body, config.limits, asker(request))
     return Exchange(request, ChatPlan(body, asked, config.loop_guard))
 
 

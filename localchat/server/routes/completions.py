@@ -13,7 +13,7 @@ from localchat.server.body import decoded, read_body
 from localchat.server.engines import Lease
 from localchat.server.exchange import Exchange
 from localchat.server.presenter import Frame, new_id
-from localchat.server.service import fingerprint, salt, service_of
+from localchat.server.service import asker, fingerprint, service_of
 from localchat.server.text_reply import TextStream, TextWhole
 from localchat.server.wire import CompletionBody
 
@@ -22,7 +22,7 @@ async def completions(request: Request) -> ASGIApp:
     """Validated here; answered by the Exchange."""
     config = service_of(request).config
     body = decoded(await read_body(request, config.limits), CompletionBody, config.limits)
-    asked = completion_requests(body, config.limits, salt(request))
+    asked = completion_requests(body, config.limits, asker(request))
     return Exchange(request, TextPlan(body, asked, config.loop_guard))
 
 

@@ -11,7 +11,7 @@ from localchat.engine.engine import Engine
 from localchat.engine.events import EngineStats
 from localchat.engine.request import Message, Messages
 from localchat.errors import LocalchatError, TemplateError
-from localchat.server.engines import Lease
+from localchat.server.engines import ModelCard
 from localchat.server.failures import busy
 from localchat.server.metrics import CONTENT_TYPE
 from localchat.server.routes.models import json
@@ -40,23 +40,38 @@ async def health(request: Request) -> Response:
 
 
 async def props(request: Request) -> Response:
-    """What llama.cpp's clients look at: context and abilities. `?model=` names another model that is loaded;
-    none is loaded for this question."""
-    service = service_of(request)
+    """What llama.cpp's clients look at: context and abilities. `?model=` names another model than the server's
+    own. They ask it again and again, so it loads nothing and keeps nothing loaded."""
+    engines = service_of(request).engines
+    cards = {card.name: card for card in engines.models()}
     word = request.query_params.get("model", "")
-    known = {name for name, _ in service.engines.loaded()}
-    async with await service.lease(word if word in known else "", request) as lease:
-        tools = await asyncio.to_thread(_reads_tools, lease.engine)
-        return json(_described(lease, tools=tools))
+    card = cards.get(word) or next(iter(cards.values()))
+    told = _described(card)
+    for name, engine in engines.loaded():
+        if name == card.name:
+            try:
+                told |= await asyncio.to_thread(_of_engine, engine)
+            except LocalchatError:
+                break  # it ends just now
+    return json(told)
 
 
-def _described(lease: Lease, *, tools: bool) -> dict[str, Any]:
-    info = lease.info
+def _described(card: ModelCard) -> dict[str, Any]:
     return {
-        "default_generation_settings": {"n_ctx": info.context_tokens},
-        "model_alias": lease.name,
+        "default_generation_settings": {"n_ctx": card.context_tokens or card.context_train},
+        "model_alias": card.name,
         "build_info": f"localchat {__version__}",
         "modalities": {"vision": False, "audio": False},
+        "n_ctx_train": card.context_train,
+    }
+
+
+def _of_engine(engine: Engine) -> dict[str, Any]:
+    """What a loaded engine knows better."""
+    info = engine.info()
+    tools = _reads_tools(engine)
+    return {
+        "default_generation_settings": {"n_ctx": info.context_tokens},
         "chat_template_caps": {"supports_tools": tools, "supports_tool_calls": tools},
         "architecture": info.architecture,
         "quantization": info.quantization,

@@ -1,0 +1,66 @@
+"""The verdict on a checkpoint before it is loaded, as `fit` and `pull` ask for it. Imports no torch."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Final
+
+from localchat.errors import ModelInvalid, UsageError
+from localchat.fit.checkpoint import Checkpoint, Unloaded
+from localchat.fit.machine import Gpu, Machine
+from localchat.fit.paces import Past
+from localchat.fit.plan import LoadWish, MemoryPlan
+from localchat.fit.reason import Kind
+from localchat_cuda import plan as planner
+from localchat_cuda.config import parse_config
+
+KINDS: Final[tuple[Kind, ...]] = ("safetensors",)
+_READING_SHARE: Final = 0.6
+"""Of the card's bandwidth, what decoding one sequence reaches where nothing was measured."""
+_NO_CARD = Gpu(0, "no GPU", 0, 0)
+
+
+def objection(model: Unloaded) -> str:
+    """Why the engine cannot run a model: the end of a sentence, empty where nothing speaks against it."""
+    if not isinstance(model, Checkpoint):
+        return "the CUDA backend runs safetensors checkpoints, and this is a GGUF file"
+    try:
+        parse_config(model.config, model.name)
+    except ModelInvalid as problem:
+        return problem.message.rstrip(".")
+    return ""
+
+
+def plan_for(model: Unloaded, wish: LoadWish, machine: Machine) -> MemoryPlan:
+    """What a load would take of the card with the most free memory: the engine uses one. Raises UsageError,
+    ModelInvalid for a config that it cannot run."""
+    if not isinstance(model, Checkpoint):
+        raise UsageError(f"{model.name}: {objection(model)}", hint="llama.cpp runs it.")
+    config = parse_config(model.config, model.name)
+    card = max(machine.gpus, key=lambda gpu: gpu.free_bytes, default=_NO_CARD)
+    found = planner.plan(config, model.headers, wish, card)
+    if not machine.gpus:
+        note = f" {machine.gpu_note}" if machine.gpu_note else ""
+        return replace(
+            found,
+            fits=False,
+            missing=f"the CUDA backend needs an NVIDIA GPU, and none was found here.{note}",
+            advice=("A GGUF of this model: llama.cpp runs it on the CPU.",),
+        )
+    if len(machine.gpus) > 1:
+        note = f"The CUDA backend uses one GPU: {card.name}, number {card.index}."
+        return replace(found, notes=(*found.notes, note))
+    return found
+
+
+def expected_rate(
+    model: Unloaded, plan: MemoryPlan, machine: Machine, past: Sequence[Past] = ()
+) -> float | None:
+    """Tokens a second of one request: the weights are read once a token, at a share of the card's bandwidth
+    that past runs tell. None where the driver does not tell the bandwidth."""
+    card = max(machine.gpus, key=lambda gpu: gpu.free_bytes, default=_NO_CARD)
+    if not card.bytes_per_s or not plan.weights_bytes:
+        return None
+    shares = [one.tokens_per_s * one.model.weights_bytes / card.bytes_per_s for one in past]
+    share = median(shares) if shares else _READING_SHARE
+    return share * card.bytes_per_s / plan.weights_bytes

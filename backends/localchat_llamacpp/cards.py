@@ -1,0 +1,63 @@
+"""Graphics cards as llama.cpp finds them where NVIDIA's driver tells of none: AMD, Intel, integrated.
+
+Run as a process of its own (`python -m localchat_llamacpp.cards`): native code may crash, and a door stays
+light. Prints one JSON list of devices.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+
+from localchat.fit.machine import Gpu, Machine
+from localchat_llamacpp.rebuild import Device, can_offload, devices
+
+_PATIENCE_S = 20.0
+
+
+def with_cards(machine: Machine, found: Iterable[Device]) -> Machine:
+    """The machine with the devices of the library that runs: cards with memory of their own; where there are
+    only integrated ones, their memory is the RAM."""
+    if machine.gpus or machine.unified_memory:
+        return machine
+    listed = list(found)
+    cards = [one for one in listed if one.kind == "gpu" and one.total_bytes]
+    if cards:
+        gpus = tuple(
+            Gpu(number, one.description or one.name, one.total_bytes, one.free_bytes)
+            for number, one in enumerate(cards)
+        )
+        return replace(machine, gpus=gpus, gpu_note="")
+    if any(one.kind == "igpu" for one in listed):
+        return replace(machine, unified_memory=True)
+    return machine
+
+
+def look(machine: Machine) -> Machine:
+    """The same without loading the library here: a process of its own is asked, about a second, and only where
+    this build could use what it finds."""
+    if machine.gpus or machine.unified_memory or not can_offload():
+        return machine
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "GGML_NO_BACKTRACE": "1",
+    }
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "localchat_llamacpp.cards"],
+            capture_output=True,
+            timeout=_PATIENCE_S,
+            check=True,
+            env=environment,
+        )
+        told = [Device(**one) for one in json.loads(done.stdout)]
+    except (OSError, subprocess.SubprocessError, ValueError, TypeError):
+        return machine  # as if there were none: the load itself finds out
+    return with_cards(machine, told)
+
+
+if __name__ == "__main__":
+    print(json.dumps([one._asdict() for one in devices()]))  # noqa: T201

@@ -1,0 +1,66 @@
+"""From a settled command to the screen: what `localchat` alone opens on a terminal."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import click
+
+from localchat.chat.conversation import Conversation
+from localchat.cli.options import given_flags
+from localchat.cli.setup import Setup, engine_options, request_for, settle
+from localchat.cli.talk import FILE
+from localchat.library.locate import remember_model
+from localchat.settings import Given, check_key
+from localchat.settings_file import read_settings
+from localchat.tui.launch import launch
+from localchat.tui.workplace import Settled, Workplace
+
+if TYPE_CHECKING:
+    from localchat.engine.engine import Engine
+    from localchat.fit.plan import LoadWish, MemoryPlan
+
+_HERE = "set in this chat"
+
+
+def open_screen(ctx: click.Context, setup: Setup, conversation: Conversation) -> int:
+    """Chat on the screen, in a conversation that is new or goes on; returns the exit code. Raises
+    LocalchatError."""
+    flags = given_flags(ctx)
+
+    def settled(word: str | None, changes: Mapping[str, str]) -> Settled:
+        given = {key: Given(text, _HERE) for key, text in changes.items()}
+        for key in given:
+            check_key(key, _HERE)
+        return _settled(settle(setup.door, {**flags, **given}, word or setup.model.word))
+
+    workplace = Workplace(
+        paths=setup.paths,
+        environ=setup.door.environ,
+        settle=settled,
+        request=request_for,
+        plan=_plan,
+        remember=lambda model: remember_model(model, setup.paths),
+        keys=read_settings(setup.paths.settings_file).keys,
+        history_file=setup.paths.data_dir / FILE if setup.settings.history else None,
+    )
+    return launch(workplace, _settled(setup), conversation)
+
+
+def _settled(setup: Setup) -> Settled:
+    options = engine_options(setup)
+
+    def open_engine(say: Callable[[str], None]) -> "Engine":
+        return setup.door.attach(setup) or setup.door.open_engine(options, say)
+
+    return Settled(setup.model, setup.settings, options, open_engine)
+
+
+def _plan(settled: Settled, wish: "LoadWish") -> "MemoryPlan":
+    from localchat.backends import backend_for
+    from localchat.fit.header import read_header
+    from localchat.fit.machine import read_machine
+
+    header = read_header(settled.model.path)
+    return backend_for(settled.model.path, settled.settings.backend).plan(
+        header, wish, read_machine()
+    )

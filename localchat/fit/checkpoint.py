@@ -1,0 +1,121 @@
+"""A safetensors checkpoint as far as it is known before it is loaded: config.json and the headers of its
+weights, from a folder or from anything else that answers range requests."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from localchat.errors import ModelInvalid, ModelMissing
+from localchat.fit.gguf_header import Header
+from localchat.fit.header import read_header
+from localchat.fit.safetensors_header import SafetensorsHeader, read_safetensors_source
+from localchat.fit.source import ByteSource, FileSource
+
+CONFIG: Final = "config.json"
+_LONGEST_CONFIG: Final = 4 << 20
+_MOST_FILES: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """`config`: config.json as it is. `headers`: of every file of weights."""
+
+    name: str
+    config: Mapping[str, Any]
+    headers: tuple[SafetensorsHeader, ...]
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(header.weights_bytes for header in self.headers)
+
+    @property
+    def file_bytes(self) -> int:
+        """Of all files of weights."""
+        return sum(header.file_bytes for header in self.headers)
+
+    @property
+    def quantization(self) -> str:
+        """AWQ, GPTQ, FP8, … as config.json says; else the type that most bytes have."""
+        found = self.config.get("quantization_config")
+        method = found.get("quant_method") if isinstance(found, Mapping) else None
+        if isinstance(method, str) and method:
+            return method.upper()
+        sizes: dict[str, int] = {}
+        for header in self.headers:
+            for tensor in header.tensors:
+                sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.size_bytes
+        return max(sizes, key=lambda name: sizes[name], default="")
+
+    @property
+    def architecture(self) -> str:
+        """The first class that config.json names; empty where it names none."""
+        named = self.config.get("architectures")
+        return str(named[0]) if isinstance(named, list) and named else ""
+
+    @property
+    def context_train(self) -> int:
+        """Tokens, 0 where config.json does not say."""
+        found = self.config.get("max_position_embeddings")
+        return found if isinstance(found, int) and not isinstance(found, bool) else 0
+
+
+Unloaded: TypeAlias = Header | Checkpoint
+"""What is known of a model that is not loaded."""
+
+
+def read_unloaded(path: Path) -> Unloaded:
+    """The header of a GGUF, or the checkpoint in a folder. Raises ModelMissing, ModelInvalid."""
+    return read_checkpoint(path) if is_checkpoint(path) else read_header(path)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether this is a folder of a Hugging Face checkpoint."""
+    return path.is_dir() and (path / CONFIG).is_file() and any(path.glob("*.safetensors"))
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """The checkpoint in a folder, no weights read. Raises ModelMissing, ModelInvalid."""
+    config = folder / CONFIG
+    weights = weight_files(sorted(path.name for path in folder.glob("*.safetensors")))
+    if not config.is_file() or not weights:
+        raise ModelMissing(
+            f"{folder} holds no checkpoint: {'config.json' if weights else 'safetensors files'} missing.",
+            hint="Give the folder of a Hugging Face checkpoint, or the path of a .gguf file.",
+            path=str(folder),
+        )
+    try:
+        sources = [FileSource(folder / name) for name in (CONFIG, *weights)]
+    except OSError as problem:
+        raise ModelInvalid(f"{folder} cannot be read: {problem}.", path=str(folder)) from problem
+    try:
+        return read_checkpoint_sources(str(folder), sources[0], sources[1:])
+    finally:
+        for source in sources:
+            source.close()
+
+
+def weight_files(names: Sequence[str]) -> tuple[str, ...]:
+    """Of safetensors files those that are the model: where the weights are there in two forms, the usual
+    one."""
+    usual = tuple(name for name in names if name.startswith("model"))
+    return usual or tuple(names)
+
+
+def read_checkpoint_sources(
+    name: str, config: ByteSource, weights: Sequence[ByteSource]
+) -> Checkpoint:
+    """The checkpoint behind sources of bytes. Raises ModelInvalid."""
+    if config.size > _LONGEST_CONFIG or len(weights) > _MOST_FILES:
+        raise ModelInvalid(
+            f"{name}: {config.name} has {config.size:,} bytes; no settings are that long."
+        )
+    try:
+        found = json.loads(config.read(0, config.size))
+    except (ValueError, RecursionError) as problem:
+        raise ModelInvalid(f"{config.name} is no JSON: {problem}.", path=config.name) from problem
+    if not isinstance(found, dict):
+        raise ModelInvalid(f"{config.name} is no JSON object.", path=config.name)
+    return Checkpoint(name, found, tuple(read_safetensors_source(source) for source in weights))

@@ -1,0 +1,208 @@
+"""The application: themes, the keys that hold everywhere, and the way in and out."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.app import App, SystemCommand
+from textual.binding import BindingType
+from textual.screen import Screen
+from textual.widgets import Input, TextArea
+
+from localchat.chat.conversation import Conversation
+from localchat.errors import LocalchatError
+from localchat.tui import clipboard
+from localchat.tui.commands import COMMANDS
+from localchat.tui.engines import Engines
+from localchat.tui.keeping import Keeper
+from localchat.tui.keys import KEYS, bindings, checked
+from localchat.tui.screens.chat import ChatScreen
+from localchat.tui.session import Session
+from localchat.tui.themes import NAMES, THEMES, textual_name
+from localchat.tui.welcoming import greeting
+from localchat.tui.workplace import Settled, Workplace
+
+if TYPE_CHECKING:
+    from localchat.history.store import History
+
+_TWICE_S = 2.0
+_LAST_WORDS_S = 2.0
+
+
+class ChatApp(App[int]):
+    """One chat, in a conversation that is new or goes on."""
+
+    TITLE = "localchat"
+    CSS_PATH: ClassVar = [
+        "app.tcss",
+        "screens/chat.tcss",
+    ]  # Textual loads none for a default screen
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings("app")]
+    COMMAND_PALETTE_BINDING = "f24"  # ours is in the registry; this one is on no keyboard
+
+    def __init__(
+        self,
+        workplace: Workplace,
+        settled: Settled,
+        engines: Engines,
+        conversation: Conversation,
+    ) -> None:
+        super().__init__()
+        self._workplace = workplace
+        self._engines = engines
+        self._interrupted_s = float("-inf")
+        for theme in THEMES:
+            self.register_theme(theme)
+        self.theme = textual_name(settled.settings.theme)
+        if settled.settings.reduced_motion:
+            self.animation_level = "none"
+        self.chat = ChatScreen()
+        self.keeper = Keeper()
+        self.session = Session(
+            workplace, engines, settled, self.chat.page, self.keeper, conversation
+        )
+        self.chat.session = self.session
+        self.trouble: LocalchatError | None = None
+        try:
+            self.set_keymap(checked(workplace.keys))
+        except LocalchatError as problem:
+            self.trouble = problem
+
+    def get_default_screen(self) -> Screen[None]:
+        return self.chat
+
+    def on_mount(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._leave_now)
+        self.chat.call_after_refresh(self._after_first_frame)
+
+    async def _after_first_frame(self) -> None:
+        """What the first frame did not wait for."""
+        loop = asyncio.get_running_loop()
+        session, chat = self.session, self.chat
+        if session.settled.settings.reduced_motion:
+            chat.composer.editor.cursor_blink = False
+        self._engines.listen(lambda text: _soon(loop, session.notice, text))
+        self.run_worker(session.get_ready(), group="session")
+        self.run_worker(self._count_tokens(), group="session")
+        if self.trouble is not None:
+            session.complain(self.trouble)
+        if session.conversation.nodes:
+            chat.commander.resume(session.conversation)
+        await self._open_history()
+        await self._greet()
+
+    async def _greet(self) -> None:
+        from localchat.tui.widgets.welcome import Welcome
+
+        lines, offers = await asyncio.to_thread(greeting, self._workplace, self.session.settled)
+        self.chat.query_one(Welcome).tell(lines, offers)
+
+    async def _open_history(self) -> None:
+        try:
+            history = await asyncio.to_thread(_opened, self._workplace.history_file)
+            if history.notice:
+                self.session.notice(history.notice, "warning")
+            self.keeper.attach(history)
+            draft = self.keeper.kept_draft()
+            if draft and not self.chat.composer.text:
+                self.chat.composer.write(draft)
+        except LocalchatError as problem:
+            self.session.complain(problem)
+
+    async def _count_tokens(self) -> None:
+        try:
+            engine = await self.session.engine()
+        except LocalchatError:
+            return  # get_ready tells it
+        self.chat.composer.count_tokens = lambda text: len(engine.tokenize(text))
+
+    # ------------------------------------------------------------------ themes and settings
+
+    def action_theme(self) -> None:
+        """The next theme."""
+        ours = [textual_name(name) for name in NAMES]
+        at = ours.index(self.theme) if self.theme in ours else -1
+        self.theme = ours[(at + 1) % len(ours)]
+        self.chat.hint(f"theme: {NAMES[(at + 1) % len(ours)]} (F2 keeps it)")
+
+    def settings_changed(self, changed: Mapping[str, str]) -> None:
+        """The settings file was written: what it says holds from now on."""
+        if "theme" in changed:
+            self.theme = textual_name(changed["theme"])
+        self.chat.commander.change(None, {})
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """What the palette offers: the commands, and what only keys do."""
+        for command in COMMANDS:
+            if not command.needs:
+                yield SystemCommand(
+                    f"/{command.name}",
+                    command.about,
+                    lambda line=f"/{command.name}": self.chat.commander.run(line),
+                )
+        for key in KEYS:
+            if key.scope in ("chat", "app") and not key.id.startswith(("offer.", "view.", "chat.")):
+                yield SystemCommand(
+                    key.about,
+                    key.id,
+                    lambda action=key.action: self.chat.call_later(self.chat.run_action, action),
+                )
+
+    # ------------------------------------------------------------------ copying and leaving
+
+    async def action_interrupt(self) -> None:
+        """Ctrl+C: copy what is selected, else stop the answer, else leave when it comes twice."""
+        text = self._selected()
+        if text:
+            self.chat.copy(text, "selection")
+            self.screen.clear_selection()
+            return
+        now = time.monotonic()
+        twice, self._interrupted_s = now - self._interrupted_s < _TWICE_S, now
+        if twice:
+            await self.action_quit()
+        elif self.session.stop():
+            self.chat.hint("stopped; Ctrl+C again leaves")
+        else:
+            self.chat.hint("Ctrl+C again leaves; everything is kept")
+
+    def _selected(self) -> str:
+        focused = self.screen.focused
+        if isinstance(focused, Input | TextArea) and focused.selected_text:
+            return focused.selected_text
+        return self.screen.get_selected_text() or ""
+
+    def copy_to_clipboard(self, text: str) -> None:
+        """Text that a widget of Textual copies goes the same way as ours."""
+        driver = self._driver
+        if driver is not None:
+            clipboard.send(text, driver.write, self._workplace.environ)
+
+    async def action_quit(self) -> None:
+        """Leave: what is under way is stopped and kept."""
+        end = time.monotonic() + _LAST_WORDS_S
+        self.session.stop()
+        while self.session.busy and time.monotonic() < end:
+            await asyncio.sleep(0.01)
+        self.exit(0)
+
+    def _leave_now(self) -> None:
+        self.run_worker(self.action_quit(), group="leave", exclusive=True)
+
+
+def _opened(path: Path | None) -> "History":
+    from localchat.history.store import History  # sqlite3, which the first frame does not wait for
+
+    return History.open(path)
+
+
+def _soon(loop: asyncio.AbstractEventLoop, say: Callable[[str], object], text: str) -> None:
+    """From a thread of the engine to the event loop, unless the program ends."""
+    with suppress(RuntimeError):  # the loop is closed: nobody reads any more
+        loop.call_soon_threadsafe(say, text)

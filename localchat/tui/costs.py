@@ -1,0 +1,74 @@
+"""What a choice costs before it is made: plans of a load, read from the header alone."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from localchat.errors import LocalchatError
+from localchat.fit.plan import LoadWish
+from localchat.fit.words import size, tokens
+from localchat.tui.workplace import Settled, Workplace
+
+_MIB: Final = 2**20
+_CONTEXTS: Final = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
+_KV_TYPES: Final = ("f16", "q8_0", "q4_0")
+
+
+class Cost(NamedTuple):
+    """One value of a parameter, and what it means in words. `now`: it is in force."""
+
+    value: str
+    words: str
+    fits: bool = True
+    now: bool = False
+
+
+def wish_of(settled: Settled) -> LoadWish:
+    """The load that the settings ask for."""
+    options = settled.options
+    return LoadWish(
+        context_tokens=options.context_tokens,
+        kv_type=options.kv_type,
+        gpu_layers=options.gpu_layers,
+        max_slots=options.max_slots,
+        cache_ram_bytes=options.cache_ram_bytes,
+        threads=options.threads,
+    )
+
+
+def costs_of(key: str, workplace: Workplace, settled: Settled) -> tuple[Cost, ...]:
+    """The usual values of a parameter that decides about memory, each with what a load would take. Blocks
+    for some milliseconds. Raises LocalchatError where the model's header cannot be read."""
+    return tuple(_costs(key, workplace, settled))
+
+
+def _costs(key: str, workplace: Workplace, settled: Settled) -> Iterator[Cost]:
+    wish = wish_of(settled)
+    now = workplace.plan(settled, wish)
+    match key:
+        case "context_length":
+            limit = max(now.max_context_tokens, now.context_tokens)
+            for count in sorted({*(n for n in _CONTEXTS if n <= 2 * limit), now.context_tokens}):
+                yield _cost(
+                    workplace, settled, replace(wish, context_tokens=count), str(count), now
+                )
+        case "kv_cache_type":
+            for name in _KV_TYPES:
+                yield _cost(workplace, settled, replace(wish, kv_type=name), name, now)
+        case "gpu_layers":
+            values = [0, now.layers // 2, now.layers] if now.gpu_free_bytes else [0]
+            for count in dict.fromkeys(values):
+                yield _cost(workplace, settled, replace(wish, gpu_layers=count), str(count), now)
+        case _:
+            return
+
+
+def _cost(workplace: Workplace, settled: Settled, wish: LoadWish, value: str, now: object) -> Cost:
+    try:
+        plan = workplace.plan(settled, wish)
+    except LocalchatError as problem:
+        return Cost(value, problem.message, fits=False)
+    words = f"{size(plan.total_bytes)} of {size(plan.free_bytes)} free, KV {size(plan.kv_bytes)}"
+    if wish.kv_type is not None:
+        words += f", room for {tokens(plan.max_context_tokens)}"
+    return Cost(value, words if plan.fits else f"does not fit: {words}", plan.fits, plan == now)

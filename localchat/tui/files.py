@@ -1,0 +1,58 @@
+"""Files near at hand, for `@`: found once per word, never more than a second's walk."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+_MOST: Final = 20_000
+_SKIPPED: Final = frozenset(
+    {"node_modules", "__pycache__", "venv", ".venv", "target", "dist", "build", "site-packages"}
+)
+
+
+def nearby(root: Path, most: int = _MOST) -> tuple[str, ...]:
+    """Paths of files under `root`, relative to it, nearest first; hidden ones and those of build folders are
+    left out. At most `most`: a home folder may hold millions."""
+    found: list[str] = []
+    level = [root]
+    while level and len(found) < most:
+        deeper: list[Path] = []
+        for folder in level:
+            files, folders = _entries(folder)
+            found += [os.path.relpath(path, root) for path in files]
+            deeper += folders
+            if len(found) >= most:
+                break
+        level = deeper
+    return tuple(found[:most])
+
+
+def inside(word: str) -> tuple[str, ...]:
+    """The entries of the folder that a written path leads into (`~/Doc`, `/etc/`, `../x`)."""
+    written, _, rest = word.rpartition("/")
+    folder = Path(f"{written}/").expanduser()
+    files, folders = _entries(folder, hidden=rest.startswith("."))
+    names = [f"{written}/{path.name}" for path in files]
+    return tuple(sorted((*names, *(f"{written}/{path.name}/" for path in folders))))
+
+
+def is_path(word: str) -> bool:
+    """Whether a word after `@` is a path of its own and no search."""
+    return word.startswith(("/", "~/", "./", "../"))
+
+
+def _entries(folder: Path, *, hidden: bool = False) -> tuple[list[Path], list[Path]]:
+    files: list[Path] = []
+    folders: list[Path] = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if (entry.name.startswith(".") and not hidden) or entry.name in _SKIPPED:
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(Path(entry.path))
+                elif entry.is_file():
+                    files.append(Path(entry.path))
+    except OSError:
+        return [], []  # a folder that cannot be read has nothing to offer
+    return files, folders

@@ -1,0 +1,63 @@
+"""From the command line to the screen and back. Importing this loads no textual: whether a terminal can show
+the screen at all is asked first."""
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from localchat.errors import LocalchatError
+
+if TYPE_CHECKING:
+    from localchat.chat.conversation import Conversation
+    from localchat.tui.workplace import Settled, Workplace
+
+
+def can_show(environ: Mapping[str, str]) -> bool:
+    """Whether stdin and stdout are a terminal that can draw."""
+    if environ.get("TERM", "") in ("", "dumb", "unknown"):
+        return False
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
+
+
+def launch(workplace: "Workplace", settled: "Settled", conversation: "Conversation") -> int:
+    """Open the screen on a conversation that is new or goes on; returns the exit code when the person leaves.
+    Raises LocalchatError where what was said last could not be kept."""
+    from localchat.tui.engines import Engines
+
+    engines = Engines()
+    engines.open(settled.open_engine)  # its process starts while textual is imported
+    _prepare(settled.settings.reduced_motion)
+    from localchat.tui.app import ChatApp
+
+    app = ChatApp(workplace, settled, engines, conversation)
+    problem: LocalchatError | None = None
+    try:
+        status = app.run()
+    finally:
+        try:
+            app.keeper.close()
+        except LocalchatError as error:
+            problem = error
+        engines.close()
+    if problem is not None:
+        raise problem
+    return status or app.return_code or 0
+
+
+def _prepare(reduced_motion: bool) -> None:
+    """What Textual reads from the environment when it is imported. 120 frames a second halve the time from
+    key to screen, against the 60 it takes by itself."""
+    os.environ.setdefault("TEXTUAL_FPS", "120")
+    if reduced_motion:
+        os.environ["TEXTUAL_ANIMATIONS"] = "none"
+    from enum import Enum
+
+    from textual import _ansi_sequences
+
+    class Sent(Enum):
+        """What Alt+Enter sends in most terminals; Textual would read Enter, and send the message."""
+
+        ALT_ENTER = "alt+enter"
+
+    _ansi_sequences.ANSI_SEQUENCES_KEYS["\x1b\r"] = (Sent.ALT_ENTER,)  # type: ignore[index]

@@ -1,0 +1,398 @@
+"""The chat: transcript, composer, figures. It calls the session; widgets only post and draw."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from textual.screen import Screen
+from textual.widgets import Static
+
+from localchat.chat.titles import title_for
+from localchat.errors import EngineClosed, LocalchatError
+from localchat.inert import inert_line
+from localchat.tui import clipboard
+from localchat.tui.blocks import Block, NoticeBlock, ToolCallBlock, UserBlock
+from localchat.tui.chips import contract, expand
+from localchat.tui.commanding import Commander
+from localchat.tui.keys import bindings
+from localchat.tui.outgrown import PREFIX as OVERFLOW
+from localchat.tui.page import node_of
+from localchat.tui.screens.chat_page import TranscriptPage
+from localchat.tui.session import RETRY, Session
+from localchat.tui.transcript import Transcript
+from localchat.tui.widgets.composer import Composer
+from localchat.tui.widgets.editor import Editor
+from localchat.tui.widgets.finder import Finder
+from localchat.tui.widgets.panel import Panel
+from localchat.tui.widgets.status import StatusLine
+from localchat.tui.widgets.welcome import Welcome
+
+_STATS_EVERY_S = 0.5
+_HINT_S = 2.5
+
+
+class Talk(Transcript):
+    """The transcript with the keys of this chat."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings("transcript")]
+
+
+class ChatScreen(Screen[None]):
+    """See the module. The app hands in the session, whose page this screen has."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings("chat")]
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012 - textual's own form
+    AUTO_FOCUS = "#editor"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.page = TranscriptPage(self)
+        self.session: Session
+        self.commander: Commander
+        self._editing: str | None = None
+        self._asking_stats = False
+
+    def compose(self) -> ComposeResult:
+        with Horizontal(id="heading"):
+            yield Static("", id="title", markup=False)
+            yield Static("", id="model", markup=False)
+        with Horizontal(id="body"):
+            with Vertical(id="talk"):
+                yield Finder(id="finder")
+                yield Welcome(id="welcome")
+                yield Talk(id="transcript")
+            yield Panel(self.session.live, id="panel")
+        yield Static("", id="banner", markup=False)
+        yield Composer(id="composer")
+        yield StatusLine(self.session.live, id="status")
+
+    def on_mount(self) -> None:
+        self.commander = Commander(self)
+        self.set_interval(_STATS_EVERY_S, self._watch_stats)
+        self.figures_changed()
+
+    # ------------------------------------------------------------------ parts
+
+    @property
+    def transcript(self) -> Talk:
+        return self.query_one(Talk)
+
+    @property
+    def composer(self) -> Composer:
+        return self.query_one(Composer)
+
+    @property
+    def status(self) -> StatusLine:
+        return self.query_one(StatusLine)
+
+    @property
+    def panel(self) -> Panel:
+        return self.query_one(Panel)
+
+    # ------------------------------------------------------------------ what the session shows
+
+    def figures_changed(self) -> None:
+        """State, figures or title are other ones."""
+        if not self.query("#status"):
+            return  # not there yet, or taken down already
+        session = self.session
+        self.status.hint = "Esc stops" if session.busy else self._hint_of_rest()
+        self.status.changed()
+        self.panel.changed()
+        title = inert_line(title_for(session.conversation)) or "New conversation"
+        self._say_once("#title", title)
+        think = session.settled.settings.think
+        thinking = "" if think == "auto" else f" · think {think}"
+        self._say_once("#model", f"{inert_line(session.live.model)}{thinking}")
+
+    def _hint_of_rest(self) -> str:
+        blocks = self.transcript.blocks
+        last = blocks[-1] if blocks else None
+        if isinstance(last, NoticeBlock) and last.offers:
+            return "Alt+1 takes it" if len(last.offers) == 1 else f"Alt+1…{len(last.offers)} choose"
+        return "^O figures  F1 help"
+
+    def _say_once(self, where: str, text: str) -> None:
+        line = self.query_one(where, Static)
+        if str(line.content) != text:
+            line.update(Content(text))
+
+    def blocks_changed(self) -> None:
+        """The transcript holds something, or nothing any more."""
+        empty = not self.transcript.blocks
+        self.query_one(Welcome).display = empty
+        self.transcript.display = not empty
+
+    def _watch_stats(self) -> None:
+        live = self.session.live
+        trouble = self.session.keeper.trouble
+        if trouble is not None:
+            self.hint(trouble.message)
+        if live.info is None or self._asking_stats or not self.panel.display:
+            return
+        self._asking_stats = True
+        self.run_worker(self._fetch_stats(), group="stats")
+
+    async def _fetch_stats(self) -> None:
+        try:
+            engine = await self.session.engine()
+            self.session.live.stats = await asyncio.to_thread(engine.stats)
+            self.panel.changed()
+        except LocalchatError:
+            self.session.live.stats = None  # the engine is gone; the next question starts another
+        finally:
+            self._asking_stats = False
+
+    # ------------------------------------------------------------------ doing
+
+    def go(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let the session do something; what goes wrong becomes a notice."""
+        self.run_worker(self._guarded(work), group="session", exit_on_error=True)
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except EngineClosed:
+            pass  # stopped on purpose; the state line says so
+        except LocalchatError as problem:
+            self.session.complain(problem)
+
+    async def settle_down(self) -> None:
+        """Stop what is under way and wait until it has ended."""
+        self.session.stop()
+        while self.session.busy:
+            await asyncio.sleep(0.01)
+
+    def hint(self, text: str) -> None:
+        """A word above the composer that goes away by itself."""
+        self._banner(text)
+        self.set_timer(_HINT_S, self._restore_banner)
+
+    def _banner(self, text: str) -> None:
+        line = self.query_one("#banner", Static)
+        line.display = bool(text)
+        line.update(Content(text))
+
+    def _restore_banner(self) -> None:
+        editing = (
+            "Changing a sent message: Enter sends it as a new branch, Esc leaves it as it was."
+        )
+        self._banner(editing if self._editing else "")
+
+    def copy(self, text: str, what: str) -> None:
+        """Send text to the clipboard of the terminal."""
+        if not text:
+            self.hint("there is nothing to copy")
+            return
+        driver = self.app._driver  # the only way to write beside the screen's own updates
+        write = driver.write if driver is not None else lambda sequence: None
+        self.run_worker(
+            asyncio.to_thread(clipboard.send, text, write, self.session.workplace.environ)
+        )
+        self.hint(f"{what}: sent to the terminal's clipboard")
+
+    # ------------------------------------------------------------------ messages of widgets
+
+    def on_composer_sent(self, event: Composer.Sent) -> None:
+        session = self.session
+        if session.busy:
+            self.composer.write(*contract(event.text, event.inclusions))
+            self.hint("an answer is under way; Esc stops it")
+            return
+        self.session.keeper.draft("")
+        self.transcript.unfocus_block()
+        self.transcript.to_end()
+        editing, self._editing = self._editing, None
+        self._restore_banner()
+        if editing is not None:
+            self.go(session.edit(editing, event.text, event.inclusions))
+        else:
+            self.go(session.ask(event.text, event.inclusions))
+
+    def on_composer_commanded(self, event: Composer.Commanded) -> None:
+        self.session.keeper.draft("")
+        self.commander.run(event.line)
+
+    def on_composer_refused(self, event: Composer.Refused) -> None:
+        self.session.complain(event.problem)
+
+    def on_composer_changed(self, event: Composer.Changed) -> None:
+        text, _ = expand(self.composer.text, self.composer.chips)
+        self.session.keeper.draft("" if self._editing else text)
+
+    def on_composer_left(self, event: Composer.Left) -> None:
+        if self.transcript.blocks:
+            self.transcript.focus()
+            if self.transcript.focused_id is None:
+                self.action_mark(0)
+        elif self.panel.display:
+            self.panel.focus()
+
+    def on_composer_editor_wanted(self, event: Composer.EditorWanted) -> None:
+        self.run_worker(self.commander.write_in_editor(), group="editor", exclusive=True)
+
+    def on_editor_opened(self, event: Editor.Opened) -> None:
+        from localchat.tui.screens.reading import ReadingScreen
+
+        self.app.push_screen(ReadingScreen(event.chip.label, event.chip.text))
+
+    def on_transcript_offer_taken(self, event: Transcript.OfferTaken) -> None:
+        self.take(event.action)
+
+    def on_transcript_link_clicked(self, event: Transcript.LinkClicked) -> None:
+        self.app.open_url(event.url)
+
+    def on_transcript_copy_wanted(self, event: Transcript.CopyWanted) -> None:
+        self.copy(event.text, "selection")
+
+    def on_finder_closed(self, event: Finder.Closed) -> None:
+        self.composer.editor.focus()
+
+    def on_welcome_taken(self, event: Welcome.Taken) -> None:
+        self.take(event.action)
+
+    def take(self, action: str) -> None:
+        """Do what a notice offers."""
+        if action == RETRY:
+            self.go(self.session.retry())
+        elif action.startswith(OVERFLOW):
+            self.go(self.session.outgrown.take(action))
+        else:
+            self.commander.run(f"/{action}")
+
+    # ------------------------------------------------------------------ actions of keys
+
+    def action_command(self, line: str) -> None:
+        self.commander.run(line)
+
+    def action_stop(self) -> None:
+        if self.composer.close_completions():
+            return
+        if self.query_one(Finder).display:
+            self.query_one(Finder).close()
+        elif self.session.stop():
+            pass
+        elif self._editing:
+            self._editing = None
+            self._restore_banner()
+            self.composer.write("")
+        else:
+            self.transcript.unfocus_block()
+            self.composer.editor.focus()
+
+    def action_leave_if_empty(self) -> None:
+        focused = self.focused
+        if isinstance(focused, Editor) and focused.text:
+            focused.action_delete_right()
+        else:
+            self.run_worker(self.app.action_quit(), group="leave")
+
+    def action_go_on(self) -> None:
+        if not self.session.busy:
+            self.go(self.session.go_on())
+
+    def action_think(self) -> None:
+        order = ("auto", "on", "off")
+        now = order.index(self.session.settled.settings.think)
+        self.commander.run(f"/think {order[(now + 1) % 3]}")
+
+    def action_copy_answer(self) -> None:
+        if self.transcript.focused_id is not None:
+            self.action_copy_marked()
+        else:
+            self.commander.run("/copy")
+
+    def action_branch(self, step: int) -> None:
+        if self.session.busy:
+            self.hint("an answer is under way; Esc stops it")
+            return
+        marked = self.transcript.focused_id
+        node = self.session.conversation.nodes.get(node_of(marked)) if marked else None
+        candidates = [node] if node else [self.session.last_answer(), self.session.last_question()]
+        for candidate in candidates:
+            if candidate is not None and self.session.walk(candidate.id, step) is not None:
+                return
+        self.hint("there is no other version")
+
+    def action_page(self, step: int) -> None:
+        view = self.transcript
+        (view.scroll_page_up if step < 0 else view.scroll_page_down)(animate=False)
+
+    def action_to_end(self) -> None:
+        self.transcript.to_end()
+
+    def action_panel(self) -> None:
+        self.panel.display = not self.panel.display
+        if self.panel.display:
+            self.panel.changed()
+            self._watch_stats()
+        elif self.focused is None or self.focused is self.panel:
+            self.composer.editor.focus()
+
+    def action_palette(self) -> None:
+        self.app.action_command_palette()
+
+    def action_open_settings(self) -> None:
+        self.commander.open_settings()
+
+    def action_open_history(self) -> None:
+        self.commander.open_history()
+
+    def action_offer(self, number: int) -> None:
+        welcome = self.query_one(Welcome)
+        if welcome.display:
+            welcome.take(number)
+        elif not self.transcript.take_offer(number):
+            self.hint("there is no such offer")
+
+    # ------------------------------------------------------------------ the marked block
+
+    def action_mark(self, step: int) -> None:
+        self.transcript.focus_block(step)
+
+    def action_open(self) -> None:
+        marked = self.transcript.focused_id
+        if marked is not None:
+            self.transcript.toggle(marked)
+
+    def action_write(self) -> None:
+        self.transcript.unfocus_block()
+        if self.panel.display and self.focused is self.transcript:
+            self.panel.focus()
+        else:
+            self.composer.editor.focus()
+
+    def action_copy_marked(self) -> None:
+        marked = self.transcript.focused_id
+        block = self.transcript.block(marked) if marked is not None else None
+        if block is not None:
+            self.copy(_text_of(block), "message")
+
+    def action_edit_marked(self) -> None:
+        marked = self.transcript.focused_id
+        block = self.transcript.block(marked) if marked is not None else None
+        self.edit(block.id if isinstance(block, UserBlock) else None)
+
+    def edit(self, id_: str | None) -> None:
+        """Put a sent message into the composer; the last question where none is named."""
+        node = self.session.conversation.nodes.get(id_) if id_ else self.session.last_question()
+        if node is None:
+            self.hint("there is no question to change")
+            return
+        self._editing = node.id
+        self._restore_banner()
+        self.composer.write(*contract(node.message.content, node.inclusions))
+
+    # ------------------------------------------------------------------ size
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.set_class(event.size.height < 16, "-low")
+
+
+def _text_of(block: Block) -> str:
+    return block.arguments if isinstance(block, ToolCallBlock) else block.text

@@ -1,0 +1,37 @@
+"""The page of the chat screen: what its session shows goes to the transcript."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from localchat.tui.blocks import Block
+
+if TYPE_CHECKING:
+    from localchat.tui.screens.chat import ChatScreen
+
+
+class TranscriptPage:
+    """Where the session shows blocks: see `page.Page`."""
+
+    def __init__(self, screen: "ChatScreen") -> None:
+        self._screen = screen
+
+    def show(self, blocks: Sequence[Block]) -> None:
+        self._screen.transcript.show(blocks)
+        self._screen.blocks_changed()
+
+    def put(self, block: Block) -> None:
+        transcript = self._screen.transcript
+        first = not transcript.blocks
+        transcript.put(block)
+        if first:
+            self._screen.blocks_changed()
+
+    def append_text(self, id_: str, text: str) -> None:
+        self._screen.transcript.append_text(id_, text)
+
+    def finish(self, block: Block) -> None:
+        self._screen.transcript.put(block)
+        self._screen.transcript.finish(block.id)
+
+    def figures_changed(self) -> None:
+        self._screen.figures_changed()

@@ -1,0 +1,114 @@
+"""What the screens on top of the chat share: a framed box, a filter, a list, a line about the marked entry."""
+
+from collections.abc import Sequence
+from typing import ClassVar, Generic, TypeVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+R = TypeVar("R")
+
+
+class ListDialog(ModalScreen[R], Generic[R]):
+    """A list with a filter above. Subclasses fill it (`fill`) and say what Enter does (`chosen`)."""
+
+    TITLE_TEXT: ClassVar[str] = ""
+    FILTER_TEXT: ClassVar[str] = "type to filter"
+    KEYS_TEXT: ClassVar[str] = ""
+    AUTO_FOCUS = "#filter"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "leave", show=False),
+        Binding("down", "step(1)", show=False, priority=True),
+        Binding("up", "step(-1)", show=False, priority=True),
+        Binding("pagedown", "step(8)", show=False, priority=True),
+        Binding("pageup", "step(-8)", show=False, priority=True),
+    ]
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="dialog") as box:
+            box.border_title = Content(self.TITLE_TEXT)
+            box.border_subtitle = Content(self.KEYS_TEXT)
+            yield Input(id="filter", placeholder=self.FILTER_TEXT, compact=True)
+            yield OptionList(id="entries", markup=False)
+            yield Static("", id="about", markup=False)
+
+    def on_mount(self) -> None:
+        self.entries.can_focus = False
+        self.fill("")
+
+    @property
+    def entries(self) -> OptionList:
+        return self.query_one("#entries", OptionList)
+
+    def fill(self, text: str) -> None:
+        """Show the entries that a filter leaves."""
+        raise NotImplementedError
+
+    def chosen(self, id_: str) -> None:
+        """Enter on an entry."""
+        raise NotImplementedError
+
+    def about(self, id_: str) -> str:
+        """The line below for the marked entry."""
+        return ""
+
+    # ------------------------------------------------------------------ the list
+
+    def put_entries(self, rows: Sequence[tuple[str, Content]], *, keep: bool = False) -> None:
+        """Show these entries (id, line). `keep`: the mark stays where it is."""
+        before = self.marked if keep else None
+        self.entries.clear_options()
+        self.entries.add_options([Option(line, id=id_) for id_, line in rows])
+        ids = [id_ for id_, _ in rows]
+        self.entries.highlighted = (ids.index(before) if before in ids else 0) if rows else None
+        self.tell_about()
+
+    @property
+    def marked(self) -> str | None:
+        """The id of the marked entry."""
+        at = self.entries.highlighted
+        return self.entries.get_option_at_index(at).id if at is not None else None
+
+    def tell_about(self, text: str | None = None) -> None:
+        """Show the line about the marked entry, or another one."""
+        if text is None:
+            text = self.about(self.marked) if self.marked is not None else ""
+        self.query_one("#about", Static).update(Content(text))
+
+    def action_step(self, delta: int) -> None:
+        count = self.entries.option_count
+        if count:
+            at = (self.entries.highlighted or 0) + delta
+            self.entries.highlighted = max(0, min(count - 1, at))
+            self.tell_about()
+
+    def action_leave(self) -> None:
+        self.dismiss(None)
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        event.stop()
+        self.fill(event.value)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self.entered(event.value.strip())
+
+    def entered(self, text: str) -> None:
+        """Enter, with this in the filter. (Textual calls handlers of base classes, too: overriding `on_…`
+        would do both.)"""
+        if self.marked is not None:
+            self.chosen(self.marked)
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        event.stop()
+        if event.option.id is not None:
+            self.chosen(event.option.id)
+
+    def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
+        event.stop()
+        self.tell_about()

@@ -1,0 +1,87 @@
+"""Keys and commands, all of them."""
+
+from collections.abc import Mapping
+from textwrap import wrap
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from localchat.tui.commands import COMMANDS
+from localchat.tui.keys import KEYS, keys_of
+
+_TITLES = {
+    "chat": "Anywhere",
+    "app": "",
+    "composer": "While you write",
+    "transcript": "In the text (Tab goes there)",
+    "panel": "In the panel",
+    "models": "In the list of models",
+    "history": "In the list of conversations",
+}
+
+
+_LEFT = 24
+
+
+class HelpScreen(ModalScreen[None]):
+    """`table`: the keys that the settings give."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q", "leave", show=False)]
+    AUTO_FOCUS = "#help-text"
+
+    def __init__(self, table: Mapping[str, str]) -> None:
+        super().__init__()
+        self._table = table
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="dialog") as box:
+            box.border_title = Content("Help")
+            box.border_subtitle = Content("Esc back")
+            with VerticalScroll(id="help-text"):
+                yield Static("", id="help-lines", markup=False)
+
+    def on_resize(self) -> None:
+        width = self.query_one("#help-text").size.width - 2
+        self.query_one("#help-lines", Static).update(self._text(max(30, width)))
+
+    def _text(self, width: int) -> Content:
+        lines: list[Content] = [Content.styled("Commands", "bold $primary")]
+        lines += [
+            _line(width, f"/{each.name} {each.arguments}".strip(), each.about) for each in COMMANDS
+        ]
+        lines += [
+            _line(width, "@file", "Include a file; its size and tokens show before you send."),
+            _line(width, "␣/text", "A space before the slash: it is sent as text."),
+        ]
+        for scope, title in _TITLES.items():
+            if title:
+                lines += [Content(""), Content.styled(title, "bold $primary")]
+            for key in KEYS:
+                if key.scope == scope:
+                    lines.append(_line(width, keys_of(key.id, self._table), key.about, key.id))
+        lines += [
+            Content(""),
+            Content("Keys are changed in the settings file, under [keys], by the grey names:"),
+            Content('[keys]\n"chat.new" = "ctrl+k"'),
+        ]
+        return Content("\n").join(lines)
+
+    def action_leave(self) -> None:
+        self.dismiss(None)
+
+
+def _line(width: int, left: str, about: str, name: str = "") -> Content:
+    """Two columns; what is explained goes on below itself."""
+    first, *rest = wrap(about, max(20, width - _LEFT)) or [""]
+    lines = [Content.assemble((f"{left:<{_LEFT}}", "$accent"), first)]
+    lines += [Content(" " * _LEFT + line) for line in rest]
+    if name:
+        tail = Content.styled(name, "$foreground 45%")
+        fits = lines[-1].cell_length + 2 + len(name) <= width
+        lines[-1:] = [lines[-1] + "  " + tail] if fits else [lines[-1], Content(" " * _LEFT) + tail]
+    return Content("\n").join(lines)

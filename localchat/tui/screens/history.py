@@ -1,0 +1,146 @@
+"""All conversations: found by their words, gone on with, renamed, deleted and taken back."""
+
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.binding import BindingType
+from textual.content import Content
+from textual.widgets import Input
+
+from localchat.errors import LocalchatError
+from localchat.inert import inert_line
+from localchat.tui.keys import bindings
+from localchat.tui.screens.dialog import ListDialog
+
+if TYPE_CHECKING:
+    from localchat.history.finding import Hit, Summary
+    from localchat.history.store import History
+
+_SHOWN = 100
+_MARK = "bold $accent"
+
+
+class HistoryScreen(ListDialog[str]):
+    """Answers with the id of the conversation to go on with, or with None."""
+
+    TITLE_TEXT = "Conversations"
+    FILTER_TEXT = "words that were said, or of the title"
+    KEYS_TEXT = "Enter go on · ^S rename · Del delete · ^Z undo · Esc back"
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings("history")]
+
+    def __init__(self, history: "History") -> None:
+        super().__init__()
+        self._history = history
+        self._summaries: dict[str, Summary] = {}
+        self._deleted: list[Summary] = []
+        self._renaming: str | None = None
+
+    def fill(self, text: str) -> None:
+        if self._renaming is not None:
+            return
+        self._fill(text)
+
+    def _fill(self, text: str) -> None:
+        try:
+            if text.strip():
+                hits = self._history.search(text, _SHOWN)
+                rows = [(hit.summary, _found(hit)) for hit in hits]
+            else:
+                rows = [(one, _listed(one)) for one in self._history.list(_SHOWN)]
+        except LocalchatError as problem:
+            self.tell_about(str(problem))
+            return
+        self._summaries = {summary.id: summary for summary, _ in rows}
+        self.put_entries([(summary.id, line) for summary, line in rows], keep=True)
+        if not rows:
+            self.tell_about("nothing was found" if text.strip() else "nothing was said yet")
+
+    def about(self, id_: str) -> str:
+        summary = self._summaries.get(id_)
+        if summary is None:
+            return ""
+        plural = "" if summary.messages == 1 else "s"
+        return (
+            f"{summary.messages} message{plural} · {inert_line(summary.model) or 'no model'} · "
+            f"begun {_date(summary.created_s)} · {id_[:12]}"
+        )
+
+    def chosen(self, id_: str) -> None:
+        if self._renaming is None:
+            self.dismiss(id_)
+            return
+        renamed, self._renaming = self._renaming, None
+        field = self.query_one("#filter", Input)
+        try:
+            self._history.rename(renamed, field.value)
+        except LocalchatError as problem:
+            self.tell_about(str(problem))
+        field.placeholder = self.FILTER_TEXT
+        field.value = ""
+        self._fill("")
+
+    def action_rename(self) -> None:
+        if self.marked is None:
+            return
+        self._renaming = self.marked
+        field = self.query_one("#filter", Input)
+        field.value = self._summaries[self.marked].title
+        field.cursor_position = len(field.value)
+        self.tell_about("Enter gives this title, Esc leaves it as it was")
+
+    def action_delete(self) -> None:
+        if self.marked is None or self._renaming is not None:
+            return
+        summary = self._summaries[self.marked]
+        self._history.delete(summary.id)
+        self._deleted.append(summary)
+        self._fill(self.query_one("#filter", Input).value)
+        self.tell_about(f"deleted: {inert_line(summary.title)} (Ctrl+Z takes it back)")
+
+    def action_undo(self) -> None:
+        if not self._deleted:
+            self.tell_about("nothing was deleted here")
+            return
+        summary = self._deleted.pop()
+        self._history.restore(summary.id)
+        self._fill(self.query_one("#filter", Input).value)
+        self.tell_about(f"back again: {inert_line(summary.title)}")
+
+    def action_leave(self) -> None:
+        if self._renaming is not None:
+            self._renaming = None
+            self.query_one("#filter", Input).value = ""
+            self._fill("")
+            return
+        self.dismiss(None)
+
+
+def _listed(summary: "Summary") -> Content:
+    return Content.assemble(
+        (f"{_when(summary.updated_s):>9}  ", "$foreground 60%"), inert_line(summary.title)
+    )
+
+
+def _found(hit: "Hit") -> Content:
+    """The title, and below it the words where they stand."""
+    snippet = Content(inert_line(hit.snippet))
+    for start, end in hit.marks:
+        snippet = snippet.stylize(_MARK, start, end)
+    head = _listed(hit.summary)
+    return head if hit.node_id is None else Content("\n").join([head, Content(" " * 11) + snippet])
+
+
+def _when(seconds: float) -> str:
+    passed = time.time() - seconds
+    if passed < 60:
+        return "now"
+    if passed < 3600:
+        return f"{passed // 60:.0f} min"
+    if passed < 24 * 3600:
+        return f"{passed // 3600:.0f} h"
+    return datetime.fromtimestamp(seconds).strftime("%d %b")
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")

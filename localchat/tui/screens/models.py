@@ -1,0 +1,198 @@
+"""Models: those that are here, those of other programs, and those of the catalogue, each with its verdict."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+
+from textual import work
+from textual.binding import BindingType
+from textual.content import Content
+from textual.fuzzy import FuzzySearch
+from textual.widgets import Input
+
+from localchat.errors import LocalchatError
+from localchat.fit.words import size, tokens
+from localchat.inert import inert_line
+from localchat.tui.costs import wish_of
+from localchat.tui.keys import bindings
+from localchat.tui.screens.dialog import ListDialog
+
+if TYPE_CHECKING:
+    from localchat.tui.workplace import Workplace
+
+
+class Pick(NamedTuple):
+    """What was chosen. `pull`: it is not here yet."""
+
+    name: str
+    pull: bool = False
+
+
+class Entry(NamedTuple):
+    """A line of the list. `about`: a sentence on it."""
+
+    name: str
+    kind: Literal["here", "adopted", "catalogue", "unusable"]
+    size_bytes: int
+    about: str
+
+
+_HEADINGS = {
+    "here": "here",
+    "adopted": "from other programs",
+    "catalogue": "to fetch",
+    "unusable": "cannot be run",
+}
+
+
+class ModelScreen(ListDialog[Pick]):
+    """The list comes at once; verdicts follow one by one, from a thread, the marked one first."""
+
+    TITLE_TEXT = "Models"
+    KEYS_TEXT = "Enter use or fetch · Esc back"
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings("models")]
+
+    def __init__(self, workplace: "Workplace") -> None:
+        super().__init__()
+        self._workplace = workplace
+        self._models: dict[str, Entry] = {}
+        self._verdicts: dict[str, str] = {}
+        self._filter = ""
+        self.weighed = False
+        """Whether every verdict is there."""
+
+    def on_mount(self) -> None:
+        self._load()
+
+    def fill(self, text: str) -> None:
+        self._filter = text
+        self._refill(keep=False)
+
+    def _refill(self, *, keep: bool = True) -> None:
+        found = _matching(self._filter, tuple(self._models.values()))
+        self.put_entries([(each.name, self._line(each)) for each in found], keep=keep)
+        if not self._models:
+            self.tell_about("looking …")
+
+    def _line(self, entry: Entry) -> Content:
+        verdict = self._verdicts.get(entry.name, "")
+        style = {"fits": "$success", "does": "$error"}.get(
+            verdict.partition(" ")[0], "$foreground 60%"
+        )
+        width = max(12, self.app.size.width // 2 - 14)
+        name = inert_line(entry.name)
+        name = name if len(name) <= width else f"{name[: width - 1]}…"
+        taken = size(entry.size_bytes) if entry.size_bytes else ""
+        mark = {"here": "●", "adopted": "◆", "catalogue": "↓", "unusable": "✕"}[entry.kind]
+        return Content.assemble(
+            (f"{mark} ", "$accent" if entry.kind != "unusable" else "$error"),
+            f"{name:<{width}}",
+            (f" {taken:>8}  ", "$foreground 60%"),
+            (verdict, style),
+        )
+
+    def about(self, id_: str) -> str:
+        entry = self._models.get(id_)
+        if entry is None:
+            return ""
+        return f"{_HEADINGS[entry.kind]} · {inert_line(entry.about)}"
+
+    def chosen(self, id_: str) -> None:
+        entry = self._models[id_]
+        if entry.kind == "unusable":
+            self.tell_about(f"{entry.name} cannot be run: {inert_line(entry.about)}")
+            return
+        self.dismiss(Pick(entry.name, pull=entry.kind == "catalogue"))
+
+    def action_pull(self) -> None:
+        entry = self._models.get(self.marked or "")
+        if entry is not None:
+            self.dismiss(Pick(entry.name, pull=True))
+
+    @work(exclusive=True)
+    async def _load(self) -> None:
+        try:
+            entries = await asyncio.to_thread(_entries, self._workplace)
+        except LocalchatError as problem:
+            self.tell_about(str(problem))
+            return
+        self._models = {entry.name: entry for entry in entries}
+        self.fill(self.query_one("#filter", Input).value)
+        room = await asyncio.to_thread(_room_bytes)
+        for entry in entries:
+            if entry.kind == "unusable":
+                continue
+            self._verdicts[entry.name] = await asyncio.to_thread(
+                _verdict, self._workplace, entry, room
+            )
+            if self.is_current:
+                at = self.entries.get_option_index(entry.name) if self._shows(entry.name) else None
+                if at is not None:
+                    self.entries.replace_option_prompt_at_index(at, self._line(entry))
+        self.weighed = True
+
+    def _shows(self, name: str) -> bool:
+        return any(option.id == name for option in self.entries.options)
+
+
+def _entries(workplace: "Workplace") -> tuple[Entry, ...]:
+    """What is on the shelf, then the catalogue's models that are not."""
+    from localchat.library.catalogue import read_catalogue
+    from localchat.library.inspection import inspect
+    from localchat.library.shelf import read_shelf
+
+    found: list[Entry] = []
+    for model in read_shelf(workplace.paths, workplace.environ).models:
+        trouble = model.trouble or inspect(model).trouble
+        kind = "unusable" if trouble else "adopted" if model.kind == "adopted" else "here"
+        found.append(
+            Entry(model.name, kind, model.size_bytes, trouble or model.origin)  # type: ignore[arg-type]
+        )
+    order = list(_HEADINGS)
+    found.sort(key=lambda entry: order.index(entry.kind))
+    here = {entry.name.rpartition("-")[0] for entry in found} | {entry.name for entry in found}
+    for name, entry in read_catalogue(workplace.paths).items():
+        if name not in here:
+            found.append(Entry(name, "catalogue", _estimate(entry.parameters), entry.about))
+    return tuple(found)
+
+
+_BITS = 4.9
+"""Of Q4_K_M, embeddings included: what a pull takes where nothing is said."""
+_WITH_CACHE = 1.15
+"""Weights with a short context and buffers, roughly; the header, once it is here, tells exactly."""
+
+
+def _estimate(parameters: int) -> int:
+    return int(parameters * _BITS / 8)
+
+
+def _room_bytes() -> int:
+    """Memory that a model may take now. Asks the machine: some tenths of a second."""
+    from localchat.fit.machine import read_machine
+    from localchat.fit.plan import spendable_gpu, spendable_ram
+
+    machine = read_machine()
+    return max(spendable_ram(machine), spendable_gpu(machine))
+
+
+def _verdict(workplace: "Workplace", entry: Entry, room_bytes: int) -> str:
+    """A few words: whether it fits, with how much context."""
+    if entry.kind == "catalogue":
+        need = int(entry.size_bytes * _WITH_CACHE)
+        return f"fits, about {size(need)}" if need <= room_bytes else f"does not fit: {size(need)}"
+    try:
+        settled = workplace.settle(entry.name, {})
+        plan = workplace.plan(settled, wish_of(settled))
+    except LocalchatError as problem:
+        return problem.message
+    words = f"{tokens(plan.context_tokens)}, {size(plan.total_bytes)}"
+    return f"fits: {words}" if plan.fits else f"does not fit: {words}"
+
+
+def _matching(text: str, entries: Sequence[Entry]) -> list[Entry]:
+    if not text.strip():
+        return list(entries)
+    search = FuzzySearch(case_sensitive=False)
+    scored = [(search.match(text, entry.name)[0], n, entry) for n, entry in enumerate(entries)]
+    return [entry for score, _, entry in sorted(scored, key=lambda s: (-s[0], s[1])) if score > 0]

@@ -1,0 +1,160 @@
+"""Parameters of this conversation: for each choice what it costs, before it is made."""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from textual import work
+from textual.content import Content
+from textual.widgets import Input
+
+from localchat.errors import LocalchatError
+from localchat.settings import KEYS, Given, convert
+from localchat.tui.costs import Cost, costs_of
+from localchat.tui.screens.dialog import ListDialog
+
+if TYPE_CHECKING:
+    from localchat.tui.session import Session
+
+_LOADING = ("context_length", "kv_cache_type", "gpu_layers", "threads")
+_FREE = (
+    *("temperature", "top_k", "top_p", "min_p", "typical_p"),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty"),
+    *("seed", "max_tokens", "think", "speculation"),
+)
+
+
+class ParameterScreen(ListDialog[dict[str, str]]):
+    """First the parameters; Enter on one shows its choices, or takes a value for it. Answers with what was
+    changed, by key."""
+
+    TITLE_TEXT = "Parameters"
+    KEYS_TEXT = "Enter choose · Esc back"
+
+    def __init__(self, session: "Session") -> None:
+        super().__init__()
+        self._session = session
+        self._key: str | None = None
+        self._costs: tuple[Cost, ...] = ()
+
+    def fill(self, text: str) -> None:
+        if self._key is not None:
+            self._check(text)
+            return
+        keys = [key for key in (*_LOADING, *_FREE) if text.lower() in key]
+        self.put_entries([(key, self._line(key)) for key in keys])
+
+    def _line(self, key: str) -> Content:
+        value = getattr(self._session.settled.settings, key)
+        info = self._session.live.info
+        shown = "" if value is None else str(value).lower() if isinstance(value, bool) else value
+        if shown == "" and key == "context_length" and info is not None:
+            shown = f"{info.context_tokens:,}, the largest that fits"
+        elif shown == "" and key == "kv_cache_type" and info is not None:
+            shown = f"{info.kv_type}, chosen for this model"
+        what = "loads anew" if key in _LOADING else ""
+        return Content.assemble(
+            f"{key:<20} ", (f"{shown or 'the model decides'}  ", "bold"), (what, "$foreground 60%")
+        )
+
+    def about(self, id_: str) -> str:
+        if self._key is None:
+            return KEYS[id_].about if id_ in KEYS else ""
+        cost = next((each for each in self._costs if each.value == id_), None)
+        return cost.words if cost else f"it takes {KEYS[self._key].valid}"
+
+    # ------------------------------------------------------------------ one parameter
+
+    def chosen(self, id_: str) -> None:
+        field = self.query_one("#filter", Input)
+        if self._key is None:
+            self._key = id_
+            field.value = ""
+            field.placeholder = f"{id_}: {KEYS[id_].valid}"
+            self.put_entries([])
+            self.tell_about(f"it takes {KEYS[id_].valid}")
+            if id_ in _LOADING:
+                self._weigh(id_)
+            else:
+                self._offer(_usual(id_))
+            return
+        self._apply(id_)
+
+    def entered(self, text: str) -> None:
+        if self._key is not None and text:
+            self._apply(text)
+        else:
+            super().entered(text)
+
+    def _apply(self, value: str) -> None:
+        assert self._key is not None
+        try:
+            convert(self._key, Given(value, f"/set {self._key}"))
+        except LocalchatError as problem:
+            self.tell_about(str(problem))
+            return
+        self.dismiss({self._key: value})
+
+    def _check(self, text: str) -> None:
+        if self._key is not None and text.strip():
+            try:
+                convert(self._key, Given(text.strip(), self._key))
+                self.tell_about(f"Enter sets {self._key} to {text.strip()}")
+            except LocalchatError as problem:
+                self.tell_about(problem.hint)
+
+    @work(exclusive=True)
+    async def _weigh(self, key: str) -> None:
+        self.tell_about("counting what each choice takes …")
+        session = self._session
+        try:
+            costs = await asyncio.to_thread(costs_of, key, session.workplace, session.settled)
+        except LocalchatError as problem:
+            self.tell_about(str(problem))
+            return
+        if self._key == key:
+            self._offer(costs)
+
+    def _offer(self, costs: tuple[Cost, ...]) -> None:
+        self._costs = costs
+        rows = []
+        for cost in costs:
+            style = "$foreground 60%" if cost.fits else "$error"
+            mark = "●" if cost.now else " "
+            rows.append(
+                (
+                    cost.value,
+                    Content.assemble(
+                        (f"{mark} ", "$accent"), f"{cost.value:<10} ", (cost.words, style)
+                    ),
+                )
+            )
+        self.put_entries(rows)
+        if not rows and self._key is not None:
+            self.tell_about(f"it takes {KEYS[self._key].valid}")
+
+    def action_leave(self) -> None:
+        if self._key is None:
+            self.dismiss(None)
+            return
+        self._key = None
+        field = self.query_one("#filter", Input)
+        field.placeholder, field.value = self.FILTER_TEXT, ""
+        self.fill("")
+
+
+_USUAL = {
+    "temperature": (("0", "always the likeliest token"), ("0.7", "usual"), ("1.0", "livelier")),
+    "think": (("auto", "as the model does by itself"), ("on", "reason first"), ("off", "at once")),
+    "speculation": (("true", "guess ahead; the text is the same"), ("false", "plain steps")),
+    "top_p": (("0.9", ""), ("0.95", ""), ("1", "off")),
+    "top_k": (("0", "off"), ("20", ""), ("40", "")),
+    "min_p": (("0", "off"), ("0.05", ""), ("0.1", "")),
+}
+
+
+def _usual(key: str) -> tuple[Cost, ...]:
+    """Values that people take; they cost no memory and hold from the next answer on."""
+    return tuple(
+        Cost(value, words or "costs nothing, from the next answer on")
+        for value, words in _USUAL.get(key, ())
+    )

@@ -1,0 +1,100 @@
+"""The settings file as a screen: every setting with its value and where it comes from. Comments stay."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.widgets import Input
+
+from localchat.errors import LocalchatError
+from localchat.inert import inert_line
+from localchat.settings import KEYS
+from localchat.settings_file import read_settings, write_setting
+from localchat.tui.screens.dialog import ListDialog
+
+if TYPE_CHECKING:
+    from localchat.tui.session import Session
+
+
+class SettingsScreen(ListDialog[dict[str, str]]):
+    """Answers with what was changed in the file, by key."""
+
+    TITLE_TEXT = "Settings"
+    KEYS_TEXT = "Enter change · Ctrl+X forget · Esc back"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+x", "forget", show=False, priority=True),
+    ]
+
+    def __init__(self, session: "Session") -> None:
+        super().__init__()
+        self._session = session
+        self._path = session.workplace.paths.settings_file
+        self._changed: dict[str, str] = {}
+        self._key: str | None = None
+
+    def fill(self, text: str) -> None:
+        if self._key is not None:
+            return
+        try:
+            written = read_settings(self._path).defaults
+        except LocalchatError as problem:
+            self.put_entries([])
+            self.tell_about(str(problem))
+            return
+        keys = [key for key in KEYS if text.lower() in key]
+        self.put_entries([(key, self._line(key, written.get(key))) for key in keys], keep=True)
+
+    def _line(self, key: str, written: object) -> Content:
+        value = getattr(self._session.settled.settings, key)
+        if written is not None:
+            return Content.assemble(f"{key:<20} ", (inert_line(str(written)), "bold $accent"))
+        shown = "not set" if value in (None, "", (), {}) else str(value)
+        return Content.assemble(f"{key:<20} ", (inert_line(shown), "$foreground 60%"))
+
+    def about(self, id_: str) -> str:
+        if id_ not in KEYS:
+            return ""
+        return f"{KEYS[id_].about} It takes {KEYS[id_].valid}.\n{inert_line(str(self._path))}"
+
+    def chosen(self, id_: str) -> None:
+        self._key = id_
+        field = self.query_one("#filter", Input)
+        field.placeholder = f"{id_}: {KEYS[id_].valid}"
+        field.value = ""
+        field.focus()
+        self.tell_about(f"{KEYS[id_].about} It takes {KEYS[id_].valid}. Enter writes it.")
+
+    def entered(self, text: str) -> None:
+        if self._key is None:
+            super().entered(text)
+        elif text:
+            self._write(self._key, text)
+        else:
+            self.action_leave()
+
+    def action_forget(self) -> None:
+        if self.marked is not None:
+            self._write(self.marked, None)
+
+    def _write(self, key: str, text: str | None) -> None:
+        try:
+            write_setting(self._path, key, text)
+        except LocalchatError as problem:
+            self.tell_about(str(problem))
+            return
+        if text is not None:
+            self._changed[key] = text
+        self._back()
+        self.tell_about(f"{key} {'is written' if text is not None else 'is no longer set'}")
+
+    def _back(self) -> None:
+        self._key = None
+        field = self.query_one("#filter", Input)
+        field.placeholder, field.value = self.FILTER_TEXT, ""
+        self.fill("")
+
+    def action_leave(self) -> None:
+        if self._key is not None:
+            self._back()
+        else:
+            self.dismiss(self._changed or None)

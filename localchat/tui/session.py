@@ -1,0 +1,380 @@
+"""The chat without a screen: a conversation, an engine, and a page to show them on.
+
+Everything here runs on the event loop. What may block (opening an engine, asking it what it is) runs in a
+thread. One answer is under way at a time; a question that comes meanwhile is refused by `busy`, which the
+screen asks first.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Literal, NamedTuple
+
+from localchat.chat.conversation import Conversation, Inclusion, Node
+from localchat.chat.sending import sent_messages
+from localchat.engine.engine import Engine, EngineInfo
+from localchat.engine.events import Event, Text
+from localchat.engine.request import Message, Messages
+from localchat.engine.stream import Stream
+from localchat.errors import ContextExceeded, EngineClosed, LocalchatError, UsageError
+from localchat.tui.answering import Answering
+from localchat.tui.blocks import NoticeBlock, Offer
+from localchat.tui.engines import Engines
+from localchat.tui.keeping import Keeper
+from localchat.tui.live import Live
+from localchat.tui.outgrown import Outgrown
+from localchat.tui.page import Page, blocks_of, node_blocks
+from localchat.tui.workplace import Settled, Workplace
+
+Kind = Literal["info", "warning", "error"]
+RETRY = "retry"
+
+
+class Change(NamedTuple):
+    """Another model, or other parameters. `reload`: the engine is opened anew."""
+
+    apply: Callable[[], None]
+    reload: bool
+
+
+class Session:
+    """See the module. `conversation`, `live` and `settled` are read by the screen, never changed by it."""
+
+    def __init__(
+        self,
+        workplace: Workplace,
+        engines: Engines,
+        settled: Settled,
+        page: Page,
+        keeper: Keeper,
+        conversation: Conversation,
+    ) -> None:
+        self.workplace = workplace
+        self.settled = settled
+        self.conversation = conversation
+        self.live = Live(model=settled.model.name)
+        self.changes: dict[str, str] = {}
+        self.keeper = keeper
+        keeper.hold(self.conversation)
+        self.outgrown = Outgrown(self)
+        self._engines = engines
+        self._page = page
+        self._stream: Stream | None = None
+        self._stopping = False
+        self._running = False
+        self._told: set[str] = set()
+        self._numbers = itertools.count(1)
+
+    # ------------------------------------------------------------------ what a screen asks
+
+    @property
+    def busy(self) -> bool:
+        """Whether an answer is under way."""
+        return self._running
+
+    async def engine(self) -> Engine:
+        """The engine, once it is there. Raises LocalchatError."""
+        return await self._engines.engine()
+
+    def notice(self, text: str, kind: Kind = "info", offers: Sequence[Offer] = ()) -> str:
+        """A word of the program in the transcript; returns the id of its block."""
+        id_ = f"notice/{next(self._numbers)}"
+        self._page.put(NoticeBlock(id_, text, kind, tuple(offers)))
+        return id_
+
+    def complain(self, problem: LocalchatError, offers: Sequence[Offer] = ()) -> None:
+        """An error with what to do, as a notice."""
+        self.notice(str(problem), "error", offers)
+
+    def show(self) -> None:
+        """The whole conversation anew."""
+        self._page.show(blocks_of(self.conversation))
+        self._page.figures_changed()
+
+    async def get_ready(self) -> None:
+        """Wait for the engine and say what a user should know of it. Never raises for the engine's sake."""
+        try:
+            engine = await self._engines.engine()
+            info = await asyncio.to_thread(engine.info)
+        except EngineClosed:
+            return  # another model was chosen meanwhile
+        except LocalchatError as problem:
+            if not self._running:
+                self.live.rest(broken=True)
+                self.complain(problem, (Offer("choose another model", "models"),))
+                self._page.figures_changed()
+            return
+        self._know(info)
+        if not self._running:
+            self.live.rest()
+        self._page.figures_changed()
+
+    def _know(self, info: EngineInfo) -> None:
+        self.live.info = info
+        for sentence in (*info.notes, *((info.warning,) if info.warning else ())):
+            self._tell_once(sentence, "warning" if sentence == info.warning else "info")
+
+    # ------------------------------------------------------------------ asking
+
+    async def ask(self, text: str, inclusions: Sequence[Inclusion] = ()) -> None:
+        """Send a question after the shown path, and answer it."""
+        node = self.conversation.add(
+            Message("user", text), parent=self.conversation.head, inclusions=inclusions
+        )
+        self._show_new(node)
+        await self.answer(node.id)
+
+    async def edit(self, id_: str, text: str, inclusions: Sequence[Inclusion] = ()) -> None:
+        """Send another version of a question; the first one stays as a branch."""
+        parent = self.conversation.nodes[id_].parent
+        node = self.conversation.add(Message("user", text), parent=parent, inclusions=inclusions)
+        self.keeper.changed(node)
+        self.show()
+        await self.answer(node.id)
+
+    async def regenerate(self) -> None:
+        """Answer the last question again; the answer before stays as a branch. Raises UsageError."""
+        question = self.last_question()
+        if question is None:
+            raise UsageError("there is no question to answer again")
+        self.conversation.back_to(question.id)
+        self.show()
+        await self.answer(question.id)
+
+    async def go_on(self) -> None:
+        """Prolong an answer that was stopped or broke off. Raises UsageError."""
+        node = self.last_answer()
+        if node is None or node.id != self.conversation.head or node.parent is None:
+            raise UsageError("there is no answer to continue")
+        if not node.message.content:
+            await self.regenerate()
+            return
+        await self.answer(node.parent, prolonged=node)
+
+    async def answer(self, parent: str, *, prolonged: Node | None = None) -> None:
+        """Answer the message `parent`, whatever stands in the way being shown as a notice."""
+        outgrown: ContextExceeded | None = None
+        with self.occupied():
+            for _ in range(2):
+                answering = Answering(self.conversation, self._page, parent, prolonged)
+                outgrown = await self._attempt(answering, prolong=prolonged is not None)
+                if outgrown is None or not await self._cut_again():
+                    break
+        if outgrown is not None:
+            await self.outgrown.offer(outgrown)
+
+    async def _attempt(self, answering: Answering, *, prolong: bool) -> ContextExceeded | None:
+        """Ask once. What is returned was not sent: it is too long."""
+        messages = Messages(
+            sent_messages(self.conversation),
+            thinking=self.settled.settings.think,
+            continue_last=prolong,
+        )
+        try:
+            await self._consume(answering, messages)
+            self._ended(answering, None)
+        except ContextExceeded as problem:
+            if answering.node is None or prolong:
+                return problem
+            self._ended(answering, problem)
+        except LocalchatError as problem:
+            self._ended(answering, problem)
+        return None
+
+    async def _cut_again(self) -> bool:
+        try:
+            return await self.outgrown.again()
+        except LocalchatError:
+            return False  # the notice that follows tells what is wrong
+
+    async def _consume(self, answering: Answering, messages: Messages) -> None:
+        engine = await self._engines.engine()
+        request = self.workplace.request(self.settled.settings, messages)
+        # Handing over a long prompt waits until the engine's process has read it.
+        with self.streaming(await asyncio.to_thread(engine.generate, request)) as stream:
+            async for event in stream:
+                self.watch(event)
+                answering.take(event)
+                if self.live.info is None and isinstance(event, Text):
+                    self._know(await asyncio.to_thread(engine.info))
+                node = answering.due()
+                if node is not None:
+                    self.keeper.changed(node)
+
+    @contextmanager
+    def occupied(self, what: str = "") -> Iterator[None]:
+        """One thing is under way. Raises UsageError where another one is."""
+        if self._running:
+            raise UsageError("an answer is under way", hint="Esc stops it")
+        self._running, self._stopping = True, False
+        self.live.begin()
+        self.working(what)
+        try:
+            yield
+        finally:
+            if self.live.busy:
+                self.live.rest()
+            self._running = False
+            self.working("")
+
+    @contextmanager
+    def streaming(self, stream: Stream) -> Iterator[Stream]:
+        """The stream that `stop` closes."""
+        self._stream = stream
+        try:
+            with stream:
+                if self._stopping:
+                    raise EngineClosed("stopped")
+                yield stream
+        finally:
+            self._stream = None
+
+    def watch(self, event: Event) -> None:
+        """Note the figures of an event."""
+        if self.live.take(event):
+            self._page.figures_changed()
+
+    def working(self, what: str) -> None:
+        """What is done besides answering, for the status line."""
+        self.live.task = what
+        self._page.figures_changed()
+
+    def _ended(self, answering: Answering, problem: LocalchatError | None) -> None:
+        """Keep what was said, and say why it ended where it did not end by itself."""
+        info = self.live.info
+        node: Node | None
+        if problem is None:
+            node = answering.end(info)
+            self._remember()
+        elif isinstance(problem, EngineClosed) and self._stopping:
+            self.live.rest()
+            node = answering.end(info, "stopped") if answering.node else None
+            if node is None:
+                self.notice("stopped before the first word", "info", (Offer("ask again", RETRY),))
+        else:
+            node = answering.end(info, "failed", problem.message) if answering.node else None
+            self._failed(problem)
+        if node is not None:
+            self.keeper.changed(node)
+
+    def _remember(self) -> None:
+        try:
+            self.workplace.remember(self.settled.model)
+        except OSError as problem:
+            self._tell_once(f"the model used last cannot be remembered: {problem}", "warning")
+
+    def _tell_once(self, sentence: str, kind: Kind) -> None:
+        if sentence not in self._told:
+            self._told.add(sentence)
+            self.notice(sentence, kind)
+
+    def _failed(self, problem: LocalchatError) -> None:
+        broken = problem.code == "engine_died"
+        self.live.rest(broken=broken)
+        if broken:
+            self.live.info = None
+        self.complain(problem, (Offer("try again", RETRY),))
+
+    def stop(self) -> bool:
+        """Stop the answer that is under way; what was said stays. False where there is none."""
+        if not self._running:
+            return False
+        self._stopping = True
+        if self._stream is not None:
+            self._stream.close()
+        return True
+
+    async def retry(self) -> None:
+        """What a notice offers after a failure: the last question again, on the same branch."""
+        question = self.last_question()
+        if question is None:
+            await self.get_ready()
+            return
+        self.conversation.back_to(question.id)
+        self.show()
+        await self.answer(question.id)
+
+    # ------------------------------------------------------------------ the conversation
+
+    def last_question(self) -> Node | None:
+        """The last message of the user on the shown path."""
+        return self._last("user")
+
+    def last_answer(self) -> Node | None:
+        """The last message of a model on the shown path."""
+        return self._last("assistant")
+
+    def _last(self, role: str) -> Node | None:
+        path = self.conversation.path()
+        return next((node for node in reversed(path) if node.message.role == role), None)
+
+    def undo(self) -> Node:
+        """Take the last question and what followed it off the path. Raises UsageError."""
+        question = self.last_question()
+        if question is None:
+            raise UsageError("there is nothing to undo")
+        self.conversation.back_to(question.parent)
+        self.keeper.changed()
+        self.show()
+        return question
+
+    def walk(self, id_: str, step: int) -> str | None:
+        """Show the next (1) or the previous (-1) version of a message; returns its id, None where there is
+        no other."""
+        siblings = self.conversation.siblings(id_)
+        at = next(n for n, node in enumerate(siblings) if node.id == id_) + step
+        if not 0 <= at < len(siblings):
+            return None
+        self.conversation.show(siblings[at].id)
+        self.keeper.changed()
+        self.show()
+        return siblings[at].id
+
+    def begin(self, *, system: str | None = None) -> None:
+        """A new, empty conversation."""
+        self.resume(
+            Conversation(
+                model=self.settled.model.word,
+                system=(self.settled.settings.system or "") if system is None else system,
+            )
+        )
+
+    def resume(self, conversation: Conversation) -> None:
+        """Go on with another conversation."""
+        self.keeper.hold(conversation)
+        self.conversation = conversation
+        self.live.done = self.live.figures = self.live.prefill = None
+        self.show()
+
+    def instruct(self, text: str) -> None:
+        """Set the instructions that come first."""
+        self.conversation.system = text
+        self.keeper.changed()
+
+    # ------------------------------------------------------------------ models and parameters
+
+    def use(self, word: str | None, changes: Mapping[str, str]) -> Change:
+        """Settle another model, or the same one under other parameters. Nothing is different before what is
+        returned is applied; where it reloads, nothing may be under way then. Raises LocalchatError."""
+        wanted = {**self.changes, **changes}
+        settled = self.workplace.settle(word or self.settled.model.word, wanted)
+        reload = settled.options != self.settled.options
+
+        def apply() -> None:
+            self.changes, self.settled = wanted, settled
+            self.conversation.model = settled.model.word
+            self.live.model = settled.model.name
+            self.keeper.changed()
+            if reload:
+                self.live.info = None
+                self.live.state = "starting"
+                self._engines.open(settled.open_engine)
+            self._page.figures_changed()
+
+        return Change(apply, reload)
+
+    def _show_new(self, node: Node) -> None:
+        for block in node_blocks(self.conversation, node):
+            self._page.put(block)
+        self.keeper.changed(node)

@@ -1,0 +1,78 @@
+"""The themes: quiet colours, one accent, and enough contrast for text (4.5 to 1 and more)."""
+
+from typing import Final
+
+from textual.theme import Theme
+
+_DARK: Final = Theme(
+    name="dark",
+    primary="#8fb8de",
+    secondary="#b5a4d9",
+    accent="#e8b86d",
+    warning="#e0af68",
+    error="#e8837e",
+    success="#93c58f",
+    foreground="#d9dce3",
+    background="#15171c",
+    surface="#1b1e25",
+    panel="#242832",
+    dark=True,
+    variables={
+        "footer-key-foreground": "#e8b86d",
+        "input-selection-background": "#8fb8de 35%",
+        "block-cursor-text-style": "none",
+        "border": "#3a4050",
+    },
+)
+_LIGHT: Final = Theme(
+    name="light",
+    primary="#245d93",
+    secondary="#6a4fa3",
+    accent="#9a5b00",
+    warning="#8a5a00",
+    error="#b3261e",
+    success="#2f6f35",
+    foreground="#22252b",
+    background="#fbfaf7",
+    surface="#f2f0ea",
+    panel="#e6e3db",
+    dark=False,
+    variables={
+        "input-selection-background": "#245d93 25%",
+        "block-cursor-text-style": "none",
+        "border": "#c3beb2",
+    },
+)
+_HIGH_CONTRAST: Final = Theme(
+    name="high-contrast",
+    primary="#ffffff",
+    secondary="#8be9fd",
+    accent="#ffff00",
+    warning="#ffb000",
+    error="#ff6b6b",
+    success="#5cff5c",
+    foreground="#ffffff",
+    background="#000000",
+    surface="#000000",
+    panel="#202020",
+    dark=True,
+    text_alpha=1.0,
+    variables={
+        "input-selection-background": "#ffff00 60%",
+        "block-cursor-text-style": "bold",
+        "border": "#ffffff",
+        "text-muted": "#ffffff",
+        "text-disabled": "#d0d0d0",
+    },
+)
+
+THEMES: Final = (_DARK, _LIGHT, _HIGH_CONTRAST)
+ANSI: Final = {"ansi": "ansi-dark", "ansi-light": "ansi-light"}
+"""Names of ours for Textual's themes of the terminal's own colours."""
+
+NAMES: Final = (*(theme.name for theme in THEMES), *ANSI)
+
+
+def textual_name(name: str) -> str:
+    """What Textual calls a theme of ours."""
+    return ANSI.get(name, name)

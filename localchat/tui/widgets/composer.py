@@ -1,0 +1,332 @@
+"""The foot of the chat: completions, what is attached, and the editor."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from textual import work
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.content import Content
+from textual.fuzzy import FuzzySearch
+from textual.message import Message
+from textual.widgets import OptionList, Static, TextArea
+from textual.widgets.option_list import Option
+
+from localchat.chat.conversation import Inclusion
+from localchat.errors import LocalchatError
+from localchat.inert import inert_line
+from localchat.tui.chips import Chip, chip_of_file, expand, present
+from localchat.tui.commands import COMMANDS, matching
+from localchat.tui.files import inside, is_path, nearby
+from localchat.tui.widgets.editor import Editor
+
+CountTokens = Callable[[str], int]
+_SHOWN = 8
+
+
+class Composer(Vertical):
+    """Writes one message at a time. `sent` holds the messages of before, oldest first, for the up key."""
+
+    @dataclass
+    class Sent(Message):
+        """A message is complete: its text with everything included."""
+
+        text: str
+        inclusions: tuple[Inclusion, ...]
+
+    @dataclass
+    class Commanded(Message):
+        """A line that begins with a slash."""
+
+        line: str
+
+    class Changed(Message):
+        """The text or its chips are not what they were: the draft is to be saved."""
+
+    class EditorWanted(Message):
+        """The person's own editor is to be opened."""
+
+    class Left(Message):
+        """The focus is to go to the transcript."""
+
+    @dataclass
+    class Refused(Message):
+        """Something cannot be included."""
+
+        problem: LocalchatError
+
+    def __init__(self, *, id: str) -> None:  # noqa: A002 - textual's word
+        super().__init__(id=id)
+        self.root = Path.cwd()
+        self.count_tokens: CountTokens | None = None
+        self.sent: list[str] = []
+        self._at: int | None = None
+        self._kept = ""
+        self._files: tuple[str, ...] | None = None
+        self._found: list[str] = []
+        self._counted: dict[str, int] = {}
+        self._silent: str | None = None
+
+    def compose(self) -> ComposeResult:
+        yield OptionList(id="completions", markup=False)
+        yield Static("", id="completion-help", markup=False)
+        yield Static("", id="attached", markup=False)
+        yield Editor(id="editor")
+
+    def on_mount(self) -> None:
+        self.completions.can_focus = False
+        self.editor.placeholder = Content("Ask anything   / commands   @ files")
+
+    @property
+    def editor(self) -> Editor:
+        return self.query_one(Editor)
+
+    @property
+    def completions(self) -> OptionList:
+        return self.query_one("#completions", OptionList)
+
+    # ------------------------------------------------------------------ the message
+
+    @property
+    def text(self) -> str:
+        """As it is written, signs for what is included."""
+        return self.editor.text
+
+    @property
+    def chips(self) -> tuple[Chip, ...]:
+        return present(self.editor.text, self.editor.chips)
+
+    def write(self, text: str, chips: Sequence[Chip] = ()) -> None:
+        """Put a text into the editor, to be changed and sent."""
+        self._silent = text
+        self.editor.write(text, chips)
+        self.editor.focus()
+
+    def take_back(self, text: str) -> None:
+        """The text as the person's own editor left it. What was a chip is text now, or one chip again where
+        it is long."""
+        self.editor.write("")
+        self.editor.take_paste(text)
+        self.editor.focus()
+
+    def _send(self) -> None:
+        written = self.editor.text
+        if not written.strip():
+            return
+        self.sent.append(written)
+        self._at = None
+        chips = self.chips
+        self.editor.write("")
+        if written.startswith("/") and not chips:
+            self.post_message(self.Commanded(written))
+            return
+        text, inclusions = expand(written.strip() if not chips else written, chips)
+        self.post_message(self.Sent(text, inclusions))
+
+    # ------------------------------------------------------------------ keys
+
+    def on_editor_wanted(self, event: Editor.Wanted) -> None:
+        event.stop()
+        match event.what:
+            case "send":
+                if not (self._completing and self._accept(sending=True)):
+                    self._send()
+            case "accept":
+                if not (self._completing and self._accept(sending=False)):
+                    self.post_message(self.Left())
+            case "up" | "down" if self._completing:
+                step = self.completions.action_cursor_up
+                (step if event.what == "up" else self.completions.action_cursor_down)()
+                self._explain()
+            case "up":
+                self._recall(-1)
+            case "down":
+                self._recall(1)
+            case "editor":
+                self.post_message(self.EditorWanted())
+
+    def close_completions(self) -> bool:
+        """Esc: whether there was a list to close."""
+        was = self._completing
+        self._silent = self.editor.text
+        self._offer([])
+        return was
+
+    def _recall(self, step: int) -> None:
+        at = len(self.sent) if self._at is None else self._at
+        if at == len(self.sent):
+            self._kept = self.editor.text
+        at += step
+        if not 0 <= at <= len(self.sent):
+            return
+        self._at = None if at == len(self.sent) else at
+        text = self._kept if self._at is None else self.sent[at]
+        self._silent = text
+        self.editor.write(text, self.editor.chips)
+        if step < 0:
+            self.editor.move_cursor((0, len(self.editor.document.get_line(0))))
+
+    # ------------------------------------------------------------------ completion
+
+    def on_text_area_changed(self, event: TextArea.Changed) -> None:
+        event.stop()
+        self.post_message(self.Changed())
+        self._show_attached()
+        if self.editor.text == self._silent:
+            self._offer([])
+            return
+        self._silent = None
+        self._complete()
+
+    def on_text_area_selection_changed(self, event: TextArea.SelectionChanged) -> None:
+        event.stop()
+
+    @property
+    def _completing(self) -> bool:
+        return self.editor.completing
+
+    def _complete(self) -> None:
+        row, column = self.editor.cursor_location
+        before = self.editor.document.get_line(row)[:column]
+        if row == 0 and before.startswith("/") and " " not in before:
+            self._offer_commands(before[1:])
+            return
+        word = before.rpartition(" ")[2]
+        if word.startswith("@") and not word.startswith("@@"):
+            self._offer_files(word[1:])
+            return
+        self._offer([])
+        if row == 0 and before.startswith("/"):
+            self._explain_command(before[1:].partition(" ")[0])
+
+    def _offer_commands(self, prefix: str) -> None:
+        found = matching(prefix)
+        rows = [
+            (f"/{each.name}", f"/{each.name} {each.arguments}".ljust(21) + each.about)
+            for each in found
+        ]
+        self._offer(rows)
+
+    @work(exclusive=True, group="files")
+    async def _offer_files(self, word: str) -> None:
+        if is_path(word):
+            names = await asyncio.to_thread(inside, word)
+            ranked = [name for name in names if name.startswith(word)]
+        else:
+            if self._files is None:
+                self._files = await asyncio.to_thread(nearby, self.root)
+            ranked = await asyncio.to_thread(_ranked, word, self._files)
+        if self._word_now() == f"@{word}":
+            self._offer([(f"@{name}", inert_line(name)) for name in ranked[:50]])
+
+    def _word_now(self) -> str:
+        row, column = self.editor.cursor_location
+        return self.editor.document.get_line(row)[:column].rpartition(" ")[2]
+
+    def _offer(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Show these completions (word, line); none closes the list."""
+        self._found = [word for word, _ in rows]
+        self.editor.completing = bool(rows)
+        if rows or self.completions.display:
+            self.completions.clear_options()
+            self.completions.add_options([Option(Content(line)) for _, line in rows])
+            self.completions.styles.height = min(_SHOWN, len(rows))
+            self.completions.display = bool(rows)
+            if rows:
+                self.completions.highlighted = 0
+        self._explain()
+
+    def _explain(self) -> None:
+        at = self.completions.highlighted
+        if not self._completing or at is None:
+            self._explain_command("")
+        elif self._found[at].startswith("/"):
+            self._explain_command("")  # the list says it already
+        else:
+            self._help("Enter includes the file; its size and tokens show before you send.")
+
+    def _explain_command(self, name: str) -> None:
+        known = next((each for each in COMMANDS if each.name == name), None)
+        self._help(f"/{known.name} {known.arguments}  {known.about}" if known else "")
+
+    def _help(self, text: str) -> None:
+        line = self.query_one("#completion-help", Static)
+        line.display = bool(text)
+        line.update(Content(text))
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        event.stop()
+        self._accept(sending=False)
+
+    def _accept(self, *, sending: bool) -> bool:
+        """Take the marked completion. False where it is written out already, so that Enter sends it."""
+        at = self.completions.highlighted or 0
+        word = self._found[at]
+        row, column = self.editor.cursor_location
+        begun = self._word_now() if word.startswith("@") else self.editor.text
+        if sending and word == begun:
+            self._offer([])
+            return False
+        start = (row, column - len(begun)) if word.startswith("@") else (0, 0)
+        end = (row, column) if word.startswith("@") else self.editor.document.end
+        if word.startswith("@") and not word.endswith("/"):
+            self.editor.delete(start, end)
+            self._include(word[1:])
+        else:
+            self.editor.replace(word if word.startswith("@") else f"{word} ", start, end)
+            self.editor.move_cursor(self.editor.document.end if row == 0 else (row, 10**6))
+        return True
+
+    # ------------------------------------------------------------------ what is included
+
+    @work(group="include")
+    async def _include(self, name: str) -> None:
+        path = Path(name).expanduser() if is_path(name) else self.root / name
+        signs = [chip.sign for chip in self.editor.chips]
+        try:
+            chip = await asyncio.to_thread(chip_of_file, path, name, signs)
+        except LocalchatError as problem:
+            self.post_message(self.Refused(problem))
+            return
+        self.editor.take_chip(chip)
+
+    def _show_attached(self) -> None:
+        line = self.query_one("#attached", Static)
+        chips = self.chips
+        line.display = bool(chips)
+        if not chips:
+            return
+        parts = []
+        for chip in chips:
+            count = self._counted.get(chip.text)
+            tokens = f"{count:,} tokens" if count is not None else "counting …"
+            parts.append(f"{chip.label} · {chip.size} · {tokens}")
+        line.update(Content("   ".join(parts)))
+        if any(chip.text not in self._counted for chip in chips):
+            self._count(chips)
+
+    @work(exclusive=True, group="count")
+    async def _count(self, chips: Sequence[Chip]) -> None:
+        if self.count_tokens is None:
+            return
+        for chip in chips:
+            if chip.text not in self._counted:
+                try:
+                    count = await asyncio.to_thread(self.count_tokens, chip.text)
+                except LocalchatError:
+                    return  # the engine is gone; asked again with the next change
+                self._counted[chip.text] = count
+        self._show_attached()
+
+
+def _ranked(word: str, names: Sequence[str]) -> list[str]:
+    """The names that hold the letters of a word in order, best first."""
+    if not word:
+        return list(names[:50])
+    search = FuzzySearch(case_sensitive=False)
+    scored = [(search.match(word, name)[0], name) for name in names]
+    return [
+        name for score, name in sorted(scored, key=lambda each: (-each[0], each[1])) if score > 0
+    ][:50]

@@ -1,0 +1,60 @@
+"""Bars, sparklines and histograms of block characters. Pure: numbers in, text out."""
+
+from collections.abc import Sequence
+from typing import Final
+
+_LEVELS: Final = "▁▂▃▄▅▆▇█"
+_EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The last `width` values as heights over zero, so that a steady rate is a steady line."""
+    shown = list(values)[-width:]
+    top = max(shown, default=0.0)
+    if top <= 0:
+        return ""
+    last = len(_LEVELS) - 1
+    return "".join(_LEVELS[min(last, max(0, round(value / top * last)))] for value in shown)
+
+
+def bar(part: float, whole: float, width: int) -> str:
+    """`part` of `whole` as a bar of `width` cells, to an eighth of a cell; what is there at all shows."""
+    share = min(1.0, max(0.0, part / whole)) if whole > 0 else 0.0
+    eighths = round(share * width * 8)
+    if part > 0 and not eighths:
+        eighths = 1
+    full, rest = divmod(eighths, 8)
+    text = _EIGHTHS[8] * full + (_EIGHTHS[rest] if rest else "")
+    return text.ljust(width)
+
+
+def shares(parts: Sequence[float], width: int) -> tuple[int, ...]:
+    """`width` cells shared among the parts in proportion; the rounding error is spread, nothing is lost."""
+    whole = sum(parts)
+    if whole <= 0:
+        return tuple(0 for _ in parts)
+    cells: list[int] = []
+    done = 0.0
+    for part in parts:
+        done += part
+        cells.append(round(width * done / whole) - sum(cells))
+    return tuple(cells)
+
+
+def histogram(values: Sequence[float], width: int) -> tuple[str, float, float]:
+    """How often values fall into `width` equal classes from the least to the 99th percentile (the last class
+    holds what is beyond), and these two borders."""
+    if not values:
+        return "", 0.0, 0.0
+    ranked = sorted(values)
+    low, high = ranked[0], ranked[min(len(ranked) - 1, int(len(ranked) * 0.99))]
+    if high <= low:
+        return _LEVELS[-1], low, high
+    counts = [0] * width
+    for value in ranked:
+        counts[min(width - 1, int((value - low) / (high - low) * width))] += 1
+    top = max(counts)
+    drawn = (
+        _LEVELS[max(0, round(count / top * len(_LEVELS)) - 1)] if count else " " for count in counts
+    )
+    return "".join(drawn), low, high

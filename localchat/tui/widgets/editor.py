@@ -1,0 +1,131 @@
+"""Where a message is written: a text area that sends with Enter."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from textual import events
+from textual.binding import BindingType
+from textual.message import Message
+from textual.widgets import TextArea
+
+from localchat.tui.chips import Chip, chip_of_paste, clean, is_long, present
+from localchat.tui.keys import bindings
+
+
+class Editor(TextArea):
+    """Posts what happens; the composer around it knows completions and files. `chips`: what the signs in the
+    text stand for."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings("composer")]
+
+    @dataclass
+    class Wanted(Message):
+        """A key whose meaning the composer decides: `send`, `accept`, `editor`, or `up` and `down` at the
+        edges of the text."""
+
+        what: str
+
+    @dataclass
+    class Opened(Message):
+        """A chip is to be shown whole."""
+
+        chip: Chip
+
+    def __init__(self, *, id: str) -> None:  # noqa: A002 - textual's word
+        super().__init__(
+            id=id,
+            soft_wrap=True,
+            tab_behavior="focus",
+            show_line_numbers=False,
+            compact=True,
+            highlight_cursor_line=False,
+            max_checkpoints=200,
+        )
+        self.match_cursor_bracket = False
+        self.chips: tuple[Chip, ...] = ()
+        self.completing = False
+        self._pastes = 0
+
+    # ------------------------------------------------------------------ keys
+
+    def action_send(self) -> None:
+        self.post_message(self.Wanted("send"))
+
+    def action_newline(self) -> None:
+        self.insert("\n")
+        self.scroll_cursor_visible()
+
+    def action_accept(self) -> None:
+        self.post_message(self.Wanted("accept"))
+
+    def action_editor(self) -> None:
+        self.post_message(self.Wanted("editor"))
+
+    def action_up(self) -> None:
+        if self.completing or (self.cursor_at_first_line and self.selection.is_empty):
+            self.post_message(self.Wanted("up"))
+        else:
+            self.action_cursor_up()
+
+    def action_down(self) -> None:
+        if self.completing or (self.cursor_at_last_line and self.selection.is_empty):
+            self.post_message(self.Wanted("down"))
+        else:
+            self.action_cursor_down()
+
+    def action_delete_left(self) -> None:
+        """A sign right before the cursor goes as a whole: half of one would stand for nothing."""
+        row, column = self.cursor_location
+        before = self.document.get_line(row)[:column]
+        for chip in self.chips:
+            if self.selection.is_empty and before.endswith(chip.sign):
+                self.delete((row, column - len(chip.sign)), (row, column))
+                return
+        super().action_delete_left()
+
+    def action_open_chip(self) -> None:
+        here = present(self.text, self.chips)
+        row, column = self.cursor_location
+        line = self.document.get_line(row)
+        under = [chip for chip in here if _covers(line, chip.sign, column)]
+        if under or here:
+            self.post_message(self.Opened((under or list(here))[-1]))
+
+    # ------------------------------------------------------------------ text
+
+    async def _on_paste(self, event: events.Paste) -> None:
+        # Before TextArea sees it: a line of a megabyte would hold the screen for seconds.
+        event.stop()
+        event.prevent_default()
+        self.take_paste(event.text)
+
+    def take_paste(self, text: str) -> None:
+        """Insert a paste, or a chip where it is long."""
+        text = clean(text)
+        if not is_long(text):
+            self.insert(text)
+            self.scroll_cursor_visible()
+            return
+        self._pastes += 1
+        self.take_chip(chip_of_paste(text, self._pastes))
+
+    def take_chip(self, chip: Chip) -> None:
+        """Insert the sign of a chip at the cursor."""
+        self.chips = (*present(self.text, self.chips), chip)
+        self.insert(f"{chip.sign} ")
+
+    def write(self, text: str, chips: Sequence[Chip] = ()) -> None:
+        """Replace everything; the cursor stands at the end."""
+        self.chips = tuple(chips)
+        self.load_text(text)
+        self.move_cursor(self.document.end)
+
+
+def _covers(line: str, sign: str, column: int) -> bool:
+    start = line.find(sign)
+    while start >= 0:
+        if start <= column <= start + len(sign):
+            return True
+        start = line.find(sign, start + 1)
+    return False

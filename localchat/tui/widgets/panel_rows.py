@@ -1,0 +1,239 @@
+"""What the panel says, row by row. Pure: figures in, rows of styled pieces out."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from localchat import figures
+from localchat.engine.engine import MemoryParts
+from localchat.engine.events import EngineStats
+from localchat.fit.words import percent, size
+from localchat.inert import inert_line
+from localchat.tui.live import Live
+from localchat.tui.widgets.drawing import bar, histogram, shares, sparkline
+
+
+class Piece(NamedTuple):
+    """Text in a style: a component class of the panel without its prefix."""
+
+    text: str
+    style: str = "plain"
+
+
+class Row(NamedTuple):
+    """One row. `figure`: its name in figures.py, where it can be explained; empty for rules and headings."""
+
+    pieces: tuple[Piece, ...]
+    figure: str = ""
+
+
+_BLANK: Final = Row(())
+_MEMORY: Final = (
+    ("weights", "weights_bytes", "weights"),
+    ("KV", "kv_bytes", "kv"),
+    ("compute", "compute_bytes", "compute"),
+    ("overhead", "overhead_bytes", "overhead"),
+)
+
+
+def rows_of(live: Live, width: int) -> tuple[Row, ...]:
+    """All rows for a panel whose inside is `width` cells wide."""
+    sections = (_memory, _kv, _speed, _speculation, _prefix, _engine)
+    rows: list[Row] = []
+    for section in sections:
+        found = list(section(live, width))
+        if found:
+            rows += [_BLANK, *found] if rows else found
+    return tuple(rows)
+
+
+def _heading(left: str, right: str, width: int) -> Row:
+    space = max(1, width - len(left) - len(right))
+    return Row((Piece(left, "heading"), Piece(" " * space), Piece(right, "quiet")))
+
+
+def _line(label: str, value: str, figure: str, width: int, style: str = "plain") -> Row:
+    space = max(1, width - len(label) - len(value))
+    return Row((Piece(label, "quiet"), Piece(" " * space), Piece(value, style)), figure)
+
+
+def _words(text: str, figure: str, width: int, style: str = "quiet") -> Iterator[Row]:
+    from textwrap import wrap
+
+    for line in wrap(inert_line(text), width):
+        yield Row((Piece(line, style),), figure)
+
+
+# ---------------------------------------------------------------------------- memory
+
+
+def _memory(live: Live, width: int) -> Iterator[Row]:
+    info = live.info
+    if info is None:
+        yield _heading("Memory", "after the load", width)
+        return
+    actual, predicted = info.actual, info.predicted
+    total = info.actual_bytes or info.predicted_bytes
+    yield _heading("Memory", f"{size(total)} of {size(info.free_bytes)}" if total else "-", width)
+    if actual is not None:
+        yield _stacked(actual, info.free_bytes, width, "actual", "actual_bytes")
+    if predicted is not None:
+        yield _stacked(predicted, info.free_bytes, width, "planned", "predicted_bytes")
+    shown = actual or predicted
+    if shown is None:
+        return
+    for label, name, style in _MEMORY:
+        now = getattr(shown, name)
+        planned = getattr(predicted, name) if predicted is not None else -1
+        beside = f"  planned {size(planned)}" if actual is not None and planned >= 0 else ""
+        value = "-" if now < 0 else size(now)
+        space = max(1, width - 2 - len(label) - len(value) - len(beside))
+        yield Row(
+            (
+                Piece("█ ", style),
+                Piece(label, "quiet"),
+                Piece(" " * space),
+                Piece(value),
+                Piece(beside, "quiet"),
+            ),
+            name,
+        )
+    left = info.free_bytes - total
+    if info.free_bytes:
+        yield _line("· left over", size(max(0, left)), "free_bytes", width)
+
+
+def _stacked(parts: MemoryParts, free: int, width: int, label: str, figure: str) -> Row:
+    """Weights, KV, buffers and what stays free, as one bar."""
+    room = width - len(label) - 1
+    counts = [max(0, getattr(parts, name)) for _, name, _ in _MEMORY]
+    counts.append(max(0, free - sum(counts)))
+    cells = shares(counts, room)
+    styles = [style for _, _, style in _MEMORY]
+    pieces = [Piece("█" * n, style) for n, style in zip(cells[:-1], styles, strict=True) if n]
+    pieces += [Piece("·" * cells[-1], "quiet"), Piece(f" {label}", "quiet")]
+    return Row(tuple(pieces), figure)
+
+
+# ---------------------------------------------------------------------------- KV
+
+
+def _kv(live: Live, width: int) -> Iterator[Row]:
+    used, total = live.kv
+    if not total:
+        return
+    now = live.figures or (live.stats.now if live.stats else None)
+    if live.stats is not None and not live.busy:
+        now = live.stats.now
+    yield _heading("KV cache", f"{figures.kv_share(used, total)}", width)
+    shared = now.kv_shared_tokens if now else 0
+    cached = now.kv_cached_tokens if now else 0
+    parked = now.kv_parked_tokens if now else 0
+    cells = shares([used, cached, max(0, total - used - cached)], width)
+    yield Row(
+        (
+            Piece("█" * cells[0], "kv"),
+            Piece("▒" * cells[1], "kv"),
+            Piece("·" * cells[2], "quiet"),
+        ),
+        "kv_total_tokens",
+    )
+    yield _line("live", f"{used:,} tok", "kv_used_tokens", width)
+    yield _line("  shared of it", f"{shared:,} tok", "kv_shared_tokens", width)
+    yield _line("cached", f"{cached:,} tok", "kv_cached_tokens", width)
+    yield _line("parked in RAM", f"{parked:,} tok", "kv_parked_tokens", width)
+    if live.stats is not None and live.stats.evictions:
+        yield _line("evictions", f"{live.stats.evictions:,}", "evictions", width)
+
+
+# ---------------------------------------------------------------------------- speed
+
+
+def _speed(live: Live, width: int) -> Iterator[Row]:
+    rate = live.decode_tokens_per_s
+    times = live.stats.tpot_ms if live.stats else ()
+    if live.ttft_s is None and rate is None and not times:
+        return
+    yield _heading("Speed", live.state, width)
+    yield _line("TTFT", f"{figures.number(live.ttft_s, 2)} s", "ttft_s", width)
+    yield _line(
+        "decode", f"{figures.number(rate, 1)} tok/s", "decode_tokens_per_s", width, "figure"
+    )
+    spark = sparkline(live.rates, width)
+    if spark:
+        yield Row((Piece(spark, "spark"),), "decode_tokens_per_s")
+    done = live.done
+    if done is not None and done.timings.prefill_tokens_per_s is not None:
+        prefill = figures.number(done.timings.prefill_tokens_per_s, 1)
+        yield _line("prefill", f"{prefill} tok/s", "prefill_tokens_per_s", width)
+    for name, value in _percentiles(live, times):
+        yield _line(f"TPOT {name}", f"{figures.number(value, 1)} ms", f"tpot_ms_{name}", width)
+    drawn, low, high = histogram(times, width)
+    if drawn:
+        yield Row((Piece(drawn, "spark"),), "tpot_ms")
+        left, right = f"{low:.1f}", f"{high:.1f} ms"
+        space = " " * max(1, width - len(left) - len(right))
+        yield Row((Piece(left + space + right, "quiet"),), "tpot_ms")
+
+
+def _percentiles(live: Live, times: Sequence[float]) -> Iterator[tuple[str, float | None]]:
+    """Of the last request once it is over, else of the tokens told last."""
+    done = live.done.timings if live.done else None
+    for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
+        yield name, getattr(done, f"tpot_ms_{name}") if done else figures.percentile(times, share)
+
+
+# ---------------------------------------------------------------------------- speculation, prefix, engine
+
+
+def _speculation(live: Live, width: int) -> Iterator[Row]:
+    accepted, drafted = live.drafts
+    off = live.figures.speculation_off if live.figures else ""
+    off = live.done.speculation.off if live.done else off
+    if not drafted and not off:
+        return
+    share = figures.acceptance(drafted, accepted)
+    yield _heading("Speculation", "off" if off and not drafted else "on", width)
+    if drafted:
+        value = f"{accepted}/{drafted} ({percent(accepted, drafted)})" if share is not None else "-"
+        yield _line("accepted", value, "acceptance", width)
+        yield Row((Piece(bar(accepted, drafted, width), "bar"),), "acceptance")
+    stats = live.stats
+    if stats is not None and stats.draft_steps:
+        length = f"{stats.accepted / stats.draft_steps:.2f} tok"
+        yield _line("mean accepted", length, "accepted_length", width)
+    if live.done is not None and live.done.speculation.speedup is not None:
+        yield _line("net gain", f"× {live.done.speculation.speedup:.2f}", "speedup", width)
+    if off:
+        yield from _words(off, "speculation_off", width)
+
+
+def _prefix(live: Live, width: int) -> Iterator[Row]:
+    prefill = live.prefill
+    if prefill is None:
+        return
+    yield _heading("Prefix cache", f"{prefill.cached:,}/{prefill.total:,} tok", width)
+    yield Row((Piece(bar(prefill.cached, prefill.total, width), "bar"),), "cached_tokens")
+    if prefill.why_missed:
+        yield from _words(f"missed: {prefill.why_missed}", "why_missed", width)
+
+
+def _engine(live: Live, width: int) -> Iterator[Row]:
+    info, stats = live.info, live.stats
+    if info is None:
+        return
+    yield _heading("Engine", inert_line(info.backend), width)
+    yield _line("model", inert_line(info.model)[: width - 8], "fingerprint", width)
+    yield _line("context", f"{info.context_tokens:,} tok", "context_tokens", width)
+    yield _line("threads", f"{info.threads}", "threads", width)
+    yield _line("layers on the GPU", f"{info.gpu_layers}/{info.layers}", "gpu_layers", width)
+    if stats is not None:
+        yield from _clients(stats, width)
+
+
+def _clients(stats: EngineStats, width: int) -> Iterator[Row]:
+    yield _line("running", f"{stats.now.running}", "running", width)
+    yield _line("waiting", f"{stats.now.waiting}", "waiting", width)
+    for one in stats.requests:
+        who = inert_line(one.user) or "this chat"
+        value = f"{one.phase} {one.completion_tokens:,} tok, {one.age_s:.0f} s"
+        yield _line(f"  {who}"[: width - len(value) - 1], value, "running", width)

@@ -1,0 +1,133 @@
+"""The one quiet line of figures at the foot of the screen."""
+
+from typing import ClassVar, Final, NamedTuple
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+from localchat.figures import kv_share, number
+from localchat.inert import inert_line
+from localchat.tui.live import Live
+from localchat.tui.widgets.drawing import bar, sparkline
+
+_KV_CELLS: Final = 6
+_SPARK_CELLS: Final = 12
+
+
+class Part(NamedTuple):
+    """A piece of the line. `style`: a component class without its prefix; `rank`: the higher, the sooner it
+    is left out where the line is short."""
+
+    text: str
+    style: str = "quiet"
+    rank: int = 0
+    glued: bool = False
+
+
+_MARKS: Final = {
+    "starting": ("◌", "wait"),
+    "ready": ("●", "ready"),
+    "sent": ("○", "wait"),
+    "queued": ("◌", "wait"),
+    "loading": ("◔", "wait"),
+    "prefill": ("◑", "busy"),
+    "thinking": ("◕", "busy"),
+    "writing": ("●", "busy"),
+    "broken": ("●", "broken"),
+}
+
+
+def parts_of(live: Live) -> tuple[Part, ...]:
+    """What the line says, in order."""
+    mark, style = _MARKS[live.state]
+    found = [Part(mark, style), Part(live.words, "state", glued=True)]
+    if live.pulling:
+        found.append(Part(live.pulling, "busy", 6))
+    if live.ttft_s is not None:
+        found.append(Part(f"TTFT {number(live.ttft_s, 2)} s", rank=3))
+    if live.decode_tokens_per_s is not None:
+        found.append(Part(f"{number(live.decode_tokens_per_s, 1)} tok/s", "figure", 1))
+        spark = sparkline(live.rates, _SPARK_CELLS)
+        if spark:
+            found.append(Part(spark, "spark", 8, glued=True))
+    used, total = live.kv
+    if total:
+        found.append(Part(f"KV {kv_share(used, total)}", rank=2))
+        found.append(Part(bar(used, total, _KV_CELLS), "bar", 7, glued=True))
+    accepted, drafted = live.drafts
+    if drafted:
+        found.append(Part(f"drafts {accepted}/{drafted}", rank=5))
+    if live.where:
+        found.append(Part(live.where, rank=9))
+    return tuple(found)
+
+
+def fitted(parts: tuple[Part, ...], width: int) -> tuple[Part, ...]:
+    """The parts that fit into `width` cells, the least important left out first."""
+    kept = list(parts)
+    while _length(kept) > width and any(part.rank for part in kept):
+        kept.remove(max(kept, key=lambda part: part.rank))
+    return tuple(kept)
+
+
+def _length(parts: list[Part]) -> int:
+    return sum(len(part.text) + (1 if part.glued else 3) for part in parts)
+
+
+class StatusLine(Widget):
+    """Paints one row; asked to again only where its text is another one."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        "status--quiet",
+        "status--state",
+        "status--figure",
+        "status--spark",
+        "status--bar",
+        "status--ready",
+        "status--wait",
+        "status--busy",
+        "status--broken",
+    }
+
+    def __init__(self, live: Live, *, id: str) -> None:  # noqa: A002 - textual's word
+        super().__init__(id=id)
+        self._live = live
+        self._shown: tuple[Part, ...] = ()
+        self.hint = ""
+
+    def follow(self, live: Live) -> None:
+        """Draw these figures from now on."""
+        self._live = live
+        self.changed()
+
+    def changed(self) -> None:
+        """The figures may be other ones."""
+        parts = fitted(parts_of(self._live), self.size.width - 2)
+        if parts != self._shown:
+            self._shown = parts
+            self.refresh(Region(0, 0, self.size.width, 1))
+
+    def on_resize(self) -> None:
+        self._shown = ()
+        self.changed()
+
+    def render_line(self, y: int) -> Strip:
+        width = self.size.width
+        base = self.rich_style
+        if y:
+            return Strip.blank(width, base)
+        segments = [Segment(" ", base)]
+        for at, part in enumerate(self._shown):
+            if at:
+                segments.append(Segment(" " if part.glued else "   ", base))
+            style: Style = self.get_component_rich_style(f"status--{part.style}")
+            segments.append(Segment(inert_line(part.text), style))
+        used = sum(segment.cell_length for segment in segments)
+        room = width - used - len(self.hint) - 1
+        if self.hint and room > 2:
+            style = self.get_component_rich_style("status--quiet")
+            segments += [Segment(" " * room, base), Segment(self.hint, style)]
+        return Strip(segments).adjust_cell_length(width, base)

@@ -1,0 +1,68 @@
+"""What stands where nothing was said yet: who answers, what one can do, and what fits this machine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from textual import events
+from textual.content import Content
+from textual.message import Message
+from textual.widget import Widget
+
+from localchat.inert import inert_line
+from localchat.tui.blocks import Offer
+
+
+class Welcome(Widget):
+    """Lines in the middle of the screen. `offers` are taken by a click or their number."""
+
+    @dataclass
+    class Taken(Message):
+        """An offer was chosen."""
+
+        action: str
+
+    def __init__(self, *, id: str) -> None:  # noqa: A002 - textual's word
+        super().__init__(id=id)
+        self.greeting: tuple[str, ...] = ()
+        self.offers: tuple[Offer, ...] = ()
+        self._offer_rows: dict[int, int] = {}
+
+    def tell(self, greeting: Sequence[str], offers: Sequence[Offer] = ()) -> None:
+        """Say this. The first line is the largest."""
+        self.greeting, self.offers = tuple(greeting), tuple(offers)
+        self.refresh(layout=True)
+
+    def take(self, number: int) -> None:
+        """Choose an offer, counted from 1."""
+        if 1 <= number <= len(self.offers):
+            self.post_message(self.Taken(self.offers[number - 1].action))
+
+    def on_click(self, event: events.Click) -> None:
+        self.take(self._offer_rows.get(event.y, 0))
+
+    def render(self) -> Content:
+        width = max(10, self.size.width - 2)
+        lines: list[Content] = [
+            Content.assemble(("localchat", "bold $primary")),
+            Content(""),
+            *(
+                Content.styled(inert_line(line)[:width], "$foreground 60%")
+                for line in self.greeting
+            ),
+        ]
+        first = len(lines) + 1
+        if self.offers:
+            lines.append(Content(""))
+        for number, offer in enumerate(self.offers, 1):
+            text = inert_line(offer.label)[: width - 8]
+            lines.append(Content.assemble((f" alt+{number} ", "bold $accent"), f" {text}"))
+        above = max(0, (self.size.height - len(lines)) // 2)
+        self._offer_rows = {above + first + n: n + 1 for n in range(len(self.offers))}
+        return Content("\n" * above) + Content("\n").join(_centred(lines, self.size.width))
+
+
+def _centred(lines: Sequence[Content], width: int) -> list[Content]:
+    """All lines moved to the right alike, so that the widest stands in the middle."""
+    widest = max((line.cell_length for line in lines), default=0)
+    before = " " * max(1, (width - widest) // 2)
+    return [Content(before) + line for line in lines]

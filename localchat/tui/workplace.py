@@ -1,0 +1,45 @@
+"""What the screen is given from outside: folders, the environment, how a model is settled and opened."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from localchat.paths import Paths
+from localchat.settings import Settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from localchat.engine.local import EngineOptions
+    from localchat.engine.request import GenerateRequest, Prompt
+    from localchat.fit.plan import LoadWish, MemoryPlan
+    from localchat.library.locate import LocatedModel
+    from localchat.tui.engines import OpenEngine
+
+
+class Settled(NamedTuple):
+    """A model that exists, the settings in force for it, how its engine is opened, and what opens it."""
+
+    model: "LocatedModel"
+    settings: Settings
+    options: "EngineOptions"
+    open_engine: "OpenEngine"
+
+
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    """settle(word, changes): the model that a word means (None: the one the command named) under the flags of
+    the command and the changes made since, by key; raises ModelMissing, UsageError. plan: what a load with
+    this wish would take of this machine, read from the header alone; raises LocalchatError. remember(model):
+    it answered, and is the next run's;
+    raises OSError. keys: the `[keys]` table of the settings file.
+    history_file: None where nothing is kept on the disk."""
+
+    paths: Paths
+    environ: Mapping[str, str]
+    settle: "Callable[[str | None, Mapping[str, str]], Settled]"
+    request: "Callable[[Settings, Prompt], GenerateRequest]"
+    plan: "Callable[[Settled, LoadWish], MemoryPlan]"
+    remember: "Callable[[LocatedModel], None]"
+    keys: Mapping[str, str]
+    history_file: "Path | None"

@@ -1,0 +1,27 @@
+"""A twentieth of scripts/check_schemas.py: what the guide answers under generated JSON Schemas."""
+
+from pathlib import Path
+
+from localchat.engine.local import EngineOptions, LocalEngine
+from scripts.schemas.answers import judged
+from scripts.schemas.generator import schema
+
+GUIDE = Path(__file__).parents[2] / "localchat" / "guide" / "guide.gguf"
+
+
+def test_answers_end_in_time_and_are_valid() -> None:
+    engine = LocalEngine(
+        EngineOptions(model=GUIDE, context_tokens=4096, threads=1, max_slots=8, audit=True),
+        say=lambda sentence: None,
+    )
+    try:
+        answers = list(judged(engine, range(100, 110)))
+    finally:
+        engine.close()
+    assert [one.fault for one in answers] == [""] * 10
+    assert sum(one.finished for one in answers) >= 9
+
+
+def test_a_number_names_a_schema() -> None:
+    assert schema(7) == schema(7)
+    assert schema(7) != schema(8)

@@ -1,0 +1,166 @@
+"""Headers of models on a hub, read by ranges alone."""
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localchat.errors import ModelInvalid, NetworkError
+from localchat.fit.checkpoint import Checkpoint, Unloaded, read_checkpoint
+from localchat.fit.gguf_header import Header
+from localchat.fit.header import read_header
+from localchat.library import remote
+from localchat.library.hub import Hub
+from localchat.library.names import parse
+from localchat.library.patience import Patience
+from localchat.library.pull import look_up
+from localchat.library.remote import look_into
+from tests.fake_hub import FakeHub, Fault
+from tests.gguf_files import Q4_0, Size, llama, write_split
+from tests.localchat_cuda.test_localchat_cuda_config import QWEN25
+
+LARGE = Size(layers=4, width=512, heads=8, feed_forward=2048, vocab=40_000, code=Q4_0)
+
+
+class Looker:
+    """Looks into a repository; `waits` and what the hub counted tell the rest."""
+
+    def __init__(self, hub: FakeHub) -> None:
+        self.hub = hub
+        self.waits: list[float] = []
+
+    def __call__(self, word: str) -> Unloaded:
+        patience = Patience(tries=3, sleep=self.waits.append)
+        hub = Hub(self.hub.url, None, 5.0)
+        choice = look_up(parse(word, {}), hub, lambda _: None, patience)
+        return look_into(choice, hub, lambda _: None, patience)
+
+    def add(self, files: Mapping[str, bytes]) -> None:
+        self.hub.add("maker/Model", files)
+
+
+@pytest.fixture
+def look(hub: FakeHub) -> Looker:
+    return Looker(hub)
+
+
+def safetensors(tensors: Mapping[str, tuple[str, tuple[int, ...], int]]) -> bytes:
+    entries: dict[str, Any] = {}
+    place = 0
+    for name, (dtype, shape, size) in tensors.items():
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [place, place + size]}
+        place += size
+    head = json.dumps(entries).encode()
+    return struct.pack("<Q", len(head)) + head + bytes(place)
+
+
+SHARDS = {
+    "model-00001-of-00002.safetensors": safetensors({"a": ("BF16", (600, 1000), 1_200_000)}),
+    "model-00002-of-00002.safetensors": safetensors({"b": ("BF16", (300, 1000), 600_000)}),
+}
+
+
+def test_a_gguf_is_known_by_its_first_bytes(look: Looker, hub: FakeHub, tmp_path: Path) -> None:
+    whole = llama(LARGE).encode()
+    look.add({"model-q4_0.gguf": whole})
+    found = look("maker/Model")
+    assert isinstance(found, Header)
+    (tmp_path / "m.gguf").write_bytes(whole)
+    local = read_header(tmp_path / "m.gguf")
+    assert (found.metadata, found.tensors) == (local.metadata, local.tensors)
+    assert hub.sent < len(whole) / 4
+    assert all("Range" in one.headers for one in hub.requests("header"))
+    assert not hub.requests("store")
+
+
+def test_all_parts_of_a_split_model_count(look: Looker, tmp_path: Path) -> None:
+    parts = write_split(tmp_path, "model-q4_k_m", 3, Size(layers=4))
+    look.add({part.name: part.read_bytes() for part in parts})
+    found = look("maker/Model")
+    local = read_header(parts[0])
+    assert isinstance(found, Header)
+    assert found.tensors == local.tensors
+    assert found.file_bytes == local.file_bytes
+
+
+def test_a_part_of_another_model_is_refused(look: Looker, tmp_path: Path) -> None:
+    one, two = write_split(tmp_path, "model-q4_k_m", 2, Size(layers=4))
+    look.add({one.name: one.read_bytes(), two.name: one.read_bytes()})
+    with pytest.raises(ModelInvalid, match="part 2 of 2"):
+        look("maker/Model")
+
+
+def test_a_checkpoint_is_known_by_its_config_and_headers(
+    look: Looker, hub: FakeHub, tmp_path: Path
+) -> None:
+    files = {"config.json": json.dumps(QWEN25).encode(), **SHARDS}
+    look.add(files)
+    found = look("maker/Model")
+    for name, body in files.items():
+        (tmp_path / name).write_bytes(body)
+    local = read_checkpoint(tmp_path)
+    assert isinstance(found, Checkpoint)
+    assert found.config == local.config == QWEN25
+    assert found.weights_bytes == local.weights_bytes == 1_800_000
+    assert found.quantization == local.quantization == "BF16"
+    assert hub.sent < 700_000
+
+
+def test_a_server_that_fails_is_asked_again(look: Looker, hub: FakeHub) -> None:
+    look.add({"model-q4_0.gguf": llama(Size()).encode()})
+    hub.faults += [Fault("header", 503), Fault("header", 429, {"Retry-After": "7"})]
+    assert look("maker/Model").weights_bytes
+    assert look.waits == [1.0, 7.0]
+    hub.faults += [Fault("header", cut_after=100)]
+    assert look("maker/Model").weights_bytes
+    hub.faults += [Fault("header", 503)] * 3
+    with pytest.raises(NetworkError, match="503"):
+        look("maker/Model")
+
+
+def test_a_server_that_ignores_ranges_is_borne_up_to_a_bound(
+    look: Looker, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = llama(LARGE).encode()
+    look.add({"model-q4_0.gguf": whole})
+    hub.faults += [Fault("header", no_range=True)] * 20
+    assert look("maker/Model").weights_bytes
+    hub.faults.clear()
+    monkeypatch.setattr(remote, "MOST_IGNORED_BYTES", 300_000)
+    hub.faults += [Fault("header", no_range=True)] * 20
+    with pytest.raises(NetworkError, match="ignores ranges"):
+        look("maker/Model")
+
+
+def test_a_wrong_range_is_refused(look: Looker, hub: FakeHub) -> None:
+    look.add({"model-q4_0.gguf": llama(Size()).encode()})
+    hub.faults.append(Fault("header", content_range="bytes 5-99/1000000"))
+    with pytest.raises(NetworkError, match="another part"):
+        look("maker/Model")
+
+
+def test_a_header_without_end_is_given_up(look: Looker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "MOST_BYTES", 400_000)
+    look.add({"model-q4_0.gguf": llama(LARGE).encode()})
+    with pytest.raises(ModelInvalid, match=r"goes on after 400\.0 kB"):
+        look("maker/Model")
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({"model-q4_0.gguf": b"<html>" + bytes(2000)}, "HTML"),
+        ({"model.safetensors": b"x", "tokenizer.json": b"{}"}, "has no config.json"),
+        ({"model.safetensors": b"x" * 99, "config.json": b"[]"}, "no JSON object"),
+        ({"model.safetensors": b"x" * 99, "config.json": b"{}"}, "claims"),
+    ],
+)
+def test_what_is_no_model_is_said_to_be_none(
+    look: Looker, files: Mapping[str, bytes], told: str
+) -> None:
+    look.add(files)
+    with pytest.raises(ModelInvalid, match=told):
+        look("maker/Model")

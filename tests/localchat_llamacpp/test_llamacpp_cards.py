@@ -1,0 +1,56 @@
+"""Graphics cards that only the library knows: AMD, Intel, integrated."""
+
+import subprocess
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from localchat.fit.machine import Gpu, Machine
+from localchat_llamacpp.cards import look, with_cards
+from localchat_llamacpp.rebuild import Device
+
+GB = 10**9
+MACHINE = Machine("x", frozenset(), 8, 32 * GB, 28 * GB)
+CPU = Device("CPU", "Ryzen", "cpu", 28 * GB, 32 * GB)
+RADEON = Device("Vulkan0", "RX 7900", "gpu", 22 * GB, 24 * GB)
+INSIDE = Device("Vulkan1", "Radeon 780M", "igpu", 14 * GB, 16 * GB)
+
+
+def test_cards_with_memory_of_their_own_are_taken() -> None:
+    found = with_cards(MACHINE, [CPU, RADEON, INSIDE])
+    assert found.gpus == (Gpu(0, "RX 7900", 24 * GB, 22 * GB),)
+    assert not found.unified_memory
+
+
+def test_an_integrated_gpu_alone_shares_the_ram() -> None:
+    found = with_cards(MACHINE, [CPU, INSIDE])
+    assert found.unified_memory and not found.gpus
+
+
+def test_what_is_known_already_stays() -> None:
+    known = replace(MACHINE, gpus=(Gpu(0, "H200", 141 * GB, 140 * GB),))
+    assert with_cards(known, [RADEON]) is known
+    assert with_cards(MACHINE, [CPU]) is MACHINE
+
+
+def test_only_a_build_for_gpus_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def run(command: object, **_: object) -> object:
+        asked.append(command)
+        device = '{"name":"V","description":"RX","kind":"gpu","free_bytes":2,"total_bytes":3}'
+        return SimpleNamespace(stdout=f"[{device}]")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr("localchat_llamacpp.cards.can_offload", lambda: False)
+    assert look(MACHINE) is MACHINE and not asked
+    monkeypatch.setattr("localchat_llamacpp.cards.can_offload", lambda: True)
+    assert look(MACHINE).gpus == (Gpu(0, "RX", 3, 2),)
+    look(replace(MACHINE, unified_memory=True))
+    assert len(asked) == 1
+
+
+def test_the_real_library_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localchat_llamacpp.cards.can_offload", lambda: True)
+    assert look(MACHINE).cores == MACHINE.cores

@@ -1,0 +1,278 @@
+"""Grammars of answers: reasoning, tool calls and forms together, in every family's syntax; limits; endings."""
+
+import json
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+
+from localchat.chatformat import ChatFormat, chat_format
+from localchat.engine.request import GenerateRequest, Grammar, Message, Messages, Text
+from localchat.errors import UsageError
+from localchat.loop import grammar as grammar_module
+from localchat.loop.answer_grammar import answer_grammar
+from localchat.loop.closing import Endings
+from localchat.loop.grammar import Grammars, Wanted, wanted
+from localchat.loop.lexicon import lexicon
+from localchat.loop.scripted import VOCAB, Vocabulary
+from tests.chatformat.test_chatformat_calls import FORMS, TOOLS
+
+TOKENIZER = Vocabulary()
+LEXICON = lexicon(TOKENIZER)
+GRAMMARS = Grammars(TOKENIZER)
+SCHEMA = Grammar(
+    "json_schema",
+    '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], '
+    '"additionalProperties": false}',
+)
+SIGNS = {
+    "hermes": "<tool_call>",
+    "llama3": '{"name": function name, "parameters"',
+    "mistral": "[TOOL_CALLS][ARGS]",
+    "mistral-list": "[TOOL_CALLS]",
+    "deepseek-r1": "<｜tool▁sep｜>```json",
+    "deepseek-v3.1": "<｜tool▁sep｜>",
+    "phi": "<|tool_call|>",
+    "qwen3-coder": "<function=<parameter=",
+}
+ONE = {
+    **FORMS,
+    "llama3": '{"name": "get_weather", "parameters": {"town": "Köln", "days": 3}}',
+    "mistral-list": '[TOOL_CALLS][{"name": "get_weather", "arguments": {"town": "Köln", "days": 3}}, '
+    '{"name": "get_time", "arguments": {}}]',
+    "phi": '<|tool_call|>[{"name": "get_weather", "arguments": {"town": "Köln", "days": 3}}, '
+    '{"name": "get_time", "arguments": {}}]<|/tool_call|>',
+}
+
+
+def template(sign: str, end: str = "") -> ChatFormat:
+    said = f"{{% if tools %}}{{{{ {sign!r} }}}}{{% endif %}}"
+    return chat_format(said + "{{ messages[0].content }}" + end)
+
+
+def whole(chat: ChatFormat, text: str, grammar: Grammar | None = None, **fields: Any) -> bool:
+    """Whether a whole answer may be `text`."""
+    prompt = Messages((Message("user", "hi"),), **fields)
+    request = GenerateRequest(prompt, grammar=grammar)
+    source = answer_grammar(request, chat.render(prompt), chat, TOKENIZER)
+    assert source is not None
+    GRAMMARS.constraint(source, room=1000)
+    matcher = LLMatcher(LEXICON, source.source, log_level=0)
+    tokens = TOKENIZER.encode(text, special=True)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("style", SIGNS)
+def test_required_calls_are_written_as_the_family_writes_them(style: str) -> None:
+    chat = template(SIGNS[style])
+    assert chat.calls.name == style
+    assert whole(chat, ONE[style], tools=TOOLS, tool_choice="required")
+    assert not whole(chat, "Hello.", tools=TOOLS, tool_choice="required")
+    assert (
+        not whole(chat, ONE[style].replace("Köln", "Köln\\q"), tools=TOOLS, tool_choice="required")
+        or style == "qwen3-coder"
+    )
+    assert not whole(chat, ONE[style].replace("get_", "got_"), tools=TOOLS, tool_choice="required")
+
+
+@pytest.mark.parametrize("style", [style for style in SIGNS if style != "llama3"])
+def test_calls_are_one_or_several_and_of_the_tool_that_was_named(style: str) -> None:
+    chat = template(SIGNS[style])
+    assert not whole(
+        chat, ONE[style], tools=TOOLS, tool_choice="required", parallel_tool_calls=False
+    )
+    assert not whole(chat, ONE[style], tools=TOOLS, tool_choice="get_time")
+
+
+@pytest.mark.parametrize("style", SIGNS)
+def test_an_answer_of_a_form_or_calls_where_both_are_asked(style: str) -> None:
+    chat = template(SIGNS[style])
+    call = ("<|python_tag|>" if style == "llama3" else "") + ONE[style]
+    assert whole(chat, '{"a": 1}', SCHEMA, tools=TOOLS)
+    assert whole(chat, call, SCHEMA, tools=TOOLS)
+    assert not whole(chat, "Hello.", SCHEMA, tools=TOOLS)
+    assert not whole(chat, call, SCHEMA, tools=TOOLS, tool_choice="none")
+    assert not whole(chat, '{"a": 1}', SCHEMA, tools=TOOLS, tool_choice="required")
+
+
+@pytest.mark.parametrize("style", SIGNS)
+def test_strict_tools_leave_text_free_and_bind_calls(style: str) -> None:
+    chat = template(SIGNS[style])
+    tools = ({**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1])
+    assert whole(chat, "Hello, {you} <there>!\n", tools=tools)
+    assert whole(chat, ONE[style], tools=tools)
+    assert not whole(chat, ONE[style].replace("days", "nights"), tools=tools) or style not in (
+        "qwen3-coder",
+    )
+    if style != "llama3":
+        assert whole(chat, f"Look:\n{ONE[style]}\nDone.", tools=tools)
+
+
+def test_tools_bind_nothing_where_nobody_asks() -> None:
+    chat = template(SIGNS["hermes"])
+    prompt = Messages((Message("user", "hi"),), tools=TOOLS)
+    assert answer_grammar(GenerateRequest(prompt), chat.render(prompt), chat, TOKENIZER) is None
+    assert answer_grammar(GenerateRequest(Text("x")), None, chat, TOKENIZER) is None
+
+
+def test_a_model_may_reason_before_it_is_bound() -> None:
+    thinks = template("<think></think>")
+    assert whole(thinks, '{"a": 1}', SCHEMA)
+    assert whole(thinks, '<think>what {now}</think>\n\n{"a": 1}', SCHEMA)
+    assert not whole(thinks, "<think>what {now}</think>\n\nHello", SCHEMA)
+    assert not whole(thinks, "<think>what", SCHEMA)
+    assert not whole(template("x"), '<think>a</think>{"a": 1}', SCHEMA)
+
+
+def test_reasoning_that_the_template_opened_or_closed_is_known() -> None:
+    opened = template("", "<think>\n")
+    assert whole(opened, 'so</think>{"a": 1}', SCHEMA)
+    assert not whole(opened, '{"a": 1}', SCHEMA)
+    closed = template("", "<think>\n\n</think>\n\n")
+    assert whole(closed, '{"a": 1}', SCHEMA)
+    assert not whole(closed, '<think>so</think>{"a": 1}', SCHEMA)
+
+
+def test_tags_that_are_no_control_tokens_are_text() -> None:
+    chat = template("[THINK][/THINK]")
+    assert whole(chat, '[THINK]so[/THINK]{"a": 1}', SCHEMA)
+    assert not whole(chat, '[THINK]so{"a": 1}', SCHEMA)
+
+
+def test_an_error_names_the_tool() -> None:
+    bad = {"name": "draw", "parameters": {"type": "object", "properties": {"x": {"type": "ink"}}}}
+    chat = template(SIGNS["hermes"])
+    with pytest.raises(UsageError, match=r"the parameters of the tool 'draw' cannot be used.*ink"):
+        whole(chat, "x", tools=(*TOOLS, bad), tool_choice="required")
+
+
+def test_a_compilation_that_takes_too_long_is_refused_and_blocks_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = grammar_module._build
+
+    def slow(words: Any, source: str) -> Any:
+        if "slow" in source:
+            time.sleep(0.3)
+        return real(words, source)
+
+    monkeypatch.setattr(grammar_module, "_build", slow)
+    monkeypatch.setattr(grammar_module, "COMPILE_S", 0.1)
+    grammars = Grammars(TOKENIZER)
+    with pytest.raises(UsageError, match=r"the regular expression takes more than 0\.1 s"):
+        grammars.constraint(wanted(Grammar("regex", "slow")), room=9)
+    assert grammars.constraint(wanted(Grammar("regex", "quick")), room=9).forced is not None
+
+
+def test_a_schema_may_say_how_its_json_is_written() -> None:
+    loose = Grammar("json_schema", '{"enum": [[1, 2]], "x-guidance": {"item_separator": ","}}')
+    source = wanted(loose)
+    matcher = LLMatcher(LEXICON, source.source, log_level=0)
+    assert matcher.try_consume_tokens(list(b"[1,2]")) == 5
+
+
+# ---------------------------------------------------------------------------- one choice
+
+
+def test_what_is_forced_comes_without_a_mask_and_what_is_not_is_refused() -> None:
+    one = GRAMMARS.constraint(wanted(Grammar("regex", "abc(d|e)f")), room=50)
+    said = []
+    while one.forced is not None:
+        said.append(one.forced)
+        assert one.take(one.forced)
+    assert bytes(said) == b"abc"
+    (words,) = one.masks(())
+    assert np.flatnonzero(
+        np.unpackbits(np.frombuffer(words(), np.uint8), bitorder="little")
+    ).tolist() == [ord("d"), ord("e")]
+    assert len(words()) == 4 * ((VOCAB + 31) // 32)
+    ends = []
+    for token in b"df":
+        assert one.take(token)
+        ends.append(one.ended)
+    assert ends == [False, True]
+    other = GRAMMARS.constraint(wanted(Grammar("regex", "[ab]c")), room=50)
+    assert not other.take(ord("x"))
+    assert other.error
+
+
+def test_drafts_are_cut_where_the_grammar_ends_and_leave_no_trace() -> None:
+    one = GRAMMARS.constraint(wanted(Grammar("regex", "[ab]+cd[0-9]")), room=50)
+    assert bytes(one.cut(list(b"abacd7x"))) == b"abacd7"
+    assert bytes(one.cut(list(b"abx"))) == b"ab"
+    assert bytes(one.cut(list(b"abcx"))) == b"abc"
+    masks = [words() for words in one.masks(tuple(b"abacd"))]
+    assert len(masks) == 6
+    assert one.take(ord("a"))
+    assert one.forced is None
+
+
+def test_a_text_without_end_is_forced_in_portions() -> None:
+    one = GRAMMARS.constraint(wanted(Grammar("regex", "a{1000}b")), room=2000)
+    for _ in range(1000):
+        assert one.forced == ord("a")
+        one.take(ord("a"))
+    assert one.forced == ord("b")
+
+
+# ---------------------------------------------------------------------------- endings
+
+
+def ending(source: Wanted, said: str) -> str | None:
+    """The way to an end that is tried out."""
+    endings = Endings(TOKENIZER)
+    matcher = LLMatcher(LEXICON, source.source, log_level=0)
+    assert matcher.consume_tokens(list(said.encode()))
+    steps = endings.steps(matcher, 100)
+    if steps is None:
+        return None
+    text = b""
+    for _ in range(steps):
+        words = endings.soonest(endings.allowed(matcher))
+        forced = matcher.compute_ff_tokens()
+        bits = np.unpackbits(np.frombuffer(words, np.uint8), bitorder="little")
+        token = forced[0] if forced else int(np.flatnonzero(bits)[-1])
+        text += bytes([token])
+        matcher.consume_token(token)
+    return text.decode()
+
+
+@pytest.mark.parametrize(
+    ("schema", "said", "end"),
+    [
+        ({"type": "string"}, '"some } text', '"'),
+        ({"type": "integer"}, "123", ""),
+        ({"type": "array", "items": {"type": "string"}}, '["a", "b', '"]'),
+        ({"type": "array", "items": {"type": "integer"}, "minItems": 2}, "[1", ", 9]"),
+        ({"$ref": "#/$defs/n", "$defs": {"n": {"type": "object", "properties": {
+            "v": {"type": "boolean"}, "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/n"}]}},
+            "required": ["v", "next"], "additionalProperties": False}}},
+         '{"v": true, "next": {"v": true, "next": ', "null}}"),
+        ({"type": "number", "exclusiveMinimum": 0.5, "maximum": 0.9}, "0.", "9"),
+    ],
+)  # fmt: skip
+def test_the_way_to_an_end_is_short(schema: dict[str, Any], said: str, end: str) -> None:
+    assert ending(wanted(Grammar("json_schema", json.dumps(schema))), said) == end
+
+
+def test_there_may_be_no_end_in_sight() -> None:
+    assert ending(wanted(Grammar("regex", "(ab){200}")), "ab") is None
+
+
+def allowed_behind(said: bytes, room: int) -> set[str]:
+    source = wanted(Grammar("json_schema", '{"type": "array", "items": {"type": "integer"}}'))
+    one = GRAMMARS.constraint(source, room=room)
+    for token in said:
+        one.masks(())[0]()
+        assert one.take(token)
+    words = np.frombuffer(one.masks(())[0](), np.uint8)
+    return {chr(bit) for bit in np.flatnonzero(np.unpackbits(words, bitorder="little"))}
+
+
+def test_nothing_changes_while_there_is_room_and_then_only_the_end_is_allowed() -> None:
+    assert allowed_behind(b"[1, 2, 3", 400) == set("0123456789,]")
+    assert allowed_behind(b"[", 20) == {"]"}
+    assert allowed_behind(b"[1, 2, 3", 45) == set("0123456789,]")
+    assert allowed_behind(b"[1", 26) == {"]"}

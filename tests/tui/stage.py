@@ -1,0 +1,309 @@
+"""The app on scripted engines: what its tests and its pictures share."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from textual.pilot import Pilot
+
+from localchat.chat.conversation import Conversation
+from localchat.engine.engine import EngineInfo, MemoryParts
+from localchat.engine.events import (
+    Accepted,
+    Done,
+    EngineStats,
+    Event,
+    Figures,
+    Finished,
+    Prefill,
+    Running,
+    Speculation,
+    Text,
+    Timings,
+    Usage,
+)
+from localchat.engine.local import EngineOptions
+from localchat.engine.request import GenerateRequest, Messages, Prompt, Sampling
+from localchat.engine.scripted import Answer, ScriptedEngine
+from localchat.engine.stream import Stream
+from localchat.errors import LocalchatError, ModelMissing
+from localchat.fit.plan import LoadWish, MemoryPlan
+from localchat.library.locate import LocatedModel
+from localchat.paths import Paths, find_paths
+from localchat.settings import SAMPLING_KEYS, Given, Settings, resolve
+from localchat.settings_file import read_settings
+from localchat.tui.app import ChatApp
+from localchat.tui.engines import Engines
+from localchat.tui.workplace import Settled, Workplace
+
+GB = 1_000_000_000
+DONE = Done(
+    usage=Usage(prompt_tokens=6200, cached_tokens=6144, completion_tokens=212),
+    timings=Timings(
+        load_s=1.2,
+        queue_s=0.0,
+        ttft_s=0.41,
+        prefill_tokens_per_s=312.5,
+        decode_tokens_per_s=62.04,
+        tpot_ms_p50=16.0,
+        tpot_ms_p95=20.2,
+        tpot_ms_p99=24.9,
+        total_s=3.9,
+    ),
+    kv_used_tokens=6412,
+    kv_total_tokens=32768,
+    speculation=Speculation(drafted=51, accepted=34, speedup=1.31),
+    fingerprint="f1",
+)
+INFO = EngineInfo(
+    model="qwen2.5:7b-q4_k_m",
+    path="/models/qwen.gguf",
+    backend="llamacpp",
+    architecture="qwen2",
+    quantization="Q4_K_M",
+    parameters=7_600_000_000,
+    context_tokens=32768,
+    context_train=131072,
+    kv_type="f16",
+    gpu_layers=0,
+    layers=29,
+    threads=8,
+    file_bytes=4_683_000_000,
+    predicted_bytes=int(6.9 * GB),
+    actual_bytes=int(6.7 * GB),
+    loaded=True,
+    safe_mode=False,
+    why="GGUF runs on llama.cpp",
+    fingerprint="f1",
+    predicted=MemoryParts(int(4.6 * GB), int(1.88 * GB), int(0.31 * GB), int(0.11 * GB)),
+    actual=MemoryParts(int(4.6 * GB), int(1.88 * GB), int(0.12 * GB), int(0.10 * GB)),
+    free_bytes=int(11.2 * GB),
+)
+STATS = EngineStats(
+    now=Figures(
+        phase="decode",
+        kv_used_tokens=6412,
+        kv_shared_tokens=2048,
+        kv_cached_tokens=9216,
+        kv_parked_tokens=1536,
+        kv_total_tokens=32768,
+        running=2,
+        waiting=0,
+    ),
+    steps=412,
+    drafted=51,
+    accepted=34,
+    draft_steps=19,
+    tpot_ms=tuple(13.0 + (n * 7919 % 97) ** 2 / 700 for n in range(300)),
+    requests=(Running("decode", 6200, 6144, 212, 3.4), Running("prefill", 900, 0, 0, 0.6, "serve")),
+)
+
+
+HOLD = Text(1, "hold")
+"""As the last event of an answer: what came before stays as it is, nothing comes any more."""
+
+
+@dataclass(slots=True)
+class StagedEngine(ScriptedEngine):
+    """A scripted engine that knows what it is, and counts tokens by four characters."""
+
+    about: EngineInfo = INFO
+    figures: EngineStats = STATS
+
+    def generate(self, request: GenerateRequest) -> Stream:
+        answer = self.script(request)
+        if answer.events[-1:] != (HOLD,):
+            script, self.script = self.script, lambda request: answer  # asked once, not twice
+            try:
+                return ScriptedEngine.generate(self, request)
+            finally:
+                self.script = script
+        self.requests.append(request)
+        stream = Stream(lambda: None)
+        for event in (Accepted(6200, 100, 7), *answer.events[:-1]):
+            stream.put(event)
+        return stream
+
+    def info(self) -> EngineInfo:
+        return self.about
+
+    def stats(self) -> EngineStats:
+        return self.figures
+
+    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+        return list(range(max(1, len(text) // 4)))
+
+
+def told(*pieces: str, done: Done = DONE, cached: int = 6144, total: int = 6200) -> Answer:
+    """An answer with figures that do not depend on the clock."""
+    events: list[Event] = [
+        Prefill(cached, cached, total),
+        Prefill(total, cached, total),
+        Figures("decode", ttft_s=0.41, kv_used_tokens=total, kv_total_tokens=32768),
+    ]
+    for n, piece in enumerate(pieces, 1):
+        events.append(Text(0, piece))
+        events.append(
+            Figures(
+                "decode",
+                ttft_s=0.41,
+                decode_tokens_per_s=55.0 + n % 9,
+                completion_tokens=n,
+                kv_used_tokens=total + n,
+                kv_total_tokens=32768,
+                drafted=3 * n,
+                accepted=2 * n,
+            )
+        )
+    return Answer(events=(*events, Finished(0, "stop"), done))
+
+
+Script = Callable[[GenerateRequest], Answer]
+
+
+@dataclass(slots=True)
+class Stage:
+    """One app with everything around it. `engines`: every engine that was opened, with its options."""
+
+    tmp: Path
+    script: Script = lambda request: Answer(("Hello ", "there."))
+    about: EngineInfo = INFO
+    changes: dict[str, object] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
+    models: tuple[str, ...] = ("tiny", "other")
+    environ: dict[str, str] = field(default_factory=dict)
+    conversation: Conversation = field(default_factory=Conversation)
+    refuse: LocalchatError | None = None
+    opened: list[tuple[EngineOptions, StagedEngine]] = field(default_factory=list)
+    remembered: list[str] = field(default_factory=list)
+    context_free_bytes: int = 11 * GB
+
+    @property
+    def paths(self) -> Paths:
+        return find_paths({**self.environ, "LOCALCHAT_DATA_DIR": str(self.tmp)})
+
+    @property
+    def engine(self) -> StagedEngine:
+        return self.opened[-1][1]
+
+    def open_engine(self, options: EngineOptions, say: Callable[[str], None]) -> StagedEngine:
+        if self.refuse is not None:
+            raise self.refuse
+        engine = StagedEngine(script=self.script, about=self.about)
+        self.opened.append((options, engine))
+        return engine
+
+    def settle(self, word: str | None, changes: Mapping[str, str]) -> Settled:
+        word = word or self.models[0]
+        if word not in self.models:
+            raise ModelMissing(
+                f"there is no model {word!r} here", hint="localchat pull fetches one"
+            )
+        base = {key: Given(value, "test") for key, value in self.changes.items()}
+        given = {key: Given(text, "/set") for key, text in changes.items()}
+        file = read_settings(self.paths.settings_file).layer()
+        settings = resolve(file, base, given).settings
+        path = self.tmp / f"{word}.gguf"
+        options = EngineOptions(
+            model=path,
+            name=word,
+            context_tokens=settings.context_length,
+            kv_type=settings.kv_cache_type,
+            max_slots=2,
+        )
+        return Settled(
+            LocatedModel(word, word, path, "test"),
+            settings,
+            options,
+            lambda say: self.open_engine(options, say),
+        )
+
+    def plan(self, settled: Settled, wish: LoadWish) -> MemoryPlan:
+        context = wish.context_tokens or 32768
+        kv_bytes = context * (57344 if wish.kv_type in (None, "f16") else 30464)
+        total = int(4.6 * GB) + kv_bytes + 230_000_000
+        return MemoryPlan(
+            backend="llamacpp",
+            weights_bytes=int(4.6 * GB),
+            kv_bytes=kv_bytes,
+            compute_bytes=120_000_000,
+            overhead_bytes=110_000_000,
+            free_bytes=self.context_free_bytes,
+            fits=total <= self.context_free_bytes,
+            context_tokens=context,
+            max_context_tokens=65536,
+            kv_type=wish.kv_type or "f16",
+            flash_attention=False,
+            gpu_layers=0,
+            cache_ram_bytes=0,
+            max_step_tokens=128,
+            layers=29,
+        )
+
+    def app(self) -> ChatApp:
+        workplace = Workplace(
+            paths=self.paths,
+            environ={"LOCALCHAT_DATA_DIR": str(self.tmp), **self.environ},
+            settle=self.settle,
+            request=request,
+            plan=self.plan,
+            remember=lambda model: self.remembered.append(model.word),
+            keys=self.keys,
+            history_file=self.tmp / "history.sqlite3",
+        )
+        settled = self.settle(None, {})
+        engines = Engines()
+        engines.open(settled.open_engine)
+        return ChatApp(workplace, settled, engines, self.conversation)
+
+    @asynccontextmanager
+    async def play(self, width: int = 80, height: int = 24) -> AsyncIterator[Pilot[int]]:
+        app = self.app()
+        async with app.run_test(size=(width, height), notifications=True, tooltips=True) as pilot:
+            app.chat.composer.editor.cursor_blink = False
+            await until(pilot, lambda: app.keeper.history is not None)
+            await until(pilot, lambda: app.session.live.info is not None or self.refuse is not None)
+            yield pilot
+        app.keeper.close()
+
+
+def request(settings: Settings, prompt: Prompt) -> GenerateRequest:
+    return GenerateRequest(
+        prompt=prompt,
+        sampling=Sampling(**{key: getattr(settings, key) for key in SAMPLING_KEYS}),
+        max_tokens=settings.max_tokens,
+    )
+
+
+async def until(pilot: Pilot[int], true: Callable[[], object], seconds: float = 10.0) -> None:
+    """Wait until something is true."""
+    for _ in range(int(seconds / 0.01)):
+        if true():
+            await pilot.pause()
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"it did not become true within {seconds:.0f} s")
+
+
+def app_of(pilot: Pilot[int]) -> ChatApp:
+    app = pilot.app
+    assert isinstance(app, ChatApp)
+    return app
+
+
+async def say(pilot: Pilot[int], text: str) -> None:
+    """Write a message, send it, and wait until it is answered."""
+    app = app_of(pilot)
+    app.chat.composer.write(text)
+    await pilot.pause()
+    await pilot.press("enter")
+    await pilot.pause()
+    await until(pilot, lambda: not app.session.busy)
+
+
+def sent(request: GenerateRequest) -> list[tuple[str, str]]:
+    """The messages of a request, as (role, content)."""
+    assert isinstance(request.prompt, Messages)
+    return [(each.role, each.content) for each in request.prompt.messages]

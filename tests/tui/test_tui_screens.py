@@ -1,0 +1,158 @@
+"""Screens, and what must outlive the program."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import Input
+
+from localchat.errors import LocalchatError
+from localchat.history.store import History
+from localchat.tui.blocks import NoticeBlock
+from localchat.tui.screens.dialog import ListDialog
+from tests.tui.stage import Stage, app_of, say, until
+
+Play = Callable[[Pilot[int]], Coroutine[Any, Any, None]]
+
+
+def play(stage: Stage, what: Play) -> None:
+    async def all_of_it() -> None:
+        async with stage.play() as pilot:
+            await what(pilot)
+
+    asyncio.run(all_of_it())
+
+
+async def command(pilot: Pilot[int], line: str) -> None:
+    """Write a command and send it, past its completions."""
+    app = app_of(pilot)
+    app.chat.composer.write(line)
+    await pilot.pause()
+    await pilot.press("enter")
+    await pilot.pause()
+
+
+def notices(pilot: Pilot[int]) -> list[str]:
+    blocks = app_of(pilot).chat.transcript.blocks
+    return [block.text for block in blocks if isinstance(block, NoticeBlock)]
+
+
+def dialog(pilot: Pilot[int]) -> ListDialog[Any]:
+    screen = pilot.app.screen
+    assert isinstance(screen, ListDialog)
+    return screen
+
+
+def test_history_is_searched_renamed_deleted_and_taken_back(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await say(pilot, "about rivers")
+        await command(pilot, "/new")
+        await pilot.pause()
+        await say(pilot, "about hills")
+        await until(pilot, lambda: len(app.keeper.history.list()) == 2)  # type: ignore[union-attr]
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: app.screen is not app.chat)
+        assert dialog(pilot).entries.option_count == 2
+        await pilot.press(*"rivers")
+        assert dialog(pilot).entries.option_count == 1
+        await pilot.press("ctrl+s")
+        dialog(pilot).query_one("#filter", Input).value = "Waters"
+        await pilot.press("enter")
+        assert any("Waters" in str(each.prompt) for each in dialog(pilot).entries.options)
+        await pilot.press("down", "down", "ctrl+x")
+        assert dialog(pilot).entries.option_count == 1
+        await pilot.press("ctrl+z")
+        assert dialog(pilot).entries.option_count == 2
+        await pilot.press(*"rivers", "enter")
+        await until(pilot, lambda: app.screen is app.chat)
+        await until(pilot, lambda: app.session.last_question().message.content == "about rivers")  # type: ignore[union-attr]
+        await pilot.press("up")
+        assert app.chat.composer.text == "about rivers"
+
+    play(Stage(tmp_path), what)
+
+
+def test_settings_are_written_with_their_comments(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.environ["LOCALCHAT_CONFIG"] = str(tmp_path / "settings.toml")
+    file = tmp_path / "settings.toml"
+    file.write_text("# mine\n[defaults]\ntemperature = 0.5 # warm\n")
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await pilot.press("f2")
+        await until(pilot, lambda: app.screen is not app.chat)
+        await pilot.press(*"temp", "enter", *"hot", "enter")
+        assert "a number from 0 to 10" in str(dialog(pilot).query_one("#about").render())
+        await pilot.press(*["backspace"] * 3, *"0.3", "enter")
+        assert file.read_text() == "# mine\n[defaults]\ntemperature = 0.3 # warm\n"
+        await pilot.press(*"theme", "enter", *"light", "enter", "escape")
+        await until(pilot, lambda: app.theme == "light")
+        await until(pilot, lambda: app.session.settled.settings.temperature == 0.3)
+
+    play(stage, what)
+
+
+def test_a_draft_comes_back(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+
+    async def write(pilot: Pilot[int]) -> None:
+        await pilot.press(*"half a th")
+        await pilot.pause()
+
+    async def find(pilot: Pilot[int]) -> None:
+        await until(pilot, lambda: app_of(pilot).chat.composer.text == "half a th")
+
+    play(stage, write)
+    play(Stage(tmp_path), find)
+
+
+def test_an_engine_that_cannot_be_opened_is_a_notice_with_its_hint(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        await until(pilot, lambda: notices(pilot))
+        assert "no room" in notices(pilot)[0]
+        assert "close something" in notices(pilot)[0]
+
+    play(Stage(tmp_path, refuse=LocalchatError("no room", hint="close something")), what)
+
+
+def test_the_own_editor_writes_the_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "editor.sh"
+    script.write_text('#!/bin/sh\nprintf "from outside" > "$1"\n')
+    script.chmod(0o755)
+    stage = Stage(tmp_path, environ={"EDITOR": str(script)})
+    from contextlib import contextmanager
+
+    from localchat.tui.app import ChatApp
+
+    monkeypatch.setattr(ChatApp, "suspend", contextmanager(lambda self: iter([None])))
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await pilot.press(*"draft", "ctrl+g")
+        await until(pilot, lambda: app.chat.composer.text == "from outside")
+
+    play(stage, what)
+
+
+def test_what_was_said_is_there_after_a_restart(tmp_path: Path) -> None:
+    async def talk(pilot: Pilot[int]) -> None:
+        await say(pilot, "remember me")
+
+    async def again(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        assert [getattr(block, "text", "") for block in app.chat.transcript.blocks] == [
+            "remember me",
+            "Hello there.",
+        ]
+
+    play(Stage(tmp_path), talk)
+    with History.open(tmp_path / "history.sqlite3") as history:
+        summary = history.last()
+        assert summary is not None
+        conversation = history.load(summary.id)
+    play(Stage(tmp_path, conversation=conversation), again)
