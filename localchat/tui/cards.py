@@ -20,7 +20,7 @@ from localchat.tui.blocks import (
 )
 from localchat.tui.markdown import Look, Piece, Row, layout
 from localchat.tui.markdown.code import highlight
-from localchat.tui.markdown.layout import code_rows
+from localchat.tui.markdown.layout import code_rows, plain_rows
 from localchat.tui.markdown.parser import split_long
 from localchat.tui.markdown.rows import EMPTY, MUTED, PLAIN
 from localchat.tui.markdown.wrap import wrap
@@ -30,6 +30,7 @@ WIDEST: Final = 104
 """Cells of text at most: longer lines are hard to read. Code and tables obey, too."""
 
 _INDENT: Final = Piece("  ", PLAIN)
+_BLANK: Final = Row((_INDENT,), 1)
 _SIGNS: Final = {"info": "●", "warning": "▲", "error": "✕"}
 _PREVIEW: Final = 3  # rows of a tool call's arguments while it is folded
 
@@ -89,7 +90,11 @@ def _user(block: UserBlock, width: int, opened: bool) -> Card:
     bar = Piece("▌ ", Look("user.bar"))
     hits: dict[int, Hit] = {}
     rows = [EMPTY]
+    blank = Row((bar,), 1, None, "user")
     for line in _folded_lines(block, opened):
+        if not line:
+            rows.append(blank)
+            continue
         for row in wrap(line, text_width(width) + GUTTER, (bar,), ground="user"):
             if any(piece.look.tint == "chip" for piece in row.pieces):
                 hits[len(rows)] = Hit()
@@ -150,6 +155,8 @@ def _answer(block: AnswerBlock, width: int, body: list[Row] | None) -> Card:
 
 def indented(row: Row) -> Row:
     """A row of text behind the gutter."""
+    if row is EMPTY:
+        return _BLANK
     return Row((_INDENT, *row.pieces), row.lead + 1, row.joint, row.ground, row.bare + 1)
 
 
@@ -172,12 +179,9 @@ def _reasoning(block: ReasoningBlock, width: int, opened: bool) -> Card:
     hits = {number: Hit() for number in range(1, len(rows))}
     if opened:
         bar = (_INDENT, Piece("│ ", Look("rule")))
-        for line in split_long(clean(block.text)).strip("\n").split("\n"):
-            rows += wrap(
-                [Piece(inert_line(line.replace("\t", "    ")), look)],
-                text_width(width) + GUTTER,
-                bar,
-            )
+        rows += plain_rows(
+            clean(block.text).strip("\n"), text_width(width) + GUTTER, bar, look=look
+        )
     return Card(rows, hits)
 
 
@@ -236,10 +240,7 @@ def _notice(block: NoticeBlock, width: int) -> Card:
     blank = Piece("  ", PLAIN)
     rows = [EMPTY]
     first: tuple[Piece, ...] = (_INDENT, sign)
-    for line in split_long(clean(block.text)).split("\n"):
-        words = [Piece(inert_line(line), PLAIN)]
-        rows += wrap(words, text_width(width) + GUTTER, first, (_INDENT, blank))
-        first = (_INDENT, blank)
+    rows += plain_rows(clean(block.text), text_width(width) + GUTTER, first, (_INDENT, blank))
     hits: dict[int, Hit] = {}
     for number, offer in enumerate(block.offers, 1):
         label = [Piece(inert_line(offer.label), PLAIN)]

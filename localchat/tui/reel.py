@@ -67,6 +67,11 @@ class Reel:
         """Rows of all blocks, estimates among them."""
         return self._heights.total
 
+    @property
+    def grows(self) -> bool:
+        """Whether the last block is an answer that is being written."""
+        return bool(self.shown) and self.shown[-1].growing is not None
+
     def replace(self, blocks: Iterable[Block]) -> None:
         """Show other blocks."""
         self.shown, self._index, self._kept, self._kept_rows = [], {}, {}, 0
@@ -88,15 +93,20 @@ class Reel:
             return len(self.shown) - 1
         shown = self.shown[index]
         before, shown.block = shown.block, block
-        if shown.growing is not None and isinstance(block, AnswerBlock):
-            old = before.text if isinstance(before, AnswerBlock) else ""
-            if block.text.startswith(old):
-                shown.growing.append(block.text[len(old) :])
-            else:
-                shown.growing = Growing(shown.growing.width, block.text)
+        if isinstance(block, AnswerBlock) and isinstance(before, AnswerBlock):
+            self._grow(shown, before.text, block.text)
         if before != block:
             self._forget(shown)
         return index
+
+    def _grow(self, shown: Shown, before: str, text: str) -> None:
+        """A newer state of an answer: more of the same text is one that is being written."""
+        if text.startswith(before) and (shown.growing is not None or len(text) > len(before) > 0):
+            if shown.growing is None:
+                shown.growing = Growing(text_width(self.width), before)
+            shown.growing.append(text[len(before) :])
+        elif text != before:
+            shown.growing = None
 
     def append(self, id_: str, piece: str) -> int | None:
         """A further piece of an answer, of reasoning, or of a call's arguments."""

@@ -153,7 +153,7 @@ class ReelView(ScrollView):
         """The top row when the end is followed. On a slow terminal the end moves up by half a screen at once,
         so that few drawings are of the whole screen."""
         rows = self._reel.total + 1
-        if not self._pace.slow(time.monotonic()):
+        if not (self._reel.grows and self._pace.slow(time.monotonic())):
             self._slack = 0
             return max(0, rows - height)
         now = round(self.scroll_y)

@@ -325,3 +325,28 @@ async def test_every_theme_and_hostile_text_in_every_block(theme: str) -> None:
         text = "\n".join(app.lines())
         assert "[/x] [@click=app.bell]x[/]" in text
         assert all(c.isprintable() or c in "\n\u200b" for c in text)
+
+
+@in_a_loop
+async def test_on_a_slow_terminal_the_end_moves_by_half_a_screen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    behind = [True]
+    monkeypatch.setattr("localchat.tui.reelview.writer_is_behind", lambda app: behind[0])
+    monkeypatch.setattr("localchat.tui.pacing.SLOW_S", 0.05)
+    app = Stage(answers(20))
+    async with app.run_test(size=(60, 20)) as pilot:
+        await pilot.pause()
+        transcript = app.transcript
+        transcript.put(AnswerBlock("new", "begun"))
+        assert "begun" not in "\n".join(app.lines())  # nothing is drawn while earlier bytes wait
+        behind[0] = False
+        tops = set()
+        for number in range(8):
+            transcript.append_text("new", f"\n\nline {number}")
+            await asyncio.sleep(0.3)
+            tops.add(transcript.scroll_y)
+            assert f"line {number}" in "\n".join(app.lines())
+        assert len(tops) <= 3
+        transcript.finish("new")
+        assert "line 7" in "\n".join(app.lines()[-3:])

@@ -1,6 +1,7 @@
 """Code as coloured lines: pygments, whole once a fence is closed, line by line while it is open."""
 
 import re
+import time
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 HIGHLIGHT_MOST: Final = 64 * 1024
 """Characters of a fence that are still highlighted: a megabyte took 15 s."""
+_HIGHLIGHT_S: Final = 0.15
 
 _TINTS: Final = (
     ("Comment", "comment"),
@@ -50,18 +52,20 @@ def language(info: str) -> str:
 
 @lru_cache(64)
 def highlight(code: str, name: str) -> tuple[Line, ...]:
-    """The lines of a whole piece of code. Text over the cap or of no known language has one colour."""
+    """The lines of a whole piece of code. Text over the cap or of no known language has one colour; so has
+    what is left after 0.15 s: some lexers are quadratic on what is no code (Perl: 30 s for 60 KB)."""
     lexer = _lexer(name) if len(code) <= HIGHLIGHT_MOST else None
     if lexer is None:
         return tuple(_plain(line) for line in code.split("\n"))
     lines: list[list[Piece]] = [[]]
+    done = 0
+    until = time.monotonic() + _HIGHLIGHT_S
     for kind, text in lexer.get_tokens(code):
-        look = _look(kind)
-        first, *rest = text.split("\n")
-        _add(lines[-1], first, look)
-        for part in rest:
-            lines.append([])
-            _add(lines[-1], part, look)
+        _extend(lines, text, _look(kind))
+        done += len(text)
+        if time.monotonic() > until:
+            _extend(lines, code[done:], _look(()))
+            break
     wanted = code.count("\n") + 1
     lines = lines[:wanted] + [[] for _ in range(wanted - len(lines))]
     return tuple(tuple(line) for line in lines)
@@ -75,6 +79,14 @@ def highlight_line(line: str, name: str) -> Line:
 
 def _plain(line: str) -> Line:
     return (Piece(shown(line), Look("code.text")),) if line else ()
+
+
+def _extend(lines: list[list[Piece]], text: str, look: Look) -> None:
+    first, *rest = text.split("\n")
+    _add(lines[-1], first, look)
+    for part in rest:
+        lines.append([])
+        _add(lines[-1], part, look)
 
 
 def _add(line: list[Piece], text: str, look: Look) -> None:
@@ -100,7 +112,7 @@ def _lexer(name: str) -> "Lexer | None":
 
 
 @lru_cache(512)
-def _look(kind: "_TokenType") -> Look:
+def _look(kind: "_TokenType | tuple[str, ...]") -> Look:
     name = ".".join(kind)
     for prefix, tint in _TINTS:
         if name.startswith(prefix):

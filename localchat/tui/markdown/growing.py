@@ -5,14 +5,15 @@ one block that gets long while it stays last, is laid out line by line. `finish`
 """
 
 import re
-from typing import Final
-
-from markdown_it.token import Token
+from typing import TYPE_CHECKING, Final
 
 from localchat.inert import inert
 from localchat.tui.markdown import code, parser
 from localchat.tui.markdown.layout import Layout, code_rows, layout, top_level
 from localchat.tui.markdown.rows import EMPTY, Row
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
 
 _FENCE: Final = re.compile(r" {0,3}(`{3,}|~{3,})([^\n]*)\n")
 _TAIL_MOST: Final = 12 * 1024
@@ -103,7 +104,7 @@ class Growing:
             tokens = parser.blocks(rest)
         return Layout(self.width, self._tail).rows(tokens, first=self._first)
 
-    def _freeze(self, tokens: list[Token]) -> None:
+    def _freeze(self, tokens: "list[Token]") -> None:
         rows = Layout(self.width, self._tail).rows(tokens, first=self._first)
         if rows:
             self._frozen += rows

@@ -3,13 +3,14 @@
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Final
-
-from markdown_it.token import Token
+from typing import TYPE_CHECKING, Final
 
 from localchat.inert import inert_line
 from localchat.tui.markdown.parser import inline
 from localchat.tui.markdown.rows import PLAIN, Look, Piece
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
 
 _URL: Final = re.compile(r"https?://[!#-;=?-\[\]_a-z~]+", re.IGNORECASE)
 _KEPT_MOST: Final = 2000
@@ -57,12 +58,12 @@ class _Lines:
         self.targets: list[str] = []
         self._begun = 0  # characters of the last line before the source's line begins
 
-    def read(self, tokens: list[Token]) -> Sequence[Line]:
+    def read(self, tokens: "list[Token]") -> Sequence[Line]:
         for token in tokens:
             self._take(token)
         return self.lines
 
-    def _take(self, token: Token) -> None:
+    def _take(self, token: "Token") -> None:
         look = self.looks[-1]
         match token.type:
             case "text":
@@ -111,7 +112,7 @@ class _Lines:
         if target:  # a link that is not followed shows where it leads
             self._add(f" ({target})", self.looks[-1]._replace(tint="muted"))
 
-    def _image(self, token: Token, look: Look) -> None:
+    def _image(self, token: "Token", look: Look) -> None:
         target = str(token.attrGet("src") or "")
         link = web_link(target)
         label = token.content or target or "image"

@@ -2,9 +2,8 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from markdown_it.token import Token
 from rich.cells import cell_len
 
 from localchat.tui.markdown import code, parser
@@ -12,6 +11,9 @@ from localchat.tui.markdown.inline import Line, inline_lines, shown
 from localchat.tui.markdown.rows import PLAIN, Look, Piece, Row
 from localchat.tui.markdown.table import MOST_ROWS, Table, table_rows
 from localchat.tui.markdown.wrap import wrap
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
 
 _HEADINGS: Final = {
     "h1": Look("heading", bold=True, underline=True),
@@ -23,22 +25,41 @@ _BULLETS: Final = ("•", "◦", "▪")
 _TASK: Final = re.compile(r"\[([ xX])\](?=\s|$)")
 _QUOTE: Final = Piece("▏ ", Look("quote"))
 _MARKDOWN_MOST: Final = 128 * 1024  # 30,000 tokens, laid out in 0.2 s; a list of short items in 1 s
+_LINES_MOST: Final = 8_000
 _TAKES: Final = 12  # cells that an indent leaves for text
 
 Lead = tuple[Piece, ...]
 
 
 def layout(text: str, width: int) -> list[Row]:
-    """The rows of an inert Markdown text; of a text over 128 KB as it is written."""
+    """The rows of an inert Markdown text; of one over 128 KB or 8,000 lines as it is written."""
     text = parser.split_long(text)
-    if len(text) > _MARKDOWN_MOST:
-        return [
-            row for line in text.split("\n") for row in wrap([Piece(shown(line), PLAIN)], width)
-        ]
+    if len(text) > _MARKDOWN_MOST or text.count("\n") > _LINES_MOST:
+        return list(plain_rows(text, width))
     return Layout(width, text).rows(parser.blocks(text))
 
 
-def top_level(tokens: list[Token]) -> list[int]:
+def plain_rows(
+    text: str,
+    width: int,
+    first: Lead = (),
+    later: Lead | None = None,
+    *,
+    look: Look = PLAIN,
+    ground: str = "",
+) -> Iterator[Row]:
+    """The rows of an inert text that is no Markdown. `first` leads its first line, `later` the others."""
+    later = first if later is None else later
+    blank = next(wrap([], width, later, later, ground))
+    for number, line in enumerate(parser.split_long(text).split("\n")):
+        if line or not number:
+            words = [Piece(shown(line), look)] if line else []
+            yield from wrap(words, width, later if number else first, later, ground)
+        else:
+            yield blank
+
+
+def top_level(tokens: "list[Token]") -> list[int]:
     """Indices of the tokens that begin a top-level block."""
     return [index for index, token in enumerate(tokens) if token.level == 0 and token.nesting >= 0]
 
@@ -51,12 +72,12 @@ class Layout:
         self._source = source
         self._lines: list[str] | None = None
 
-    def rows(self, tokens: list[Token], *, first: bool = True) -> list[Row]:
+    def rows(self, tokens: "list[Token]", *, first: bool = True) -> list[Row]:
         """Rows with a blank one between blocks; also before the first unless `first`."""
         return list(self._blocks(tokens, (), (), first, False, 0))
 
     def _blocks(
-        self, tokens: list[Token], lead: Lead, later: Lead, first: bool, tight: bool, depth: int
+        self, tokens: "list[Token]", lead: Lead, later: Lead, first: bool, tight: bool, depth: int
     ) -> Iterator[Row]:
         """`lead` stands before the first row, `later` before all others."""
         index = 0
@@ -69,7 +90,7 @@ class Layout:
         if first and lead != later:  # an item without content still has its bullet
             yield Row(lead, len(lead))
 
-    def _block(self, tokens: list[Token], lead: Lead, later: Lead, depth: int) -> Iterator[Row]:
+    def _block(self, tokens: "list[Token]", lead: Lead, later: Lead, depth: int) -> Iterator[Row]:
         token, inside = tokens[0], tokens[1:-1]
         match token.type:
             case "paragraph_open":
@@ -111,7 +132,7 @@ class Layout:
         return lead + more if _cells(lead) + _cells(more) + _TAKES <= self.width else lead
 
     def _list(
-        self, token: Token, inside: list[Token], lead: Lead, later: Lead, depth: int
+        self, token: "Token", inside: "list[Token]", lead: Lead, later: Lead, depth: int
     ) -> Iterator[Row]:
         ordered = token.type == "ordered_list_open"
         number = int(str(token.attrGet("start") or 1)) if ordered else 0
@@ -137,7 +158,9 @@ class Layout:
             yield from self._blocks(item, start, below, True, tight, depth + 1)
             lead = later
 
-    def _table(self, token: Token, inside: list[Token], lead: Lead, later: Lead) -> Iterator[Row]:
+    def _table(
+        self, token: "Token", inside: "list[Token]", lead: Lead, later: Lead
+    ) -> Iterator[Row]:
         rows: list[list[Line]] = []
         aligns: list[str] = []
         for index, part in enumerate(inside):
@@ -159,7 +182,7 @@ class Layout:
             return
         yield from table_rows(Table(rows, aligns), self.width, later)
 
-    def _as_written(self, token: Token, lead: Lead, later: Lead) -> Iterator[Row]:
+    def _as_written(self, token: "Token", lead: Lead, later: Lead) -> Iterator[Row]:
         if self._lines is None:
             self._lines = self._source.split("\n")
         start, end = token.map or (0, 0)
@@ -188,7 +211,7 @@ def code_rows(
         lead = later
 
 
-def _close(tokens: list[Token], index: int) -> int:
+def _close(tokens: "list[Token]", index: int) -> int:
     """Where the block that begins at `index` ends."""
     token = tokens[index]
     if token.nesting != 1:
@@ -199,7 +222,7 @@ def _close(tokens: list[Token], index: int) -> int:
     return len(tokens) - 1
 
 
-def _items(inside: list[Token]) -> Iterator[list[Token]]:
+def _items(inside: "list[Token]") -> "Iterator[list[Token]]":
     index = 0
     while index < len(inside):
         end = _close(inside, index)
@@ -207,7 +230,7 @@ def _items(inside: list[Token]) -> Iterator[list[Token]]:
         index = end + 1
 
 
-def _task(item: list[Token]) -> tuple[list[Token], str]:
+def _task(item: "list[Token]") -> "tuple[list[Token], str]":
     """An item without its `[x]`, and the sign for it; or as it was, and nothing."""
     if len(item) < 2 or item[0].type != "paragraph_open":
         return item, ""
@@ -218,7 +241,7 @@ def _task(item: list[Token]) -> tuple[list[Token], str]:
     return [item[0], text, *item[2:]], "☐" if match.group(1) == " " else "☑"
 
 
-def _marked(item: list[Token], bullet: str) -> list[Token]:
+def _marked(item: "list[Token]", bullet: str) -> "list[Token]":
     if len(item) >= 2 and item[0].type == "paragraph_open":
         return [item[0], item[1].copy(content=bullet + item[1].content), *item[2:]]
     return item

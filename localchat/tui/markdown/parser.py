@@ -5,27 +5,34 @@ always. Here what is too deep becomes plain text, definitions stay as they are w
 change what was drawn long before them), and HTML is text.
 """
 
-import re
 from functools import cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from markdown_it import MarkdownIt
-from markdown_it.rules_block import StateBlock
-from markdown_it.token import Token
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+    from markdown_it.rules_block import StateBlock
+    from markdown_it.token import Token
+
 
 _DEEPEST: Final = 30
 LINE_MOST: Final = 10_000
-_LONG: Final = re.compile(rf"[^\n]{{{LINE_MOST}}}(?=[^\n])")
 _INLINE_MOST: Final = 32 * 1024
 
 
 def split_long(text: str) -> str:
     """`text` with a line end after each 10,000 characters of a line: what is longer takes seconds to lay out,
     and nobody reads it."""
-    return _LONG.sub(r"\g<0>" + "\n", text) if len(text) > LINE_MOST else text
+    if len(text) <= LINE_MOST:
+        return text
+    lines = text.split("\n")
+    if max(map(len, lines)) <= LINE_MOST:
+        return text
+    return "\n".join(
+        line[at : at + LINE_MOST] for line in lines for at in range(0, max(1, len(line)), LINE_MOST)
+    )
 
 
-def blocks(text: str) -> list[Token]:
+def blocks(text: str) -> "list[Token]":
     """The block tokens of an inert text; contents are not parsed yet (see `inline`)."""
     parser = _parser()
     tokens: list[Token] = []
@@ -33,7 +40,7 @@ def blocks(text: str) -> list[Token]:
     return tokens
 
 
-def inline(content: str) -> list[Token] | None:
+def inline(content: str) -> "list[Token] | None":
     """The tokens inside a paragraph, or None where it is too long to be anything but plain text."""
     if len(content) > _INLINE_MOST:
         return None
@@ -44,7 +51,9 @@ def inline(content: str) -> list[Token] | None:
 
 
 @cache
-def _parser() -> MarkdownIt:
+def _parser() -> "MarkdownIt":
+    from markdown_it import MarkdownIt  # 25 ms, after the first frame where nothing was said yet
+
     parser = MarkdownIt("commonmark", {"html": False, "maxNesting": _DEEPEST * 4})
     parser.enable(["table", "strikethrough"])
     parser.disable(["reference", "html_block", "html_inline"])
@@ -52,7 +61,7 @@ def _parser() -> MarkdownIt:
     return parser
 
 
-def _deep(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+def _deep(state: "StateBlock", start: int, end: int, silent: bool) -> bool:
     """A block rule that takes whatever is nested too deep as one plain text."""
     if state.level < _DEEPEST:
         return False

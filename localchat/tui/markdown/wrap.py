@@ -1,12 +1,16 @@
 """Lines wrapped to a width in terminal cells: between words, else between graphemes; nothing is dropped but
 the white space at a break, and that is kept in `Row.joint`."""
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from itertools import islice
 from typing import NamedTuple
 
+from rich._unicode_data import load as load_cell_table
 from rich.cells import cell_len, split_graphemes
 
-from localchat.tui.markdown.rows import Piece, Row
+from localchat.tui.markdown.rows import EMPTY, Piece, Row
 
 
 class Cut(NamedTuple):
@@ -26,25 +30,47 @@ def wrap(
 ) -> Iterator[Row]:
     """The rows of one line, at most `width` cells each (never less than 2 besides the lead). `first` leads
     the first row, `later` the others; both are equally wide."""
+    if not line:
+        yield Row(first, len(first), None, ground) if first or ground else EMPTY
+        return
     later = first if later is None else later
-    text = "".join(piece.text for piece in line)
+    text = line[0].text if len(line) == 1 else "".join(piece.text for piece in line)
     room = max(2, width - sum(cell_len(piece.text) for piece in first))
-    if len(text) <= room and text.isascii():
+    if len(text) <= room and _is_narrow(text):
         yield Row((*first, *line), len(first), None, ground)
         return
     lead = first
+    index, at = 0, 0  # the piece that a row begins in, and where that begins
     for cut in cuts(text, room):
-        pieces = lead + tuple(_slice(line, cut.start, cut.end))
+        while index < len(line) - 1 and at + len(line[index].text) <= cut.start:
+            at += len(line[index].text)
+            index += 1
+        pieces = lead + tuple(_slice(islice(line, index, None), cut.start - at, cut.end - at))
         yield Row(pieces, len(lead), cut.joint, ground)
         lead = later
 
 
 def cuts(text: str, width: int) -> Iterator[Cut]:
     """Where to wrap `text`."""
-    return _ascii_cuts(text, width) if text.isascii() else _wide_cuts(text, width)
+    return _narrow_cuts(text, width) if _is_narrow(text) else _wide_cuts(text, width)
 
 
-def _ascii_cuts(text: str, width: int) -> Iterator[Cut]:
+def _is_narrow(text: str) -> bool:
+    """Whether every character takes one cell, so that characters can be counted for cells."""
+    return text.isascii() or _narrow().fullmatch(text) is not None
+
+
+@cache
+def _narrow() -> re.Pattern[str]:
+    """Rich's table lists what is not one cell wide."""
+    other = load_cell_table("auto").widths
+    ranges = "".join(
+        f"{chr(low)!s}-{chr(high)!s}" for low, high, cells in other if cells != 1 and low > 0x7F
+    )
+    return re.compile(f"[^{ranges}]*")
+
+
+def _narrow_cuts(text: str, width: int) -> Iterator[Cut]:
     at, length = 0, len(text)
     while length - at > width:
         space = text.rfind(" ", at, at + width + 1)
@@ -105,9 +131,10 @@ def _break_before(end: int, at: int, cells: list[int], spaces: list[bool]) -> in
     return None
 
 
-def _slice(line: Sequence[Piece], start: int, end: int) -> Iterator[Piece]:
+def _slice(pieces: Iterable[Piece], start: int, end: int) -> Iterator[Piece]:
+    """Characters `start` to `end` of what the pieces say."""
     at = 0
-    for piece in line:
+    for piece in pieces:
         length = len(piece.text)
         low, high = max(start - at, 0), min(end - at, length)
         if low < high:
