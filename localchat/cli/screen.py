@@ -50,7 +50,7 @@ def _settled(setup: Setup) -> Settled:
     options = engine_options(setup)
 
     def open_engine(say: Callable[[str], None]) -> "Engine":
-        return setup.door.attach(setup) or setup.door.open_engine(options, say)
+        return setup.door.attach(setup, "terminal", say) or setup.door.open_engine(options, say)
 
     return Settled(setup.model, setup.settings, options, open_engine)
 

@@ -142,7 +142,8 @@ def _allowed(remote: Remote, settings: Settings) -> Remote:
 def opened_engine(setup: Setup) -> "Iterator[Engine]":
     """The engine of the settled model, on a running server or of our own, closed at the end whatever happens.
     Raises LocalchatError."""
-    engine = setup.door.attach(setup) or _own_engine(setup)
+    say = setup.terminal.say
+    engine = setup.door.attach(setup, "command line", say) or _own_engine(setup)
     try:
         yield engine
     finally:
