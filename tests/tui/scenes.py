@@ -243,7 +243,7 @@ SCENES: dict[str, Scene] = {
     "parameter-costs": Scene(keys("f4", "enter", ready=weighed)),
     "settings": Scene(settings),
     "history": Scene(past),
-    "history-search": Scene(keys(*"norway", before=past)),
+    "history-search": Scene(keys(*"norway", before=past), sizes=((80, 24),)),
     "help": Scene(keys("f1")),
     "palette": Scene(
         keys("ctrl+p", ready=lambda pilot: len(pilot.app.screen.query("CommandList")))

@@ -10,7 +10,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from localchat.tui.screens import history, models
 from tests.tui.scenes import SCENES
-from tests.tui.stage import GB, Stage
+from tests.tui.stage import GB, Stage, app_of, until
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +36,8 @@ def test_the_screen_looks_as_it_did(
             await scene.act(pilot)
             for width, height in scene.sizes:
                 await pilot.resize_terminal(width, height)
+                view = app_of(pilot).chat.transcript
+                await until(pilot, lambda: view._idle is None and not view._dirty)
                 await pilot.pause(0.05)
                 pictures[f"{width}x{height}"] = pilot.app.export_screenshot(title=name)
 
