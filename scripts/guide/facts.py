@@ -35,7 +35,7 @@ VERBS: Final = [
     "completion",
 ]
 SUBCOMMANDS: Final = {
-    "history": ["list", "search", "show", "export", "rm"],
+    "history": ["list", "search", "show", "export", "rename", "rm", "restore"],
     "config": ["show"],
     "completion": ["bash", "zsh", "fish"],
 }
@@ -76,6 +76,10 @@ FLAGS: Final = [
     "--no-color",
     "--offline",
     "--no-history",
+    "--no-attach",
+    "--schema",
+    "--regex",
+    "--grammar",
     "--require-gpu",
     "--remote",
     "--vram-gb",
