@@ -167,8 +167,10 @@ def sizes(done: float, total: float) -> str:
 
 
 def kv_share(used: int, total: int) -> str:
-    """412/32768 (1%)."""
-    return f"{used}/{total} ({used * 100 // total if total else 0}%)"
+    """412/32768 (1%); the first alone where nobody knows the whole."""
+    if not total:
+        return f"{used}"
+    return f"{used}/{total} ({used * 100 // total}%)"
 
 
 def stats_line(done: "Done") -> str:

@@ -24,6 +24,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[str, Meta(min_length=1)] | None = None
     system: str | None = None
     backend: Annotated[str, Meta(min_length=1)] | None = None
+    remote: Annotated[str, Meta(min_length=1)] | None = None
     context_length: _Count | None = None
     kv_cache_type: Literal["f16", "q8_0", "q4_0"] | None = None
     cache_ram_mib: Annotated[int, Meta(ge=0)] | None = None
@@ -73,6 +74,11 @@ KEYS: Final[Mapping[str, Key]] = {
     "model": Key("-m", "a name or the path of a GGUF file", "The model that answers."),
     "system": Key("-s", "text", "Instructions that come before the conversation."),
     "backend": Key("--backend", "the name of a backend that doctor lists", "What runs the model."),
+    "remote": Key(
+        "--remote",
+        "a name under [remotes] of the settings file, or the address of a server",
+        "An OpenAI-compatible server that answers instead of this machine.",
+    ),
     "context_length": Key(
         "--ctx", "a whole number from 1", "Tokens of context; otherwise the largest that fits."
     ),

@@ -9,8 +9,11 @@
     [keys]
     "chat.new" = "ctrl+k"
 
+    [remotes.box]
+    url = "http://10.0.0.5:8000"
+
 A section of a model wins over `[defaults]`. `[keys]` gives what the screen does other keys; the screen knows
-which there are (tui/keys.py).
+which there are (tui/keys.py). `[remotes]` names engines on other machines (remotes.py).
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from localchat.errors import LocalchatError, UsageError
+from localchat.remotes import Remote, read_remotes
 from localchat.settings import Given, check_key, convert
 
 _SECTIONS = (
     'settings stand under [defaults] or under a model, as [models."NAME"]; keys of the screen under '
-    "[keys]"
+    "[keys]; engines on other machines under [remotes.NAME]"
 )
 
 
@@ -35,6 +39,7 @@ class SettingsFile:
     defaults: Mapping[str, object]
     models: Mapping[str, Mapping[str, object]]
     keys: Mapping[str, str] = field(default_factory=dict)
+    remotes: Mapping[str, Remote] = field(default_factory=dict)
 
     def layer(self, model_names: Iterable[str] = ()) -> dict[str, Given]:
         """What the file says for a model that goes by any of these names."""
@@ -59,7 +64,7 @@ def read_settings(path: Path) -> SettingsFile:
     except TOMLDecodeError as problem:
         raise UsageError(f"the settings file {path} is not TOML: {problem}") from problem
     for name in table:
-        if name not in ("defaults", "models", "keys"):
+        if name not in ("defaults", "models", "keys", "remotes"):
             raise UsageError(f"{path}: there is no section {name!r}", hint=_SECTIONS)
     models = _table(path, "[models]", table.get("models", {}))
     return SettingsFile(
@@ -67,6 +72,7 @@ def read_settings(path: Path) -> SettingsFile:
         _section(path, "[defaults]", table.get("defaults", {})),
         {name: _section(path, _heading(name), section) for name, section in models.items()},
         _keys(path, table.get("keys", {})),
+        read_remotes(path, table.get("remotes", {})),
     )
 
 

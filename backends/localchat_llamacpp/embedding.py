@@ -68,17 +68,16 @@ def plan_embedding(
     header: Header, wish: LoadWish, machine: Machine, *, can_offload: bool, safe_mode: bool = False
 ) -> MemoryPlan:
     """What an embedding model takes: weights and the scratch of its longest text, which is computed in one
-    step. Without a wish the longest text is what the model was trained for, 8,192 tokens at most. All layers
-    go to a GPU that holds them, or none. Raises UsageError for a wish that no model can have."""
+    step. Without a wish the longest text has 8,192 tokens at most; it never has more than the model was trained
+    for, because a wish may be meant for another model of the same server. All layers go to a GPU that holds
+    them, or none. Raises UsageError for nonsense numbers."""
     trained = header.number("context_length")
-    if wish.context_tokens is not None and not 1 <= wish.context_tokens <= trained:
-        raise UsageError(
-            f"{wish.context_tokens} tokens: this embedding model reads texts of up to {trained} tokens."
-        )
+    if wish.context_tokens is not None and wish.context_tokens < 1:
+        raise UsageError(f"Texts of {wish.context_tokens} tokens are not possible.")
+    most = min(trained, wish.context_tokens or _GOAL_TOKENS)
     on_gpu = can_offload and wish.gpu_layers != 0 and bool(machine.gpus)
     for layers in (header.number("block_count") + 1, 0) if on_gpu else (0,):
         needs = _Needs(header, machine, layers, safe_mode=safe_mode)
-        most = wish.context_tokens or min(trained, _GOAL_TOKENS)
         longest = largest(needs.fit, most, step=_LEAST_TOKENS)
         if longest >= most or (wish.context_tokens is None and longest >= min(trained, 512)):
             return needs.plan(longest, longest, fits=True)

@@ -16,6 +16,7 @@ State: TypeAlias = Literal["open", "done", "none"]
 _BLANKS = " \t\r\n"
 _NAMES = ("name", "function", "tool_name")
 _ARGUMENTS = ("arguments", "parameters", "args")
+_KNOWN = (*_NAMES, *_ARGUMENTS, "type", "id")
 _MOST_HEADER = 256
 _NAME = re.compile(r"[\w.:/-]{1,128}\Z")
 _FENCE = re.compile(r"`{3}\w*")
@@ -152,6 +153,8 @@ class ObjectBody:
         self._key += self._string.push(character)
         if self._string.done:
             self._string, self._at = None, "colon"
+            if self._offered is not None and self._key not in _KNOWN:
+                self._fail()  # any object: its text need not wait for its end
 
     def _begin_value(self, character: str) -> None:
         self._at, self._other = "in value", JsonValue()
@@ -193,8 +196,10 @@ class ObjectBody:
     def _decide(self) -> None:
         """Behind a tag a name makes it a call, elsewhere a name that was offered, with arguments."""
         tagged = self._offered is None
-        if self._said and self._string is None and (tagged or self._arguments is not None):
-            self.name = self._said if self._is_offered() else ""
+        if self._said and self._string is None and not self._is_offered():
+            self._fail()
+        elif self._said and self._string is None and (tagged or self._arguments is not None):
+            self.name = self._said
 
     def _is_offered(self) -> bool:
         return self._offered is None or self._said in self._offered

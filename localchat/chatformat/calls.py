@@ -245,6 +245,11 @@ def _unfenced(text: str) -> str:
     return (bare[:begin] + _FENCE.sub("", bare[begin:])).rstrip()
 
 
+def with_calls(reasoning: Parser, style: CallStyle, tools: Sequence[Mapping[str, Any]]) -> Parser:
+    """The parser of a whole answer; without tools there are no calls to look for."""
+    return Chain(reasoning, CallParser(style, tools)) if tools else reasoning
+
+
 def _say(parts: list[Part], text: str) -> None:
     if text:
         parts.append(Answer(text))

@@ -5,6 +5,8 @@ No markup of another model family is guessed: a model that never saw it continue
 nobody would know why. Plain labels work a little with any model, base models too.
 """
 
+from localchat.chatformat.calls import with_calls
+from localchat.chatformat.parts import Parser
 from localchat.chatformat.reasoning import Family, Splitter
 from localchat.chatformat.rendered import Rendered
 from localchat.chatformat.styles import UNKNOWN
@@ -35,17 +37,20 @@ class PlainFormat:
         goes_on = messages.continue_last and bool(said) and said[-1].role == "assistant"
         if not goes_on:
             blocks.append("Assistant:")
-        shown = messages.tools and messages.tool_choice != "none"
+        tools = messages.tools if messages.tool_choice != "none" else ()
         return Rendered(
             text="\n\n".join(blocks),
             add_bos=True,
             stop=_STOP,
-            warnings=(NO_TEMPLATE, NO_TOOLS) if shown else (NO_TEMPLATE,),
+            warnings=(NO_TEMPLATE, NO_TOOLS) if tools else (NO_TEMPLATE,),
+            tools=tools,
         )
 
-    def splitter(self, rendered: Rendered) -> Splitter:
-        """Everything is answer, but for a `<think>` block at its beginning."""
-        return Splitter(Family.default(), opened=rendered.opens_reasoning)
+    def splitter(self, rendered: Rendered) -> Parser:
+        """Everything is answer, but for a `<think>` block at its beginning, and calls of the tools: an
+        answer may be bound to be calls."""
+        reasoning = Splitter(self.reasoning, opened=rendered.opens_reasoning)
+        return with_calls(reasoning, self.calls, rendered.tools)
 
 
 def _block(message: Message, *, first: bool) -> str:

@@ -6,7 +6,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from localchat.chatformat.calls import CallParser, Chain
+from localchat.chatformat.calls import with_calls
 from localchat.chatformat.messages import Dialect, to_dicts, whole_tool
 from localchat.chatformat.parts import Parser
 from localchat.chatformat.reasoning import Family, Splitter
@@ -82,9 +82,7 @@ class TemplateFormat:
     def splitter(self, rendered: Rendered) -> Parser:
         """Splits reasoning from the answer, and finds the calls of tools that were offered."""
         reasoning = Splitter(self.reasoning, opened=rendered.opens_reasoning)
-        if not rendered.tools:
-            return reasoning
-        return Chain(reasoning, CallParser(self.calls, rendered.tools))
+        return with_calls(reasoning, self.calls, rendered.tools)
 
     def _voice(self, *, with_tools: bool) -> "_Voice":
         if with_tools and "tool_use" in self._voices:

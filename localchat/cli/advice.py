@@ -22,6 +22,11 @@ def with_advice(problem: ContextExceeded, engine: Engine) -> ContextExceeded:
 
 
 def _steps(prompt: int, context: int, info: EngineInfo) -> tuple[str, ...]:
+    if info.backend == "remote":
+        return (
+            f"1. shorten the input by {prompt - context + 1:,} tokens or more",
+            "2. the server decides on its context: start it with a longer one, or ask another",
+        )
     return (
         f"1. shorten the input by {prompt - context + 1:,} tokens or more",
         f"2. {_smaller_kv(context, info)}",

@@ -1,6 +1,7 @@
 """Finds a running server of this user and attaches to it, so that a prompt pays no load."""
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from localchat.engine.door_frames import Wish
@@ -11,8 +12,6 @@ if TYPE_CHECKING:
     from localchat.engine.attached import Server
     from localchat.engine.engine import Engine
     from localchat.paths import Paths
-
-USER = "command line"
 
 
 def running_servers(paths: "Paths") -> "list[tuple[Server, bytes]]":
@@ -27,16 +26,17 @@ def running_servers(paths: "Paths") -> "list[tuple[Server, bytes]]":
     return found
 
 
-def attached_engine(setup: "Setup", user: str = USER) -> "Engine | None":
+def attached_engine(setup: "Setup", user: str, say: Callable[[str], None]) -> "Engine | None":
     """The settled model on a running server, said in one line; None where there is no server, and the model
-    is loaded here."""
-    servers = running_servers(setup.paths) if setup.settings.attach else []
+    is loaded here. `user`: for `ps`."""
+    wanted = setup.settings.attach and setup.model.remote is None
+    servers = running_servers(setup.paths) if wanted else []
     if not servers:
         return None
     from localchat.engine.attached import AttachedEngine
 
     server, _ = servers[0]
-    setup.terminal.say(f"attached to the server at {server.url}")
+    say(f"attached to the server at {server.url}")
     return AttachedEngine(server, _wish(setup), user)
 
 

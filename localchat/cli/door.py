@@ -11,26 +11,33 @@ if TYPE_CHECKING:
     from localchat.engine.local import EngineOptions
     from localchat.pool.member import OpenEngine, PooledEngine
 
-    Attach = Callable[[Setup], Engine | None]
+    Attach = Callable[[Setup, str, Callable[[str], None]], Engine | None]
 
 
-def _open_local(options: "EngineOptions", say: Callable[[str], None]) -> "PooledEngine":
+def _open_engine(options: "EngineOptions", say: Callable[[str], None]) -> "PooledEngine":
+    if options.remote is not None:
+        from localchat.engine.remote import RemoteEngine, RemoteOptions
+
+        remote = options.remote
+        key = remote.key(os.environ)
+        return RemoteEngine(RemoteOptions(remote.url, remote.model, key), say=say)
     from localchat.engine.local import LocalEngine
 
     return LocalEngine(options, say=say)
 
 
-def _attach(setup: "Setup") -> "Engine | None":
+def _attach(setup: "Setup", user: str, say: "Callable[[str], None]") -> "Engine | None":
     from localchat.cli.attaching import attached_engine
 
-    return attached_engine(setup)
+    return attached_engine(setup, user, say)
 
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """Carried as click's `ctx.obj`. `attach`: the engine of a running server, where there is one."""
+    """Carried as click's `ctx.obj`. `attach`: the settled model on a running server, where there
+    is one, for a user that `ps` can name; `say` is told."""
 
-    open_engine: "OpenEngine" = _open_local
+    open_engine: "OpenEngine" = _open_engine
     attach: "Attach" = _attach
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 

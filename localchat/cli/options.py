@@ -33,6 +33,9 @@ _ENGINE = (
     _Flag("threads", ("--threads",), "N", "Threads that compute; 0 is every physical core."),
     _Flag("gpu_layers", ("--gpu-layers",), "N", "Layers on the GPU: auto, all or a number."),
     _Flag("backend", ("--backend",), "NAME", "What runs the model; doctor lists them."),
+    _Flag(
+        "remote", ("--remote",), "URL", "An OpenAI-compatible server, or its name, that answers."
+    ),
 )
 _SAMPLING = (
     _Flag("temperature", ("--temperature",), "X", "Randomness; 0 is greedy."),

@@ -39,7 +39,7 @@ def open_screen(ctx: click.Context, setup: Setup, conversation: Conversation) ->
         settle=settled,
         request=request_for,
         plan=_plan,
-        remember=lambda model: remember_model(model, setup.paths),
+        remember=lambda model: None if model.remote else remember_model(model, setup.paths),
         keys=read_settings(setup.paths.settings_file).keys,
         history_file=setup.paths.data_dir / FILE if setup.settings.history else None,
     )
@@ -50,7 +50,7 @@ def _settled(setup: Setup) -> Settled:
     options = engine_options(setup)
 
     def open_engine(say: Callable[[str], None]) -> "Engine":
-        return setup.door.attach(setup) or setup.door.open_engine(options, say)
+        return setup.door.attach(setup, "terminal", say) or setup.door.open_engine(options, say)
 
     return Settled(setup.model, setup.settings, options, open_engine)
 

@@ -11,9 +11,16 @@ from localchat.cli.door import Door
 from localchat.cli.options import given_flags
 from localchat.cli.terminal import Terminal
 from localchat.engine.request import GenerateRequest, Grammar, Prompt, Sampling
-from localchat.errors import LocalchatError
-from localchat.library.locate import LocatedModel, locate, locate_default, remember_model
+from localchat.errors import LocalchatError, UsageError
+from localchat.library.locate import (
+    LocatedModel,
+    locate,
+    locate_default,
+    remember_model,
+    remote_model,
+)
 from localchat.paths import Paths, find_paths
+from localchat.remotes import PREFIX, Remote, find_remote
 from localchat.settings import (
     SAMPLING_KEYS,
     Given,
@@ -60,6 +67,11 @@ class Said:
         self._file = read_settings(self.paths.settings_file)
         self._environment = from_environment(door.environ)
 
+    @property
+    def remotes(self) -> Mapping[str, Remote]:
+        """Engines on other machines that the settings file names."""
+        return self._file.remotes
+
     @classmethod
     def of(cls, ctx: click.Context, model_word: str | None = None) -> "Said":
         """The same for the flags of a command."""
@@ -86,7 +98,12 @@ def settle(door: Door, given: Mapping[str, Given], model_word: str | None = None
     paths = said.paths
     chosen = said.settings()
     word = chosen.settings.model
-    if "model" in said.flags and word is not None:
+    if (remote := _remote(said, chosen)) is not None:
+        model = remote_model(
+            _allowed(remote, chosen.settings),
+            chosen.origins["remote" if chosen.settings.remote else "model"],
+        )
+    elif "model" in said.flags and word is not None:
         model = locate(word, paths, chosen.origins["model"], door.environ)
     else:
         model = locate_default(word, chosen.origins["model"], paths, door.environ)
@@ -100,11 +117,33 @@ def settle(door: Door, given: Mapping[str, Given], model_word: str | None = None
     return Setup(door, paths, settings, origins, model, terminal, settings_for)
 
 
+def _remote(said: Said, chosen: Resolved) -> Remote | None:
+    """The engine elsewhere that is meant. A model that is named beside it is the server's; one named by flag
+    alone is of this machine, whatever the settings file says of a remote."""
+    word, place = chosen.settings.model, chosen.settings.remote
+    if word is not None and word.startswith(PREFIX):
+        return find_remote(word, said.remotes)
+    if place is None or ("model" in said.flags and "remote" not in said.flags):
+        return None
+    named = f"#{word}" if word and "model" in said.flags and "#" not in place else ""
+    return find_remote(place + named, said.remotes)
+
+
+def _allowed(remote: Remote, settings: Settings) -> Remote:
+    if settings.offline and not remote.here:
+        raise UsageError(
+            f"the remote {remote.name} is on another machine, and offline is set",
+            hint="leave --offline out",
+        )
+    return remote
+
+
 @contextmanager
 def opened_engine(setup: Setup) -> "Iterator[Engine]":
     """The engine of the settled model, on a running server or of our own, closed at the end whatever happens.
     Raises LocalchatError."""
-    engine = setup.door.attach(setup) or _own_engine(setup)
+    say = setup.terminal.say
+    engine = setup.door.attach(setup, "command line", say) or _own_engine(setup)
     try:
         yield engine
     finally:
@@ -139,6 +178,8 @@ def request_for(settings: Settings, prompt: Prompt, form: Grammar | None = None)
 def remember(setup: Setup, engine: "Engine | None" = None, done: "Done | None" = None) -> None:
     """The model answered: it is the next run's, where none is named. `engine`, `done`: of an answer that was
     given alone, whose pace is remembered too."""
+    if setup.model.remote is not None:
+        return  # it is named each time: nothing goes to another machine by itself
     try:
         remember_model(setup.model, setup.paths)
         if engine is not None and done is not None:

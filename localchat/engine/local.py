@@ -18,6 +18,7 @@ from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.safemode import SafeBuilds
 from localchat.engine.stream import Stream
 from localchat.errors import EngineClosed, EngineDied, LocalchatError, UsageError, from_wire
+from localchat.remotes import Remote
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -32,6 +33,7 @@ class EngineOptions:
     model: a file or folder. name: what the user calls it. cache_ram_bytes: RAM for parked prefixes.
     require_gpu: refuse to load rather than compute on the CPU alone. sampling: defaults by name (the
     catalogue's or the user's), before the model's own. state_dir: where crashing builds are remembered.
+    remote: a server elsewhere that answers instead; then nothing is loaded here.
     audit: check the KV books whenever idle (tests).
     """
 
@@ -49,6 +51,7 @@ class EngineOptions:
     sampling: dict[str, float] = field(default_factory=dict)
     state_dir: Path | None = None
     audit: bool = False
+    remote: Remote | None = None
 
 
 class _Query:

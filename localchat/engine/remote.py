@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx2
 
-from localchat.engine.engine import EngineInfo
+from localchat.engine.engine import EngineInfo, Vectors
 from localchat.engine.events import (
     Accepted,
     EngineStats,
@@ -89,13 +89,18 @@ class RemoteEngine:
         ).start()
         return stream
 
-    def embed(self, texts: Sequence[str]) -> list[list[float]]:
+    def embed(self, texts: Sequence[str]) -> Vectors:
         body = {"model": self._model(), "input": list(texts), "encoding_format": "float"}
-        data = self._post("embeddings", body).get("data")
+        found = self._post("embeddings", body)
+        data = found.get("data")
         if not isinstance(data, list) or len(data) != len(texts):
             raise self._odd("embeddings", "no vector for each text")
         ranked = sorted(data, key=lambda one: int(one.get("index", 0)))
-        return [[float(number) for number in one["embedding"]] for one in ranked]
+        usage = found.get("usage")
+        counted = usage.get("prompt_tokens") if isinstance(usage, dict) else 0
+        total = counted if isinstance(counted, int) else 0
+        vectors = [[float(number) for number in one["embedding"]] for one in ranked]
+        return Vectors(vectors, (total, *[0] * (len(vectors) - 1)))  # servers tell the sum alone
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         body = {
@@ -163,6 +168,16 @@ class RemoteEngine:
     def close(self, deadline_s: float = 2.0) -> None:
         self._closed.set()
         self._client.close()
+
+    @property
+    def alive(self) -> bool:
+        """As far as is known here."""
+        return not self._closed.is_set()
+
+    @property
+    def child_pid(self) -> int | None:
+        """There is no process of ours."""
+        return None
 
     # ------------------------------------------------------------------------ an answer
 

@@ -13,6 +13,7 @@ from localchat.library.adopt import find_adopted
 from localchat.library.bookmarks import read_bookmarks
 from localchat.library.origins import find_loose
 from localchat.paths import Paths
+from localchat.remotes import Remote
 
 GUIDE = "guide"
 _LAST_MODEL = "last-model"
@@ -20,12 +21,14 @@ _LAST_MODEL = "last-model"
 
 @dataclass(frozen=True, slots=True)
 class LocatedModel:
-    """A model file that exists. `word`: what finds it again; `why`: who chose it, one phrase."""
+    """A model file that exists, or the model of a `remote` server, whose path means nothing. `word`: what finds
+    it again; `why`: who chose it, one phrase."""
 
     word: str
     name: str
     path: Path
     why: str
+    remote: Remote | None = None
 
 
 def locate(
@@ -50,6 +53,12 @@ def locate_named(
     if _is_path(word):
         raise ModelMissing(f"there is no model {word!r} here ({why})")
     return _pulled(word, paths, why)
+
+
+def remote_model(remote: Remote, why: str) -> LocatedModel:
+    """The model of a server elsewhere."""
+    name = f"{remote.model} on {remote.name}" if remote.model else remote.name
+    return LocatedModel(remote.word, name, Path(remote.name), why, remote)
 
 
 def _locate(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> LocatedModel:

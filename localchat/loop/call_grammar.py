@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from localchat.chatformat.styles import CallStyle
+from localchat.errors import UsageError
 from localchat.loop.grammar import styled
 from localchat.loop.lark import TEXT, Markup, json_rule, literal
 
@@ -17,10 +18,15 @@ class Tool(NamedTuple):
 
 
 def tool_of(description: Mapping[str, Any]) -> Tool:
-    """A tool of a request, whether or not it is wrapped as a function."""
+    """A tool of a request, whether or not it is wrapped as a function. Raises UsageError."""
     function = description.get("function", description)
+    if not isinstance(function, Mapping) or not function.get("name"):
+        raise UsageError("a tool of the request has no name")
+    name = str(function["name"])
     schema = function.get("parameters") or {"type": "object", "properties": {}}
-    return Tool(str(function.get("name", "")), schema, bool(function.get("strict")))
+    if not isinstance(schema, Mapping):
+        raise UsageError(f"the parameters of the tool {name!r} are no JSON schema")
+    return Tool(name, schema, bool(function.get("strict")))
 
 
 def call_rules(

@@ -158,6 +158,7 @@ class ScriptedRunner:
         self._sampler = Sampler(VOCAB)
         self.known: dict[int, tuple[list[int], int, SamplingParams]] = {}
         self._results: list[StepResult] = []
+        self._masks: dict[int, bytes] = {}
         self._abort = False
 
     def launch(self, plan: StepPlan) -> None:
@@ -219,6 +220,7 @@ class ScriptedRunner:
             self.storage.write(row, self._compute(row))
         samples: list[Sample] = []
         rejected: set[int] = set()
+        self._masks = {mask.point: mask.words for mask in plan.masks}
         for number, point in enumerate(plan.points):
             if (
                 point.kind != "sample"
@@ -260,8 +262,7 @@ class ScriptedRunner:
             drawn = self._sampler.judge(logits, point.token, point.top)
         else:
             tally = Tally(text, prompt_tokens) if sampling.penalised else None
-            mask = next((one.words for one in plan.masks if one.point == number), None)
-            drawn = self._sampler.draw(logits, sampling, position, tally, mask)
+            drawn = self._sampler.draw(logits, sampling, position, tally, self._masks.get(number))
             if not row.drafts:
                 known[position:] = [drawn.token]
         return Sample(number, drawn.token, drawn.logprob, drawn.top)

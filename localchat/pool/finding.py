@@ -44,6 +44,7 @@ def engine_options(
         backend=settings.backend,
         sampling=advised_sampling(model, paths).sampling,
         state_dir=paths.state_dir,
+        remote=model.remote,
     )
 
 

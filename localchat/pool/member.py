@@ -73,7 +73,7 @@ class Wanted(msgspec.Struct, frozen=True):
         parts = [
             *(options.model.resolve(), options.backend, options.context_tokens, options.kv_type),
             *(options.gpu_layers, options.threads, options.max_slots, options.cache_ram_bytes),
-            *(options.speculation, sorted(options.sampling.items())),
+            *(options.speculation, sorted(options.sampling.items()), options.remote),
         ]
         return repr(parts)
 

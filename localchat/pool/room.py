@@ -39,8 +39,10 @@ class MachineRoom:
     """By live free memory, less what engines hold of it without the system's knowing."""
 
     def judge(self, options: EngineOptions, beside: Iterable[Member]) -> Verdict:
-        if options.model.is_dir():
-            return Verdict(fits=True)  # no header to plan by: the engine decides as it loads
+        if options.remote is not None or options.model.is_dir():
+            return Verdict(
+                fits=True
+            )  # nothing is loaded here; or no header to plan by: the engine decides as it loads
         header = read_header(options.model)
         plan = backend_for(options.model, options.backend).plan(
             header, _wish(options), usable_machine()

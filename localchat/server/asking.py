@@ -13,7 +13,7 @@ from localchat.engine.request import (
     Text,
     TokenIds,
 )
-from localchat.server.body import check_depth
+from localchat.server.body import check_size
 from localchat.server.config import Limits
 from localchat.server.conversing import conversation
 from localchat.server.failures import refused
@@ -238,7 +238,7 @@ def _format(wanted: ResponseFormat, limits: Limits) -> Grammar | None:
             param="response_format.json_schema.schema",
             code="missing_required_parameter",
         )
-    check_depth(schema, limits, "response_format")
+    check_size(schema, limits, "response_format")
     return Grammar("json_schema", msgspec.json.encode(schema).decode())
 
 

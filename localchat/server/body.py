@@ -158,21 +158,26 @@ def _invalid(error: msgspec.ValidationError) -> ApiError:
     )
 
 
-def check_depth(value: Any, limits: Limits, param: str) -> None:  # noqa: ANN401 - any JSON
-    """Refuse free-form JSON (schemas, options of templates) that nests too deep. Raises ApiError."""
-    level = [value]
+def check_size(value: Any, limits: Limits, param: str) -> None:  # noqa: ANN401 - any JSON
+    """Refuse free-form JSON (schemas, for instance) that nests too deep or holds too much, before anything
+    walks through it. Raises ApiError."""
+    level, held = [value], 0
     for _ in range(limits.depth):
-        level = [inner for outer in level for inner in _inside(outer)]
-        if not level:
+        boxes = [one for one in level if isinstance(one, dict | list)]
+        if not boxes:
             return
+        held += sum(map(len, boxes))
+        if held > limits.values:
+            raise refused(
+                f"The field {param!r} holds more than {limits.values} values.",
+                param=param,
+                code="invalid_json",
+            )
+        level = [
+            inner for box in boxes for inner in (box.values() if isinstance(box, dict) else box)
+        ]
     raise refused(
         f"The field {param!r} is nested deeper than {limits.depth} levels.",
         param=param,
         code="invalid_json",
     )
-
-
-def _inside(value: Any) -> list[Any]:  # noqa: ANN401 - any JSON
-    if isinstance(value, dict):
-        return list(value.values())
-    return value if isinstance(value, list) else []

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from localchat.engine.request import Messages, ReasoningChoice
-from localchat.server.body import check_depth
+from localchat.server.body import check_size
 from localchat.server.config import Limits
 from localchat.server.failures import refused
 from localchat.server.messages import engine_messages
@@ -63,7 +63,7 @@ def _tool(at: int, tool: Tool, limits: Limits) -> dict[str, Any]:
             param=f"tools[{at}]",
         )
     parameters = function.parameters or {"type": "object", "properties": {}}
-    check_depth(parameters, limits, f"tools[{at}].function.parameters")
+    check_size(parameters, limits, f"tools[{at}].function.parameters")
     described: dict[str, Any] = {"name": function.name}
     if function.description is not None:
         described["description"] = function.description

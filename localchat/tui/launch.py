@@ -51,13 +51,18 @@ def _prepare(reduced_motion: bool) -> None:
     os.environ.setdefault("TEXTUAL_FPS", "120")
     if reduced_motion:
         os.environ["TEXTUAL_ANIMATIONS"] = "none"
+    _teach_keys()
+
+
+def _teach_keys() -> None:
+    """What Alt sends in most terminals: Escape, then the key. Textual would read Enter (and send the message),
+    or the sign that a Mac makes of it."""
     from enum import Enum
 
     from textual import _ansi_sequences
 
-    class Sent(Enum):
-        """What Alt+Enter sends in most terminals; Textual would read Enter, and send the message."""
-
-        ALT_ENTER = "alt+enter"
-
-    _ansi_sequences.ANSI_SEQUENCES_KEYS["\x1b\r"] = (Sent.ALT_ENTER,)  # type: ignore[index]
+    sent = {"\r": "enter", "o": "o"} | {digit: digit for digit in "12345"}
+    alt = Enum("alt", {f"alt_{name}": f"alt+{name}" for name in sent.values()})  # type: ignore[misc]
+    table = _ansi_sequences.ANSI_SEQUENCES_KEYS
+    for key, name in sent.items():
+        table[f"\x1b{key}"] = (alt[f"alt_{name}"],)  # type: ignore[index]

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from localchat.chatformat import chat_format
 from localchat.chatformat.calls import CallParser, Chain
 from localchat.chatformat.parts import Answer, Call, Parser, Part, Thought
 from localchat.chatformat.reasoning import Family, Splitter
 from localchat.chatformat.styles import STYLES, UNKNOWN, CallStyle, style_of
+from localchat.engine.request import Message, Messages
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -203,6 +205,11 @@ def test_a_call_without_arguments_is_told_by_its_name() -> None:
     assert whole(parser("hermes"), '<tool_call>{"name": "get_time"') == ("", [("get_time", "")])
 
 
+@pytest.mark.parametrize("said", ['{"answer": [1, 2', '{"name": "Bob", "a', '{"name": "Bob"'])
+def test_json_that_is_no_call_is_told_while_it_is_written(said: str) -> None:
+    assert gather(parser("hermes").feed(said)) == (said, [])
+
+
 def test_ids_are_unique_and_as_long_as_the_family_wants() -> None:
     def ids(style: str) -> list[str]:
         one = parser(style)
@@ -245,3 +252,12 @@ def test_calls_are_looked_for_behind_reasoning_only() -> None:
 def test_the_template_shows_the_family(template: str, style: str) -> None:
     found: CallStyle = style_of(template)
     assert found.name == style
+
+
+def test_a_model_without_a_template_is_read_too() -> None:
+    chat = chat_format(None)
+    rendered = chat.render(Messages((Message("user", "hi"),), tools=TOOLS))
+    one = chat.splitter(rendered)
+    assert whole(one, FORMS["hermes"]) == ("", BOTH)
+    none = chat.splitter(chat.render(Messages((Message("user", "hi"),))))
+    assert whole(none, FORMS["hermes"])[1] == []

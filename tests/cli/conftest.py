@@ -97,6 +97,17 @@ class Screen:
         before, _, self._seen = self._seen.partition(text)
         return before + text
 
+    def press_until(self, keys: str, text: str) -> str:
+        """Press again until `text` comes: a Ctrl+C between a prompt and the wait for its line is taken by
+        readline with the next key only."""
+        end = time.monotonic() + _PATIENCE_S
+        while text not in self._seen:
+            assert time.monotonic() < end, f"{text!r} did not come; on the screen: {self._seen!r}"
+            self.press(keys)
+            select.select([self._master], [], [], 0.5)
+            self._read()
+        return self.wait_for(text)
+
     def finish(self) -> tuple[int, str]:
         """Exit code and what was not read yet."""
         end = time.monotonic() + _PATIENCE_S

@@ -2,10 +2,13 @@
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from llguidance import LLMatcher
 
 from localchat.chatformat import ChatFormat, chat_format
@@ -14,6 +17,7 @@ from localchat.errors import UsageError
 from localchat.loop import grammar as grammar_module
 from localchat.loop.answer_grammar import answer_grammar
 from localchat.loop.closing import Endings
+from localchat.loop.constraint import Constraint
 from localchat.loop.grammar import Grammars, Wanted, wanted
 from localchat.loop.lexicon import lexicon
 from localchat.loop.scripted import VOCAB, Vocabulary
@@ -276,3 +280,86 @@ def test_nothing_changes_while_there_is_room_and_then_only_the_end_is_allowed() 
     assert allowed_behind(b"[", 20) == {"]"}
     assert allowed_behind(b"[1, 2, 3", 45) == set("0123456789,]")
     assert allowed_behind(b"[1", 26) == {"]"}
+
+
+def test_an_end_is_looked_for_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = []
+    real = Endings.look
+
+    def look(self: Endings, matcher: Any, said: int, left: int) -> Any:
+        places.append(said)
+        return real(self, matcher, said, left)
+
+    monkeypatch.setattr(Endings, "look", look)
+    allowed_behind(b"[" + b"1, " * 100, 400)
+    assert len(places) < 30
+    assert places == sorted(set(places))
+    places.clear()
+    allowed_behind(b"[1]"[:1], 10)
+    assert places == [1]
+
+
+# ---------------------------------------------------------------------------- bad input
+
+_KEYS = st.sampled_from(
+    ["type", "properties", "items", "enum", "anyOf", "$ref", "required", "pattern", "minimum", "x"]
+)
+_LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-9, 9),
+    st.sampled_from(["object", "array", "string", "integer", "#", "#/$defs/x", "(", "[a", "\0"]),
+)
+_VALUES = st.recursive(
+    _LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def tried(make: Callable[[], Constraint]) -> Constraint | UsageError:
+    try:
+        return make()
+    except UsageError as refused:
+        return refused
+
+
+@given(st.dictionaries(_KEYS, _VALUES, max_size=5))
+@settings(max_examples=80, deadline=None)
+def test_any_schema_binds_or_is_refused_in_words(schema: dict[str, Any]) -> None:
+    asked = Grammar("json_schema", json.dumps(schema))
+    one = tried(lambda: GRAMMARS.constraint(wanted(asked), room=60))
+    if isinstance(one, UsageError):
+        assert "the JSON schema" in one.message
+        return
+    for _ in range(20):
+        if one.ended:
+            break
+        words = np.frombuffer(one.masks(())[0](), np.uint8)
+        token = int(np.flatnonzero(np.unpackbits(words, bitorder="little"))[0])
+        if token in TOKENIZER.eog:
+            break
+        assert one.take(token), one.error
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["function", "name", "x"]), _VALUES), max_size=3))
+@settings(max_examples=60, deadline=None)
+def test_any_tools_bind_or_are_refused(tools: list[dict[str, Any]]) -> None:
+    chat = template(SIGNS["hermes"])
+    prompt = Messages((Message("user", "hi"),), tools=tuple(tools), tool_choice="required")
+
+    def bound() -> Constraint:
+        source = answer_grammar(GenerateRequest(prompt), chat.render(prompt), chat, TOKENIZER)
+        assert source is not None
+        return GRAMMARS.constraint(source, room=60)
+
+    one = tried(bound)
+    assert one.message if isinstance(one, UsageError) else not one.error
+
+
+@pytest.mark.parametrize("kind", ["lark", "regex"])
+@given(source=st.text("ab()[]{}|*+?/\\:\n\"'%@<>1, startTX", max_size=30))
+@settings(max_examples=60, deadline=None)
+def test_any_grammar_binds_or_is_refused(kind: Any, source: str) -> None:
+    one = tried(lambda: GRAMMARS.constraint(wanted(Grammar(kind, source)), room=60))
+    assert one.message if isinstance(one, UsageError) else not one.error

@@ -149,6 +149,18 @@ def test_a_bad_completion_is_refused_by_its_field(stage: Stage, body: Any, param
     assert (reply.status, reply.error["param"]) == (400, param)
 
 
+@pytest.mark.parametrize("place", ["response_format", "tools"])
+def test_a_schema_that_holds_too_much_is_refused(stage: Stage, place: str) -> None:
+    schema = {"enum": list(range(30_000))}
+    fields = {
+        "response_format": {"type": "json_schema", "json_schema": {"schema": schema}},
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}],
+    }
+    reply = ask(stage, "/v1/chat/completions", {"messages": USER, place: fields[place]})
+    assert (reply.status, reply.error["code"]) == (400, "invalid_json")
+    assert "20000 values" in reply.error["message"]
+
+
 def test_a_schema_that_nests_too_deep_is_refused(stage: Stage) -> None:
     schema: dict[str, Any] = {}
     for _ in range(80):

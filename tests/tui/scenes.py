@@ -174,6 +174,21 @@ async def models(pilot: Pilot[int]) -> None:
     await until(pilot, lambda: screen.weighed)
 
 
+async def shown_again(pilot: Pilot[int]) -> None:
+    """As after a restart: how long the model thought is not known any more."""
+    await talk(pilot)
+    app_of(pilot).session.show()
+    await pilot.pause()
+
+
+async def settings(pilot: Pilot[int]) -> None:
+    await pilot.press("f2", "down")
+    screen: Any = pilot.app.screen
+    screen.tell_about(
+        screen.about("system").partition("\n")[0] + "\n~/.config/localchat/settings.toml"
+    )
+
+
 def weighed(pilot: Pilot[int]) -> bool:
     """The choices of a parameter are there."""
     screen: Any = pilot.app.screen
@@ -204,9 +219,10 @@ SCENES: dict[str, Scene] = {
     "answer-light": Scene(talk, theme("light"), ((80, 24),)),
     "answer-high-contrast": Scene(talk, theme("high-contrast"), ((80, 24),)),
     "answer-ansi": Scene(talk, theme("ansi"), ((80, 24),)),
-    "tools": Scene(talk, {"script": lambda request: THOUGHT}),
+    "tools": Scene(shown_again, {"script": lambda request: THOUGHT}),
     "reasoning-open": Scene(
-        keys("tab", "up", "up", "enter", before=talk), {"script": lambda request: THOUGHT}
+        keys("tab", "up", "up", "enter", before=shown_again),
+        {"script": lambda request: THOUGHT},
     ),
     "writing": Scene(under_way("writing"), {"script": held(*WRITING)}),
     "writing-small": Scene(under_way("writing"), {"script": held(*WRITING)}, SMALL),
@@ -225,9 +241,9 @@ SCENES: dict[str, Scene] = {
     "models": Scene(models, {"models": ("tiny", "other", "guide")}),
     "parameters": Scene(keys("f4")),
     "parameter-costs": Scene(keys("f4", "enter", ready=weighed)),
-    "settings": Scene(keys("f2")),
+    "settings": Scene(settings),
     "history": Scene(past),
-    "history-search": Scene(keys(*"norway", before=past)),
+    "history-search": Scene(keys(*"norway", before=past), sizes=((80, 24),)),
     "help": Scene(keys("f1")),
     "palette": Scene(
         keys("ctrl+p", ready=lambda pilot: len(pilot.app.screen.query("CommandList")))

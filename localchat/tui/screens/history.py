@@ -63,7 +63,7 @@ class HistoryScreen(ListDialog[str]):
         plural = "" if summary.messages == 1 else "s"
         return (
             f"{summary.messages} message{plural} · {inert_line(summary.model) or 'no model'} · "
-            f"begun {_date(summary.created_s)} · {id_[:12]}"
+            f"begun {_date(summary.created_s)} · {_short(id_)}"
         )
 
     def chosen(self, id_: str) -> None:
@@ -140,6 +140,11 @@ def _when(seconds: float) -> str:
     if passed < 24 * 3600:
         return f"{passed // 3600:.0f} h"
     return datetime.fromtimestamp(seconds).strftime("%d %b")
+
+
+def _short(id_: str) -> str:
+    """Enough of an id for `localchat history show`."""
+    return id_[:12]
 
 
 def _date(seconds: float) -> str:

@@ -1,0 +1,104 @@
+"""Engines on other machines: what the settings file says of them, and which one a word means.
+
+    [remotes.box]
+    url = "http://10.0.0.5:8000"
+    model = "Qwen/Qwen2.5-72B-Instruct"     # without it: the server's first
+    key_env = "BOX_KEY"                     # or key_file = "~/.box-key"
+
+The word of a remote model is `remote:box`, `remote:box#MODEL`, or `remote:URL`; `--remote box` is short for it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from localchat.errors import UsageError
+
+PREFIX: Final = "remote:"
+_FIELDS: Final = ("url", "model", "key_env", "key_file")
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A server that speaks the OpenAI protocol. name: as the user calls it. key_env, key_file: where the key
+    stands; it is read when it is needed and never kept."""
+
+    name: str
+    url: str
+    model: str = ""
+    key_env: str = ""
+    key_file: str = ""
+
+    @property
+    def word(self) -> str:
+        """What finds it again."""
+        return f"{PREFIX}{self.name}" + (f"#{self.model}" if self.model else "")
+
+    @property
+    def here(self) -> bool:
+        """Whether it is on this machine."""
+        address = self.url if "://" in self.url else f"http://{self.url}"
+        host = urlsplit(address).hostname or ""
+        return host in ("localhost", "::1") or host.startswith("127.")
+
+    def key(self, environ: Mapping[str, str]) -> str:
+        """The key; empty: none. Raises UsageError where it should be and is not."""
+        if self.key_env:
+            if found := environ.get(self.key_env, "").strip():
+                return found
+            raise UsageError(
+                f"the remote {self.name} takes its key from {self.key_env}, which is not set",
+                hint=f"export {self.key_env}=…",
+            )
+        if not self.key_file:
+            return ""
+        path = Path(self.key_file).expanduser()
+        try:
+            return path.read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as problem:
+            raise UsageError(
+                f"the remote {self.name} takes its key from {path}, which cannot be read: {problem}"
+            ) from problem
+
+
+def read_remotes(path: Path, section: object) -> dict[str, Remote]:
+    """The `[remotes]` table of a settings file. Raises UsageError naming what is wrong."""
+    if not isinstance(section, dict):
+        raise UsageError(f"{path}: remotes is not a section", hint="as in [remotes.box]")
+    found = {}
+    for name, table in section.items():
+        where = f"{path} [remotes.{name}]"
+        if not isinstance(table, dict) or not all(isinstance(one, str) for one in table.values()):
+            raise UsageError(f"{where} has to hold text: {', '.join(_FIELDS)}")
+        if unknown := sorted(set(table) - set(_FIELDS)):
+            raise UsageError(
+                f"{where}: there is no {unknown[0]!r}", hint=f"there are {', '.join(_FIELDS)}"
+            )
+        if not table.get("url"):
+            raise UsageError(f"{where} has no url", hint='as url = "http://127.0.0.1:8000"')
+        found[name] = Remote(name, **table)
+    return found
+
+
+def find_remote(word: str, remotes: Mapping[str, Remote]) -> Remote:
+    """The remote that a word (with or without its prefix) means: a name of the settings file, or an address.
+    Raises UsageError."""
+    place, _, model = word.removeprefix(PREFIX).partition("#")
+    if known := remotes.get(place):
+        return replace(known, model=model or known.model)
+    address = place if "://" in place else f"http://{place}"
+    host = urlsplit(address).hostname or ""
+    if "://" in place or ":" in place or "." in host or host == "localhost":
+        if not address.startswith(("http://", "https://")):
+            raise UsageError(
+                f"{place!r} is no address of a server", hint="as in http://127.0.0.1:8000"
+            )
+        return Remote(place, place, model)
+    names = ", ".join(sorted(remotes)) or "none yet"
+    raise UsageError(
+        f"there is no remote {place!r}",
+        hint=f"the settings file has {names}, under [remotes.NAME]; or give an address, as "
+        "http://127.0.0.1:8000",
+    )

@@ -1,0 +1,76 @@
+"""Two localchats, one behind the other: what the first answers is what a client of the second reads."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import localchat
+from localchat.engine.events import Done, Event, Reasoning, Text
+from localchat.engine.local import EngineOptions, LocalEngine
+from localchat.engine.remote import RemoteEngine, RemoteOptions
+from localchat.engine.request import GenerateRequest, Message, Messages, Sampling
+from localchat.errors import ContextExceeded
+from tests.server.serving import Stage, running
+
+GUIDE = Path(localchat.__file__).with_name("guide") / "guide.gguf"
+
+
+def silent(_: str) -> None:
+    """Sentences of an engine are of no interest here."""
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[LocalEngine, RemoteEngine]]:
+    """The guide, and a remote of a server of a remote of a server that runs it."""
+    local = LocalEngine(EngineOptions(GUIDE, name="guide"), say=silent)
+    with running(local) as (near, _):
+        first = RemoteEngine(RemoteOptions(f"http://127.0.0.1:{near}"), say=silent)
+        with running(first) as (far, _):
+            second = RemoteEngine(RemoteOptions(f"http://127.0.0.1:{far}/v1"), say=silent)
+            yield local, second
+            second.close()
+        first.close()
+    local.close()
+
+
+def said(events: list[Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Text | Reasoning))
+
+
+@pytest.mark.parametrize("question", ["How do I pull a model?", "What is a KV cache?"])
+def test_the_chain_gives_the_same_greedy_text_and_usage(
+    pair: tuple[LocalEngine, RemoteEngine], question: str
+) -> None:
+    local, chained = pair
+    request = GenerateRequest(
+        Messages((Message("user", question),)), Sampling(temperature=0), max_tokens=80
+    )
+    alone, through = list(local.generate(request)), list(chained.generate(request))
+    assert said(through) == said(alone) != ""
+    end, expected = through[-1], alone[-1]
+    assert isinstance(end, Done) and isinstance(expected, Done)
+    assert end.usage.completion_tokens == expected.usage.completion_tokens
+    assert end.usage.prompt_tokens == expected.usage.prompt_tokens
+
+
+def test_a_prompt_that_is_too_long_is_refused_with_its_numbers_through_the_chain(
+    pair: tuple[LocalEngine, RemoteEngine],
+) -> None:
+    request = GenerateRequest(Messages((Message("user", "word " * 9000),)))
+    with pytest.raises(ContextExceeded) as caught:
+        list(pair[1].generate(request))
+    assert caught.value.details["context_tokens"] == 4096
+
+
+def test_what_a_server_knows_of_its_model_passes(pair: tuple[LocalEngine, RemoteEngine]) -> None:
+    assert pair[1].info().backend == "remote"
+    assert pair[1].detokenize(pair[1].tokenize("pull a model")) == "pull a model"
+
+
+def test_a_stage_is_reached_like_any_server(stage: Stage) -> None:
+    word = stage.plays("ping", Text(0, "pong"))
+    engine = RemoteEngine(RemoteOptions(stage.base), say=silent)
+    stream = engine.generate(GenerateRequest(Messages((Message("user", word),))))
+    assert said([event for event in stream if isinstance(event, Text)]) == "pong"
+    engine.close()

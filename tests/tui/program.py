@@ -1,0 +1,120 @@
+"""The real program on a terminal of its own, whose screen can be read."""
+
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pyte
+
+PATIENCE_S = 60.0
+
+_OWN_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+class Program:
+    """`localchat` in a window of `width` by `height`. `raw`: every byte that it wrote."""
+
+    def __init__(
+        self, data: Path, args: Sequence[str] = (), width: int = 100, height: int = 30
+    ) -> None:
+        self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+        self._screen = pyte.Screen(width, height)
+        self._stream = pyte.ByteStream(self._screen)
+        self.raw = b""
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _OWN_TERMINAL, "-m", "localchat", *args],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            env={
+                **os.environ,
+                "TERM": "xterm-256color",
+                "COLORTERM": "truecolor",
+                "LOCALCHAT_DATA_DIR": str(data),
+                "LOCALCHAT_CONFIG": str(data / "settings.toml"),
+            },
+        )
+        os.close(slave)
+
+    def type(self, keys: str) -> None:
+        """Press keys, as a terminal sends them."""
+        os.write(self._master, keys.encode())
+
+    def ask(self, text: str) -> None:
+        """Write a question and send it. The keys come apart from each other, as a person's do."""
+        self.type(text)
+        self.until(lambda: text[-12:] in self.text)
+        self.type("\r")
+
+    @property
+    def text(self) -> str:
+        """What stands on the screen now."""
+        return "\n".join(line.rstrip() for line in self._screen.display)
+
+    def until(self, true: Callable[[], object]) -> None:
+        """Read until something is true of the screen."""
+        end = time.monotonic() + PATIENCE_S
+        while not true():
+            assert time.monotonic() < end, f"it did not come; on the screen:\n{self.text}"
+            assert self.process.poll() is None, (
+                f"it has ended; its last words: {self.raw[-2000:]!r}"
+            )
+            self._read(0.05)
+
+    def see(self, words: str) -> None:
+        """Read until these words stand on the screen."""
+        self.until(lambda: words in self.text)
+
+    def rest(self, seconds: float) -> None:
+        """Read for a while."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self._read(0.02)
+
+    def end(self) -> int:
+        """Read until it has ended; its exit code."""
+        end = time.monotonic() + PATIENCE_S
+        while self.process.poll() is None:
+            assert time.monotonic() < end, f"it does not end; on the screen:\n{self.text}"
+            self._read(0.05)
+        return self.process.returncode
+
+    @property
+    def engine(self) -> psutil.Process:
+        """The process that holds the model."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return next(one for one in children if "localchat.loop.worker" in " ".join(one.cmdline()))
+
+    def close(self) -> None:
+        """Take everything down."""
+        with suppress(psutil.NoSuchProcess, StopIteration):
+            self.engine.kill()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+    def _read(self, patience_s: float) -> None:
+        ready, _, _ = select.select([self._master], [], [], patience_s)
+        if not ready:
+            return
+        with suppress(OSError):  # the program has closed its side
+            data = os.read(self._master, 65536)
+            self.raw += data
+            self._stream.feed(data)
