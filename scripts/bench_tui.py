@@ -51,6 +51,12 @@ def main() -> int:
     parser.add_argument("--keys", type=int, default=200)
     parser.add_argument("--rate", type=float, default=300.0, help="tokens a second")
     parser.add_argument("--messages", type=int, default=200, help="of 250 tokens each")
+    parser.add_argument(
+        "--program",
+        choices=["app", "widget"],
+        default="app",
+        help="all of it, or its transcript alone",
+    )
     asked = parser.parse_args()
     if unknown := set(asked.parts) - PARTS.keys():
         print(f"unknown parts {sorted(unknown)}; there are {', '.join(PARTS)}", file=sys.stderr)
@@ -73,7 +79,7 @@ def main() -> int:
 def paint(asked: argparse.Namespace) -> Figures:
     """First screen with content, ms."""
     bare = [_first_paint([*PROGRAM, "bare"]) for _ in range(10)]
-    ours = [_first_paint([*PROGRAM, "widget", "10", "150", "0"]) for _ in range(10)]
+    ours = [_first_paint([*PROGRAM, asked.program, "10", "150", "0"]) for _ in range(10)]
     return {"paint_bare_ms": statistics.median(bare), "paint_ms": statistics.median(ours)}
 
 
@@ -107,12 +113,14 @@ def busy(asked: argparse.Namespace) -> Figures:
 
 def _typed(asked: argparse.Namespace, name: str, bytes_per_s: int = 0) -> Figures:
     """Keys at random moments while an answer is written."""
-    command = [*PROGRAM, "widget", str(asked.messages // 2), "500", str(asked.rate)]
+    command = [*PROGRAM, asked.program, str(asked.messages // 2), "500", str(asked.rate)]
     chance = random.Random(5)
     with Terminal(command, bytes_per_s=bytes_per_s) as terminal:
         if terminal.wait_for(MARK, terminal.begun_s) is None:
             raise SystemExit(f"{name}: the program did not start")
-        terminal.type(LETTERS[0])  # the answer begins
+        terminal.type(LETTERS[0])
+        time.sleep(0.5)
+        terminal.type("\r")  # sent, in the program; the answer begins
         time.sleep(3.0)
         begun, cpu, sent = time.monotonic(), terminal.cpu_s(), terminal.total_bytes
         waits: list[float] = []

@@ -2,9 +2,11 @@
 
     python -m scripts.tui_bench.programs bare
     python -m scripts.tui_bench.programs widget MESSAGES TOKENS_PER_MESSAGE RATE
+    python -m scripts.tui_bench.programs app MESSAGES TOKENS_PER_MESSAGE RATE
 
 `bare` is a Textual app with one Static. `widget` is a transcript over an input line; once a key came, an
-answer of RATE tokens a second is written into it until the process is ended.
+answer of RATE tokens a second is written into it until the process is ended. `app` is the whole program on a
+scripted engine, which answers what is sent at that rate.
 """
 
 import os
@@ -70,8 +72,36 @@ def widget(messages: int, tokens: int, rate: float) -> None:
     Widget().run()
 
 
+def app(messages: int, tokens: int, rate: float) -> None:
+    """The whole program, with a conversation of so many messages."""
+    import tempfile
+    from pathlib import Path
+
+    import msgspec.structs
+
+    from localchat.chat.conversation import Conversation
+    from localchat.engine.request import Message
+    from localchat.engine.scripted import Answer
+    from scripts.tui_bench.prose import markdown, pieces
+    from tests.tui.stage import INFO, Stage
+
+    conversation = Conversation()
+    for number in range(messages):
+        asked = conversation.add(Message("user", f"question {number}"), parent=conversation.head)
+        mark = f"\n\n{MARK}" if number == messages - 1 else ""
+        answer = Message("assistant", markdown(tokens, number) + mark)
+        conversation.add(answer, parent=asked.id)
+    told = Answer(tuple(pieces(markdown(100_000, 77))), gap_s=1 / rate if rate else 0.0)
+    about = msgspec.structs.replace(INFO, context_tokens=1_000_000)
+    with tempfile.TemporaryDirectory() as folder:
+        Stage(
+            Path(folder), lambda request: told, about=about, conversation=conversation
+        ).app().run()
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "bare":
         bare()
     else:
-        widget(int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
+        program = {"widget": widget, "app": app}[sys.argv[1]]
+        program(int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
