@@ -128,7 +128,7 @@ class Server:
     def _away(self, problem: Exception) -> EngineDied:
         return EngineDied(
             f"the server at {self.url} went away: {problem or type(problem).__name__}",
-            hint="ask again: without a server the model is loaded here",
+            hint="start it again (localchat serve), or start this anew: then the model is loaded here",
             signal="",
             phase="serve",
         )
