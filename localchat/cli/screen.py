@@ -29,13 +29,20 @@ _MACHINE_STAYS_S = 5.0
 def open_screen(ctx: click.Context, setup: Setup, conversation: Conversation) -> int:
     """Chat on the screen, in a conversation that is new or goes on; returns the exit code. Raises
     LocalchatError."""
+    workplace, settled = workplace_of(ctx, setup)
+    return launch(workplace, settled, conversation)
+
+
+def workplace_of(ctx: click.Context, setup: Setup) -> tuple[Workplace, Settled]:
+    """What the screen works with, and the model it begins with. Raises LocalchatError."""
     flags = given_flags(ctx)
 
     def settled(word: str | None, changes: Mapping[str, str]) -> Settled:
         given = {key: Given(text, _HERE) for key, text in changes.items()}
         for key in given:
             check_key(key, _HERE)
-        return _settled(settle(setup.door, {**flags, **given}, word or setup.model.word))
+        model = word or setup.model.word
+        return _settled(settle(setup.door, {**flags, **given}, model, setup.terminal))
 
     workplace = Workplace(
         paths=setup.paths,
@@ -48,7 +55,7 @@ def open_screen(ctx: click.Context, setup: Setup, conversation: Conversation) ->
         keys=read_settings(setup.paths.settings_file).keys,
         history_file=setup.paths.data_dir / FILE if setup.settings.history else None,
     )
-    return launch(workplace, _settled(setup), conversation)
+    return workplace, _settled(setup)
 
 
 def _settled(setup: Setup) -> Settled:
