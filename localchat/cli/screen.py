@@ -1,5 +1,6 @@
 """From a settled command to the screen: what `localchat` alone opens on a terminal."""
 
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -17,33 +18,44 @@ from localchat.tui.workplace import Settled, Workplace
 
 if TYPE_CHECKING:
     from localchat.engine.engine import Engine
+    from localchat.fit.machine import Machine
     from localchat.fit.plan import LoadWish, MemoryPlan
+    from localchat.library.first_run import FirstRun
 
 _HERE = "set in this chat"
+_MACHINE_STAYS_S = 5.0
 
 
 def open_screen(ctx: click.Context, setup: Setup, conversation: Conversation) -> int:
     """Chat on the screen, in a conversation that is new or goes on; returns the exit code. Raises
     LocalchatError."""
+    workplace, settled = workplace_of(ctx, setup)
+    return launch(workplace, settled, conversation)
+
+
+def workplace_of(ctx: click.Context, setup: Setup) -> tuple[Workplace, Settled]:
+    """What the screen works with, and the model it begins with. Raises LocalchatError."""
     flags = given_flags(ctx)
 
     def settled(word: str | None, changes: Mapping[str, str]) -> Settled:
         given = {key: Given(text, _HERE) for key, text in changes.items()}
         for key in given:
             check_key(key, _HERE)
-        return _settled(settle(setup.door, {**flags, **given}, word or setup.model.word))
+        model = word or setup.model.word
+        return _settled(settle(setup.door, {**flags, **given}, model, setup.terminal))
 
     workplace = Workplace(
         paths=setup.paths,
         environ=setup.door.environ,
         settle=settled,
         request=request_for,
-        plan=_plan,
+        plan=_Planner().plan,
+        first_run=lambda: _first_run(setup),
         remember=lambda model: None if model.remote else remember_model(model, setup.paths),
         keys=read_settings(setup.paths.settings_file).keys,
         history_file=setup.paths.data_dir / FILE if setup.settings.history else None,
     )
-    return launch(workplace, _settled(setup), conversation)
+    return workplace, _settled(setup)
 
 
 def _settled(setup: Setup) -> Settled:
@@ -55,12 +67,27 @@ def _settled(setup: Setup) -> Settled:
     return Settled(setup.model, setup.settings, options, open_engine)
 
 
-def _plan(settled: Settled, wish: "LoadWish") -> "MemoryPlan":
-    from localchat.backends import backend_for
-    from localchat.fit.header import read_header
-    from localchat.fit.machine import read_machine
+class _Planner:
+    """Plans loads. The machine is looked at once in a while: that takes a second where there are GPUs."""
 
-    header = read_header(settled.model.path)
-    return backend_for(settled.model.path, settled.settings.backend).plan(
-        header, wish, read_machine()
-    )
+    def __init__(self) -> None:
+        self._machine: Machine | None = None
+        self._looked_s = float("-inf")
+
+    def plan(self, settled: Settled, wish: "LoadWish") -> "MemoryPlan":
+        from localchat.fit.checkpoint import read_unloaded
+        from localchat.fit.verdict import Subject, judge, usable_machine
+
+        if self._machine is None or time.monotonic() - self._looked_s > _MACHINE_STAYS_S:
+            self._machine, self._looked_s = usable_machine(), time.monotonic()
+        model = settled.model
+        unloaded = read_unloaded(model.path)
+        subject = Subject(model.name, unloaded, model.path, settled.settings.backend)
+        return judge(subject, wish, self._machine, None, speed=False).plan
+
+
+def _first_run(setup: Setup) -> "FirstRun | None":
+    from localchat.library.first_run import first_run, is_first_run
+
+    environ = setup.door.environ
+    return first_run(setup.paths, environ) if is_first_run(setup.paths, environ) else None

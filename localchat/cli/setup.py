@@ -92,8 +92,14 @@ def prepare(ctx: click.Context, model_word: str | None = None) -> Setup:
     return settle(door, given_flags(ctx), model_word)
 
 
-def settle(door: Door, given: Mapping[str, Given], model_word: str | None = None) -> Setup:
-    """The same from flags that are known already. Raises UsageError, ModelMissing."""
+def settle(
+    door: Door,
+    given: Mapping[str, Given],
+    model_word: str | None = None,
+    terminal: Terminal | None = None,
+) -> Setup:
+    """The same from flags that are known already. `terminal`: where a screen holds the streams, the one from
+    before. Raises UsageError, ModelMissing."""
     said = Said(door, given, model_word)
     paths = said.paths
     chosen = said.settings()
@@ -113,7 +119,8 @@ def settle(door: Door, given: Mapping[str, Given], model_word: str | None = None
     def settings_for(names: Iterable[str]) -> Settings:
         return said.settings(names).settings
 
-    terminal = Terminal(door.environ, quiet=settings.quiet, color=settings.color)
+    if terminal is None:
+        terminal = Terminal(door.environ, quiet=settings.quiet, color=settings.color)
     return Setup(door, paths, settings, origins, model, terminal, settings_for)
 
 

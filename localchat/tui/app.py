@@ -15,6 +15,7 @@ from textual.widgets import Input, TextArea
 
 from localchat.chat.conversation import Conversation
 from localchat.errors import LocalchatError
+from localchat.library.locate import GUIDE
 from localchat.tui import clipboard
 from localchat.tui.commands import COMMANDS
 from localchat.tui.engines import Engines
@@ -23,7 +24,7 @@ from localchat.tui.keys import KEYS, bindings, checked
 from localchat.tui.screens.chat import ChatScreen
 from localchat.tui.session import Session
 from localchat.tui.themes import NAMES, THEMES, textual_name
-from localchat.tui.welcoming import greeting
+from localchat.tui.welcoming import first_greeting, greeting
 from localchat.tui.workplace import Settled, Workplace
 
 if TYPE_CHECKING:
@@ -100,8 +101,17 @@ class ChatApp(App[int]):
     async def _greet(self) -> None:
         from localchat.tui.widgets.welcome import Welcome
 
-        lines, offers = await asyncio.to_thread(greeting, self._workplace, self.session.settled)
-        self.chat.query_one(Welcome).tell(lines, offers)
+        welcome = self.chat.query_one(Welcome)
+        welcome.tell(*greeting(self.session.settled))
+        if self.session.settled.model.word != GUIDE or self.session.conversation.nodes:
+            return
+        try:
+            found = await asyncio.to_thread(self._workplace.first_run)
+        except LocalchatError as problem:
+            self.session.complain(problem)
+            return
+        if found is not None:
+            welcome.tell(*first_greeting(found))
 
     async def _open_history(self) -> None:
         try:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from localchat.engine.local import EngineOptions
     from localchat.engine.request import GenerateRequest, Prompt
     from localchat.fit.plan import LoadWish, MemoryPlan
+    from localchat.library.first_run import FirstRun
     from localchat.library.locate import LocatedModel
     from localchat.tui.engines import OpenEngine
 
@@ -32,7 +33,8 @@ class Workplace:
     the command and the changes made since, by key; raises ModelMissing, UsageError. plan: what a load with
     this wish would take of this machine, read from the header alone; raises LocalchatError. remember(model):
     it answered, and is the next run's;
-    raises OSError. keys: the `[keys]` table of the settings file.
+    raises OSError. first_run(): hardware, adoptable models and three to begin with, where there is no model
+    but the guide; takes seconds; raises LocalchatError. keys: the `[keys]` table of the settings file.
     history_file: None where nothing is kept on the disk."""
 
     paths: Paths
@@ -41,5 +43,6 @@ class Workplace:
     request: "Callable[[Settings, Prompt], GenerateRequest]"
     plan: "Callable[[Settled, LoadWish], MemoryPlan]"
     remember: "Callable[[LocatedModel], None]"
+    first_run: "Callable[[], FirstRun | None]"
     keys: Mapping[str, str]
     history_file: "Path | None"

@@ -10,6 +10,8 @@ from textual.pilot import Pilot
 from localchat.engine.events import Figures, Loading, Prefill, Queued, Reasoning, Text, ToolCall
 from localchat.engine.scripted import Answer
 from localchat.errors import ContextExceeded, EngineDied
+from localchat.library.download_rate import DownloadRate
+from localchat.library.first_run import Card, FirstRun
 from tests.tui.stage import HOLD, INFO, app_of, say, told, until
 
 Act = Callable[[Pilot[int]], Awaitable[None]]
@@ -203,6 +205,21 @@ def told_in_turn(*pieces: str) -> Callable[[object], Answer]:
     return lambda request: told(*pieces)
 
 
+def card(role: Any, name: str, count: int, seconds: float, pace: float) -> Card:
+    """One model to begin with."""
+    return Card(role, name, "", count * 2, count, seconds, 32768, 0, 29, pace, "")
+
+
+FIRST = FirstRun(
+    hardware="AMD EPYC 7B13, 2 cores · 8.1 GB of RAM, 6.0 GB free",
+    adoptable=(),
+    cards=(
+        card("fast", "qwen2.5:0.5b", 398_000_000, 40.0, 41.0),
+        card("balanced", "qwen2.5:1.5b", 1_117_000_000, 112.0, 15.2),
+        card("best", "qwen2.5:3b", 1_930_000_000, 193.0, 7.9),
+    ),
+    rate=DownloadRate(10_000_000.0, False),
+)
 DIES = EngineDied(
     "the engine died: SIGKILL, while it answered",
     hint="the last words of its log: none; the next question starts it again",
@@ -214,6 +231,9 @@ SCENES: dict[str, Scene] = {
     "welcome": Scene(nothing),
     "welcome-small": Scene(nothing, sizes=SMALL),
     "guide": Scene(nothing, {"models": ("guide", "other")}),
+    "first-run": Scene(
+        nothing, {"models": ("guide",), "first_run": FIRST}, ((80, 24), (120, 40), (40, 12))
+    ),
     "answer": Scene(talk, RICH),
     "answer-small": Scene(talk, RICH, SMALL),
     "answer-light": Scene(talk, theme("light"), ((80, 24),)),

@@ -30,6 +30,7 @@ from localchat.engine.scripted import Answer, ScriptedEngine
 from localchat.engine.stream import Stream
 from localchat.errors import LocalchatError, ModelMissing
 from localchat.fit.plan import LoadWish, MemoryPlan
+from localchat.library.first_run import FirstRun
 from localchat.library.locate import LocatedModel
 from localchat.paths import Paths, find_paths
 from localchat.settings import SAMPLING_KEYS, Given, Settings, resolve
@@ -176,6 +177,7 @@ class Stage:
     environ: dict[str, str] = field(default_factory=dict)
     conversation: Conversation = field(default_factory=Conversation)
     refuse: LocalchatError | None = None
+    first_run: FirstRun | None = None
     opened: list[tuple[EngineOptions, StagedEngine]] = field(default_factory=list)
     remembered: list[str] = field(default_factory=list)
     context_free_bytes: int = 11 * GB
@@ -250,6 +252,7 @@ class Stage:
             request=request,
             plan=self.plan,
             remember=lambda model: self.remembered.append(model.word),
+            first_run=lambda: self.first_run,
             keys=self.keys,
             history_file=self.tmp / "history.sqlite3",
         )

@@ -50,6 +50,13 @@ def test_ask_stop_regenerate_quit_and_resume(tmp_path: Path, start: Start) -> No
     program.type("\x0f")  # Ctrl+O
     program.see("TPOT p50")
     program.type("\x0f")
+    program.type("\x1bOR")  # F3: the models, each with its verdict
+    program.see("guide")
+    program.until(lambda: re.search(r"guide .* fits: [\d,]+ tokens", program.text))
+    program.type("\x1b")
+    program.until(lambda: "╭─ Models" not in program.text)
+    program.ask("/set temperature 0.1")
+    program.see("temperature = 0.1")
     program.ask(LONG)
     program.until(lambda: "● writing" in program.text)
     program.type("\x1b")

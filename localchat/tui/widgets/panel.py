@@ -56,6 +56,7 @@ class Panel(Widget, can_focus=True):
 
     def on_resize(self) -> None:
         self.changed()
+        self._reveal()
 
     # ------------------------------------------------------------------ the marked figure
 

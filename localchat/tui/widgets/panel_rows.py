@@ -124,6 +124,7 @@ def _kv(live: Live, width: int) -> Iterator[Row]:
     now = live.figures or (live.stats.now if live.stats else None)
     if live.stats is not None and not live.busy:
         now = live.stats.now
+        used = now.kv_used_tokens  # the last request holds nothing any more
     yield _heading("KV cache", f"{figures.kv_share(used, total)}", width)
     shared = now.kv_shared_tokens if now else 0
     cached = now.kv_cached_tokens if now else 0

@@ -42,13 +42,11 @@ class Welcome(Widget):
 
     def render(self) -> Content:
         width = max(10, self.size.width - 2)
+        greeting = _fitted(self.greeting, self.size.height - 3 - len(self.offers))
         lines: list[Content] = [
             Content.assemble(("localchat", "bold $primary")),
             Content(""),
-            *(
-                Content.styled(inert_line(line)[:width], "$foreground 60%")
-                for line in self.greeting
-            ),
+            *(Content.styled(inert_line(line)[:width], "$foreground 60%") for line in greeting),
         ]
         first = len(lines) + 1
         if self.offers:
@@ -59,6 +57,14 @@ class Welcome(Widget):
         above = max(0, (self.size.height - len(lines)) // 2)
         self._offer_rows = {above + first + n: n + 1 for n in range(len(self.offers))}
         return Content("\n" * above) + Content("\n").join(_centred(lines, self.size.width))
+
+
+def _fitted(lines: Sequence[str], room: int) -> list[str]:
+    """The lines that a low window has room for: first the empty ones go, then the last."""
+    kept = list(lines)
+    if len(kept) > room:
+        kept = [line for line in kept if line]
+    return kept[: max(1, room)]
 
 
 def _centred(lines: Sequence[Content], width: int) -> list[Content]:
