@@ -34,7 +34,8 @@ class LocatedModel:
 def locate(
     word: str, paths: Paths, why: str, environ: Mapping[str, str] = os.environ
 ) -> LocatedModel:
-    """The model that `word` means. Raises ModelMissing saying where was looked, UsageError for a folder.
+    """The model that `word` means. Raises ModelMissing saying where was looked, UsageError for a folder that
+    is no checkpoint of the Hugging Face kind.
     `environ`: says where other programs keep their models."""
     if word != GUIDE and (target := read_bookmarks(paths).aliases.get(word)):
         return replace(_locate(target, paths, f"{word} is its alias; {why}", environ), word=word)
