@@ -72,7 +72,7 @@ def _locate(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> Lo
         if adopted := find_adopted(word, environ):
             return LocatedModel(word, word, adopted, why)
     if _is_path(word) or given.exists():
-        if is_checkpoint(given):
+        if is_checkpoint(given) or (given / "config.json").is_file():
             return LocatedModel(str(given.absolute()), given.name, given.absolute(), why)
         if given.is_dir():
             raise UsageError(f"{word} is a folder ({why})", hint=_inside(given))
