@@ -4,18 +4,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from localchat.errors import LocalchatError, ModelInvalid
-from localchat.fit.checkpoint import Checkpoint, Unloaded
-from localchat.fit.machine import Gpu, Machine, read_gpus, read_machine
+from localchat.fit.checkpoint import Unloaded
+from localchat.fit.machine import Machine, read_gpus, read_machine
 from localchat.fit.paces import Past
 from localchat.fit.plan import LoadWish, MemoryPlan
 from localchat.fit.reason import Kind
 from localchat.loop.backend import Availability, OpenModel
-from localchat_cuda import installation
-from localchat_cuda import plan as planner
-from localchat_cuda.config import parse_config
-
-_NOT_GGUF = "it is a GGUF, and the CUDA backend runs folders of safetensors; llama.cpp runs it"
+from localchat_cuda import fitting, installation
 
 
 class Device(NamedTuple):
@@ -50,7 +45,7 @@ class CudaBackend:
     """Folders of safetensors on an NVIDIA GPU. See localchat.backends.Backend and loop.backend.Backend."""
 
     name = "cuda"
-    kinds: tuple[Kind, ...] = ("safetensors",)
+    kinds: tuple[Kind, ...] = fitting.KINDS
 
     def build_key(self) -> str:
         """Empty: nothing native of ours could crash in a way that a safe mode avoids."""
@@ -67,32 +62,21 @@ class CudaBackend:
 
     def objection(self, model: Unloaded) -> str:
         """What config.json asks for and this engine lacks."""
-        if not isinstance(model, Checkpoint):
-            return _NOT_GGUF
-        try:
-            parse_config(model.config, "it")
-        except ModelInvalid as trouble:
-            return trouble.message.removesuffix(".")
-        return ""
+        return fitting.objection(model)
 
     def seen(self, machine: Machine) -> Machine:
         """NVIDIA's cards are seen already."""
         return machine
 
     def plan(self, model: Unloaded, wish: LoadWish, machine: Machine) -> MemoryPlan:
-        """What a load to the first GPU would take. Raises UsageError, ModelInvalid."""
-        if not isinstance(model, Checkpoint):
-            raise LocalchatError(f"This model cannot be planned: {_NOT_GGUF}.")
-        gpu = machine.gpus[0] if machine.gpus else Gpu(0, "no GPU", 0, 0)
-        limits = planner.Limits(wish.gpu_limit_bytes, wish.kv_limit_bytes)
-        config = parse_config(model.config, model.name)
-        return planner.plan(config, model.headers, wish, gpu, limits)
+        """What a load would take of the card with the most free memory. Raises UsageError, ModelInvalid."""
+        return fitting.plan_for(model, wish, machine)
 
     def expected_rate(
         self, model: Unloaded, plan: MemoryPlan, threads: int, past: Sequence[Past] = ()
     ) -> float | None:
-        """None: no GPU but one was measured."""
-        return None
+        """By the card's bandwidth; None where the driver does not tell it."""
+        return fitting.expected_rate(model, plan, read_machine(), past)
 
     def facts(self) -> Facts:
         """What the driver and the installed torch say of themselves; loads neither torch nor triton."""

@@ -42,8 +42,11 @@ def load_runner(
     config: ModelConfig, folder: Path | None, place: str, options: LoadOptions, progress: Progress,
     say: Callable[[str], None],
 ) -> CudaRunner:  # fmt: skip
-    """Weights (None: random ones), pages and warm-up. Raises ModelInvalid, DoesNotFit, EngineClosed."""
-    device = torch.device(place, 0) if place == "cuda" else torch.device(place)
+    """Weights (of `folder`; None: random ones) and pages on `place`, and warm-up. Raises ModelInvalid,
+    DoesNotFit, EngineClosed."""
+    device = torch.device(place)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     plan, can = options.plan, capabilities(config, options)
     total = max(plan.weights_bytes, 1)
 

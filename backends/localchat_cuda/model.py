@@ -1,6 +1,7 @@
 """An opened checkpoint folder: what its files say, its tokenizer, the plan of a load, and the load."""
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ class CheckpointModel:
 
     def __init__(self, folder: Path, place: Place, say: Callable[[str], None]) -> None:
         """Raises ModelMissing, ModelInvalid."""
-        self._folder, self._place = folder, place
+        self._folder, self._place, self._ordinal = folder, place, 0
         self.config = read_config(folder)
         if place == "cuda" and self.config.dtype == "float32":
             say("The weights are stored in fp32; they are loaded as bf16.")
@@ -50,23 +51,28 @@ class CheckpointModel:
         return demand(found, self.info.name)
 
     def _memory(self) -> Gpu:
-        """The memory that the model goes to: the first GPU's, or this machine's for the references."""
+        """The memory that the model goes to: of the GPU with the most free, or of this machine for the
+        references."""
         if self._place == "cpu":
             machine = read_machine()
             return Gpu(0, "CPU", machine.ram_total_bytes, machine.ram_free_bytes)
         gpus, note = read_gpus()
         if not gpus:
             raise LocalchatError(f"No NVIDIA GPU can be used here. {note}".strip())
-        return gpus[0]
+        self._ordinal = max(range(len(gpus)), key=lambda i: gpus[i].free_bytes)
+        return gpus[self._ordinal]
 
     def load(self, options: LoadOptions, progress: Progress, say: Callable[[str], None]) -> Runner:
         """Weights, pages and warm-up. Raises ModelInvalid, DoesNotFit, EngineClosed."""
+        # As the driver counts its cards, by which the plan chose one; read when CUDA begins.
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         from localchat_cuda.loading import load_runner
 
         folder = None if options.dummy_weights else self._folder
         if folder is None:
             say("The weights are random: the text means nothing.")
-        return load_runner(self.config, folder, self._place, options, progress, say)
+        place = f"cuda:{self._ordinal}" if self._place == "cuda" else self._place
+        return load_runner(self.config, folder, place, options, progress, say)
 
     def close(self) -> None:
         """Nothing is held. Idempotent."""
