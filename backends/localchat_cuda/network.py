@@ -57,6 +57,7 @@ class Graphs:
         self._held: dict[tuple[str, Shape], tuple[torch.cuda.CUDAGraph, tuple[torch.Tensor, ...]]]
         self._held = {}
         self._seen: Counter[tuple[str, Shape]] = Counter()
+        self._without_room: set[tuple[str, Shape]] = set()
         self._pool = torch.cuda.graph_pool_handle() if enabled else None
         self.settled = True
         """Whether the last run was a replay, or never will be: its time is typical. Before, kernels may have
@@ -79,9 +80,19 @@ class Graphs:
         if held is None:
             self._seen[key] += 1
             self.settled = not self.enabled
-            if not self.enabled or self._seen[key] <= SEEN_BEFORE_CAPTURE:
+            if (
+                not self.enabled
+                or self._seen[key] <= SEEN_BEFORE_CAPTURE
+                or key in self._without_room
+            ):
                 return work()
-            held = self._held[key] = self._capture(work)
+            try:
+                held = self._held[key] = self._capture(work)
+            except torch.OutOfMemoryError:
+                # A graph keeps its results for ever; launched kernel by kernel the step may still fit.
+                self._without_room.add(key)
+                torch.cuda.empty_cache()
+                return work()
         else:
             self.settled = True
         held[0].replay()
