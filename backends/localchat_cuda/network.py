@@ -79,7 +79,7 @@ class Graphs:
         held = self._held.get(key)
         if held is None:
             self._seen[key] += 1
-            self.settled = not self.enabled
+            self.settled = not self.enabled or key in self._without_room
             if (
                 not self.enabled
                 or self._seen[key] <= SEEN_BEFORE_CAPTURE
