@@ -30,6 +30,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cache_ram_mib: Annotated[int, Meta(ge=0)] | None = None
     gpu_layers: Annotated[int, Meta(ge=0)] | Literal["auto", "all"] = "auto"
     require_gpu: bool = False
+    vram_gb: Annotated[float, Meta(gt=0)] | None = None
+    kv_gb: Annotated[float, Meta(gt=0)] | None = None
+    dummy_weights: bool = False
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     speculation: bool = True
     keep_alive: Annotated[int, Meta(ge=-1)] = 300
@@ -68,6 +71,7 @@ class Key(NamedTuple):
 
 _YES_NO = "true or false"
 _SHARE = "a number from 0 to 1"
+_GB = "a number of gigabytes above 0"
 _PENALTY = "a number from -2 to 2"
 
 KEYS: Final[Mapping[str, Key]] = {
@@ -88,6 +92,11 @@ KEYS: Final[Mapping[str, Key]] = {
     ),
     "gpu_layers": Key("--gpu-layers", "auto, all or a whole number", "Layers computed on the GPU."),
     "require_gpu": Key("--require-gpu", _YES_NO, "Refuse to load rather than use the CPU alone."),
+    "vram_gb": Key("--vram-gb", _GB, "Most of an NVIDIA GPU's memory that the CUDA backend takes."),
+    "kv_gb": Key("--kv-gb", _GB, "Most of it for the KV cache."),
+    "dummy_weights": Key(
+        "--dummy-weights", _YES_NO, "Random weights: to measure speed without a model's files."
+    ),
     "threads": Key(
         "--threads", "a whole number; 0 is every physical core", "Threads that compute."
     ),

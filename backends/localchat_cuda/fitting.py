@@ -38,7 +38,9 @@ def plan_for(model: Unloaded, wish: LoadWish, machine: Machine) -> MemoryPlan:
         raise UsageError(f"{model.name}: {objection(model)}", hint="llama.cpp runs it.")
     config = parse_config(model.config, model.name)
     card = max(machine.gpus, key=lambda gpu: gpu.free_bytes, default=_NO_CARD)
-    found = planner.plan(config, model.headers, wish, card)
+    limits = planner.Limits(wish.gpu_limit_bytes, wish.kv_limit_bytes)
+    headers = () if wish.dummy_weights else model.headers
+    found = planner.plan(config, headers, wish, card, limits)
     if not machine.gpus:
         note = f" {machine.gpu_note}" if machine.gpu_note else ""
         return replace(

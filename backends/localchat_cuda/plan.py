@@ -16,8 +16,10 @@ from localchat.fit.words import size, tokens
 from localchat_cuda.config import AWQ_GROUP, FloatType, ModelConfig
 
 PAGE_TOKENS = 64
-STEP_TOKENS = 2048
-"""Most tokens of a step: 50 ms for a 7B model on an H200."""
+STEP_TOKENS, LARGE_STEP_TOKENS = 2048, 4096
+"""Most tokens of a step, 50 and 100 ms for a 7B model on an H200; the larger one on large GPUs: it takes
+1.4 GB for activations, and dequantizes half as often."""
+_LARGE_GPU_BYTES = 40_000_000_000
 OVERHEAD_BYTES = 900_000_000
 """The driver's context, the libraries' handles and workspaces, compiled kernels, captured graphs."""
 _HALF, _FLOAT, _LARGEST_SLOTS = 2, 4, 256
@@ -66,11 +68,36 @@ def weights_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> 
     return total
 
 
-def workspace_bytes(config: ModelConfig, slots: int) -> int:
-    """Activations of the largest step, logits of `slots` points with the sampler's copy, and the
+def parameters(config: ModelConfig) -> int:
+    """Numbers in the weights, as people count a model's size."""
+    width, d = config.hidden, config.head_dim
+    layer = width * (config.qkv_columns + config.heads * d + 3 * config.feed + 2)
+    layer += config.qkv_columns if config.biased else 0
+    layer += 2 * d if config.normed_heads else 0
+    return config.layers * layer + config.vocabulary * width * (1 if config.tied else 2) + width
+
+
+def dummy_bytes(config: ModelConfig) -> int:
+    """What random weights of this shape take."""
+    wide = _FLOAT if config.dtype == "float32" else _HALF
+    if not config.awq:
+        return parameters(config) * wide
+    width = config.hidden
+    products = width * (config.qkv_columns + config.heads * config.head_dim + 3 * config.feed)
+    packed = config.layers * products
+    return packed // 2 + packed // AWQ_GROUP * _FLOAT + (parameters(config) - packed) * wide
+
+
+def step_tokens(gpu: Gpu) -> int:
+    """Most tokens of a step on this GPU."""
+    return LARGE_STEP_TOKENS if gpu.total_bytes >= _LARGE_GPU_BYTES else STEP_TOKENS
+
+
+def workspace_bytes(config: ModelConfig, slots: int, step: int = STEP_TOKENS) -> int:
+    """Activations of a step of `step` tokens, logits of `slots` points with the sampler's copy, and the
     dequantized weight that the library multiplies."""
     width = max(config.qkv_columns, 2 * config.feed, config.hidden)
-    activations = STEP_TOKENS * (2 * width + 3 * config.hidden) * _FLOAT
+    activations = step * (2 * width + 3 * config.hidden) * _FLOAT
     logits = slots * config.vocabulary * 3 * _FLOAT
     spread = 2 * config.feed * config.hidden * _HALF if config.awq else 0
     return activations + logits + spread
@@ -84,8 +111,9 @@ class _Planner:
         self.config, self.wish, self.limits = config, wish, limits
         self.kv_type = _KV_TYPES[config.dtype]
         self._check()
-        self.weights = weights_bytes(config, headers)
-        self.workspace = workspace_bytes(config, wish.max_slots)
+        self.weights = weights_bytes(config, headers) if headers else dummy_bytes(config)
+        self.step = step_tokens(gpu)
+        self.workspace = workspace_bytes(config, wish.max_slots, self.step)
         self.free = max(gpu.free_bytes - reserve_bytes(gpu.total_bytes), 0)
         if limits.gpu_bytes is not None:
             self.free = min(self.free, limits.gpu_bytes)
@@ -161,7 +189,7 @@ class _Planner:
             flash_attention=True,
             gpu_layers=self.config.layers + 1,
             cache_ram_bytes=0,
-            max_step_tokens=STEP_TOKENS,
+            max_step_tokens=self.step,
             advice=advice,
             notes=tuple(self.notes),
             layers=self.config.layers + 1,

@@ -10,7 +10,7 @@ merged weight is allocated whole and filled part by part, so the peak is the mod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from safetensors import safe_open
@@ -93,6 +93,7 @@ class Checkpoint:
         """Raises ModelMissing, ModelInvalid."""
         self.folder, self.device = folder, device
         self.headers = read_headers(folder)
+        self._open: dict[Path, Any] = {}
         self._files = {
             tensor.name: path for path, header in self.headers.items() for tensor in header.tensors
         }
@@ -104,8 +105,9 @@ class Checkpoint:
                 f"{self.folder} lacks the tensor {name}.",
                 hint="A shard may be missing, or the files belong to another model: download again.",
             )
-        with safe_open(path, "pt", device=str(self.device)) as file:
-            found: torch.Tensor = file.get_tensor(name)
+        if path not in self._open:
+            self._open = {path: safe_open(path, "pt", device=str(self.device))}
+        found: torch.Tensor = self._open[path].get_tensor(name)
         if tuple(found.shape) != shape:
             raise ModelInvalid(
                 f"{path}: {name} has the shape {tuple(found.shape)}, and config.json means {shape}.",

@@ -32,6 +32,8 @@ _ENGINE = (
     _Flag("cache_ram_mib", ("--cache-ram",), "MIB", "RAM for KV that nobody uses now."),
     _Flag("threads", ("--threads",), "N", "Threads that compute; 0 is every physical core."),
     _Flag("gpu_layers", ("--gpu-layers",), "N", "Layers on the GPU: auto, all or a number."),
+    _Flag("vram_gb", ("--vram-gb",), "GB", "Most of a GPU's memory (CUDA backend)."),
+    _Flag("kv_gb", ("--kv-gb",), "GB", "Most of it for the KV cache."),
     _Flag("backend", ("--backend",), "NAME", "What runs the model; doctor lists them."),
     _Flag(
         "remote", ("--remote",), "URL", "An OpenAI-compatible server, or its name, that answers."
@@ -59,6 +61,9 @@ _SWITCHES = (
     ),
     _Flag("speculation", ("--speculation/--no-speculation",), "", "Guess ahead (exact); on."),
     _Flag("attach", ("--attach/--no-attach",), "", "Use a running server's models; on."),
+    _Flag(
+        "dummy_weights", ("--dummy-weights/--real-weights",), "", "Random weights, for speed tests."
+    ),
     _Flag("stats", ("--stats/--no-stats",), "", "A line of figures after the answer."),
     _Flag("quiet", ("-q", "--quiet/--no-quiet"), "", "Only errors and what was asked for."),
     _Flag("color", ("--color/--no-color",), "", "Colours on a terminal; on."),

@@ -63,7 +63,8 @@ def _here(model: "Model", paths: "Paths") -> _Here:
     located = LocatedModel(model.stands_for or model.name, model.name, model.path, "")
     try:
         subject = Subject(model.name, read_unloaded(model.path), model.path)
-        why = judge(subject, LoadWish(max_slots=2), usable_machine(), None, speed=False).why
+        found = judge(subject, LoadWish(max_slots=2), usable_machine(), None, speed=False)
+        why = "" if found.plan.missing else found.why
     except LocalchatError:
         why = ""  # the line of trouble says it
     return _Here(why, advised_sampling(located, paths))

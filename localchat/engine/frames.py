@@ -50,6 +50,9 @@ class Open(msgspec.Struct, frozen=True, tag="open", omit_defaults=True):
     safe_builds: tuple[str, ...] = ()
     sampling: dict[str, float] = {}
     audit: bool = False
+    gpu_limit_bytes: int | None = None
+    kv_limit_bytes: int | None = None
+    dummy_weights: bool = False
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):

@@ -34,7 +34,8 @@ class EngineOptions:
     require_gpu: refuse to load rather than compute on the CPU alone. sampling: defaults by name (the
     catalogue's or the user's), before the model's own. state_dir: where crashing builds are remembered.
     remote: a server elsewhere that answers instead; then nothing is loaded here.
-    audit: check the KV books whenever idle (tests).
+    audit: check the KV books whenever idle (tests). gpu_limit_bytes, kv_limit_bytes, dummy_weights: see
+    fit.plan.LoadWish.
     """
 
     model: Path
@@ -52,6 +53,9 @@ class EngineOptions:
     state_dir: Path | None = None
     audit: bool = False
     remote: Remote | None = None
+    gpu_limit_bytes: int | None = None
+    kv_limit_bytes: int | None = None
+    dummy_weights: bool = False
 
 
 class _Query:
@@ -192,6 +196,9 @@ class LocalEngine:
                     safe_builds=self._safe.known(),
                     sampling=options.sampling,
                     audit=options.audit,
+                    gpu_limit_bytes=options.gpu_limit_bytes,
+                    kv_limit_bytes=options.kv_limit_bytes,
+                    dummy_weights=options.dummy_weights,
                 )
             )
         return self._child

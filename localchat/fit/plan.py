@@ -27,6 +27,8 @@ class LoadWish:
 
     context_tokens: longest sequence. kv_type: f16, q8_0, q4_0, ... max_slots: sequences at once.
     cache_ram_bytes: RAM for parked prefixes. require_gpu: refuse rather than compute on the CPU alone.
+    gpu_limit_bytes, kv_limit_bytes: most of a GPU's memory, most of it for the KV cache. dummy_weights: random
+    weights, to measure speed without a model's files.
     """
 
     context_tokens: int | None = None
@@ -36,6 +38,9 @@ class LoadWish:
     cache_ram_bytes: int | None = None
     threads: int = 0
     require_gpu: bool = False
+    gpu_limit_bytes: int | None = None
+    kv_limit_bytes: int | None = None
+    dummy_weights: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,8 @@ class LocatedModel:
 def locate(
     word: str, paths: Paths, why: str, environ: Mapping[str, str] = os.environ
 ) -> LocatedModel:
-    """The model that `word` means. Raises ModelMissing saying where was looked, UsageError for a folder.
+    """The model that `word` means. Raises ModelMissing saying where was looked, UsageError for a folder that
+    is no checkpoint of the Hugging Face kind.
     `environ`: says where other programs keep their models."""
     if word != GUIDE and (target := read_bookmarks(paths).aliases.get(word)):
         return replace(_locate(target, paths, f"{word} is its alias; {why}", environ), word=word)
@@ -71,7 +72,7 @@ def _locate(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> Lo
         if adopted := find_adopted(word, environ):
             return LocatedModel(word, word, adopted, why)
     if _is_path(word) or given.exists():
-        if is_checkpoint(given):
+        if is_checkpoint(given) or (given / "config.json").is_file():
             return LocatedModel(str(given.absolute()), given.name, given.absolute(), why)
         if given.is_dir():
             raise UsageError(f"{word} is a folder ({why})", hint=_inside(given))

@@ -93,6 +93,8 @@ class Capabilities:
     kv_tokens: cells of the cache, all slots together. context_tokens: longest single sequence.
     block_tokens: page size, 0 where the cache is not paged. bytes_per_token: KV of one token.
     state_bytes: fixed part of a saved state (recurrent models). equal_rows: see RowClass.
+    step_target_s: longest step; shared_step_target_s: where a prompt is computed while others write, whose
+    next tokens wait for it (0: the same).
     """
 
     context_tokens: int
@@ -112,6 +114,7 @@ class Capabilities:
     kv_type: str = "f16"
     kv_types: tuple[str, ...] = ("f16",)
     step_target_s: float = 0.25
+    shared_step_target_s: float = 0.0
     limits: tuple[str, ...] = ()
     """What this model cannot do, in sentences for `show` and for why_missed."""
 
@@ -202,13 +205,14 @@ class LoadOptions:
     """How to load. The plan has the numbers; the rest is the user's word.
 
     threads: 0 = physical cores. safe_mode: avoid what is known to crash here.
-    max_slots: sequences at once. speculation: whether verify batches will come.
+    max_slots: sequences at once. dummy_weights: random ones, to measure speed.
     """
 
     plan: MemoryPlan
     threads: int = 0
     safe_mode: bool = False
     max_slots: int = 16
+    dummy_weights: bool = False
 
 
 Progress: TypeAlias = Callable[[int, int], bool]

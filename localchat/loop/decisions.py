@@ -76,7 +76,7 @@ class Decisions:
                 self._figures(job, now_s)
 
     def _went_well(self, flight: Flight, elapsed_s: float) -> None:
-        self._pace.measured(flight.width, elapsed_s)
+        self._pace.measured(flight.width, elapsed_s, prompt=not flight.decoding)
         if not flight.rows:
             return
         self._counts.steps += 1

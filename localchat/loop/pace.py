@@ -9,34 +9,54 @@ _FIRST_TOKENS = 64
 _FOLLOW = 0.3
 _MEASURABLE_TOKENS = 16
 _WON_BACK = 16
+_ALIKE = 0.1
 
 
 class Pace:
-    """Learns the time of a token in wide steps. `most_tokens`: what the runner can take in one step."""
+    """Learns the time of a step and of its tokens. `most_tokens`: what the runner can take in one step.
+    `shared_target_s`: of steps that others write in meanwhile; 0: the same."""
 
-    def __init__(self, target_s: float, most_tokens: int) -> None:
+    def __init__(self, target_s: float, most_tokens: int, shared_target_s: float = 0.0) -> None:
         self._target_s = target_s
+        self._shared_target_s = shared_target_s or target_s
         self._most = most_tokens
         self._allowed = most_tokens
-        self._token_s: float | None = None
+        # Exponentially weighted: means of tokens and seconds, variance of tokens, covariance.
+        self._tokens = self._seconds = 0.0
+        self._variance = self._covariance = 0.0
 
-    def budget(self) -> int:
-        """Tokens for the next step, drafts and decoding rows included."""
-        if self._token_s is None:
+    def budget(self, *, shared: bool = False) -> int:
+        """Tokens for the next step, drafts and decoding rows included. `shared`: somebody writes meanwhile."""
+        if not self._tokens:
             return min(_FIRST_TOKENS, self._allowed)
-        wanted = int(self._target_s / self._token_s)
+        target_s = self._shared_target_s if shared else self._target_s
+        base_s, token_s = self._line()
+        wanted = int((target_s - base_s) / token_s)
         return max(min(LEAST_TOKENS, self._allowed), min(self._allowed, wanted))
 
-    def measured(self, tokens: int, elapsed_s: float) -> None:
-        """A step of `tokens` went well and took so long."""
+    def measured(self, tokens: int, elapsed_s: float, *, prompt: bool = True) -> None:
+        """A step of `tokens` went well and took so long. `prompt`: it computed a prompt; where none was
+        computed, most of a GPU's time goes into reading the weights and says nothing of a token's."""
         self._allowed = min(self._most, self._allowed + max(1, self._allowed // _WON_BACK))
-        if tokens < _MEASURABLE_TOKENS or elapsed_s <= 0:
+        if not prompt or tokens < _MEASURABLE_TOKENS or elapsed_s <= 0:
             return
-        token_s = elapsed_s / tokens
-        if self._token_s is None:
-            self._token_s = token_s
-        else:
-            self._token_s += _FOLLOW * (token_s - self._token_s)
+        if not self._tokens:
+            self._tokens, self._seconds = float(tokens), elapsed_s
+            return
+        more, longer = tokens - self._tokens, elapsed_s - self._seconds
+        self._tokens += _FOLLOW * more
+        self._seconds += _FOLLOW * longer
+        self._variance = (1 - _FOLLOW) * (self._variance + _FOLLOW * more * more)
+        self._covariance = (1 - _FOLLOW) * (self._covariance + _FOLLOW * more * longer)
+
+    def _line(self) -> tuple[float, float]:
+        """Seconds of a step whatever its width, and of each of its tokens: the line through what was measured,
+        as far as widths differed. The whole is never less than a quarter tokens."""
+        mean_s = self._seconds / self._tokens
+        if self._variance <= (_ALIKE * self._tokens) ** 2:
+            return 0.0, mean_s
+        token_s = min(max(self._covariance / self._variance, mean_s / 4), mean_s)
+        return self._seconds - token_s * self._tokens, token_s
 
     def out_of_memory(self) -> None:
         """A step did not find memory: halve what any step may take. Steps that go well win it back."""

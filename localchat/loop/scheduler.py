@@ -124,7 +124,7 @@ class Scheduler:
         for _ in range(len(_TURNS)):
             turn = _TURNS[self._turn]
             self._turn = (self._turn + 1) % len(_TURNS)
-            draft = Making(self._pace.budget())
+            draft = Making(self._pace.budget(shared=any(one.writes for one in self.running)))
             if turn == "free":
                 self._plan_free(draft)
             elif turn == "exact prompt":

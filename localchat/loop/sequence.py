@@ -99,6 +99,11 @@ class Sequence:
         drafts are."""
         return self.in_prompt or (self.set_back and self.needs > 1)
 
+    @property
+    def writes(self) -> bool:
+        """Whether it has begun to write."""
+        return self.known > self.job.prompt_tokens
+
     def may_sample(self) -> bool:
         """Whether one more token is wanted behind all virtual ones."""
         return self.virtual < self.limit

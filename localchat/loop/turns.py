@@ -72,7 +72,7 @@ class Loop:
         self._audit = audit
         # Drafts that were wrong have to be cut away again.
         self._speculation = speculation and can.rewind != "checkpoint"
-        pace = Pace(can.step_target_s, can.max_step_tokens)
+        pace = Pace(can.step_target_s, can.max_step_tokens, can.shared_step_target_s)
         self._scheduler = Scheduler(can, book, pace)
         self._telling = Telling(outlets.events, outlets.failure, book.usage, fingerprint)
         self._counts = counts if counts is not None else Counts()

@@ -124,6 +124,9 @@ class Worker:
                 cache_ram_bytes=wish.cache_ram_bytes,
                 threads=wish.threads,
                 require_gpu=wish.require_gpu,
+                gpu_limit_bytes=wish.gpu_limit_bytes,
+                kv_limit_bytes=wish.kv_limit_bytes,
+                dummy_weights=wish.dummy_weights,
             )
         )
         self._footprint = Footprint(self._plan)
@@ -154,6 +157,7 @@ class Worker:
             threads=self._wish.threads,
             safe_mode=self._safe,
             max_slots=self._wish.max_slots,
+            dummy_weights=self._wish.dummy_weights,
         )
         if self._embedding is not None:
             model = cast(EmbeddingModel, self._model)

@@ -41,11 +41,18 @@ def engine_options(
         cache_ram_bytes=None if cache is None else cache * _MIB,
         speculation=settings.speculation,
         require_gpu=settings.require_gpu,
+        gpu_limit_bytes=_bytes(settings.vram_gb),
+        kv_limit_bytes=_bytes(settings.kv_gb),
+        dummy_weights=settings.dummy_weights,
         backend=settings.backend,
         sampling=advised_sampling(model, paths).sampling,
         state_dir=paths.state_dir,
         remote=model.remote,
     )
+
+
+def _bytes(gigabytes: float | None) -> int | None:
+    return None if gigabytes is None else int(gigabytes * 1e9)
 
 
 class Known(msgspec.Struct, frozen=True):

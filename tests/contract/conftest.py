@@ -24,7 +24,17 @@ def _llamacpp(folder: Path) -> Path:
     return write_chain(folder / "chain.gguf")
 
 
-BACKENDS = {"scripted": (SCRIPTED, _scripted), "llamacpp": ("llamacpp", _llamacpp)}
+def _cuda(folder: Path) -> Path:
+    from tests.localchat_cuda.speaking import write_speaking
+
+    return write_speaking(folder)
+
+
+BACKENDS = {
+    "scripted": (SCRIPTED, _scripted),
+    "llamacpp": ("llamacpp", _llamacpp),
+    "cuda": ("localchat_cuda.backend:ReferenceBackend", _cuda),
+}
 
 
 @pytest.fixture(scope="session", params=list(BACKENDS))

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from localchat.backends import Backend, find_backends
+from localchat.backends import find_backends
 from localchat.cli.app import run
 from localchat.cli.door import Door
 from localchat.fit.machine import Gpu, Machine
+from localchat.loop.backend import Availability
+from localchat_cuda.backend import CudaBackend
 from tests.cli.conftest import Screen
 from tests.fake_hub import FakeHub, Fault
 from tests.gguf_files import Q4_0, Size, llama, write_split
-from tests.library.cuda_door import CudaDoor
 from tests.library.test_library_remote import SHARDS
 from tests.localchat_cuda.test_localchat_cuda_config import QWEN25
 
@@ -38,7 +39,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine], None]:
 
     def put(found: Machine) -> None:
         monkeypatch.setattr("localchat.fit.machine.read_machine", lambda: found)
-        monkeypatch.setattr("tests.library.cuda_door.read_machine", lambda: found)
+        monkeypatch.setattr("localchat_cuda.backend.read_machine", lambda: found)
 
     put(LAPTOP)
     return put
@@ -64,10 +65,9 @@ def call(
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CUDA backend as if it were installed."""
-    backends: dict[str, Backend] = {**find_backends(), "cuda": CudaDoor()}
-    monkeypatch.setattr("localchat.backends.find_backends", lambda: backends)
-    monkeypatch.setattr("localchat.fit.verdict.find_backends", lambda: backends)
+    """The CUDA backend as if it could run here."""
+    can = Availability(True, "torch is installed.")
+    monkeypatch.setattr(CudaBackend, "available", lambda self: can)
 
 
 def told(outcome: Outcome) -> dict[str, Any]:
@@ -155,7 +155,12 @@ def test_a_checkpoint_without_a_gpu_is_said_to_need_one(
     assert "llama.cpp does not run a safetensors checkpoint" in err
 
 
-def test_a_checkpoint_where_no_backend_is_for_it(call: Call, hub: FakeHub) -> None:
+def test_a_checkpoint_where_no_backend_is_for_it(
+    call: Call, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backends = {name: one for name, one in find_backends().items() if name != "cuda"}
+    monkeypatch.setattr("localchat.backends.find_backends", lambda: backends)
+    monkeypatch.setattr("localchat.fit.verdict.find_backends", lambda: backends)
     hub.add("maker/Full", {"config.json": json.dumps(QWEN25).encode(), **SHARDS})
     code, _, err = call("fit", "maker/Full")
     assert code == 1

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors.torch
 import torch
@@ -12,9 +12,12 @@ import transformers
 
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.config import ModelConfig, read_config
-from localchat_cuda.flow import DenseFlow, PackedFlow
+from localchat_cuda.flow import DenseFlow, PackedFlow, logits_of
+from localchat_cuda.inbox import Inbox
 from localchat_cuda.kernels import w4_pack
-from localchat_cuda.paging import Pages, Stretch, inputs_of
+from localchat_cuda.layout import Sizes, inputs_of, lay_out, put
+from localchat_cuda.layout import Stretch as Placed
+from localchat_cuda.paging import Pages
 from localchat_cuda.weights import Checkpoint, ModelWeights, load
 
 CPU = torch.device("cpu")
@@ -98,6 +101,15 @@ def save_awq(model: Any, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(held, default=str))
 
 
+class Stretch(NamedTuple):
+    """Tokens of one sequence in a step, and how many of the last are wanted."""
+
+    slot: int
+    start: int
+    tokens: tuple[int, ...]
+    wanted: int = 1
+
+
 class Tiny:
     """Our model over a checkpoint, with pages handed out in a shuffled order."""
 
@@ -108,17 +120,30 @@ class Tiny:
             self.config, self.architecture.NAMES, Checkpoint(folder, CPU), CPU, dtype=dtype
         )
         self.kernels = kernels
-        self.pages = Pages(self.config, 12, 256, CPU, dtype)
+        self.pages = Pages(self.config, 13, 256, CPU, dtype)
         self.pages.pool.fill_(float("nan"))
         order = torch.randperm(12, generator=torch.Generator().manual_seed(2)).int()
-        self.tables = order.view(3, 4)
+        self.tables = torch.cat((order.view(3, 4), torch.tensor([[12, 0, 0, 0]]).int()))
 
     def step(self, *stretches: Stretch, packed: bool = False) -> torch.Tensor:
-        inputs = inputs_of(stretches, self.tables, self.config.head_dim)
+        """Logits of the wanted tokens, in the order of the stretches."""
+        sizes = Sizes(self.config.heads, self.config.key_heads, self.config.head_dim, 64, 4)
+        layout = lay_out([Placed(s.slot, s.start, len(s.tokens)) for s in stretches], 0, sizes, 3)
+        inbox, known = Inbox(8192, 1, CPU), torch.zeros(3 * 256 + 1, dtype=torch.int32)
+        inbox.begin()
+        for slot, start, tokens, _ in stretches:
+            known[slot * 256 + start : slot * 256 + start + len(tokens)] = torch.tensor(tokens)
+        places = put(layout, inbox, 256, 3, 3 * 256)
+        wanted = [
+            first + len(each.tokens) - back
+            for first, each in zip(layout.first, stretches, strict=True)
+            for back in range(each.wanted, 0, -1)
+        ]
+        inputs = inputs_of(layout, places, inbox, known, self.tables, torch.tensor(wanted))
         kind = PackedFlow if packed else DenseFlow
         flow = kind(self.config, inputs, self.pages, kernels=self.kernels)
-        found: torch.Tensor = self.architecture.forward(flow, self.weights)
-        return found
+        states = self.architecture.forward(flow, self.weights)
+        return logits_of(states, self.weights.head, kernels=self.kernels)
 
     def prompt(self, tokens: Sequence[int], chunk: int, slot: int = 0, **how: bool) -> torch.Tensor:
         """Logits of every token, computed in chunks."""

@@ -28,3 +28,18 @@ def test_a_step_without_memory_halves_the_budget_and_good_ones_win_it_back() -> 
     for _ in range(200):
         pace.measured(8, 0.01)
     assert pace.budget() == 512
+
+
+def test_what_a_step_takes_whatever_its_width_is_no_price_of_a_token() -> None:
+    pace = Pace(0.1, 8192, shared_target_s=0.02)
+    for tokens in (200, 4000, 600, 3000, 1000, 2000, 400, 4000, 800, 2500) * 3:
+        pace.measured(tokens, 0.008 + 20e-6 * tokens)
+    assert 4300 < pace.budget() < 4900
+    assert 500 < pace.budget(shared=True) < 700
+
+
+def test_steps_without_a_prompt_say_nothing_of_its_tokens() -> None:
+    pace = Pace(0.1, 8192)
+    pace.measured(1000, 0.02)
+    pace.measured(32, 0.5, prompt=False)
+    assert pace.budget() == 5000

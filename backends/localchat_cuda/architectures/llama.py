@@ -28,7 +28,7 @@ NAMES = Names(
 
 
 def forward(flow: Flow[X], weights: ModelWeights) -> torch.Tensor:
-    """Logits fp32 [P, vocabulary] of one step; keys and values go into the pages of the flow."""
+    """Last states [P, hidden] of one step, for the head; keys and values go into the pages of the flow."""
     x = flow.embed(weights.embedding, weights.layers[0].norms["attention"])
     last = len(weights.layers) - 1
     for number, layer in enumerate(weights.layers):
@@ -39,4 +39,4 @@ def forward(flow: Flow[X], weights: ModelWeights) -> torch.Tensor:
         y = flow.product(x, layer.products["down"])
         if number < last:
             x = flow.add_norm(y, weights.layers[number + 1].norms["attention"])
-    return flow.finish(y, weights.last_norm, weights.head)
+    return flow.finish(y, weights.last_norm)

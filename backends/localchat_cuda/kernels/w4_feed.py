@@ -216,32 +216,40 @@ def _feed_kernel(
     S_POW2: tl.constexpr,
     MODE: tl.constexpr,
     FORMAT: tl.constexpr,
+    ROWS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
         gdc_launch_dependents()
     group = tl.program_id(0)
-    m = tl.program_id(1)
     i = group * 128 + tl.arange(0, 128)
     w = 1.0
     if MODE == 1 or MODE == 3:
         w = tl.load(weight + i).to(tl.float32)
     if PDL:
         gdc_wait()
-    if MODE == 3:
-        v = tl.load(source + tl.load(ids + m).to(tl.int64) * N + i).to(tl.float32)
-    else:
-        v = _sum(source, m * N + i, M * N, S, S_POW2)
-    if MODE == 2:
-        up = _sum(source, m * N + K + i, M * N, S, S_POW2)
-        v = v / (1.0 + tl.exp(-v)) * up
-    if MODE == 1:
-        v += tl.load(residual + m * K + i)
-    if MODE == 1 or MODE == 3:
-        tl.store(residual + m * K + i, v)
-        tl.store(squares + m * (K // 128) + group, tl.sum(v * v, 0))
-        v = v * w
-    write_rows(v, x, factors, group, m, K, MQ, FORMAT)
+    for r in tl.static_range(ROWS):
+        m = tl.program_id(1) * ROWS + r
+        if MODE == 3:
+            v = tl.load(source + tl.load(ids + m).to(tl.int64) * N + i).to(tl.float32)
+        else:
+            v = _sum(source, m * N + i, M * N, S, S_POW2)
+        if MODE == 2:
+            up = _sum(source, m * N + K + i, M * N, S, S_POW2)
+            v = v / (1.0 + tl.exp(-v)) * up
+        if MODE == 1:
+            v += tl.load(residual + m * K + i)
+        if MODE == 1 or MODE == 3:
+            tl.store(residual + m * K + i, v)
+            tl.store(squares + m * (K // 128) + group, tl.sum(v * v, 0))
+            v = v * w
+        write_rows(v, x, factors, group, m, K, MQ, FORMAT)
+
+
+def together(rows: int) -> int:
+    """Rows of a program: starting one takes longer than 128 values do, so many rows share one (75 us for 512
+    rows of a 7B model's widest matrix, one each)."""
+    return next(n for n in (8, 4, 1) if rows % n == 0 and (n == 1 or rows >= 16 * n))
 
 
 def format_of(rows: Rows) -> int:
@@ -300,7 +308,8 @@ def feed(
         require("squares", squares, (m, k // GROUP), (torch.float32,), device)
     way = traits(device)
     pdl = pdl and way.pdl
-    kernel = _feed_kernel[(k // GROUP, m)](
+    several = together(m)
+    kernel = _feed_kernel[(k // GROUP, m // several)](
         source,
         source if ids is None else ids,
         source if residual is None else residual,
@@ -316,6 +325,7 @@ def feed(
         S_POW2=power_of_two(splits),
         MODE=_MODES[mode],
         FORMAT=format_of(rows),
+        ROWS=several,
         PDL=pdl,
         **options(pdl, 2 if mode == "silu" and splits > 2 else 1),
     )

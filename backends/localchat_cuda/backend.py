@@ -1,0 +1,123 @@
+"""The CUDA backend as doors and the loop find it. Importing this imports neither torch nor triton."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from localchat.fit.checkpoint import Unloaded
+from localchat.fit.machine import Machine, read_gpus, read_machine
+from localchat.fit.paces import Past
+from localchat.fit.plan import LoadWish, MemoryPlan
+from localchat.fit.reason import Kind
+from localchat.loop.backend import Availability, OpenModel
+from localchat_cuda import fitting, installation
+
+
+class Device(NamedTuple):
+    """A GPU as the driver shows it."""
+
+    name: str
+    description: str
+    kind: str
+    free_bytes: int
+    total_bytes: int
+
+
+class Facts(NamedTuple):
+    """What `doctor` shows. library: where torch lies."""
+
+    library: str
+    version: str
+    features: frozenset[str]
+    offload: bool
+    devices: tuple[Device, ...]
+
+
+class WayOut(NamedTuple):
+    """A sentence, and a command where there is one."""
+
+    sentence: str
+    command: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+class CudaBackend:
+    """Folders of safetensors on an NVIDIA GPU. See localchat.backends.Backend and loop.backend.Backend."""
+
+    name = "cuda"
+    kinds: tuple[Kind, ...] = fitting.KINDS
+
+    def build_key(self) -> str:
+        """Empty: nothing native of ours could crash in a way that a safe mode avoids."""
+        return ""
+
+    def available(self) -> Availability:
+        """Looks for a GPU, its driver and the libraries; imports none of them but the driver's reader."""
+        found = installation.look()
+        return Availability(found.ok, found.reason, found.hint, found.versions)
+
+    def accepts(self, path: Path) -> bool:
+        """A folder with config.json, as the hub has them: `open` says what is wrong with one."""
+        return (path / "config.json").is_file()
+
+    def objection(self, model: Unloaded) -> str:
+        """What config.json asks for and this engine lacks."""
+        return fitting.objection(model)
+
+    def seen(self, machine: Machine) -> Machine:
+        """NVIDIA's cards are seen already."""
+        return machine
+
+    def plan(self, model: Unloaded, wish: LoadWish, machine: Machine) -> MemoryPlan:
+        """What a load would take of the card with the most free memory. Raises UsageError, ModelInvalid."""
+        return fitting.plan_for(model, wish, machine)
+
+    def expected_rate(
+        self, model: Unloaded, plan: MemoryPlan, threads: int, past: Sequence[Past] = ()
+    ) -> float | None:
+        """By the card's bandwidth; None where the driver does not tell it."""
+        return fitting.expected_rate(model, plan, read_machine(), past)
+
+    def facts(self) -> Facts:
+        """What the driver and the installed torch say of themselves; loads neither torch nor triton."""
+        found = self.available()
+        gpus, _ = read_gpus()
+        devices = tuple(
+            Device(f"CUDA{gpu.index}", gpu.name, "gpu", gpu.free_bytes, gpu.total_bytes)
+            for gpu in gpus
+        )
+        toolkit = installation.torch_cuda()
+        text = ", ".join(f"{name} {number}" for name, number in found.versions) or found.reason
+        features = frozenset(
+            f"sm_{gpu.compute_capability[0]}{gpu.compute_capability[1]}" for gpu in gpus
+        )
+        return Facts("torch", text, features, bool(toolkit and gpus), devices)
+
+    def ways_out(self) -> tuple[WayOut, ...]:
+        """What is missing on a machine that has an NVIDIA GPU; on others nothing is."""
+        found = self.available()
+        gpus, _ = read_gpus()
+        if found.ok or not gpus:
+            return ()
+        return (WayOut(f"{found.reason} {found.hint}".strip()),)
+
+    def open(self, path: Path, say: Callable[[str], None]) -> OpenModel:
+        """Read config, vocabulary and headers. Raises ModelMissing, ModelInvalid."""
+        from localchat_cuda.model import CheckpointModel
+
+        return CheckpointModel(path, "cuda", say)
+
+
+class ReferenceBackend(CudaBackend):
+    """The same runner over the kernels' plain references on a CPU, to test it without a GPU: slow, and never
+    chosen by itself. Asked for as `localchat_cuda.backend:ReferenceBackend`."""
+
+    name = "cuda-reference"
+
+    def available(self) -> Availability:
+        return Availability(True, f"References on {read_machine().cpu_name or 'this CPU'}.")
+
+    def open(self, path: Path, say: Callable[[str], None]) -> OpenModel:
+        from localchat_cuda.model import CheckpointModel
+
+        return CheckpointModel(path, "cpu", say)

@@ -1,0 +1,239 @@
+"""A step laid out on the host: which token stands in which row of the computation, at what position.
+
+Letters: T tokens of the step (padding included), S sequences. Rows with at most 16 new tokens come first:
+decoding, and drafts being verified; prompt chunks follow. Row counts are padded to those at which the
+products are fast and at which a graph can be captured once and used often.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from localchat_cuda.inbox import Inbox, Spot
+from localchat_cuda.kernels import attention_few, attention_many
+from localchat_cuda.kernels.attention import Batch
+from localchat_cuda.kernels.attention_few import WIDEST
+from localchat_cuda.paging import Few, Inputs, Many
+
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
+"""Row counts of steps that only decode or verify. 33 rows take longer than 64 on an H200."""
+PROMPT_BUCKETS = (64, 128, 192, 256, 384, 512, 640, 768, 1024, *range(1280, 4097, 256))
+"""Row counts of steps with prompt chunks, as long as they are captured at all."""
+BESIDE = (0, 8, 32, 128, 256)
+"""Rows of decoding sequences beside prompt chunks: coarse, since every combination is a graph."""
+LONGEST_FEW = 2 * WIDEST
+ROUNDED = 16
+"""Longer steps are padded to multiples of this: the products want it."""
+
+
+class Stretch(NamedTuple):
+    """New tokens of one sequence: `width` of them at `start` and on in slot `slot`."""
+
+    slot: int
+    start: int
+    width: int
+
+
+class Shape(NamedTuple):
+    """What a graph is captured for. tokens: of the step. few_tokens, few_sequences: of rows with few tokens,
+    which stand first; widest: most new tokens of one of them; splits: ranges that a history is cut into.
+    many_sequences, tiles: of prompt chunks."""
+
+    tokens: int
+    few_tokens: int
+    few_sequences: int
+    widest: int
+    splits: int
+    many_sequences: int
+    tiles: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the layout needs to know of the model and the device."""
+
+    heads: int
+    key_heads: int
+    head_dim: int
+    page_tokens: int
+    sms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A step. stretches: those with few tokens, then prompt chunks, padding among both; one without tokens is
+    idle. first: per row of the plan, the number of its first token. captured: whether a graph may serve it."""
+
+    stretches: tuple[Stretch, ...]
+    first: tuple[int, ...]
+    shape: Shape
+    tiles: tuple[tuple[int, int], ...]
+    captured: bool
+
+    @property
+    def every(self) -> bool:
+        """Whether the logits of all tokens are computed: there is no prompt chunk, and the step is small."""
+        return self.captured and not self.tiles
+
+
+def lay_out(stretches: Sequence[Stretch], pad_to: int, sizes: Sizes, scratch: int) -> Layout:
+    """The order and the padding of a step; every stretch has at least one token. Padding is text of the slot
+    `scratch`: rows that nobody computes would bring numbers that nobody wrote."""
+    few_rows = [i for i, each in enumerate(stretches) if each.width <= LONGEST_FEW]
+    many_rows = [i for i, each in enumerate(stretches) if each.width > LONGEST_FEW]
+    few_real = sum(stretches[i].width for i in few_rows)
+    many_real = sum(stretches[i].width for i in many_rows)
+    few_tokens, tokens, captured = _padded(few_real, many_real, pad_to)
+    first = [0] * len(stretches)
+    for numbers, at in ((few_rows, 0), (many_rows, few_tokens)):
+        for i in numbers:
+            first[i] = at
+            at += stretches[i].width
+    few = [piece for i in few_rows for piece in _pieces(stretches[i])]
+    widest = WIDEST if any(each.width > 1 for each in few) else 1
+    few += _padding(few_tokens - few_real, widest, scratch)
+    many = [stretches[i] for i in many_rows]
+    many += _padding(tokens - few_tokens - many_real, tokens, scratch)
+    tiles = _tiles(many, sizes)
+    if captured and few:
+        few += _idle(_power_of_two(len(few)) - len(few), scratch) if widest > 1 else []
+    if captured and many:
+        # One idle sequence at least: tiles without work belong to it.
+        many += _idle(_power_of_eight(len(many) + 1) - len(many), scratch)
+        most = -(-(tokens - few_tokens) // _tile_rows(sizes)) + len(many)
+        tiles += [(len(many) - 1, 0)] * (most - len(tiles))
+    splits = _splits(few, widest, sizes)
+    shape = Shape(tokens, few_tokens, len(few), widest, splits, len(many), len(tiles))
+    return Layout((*few, *many), tuple(first), shape, tuple(tiles), captured)
+
+
+def _padded(few: int, many: int, pad_to: int) -> tuple[int, int, bool]:
+    """(tokens of the few, tokens of the step, whether graphs are captured for these)."""
+    total = max(few + many, pad_to)
+    if not many and total <= BUCKETS[-1]:
+        tokens = next(bucket for bucket in BUCKETS if total <= bucket)
+        return tokens, tokens, True
+    if many and few <= BUCKETS[-1]:
+        own = next(bucket for bucket in BESIDE if few <= bucket)
+        wanted = max(own + many, pad_to)
+        tokens = next((bucket for bucket in PROMPT_BUCKETS if wanted <= bucket), 0)
+        if tokens:
+            return own, tokens, True
+    tokens = -(-total // ROUNDED) * ROUNDED
+    return few if many else tokens, tokens, False
+
+
+def _padding(missing: int, most: int, scratch: int) -> list[Stretch]:
+    return [Stretch(scratch, 0, min(most, missing - at)) for at in range(0, missing, most)]
+
+
+def _idle(missing: int, scratch: int) -> list[Stretch]:
+    return [Stretch(scratch, 0, 0)] * missing
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
+
+
+def _power_of_eight(least: int) -> int:
+    return 1 << -(-(least - 1).bit_length() // 3) * 3
+
+
+def _tile_rows(sizes: Sizes) -> int:
+    return attention_many.cut_for(sizes.head_dim).rows
+
+
+def _tiles(many: Sequence[Stretch], sizes: Sizes) -> list[tuple[int, int]]:
+    counts = [each.width for each in many]
+    ends = [each.start + each.width for each in many]
+    return attention_many.tiles_of(counts, ends, _tile_rows(sizes))
+
+
+def _splits(few: Sequence[Stretch], widest: int, sizes: Sizes) -> int:
+    """A power of two, so that graphs are few."""
+    if not few:
+        return 0
+    blocks = -(-sizes.heads // sizes.key_heads * widest // 64)
+    longest = max(each.start + each.width for each in few)
+    splits = attention_few.splits_for(
+        len(few), sizes.key_heads, blocks, longest, sizes.page_tokens, sizes.sms
+    )
+    return 1 << (splits.bit_length() - 1)
+
+
+def _pieces(whole: Stretch) -> list[Stretch]:
+    """A stretch as the kernels take it: a long draft is two neighbours in the same slot, since all keys of a
+    layer are written before any are read."""
+    slot, start, count = whole
+    if count > LONGEST_FEW:
+        return [whole]
+    return [Stretch(slot, start + at, min(WIDEST, count - at)) for at in range(0, count, WIDEST)]
+
+
+class Places(NamedTuple):
+    """Where the arrays of a layout lie in the inbox, in this order: the same for every step of a shape."""
+
+    ids: Spot
+    positions: Spot
+    slots: Spot
+    starts: Spot
+    counts: Spot
+    lengths: Spot
+    owners: Spot
+    tiles: Spot
+
+
+def put(layout: Layout, inbox: Inbox, columns: int, scratch: int, nothing: int) -> Places:
+    """Write a layout into an empty inbox. columns: of the table of known tokens. scratch: the slot of
+    padding. nothing: the place in that table that padding reads its token from."""
+    widths = np.array([each.width for each in layout.stretches], np.int64)
+    begins = np.cumsum(widths) - widths
+    own = np.array([each.start for each in layout.stretches], np.int64)
+    positions = np.arange(layout.shape.tokens) + np.repeat(own - begins, widths)
+    slots = np.repeat(np.array([each.slot for each in layout.stretches], np.int64), widths)
+    ids = np.where(slots == scratch, nothing, slots * columns + positions)
+    lengths = [max(1, each.start + each.width) for each in layout.stretches]
+    return Places(
+        inbox.put(ids, wide=True),
+        inbox.put(positions),
+        inbox.put(slots),
+        inbox.put(begins),
+        inbox.put(widths),
+        inbox.put(lengths),
+        inbox.put([each.slot for each in layout.stretches]),
+        inbox.put([number for tile in layout.tiles for number in tile]),
+    )
+
+
+def inputs_of(
+    layout: Layout, places: Places, inbox: Inbox, known: torch.Tensor, tables: torch.Tensor,
+    wanted: torch.Tensor | None,
+) -> Inputs:  # fmt: skip
+    """The step on the device. Reads its token ids from `known` (flat) at the places in the inbox."""
+    view = inbox.view
+    starts, counts = view(places.starts), view(places.counts)
+    lengths, owners = view(places.lengths), view(places.owners)
+
+    def batch(part: slice) -> Batch:
+        return Batch(starts[part], counts[part], lengths[part], owners[part], tables)
+
+    few = many = None
+    shape = layout.shape
+    border = shape.few_sequences
+    if border:
+        few = Few(batch(slice(0, border)), shape.few_tokens, shape.widest, shape.splits)
+    if shape.tiles:
+        many = Many(batch(slice(border, None)), view(places.tiles).view(-1, 2))
+    return Inputs(
+        ids=torch.index_select(known, 0, view(places.ids)),
+        positions=view(places.positions),
+        slots=view(places.slots),
+        tables=tables,
+        wanted=wanted,
+        batch=batch(slice(None)),
+        few=few,
+        many=many,
+    )

@@ -1,0 +1,134 @@
+"""From a checkpoint folder to a warm runner."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from localchat.errors import DoesNotFit
+from localchat.loop.backend import (
+    LAST,
+    Capabilities,
+    Enter,
+    LoadOptions,
+    Point,
+    Progress,
+    Row,
+    SamplingParams,
+    StepPlan,
+)
+from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.config import ModelConfig
+from localchat_cuda.network import SEEN_BEFORE_CAPTURE, Network
+from localchat_cuda.paging import Pages
+from localchat_cuda.plan import PAGE_TOKENS, kv_token_bytes
+from localchat_cuda.runner import DEPTH, CudaRunner
+from localchat_cuda.warming import compile_ahead
+from localchat_cuda.weights import Checkpoint, RandomWeights, Source, load
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_LIMITS = (
+    "texts of the same seed can differ at a near-tie: sums depend on how many rows a step has",
+    "no embeddings",
+)
+_WARM_PROMPTS = (33, 100, 1100)
+"""One for each way through the products: with the fewest tiles, with more, and dequantized."""
+_WARM_POSITIONS = (1, 130, 260, 520, 1040)
+"""One for each number of ranges that a history is cut into."""
+
+
+def load_runner(
+    config: ModelConfig, folder: Path | None, place: str, options: LoadOptions, progress: Progress,
+    say: Callable[[str], None],
+) -> CudaRunner:  # fmt: skip
+    """Weights (of `folder`; None: random ones) and pages on `place`, and warm-up. Raises ModelInvalid,
+    DoesNotFit, EngineClosed."""
+    device = torch.device(place)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    plan, can = options.plan, capabilities(config, options)
+    total = max(plan.weights_bytes, 1)
+
+    def told(done: int, layers: int) -> bool:
+        # The last layer is not the end: the head follows, then `progress(total, total)`.
+        return progress(min(total * done // (layers + 1), total - 1), total)
+
+    if device.type == "cuda" and config.awq:
+        compile_ahead(config, device, say)
+    with _memory_or_advice(options):
+        source: Source = RandomWeights(device) if folder is None else Checkpoint(folder, device)
+        names = ARCHITECTURES[config.architecture].NAMES
+        weights = load(config, names, source, device, progress=told)
+        blocks = can.kv_tokens // can.block_tokens
+        pages = Pages(
+            config, blocks + 1, can.context_tokens, device, _DTYPES[config.dtype], can.block_tokens
+        )
+        network = Network(config, weights, pages, kernels=device.type == "cuda")
+        progress(total, total)
+        runner = CudaRunner(network, can)
+        warm_up(runner)
+    return runner
+
+
+def capabilities(config: ModelConfig, options: LoadOptions) -> Capabilities:
+    """What the loaded model can do, by its plan."""
+    plan = options.plan
+    per_token = kv_token_bytes(config)
+    pages = plan.kv_bytes // (per_token * PAGE_TOKENS)
+    return Capabilities(
+        context_tokens=plan.context_tokens,
+        kv_tokens=pages * PAGE_TOKENS,
+        max_slots=options.max_slots,
+        max_rows=options.max_slots,
+        max_step_tokens=plan.max_step_tokens,
+        depth=DEPTH,
+        block_tokens=PAGE_TOKENS,
+        bytes_per_token=per_token,
+        kv_type=plan.kv_type,
+        kv_types=(plan.kv_type,),
+        step_target_s=0.1,
+        shared_step_target_s=0.018,
+        limits=_LIMITS,
+    )
+
+
+def warm_up(runner: CudaRunner) -> None:
+    """Prompts of several lengths, tokens at several, and the graph of one row: kernels are compiled or read
+    from Triton's cache. The pages that this writes belong to nobody yet."""
+    can = runner.capabilities
+    page = can.block_tokens
+    room = min(can.context_tokens, can.kv_tokens) - 1
+    longest = min(max(_WARM_PROMPTS), room, can.max_step_tokens)
+    if longest < 1:
+        return
+    blocks = tuple(range(-(-(longest + 1) // page)))
+    sampling = SamplingParams(temperature=0.0)
+    enter: tuple[Enter, ...] = (Enter(-1, 0, (0,) * longest, longest, sampling),)
+    for size in sorted({min(each, longest) for each in _WARM_PROMPTS}):
+        row = Row(-1, 0, 0, (0,) * size, (), blocks)
+        runner.launch(StepPlan(0, (row,), (Point(0, size - 1, -1),), (), enter))
+        runner.collect()
+        enter, blocks = (), ()
+    for position in (*_WARM_POSITIONS, *[1] * SEEN_BEFORE_CAPTURE):
+        if position < longest:
+            row = Row(-1, 0, position, LAST)
+            runner.launch(StepPlan(0, (row,), (Point(0, 0, -1),)))
+            runner.collect()
+    runner.launch(StepPlan(0, leave=(-1,)))
+    runner.collect()
+
+
+@contextmanager
+def _memory_or_advice(options: LoadOptions) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as trouble:
+        plan = options.plan
+        raise DoesNotFit(
+            f"The GPU had less room than planned: {plan.total_bytes:,} bytes were wanted.",
+            hint="Other programs may have taken memory meanwhile: close them, or use a shorter context "
+            "(--ctx) or less KV (--kv-gb).",
+            needed_bytes=plan.total_bytes,
+            free_bytes=plan.free_bytes,
+        ) from trouble

@@ -1,0 +1,138 @@
+"""Compiles the W4 products of a model ahead, in parallel, where Triton's cache lacks them.
+
+One takes some eight seconds; a model of one shape needs about thirty, by row counts: compiled one after
+the other, when they are first needed, they would stop a conversation again and again. A file in Triton's
+cache says that all were compiled; what is in the cache costs nothing later.
+
+    python -m localchat_cuda.warming JOBS      compiles a JSON list of jobs, and runs nothing on the GPU
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import triton
+
+from localchat_cuda.config import ModelConfig
+from localchat_cuda.flow import PACKED_ROWS
+from localchat_cuda.kernels import w4_feed, w4_fp16, w4_int8, w4_many, w4_pack, w4_plan, w4_wgmma
+from localchat_cuda.kernels.launch import traits
+from localchat_cuda.layout import BUCKETS, PROMPT_BUCKETS
+from localchat_cuda.weights import product_shapes
+
+_PATIENCE_S = 900
+
+
+class Job(NamedTuple):
+    """A product to compile: weight N x K for so many rows; `normed`: its rows are divided by their rms."""
+
+    n: int
+    k: int
+    rows: int
+    normed: bool
+
+
+def jobs_for(config: ModelConfig, sms: int) -> list[Job]:
+    """One job for each kernel that steps of this model can need, the slowest to compile first."""
+    found: dict[object, Job] = {}
+    rows = sorted({*BUCKETS, *PROMPT_BUCKETS})
+    for name, (parts, k) in product_shapes(config).items():
+        n, normed = sum(parts), name in ("qkv", "gate_up")
+        for count in (each for each in rows if each <= PACKED_ROWS):
+            form = w4_plan.form_for(count)
+            cut: object = (
+                w4_many.cut_for(count, n, k, sms)
+                if form == "many"
+                else w4_plan.shape_for(form, count, n, k, sms)
+            )
+            found.setdefault((n, k, form, cut, normed), Job(n, k, count, normed))
+    return sorted(found.values(), key=lambda job: -job.rows)
+
+
+def compile_ahead(config: ModelConfig, device: torch.device, say: Callable[[str], None]) -> None:
+    """Compile what is missing. What fails here is compiled when it is first needed."""
+    jobs = jobs_for(config, traits(device).sms)
+    text = json.dumps(
+        [asdict(config), jobs, triton.__version__, torch.cuda.get_device_name(device)]
+    )
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    mark = Path(triton.knobs.cache.dir) / f"localchat-{digest}"
+    if mark.exists():
+        return
+    count = max(1, min(len(jobs), (os.cpu_count() or 2) - 1, _by_memory(device)))
+    say(f"{len(jobs)} kernels for this model are compiled, once, by {count} processes.")
+    shares = [jobs[i::count] for i in range(count)]
+    command = [sys.executable, "-m", "localchat_cuda.warming"]
+    started = [
+        subprocess.Popen(
+            [*command, json.dumps(share)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+        for share in shares
+    ]
+    try:
+        statuses = [each.wait(_PATIENCE_S) for each in started]
+    finally:
+        for each in started:
+            each.kill()
+    if not any(statuses):
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+
+
+def _by_memory(device: torch.device) -> int:
+    """Processes whose GPU contexts fit into half of what is free."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free // 2 // 600_000_000)
+
+
+def _compile(job: Job) -> None:
+    device = torch.device("cuda", 0)
+    n, k, m, normed = job
+    weight = w4_pack.W4(
+        torch.empty(n // 16, k // 128, 1024, dtype=torch.int8, device=device),
+        torch.empty(n // 16, k // 128, 16, dtype=torch.int32, device=device),
+    )
+    squares = torch.empty(m, k // 128, device=device) if normed else None
+    form, sms = w4_plan.form_for(m), traits(device).sms
+    if form == "many":
+        cut = w4_many.cut_for(m, n, k, sms)
+        out = torch.empty(cut.shape.splits, m, n, device=device)
+        rows = w4_feed.HalfRows.empty(m, k, device, "slots")
+        w4_many.product(rows, weight, out, cut, squares=squares)
+        return
+    shape = w4_plan.shape_for(form, m, n, k, sms)
+    out = torch.empty(shape.splits, m, n, device=device)
+    if form == "int8":
+        held = w4_feed.Int8Rows.empty(m, k, device)
+        w4_int8.product(held.x, held.factors, weight, out, shape, squares=squares)
+    elif form == "fp16":
+        rows = w4_feed.HalfRows.empty(m, k, device, "lanes")
+        w4_fp16.product(rows, weight, out, shape, squares=squares)
+    else:
+        rows = w4_feed.HalfRows.empty(m, k, device, "slots")
+        w4_wgmma.product(rows, weight, out, shape, squares=squares)
+
+
+def _only_compile() -> None:
+    """From here on, a launch in this process compiles into Triton's cache and runs nothing."""
+    run = triton.runtime.jit.JITFunction.run
+    triton.runtime.jit.JITFunction.__getitem__ = lambda self, grid: (
+        lambda *a, **o: run(self, *a, grid=grid, warmup=True, **o)
+    )
+
+
+def _parsed(text: str) -> Iterator[Job]:
+    return (Job(*each) for each in json.loads(text))
+
+
+if __name__ == "__main__":
+    _only_compile()
+    for wanted in _parsed(sys.argv[1]):
+        _compile(wanted)

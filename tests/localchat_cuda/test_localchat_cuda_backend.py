@@ -1,0 +1,126 @@
+"""The CUDA backend as doors find it: what stands in its way is said, and nothing heavy is imported."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from localchat.backends import Backend, find_backends
+from localchat.errors import DoesNotFit, LocalchatError, ModelMissing
+from localchat.fit.checkpoint import read_checkpoint
+from localchat.fit.machine import Gpu, Machine
+from localchat.fit.plan import LoadWish
+from localchat.loop.backend import LoadOptions
+from localchat.loop.selection import select_backend
+from localchat_cuda.backend import CudaBackend, ReferenceBackend
+from localchat_cuda.installation import judge, torch_cuda
+from tests.localchat_cuda import tiny_models
+from tests.localchat_cuda.speaking import write_speaking
+
+ROOT = Path(__file__).parents[2]
+HOPPER = Gpu(0, "NVIDIA H200", 141 << 30, 140 << 30, (9, 0), "580.159.03")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_speaking(tmp_path_factory.mktemp("speaking"))
+
+
+def test_it_is_found_by_its_entry_point_and_takes_checkpoint_folders(folder: Path) -> None:
+    found: Backend = find_backends()["cuda"]
+    assert found.accepts(folder)
+    assert not found.accepts(folder / "model.gguf")
+
+
+def test_looking_imports_neither_torch_nor_triton(folder: Path) -> None:
+    script = (
+        "import sys, pathlib; from localchat_cuda import CudaBackend; b = CudaBackend();"
+        f"b.available(); b.accepts(pathlib.Path({str(folder)!r})); b.facts(); b.ways_out();"
+        "print(sorted({'torch', 'triton', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "toolkit", "said"),
+    [
+        (HOPPER, "", "without CUDA"),
+        (Gpu(0, "GTX 1080", 8 << 30, 8 << 30, (6, 1), "580.1"), "13.0", "compute capability 6.1"),
+        (Gpu(0, "A100", 8 << 30, 8 << 30, (8, 0), "470.57"), "12.8", "driver 470.57 is older"),
+    ],
+)
+def test_what_stands_in_the_way_is_said_with_a_way_out(gpu: Gpu, toolkit: str, said: str) -> None:
+    found = judge(gpu, toolkit)
+    assert not found.ok and said in found.reason and found.hint
+
+
+def test_a_gpu_that_can_compute_is_named() -> None:
+    found = judge(HOPPER, "13.0")
+    assert found.ok and "NVIDIA H200" in found.reason
+    assert dict(found.versions).keys() == {"torch", "triton", "cuda"}
+
+
+def test_asked_for_without_a_gpu_it_says_so_plainly(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localchat_cuda.installation.read_gpus", lambda: ((), ""))
+    monkeypatch.setattr("localchat_cuda.installation.find_spec", lambda name: object())
+    with pytest.raises(LocalchatError, match=r"cuda cannot run here: .*GPU") as caught:
+        select_backend(folder, "cuda")
+    assert "GGUF" in caught.value.hint
+    with pytest.raises(LocalchatError, match="no backend can run"):
+        select_backend(folder, None)
+
+
+def test_the_cuda_version_of_the_installed_torch_is_read_from_its_file() -> None:
+    torch = pytest.importorskip("torch")
+    assert torch_cuda() == (torch.version.cuda or "")
+
+
+def test_a_plan_before_a_load_is_the_one_of_the_load(folder: Path) -> None:
+    machine = Machine("cpu", frozenset(), 1, 1 << 34, 1 << 33, gpus=(HOPPER,))
+    model = read_checkpoint(folder)
+    backend = CudaBackend()
+    assert backend.objection(model) == ""
+    found = backend.plan(model, LoadWish(max_slots=2), machine)
+    assert found.fits and found.context_tokens == 2048
+    bare = Machine("cpu", frozenset(), 1, 1 << 34, 1 << 33)
+    assert not backend.plan(model, LoadWish(max_slots=2), bare).fits
+
+
+def test_the_users_limit_on_the_cache_is_kept(folder: Path) -> None:
+    model = ReferenceBackend().open(folder, print)
+    free = model.plan(LoadWish(max_slots=4))
+    bound = model.plan(LoadWish(max_slots=4, kv_limit_bytes=free.kv_bytes // 2))
+    assert bound.kv_bytes <= free.kv_bytes // 2
+    with pytest.raises(DoesNotFit):
+        model.plan(LoadWish(context_tokens=2048, gpu_limit_bytes=1000))
+
+
+def test_random_weights_need_no_weights_on_disk(tmp_path: Path) -> None:
+    source = write_speaking(tmp_path)
+    for path in source.glob("*.safetensors"):
+        path.unlink()
+    said: list[str] = []
+    model = ReferenceBackend().open(source, said.append)
+    with pytest.raises(ModelMissing, match="no safetensors"):
+        model.plan(LoadWish())
+    plan = model.plan(LoadWish(max_slots=1, dummy_weights=True))
+    assert plan.weights_bytes > 0
+    options = LoadOptions(plan, max_slots=1, dummy_weights=True)
+    runner = model.load(options, lambda done, total: True, said.append)
+    assert runner.capabilities.context_tokens == 2048
+    runner.close()
+    assert any("random" in sentence for sentence in said)
+
+
+def test_an_architecture_that_it_lacks_is_an_objection(tmp_path: Path) -> None:
+    tiny_models.save(tiny_models.reference("qwen3"), tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"architectures": ["MambaForCausalLM"]}))
+    assert "MambaForCausalLM" in CudaBackend().objection(read_checkpoint(tmp_path))
