@@ -10,7 +10,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from localchat.tui.screens import history, models
 from tests.tui.scenes import SCENES
-from tests.tui.stage import GB, Stage, app_of
+from tests.tui.stage import GB, Stage
 
 
 @pytest.fixture(autouse=True)
@@ -34,15 +34,16 @@ def test_the_screen_looks_as_it_did(
         stage = Stage(tmp_path, **scene.stage)
         async with stage.play(*scene.sizes[0]) as pilot:
             await scene.act(pilot)
-            view = app_of(pilot).chat.transcript
             for width, height in scene.sizes:
                 await pilot.resize_terminal(width, height)
-                for _ in range(8):  # heights of what was never seen are corrected in between
-                    await pilot.pause(0.05)
-                    if view._idle is None:
+                before = ""
+                for _ in range(30):  # heights of what was never seen are corrected in between
+                    await pilot.pause(0.12)
+                    picture = pilot.app.export_screenshot(title=name)
+                    if picture == before:
                         break
-                await pilot.pause(0.05)
-                pictures[f"{width}x{height}"] = pilot.app.export_screenshot(title=name)
+                    before = picture
+                pictures[f"{width}x{height}"] = picture
 
     asyncio.run(play())
     for size, picture in pictures.items():
