@@ -1,0 +1,93 @@
+"""What clients of the Messages API send. Unknown fields are ignored, null stands for «not given»."""
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Where the content of a document comes from."""
+
+    type: str = ""
+    data: str | None = None
+
+
+class Block(msgspec.Struct, frozen=True):
+    """A piece of content. Which fields it has depends on its type."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: Any = None
+    tool_use_id: str | None = None
+    content: "Content" = None
+    is_error: bool | None = None
+    source: Source | None = None
+    title: str | None = None
+
+
+Content: TypeAlias = str | list[Block] | None
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """A message of the conversation."""
+
+    role: str
+    content: Content = None
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """A tool that the client runs. `type`: none or `custom`; others run on Anthropic's machines, or are known
+    to its models only."""
+
+    name: str
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolChoice(msgspec.Struct, frozen=True):
+    type: str
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(msgspec.Struct, frozen=True):
+    type: str
+    budget_tokens: int | None = None
+
+
+class OutputFormat(msgspec.Struct, frozen=True):
+    type: str
+    schema: dict[str, Any] | None = None
+
+
+class OutputConfig(msgspec.Struct, frozen=True):
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class CountBody(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /v1/messages/count_tokens: all that the prompt is made of."""
+
+    messages: list[Turn]
+    model: str | None = None
+    system: Content = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+
+class MessagesBody(CountBody, frozen=True, kw_only=True):
+    """POST /v1/messages."""
+
+    max_tokens: int
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: list[str] | None = None
