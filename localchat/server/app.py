@@ -17,6 +17,7 @@ from localchat.server.routes.completions import completions
 from localchat.server.routes.embeddings import embeddings
 from localchat.server.routes.messages import count_tokens, messages
 from localchat.server.routes.models import model, models
+from localchat.server.routes.responses import responses
 from localchat.server.routes.state import health, metrics, props, root
 from localchat.server.routes.tokens import apply_template, detokenize, tokenize
 from localchat.server.service import Service
@@ -28,6 +29,7 @@ ROUTES = (
     Route("/completions", completions, methods=_POST),
     Route("/messages", messages, methods=_POST),
     Route("/messages/count_tokens", count_tokens, methods=_POST),
+    Route("/responses", responses, methods=_POST),
     Route("/embeddings", embeddings, methods=_POST),
     Route("/models", models, methods=_GET),
     Route("/models/{id:path}", model, methods=_GET),

@@ -1,0 +1,246 @@
+"""From a request of the Responses API to the chat that it is. What a chat means, and what of it is refused, is
+decided once, for all protocols (server/asking.py)."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from localchat.server.failures import ApiError, refused
+from localchat.server.messages import text_of
+from localchat.server.responses.wire import Format, Item, Named, ResponsesBody, Tool
+from localchat.server.wire import (
+    Call,
+    CalledFunction,
+    ChatBody,
+    ChatMessage,
+    Function,
+    NamedFunction,
+    NamedTool,
+    ResponseFormat,
+    Schema,
+)
+from localchat.server.wire import Tool as ChatTool
+
+log = logging.getLogger("localchat.server")
+
+_EFFORTS: Final = {"max": "xhigh"}
+LOGPROBS: Final = "message.output_text.logprobs"
+
+
+class Place(NamedTuple):
+    """Where a function stands: its name inside its namespace, empty where it has none."""
+
+    name: str
+    namespace: str = ""
+
+
+class Asked(NamedTuple):
+    """The request as a chat. `places`: of its tools, by the one name that the model knows them by."""
+
+    chat: ChatBody
+    places: Mapping[str, Place]
+
+
+def as_chat(body: ResponsesBody) -> Asked:
+    """Raises ApiError."""
+    _refuse_memory(body)
+    if body.max_output_tokens is not None and body.max_output_tokens < 1:
+        raise refused(
+            f"The field 'max_output_tokens' is {body.max_output_tokens}; it must be positive.",
+            param="max_output_tokens",
+        )
+    tools = [pair for at, tool in enumerate(body.tools or ()) for pair in _tools(at, tool)]
+    choice, allowed = _choice(body.tool_choice)
+    if allowed is not None:
+        tools = [pair for pair in tools if pair[1] in allowed]
+    effort = body.reasoning.effort if body.reasoning else None
+    logprobs = LOGPROBS in (body.include or ())
+    system = [ChatMessage("system", body.instructions)] if body.instructions else []
+    chat = ChatBody(
+        model=body.model,
+        messages=[*system, *_messages(body.input)],
+        tools=[tool for tool, _ in tools],
+        tool_choice=choice,
+        parallel_tool_calls=body.parallel_tool_calls,
+        response_format=_format(body.text.format) if body.text and body.text.format else None,
+        reasoning_effort=_EFFORTS.get(effort, effort) if effort else None,
+        max_tokens=body.max_output_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        logprobs=logprobs,
+        top_logprobs=body.top_logprobs if logprobs else None,
+        stream=body.stream,
+        seed=body.seed,
+    )
+    return Asked(chat, {_flat(place): place for _, place in tools})
+
+
+def _refuse_memory(body: ResponsesBody) -> None:
+    """Refuse what needs an answer of earlier: nothing is kept here."""
+    if body.previous_response_id:
+        shown = body.previous_response_id[:100]
+        raise ApiError(
+            400,
+            "previous_response_not_found",
+            f"Previous response with id {shown!r} not found: this server keeps none. Send the whole "
+            "conversation as 'input'.",
+            param="previous_response_id",
+        )
+    for name in ("conversation", "prompt"):
+        if getattr(body, name) is not None:
+            raise refused(f"The field {name!r} is not taken: nothing is kept here.", param=name)
+    if body.background:
+        raise refused("An answer in the background is not kept here.", param="background")
+
+
+# ---------------------------------------------------------------------------- items
+
+
+def _messages(given: str | list[Item] | None) -> list[ChatMessage]:
+    if not given:
+        raise refused(
+            "The field 'input' is empty: there is nothing to answer.",
+            param="input",
+            code="missing_required_parameter",
+        )
+    if isinstance(given, str):
+        return [ChatMessage("user", given)]
+    turns = _Turns()
+    for at, item in enumerate(given):
+        turns.take(item, f"input[{at}]")
+    return turns.whole()
+
+
+class _Turns:
+    """Puts messages together again: reasoning, text and calls of one turn come as items of their own."""
+
+    def __init__(self) -> None:
+        self._messages: list[ChatMessage] = []
+        self._turn: ChatMessage | None = None
+
+    def whole(self) -> list[ChatMessage]:
+        self._flush()
+        return self._messages
+
+    def take(self, item: Item, place: str) -> None:
+        """Raises ApiError."""
+        match item.type:
+            case "message" | None if item.role == "assistant":
+                self._said(text_of(item.content, f"{place}.content"))
+            case "message" | None:
+                role = _required(item.role, f"{place}.role")
+                content = text_of(item.content, f"{place}.content")
+                self._add(ChatMessage(role, content))
+            case "reasoning":
+                self._thought(item, place)
+            case "function_call":
+                self._called(item, place)
+            case "function_call_output":
+                result = text_of(item.output, f"{place}.output")
+                call = _required(item.call_id, f"{place}.call_id")
+                self._add(ChatMessage("tool", result, tool_call_id=call))
+            case other:
+                raise refused(
+                    f"An item of type {other[:50]!r} cannot be read here; there are message, reasoning, "
+                    "function_call and function_call_output.",
+                    param=f"{place}.type",
+                )
+
+    def _add(self, message: ChatMessage) -> None:
+        self._flush()
+        self._messages.append(message)
+
+    def _flush(self) -> None:
+        if self._turn is not None:
+            self._messages.append(self._turn)
+            self._turn = None
+
+    def _said(self, text: str) -> None:
+        if self._turn is None or self._turn.content or self._turn.tool_calls:
+            self._flush()
+            self._turn = ChatMessage("assistant")
+        self._turn = msgspec.structs.replace(self._turn, content=text)
+
+    def _thought(self, item: Item, place: str) -> None:
+        """Its text, or its summary; what is encrypted was so elsewhere."""
+        text = text_of(item.content, f"{place}.content")
+        text = text or "\n\n".join(part.text or "" for part in item.summary or ())
+        self._flush()
+        self._turn = ChatMessage("assistant", reasoning_content=text)
+
+    def _called(self, item: Item, place: str) -> None:
+        name = _flat(Place(_required(item.name, f"{place}.name"), item.namespace or ""))
+        call = Call(
+            CalledFunction(name, _required(item.arguments, f"{place}.arguments")),
+            _required(item.call_id, f"{place}.call_id"),
+        )
+        turn = self._turn or ChatMessage("assistant")
+        self._turn = msgspec.structs.replace(turn, tool_calls=[*(turn.tool_calls or ()), call])
+
+
+def _required(value: str | None, place: str) -> str:
+    if value is None:
+        raise refused(
+            f"The field {place!r} is required.", param=place, code="missing_required_parameter"
+        )
+    return value
+
+
+# ---------------------------------------------------------------------------- tools and formats
+
+
+def _flat(place: Place) -> str:
+    """The one name by which the model knows a function."""
+    return f"{place.namespace}__{place.name}" if place.namespace else place.name
+
+
+def _tools(at: int, tool: Tool, namespace: str = "") -> Sequence[tuple[ChatTool, Place]]:
+    """The functions of an entry. What other machines would run (searches, interpreters) is left out, as every
+    such server does: clients send it always, whether they need it or not."""
+    match tool.type:
+        case "function":
+            place = Place(_required(tool.name, f"tools[{at}].name"), namespace)
+            function = Function(_flat(place), tool.description, tool.parameters, tool.strict)
+            return [(ChatTool(function), place)]
+        case "namespace" if not namespace:
+            name = _required(tool.name, f"tools[{at}].name")
+            return [pair for inner in tool.tools or () for pair in _tools(at, inner, name)]
+    log.debug("a tool of type %.50r is left out: nobody here runs it", tool.type)
+    return []
+
+
+def _choice(
+    choice: str | Named | None,
+) -> tuple[str | NamedTool | None, Sequence[Place] | None]:
+    """The choice as a chat has it, and the tools that it leaves; None: all."""
+    if choice is None or isinstance(choice, str):
+        return choice, None
+    match choice.type:
+        case "function":
+            return NamedTool(NamedFunction(_flat(_named(choice, "tool_choice.name")))), None
+        case "allowed_tools":
+            allowed = [
+                _named(tool, f"tool_choice.tools[{at}].name")
+                for at, tool in enumerate(choice.tools or ())
+                if tool.type == "function"
+            ]
+            return choice.mode or "auto", allowed
+    raise refused(
+        f"A tool of type {choice.type[:50]!r} cannot be called here.", param="tool_choice.type"
+    )
+
+
+def _named(tool: Named, place: str) -> Place:
+    return Place(_required(tool.name, place), tool.namespace or "")
+
+
+def _format(wanted: Format) -> ResponseFormat:
+    if wanted.type == "json_schema" and wanted.schema is None:
+        raise refused(
+            "The field 'text.format.schema' is required.",
+            param="text.format.schema",
+            code="missing_required_parameter",
+        )
+    return ResponseFormat(wanted.type, Schema(wanted.schema, wanted.name, wanted.strict))
