@@ -140,6 +140,24 @@ class Reply:
         return [line[6:] for line in lines if line.startswith("data: ")]
 
     @property
+    def named_events(self) -> list[tuple[str, Any]]:
+        """Events that have names, with their data; comments left out. Every rule of their framing is
+        checked: two lines each, the same name twice."""
+        blocks = self.body.decode().split("\n\n")
+        assert blocks.pop() == "" and "\r" not in self.body.decode()
+        made = []
+        for block in blocks:
+            if block.startswith(":"):
+                continue
+            found = re.fullmatch(r"event: (\S+)\ndata: (\S[^\n]*)", block)
+            assert found is not None, block
+            data = json.loads(found[2])
+            assert json.dumps(data, separators=(",", ":"), ensure_ascii=False) == found[2]
+            assert data["type"] == found[1]
+            made.append((found[1], data))
+        return made
+
+    @property
     def chunks_json(self) -> list[Any]:
         return [json.loads(event) for event in self.events if event != "[DONE]"]
 
