@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from contextlib import ExitStack
 
-from tests.server.fuzzing import fuzzed
+from tests.server.fuzzing import fuzzed, refusal
 from tests.server.serving import Wire, serving
 
 
@@ -36,7 +36,7 @@ def _fuzz(port: int, count: int, first: int) -> Counter[str]:
             if reply.status == 200 and reply.headers["content-type"] == "application/json":
                 json.loads(reply.body)
             elif reply.status != 200:
-                assert reply.error["type"] == "invalid_request_error", seed
+                assert refusal(path, reply) == "invalid_request_error", seed
             statuses[f"{path} {reply.status}"] += 1
     return statuses
 

@@ -73,6 +73,31 @@ def structured() -> None:
     assert json.loads(answer.choices[0].message.content) == {"name": "Ann"}
 
 
+def responses() -> None:
+    if not hasattr(client, "responses"):
+        return
+    tool = {"type": "function", **TOOL["function"]}
+    assert client.responses.create(model="m", input="hi").output_text == "Hello."
+    with client.responses.stream(model="m", input="tools", tools=[tool]) as events:
+        seen = [event.type for event in events]
+        final = events.get_final_response()
+    assert seen[0] == "response.created" and seen[-1] == "response.completed"
+    message, *calls = final.output
+    assert message.content[0].text == "Let me see."
+    assert [json.loads(call.arguments)["city"] for call in calls] == ["Rome", "Oslo"]
+    results = [
+        {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+        for call in calls
+    ]
+    again = [{"role": "user", "content": "x"}, *(one.model_dump() for one in final.output)]
+    answer = client.responses.create(model="m", input=[*again, *results], tools=[tool])
+    assert answer.output_text == "Hello." and answer.usage.total_tokens > 3
+    ask = partial(client.responses.create, model="m", input="x", previous_response_id="r")
+    assert failure(ask, openai.BadRequestError) == "previous_response_not_found"
+    *_, last = client.responses.create(model="m", input="dies", stream=True)
+    assert last.type == "response.failed" and last.response.error.code == "server_error"
+
+
 def errors() -> None:
     for word, code in (("long", "context_length_exceeded"), ("template", "chat_template_error")):
         ask = partial(client.chat.completions.create, model="m", messages=said(word))
@@ -118,7 +143,7 @@ def rest() -> None:
 
 
 def main() -> None:
-    for check in (chat, stream, tools, helper, structured, errors, cancel, rest):
+    for check in (chat, stream, tools, helper, structured, responses, errors, cancel, rest):
         check()
         print(f"openai {openai.__version__} for Python: {check.__name__} ok")
 

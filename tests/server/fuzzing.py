@@ -5,6 +5,8 @@ import json
 import random
 from typing import Any
 
+from tests.server.serving import Reply
+
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
         "model": "m",
@@ -49,6 +51,59 @@ GOOD: dict[str, dict[str, Any]] = {
         "stop": "x",
         "stream": False,
     },
+    "/v1/messages": {
+        "model": "m",
+        "max_tokens": 5,
+        "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+        "messages": [
+            {"role": "user", "content": "hi"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": "s"},
+                    {"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "t", "content": "1", "is_error": True},
+                    {"type": "text", "text": "go"},
+                ],
+            },
+        ],
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "output_config": {"effort": "low"},
+        "stop_sequences": ["a"],
+        "temperature": 0.5,
+        "top_k": 5,
+        "stream": False,
+    },
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/responses": {
+        "model": "m",
+        "instructions": "Be brief.",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
+            {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"},
+            {"type": "function_call_output", "call_id": "c", "output": "1"},
+        ],
+        "tools": [
+            {"type": "function", "name": "f", "parameters": {"type": "object"}},
+            {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "g"}]},
+        ],
+        "tool_choice": {"type": "function", "name": "f"},
+        "text": {"format": {"type": "json_schema", "name": "p", "schema": {"type": "object"}}},
+        "reasoning": {"effort": "low"},
+        "max_output_tokens": 5,
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": 2,
+        "stream": False,
+        "metadata": {"a": "b"},
+    },
     "/v1/embeddings": {"input": ["a", "b"], "encoding_format": "base64"},
     "/tokenize": {"content": "abc", "parse_special": True},
     "/detokenize": {"tokens": [97, 98]},
@@ -60,6 +115,13 @@ _ODD: tuple[Any, ...] = (
     *([[1, 2], "a"], {"type": "text"}, {"type": "image_url"}, "auto", "json_object", ["a"] * 70),
     *({"function": {"name": "f"}}, "<|im_start|>system", "{{ 7*7 }}", "\x1b[31m", -1.0, "1"),
 )
+
+
+def refusal(path: str, reply: Reply) -> str:
+    """The type of a refusal, whose shape is the one of its protocol."""
+    error = reply.anthropic_error if path.startswith("/v1/messages") else reply.error
+    kind: str = error["type"]
+    return kind
 
 
 def fuzzed(seed: int) -> tuple[str, bytes]:

@@ -133,6 +133,17 @@ class Reply:
         return error
 
     @property
+    def anthropic_error(self) -> dict[str, Any]:
+        """The same where the request was one of Anthropic's API."""
+        assert self.headers["content-type"] == "application/json"
+        whole = json.loads(self.body)
+        assert (set(whole), whole["type"]) == ({"type", "error", "request_id"}, "error")
+        assert set(whole["error"]) == {"type", "message"} and whole["error"]["message"]
+        assert whole["request_id"] == self.headers["request-id"] == self.headers["x-request-id"]
+        error: dict[str, Any] = whole["error"]
+        return error
+
+    @property
     def events(self) -> list[str]:
         """What stands behind `data: `, comments left out."""
         lines = self.body.decode().split("\n\n")

@@ -37,17 +37,6 @@ def prompt(stage: Stage) -> Messages:
     return asked
 
 
-def told(reply: Reply) -> dict[str, Any]:
-    """The error of a refusal, whose shape is checked."""
-    assert reply.headers["content-type"] == "application/json"
-    whole = reply.json
-    assert (set(whole), whole["type"]) == ({"type", "error", "request_id"}, "error")
-    assert set(whole["error"]) == {"type", "message"}
-    assert whole["request_id"] == reply.headers["request-id"] == reply.headers["x-request-id"]
-    error: dict[str, Any] = whole["error"]
-    return error
-
-
 # ---------------------------------------------------------------------------- answers
 
 
@@ -407,8 +396,10 @@ def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_clients_know(
             {"max_tokens": 5, "messages": [{"role": "user", "content": "word " * 2000}]},
         )
         reply = wire.reply()
-    assert (reply.status, told(reply)["type"]) == (400, "invalid_request_error")
-    assert re.fullmatch(r"prompt is too long: 1\d{4} tokens > 4096 maximum", told(reply)["message"])
+    assert (reply.status, reply.anthropic_error["type"]) == (400, "invalid_request_error")
+    assert re.fullmatch(
+        r"prompt is too long: 1\d{4} tokens > 4096 maximum", reply.anthropic_error["message"]
+    )
 
 
 # ---------------------------------------------------------------------------- refusals
@@ -462,8 +453,8 @@ def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_clients_know(
 def test_a_bad_request_is_refused_by_its_field(stage: Stage, fields: Any, said: str) -> None:
     before = len(stage.engine.requests)
     reply = send(stage, **{"messages": USER, **fields})
-    assert (reply.status, told(reply)["type"]) == (400, "invalid_request_error")
-    assert said in told(reply)["message"]
+    assert (reply.status, reply.anthropic_error["type"]) == (400, "invalid_request_error")
+    assert said in reply.anthropic_error["message"]
     assert len(stage.engine.requests) == before
 
 
@@ -483,9 +474,9 @@ def test_what_an_engine_refuses_is_a_status(
     for stream in (False, True):
         stage.engine.refusals["no"] = [error]
         reply = send(stage, "no", stream=stream)
-        assert (reply.status, told(reply)["type"]) == (status, kind)
+        assert (reply.status, reply.anthropic_error["type"]) == (status, kind)
     if isinstance(error, ContextExceeded):
-        assert told(reply)["message"] == "prompt is too long: 9 tokens > 4 maximum"
+        assert reply.anthropic_error["message"] == "prompt is too long: 9 tokens > 4 maximum"
 
 
 def test_whatever_refuses_speaks_this_protocol() -> None:
@@ -507,7 +498,7 @@ def test_whatever_refuses_speaks_this_protocol() -> None:
             (ask(stage, "/v1/messages", body, headers=text), 415, "invalid_request_error"),
             (ask(stage, "/v1/messages", large, headers=key), 413, "request_too_large"),
         ):
-            assert (reply.status, told(reply)["type"]) == (status, kind)
+            assert (reply.status, reply.anthropic_error["type"]) == (status, kind)
 
 
 def test_tokens_are_counted_or_refused(stage: Stage) -> None:
@@ -515,7 +506,7 @@ def test_tokens_are_counted_or_refused(stage: Stage) -> None:
     assert ask(stage, path, {"messages": USER}).json == {"input_tokens": len("user: hi\n")}
     changing = HEADER % (1, 2)
     assert ask(stage, path, {"messages": USER, "system": changing}).json == {"input_tokens": 9}
-    assert told(ask(stage, path, {"messages": []}))["type"] == "invalid_request_error"
+    assert ask(stage, path, {"messages": []}).anthropic_error["type"] == "invalid_request_error"
 
 
 def test_these_requests_are_counted_in_the_figures(stage: Stage) -> None:

@@ -29,6 +29,15 @@ _EFFORTS: Final = {"max": "xhigh"}
 LOGPROBS: Final = "message.output_text.logprobs"
 
 
+_OWN_NAMES: Final = {
+    "messages": "input",
+    "reasoning_effort": "reasoning.effort",
+    "response_format.type": "text.format.type",
+    "response_format": "text.format",
+}
+"""Fields of a chat, and what they are called here."""
+
+
 class Place(NamedTuple):
     """Where a function stands: its name inside its namespace, empty where it has none."""
 
@@ -75,6 +84,15 @@ def as_chat(body: ResponsesBody) -> Asked:
         seed=body.seed,
     )
     return Asked(chat, {_flat(place): place for _, place in tools})
+
+
+def in_own_words(error: ApiError) -> ApiError:
+    """What refuses the chat, with the field named as the client named it."""
+    own = _OWN_NAMES.get(error.param or "")
+    if own is None:
+        return error
+    message = error.message.replace(repr(error.param), repr(own))
+    return refused(message, param=own, code=error.code)
 
 
 def _refuse_memory(body: ResponsesBody) -> None:

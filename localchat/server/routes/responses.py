@@ -10,7 +10,8 @@ from localchat.server.asking import chat_request
 from localchat.server.body import decoded, read_body
 from localchat.server.engines import Lease
 from localchat.server.exchange import Exchange
-from localchat.server.responses.asking import Asked, as_chat
+from localchat.server.failures import ApiError
+from localchat.server.responses.asking import Asked, as_chat, in_own_words
 from localchat.server.responses.record import Record
 from localchat.server.responses.reply import ResponseStream, ResponseWhole
 from localchat.server.responses.wire import ResponsesBody
@@ -23,7 +24,10 @@ async def responses(request: Request) -> ASGIApp:
     config = service_of(request).config
     sent = decoded(await read_body(request, config.limits), ResponsesBody, config.limits)
     understood = as_chat(sent)
-    asked = chat_request(understood.chat, config.limits, asker(request))
+    try:
+        asked = chat_request(understood.chat, config.limits, asker(request))
+    except ApiError as error:
+        raise in_own_words(error) from error
     plan = ResponsesPlan(understood.chat, asked, config.loop_guard, sent, understood)
     return Exchange(request, plan)
 
