@@ -68,6 +68,13 @@ class Stage:
     def last(self) -> GenerateRequest:
         return self.engine.requests[-1]
 
+    @property
+    def prompt(self) -> Messages:
+        """The conversation that was last put to the engine."""
+        asked = self.last.prompt
+        assert isinstance(asked, Messages)
+        return asked
+
     def plays(self, word: str, *events: Event, **answer: Any) -> str:
         """Let a prompt of this word be answered so; returns the word."""
         self.scripts[word] = Answer(events=events, **answer)
@@ -290,6 +297,18 @@ def chat(stage: Stage, content: str = "hi", **fields: Any) -> Reply:
     """A chat of one message."""
     messages = fields.pop("messages", [{"role": "user", "content": content}])
     return ask(stage, "/v1/chat/completions", {"model": "m", "messages": messages, **fields})
+
+
+def message(stage: Stage, content: Any = "hi", **fields: Any) -> Reply:
+    """The same by Anthropic's API."""
+    messages = fields.pop("messages", [{"role": "user", "content": content}])
+    body = {"model": "m", "max_tokens": 50, "messages": messages, **fields}
+    return ask(stage, "/v1/messages", body)
+
+
+def respond(stage: Stage, said: Any = "hi", **fields: Any) -> Reply:
+    """The same by the Responses API."""
+    return ask(stage, "/v1/responses", {"model": "m", "input": said, **fields})
 
 
 def settled(condition: Callable[[], bool], seconds: float = 10.0) -> bool:

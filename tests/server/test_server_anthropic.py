@@ -9,39 +9,23 @@ import pytest
 
 from localchat.engine.events import Finished, Reasoning, Text, ToolCall
 from localchat.engine.local import EngineOptions, LocalEngine
-from localchat.engine.request import CalledTool, Message, Messages
+from localchat.engine.request import CalledTool, Message
 from localchat.engine.scripted import Answer
 from localchat.errors import (
-    ContextExceeded,
-    EngineBusy,
     EngineDied,
-    LocalchatError,
-    ModelInvalid,
-    TemplateError,
 )
-from localchat.server.config import Limits, ServerConfig
-from tests.server.serving import Reply, Stage, Wire, ask, running, serving, settled
+from localchat.server.config import ServerConfig
+from tests.server.serving import Stage, Wire, ask, message, running, serving, settled
 
 USER = [{"role": "user", "content": "hi"}]
 TOOL = {"name": "look", "description": "Look.", "input_schema": {"type": "object"}}
-
-
-def send(stage: Stage, content: Any = "hi", *, path: str = "/v1/messages", **fields: Any) -> Reply:
-    messages = fields.pop("messages", [{"role": "user", "content": content}])
-    return ask(stage, path, {"model": "m", "max_tokens": 50, "messages": messages, **fields})
-
-
-def prompt(stage: Stage) -> Messages:
-    asked = stage.last.prompt
-    assert isinstance(asked, Messages)
-    return asked
 
 
 # ---------------------------------------------------------------------------- answers
 
 
 def test_the_bytes_of_a_whole_stream(stage: Stage) -> None:
-    reply = send(stage, stream=True)
+    reply = message(stage, stream=True)
     size = len(repr(stage.last.prompt))
     id_ = reply.named_events[0][1]["message"]["id"]
     assert re.fullmatch("msg_[0-9a-f]{24}", id_)
@@ -85,7 +69,7 @@ def test_each_block_is_closed_before_the_next_is_opened(stage: Stage) -> None:
         Text(0, "Done."),
         Finished(0, "stop"),
     )
-    events = send(stage, word, stream=True, tools=[TOOL]).named_events
+    events = message(stage, word, stream=True, tools=[TOOL]).named_events
     assert [event.get("index") for _, event in events[1:-2]] == [
         *([0] * 5),
         *([1] * 3),
@@ -123,10 +107,10 @@ def test_a_whole_answer_is_one_message(stage: Stage) -> None:
         ToolCall(0, 0, id="call_a", name="look", arguments='{"city":"Rome"}'),
         Finished(0, "stop"),
     )
-    reply = send(stage, word, tools=[TOOL])
-    message = reply.json
-    assert re.fullmatch("msg_[0-9a-f]{24}", message.pop("id"))
-    assert message == {
+    reply = message(stage, word, tools=[TOOL])
+    whole = reply.json
+    assert re.fullmatch("msg_[0-9a-f]{24}", whole.pop("id"))
+    assert whole == {
         "type": "message",
         "role": "assistant",
         "model": "m",
@@ -159,35 +143,35 @@ def test_an_answer_says_why_it_ended(
     stage: Stage, finished: Finished, reason: str, sequence: str | None
 ) -> None:
     word = stage.plays("ends", Text(0, "a"), finished)
-    whole = send(stage, word, stop_sequences=["###"]).json
+    whole = message(stage, word, stop_sequences=["###"]).json
     assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, sequence)
     assert stage.last.stop == ("###",)
-    delta = send(stage, word, stream=True).named_events[-2][1]["delta"]
+    delta = message(stage, word, stream=True).named_events[-2][1]["delta"]
     assert delta == {"stop_reason": reason, "stop_sequence": sequence}
 
 
 def test_an_answer_in_circles_ends_as_one_that_is_too_long(stage: Stage) -> None:
     stage.scripts["loop"] = Answer(("the same again. ",) * 1000)
-    assert send(stage, "loop").json["stop_reason"] == "max_tokens"
+    assert message(stage, "loop").json["stop_reason"] == "max_tokens"
 
 
 def test_a_call_that_was_cut_off_has_no_input(stage: Stage) -> None:
     word = stage.plays("cut", ToolCall(0, 0, name="look", arguments='{"ci'), Finished(0, "length"))
-    whole = send(stage, word, tools=[TOOL]).json
+    whole = message(stage, word, tools=[TOOL]).json
     assert (whole["content"][0]["input"], whole["stop_reason"]) == ({}, "max_tokens")
 
 
 def test_an_empty_answer_has_one_empty_text(stage: Stage) -> None:
     word = stage.plays("nothing", Finished(0, "stop"))
-    assert send(stage, word).json["content"] == [{"type": "text", "text": ""}]
-    names = [name for name, _ in send(stage, word, stream=True).named_events]
+    assert message(stage, word).json["content"] == [{"type": "text", "text": ""}]
+    names = [name for name, _ in message(stage, word, stream=True).named_events]
     assert names[1:3] == ["content_block_start", "content_block_stop"]
 
 
 def test_silence_is_broken_by_comments_and_by_pings() -> None:
     with serving(ServerConfig(heartbeat_s=0.05, event_s=0.12)) as stage:
         word = stage.plays("slow", Text(0, "a"), Finished(0, "stop"), gap_s=0.4)
-        reply = send(stage, word, stream=True)
+        reply = message(stage, word, stream=True)
     beats = [chunk for chunk in reply.chunks if chunk.startswith((b":", b"event: ping"))]
     assert set(beats) == {b": keep-alive\n\n", b'event: ping\ndata: {"type":"ping"}\n\n'}
     assert reply.chunks[0].startswith(b"event: message_start\n")
@@ -195,7 +179,7 @@ def test_silence_is_broken_by_comments_and_by_pings() -> None:
 
 def test_a_failure_in_the_middle_is_an_error_event_and_nothing_after(stage: Stage) -> None:
     stage.scripts["dies"] = Answer(("half",), error=EngineDied("log: /secret", signal="SIGKILL"))
-    reply = send(stage, "dies", stream=True)
+    reply = message(stage, "dies", stream=True)
     *_, (name, error) = reply.named_events
     assert name == "error" and error["error"]["type"] == "overloaded_error"
     assert error["request_id"] == reply.headers["request-id"]
@@ -244,9 +228,9 @@ def test_a_conversation_with_tools_reaches_the_engine(stage: Stage) -> None:
         },
     ]
     system = [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief."}]
-    assert send(stage, messages=messages, system=system, tools=[TOOL]).status == 200
+    assert message(stage, messages=messages, system=system, tools=[TOOL]).status == 200
     calls = (CalledTool("look", '{"city":"Rome"}', "t1"), CalledTool("look", "{}", "t2"))
-    assert prompt(stage).messages == (
+    assert stage.prompt.messages == (
         Message("system", "Be\nbrief."),
         Message("user", "a"),
         Message("assistant", "b", "hm", calls),
@@ -254,7 +238,7 @@ def test_a_conversation_with_tools_reaches_the_engine(stage: Stage) -> None:
         Message("tool", "Error: no city", tool_call_id="t2", name="look"),
         Message("user", "c\nD\nd"),
     )
-    (tool,) = prompt(stage).tools
+    (tool,) = stage.prompt.tools
     assert tool["function"] == {
         "name": "look",
         "description": "Look.",
@@ -263,8 +247,8 @@ def test_a_conversation_with_tools_reaches_the_engine(stage: Stage) -> None:
 
 
 def test_an_answer_that_was_begun_is_gone_on_with(stage: Stage) -> None:
-    send(stage, messages=[*USER, {"role": "assistant", "content": "The"}])
-    assert prompt(stage).continue_last and prompt(stage).messages[-1].content == "The"
+    message(stage, messages=[*USER, {"role": "assistant", "content": "The"}])
+    assert stage.prompt.continue_last and stage.prompt.messages[-1].content == "The"
 
 
 @pytest.mark.parametrize(
@@ -279,8 +263,8 @@ def test_an_answer_that_was_begun_is_gone_on_with(stage: Stage) -> None:
     ],
 )
 def test_a_tool_can_be_asked_for(stage: Stage, choice: Any, meant: str, several: bool) -> None:
-    send(stage, tools=[TOOL], tool_choice=choice)
-    assert (prompt(stage).tool_choice, prompt(stage).parallel_tool_calls) == (meant, several)
+    message(stage, tools=[TOOL], tool_choice=choice)
+    assert (stage.prompt.tool_choice, stage.prompt.parallel_tool_calls) == (meant, several)
 
 
 @pytest.mark.parametrize(
@@ -300,13 +284,13 @@ def test_a_tool_can_be_asked_for(stage: Stage, choice: Any, meant: str, several:
 def test_thinking_is_handed_to_the_template(
     stage: Stage, fields: Any, thinking: str, options: Any
 ) -> None:
-    send(stage, **fields)
-    assert (prompt(stage).thinking, prompt(stage).template_options) == (thinking, options)
+    message(stage, **fields)
+    assert (stage.prompt.thinking, stage.prompt.template_options) == (thinking, options)
 
 
 def test_sampling_and_form_are_handed_on(stage: Stage) -> None:
     form = {"type": "json_schema", "schema": {"type": "object"}}
-    send(stage, temperature=0, top_p=0.5, top_k=7, output_config={"format": form})
+    message(stage, temperature=0, top_p=0.5, top_k=7, output_config={"format": form})
     asked = stage.last
     assert (asked.sampling.temperature, asked.sampling.top_p, asked.sampling.top_k) == (0, 0.5, 7)
     assert asked.max_tokens == 50
@@ -328,10 +312,10 @@ def test_the_line_that_changes_with_every_request_is_left_out(stage: Stage, bloc
     header = HEADER % (7, 0xABC)
     text = {"type": "text"}
     system: Any = [{**text, "text": header}, {**text, "text": "You help."}]
-    send(stage, system=system if blocks else f"{header}\nYou help.")
-    assert prompt(stage).messages[0] == Message("system", "You help.")
-    send(stage, system=f"You help. {header}")
-    assert header in prompt(stage).messages[0].content
+    message(stage, system=system if blocks else f"{header}\nYou help.")
+    assert stage.prompt.messages[0] == Message("system", "You help.")
+    message(stage, system=f"You help. {header}")
+    assert header in stage.prompt.messages[0].content
 
 
 # ---------------------------------------------------------------------------- over a real loop
@@ -400,123 +384,3 @@ def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_clients_know(
     assert re.fullmatch(
         r"prompt is too long: 1\d{4} tokens > 4096 maximum", reply.anthropic_error["message"]
     )
-
-
-# ---------------------------------------------------------------------------- refusals
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"max_tokens": None}, "max_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"messages": []}, "messages"),
-        ({"messages": "hi"}, "messages"),
-        ({"messages": [{"role": "judge", "content": "x"}]}, "judge"),
-        ({"messages": [{"role": "user"}]}, "messages.0.content"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
-            "reads text only",
-        ),
-        (
-            {
-                "messages": [
-                    {
-                        "role": "user",
-                        "content": [
-                            {
-                                "type": "tool_result",
-                                "tool_use_id": "t",
-                                "content": [{"type": "image"}],
-                            }
-                        ],
-                    }
-                ]
-            },
-            "messages.0.content.0.content.0",
-        ),
-        ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "content.0.text"),
-        ({"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}, "0.name"),
-        ({"system": [{"type": "image"}]}, "system.0"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0"),
-        ({"tool_choice": {"type": "any"}}, "tool"),
-        ({"tool_choice": {"type": "perhaps"}}, "tool_choice"),
-        ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
-        ({"thinking": {"type": "deep"}}, "thinking"),
-        ({"output_config": {"effort": "huge"}}, "effort"),
-        ({"temperature": 99}, "temperature"),
-        ({"stop_sequences": ["x"] * 65}, "stop"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_a_bad_request_is_refused_by_its_field(stage: Stage, fields: Any, said: str) -> None:
-    before = len(stage.engine.requests)
-    reply = send(stage, **{"messages": USER, **fields})
-    assert (reply.status, reply.anthropic_error["type"]) == (400, "invalid_request_error")
-    assert said in reply.anthropic_error["message"]
-    assert len(stage.engine.requests) == before
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "kind"),
-    [
-        (ContextExceeded("x", prompt_tokens=9, context_tokens=4), 400, "invalid_request_error"),
-        (TemplateError("roles must alternate"), 400, "invalid_request_error"),
-        (EngineBusy("full", retry_after_s=3), 503, "overloaded_error"),
-        (ModelInvalid("bad"), 500, "api_error"),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_what_an_engine_refuses_is_a_status(
-    stage: Stage, error: LocalchatError, status: int, kind: str
-) -> None:
-    for stream in (False, True):
-        stage.engine.refusals["no"] = [error]
-        reply = send(stage, "no", stream=stream)
-        assert (reply.status, reply.anthropic_error["type"]) == (status, kind)
-    if isinstance(error, ContextExceeded):
-        assert reply.anthropic_error["message"] == "prompt is too long: 9 tokens > 4 maximum"
-
-
-def test_whatever_refuses_speaks_this_protocol() -> None:
-    config = ServerConfig(api_keys=("sk-01234567",), limits=Limits(body_bytes=1000))
-    with serving(config) as stage:
-        body = {"max_tokens": 5, "messages": USER}
-        key = {"x-api-key": "sk-01234567"}
-        assert ask(stage, "/v1/messages", body, headers=key).status == 200
-        bearer = {"authorization": "Bearer sk-01234567"}
-        assert ask(stage, "/v1/messages", body, headers=bearer).status == 200
-        text = {**key, "content-type": "text/plain"}
-        large = {**body, "system": "x" * 1000}
-        for reply, status, kind in (
-            (ask(stage, "/v1/messages", body), 401, "authentication_error"),
-            (ask(stage, "/v1/messages", body, host="evil.example"), 403, "permission_error"),
-            (ask(stage, "/v1/messages/batches", body, headers=key), 404, "not_found_error"),
-            (ask(stage, "/v1/messages", headers=key), 405, "invalid_request_error"),
-            (ask(stage, "/v1/messages", b"{", headers=key), 400, "invalid_request_error"),
-            (ask(stage, "/v1/messages", body, headers=text), 415, "invalid_request_error"),
-            (ask(stage, "/v1/messages", large, headers=key), 413, "request_too_large"),
-        ):
-            assert (reply.status, reply.anthropic_error["type"]) == (status, kind)
-
-
-def test_tokens_are_counted_or_refused(stage: Stage) -> None:
-    path = "/v1/messages/count_tokens"
-    assert ask(stage, path, {"messages": USER}).json == {"input_tokens": len("user: hi\n")}
-    changing = HEADER % (1, 2)
-    assert ask(stage, path, {"messages": USER, "system": changing}).json == {"input_tokens": 9}
-    assert ask(stage, path, {"messages": []}).anthropic_error["type"] == "invalid_request_error"
-
-
-def test_these_requests_are_counted_in_the_figures(stage: Stage) -> None:
-    def finished(page: str) -> float:
-        found = re.search(r'^localchat_requests_total\{finish="stop"\} (\S+)', page, re.MULTILINE)
-        return float(found[1]) if found else 0.0
-
-    before = finished(ask(stage, "/metrics").body.decode())
-    send(stage)
-    send(stage, max_tokens=0)
-    page = ask(stage, "/metrics").body.decode()
-    assert finished(page) == before + 1
-    assert 'localchat_errors_total{code="unsupported_value",status="400"}' in page

@@ -1,19 +1,16 @@
 """OpenAI's Responses API over a real socket: what it takes, the exact order of its events, what it refuses."""
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
-import openai
 import pytest
-from openai import OpenAI
 
 from localchat.engine.events import Finished, Reasoning, Text, TokenLogprob, ToolCall
-from localchat.engine.request import CalledTool, Message, Messages
+from localchat.engine.request import CalledTool, Message
 from localchat.engine.scripted import Answer
-from localchat.errors import ContextExceeded, EngineDied
+from localchat.errors import EngineDied
 from localchat.server.config import ServerConfig
-from tests.server.serving import Reply, Stage, Wire, ask, serving, settled
+from tests.server.serving import Reply, Stage, Wire, ask, respond, serving, settled
 
 TOOL = {
     "type": "function",
@@ -21,16 +18,6 @@ TOOL = {
     "description": "Look.",
     "parameters": {"type": "object"},
 }
-
-
-def send(stage: Stage, input_: Any = "hi", **fields: Any) -> Reply:
-    return ask(stage, "/v1/responses", {"model": "m", "input": input_, **fields})
-
-
-def prompt(stage: Stage) -> Messages:
-    asked = stage.last.prompt
-    assert isinstance(asked, Messages)
-    return asked
 
 
 def names(reply: Reply) -> list[str]:
@@ -41,7 +28,7 @@ def names(reply: Reply) -> list[str]:
 
 
 def test_the_bytes_of_a_whole_stream(stage: Stage) -> None:
-    reply = send(stage, stream=True)
+    reply = respond(stage, stream=True)
     size = len(repr(stage.last.prompt))
     response = reply.named_events[0][1]["response"]
     id_ = response["id"]
@@ -97,7 +84,7 @@ def test_items_come_in_order_each_done_before_the_next(stage: Stage) -> None:
         ToolCall(0, 1, id="call_b", name="wait"),
         Finished(0, "stop"),
     )
-    reply = send(stage, word, stream=True, tools=[TOOL])
+    reply = respond(stage, word, stream=True, tools=[TOOL])
     assert names(reply) == [
         *("created", "in_progress"),
         *("output_item.added", "reasoning_summary_part.added"),
@@ -140,8 +127,8 @@ def test_a_whole_answer_is_the_object_that_ends_a_stream(stage: Stage) -> None:
         ToolCall(0, 0, id="call_a", name="look", arguments="{}"),
         Finished(0, "stop"),
     )
-    whole = send(stage, word, tools=[TOOL]).json
-    ended = send(stage, word, tools=[TOOL], stream=True).named_events[-1][1]["response"]
+    whole = respond(stage, word, tools=[TOOL]).json
+    ended = respond(stage, word, tools=[TOOL], stream=True).named_events[-1][1]["response"]
     for made in (whole, ended):
         for item in (made, *made["output"]):
             item.pop("id")
@@ -152,18 +139,18 @@ def test_a_whole_answer_is_the_object_that_ends_a_stream(stage: Stage) -> None:
 
 def test_an_answer_that_was_cut_off_is_incomplete(stage: Stage) -> None:
     word = stage.plays("cut", Text(0, "a"), Finished(0, "length"))
-    whole = send(stage, word, max_output_tokens=7).json
+    whole = respond(stage, word, max_output_tokens=7).json
     assert stage.last.max_tokens == 7
     assert (whole["status"], whole["output"][0]["status"]) == ("incomplete", "incomplete")
     assert whole["incomplete_details"] == {"reason": "max_output_tokens"}
-    name, last = send(stage, word, stream=True).named_events[-1]
+    name, last = respond(stage, word, stream=True).named_events[-1]
     assert (name, last["response"]["status"]) == ("response.incomplete", "incomplete")
     assert last["response"]["usage"]["output_tokens"] == 1
 
 
 def test_a_failure_in_the_middle_is_a_failed_response_and_nothing_after(stage: Stage) -> None:
     stage.scripts["dies"] = Answer(("half",), error=EngineDied("log: /secret", signal="SIGKILL"))
-    reply = send(stage, "dies", stream=True)
+    reply = respond(stage, "dies", stream=True)
     name, last = reply.named_events[-1]
     assert (name, last["response"]["status"]) == ("response.failed", "failed")
     assert set(last["response"]["error"]) == {"code", "message"}
@@ -173,7 +160,7 @@ def test_a_failure_in_the_middle_is_a_failed_response_and_nothing_after(stage: S
 
 def test_an_empty_answer_has_one_empty_message(stage: Stage) -> None:
     word = stage.plays("nothing", Finished(0, "stop"))
-    (item,) = send(stage, word).json["output"]
+    (item,) = respond(stage, word).json["output"]
     assert item["content"][0]["text"] == ""
 
 
@@ -181,7 +168,7 @@ def test_logprobs_ride_on_their_text(stage: Stage) -> None:
     entry = TokenLogprob(5, b"a", -0.5, ((5, b"a", -0.5),))
     word = stage.plays("probs", Text(0, "a", (entry,)), Finished(0, "stop"))
     include = ["message.output_text.logprobs", "reasoning.encrypted_content"]
-    reply = send(stage, word, stream=True, include=include, top_logprobs=1)
+    reply = respond(stage, word, stream=True, include=include, top_logprobs=1)
     told = {"token": "a", "logprob": -0.5, "bytes": [97]}
     held = [event["logprobs"] for _, event in reply.named_events if "logprobs" in event]
     assert held == [[{**told, "top_logprobs": [told]}]] * 2
@@ -191,7 +178,7 @@ def test_logprobs_ride_on_their_text(stage: Stage) -> None:
 def test_silence_is_broken_by_comments_and_by_numbered_events() -> None:
     with serving(ServerConfig(heartbeat_s=0.05, event_s=0.12)) as stage:
         word = stage.plays("slow", Text(0, "a"), Text(0, "b"), Finished(0, "stop"), gap_s=0.3)
-        reply = send(stage, word, stream=True)
+        reply = respond(stage, word, stream=True)
     assert b": keep-alive\n\n" in reply.chunks
     told = names(reply)
     assert told.count("in_progress") > 2 and told[0] == "created" and told[-1] == "completed"
@@ -240,12 +227,14 @@ def test_items_become_the_turns_that_they_were(stage: Stage) -> None:
         called("look", "c3"),
         result("c3", "rain"),
         said("d"),
+        thought,
         said("e"),
+        said("g"),
         {"type": "message", "role": "user", "content": "f"},
     ]
-    assert send(stage, items, instructions="You help.").status == 200
+    assert respond(stage, items, instructions="You help.").status == 200
     first = (CalledTool("look", "{}", "c1"), CalledTool("wait", "{}", "c2"))
-    assert prompt(stage).messages == (
+    assert stage.prompt.messages == (
         Message("system", "You help.\n\nBe brief."),
         Message("user", "a"),
         Message("assistant", "b", "h", first),
@@ -253,7 +242,9 @@ def test_items_become_the_turns_that_they_were(stage: Stage) -> None:
         Message("tool", "ok", tool_call_id="c2", name="wait"),
         Message("assistant", "", "h", (CalledTool("look", "{}", "c3"),)),
         Message("tool", "rain", tool_call_id="c3", name="look"),
-        Message("assistant", "d\n\ne"),
+        Message("assistant", "d"),
+        Message("assistant", "e", "h"),
+        Message("assistant", "g"),
         Message("user", "f"),
     )
 
@@ -269,47 +260,47 @@ def test_items_become_the_turns_that_they_were(stage: Stage) -> None:
     ],
 )
 def test_a_tool_can_be_asked_for(stage: Stage, choice: Any, meant: str) -> None:
-    whole = send(stage, tools=[TOOL], tool_choice=choice, parallel_tool_calls=False).json
-    assert (prompt(stage).tool_choice, prompt(stage).parallel_tool_calls) == (meant, False)
+    whole = respond(stage, tools=[TOOL], tool_choice=choice, parallel_tool_calls=False).json
+    assert (stage.prompt.tool_choice, stage.prompt.parallel_tool_calls) == (meant, False)
     assert whole["tool_choice"] == (choice or "auto")
 
 
 def test_allowed_tools_are_all_that_the_model_is_told_of(stage: Stage) -> None:
     named = {"type": "function", "name": "look"}
     choice = {"type": "allowed_tools", "mode": "required", "tools": [named]}
-    send(stage, tools=[TOOL, {**TOOL, "name": "wait"}], tool_choice=choice)
-    assert [tool["function"]["name"] for tool in prompt(stage).tools] == ["look"]
-    assert prompt(stage).tool_choice == "required"
+    respond(stage, tools=[TOOL, {**TOOL, "name": "wait"}], tool_choice=choice)
+    assert [tool["function"]["name"] for tool in stage.prompt.tools] == ["look"]
+    assert stage.prompt.tool_choice == "required"
 
 
 def test_tools_of_other_machines_are_left_out(stage: Stage) -> None:
     tools = [{"type": "web_search"}, {"type": "custom", "name": "patch", "format": {}}, TOOL]
-    assert send(stage, tools=tools).status == 200
-    assert [tool["function"]["name"] for tool in prompt(stage).tools] == ["look"]
+    assert respond(stage, tools=tools).status == 200
+    assert [tool["function"]["name"] for tool in stage.prompt.tools] == ["look"]
 
 
 def test_a_function_of_a_namespace_comes_back_with_it(stage: Stage) -> None:
     word = stage.plays("spaced", ToolCall(0, 0, name="mcp__js__run"), Finished(0, "stop"))
     tools = [{"type": "namespace", "name": "mcp__js", "tools": [{**TOOL, "name": "run"}]}]
-    (call,) = send(stage, word, tools=tools).json["output"]
-    assert [tool["function"]["name"] for tool in prompt(stage).tools] == ["mcp__js__run"]
+    (call,) = respond(stage, word, tools=tools).json["output"]
+    assert [tool["function"]["name"] for tool in stage.prompt.tools] == ["mcp__js__run"]
     assert (call["namespace"], call["name"]) == ("mcp__js", "run")
     output = {"type": "function_call_output", "call_id": call["call_id"], "output": "1"}
-    send(stage, [{"role": "user", "content": "x"}, call, output], tools=tools)
-    assert prompt(stage).messages[1].tool_calls[0].name == "mcp__js__run"
+    respond(stage, [{"role": "user", "content": "x"}, call, output], tools=tools)
+    assert stage.prompt.messages[1].tool_calls[0].name == "mcp__js__run"
 
 
 @pytest.mark.parametrize(
     ("effort", "thinking"), [("none", "off"), ("minimal", "off"), ("high", "on"), ("max", "on")]
 )
 def test_effort_is_handed_to_the_template(stage: Stage, effort: str, thinking: str) -> None:
-    send(stage, reasoning={"effort": effort, "summary": "auto"})
-    assert prompt(stage).thinking == thinking
+    respond(stage, reasoning={"effort": effort, "summary": "auto"})
+    assert stage.prompt.thinking == thinking
 
 
 def test_form_and_sampling_are_handed_on(stage: Stage) -> None:
     form = {"type": "json_schema", "name": "p", "schema": {"type": "object"}, "strict": True}
-    whole = send(stage, text={"format": form, "verbosity": "low"}, temperature=0, top_p=0.5).json
+    whole = respond(stage, text={"format": form, "verbosity": "low"}, temperature=0, top_p=0.5).json
     assert stage.last.grammar is not None and stage.last.grammar.kind == "json_schema"
     assert (stage.last.sampling.temperature, stage.last.sampling.top_p) == (0, 0.5)
     assert whole["text"] == {"format": form}
@@ -321,112 +312,3 @@ def test_what_a_server_with_a_memory_would_do_changes_nothing(stage: Stage, path
     whole = ask(stage, path, {**body, "metadata": {"a": "b"}, "service_tier": "auto"}).json
     assert (whole["store"], whole["metadata"]) == (False, {"a": "b"})
     assert whole["output"][0]["content"][0]["text"] == "Hello."
-
-
-# ---------------------------------------------------------------------------- refusals
-
-
-@pytest.mark.parametrize(
-    ("fields", "code", "param"),
-    [
-        ({"input": None}, "missing_required_parameter", "input"),
-        ({"input": []}, "missing_required_parameter", "input"),
-        ({"input": 5}, "invalid_type", "input"),
-        ({"input": [{"content": "x"}]}, "missing_required_parameter", "input[0].role"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "unsupported_value", "input[0].type"),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            "unsupported_value",
-            "input[0].content[0]",
-        ),
-        (
-            {"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]},
-            "missing_required_parameter",
-            "input[0].call_id",
-        ),
-        ({"previous_response_id": "r"}, "previous_response_not_found", "previous_response_id"),
-        ({"conversation": "c"}, "unsupported_value", "conversation"),
-        ({"prompt": {"id": "p"}}, "unsupported_value", "prompt"),
-        ({"background": True}, "unsupported_value", "background"),
-        ({"max_output_tokens": 0}, "unsupported_value", "max_output_tokens"),
-        ({"tools": [{"type": "function"}]}, "missing_required_parameter", "tools[0].name"),
-        ({"tool_choice": {"type": "web_search"}}, "unsupported_value", "tool_choice.type"),
-        (
-            {"text": {"format": {"type": "json_schema"}}},
-            "missing_required_parameter",
-            "text.format.schema",
-        ),
-        ({"text": {"format": {"type": "xml"}}}, "unsupported_value", "text.format.type"),
-        ({"reasoning": {"effort": "huge"}}, "unsupported_value", "reasoning.effort"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_a_bad_request_is_refused_by_its_field(
-    stage: Stage, fields: Any, code: str, param: str
-) -> None:
-    before = len(stage.engine.requests)
-    reply = ask(stage, "/v1/responses", {"input": "hi", **fields})
-    assert (reply.status, reply.error["code"]) == (400, code)
-    assert reply.error["param"] == param
-    assert "'reasoning_effort'" not in reply.error["message"]
-    assert len(stage.engine.requests) == before
-
-
-def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_clients_know(stage: Stage) -> None:
-    for stream in (False, True):
-        stage.engine.refusals["long"] = [ContextExceeded("x", prompt_tokens=9, context_tokens=4)]
-        reply = send(stage, "long", stream=stream)
-        assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
-        assert "maximum context length is 4 tokens" in reply.error["message"]
-
-
-# ---------------------------------------------------------------------------- the client's library
-
-
-@pytest.fixture(scope="module")
-def client(stage: Stage) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{stage.base}/v1", api_key="none", max_retries=0) as made:
-        yield made
-
-
-def test_the_library_reads_an_answer(client: OpenAI) -> None:
-    answer = client.responses.create(model="m", input="hi", instructions="Be brief.")
-    assert (answer.output_text, answer.status) == ("Hello.", "completed")
-    assert answer.usage is not None and answer.usage.output_tokens == 3
-
-
-def test_the_librarys_stream_puts_a_response_together(stage: Stage, client: OpenAI) -> None:
-    word = stage.plays(
-        "thinks",
-        Reasoning(0, "hm"),
-        Text(0, "So"),
-        ToolCall(0, 0, name="look", arguments='{"city":'),
-        ToolCall(0, 0, arguments='"Rome"}'),
-        Finished(0, "stop"),
-    )
-    tools: Any = [{**TOOL, "strict": True}]
-    with client.responses.stream(model="m", input=word, tools=tools) as stream:
-        final = stream.get_final_response()
-    thought, message, call = final.output
-    assert thought.type == "reasoning" and thought.summary[0].text == "hm"
-    assert message.type == "message" and final.output_text == "So"
-    assert call.type == "function_call" and call.parsed_arguments == {"city": "Rome"}
-    again: Any = [
-        {"role": "user", "content": word},
-        *(item.model_dump() for item in final.output),
-        {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"},
-    ]
-    client.responses.create(model="m", input=again, tools=tools)
-    assert prompt(stage).messages[1:] == (
-        Message("assistant", "So", "hm", (CalledTool("look", '{"city":"Rome"}', call.call_id),)),
-        Message("tool", "sunny", tool_call_id=call.call_id, name="look"),
-    )
-
-
-def test_the_library_sees_failures(stage: Stage, client: OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.responses.create(model="m", input="hi", previous_response_id="resp_1")
-    assert refused.value.code == "previous_response_not_found"
-    stage.scripts["dies"] = Answer(("a",), error=EngineDied("gone", signal="SIGKILL"))
-    *_, last = client.responses.create(model="m", input="dies", stream=True)
-    assert last.type == "response.failed" and last.response.error is not None

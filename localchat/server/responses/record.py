@@ -71,8 +71,7 @@ class Record:
 
     def added(self, id_: str, block: Block) -> Json:
         """A block that has just begun, without anything in it."""
-        empty = Block(block.index, block.kind, block.call, block.id, block.name)
-        return self._item(id_, empty, "in_progress")
+        return self._item(id_, block, "in_progress")
 
     def item(self, id_: str, block: Block) -> Json:
         """A block that will not change any more."""
