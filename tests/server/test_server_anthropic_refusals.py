@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from localchat.engine.request import Messages
 from localchat.errors import (
     ContextExceeded,
     EngineBusy,
@@ -13,7 +14,7 @@ from localchat.errors import (
     TemplateError,
 )
 from localchat.server.config import Limits, ServerConfig
-from tests.server.serving import Stage, ask, message, serving
+from tests.server.serving import Stage, StageEngine, ask, message, serving
 
 USER = [{"role": "user", "content": "hi"}]
 TOOL = {"name": "look", "description": "Look.", "input_schema": {"type": "object"}}
@@ -121,6 +122,20 @@ def test_tokens_are_counted_or_refused(stage: Stage) -> None:
     changing = "x-anthropic-billing-header: cc_version=2.1.1; cch=00000;"
     assert ask(stage, path, {"messages": USER, "system": changing}).json == {"input_tokens": 9}
     assert ask(stage, path, {"messages": []}).anthropic_error["type"] == "invalid_request_error"
+
+
+def test_what_the_template_refuses_is_counted_the_way_it_would_be_asked(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def render(self: StageEngine, messages: Messages) -> str:
+        if messages.continue_last:
+            raise TemplateError("the last message must be the user's")
+        return "as asked"
+
+    monkeypatch.setattr(StageEngine, "render", render)
+    messages = [*USER, {"role": "assistant", "content": "The"}]
+    path = "/v1/messages/count_tokens"
+    assert ask(stage, path, {"messages": messages}).json == {"input_tokens": len("as asked")}
 
 
 def test_these_requests_are_counted_in_the_figures(stage: Stage) -> None:
