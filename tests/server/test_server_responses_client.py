@@ -31,7 +31,8 @@ TOOL = {
         ({"input": []}, "missing_required_parameter", "input"),
         ({"input": 5}, "invalid_type", "input"),
         ({"input": [{"content": "x"}]}, "missing_required_parameter", "input[0].role"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "unsupported_value", "input[0].type"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "unsupported_value", "input[0]"),
+        ({"input": [{"type": "web_search_call"}]}, "unsupported_value", "input[0].type"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             "unsupported_value",

@@ -159,6 +159,12 @@ class _Turns:
                 result = text_of(item.output, f"{place}.output")
                 call = _required(item.call_id, f"{place}.call_id")
                 self._add(ChatMessage("tool", result, tool_call_id=call))
+            case "item_reference":
+                raise refused(
+                    "An item of an earlier answer is referred to, and this server keeps none: send it whole "
+                    "(clients do with 'store': false).",
+                    param=place,
+                )
             case other:
                 raise refused(
                     f"An item of type {other[:50]!r} cannot be read here; there are message, reasoning, "
