@@ -1,21 +1,18 @@
-"""Anthropic's Messages API over a real socket: what it takes, what it answers byte by byte, what it refuses."""
+"""Anthropic's Messages API over a real socket: what it takes, and what it answers byte by byte."""
 
-import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from localchat.engine.events import Finished, Reasoning, Text, ToolCall
-from localchat.engine.local import EngineOptions, LocalEngine
 from localchat.engine.request import CalledTool, Message
 from localchat.engine.scripted import Answer
 from localchat.errors import (
     EngineDied,
 )
 from localchat.server.config import ServerConfig
-from tests.server.serving import Stage, Wire, ask, message, running, serving, settled
+from tests.server.serving import Stage, Wire, ask, message, serving, settled
 
 USER = [{"role": "user", "content": "hi"}]
 TOOL = {"name": "look", "description": "Look.", "input_schema": {"type": "object"}}
@@ -246,6 +243,19 @@ def test_a_conversation_with_tools_reaches_the_engine(stage: Stage) -> None:
     }
 
 
+def test_a_tool_that_waits_to_be_found_is_told_of_once_it_is(stage: Stage) -> None:
+    tools = [TOOL, *({**TOOL, "name": name, "defer_loading": True} for name in ("wait", "go"))]
+    message(stage, tools=tools)
+    assert [tool["function"]["name"] for tool in stage.prompt.tools] == ["look"]
+    found = [{"type": "tool_reference", "tool_name": "wait"}]
+    result = {"type": "tool_result", "tool_use_id": "t", "content": found}
+    call = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
+    turns = [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    message(stage, messages=[*USER, *turns], tools=tools)
+    assert [tool["function"]["name"] for tool in stage.prompt.tools] == ["look", "wait"]
+    assert stage.prompt.messages[-1].content == "The tool wait can be called now."
+
+
 def test_an_answer_that_was_begun_is_gone_on_with(stage: Stage) -> None:
     message(stage, messages=[*USER, {"role": "assistant", "content": "The"}])
     assert stage.prompt.continue_last and stage.prompt.messages[-1].content == "The"
@@ -316,71 +326,3 @@ def test_the_line_that_changes_with_every_request_is_left_out(stage: Stage, bloc
     assert stage.prompt.messages[0] == Message("system", "You help.")
     message(stage, system=f"You help. {header}")
     assert header in stage.prompt.messages[0].content
-
-
-# ---------------------------------------------------------------------------- over a real loop
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEngine]:
-    model = tmp_path_factory.mktemp("model") / "hashed.script"
-    model.write_text(json.dumps({"reply": None}))
-    options = EngineOptions(
-        model, backend="localchat.loop.scripted:ScriptedBackend", context_tokens=4096
-    )
-    made = LocalEngine(options, say=lambda text: None)
-    yield made
-    made.close()
-
-
-def test_the_second_request_of_claude_code_is_served_from_the_cache(engine: LocalEngine) -> None:
-    system = "You are a programmer who answers in few words. " * 20
-    with running(engine) as (port, _):
-        usages = []
-        for turn in range(2):
-            header = {"type": "text", "text": HEADER % (turn, 7919 * turn)}
-            body = {
-                "max_tokens": 4,
-                "system": [header, {"type": "text", "text": system}],
-                "messages": USER,
-                "stream": turn == 1,
-            }
-            with Wire(port) as wire:
-                wire.ask("/v1/messages", body)
-                reply = wire.reply()
-            usages.append(reply.named_events[-2][1]["usage"] if turn else reply.json["usage"])
-            start = reply.named_events[0][1]["message"]["usage"] if turn else {}
-    first, second = usages
-    assert first["cache_read_input_tokens"] == 0
-    assert second["cache_read_input_tokens"] > len(system)
-    whole = second["input_tokens"] + second["cache_read_input_tokens"]
-    assert first["input_tokens"] == whole == start["input_tokens"]
-    assert 0 < second["input_tokens"] < 32
-
-
-def test_counted_tokens_are_those_that_an_answer_says(engine: LocalEngine) -> None:
-    asked = {
-        "system": "Be brief.",
-        "messages": [*USER, {"role": "assistant", "content": "é"}, *USER],
-    }
-    with running(engine) as (port, _), Wire(port) as wire:
-        wire.ask("/v1/messages/count_tokens", {**asked, "model": "m"})
-        counted = wire.reply().json
-        wire.ask("/v1/messages", {**asked, "max_tokens": 1})
-        usage = wire.reply().json["usage"]
-    assert counted == {"input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]}
-
-
-def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_clients_know(
-    engine: LocalEngine,
-) -> None:
-    with running(engine) as (port, _), Wire(port) as wire:
-        wire.ask(
-            "/v1/messages",
-            {"max_tokens": 5, "messages": [{"role": "user", "content": "word " * 2000}]},
-        )
-        reply = wire.reply()
-    assert (reply.status, reply.anthropic_error["type"]) == (400, "invalid_request_error")
-    assert re.fullmatch(
-        r"prompt is too long: 1\d{4} tokens > 4096 maximum", reply.anthropic_error["message"]
-    )

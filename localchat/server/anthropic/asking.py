@@ -59,7 +59,7 @@ def counted_chat(body: CountBody) -> ChatBody:
     return ChatBody(
         model=body.model,
         messages=[*_system(body.system), *_messages(body.messages)],
-        tools=[_tool(at, tool) for at, tool in enumerate(body.tools or ())],
+        tools=_tools(body),
         tool_choice=_choice(choice) if choice else None,
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
         chat_template_kwargs=_options(body),
@@ -150,6 +150,9 @@ def _text(block: Block, place: str) -> str:
     """The text of a block. Raises ApiError for what is none."""
     if block.type == "text":
         return _required(block.text, f"{place}.text")
+    if block.type == "tool_reference":
+        name = _required(block.tool_name, f"{place}.tool_name")
+        return f"The tool {name} can be called now."
     if block.type == "document" and block.source and block.source.type == "text":
         return "\n".join(part for part in (block.title, block.source.data) if part)
     raise refused(
@@ -164,6 +167,28 @@ def _required(value: str | None, place: str) -> str:
             f"{place}: this field is required.", param=place, code="missing_required_parameter"
         )
     return value
+
+
+def _tools(body: CountBody) -> list[ChatTool]:
+    """The tools that the model is told of: those that wait to be found are left out until they are."""
+    given = body.tools or []
+    found: set[str | None] = set()
+    if any(tool.defer_loading for tool in given):
+        found = set(_found(body.messages))
+    return [
+        _tool(at, tool)
+        for at, tool in enumerate(given)
+        if not tool.defer_loading or tool.name in found
+    ]
+
+
+def _found(turns: list[Turn]) -> Iterator[str | None]:
+    """Names of the tools that results of others refer to."""
+    for turn in turns:
+        for block in turn.content if isinstance(turn.content, list) else ():
+            for inner in block.content if isinstance(block.content, list) else ():
+                if inner.type == "tool_reference":
+                    yield inner.tool_name
 
 
 def _tool(at: int, tool: Tool) -> ChatTool:

@@ -26,6 +26,7 @@ class Block(msgspec.Struct, frozen=True):
     is_error: bool | None = None
     source: Source | None = None
     title: str | None = None
+    tool_name: str | None = None
 
 
 Content: TypeAlias = str | list[Block] | None
@@ -40,13 +41,14 @@ class Turn(msgspec.Struct, frozen=True):
 
 class Tool(msgspec.Struct, frozen=True):
     """A tool that the client runs. `type`: none or `custom`; others run on Anthropic's machines, or are known
-    to its models only."""
+    to its models only. `defer_loading`: the model is told of it once a tool's result has referred to it."""
 
     name: str
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
+    defer_loading: bool | None = None
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
