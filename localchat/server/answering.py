@@ -152,6 +152,15 @@ class Answering:
         self._flight.hold(stream)
         return stream
 
+    @property
+    def choices(self) -> int:
+        return len(self._choices)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all prompts together, once it has begun."""
+        return sum(one.prompt for one in self._counted)
+
     # ------------------------------------------------------------------------ events
 
     async def told(self) -> AsyncGenerator[Told, None]:
@@ -278,7 +287,7 @@ class Answering:
 
     def _sum_up(self) -> None:
         self._flight.usage = Usage(
-            sum(one.prompt for one in self._counted),
+            self.prompt_tokens,
             sum(one.cached for one in self._counted),
             sum(one.completion for one in self._counted),
         )

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from localchat.engine.events import Done, Reasoning, Text, ToolCall, Usage
 from localchat.server.answering import Echoed, End, Told
-from localchat.server.presenter import Frame
+from localchat.server.presenter import ChunkStream, Frame
 from localchat.server.replies import (
     CallFunction,
     CallPiece,
@@ -18,19 +18,12 @@ from localchat.server.replies import (
     WholeMessage,
     chat_tokens,
 )
-from localchat.server.sse import event
 
 
-@dataclass(frozen=True, slots=True)
-class ChatStream:
+class ChatStream(ChunkStream):
     """One kind of delta per chunk, one tool call per chunk, the role first, the reason last and alone."""
 
-    frame: Frame
-    with_usage: bool = False
-    with_timings: bool = False
-    with_logprobs: bool = False
-
-    def opening(self, choices: int) -> bytes:
+    def opening(self, choices: int, prompt_tokens: int) -> bytes:
         return b"".join(
             self._delta(choice, Delta(role="assistant", content="")) for choice in range(choices)
         )
@@ -52,12 +45,6 @@ class ChatStream:
                 )
             case Echoed():
                 return b""
-
-    def ending(self, usage: Usage, done: Done | None) -> bytes:
-        timings = done if self.with_timings else None
-        if not self.with_usage and timings is None:
-            return b""
-        return event(self.frame.chunk([], usage if self.with_usage else None, timings))
 
     def _delta(self, choice: int, delta: Delta, tokens: list[ChatToken] | None = None) -> bytes:
         logprobs = ChatLogprobs(tokens) if tokens else None

@@ -46,7 +46,8 @@ class ServerConfig:
     """hosts: names that the Host header may have besides loopback's. any_address: also every IP address
     (a server bound to all of them; an address cannot be rebound as a name can). origins: Origins that may
     ask, exact or with a `*` in place of the port or the host. api_keys: none, and everybody may ask.
-    alias: an unknown model name means the server's own model. heartbeat_s: silence before a sign of life.
+    alias: an unknown model name means the server's own model. heartbeat_s: silence before a sign of life;
+    event_s: before one that is an event, where the protocol has such.
     """
 
     hosts: frozenset[str] = frozenset()
@@ -56,6 +57,7 @@ class ServerConfig:
     alias: bool = True
     loop_guard: bool = True
     heartbeat_s: float = 5.0
+    event_s: float = 15.0
     limits: Limits = Limits()
 
     @property

@@ -46,6 +46,8 @@ class Envelope:
                     (b"x-request-id", number.encode()),
                     (b"x-content-type-options", b"nosniff"),
                 ]
+                if is_anthropic(inner["path"]):
+                    message["headers"].append((b"request-id", number.encode()))
             await send(message)
 
         inner = {**scope, "path": one_path(scope["path"]), "localchat.id": number}
@@ -59,6 +61,18 @@ class Envelope:
             line.append(f"took_ms={(time.perf_counter() - begun_s) * 1000:.0f}")
             line.append(f'ua="{Headers(scope=scope).get("user-agent", "")[:_SHOWN]}"')
             log.info("%s", inert_line(" ".join(line)))
+
+
+def request_id(scope: Scope) -> str:
+    """The request's number; empty outside of the Envelope."""
+    number: str = scope.get("localchat.id", "")
+    return number
+
+
+def is_anthropic(path: str) -> bool:
+    """Whether a path is one of Anthropic's Messages API."""
+    path = one_path(path)
+    return path == "/messages" or path.startswith("/messages/")
 
 
 def one_path(path: str) -> str:

@@ -23,7 +23,7 @@ from localchat.server.failures import ApiError, internal, out_of_time, translate
 from localchat.server.flight import Flight
 from localchat.server.presenter import StreamPresenter, WholePresenter
 from localchat.server.service import Service, agent, service_of
-from localchat.server.sse import DONE, EventStream, event
+from localchat.server.sse import EventStream
 
 log = logging.getLogger("localchat.server")
 
@@ -97,7 +97,7 @@ class Exchange:
                 raise
             if self.plan.streams:
                 presenter = self.plan.stream(lease, wish)
-                await self._stream(service, answering, presenter, flight, send, wish.choices)
+                await self._stream(service, answering, presenter, flight, send)
             else:
                 await self._whole(answering, self.plan.whole(lease, wish), flight, send)
 
@@ -120,22 +120,22 @@ class Exchange:
         presenter: StreamPresenter,
         flight: Flight,
         send: Send,
-        choices: int,
     ) -> None:
-        async with EventStream(send, service.config.heartbeat_s) as stream:
-            await stream.write(presenter.opening(choices))
+        config = service.config
+        async with EventStream(send, config.heartbeat_s, config.event_s, presenter.alive) as stream:
+            await stream.write(presenter.opening(answering.choices, answering.prompt_tokens))
             try:
                 async with aclosing(answering.told()) as telling:
                     async for told in telling:
                         if events := presenter.told(told):
                             await stream.write(events)
                 assert flight.usage is not None
-                last = presenter.ending(flight.usage, flight.done) + DONE
+                last = presenter.ending(flight.usage, flight.done)
             except (ApiError, LocalchatError) as error:
-                last = event(self._broken(service, flight, error).body())
+                last = presenter.broken(self._broken(service, flight, error))
             except Exception:
                 log.exception("%s failed in the middle of its stream", flight.id)
-                last = event(self._broken(service, flight, internal()).body())
+                last = presenter.broken(self._broken(service, flight, internal()))
             flight.answered = True
             await stream.end(last)
 

@@ -1,4 +1,5 @@
-"""One place where errors become what OpenAI's clients read: a status, a type, a code and a sentence.
+"""One place where errors become what clients read: a status, a type, a code and a sentence (dialects.py
+writes them down in the shape of each protocol).
 
 A failure that would come again is never a 5xx without `x-should-retry: false`, because the clients' libraries
 try a 5xx three times. No message holds a path of this machine.
@@ -6,9 +7,6 @@ try a 5xx three times. No message holds a path of this machine.
 
 from collections.abc import Mapping
 from typing import Final
-
-import msgspec
-from starlette.responses import Response
 
 from localchat.errors import (
     ContextExceeded,
@@ -49,15 +47,21 @@ class ApiError(Exception):
         self.param = param
         self.headers = dict(headers or {})
 
-    def body(self) -> bytes:
-        """The JSON that a response, or an event in the middle of a stream, holds."""
-        error = {
-            "message": self.message,
-            "type": self.kind,
-            "param": self.param,
-            "code": self.code,
-        }
-        return msgspec.json.encode({"error": error})
+
+class TooLong(ApiError):
+    """400: the prompt does not fit. Its sentence is one that clients recognise, word for word."""
+
+    def __init__(self, prompt_tokens: int, context_tokens: int, answer_tokens: int) -> None:
+        super().__init__(
+            400,
+            "context_length_exceeded",
+            f"This model's maximum context length is {context_tokens} tokens. However, you requested "
+            f"{prompt_tokens + answer_tokens} tokens ({prompt_tokens} in the messages, {answer_tokens} in "
+            "the completion). Please reduce the length of the messages or completion.",
+            param="messages",
+        )
+        self.prompt_tokens = prompt_tokens
+        self.context_tokens = context_tokens
 
 
 def refused(
@@ -126,17 +130,10 @@ def translated(error: LocalchatError, *, wanted_tokens: int | None = None) -> Ap
 
 
 def _too_long(error: ContextExceeded, wanted: int | None) -> ApiError:
-    """The sentence that clients recognise, word for word."""
     context = error.details.get("context_tokens") or 0
     prompt = error.details.get("prompt_tokens") or 0
     assert isinstance(context, int) and isinstance(prompt, int)
-    answer = max(1, wanted or 1)
-    message = (
-        f"This model's maximum context length is {context} tokens. However, you requested "
-        f"{prompt + answer} tokens ({prompt} in the messages, {answer} in the completion). "
-        "Please reduce the length of the messages or completion."
-    )
-    return refused(message, param="messages", code="context_length_exceeded")
+    return TooLong(prompt, context, max(1, wanted or 1))
 
 
 def _whole(error: LocalchatError) -> str:
@@ -147,12 +144,3 @@ def _whole(error: LocalchatError) -> str:
 def _sentence(text: str) -> str:
     text = text.strip().rstrip(".")
     return f"{text[:1].upper()}{text[1:]}."
-
-
-def response(error: ApiError) -> Response:
-    """The error as a response of its own."""
-    return Response(
-        error.body(),
-        error.status,
-        headers={"content-type": "application/json", **error.headers},
-    )

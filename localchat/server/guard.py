@@ -17,7 +17,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from localchat.server.config import ServerConfig
-from localchat.server.failures import ApiError, response
+from localchat.server.dialects import response
+from localchat.server.failures import ApiError
 
 _HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
 PRIVATE: Final = "/localchat/"
@@ -59,7 +60,7 @@ class Guard:
             ):  # a preflight's refusal names no page
                 allowed = None
                 error.headers["vary"] = "Origin"
-            await response(error)(scope, receive, _with_origin(send, allowed))
+            await response(error, scope)(scope, receive, _with_origin(send, allowed))
             return
         await self._app(scope, receive, _with_origin(send, allowed))
 

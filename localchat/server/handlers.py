@@ -8,7 +8,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from localchat.errors import LocalchatError
-from localchat.server.failures import ApiError, internal, response, translated
+from localchat.server.dialects import response
+from localchat.server.failures import ApiError, internal, translated
 from localchat.server.service import service_of
 
 log = logging.getLogger("localchat.server")
@@ -16,7 +17,7 @@ log = logging.getLogger("localchat.server")
 
 def _answer(request: Request, error: ApiError) -> Response:
     service_of(request).metrics.failed(error.code or "error", error.status)
-    return response(error)
+    return response(error, request.scope)
 
 
 async def on_api_error(request: Request, error: Exception) -> Response:

@@ -1,4 +1,5 @@
-"""From what an engine tells to the bytes of an answer: the frame that chat and plain completions share."""
+"""From what an engine tells to the bytes of an answer: what the exchange asks of every protocol, and the
+frame that chat and plain completions share."""
 
 import secrets
 import time
@@ -9,8 +10,10 @@ import msgspec
 
 from localchat.engine.events import Done, Usage
 from localchat.server.answering import Told
+from localchat.server.dialects import openai_error
+from localchat.server.failures import ApiError
 from localchat.server.replies import Chunk, timings_reply, usage_reply
-from localchat.server.sse import event
+from localchat.server.sse import DONE, event
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +55,49 @@ def new_id(prefix: str) -> str:
     return f"{prefix}{secrets.token_hex(12)}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkStream:
+    """What the streams of chat and of plain completions have in common: how they end."""
+
+    frame: Frame
+    with_usage: bool = False
+    with_timings: bool = False
+    with_logprobs: bool = False
+
+    def ending(self, usage: Usage, done: Done | None) -> bytes:
+        timings = done if self.with_timings else None
+        if not self.with_usage and timings is None:
+            return DONE
+        return event(self.frame.chunk([], usage if self.with_usage else None, timings)) + DONE
+
+    def broken(self, error: ApiError) -> bytes:
+        return event(openai_error(error))
+
+    def alive(self) -> bytes:
+        return b""
+
+
 class StreamPresenter(Protocol):
     """Turns what is told into events."""
 
-    def opening(self, choices: int) -> bytes: ...
+    def opening(self, choices: int, prompt_tokens: int) -> bytes:
+        """Events that come before the first token. `prompt_tokens`: of all prompts together."""
+        ...
 
     def told(self, told: Told) -> bytes:
         """Whole events; none at all for what this reader did not ask for."""
         ...
 
     def ending(self, usage: Usage, done: Done | None) -> bytes:
-        """What comes between the last choice and `[DONE]`."""
+        """What comes behind the last choice, to the end of the stream."""
+        ...
+
+    def broken(self, error: ApiError) -> bytes:
+        """What ends the stream in place of `ending`, after a failure."""
+        ...
+
+    def alive(self) -> bytes:
+        """An event that says no more than that the server is there; empty where the protocol has none."""
         ...
 
 

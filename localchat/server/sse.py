@@ -4,6 +4,7 @@ The comment is `: keep-alive`, because some clients take a line that begins with
 """
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Final
@@ -24,15 +25,34 @@ def event(payload: bytes) -> bytes:
     return b"data: %b\n\n" % payload
 
 
+def named(name: bytes, payload: bytes) -> bytes:
+    """One event with its name, for protocols whose clients go by it."""
+    return b"event: %b\ndata: %b\n\n" % (name, payload)
+
+
 class EventStream:
     """An open stream: `async with` begins and ends the signs of life. A client that left takes nothing and
-    hinders nothing."""
+    hinders nothing.
 
-    def __init__(self, send: Send, heartbeat_s: float) -> None:
+    heartbeat_s: silence before a comment. `alive` makes an event that says no more than that, for clients
+    that count silence in events and do not see comments; it comes after `event_s` without another, and is
+    empty where the protocol has none.
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        heartbeat_s: float,
+        event_s: float = 15.0,
+        alive: Callable[[], bytes] = lambda: b"",
+    ) -> None:
         self._send = send
         self._heartbeat_s = heartbeat_s
+        self._event_s = event_s
+        self._alive = alive
         self._loop = asyncio.get_running_loop()
-        self._last_s = self._loop.time()
+        self._last_s = self._last_event_s = self._loop.time()
+        self._turn = asyncio.Lock()
         self._beat: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "EventStream":
@@ -53,7 +73,11 @@ class EventStream:
 
     async def write(self, events: bytes) -> None:
         """Whole events. Waits where the client is slow."""
-        self._last_s = self._loop.time()
+        async with self._turn:
+            await self._sent(events)
+            self._last_event_s = self._last_s
+
+    async def _sent(self, events: bytes) -> None:
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
         self._last_s = self._loop.time()
 
@@ -65,8 +89,14 @@ class EventStream:
 
     async def _beats(self) -> None:
         while True:
-            due_s = self._last_s + self._heartbeat_s - self._loop.time()
-            if due_s > 0:
-                await asyncio.sleep(due_s)
-            else:
-                await self.write(KEEP_ALIVE)
+            due_s = min(self._last_s + self._heartbeat_s, self._last_event_s + self._event_s)
+            await asyncio.sleep(due_s - self._loop.time())
+            # What is said is made in its turn, because events may be numbered.
+            async with self._turn:
+                now_s = self._loop.time()
+                if now_s >= self._last_event_s + self._event_s:
+                    self._last_event_s = now_s
+                    if event := self._alive():
+                        await self._sent(event)
+                if now_s >= self._last_s + self._heartbeat_s:
+                    await self._sent(KEEP_ALIVE)

@@ -5,62 +5,43 @@ from dataclasses import dataclass, field
 
 from localchat.engine.events import Done, Text, TokenLogprob, Usage
 from localchat.server.answering import Echoed, End, Told
-from localchat.server.presenter import Frame
+from localchat.server.presenter import ChunkStream, Frame
 from localchat.server.replies import TextChoice, TextLogprobs, text_logprobs
-from localchat.server.sse import event
 
 
-class TextStream:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextStream(ChunkStream):
     """`echoes`: the prompt of each choice, where prompts are to be said again; with log probabilities each
-    waits for its own."""
+    waits for its own. `offsets`: characters that a choice has said so far."""
 
-    def __init__(
-        self,
-        frame: Frame,
-        *,
-        echoes: Sequence[str] = (),
-        with_usage: bool = False,
-        with_timings: bool = False,
-        with_logprobs: bool = False,
-    ) -> None:
-        self._frame = frame
-        self._echoes = echoes
-        self._offsets: dict[int, int] = {}
-        self._with_usage = with_usage
-        self._with_timings = with_timings
-        self._with_logprobs = with_logprobs
+    echoes: Sequence[str] = ()
+    offsets: dict[int, int] = field(default_factory=dict)
 
-    def opening(self, choices: int) -> bytes:
-        if self._with_logprobs:
+    def opening(self, choices: int, prompt_tokens: int) -> bytes:
+        if self.with_logprobs:
             return b""
         return b"".join(
-            self._text(choice, text, None) for choice, text in enumerate(self._echoes) if text
+            self._text(choice, text, None) for choice, text in enumerate(self.echoes) if text
         )
 
     def told(self, told: Told) -> bytes:
         match told:
             case Text(choice, text, logprobs):
-                if not text and not (self._with_logprobs and logprobs):
+                if not text and not (self.with_logprobs and logprobs):
                     return b""
-                offset = self._offsets.get(choice, 0)
-                tokens = text_logprobs(logprobs, offset) if self._with_logprobs else None
+                offset = self.offsets.get(choice, 0)
+                tokens = text_logprobs(logprobs, offset) if self.with_logprobs else None
                 return self._text(choice, text, tokens)
-            case Echoed(choice, prompt) if self._echoes:
-                echo = self._echoes[choice]
+            case Echoed(choice, prompt) if self.echoes:
+                echo = self.echoes[choice]
                 return self._text(choice, echo, text_logprobs(prompt, 0, _first(echo, prompt)))
             case End(choice, reason, why):
-                return self._frame.event(TextChoice("", choice, None, reason, why))
+                return self.frame.event(TextChoice("", choice, None, reason, why))
         return b""
 
-    def ending(self, usage: Usage, done: Done | None) -> bytes:
-        timings = done if self._with_timings else None
-        if not self._with_usage and timings is None:
-            return b""
-        return event(self._frame.chunk([], usage if self._with_usage else None, timings))
-
     def _text(self, choice: int, text: str, logprobs: TextLogprobs | None) -> bytes:
-        self._offsets[choice] = self._offsets.get(choice, 0) + len(text)
-        return self._frame.event(TextChoice(text, choice, logprobs, None))
+        self.offsets[choice] = self.offsets.get(choice, 0) + len(text)
+        return self.frame.event(TextChoice(text, choice, logprobs, None))
 
 
 @dataclass(slots=True)

@@ -57,7 +57,7 @@ class TextPlan:
     def stream(self, lease: Lease, wish: Wish) -> TextStream:
         options = self.body.stream_options
         return TextStream(
-            self._frame(lease),
+            frame=self._frame(lease),
             echoes=self.echoes,
             with_usage=bool(options and options.include_usage),
             with_timings=bool(self.body.timings),
