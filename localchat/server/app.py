@@ -15,6 +15,7 @@ from localchat.server.handlers import HANDLERS
 from localchat.server.routes.chat import chat
 from localchat.server.routes.completions import completions
 from localchat.server.routes.embeddings import embeddings
+from localchat.server.routes.infill import completion, infill
 from localchat.server.routes.models import model, models
 from localchat.server.routes.state import health, metrics, props, root
 from localchat.server.routes.tokens import apply_template, detokenize, tokenize
@@ -25,6 +26,8 @@ _GET, _POST = ["GET"], ["POST"]
 ROUTES = (
     Route("/chat/completions", chat, methods=_POST),
     Route("/completions", completions, methods=_POST),
+    Route("/infill", infill, methods=_POST),
+    Route("/completion", completion, methods=_POST),
     Route("/embeddings", embeddings, methods=_POST),
     Route("/models", models, methods=_GET),
     Route("/models/{id:path}", model, methods=_GET),
