@@ -17,6 +17,7 @@ from localchat.server.routes.completions import completions
 from localchat.server.routes.embeddings import embeddings
 from localchat.server.routes.infill import completion, infill
 from localchat.server.routes.models import model, models
+from localchat.server.routes.ollama import elsewhere, running, show, tags, version
 from localchat.server.routes.state import health, metrics, props, root
 from localchat.server.routes.tokens import apply_template, detokenize, tokenize
 from localchat.server.service import Service
@@ -37,6 +38,11 @@ ROUTES = (
     Route("/props", props, methods=_GET),
     Route("/health", health, methods=_GET),
     Route("/metrics", metrics, methods=_GET),
+    Route("/api/version", version, methods=_GET),
+    Route("/api/tags", tags, methods=_GET),
+    Route("/api/ps", running, methods=_GET),
+    Route("/api/show", show, methods=_POST),
+    Route("/api/{rest:path}", elsewhere, methods=[*_GET, *_POST, "PUT", "DELETE"]),
     Route("/", root, methods=_GET),
 )
 """Paths as `Envelope` leaves them: without `/v1`."""
