@@ -245,6 +245,8 @@ def _format(wanted: ResponseFormat, limits: Limits) -> Grammar | None:
 
 
 def _prompts(body: CompletionBody, limits: Limits) -> list[Prompt]:
+    """Markup in a plain prompt means what it says: its sender has written the whole of it, and editors write a
+    gap in the model's own tokens."""
     given = body.prompt
     if body.suffix is not None:
         if given is not None and not isinstance(given, str):
@@ -255,7 +257,7 @@ def _prompts(body: CompletionBody, limits: Limits) -> list[Prompt]:
             "The field 'prompt' is required.", param="prompt", code="missing_required_parameter"
         )
     if isinstance(given, str):
-        return [Text(given)]
+        return [Text(given, special=True)]
     if given and all(isinstance(each, int) for each in given):
         return [TokenIds(tuple(checked_ids(given)))]
     if not given or len(given) > limits.prompts:
@@ -267,7 +269,7 @@ def _prompts(body: CompletionBody, limits: Limits) -> list[Prompt]:
             "The prompt mixes ids of tokens with texts.", param="prompt", code="invalid_type"
         )
     return [
-        Text(each) if isinstance(each, str) else TokenIds(tuple(checked_ids(each)))
+        Text(each, special=True) if isinstance(each, str) else TokenIds(tuple(checked_ids(each)))
         for each in given
         if not isinstance(each, int)
     ]

@@ -376,7 +376,7 @@ def test_completion_goes_on_from_a_text_or_from_tokens(stage: Stage) -> None:
     word = stage.plays("Once", Text(0, " upon"), Finished(0, "stop"))
     reply = ask(stage, "/completion", {"prompt": word, "n_predict": 8, "stop": ["\n"]})
     assert reply.json["content"] == " upon"
-    assert (stage.last.prompt, stage.last.max_tokens) == (Prompt("Once"), 8)
+    assert (stage.last.prompt, stage.last.max_tokens) == (Prompt("Once", special=True), 8)
     assert (stage.last.stop, stage.last.priority) == (("\n",), 0)
     assert ask(stage, "/completion", {"prompt": [1, 2]}).status == 200
     assert stage.last.prompt == TokenIds((1, 2))

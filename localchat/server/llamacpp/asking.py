@@ -38,7 +38,7 @@ def completion_request(body: NativeBody, limits: Limits, asker: Asker) -> Genera
             "The field 'prompt' is required.", param="prompt", code="missing_required_parameter"
         )
     if isinstance(body.prompt, str):
-        return _request(body, Text(body.prompt), limits, asker)
+        return _request(body, Text(body.prompt, special=True), limits, asker)
     return _request(body, TokenIds(tuple(checked_ids(body.prompt))), limits, asker)
 
 
