@@ -1,73 +1,20 @@
 """llama.cpp's own routes: what llama.vim and llama.vscode send, and the bytes that they look for."""
 
 import json
-import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import localchat
-from localchat.engine.engine import Engine
 from localchat.engine.events import Finished, Text
-from localchat.engine.local import EngineOptions, LocalEngine
-from localchat.engine.request import GenerateRequest, Infill, Sampling, TokenIds
+from localchat.engine.request import Infill, Sampling, TokenIds
 from localchat.engine.request import Text as Prompt
 from localchat.engine.scripted import Answer
 from localchat.errors import ContextExceeded, UsageError
-from localchat.server.llamacpp.brake import LineBrake
 from localchat.server.llamacpp.reply import projected
-from tests.server.serving import Reply, Stage, Wire, ask, running, settled
+from tests.server.llamavim import VIM, VIM_CHECK, VIM_FIELDS, VIM_WARM
+from tests.server.serving import Reply, Stage, Wire, ask, settled
 
-VIM_CHECK = re.compile(rb'"content"\s*:"')
-"""What llama.vim looks for before it reads a response."""
-VIM_FIELDS = [
-    "content",
-    "timings/prompt_n",
-    "timings/prompt_ms",
-    "timings/prompt_per_token_ms",
-    "timings/prompt_per_second",
-    "timings/predicted_n",
-    "timings/predicted_ms",
-    "timings/predicted_per_token_ms",
-    "timings/predicted_per_second",
-    "truncated",
-    "tokens_cached",
-]
-VIM: dict[str, Any] = {
-    "id_slot": 0,
-    "input_prefix": "import os\n\n",
-    "input_suffix": "\n\nprint(main())\n",
-    "input_extra": [{"text": "X = 1\n", "time": [1, 2], "filename": "x.py"}, {"text": "Y = 2\n"}],
-    "prompt": "def main(",
-    "n_predict": 128,
-    "stop": [],
-    "n_indent": 0,
-    "top_k": 40,
-    "top_p": 0.90,
-    "samplers": ["top_k", "top_p", "infill"],
-    "stream": False,
-    "cache_prompt": True,
-    "t_max_prompt_ms": 500,
-    "t_max_predict_ms": 1000,
-    "response_fields": VIM_FIELDS,
-}
-VIM_WARM: dict[str, Any] = {
-    "id_slot": 0,
-    "input_prefix": "",
-    "input_suffix": "",
-    "input_extra": VIM["input_extra"],
-    "prompt": "",
-    "n_predict": 0,
-    "temperature": 0.0,
-    "samplers": [],
-    "stream": False,
-    "cache_prompt": True,
-    "t_max_prompt_ms": 1,
-    "t_max_predict_ms": 1,
-    "response_fields": [""],
-}
 VSCODE_WARM: dict[str, Any] = {
     "input_prefix": "",
     "input_suffix": "",
@@ -259,51 +206,6 @@ def test_a_stream_is_pieces_and_a_last_object_and_nothing_behind_it(stage: Stage
 # ---------------------------------------------------------------------------- where it ends
 
 
-def told(brake: LineBrake, *pieces: str) -> str:
-    """What a reader gets of these pieces."""
-    shown = ""
-    for piece in pieces:
-        text, ended = brake.take(piece)
-        shown += text
-        if ended:
-            return shown + "|"
-    return shown + brake.rest()
-
-
-@pytest.mark.parametrize(
-    ("pieces", "expected"),
-    [
-        (["x = 1\n    y = 2\n", "}"], "x = 1\n    y = 2|"),
-        (["x\n  ", "  y\n    z"], "x\n    y\n    z"),
-        (["x\n", "\n\n    y"], "x\n\n\n    y"),
-        (["x\n   \n", "    y\n  z"], "x\n   \n    y|"),
-        (["\n}"], "|"),
-        (["x\r\n    y\r\n}"], "x\r\n    y\r|"),
-        (["x\n   "], "x\n   "),
-        (["x"], "x"),
-        (["a", "\n", "\t\t\t\tb", "\n", "\tc"], "a\n\t\t\t\tb|"),
-    ],
-)
-def test_lines_that_leave_the_block_end_the_text(pieces: list[str], expected: str) -> None:
-    assert told(LineBrake(4, None), *pieces) == expected
-    assert told(LineBrake(4, None), *"".join(pieces)) == expected
-
-
-def test_without_a_wish_for_indentation_every_line_passes() -> None:
-    assert told(LineBrake(0, None), "x\n", "}\n") == "x\n}\n"
-
-
-def test_the_time_ends_the_text_with_its_line() -> None:
-    times = iter([0.0, 0.5, 0.9, 1.2])
-    brake = LineBrake(0, 1.0, lambda: next(times))
-    assert told(brake, "a", "b\n", "c\n", "d", "e\nf") == "ab\nc\nde\n|"
-
-
-def test_a_text_of_one_line_is_not_ended_by_the_time() -> None:
-    times = iter([0.0])
-    assert told(LineBrake(0, 1.0, lambda: next(times)), "a", "b", "c") == "abc"
-
-
 def test_an_answer_that_leaves_its_block_is_cut_and_the_engine_stops(stage: Stage) -> None:
     before = stage.engine.cancelled
     stage.scripts[""] = Answer(("x\n", "        y\n", "z", *["more\n"] * 500), gap_s=0.002)
@@ -412,63 +314,3 @@ def test_a_chat_of_no_tokens_is_a_warm_up(stage: Stage) -> None:
     }
     assert ask(stage, "/v1/chat/completions", body).status == 200
     assert stage.last.max_tokens == 0
-
-
-# ---------------------------------------------------------------------------- a real model
-
-
-@pytest.fixture(scope="module")
-def guide() -> Iterator[tuple[Engine, int]]:
-    file = Path(localchat.__file__).with_name("guide") / "guide.gguf"
-    engine = LocalEngine(EngineOptions(file, name="guide"), say=lambda _: None)
-    with running(engine) as (port, _):
-        yield engine, port
-    engine.close()
-
-
-def test_a_warm_up_spares_the_next_gap_its_prompt(guide: tuple[Engine, int]) -> None:
-    _, port = guide
-    extra = [{"filename": "k.py", "text": "the KV cache keeps keys and values. " * 12}]
-    with Wire(port) as wire:
-        wire.ask("/infill", {**VIM_WARM, "input_extra": extra})
-        assert wire.reply().body == b"{}"
-        wire.ask("/infill", {**VIM, "input_extra": extra, "n_predict": 4, "response_fields": None})
-        whole = wire.reply().json
-    assert isinstance(whole["content"], str)
-    assert whole["timings"]["cache_n"] > whole["timings"]["prompt_n"] > 0
-    assert 0 < whole["timings"]["predicted_n"] <= 4
-
-
-def test_far_more_than_the_context_holds_is_answered_from_what_is_near(
-    guide: tuple[Engine, int],
-) -> None:
-    engine, port = guide
-    context = engine.info().context_tokens
-    extra = [{"filename": f"{at}.txt", "text": "word " * (context // 4)} for at in range(8)]
-    with Wire(port) as wire:
-        wire.ask("/infill", {**VIM, "input_extra": extra, "n_predict": 2})
-        reply = wire.reply()
-    assert reply.status == 200, reply.body
-    assert reply.json["truncated"] is True
-    assert VIM_CHECK.search(reply.body)
-
-
-def test_a_prompt_that_leaves_no_room_for_the_answer_is_shortened_too(
-    guide: tuple[Engine, int],
-) -> None:
-    engine, port = guide
-    context = engine.info().context_tokens
-    each = len(engine.tokenize("word " * 100)) / 100
-    text = "word " * int((context - 100) / each)
-    asked = {**VIM, "input_extra": [{"text": text}], "response_fields": ["truncated"]}
-    with Wire(port) as wire:
-        wire.ask("/infill", {**asked, "n_predict": 1})
-        assert wire.reply().json == {"truncated": False}
-        wire.ask("/infill", {**asked, "n_predict": 400, "stop": ["e"]})
-        assert wire.reply().json == {"truncated": True}
-
-
-def test_a_request_of_no_tokens_is_answered_by_a_chat_too(guide: tuple[Engine, int]) -> None:
-    engine, _ = guide
-    events = list(engine.generate(GenerateRequest(Prompt("a cache"), max_tokens=0)))
-    assert not any(isinstance(event, Text) for event in events)
