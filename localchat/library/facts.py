@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from localchat.fit.gguf_header import Array, Header
 from localchat.fit.plan import CacheWish, kv_layer_bytes, kv_types
@@ -31,6 +31,9 @@ _MIDDLE_TOKENS: Final = frozenset(
 """Tokens that llama.cpp takes for the middle where the header names none."""
 _MANY: Final = 100_000
 
+Ability: TypeAlias = Literal["chat", "tools", "thinking", "infill"]
+"""What programs ask of a model: a chat template, one that knows of tools, reasoning, filling in the middle."""
+
 VOCABULARY: Final = "tokenizer.ggml.tokens"
 """To be asked of read_header as strings, where it matters whether a model fills in the middle."""
 
@@ -39,7 +42,7 @@ VOCABULARY: Final = "tokenizer.ggml.tokens"
 class Facts:
     """About one model. `licence`: as the file names it, empty where it does not. `templates`: chat templates
     by name, `default` first. `kv_bytes_per_token`: with `kv_type` f16, of what grows with the text.
-    `state_bytes`: of what does not, per conversation. `can`, `cannot`: sentences."""
+    `state_bytes`: of what does not, per conversation. `can`, `cannot`: sentences about `abilities` and more."""
 
     architecture: str
     parameters: int
@@ -52,6 +55,7 @@ class Facts:
     kv_bytes_per_token: int
     kv_types: tuple[str, ...]
     state_bytes: int
+    abilities: frozenset[Ability]
     can: tuple[str, ...]
     cannot: tuple[str, ...]
 
@@ -60,7 +64,8 @@ def facts_of(header: Header) -> Facts:
     """The facts behind a checked header (fit.header.read_header, with VOCABULARY)."""
     shape = model_shape(header)
     templates = _templates(header)
-    can, cannot = _abilities(header, shape, templates)
+    abilities = _abilities(header, templates)
+    can, cannot = _sentences(abilities, shape, templates)
     return Facts(
         architecture=header.architecture,
         parameters=header.parameters,
@@ -73,6 +78,7 @@ def facts_of(header: Header) -> Facts:
         kv_bytes_per_token=_growth(shape),
         kv_types=kv_types(shape),
         state_bytes=sum(4 * layer.state for layer in shape.layers),
+        abilities=abilities,
         can=can,
         cannot=cannot,
     )
@@ -112,10 +118,21 @@ def _fills_in(header: Header) -> bool:
     return isinstance(known, Array) and not _MIDDLE_TOKENS.isdisjoint(known.values or ())
 
 
-def _abilities(
-    header: Header, shape: Shape, templates: Mapping[str, str]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _abilities(header: Header, templates: Mapping[str, str]) -> frozenset[Ability]:
     names = _names(templates)
+    thoughts = any(sign in source for source in templates.values() for sign in _THOUGHTS)
+    found: dict[Ability, bool] = {
+        "chat": bool(templates),
+        "tools": "tools" in names,
+        "thinking": bool(names & _SWITCHES) or thoughts,
+        "infill": _fills_in(header),
+    }
+    return frozenset(ability for ability, there in found.items() if there)
+
+
+def _sentences(
+    abilities: frozenset[Ability], shape: Shape, templates: Mapping[str, str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     can, cannot = [], ["It reads no images and hears no sound here."]
     if templates:
         can.append("It has a chat template.")
@@ -123,15 +140,15 @@ def _abilities(
         cannot.append(
             "It brings no chat template: a conversation reaches it as plain text, and it may be a base model."
         )
-    if "tools" in names:
+    if "tools" in abilities:
         can.append("Its template tells it of tools.")
     elif templates:
         cannot.append("Its template has no place for tools.")
-    if names & _SWITCHES:
+    if _names(templates) & _SWITCHES:
         can.append("Its reasoning can be turned on and off (--think).")
-    elif any(sign in source for source in templates.values() for sign in _THOUGHTS):
+    elif "thinking" in abilities:
         can.append("It reasons before it answers.")
-    if _fills_in(header):
+    if "infill" in abilities:
         can.append("It fills in the middle of code.")
     else:
         cannot.append("It does not fill in the middle of code.")

@@ -8,9 +8,9 @@ a client wants one, an end to answers that go round in circles.
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -31,12 +31,14 @@ from localchat.engine.events import (
 )
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.stream import Stream
-from localchat.errors import EngineClosed, LocalchatError, TemplateError
+from localchat.errors import ContextExceeded, EngineClosed, LocalchatError, TemplateError
 from localchat.server.flight import Flight
 from localchat.server.loopguard import LoopGuard
 
 Reason: TypeAlias = Literal["stop", "length", "tool_calls"]
 REPETITION = "repetition"
+_COMMON_ANSWER = 256
+"""Tokens that an answer to an ever shorter prompt should have room for, where that many were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +62,31 @@ Told: TypeAlias = Text | Reasoning | ToolCall | Echoed | End
 """What a reader is told. The first piece of a tool call has its id and name and no arguments."""
 
 
+class Brake(Protocol):
+    """Ends the text of a choice where its reader wants no more."""
+
+    def take(self, text: str) -> tuple[str, bool]:
+        """What to tell of it now, and whether the text ends there."""
+        ...
+
+    def rest(self) -> str:
+        """What was held back, when the text ended by itself."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Wish:
     """What is asked. `prompts`: for each prompt the ways to ask it, the next one tried where the model's
-    template refuses the last. `one_call`: the answer ends behind its first tool call."""
+    template refuses the last, or where `ever_shorter` and the last leaves no room for its answer. `one_call`:
+    the answer ends behind its first tool call. `brake`: makes what ends each choice's text early. `used`: once
+    it is accepted, the way that each prompt was asked in."""
 
     prompts: Sequence[Sequence[GenerateRequest]]
     one_call: bool = False
     loop_guard: bool = True
+    ever_shorter: bool = False
+    brake: Callable[[], Brake] | None = None
+    used: list[int] = field(default_factory=list)
 
     @property
     def choices(self) -> int:
@@ -90,6 +109,7 @@ class Wish:
 class _Choice:
     calls: dict[int, str] = field(default_factory=dict)
     guards: tuple[LoopGuard, LoopGuard] = field(default_factory=lambda: (LoopGuard(), LoopGuard()))
+    brake: Brake | None = None
     ended: bool = False
     cut: bool = False
 
@@ -111,7 +131,8 @@ class Answering:
         self._wish = wish
         self._flight = flight
         self._sources: list[AsyncIterator[Event]] = []
-        self._choices = [_Choice() for _ in range(wish.choices)]
+        make = wish.brake
+        self._choices = [_Choice(brake=make() if make else None) for _ in range(wish.choices)]
         self._each: dict[int, int] = {}
         """How many choices a prompt has, by the index of its first."""
         for ways in wish.prompts:
@@ -125,17 +146,23 @@ class Answering:
             self._sources.append(await self._ask(ways))
 
     async def _ask(self, ways: Sequence[GenerateRequest]) -> AsyncIterator[Event]:
-        for left, request in zip(range(len(ways) - 1, -1, -1), ways, strict=True):
+        for way, request in enumerate(ways):
+            more = way + 1 < len(ways)
             stream = await self._generate(request)
             source = aiter(stream)
             try:
                 first = await anext(source)
-            except TemplateError:
-                if left:
+            except (TemplateError, ContextExceeded) as refusal:
+                another = self._wish.ever_shorter or isinstance(refusal, TemplateError)
+                if more and another:
                     continue
                 raise
             assert isinstance(first, Accepted)
+            if more and self._wish.ever_shorter and _cramped(first, request):
+                stream.close()
+                continue
             self._counted.append(_Counted(first.prompt_tokens))
+            self._wish.used.append(way)
             return source
         raise AssertionError("there is a way to ask")
 
@@ -238,7 +265,7 @@ class Answering:
     def _tidy(self, base: int, event: Event) -> list[Told]:
         match event:
             case Text(choice, text, logprobs):
-                return self._piece(Text(base + choice, text, logprobs), base + choice, 0, text)
+                return self._text(Text(base + choice, text, logprobs))
             case Reasoning(choice, text):
                 return self._piece(Reasoning(base + choice, text), base + choice, 1, text)
             case ToolCall(choice):
@@ -248,6 +275,17 @@ class Answering:
             case PromptLogprobs(tokens):
                 return [Echoed(base + choice, tokens) for choice in range(self._each[base])]
         return []
+
+    def _text(self, told: Text) -> list[Told]:
+        state = self._choices[told.choice]
+        if state.brake is None or state.ended:
+            return self._piece(told, told.choice, 0, told.text)
+        text, ended = state.brake.take(told.text)
+        pieces = self._piece(Text(told.choice, text, told.logprobs), told.choice, 0, text)
+        if ended and not state.ended:
+            state.cut, state.brake = True, None
+            pieces += self._finish(told.choice, True, None)
+        return pieces
 
     def _piece(self, told: Told, choice: int, kind: int, text: str) -> list[Told]:
         state = self._choices[choice]
@@ -283,7 +321,8 @@ class Answering:
         state.ended = True
         reason: Reason = "length" if cut_off else "tool_calls" if state.calls else "stop"
         self._flight.finish = why if why == REPETITION else reason
-        return [End(choice, reason, why)]
+        rest = state.brake.rest() if state.brake is not None else ""
+        return [*([Text(choice, rest)] if rest else []), End(choice, reason, why)]
 
     def _sum_up(self) -> None:
         self._flight.usage = Usage(
@@ -292,3 +331,8 @@ class Answering:
             sum(one.completion for one in self._counted),
         )
         self._flight.done = self._done[0] if self._done else None
+
+
+def _cramped(accepted: Accepted, request: GenerateRequest) -> bool:
+    """Whether the prompt took the room of an answer of common length."""
+    return accepted.max_tokens < min(request.max_tokens or 0, _COMMON_ANSWER)

@@ -15,8 +15,10 @@ from localchat.server.handlers import HANDLERS
 from localchat.server.routes.chat import chat
 from localchat.server.routes.completions import completions
 from localchat.server.routes.embeddings import embeddings
+from localchat.server.routes.infill import completion, infill
 from localchat.server.routes.messages import count_tokens, messages
 from localchat.server.routes.models import model, models
+from localchat.server.routes.ollama import elsewhere, running, show, tags, version
 from localchat.server.routes.responses import responses
 from localchat.server.routes.state import health, metrics, props, root
 from localchat.server.routes.tokens import apply_template, detokenize, tokenize
@@ -30,6 +32,8 @@ ROUTES = (
     Route("/messages", messages, methods=_POST),
     Route("/messages/count_tokens", count_tokens, methods=_POST),
     Route("/responses", responses, methods=_POST),
+    Route("/infill", infill, methods=_POST),
+    Route("/completion", completion, methods=_POST),
     Route("/embeddings", embeddings, methods=_POST),
     Route("/models", models, methods=_GET),
     Route("/models/{id:path}", model, methods=_GET),
@@ -39,6 +43,11 @@ ROUTES = (
     Route("/props", props, methods=_GET),
     Route("/health", health, methods=_GET),
     Route("/metrics", metrics, methods=_GET),
+    Route("/api/version", version, methods=_GET),
+    Route("/api/tags", tags, methods=_GET),
+    Route("/api/ps", running, methods=_GET),
+    Route("/api/show", show, methods=_POST),
+    Route("/api/{rest:path}", elsewhere, methods=[*_GET, *_POST, "PUT", "DELETE"]),
     Route("/", root, methods=_GET),
 )
 """Paths as `Envelope` leaves them: without `/v1`."""

@@ -24,7 +24,7 @@ from localchat.server.wire import (
     Shared,
 )
 
-_CHAT, _INFILL = 0, 1
+CHAT, INFILL = 0, 1
 """Priorities: an editor that completes a line waits for milliseconds, a chat for its reader."""
 _SEED_MASK: Final = (1 << 64) - 1
 _SCHEMA_BYTES: Final = 256 << 10
@@ -44,13 +44,14 @@ def chat_request(body: ChatBody, limits: Limits, asker: Asker) -> GenerateReques
     top = body.top_logprobs
     if top is not None and not body.logprobs:
         raise refused("The field 'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
-    wanted = [each for each in (body.max_tokens, body.max_completion_tokens) if each is not None]
-    return _request(
+    named = (body.max_tokens, body.max_completion_tokens, body.n_predict)
+    wanted = [each for each in named if each is not None]
+    return generation(
         body,
         conversation(body, limits),
         limits,
         asker=asker,
-        max_tokens=_answer(wanted, limits, least=1),
+        max_tokens=answer_tokens(wanted, limits, least=0 if body.n_predict == 0 else 1),
         logprobs=_logprobs(top or 0, "top_logprobs") if body.logprobs else None,
     )
 
@@ -64,13 +65,13 @@ def completion_requests(
     if body.suffix is not None and body.echo:
         raise refused("The fields 'suffix' and 'echo' do not go together.", param="echo")
     wanted = [body.max_tokens] if body.max_tokens is not None else []
-    tokens = _answer(wanted, limits, least=0 if body.echo else 1)
+    tokens = answer_tokens(wanted, limits, least=0 if body.echo else 1)
     logprobs = None if body.logprobs is None else _logprobs(body.logprobs, "logprobs")
     prompts = _prompts(body, limits)
     if len(prompts) * _choices(body, limits) > limits.choices:
         raise refused(f"More than {limits.choices} answers at once.", param="prompt")
     return tuple(
-        _request(
+        generation(
             body,
             prompt,
             limits,
@@ -78,7 +79,7 @@ def completion_requests(
             max_tokens=tokens,
             logprobs=logprobs,
             prompt_logprobs=logprobs if body.echo else None,
-            priority=_INFILL if isinstance(prompt, Infill) else _CHAT,
+            priority=INFILL if isinstance(prompt, Infill) else CHAT,
         )
         for prompt in prompts
     )
@@ -87,7 +88,7 @@ def completion_requests(
 # ---------------------------------------------------------------------------- parts of a request
 
 
-def _request(
+def generation(
     body: Shared,
     prompt: Prompt,
     limits: Limits,
@@ -96,8 +97,9 @@ def _request(
     max_tokens: int,
     logprobs: int | None,
     prompt_logprobs: int | None = None,
-    priority: int = _CHAT,
+    priority: int = CHAT,
 ) -> GenerateRequest:
+    """The request of a prompt, its options checked. Raises ApiError."""
     return GenerateRequest(
         prompt=prompt,
         sampling=_sampling(body, limits),
@@ -170,7 +172,7 @@ def _choices(body: Shared, limits: Limits) -> int:
     return n
 
 
-def _answer(wanted: list[int], limits: Limits, *, least: int) -> int:
+def answer_tokens(wanted: list[int], limits: Limits, *, least: int) -> int:
     """Tokens of the longest answer: what was asked for, never more than the server allows, never endless.
     -1 is how some clients write «no limit»."""
     for tokens in wanted:
@@ -243,6 +245,8 @@ def _format(wanted: ResponseFormat, limits: Limits) -> Grammar | None:
 
 
 def _prompts(body: CompletionBody, limits: Limits) -> list[Prompt]:
+    """Markup in a plain prompt means what it says: its sender has written the whole of it, and editors write a
+    gap in the model's own tokens."""
     given = body.prompt
     if body.suffix is not None:
         if given is not None and not isinstance(given, str):
@@ -253,9 +257,9 @@ def _prompts(body: CompletionBody, limits: Limits) -> list[Prompt]:
             "The field 'prompt' is required.", param="prompt", code="missing_required_parameter"
         )
     if isinstance(given, str):
-        return [Text(given)]
+        return [Text(given, special=True)]
     if given and all(isinstance(each, int) for each in given):
-        return [TokenIds(tuple(_ids(given)))]
+        return [TokenIds(tuple(checked_ids(given)))]
     if not given or len(given) > limits.prompts:
         raise refused(
             f"There are {len(given)} prompts; 1 to {limits.prompts} are taken.", param="prompt"
@@ -265,13 +269,14 @@ def _prompts(body: CompletionBody, limits: Limits) -> list[Prompt]:
             "The prompt mixes ids of tokens with texts.", param="prompt", code="invalid_type"
         )
     return [
-        Text(each) if isinstance(each, str) else TokenIds(tuple(_ids(each)))
+        Text(each, special=True) if isinstance(each, str) else TokenIds(tuple(checked_ids(each)))
         for each in given
         if not isinstance(each, int)
     ]
 
 
-def _ids(given: list[Any]) -> list[int]:
+def checked_ids(given: list[Any]) -> list[int]:
+    """Ids of tokens, as far as can be told without a vocabulary. Raises ApiError."""
     if any(not 0 <= token < 1 << 31 for token in given):
         raise refused("The prompt holds numbers that are no ids of tokens.", param="prompt")
     return given

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import zlib
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -10,6 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from localchat.server.config import Limits
 from localchat.server.failures import ApiError, refused
+from localchat.server.unpacking import too_large, unpacked
 
 T = TypeVar("T")
 
@@ -18,8 +18,8 @@ _SURROGATES: Final = re.compile(
 )
 _PLACE: Final = re.compile(r" - at `(?:key` in `)?\$(.*)`$")
 _MISSING: Final = re.compile(r"missing required field `([^`]+)`")
-_GZIP: Final = 31
-"""zlib's number for a gzip stream with the largest window."""
+_LARGE_BYTES: Final = 32 << 10
+"""A compressed body from which on it is unpacked beside the event loop."""
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
@@ -27,7 +27,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     _check_type(request)
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limits.body_bytes:
-        raise _too_large(limits)
+        raise too_large(limits.body_bytes)
     try:
         async with asyncio.timeout(limits.body_s):
             body = await _received(request, limits)
@@ -35,7 +35,10 @@ async def read_body(request: Request, limits: Limits) -> bytes:
         raise ApiError(
             408, "timeout", "The body did not arrive in time.", headers={"connection": "close"}
         ) from None
-    return _unpacked(body, request.headers.get("content-encoding", ""), limits)
+    encoding = request.headers.get("content-encoding", "")
+    if encoding and len(body) > _LARGE_BYTES:
+        return await asyncio.to_thread(unpacked, body, encoding, limits.unpacked_bytes)
+    return unpacked(body, encoding, limits.unpacked_bytes)
 
 
 async def _received(request: Request, limits: Limits) -> bytes:
@@ -48,7 +51,7 @@ async def _received(request: Request, limits: Limits) -> bytes:
         piece = message.get("body", b"")
         size += len(piece)
         if size > limits.body_bytes:
-            raise _too_large(limits)
+            raise too_large(limits.body_bytes)
         pieces.append(piece)
         if not message.get("more_body", False):
             return b"".join(pieces)
@@ -64,46 +67,6 @@ def _check_type(request: Request) -> None:
             "unsupported_media_type",
             f"The content type is {given[:100]!r}; this takes application/json.",
         )
-
-
-def _too_large(limits: Limits) -> ApiError:
-    return ApiError(
-        413,
-        "request_too_large",
-        f"The request is larger than {limits.body_bytes} bytes.",
-        headers={"connection": "close"},
-    )
-
-
-def _unpacked(body: bytes, encoding: str, limits: Limits) -> bytes:
-    match encoding.strip().lower():
-        case "" | "identity":
-            return body
-        case "gzip":
-            return _inflated(body, _GZIP, limits)
-        case "deflate":
-            return _inflated(body, zlib.MAX_WBITS, limits)
-    raise ApiError(
-        415,
-        "unsupported_media_type",
-        f"The content encoding is {encoding[:50]!r}; this takes gzip, deflate or none.",
-        headers={"accept-encoding": "gzip, deflate"},
-    )
-
-
-def _inflated(body: bytes, window: int, limits: Limits) -> bytes:
-    unpacker = zlib.decompressobj(window)
-    try:
-        plain = unpacker.decompress(body, limits.body_bytes + 1)
-    except zlib.error as error:
-        raise refused(
-            f"The compressed body cannot be read: {error}.", code="invalid_json"
-        ) from error
-    if len(plain) > limits.body_bytes:
-        raise _too_large(limits)
-    if not unpacker.eof:
-        raise refused("The compressed body is cut off.", code="invalid_json")
-    return plain
 
 
 def decoded(body: bytes, kind: type[T], limits: Limits) -> T:

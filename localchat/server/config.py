@@ -14,13 +14,15 @@ _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 class Limits:
     """What one client can cost. Sizes in bytes, times in seconds.
 
-    depth, values: of JSON that a client is free to shape, such as a schema. header_s: until the headers of a
-    request are whole. body_s: until its body is. idle_s: a connection without a request. stall_s: a client
-    that takes nothing of what is sent to it. request_s: a request in all. answer_tokens: the longest answer,
-    whatever is asked for. waiting: requests that no engine has begun.
+    body_bytes: of a body as it is sent. unpacked_bytes: of one that was compressed. depth, values: of JSON
+    that a client is free to shape, such as a schema. header_s: until the headers of a request are whole.
+    body_s: until its body is. idle_s: a connection without a request. stall_s: a client that takes nothing of
+    what is sent to it. request_s: a request in all. answer_tokens: the longest answer, whatever is asked for.
+    waiting: requests that no engine has begun.
     """
 
     body_bytes: int = 16 << 20
+    unpacked_bytes: int = 20 << 20
     depth: int = 64
     values: int = 20_000
     messages: int = 4096

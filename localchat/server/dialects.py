@@ -10,14 +10,18 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Scope
 
-from localchat.server.envelope import is_anthropic, request_id
+from localchat.server.envelope import is_anthropic, is_ollama, request_id
 from localchat.server.failures import ApiError, TooLong
 
 
 def response(error: ApiError, scope: Scope) -> Response:
     """The error as a response to this request."""
-    asked_by_anthropic = is_anthropic(scope["path"])
-    body = anthropic_error(error, request_id(scope)) if asked_by_anthropic else openai_error(error)
+    if is_anthropic(scope["path"]):
+        body = anthropic_error(error, request_id(scope))
+    elif is_ollama(scope["path"]):
+        body = msgspec.json.encode({"error": error.message})
+    else:
+        body = openai_error(error)
     return Response(
         body, error.status, headers={"content-type": "application/json", **error.headers}
     )

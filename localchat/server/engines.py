@@ -16,14 +16,20 @@ from localchat.errors import ModelMissing
 @dataclass(frozen=True, slots=True)
 class ModelCard:
     """A model that can be asked for by `name`. `context_tokens`: of the loaded engine, what it would be
-    given otherwise, 0 where that is not known yet; `context_train`: 0 where unknown. `created`: seconds of
-    the Unix clock (the file's date, or the load)."""
+    given otherwise, 0 where that is not known yet; `context_train`, `parameters`, `size_bytes`: 0 where
+    unknown. `created`: seconds of the Unix clock (the file's date, or the load). `abilities`: of chat, tools,
+    thinking, infill."""
 
     name: str
     loaded: bool
     context_tokens: int = 0
     context_train: int = 0
     created: int = 0
+    architecture: str = ""
+    quantization: str = ""
+    parameters: int = 0
+    size_bytes: int = 0
+    abilities: frozenset[str] = frozenset()
 
 
 class Lease(Protocol):
@@ -102,13 +108,19 @@ class OneEngine:
 
     def models(self) -> list[ModelCard]:
         info = self._info
+        if info is None:
+            return [ModelCard(self.name, loaded=True, created=self.created)]
         return [
             ModelCard(
                 self.name,
                 loaded=True,
-                context_tokens=info.context_tokens if info else 0,
-                context_train=info.context_train if info else 0,
+                context_tokens=info.context_tokens,
+                context_train=info.context_train,
                 created=self.created,
+                architecture=info.architecture,
+                quantization=info.quantization,
+                parameters=info.parameters,
+                size_bytes=info.file_bytes,
             )
         ]
 

@@ -75,6 +75,11 @@ def is_anthropic(path: str) -> bool:
     return path == "/messages" or path.startswith("/messages/")
 
 
+def is_ollama(path: str) -> bool:
+    """Whether a path is one of Ollama's API."""
+    return one_path(path).startswith("/api/")
+
+
 def one_path(path: str) -> str:
     """The path as the routes know it."""
     path = _SLASHES.sub("/", path)

@@ -113,6 +113,11 @@ class PooledEngines:
                 context_tokens=info.context_tokens if (info := self._last.get(known.name)) else 0,
                 context_train=info.context_train if info else known.context_train,
                 created=known.created,
+                architecture=known.architecture,
+                quantization=known.quantization,
+                parameters=known.parameters,
+                size_bytes=known.size_bytes,
+                abilities=known.abilities,
             )
             for known in self.finder.models()
         ]

@@ -108,10 +108,12 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatBody(Shared, frozen=True, kw_only=True):
-    """POST /v1/chat/completions."""
+    """POST /v1/chat/completions. `n_predict`: llama.cpp's name for the longest answer; its editors send 0 to
+    have the prompt computed before the question is written."""
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
+    n_predict: int | None = None
     tools: list[Tool] | None = None
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None

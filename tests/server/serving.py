@@ -97,11 +97,15 @@ def serving(config: ServerConfig | None = None, *, drain_s: float = 0.0) -> Iter
 
 @contextmanager
 def running(
-    engine: Engine, config: ServerConfig | None = None, *, drain_s: float = 0.0
+    engine: Engine,
+    config: ServerConfig | None = None,
+    *,
+    drain_s: float = 0.0,
+    engines: type[OneEngine] = OneEngine,
 ) -> Iterator[tuple[int, Server]]:
     """The port of a server over any engine, until the end of the block."""
     sockets = bound("127.0.0.1", 0)
-    app = create_app(OneEngine(engine, NAME, created=1_700_000_000), config or ServerConfig())
+    app = create_app(engines(engine, NAME, created=1_700_000_000), config or ServerConfig())
     server = Server(app, drain_s)
     thread = threading.Thread(target=server.run, args=(sockets,), daemon=True)
     thread.start()

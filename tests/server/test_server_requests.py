@@ -308,8 +308,8 @@ def test_a_stop_text_is_told(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("prompt", "asked"),
     [
-        ("x", [Prompt("x")]),
-        (["x", "y"], [Prompt("x"), Prompt("y")]),
+        ("x", [Prompt("x", special=True)]),
+        (["x", "y"], [Prompt("x", special=True), Prompt("y", special=True)]),
         ([1, 2], [TokenIds((1, 2))]),
         ([[1], [2, 3]], [TokenIds((1,)), TokenIds((2, 3))]),
     ],

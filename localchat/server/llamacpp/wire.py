@@ -1,0 +1,31 @@
+"""What clients of llama.cpp's own routes send. Fields that are not named here are ignored: slots, caches and
+the limit on the prompt's time are the engine's to manage."""
+
+import msgspec
+
+from localchat.server.wire import Shared
+
+
+class ExtraFile(msgspec.Struct, frozen=True):
+    """A piece of another file."""
+
+    text: str | None = None
+    filename: str | None = None
+
+
+class NativeBody(Shared, frozen=True, kw_only=True):
+    """POST /infill and /completion. `n_predict`: 0 computes the prompt and keeps it for the next request, below
+    0 means as much as may be. `n_indent`: indentation, in characters, that every further line must have.
+    `t_max_predict_ms`: from the first token; the answer then ends with its line. `response_fields`: paths such
+    as `timings/prompt_n`, which are the keys of the answer too."""
+
+    prompt: str | list[int] | None = None
+    input_prefix: str | None = None
+    input_suffix: str | None = None
+    input_extra: list[ExtraFile] | None = None
+    n_predict: int | None = None
+    n_indent: int | None = None
+    t_max_predict_ms: float | None = None
+    samplers: str | list[str] | None = None
+    json_schema: dict[str, object] | None = None
+    response_fields: list[str] | None = None

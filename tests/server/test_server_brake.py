@@ -1,0 +1,50 @@
+"""Where the text of a gap ends, because its editor has no use for more."""
+
+import pytest
+
+from localchat.server.llamacpp.brake import LineBrake
+
+
+def told(brake: LineBrake, *pieces: str) -> str:
+    """What a reader gets of these pieces."""
+    shown = ""
+    for piece in pieces:
+        text, ended = brake.take(piece)
+        shown += text
+        if ended:
+            return shown + "|"
+    return shown + brake.rest()
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        (["x = 1\n    y = 2\n", "}"], "x = 1\n    y = 2|"),
+        (["x\n  ", "  y\n    z"], "x\n    y\n    z"),
+        (["x\n", "\n\n    y"], "x\n\n\n    y"),
+        (["x\n   \n", "    y\n  z"], "x\n   \n    y|"),
+        (["\n}"], "|"),
+        (["x\r\n    y\r\n}"], "x\r\n    y\r|"),
+        (["x\n   "], "x\n   "),
+        (["x"], "x"),
+        (["a", "\n", "\t\t\t\tb", "\n", "\tc"], "a\n\t\t\t\tb|"),
+    ],
+)
+def test_lines_that_leave_the_block_end_the_text(pieces: list[str], expected: str) -> None:
+    assert told(LineBrake(4, None), *pieces) == expected
+    assert told(LineBrake(4, None), *"".join(pieces)) == expected
+
+
+def test_without_a_wish_for_indentation_every_line_passes() -> None:
+    assert told(LineBrake(0, None), "x\n", "}\n") == "x\n}\n"
+
+
+def test_the_time_ends_the_text_with_its_line() -> None:
+    times = iter([0.0, 0.5, 0.9, 1.2])
+    brake = LineBrake(0, 1.0, lambda: next(times))
+    assert told(brake, "a", "b\n", "c\n", "d", "e\nf") == "ab\nc\nde\n|"
+
+
+def test_a_text_of_one_line_is_not_ended_by_the_time() -> None:
+    times = iter([0.0])
+    assert told(LineBrake(0, 1.0, lambda: next(times)), "a", "b", "c") == "abc"
