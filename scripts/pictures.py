@@ -46,7 +46,6 @@ async def pictures(folder: Path) -> None:
         setup = prepare(ctx)
         workplace, settled = workplace_of(ctx, setup)
     engines = Engines()
-    engines.open(settled.open_engine)
     app = ChatApp(workplace, settled, engines, Conversation(model=setup.model.word))
 
     def save(name: str) -> None:

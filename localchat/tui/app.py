@@ -59,6 +59,8 @@ class ChatApp(App[int]):
         for theme in THEMES:
             self.register_theme(theme)
         self.theme = textual_name(settled.settings.theme)
+        self._drawn_with = self.get_css_variables()
+        self.stylesheet.set_variables(self._drawn_with)
         if settled.settings.reduced_motion:
             self.animation_level = "none"
         self.chat = ChatScreen()
@@ -72,6 +74,14 @@ class ChatApp(App[int]):
             self.set_keymap(checked(workplace.keys))
         except LocalchatError as problem:
             self.trouble = problem
+
+    def refresh_css(self, animate: bool = True) -> None:
+        """Read the sheets again where the colours are other ones. Textual does so at its start for the theme
+        that they were read with already, a tenth of the way to the first frame."""
+        variables = self.get_css_variables()
+        if variables != self._drawn_with:
+            self._drawn_with = variables
+            super().refresh_css(animate)
 
     def get_default_screen(self) -> Screen[None]:
         return self.chat
@@ -89,6 +99,7 @@ class ChatApp(App[int]):
         if session.settled.settings.reduced_motion:
             chat.composer.editor.cursor_blink = False
         self._engines.listen(lambda text: _soon(loop, session.notice, text))
+        self._engines.open(session.settled.open_engine)  # its process would compete for the cores
         self.run_worker(session.get_ready(), group="session")
         self.run_worker(self._count_tokens(), group="session")
         if self.trouble is not None:

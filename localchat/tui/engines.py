@@ -1,4 +1,4 @@
-"""The engine of the screen: opened in a thread while the first frame is drawn, changed in mid-conversation."""
+"""The engine of the screen: opened in a thread once the first frame is drawn, changed in mid-conversation."""
 
 import asyncio
 import threading
@@ -17,18 +17,20 @@ OpenEngine = Callable[[Say], "Engine"]
 
 class Engines:
     """Holds one engine at a time. `open` and `close` are called from one thread, `engine` from the event
-    loop. What an engine says waits in `said` until `listen` names who hears it."""
+    loop; it may wait before the first `open`. What an engine says waits in `said` until `listen` names who
+    hears it."""
 
     def __init__(self) -> None:
-        self._future: Future[Engine] | None = None
+        self._future: Future[Engine] = Future()
+        self._opened = False
         self._said: deque[str] = deque(maxlen=100)
         self._listener: Callable[[str], None] | None = None
         self._lock = threading.Lock()
 
     def open(self, open_engine: OpenEngine) -> None:
         """Begin to open; the engine before is closed first, so that both never need memory at once."""
-        before, fresh = self._future, Future["Engine"]()
-        self._future = fresh
+        before, fresh = (self._future, Future["Engine"]()) if self._opened else (None, self._future)
+        self._future, self._opened = fresh, True
         arguments = (open_engine, before, fresh)
         threading.Thread(target=self._run, args=arguments, name="open-engine", daemon=True).start()
 
@@ -43,7 +45,6 @@ class Engines:
 
     async def engine(self) -> "Engine":
         """The engine, once it is there. Raises LocalchatError."""
-        assert self._future is not None
         return await asyncio.shield(asyncio.wrap_future(self._future))
 
     def listen(self, hear: Callable[[str], None]) -> None:
@@ -65,8 +66,9 @@ class Engines:
 
     def close(self) -> None:
         """Unload; waits for an engine that is still being opened."""
-        _close(self._future)
-        self._future = None
+        if self._opened:
+            _close(self._future)
+        self._opened = False
 
 
 def _close(future: "Future[Engine] | None") -> None:

@@ -26,7 +26,6 @@ def launch(workplace: "Workplace", settled: "Settled", conversation: "Conversati
     from localchat.tui.engines import Engines
 
     engines = Engines()
-    engines.open(settled.open_engine)  # its process starts while textual is imported
     _prepare(settled.settings.reduced_motion)
     from localchat.tui.app import ChatApp
 

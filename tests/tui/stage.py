@@ -257,9 +257,7 @@ class Stage:
             history_file=self.tmp / "history.sqlite3",
         )
         settled = self.settle(None, {})
-        engines = Engines()
-        engines.open(settled.open_engine)
-        return ChatApp(workplace, settled, engines, self.conversation)
+        return ChatApp(workplace, settled, Engines(), self.conversation)
 
     @asynccontextmanager
     async def play(self, width: int = 80, height: int = 24) -> AsyncIterator[Pilot[int]]:
