@@ -67,9 +67,9 @@ def _named(messages: Sequence[Message]) -> list[Message]:
     return made
 
 
-def late_system(messages: Sequence[Message]) -> list[Message]:
-    """System messages behind the first place: what many templates refuse or leave out."""
-    return [message for message in messages[1:] if message.role == "system"]
+def has_late_system(messages: Sequence[Message]) -> bool:
+    """Whether a system message stands behind the first place: what many templates refuse or leave out."""
+    return any(message.role == "system" for message in messages[1:])
 
 
 def hoisted(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -77,6 +77,28 @@ def hoisted(messages: Sequence[Message]) -> tuple[Message, ...]:
     system = [message for message in messages if message.role == "system"]
     rest = [message for message in messages if message.role != "system"]
     return joined([*system, *rest])
+
+
+def without_system(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """System messages at the head of what the user says, for templates that know no such role."""
+    asked = [
+        msgspec.structs.replace(message, role="user") if message.role == "system" else message
+        for message in messages
+    ]
+    return joined(asked)
+
+
+def with_one_voice(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """What was said beside a tool call as part of the reasoning before it: some templates have one place for
+    both."""
+    return tuple(
+        msgspec.structs.replace(
+            message, reasoning=f"{message.reasoning}{_BETWEEN}{message.content}", content=""
+        )
+        if message.tool_calls and message.reasoning and message.content
+        else message
+        for message in messages
+    )
 
 
 def _plain(message: Message) -> bool:

@@ -10,7 +10,12 @@ from localchat.engine.request import GenerateRequest, Messages
 from localchat.errors import TemplateError
 from localchat.server.answering import Wish
 from localchat.server.engines import Lease
-from localchat.server.messages import hoisted, late_system
+from localchat.server.messages import (
+    has_late_system,
+    hoisted,
+    with_one_voice,
+    without_system,
+)
 from localchat.server.wire import ChatBody
 
 
@@ -45,13 +50,18 @@ class Talk:
 
 async def ways(lease: Lease, prompt: Messages) -> list[Messages]:
     """How to put the conversation to the model's template, best first; the others are for templates that
-    refuse. A system message in the middle stays there only where the template shows it."""
+    refuse. A system message in the middle stays there only where the template shows all of them."""
     replace = msgspec.structs.replace
     ways = [prompt]
-    if late := late_system(prompt.messages):
+    system = [message.content for message in prompt.messages if message.role == "system"]
+    if has_late_system(prompt.messages):
         moved = replace(prompt, messages=hoisted(prompt.messages))
-        shown = await asyncio.to_thread(_shows, lease.engine, prompt, [m.content for m in late])
+        shown = await asyncio.to_thread(_shows, lease.engine, prompt, system)
         ways = [prompt, moved] if shown else [moved]
+    if (one := with_one_voice(ways[-1].messages)) != ways[-1].messages:
+        ways.append(replace(prompt, messages=one))
+    if system:
+        ways.append(replace(prompt, messages=without_system(ways[-1].messages)))
     if prompt.continue_last:
         ways += [replace(way, thinking="off") for way in ways if way.thinking != "off"]
         ways.append(replace(ways[0], continue_last=False))

@@ -10,7 +10,6 @@ from localchat.engine.local import EngineOptions, LocalEngine
 from tests.server.serving import Wire, running
 
 USER = [{"role": "user", "content": "hi"}]
-TOOL = {"name": "look", "description": "Look.", "input_schema": {"type": "object"}}
 HEADER = "x-anthropic-billing-header: cc_version=2.1.%d; cc_entrypoint=cli; cch=%05x;"
 
 

@@ -149,33 +149,6 @@ def test_results_of_tools_and_calls_are_never_joined(stage: Stage) -> None:
     assert [m.content for m in told if m.role == "tool"] == ["a", "b"]
 
 
-LATE = [
-    {"role": "user", "content": "a"},
-    {"role": "system", "content": "late"},
-    {"role": "user", "content": "b"},
-]
-
-
-def test_a_late_system_message_stays_where_the_template_shows_it(stage: Stage) -> None:
-    chat(stage, messages=LATE)
-    assert [m.role for m in conversation(stage).messages] == ["user", "system", "user"]
-
-
-def test_a_late_system_message_moves_where_the_template_refuses(stage: Stage) -> None:
-    stage.engine.refusals["b"] = [TemplateError("system comes first", reason="refused")]
-    assert chat(stage, messages=LATE).status == 200
-    assert [m.content for m in conversation(stage).messages] == ["late", "a\n\nb"]
-
-
-def test_a_conversation_that_no_way_suits_is_the_templates_refusal(stage: Stage) -> None:
-    refusal = TemplateError("only users may speak", reason="refused")
-    stage.engine.refusals["b"] = [refusal]
-    stage.engine.refusals["a\n\nb"] = [refusal]
-    reply = chat(stage, messages=LATE)
-    assert (reply.status, reply.error["code"]) == (400, "chat_template_error")
-    assert "Only users may speak" in reply.error["message"]
-
-
 def test_the_last_words_of_the_assistant_are_gone_on_from(stage: Stage) -> None:
     begun = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "It is"}]
     chat(stage, messages=begun)
