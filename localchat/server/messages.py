@@ -1,8 +1,8 @@
 """A client's conversation as the engine takes it, made bearable for chat templates without losing a word.
 
 Templates are rigid: many refuse two system messages, or two of the same role in a row. What can be joined
-is joined; what would have to move (a system message in the middle) is moved only where the template
-refuses it or leaves it out.
+is joined; a system message in the middle becomes the user's, or is moved, only where the template refuses
+it or leaves it out.
 """
 
 from collections.abc import Sequence
@@ -70,6 +70,19 @@ def _named(messages: Sequence[Message]) -> list[Message]:
 def has_late_system(messages: Sequence[Message]) -> bool:
     """Whether a system message stands behind the first place: what many templates refuse or leave out."""
     return any(message.role == "system" for message in messages[1:])
+
+
+def late_as_users(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """System messages behind the first place as the user's, where they stand: what comes before them stays
+    what it was, and with it what the cache holds."""
+    return joined(
+        [
+            msgspec.structs.replace(message, role="user")
+            if at and message.role == "system"
+            else message
+            for at, message in enumerate(messages)
+        ]
+    )
 
 
 def hoisted(messages: Sequence[Message]) -> tuple[Message, ...]:

@@ -13,6 +13,7 @@ from localchat.server.engines import Lease
 from localchat.server.messages import (
     has_late_system,
     hoisted,
+    late_as_users,
     with_one_voice,
     without_system,
 )
@@ -50,17 +51,18 @@ class Talk:
 
 async def ways(lease: Lease, prompt: Messages) -> list[Messages]:
     """How to put the conversation to the model's template, best first; the others are for templates that
-    refuse. A system message in the middle stays there only where the template shows all of them."""
+    refuse. A system message in the middle stays one only where the template shows all of them in their places:
+    some show the last alone, some gather them at the beginning, which spoils what the cache holds."""
     replace = msgspec.structs.replace
     ways = [prompt]
-    system = [message.content for message in prompt.messages if message.role == "system"]
     if has_late_system(prompt.messages):
-        moved = replace(prompt, messages=hoisted(prompt.messages))
-        shown = await asyncio.to_thread(_shows, lease.engine, prompt, system)
-        ways = [prompt, moved] if shown else [moved]
-    if (one := with_one_voice(ways[-1].messages)) != ways[-1].messages:
-        ways.append(replace(prompt, messages=one))
-    if system:
+        shown = await asyncio.to_thread(_shows, lease.engine, prompt)
+        ways = [prompt] if shown else []
+        ways.append(replace(prompt, messages=late_as_users(prompt.messages)))
+        ways.append(replace(prompt, messages=hoisted(prompt.messages)))
+    if with_one_voice(prompt.messages) != prompt.messages:
+        ways += [replace(way, messages=with_one_voice(way.messages)) for way in ways]
+    if any(message.role == "system" for message in prompt.messages):
         ways.append(replace(prompt, messages=without_system(ways[-1].messages)))
     if prompt.continue_last:
         ways += [replace(way, thinking="off") for way in ways if way.thinking != "off"]
@@ -68,9 +70,18 @@ async def ways(lease: Lease, prompt: Messages) -> list[Messages]:
     return ways
 
 
-def _shows(engine: Engine, prompt: Messages, texts: list[str]) -> bool:
+def _shows(engine: Engine, prompt: Messages) -> bool:
+    """Whether the template shows each system message, behind what the user said before it."""
     try:
         rendered = engine.render(prompt)
     except TemplateError:
         return False
-    return all(text.strip() in rendered for text in texts)
+    end = 0
+    for message in prompt.messages:
+        text = message.content.strip()
+        at = rendered.find(text, end) if message.role in ("system", "user") else -1
+        if at >= 0:
+            end = at + len(text)
+        elif message.role == "system":
+            return False
+    return True

@@ -21,15 +21,21 @@ def test_a_late_system_message_stays_where_the_template_shows_it(stage: Stage) -
     assert [m.role for m in stage.prompt.messages] == ["user", "system", "user"]
 
 
-def test_a_late_system_message_moves_where_the_template_refuses(stage: Stage) -> None:
+def test_a_late_system_message_is_the_users_or_moves_where_the_template_refuses(
+    stage: Stage,
+) -> None:
     stage.engine.refusals["b"] = [REFUSAL]
+    assert chat(stage, messages=LATE).status == 200
+    assert stage.prompt.messages == (Message("user", "a\n\nlate\n\nb"),)
+    stage.engine.refusals["b"] = [REFUSAL]
+    stage.engine.refusals["a\n\nlate\n\nb"] = [REFUSAL]
     assert chat(stage, messages=LATE).status == 200
     assert [m.content for m in stage.prompt.messages] == ["late", "a\n\nb"]
 
 
 def test_a_conversation_that_no_way_suits_is_the_templates_refusal(stage: Stage) -> None:
     refusal = TemplateError("only users may speak", reason="refused")
-    for last in ("b", "a\n\nb", "late\n\na\n\nb"):
+    for last in ("b", "a\n\nlate\n\nb", "a\n\nb", "late\n\na\n\nb"):
         stage.engine.refusals[last] = [refusal]
     reply = chat(stage, messages=LATE)
     assert (reply.status, reply.error["code"]) == (400, "chat_template_error")
@@ -48,7 +54,20 @@ def test_a_template_that_shows_the_last_system_message_alone_gets_one(
         lambda asked: [m for m in asked.messages if m.role == "system"][-1].content, monkeypatch
     )
     chat(stage, messages=[{"role": "system", "content": "first"}, *LATE])
-    assert [m.content for m in stage.prompt.messages] == ["first\n\nlate", "a\n\nb"]
+    assert [m.content for m in stage.prompt.messages] == ["first", "a\n\nlate\n\nb"]
+
+
+def test_a_template_that_gathers_system_messages_at_the_beginning_gets_one(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def render(asked: Messages) -> str:
+        return " ".join(
+            message.content for message in sorted(asked.messages, key=lambda m: m.role != "system")
+        )
+
+    shown_by(render, monkeypatch)
+    chat(stage, messages=[{"role": "system", "content": "first"}, *LATE])
+    assert [m.content for m in stage.prompt.messages] == ["first", "a\n\nlate\n\nb"]
 
 
 def test_a_template_without_a_system_role_gets_its_text_from_the_user(stage: Stage) -> None:
