@@ -1,0 +1,65 @@
+"""Whatever an engine tells, its answer falls into blocks that are opened, filled and closed one by one."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localchat.engine.events import Reasoning, Text, ToolCall
+from localchat.server.answering import End, Told
+from localchat.server.blocks import Blocks, Change, Closed, Grown, Opened
+
+WORDS = st.text("ab ", max_size=3)
+CALL = st.lists(WORDS.filter(bool), max_size=3)
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> list[Told]:
+    """What `Answering` tells of one choice: calls one after the other, each begun by its name."""
+    told: list[Told] = []
+    calls = 0
+    for kind in draw(st.lists(st.sampled_from(("text", "reasoning", "call")), max_size=8)):
+        if kind == "call":
+            told.append(ToolCall(0, calls, f"call_{calls}", "look"))
+            told += [ToolCall(0, calls, arguments=piece) for piece in draw(CALL)]
+            calls += 1
+        else:
+            word = draw(WORDS)
+            told.append(Text(0, word) if kind == "text" else Reasoning(0, word))
+    return [*told, End(0, draw(st.sampled_from(("stop", "length"))))]
+
+
+@given(answers())
+def test_blocks_are_opened_filled_and_closed_in_turn(told: list[Told]) -> None:
+    blocks = Blocks()
+    changes: list[Change] = [change for each in told for change in blocks.take(each)]
+    opened = [change.block for change in changes if isinstance(change, Opened)]
+    assert [block.index for block in opened] == list(range(len(opened)))
+    assert opened == blocks.blocks != []
+    current = None
+    for change in changes:
+        match change:
+            case Opened(block):
+                assert current is None
+                current = block
+            case Grown(block):
+                assert block is current
+            case Closed(block):
+                assert block is current
+                current = None
+    assert current is None and blocks.end is told[-1]
+
+
+@given(answers())
+def test_no_word_is_lost_and_neighbours_differ(told: list[Told]) -> None:
+    blocks = Blocks()
+    for each in told:
+        blocks.take(each)
+    for kind, of in (("text", Text), ("reasoning", Reasoning)):
+        held = "".join(block.text for block in blocks.blocks if block.kind == kind)
+        assert held == "".join(each.text for each in told if isinstance(each, of))
+    arguments = "".join(block.text for block in blocks.blocks if block.kind == "call")
+    assert arguments == "".join(each.arguments for each in told if isinstance(each, ToolCall))
+    kinds = [block.kind for block in blocks.blocks]
+    assert all("call" in pair or pair[0] != pair[1] for pair in pairwise(kinds))
+    assert all(block.whole for block in blocks.blocks[:-1])
