@@ -249,6 +249,19 @@ def test_items_become_the_turns_that_they_were(stage: Stage) -> None:
     )
 
 
+def test_a_free_call_of_another_servers_answer_is_read_as_a_function_call(stage: Stage) -> None:
+    call = {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": '"a"'}
+    output = {"type": "custom_tool_call_output", "call_id": "c", "output": "done"}
+    assert respond(stage, [{"role": "user", "content": "x"}, call, output]).status == 200
+    assert stage.prompt.messages[1].tool_calls == (CalledTool("patch", '{"input":"\\"a\\""}', "c"),)
+    assert stage.prompt.messages[2].content == "done"
+
+
+def test_instructions_alone_can_be_answered(stage: Stage) -> None:
+    assert respond(stage, [], instructions="Say hello.").status == 200
+    assert stage.prompt.messages == (Message("system", "Say hello."),)
+
+
 @pytest.mark.parametrize(
     ("choice", "meant"),
     [

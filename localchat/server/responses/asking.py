@@ -66,10 +66,17 @@ def as_chat(body: ResponsesBody) -> Asked:
         tools = [pair for pair in tools if pair[1] in allowed]
     effort = body.reasoning.effort if body.reasoning else None
     logprobs = LOGPROBS in (body.include or ())
-    system = [ChatMessage("system", body.instructions)] if body.instructions else []
+    messages = [ChatMessage("system", body.instructions)] if body.instructions else []
+    messages += _messages(body.input)
+    if not messages:
+        raise refused(
+            "The field 'input' is empty: there is nothing to answer.",
+            param="input",
+            code="missing_required_parameter",
+        )
     chat = ChatBody(
         model=body.model,
-        messages=[*system, *_messages(body.input)],
+        messages=messages,
         tools=[tool for tool, _ in tools],
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls,
@@ -117,16 +124,10 @@ def _refuse_memory(body: ResponsesBody) -> None:
 
 
 def _messages(given: str | list[Item] | None) -> list[ChatMessage]:
-    if not given:
-        raise refused(
-            "The field 'input' is empty: there is nothing to answer.",
-            param="input",
-            code="missing_required_parameter",
-        )
     if isinstance(given, str):
-        return [ChatMessage("user", given)]
+        return [ChatMessage("user", given)] if given else []
     turns = _Turns()
-    for at, item in enumerate(given):
+    for at, item in enumerate(given or ()):
         turns.take(item, f"input[{at}]")
     return turns.whole()
 
@@ -154,8 +155,12 @@ class _Turns:
             case "reasoning":
                 self._thought(item, place)
             case "function_call":
-                self._called(item, place)
-            case "function_call_output":
+                arguments = _required(item.arguments, f"{place}.arguments")
+                self._called(item, arguments, place)
+            case "custom_tool_call":  # of an answer that another server gave
+                text = _required(item.input, f"{place}.input")
+                self._called(item, msgspec.json.encode({"input": text}).decode(), place)
+            case "function_call_output" | "custom_tool_call_output":
                 result = text_of(item.output, f"{place}.output")
                 call = _required(item.call_id, f"{place}.call_id")
                 self._add(ChatMessage("tool", result, tool_call_id=call))
@@ -194,12 +199,9 @@ class _Turns:
         self._flush()
         self._turn = ChatMessage("assistant", reasoning_content=text)
 
-    def _called(self, item: Item, place: str) -> None:
+    def _called(self, item: Item, arguments: str, place: str) -> None:
         name = _flat(Place(_required(item.name, f"{place}.name"), item.namespace or ""))
-        call = Call(
-            CalledFunction(name, _required(item.arguments, f"{place}.arguments")),
-            _required(item.call_id, f"{place}.call_id"),
-        )
+        call = Call(CalledFunction(name, arguments), _required(item.call_id, f"{place}.call_id"))
         turn = self._turn or ChatMessage("assistant")
         self._turn = msgspec.structs.replace(turn, tool_calls=[*(turn.tool_calls or ()), call])
 

@@ -19,6 +19,7 @@ class Item(msgspec.Struct, frozen=True):
     name: str | None = None
     namespace: str | None = None
     arguments: str | None = None
+    input: str | None = None
     call_id: str | None = None
     output: Parts = None
 
