@@ -297,7 +297,7 @@ def test_a_stalling_server_is_given_up(opened: Open) -> None:
             {
                 "error": {
                     "message": "This model's maximum context length is 10 tokens. However, you requested "
-                    "20 tokens",
+                    "21 tokens (20 in the messages, 1 in the completion).",
                     "code": "context_length_exceeded",
                 }
             },
