@@ -63,6 +63,7 @@ class RemoteEngine:
         self._finished = 0
         self._told = ""
         self._has_infill = True
+        self._answered = False
         self._closed = threading.Event()
 
     # ------------------------------------------------------------------------ Engine
@@ -247,6 +248,7 @@ class RemoteEngine:
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == "text/html":
             raise self._server.odd("the question", "a page of HTML")
+        self._answered = True
         if not answer.accepted:
             answer.accepted = True
             request = answer.request
@@ -297,8 +299,8 @@ class RemoteEngine:
         return self._options.model or str(self._model_card().get("id", ""))
 
     def _model_card(self) -> dict[str, Any]:
-        """What /v1/models says of our model; asked once. A server that has no such list is taken at the user's
-        word. Raises NetworkError, ModelMissing."""
+        """What /v1/models says of our model; asked once. A server that has no such list, or that answers and
+        has none that can be read, is taken at the user's word. Raises NetworkError, ModelMissing."""
         with self._lock:
             if self._card is not None:
                 return self._card
@@ -306,7 +308,8 @@ class RemoteEngine:
         try:
             found = self._server.ask("models").get("data")
         except LocalchatError as problem:
-            if not wanted or problem.details.get("status") not in _NO_LIST:
+            without = self._answered or problem.details.get("status") in _NO_LIST
+            if not (wanted and without):
                 raise
             found = None
         cards = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []

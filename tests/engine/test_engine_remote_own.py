@@ -165,6 +165,20 @@ def test_a_server_without_a_list_of_models_is_taken_at_the_users_word(opened: Op
         nameless.info()
 
 
+def test_trouble_with_the_list_of_models_spoils_no_answer(opened: Open) -> None:
+    def answer(exchange: Exchange) -> None:
+        if exchange.path == "/v1/models":
+            exchange.send(500, {})
+        else:
+            exchange.stream(piece("stop", content="fine"))
+
+    engine, _ = opened(answer)
+    with pytest.raises(NetworkError):
+        engine.info()
+    assert text_of(events(engine)) == "fine"
+    assert engine.info().model == "m"
+
+
 # ---------------------------------------------------------------------------- gaps
 
 
