@@ -108,6 +108,9 @@ _TABLE: Final = (
     Figure("free_bytes", "B", "gauge", "Memory free now."),
 )
 
+UNTOLD: Final = "the server does not say"
+"""As the reason why speculation is off: nothing is known of it."""
+
 FIGURES: Final[Mapping[str, Figure]] = {figure.name: figure for figure in _TABLE}
 
 
@@ -174,16 +177,18 @@ def kv_share(used: int, total: int) -> str:
 
 
 def stats_line(done: "Done") -> str:
-    """The line of `--stats`: TTFT, decode rate, KV, drafts accepted of drafted."""
+    """The line of `--stats`: TTFT, decode rate, KV, drafts accepted of drafted; what a server on another
+    machine does not tell is left out."""
     timings, drafts = done.timings, done.speculation
-    return " · ".join(
-        (
-            f"TTFT {number(timings.ttft_s, 2)} s",
-            f"{number(timings.decode_tokens_per_s, 1)} tok/s",
-            f"KV {kv_share(done.kv_used_tokens, done.kv_total_tokens)}",
-            f"drafts {drafts.accepted}/{drafts.drafted}",
-        )
-    )
+    parts = [
+        f"TTFT {number(timings.ttft_s, 2)} s",
+        f"{number(timings.decode_tokens_per_s, 1)} tok/s",
+    ]
+    if done.kv_used_tokens or done.kv_total_tokens:
+        parts.append(f"KV {kv_share(done.kv_used_tokens, done.kv_total_tokens)}")
+    if drafts.off != UNTOLD:
+        parts.append(f"drafts {drafts.accepted}/{drafts.drafted}")
+    return " · ".join(parts)
 
 
 def number(value: float | None, digits: int) -> str:

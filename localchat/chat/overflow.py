@@ -14,7 +14,7 @@ from localchat.chat.conversation import Conversation, Policy
 from localchat.chat.sending import Exchange, as_sent, exchanges, left_out, sent_nodes
 from localchat.engine.engine import Engine, EngineInfo
 from localchat.engine.request import Message, Messages, ReasoningChoice
-from localchat.errors import ContextExceeded
+from localchat.errors import ContextExceeded, UsageError
 from localchat.fit.ggml_types import KV_FORMATS
 from localchat.fit.words import size, tokens
 
@@ -85,18 +85,30 @@ def examine(
     refusal: ContextExceeded | None = None,
 ) -> Overflow:
     """What can be done about a conversation whose next prompt is too long. `refusal`: the engine's own, which
-    knows the context where a remote one's `info` does not. Raises what `count` raises, apart from
-    ContextExceeded."""
+    knows the context where a remote one's `info` does not, or is wrong about it. Raises what `count` raises,
+    apart from ContextExceeded; UsageError where nobody says how long the context is, so that no cut can be
+    told to help."""
     known = refusal.details.get("context_tokens") if refusal is not None else None
     if isinstance(known, int) and known > 0:
         info = msgspec.structs.replace(info, context_tokens=known)
+    if info.context_tokens < 1:
+        raise UsageError("nobody says how long the context is")
     reserve = reserve_tokens(info.context_tokens, max_tokens)
     search = _Search(conversation, count, thinking)
     prompt = search.measured(0)
+    if refusal is not None and prompt < info.context_tokens:
+        raise UsageError("the conversation was refused and fits by the numbers that are told")
     cut = search.cut(info.context_tokens - reserve) or search.cut(
         info.context_tokens - 1
     )  # room for one token
     return Overflow(prompt, info.context_tokens, cut, tuple(_choices(search, prompt, cut, info)))
+
+
+def known_context(info: EngineInfo, overflow: Overflow | None) -> int:
+    """The context as the engine tells it, or as it refused by where that is less: a server on another machine
+    may not know its own. 0 where nobody tells."""
+    told = (info.context_tokens, overflow.context_tokens if overflow is not None else 0)
+    return min((each for each in told if each > 0), default=0)
 
 
 def what_to_leave_out(
@@ -217,7 +229,8 @@ def _choices(
         read = max(prompt - search.measured(search.most), 0)
         label = f"let the model sum up what came before (it reads {tokens(read)})"
         found.append(Choice("compact", label, read))
-    found += memory_choices(prompt, info)
+    if info.backend != "remote":  # whose memory is for its own people to share out
+        found += memory_choices(prompt, info)
     return found
 
 

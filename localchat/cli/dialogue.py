@@ -7,7 +7,14 @@ import msgspec
 
 from localchat.chat.compaction import Compaction
 from localchat.chat.conversation import Conversation, Node, NodeState
-from localchat.chat.overflow import Overflow, counter, examine, leave_out, unsent_sentence
+from localchat.chat.overflow import (
+    Overflow,
+    counter,
+    examine,
+    known_context,
+    leave_out,
+    unsent_sentence,
+)
 from localchat.cli.advice import with_advice
 from localchat.cli.answer import Answer, Display, take
 from localchat.cli.converse import tell_engine
@@ -16,7 +23,13 @@ from localchat.cli.setup import Setup, remember
 from localchat.cli.talk import figures_of, state_of
 from localchat.engine.engine import Engine
 from localchat.engine.request import Message
-from localchat.errors import ContextExceeded, HistoryUnusable, LocalchatError, UsageError
+from localchat.errors import (
+    ContextExceeded,
+    HistoryUnusable,
+    LocalchatError,
+    NetworkError,
+    UsageError,
+)
 from localchat.figures import stats_line
 from localchat.history.autosave import Autosave
 from localchat.history.store import History
@@ -155,6 +168,7 @@ class Dialogue:
             terminal.end_answer(empty=False)
             self._say_error(problem)
             if growing.node is None:
+                self._keep_waiting(question, problem)
                 return False
         else:
             terminal.end_answer(empty=not answer.interrupted)
@@ -169,6 +183,13 @@ class Dialogue:
             terminal.insist(self.why())
         self._trouble(self._save.problem)
         return True
+
+    def _keep_waiting(self, question: Node, problem: LocalchatError) -> None:
+        """A question that did not reach its engine is not lost; one that was refused would be again."""
+        if isinstance(problem, NetworkError) and question.message.content:
+            self._waiting = question.message.content
+            self._save.draft(self._waiting)
+            self.terminal.insist("  the question is kept: /send sends it again")
 
     def _begun(self) -> None:
         if not self._told:
@@ -235,7 +256,8 @@ class Dialogue:
         self.terminal.insist("summing up; Ctrl+C stops", dim=True)
         try:
             count = counter(self._engine)
-            run = Compaction(self.conversation, count, self._engine.info().context_tokens)
+            context = known_context(self._engine.info(), self._overflow)
+            run = Compaction(self.conversation, count, context)
             while (request := run.request()) is not None:
                 self.terminal.progress(f"summing up, {run.progress:.0%} read")
                 asked = msgspec.structs.replace(request, speculation=self.settings.speculation)

@@ -5,36 +5,33 @@ our edge, and tokens are counted by its usage, or by its chunks where it sends n
 again before the first token, never after it: half an answer is kept, and said to be half.
 """
 
+import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import httpx2
 
 from localchat.engine.engine import EngineInfo, Vectors
-from localchat.engine.events import (
-    Accepted,
-    EngineStats,
-    Figures,
-    Finished,
-    Reasoning,
-    Text,
-    ToolCall,
-)
+from localchat.engine.events import Accepted, EngineStats, Event, Figures
 from localchat.engine.remote_answer import RemoteAnswer
-from localchat.engine.remote_wire import body_of, path_of, refusal_of
-from localchat.engine.request import GenerateRequest, Messages
+from localchat.engine.remote_http import Call, RemoteServer, whole
+from localchat.engine.remote_own import count
+from localchat.engine.remote_wire import body_of, gap_of, path_of
+from localchat.engine.request import GenerateRequest, Infill, Messages
 from localchat.engine.stream import Stream
-from localchat.errors import EngineClosed, LocalchatError, NetworkError, UsageError
+from localchat.errors import EngineClosed, LocalchatError, UsageError
 
-_CONNECT_S = 10.0
-_SILENCE_S = 300.0
-_TRIES = 4
-_LONGEST_WAIT_S = 30.0
-_BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
-_MOST_LINE_BYTES = 16 << 20
+_SILENCE_S: Final = 300.0
+_TRIES: Final = 4
+_LONGEST_WAIT_S: Final = 30.0
+_BUSY: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+_NO_ROUTE: Final = frozenset({404, 405})
+_NO_LIST: Final = frozenset({400, 403, 404, 405, 501})
+_FIGURES_EVERY_S: Final = 0.1
+_MOST_ANSWER_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,57 +46,52 @@ class RemoteOptions:
 
 
 class RemoteEngine:
-    """See Engine. Raises UsageError for a URL that is none; what the network says comes with each call.
+    """See Engine. Raises UsageError for a URL or a key that is none; what the network says comes with each
+    call.
 
     `say` gets sentences for the user, from a thread of the engine.
     """
 
     def __init__(self, options: RemoteOptions, *, say: Callable[[str], None]) -> None:
         self._options = options
-        self._base = _base(options.url)
+        self._server = RemoteServer(options.url, options.key, options.silence_s)
         self._say = say
-        headers = {"User-Agent": "localchat"}
-        if options.key:
-            headers["Authorization"] = f"Bearer {options.key}"
-        self._client = httpx2.Client(
-            headers=headers,
-            timeout=httpx2.Timeout(options.silence_s, connect=_CONNECT_S),
-            follow_redirects=False,
-        )
         self._lock = threading.Lock()
         self._card: dict[str, Any] | None = None
         self._now = Figures(phase="decode")
-        self._running = 0
+        self._calls: set[Call] = set()
         self._finished = 0
+        self._told = ""
+        self._has_infill = True
+        self._answered = False
         self._closed = threading.Event()
 
     # ------------------------------------------------------------------------ Engine
 
     def generate(self, request: GenerateRequest) -> Stream:
-        stopped = threading.Event()
+        call = Call()
+        stream = Stream(call.hang_up)
         answer = RemoteAnswer(request, time.perf_counter())
-
-        def cancel() -> None:
-            stopped.set()
-            answer.hang_up()
-
-        stream = Stream(cancel)
+        with self._lock:
+            self._calls.add(call)
         threading.Thread(
-            target=self._answer, args=(request, answer, stream, stopped), name="remote", daemon=True
+            target=self._answer, args=(answer, stream, call), name="remote", daemon=True
         ).start()
         return stream
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         body = {"model": self._model(), "input": list(texts), "encoding_format": "float"}
-        found = self._post("embeddings", body)
+        found = self._server.ask("embeddings", body, patience_s=self._options.silence_s)
         data = found.get("data")
         if not isinstance(data, list) or len(data) != len(texts):
-            raise self._odd("embeddings", "no vector for each text")
-        ranked = sorted(data, key=lambda one: int(one.get("index", 0)))
+            raise self._server.odd("embeddings", "no vector for each text")
+        try:
+            ranked = sorted(data, key=lambda one: int(one.get("index", 0)))
+            vectors = [[float(number) for number in one["embedding"]] for one in ranked]
+        except (AttributeError, KeyError, TypeError, ValueError) as problem:
+            raise self._server.odd("embeddings", "what are no vectors") from problem
         usage = found.get("usage")
-        counted = usage.get("prompt_tokens") if isinstance(usage, dict) else 0
-        total = counted if isinstance(counted, int) else 0
-        vectors = [[float(number) for number in one["embedding"]] for one in ranked]
+        total = count(usage.get("prompt_tokens")) if isinstance(usage, dict) else 0
         return Vectors(vectors, (total, *[0] * (len(vectors) - 1)))  # servers tell the sum alone
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
@@ -108,45 +100,49 @@ class RemoteEngine:
             "content": text,
             "prompt": text,
             "add_special_tokens": False,
+            "parse_special": special,
         }
-        tokens = self._post("tokenize", body, root=True).get("tokens")
-        if not isinstance(tokens, list):
-            raise self._odd("tokenize", "no tokens")
-        return [int(token["id"] if isinstance(token, dict) else token) for token in tokens]
+        tokens = self._server.ask("tokenize", body, root=True).get("tokens")
+        try:
+            assert isinstance(tokens, list)
+            return [int(token["id"] if isinstance(token, dict) else token) for token in tokens]
+        except (AssertionError, KeyError, TypeError, ValueError) as problem:
+            raise self._server.odd("tokenize", "no tokens") from problem
 
     def detokenize(self, tokens: Sequence[int]) -> str:
-        found = self._post(
-            "detokenize", {"model": self._model(), "tokens": list(tokens)}, root=True
-        )
+        body = {"model": self._model(), "tokens": list(tokens)}
+        found = self._server.ask("detokenize", body, root=True)
         text = found.get("content", found.get("prompt"))
         if not isinstance(text, str):
-            raise self._odd("detokenize", "no text")
+            raise self._server.odd("detokenize", "no text")
         return text
 
     def render(self, messages: Messages) -> str:
         body = body_of(GenerateRequest(messages), self._model())
-        text = self._post("apply-template", body, root=True).get("prompt")
+        text = self._server.ask("apply-template", body, root=True).get("prompt")
         if not isinstance(text, str):
-            raise self._odd("apply-template", "no prompt")
+            raise self._server.odd("apply-template", "no prompt")
         return text
 
     def info(self) -> EngineInfo:
         card = self._model_card()
         found = card.get("meta")
         meta: dict[str, Any] = found if isinstance(found, dict) else {}
-        context = _first_number(
-            *(card.get(key) for key in ("max_model_len", "context_length", "max_context_length")),
-            meta.get("n_ctx"),
-        )
+        keys = ("max_model_len", "context_length", "max_context_length")
+        named = [count(card.get(key)) for key in keys]
+        # The context that is in force stands before the one that the model was trained for.
+        context = next(filter(None, (count(meta.get("n_ctx")), *named)), 0)
+        with self._lock:
+            told = self._told
         return EngineInfo(
             model=self._model(),
-            path=self._base,
+            path=self._server.base,
             backend="remote",
             architecture="",
             quantization="",
-            parameters=_first_number(meta.get("n_params")),
+            parameters=count(meta.get("n_params")),
             context_tokens=context,
-            context_train=_first_number(meta.get("n_ctx_train")),
+            context_train=count(meta.get("n_ctx_train")),
             kv_type="",
             gpu_layers=0,
             layers=0,
@@ -156,7 +152,7 @@ class RemoteEngine:
             actual_bytes=0,
             loaded=True,
             safe_mode=False,
-            why=f"{self._base} answers; times are measured here",
+            why=f"{self._server.base} answers; times are measured here{told}",
             fingerprint="",
             warning="" if context else "the server does not say how long its context is",
         )
@@ -167,7 +163,11 @@ class RemoteEngine:
 
     def close(self, deadline_s: float = 2.0) -> None:
         self._closed.set()
-        self._client.close()
+        with self._lock:
+            calls = list(self._calls)
+        for call in calls:
+            call.hang_up()
+        self._server.close()
 
     @property
     def alive(self) -> bool:
@@ -181,168 +181,150 @@ class RemoteEngine:
 
     # ------------------------------------------------------------------------ an answer
 
-    def _answer(
-        self,
-        request: GenerateRequest,
-        answer: RemoteAnswer,
-        stream: Stream,
-        stopped: threading.Event,
-    ) -> None:
-        with self._lock:
-            self._running += 1
+    def _answer(self, answer: RemoteAnswer, stream: Stream, call: Call) -> None:
         try:
-            self._ask(request, answer, stream, stopped)
-        except LocalchatError as problem:
-            stream.put(problem)
-        except httpx2.InvalidURL as problem:
-            stream.put(UsageError(f"{self._base} is no address of a server: {problem}"))
-        except (httpx2.HTTPError, RuntimeError) as problem:  # RuntimeError: the client was closed
+            if not self._closed.is_set():
+                self._ask(answer, stream, call)
             if self._closed.is_set():
                 stream.put(EngineClosed("the engine was closed"))
-            elif not stopped.is_set():
-                stream.put(self._lost(problem, answer))
+        except LocalchatError as problem:
+            stream.put(EngineClosed("the engine was closed") if self._closed.is_set() else problem)
+        except httpx2.InvalidURL as problem:
+            stream.put(UsageError(f"{self._server.base} is no address of a server: {problem}"))
+        except (httpx2.HTTPError, RuntimeError, OSError) as problem:
+            if self._closed.is_set():
+                stream.put(EngineClosed("the engine was closed"))
+            elif not call.gone.is_set():
+                stream.put(self._server.lost(problem, begun=answer.begun))
         finally:
             with self._lock:
-                self._running -= 1
+                self._calls.discard(call)
                 self._finished += answer.finished
 
-    def _ask(
-        self,
-        request: GenerateRequest,
-        answer: RemoteAnswer,
-        stream: Stream,
-        stopped: threading.Event,
-    ) -> None:
-        path = path_of(request)
-        body = body_of(request, self._model(), stream=True)
-        for attempt in range(1, _TRIES + 1):
-            asked_s = None
+    def _ask(self, answer: RemoteAnswer, stream: Stream, call: Call) -> None:
+        """Until there is an answer, or nobody wants one any more, or it was tried often enough."""
+        attempt = 0
+        problem: LocalchatError
+        while not call.gone.is_set():
+            path, body, root = self._question(answer.request)
+            wait_s = None
             try:
-                with self._client.stream("POST", self._url(path), json=body) as response:
+                with self._server.stream(path, body, call, root=root) as response:
                     if response.status_code == 200:
-                        self._listen(response, answer, stream, stopped)
+                        self._listen(response, answer, stream, call)
                         return
-                    response.read()
-                    problem: LocalchatError = refusal_of(
-                        response.status_code, response.text, self._base
-                    )
-                    asked_s = _retry_after(response)
-                    if response.status_code not in _BUSY:
+                    if path == "infill" and response.status_code in _NO_ROUTE:
+                        self._has_infill = False
+                        continue
+                    problem = self._server.refusal(response)
+                    wait_s = _retry_after(response)
+                    if response.status_code not in _BUSY or _final(response):
                         raise problem
             except (httpx2.TransportError, ConnectionError) as error:
-                if answer.begun:
+                if answer.begun or call.gone.is_set():
                     raise
-                problem = self._lost(error, answer)
-            if stopped.is_set() or self._closed.is_set():
-                return
+                problem = self._server.lost(error)
+            attempt += 1
             if attempt == _TRIES:
                 raise problem
-            wait_s = min(asked_s if asked_s is not None else 2.0 ** (attempt - 1), _LONGEST_WAIT_S)
+            wait_s = min(wait_s if wait_s is not None else 2.0 ** (attempt - 1), _LONGEST_WAIT_S)
             self._say(f"{problem.message}; trying again in {wait_s:.0f} s")
-            if stopped.wait(wait_s):
-                return
+            call.gone.wait(wait_s)
+
+    def _question(self, request: GenerateRequest) -> tuple[str, Mapping[str, Any], bool]:
+        """Path, body, and whether the path stands at the root."""
+        model = self._model()
+        if isinstance(request.prompt, Infill) and self._has_infill and request.grammar is None:
+            return "infill", gap_of(request, model), True
+        body = body_of(request, model, stream=True)
+        if (self._card or {}).get("owned_by") == "localchat":
+            body["timings"] = True
+        return path_of(request), body, False
 
     def _listen(
-        self,
-        response: httpx2.Response,
-        answer: RemoteAnswer,
-        stream: Stream,
-        stopped: threading.Event,
+        self, response: httpx2.Response, answer: RemoteAnswer, stream: Stream, call: Call
     ) -> None:
         """Lines of an event stream, as events. The server is free to put other fields and comments in."""
-        answer.on_hang_up(response.close)
-        stream.put(Accepted(0, answer.request.max_tokens or 0, answer.request.sampling.seed or 0))
-        for line in response.iter_lines():
-            if stopped.is_set():
-                return
-            if len(line) > _MOST_LINE_BYTES:
-                raise self._odd("the stream", f"a line of {len(line)} characters")
-            if not line.startswith("data:"):
-                continue
-            for event in answer.take(line[5:].strip(), self._base):
-                stream.put(event)
-                self._note(event, answer)
-            if answer.complete:
-                break
-        for event in answer.end(time.perf_counter()):
+        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind == "text/html":
+            raise self._server.odd("the question", "a page of HTML")
+        self._answered = True
+        if not answer.accepted:
+            answer.accepted = True
+            request = answer.request
+            stream.put(Accepted(0, request.max_tokens or 0, request.sampling.seed or 0))
+        if kind == "application/json":
+            found = answer.take_chunk(self._object(response), self._server.base)
+            self._tell(answer, stream, found)
+            answer.complete = True
+        else:
+            for line in self._server.lines(response):
+                if call.gone.is_set():
+                    return
+                if line.startswith("data:"):
+                    found = answer.take(line[5:].strip(), self._server.base)
+                    self._tell(answer, stream, found)
+                if answer.complete:
+                    break
+        events = list(answer.end(time.perf_counter()))
+        with self._lock:
+            own = answer.own.sentence
+            self._told = f"; measured there: {own}" if own else ""
+        self._tell(answer, stream, events)
+
+    def _object(self, response: httpx2.Response) -> dict[str, Any]:
+        """The whole answer of a server that does not stream."""
+        try:
+            found = json.loads(whole(response, _MOST_ANSWER_BYTES))
+        except ValueError as problem:
+            raise self._server.odd("the question", "what is no JSON") from problem
+        if not isinstance(found, dict):
+            raise self._server.odd("the question", "no JSON object")
+        return found
+
+    def _tell(self, answer: RemoteAnswer, stream: Stream, events: Iterable[Event]) -> None:
+        """Events, and the figures with the first token and ten times a second from then on."""
+        for event in events:
             stream.put(event)
-
-    def _note(self, event: object, answer: RemoteAnswer) -> None:
-        if isinstance(event, Text | Reasoning | ToolCall | Finished):
+        now_s = time.perf_counter()
+        if answer.begun and now_s >= answer.figures_due_s:
+            answer.figures_due_s = now_s + _FIGURES_EVERY_S
             with self._lock:
-                self._now = answer.figures(self._running)
+                self._now = answer.figures(len(self._calls))
+            stream.put(self._now)
 
-    # ------------------------------------------------------------------------ the network
-
-    def _url(self, path: str, *, root: bool = False) -> str:
-        return f"{self._base}/{path}" if root else f"{self._base}/v1/{path}"
+    # ------------------------------------------------------------------------ the model
 
     def _model(self) -> str:
         return self._options.model or str(self._model_card().get("id", ""))
 
     def _model_card(self) -> dict[str, Any]:
-        """What /v1/models says of our model; asked once. Raises NetworkError, ModelMissing."""
+        """What /v1/models says of our model; asked once. A server that has no such list, or that answers and
+        has none that can be read, is taken at the user's word. Raises NetworkError, ModelMissing."""
         with self._lock:
             if self._card is not None:
                 return self._card
-        found = self._json("GET", self._url("models"), None).get("data")
+        wanted = self._options.model
+        try:
+            found = self._server.ask("models").get("data")
+        except LocalchatError as problem:
+            without = self._answered or problem.details.get("status") in _NO_LIST
+            if not (wanted and without):
+                raise
+            found = None
         cards = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-        if not cards:
-            raise self._odd("models", "no model")
-        named = [one for one in cards if one.get("id") == self._options.model]
-        card = named[0] if named else ({} if self._options.model else cards[0])
+        if not cards and not wanted:
+            raise self._server.odd("models", "no model")
+        named = [one for one in cards if one.get("id") == wanted]
+        card = named[0] if named else ({} if wanted else cards[0])
         with self._lock:
             self._card = card
         return card
 
-    def _post(self, path: str, body: dict[str, Any], *, root: bool = False) -> dict[str, Any]:
-        return self._json("POST", self._url(path, root=root), body)
 
-    def _json(self, method: str, url: str, body: dict[str, Any] | None) -> dict[str, Any]:
-        try:
-            response = self._client.request(method, url, json=body)
-            found = response.json() if response.status_code == 200 else None
-        except httpx2.InvalidURL as problem:
-            raise UsageError(f"{url} is no address of a server: {problem}") from problem
-        except (httpx2.HTTPError, RuntimeError) as problem:
-            if self._closed.is_set():
-                raise EngineClosed("the engine was closed") from problem
-            raise self._lost(problem, None) from problem
-        except ValueError as problem:
-            raise self._odd(url, "what is no JSON") from problem
-        if found is None:
-            raise refusal_of(response.status_code, response.text, self._base)
-        if not isinstance(found, dict):
-            raise self._odd(url, "no JSON object")
-        return found
-
-    def _lost(self, problem: Exception, answer: RemoteAnswer | None) -> NetworkError:
-        what = "in the middle of its answer; what came is kept" if answer and answer.begun else ""
-        return NetworkError(
-            f"the connection to {self._base} failed {what}".rstrip()
-            + f" ({type(problem).__name__}: {problem})",
-            hint="is the server running, and is its address right? `localchat config show` has the remotes",
-        )
-
-    def _odd(self, what: str, found: str) -> NetworkError:
-        return NetworkError(
-            f"{self._base} answered {what} with {found}",
-            hint="an OpenAI-compatible server is expected there",
-        )
-
-
-def _base(url: str) -> str:
-    """Scheme, host and path of a server, without /v1."""
-    text = url.strip().rstrip("/")
-    if "://" not in text:
-        text = f"http://{text}"
-    if not text.startswith(("http://", "https://")):
-        raise UsageError(f"{url!r} is no address of a server", hint="as in http://127.0.0.1:8000")
-    return text.removesuffix("/v1").rstrip("/")
-
-
-def _first_number(*values: object) -> int:
-    return next((value for value in values if isinstance(value, int) and value > 0), 0)
+def _final(response: httpx2.Response) -> bool:
+    """Whether the server says that asking again is of no use."""
+    return bool(response.headers.get("x-should-retry", "") == "false")
 
 
 def _retry_after(response: httpx2.Response) -> float | None:

@@ -2,8 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Any, Final, Literal
 
 from localchat import figures
 from localchat.engine.events import (
@@ -13,14 +13,14 @@ from localchat.engine.events import (
     Finished,
     FinishReason,
     Reasoning,
-    Speculation,
     Text,
     Timings,
     TokenLogprob,
     ToolCall,
     Usage,
 )
-from localchat.engine.remote_wire import error_of
+from localchat.engine.remote_own import OwnFigures
+from localchat.engine.remote_refusal import broken_off, is_error
 from localchat.engine.request import GenerateRequest
 from localchat.errors import NetworkError
 
@@ -29,40 +29,48 @@ _REASONS: dict[str, FinishReason] = {
     "length": "length",
     "tool_calls": "tool_calls",
     "function_call": "tool_calls",
-    "content_filter": "stop",
+    "eos": "stop",
+    "word": "stop",
+    "limit": "length",
 }
+"""Those of OpenAI's protocol, and the last three of llama.cpp's."""
+_ENDED_EARLY: Final = {
+    "content_filter": "its filter stopped it",
+    "abort": "it was aborted there",
+    "error": "it failed there",
+}
+_MANY_PER_CHUNK: Final = 1.5
+"""Tokens in a chunk from which on the gaps between chunks say nothing of the time of a token."""
 
 
 class RemoteAnswer:
-    """Chunks in, events out. `arrived_s`: when the request came, by time.perf_counter."""
+    """Chunks in, events out. `arrived_s`: when the request came, by time.perf_counter. accepted: whether its
+    reader was told so; figures_due_s: when it should be told figures next."""
 
     def __init__(self, request: GenerateRequest, arrived_s: float) -> None:
         self.request = request
         self.complete = False
+        self.accepted = False
+        self.figures_due_s = 0.0
         self.finished = 0
         self._arrived_s = arrived_s
         self._times: list[float] = []
-        self._usage: dict[str, Any] = {}
+        self._own = OwnFigures()
         self._open: set[int] = set(range(request.n))
         self._fingerprint = ""
-        self._hang_up: Callable[[], None] | None = None
 
     @property
     def begun(self) -> bool:
-        """Whether something of the answer has come."""
+        """Whether something of the answer has come. Heartbeats, roles and empty pieces are nothing of it."""
         return bool(self._times)
 
-    def on_hang_up(self, close: Callable[[], None]) -> None:
-        """What ends the connection."""
-        self._hang_up = close
-
-    def hang_up(self) -> None:
-        """The reader has gone: the server sees the connection end."""
-        if self._hang_up is not None:
-            self._hang_up()
+    @property
+    def own(self) -> OwnFigures:
+        """What the server told of itself."""
+        return self._own
 
     def take(self, data: str, base: str) -> Iterator[Event]:
-        """Events of one `data:` line. Raises NetworkError for an error that the server sends."""
+        """Events of one `data:` line. Raises what the server says in place of an answer."""
         if data == "[DONE]":
             self.complete = True
             return
@@ -72,57 +80,69 @@ class RemoteAnswer:
             raise NetworkError(f"{base} sent a chunk that is no JSON: {data[:80]!r}") from problem
         if not isinstance(chunk, dict):
             raise NetworkError(f"{base} sent a chunk that is no JSON object: {data[:80]!r}")
-        if chunk.get("error"):
-            raise error_of(chunk, base)
-        if isinstance(chunk.get("usage"), dict):
-            self._usage = chunk["usage"]
+        yield from self.take_chunk(chunk, base)
+
+    def take_chunk(self, chunk: dict[str, Any], base: str) -> Iterator[Event]:
+        """Events of one object, of a stream or of a whole answer. Raises what `take` raises."""
+        if is_error(chunk):
+            raise broken_off(chunk, base, begun=self.begun)
+        self._own = self._own.updated(chunk)
         self._fingerprint = str(chunk.get("system_fingerprint") or self._fingerprint)
         try:
             for choice in chunk.get("choices") or ():
-                yield from self._choice(choice)
+                yield from self._choice(choice, base)
+            if "choices" not in chunk and isinstance(chunk.get("content"), str):
+                yield from self._native(chunk, base)
         except (AttributeError, KeyError, TypeError, ValueError) as problem:
             raise NetworkError(
-                f"{base} sent a chunk of an odd shape ({type(problem).__name__}): {data[:80]!r}"
+                f"{base} sent a chunk of an odd shape ({type(problem).__name__}): {str(chunk)[:80]}"
             ) from problem
 
-    def _choice(self, choice: dict[str, Any]) -> Iterator[Event]:
+    def _native(self, chunk: dict[str, Any], base: str) -> Iterator[Event]:
+        """A piece of llama.cpp's own stream, whose last one says so."""
+        ended = chunk.get("stop") is True
+        reason = str(chunk.get("stop_type") or "eos") if ended else None
+        choice = {
+            "text": chunk["content"],
+            "finish_reason": reason,
+            "stop_reason": chunk.get("stopping_word"),
+        }
+        yield from self._choice(choice, base)
+        self.complete = self.complete or ended
+
+    def _choice(self, choice: dict[str, Any], base: str) -> Iterator[Event]:
         number = int(choice.get("index") or 0)
-        delta = choice.get("delta")
+        if not 0 <= number < self.request.n:
+            raise NetworkError(f"{base} sent a choice {number} that nobody asked for")
+        delta = choice.get("delta", choice.get("message"))
         delta = delta if isinstance(delta, dict) else {"content": choice.get("text")}
         told: list[Event] = []
-        if thought := delta.get("reasoning_content") or delta.get("reasoning"):
-            told.append(Reasoning(number, str(thought)))
-        if text := delta.get("content"):
-            told.append(Text(number, str(text), _logprobs(choice)))
-        for call in delta.get("tool_calls") or ():
-            function = call.get("function") or {}
-            told.append(
-                ToolCall(
-                    number,
-                    int(call.get("index") or 0),
-                    str(call.get("id") or ""),
-                    str(function.get("name") or ""),
-                    str(function.get("arguments") or ""),
-                )
-            )
+        if thought := _words(delta.get("reasoning_content")) or _words(delta.get("reasoning")):
+            told.append(Reasoning(number, thought))
+        if text := _words(delta.get("content")):
+            told.append(Text(number, text, _logprobs(choice)))
+        for place, call in enumerate(delta.get("tool_calls") or ()):
+            told.append(_call(number, place, call))
         if told:
             self._times.append(time.perf_counter())
         yield from told
-        if choice.get("finish_reason") and number in self._open:
+        if (reason := choice.get("finish_reason")) and number in self._open:
+            if early := _ENDED_EARLY.get(str(reason)):
+                raise NetworkError(f"{base} ended its answer early: {early}")
             self._open.discard(number)
             self.finished += 1
             stop = choice.get("stop_reason")
             yield Finished(
                 number,
-                _REASONS.get(str(choice["finish_reason"]), "stop"),
+                _REASONS.get(str(reason), "stop"),
                 stop if isinstance(stop, str) else "",
             )
 
     # ------------------------------------------------------------------------ figures
 
     def _tokens(self) -> int:
-        found = self._usage.get("completion_tokens")
-        return found if isinstance(found, int) else len(self._times)
+        """As the server counts, or the pieces that came. A count of nothing beside a text counts nothing."""
+        return self._own.completion_tokens or len(self._times)
 
     def _rate(self) -> float | None:
         if not self._times:
@@ -141,8 +161,11 @@ class RemoteAnswer:
         )
 
     def end(self, now_s: float) -> Iterator[Event]:
-        """The last events. Raises NetworkError where the stream ended without saying how."""
+        """The last events. Raises ConnectionError where the stream ended without any, NetworkError where it
+        ended without saying how."""
         if self._open and not self.complete:
+            if not self.begun:
+                raise ConnectionError("the server ended the answer before its first word")
             raise NetworkError(
                 "the server ended the answer without saying that it is whole; what came is kept",
                 hint="the server, or something on the way, cut the connection",
@@ -154,32 +177,52 @@ class RemoteAnswer:
 
     def _done(self, now_s: float) -> Done:
         gaps = [1e3 * (b - a) for a, b in zip(self._times, self._times[1:], strict=False)]
-        details = self._usage.get("prompt_tokens_details")
-        cached = details.get("cached_tokens") if isinstance(details, dict) else 0
-        prompt = self._usage.get("prompt_tokens")
-        tokens = prompt if isinstance(prompt, int) else 0
+        if self._tokens() > _MANY_PER_CHUNK * len(self._times):
+            gaps = []
+        own = self._own
         ttft_s = self._times[0] - self._arrived_s if self._times else None
-        cached = cached if isinstance(cached, int) else 0
+        prefill = figures.prefill_rate(own.prompt_tokens, own.cached_tokens, ttft_s or 0.0)
         return Done(
-            usage=Usage(tokens, cached, self._tokens()),
+            usage=Usage(own.prompt_tokens, own.cached_tokens, self._tokens()),
             timings=Timings(
-                load_s=0.0,
-                queue_s=0.0,
+                load_s=own.load_s,
+                queue_s=own.queue_s,
                 ttft_s=ttft_s,
-                prefill_tokens_per_s=figures.prefill_rate(tokens, cached, ttft_s)
-                if ttft_s
-                else None,
+                prefill_tokens_per_s=own.prefill_tokens_per_s or prefill,
                 decode_tokens_per_s=self._rate(),
                 tpot_ms_p50=figures.percentile(gaps, 0.5),
                 tpot_ms_p95=figures.percentile(gaps, 0.95),
                 tpot_ms_p99=figures.percentile(gaps, 0.99),
                 total_s=now_s - self._arrived_s,
             ),
-            kv_used_tokens=tokens + self._tokens(),
-            kv_total_tokens=0,
-            speculation=Speculation(off="the server does not say"),
-            fingerprint=self._fingerprint,
+            kv_used_tokens=own.kv_used_tokens,
+            kv_total_tokens=own.kv_total_tokens,
+            speculation=own.speculation,
+            fingerprint=own.fingerprint or self._fingerprint,
         )
+
+
+def _words(value: object) -> str:
+    """A text, or the texts of a list of parts."""
+    if isinstance(value, list):
+        parts = [one.get("text") for one in value if isinstance(one, dict)]
+        return "".join(part for part in parts if isinstance(part, str))
+    return value if isinstance(value, str) else ""
+
+
+def _call(choice: int, place: int, call: dict[str, Any]) -> ToolCall:
+    """A piece of a tool call. In a whole answer calls have no index and stand in their order; arguments that
+    are an object become the text that they should have been."""
+    function = call.get("function") or {}
+    arguments = function.get("arguments") or ""
+    index = call.get("index")
+    return ToolCall(
+        choice,
+        place if index is None else int(index),
+        str(call.get("id") or ""),
+        str(function.get("name") or ""),
+        arguments if isinstance(arguments, str) else json.dumps(arguments),
+    )
 
 
 def _logprobs(choice: dict[str, Any]) -> tuple[TokenLogprob, ...]:

@@ -1,7 +1,6 @@
-"""A request as the OpenAI protocol writes it, and a refusal of the server as one of our errors."""
+"""A request as the OpenAI protocol writes it, and a gap as llama.cpp does."""
 
 import json
-import re
 from typing import Any, Final
 
 from localchat.engine.request import (
@@ -13,13 +12,7 @@ from localchat.engine.request import (
     Text,
     TokenIds,
 )
-from localchat.errors import (
-    ContextExceeded,
-    LocalchatError,
-    ModelMissing,
-    NetworkError,
-    UsageError,
-)
+from localchat.errors import UsageError
 
 _SAMPLING: Final = {
     "temperature": "temperature",
@@ -33,10 +26,6 @@ _SAMPLING: Final = {
     "repetition_penalty": "repetition_penalty",
 }
 """Ours to theirs; the last four are extensions that vLLM, SGLang and llama-server share."""
-_MOST_TOLD: Final = 500
-_NUMBERS: Final = re.compile(
-    r"context length (?:is|of) (\d+).*?(?:requested|has|resulted in) (\d+)", re.S
-)
 
 
 def path_of(request: GenerateRequest) -> str:
@@ -49,6 +38,8 @@ def body_of(request: GenerateRequest, model: str, *, stream: bool = False) -> di
 
     Raises UsageError for what this protocol cannot carry, rather than leave it out in silence.
     """
+    if request.prompt_logprobs is not None:
+        raise UsageError("a remote server is not asked for log probabilities of the prompt")
     body: dict[str, Any] = {"model": model, **_prompt(request), **_sampling(request.sampling)}
     if request.n != 1:
         body["n"] = request.n
@@ -71,6 +62,25 @@ def body_of(request: GenerateRequest, model: str, *, stream: bool = False) -> di
     return body
 
 
+def gap_of(request: GenerateRequest, model: str) -> dict[str, Any]:
+    """The JSON body for llama.cpp's /infill. The prompt is an Infill."""
+    prompt = request.prompt
+    assert isinstance(prompt, Infill)
+    extra = [{"filename": name, "text": text} for name, text in prompt.extra]
+    return {
+        "model": model,
+        "input_prefix": prompt.prefix,
+        "input_suffix": prompt.suffix,
+        "input_extra": extra,
+        "prompt": "",
+        "n_predict": -1 if request.max_tokens is None else request.max_tokens,
+        "stop": list(request.stop),
+        "cache_prompt": True,
+        "stream": True,
+        **_sampling(request.sampling),
+    }
+
+
 def _prompt(request: GenerateRequest) -> dict[str, Any]:
     match request.prompt:
         case Messages() as messages:
@@ -81,7 +91,10 @@ def _prompt(request: GenerateRequest) -> dict[str, Any]:
             return {"prompt": list(tokens)}
         case Infill(prefix, suffix, extra):
             if extra:
-                raise UsageError("a remote server takes no further files for a fill in the middle")
+                raise UsageError(
+                    "this server takes no further files for a gap: it has no /infill",
+                    hint="llama-server and localchat have one",
+                )
             return {"prompt": prefix, "suffix": suffix}
 
 
@@ -101,6 +114,8 @@ def _chat(messages: Messages) -> dict[str, Any]:
         if named:
             choice = {"type": "function", "function": {"name": messages.tool_choice}}
         extra |= {"tools": list(messages.tools), "tool_choice": choice}
+        if not messages.parallel_tool_calls:
+            extra["parallel_tool_calls"] = False
     return {"messages": [_message(message) for message in messages.messages], **extra}
 
 
@@ -147,58 +162,4 @@ def _format(request: GenerateRequest) -> dict[str, Any]:
     raise UsageError(
         f"a constraint of the kind {grammar.kind} cannot be asked of a remote server",
         hint="a JSON schema can",
-    )
-
-
-def refusal_of(status: int, text: str, base: str) -> LocalchatError:
-    """Our error for a status other than 200. The server's own sentence is kept, cut to what can be read."""
-    sentence, code = _said(text)
-    told = f"{base} answered {status}: {sentence}" if sentence else f"{base} answered {status}"
-    match status:
-        case 401 | 403:
-            return NetworkError(
-                told, hint="does it want a key? `key_env` or `key_file` of the remote names one"
-            )
-        case 404 if code == "model_not_found" or "model" in sentence.lower():
-            return ModelMissing(
-                told, hint="the `model` of the remote must be one that the server lists"
-            )
-        case 404:
-            return NetworkError(told, hint="is this the address of an OpenAI-compatible server?")
-        case 400 if code == "context_length_exceeded" or "context length" in sentence.lower():
-            numbers = _NUMBERS.search(sentence)
-            details = (
-                {"context_tokens": int(numbers[1]), "prompt_tokens": int(numbers[2])}
-                if numbers
-                else {}
-            )
-            return ContextExceeded(
-                told, hint="a shorter input, or a server with a longer context", **details
-            )
-        case 400 | 413 | 415 | 422:
-            return UsageError(told)
-        case _:
-            return NetworkError(told, hint="the server has trouble; its own log says more")
-
-
-def _said(text: str) -> tuple[str, str]:
-    """The sentence and the code of an error body, of whichever shape."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return " ".join(text.split())[:_MOST_TOLD], ""
-    error = found.get("error", found) if isinstance(found, dict) else found
-    if isinstance(error, dict):
-        sentence = error.get("message") or error.get("detail") or ""
-        return str(sentence)[:_MOST_TOLD], str(error.get("code") or error.get("type") or "")
-    return str(error)[:_MOST_TOLD], ""
-
-
-def error_of(found: dict[str, Any], base: str) -> LocalchatError:
-    """An error that came in the middle of a stream."""
-    error = found.get("error")
-    sentence = error.get("message") if isinstance(error, dict) else error
-    return NetworkError(
-        f"{base} ended its answer with an error: {str(sentence)[:_MOST_TOLD]}",
-        hint="what came is kept; the server's log says more",
     )

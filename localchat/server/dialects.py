@@ -44,9 +44,9 @@ def anthropic_error(error: ApiError, request: str) -> bytes:
     message = error.message
     if isinstance(error, TooLong):
         # Their clients know this sentence by heart, and shorten the conversation when they read it.
-        message = (
-            f"prompt is too long: {error.prompt_tokens} tokens > {error.context_tokens} maximum"
-        )
+        message = "prompt is too long"
+        if error.prompt_tokens and error.context_tokens:
+            message += f": {error.prompt_tokens} tokens > {error.context_tokens} maximum"
     told = {"type": kind, "message": message}
     return msgspec.json.encode({"type": "error", "error": told, "request_id": request})
 

@@ -49,15 +49,22 @@ class ApiError(Exception):
 
 
 class TooLong(ApiError):
-    """400: the prompt does not fit. Its sentence is one that clients recognise, word for word."""
+    """400: the prompt does not fit. Its sentence is one that clients recognise, word for word; numbers that
+    nobody told (0) are left out of it."""
 
     def __init__(self, prompt_tokens: int, context_tokens: int, answer_tokens: int) -> None:
+        sentence = f"This model's maximum context length is {context_tokens or 'exceeded'}"
+        if context_tokens:
+            sentence += " tokens"
+        if context_tokens and prompt_tokens:
+            sentence += (
+                f". However, you requested {prompt_tokens + answer_tokens} tokens ({prompt_tokens} in the "
+                f"messages, {answer_tokens} in the completion)"
+            )
         super().__init__(
             400,
             "context_length_exceeded",
-            f"This model's maximum context length is {context_tokens} tokens. However, you requested "
-            f"{prompt_tokens + answer_tokens} tokens ({prompt_tokens} in the messages, {answer_tokens} in "
-            "the completion). Please reduce the length of the messages or completion.",
+            f"{sentence}. Please reduce the length of the messages or completion.",
             param="messages",
         )
         self.prompt_tokens = prompt_tokens
@@ -125,7 +132,10 @@ def translated(error: LocalchatError, *, wanted_tokens: int | None = None) -> Ap
             return busy(_sentence(error.message), "model_unloaded")
         case NetworkError():
             message = "The server behind this one did not answer."
-            return ApiError(502, "upstream_error", message, kind="server_error")
+            status = error.details.get("status")
+            again = not isinstance(status, int) or status >= 500
+            headers = {} if again else _NO_RETRY  # a key that is wrong stays wrong
+            return ApiError(502, "upstream_error", message, kind="server_error", headers=headers)
     return internal()
 
 

@@ -136,6 +136,8 @@ class Live:
         if self.info is None:
             return ""
         info = self.info
+        if info.backend == "remote":
+            return info.backend
         place = f"GPU {info.gpu_layers}/{info.layers}" if info.gpu_layers else "CPU"
         return f"{info.backend} · {place}{' · safe mode' if info.safe_mode else ''}"
 

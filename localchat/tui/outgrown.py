@@ -9,6 +9,7 @@ from localchat.chat.overflow import (
     Overflow,
     counter,
     examine,
+    known_context,
     leave_out,
     reserve_tokens,
     what_to_leave_out,
@@ -44,8 +45,9 @@ class Outgrown:
                 info,
                 max_tokens=session.settled.settings.max_tokens,
                 thinking=session.settled.settings.think,
+                refusal=problem,
             )
-        except LocalchatError:
+        except LocalchatError:  # an engine that cannot count, or is gone: its own words must do
             session.complain(problem, (Offer("a new conversation", "new"),))
             return
         offers = [Offer(each.label, f"{PREFIX}{each.action}") for each in self.found.choices]
@@ -53,21 +55,24 @@ class Outgrown:
         sentence = self.found.sentence
         session.notice(f"{sentence[0].upper()}{sentence[1:]}.", "warning", offers)
 
-    async def again(self) -> bool:
+    async def again(self, problem: ContextExceeded) -> bool:
         """The choice made before, made again: leave out what is too old by now. False where nothing was
-        chosen, or where it does not help."""
+        chosen, or where it does not help. `problem`: the refusal, which may know the context better than the
+        engine's `info`."""
         session = self._session
         if session.conversation.policy.kind != "leave_out_oldest":
             return False
         engine = await session.engine()
-        info = await asyncio.to_thread(engine.info)
+        known = problem.details.get("context_tokens")
+        context = known if isinstance(known, int) else 0
+        context = context or (await asyncio.to_thread(engine.info)).context_tokens
         settings = session.settled.settings
         cut = await asyncio.to_thread(
             what_to_leave_out,
             session.conversation,
             counter(engine),
-            info.context_tokens,
-            reserve_tokens(info.context_tokens, settings.max_tokens),
+            context,
+            reserve_tokens(context, settings.max_tokens),
             thinking=settings.think,
         )
         if cut is None or not cut.nodes:
@@ -111,9 +116,8 @@ class Outgrown:
             engine = await session.engine()
             info = await asyncio.to_thread(engine.info)
             count = counter(engine)
-            run = await asyncio.to_thread(
-                Compaction, session.conversation, count, info.context_tokens
-            )
+            context = known_context(info, self.found)
+            run = await asyncio.to_thread(Compaction, session.conversation, count, context)
             while (request := await asyncio.to_thread(run.request)) is not None:
                 pieces: list[str] = []
                 session.working(f"summing up {run.progress * 100:.0f} %")

@@ -159,7 +159,7 @@ class Session:
             for _ in range(2):
                 answering = Answering(self.conversation, self._page, parent, prolonged)
                 outgrown = await self._attempt(answering, prolong=prolonged is not None)
-                if outgrown is None or not await self._cut_again():
+                if outgrown is None or not await self._cut_again(outgrown):
                     break
         if outgrown is not None:
             await self.outgrown.offer(outgrown)
@@ -182,9 +182,9 @@ class Session:
             self._ended(answering, problem)
         return None
 
-    async def _cut_again(self) -> bool:
+    async def _cut_again(self, problem: ContextExceeded) -> bool:
         try:
-            return await self.outgrown.again()
+            return await self.outgrown.again(problem)
         except LocalchatError:
             return False  # the notice that follows tells what is wrong
 

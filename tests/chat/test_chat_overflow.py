@@ -1,5 +1,7 @@
 """What is sent, what must go, and what is offered, on an engine that counts a token a character."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from localchat.chat.conversation import Conversation, Policy
 from localchat.chat.overflow import (
     counter,
     examine,
+    known_context,
     leave_out,
     reserve_tokens,
     send_everything,
@@ -173,6 +176,41 @@ def test_the_refusal_knows_the_context_where_the_engine_does_not() -> None:
     assert overflow.context_tokens == 2000
     assert overflow.cut is not None
     assert overflow.cut.prompt_tokens <= 1500
+
+
+@pytest.mark.parametrize(
+    ("context", "details"),
+    [
+        (0, {}),
+        (0, {"prompt_tokens": 3000}),
+        (1_000_000, {}),
+        (1_000_000, {"prompt_tokens": 3000}),
+        (2000, {"context_tokens": 1_000_000}),
+    ],
+)
+def test_numbers_that_nobody_told_or_that_do_not_agree_are_not_made_up(
+    context: int, details: dict[str, Any]
+) -> None:
+    info = replace(ENGINE.info(), backend="remote", context_tokens=context)
+    refusal = ContextExceeded("too long", **details)
+    with pytest.raises(UsageError):
+        examine(talk([100] * 20), COUNT, info, refusal=refusal)
+
+
+def test_the_memory_of_a_remote_is_not_offered() -> None:
+    info = replace(ENGINE.info(), backend="remote", context_train=32768)
+    actions = [choice.action for choice in examine(talk([100] * 20), COUNT, info).choices]
+    assert actions == ["leave_out_oldest", "compact"]
+
+
+def test_of_two_contexts_the_smaller_one_that_is_told_holds() -> None:
+    info = replace(ENGINE.info(), context_tokens=2000)
+    refusal = ContextExceeded("too long", context_tokens=1000)
+    overflow = examine(talk([100] * 20), COUNT, info, refusal=refusal)
+    assert known_context(info, overflow) == known_context(replace(info, context_tokens=0), overflow)
+    assert known_context(info, overflow) == 1000
+    assert known_context(info, None) == 2000
+    assert known_context(replace(info, context_tokens=0), None) == 0
 
 
 def test_no_memory_is_offered_where_the_model_knows_no_longer_context() -> None:

@@ -13,15 +13,17 @@ from localchat.cli.line import chat
 from localchat.cli.setup import Setup
 from localchat.cli.terminal import Terminal
 from localchat.engine.events import Accepted, Done, Event, Finished, Text
+from localchat.engine.remote import RemoteEngine, RemoteOptions
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.scripted import Answer, ScriptedEngine
 from localchat.engine.stream import Stream
-from localchat.errors import ContextExceeded, EngineDied, UsageError
+from localchat.errors import ContextExceeded, EngineDied, NetworkError, UsageError
 from localchat.history.store import History
 from localchat.library.locate import LocatedModel
 from localchat.paths import find_paths
 from localchat.settings import Settings
 from tests.cli.door import DONE
+from tests.engine.remote_server import Exchange, Server, piece
 
 
 class TightEngine(ScriptedEngine):
@@ -253,6 +255,42 @@ def test_an_engine_that_dies_leaves_what_it_said_and_the_next_question_is_answer
         ("whole", "whole"),
     ]
     assert kept.path()[1].error == "the engine died: SIGKILL"
+
+
+def test_a_question_that_did_not_reach_its_server_is_kept_and_can_be_sent(run: Run) -> None:
+    lost = NetworkError("the connection failed", hint="is the server running?")
+    answers = [Answer(pieces=(), error=lost), Answer(pieces=("there",))]
+    engine = ScriptedEngine(lambda request: answers.pop(0))
+    talk = run(["one", "/send"], engine=engine)
+    assert "is the server running?" in talk.shown and "/send" in talk.shown
+    (kept,) = talk.conversations
+    assert [node.message.content for node in kept.path()] == ["one", "there"]
+
+
+def test_a_remote_that_drops_in_the_middle_leaves_what_it_said(run: Run) -> None:
+    pieces = iter([piece(content="half"), piece("stop", content="whole")])
+
+    def answer(exchange: Exchange) -> None:
+        if exchange.path == "/v1/models":
+            exchange.send(404, {})
+        else:
+            exchange.stream(next(pieces), end=False)
+
+    server = Server(answer)
+    engine = RemoteEngine(RemoteOptions(server.url, "m"), say=lambda sentence: None)
+    try:
+        talk = run(["one", "two"], engine=engine)
+    finally:
+        engine.close()
+        server.stop()
+    (kept,) = talk.conversations
+    assert [(node.message.content, node.state) for node in kept.path()] == [
+        ("one", "whole"),
+        ("half", "failed"),
+        ("two", "whole"),
+        ("whole", "whole"),
+    ]
+    assert "what came is kept" in talk.shown
 
 
 def test_without_a_history_nothing_is_written(run: Run) -> None:

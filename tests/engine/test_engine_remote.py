@@ -3,9 +3,6 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import pytest
 
@@ -26,111 +23,7 @@ from localchat.errors import (
     NetworkError,
     UsageError,
 )
-
-Handler = Callable[["Exchange"], None]
-
-
-class Exchange(BaseHTTPRequestHandler):
-    """One request; the test's function answers it."""
-
-    protocol_version = "HTTP/1.1"
-    answer: Handler
-    seen: list[tuple[str, Any, dict[str, str]]]
-
-    def _serve(self) -> None:
-        length = int(self.headers.get("Content-Length", 0))
-        body = json.loads(self.rfile.read(length)) if length else None
-        self.seen.append((self.path, body, dict(self.headers)))
-        try:
-            type(self).answer(self)
-        except (BrokenPipeError, ConnectionResetError):
-            self.close_connection = True
-
-    do_GET = do_POST = _serve
-
-    def send(self, status: int, body: object, **headers: str) -> None:
-        """A whole JSON answer."""
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def stream(self, *chunks: object, end: bool = True) -> None:
-        """Event lines; afterwards the connection closes."""
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.wfile.write(b": keep-alive\n\n")
-        for chunk in chunks:
-            text = chunk if isinstance(chunk, str) else json.dumps(chunk)
-            self.wfile.write(f"data: {text}\n\n".encode())
-            self.wfile.flush()
-        if end:
-            self.wfile.write(b"data: [DONE]\n\n")
-        self.close_connection = True
-
-    def log_message(self, *_: object) -> None:
-        """Silent."""
-
-
-class Server:
-    """A server on loopback whose answers the test writes."""
-
-    def __init__(self, answer: Handler) -> None:
-        self.seen: list[tuple[str, Any, dict[str, str]]] = []
-        kind = type("OneExchange", (Exchange,), {"answer": staticmethod(answer), "seen": self.seen})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-Open = Callable[..., tuple[RemoteEngine, Server]]
-
-
-@pytest.fixture
-def said() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def opened(said: list[str]) -> Iterator[Open]:
-    made: list[tuple[RemoteEngine, Server]] = []
-
-    def make(answer: Handler, **options: Any) -> tuple[RemoteEngine, Server]:
-        server = Server(answer)
-        options = {"model": "m", "silence_s": 5.0, **options}
-        engine = RemoteEngine(RemoteOptions(server.url, **options), say=said.append)
-        made.append((engine, server))
-        return made[-1]
-
-    yield make
-    for engine, server in made:
-        engine.close()
-        server.stop()
-
-
-def piece(finish: str | None = None, **delta: Any) -> dict[str, Any]:
-    return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
-
-
-ASK = GenerateRequest(Messages((Message("user", "hi"),)))
-
-
-def events(engine: RemoteEngine, request: GenerateRequest = ASK) -> list[Event]:
-    return list(engine.generate(request))
-
-
-def text_of(found: list[Event]) -> str:
-    return "".join(event.text for event in found if isinstance(event, Text))
+from tests.engine.remote_server import ASK, Exchange, Open, Server, events, piece, text_of
 
 
 def test_an_answer_comes_as_our_events_with_usage_and_times(opened: Open) -> None:
@@ -297,7 +190,7 @@ def test_a_stalling_server_is_given_up(opened: Open) -> None:
             {
                 "error": {
                     "message": "This model's maximum context length is 10 tokens. However, you requested "
-                    "20 tokens",
+                    "21 tokens (20 in the messages, 1 in the completion).",
                     "code": "context_length_exceeded",
                 }
             },

@@ -253,6 +253,38 @@ def test_a_content_type_may_have_parameters(stage: Stage) -> None:
     assert ask(stage, "/v1/chat/completions", {"messages": USER}, headers=kind).status == 200
 
 
+@pytest.mark.parametrize(
+    ("details", "sentence"),
+    [
+        ({}, "This model's maximum context length is exceeded. Please reduce"),
+        (
+            {"context_tokens": 4096},
+            "This model's maximum context length is 4096 tokens. Please reduce",
+        ),
+        ({"prompt_tokens": 9000}, "This model's maximum context length is exceeded. Please reduce"),
+    ],
+)
+def test_numbers_that_the_engine_does_not_know_are_not_made_up(
+    stage: Stage, details: dict[str, Any], sentence: str
+) -> None:
+    stage.engine.refusals["hi"] = [ContextExceeded("too long", **details)]
+    error = ask(stage, "/v1/chat/completions", {"messages": USER}).error
+    assert error["code"] == "context_length_exceeded"
+    assert error["message"].startswith(sentence)
+    stage.engine.refusals["hi"] = [ContextExceeded("too long", **details)]
+    body = {"messages": USER, "max_tokens": 5, "model": "m"}
+    told = ask(stage, "/v1/messages", body).json["error"]
+    assert told["message"] == "prompt is too long"
+
+
+def test_a_refusal_of_the_server_behind_is_not_worth_another_try(stage: Stage) -> None:
+    for status, again in ((401, "false"), (503, None)):
+        stage.engine.refusals["hi"] = [NetworkError("no", status=status)]
+        reply = ask(stage, "/v1/chat/completions", {"messages": USER})
+        assert (reply.status, reply.error["code"]) == (502, "upstream_error")
+        assert reply.headers.get("x-should-retry") == again
+
+
 def test_half_a_character_is_replaced_and_not_refused(stage: Stage) -> None:
     body = rb'{"messages":[{"role":"user","content":"a\ud83d b\ud83d\ude00 \\ud83d"}]}'
     assert ask(stage, "/v1/chat/completions", body).status == 200

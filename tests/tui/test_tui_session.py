@@ -12,7 +12,7 @@ from localchat.chat.conversation import Conversation, Inclusion
 from localchat.engine.events import Figures, Finished, Reasoning, Text, ToolCall
 from localchat.engine.request import Messages
 from localchat.engine.scripted import Answer
-from localchat.errors import ContextExceeded, EngineDied, UsageError
+from localchat.errors import ContextExceeded, EngineDied, NetworkError, UsageError
 from localchat.figures import stats_line
 from localchat.tui.blocks import (
     AnswerBlock,
@@ -250,7 +250,8 @@ def test_a_dead_engine_is_a_notice_and_the_next_question_is_answered(tmp_path: P
 def test_what_outgrows_the_context_is_not_sent_until_a_way_is_chosen(tmp_path: Path) -> None:
     def script(request: Any) -> Answer:
         if len(request.prompt.messages) > 4:
-            return Answer((), error=ContextExceeded("too long", prompt_tokens=9, context_tokens=8))
+            refusal = ContextExceeded("too long", prompt_tokens=30_000, context_tokens=24_000)
+            return Answer((), error=refusal)
         return told("yes")
 
     async def play(chat: Chat) -> None:
@@ -279,6 +280,69 @@ def test_what_outgrows_the_context_is_not_sent_until_a_way_is_chosen(tmp_path: P
 
     about = msgspec.structs.replace(INFO, context_tokens=24_000)
     run(Stage(tmp_path, script=script, about=about), play)
+
+
+def test_a_remote_that_is_wrong_about_its_context_is_believed_when_it_refuses(
+    tmp_path: Path,
+) -> None:
+    """And where it names no numbers, none are shown."""
+    refusals = iter(
+        [
+            ContextExceeded("too long", prompt_tokens=30_000, context_tokens=24_000),
+            ContextExceeded("http://box answered 400: too long", hint="a shorter input"),
+        ]
+    )
+
+    def script(request: Any) -> Answer:
+        if len(request.prompt.messages) > 4:
+            return Answer((), error=next(refusals))
+        return told("yes")
+
+    async def play(chat: Chat) -> None:
+        session = chat.session
+        await session.get_ready()
+        for n in range(3):
+            await session.ask(f"question {n} " + "x" * 40_000)
+        notice = chat.page.notices()[-1]
+        assert "the context holds 24,000" in notice.text
+        actions = [offer.action for offer in notice.offers]
+        assert actions == ["overflow/leave_out_oldest", "overflow/compact", "models"]
+        await session.retry()
+        notice = chat.page.notices()[-1]
+        assert notice.text == "http://box answered 400: too long\na shorter input"
+        assert [offer.action for offer in notice.offers] == ["new"]
+        assert session.conversation.path()[-1].message.role == "user"
+
+    about = msgspec.structs.replace(INFO, backend="remote", context_tokens=1_000_000)
+    run(Stage(tmp_path, script=script, about=about), play)
+
+
+def test_a_remote_that_drops_leaves_what_it_said_and_can_be_asked_again(tmp_path: Path) -> None:
+    answers = iter(
+        (
+            Answer(
+                ("half an ans",), error=NetworkError("the connection failed; what came is kept")
+            ),
+            Answer((), error=NetworkError("the connection failed", hint="is the server running?")),
+            told("whole"),
+        )
+    )
+
+    async def play(chat: Chat) -> None:
+        session = chat.session
+        await session.ask("q")
+        node = session.last_answer()
+        assert node is not None
+        assert (node.message.content, node.state) == ("half an ans", "failed")
+        assert node.error == "the connection failed; what came is kept"
+        await session.retry()
+        assert "is the server running?" in chat.page.notices()[-1].text
+        assert session.conversation.path()[-1].message.content == "q"
+        assert session.live.words == "ready"
+        await session.retry()
+        assert chat.page.texts() == ["q", "whole"]
+
+    run(Stage(tmp_path, script=lambda request: next(answers)), play)
 
 
 def test_an_offer_that_is_gone_is_refused(tmp_path: Path) -> None:

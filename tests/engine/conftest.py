@@ -1,0 +1,31 @@
+"""Remote engines and their servers."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from localchat.engine.remote import RemoteEngine, RemoteOptions
+from tests.engine.remote_server import Handler, Open, Server
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def opened(said: list[str]) -> Iterator[Open]:
+    made: list[tuple[RemoteEngine, Server]] = []
+
+    def make(answer: Handler, **options: Any) -> tuple[RemoteEngine, Server]:
+        server = Server(answer)
+        options = {"model": "m", "silence_s": 5.0, **options}
+        engine = RemoteEngine(RemoteOptions(server.url, **options), say=said.append)
+        made.append((engine, server))
+        return made[-1]
+
+    yield make
+    for engine, server in made:
+        engine.close()
+        server.stop()
