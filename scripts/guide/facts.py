@@ -70,6 +70,7 @@ FLAGS: Final = [
     "--gpu-layers",
     "--no-speculation",
     "--think",
+    "--no-think",
     "--hide-reasoning",
     "--json",
     "--stats",

@@ -1,97 +1,26 @@
 """The session without a screen: what is asked, shown, kept, and survived."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from localchat.chat.conversation import Conversation, Inclusion
+from localchat.chat.conversation import Inclusion
 from localchat.engine.events import Figures, Finished, Reasoning, Text, ToolCall
 from localchat.engine.request import Messages
 from localchat.engine.scripted import Answer
-from localchat.errors import ContextExceeded, EngineDied, NetworkError, UsageError
+from localchat.errors import ContextExceeded, EngineDied, UsageError
 from localchat.figures import stats_line
 from localchat.tui.blocks import (
     AnswerBlock,
-    Block,
-    NoticeBlock,
     ReasoningBlock,
     ToolCallBlock,
     UserBlock,
 )
-from localchat.tui.engines import Engines
-from localchat.tui.keeping import Keeper
-from localchat.tui.session import Session
+from tests.tui.sessions import Chat, run
 from tests.tui.stage import DONE, INFO, Stage, sent, told
-
-
-class Sheet:
-    """A page that remembers what it shows."""
-
-    def __init__(self) -> None:
-        self.blocks: dict[str, Block] = {}
-        self.pieces: list[tuple[str, str]] = []
-        self.changes = 0
-
-    def show(self, blocks: Sequence[Block]) -> None:
-        self.blocks = {block.id: block for block in blocks}
-
-    def put(self, block: Block) -> None:
-        self.blocks[block.id] = block
-
-    def append_text(self, id_: str, text: str) -> None:
-        assert id_ in self.blocks
-        self.pieces.append((id_, text))
-
-    def finish(self, block: Block) -> None:
-        assert block.id in self.blocks
-        self.blocks[block.id] = block
-
-    def figures_changed(self) -> None:
-        self.changes += 1
-
-    def texts(self) -> list[str]:
-        return [
-            getattr(block, "text", "")
-            for block in self.blocks.values()
-            if not isinstance(block, NoticeBlock)
-        ]
-
-    def notices(self) -> list[NoticeBlock]:
-        return [block for block in self.blocks.values() if isinstance(block, NoticeBlock)]
-
-
-class Chat:
-    """A session on a stage, with its sheet."""
-
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
-        self.page = Sheet()
-        engines = Engines()
-        app = stage.app()
-        settled = stage.settle(None, {})
-        engines.open(settled.open_engine)
-        self.engines = engines
-        self.session = Session(
-            app.session.workplace, engines, settled, self.page, Keeper(), Conversation(model="tiny")
-        )
-
-    async def until(self, true: Callable[[], object]) -> None:
-        for _ in range(1000):
-            if true():
-                return
-            await asyncio.sleep(0.005)
-        raise AssertionError("it did not become true")
-
-
-def run(stage: Stage, play: Callable[[Chat], Coroutine[Any, Any, None]]) -> None:
-    async def all_of_it() -> None:
-        await play(Chat(stage))
-
-    asyncio.run(all_of_it())
 
 
 def test_a_question_is_answered_and_its_figures_are_those_of_the_engine(tmp_path: Path) -> None:
@@ -280,69 +209,6 @@ def test_what_outgrows_the_context_is_not_sent_until_a_way_is_chosen(tmp_path: P
 
     about = msgspec.structs.replace(INFO, context_tokens=24_000)
     run(Stage(tmp_path, script=script, about=about), play)
-
-
-def test_a_remote_that_is_wrong_about_its_context_is_believed_when_it_refuses(
-    tmp_path: Path,
-) -> None:
-    """And where it names no numbers, none are shown."""
-    refusals = iter(
-        [
-            ContextExceeded("too long", prompt_tokens=30_000, context_tokens=24_000),
-            ContextExceeded("http://box answered 400: too long", hint="a shorter input"),
-        ]
-    )
-
-    def script(request: Any) -> Answer:
-        if len(request.prompt.messages) > 4:
-            return Answer((), error=next(refusals))
-        return told("yes")
-
-    async def play(chat: Chat) -> None:
-        session = chat.session
-        await session.get_ready()
-        for n in range(3):
-            await session.ask(f"question {n} " + "x" * 40_000)
-        notice = chat.page.notices()[-1]
-        assert "the context holds 24,000" in notice.text
-        actions = [offer.action for offer in notice.offers]
-        assert actions == ["overflow/leave_out_oldest", "overflow/compact", "models"]
-        await session.retry()
-        notice = chat.page.notices()[-1]
-        assert notice.text == "http://box answered 400: too long\na shorter input"
-        assert [offer.action for offer in notice.offers] == ["new"]
-        assert session.conversation.path()[-1].message.role == "user"
-
-    about = msgspec.structs.replace(INFO, backend="remote", context_tokens=1_000_000)
-    run(Stage(tmp_path, script=script, about=about), play)
-
-
-def test_a_remote_that_drops_leaves_what_it_said_and_can_be_asked_again(tmp_path: Path) -> None:
-    answers = iter(
-        (
-            Answer(
-                ("half an ans",), error=NetworkError("the connection failed; what came is kept")
-            ),
-            Answer((), error=NetworkError("the connection failed", hint="is the server running?")),
-            told("whole"),
-        )
-    )
-
-    async def play(chat: Chat) -> None:
-        session = chat.session
-        await session.ask("q")
-        node = session.last_answer()
-        assert node is not None
-        assert (node.message.content, node.state) == ("half an ans", "failed")
-        assert node.error == "the connection failed; what came is kept"
-        await session.retry()
-        assert "is the server running?" in chat.page.notices()[-1].text
-        assert session.conversation.path()[-1].message.content == "q"
-        assert session.live.words == "ready"
-        await session.retry()
-        assert chat.page.texts() == ["q", "whole"]
-
-    run(Stage(tmp_path, script=lambda request: next(answers)), play)
 
 
 def test_an_offer_that_is_gone_is_refused(tmp_path: Path) -> None:
