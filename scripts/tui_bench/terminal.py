@@ -19,6 +19,8 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent.parent
 _READ = 65_536
 _SLICE_S = 0.01
+_COLD = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
+"""Would have every start compile again what stands outside of the environment."""
 
 
 class Terminal:
@@ -45,7 +47,7 @@ class Terminal:
             stdout=slave,
             stderr=slave,
             start_new_session=True,
-            env=os.environ
+            env={name: value for name, value in os.environ.items() if name not in _COLD}
             | {"TERM": "xterm-256color", "COLORTERM": "truecolor", "TEXTUAL_FPS": "120"}
             | {"PYTHONPATH": os.pathsep.join(places)}
             | (environment or {}),
