@@ -12,7 +12,7 @@ from scripts.tui_bench.programs import MARK
 from scripts.tui_bench.prose import markdown
 from scripts.tui_bench.terminal import Terminal
 
-_EMPTY = "sk anything"
+EMPTY = "sk anything"
 """The composer is drawn; its first letter stands under the cursor, in a style of its own."""
 _MESSAGES, _TOKENS = 20, 150
 
@@ -29,14 +29,14 @@ def measure(bare: list[str], rounds: int) -> Starts:
             "LOCALCHAT_CONFIG": str(Path(folder) / "settings.toml"),
         }
         ours = [sys.executable, "-m", "localchat", "--continue", "--no-attach"]
-        _started(bare, {}, MARK), _started(ours, environment, _EMPTY, MARK)
+        _started(bare, {}, MARK), _started(ours, environment, EMPTY, MARK)
         pairs = []
         for number in range(rounds):
             if number % 2:
-                first = _started(ours, environment, _EMPTY, MARK)
+                first = _started(ours, environment, EMPTY, MARK)
                 pairs.append((_started(bare, {}, MARK), first))
             else:
-                pairs.append((_started(bare, {}, MARK), _started(ours, environment, _EMPTY, MARK)))
+                pairs.append((_started(bare, {}, MARK), _started(ours, environment, EMPTY, MARK)))
     return {
         "paint_bare_ms": statistics.median(little[0] for little, _ in pairs),
         "paint_ms": statistics.median(whole[0] for _, whole in pairs),
@@ -48,7 +48,7 @@ def measure(bare: list[str], rounds: int) -> Starts:
 
 def _started(command: list[str], environment: dict[str, str], *marks: str) -> list[float]:
     """Milliseconds until each mark is on the screen."""
-    with Terminal(command, environment=environment) as terminal:
+    with Terminal(command, own=environment) as terminal:
         waits = [terminal.wait_for(mark, terminal.begun_s) for mark in marks]
     return [float("nan") if wait is None else wait * 1e3 for wait in waits]
 
