@@ -3,7 +3,9 @@
 
     scripts/bench_tui.py [PART ...]
 
-`paint`: from fork to the first screen with content, beside a minimal Textual app, medians of 10. `typing`:
+`paint`: from fork to the first screen of the real program, which goes on with a conversation of 20 messages,
+and to the last of them, beside a minimal Textual app, by turns, medians of 10. `engine`:
+the guide's decode rate under the screen beside that of the command line, by turns. `typing`:
 from a key to its letter on the screen while 300 tokens a second are written under 50,000 tokens, with the
 program's share of a core and its memory. `slow`: the same on a terminal that reads 100 KiB/s. `busy`: the
 same with every core held by another process. Prints a table, and as the last line one JSON object.
@@ -23,6 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
 
+from scripts.tui_bench import decoding, starting  # noqa: E402
 from scripts.tui_bench.programs import MARK  # noqa: E402
 from scripts.tui_bench.terminal import Terminal  # noqa: E402
 
@@ -33,6 +36,8 @@ LETTERS = [chr(code) for alphabet in _ALPHABETS for code in alphabet]
 PROGRAM = [sys.executable, "-m", "scripts.tui_bench.programs"]
 BUDGETS = {
     "paint_ms": 300.0,
+    "paint_ratio": 2.0,
+    "engine_loss_percent": 10.0,
     "typing_p95_ms": 30.0,
     "busy_p95_ms": 50.0,
     "slow_p95_ms": 100.0,
@@ -49,6 +54,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else "")
     parser.add_argument("parts", nargs="*", default=[*PARTS], help=", ".join(PARTS))
     parser.add_argument("--keys", type=int, default=200)
+    parser.add_argument("--starts", type=int, default=10, help="of each program")
+    parser.add_argument("--tokens", type=int, default=400, help="that the guide writes")
     parser.add_argument("--rate", type=float, default=300.0, help="tokens a second")
     parser.add_argument("--messages", type=int, default=200, help="of 250 tokens each")
     parser.add_argument(
@@ -77,16 +84,12 @@ def main() -> int:
 
 
 def paint(asked: argparse.Namespace) -> Figures:
-    """First screen with content, ms."""
-    bare = [_first_paint([*PROGRAM, "bare"]) for _ in range(10)]
-    ours = [_first_paint([*PROGRAM, asked.program, "10", "150", "0"]) for _ in range(10)]
-    return {"paint_bare_ms": statistics.median(bare), "paint_ms": statistics.median(ours)}
+    return starting.measure([*PROGRAM, "bare"], asked.starts)
 
 
-def _first_paint(command: list[str]) -> float:
-    with Terminal(command) as terminal:
-        waited = terminal.wait_for(MARK, terminal.begun_s)
-        return float("nan") if waited is None else waited * 1e3
+def engine(asked: argparse.Namespace) -> Figures:
+    """The guide's decode rate with and without the screen."""
+    return decoding.measure(asked.starts, asked.tokens)
 
 
 def typing(asked: argparse.Namespace) -> Figures:
@@ -146,6 +149,7 @@ def _typed(asked: argparse.Namespace, name: str, bytes_per_s: int = 0) -> Figure
 
 PARTS: dict[str, Callable[[argparse.Namespace], Figures]] = {
     "paint": paint,
+    "engine": engine,
     "typing": typing,
     "slow": slow,
     "busy": busy,

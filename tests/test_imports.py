@@ -75,3 +75,41 @@ def test_finding_backends_loads_no_native_library() -> None:
 def test_looking_at_models_loads_no_native_library(verb: str) -> None:
     loaded = modules_after(f"from localchat.cli.app import run; assert run({verb.split()}) == 0")
     assert loaded & {"torch", "triton", "llama_cpp", "numpy", "huggingface_hub", "rich"} == set()
+
+
+_FIRST_FRAME = """
+import localchat.cli.converse as converse, localchat.tui.launch as launch
+from textual.app import App
+from localchat.cli.app import run
+from localchat.tui.app import ChatApp
+
+async def leave(app): app.exit(0)
+
+converse._person_sits_there = lambda: True
+launch.can_show = lambda environ: True
+ChatApp._after_first_frame = leave
+ChatApp.run = lambda app: App.run(app, headless=True, size=(120, 40))
+assert run(['--no-attach']) == 0
+"""
+
+
+def test_the_first_frame_waits_for_nothing_that_only_an_answer_needs() -> None:
+    loaded = modules_after(_FIRST_FRAME)
+    assert "localchat.tui.screens.chat" in loaded
+    forbidden = {
+        *(
+            "llguidance",
+            "starlette",
+            "uvicorn",
+            "httpx",
+            "http.client",
+            "numpy",
+            "torch",
+            "llama_cpp",
+        ),
+        *("pygments", "markdown_it", "huggingface_hub", "prometheus_client", "psutil", "gguf"),
+        *("jinja2", "sqlite3", "tomlkit", "filelock", "localchat.loop", "localchat.engine.local"),
+        *("localchat.history", "localchat.library.catalogue", "localchat.library.adopt"),
+        *("localchat.fit.checkpoint", "localchat.tui.commanding", "localchat_llamacpp"),
+    }
+    assert loaded & forbidden == set()

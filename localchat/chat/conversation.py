@@ -4,7 +4,7 @@ An edited question and a regenerated answer are siblings of what they replace, s
 lost. The path runs from a root to the head; walking to another branch only moves the head.
 """
 
-import secrets
+import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -69,7 +69,7 @@ class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def new_id() -> str:
     """An id that sorts by time of birth: 48 bits of milliseconds, 80 of chance, as 32 hex digits."""
-    return f"{int(time.time() * 1000):012x}{secrets.token_hex(10)}"
+    return f"{int(time.time() * 1000):012x}{os.urandom(10).hex()}"
 
 
 @dataclass(slots=True)

@@ -11,6 +11,9 @@ def main(args: Sequence[str] | None = None, door: "Door | None" = None) -> NoRet
     """Run the command and exit with its code. `args` None: those of the process."""
     import sys
 
+    from localchat import startup
+
+    startup.rest()
     from localchat.cli.app import run
 
     _fill_closed_descriptors()

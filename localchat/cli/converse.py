@@ -7,6 +7,7 @@ from typing import NamedTuple
 import click
 import msgspec
 
+from localchat import startup
 from localchat.chat.conversation import Conversation, Node
 from localchat.cli.advice import with_advice
 from localchat.cli.answer import Answer, Display, take
@@ -66,6 +67,7 @@ def converse(ctx: click.Context, words: str, model_word: str | None = None) -> i
         )
     if text and not wish.interactive:
         with opened_engine(setup) as engine:
+            startup.wake()
             return _answer_once(setup, engine, wish, conversation, text)
     from localchat.tui.launch import can_show
 
@@ -73,6 +75,7 @@ def converse(ctx: click.Context, words: str, model_word: str | None = None) -> i
         from localchat.cli.screen import open_screen
 
         return open_screen(ctx, setup, conversation)
+    startup.wake()
     from localchat.cli.keyboard import open_keyboard
     from localchat.cli.line import chat
 

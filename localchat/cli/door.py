@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from localchat.cli.setup import Setup
     from localchat.engine.engine import Engine
-    from localchat.engine.local import EngineOptions
+    from localchat.engine.options import EngineOptions
     from localchat.pool.member import OpenEngine, PooledEngine
 
     Attach = Callable[[Setup, str, Callable[[str], None]], Engine | None]

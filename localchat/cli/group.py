@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from localchat import startup
 from localchat.cli.verbs import ALIASES, VERBS
 from localchat.errors import UsageError
 
@@ -69,6 +70,8 @@ class RootGroup(click.Group):
 def _command(module: str) -> click.Command:
     command = import_module(module).command
     assert isinstance(command, click.Command)
+    if module != _ASK:
+        startup.wake()
     return command
 
 

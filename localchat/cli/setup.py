@@ -34,7 +34,7 @@ from localchat.settings_file import read_settings
 if TYPE_CHECKING:
     from localchat.engine.engine import Engine
     from localchat.engine.events import Done
-    from localchat.engine.local import EngineOptions
+    from localchat.engine.options import EngineOptions
 
 
 @dataclass(frozen=True, slots=True)

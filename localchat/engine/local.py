@@ -4,9 +4,8 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
@@ -14,48 +13,16 @@ from localchat.engine import frames
 from localchat.engine.child import Child
 from localchat.engine.engine import EngineInfo, Vectors
 from localchat.engine.events import Accepted, Done, EngineStats, Event, Figures, Loading, Queued
+from localchat.engine.options import EngineOptions as EngineOptions
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.safemode import SafeBuilds
 from localchat.engine.stream import Stream
 from localchat.errors import EngineClosed, EngineDied, LocalchatError, UsageError, from_wire
-from localchat.remotes import Remote
 
 R = TypeVar("R", bound=msgspec.Struct)
 
 _BEFORE_WORK = (Loading, Queued, Figures)
 _CRASHES = frozenset({"SIGSEGV", "SIGILL", "SIGBUS", "SIGFPE", "SIGABRT"})
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """How to load a model. None, 0 and `auto`: decide for this machine.
-
-    model: a file or folder. name: what the user calls it. cache_ram_bytes: RAM for parked prefixes.
-    require_gpu: refuse to load rather than compute on the CPU alone. sampling: defaults by name (the
-    catalogue's or the user's), before the model's own. state_dir: where crashing builds are remembered.
-    remote: a server elsewhere that answers instead; then nothing is loaded here.
-    audit: check the KV books whenever idle (tests). gpu_limit_bytes, kv_limit_bytes, dummy_weights: see
-    fit.plan.LoadWish.
-    """
-
-    model: Path
-    name: str = ""
-    backend: str | None = None
-    context_tokens: int | None = None
-    kv_type: str | None = None
-    gpu_layers: int | Literal["auto", "all"] = "auto"
-    threads: int = 0
-    max_slots: int = 16
-    cache_ram_bytes: int | None = None
-    speculation: bool = True
-    require_gpu: bool = False
-    sampling: dict[str, float] = field(default_factory=dict)
-    state_dir: Path | None = None
-    audit: bool = False
-    remote: Remote | None = None
-    gpu_limit_bytes: int | None = None
-    kv_limit_bytes: int | None = None
-    dummy_weights: bool = False
 
 
 class _Query:

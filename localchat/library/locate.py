@@ -1,5 +1,9 @@
 """From the word that a user writes to the file of a model: a path, the built-in guide, the name of a file
-in the models folder, or a name that was pulled. The model of the last run is remembered in the state folder."""
+in the models folder, or a name that was pulled. The model of the last run is remembered in the state folder.
+
+Where a word may be a name is read only for words that are none of the simpler things: it stands before every
+first frame and every first token.
+"""
 
 import os
 from collections.abc import Mapping
@@ -8,10 +12,6 @@ from pathlib import Path
 
 from localchat.atomic import write_text
 from localchat.errors import ModelInvalid, ModelMissing, UsageError
-from localchat.fit.checkpoint import is_checkpoint
-from localchat.library.adopt import find_adopted
-from localchat.library.bookmarks import read_bookmarks
-from localchat.library.origins import find_loose
 from localchat.paths import Paths
 from localchat.remotes import Remote
 
@@ -37,7 +37,11 @@ def locate(
     """The model that `word` means. Raises ModelMissing saying where was looked, UsageError for a folder that
     is no checkpoint of the Hugging Face kind.
     `environ`: says where other programs keep their models."""
-    if word != GUIDE and (target := read_bookmarks(paths).aliases.get(word)):
+    if word == GUIDE:
+        return _locate(word, paths, why, environ)
+    from localchat.library.bookmarks import read_bookmarks
+
+    if target := read_bookmarks(paths).aliases.get(word):
         return replace(_locate(target, paths, f"{word} is its alias; {why}", environ), word=word)
     return _locate(word, paths, why, environ)
 
@@ -47,6 +51,10 @@ def locate_named(
 ) -> LocatedModel:
     """The model of this name, for those who may not choose files (clients of the server): never a path, but
     for what an alias of the owner stands for. Raises ModelMissing, UsageError."""
+    from localchat.library.adopt import find_adopted
+    from localchat.library.bookmarks import read_bookmarks
+    from localchat.library.origins import find_loose
+
     if word == GUIDE or word in read_bookmarks(paths).aliases:
         return locate(word, paths, why, environ)
     if stored := find_loose(word, paths.models_dir) or find_adopted(word, environ):
@@ -65,6 +73,9 @@ def remote_model(remote: Remote, why: str) -> LocatedModel:
 def _locate(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> LocatedModel:
     if word == GUIDE:
         return LocatedModel(GUIDE, GUIDE, _guide(why), why)
+    from localchat.library.adopt import find_adopted
+    from localchat.library.origins import find_loose
+
     given = Path(word).expanduser()
     if not given.exists():
         if stored := find_loose(word, paths.models_dir):
@@ -72,6 +83,8 @@ def _locate(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> Lo
         if adopted := find_adopted(word, environ):
             return LocatedModel(word, word, adopted, why)
     if _is_path(word) or given.exists():
+        from localchat.fit.checkpoint import is_checkpoint
+
         if is_checkpoint(given) or (given / "config.json").is_file():
             return LocatedModel(str(given.absolute()), given.name, given.absolute(), why)
         if given.is_dir():

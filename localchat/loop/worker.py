@@ -17,6 +17,7 @@ from typing import BinaryIO, cast
 
 import msgspec
 
+from localchat import startup
 from localchat.engine import frames
 from localchat.engine.engine import EngineInfo
 from localchat.engine.events import EngineStats, Event, Figures, Loading
@@ -93,6 +94,7 @@ class Worker:
         except LocalchatError as error:
             self._fail(0, error)
             return 0 if self._closing else 1
+        startup.wake()
         self._serve()
         self._model.close()
         return 0
@@ -388,6 +390,7 @@ class Worker:
 def main() -> int:
     """Entry of the child."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    startup.rest()
     source, sink = private_pipes()
     status = Worker(source, sink).run()
     sys.stderr.flush()

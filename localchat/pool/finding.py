@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from localchat.engine import frames
-from localchat.engine.door_frames import Wish
-from localchat.engine.local import EngineOptions
+from localchat.engine.options import EngineOptions
 from localchat.errors import ModelMissing
-from localchat.library.advised import advised_sampling
-from localchat.library.locate import LocatedModel, locate_named
+from localchat.library.locate import GUIDE, LocatedModel, locate_named
 from localchat.paths import Paths
 from localchat.pool.member import Wanted
 from localchat.settings import Settings
 
 if TYPE_CHECKING:
+    from localchat.engine.door_frames import Wish
     from localchat.library.facts import Facts
     from localchat.library.inspection import Inspection
 
@@ -50,7 +48,7 @@ def engine_options(
         kv_limit_bytes=_bytes(settings.kv_gb),
         dummy_weights=settings.dummy_weights,
         backend=settings.backend,
-        sampling=advised_sampling(model, paths).sampling,
+        sampling=_advised(model, paths),
         state_dir=paths.state_dir,
         remote=model.remote,
     )
@@ -58,6 +56,14 @@ def engine_options(
 
 def _bytes(gigabytes: float | None) -> int | None:
     return None if gigabytes is None else int(gigabytes * 1e9)
+
+
+def _advised(model: LocatedModel, paths: Paths) -> dict[str, float]:
+    if model.word == GUIDE:
+        return {}
+    from localchat.library.advised import advised_sampling  # reads the catalogue
+
+    return advised_sampling(model, paths).sampling
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -106,11 +112,13 @@ class LibraryFinder:
         )
         return Wanted(model.name, self._options(model, word))
 
-    def find_wish(self, wish: Wish) -> Wanted:
+    def find_wish(self, wish: "Wish") -> Wanted:
         """The model that another program of the owner asks for: its file, and what it insists on beside the
         settings in force here. Raises ModelMissing, ModelInvalid, UsageError."""
         path = Path(os.fsdecode(wish.model))
         if not path.exists():
+            from localchat.engine import frames
+
             raise ModelMissing(f"there is no file {frames.whole(str(path))}")
         same = path.resolve() == self.own.path.resolve()
         model = self.own if same else LocatedModel(wish.word or wish.name, wish.name, path, "")

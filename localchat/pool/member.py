@@ -8,7 +8,7 @@ import msgspec
 
 from localchat.engine.engine import Engine, EngineInfo
 from localchat.engine.events import EngineStats
-from localchat.engine.local import EngineOptions
+from localchat.engine.options import EngineOptions
 from localchat.errors import LocalchatError
 
 NEVER = -1.0

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 from localchat.backends import backend_for
-from localchat.engine.local import EngineOptions
+from localchat.engine.options import EngineOptions
 from localchat.errors import DoesNotFit, EngineBusy
 from localchat.fit.header import read_header
 from localchat.fit.plan import LoadWish, demand

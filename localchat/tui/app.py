@@ -13,6 +13,7 @@ from textual.binding import BindingType
 from textual.screen import Screen
 from textual.widgets import Input, TextArea
 
+from localchat import startup
 from localchat.chat.conversation import Conversation
 from localchat.errors import LocalchatError
 from localchat.library.locate import GUIDE
@@ -107,6 +108,7 @@ class ChatApp(App[int]):
         if session.conversation.nodes:
             chat.commander.resume(session.conversation)
         await self._open_history()
+        startup.wake()
         await self._greet()
 
     async def _greet(self) -> None:

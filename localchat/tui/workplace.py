@@ -10,7 +10,7 @@ from localchat.settings import Settings
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from localchat.engine.local import EngineOptions
+    from localchat.engine.options import EngineOptions
     from localchat.engine.request import GenerateRequest, Prompt
     from localchat.fit.plan import LoadWish, MemoryPlan
     from localchat.library.first_run import FirstRun

@@ -19,6 +19,17 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent.parent
 _READ = 65_536
 _SLICE_S = 0.01
+_COLD = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
+"""Would have every start compile again what stands outside of the environment."""
+
+
+def surroundings(own: dict[str, str]) -> dict[str, str]:
+    """The environment of a program that is measured: this checkout, with bytecode, on a terminal with all
+    colours, and what the program gets as its `own`."""
+    places = [str(ROOT), str(ROOT / "backends"), os.environ.get("PYTHONPATH", "")]
+    kept = {name: value for name, value in os.environ.items() if name not in _COLD}
+    colours = {"TERM": "xterm-256color", "COLORTERM": "truecolor", "TEXTUAL_FPS": "120"}
+    return {**kept, **colours, "PYTHONPATH": os.pathsep.join(places), **own}
 
 
 class Terminal:
@@ -32,23 +43,19 @@ class Terminal:
         columns: int = 120,
         rows: int = 40,
         bytes_per_s: int = 0,
-        environment: dict[str, str] | None = None,
+        own: dict[str, str] | None = None,
     ) -> None:
         self.begun_s = time.monotonic()
         self._rate = bytes_per_s
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        places = [str(ROOT), str(ROOT / "backends"), os.environ.get("PYTHONPATH", "")]
         self._process = subprocess.Popen(
             command,
             stdin=slave,
             stdout=slave,
             stderr=slave,
             start_new_session=True,
-            env=os.environ
-            | {"TERM": "xterm-256color", "COLORTERM": "truecolor", "TEXTUAL_FPS": "120"}
-            | {"PYTHONPATH": os.pathsep.join(places)}
-            | (environment or {}),
+            env=surroundings(own or {}),
         )
         os.close(slave)
         self.process = psutil.Process(self._process.pid)

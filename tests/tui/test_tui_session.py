@@ -42,6 +42,21 @@ def test_a_question_is_answered_and_its_figures_are_those_of_the_engine(tmp_path
     run(Stage(tmp_path, script=lambda request: told("a ", "cache")), play)
 
 
+def test_a_question_before_the_engine_is_opened_waits_for_it(tmp_path: Path) -> None:
+    async def play() -> None:
+        stage = Stage(tmp_path)
+        engines = Engines()
+        asked = asyncio.create_task(engines.engine())
+        await asyncio.sleep(0)
+        assert not asked.done()
+        engines.open(stage.settle(None, {}).open_engine)
+        assert await asked is stage.engine
+        engines.close()
+        Engines().close()  # never opened: there is nothing to wait for
+
+    asyncio.run(play())
+
+
 def test_the_whole_path_is_sent_with_the_instructions_first(tmp_path: Path) -> None:
     async def play(chat: Chat) -> None:
         chat.session.instruct("Be brief.")

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import events
 from textual.app import ComposeResult
@@ -18,7 +19,6 @@ from localchat.inert import inert_line
 from localchat.tui import clipboard
 from localchat.tui.blocks import Block, NoticeBlock, ToolCallBlock, UserBlock
 from localchat.tui.chips import contract, expand
-from localchat.tui.commanding import Commander
 from localchat.tui.keys import bindings
 from localchat.tui.outgrown import PREFIX as OVERFLOW
 from localchat.tui.page import node_of
@@ -31,6 +31,9 @@ from localchat.tui.widgets.finder import Finder
 from localchat.tui.widgets.panel import Panel
 from localchat.tui.widgets.status import StatusLine
 from localchat.tui.widgets.welcome import Welcome
+
+if TYPE_CHECKING:
+    from localchat.tui.commanding import Commander
 
 _STATS_EVERY_S = 0.5
 _HINT_S = 2.5
@@ -53,7 +56,6 @@ class ChatScreen(Screen[None]):
         super().__init__()
         self.page = TranscriptPage(self)
         self.session: Session
-        self.commander: Commander
         self._editing: str | None = None
         self._asking_stats = False
 
@@ -72,11 +74,16 @@ class ChatScreen(Screen[None]):
         yield StatusLine(self.session.live, id="status")
 
     def on_mount(self) -> None:
-        self.commander = Commander(self)
         self.set_interval(_STATS_EVERY_S, self._watch_stats)
         self.figures_changed()
 
     # ------------------------------------------------------------------ parts
+
+    @cached_property
+    def commander(self) -> "Commander":
+        from localchat.tui.commanding import Commander  # the first frame does without commands
+
+        return Commander(self)
 
     @property
     def transcript(self) -> Talk:
