@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localchat.cli.options import engine_options
+from localchat.cli.options import ThinkingCommand, engine_options
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -21,7 +21,7 @@ def complete_conversation(
     return complete(ctx, incomplete)
 
 
-class AskCommand(click.Command):
+class AskCommand(ThinkingCommand):
     """Knows whether `--` stood before the words, and shows the overview as its help."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

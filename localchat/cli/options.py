@@ -74,6 +74,14 @@ _SWITCHES = (
     ),
 )
 
+_THINK: Final = "--think"
+_THINK_VALUES: Final = {
+    "--no-think": ("false", "off", "no", "none", "0"),
+    _THINK: ("true", "on", "yes", "1", "low", "medium", "high"),
+}
+_UNDECIDED = "localchat.cli.options.undecided"
+"""Where a context remembers `--think=auto`, which no switch can say."""
+
 STOP: Final = "stop"
 OPTION: Final = "option"
 
@@ -112,6 +120,36 @@ def engine_options(*, with_model: bool) -> Callable[[_Decorated], _Decorated]:
     return decorate
 
 
+class ThinkingCommand(click.Command):
+    """Takes `--think=VALUE` beside `--think` and `--no-think`, as people who come from Ollama write it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        flags = [_thinking(ctx, arg) for arg in args[:end]]
+        return super().parse_args(ctx, [flag for flag in flags if flag] + args[end:])
+
+
+def _thinking(ctx: click.Context, arg: str) -> str:
+    """This argument with the value of `--think` made a switch; empty for `auto`, which the context keeps.
+
+    A level counts as on: how much a model thinks is not ours to say. Raises UsageError for other values.
+    """
+    name, equals, value = arg.partition("=")
+    if name not in _THINK_VALUES:
+        return arg
+    ctx.meta[_UNDECIDED] = name == _THINK and value.lower() == "auto"
+    if name != _THINK or not equals:
+        return arg
+    if ctx.meta[_UNDECIDED]:
+        return ""
+    for switch, values in _THINK_VALUES.items():
+        if value.lower() in values:
+            return switch
+    from localchat.errors import UsageError
+
+    raise UsageError(f"--think is {value!r}; it must be true, false or auto")
+
+
 def given_flags(ctx: click.Context) -> dict[str, "Given"]:
     """The settings that the command line itself names. Raises UsageError for an unknown `-o`."""
     from localchat.settings import KEYS, Given
@@ -121,6 +159,8 @@ def given_flags(ctx: click.Context) -> dict[str, "Given"]:
         if key not in KEYS or ctx.get_parameter_source(key) is not ParameterSource.COMMANDLINE:
             continue
         found[key] = Given(_written(key, value), _name(ctx, key))
+    if ctx.meta.get(_UNDECIDED):
+        found["think"] = Given("auto", _THINK)
     return found
 
 

@@ -3,10 +3,10 @@
 import click
 
 from localchat.cli.ask import prompt_options
-from localchat.cli.options import engine_options
+from localchat.cli.options import ThinkingCommand, engine_options
 
 
-@click.command("run")
+@click.command("run", cls=ThinkingCommand)
 @click.argument("model_word", metavar="MODEL")
 @click.argument("words", metavar="[PROMPT]", nargs=-1)
 @prompt_options
