@@ -91,8 +91,33 @@ def test_list_has_the_own_model_first_and_what_can_be_run(
     known = {one.name: one for one in finder.models()}
     assert next(iter(known)) == "mine"
     assert "broken" not in known
-    assert known["small"].context_train == 512 and known["small"].created > 0
+    small = known["small"]
+    assert small.context_train == 512 and small.created > 0
+    assert (small.architecture, small.size_bytes > 1000, small.parameters > 0) == (
+        known["mine"].architecture,
+        True,
+        True,
+    )
+    assert small.architecture and "infill" not in small.abilities
     assert not finder.stale
+
+
+def test_a_header_is_read_once_for_each_state_of_its_file(
+    finder: LibraryFinder, paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finder.look()
+
+    def unexpected(*_: object, **__: object) -> None:
+        raise AssertionError("it is known already")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("localchat.library.inspection.read_header", unexpected)
+        finder.look()
+    before = {one.name: one for one in finder.models()}["small"]
+    os.utime(paths.models_dir / "small.gguf", (1_700_000_000, 1_700_000_000))
+    finder.look()
+    after = {one.name: one for one in finder.models()}["small"]
+    assert after.created == 1_700_000_000 != before.created
 
 
 def test_room_is_judged_by_live_memory_and_by_what_still_loads(own: LocatedModel) -> None:

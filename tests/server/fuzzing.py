@@ -104,6 +104,25 @@ GOOD: dict[str, dict[str, Any]] = {
         "stream": False,
         "metadata": {"a": "b"},
     },
+    "/infill": {
+        "id_slot": 0,
+        "input_prefix": "def f(",
+        "input_suffix": "return 1",
+        "input_extra": [{"text": "X", "filename": "x.py", "time": [1, 2]}],
+        "prompt": "a",
+        "n_predict": 5,
+        "stop": ["\n"],
+        "n_indent": 4,
+        "top_k": 40,
+        "top_p": 0.9,
+        "samplers": ["top_k", "top_p", "infill"],
+        "t_max_predict_ms": 500,
+        "json_schema": {"type": "object"},
+        "response_fields": ["content", "timings/prompt_n", "generation_settings/n_predict"],
+        "stream": False,
+    },
+    "/completion": {"prompt": "a", "n_predict": 5, "seed": -1, "samplers": "kt", "stream": False},
+    "/api/show": {"model": "scripted", "verbose": True},
     "/v1/embeddings": {"input": ["a", "b"], "encoding_format": "base64"},
     "/tokenize": {"content": "abc", "parse_special": True},
     "/detokenize": {"tokens": [97, 98]},
@@ -119,6 +138,9 @@ _ODD: tuple[Any, ...] = (
 
 def refusal(path: str, reply: Reply) -> str:
     """The type of a refusal, whose shape is the one of its protocol."""
+    if path.startswith("/api/"):
+        assert list(reply.json) == ["error"] and isinstance(reply.json["error"], str)
+        return "invalid_request_error"
     error = reply.anthropic_error if path.startswith("/v1/messages") else reply.error
     kind: str = error["type"]
     return kind

@@ -9,7 +9,7 @@ import localchat
 from localchat.engine.events import Done, Event, Reasoning, Text
 from localchat.engine.local import EngineOptions, LocalEngine
 from localchat.engine.remote import RemoteEngine, RemoteOptions
-from localchat.engine.request import GenerateRequest, Message, Messages, Sampling
+from localchat.engine.request import GenerateRequest, Infill, Message, Messages, Sampling
 from localchat.errors import ContextExceeded
 from tests.server.serving import Stage, running
 
@@ -66,6 +66,25 @@ def test_a_prompt_that_is_too_long_is_refused_with_its_numbers_through_the_chain
 def test_what_a_server_knows_of_its_model_passes(pair: tuple[LocalEngine, RemoteEngine]) -> None:
     assert pair[1].info().backend == "remote"
     assert pair[1].detokenize(pair[1].tokenize("pull a model")) == "pull a model"
+
+
+def test_a_gap_is_filled_alike_through_the_chain(pair: tuple[LocalEngine, RemoteEngine]) -> None:
+    local, chained = pair
+    gap = Infill(
+        "The KV cache ", " keeps keys.", (("notes.txt", "A cache holds keys and values."),)
+    )
+    request = GenerateRequest(gap, Sampling(temperature=0), max_tokens=12)
+    assert said(list(chained.generate(request))) == said(list(local.generate(request))) != ""
+
+
+def test_figures_of_the_engine_come_through_the_chain(
+    pair: tuple[LocalEngine, RemoteEngine],
+) -> None:
+    request = GenerateRequest(Messages((Message("user", "Hello"),)), max_tokens=4)
+    end = list(pair[1].generate(request))[-1]
+    assert isinstance(end, Done)
+    assert end.kv_total_tokens > 0 and end.fingerprint
+    assert "measured there: TTFT" in pair[1].info().why
 
 
 def test_a_stage_is_reached_like_any_server(stage: Stage) -> None:
