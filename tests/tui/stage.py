@@ -179,7 +179,7 @@ class Stage:
     refuse: LocalchatError | None = None
     first_run: FirstRun | None = None
     opened: list[tuple[EngineOptions, StagedEngine]] = field(default_factory=list)
-    remembered: list[str] = field(default_factory=list)
+    remembered: list[tuple[str, EngineInfo | None, Done | None]] = field(default_factory=list)
     context_free_bytes: int = 11 * GB
 
     @property
@@ -251,7 +251,7 @@ class Stage:
             settle=self.settle,
             request=request,
             plan=self.plan,
-            remember=lambda model: self.remembered.append(model.word),
+            remember=lambda model, info, done: self.remembered.append((model.word, info, done)),
             first_run=lambda: self.first_run,
             keys=self.keys,
             history_file=self.tmp / "history.sqlite3",
