@@ -33,7 +33,7 @@ _SPECIAL = {str(token): -100 for token in range(7)}
 """What the guide ends an answer with."""
 _ENDLESS = (
     *("-o", "temperature", "0.8", "-o", "logit_bias", json.dumps(_SPECIAL)),
-    *("--max-tokens", "1500"),
+    *("-o", "repetition_penalty", "1.1", "--max-tokens", "3000"),
 )
 _WIDTH, _HEIGHT = 120, 90
 _LONGEST_S = 4.0
@@ -177,7 +177,7 @@ def _kill_engines(data: Path, kills: int, draw: random.Random) -> list[int]:
             program.ask("And what is a quantization?")
             program.until(lambda: "longest answer" in program.text)
             _settled(program, data, "length")
-            program.ask("/set max_tokens 1500")
+            program.ask("/set max_tokens 3000")
             program.ask("/new")
             program.see("Enter sends")
     finally:

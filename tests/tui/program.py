@@ -89,8 +89,9 @@ class Program:
         frame that is half drawn, or at Markdown that is half written, is passed over."""
         kept = letters(stored)
         seen = [one for one in self._samples if one[1].startswith(kept) or kept.startswith(one[1])]
-        last_s = self._samples[-1][0]
-        assert last_s - seen[-1][0] < _HALF_DRAWN_S, f"{self._samples[-1][1]!r} is not {kept!r}"
+        last_s, last = self._samples[-1]
+        assert last, "the question has left the screen"
+        assert last_s - seen[-1][0] < _HALF_DRAWN_S, f"{last!r} is not {kept!r}"
         first_s = next((moment for moment, text in seen if len(text) > len(kept)), last_s)
         return last_s - first_s, max(0, len(seen[-1][1]) - len(kept))
 
