@@ -33,10 +33,10 @@ _SPECIAL = {str(token): -100 for token in range(7)}
 """What the guide ends an answer with."""
 _ENDLESS = (
     *("-o", "temperature", "0.8", "-o", "logit_bias", json.dumps(_SPECIAL)),
-    *("-o", "repetition_penalty", "1.1", "--max-tokens", "3000"),
+    *("-o", "repetition_penalty", "1.1", "--no-speculation", "--max-tokens", "3000"),
 )
-_WIDTH, _HEIGHT = 120, 90
-_LONGEST_S = 4.0
+_WIDTH, _HEIGHT = 120, 200
+_LONGEST_S = 3.0
 
 
 def main() -> int:

@@ -114,7 +114,8 @@ async def test_what_comes_while_it_is_hidden_is_there_later_and_nothing_wakes_me
         transcript.put(AnswerBlock("a", "written behind the curtain"))
         transcript.append_text("a", " and more")
         await pilot.pause(0.1)
-        assert transcript.settled, "no timer goes on for what nobody sees"
+        asleep = transcript.settled
+        assert asleep, "no timer goes on for what nobody sees"
         transcript.display = True
         await pilot.pause()
         while not transcript.settled:
