@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -10,14 +11,16 @@ from localchat.chat.conversation import Conversation
 from localchat.cli.options import given_flags
 from localchat.cli.setup import Setup, engine_options, request_for, settle
 from localchat.cli.talk import FILE
-from localchat.library.locate import remember_model
+from localchat.library.locate import LocatedModel, remember_model
+from localchat.paths import Paths
 from localchat.settings import Given, check_key
 from localchat.settings_file import read_settings
 from localchat.tui.launch import launch
 from localchat.tui.workplace import Settled, Workplace
 
 if TYPE_CHECKING:
-    from localchat.engine.engine import Engine
+    from localchat.engine.engine import Engine, EngineInfo
+    from localchat.engine.events import Done
     from localchat.fit.machine import Machine
     from localchat.fit.plan import LoadWish, MemoryPlan
     from localchat.library.first_run import FirstRun
@@ -51,7 +54,7 @@ def workplace_of(ctx: click.Context, setup: Setup) -> tuple[Workplace, Settled]:
         request=request_for,
         plan=_Planner().plan,
         first_run=lambda: _first_run(setup),
-        remember=lambda model: None if model.remote else remember_model(model, setup.paths),
+        remember=partial(_remember, setup.paths),
         keys=read_settings(setup.paths.settings_file).keys,
         history_file=setup.paths.data_dir / FILE if setup.settings.history else None,
     )
@@ -84,6 +87,18 @@ class _Planner:
         unloaded = read_unloaded(model.path)
         subject = Subject(model.name, unloaded, model.path, settled.settings.backend)
         return judge(subject, wish, self._machine, None, speed=False).plan
+
+
+def _remember(
+    paths: Paths, model: LocatedModel, info: "EngineInfo | None", done: "Done | None"
+) -> None:
+    from localchat.library.pace import remember_pace  # looks at the machine
+
+    if model.remote is not None:
+        return
+    remember_model(model, paths)
+    if info is not None and done is not None:
+        remember_pace(info, done, paths.state_dir)
 
 
 def _first_run(setup: Setup) -> "FirstRun | None":

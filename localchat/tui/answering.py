@@ -13,8 +13,9 @@ from localchat.engine.request import CalledTool, Message
 from localchat.tui.blocks import AnswerBlock, ReasoningBlock, ToolCallBlock
 from localchat.tui.page import Page, branch_of, node_blocks, reasoning_id
 
-SAVE_EVERY_S: Final = 0.4
-"""How often a growing answer is handed to the history; a kill loses at most what came since."""
+SAVE_EVERY_S: Final = 0.25
+"""How often a growing answer is handed to the history, which writes 0.4 s later at the latest: together well
+below the second that a kill may cost."""
 
 _STATES: Final[dict[str, NodeState]] = {
     "stop": "whole",
@@ -49,10 +50,11 @@ class Answering:
         self._state: NodeState = "open"
         self._thinking_since: float | None = None
         self._text_begun = prolonged is not None
-        self._next_save_s = 0.0
+        self._grown = False
 
     def take(self, event: Event) -> None:
         """Show what an event brings."""
+        self._grown = True
         match event:
             case Accepted():
                 self._accepted = event
@@ -73,12 +75,11 @@ class Answering:
             case _:
                 pass
 
-    def due(self) -> Node | None:
-        """The node as it stands now, where it is time to save it."""
-        now = time.monotonic()
-        if self.node is None or now < self._next_save_s:
+    def grown(self) -> Node | None:
+        """The node as it stands now; None where nothing has come since this was asked last."""
+        if self.node is None or not self._grown:
             return None
-        self._next_save_s = now + SAVE_EVERY_S
+        self._grown = False
         return self._put(self.node.figures, "open", "")
 
     def end(self, info: EngineInfo | None, state: NodeState | None = None, error: str = "") -> Node:
@@ -99,6 +100,11 @@ class Answering:
             elif isinstance(block, ToolCallBlock):
                 self._page.put(block)
         return node
+
+    @property
+    def whole(self) -> bool:
+        """Whether the engine has said everything about it, figures included."""
+        return self._done is not None
 
     @property
     def text(self) -> str:

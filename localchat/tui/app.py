@@ -154,10 +154,10 @@ class ChatApp(App[int]):
         self.theme = ours[(at + 1) % len(ours)]
         self.chat.hint(f"theme: {NAMES[(at + 1) % len(ours)]} (F2 keeps it)")
 
-    def settings_changed(self, changed: Mapping[str, str]) -> None:
-        """The settings file was written: what it says holds from now on."""
-        if "theme" in changed:
-            self.theme = textual_name(changed["theme"])
+    def settings_changed(self, changed: Mapping[str, str | None]) -> None:
+        """The settings file was written: what it says holds from now on, also where a key is gone."""
+        if theme := changed.get("theme"):
+            self.theme = textual_name(theme)
         self.chat.commander.change(None, {})
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:

@@ -16,6 +16,7 @@ from localchat.tui.blocks import AnswerBlock, UserBlock
 from localchat.tui.chips import expand
 from localchat.tui.commands import parse
 from localchat.tui.pulls import Pulls
+from localchat.tui.themes import textual_name
 
 if TYPE_CHECKING:
     from localchat.tui.screens.chat import ChatScreen
@@ -75,6 +76,8 @@ class Commander:
                 await screen.settle_down()
             wanted.apply()
             after = screen.session.settled
+            if after.settings.theme != before.settings.theme:
+                screen.app.theme = textual_name(after.settings.theme)
             if after.options != before.options:
                 if after.model != before.model:
                     screen.hint(f"{after.model.name} answers from now on")
@@ -255,7 +258,7 @@ class Commander:
         """The settings file as a screen; what was changed there holds at once where that is possible."""
         from localchat.tui.screens.settings import SettingsScreen
 
-        def closed(changed: dict[str, str] | None) -> None:
+        def closed(changed: dict[str, str | None] | None) -> None:
             if changed:
                 self._screen.app.settings_changed(changed)  # type: ignore[attr-defined]
 

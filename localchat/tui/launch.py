@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 
 def can_show(environ: Mapping[str, str]) -> bool:
-    """Whether stdin and stdout are a terminal that can draw."""
+    """Whether stdin, stdout and stderr, on which Textual draws, are a terminal that can draw."""
     if environ.get("TERM", "") in ("", "dumb", "unknown"):
         return False
-    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    return all(stream is not None and stream.isatty() for stream in streams)
 
 
 def launch(workplace: "Workplace", settled: "Settled", conversation: "Conversation") -> int:

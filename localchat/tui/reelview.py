@@ -80,7 +80,10 @@ class ReelView(ScrollView):
     def _flush(self) -> None:
         """Draw what changed since the last time."""
         self._timer = None
-        if not self._dirty or not self._reel.width:
+        if not self._reel.width:
+            self._dirty.clear()  # hidden: drawn from the blocks themselves when it is shown
+            return
+        if not self._dirty:
             return
         begun = time.monotonic()
         if writer_is_behind(self.app):
@@ -223,6 +226,8 @@ class ReelView(ScrollView):
             self._restage(place)
         else:
             self._restage(self._top_place())
+        if self._reel.width:
+            self._dirty.clear()  # everything is drawn again
         self._wake_idle()
         self.refresh()
 
@@ -237,7 +242,7 @@ class ReelView(ScrollView):
         self._idle = None
         if not self._reel.shown or not self._reel.width:
             return
-        if self._dirty:
+        if self._timer is not None:  # what grows goes first
             self._wake_idle()
             return
         until = time.monotonic() + _IDLE_SLICE_S

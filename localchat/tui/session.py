@@ -18,7 +18,7 @@ from localchat.engine.events import Event, Text
 from localchat.engine.request import Message, Messages
 from localchat.engine.stream import Stream
 from localchat.errors import ContextExceeded, EngineClosed, LocalchatError, UsageError
-from localchat.tui.answering import Answering
+from localchat.tui.answering import SAVE_EVERY_S, Answering
 from localchat.tui.blocks import NoticeBlock, Offer
 from localchat.tui.engines import Engines
 from localchat.tui.keeping import Keeper
@@ -163,6 +163,8 @@ class Session:
                     break
         if outgrown is not None:
             await self.outgrown.offer(outgrown)
+        elif answering.whole:
+            await self._remember()
 
     async def _attempt(self, answering: Answering, *, prolong: bool) -> ContextExceeded | None:
         """Ask once. What is returned was not sent: it is too long."""
@@ -191,16 +193,26 @@ class Session:
     async def _consume(self, answering: Answering, messages: Messages) -> None:
         engine = await self._engines.engine()
         request = self.workplace.request(self.settled.settings, messages)
-        # Handing over a long prompt waits until the engine's process has read it.
-        with self.streaming(await asyncio.to_thread(engine.generate, request)) as stream:
-            async for event in stream:
-                self.watch(event)
-                answering.take(event)
-                if self.live.info is None and isinstance(event, Text):
-                    self._know(await asyncio.to_thread(engine.info))
-                node = answering.due()
-                if node is not None:
-                    self.keeper.changed(node)
+        saving = asyncio.create_task(self._save(answering))
+        try:
+            # Handing over a long prompt waits until the engine's process has read it.
+            with self.streaming(await asyncio.to_thread(engine.generate, request)) as stream:
+                async for event in stream:
+                    self.watch(event)
+                    answering.take(event)
+                    if self.live.info is None and isinstance(event, Text):
+                        self._know(await asyncio.to_thread(engine.info))
+        finally:
+            saving.cancel()
+
+    async def _save(self, answering: Answering) -> None:
+        """Keep what has come, by the clock and not by events: a model that falls silent in mid-answer must not
+        hold back its last words."""
+        while True:
+            await asyncio.sleep(SAVE_EVERY_S)
+            node = answering.grown()
+            if node is not None:
+                self.keeper.changed(node)
 
     @contextmanager
     def occupied(self, what: str = "") -> Iterator[None]:
@@ -246,7 +258,6 @@ class Session:
         node: Node | None
         if problem is None:
             node = answering.end(info)
-            self._remember()
         elif isinstance(problem, EngineClosed) and self._stopping:
             self.live.rest()
             node = answering.end(info, "stopped") if answering.node else None
@@ -258,11 +269,13 @@ class Session:
         if node is not None:
             self.keeper.changed(node)
 
-    def _remember(self) -> None:
+    async def _remember(self) -> None:
+        """The model answered, at this pace. Written by a thread while the next question may come already."""
+        model, info, done = self.settled.model, self.live.info, self.live.done
         try:
-            self.workplace.remember(self.settled.model)
-        except OSError as problem:
-            self._tell_once(f"the model used last cannot be remembered: {problem}", "warning")
+            await asyncio.to_thread(self.workplace.remember, model, info, done)
+        except (OSError, LocalchatError) as problem:
+            self._tell_once(f"what this answer showed cannot be remembered: {problem}", "warning")
 
     def _tell_once(self, sentence: str, kind: Kind) -> None:
         if sentence not in self._told:

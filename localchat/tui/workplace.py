@@ -10,6 +10,8 @@ from localchat.settings import Settings
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from localchat.engine.engine import EngineInfo
+    from localchat.engine.events import Done
     from localchat.engine.options import EngineOptions
     from localchat.engine.request import GenerateRequest, Prompt
     from localchat.fit.plan import LoadWish, MemoryPlan
@@ -31,10 +33,10 @@ class Settled(NamedTuple):
 class Workplace:
     """settle(word, changes): the model that a word means (None: the one the command named) under the flags of
     the command and the changes made since, by key; raises ModelMissing, UsageError. plan: what a load with
-    this wish would take of this machine, read from the header alone; raises LocalchatError. remember(model):
-    it answered, and is the next run's;
-    raises OSError. first_run(): hardware, adoptable models and three to begin with, where there is no model
-    but the guide; takes seconds; raises LocalchatError. keys: the `[keys]` table of the settings file.
+    this wish would take of this machine, read from the header alone; raises LocalchatError. remember(model,
+    info, done): it answered so, and is the next run's; blocks; raises OSError, LocalchatError. first_run():
+    hardware, adoptable models and three to begin with, where there is no model but the guide; takes seconds;
+    raises LocalchatError. keys: the `[keys]` table of the settings file.
     history_file: None where nothing is kept on the disk."""
 
     paths: Paths
@@ -42,7 +44,7 @@ class Workplace:
     settle: "Callable[[str | None, Mapping[str, str]], Settled]"
     request: "Callable[[Settings, Prompt], GenerateRequest]"
     plan: "Callable[[Settled, LoadWish], MemoryPlan]"
-    remember: "Callable[[LocatedModel], None]"
+    remember: "Callable[[LocatedModel, EngineInfo | None, Done | None], None]"
     first_run: "Callable[[], FirstRun | None]"
     keys: Mapping[str, str]
     history_file: "Path | None"

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import pty
+import re
 import select
 import struct
 import subprocess
@@ -17,6 +18,9 @@ import psutil
 import pyte
 
 PATIENCE_S = 60.0
+_AFTER_AN_ANSWER = re.compile(r"\n +(?:TTFT |broke off|[●▲✕] )")
+"""Its figures, how it ended, or a notice."""
+_HALF_DRAWN_S = 0.3
 
 _OWN_TERMINAL = """
 import fcntl, os, sys, termios
@@ -36,6 +40,8 @@ class Program:
         self._screen = pyte.Screen(width, height)
         self._stream = pyte.ByteStream(self._screen)
         self.raw = b""
+        self._watched, self._noting = "", False
+        self._samples: list[tuple[float, str]] = []
         self.process = subprocess.Popen(
             [sys.executable, "-c", _OWN_TERMINAL, "-m", "localchat", *args],
             stdin=slave,
@@ -61,6 +67,33 @@ class Program:
         self.type(text)
         self.until(lambda: text[-12:] in self.text)
         self.type("\r")
+
+    def watch(self, after: str) -> None:
+        """From now on note when letters of the answer to the question `after` are first seen: see `lost`."""
+        self._watched, self._samples, self._noting = after, [], True
+
+    def look_away(self) -> None:
+        """What comes from now on is not noted."""
+        self._noting = False
+
+    @property
+    def answer(self) -> str:
+        """The letters of the answer that is watched, as they stand on the screen."""
+        _, asked, below = self.text.rpartition(f"▌ {self._watched}")
+        shown = _AFTER_AN_ANSWER.split(below.rpartition("▌")[0])[0]
+        return letters(shown) if asked else ""
+
+    def lost(self, stored: str) -> tuple[float, int]:
+        """How long before the last look the first letter was seen that is not `stored`, in seconds (0: all of
+        them are), and how many letters are missing. Fails where the two are not the same text. A look at a
+        frame that is half drawn, or at Markdown that is half written, is passed over."""
+        kept = letters(stored)
+        seen = [one for one in self._samples if one[1].startswith(kept) or kept.startswith(one[1])]
+        last_s, last = self._samples[-1]
+        assert last, "the question has left the screen"
+        assert last_s - seen[-1][0] < _HALF_DRAWN_S, f"{last!r} is not {kept!r}"
+        first_s = next((moment for moment, text in seen if len(text) > len(kept)), last_s)
+        return last_s - first_s, max(0, len(seen[-1][1]) - len(kept))
 
     @property
     def text(self) -> str:
@@ -118,3 +151,10 @@ class Program:
             data = os.read(self._master, 65536)
             self.raw += data
             self._stream.feed(data)
+            if self._noting:
+                self._samples.append((time.monotonic(), self.answer))
+
+
+def letters(text: str) -> str:
+    """Letters and digits alone: what Markdown and the edge of the screen leave as it is."""
+    return "".join(each for each in text if each.isalnum())

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 from textual.pilot import Pilot
 
@@ -179,7 +180,7 @@ class Stage:
     refuse: LocalchatError | None = None
     first_run: FirstRun | None = None
     opened: list[tuple[EngineOptions, StagedEngine]] = field(default_factory=list)
-    remembered: list[str] = field(default_factory=list)
+    remembered: list[tuple[str, EngineInfo | None, Done | None]] = field(default_factory=list)
     context_free_bytes: int = 11 * GB
 
     @property
@@ -251,7 +252,7 @@ class Stage:
             settle=self.settle,
             request=request,
             plan=self.plan,
-            remember=lambda model: self.remembered.append(model.word),
+            remember=lambda model, info, done: self.remembered.append((model.word, info, done)),
             first_run=lambda: self.first_run,
             keys=self.keys,
             history_file=self.tmp / "history.sqlite3",
@@ -262,12 +263,33 @@ class Stage:
     @asynccontextmanager
     async def play(self, width: int = 80, height: int = 24) -> AsyncIterator[Pilot[int]]:
         app = self.app()
-        async with app.run_test(size=(width, height), notifications=True, tooltips=True) as pilot:
+        async with (
+            app.run_test(size=(width, height), notifications=True, tooltips=True) as pilot,
+            unhurried(pilot),
+        ):
             app.chat.composer.editor.cursor_blink = False
             await until(pilot, lambda: app.keeper.history is not None)
             await until(pilot, lambda: app.session.live.info is not None or self.refuse is not None)
             yield pilot
         app.keeper.close()
+
+
+@asynccontextmanager
+async def unhurried(pilot: Pilot[int]) -> AsyncIterator[None]:
+    """Inside, a key or a pause is over when every widget has done what it was told. Textual itself waits until
+    the process takes less than a millisecond of CPU in twenty: on a machine that does something else, long."""
+
+    async def idle(min_sleep: float = 0, max_sleep: float = 1) -> None:
+        for _ in range(_ROUNDS):
+            await asyncio.sleep(0)
+            await pilot._wait_for_screen()
+
+    with patch("textual.app.wait_for_idle", idle), patch("textual.pilot.wait_for_idle", idle):
+        yield
+
+
+_ROUNDS = 3
+"""What a message leads to is often another one."""
 
 
 def request(settings: Settings, prompt: Prompt) -> GenerateRequest:

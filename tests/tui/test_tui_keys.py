@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from textual import events
 from textual.pilot import Pilot
 
 from localchat.engine.scripted import Answer
@@ -100,6 +101,30 @@ def test_ctrl_c_stops_and_twice_leaves(tmp_path: Path) -> None:
         assert app.is_running
         await pilot.press("ctrl+c")
         assert app.return_code == 0
+
+    play(stage, what)
+
+
+def test_keys_that_come_faster_than_they_are_handled_keep_their_order(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, script=answers("yes"))
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+
+        def type_at_once(*keys: str) -> None:
+            for key in keys:
+                app.post_message(
+                    events.Key(key, " " if key == "space" else key if len(key) == 1 else None)
+                )
+
+        type_at_once(*"hi", "enter", *"next")
+        await until(pilot, lambda: stage.engine.requests and not app.session.busy)
+        assert sent(stage.engine.requests[0]) == [("user", "hi")]
+        await until(pilot, lambda: app.chat.composer.text == "next")
+        app.chat.composer.write("")
+        type_at_once("/", *"set", "space", *"seed", "space", "7", "enter", "x")
+        await until(pilot, lambda: app.session.settled.settings.seed == 7)
+        await until(pilot, lambda: app.chat.composer.text == "x")
 
     play(stage, what)
 

@@ -1,7 +1,9 @@
 """The real program, the real engine, the guide: on a terminal."""
 
+import io
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from localchat.chat.conversation import Conversation
 from localchat.figures import stats_line
 from localchat.history.store import History
+from localchat.tui.launch import can_show
 from tests.tui.program import Program
 
 Start = Callable[..., Program]
@@ -126,3 +129,16 @@ def test_a_killed_engine_is_a_notice_and_the_next_question_is_answered(
     program.process.send_signal(signal.SIGTERM)
     assert program.end() == 0
     assert kept(tmp_path).path()[-1].state == "whole"
+
+
+@pytest.mark.parametrize(
+    ("shown", "kept"), [((True, True, True), True), ((True, True, False), False)]
+)
+def test_it_draws_only_where_all_three_streams_are_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, shown: tuple[bool, ...], kept: bool
+) -> None:
+    for name, terminal in zip(("stdin", "stdout", "stderr"), shown, strict=True):
+        stream = io.StringIO()
+        monkeypatch.setattr(stream, "isatty", lambda terminal=terminal: terminal)
+        monkeypatch.setattr(sys, name, stream)
+    assert can_show({"TERM": "xterm"}) is kept

@@ -13,6 +13,7 @@ from localchat.errors import LocalchatError
 from localchat.history.store import History
 from localchat.tui.blocks import NoticeBlock
 from localchat.tui.screens.dialog import ListDialog
+from localchat.tui.themes import textual_name
 from tests.tui.stage import Stage, app_of, say, until
 
 Play = Callable[[Pilot[int]], Coroutine[Any, Any, None]]
@@ -93,6 +94,11 @@ def test_settings_are_written_with_their_comments(tmp_path: Path) -> None:
         await pilot.press(*"theme", "enter", *"light", "enter", "escape")
         await until(pilot, lambda: app.theme == "light")
         await until(pilot, lambda: app.session.settled.settings.temperature == 0.3)
+        await pilot.press("f2")
+        await until(pilot, lambda: app.screen is not app.chat)
+        await pilot.press(*"theme", "ctrl+x", "escape")
+        await until(pilot, lambda: app.theme == textual_name("dark"))
+        assert "theme" not in file.read_text()
 
     play(stage, what)
 

@@ -37,7 +37,7 @@ def test_a_question_is_answered_and_its_figures_are_those_of_the_engine(tmp_path
         assert shown.footer == stats_line(DONE)
         assert chat.page.pieces == [(node.id, "a "), (node.id, "cache")]
         assert chat.session.live.decode_tokens_per_s == DONE.timings.decode_tokens_per_s
-        assert chat.stage.remembered == ["tiny"]
+        assert chat.stage.remembered == [("tiny", INFO, DONE)]
 
     run(Stage(tmp_path, script=lambda request: told("a ", "cache")), play)
 

@@ -103,6 +103,27 @@ async def test_it_begins_at_the_end_and_follows_what_comes() -> None:
 
 
 @in_a_loop
+async def test_what_comes_while_it_is_hidden_is_there_later_and_nothing_wakes_meanwhile() -> None:
+    class Hidden(Stage):
+        CSS = "Transcript { display: none; }"
+
+    app = Hidden()
+    async with app.run_test(size=(60, 16)) as pilot:
+        transcript = app.transcript
+        await pilot.pause()
+        transcript.put(AnswerBlock("a", "written behind the curtain"))
+        transcript.append_text("a", " and more")
+        await pilot.pause(0.1)
+        asleep = transcript.settled
+        assert asleep, "no timer goes on for what nobody sees"
+        transcript.display = True
+        await pilot.pause()
+        while not transcript.settled:
+            await asyncio.sleep(0.02)
+        assert "behind the curtain and more" in "\n".join(app.lines())
+
+
+@in_a_loop
 async def test_a_reader_who_scrolled_up_is_left_in_peace() -> None:
     app = Stage(answers(20))
     async with app.run_test(size=(60, 16)) as pilot:

@@ -149,7 +149,8 @@ class ChatScreen(Screen[None]):
         try:
             engine = await self.session.engine()
             self.session.live.stats = await asyncio.to_thread(engine.stats)
-            self.panel.changed()
+            for panel in self.query(Panel):  # none where the screen was taken down meanwhile
+                panel.changed()
         except LocalchatError:
             self.session.live.stats = None  # the engine is gone; the next question starts another
         finally:

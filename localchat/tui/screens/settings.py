@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from localchat.tui.session import Session
 
 
-class SettingsScreen(ListDialog[dict[str, str]]):
-    """Answers with what was changed in the file, by key."""
+class SettingsScreen(ListDialog[dict[str, str | None]]):
+    """Answers with what was changed in the file, by key; None: no longer set."""
 
     TITLE_TEXT = "Settings"
     KEYS_TEXT = "Enter change · Ctrl+X forget · Esc back"
@@ -29,7 +29,7 @@ class SettingsScreen(ListDialog[dict[str, str]]):
         super().__init__()
         self._session = session
         self._path = session.workplace.paths.settings_file
-        self._changed: dict[str, str] = {}
+        self._changed: dict[str, str | None] = {}
         self._key: str | None = None
 
     def fill(self, text: str) -> None:
@@ -82,8 +82,7 @@ class SettingsScreen(ListDialog[dict[str, str]]):
         except LocalchatError as problem:
             self.tell_about(str(problem))
             return
-        if text is not None:
-            self._changed[key] = text
+        self._changed[key] = text
         self._back()
         self.tell_about(f"{key} {'is written' if text is not None else 'is no longer set'}")
 

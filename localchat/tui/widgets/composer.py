@@ -68,12 +68,13 @@ class Composer(Vertical):
         self._found: list[str] = []
         self._counted: dict[str, int] = {}
         self._silent: str | None = None
+        self._seen = ""
 
     def compose(self) -> ComposeResult:
         yield OptionList(id="completions", markup=False)
         yield Static("", id="completion-help", markup=False)
         yield Static("", id="attached", markup=False)
-        yield Editor(id="editor")
+        yield Editor(self._decide, id="editor")
 
     def on_mount(self) -> None:
         self.completions.can_focus = False
@@ -127,9 +128,11 @@ class Composer(Vertical):
 
     # ------------------------------------------------------------------ keys
 
-    def on_editor_wanted(self, event: Editor.Wanted) -> None:
-        event.stop()
-        match event.what:
+    def _decide(self, what: str) -> None:
+        """Called by the editor between two keys."""
+        if self.editor.text != self._seen:
+            self._look_again()  # the keys came faster than the messages about them
+        match what:
             case "send":
                 if not (self._completing and self._accept(sending=True)):
                     self._send()
@@ -138,7 +141,7 @@ class Composer(Vertical):
                     self.post_message(self.Left())
             case "up" | "down" if self._completing:
                 step = self.completions.action_cursor_up
-                (step if event.what == "up" else self.completions.action_cursor_down)()
+                (step if what == "up" else self.completions.action_cursor_down)()
                 self._explain()
             case "up":
                 self._recall(-1)
@@ -174,7 +177,12 @@ class Composer(Vertical):
         event.stop()
         self.post_message(self.Changed())
         self._show_attached()
-        if self.editor.text == self._silent:
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Offer what completes the text as it stands now."""
+        self._seen = self.editor.text
+        if self._seen == self._silent:
             self._offer([])
             return
         self._silent = None

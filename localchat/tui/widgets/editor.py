@@ -1,6 +1,6 @@
 """Where a message is written: a text area that sends with Enter."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,15 +14,16 @@ from localchat.tui.keys import bindings
 
 
 class Editor(TextArea):
-    """Posts what happens; the composer around it knows completions and files. `chips`: what the signs in the
-    text stand for."""
+    """Tells the composer around it, which knows completions and files, what is wanted. `chips`: what the signs
+    in the text stand for."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("composer")]
 
     @dataclass
     class Wanted(Message):
-        """A key whose meaning the composer decides: `send`, `accept`, `editor`, or `up` and `down` at the
-        edges of the text."""
+        """A key whose meaning `decide` knows: `send`, `accept`, `editor`, or `up` and `down` at the edges of
+        the text. It waits its turn among the keys: what was typed before it is in the text, what was typed
+        after it is not."""
 
         what: str
 
@@ -32,7 +33,7 @@ class Editor(TextArea):
 
         chip: Chip
 
-    def __init__(self, *, id: str) -> None:  # noqa: A002 - textual's word
+    def __init__(self, decide: Callable[[str], None], *, id: str) -> None:  # noqa: A002 - textual's word
         super().__init__(
             id=id,
             soft_wrap=True,
@@ -45,9 +46,14 @@ class Editor(TextArea):
         self.match_cursor_bracket = False
         self.chips: tuple[Chip, ...] = ()
         self.completing = False
+        self._decide = decide
         self._pastes = 0
 
     # ------------------------------------------------------------------ keys
+
+    def on_editor_wanted(self, event: Wanted) -> None:
+        event.stop()
+        self._decide(event.what)
 
     def action_send(self) -> None:
         self.post_message(self.Wanted("send"))
