@@ -19,6 +19,7 @@ from localchat.tui.blocks import (
     ToolCallBlock,
     UserBlock,
 )
+from localchat.tui.engines import Engines
 from tests.tui.sessions import Chat, run
 from tests.tui.stage import DONE, INFO, Stage, sent, told
 
