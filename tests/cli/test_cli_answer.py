@@ -136,9 +136,7 @@ def test_sampling_flags_reach_the_request(call: Call) -> None:
         (("--think=auto", "--no-think", "hi"), "off"),
     ],
 )
-def test_think_takes_a_value_as_elsewhere(
-    call: Call, args: tuple[str, ...], thinking: str
-) -> None:
+def test_think_takes_a_value_as_elsewhere(call: Call, args: tuple[str, ...], thinking: str) -> None:
     door = ScriptedDoor(SCENARIOS["hello"])
     assert call(door, *args).code == 0
     request = door.engines[0].requests[0]
