@@ -22,9 +22,8 @@ from localchat.engine import frames
 from localchat.engine.engine import EngineInfo
 from localchat.engine.events import EngineStats, Event, Figures, Loading
 from localchat.errors import EngineClosed, LocalchatError, UsageError
-from localchat.fit.machine import read_cores
 from localchat.fit.plan import LoadWish, MemoryPlan
-from localchat.fit.reason import placed
+from localchat.loop.about import engine_info
 from localchat.loop.backend import (
     Backend,
     Embedder,
@@ -35,7 +34,7 @@ from localchat.loop.backend import (
 )
 from localchat.loop.counts import Counts
 from localchat.loop.desk import Desk
-from localchat.loop.embedding import ONLY_EMBEDS, Embedding
+from localchat.loop.embedding import Embedding
 from localchat.loop.fingerprint import fingerprint
 from localchat.loop.footprint import Footprint
 from localchat.loop.kv import open_book
@@ -356,34 +355,19 @@ class Worker:
         return self._counts.stats(Figures(phase="loading", waiting=len(early)), early)
 
     def _info(self) -> EngineInfo:
-        info, plan, runner = self._model.info, self._plan, self._runner
-        can = runner.capabilities if runner is not None else None
-        return EngineInfo(
-            model=self._wish.name,
+        runner = self._runner
+        return engine_info(
+            self._wish,
+            self._selection,
+            self._model.info,
+            self._plan,
+            self._footprint,
+            runner.capabilities if runner is not None else None,
             path=frames.whole(str(self._path)),
-            backend=self._selection.backend.name,
-            architecture=info.architecture,
-            quantization=info.quantization,
-            parameters=info.parameters,
-            context_tokens=can.context_tokens if can else plan.context_tokens,
-            context_train=info.context_train,
-            kv_type=can.kv_type if can else plan.kv_type,
-            gpu_layers=plan.gpu_layers,
-            layers=plan.layers or info.layers,
-            threads=self._wish.threads or read_cores(),
-            file_bytes=info.file_bytes,
-            predicted_bytes=plan.total_bytes,
-            actual_bytes=self._footprint.actual_bytes,
-            loaded=self._footprint.actual is not None,
             safe_mode=getattr(self, "_safe", False),
-            why=placed(self._selection.why, plan),
             fingerprint=self._fingerprint,
             notes=tuple(self._notes),
-            limits=(ONLY_EMBEDS,) if info.pooling else can.limits if can else (),
             warning=self._desk.warning,
-            predicted=self._footprint.predicted,
-            actual=self._footprint.actual,
-            free_bytes=plan.free_bytes,
         )
 
 

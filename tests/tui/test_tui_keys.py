@@ -264,11 +264,11 @@ def test_finding_and_moving_about(tmp_path: Path) -> None:
         app = app_of(pilot)
         await say(pilot, "q")
         view = app.chat.transcript
-        bottom = view.scroll_y
+        await until(pilot, lambda: view.scroll_y == view.max_scroll_y > 0)
         await pilot.press("pageup")
-        await until(pilot, lambda: view.scroll_y < bottom)
+        await until(pilot, lambda: view.scroll_y < view.max_scroll_y)
         await pilot.press("ctrl+end")
-        await until(pilot, lambda: view.scroll_y == bottom)
+        await until(pilot, lambda: view.scroll_y == view.max_scroll_y)
         await pilot.press("pageup", "pagedown")
         await pilot.press("ctrl+f", *"needle")
         finder = app.chat.query_one(Finder)

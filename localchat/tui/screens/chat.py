@@ -23,6 +23,7 @@ from localchat.tui.keys import bindings
 from localchat.tui.outgrown import PREFIX as OVERFLOW
 from localchat.tui.page import node_of
 from localchat.tui.screens.chat_page import TranscriptPage
+from localchat.tui.screens.talk import Talk
 from localchat.tui.session import RETRY, Session
 from localchat.tui.transcript import Transcript
 from localchat.tui.widgets.composer import Composer
@@ -37,12 +38,6 @@ if TYPE_CHECKING:
 
 _STATS_EVERY_S = 0.5
 _HINT_S = 2.5
-
-
-class Talk(Transcript):
-    """The transcript with the keys of this chat."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [*bindings("transcript")]
 
 
 class ChatScreen(Screen[None]):
