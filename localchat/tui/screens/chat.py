@@ -99,9 +99,9 @@ class ChatScreen(Screen[None]):
     # ------------------------------------------------------------------ what the session shows
 
     def figures_changed(self) -> None:
-        """State, figures or title are other ones."""
+        """State, figures or title are other ones. Before the screen stands and after it, nothing is drawn."""
         if not self.query("#status"):
-            return  # not there yet, or taken down already
+            return
         session = self.session
         self.status.hint = "Esc stops" if session.busy else self._hint_of_rest()
         self.status.changed()
