@@ -72,8 +72,6 @@ class ChatScreen(Screen[None]):
         self.set_interval(_STATS_EVERY_S, self._watch_stats)
         self.figures_changed()
 
-    # ------------------------------------------------------------------ parts
-
     @cached_property
     def commander(self) -> "Commander":
         from localchat.tui.commanding import Commander  # the first frame does without commands
