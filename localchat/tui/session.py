@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from localchat.chat.conversation import Conversation, Inclusion, Node
 from localchat.chat.sending import sent_messages
 from localchat.engine.engine import Engine, EngineInfo
-from localchat.engine.events import Event, Text
+from localchat.engine.events import Event, Reasoning, Text
 from localchat.engine.request import Message, Messages
 from localchat.engine.stream import Stream
 from localchat.errors import ContextExceeded, EngineClosed, LocalchatError, UsageError
@@ -29,6 +29,9 @@ from localchat.tui.workplace import Settled, Workplace
 
 Kind = Literal["info", "warning", "error"]
 RETRY = "retry"
+_BATCH_S = 0.045
+"""A little less than a drawing waits for the one before. Waking for every token takes the cores from an engine
+that computes on all of them."""
 
 
 class Change(NamedTuple):
@@ -197,11 +200,15 @@ class Session:
         try:
             # Handing over a long prompt waits until the engine's process has read it.
             with self.streaming(await asyncio.to_thread(engine.generate, request)) as stream:
-                async for event in stream:
-                    self.watch(event)
-                    answering.take(event)
-                    if self.live.info is None and isinstance(event, Text):
+                async for batch in stream.batches():
+                    for event in batch:
+                        self.watch(event)
+                        answering.take(event)
+                    writing = any(isinstance(event, Text | Reasoning) for event in batch)
+                    if self.live.info is None and writing:
                         self._know(await asyncio.to_thread(engine.info))
+                    if writing and not stream.ended:
+                        await asyncio.sleep(_BATCH_S)
         finally:
             saving.cancel()
 

@@ -1,0 +1,93 @@
+"""A stream is read event by event, or in batches of what has come."""
+
+import asyncio
+
+import pytest
+
+from localchat.engine.events import Event, Text
+from localchat.engine.stream import Stream
+from localchat.errors import EngineClosed, EngineDied
+from tests.tui.stage import DONE
+
+
+def a_stream() -> Stream:
+    return Stream(lambda: None)
+
+
+def texts(events: list[Event]) -> list[str]:
+    return [event.text for event in events if isinstance(event, Text)]
+
+
+def test_a_batch_is_all_that_came_since_the_last() -> None:
+    async def read() -> list[list[str]]:
+        stream, seen = a_stream(), []
+        stream.put(Text(0, "a"))
+        stream.put(Text(0, "b"))
+        async for batch in stream.batches():
+            seen.append(texts(batch))
+            if len(seen) == 1:
+                stream.put(Text(0, "c"))
+                stream.put(Text(0, "d"))
+                stream.put(DONE)
+        return seen
+
+    assert asyncio.run(read()) == [["a", "b"], ["c", "d"]]
+
+
+def test_what_came_before_a_failure_is_told_before_it_is_raised() -> None:
+    async def read() -> list[list[str]]:
+        stream, seen = a_stream(), []
+        stream.put(Text(0, "a"))
+        stream.put(EngineDied("it died"))
+
+        async def consume() -> None:
+            async for batch in stream.batches():
+                seen.append(texts(batch))
+
+        with pytest.raises(EngineDied):
+            await consume()
+        return seen
+
+    assert asyncio.run(read()) == [["a"]]
+
+
+@pytest.mark.parametrize("batches", [True, False])
+def test_a_consumer_that_waits_is_woken_each_time(batches: bool) -> None:
+    async def read() -> list[str]:
+        stream, seen = a_stream(), []
+
+        async def consume() -> None:
+            if batches:
+                async for batch in stream.batches():
+                    seen.extend(texts(batch))
+            else:
+                async for event in stream:
+                    seen.extend(texts([event]))
+
+        reading = asyncio.create_task(consume())
+        for letter in "abc":
+            await asyncio.sleep(0.005)
+            await asyncio.to_thread(stream.put, Text(0, letter))
+        await asyncio.sleep(0.005)
+        await asyncio.to_thread(stream.put, DONE)
+        await asyncio.wait_for(reading, 5)
+        return seen
+
+    assert asyncio.run(read()) == ["a", "b", "c"]
+
+
+def test_a_close_ends_a_consumer_that_waits() -> None:
+    async def read() -> None:
+        stream = a_stream()
+
+        async def consume() -> None:
+            async for _ in stream.batches():
+                pass
+
+        reading = asyncio.create_task(consume())
+        await asyncio.sleep(0.005)
+        await asyncio.to_thread(stream.close)
+        with pytest.raises(EngineClosed):
+            await asyncio.wait_for(reading, 5)
+
+    asyncio.run(read())
