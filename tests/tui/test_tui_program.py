@@ -60,6 +60,8 @@ def test_ask_stop_regenerate_quit_and_resume(tmp_path: Path, start: Start) -> No
     program.until(lambda: "╭─ Models" not in program.text)
     program.ask("/set temperature 0.1")
     program.see("temperature = 0.1")
+    program.ask('/set logit_bias {"2": -100}')  # it cannot end: it is still writing when Esc comes
+    program.until(lambda: "logit_bias =" in program.text)
     program.ask(LONG)
     program.until(lambda: "● writing" in program.text)
     program.type("\x1b")
