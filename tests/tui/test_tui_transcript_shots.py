@@ -1,5 +1,6 @@
 """Pictures of the transcript in its states, looked at before they were kept."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -150,9 +151,12 @@ def test_it_looks_as_it_did(state: str, size: tuple[int, int], snap_compare: Any
     blocks, then, theme = STATES[state]
 
     async def act(pilot: Pilot[None]) -> None:
-        then(pilot.app.query_one(Transcript))
-        await pilot.pause(
-            0.6
-        )  # heights of what is not in view are counted, and the scroll bar knows it
+        transcript = pilot.app.query_one(Transcript)
+        await pilot.pause()
+        then(transcript)
+        await pilot.pause()
+        while not transcript.settled:  # heights out of view are counted, and the scroll bar knows it
+            await asyncio.sleep(0.01)
+        await pilot.pause()
 
     assert snap_compare(Shot(blocks, theme), terminal_size=size, run_before=act)
