@@ -25,18 +25,12 @@ from pathlib import Path
 
 from localchat.chat.conversation import Conversation, Node
 from localchat.history.store import History
-from tests.tui.program import Program, letters
+from tests.tui.program import ENDLESS, Program, letters
 
 ROOT = Path(__file__).resolve().parents[1]
 LOST_S = 1.0
-_SPECIAL = {str(token): -100 for token in range(7)}
-"""What the guide ends an answer with."""
-_ENDLESS = (
-    *("-o", "temperature", "0.8", "-o", "logit_bias", json.dumps(_SPECIAL)),
-    *("-o", "repetition_penalty", "1.1", "--no-speculation", "--max-tokens", "3000"),
-)
 _WIDTH, _HEIGHT = 120, 200
-_LONGEST_S = 3.0
+_LONGEST_S = 2.0
 
 
 def main() -> int:
@@ -82,7 +76,7 @@ def _kill_screens(data: Path, kills: int, draw: random.Random) -> list[tuple[flo
     found: list[tuple[float, int]] = []
     for number in range(kills):
         again = ("-c",) if number else ()
-        program = Program(data, (*again, *_ENDLESS), width=_WIDTH, height=_HEIGHT)
+        program = Program(data, (*again, *ENDLESS), width=_WIDTH, height=_HEIGHT)
         try:
             program.see("● ready")
             if number:
@@ -157,7 +151,7 @@ def _localchat(data: Path, *args: str) -> str:
 def _kill_engines(data: Path, kills: int, draw: random.Random) -> list[int]:
     """Letters that were seen and are not kept, for each death of the engine."""
     found: list[int] = []
-    program = Program(data, _ENDLESS, width=_WIDTH, height=_HEIGHT)
+    program = Program(data, ENDLESS, width=_WIDTH, height=_HEIGHT)
     try:
         program.see("● ready")
         for number in range(kills):

@@ -1,6 +1,7 @@
 """The real program on a terminal of its own, whose screen can be read."""
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -18,9 +19,26 @@ import psutil
 import pyte
 
 PATIENCE_S = 60.0
+NEVER_ENDING = json.dumps({str(token): -100 for token in range(7)})
+"""A logit bias against what the guide ends an answer with."""
+ENDLESS = (
+    *(
+        "-o",
+        "temperature",
+        "0.8",
+        "-o",
+        "logit_bias",
+        NEVER_ENDING,
+        "-o",
+        "repetition_penalty",
+        "1.1",
+    ),
+    *("--no-speculation", "--max-tokens", "3000"),
+)
+"""The guide talks until it is stopped."""
 _AFTER_AN_ANSWER = re.compile(r"\n +(?:TTFT |broke off|[●▲✕] )")
 """Its figures, how it ended, or a notice."""
-_HALF_DRAWN_S = 0.3
+_HALF_DRAWN_S = 1.0
 
 _OWN_TERMINAL = """
 import fcntl, os, sys, termios
@@ -88,10 +106,10 @@ class Program:
         them are), and how many letters are missing. Fails where the two are not the same text. A look at a
         frame that is half drawn, or at Markdown that is half written, is passed over."""
         kept = letters(stored)
-        seen = [one for one in self._samples if one[1].startswith(kept) or kept.startswith(one[1])]
         last_s, last = self._samples[-1]
-        assert last, "the question has left the screen"
-        assert last_s - seen[-1][0] < _HALF_DRAWN_S, f"{last!r} is not {kept!r}"
+        seen = [one for one in self._samples if one[1] and _agree(one[1], kept)]
+        late = not seen or last_s - seen[-1][0] > _HALF_DRAWN_S
+        assert not late, f"{last!r} is on the screen, and kept is {kept!r}"
         first_s = next((moment for moment, text in seen if len(text) > len(kept)), last_s)
         return last_s - first_s, max(0, len(seen[-1][1]) - len(kept))
 
@@ -153,6 +171,10 @@ class Program:
             self._stream.feed(data)
             if self._noting:
                 self._samples.append((time.monotonic(), self.answer))
+
+
+def _agree(one: str, other: str) -> bool:
+    return one.startswith(other) or other.startswith(one)
 
 
 def letters(text: str) -> str:

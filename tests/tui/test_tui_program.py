@@ -1,20 +1,22 @@
 """The real program, the real engine, the guide: on a terminal."""
 
 import io
+import json
+import os
 import re
 import signal
+import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from localchat.chat.conversation import Conversation
-from localchat.figures import stats_line
 from localchat.history.store import History
 from localchat.tui.launch import can_show
-from tests.tui.program import Program
+from tests.tui.program import ENDLESS, NEVER_ENDING, Program
 
 Start = Callable[..., Program]
 LONG = "Explain the KV cache, prefill, decode and speculation."
@@ -24,8 +26,8 @@ LONG = "Explain the KV cache, prefill, decode and speculation."
 def start(tmp_path: Path) -> Iterator[Start]:
     opened: list[Program] = []
 
-    def begin(*args: str, width: int = 120) -> Program:
-        opened.append(Program(tmp_path, args, width=width))
+    def begin(*args: str, width: int = 120, height: int = 30) -> Program:
+        opened.append(Program(tmp_path, args, width=width, height=height))
         return opened[-1]
 
     yield begin
@@ -41,15 +43,59 @@ def kept(data: Path) -> Conversation:
         return history.load(last.id)
 
 
+def states(data: Path) -> list[str]:
+    """Of the messages of its shown path; empty before it is kept."""
+    with History.open(data / "history.sqlite3") as history:
+        last = history.last()
+        return [node.state for node in history.load(last.id).path()] if last is not None else []
+
+
+def history(data: Path, *args: str) -> Any:
+    """What `localchat history …` prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "localchat", "history", *args, "--json"],
+        env={**os.environ, "LOCALCHAT_DATA_DIR": str(data)},
+        capture_output=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+_STATUS = re.compile(
+    r"ready +TTFT ([\d.]+) s +([\d.]+) tok/s .*?KV (\d+)/(\d+) .*?(?:drafts (\d+)/(\d+)|llamacpp)"
+)
+_FOOTER = re.compile(r"TTFT ([\d.]+) s · ([\d.]+) tok/s · KV (\d+)/(\d+) .*? · drafts (\d+)/(\d+)")
+
+
+def figures_of(record: Any) -> tuple[str, ...]:
+    """TTFT, tok/s, KV used and in all, drafts accepted and made, of a message as JSON has it."""
+    done = record["figures"]["done"]
+    timings, drafts = done["timings"], done["speculation"]
+    return (
+        *(f"{timings['ttft_s']:.2f}", f"{timings['decode_tokens_per_s']:.1f}"),
+        *(str(done["kv_used_tokens"]), str(done["kv_total_tokens"])),
+        *(str(drafts.get("accepted", 0)), str(drafts.get("drafted", 0))),
+    )
+
+
+def shown_figures(program: Program) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The same on the screen, once an answer is over: of the status line, which says nothing of drafts where
+    there were none, and of the line below the answer."""
+    program.until(lambda: _FOOTER.search(program.text) and _STATUS.search(program.text))
+    status, footer = _STATUS.search(program.text), _FOOTER.search(program.text)
+    assert status is not None
+    assert footer is not None
+    return status.groups("0"), footer.groups()
+
+
 def test_ask_stop_regenerate_quit_and_resume(tmp_path: Path, start: Start) -> None:
-    program = start("-o", "temperature", "0", "--seed", "1")
+    program = start("-o", "temperature", "0", "--seed", "1", width=140)
     program.see("The guide answers")
     program.ask("What is localchat?")
-    program.until(lambda: re.search(r"TTFT .* tok/s .* drafts", program.text))
-    program.until(lambda: "● ready" in program.text)
-    program.type("\x1b[15~")  # F5: again
+    first = shown_figures(program)
+    program.type("\x1b[15~")  # F5: again, with drafts from the answer before
     program.see("‹ 2/2 ›")
-    program.until(lambda: "● ready" in program.text)
+    second = shown_figures(program)
     program.type("\x0f")  # Ctrl+O
     program.see("TPOT p50")
     program.type("\x0f")
@@ -58,10 +104,7 @@ def test_ask_stop_regenerate_quit_and_resume(tmp_path: Path, start: Start) -> No
     program.until(lambda: re.search(r"guide .* fits: [\d,]+ tokens", program.text))
     program.type("\x1b")
     program.until(lambda: "╭─ Models" not in program.text)
-    program.ask("/set temperature 0.1")
-    program.see("temperature = 0.1")
-    program.ask('/set logit_bias {"2": -100}')  # it cannot end: it is still writing when Esc comes
-    program.until(lambda: "logit_bias =" in program.text)
+    program.ask(f"/set logit_bias {NEVER_ENDING}")
     program.ask(LONG)
     program.until(lambda: "● writing" in program.text)
     program.type("\x1b")
@@ -70,67 +113,108 @@ def test_ask_stop_regenerate_quit_and_resume(tmp_path: Path, start: Start) -> No
     assert program.end() == 0
     assert b"\x1b[?1049l" in program.raw[-400:], "the terminal is as it was"
 
-    conversation = kept(tmp_path)
-    path = conversation.path()
+    path = kept(tmp_path).path()
     assert [node.message.role for node in path] == ["user", "assistant"] * 2
     assert (path[1].state, path[3].state) == ("whole", "stopped")
-    assert len(conversation.siblings(path[1].id)) == 2
-    assert path[1].figures is not None
-    assert path[1].figures.done is not None
+    stored = history(tmp_path, "show", kept(tmp_path).id, "--tree")["messages"]
+    answers = [each for each in stored if each["role"] == "assistant"]
+    assert len(answers) == 3
+    assert first == (figures_of(answers[0]),) * 2
+    assert second == (figures_of(answers[1]),) * 2
+    assert answers[1]["figures"]["done"]["speculation"]["drafted"] > 0
 
-    again = start("-c")
-    again.see(stats_line(path[1].figures.done))
+    again = start("-c", width=140)
+    again.until(lambda: _FOOTER.search(again.text))
+    assert _FOOTER.findall(again.text)[0] == figures_of(answers[1])
     again.see("stopped")
     again.ask("hello again")
-    again.until(lambda: again.text.count("● ready") and again.text.count("tok/s") >= 2)
+    again.until(lambda: len(kept(tmp_path).path()) == 6 and "● ready" in again.text)
     again.type("\x03")
-    again.rest(0.2)
+    again.see("Ctrl+C again leaves")
     again.type("\x03")
     assert again.end() == 0
-    assert len(kept(tmp_path).path()) == 6
+    assert kept(tmp_path).path()[-1].state == "whole"
 
 
-@pytest.mark.parametrize("pause_s", [0.15, 0.4])
+def test_what_outgrows_the_context_is_not_sent_until_a_way_on_is_taken(
+    tmp_path: Path, start: Start
+) -> None:
+    program = start("--max-tokens", "8", "--temperature", "0")
+    program.see("● ready")
+    paste = "the KV cache keeps the keys and values\r" * 180
+    for number in range(3):
+        program.type(f"\x1b[200~{paste}\x1b[201~")
+        program.until(lambda: "⟦paste" in program.text.rpartition("▌")[2])
+        program.type("what is it?")
+        program.until(lambda: "what is it?" in program.text.rpartition("▌")[2])
+        program.type("\r")
+        if number < 2:
+            answered = 2 * number + 2
+            program.until(lambda answered=answered: states(tmp_path)[answered - 1 :] == ["length"])
+            program.see("● ready")
+    program.see("nothing was sent")
+    program.see("1 leave out the oldest")
+    refused = ["whole", "length", "whole", "length", "whole"]  # the question is kept, without an answer
+    program.until(lambda: states(tmp_path) == refused)
+    program.type("\x1b1")  # Alt+1
+    program.until(lambda: states(tmp_path)[5:] == ["length"])
+    program.see("not sent")
+    program.type("\x04")
+    assert program.end() == 0
+    conversation = kept(tmp_path)
+    assert conversation.policy.kind == "leave_out_oldest"
+    records = history(tmp_path, "show", conversation.id)["messages"]
+    assert not records[0]["sent"], "the oldest is left out"
+    assert records[-1]["sent"]
+    assert records[-1]["text"]
+    done = records[-1]["figures"]["done"]
+    assert done["usage"]["prompt_tokens"] < done["kv_total_tokens"] == 4096
+
+
+@pytest.mark.parametrize("pause_s", [0.4, 1.6])
 def test_a_killed_screen_loses_a_second_at_most(
     tmp_path: Path, start: Start, pause_s: float
 ) -> None:
-    program = start()
+    program = start(*ENDLESS, height=120)
     program.see("● ready")
+    program.watch(LONG)
     program.ask(LONG)
-    program.until(lambda: "● writing" in program.text)
-    program.rest(1.0 + pause_s)
-    shown = program.text
+    program.until(lambda: program.answer)
+    program.rest(pause_s)
     program.process.send_signal(signal.SIGKILL)
     program.process.wait()
-    time.sleep(0.1)
     path = kept(tmp_path).path()
     assert path[0].message.content == LONG
-    assert len(path) == 2
-    assert path[1].state in ("open", "stopped", "whole")
-    first = path[1].message.content[:20].split("\n")[0].strip("*# ")
-    assert first
-    assert first[:10] in shown
+    begun = len(path) == 2  # of an answer whose first word is a moment old, nothing may be there
+    assert begun or pause_s < 1
+    if begun:
+        assert path[1].state == "open"
+        program.lost(path[1].message.content)  # what is there is what was seen
     again = start("-c")
     again.see(LONG[:40])
-    again.see("broke off" if path[1].state == "open" else "")
+    again.see("broke off" if begun else "")
 
 
 def test_a_killed_engine_is_a_notice_and_the_next_question_is_answered(
     tmp_path: Path, start: Start
 ) -> None:
-    program = start()
+    program = start(*ENDLESS, height=120)
     program.see("● ready")
+    program.watch(LONG)
     program.ask(LONG)
-    program.until(lambda: "● writing" in program.text)
+    program.until(lambda: len(program.answer) > 20)
     program.engine.kill()
+    program.look_away()
     program.see("SIGKILL")
-    program.see("try again")
+    program.see("1 try again")
+    program.until(lambda: states(tmp_path) == ["whole", "failed"])
+    assert program.lost(kept(tmp_path).path()[-1].message.content)[1] == 0
+    program.ask("/set max_tokens 8")
+    program.see("max_tokens = 8")
     program.type("\x1b1")  # Alt+1
-    program.until(lambda: re.search(r"TTFT [\d.]+ s · ", program.text))
-    program.until(lambda: "● ready" in program.text)
+    program.until(lambda: states(tmp_path)[1:] == ["length"])
     program.process.send_signal(signal.SIGTERM)
     assert program.end() == 0
-    assert kept(tmp_path).path()[-1].state == "whole"
 
 
 @pytest.mark.parametrize(

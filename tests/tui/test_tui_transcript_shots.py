@@ -1,9 +1,12 @@
 """Pictures of the transcript in its states, looked at before they were kept."""
 
+import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest_textual_snapshot import normalize_svg  # type: ignore[import-untyped]
 from textual.app import App, ComposeResult
 from textual.pilot import Pilot
 from textual.selection import Selection
@@ -144,15 +147,26 @@ STATES: dict[str, tuple[Sequence[Block], Callable[[Transcript], object], str]] =
 }
 
 
+KEPT = Path(__file__).with_name("__snapshots__") / "test_tui_transcript_shots"
+_PATIENCE_S = 10.0
+"""A picture that is right ends the wait at once; one that stays wrong for so long is wrong."""
+
+
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=["80x24", "120x40"])
 @pytest.mark.parametrize("state", STATES)
 def test_it_looks_as_it_did(state: str, size: tuple[int, int], snap_compare: Any) -> None:
     blocks, then, theme = STATES[state]
 
     async def act(pilot: Pilot[None]) -> None:
-        then(pilot.app.query_one(Transcript))
-        await pilot.pause(
-            0.6
-        )  # heights of what is not in view are counted, and the scroll bar knows it
+        transcript = pilot.app.query_one(Transcript)
+        then(transcript)
+        looked_at = KEPT / f"test_it_looks_as_it_did[{state}-{size[0]}x{size[1]}].svg"
+        wanted = normalize_svg(looked_at.read_text("utf-8")) if looked_at.exists() else ""
+        end = time.monotonic() + (_PATIENCE_S if wanted else 1.0)
+        while time.monotonic() < end:  # heights out of view are counted, and the scroll bar knows it
+            picture = pilot.app.export_screenshot(simplify=True)
+            if transcript.settled and normalize_svg(picture) == wanted:
+                break
+            await pilot.pause(0.02)
 
     assert snap_compare(Shot(blocks, theme), terminal_size=size, run_before=act)
