@@ -59,7 +59,8 @@ def _status(args: Sequence[str], used: Door) -> int:
     except click.exceptions.Exit as end:
         return end.exit_code
     except click.ClickException as problem:
-        _say(f"{problem.format_message()}", _usage_hint(problem))
+        # click lists choices over several lines
+        _say(" ".join(problem.format_message().split()), _usage_hint(problem))
         return ExitCode.USAGE
     except LocalchatError as problem:
         if used.debugging:

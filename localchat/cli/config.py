@@ -7,13 +7,16 @@ import click
 from localchat.cli.door import Door
 
 
-@click.group("config")
-def command() -> None:
+@click.group("config", invoke_without_command=True)
+@click.pass_context
+def command(ctx: click.Context) -> None:
     """Show and change settings.
 
-    A flag wins over the environment (LOCALCHAT_ and the key in capitals), that over the settings file, that
-    over the default. In the file, [models."NAME"] wins over [defaults].
+    Alone it shows them. A flag wins over the environment (LOCALCHAT_ and the key in capitals), that over the
+    settings file, that over the default. In the file, [models."NAME"] wins over [defaults].
     """
+    if ctx.invoked_subcommand is None:
+        ctx.invoke(show)
 
 
 @command.command("show")

@@ -16,12 +16,15 @@ if TYPE_CHECKING:
 _AGAIN = "localchat -c goes on with the last one, --conversation ID with any."
 
 
-@click.group("history", epilog=_AGAIN)
-def command() -> None:
+@click.group("history", epilog=_AGAIN, invoke_without_command=True)
+@click.pass_context
+def command(ctx: click.Context) -> None:
     """List, search, show and export conversations.
 
-    An ID may be shortened to its first digits, as long as no other begins so.
+    Alone it lists them. An ID may be shortened to its first digits, as long as no other begins so.
     """
+    if ctx.invoked_subcommand is None:
+        ctx.invoke(list_)
 
 
 @command.command("list", epilog=_AGAIN)
@@ -93,7 +96,10 @@ def show(door: Door, id_: str, as_json: bool, tree: bool) -> None:
 @click.option("--force", is_flag=True, help="Replace FILE.")
 @click.pass_obj
 def export(door: Door, id_: str, output: str | None, as_json: bool, force: bool) -> None:
-    """Write a conversation as Markdown, or as JSON (also where FILE ends in .json)."""
+    """Write a conversation as Markdown or JSON.
+
+    JSON is also what a FILE that ends in .json gets.
+    """
     from pathlib import Path
 
     from localchat.atomic import write_text

@@ -126,11 +126,11 @@ class ThinkingCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
         flags = [_thinking(ctx, arg) for arg in args[:end]]
-        return super().parse_args(ctx, [flag for flag in flags if flag] + args[end:])
+        return super().parse_args(ctx, [f for f in flags if f is not None] + args[end:])
 
 
-def _thinking(ctx: click.Context, arg: str) -> str:
-    """This argument with the value of `--think` made a switch; empty for `auto`, which the context keeps.
+def _thinking(ctx: click.Context, arg: str) -> str | None:
+    """This argument with the value of `--think` made a switch; None for `auto`, which the context keeps.
 
     A level counts as on: how much a model thinks is not ours to say. Raises UsageError for other values.
     """
@@ -141,7 +141,7 @@ def _thinking(ctx: click.Context, arg: str) -> str:
     if name != _THINK or not equals:
         return arg
     if ctx.meta[_UNDECIDED]:
-        return ""
+        return None
     for switch, values in _THINK_VALUES.items():
         if value.lower() in values:
             return switch

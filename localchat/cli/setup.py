@@ -194,4 +194,5 @@ def remember(setup: Setup, engine: "Engine | None" = None, done: "Done | None" =
 
             remember_pace(engine.info(), done, setup.paths.state_dir)
     except (OSError, LocalchatError) as problem:
-        setup.terminal.say(f"what this run showed cannot be remembered: {problem}")
+        why = (isinstance(problem, OSError) and problem.strerror) or problem
+        setup.terminal.say(f"the model and the speed of this run cannot be remembered: {why}")

@@ -133,7 +133,7 @@ def fetch_patiently(read: Callable[[], T], patience: Patience, tell: Tell) -> T:
             return read()
         except TryAgain as problem:
             failures += 1
-            if patience.ends(failures, problem.asked_s):
+            if patience.ends(failures, problem.asked_s, reached=problem.reached):
                 raise NetworkError(
                     str(problem), hint="look at the network; HF_ENDPOINT names another hub"
                 ) from problem

@@ -37,11 +37,13 @@ class Listing(NamedTuple):
 
 
 class TryAgain(Exception):
-    """A failure that may pass. `asked_s`: how long the server wants us to wait."""
+    """A failure that may pass. `asked_s`: how long the server wants us to wait. `reached`: whether there was
+    a server."""
 
-    def __init__(self, why: str, asked_s: float | None = None) -> None:
+    def __init__(self, why: str, asked_s: float | None = None, *, reached: bool = True) -> None:
         super().__init__(why)
         self.asked_s = asked_s
+        self.reached = reached
 
 
 class Hub:
@@ -82,7 +84,8 @@ class Hub:
         except HfHubHTTPError as problem:
             raise self._refused(repository, problem.response) from problem
         except httpx2.HTTPError as problem:
-            raise TryAgain(_words(problem, self.endpoint)) from problem
+            reached = not isinstance(problem, httpx2.ConnectError)
+            raise TryAgain(_words(problem, self.endpoint), reached=reached) from problem
         except (ValueError, TypeError, KeyError, AttributeError) as problem:
             raise NetworkError(
                 f"{self.endpoint} answers for {repository}, and not with a listing: {problem}",
@@ -107,7 +110,8 @@ class Hub:
         try:
             response = self._follow(url, headers)
         except httpx2.HTTPError as problem:
-            raise TryAgain(_words(problem, self.endpoint)) from problem
+            reached = not isinstance(problem, httpx2.ConnectError)
+            raise TryAgain(_words(problem, self.endpoint), reached=reached) from problem
         try:
             if response.status_code not in (200, 206, 416):
                 raise self._refused(listing.repository, response)

@@ -12,10 +12,12 @@ AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 522, 524})
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """`tries`: failures in a row, without progress, before it ends. `longest_wait_s`: the longest wait of our
-    own; a server may ask for up to `longest_asked_s`."""
+    """`tries`: failures in a row, without progress, before it ends; `first_tries` where no server is
+    reached before anything has come: no network, or no such host, which a person should hear of soon.
+    `longest_wait_s`: the longest wait of our own; a server may ask for up to `longest_asked_s`."""
 
     tries: int = 8
+    first_tries: int = 4
     first_wait_s: float = 1.0
     longest_wait_s: float = 30.0
     longest_asked_s: float = 900.0
@@ -27,9 +29,10 @@ class Patience:
             return asked_s
         return min(self.longest_wait_s, self.first_wait_s * 2.0 ** (failures - 1))
 
-    def ends(self, failures: int, asked_s: float | None) -> bool:
-        """Whether this failure was the last that is borne."""
-        return failures >= self.tries or (asked_s or 0.0) > self.longest_asked_s
+    def ends(self, failures: int, asked_s: float | None, *, reached: bool = True) -> bool:
+        """Whether this failure was the last that is borne. `reached`: whether a server was there at all."""
+        tries = self.tries if reached else min(self.tries, self.first_tries)
+        return failures >= tries or (asked_s or 0.0) > self.longest_asked_s
 
 
 def retry_after_s(header: str | None) -> float | None:

@@ -83,13 +83,15 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Ctrl+C and SIGTERM end the server well; they are no failure."""
+        """Ctrl+C, SIGTERM and a terminal that closes end the server well; they are no failure. Under nohup
+        SIGHUP stays ignored."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         before = {
             number: signal.signal(number, self.handle_exit)
-            for number in (signal.SIGINT, signal.SIGTERM)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
         }
         try:
             yield

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from localchat.atomic import write_text
 from localchat.chat.conversation import Conversation
-from localchat.errors import LocalchatError, UsageError
+from localchat.errors import LocalchatError, ModelMissing, UsageError
 from localchat.figures import stats_line
 from localchat.settings import KEYS, check_key
 from localchat.tui.blocks import AnswerBlock, UserBlock
@@ -152,7 +152,9 @@ class Commander:
     def _not_pulled(self, name: str, problem: LocalchatError) -> None:
         from localchat.tui.blocks import Offer
 
-        self._screen.session.complain(problem, (Offer("go on with it", f"pull {name}"),))
+        hopeless = isinstance(problem, ModelMissing | UsageError)  # the name itself is wrong
+        again = () if hopeless else (Offer("go on with it", f"pull {name}"),)
+        self._screen.session.complain(problem, again)
 
     def _later(self, what: object, *arguments: object) -> None:
         """From a thread to the screen; a program that has ended meanwhile hears nothing."""

@@ -134,6 +134,7 @@ def test_sampling_flags_reach_the_request(call: Call) -> None:
         (("hi", "--think=low"), "on"),
         (("--no-think", "--think=auto", "hi"), "auto"),
         (("--think=auto", "--no-think", "hi"), "off"),
+        (("-s", "", "--think=off", "hi"), "off"),
     ],
 )
 def test_think_takes_a_value_as_elsewhere(call: Call, args: tuple[str, ...], thinking: str) -> None:

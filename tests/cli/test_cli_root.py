@@ -105,3 +105,15 @@ def test_completion_prints_a_script_of_the_shell(call: Call, shell: str) -> None
 def test_a_meant_verb_is_a_verb_and_verbs_mean_themselves(word: str) -> None:
     assert meant(word) in (None, *VERBS)
     assert all(meant(verb) == verb for verb in VERBS)
+
+
+def test_a_lone_history_or_config_shows_what_there_is(call: Call) -> None:
+    assert call(SCENARIOS["hello"], "is it kept?").code == 0
+    assert "is it kept?" in call(SCENARIOS["hello"], "history").out
+    assert call(SCENARIOS["hello"], "config").out.startswith("model ")
+
+
+def test_a_missing_choice_is_one_sentence(call: Call) -> None:
+    result = call(SCENARIOS["hello"], "completion")
+    assert result.code == 2
+    assert "Choose from: bash, zsh, fish" in result.err

@@ -64,9 +64,16 @@ def test_answer_that_is_no_listing_is_said(pull: Puller, hub: FakeHub, body: byt
         pull(NAME)
 
 
-def test_unreachable_hub_is_tried_again_and_then_said(pull: Puller, hub: FakeHub) -> None:
+def test_hub_that_nobody_reaches_is_said_soon(pull: Puller, hub: FakeHub) -> None:
     hub.close()
     with pytest.raises(NetworkError, match="connection"):
+        pull(NAME)
+    assert len(pull.waits) == Patience().first_tries - 1
+
+
+def test_hub_that_is_busy_is_given_time(pull: Puller, hub: FakeHub) -> None:
+    hub.faults.extend(Fault(at="api", status=503) for _ in range(9))
+    with pytest.raises(NetworkError, match="503"):
         pull(NAME)
     assert len(pull.waits) == Patience().tries - 1
 

@@ -74,7 +74,7 @@ def _answers(url: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_verb_tells_where_it_is_and_ends_well(number: signal.Signals) -> None:
     with serve("guide", "--port", "0") as process:
         assert process.stdout is not None and process.stderr is not None

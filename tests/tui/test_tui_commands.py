@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from localchat.errors import NetworkError, UsageError
+from localchat.errors import ModelMissing, NetworkError, UsageError
 from localchat.tui.blocks import NoticeBlock
 from localchat.tui.commands import COMMANDS, matching, parse
 from localchat.tui.pulls import Pulls
@@ -40,6 +40,13 @@ async def command(pilot: Pilot[int], line: str) -> None:
 def notices(pilot: Pilot[int]) -> list[str]:
     blocks = app_of(pilot).chat.transcript.blocks
     return [block.text for block in blocks if isinstance(block, NoticeBlock)]
+
+
+def offered(pilot: Pilot[int]) -> list[str]:
+    """What the latest notice offers to do."""
+    blocks = app_of(pilot).chat.transcript.blocks
+    latest = [block for block in blocks if isinstance(block, NoticeBlock)][-1]
+    return [offer.action for offer in latest.offers]
 
 
 def dialog(pilot: Pilot[int]) -> ListDialog[Any]:
@@ -309,6 +316,10 @@ def test_a_pull_is_shown_while_the_chat_goes_on(
         await until(pilot, lambda: app.session.settled.model.name == "other")
         await asyncio.to_thread(failed, "other", NetworkError("no way", hint="try again"))
         await until(pilot, lambda: "no way" in notices(pilot)[-1])
+        assert offered(pilot) == ["pull other"]
+        await asyncio.to_thread(failed, "nosuch", ModelMissing("nobody knows it"))
+        await until(pilot, lambda: "nobody knows it" in notices(pilot)[-1])
+        assert offered(pilot) == [], "to try once more would help nobody"
 
     play(Stage(tmp_path), what)
 
