@@ -154,7 +154,13 @@ def test_what_outgrows_the_context_is_not_sent_until_a_way_on_is_taken(
             program.see("● ready")
     program.see("nothing was sent")
     program.see("1 leave out the oldest")
-    refused = ["whole", "length", "whole", "length", "whole"]  # the question is kept, without an answer
+    refused = [
+        "whole",
+        "length",
+        "whole",
+        "length",
+        "whole",
+    ]  # the question is kept, without an answer
     program.until(lambda: states(tmp_path) == refused)
     program.type("\x1b1")  # Alt+1
     program.until(lambda: states(tmp_path)[5:] == ["length"])

@@ -163,7 +163,9 @@ def test_it_looks_as_it_did(state: str, size: tuple[int, int], snap_compare: Any
         looked_at = KEPT / f"test_it_looks_as_it_did[{state}-{size[0]}x{size[1]}].svg"
         wanted = normalize_svg(looked_at.read_text("utf-8")) if looked_at.exists() else ""
         end = time.monotonic() + (_PATIENCE_S if wanted else 1.0)
-        while time.monotonic() < end:  # heights out of view are counted, and the scroll bar knows it
+        while (
+            time.monotonic() < end
+        ):  # heights out of view are counted, and the scroll bar knows it
             picture = pilot.app.export_screenshot(simplify=True)
             if transcript.settled and normalize_svg(picture) == wanted:
                 break
