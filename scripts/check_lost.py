@@ -21,6 +21,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from localchat.chat.conversation import Conversation, Node
@@ -30,7 +31,8 @@ from tests.tui.program import ENDLESS, Program, letters
 ROOT = Path(__file__).resolve().parents[1]
 LOST_S = 1.0
 _WIDTH, _HEIGHT = 120, 200
-_LONGEST_S = 2.0
+_LONGEST_S = 4.0
+_LEAST_ROOM = 40
 
 
 def main() -> int:
@@ -86,7 +88,7 @@ def _kill_screens(data: Path, kills: int, draw: random.Random) -> list[tuple[flo
                 program.see("Enter sends")
             pause_s = draw.uniform(0.05, _LONGEST_S)
             _begin(program, _question(number))
-            program.rest(pause_s)
+            _rest(program, pause_s)
             program.process.send_signal(signal.SIGKILL)
             program.process.wait()
             node = _last(data).path()[-1]
@@ -106,6 +108,13 @@ def _begin(program: Program, question: str) -> None:
     program.watch(question)
     program.ask(question)
     program.until(lambda: "● writing" in program.text and program.answer)
+
+
+def _rest(program: Program, pause_s: float) -> None:
+    """Read for a while, as long as the question stays in view."""
+    end = time.monotonic() + pause_s
+    while time.monotonic() < end and program.room > _LEAST_ROOM:
+        program.rest(0.02)
 
 
 def _last(data: Path) -> Conversation:
@@ -157,7 +166,7 @@ def _kill_engines(data: Path, kills: int, draw: random.Random) -> list[int]:
         for number in range(kills):
             _begin(program, _question(number))
             pause_s = draw.uniform(0.05, _LONGEST_S)
-            program.rest(pause_s)
+            _rest(program, pause_s)
             program.engine.kill()
             program.look_away()
             program.until(

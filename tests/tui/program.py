@@ -101,6 +101,12 @@ class Program:
         shown = _AFTER_AN_ANSWER.split(below.rpartition("▌")[0])[0]
         return letters(shown) if asked else ""
 
+    @property
+    def room(self) -> int:
+        """Empty rows below what has been said: with none left, the question goes out of view."""
+        rows = self.text.rpartition("▌")[0].split("\n")[:-1]
+        return next((n for n, row in enumerate(reversed(rows)) if row), len(rows))
+
     def lost(self, stored: str) -> tuple[float, int]:
         """How long before the last look the first letter was seen that is not `stored`, in seconds (0: all of
         them are), and how many letters are missing. Fails where the two are not the same text. A look at a

@@ -11,9 +11,14 @@ from textual.widgets import Input
 
 from localchat.errors import LocalchatError
 from localchat.history.store import History
+from localchat.library.first_run import FirstRun
+from localchat.library.shelf import Model
 from localchat.tui.blocks import NoticeBlock
 from localchat.tui.screens.dialog import ListDialog
 from localchat.tui.themes import textual_name
+from localchat.tui.welcoming import first_greeting
+from localchat.tui.widgets.welcome import Welcome
+from tests.tui.scenes import FIRST
 from tests.tui.stage import Stage, app_of, say, until
 
 Play = Callable[[Pilot[int]], Coroutine[Any, Any, None]]
@@ -162,3 +167,27 @@ def test_what_was_said_is_there_after_a_restart(tmp_path: Path) -> None:
         assert summary is not None
         conversation = history.load(summary.id)
     play(Stage(tmp_path, conversation=conversation), again)
+
+
+def test_models_of_other_programs_come_first_on_a_first_run_and_are_used_where_they_lie(
+    tmp_path: Path,
+) -> None:
+    adoptable = tuple(
+        Model(name, "adopted", origin, tmp_path / f"{name}.gguf")
+        for name, origin in (("ollama/tiny", "Ollama"), ("other", "LM Studio"), ("third", "Ollama"))
+    )
+    found = FirstRun("2 cores", adoptable, FIRST.cards, FIRST.rate)
+    greeted = [(offer.label, offer.action) for offer in first_greeting(found).offers]
+    assert greeted[:2] == [
+        ("ollama/tiny, here already (Ollama)", "model ollama/tiny"),
+        ("other, here already (LM Studio)", "model other"),
+    ]
+    assert [action.partition(" ")[0] for _, action in greeted[2:]] == ["pull", "pull", "model"]
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await until(pilot, lambda: "here already" in str(app.chat.query_one(Welcome).render()))
+        await pilot.press("alt+2")
+        await until(pilot, lambda: app.session.settled.model.name == "other")
+
+    play(Stage(tmp_path, models=("guide", "other"), first_run=found), what)
