@@ -38,6 +38,7 @@ ENDLESS = (
 """The guide talks until it is stopped."""
 _AFTER_AN_ANSWER = re.compile(r"\n +(?:TTFT |broke off|[●▲✕] )")
 """Its figures, how it ended, or a notice."""
+_COMPOSER = "\n ▌"
 _HALF_DRAWN_S = 1.0
 
 _OWN_TERMINAL = """
@@ -98,13 +99,18 @@ class Program:
     def answer(self) -> str:
         """The letters of the answer that is watched, as they stand on the screen."""
         _, asked, below = self.text.rpartition(f"▌ {self._watched}")
-        shown = _AFTER_AN_ANSWER.split(below.rpartition("▌")[0])[0]
+        shown = _AFTER_AN_ANSWER.split(below.rpartition(_COMPOSER)[0])[0]
         return letters(shown) if asked else ""
+
+    @property
+    def composer(self) -> str:
+        """What is being written, and the line of figures below it."""
+        return self.text.rpartition(_COMPOSER)[2]
 
     @property
     def room(self) -> int:
         """Empty rows below what has been said: with none left, the question goes out of view."""
-        rows = self.text.rpartition("▌")[0].split("\n")[:-1]
+        rows = self.text.rpartition(_COMPOSER)[0].split("\n")[:-1]
         return next((n for n, row in enumerate(reversed(rows)) if row), len(rows))
 
     def lost(self, stored: str) -> tuple[float, int]:

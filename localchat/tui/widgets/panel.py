@@ -131,7 +131,7 @@ class Panel(Widget, can_focus=True):
         if line == 0:
             return (Piece("─" * width, "rule"),)
         if not self.figure:
-            hint = "Point at a figure, or Tab and ↑ ↓: what it is."
+            hint = "Point at one, or Tab and ↑ ↓: what it is."
             return (Piece(hint[:width], "quiet"),) if line == 1 else ()
         sentences = wrap(FIGURES[self.figure].about, width)
         rows = _EXPLAINING_ROWS - 1

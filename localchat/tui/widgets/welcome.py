@@ -46,13 +46,16 @@ class Welcome(Widget):
         lines: list[Content] = [
             Content.assemble(("localchat", "bold $primary")),
             Content(""),
-            *(Content.styled(inert_line(line)[:width], "$foreground 60%") for line in greeting),
+            *(
+                Content.styled(_shortened(inert_line(line), width), "$foreground 60%")
+                for line in greeting
+            ),
         ]
         first = len(lines) + 1
         if self.offers:
             lines.append(Content(""))
         for number, offer in enumerate(self.offers, 1):
-            text = inert_line(offer.label)[: width - 8]
+            text = _shortened(inert_line(offer.label), width - 8)
             lines.append(Content.assemble((f" alt+{number} ", "bold $accent"), f" {text}"))
         above = max(0, (self.size.height - len(lines)) // 2)
         self._offer_rows = {above + first + n: n + 1 for n in range(len(self.offers))}
@@ -65,6 +68,16 @@ def _fitted(lines: Sequence[str], room: int) -> list[str]:
     if len(kept) > room:
         kept = [line for line in kept if line]
     return kept[: max(1, room)]
+
+
+def _shortened(line: str, width: int) -> str:
+    """What fits of a line: without its last parts where it has parts, else with a sign that there was more."""
+    while len(line) > width:
+        at = max(line.rfind(joint, 0, width + 1) for joint in (" · ", ", ", "; ", ": "))
+        if at < width // 3:
+            return f"{line[: width - 1].rstrip()}…"
+        line = line[:at]
+    return line
 
 
 def _centred(lines: Sequence[Content], width: int) -> list[Content]:
