@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,12 @@ def states(data: Path) -> list[str]:
     with History.open(data / "history.sqlite3") as history:
         last = history.last()
         return [node.state for node in history.load(last.id).path()] if last is not None else []
+
+
+def ends_so(data: Path, count: int, state: str) -> bool:
+    """Whether there are so many messages, the last in this state."""
+    found = states(data)
+    return len(found) == count and found[-1] == state
 
 
 def history(data: Path, *args: str) -> Any:
@@ -149,8 +156,7 @@ def test_what_outgrows_the_context_is_not_sent_until_a_way_on_is_taken(
         program.until(lambda: "what is it?" in program.composer)
         program.type("\r")
         if number < 2:
-            answered = 2 * number + 2
-            program.until(lambda answered=answered: states(tmp_path)[answered - 1 :] == ["length"])
+            program.until(partial(ends_so, tmp_path, 2 * number + 2, "length"))
             program.see("● ready")
     program.see("nothing was sent")
     program.see("1 leave out the oldest")
