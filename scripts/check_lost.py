@@ -26,7 +26,7 @@ from pathlib import Path
 
 from localchat.chat.conversation import Conversation, Node
 from localchat.history.store import History
-from tests.tui.program import ENDLESS, Program, letters
+from tests.tui.program import Program, endless, letters
 
 ROOT = Path(__file__).resolve().parents[1]
 LOST_S = 1.0
@@ -78,7 +78,7 @@ def _kill_screens(data: Path, kills: int, draw: random.Random) -> list[tuple[flo
     found: list[tuple[float, int]] = []
     for number in range(kills):
         again = ("-c",) if number else ()
-        program = Program(data, (*again, *ENDLESS), width=_WIDTH, height=_HEIGHT)
+        program = Program(data, (*again, *endless()), width=_WIDTH, height=_HEIGHT)
         try:
             program.see("● ready")
             if number:
@@ -160,7 +160,7 @@ def _localchat(data: Path, *args: str) -> str:
 def _kill_engines(data: Path, kills: int, draw: random.Random) -> list[int]:
     """Letters that were seen and are not kept, for each death of the engine."""
     found: list[int] = []
-    program = Program(data, ENDLESS, width=_WIDTH, height=_HEIGHT)
+    program = Program(data, endless(), width=_WIDTH, height=_HEIGHT)
     try:
         program.see("● ready")
         for number in range(kills):

@@ -17,25 +17,29 @@ from pathlib import Path
 
 import psutil
 import pyte
+from gguf import GGUFReader
+
 
 PATIENCE_S = 60.0
+_GUIDE = Path(__file__).parents[2] / "localchat/guide/guide.gguf"
 NEVER_ENDING = json.dumps({str(token): -100 for token in range(7)})
 """A logit bias against what the guide ends an answer with."""
-ENDLESS = (
-    *(
-        "-o",
-        "temperature",
-        "0.8",
-        "-o",
-        "logit_bias",
-        NEVER_ENDING,
-        "-o",
-        "repetition_penalty",
-        "1.1",
-    ),
-    *("--no-speculation", "--max-tokens", "3000"),
-)
-"""The guide talks until it is stopped."""
+
+
+def endless() -> tuple[str, ...]:
+    """Flags with which the guide talks until it is stopped, in one paragraph: lists of single words would
+    leave the screen in a second."""
+    reader = GGUFReader(_GUIDE)
+    field = reader.fields["tokenizer.ggml.tokens"]
+    names = [bytes(field.parts[at]).decode() for at in field.data]
+    lines = {str(token): -100 for token, name in enumerate(names) if "Ċ" in name}
+    return (
+        *("-o", "temperature", "0.8", "-o", "repetition_penalty", "1.1"),
+        *("-o", "logit_bias", json.dumps(json.loads(NEVER_ENDING) | lines)),
+        *("--no-speculation", "--max-tokens", "3000"),
+    )
+
+
 _AFTER_AN_ANSWER = re.compile(r"\n +(?:TTFT |broke off|[●▲✕] )")
 """Its figures, how it ended, or a notice."""
 _COMPOSER = "\n ▌"

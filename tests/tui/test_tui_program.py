@@ -17,7 +17,7 @@ import pytest
 from localchat.chat.conversation import Conversation
 from localchat.history.store import History
 from localchat.tui.launch import can_show
-from tests.tui.program import ENDLESS, NEVER_ENDING, Program
+from tests.tui.program import NEVER_ENDING, Program, endless
 
 Start = Callable[..., Program]
 LONG = "Explain the KV cache, prefill, decode and speculation."
@@ -187,7 +187,7 @@ def test_what_outgrows_the_context_is_not_sent_until_a_way_on_is_taken(
 def test_a_killed_screen_loses_a_second_at_most(
     tmp_path: Path, start: Start, pause_s: float
 ) -> None:
-    program = start(*ENDLESS, height=120)
+    program = start(*endless(), height=120)
     program.see("● ready")
     program.watch(LONG)
     program.ask(LONG)
@@ -210,7 +210,7 @@ def test_a_killed_screen_loses_a_second_at_most(
 def test_a_killed_engine_is_a_notice_and_the_next_question_is_answered(
     tmp_path: Path, start: Start
 ) -> None:
-    program = start(*ENDLESS, height=120)
+    program = start(*endless(), height=120)
     program.see("● ready")
     program.watch(LONG)
     program.ask(LONG)
