@@ -19,7 +19,6 @@ import psutil
 import pyte
 from gguf import GGUFReader
 
-
 PATIENCE_S = 60.0
 _GUIDE = Path(__file__).parents[2] / "localchat/guide/guide.gguf"
 NEVER_ENDING = json.dumps({str(token): -100 for token in range(7)})
