@@ -31,7 +31,7 @@ from tests.tui.program import Program, endless, letters
 ROOT = Path(__file__).resolve().parents[1]
 LOST_S = 1.0
 _WIDTH, _HEIGHT = 120, 200
-_LONGEST_S = 4.0
+_LONGEST_S = 2.0
 _LEAST_ROOM = 40
 
 
