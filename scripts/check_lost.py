@@ -30,9 +30,9 @@ from tests.tui.program import Program, endless, letters
 
 ROOT = Path(__file__).resolve().parents[1]
 LOST_S = 1.0
-_WIDTH, _HEIGHT = 120, 200
+_WIDTH, _HEIGHT = 120, 100
 _LONGEST_S = 2.0
-_LEAST_ROOM = 40
+_LEAST_ROOM = 30
 
 
 def main() -> int:
@@ -45,8 +45,8 @@ def main() -> int:
     os.environ["PYTHONPATH"] = os.pathsep.join(places)
     draw = random.Random(asked.seed)
     with tempfile.TemporaryDirectory() as folder:
-        found = _kill_screens(Path(folder), asked.kills, draw)
-        wrong = _open_all(Path(folder), asked.kills)
+        found, rounds = _kill_screens(Path(folder), asked.kills, draw)
+        wrong = _open_all(Path(folder), rounds)
     with tempfile.TemporaryDirectory() as folder:
         engines = _kill_engines(Path(folder), asked.engine_kills, draw)
     seconds = sorted(lost_s for lost_s, _ in found)
@@ -73,34 +73,41 @@ def _question(number: int) -> str:
     return f"Question {number}: what is the KV cache, and what is speculation?"
 
 
-def _kill_screens(data: Path, kills: int, draw: random.Random) -> list[tuple[float, int]]:
-    """Seconds and letters that each kill cost."""
+def _kill_screens(
+    data: Path, kills: int, draw: random.Random
+) -> tuple[list[tuple[float, int]], int]:
+    """Seconds and letters that each kill cost, and how many conversations there are: an answer that was over
+    before its kill is no kill."""
     found: list[tuple[float, int]] = []
-    for number in range(kills):
-        again = ("-c",) if number else ()
+    rounds = 0
+    while len(found) < kills:
+        again = ("-c",) if rounds else ()
         program = Program(data, (*again, *endless()), width=_WIDTH, height=_HEIGHT)
         try:
             program.see("● ready")
-            if number:
-                program.see(_question(number - 1)[:30])
-                program.see("broke off")
+            if rounds:
+                program.see(_question(rounds - 1)[:30])
                 program.ask("/new")
                 program.see("Enter sends")
             pause_s = draw.uniform(0.05, _LONGEST_S)
-            _begin(program, _question(number))
+            _begin(program, _question(rounds))
             _rest(program, pause_s)
             program.process.send_signal(signal.SIGKILL)
             program.process.wait()
+            rounds += 1
             node = _last(data).path()[-1]
+            if node.state != "open":
+                print(f"the answer was over after {pause_s:.2f} s ({node.state})")
+                continue
             found.append(program.lost(node.message.content))
-            assert node.state == "open", f"{node.state}: it was not killed in mid-answer"
         finally:
             program.close()
         lost_s, count = found[-1]
         print(
-            f"screen {number + 1:>2} killed after {pause_s:.2f} s: {lost_s:.2f} s, {count} letters"
+            f"screen {len(found):>2} killed after {pause_s:.2f} s: {lost_s:.2f} s, {count} letters",
+            flush=True,
         )
-    return found
+    return found, rounds
 
 
 def _begin(program: Program, question: str) -> None:
@@ -130,7 +137,7 @@ def _settled(program: Program, data: Path, state: str) -> Node:
     return _last(data).path()[-1]
 
 
-def _open_all(data: Path, kills: int) -> list[str]:
+def _open_all(data: Path, rounds: int) -> list[str]:
     """What does not open any more."""
     wrong: list[str] = []
     with sqlite3.connect(data / "history.sqlite3") as connection:
@@ -138,8 +145,8 @@ def _open_all(data: Path, kills: int) -> list[str]:
     if verdict != "ok":
         wrong.append(f"the database is broken: {verdict}")
     listed = json.loads(_localchat(data, "history", "list", "--all", "--json"))
-    if len(listed) != kills:
-        wrong.append(f"{len(listed)} of {kills} conversations are listed")
+    if len(listed) != rounds:
+        wrong.append(f"{len(listed)} of {rounds} conversations are listed")
     for row in listed:
         shown = json.loads(_localchat(data, "history", "show", row["id"], "--json"))
         if not shown:
