@@ -94,8 +94,14 @@ def _kill_screens(
             _rest(program, pause_s)
             program.process.send_signal(signal.SIGKILL)
             program.process.wait()
+            path = _last(data).path()
+            if not path or path[0].message.content != _question(rounds):
+                raise SystemExit(f"the question was lost {pause_s:.2f} s after its answer began")
             rounds += 1
-            node = _last(data).path()[-1]
+            node = path[-1]
+            if node.message.role == "user":
+                found.append(program.lost(""))
+                continue
             if node.state != "open":
                 print(f"the answer was over after {pause_s:.2f} s ({node.state})")
                 continue

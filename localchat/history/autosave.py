@@ -43,13 +43,15 @@ class Autosave:
         self._thread.start()
 
     def changed(self, node: Node | None = None) -> None:
-        """A message came or grew, or (None) title, model, policy or head changed."""
+        """A message came or grew, or (None) title, model, policy or head changed. What a person said does not
+        wait for the cadence: it cannot be asked for again."""
         title = title_for(self._conversation)
         cover = cover_of(self._conversation, title) if self._conversation.nodes else None
         with self._lock:
             self._cover = cover
             if node is not None:
                 self._nodes[node.id] = node
+                self._urgent = self._urgent or node.message.role == "user"
             self._want()
 
     def draft(self, text: str) -> None:

@@ -210,3 +210,16 @@ def test_what_is_not_written_in_time_is_an_error(path: Path) -> None:
             save.flush(0.05)
         other.execute("COMMIT")
         other.close()
+
+
+def test_a_question_does_not_wait_for_the_cadence(path: Path) -> None:
+    conversation = Conversation()
+    with History.open(path) as history, Autosave(history, conversation, cadence_s=60) as save:
+        first = conversation.add(Message("assistant", "begun"), parent=None)
+        save.changed(first)
+        while history.last() is None:
+            time.sleep(0.01)
+        save.changed(conversation.add(Message("user", "and?"), parent=first.id))
+        while len(history.load(conversation.id).nodes) < 2:
+            time.sleep(0.01)
+        assert history.load(conversation.id).path()[-1].message.content == "and?"
