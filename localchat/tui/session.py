@@ -69,8 +69,6 @@ class Session:
         self._told: set[str] = set()
         self._numbers = itertools.count(1)
 
-    # ------------------------------------------------------------------ what a screen asks
-
     @property
     def busy(self) -> bool:
         """Whether an answer is under way."""
