@@ -16,7 +16,7 @@ from localchat.engine.events import Accepted, Done, EngineStats, Event, Figures,
 from localchat.engine.options import EngineOptions as EngineOptions
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.safemode import SafeBuilds
-from localchat.engine.stream import Stream
+from localchat.engine.stream import HEED_S, Stream
 from localchat.errors import EngineClosed, EngineDied, LocalchatError, UsageError, from_wire
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -38,7 +38,8 @@ class _Query:
         self._done.set()
 
     def wait(self, kind: type[R]) -> R:
-        self._done.wait()
+        while not self._done.wait(HEED_S):
+            pass
         if isinstance(self._answer, LocalchatError):
             raise self._answer
         assert isinstance(self._answer, kind)

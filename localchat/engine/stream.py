@@ -12,6 +12,10 @@ from localchat.errors import EngineClosed, LocalchatError
 if TYPE_CHECKING:
     import asyncio
 
+HEED_S = 0.1
+"""Seconds after which a waiting thread looks for signals. Python runs a handler between two instructions: one
+that arrives just before the wait begins would be heard when the wait ends, and a Ctrl+C be lost so long."""
+
 
 class Stream:
     """Events of one request: iterate it, in a thread or with `async for`, from one place.
@@ -84,7 +88,7 @@ class Stream:
                 if self._drained:
                     return
                 while (event := self._take()) is None:
-                    self._lock.wait()
+                    self._lock.wait(HEED_S)
             yield event
 
     async def __aiter__(self) -> AsyncIterator[Event]:

@@ -1,6 +1,9 @@
 """A stream is read event by event, or in batches of what has come."""
 
 import asyncio
+import signal
+import threading
+import time
 
 import pytest
 
@@ -91,3 +94,19 @@ def test_a_close_ends_a_consumer_that_waits() -> None:
             await asyncio.wait_for(reading, 5)
 
     asyncio.run(read())
+
+
+def test_a_signal_that_finds_the_consumer_not_yet_waiting_is_heard() -> None:
+    """Taken by another thread, a signal interrupts no wait of this one, as one just before the wait."""
+    stream = Stream(cancel=lambda: None)
+
+    def late() -> None:
+        time.sleep(0.05)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        time.sleep(5.0)
+        stream.put(DONE)
+
+    threading.Thread(target=late, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        list(stream)
+    assert not stream.ended
