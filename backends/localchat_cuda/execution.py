@@ -1,9 +1,9 @@
 """One step on the device: what a plan wants is put into the inbox, then the network runs and points draw.
 
-Where a plan only decodes or verifies drafts, all its logits are computed, and in the plain case (one sampled
-point a token at most, no masks, no penalties) one graph holds everything from the token ids to the drawn
-tokens. With prompt chunks in the step a graph ends at the last states, and logits are computed for the wanted
-tokens alone, a few rows at a time: 2,048 rows of 152k logits would take 1.2 GB.
+In the plain case (one sampled point a token at most, no masks, no penalties) one graph holds everything from
+the token ids to the drawn tokens. Else, where a plan only decodes or verifies drafts, it ends at the logits of
+all tokens; with prompt chunks in the step at the last states, and logits are computed for the wanted tokens
+alone, a few rows at a time: 2,048 rows of 152k logits would take 1.2 GB.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,6 +23,8 @@ from localchat_cuda.state import Known, StateTable
 
 MakeInputs = Callable[[torch.Tensor | None], Inputs]
 _IDLE = SamplingParams(temperature=0.0)
+_ENDS = 8
+"""Most points of a step with prompt chunks that one graph draws: each graph holds their logits for good."""
 
 
 class _Draw(NamedTuple):
@@ -37,15 +39,16 @@ class _Draw(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Everything of a step that was put into the inbox. rows: of logits, by point. plain: one draw of all
-    tokens, which a graph may hold."""
+    """Everything of a step that was put into the inbox. wanted: tokens whose logits are computed. rows: of
+    logits, by point. whole: the kind of the graph that holds all of the step, one draw included; empty where
+    none can."""
 
     layout: Layout
     places: Places
     wanted: Spot
     draws: list[_Draw]
     rows: dict[int, int]
-    plain: bool
+    whole: str
 
 
 class Execution:
@@ -71,11 +74,10 @@ class Execution:
         spots = [layout.first[point.row] + point.offset for point in plan.points]
         samples = [n for n, point in enumerate(plan.points) if point.kind == "sample"]
         flight.wants = {n: table.of[plan.points[n].seq].sampling.top_logprobs for n in samples}
+        if self._is_plain(plan, layout, [spots[n] for n in samples]):
+            return self._put_plain(plan, layout, places, {spots[n]: n for n in samples})
         if layout.every:
             rows = dict(enumerate(spots))
-            if self._is_plain(plan, layout, [spots[n] for n in samples]):
-                draw = self._put_plain(plan, layout, {spots[n]: n for n in samples})
-                return Work(layout, places, draw.places, [draw], rows, True)
             wanted: list[int] = []
             total = layout.shape.tokens
         else:
@@ -85,34 +87,46 @@ class Execution:
             total = len(wanted)
         samples.sort(key=rows.__getitem__)
         draws = self._put_draws(plan, samples, rows, total, every=layout.every)
-        return Work(layout, places, self._inbox.put(wanted, wide=True), draws, rows, False)
+        return Work(layout, places, self._inbox.put(wanted, wide=True), draws, rows, "")
 
     def _is_plain(self, plan: StepPlan, layout: Layout, spots: list[int]) -> bool:
+        fitting = layout.shape.tokens <= self._most if layout.every else 0 < len(spots) <= _ENDS
         return (
-            layout.shape.tokens <= self._most
+            fitting
+            and layout.captured
             and not plan.masks
             and len(spots) == len(plan.points) == len(set(spots))
             and not any(self._table.of[p.seq].sampling.penalised for p in plan.points)
         )
 
-    def _put_plain(self, plan: StepPlan, layout: Layout, numbers: dict[int, int]) -> _Draw:
-        """A draw for each token of the step; those that nobody wants go nowhere."""
-        tokens, table = layout.shape.tokens, self._table
-        known, positions, places = [], [], []
-        for spot in range(tokens):
+    def _put_plain(
+        self, plan: StepPlan, layout: Layout, places: Places, numbers: dict[int, int]
+    ) -> Work:
+        """One draw: for each token of a step that only decodes, else for the wanted ones and as many more as
+        make a power of two, so that graphs are few. What nobody wants goes nowhere."""
+        table = self._table
+        cells: list[int] = list(range(layout.shape.tokens)) if layout.every else sorted(numbers)
+        kind = "drawn"
+        if not layout.every:
+            cells += [-1] * ((1 << (len(cells) - 1).bit_length()) - len(cells))
+            kind = f"drawn {len(cells)}"
+        wanted = self._inbox.put([max(0, spot) for spot in cells], wide=True)
+        known, positions, targets = [], [], []
+        for spot in cells:
             number = numbers.get(spot, -1)
             if number < 0:
                 known.append(self._nobody)
                 positions.append(0)
-                places.append(table.nowhere)
+                targets.append(table.nowhere)
                 continue
             point = plan.points[number]
             known.append(table.of[point.seq])
             positions.append(plan.rows[point.row].start + point.offset + 1)
-            places.append(self._place(plan, point, known[-1], positions[-1]))
-        whole = self._put_points(range(tokens), known, positions, [None] * tokens)
-        found = {number: spot for spot, number in numbers.items()}
-        return _Draw(0, tokens, found, whole, self._inbox.put(places, wide=True))
+            targets.append(self._place(plan, point, known[-1], positions[-1]))
+        points = self._put_points(range(len(cells)), known, positions, [None] * len(cells))
+        found = {numbers[spot]: cell for cell, spot in enumerate(cells) if spot in numbers}
+        draw = _Draw(0, len(cells), found, points, self._inbox.put(targets, wide=True))
+        return Work(layout, places, wanted, [draw], found, kind)
 
     def _put_draws(
         self, plan: StepPlan, samples: Sequence[int], rows: dict[int, int], total: int, *,
@@ -170,11 +184,12 @@ class Execution:
             return (self._network.logits(self._network.states(inputs(None))),)
 
         def drawn() -> tuple[torch.Tensor, torch.Tensor]:
-            (logits,) = whole()
+            wanted = None if layout.every else inbox.view(work.wanted)
+            logits = self._network.logits(self._network.states(inputs(wanted)))
             return logits, self._draw(work.draws[0], logits)
 
-        if work.plain:
-            logits, results = self.graphs.run("drawn", layout.shape, drawn)
+        if work.whole:
+            logits, results = self.graphs.run(work.whole, layout.shape, drawn)
             self._judge(flight, work.draws[0], logits, results)
             self._bring(flight, work, results)
             return
