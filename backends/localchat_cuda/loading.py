@@ -17,9 +17,11 @@ from localchat.loop.backend import (
     Row,
     SamplingParams,
     StepPlan,
+    Widths,
 )
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.config import ModelConfig
+from localchat_cuda.layout import BESIDE, PROMPT_BUCKETS
 from localchat_cuda.network import SEEN_BEFORE_CAPTURE, Network
 from localchat_cuda.paging import Pages
 from localchat_cuda.plan import PAGE_TOKENS, kv_token_bytes
@@ -89,6 +91,7 @@ def capabilities(config: ModelConfig, options: LoadOptions) -> Capabilities:
         kv_types=(plan.kv_type,),
         step_target_s=0.1,
         shared_step_target_s=0.018,
+        widths=Widths(PROMPT_BUCKETS, BESIDE),
         limits=_LIMITS,
     )
 

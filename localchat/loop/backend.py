@@ -69,6 +69,7 @@ __all__ = [
     "StepStatus",
     "Tokenizer",
     "Truncate",
+    "Widths",
 ]
 
 
@@ -80,6 +81,17 @@ class RowClass(NamedTuple):
 
     low: int
     high: int
+
+
+class Widths(NamedTuple):
+    """Row counts that a runner pads its steps to. prompts: of a step that computes prompts, in all, ascending;
+    beside: of the rows in it that only write, ascending."""
+
+    prompts: tuple[int, ...] = ()
+    beside: tuple[int, ...] = ()
+
+
+_ANY_WIDTH = Widths()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +106,7 @@ class Capabilities:
     block_tokens: page size, 0 where the cache is not paged. bytes_per_token: KV of one token.
     state_bytes: fixed part of a saved state (recurrent models). equal_rows: see RowClass.
     step_target_s: longest step; shared_step_target_s: where a prompt is computed while others write, whose
-    next tokens wait for it (0: the same).
+    next tokens wait for it (0: the same). widths: see Widths; empty: every width costs what it computes.
     """
 
     context_tokens: int
@@ -115,6 +127,7 @@ class Capabilities:
     kv_types: tuple[str, ...] = ("f16",)
     step_target_s: float = 0.25
     shared_step_target_s: float = 0.0
+    widths: Widths = _ANY_WIDTH
     limits: tuple[str, ...] = ()
     """What this model cannot do, in sentences for `show` and for why_missed."""
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from localchat.loop.backend import Mask, Point, Row, Sample, StepPlan
+from localchat.loop.backend import Mask, Point, Row, Sample, StepPlan, Widths
 from localchat.loop.sequence import Sequence
 
 
@@ -60,6 +60,16 @@ class Making:
     @property
     def width(self) -> int:
         return sum(row.width for row in self.rows)
+
+    def fill(self, widths: Widths, most: int) -> None:
+        """Before prompts take what is left: let the whole come out at a width that the runner does not pad, the
+        nearest. An eighth more than the budget at most, and `most` tokens."""
+        written = self.width
+        own = next((size for size in widths.beside if written <= size), written)
+        wanted = own + self.left
+        found = [size for size in widths.prompts if own < size <= min(most, wanted + wanted // 8)]
+        if found:
+            self.left = min(found, key=lambda size: abs(size - wanted)) - own
 
     def point(self, point: Point) -> int:
         """Want the logits at `point`; its number."""

@@ -149,6 +149,8 @@ class Scheduler:
                 self._add_row(draft, sequence)
         prompts = [one for one in ready if one.needs > 1 or one.in_prompt]
         prompts.sort(key=lambda one: -one.priority)  # stable: of equals the one that came first
+        if not self._cramped:
+            draft.fill(self._can.widths, self._can.max_step_tokens)
         if prompts and self.waiting:
             # A part for who waits, before a long prompt takes all; all for who is urgent.
             urgent = self.waiting[0].priority > prompts[0].priority

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from localchat.loop.backend import Widths
 from localchat.loop.scripted import hashed
 from tests.loop.loop_bench import Bench, capabilities, check_told, copying, request
 
@@ -121,3 +122,28 @@ def test_full_house_serves_equals_in_the_order_of_their_arrival() -> None:
     bench.settle()
     order = sorted(ids, key=lambda id_: first_step(bench, id_))
     assert order == ids
+
+
+def test_steps_with_prompts_come_out_at_the_widths_of_the_runner() -> None:
+    """One that pads 60 rows to 64 computes four for nothing, and another shape for every count."""
+    told = Widths((16, 32, 48), (0, 4))
+    bench = Bench(
+        capabilities(
+            max_step_tokens=50, kv_tokens=4096, context_tokens=2048, max_rows=6, widths=told
+        ),
+        hashed,
+    )
+    writers = [bench.ask(request(letter, max_tokens=60, salt=letter)) for letter in "ab"]
+    bench.turn(6)
+    long = bench.ask(request("l" * 900, max_tokens=2, salt="l"))
+    bench.turn(10)
+    sizes = {
+        4 + row.width if len(plan.rows) > 1 else row.width
+        for plan in bench.runner.steps
+        for row in plan.rows
+        if row.seq == bench.jobs[long].sequences[0].number
+    }
+    assert sizes == {48}
+    bench.settle()
+    for id_ in (*writers, long):
+        check_told(bench, id_, hashed)
