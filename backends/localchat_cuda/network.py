@@ -7,6 +7,7 @@ tables and the pages at their fixed addresses and leave their results at some of
 pool: they run one after the other.
 """
 
+import contextlib
 import gc
 from collections import Counter
 from collections.abc import Callable
@@ -108,8 +109,13 @@ class Graphs:
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
             found = work()
-        finally:
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # a spoilt capture says so at its end too
+                graph.capture_end()
+            raise
+        else:
             graph.capture_end()
+        finally:
             if collecting:
                 gc.enable()
         return graph, found
