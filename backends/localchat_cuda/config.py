@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeGuard, get_args
 
 from localchat.errors import ModelInvalid, ModelMissing
+from localchat_cuda.quantization import Quantization, parse_quantization
 
 Architecture = Literal["llama", "qwen2", "qwen3"]
 FloatType = Literal["bfloat16", "float16", "float32"]
@@ -21,7 +22,6 @@ CLASSES: dict[str, Architecture] = {
 }
 """Names in `architectures` of config.json."""
 HEAD_DIMENSIONS = (64, 96, 128, 256)
-AWQ_GROUP = 128
 _LOADS = "The CUDA backend loads Llama 3.x, Qwen2, Qwen2.5 and Qwen3 in bf16, fp16, fp32 or AWQ."
 _OTHERWISE = f"{_LOADS} For other models take a GGUF file: llama.cpp runs it on this GPU too."
 
@@ -41,7 +41,7 @@ class ModelConfig:
     """A decoder of the Llama family. Numbers are per model: `hidden`, `feed` and `vocabulary` columns,
     `heads` of queries and `key_heads` of keys and values, each of `head_dim`.
 
-    tied: the head is the embedding. awq: layers are 4 bits in groups of 128, AutoAWQ's gemm layout.
+    tied: the head is the embedding. quantization: of the layers, None: they are floating.
     ends: tokens that end a generation, as far as config.json knows.
     """
 
@@ -59,9 +59,14 @@ class ModelConfig:
     scaling: RopeScaling | None
     tied: bool
     biased: bool
-    awq: bool
+    quantization: Quantization | None
     dtype: FloatType
     ends: tuple[int, ...] = ()
+
+    @property
+    def packed(self) -> bool:
+        """Whether layers become 4-bit codes in the order of the W4 products."""
+        return self.quantization is not None and self.quantization.packed
 
     @property
     def qkv_columns(self) -> int:
@@ -126,7 +131,7 @@ def parse_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
         scaling=scaling,
         tied=bool(raw.get("tie_word_embeddings", False)),
         biased=architecture == "qwen2",
-        awq=reader.awq(),
+        quantization=parse_quantization(raw.get("quantization_config"), name, reader.refused),
         dtype=reader.dtype(),
         ends=token_ids(raw.get("eos_token_id")),
     )
@@ -185,20 +190,6 @@ class _Reader:
             self.real("high_freq_factor", 4.0, found),
             int(self.real("original_max_position_embeddings", 8192, found)),
         )
-
-    def awq(self) -> bool:
-        found = self.raw.get("quantization_config")
-        if found is None:
-            return False
-        if not isinstance(found, dict):
-            raise ModelInvalid(f"{self.name}: quantization_config is {found!r}, no object.")
-        method, bits = found.get("quant_method"), found.get("bits")
-        if method != "awq" or bits != 4 or str(found.get("version", "gemm")).lower() != "gemm":
-            raise self.refused(f"weights quantized as {method}, {bits} bits")
-        if found.get("group_size") != AWQ_GROUP or not found.get("zero_point", True):
-            size = found.get("group_size")
-            raise self.refused(f"AWQ in groups of {size} (128 with zero points are possible)")
-        return True
 
     def dtype(self) -> FloatType:
         found = self.raw.get("dtype") or self.raw.get("torch_dtype") or "float16"

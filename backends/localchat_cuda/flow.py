@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from localchat_cuda.config import ModelConfig
+from localchat_cuda.formats.weight import Weight
 from localchat_cuda.kernels import (
     attention,
     attention_few,
@@ -33,7 +34,6 @@ from localchat_cuda.kernels import (
 )
 from localchat_cuda.kernels.launch import traits
 from localchat_cuda.paging import Inputs, Pages
-from localchat_cuda.weights import Weight
 
 PACKED_ROWS = 384
 """With more rows the library's product of dequantized weights is faster, all in all: DenseFlow. (The products

@@ -26,8 +26,9 @@ from localchat_cuda.network import SEEN_BEFORE_CAPTURE, Network
 from localchat_cuda.paging import Pages
 from localchat_cuda.plan import PAGE_TOKENS, kv_token_bytes
 from localchat_cuda.runner import DEPTH, CudaRunner
+from localchat_cuda.source import Checkpoint, RandomWeights, Source
 from localchat_cuda.warming import compile_ahead
-from localchat_cuda.weights import Checkpoint, RandomWeights, Source, load
+from localchat_cuda.weights import load
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _LIMITS = (
@@ -56,7 +57,7 @@ def load_runner(
         # The last layer is not the end: the head follows, then `progress(total, total)`.
         return progress(min(total * done // (layers + 1), total - 1), total)
 
-    if device.type == "cuda" and config.awq:
+    if device.type == "cuda" and config.packed:
         compile_ahead(config, device, say)
     with _memory_or_advice(options):
         source: Source = RandomWeights(device) if folder is None else Checkpoint(folder, device)

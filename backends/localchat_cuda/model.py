@@ -87,7 +87,7 @@ def _info(
     return ModelInfo(
         name=folder.name,
         architecture=config.architecture,
-        quantization="AWQ 4-bit" if config.awq else config.dtype,
+        quantization=config.quantization.label if config.quantization else config.dtype,
         parameters=planner.parameters(config),
         context_train=config.context_train,
         vocab_size=vocabulary.vocab_size,

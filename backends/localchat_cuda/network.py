@@ -35,7 +35,7 @@ class Network:
 
     def states(self, inputs: Inputs) -> torch.Tensor:
         """Last states [P, hidden] of the wanted tokens; keys and values go into the pages."""
-        packed = self.config.awq and inputs.ids.shape[0] <= PACKED_ROWS
+        packed = self.weights.packed and inputs.ids.shape[0] <= PACKED_ROWS
         kind = PackedFlow if packed else DenseFlow
         found: torch.Tensor = self._forward(
             kind(self.config, inputs, self.pages, kernels=self.kernels), self.weights

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from localchat.errors import UsageError
 from localchat.fit.machine import Gpu
 from localchat.fit.plan import LEAST_CONTEXT_TOKENS, LoadWish, MemoryPlan, largest, reserve_bytes
-from localchat.fit.safetensors_header import SafetensorsHeader
+from localchat.fit.safetensors_header import SafetensorsHeader, Tensor
 from localchat.fit.words import size, tokens
-from localchat_cuda.config import AWQ_GROUP, FloatType, ModelConfig
+from localchat_cuda.config import FloatType, ModelConfig
+from localchat_cuda.quantization import PACKED_GROUP
 
 PAGE_TOKENS = 64
 STEP_TOKENS, LARGE_STEP_TOKENS = 2048, 4096
@@ -54,18 +55,18 @@ def kv_token_bytes(config: ModelConfig) -> int:
 
 
 def weights_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> int:
-    """What the files' tensors take once they are loaded: as stored, but for AWQ's scales and zeros, which
-    become four bytes for each group."""
-    total = 0
-    for header in headers:
-        for tensor in header.tensors:
-            if config.awq and tensor.name.endswith(".qzeros"):
-                continue
-            if config.awq and tensor.name.endswith(".scales"):
-                total += tensor.shape[0] * tensor.shape[1] * _FLOAT
-            elif not (config.tied and tensor.name == "lm_head.weight"):
-                total += tensor.size_bytes
-    return total
+    """What the files' tensors take once they are loaded."""
+    taken = config.quantization.loaded_bytes if config.quantization else _size
+    return sum(
+        taken(tensor)
+        for header in headers
+        for tensor in header.tensors
+        if not (config.tied and tensor.name == "lm_head.weight")
+    )
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.size_bytes
 
 
 def parameters(config: ModelConfig) -> int:
@@ -80,12 +81,13 @@ def parameters(config: ModelConfig) -> int:
 def dummy_bytes(config: ModelConfig) -> int:
     """What random weights of this shape take."""
     wide = _FLOAT if config.dtype == "float32" else _HALF
-    if not config.awq:
+    if config.quantization is None:
         return parameters(config) * wide
-    width = config.hidden
-    products = width * (config.qkv_columns + config.heads * config.head_dim + 3 * config.feed)
-    packed = config.layers * products
-    return packed // 2 + packed // AWQ_GROUP * _FLOAT + (parameters(config) - packed) * wide
+    width, heads, feed = config.hidden, config.heads * config.head_dim, config.feed
+    shapes = ((config.qkv_columns, width), (width, heads), (2 * feed, width), (width, feed))
+    layer = sum(config.quantization.product_bytes(n, k) for n, k in shapes)
+    plain = parameters(config) - config.layers * sum(n * k for n, k in shapes)
+    return config.layers * layer + plain * wide
 
 
 def step_tokens(gpu: Gpu) -> int:
@@ -99,7 +101,7 @@ def workspace_bytes(config: ModelConfig, slots: int, step: int = STEP_TOKENS) ->
     width = max(config.qkv_columns, 2 * config.feed, config.hidden)
     activations = step * (2 * width + 3 * config.hidden) * _FLOAT
     logits = slots * config.vocabulary * 3 * _FLOAT
-    spread = 2 * config.feed * config.hidden * _HALF if config.awq else 0
+    spread = 2 * config.feed * config.hidden * _HALF if config.packed else 0
     return activations + logits + spread
 
 
@@ -204,8 +206,8 @@ class _Planner:
             yield f"--ctx {longest}: {size(self.kv(longest))} of cache."
         if self.gpu.others_bytes > 1_000_000_000:
             yield f"Other programs hold {size(self.gpu.others_bytes)} of this GPU: close them."
-        if not self.config.awq:
+        if self.config.quantization is None:
             quarter = self.weights // 4 + self.workspace + OVERHEAD_BYTES + self.kv(least)
             if quarter <= self.free:
-                yield f"An AWQ quantization of this model (groups of {AWQ_GROUP}) takes a third."
+                yield f"An AWQ quantization of this model (groups of {PACKED_GROUP}) takes a third."
         yield "A GGUF of this model: llama.cpp can leave some layers in RAM."

@@ -1,26 +1,23 @@
-"""Weights from safetensors files (or drawn at random) to the device, one tensor at a time.
+"""Weights of a model to the device, one tensor at a time.
 
-Letters: N output and K input features of a product y = x w^T.
-
-What a model needs is named by its architecture in a `Names` table; `load` walks it, merges the parts that
-one product computes (q, k and v; gate and up) along N, and repacks AWQ layers (kernels/w4_pack.py). A
-merged weight is allocated whole and filled part by part, so the peak is the model and one tensor.
+What a model needs is named by its architecture in a `Names` table; `load` walks it and merges the parts
+that one product computes (q, k and v; gate and up) along N. How a linear layer is stored is known to
+formats/ alone. The peak is the model and one tensor.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
-from safetensors import safe_open
 
-from localchat.errors import EngineClosed, ModelInvalid, ModelMissing
-from localchat.fit.safetensors_header import SafetensorsHeader, read_safetensors
-from localchat_cuda.config import AWQ_GROUP, ModelConfig
+from localchat.errors import EngineClosed
+from localchat_cuda.config import ModelConfig
+from localchat_cuda.formats import Floating, Place, format_of
+from localchat_cuda.formats.weight import Weight, bytes_of, join
 from localchat_cuda.kernels import w4_pack
+from localchat_cuda.source import Source
 
-Weight: TypeAlias = torch.Tensor | w4_pack.W4
 Progress: TypeAlias = Callable[[int, int], bool]
 _DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -70,83 +67,17 @@ class ModelWeights:
         for layer in self.layers:
             plain = (*layer.norms.values(), *layer.biases.values())
             total += sum(t.numel() * t.element_size() for t in plain)
-            for weight in layer.products.values():
-                if isinstance(weight, w4_pack.W4):
-                    total += weight.bytes
-                else:
-                    total += weight.numel() * weight.element_size()
+            total += sum(bytes_of(weight) for weight in layer.products.values())
         return total
 
-
-class Source(Protocol):
-    """Tensors by their checkpoint names, on the CPU or the device asked for at the opening."""
-
-    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """The tensor, of this shape or ModelInvalid; a floating one in `dtype`."""
-        ...
-
-
-class Checkpoint:
-    """The safetensors files of a folder. Nothing but their headers is read at the opening."""
-
-    def __init__(self, folder: Path, device: torch.device) -> None:
-        """Raises ModelMissing, ModelInvalid."""
-        self.folder, self.device = folder, device
-        self.headers = read_headers(folder)
-        self._open: dict[Path, Any] = {}
-        self._files = {
-            tensor.name: path for path, header in self.headers.items() for tensor in header.tensors
-        }
-
-    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        path = self._files.get(name)
-        if path is None:
-            raise ModelInvalid(
-                f"{self.folder} lacks the tensor {name}.",
-                hint="A shard may be missing, or the files belong to another model: download again.",
-            )
-        if path not in self._open:
-            self._open = {path: safe_open(path, "pt", device=str(self.device))}
-        found: torch.Tensor = self._open[path].get_tensor(name)
-        if tuple(found.shape) != shape:
-            raise ModelInvalid(
-                f"{path}: {name} has the shape {tuple(found.shape)}, and config.json means {shape}.",
-                hint="config.json and weights belong to different models: download both again.",
-            )
-        return found.to(dtype) if found.is_floating_point() else found
-
-
-def read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:
-    """Every safetensors file of a folder. Raises ModelMissing where there is none, ModelInvalid."""
-    paths = sorted(folder.glob("*.safetensors"))
-    if not paths:
-        raise ModelMissing(
-            f"{folder} holds no safetensors file.",
-            hint="Download the model again, or take a GGUF of it for llama.cpp.",
+    @property
+    def packed(self) -> bool:
+        """Whether every product of the layers is W4: few rows go through PackedFlow."""
+        return all(
+            isinstance(weight, w4_pack.W4)
+            for layer in self.layers
+            for weight in layer.products.values()
         )
-    return {path: read_safetensors(path) for path in paths}
-
-
-class RandomWeights:
-    """Weights drawn at random, small enough that a deep model stays finite: for measuring speed."""
-
-    def __init__(self, device: torch.device, seed: int = 0) -> None:
-        self.device = device
-        self.generator = torch.Generator(device).manual_seed(seed)
-
-    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        if not dtype.is_floating_point:
-            return self._draw(torch.randint, -(2**31), 2**31 - 1, shape, dtype=dtype)
-        if name.endswith("norm.weight"):
-            return torch.ones(shape, dtype=dtype, device=self.device)
-        found = self._draw(torch.randn, *shape, dtype=torch.float32)
-        scale = 0.02 / 16 if name.endswith(".scales") else 0.02
-        return (found.abs() if name.endswith(".scales") else found).mul_(scale).to(dtype)
-
-    def _draw(
-        self, make: Callable[..., torch.Tensor], *sizes: object, dtype: torch.dtype
-    ) -> torch.Tensor:
-        return make(*sizes, dtype=dtype, device=self.device, generator=self.generator)
 
 
 def product_shapes(config: ModelConfig) -> dict[str, tuple[tuple[int, ...], int]]:
@@ -161,15 +92,12 @@ def product_shapes(config: ModelConfig) -> dict[str, tuple[tuple[int, ...], int]
 
 
 class _Loader:
-    def __init__(
-        self, config: ModelConfig, names: Names, source: Source, device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:  # fmt: skip
-        self.config, self.names, self.source = config, names, source
-        self.device, self.dtype = device, dtype
+    def __init__(self, config: ModelConfig, names: Names, place: Place) -> None:
+        self.config, self.names, self.place = config, names, place
+        self.format, self.floating = format_of(config.quantization, place), Floating(place)
 
     def plain(self, name: str, *shape: int) -> torch.Tensor:
-        return self.source.tensor(name, shape, self.dtype).to(self.device)
+        return self.place.tensor(name, shape, self.place.dtype)
 
     def layer(self, number: int) -> LayerWeights:
         begin = self.names.layer.format(number)
@@ -182,40 +110,20 @@ class _Loader:
         biases = {}
         for field, (parts, k) in product_shapes(self.config).items():
             prefixes = [begin + name for name in self.names.merged[field]]
-            products[field] = (self.packed if self.config.awq else self.dense)(prefixes, parts, k)
+            products[field] = self.product(prefixes, parts, k)
             if field in self.names.biased:
                 held = [self.plain(f"{p}.bias", n) for p, n in zip(prefixes, parts, strict=True)]
                 biases[field] = torch.cat(held)
         return LayerWeights(norms, products, biases)
 
-    def dense(self, prefixes: list[str], parts: tuple[int, ...], k: int) -> torch.Tensor:
-        whole = torch.empty(sum(parts), k, dtype=self.dtype, device=self.device)
-        first = 0
-        for prefix, n in zip(prefixes, parts, strict=True):
-            whole[first : first + n] = self.source.tensor(f"{prefix}.weight", (n, k), self.dtype)
-            first += n
-        return whole
+    def product(self, prefixes: list[str], parts: tuple[int, ...], k: int) -> Weight:
+        found = (self.part(prefix, n, k) for prefix, n in zip(prefixes, parts, strict=True))
+        return join(found, sum(parts), self.place.dtype)
 
-    def packed(self, prefixes: list[str], parts: tuple[int, ...], k: int) -> w4_pack.W4:
-        """One part after the other is repacked: a row block of 16 features never spans two parts."""
-        groups, found = k // AWQ_GROUP, []
-        for prefix, n in zip(prefixes, parts, strict=True):
-            codes = self.source.tensor(f"{prefix}.qweight", (k, n // 8), torch.int32)
-            zeros = self.source.tensor(f"{prefix}.qzeros", (groups, n // 8), torch.int32)
-            scales = self.source.tensor(f"{prefix}.scales", (groups, n), torch.float16)
-            held = (each.to(self.device) for each in (codes, zeros, scales))
-            try:
-                found.append(w4_pack.from_awq(*held))
-            except ValueError as trouble:
-                raise ModelInvalid(
-                    f"{prefix} cannot be packed: {trouble}.",
-                    hint="AWQ layers need inputs in groups of 128 and outputs in 16s here.",
-                ) from trouble
-        if len(found) == 1:
-            return found[0]
-        return w4_pack.W4(
-            torch.cat([each.codes for each in found]), torch.cat([each.steps for each in found])
-        )
+    def part(self, prefix: str, n: int, k: int) -> Weight:
+        """A quantized checkpoint keeps some layers floating; what it lacks altogether, the format names."""
+        left_out = not self.format.holds(prefix) and self.floating.holds(prefix)
+        return (self.floating if left_out else self.format).part(prefix, n, k)
 
 
 def load(
@@ -227,10 +135,10 @@ def load(
     dtype: torch.dtype | None = None,
     progress: Progress = lambda done, total: True,
 ) -> ModelWeights:
-    """All weights on `device` in `dtype` (None: the checkpoint's; AWQ codes stay 4 bits). `progress` is
+    """All weights on `device` in `dtype` (None: the checkpoint's; packed layers stay packed). `progress` is
     called after each layer with (layers done, layers in all); False raises EngineClosed. Raises
     ModelInvalid."""
-    loader = _Loader(config, names, source, device, dtype or _DTYPES[config.dtype])
+    loader = _Loader(config, names, Place(source, device, dtype or _DTYPES[config.dtype]))
     embedding = loader.plain(names.embedding, config.vocabulary, config.hidden)
     layers = []
     for number in range(config.layers):

@@ -26,8 +26,9 @@ from localchat_cuda.paging import Pages
 from localchat_cuda.plan import PAGE_TOKENS, kv_token_bytes
 from localchat_cuda.runner import CudaRunner
 from localchat_cuda.sampler import Drawn, KernelDrawer, Points
+from localchat_cuda.source import RandomWeights
 from localchat_cuda.warming import compile_ahead
-from localchat_cuda.weights import RandomWeights, load
+from localchat_cuda.weights import load
 from scripts.cuda_bench.shapes import QUANTIZED, QWEN
 
 GPU = torch.device("cuda", 0)
@@ -45,7 +46,7 @@ def runner_of(
 ) -> CudaRunner:  # fmt: skip
     """A warm runner over random weights."""
     architecture = ARCHITECTURES[config.architecture]
-    if config.awq and GPU.type == "cuda":
+    if config.packed and GPU.type == "cuda":
         compile_ahead(config, GPU, print)
     weights = load(config, architecture.NAMES, RandomWeights(GPU), GPU)
     blocks = kv_tokens // PAGE_TOKENS

@@ -15,8 +15,9 @@ from localchat.engine.events import Text
 from localchat.engine.local import EngineOptions, LocalEngine
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.config import AWQ_GROUP
-from localchat_cuda.weights import RandomWeights, product_shapes
+from localchat_cuda.quantization import PACKED_GROUP
+from localchat_cuda.source import RandomWeights
+from localchat_cuda.weights import product_shapes
 from scripts.cuda_bench.driving import GPU, config_of
 from scripts.cuda_bench.shapes import QUANTIZED, QWEN
 
@@ -45,8 +46,8 @@ def write_checkpoint(folder: Path) -> int:
                 prefix = begin + name
                 tensors |= {
                     f"{prefix}.qweight": source.tensor("", (k, n // 8), torch.int32),
-                    f"{prefix}.qzeros": source.tensor("", (k // AWQ_GROUP, n // 8), torch.int32),
-                    f"{prefix}.scales": source.tensor(".scales", (k // AWQ_GROUP, n), half),
+                    f"{prefix}.qzeros": source.tensor("", (k // PACKED_GROUP, n // 8), torch.int32),
+                    f"{prefix}.scales": source.tensor(".scales", (k // PACKED_GROUP, n), half),
                 }
                 if field in names.biased:
                     tensors[f"{prefix}.bias"] = source.tensor("", (n,), half)

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.weights import RandomWeights, load
+from localchat_cuda.quantization import Quantization
+from localchat_cuda.source import RandomWeights
+from localchat_cuda.weights import load
 from tests.localchat_cuda import tiny_models
 from tests.localchat_cuda.tiny_models import CPU, KINDS, Stretch, Tiny, tokens_of
 
@@ -134,10 +136,10 @@ def test_kernels_of_dense_weights_are_their_references(pair: tuple[Any, Path]) -
     assert distance(found, wanted) < 2e-2
 
 
-@pytest.mark.parametrize("awq", [False, True])
-def test_random_weights_run(pair: tuple[Any, Path], awq: bool) -> None:
+@pytest.mark.parametrize("quantization", [None, Quantization("awq")])
+def test_random_weights_run(pair: tuple[Any, Path], quantization: Quantization | None) -> None:
     ours = Tiny(pair[1], torch.float32)
-    ours.config = replace(ours.config, awq=awq)
+    ours.config = replace(ours.config, quantization=quantization)
     names = ARCHITECTURES[ours.config.architecture].NAMES
     ours.weights = load(ours.config, names, RandomWeights(CPU), CPU, dtype=torch.float32)
     found = ours.prompt(tokens_of(11, 9), 9)

@@ -38,7 +38,8 @@ def test_qwen25_is_read() -> None:
     found = parse_config(QWEN25, "it")
     assert (found.architecture, found.layers, found.head_dim) == ("qwen2", 28, 128)
     assert found.qkv_columns == 36 * 128
-    assert found.biased and not found.normed_heads and not found.awq
+    assert found.biased and not found.normed_heads
+    assert found.quantization is None and not found.packed
     assert (found.theta, found.scaling, found.ends) == (1e6, None, (151645,))
 
 
@@ -66,7 +67,7 @@ def test_awq_and_qwen3_are_read() -> None:
         "quantization_config": AWQ,
     }
     found = parse_config(raw, "it")
-    assert found.awq and found.normed_heads and found.head_dim == 96
+    assert found.packed and found.normed_heads and found.head_dim == 96
 
 
 @pytest.mark.parametrize(

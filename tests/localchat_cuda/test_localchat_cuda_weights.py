@@ -9,7 +9,8 @@ from localchat.errors import EngineClosed, ModelInvalid, ModelMissing
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.config import ModelConfig, read_config
 from localchat_cuda.kernels import w4_pack
-from localchat_cuda.weights import Checkpoint, ModelWeights, load, read_headers
+from localchat_cuda.source import Checkpoint, read_headers
+from localchat_cuda.weights import ModelWeights, load
 from tests.localchat_cuda import tiny_models
 from tests.localchat_cuda.tiny_models import CPU
 
@@ -67,6 +68,27 @@ def test_awq_layers_are_packed_as_their_parts(tmp_path: Path) -> None:
     mlp = model.model.layers[0].mlp
     wanted = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight))
     assert torch.equal(w4_pack.dense(gate_up), wanted)
+
+
+def test_layers_left_out_of_a_quantization_stay_floating(tmp_path: Path) -> None:
+    model = tiny_models.reference("qwen2")
+    tiny_models.save_awq(model, tmp_path, floating="1.mlp.up_proj")
+    found = loaded(tmp_path, read_config(tmp_path), dtype=torch.float32)
+    assert isinstance(found.layers[0].products["gate_up"], w4_pack.W4)
+    mlp = model.model.layers[1].mlp
+    wanted = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight))
+    assert torch.equal(found.layers[1].products["gate_up"], wanted)  # type: ignore[arg-type]
+    assert isinstance(found.layers[1].products["down"], w4_pack.W4)
+    assert not found.packed
+
+
+def test_a_lacking_quantized_layer_is_named(tmp_path: Path) -> None:
+    tiny_models.save_awq(tiny_models.reference("qwen2"), tmp_path)
+    tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.qweight"]
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelInvalid, match=r"lacks the tensor .*up_proj\.qweight"):
+        loaded(tmp_path, read_config(tmp_path))
 
 
 def test_a_missing_shard_and_a_wrong_shape_are_named(folder: Path, tmp_path: Path) -> None:

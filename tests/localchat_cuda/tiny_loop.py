@@ -21,7 +21,8 @@ from localchat_cuda.config import read_config
 from localchat_cuda.network import Network
 from localchat_cuda.paging import Pages
 from localchat_cuda.runner import CudaRunner
-from localchat_cuda.weights import Checkpoint, load
+from localchat_cuda.source import Checkpoint
+from localchat_cuda.weights import load
 from tests.localchat_cuda.tiny_models import CPU, VOCABULARY
 
 ON_GPU = os.environ.get("TRITON_INTERPRET") == "0" and torch.cuda.is_available()

@@ -18,7 +18,8 @@ from localchat_cuda.kernels import w4_pack
 from localchat_cuda.layout import Sizes, inputs_of, lay_out, put
 from localchat_cuda.layout import Stretch as Placed
 from localchat_cuda.paging import Pages
-from localchat_cuda.weights import Checkpoint, ModelWeights, load
+from localchat_cuda.source import Checkpoint
+from localchat_cuda.weights import ModelWeights, load
 
 CPU = torch.device("cpu")
 VOCABULARY = 160
@@ -70,13 +71,14 @@ def save(model: Any, folder: Path, shards: str = "100KB") -> None:
     model.save_pretrained(folder, max_shard_size=shards)
 
 
-def save_awq(model: Any, folder: Path) -> None:
-    """Layers as AutoAWQ writes them; the model's own weights become what the codes stand for."""
+def save_awq(model: Any, folder: Path, floating: str = "-") -> None:
+    """Layers as AutoAWQ writes them, but for those that have `floating` in their names; the model's own
+    weights become what the codes stand for."""
     generator = torch.Generator().manual_seed(3)
     tensors = {}
     with torch.no_grad():
         for name, parameter in model.state_dict().items():
-            if not name.startswith("model.layers.") or parameter.dim() == 1:
+            if not name.startswith("model.layers.") or parameter.dim() == 1 or floating in name:
                 if name != "lm_head.weight" or not model.config.tie_word_embeddings:
                     tensors[name] = parameter.clone().half()
                     parameter.copy_(tensors[name])

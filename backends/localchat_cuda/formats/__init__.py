@@ -1,0 +1,34 @@
+"""How linear layers are stored, a module for each way; `format_of` gives the one of a checkpoint."""
+
+from typing import Protocol
+
+from localchat_cuda.formats.awq import Awq
+from localchat_cuda.formats.floating import Floating
+from localchat_cuda.formats.place import Place
+from localchat_cuda.formats.weight import Weight
+from localchat_cuda.quantization import Quantization
+
+
+class Format(Protocol):
+    """Reads linear layers of a checkpoint, one at a time."""
+
+    def holds(self, prefix: str) -> bool:
+        """Whether the layer with this name is stored this way: others of the checkpoint stay floating."""
+        ...
+
+    def part(self, prefix: str, n: int, k: int) -> Weight:
+        """The weight [N, K] of one layer, on the device; `weight.join` makes one product of several. Raises
+        ModelInvalid."""
+        ...
+
+
+def format_of(quantization: Quantization | None, place: Place) -> Format:
+    """How this checkpoint's layers are read. Raises ValueError for a method without a module here."""
+    if quantization is None:
+        return Floating(place)
+    if quantization.method == "awq":
+        return Awq(place)
+    raise ValueError(f"quantization: no format reads {quantization.method}")
+
+
+__all__ = ["Floating", "Format", "Place", "format_of"]

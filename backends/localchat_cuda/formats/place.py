@@ -1,0 +1,19 @@
+"""From where a format reads its tensors, and where they go."""
+
+from typing import NamedTuple
+
+import torch
+
+from localchat_cuda.source import Source
+
+
+class Place(NamedTuple):
+    """dtype: of floating weights."""
+
+    source: Source
+    device: torch.device
+    dtype: torch.dtype
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """The tensor on the device. Raises ModelInvalid."""
+        return self.source.tensor(name, shape, dtype).to(self.device)

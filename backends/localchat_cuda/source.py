@@ -1,0 +1,93 @@
+"""Where tensors come from: safetensors files of a folder, or a random draw."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import safe_open
+
+from localchat.errors import ModelInvalid, ModelMissing
+from localchat.fit.safetensors_header import SafetensorsHeader, read_safetensors
+
+
+class Source(Protocol):
+    """Tensors by their checkpoint names, on the CPU or the device asked for at the opening."""
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a tensor. A random draw has those that a checkpoint must have in the format
+        at hand, and none that it may lack."""
+        ...
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """The tensor, of this shape or ModelInvalid; a floating one in `dtype`."""
+        ...
+
+
+class Checkpoint:
+    """The safetensors files of a folder. Nothing but their headers is read at the opening."""
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        """Raises ModelMissing, ModelInvalid."""
+        self.folder, self.device = folder, device
+        self.headers = read_headers(folder)
+        self._open: dict[Path, Any] = {}
+        self._files = {
+            tensor.name: path for path, header in self.headers.items() for tensor in header.tensors
+        }
+
+    def has(self, name: str) -> bool:
+        return name in self._files
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        path = self._files.get(name)
+        if path is None:
+            raise ModelInvalid(
+                f"{self.folder} lacks the tensor {name}.",
+                hint="A shard may be missing, or the files belong to another model: download again.",
+            )
+        if path not in self._open:
+            self._open = {path: safe_open(path, "pt", device=str(self.device))}
+        found: torch.Tensor = self._open[path].get_tensor(name)
+        if tuple(found.shape) != shape:
+            raise ModelInvalid(
+                f"{path}: {name} has the shape {tuple(found.shape)}, and config.json means {shape}.",
+                hint="config.json and weights belong to different models: download both again.",
+            )
+        return found.to(dtype) if found.is_floating_point() else found
+
+
+def read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:
+    """Every safetensors file of a folder. Raises ModelMissing where there is none, ModelInvalid."""
+    paths = sorted(folder.glob("*.safetensors"))
+    if not paths:
+        raise ModelMissing(
+            f"{folder} holds no safetensors file.",
+            hint="Download the model again, or take a GGUF of it for llama.cpp.",
+        )
+    return {path: read_safetensors(path) for path in paths}
+
+
+class RandomWeights:
+    """Weights drawn at random, small enough that a deep model stays finite: for measuring speed."""
+
+    def __init__(self, device: torch.device, seed: int = 0) -> None:
+        self.device = device
+        self.generator = torch.Generator(device).manual_seed(seed)
+
+    def has(self, name: str) -> bool:
+        return not name.endswith((".weight", ".g_idx"))
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        if not dtype.is_floating_point:
+            return self._draw(torch.randint, -(2**31), 2**31 - 1, shape, dtype=dtype)
+        if name.endswith("norm.weight"):
+            return torch.ones(shape, dtype=dtype, device=self.device)
+        found = self._draw(torch.randn, *shape, dtype=torch.float32)
+        scale = 0.02 / 16 if name.endswith(".scales") else 0.02
+        return (found.abs() if name.endswith(".scales") else found).mul_(scale).to(dtype)
+
+    def _draw(
+        self, make: Callable[..., torch.Tensor], *sizes: object, dtype: torch.dtype
+    ) -> torch.Tensor:
+        return make(*sizes, dtype=dtype, device=self.device, generator=self.generator)
