@@ -10,30 +10,58 @@ from pathlib import Path
 from typing import Any, Literal, TypeGuard, get_args
 
 from localchat.errors import ModelInvalid, ModelMissing
+from localchat_cuda.fields import Fields
 from localchat_cuda.quantization import Quantization, parse_quantization
+from localchat_cuda.rotation import Rotation, read_rotations
 
-Architecture = Literal["llama", "qwen2", "qwen3"]
+Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"]
+Activation = Literal["silu", "gelu_tanh"]
 FloatType = Literal["bfloat16", "float16", "float32"]
 
 CLASSES: dict[str, Architecture] = {
     "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Mistral3ForConditionalGeneration": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+    "Gemma3ForConditionalGeneration": "gemma3",
+    "Phi3ForCausalLM": "phi3",
 }
 """Names in `architectures` of config.json."""
+FAMILIES = "Llama 3.x, Mistral, Qwen2, Qwen2.5, Qwen3, Gemma 2, Gemma 3, Phi-3 and Phi-4"
 HEAD_DIMENSIONS = (64, 96, 128, 256)
-_LOADS = "The CUDA backend loads Llama 3.x, Qwen2, Qwen2.5 and Qwen3 in bf16, fp16, fp32 or AWQ."
+_LOADS = f"The CUDA backend loads {FAMILIES} in bf16, fp16, fp32 or AWQ."
 _OTHERWISE = f"{_LOADS} For other models take a GGUF file: llama.cpp runs it on this GPU too."
-
-
-@dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """Llama 3.1's stretching of slow rotations, as rope_scaling of type llama3 has it."""
-
-    factor: float
-    low_frequency_factor: float
-    high_frequency_factor: float
-    original_context: int
+_GEMMA: Mapping[str, Any] = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+_USUAL: dict[Architecture, Mapping[str, Any]] = {
+    "mistral": {"sliding_window": 4096},
+    "gemma2": {
+        **_GEMMA,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "sliding_window_pattern": 2,
+    },
+    "gemma3": {
+        **_GEMMA,
+        "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "sliding_window_pattern": 6,
+    },
+}
+"""What a config means where it is silent: those on the hub leave out what transformers takes as given."""
+_ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +69,12 @@ class ModelConfig:
     """A decoder of the Llama family. Numbers are per model: `hidden`, `feed` and `vocabulary` columns,
     `heads` of queries and `key_heads` of keys and values, each of `head_dim`.
 
-    tied: the head is the embedding. quantization: of the layers, None: they are floating.
-    ends: tokens that end a generation, as far as config.json knows.
+    rotation: of positions; windowed_rotation: of the layers with a window, where it differs. tied: the head
+    is the embedding. quantization: of the layers, None: they are floating. ends: tokens that end a
+    generation, as far as config.json knows. windows: by layer, the keys that a query sees, 0 for all of
+    them. attention_scale: of logits, 0.0 for 1/sqrt(head_dim). attention_cap, head_cap: logits of the
+    attention and of the head become cap * tanh(logit / cap), 0.0: no cap. embedding_scale: of the rows of
+    the embedding. vision: the checkpoint sees images, too; that part is left out.
     """
 
     architecture: Architecture
@@ -55,13 +87,24 @@ class ModelConfig:
     vocabulary: int
     context_train: int
     eps: float
-    theta: float
-    scaling: RopeScaling | None
+    rotation: Rotation
+    windowed_rotation: Rotation | None
     tied: bool
     biased: bool
     quantization: Quantization | None
     dtype: FloatType
     ends: tuple[int, ...] = ()
+    windows: tuple[int, ...] = ()
+    attention_scale: float = 0.0
+    attention_cap: float = 0.0
+    head_cap: float = 0.0
+    activation: Activation = "silu"
+    embedding_scale: float = 1.0
+    vision: bool = False
+
+    def window(self, layer: int) -> int:
+        """Keys that a query of a layer sees, 0 for all of them."""
+        return self.windows[layer] if self.windows else 0
 
     @property
     def packed(self) -> bool:
@@ -76,7 +119,12 @@ class ModelConfig:
     @property
     def normed_heads(self) -> bool:
         """Whether queries and keys are normalized per head."""
-        return self.architecture == "qwen3"
+        return self.architecture in ("qwen3", "gemma3")
+
+    @property
+    def post_normed(self) -> bool:
+        """Whether what attention and feed-forward give is normalized before it joins the residual."""
+        return self.architecture in ("gemma2", "gemma3")
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -97,44 +145,82 @@ def read_config(folder: Path) -> ModelConfig:
 
 def parse_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
     """The config in parsed JSON; `name` for messages. Raises ModelInvalid."""
-    reader = _Reader(raw, name)
-    architecture = reader.architecture()
+    architecture = _Reader(raw, name).architecture()
+    text = raw.get("text_config")
+    vision = isinstance(text, dict)
+    usual = _USUAL.get(architecture, {})
+    reader = _Reader({**usual, **raw, **(text or {})} if vision else {**usual, **raw}, name)
+    reader.check(architecture)
     heads, hidden = reader.whole("num_attention_heads"), reader.whole("hidden_size")
     key_heads = reader.whole("num_key_value_heads", heads)
-    head_dim = reader.whole("head_dim", hidden // heads)
     if heads % key_heads:
         raise reader.refused(f"{heads} query heads are no multiple of {key_heads} key heads")
-    if head_dim not in HEAD_DIMENSIONS:
-        known = ", ".join(map(str, HEAD_DIMENSIONS))
-        raise reader.refused(f"heads of {head_dim} columns ({known} are possible)")
-    if raw.get("use_sliding_window"):
-        raise reader.refused("attention with a sliding window")
-    if raw.get("hidden_act", "silu") != "silu":
-        raise reader.refused(f"the activation {raw['hidden_act']}")
-    if raw.get("mlp_bias"):
-        raise reader.refused("biases in the feed-forward layers")
-    if architecture != "qwen2" and raw.get("attention_bias"):
-        raise reader.refused("biases in the attention layers of this architecture")
-    theta, scaling = reader.rotation()
+    head_dim = reader.head_dim(hidden // heads)
+    layers, context = reader.whole("num_hidden_layers"), reader.whole("max_position_embeddings")
+    rotations = read_rotations(reader, head_dim, context)
+    context = max(context, rotations.context)
+    gemma = architecture in ("gemma2", "gemma3")
     return ModelConfig(
         architecture=architecture,
-        layers=reader.whole("num_hidden_layers"),
+        layers=layers,
         hidden=hidden,
         feed=reader.whole("intermediate_size"),
         heads=heads,
         key_heads=key_heads,
         head_dim=head_dim,
         vocabulary=reader.whole("vocab_size"),
-        context_train=reader.whole("max_position_embeddings"),
+        context_train=context,
         eps=reader.real("rms_norm_eps", 1e-6),
-        theta=theta,
-        scaling=scaling,
-        tied=bool(raw.get("tie_word_embeddings", False)),
+        rotation=rotations.all,
+        windowed_rotation=rotations.windowed,
+        tied=bool(reader.raw.get("tie_word_embeddings", False)),
         biased=architecture == "qwen2",
-        quantization=parse_quantization(raw.get("quantization_config"), name, reader.refused),
+        quantization=parse_quantization(reader.raw.get("quantization_config"), name, reader.refused),
         dtype=reader.dtype(),
-        ends=token_ids(raw.get("eos_token_id")),
+        ends=token_ids(raw.get("eos_token_id", reader.raw.get("eos_token_id"))),
+        windows=read_windows(reader, architecture, layers, context),
+        attention_scale=reader.real("query_pre_attn_scalar", 256.0) ** -0.5 if gemma else 0.0,
+        attention_cap=reader.cap("attn_logit_softcapping") if gemma else 0.0,
+        head_cap=reader.cap("final_logit_softcapping") if gemma else 0.0,
+        activation=reader.activation(),
+        embedding_scale=hidden**0.5 if gemma else 1.0,
+        vision=vision,
     )
+
+
+def read_windows(
+    fields: Fields, architecture: Architecture, layers: int, context: int
+) -> tuple[int, ...]:
+    """By layer the keys that a query sees, 0 for all of them. Raises ModelInvalid."""
+    raw = fields.raw
+    stated = raw.get("sliding_window")
+    if architecture == "llama" or (
+        architecture in ("qwen2", "qwen3") and not raw.get("use_sliding_window")
+    ):
+        stated = None
+    if stated is None:
+        return (0,) * layers
+    window = fields.whole("sliding_window")
+    kinds = raw.get("layer_types")
+    if kinds is not None:
+        if not isinstance(kinds, list) or len(kinds) != layers:
+            raise ModelInvalid(f"{fields.name}: layer_types is no list of {layers} kinds.")
+        for kind in kinds:
+            if kind not in ("full_attention", "sliding_attention"):
+                raise fields.refused(f"layers of kind {kind}")
+        windowed = [kind == "sliding_attention" for kind in kinds]
+    elif architecture in ("qwen2", "qwen3"):
+        first = raw.get("max_window_layers", 28)
+        if not isinstance(first, int):
+            raise ModelInvalid(f"{fields.name}: max_window_layers is {first!r}, no usable number.")
+        windowed = [layer >= first for layer in range(layers)]
+    elif architecture in ("gemma2", "gemma3"):
+        pattern = fields.whole("sliding_window_pattern")
+        windowed = [(layer + 1) % pattern != 0 for layer in range(layers)]
+    else:
+        windowed = [True] * layers
+    # A window as wide as the context hides nothing.
+    return tuple(window if each and window < context else 0 for each in windowed)
 
 
 def token_ids(found: object) -> tuple[int, ...]:
@@ -143,14 +229,11 @@ def token_ids(found: object) -> tuple[int, ...]:
     return tuple(token for token in listed if isinstance(token, int) and token >= 0)
 
 
-class _Reader:
+class _Reader(Fields):
     """Fields of one config.json, each refused by name."""
 
     def __init__(self, raw: Mapping[str, Any], name: str) -> None:
-        self.raw, self.name = raw, name
-
-    def refused(self, what: str) -> ModelInvalid:
-        return ModelInvalid(f"{self.name} asks for {what}.", hint=_OTHERWISE, path=self.name)
+        super().__init__(raw, name, _OTHERWISE)
 
     def architecture(self) -> Architecture:
         named = self.raw.get("architectures")
@@ -160,36 +243,30 @@ class _Reader:
                 return CLASSES[each]
         raise self.refused(f"the architecture {', '.join(listed) or 'of no name'}")
 
-    def whole(self, field: str, usual: int | None = None) -> int:
-        found = self.raw.get(field)
-        found = usual if found is None else found
-        if not isinstance(found, int) or isinstance(found, bool) or not 0 < found < 1 << 30:
-            raise ModelInvalid(f"{self.name}: {field} is {found!r}, no usable number.")
+    def check(self, architecture: Architecture) -> None:
+        """Refuse what no layer here does."""
+        if self.raw.get("mlp_bias"):
+            raise self.refused("biases in the feed-forward layers")
+        if architecture != "qwen2" and self.raw.get("attention_bias"):
+            raise self.refused("biases in the attention layers of this architecture")
+        if self.raw.get("use_bidirectional_attention"):
+            raise self.refused("attention to later tokens")
+
+    def head_dim(self, usual: int) -> int:
+        found = self.whole("head_dim", usual)
+        if found not in HEAD_DIMENSIONS:
+            known = ", ".join(map(str, HEAD_DIMENSIONS))
+            raise self.refused(f"heads of {found} columns ({known} are possible)")
         return found
 
-    def real(self, field: str, usual: float, among: Mapping[str, Any] | None = None) -> float:
-        found = (self.raw if among is None else among).get(field, usual)
-        if not isinstance(found, int | float) or not 0 < found < 1e30:
-            raise ModelInvalid(f"{self.name}: {field} is {found!r}, no usable number.")
-        return float(found)
+    def activation(self) -> Activation:
+        found = self.raw.get("hidden_activation") or self.raw.get("hidden_act") or "silu"
+        if found not in _ACTIVATIONS:
+            raise self.refused(f"the activation {found}")
+        return _ACTIVATIONS[found]
 
-    def rotation(self) -> tuple[float, RopeScaling | None]:
-        """Base and scaling. transformers 5 writes both into rope_parameters, 4 into two fields."""
-        found = self.raw.get("rope_parameters") or self.raw.get("rope_scaling") or {}
-        if not isinstance(found, dict):
-            raise ModelInvalid(f"{self.name}: rope_scaling is {found!r}, no object.")
-        theta = self.real("rope_theta", self.real("rope_theta", 10000.0), found)
-        kind = found.get("rope_type") or found.get("type") or "default"
-        if kind == "default":
-            return theta, None
-        if kind != "llama3":
-            raise self.refused(f"rotary positions of type {kind}")
-        return theta, RopeScaling(
-            self.real("factor", 8.0, found),
-            self.real("low_freq_factor", 1.0, found),
-            self.real("high_freq_factor", 4.0, found),
-            int(self.real("original_max_position_embeddings", 8192, found)),
-        )
+    def cap(self, field: str) -> float:
+        return self.real(field, 0.0) if self.raw.get(field) is not None else 0.0
 
     def dtype(self) -> FloatType:
         found = self.raw.get("dtype") or self.raw.get("torch_dtype") or "float16"

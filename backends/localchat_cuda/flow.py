@@ -21,7 +21,9 @@ from localchat_cuda.kernels import (
     attention_few,
     attention_many,
     dense_few,
+    gated,
     norm,
+    post_norm,
     rope,
     w4_dense,
     w4_feed,
@@ -67,16 +69,19 @@ class Flow(Protocol[X]):
         """Rotate, write keys and values into the pages of `layer`, attend: [T, H*D]."""
         ...
 
-    def add_norm(self, y: torch.Tensor, gain: torch.Tensor) -> X:
-        """Add partial sums to the residual; the sum normed with `gain`."""
+    def add_norm(self, y: torch.Tensor, gain: torch.Tensor, post: torch.Tensor | None = None) -> X:
+        """Add partial sums to the residual, themselves normed with `post` where there is one; the sum normed
+        with `gain`."""
         ...
 
-    def silu_mul(self, gate_up: torch.Tensor) -> X:
-        """silu(gate) * up of partial sums [S, T, 2K]."""
+    def gated(self, gate_up: torch.Tensor) -> X:
+        """The model's activation of gate, times up, of partial sums [S, T, 2K]."""
         ...
 
-    def finish(self, y: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-        """The last states [P, K] of the wanted tokens alone, normed with `gain`: the head reads them."""
+    def finish(
+        self, y: torch.Tensor, gain: torch.Tensor, post: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """As add_norm; the last states [P, K] of the wanted tokens alone: the head reads them."""
         ...
 
 
@@ -98,9 +103,10 @@ class _Shared:
         k, v = self.pages.layer(layer)
         call = rope.rope_store if self.kernels else rope.reference
         call(
-            qkv, self.pages.angles, self.inputs.positions, self.inputs.slots, self.inputs.tables,
+            qkv, self.pages.angles_of(layer), self.inputs.positions, self.inputs.slots, self.inputs.tables,
             self.q, k, v, bias=bias, q_norm=norms.q if norms else None,
             k_norm=norms.k if norms else None, eps=self.config.eps,
+            columns=self.config.rotation.columns,
         )  # fmt: skip
 
     def few(self, layer: int) -> attention_few.Partials:
@@ -110,15 +116,21 @@ class _Shared:
         k, v = self.pages.layer(layer)
         heads, d = self.config.heads, self.config.head_dim
         partials = attention_few.Partials.empty(work.splits, work.tokens, heads, d, self.device)
-        attention_few.attend(self.q[: work.tokens], k, v, work.batch, work.widest, partials)
+        attention_few.attend(
+            self.q[: work.tokens], k, v, work.batch, work.widest, partials, self.rules(layer)
+        )
         return partials
+
+    def rules(self, layer: int) -> attention.Rules:
+        """What the attention of a layer does beyond the usual."""
+        config = self.config
+        return attention.Rules(config.attention_scale, config.window(layer), config.attention_cap)
 
     def attention(self, layer: int) -> torch.Tensor:
         """[T, H*D] in the model's dtype."""
         k, v = self.pages.layer(layer)
         if not self.kernels:
-            rules = attention.Rules()
-            out = attention.reference(self.q, k, v, self.inputs.batch, rules)
+            out = attention.reference(self.q, k, v, self.inputs.batch, self.rules(layer))
             return out.view(self.tokens, -1).to(self.dtype)
         out = torch.empty_like(self.q)
         flat = out.view(self.tokens, -1)
@@ -126,25 +138,50 @@ class _Shared:
             attention_few.merge(self.few(layer), flat[: self.inputs.few.tokens])
         if self.inputs.many is not None:
             work = self.inputs.many
-            attention_many.attend(self.q, k, v, work.batch, work.tiles, out)
+            rules = self.rules(layer)
+            attention_many.attend(self.q, k, v, work.batch, work.tiles, out, rules)
         return flat
 
-    def finish(self, y: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+    @property
+    def embedding_scale(self) -> float:
+        """As the model's own arithmetic rounds it."""
+        return float(torch.tensor(self.config.embedding_scale, dtype=self.dtype))
+
+    def finish(
+        self, y: torch.Tensor, gain: torch.Tensor, post: torch.Tensor | None = None
+    ) -> torch.Tensor:
         wanted, residual = self.inputs.wanted, self.residual
         if wanted is not None:
             residual, y = residual[wanted], y[:, wanted].contiguous()
-        x = torch.empty(residual.shape, dtype=self.dtype, device=self.device)
-        call = norm.add_norm if self.kernels else norm.reference
-        call(y, residual, gain, x, self.config.eps)
-        return x
+        return self.normed(y, residual, gain, post)
+
+    def normed(
+        self, y: torch.Tensor | None, residual: torch.Tensor, gain: torch.Tensor,
+        post: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """Rows [T, K] in the model's dtype: y joins the residual, and that is normed."""
+        out = torch.empty(residual.shape, dtype=self.dtype, device=self.device)
+        eps = self.config.eps
+        if y is not None and post is not None:
+            both = post_norm.post_norm if self.kernels else post_norm.reference
+            both(y, residual, post, gain, out, eps)
+        else:
+            call = norm.add_norm if self.kernels else norm.reference
+            call(y, residual, gain, out, eps)
+        return out
 
 
-def logits_of(x: torch.Tensor, head: torch.Tensor, *, kernels: bool) -> torch.Tensor:
-    """Logits fp32 [P, vocabulary] of last states x [P, K]; 2 to 64 rows go through the library on a GPU
-    (259 to 273 us for 152,064 x 3,584 on an H200, against 293 to 351 of our kernel inside a step)."""
+def logits_of(
+    x: torch.Tensor, head: torch.Tensor, cap: float = 0.0, *, kernels: bool
+) -> torch.Tensor:
+    """Logits fp32 [P, vocabulary] of last states x [P, K], `cap` as ModelConfig.head_cap; 2 to 64 rows go
+    through the library on a GPU (259 to 273 us for 152,064 x 3,584 on an H200, against 293 to 351 of our
+    kernel inside a step)."""
     if kernels and x.is_cuda and x.shape[0] > 1 and x.dtype != torch.float32:
-        return torch.mm(x, head.t(), out_dtype=torch.float32)
-    return _dense(x, head, kernels=kernels).float()
+        found = torch.mm(x, head.t(), out_dtype=torch.float32)
+    else:
+        found = _dense(x, head, kernels=kernels).float()
+    return found.div_(cap).tanh_().mul_(cap) if cap else found
 
 
 def _dense(x: torch.Tensor, weight: torch.Tensor, *, kernels: bool) -> torch.Tensor:
@@ -164,7 +201,9 @@ class DenseFlow(_Shared):
 
     def embed(self, table: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
         self.residual.copy_(table[self.inputs.ids.long()])
-        return self._normed(None, gain)
+        if self.config.embedding_scale != 1.0:
+            self.residual.mul_(self.embedding_scale)
+        return self.normed(None, self.residual, gain)
 
     def product(self, x: torch.Tensor, weight: Weight) -> torch.Tensor:
         if not isinstance(weight, w4_pack.W4):
@@ -182,23 +221,18 @@ class DenseFlow(_Shared):
         self.store(qkv, layer, bias, norms)
         return self.attention(layer)
 
-    def add_norm(self, y: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-        return self._normed(y, gain)
+    def add_norm(
+        self, y: torch.Tensor, gain: torch.Tensor, post: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return self.normed(y, self.residual, gain, post)
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
         (whole,) = gate_up
+        gelu = self.config.activation == "gelu_tanh"
+        if not self.kernels:
+            return gated.reference(whole, gelu=gelu).to(self.dtype)
         out = torch.empty(self.tokens, whole.shape[1] // 2, dtype=self.dtype, device=self.device)
-        if self.kernels:
-            norm.silu_mul(whole, out)
-        else:
-            gate, up = whole.float().chunk(2, 1)
-            out.copy_(torch.nn.functional.silu(gate) * up)
-        return out
-
-    def _normed(self, y: torch.Tensor | None, gain: torch.Tensor) -> torch.Tensor:
-        out = torch.empty(self.tokens, self.config.hidden, dtype=self.dtype, device=self.device)
-        call = norm.add_norm if self.kernels else norm.reference
-        call(y, self.residual, gain, out, self.config.eps)
+        gated.gated(whole, out, gelu=gelu)
         return out
 
 
@@ -258,23 +292,39 @@ class PackedFlow(_Shared):
         out = self.attention(layer)
         return self._feed("plain", out[None], out.shape[1])
 
-    def add_norm(self, y: torch.Tensor, gain: torch.Tensor) -> Packed:
-        return self._feed("norm", y, self.config.hidden, gain)
+    def add_norm(
+        self, y: torch.Tensor, gain: torch.Tensor, post: torch.Tensor | None = None
+    ) -> Packed:
+        if post is None:
+            return self._feed("norm", y, self.config.hidden, gain)
+        k = self.config.hidden
+        rows, squares = self._rows(k), self._squares(k)
+        call = post_norm.feed if self.kernels else post_norm.feed_reference
+        call(y, self.residual, post, gain, rows, squares, self.config.eps)
+        return Packed(rows, squares)
 
-    def silu_mul(self, gate_up: torch.Tensor) -> Packed:
-        return self._feed("silu", gate_up, gate_up.shape[2] // 2)
+    def gated(self, gate_up: torch.Tensor) -> Packed:
+        return self._feed("gated", gate_up, gate_up.shape[2] // 2)
 
     def _feed(
         self, mode: w4_feed.Mode, source: torch.Tensor, k: int, gain: torch.Tensor | None = None
     ) -> Packed:
         rows, call = self._rows(k), w4_feed.feed if self.kernels else w4_feed.reference
         if gain is None:
-            call(mode, source, rows)
+            call(mode, source, rows, gelu=self.config.activation == "gelu_tanh")
             return Packed(rows)
-        squares = torch.empty(self.tokens, k // w4_pack.GROUP, device=self.device)
-        ids = self.inputs.ids if mode == "embed" else None
-        call(mode, source, rows, ids=ids, residual=self.residual, weight=gain, squares=squares)
+        squares, factor = self._squares(k), 1.0
+        ids = None
+        if mode == "embed":
+            ids, factor = self.inputs.ids, self.embedding_scale
+        call(
+            mode, source, rows, ids=ids, residual=self.residual, weight=gain, squares=squares,
+            factor=factor,
+        )  # fmt: skip
         return Packed(rows, squares)
+
+    def _squares(self, k: int) -> torch.Tensor:
+        return torch.empty(self.tokens, k // w4_pack.GROUP, device=self.device)
 
     def _rows(self, k: int) -> w4_feed.Rows:
         """One buffer for each width: a product has read it before the next kernel writes it, and what pads

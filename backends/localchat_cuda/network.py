@@ -44,7 +44,7 @@ class Network:
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """Logits fp32 [P, vocabulary]."""
-        return logits_of(states, self.weights.head, kernels=self.kernels)
+        return logits_of(states, self.weights.head, self.config.head_cap, kernels=self.kernels)
 
 
 Work = Callable[[], tuple[torch.Tensor, ...]]

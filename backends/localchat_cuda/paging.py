@@ -13,6 +13,7 @@ from localchat_cuda.config import ModelConfig
 from localchat_cuda.kernels import rope
 from localchat_cuda.kernels.attention import Batch
 from localchat_cuda.plan import PAGE_TOKENS
+from localchat_cuda.rotation import Rotation
 
 
 class Pages:
@@ -28,16 +29,19 @@ class Pages:
             config.layers, pages, 2, config.key_heads, page_tokens, config.head_dim,
             device=device, dtype=dtype,
         )  # fmt: skip
-        scaling = None
-        if config.scaling is not None:
-            held = config.scaling
-            scaling = rope.Llama3Scaling(
-                held.factor,
-                held.low_frequency_factor,
-                held.high_frequency_factor,
-                held.original_context,
-            )
-        self.angles = rope.angles(context_tokens, config.head_dim, config.theta, device, scaling)
+        self.angles = self._table(config, config.rotation, context_tokens)
+        other = config.windowed_rotation
+        self._windowed = {n for n in range(config.layers) if config.window(n)} if other else set()
+        self._other = self._table(config, other, context_tokens) if other else self.angles
+
+    def _table(self, config: ModelConfig, rotation: Rotation, context_tokens: int) -> torch.Tensor:
+        d = config.head_dim
+        radians = rotation.radians(d, context_tokens)
+        return rope.turned(context_tokens, d, radians, self.device, rotation.magnitude)
+
+    def angles_of(self, layer: int) -> torch.Tensor:
+        """The table of rotations of a layer."""
+        return self._other if layer in self._windowed else self.angles
 
     def layer(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [pages, J, page_tokens, D] of a layer: views."""

@@ -15,6 +15,7 @@ from localchat.fit.safetensors_header import SafetensorsHeader, Tensor
 from localchat.fit.words import size, tokens
 from localchat_cuda.config import FloatType, ModelConfig
 from localchat_cuda.quantization import PACKED_GROUP
+from localchat_cuda.tensor_names import is_text, usual_name
 
 PAGE_TOKENS = 64
 STEP_TOKENS, LARGE_STEP_TOKENS = 2048, 4096
@@ -55,13 +56,14 @@ def kv_token_bytes(config: ModelConfig) -> int:
 
 
 def weights_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> int:
-    """What the files' tensors take once they are loaded."""
+    """What the files' tensors of the text part take once they are loaded."""
     taken = config.quantization.loaded_bytes if config.quantization else _size
     return sum(
         taken(tensor)
         for header in headers
         for tensor in header.tensors
-        if not (config.tied and tensor.name == "lm_head.weight")
+        if is_text(tensor.name)
+        and not (config.tied and usual_name(tensor.name) == "lm_head.weight")
     )
 
 
@@ -72,7 +74,8 @@ def _size(tensor: Tensor) -> int:
 def parameters(config: ModelConfig) -> int:
     """Numbers in the weights, as people count a model's size."""
     width, d = config.hidden, config.head_dim
-    layer = width * (config.qkv_columns + config.heads * d + 3 * config.feed + 2)
+    norms = 4 if config.post_normed else 2
+    layer = width * (config.qkv_columns + config.heads * d + 3 * config.feed + norms)
     layer += config.qkv_columns if config.biased else 0
     layer += 2 * d if config.normed_heads else 0
     return config.layers * layer + config.vocabulary * width * (1 if config.tied else 2) + width

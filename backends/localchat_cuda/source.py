@@ -9,6 +9,7 @@ from safetensors import safe_open
 
 from localchat.errors import ModelInvalid, ModelMissing
 from localchat.fit.safetensors_header import SafetensorsHeader, read_safetensors
+from localchat_cuda.tensor_names import usual_name
 
 
 class Source(Protocol):
@@ -25,7 +26,8 @@ class Source(Protocol):
 
 
 class Checkpoint:
-    """The safetensors files of a folder. Nothing but their headers is read at the opening."""
+    """The safetensors files of a folder, names as tensor_names.py has them. Nothing but their headers is read
+    at the opening."""
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         """Raises ModelMissing, ModelInvalid."""
@@ -33,14 +35,16 @@ class Checkpoint:
         self.headers = read_headers(folder)
         self._open: dict[Path, Any] = {}
         self._files = {
-            tensor.name: path for path, header in self.headers.items() for tensor in header.tensors
+            usual_name(tensor.name): (path, tensor.name)
+            for path, header in self.headers.items()
+            for tensor in header.tensors
         }
 
     def has(self, name: str) -> bool:
         return name in self._files
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        path = self._files.get(name)
+        path, stored = self._files.get(name, (None, name))
         if path is None:
             raise ModelInvalid(
                 f"{self.folder} lacks the tensor {name}.",
@@ -48,7 +52,7 @@ class Checkpoint:
             )
         if path not in self._open:
             self._open = {path: safe_open(path, "pt", device=str(self.device))}
-        found: torch.Tensor = self._open[path].get_tensor(name)
+        found: torch.Tensor = self._open[path].get_tensor(stored)
         if tuple(found.shape) != shape:
             raise ModelInvalid(
                 f"{path}: {name} has the shape {tuple(found.shape)}, and config.json means {shape}.",

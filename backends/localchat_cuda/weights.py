@@ -30,7 +30,8 @@ _DTYPES = {
 class Names:
     """Where an architecture keeps its tensors. In a layer, names follow `layer` with its number in place
     of the braces; `merged` lists the linear layers (without `.weight`) of one product, in the order of
-    its output. Those in `biased` have a bias."""
+    its output; one alone is stored merged. Those in `biased` have a bias. `norm_offset` is added to the
+    weights of norms, which are then kept in fp32."""
 
     embedding: str
     last_norm: str
@@ -39,6 +40,7 @@ class Names:
     norms: Mapping[str, str]
     merged: Mapping[str, tuple[str, ...]]
     biased: frozenset[str] = frozenset()
+    norm_offset: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +101,24 @@ class _Loader:
     def plain(self, name: str, *shape: int) -> torch.Tensor:
         return self.place.tensor(name, shape, self.place.dtype)
 
+    def norm(self, name: str, width: int) -> torch.Tensor:
+        if not self.names.norm_offset:
+            return self.plain(name, width)
+        return self.place.tensor(name, (width,), torch.float32) + self.names.norm_offset
+
     def layer(self, number: int) -> LayerWeights:
         begin = self.names.layer.format(number)
         widths = {"q_norm": self.config.head_dim, "k_norm": self.config.head_dim}
         norms = {
-            field: self.plain(begin + name, widths.get(field, self.config.hidden))
+            field: self.norm(begin + name, widths.get(field, self.config.hidden))
             for field, name in self.names.norms.items()
         }
         products: dict[str, Weight] = {}
         biases = {}
         for field, (parts, k) in product_shapes(self.config).items():
             prefixes = [begin + name for name in self.names.merged[field]]
+            if len(prefixes) == 1:
+                parts = (sum(parts),)
             products[field] = self.product(prefixes, parts, k)
             if field in self.names.biased:
                 held = [self.plain(f"{p}.bias", n) for p, n in zip(prefixes, parts, strict=True)]
@@ -148,6 +157,4 @@ def load(
     head = embedding
     if not config.tied:
         head = loader.plain(names.head, config.vocabulary, config.hidden)
-    return ModelWeights(
-        embedding, tuple(layers), loader.plain(names.last_norm, config.hidden), head
-    )
+    return ModelWeights(embedding, tuple(layers), loader.norm(names.last_norm, config.hidden), head)

@@ -113,7 +113,7 @@ class Chain:
     def feed(
         self, mode: w4_feed.Mode, source: torch.Tensor, to: str, weight: torch.Tensor | None = None
     ) -> None:
-        if mode == "silu":
+        if mode == "gated":
             w4_feed.feed(mode, source, self.rows[to])
             return
         w4_feed.feed(
@@ -138,7 +138,7 @@ class Chain:
         self.product("o", layer.weights["o"])
         self.feed("norm", self.out["o"], "gate_up", layer.norms[1])
         self.product("gate_up", layer.weights["gate_up"])
-        self.feed("silu", self.out["gate_up"], "down")
+        self.feed("gated", self.out["gate_up"], "down")
         self.product("down", layer.weights["down"])
         if after is not None:
             self.feed("norm", self.out["down"], "qkv", after)

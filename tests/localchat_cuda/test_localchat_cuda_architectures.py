@@ -27,7 +27,9 @@ def pair(
     return model, folder
 
 
-@pytest.fixture(scope="module", params=["qwen2", "qwen3"])
+@pytest.fixture(
+    scope="module", params=["qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3-long"]
+)
 def quantized(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Any, Path]:

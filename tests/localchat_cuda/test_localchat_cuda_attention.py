@@ -1,9 +1,18 @@
 import pytest
 import torch
 
-from localchat_cuda.kernels import attention, attention_few, attention_many, norm, rope, w4_feed
+from localchat_cuda.kernels import (
+    attention,
+    attention_few,
+    attention_many,
+    gated,
+    norm,
+    rope,
+    w4_feed,
+)
 from localchat_cuda.kernels.attention import Batch, Rules
 from localchat_cuda.kernels.attention_few import Partials
+from localchat_cuda.rotation import Rotation
 
 PAGE = 64
 
@@ -124,13 +133,23 @@ def test_merged_rows_feed_the_next_product() -> None:
 
 
 @pytest.mark.parametrize(
-    ("h", "j", "d", "splits", "extras"),
-    [(3, 1, 64, 1, False), (3, 1, 64, 3, True), (2, 2, 96, 3, False), (2, 1, 128, 1, True)],
+    ("h", "j", "d", "splits", "extras", "turning"),
+    [
+        (3, 1, 64, 1, False, 0),
+        (3, 1, 64, 3, True, 0),
+        (2, 2, 96, 3, False, 0),
+        (2, 1, 128, 1, True, 96),
+        (2, 1, 256, 1, True, 0),
+        (1, 1, 96, 1, False, 24),
+    ],
 )
-def test_rope_store_is_the_reference(h: int, j: int, d: int, splits: int, extras: bool) -> None:
+def test_rope_store_is_the_reference(
+    h: int, j: int, d: int, splits: int, extras: bool, turning: int
+) -> None:
     t, columns = 3, (h + 2 * j) * d
     qkv = numbers(splits, t, columns)
-    table = rope.angles(300, d, 10000.0, torch.device("cpu"))
+    radians = Rotation(10000.0, None, turning).radians(d, 300)
+    table = rope.turned(300, d, radians, torch.device("cpu"))
     positions = torch.tensor([0, 63, 64], dtype=torch.int32)
     slots = torch.tensor([1, 0, 1], dtype=torch.int32)
     tables = torch.tensor([[3, 1], [0, 2]], dtype=torch.int32)
@@ -152,19 +171,12 @@ def test_rope_store_is_the_reference(h: int, j: int, d: int, splits: int, extras
             bias=bias,
             q_norm=norms.get("q_norm"),
             k_norm=norms.get("k_norm"),
+            columns=turning,
         )
         found += [q, pool]
     assert torch.allclose(found[0].float(), found[2].float(), rtol=2e-3, atol=2e-3)
     assert torch.allclose(found[1].float(), found[3].float(), rtol=2e-3, atol=2e-3)
     assert int((found[1] != 0).any(-1).sum()) == 2 * j * t
-
-
-def test_llama3_scaling_keeps_short_and_stretches_long_wavelengths() -> None:
-    scaling = rope.Llama3Scaling(8.0, 1.0, 4.0, 8192)
-    plain, scaled = rope.frequencies(128, 5e5), rope.frequencies(128, 5e5, scaling)
-    assert torch.equal(scaled[:20], plain[:20])
-    assert torch.allclose(scaled[-20:], plain[-20:] / 8.0)
-    assert bool(((scaled <= plain) & (scaled >= plain / 8.0)).all())
 
 
 @pytest.mark.parametrize("splits", [0, 1, 3])
@@ -180,11 +192,12 @@ def test_add_norm_is_the_reference(splits: int) -> None:
     assert torch.allclose(found[1], found[3], atol=1e-5)
 
 
-def test_silu_mul_is_torchs() -> None:
-    x = numbers(2, 2600)
+@pytest.mark.parametrize("gelu", [False, True])
+def test_gated_is_torchs(gelu: bool) -> None:
+    x = numbers(2, 2600) * 4
     out = torch.empty(2, 1300)
-    norm.silu_mul(x, out)
-    assert torch.allclose(out, torch.nn.functional.silu(x[:, :1300]) * x[:, 1300:], atol=1e-5)
+    gated.gated(x, out, gelu=gelu)
+    assert torch.allclose(out, gated.reference(x, gelu=gelu), atol=1e-5)
 
 
 def test_wrong_arguments_are_named() -> None:

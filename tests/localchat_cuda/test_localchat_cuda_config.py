@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from localchat.errors import ModelInvalid, ModelMissing
-from localchat_cuda.config import RopeScaling, parse_config, read_config
+from localchat_cuda.config import parse_config, read_config
+from localchat_cuda.rotation import Llama3, Rotation
 
 QWEN25: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -40,7 +41,8 @@ def test_qwen25_is_read() -> None:
     assert found.qkv_columns == 36 * 128
     assert found.biased and not found.normed_heads
     assert found.quantization is None and not found.packed
-    assert (found.theta, found.scaling, found.ends) == (1e6, None, (151645,))
+    assert (found.rotation, found.ends) == (Rotation(1e6), (151645,))
+    assert not any(found.windows)
 
 
 @pytest.mark.parametrize(
@@ -53,8 +55,7 @@ def test_qwen25_is_read() -> None:
 def test_scaled_rotations_are_read_in_both_spellings(how: dict[str, Any]) -> None:
     raw = {**QWEN25, "architectures": ["LlamaForCausalLM"], "eos_token_id": [1, 2], **how}
     found = parse_config({key: value for key, value in raw.items() if value is not None}, "it")
-    assert found.theta == 5e5
-    assert found.scaling == RopeScaling(8.0, 1.0, 4.0, 8192)
+    assert found.rotation == Rotation(5e5, Llama3(8.0, 1.0, 4.0, 8192))
     assert found.ends == (1, 2)
     assert not found.biased
 
@@ -77,9 +78,9 @@ def test_awq_and_qwen3_are_read() -> None:
         ({"architectures": None}, "of no name"),
         ({"num_attention_heads": 27}, "no multiple"),
         ({"head_dim": 80}, "heads of 80"),
-        ({"use_sliding_window": True}, "sliding window"),
+        ({"use_bidirectional_attention": True}, "later tokens"),
         ({"hidden_act": "gelu"}, "gelu"),
-        ({"rope_scaling": {"type": "yarn"}}, "yarn"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
         ({"quantization_config": {**AWQ, "group_size": 64}}, "groups of 64"),
         ({"torch_dtype": "float8"}, "float8"),

@@ -174,12 +174,12 @@ def test_dense_product_is_whole_in_pieces() -> None:
     assert relative(out.float(), x.float() @ w4_pack.dense(w).t()) < 2e-3
 
 
-@pytest.mark.parametrize("mode", ["embed", "norm", "silu", "plain"])
+@pytest.mark.parametrize("mode", ["embed", "norm", "gated", "plain"])
 @pytest.mark.parametrize("kind", ["int8", "lanes", "slots"])
 @pytest.mark.parametrize("rows", [1, 5])
 def test_feed_is_the_reference(mode: w4_feed.Mode, kind: str, rows: int) -> None:
     k, splits = 384, 3
-    columns = 2 * k + 16 if mode == "silu" else k + 16 if mode == "plain" else k
+    columns = 2 * k + 16 if mode == "gated" else k + 16 if mode == "plain" else k
     source = (
         values(7, k)
         if mode == "embed"

@@ -43,6 +43,35 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0 + i / 50 for i in range(24)],
+    "long_factor": [1.0 + i / 4 for i in range(24)],
+    "original_max_position_embeddings": 16,
+}
+TWO_ROTATIONS = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+NARROW = {"num_attention_heads": 2, "num_key_value_heads": 1}
+GEMMA = {
+    **NARROW,
+    "tie_word_embeddings": True,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "num_hidden_layers": 3,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 100,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"tie_word_embeddings": False, "rope_parameters": LLAMA3}),
     "qwen2": (
@@ -50,13 +79,30 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {"tie_word_embeddings": True, "num_attention_heads": 2, "num_key_value_heads": 1},
     ),
     "qwen3": ("Qwen3", {"tie_word_embeddings": False, "num_key_value_heads": 4}),
+    "qwen3-yarn": ("Qwen3", {"tie_word_embeddings": True, "rope_parameters": YARN}),
+    "qwen2-window": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1, **NARROW},
+    ),
+    "mistral": ("Mistral", {"sliding_window": 24, **NARROW}),
+    "gemma2": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 8.0, "final_logit_softcapping": 5.0}),
+    "gemma3": ("Gemma3", {**GEMMA, "num_hidden_layers": 3, "rope_parameters": TWO_ROTATIONS}),
+    "phi3": ("Phi3", {**NARROW, "pad_token_id": 0, "rope_parameters": {"rope_theta": 10000.0}}),
+    "phi3-long": (
+        "Phi3",
+        {**NARROW, "pad_token_id": 0, "tie_word_embeddings": True, "rope_parameters": LONG},
+    ),
 }
 
 
 def reference(kind: str) -> Any:
     """The model in transformers, fp32, every bias and norm away from its dull beginning."""
     name, changes = KINDS[kind]
-    config = getattr(transformers, f"{name}Config")(**{**SHAPE, **changes})
+    text = "Gemma3Text" if name == "Gemma3" else name
+    shape = {**SHAPE, **changes}
+    if "rope_parameters" in shape:
+        del shape["rope_theta"]
+    config = getattr(transformers, f"{text}Config")(**shape, attn_implementation="eager")
     torch.manual_seed(len(kind))
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
     with torch.no_grad():
@@ -145,7 +191,7 @@ class Tiny:
         kind = PackedFlow if packed else DenseFlow
         flow = kind(self.config, inputs, self.pages, kernels=self.kernels)
         states = self.architecture.forward(flow, self.weights)
-        return logits_of(states, self.weights.head, kernels=self.kernels)
+        return logits_of(states, self.weights.head, self.config.head_cap, kernels=self.kernels)
 
     def prompt(self, tokens: Sequence[int], chunk: int, slot: int = 0, **how: bool) -> torch.Tensor:
         """Logits of every token, computed in chunks."""

@@ -2,9 +2,17 @@
 
 from types import ModuleType
 
-from localchat_cuda.architectures import llama, qwen2, qwen3
+from localchat_cuda.architectures import gemma2, gemma3, llama, mistral, phi3, qwen2, qwen3
 from localchat_cuda.config import Architecture
 
-ARCHITECTURES: dict[Architecture, ModuleType] = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3}
+ARCHITECTURES: dict[Architecture, ModuleType] = {
+    "llama": llama,
+    "mistral": mistral,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "gemma2": gemma2,
+    "gemma3": gemma3,
+    "phi3": phi3,
+}
 
 __all__ = ["ARCHITECTURES"]

@@ -100,25 +100,3 @@ def add_norm(
         **options(pdl, 8 if h > 1024 else 4),
     )
     settle(kernel)
-
-
-@triton.jit
-def _silu_kernel(gate_up, out, F: tl.constexpr, BLOCK: tl.constexpr):
-    t = tl.program_id(0).to(tl.int64)
-    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < F
-    gate = tl.load(gate_up + t * (2 * F) + i, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + t * (2 * F) + F + i, mask=inside, other=0.0).to(tl.float32)
-    tl.store(
-        out + t * F + i, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=inside
-    )
-
-
-def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
-    """out [T, F] = silu(gate_up[:, :F]) * gate_up[:, F:], fp32 inside; grid (T, F / 1024).
-    Reference: torch's silu on the two halves."""
-    t, f = out.shape
-    require("out", out, (t, f), _FLOATS)
-    require("gate_up", gate_up, (t, 2 * f), _FLOATS, out.device)
-    if t:
-        _silu_kernel[(t, triton.cdiv(f, 1024))](gate_up, out, F=f, BLOCK=1024, num_warps=4)

@@ -9,18 +9,17 @@ matrix), adds the bias where the model has one, normalizes q and k per head wher
 table, k and v.
 
     qkv       [S, T, (H + 2 J) D] fp32, fp16 or bf16: q heads, k heads, v heads
-    angles    fp32 [positions, D]: cosines of the D/2 pairs, then sines (`angles`)
+    angles    fp32 [positions, D]: cosines of the D/2 pairs, then sines (`angles`, `turned`)
     positions int32 [T];  slots int32 [T]: row of the block table;  tables int32 [slots, width]
     k, v      [pages, J, P, D]: a page of one head is one run of memory, as a tile of attention is
 
 Grid (T, (H + 2 J) / heads of a program), one warp each; fp32 inside. The rotation pairs element i
-with i + D/2, as Llama and Qwen checkpoints on the Hugging Face hub have it. RoFormer (Su et al.,
-2021); paging after vLLM
-(Kwon et al., 2023).
+with i + R/2, as checkpoints on the Hugging Face hub have it, where the first R columns of a head turn:
+R = D but for few models. The other columns stand in pairs i and i + (D - R)/2, whose table says cosine 1
+and sine 0. RoFormer (Su et al., 2021); paging after vLLM (Kwon et al., 2023).
 """
 
-import math
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -32,36 +31,22 @@ from localchat_cuda.kernels.launch import options, power_of_two, require, settle
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
-@dataclass(frozen=True, slots=True)
-class Llama3Scaling:
-    """`rope_scaling` of type llama3: wavelengths beyond the original context are stretched by
-    `factor`, those well inside it kept, and the ones between blended."""
-
-    factor: float
-    low_frequency_factor: float
-    high_frequency_factor: float
-    original_context: int
-
-
-def frequencies(d: int, theta: float, scaling: Llama3Scaling | None = None) -> torch.Tensor:
-    """Radians per position of the D/2 pairs, fp64 on the CPU."""
-    plain = theta ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
-    if scaling is None:
-        return plain
-    turns = scaling.original_context * plain / (2 * math.pi)
-    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-    blend = ((turns - low) / (high - low)).clamp(0.0, 1.0)
-    return plain * (blend + (1.0 - blend) / scaling.factor)
-
-
-def angles(
-    positions: int, d: int, theta: float, device: torch.device, scaling: Llama3Scaling | None = None
+def turned(
+    positions: int, d: int, radians: Sequence[float], device: torch.device, magnitude: float = 1.0
 ) -> torch.Tensor:
-    """The table fp32 [positions, D] that the kernel reads."""
-    turned = (
-        torch.arange(positions, dtype=torch.float64)[:, None] * frequencies(d, theta, scaling)[None]
-    )
-    return torch.cat((turned.cos(), turned.sin()), 1).float().to(device)
+    """The table fp32 [positions, D] that the kernel reads. `radians` per position of the R/2 pairs that
+    turn; `magnitude`: their cosines and sines are multiplied by it."""
+    rates = torch.tensor([*radians], dtype=torch.float64)
+    angle = torch.arange(positions, dtype=torch.float64)[:, None] * rates[None]
+    still = torch.ones(positions, d // 2 - len(radians), dtype=torch.float64)
+    cosines = torch.cat((angle.cos() * magnitude, still), 1)
+    sines = torch.cat((angle.sin() * magnitude, torch.zeros_like(still)), 1)
+    return torch.cat((cosines, sines), 1).float().to(device)
+
+
+def angles(positions: int, d: int, theta: float, device: torch.device) -> torch.Tensor:
+    """The table of a rotation of all columns that nothing scales."""
+    return turned(positions, d, [theta ** (-i / d) for i in range(0, d, 2)], device)
 
 
 def reference(
@@ -78,9 +63,11 @@ def reference(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     eps: float = 1e-6,
+    columns: int = 0,
 ) -> None:
     """`rope_store` in plain torch, same arguments."""
     t, h, d = q.shape
+    half = (columns or d) // 2
     j, page = k.shape[1], k.shape[2]
     total = qkv.float().sum(0)
     if bias is not None:
@@ -91,8 +78,10 @@ def reference(
     def turn(x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
         if norm is not None:
             x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * norm.float()
-        a, b = x.chunk(2, -1)
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+        a, b = x[..., :half], x[..., half : 2 * half]
+        still = x[..., 2 * half :]
+        c, s = cos[..., :half], sin[..., :half]
+        return torch.cat((a * c - b * s, b * c + a * s, still), -1)
 
     q.copy_(turn(heads[:, :h], q_norm))
     pages = tables[slots.long(), positions.long() // page].long()
@@ -134,6 +123,7 @@ def _rope_kernel(
     J: tl.constexpr,
     D: tl.constexpr,
     HALF: tl.constexpr,
+    R: tl.constexpr,
     P: tl.constexpr,
     S: tl.constexpr,
     S_POW2: tl.constexpr,
@@ -148,6 +138,11 @@ def _rope_kernel(
     first = tl.program_id(1) * HEADS
     i = tl.arange(0, HALF)
     inside = i < D // 2
+    low = i
+    high = D // 2 + i
+    if R < D:
+        low = tl.where(i < R // 2, i, i + R // 2)
+        high = tl.where(i < R // 2, i + R // 2, high)
     # all but qkv is complete before the chain of kernels begins, so it is read before the wait
     position = tl.load(positions + t)
     page = tl.load(tables + tl.load(slots + t) * width + position // P).to(tl.int64)
@@ -159,34 +154,34 @@ def _rope_kernel(
     for n in tl.static_range(HEADS):
         head = first + n
         at = t * columns + head * D
-        a = _half(qkv, at + i, inside, T * columns, S, S_POW2)
-        b = _half(qkv, at + D // 2 + i, inside, T * columns, S, S_POW2)
+        a = _half(qkv, at + low, inside, T * columns, S, S_POW2)
+        b = _half(qkv, at + high, inside, T * columns, S, S_POW2)
         if BIAS:
-            a += tl.load(bias + head * D + i, mask=inside, other=0.0).to(tl.float32)
-            b += tl.load(bias + head * D + D // 2 + i, mask=inside, other=0.0).to(tl.float32)
+            a += tl.load(bias + head * D + low, mask=inside, other=0.0).to(tl.float32)
+            b += tl.load(bias + head * D + high, mask=inside, other=0.0).to(tl.float32)
         if head < H + J:
             if NORM:
                 gain = q_norm if head < H else k_norm
                 inverse = tl.rsqrt((tl.sum(a * a, 0) + tl.sum(b * b, 0)) / D + eps)
-                a = a * inverse * tl.load(gain + i, mask=inside, other=0.0).to(tl.float32)
-                b = b * inverse * tl.load(gain + D // 2 + i, mask=inside, other=0.0).to(tl.float32)
+                a = a * inverse * tl.load(gain + low, mask=inside, other=0.0).to(tl.float32)
+                b = b * inverse * tl.load(gain + high, mask=inside, other=0.0).to(tl.float32)
             turned = a * cos - b * sin
             b = b * cos + a * sin
             a = turned
         if head < H:
             out = q + (t * H + head) * D
-            tl.store(out + i, a.to(q.dtype.element_ty), mask=inside)
-            tl.store(out + D // 2 + i, b.to(q.dtype.element_ty), mask=inside)
+            tl.store(out + low, a.to(q.dtype.element_ty), mask=inside)
+            tl.store(out + high, b.to(q.dtype.element_ty), mask=inside)
         else:
             spot = page * page_stride + position % P * D
             if head < H + J:
                 out = k + spot + (head - H) * (P * D)
-                tl.store(out + i, a.to(k.dtype.element_ty), mask=inside)
-                tl.store(out + D // 2 + i, b.to(k.dtype.element_ty), mask=inside)
+                tl.store(out + low, a.to(k.dtype.element_ty), mask=inside)
+                tl.store(out + high, b.to(k.dtype.element_ty), mask=inside)
             else:
                 out = v + spot + (head - H - J) * (P * D)
-                tl.store(out + i, a.to(v.dtype.element_ty), mask=inside)
-                tl.store(out + D // 2 + i, b.to(v.dtype.element_ty), mask=inside)
+                tl.store(out + low, a.to(v.dtype.element_ty), mask=inside)
+                tl.store(out + high, b.to(v.dtype.element_ty), mask=inside)
 
 
 def require_pages(name: str, pages: torch.Tensor, d: int, device: torch.device) -> None:
@@ -219,10 +214,11 @@ def rope_store(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     eps: float = 1e-6,
+    columns: int = 0,
     pdl: bool = True,
 ) -> None:
     """Rotate and store; see the head of this file. `q_norm` and `k_norm` [D] come together or not
-    at all.
+    at all. `columns`: R, 0 for all of a head.
 
     With `pdl` all but qkv is read before the kernel waits for its predecessor: whatever writes it
     must have ended, or be a kernel that does not release its dependents early.
@@ -241,6 +237,8 @@ def rope_store(
     require("q", q, (t, h, d), _FLOATS, device)
     if k.stride() != v.stride():
         raise ValueError(f"v: strides of k wanted, {v.stride()} given for {k.stride()}")
+    if columns % 2 or not 0 <= columns <= d:
+        raise ValueError(f"columns: an even number of 0 to {d} wanted, {columns} given")
     if bias is not None:
         require("bias", bias, ((h + 2 * j) * d,), _FLOATS, device)
     if (q_norm is None) != (k_norm is None):
@@ -271,6 +269,7 @@ def rope_store(
         J=j,
         D=d,
         HALF=power_of_two(d // 2),
+        R=columns or d,
         P=page,
         S=splits,
         S_POW2=power_of_two(splits),

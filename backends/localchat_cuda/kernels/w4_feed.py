@@ -6,9 +6,10 @@ follows, from 28 partial sums.
 Letters: M rows, K columns of the result, G = K / 128, S splits, N columns of the partial products.
 
 Modes
-    embed   v = table[id]                       residual = v, squares, v * weight
+    embed   v = table[id] * factor              residual = v, squares, v * weight
     norm    v = sum of partials + residual      residual = v, squares, v * weight
-    silu    v = silu(gate) * up                 partials [S, M, 2K]: gate in the first K columns
+    gated   v = silu(gate) * up                 partials [S, M, 2K]: gate in the first K columns;
+                                                with `gelu` the tanh form of GELU for silu
     plain   v = sum of partials                 the first K columns of N
 
 Formats of the result
@@ -27,13 +28,15 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from localchat_cuda.kernels.gated import activated
+from localchat_cuda.kernels.gated import reference as gated_reference
 from localchat_cuda.kernels.launch import options, power_of_two, require, settle, traits
 from localchat_cuda.kernels.w4_int8 import lanes
 from localchat_cuda.kernels.w4_pack import GROUP
 
 Order = Literal["lanes", "slots"]
-Mode = Literal["embed", "norm", "silu", "plain"]
-_MODES: dict[str, int] = {"plain": 0, "norm": 1, "silu": 2, "embed": 3}
+Mode = Literal["embed", "norm", "gated", "plain"]
+_MODES: dict[str, int] = {"plain": 0, "norm": 1, "gated": 2, "embed": 3}
 STEPS = 32512.0
 """The largest value of a 16-bit block: 127 * 256, so that rounding never overflows the high
 byte."""
@@ -133,13 +136,14 @@ def reference(
     residual: torch.Tensor | None = None,
     weight: torch.Tensor | None = None,
     squares: torch.Tensor | None = None,
+    factor: float = 1.0,
+    gelu: bool = False,
 ) -> None:
     """`feed` in plain torch, same arguments."""
     k = rows.x.shape[1]
-    total = source[ids.long()].float() if ids is not None else source.float().sum(0)
-    if mode == "silu":
-        gate, up = total[:, :k], total[:, k : 2 * k]
-        quantize(torch.nn.functional.silu(gate) * up, rows)
+    total = source[ids.long()].float() * factor if ids is not None else source.float().sum(0)
+    if mode == "gated":
+        quantize(gated_reference(total[:, : 2 * k], gelu=gelu), rows)
         return
     total = total[:, :k]
     if mode == "plain":
@@ -186,7 +190,7 @@ def write_rows(v, x, factors, group, m, K: tl.constexpr, MQ: tl.constexpr, FORMA
 
 
 @triton.jit
-def _sum(source, at, stride, S: tl.constexpr, S_POW2: tl.constexpr):
+def sum_partials(source, at, stride, S: tl.constexpr, S_POW2: tl.constexpr):
     if S == 1:
         return tl.load(source + at, cache_modifier=".cg").to(tl.float32)
     s = tl.arange(0, S_POW2)
@@ -208,6 +212,7 @@ def _feed_kernel(
     squares,
     x,
     factors,
+    factor,
     M,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -217,6 +222,7 @@ def _feed_kernel(
     MODE: tl.constexpr,
     FORMAT: tl.constexpr,
     ROWS: tl.constexpr,
+    GELU: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -232,11 +238,12 @@ def _feed_kernel(
         m = tl.program_id(1) * ROWS + r
         if MODE == 3:
             v = tl.load(source + tl.load(ids + m).to(tl.int64) * N + i).to(tl.float32)
+            v = v * factor
         else:
-            v = _sum(source, m * N + i, M * N, S, S_POW2)
+            v = sum_partials(source, m * N + i, M * N, S, S_POW2)
         if MODE == 2:
-            up = _sum(source, m * N + K + i, M * N, S, S_POW2)
-            v = v / (1.0 + tl.exp(-v)) * up
+            up = sum_partials(source, m * N + K + i, M * N, S, S_POW2)
+            v = activated(v, GELU) * up
         if MODE == 1:
             v += tl.load(residual + m * K + i)
         if MODE == 1 or MODE == 3:
@@ -275,13 +282,16 @@ def feed(
     residual: torch.Tensor | None = None,
     weight: torch.Tensor | None = None,
     squares: torch.Tensor | None = None,
+    factor: float = 1.0,
+    gelu: bool = False,
     pdl: bool = True,
 ) -> None:
     """One step between products; modes and formats at the head of this file.
 
     source: partial products [S, M, N], fp32, fp16 or bf16; embed: the table [vocabulary, K] with
     `ids` int32 or int64 [M]. residual fp32 [M, K] (read and written; embed only writes), weight [K]
-    of the norm, squares fp32 [M, G] (written): for embed and norm. Writes `rows`.
+    of the norm, squares fp32 [M, G] (written): for embed and norm. `factor`: of the table's rows.
+    Writes `rows`.
     """
     device = source.device
     floats = (torch.float32, torch.float16, torch.bfloat16)
@@ -297,7 +307,7 @@ def feed(
     else:
         splits, m, n = source.shape
         require("source", source, (splits, m, n), floats, device)
-        if n < (2 * k if mode == "silu" else k):
+        if n < (2 * k if mode == "gated" else k):
             raise ValueError(f"source: {n} columns are too few for mode {mode} with {k}")
     check_rows(rows, m, k, device)
     if mode in ("embed", "norm"):
@@ -317,6 +327,7 @@ def feed(
         source if squares is None else squares,
         rows.x,
         rows.factors,
+        factor,
         m,
         N=n,
         K=k,
@@ -326,8 +337,9 @@ def feed(
         MODE=_MODES[mode],
         FORMAT=format_of(rows),
         ROWS=several,
+        GELU=gelu,
         PDL=pdl,
-        **options(pdl, 2 if mode == "silu" and splits > 2 else 1),
+        **options(pdl, 2 if mode == "gated" and splits > 2 else 1),
     )
     if format_of(rows) < 2:  # the wgmma form needs its shared memory
         settle(kernel)

@@ -1,0 +1,51 @@
+"""Fields of one config.json, each refused by its name. Imports no torch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from localchat.errors import ModelInvalid
+
+
+class Fields:
+    """`raw`: parsed JSON. `name`: of the file, for messages. `otherwise`: what to do where something cannot
+    be run."""
+
+    def __init__(self, raw: Mapping[str, Any], name: str, otherwise: str) -> None:
+        self.raw, self.name, self.otherwise = raw, name, otherwise
+
+    def refused(self, what: str) -> ModelInvalid:
+        """The error for a config that asks for something that is not there."""
+        return ModelInvalid(f"{self.name} asks for {what}.", hint=self.otherwise, path=self.name)
+
+    def whole(self, field: str, usual: int | None = None) -> int:
+        """A whole number above 0. Raises ModelInvalid."""
+        found = self.raw.get(field)
+        found = usual if found is None else found
+        if not isinstance(found, int) or isinstance(found, bool) or not 0 < found < 1 << 30:
+            raise self._nonsense(field, found)
+        return found
+
+    def real(self, field: str, usual: float, among: Mapping[str, Any] | None = None) -> float:
+        """A number above 0, of the config or of an object in it. Raises ModelInvalid."""
+        found = (self.raw if among is None else among).get(field)
+        found = usual if found is None else found
+        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < 1e30:
+            raise self._nonsense(field, found)
+        return float(found)
+
+    def section(self, field: str, among: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        """An object; an empty one where there is none. Raises ModelInvalid."""
+        found = (self.raw if among is None else among).get(field) or {}
+        if not isinstance(found, dict):
+            raise ModelInvalid(f"{self.name}: {field} is {found!r}, no object.")
+        return found
+
+    def reals(self, field: str, count: int, among: Mapping[str, Any]) -> tuple[float, ...]:
+        """A list of `count` numbers above 0. Raises ModelInvalid."""
+        found = among.get(field)
+        if not isinstance(found, list) or len(found) != count:
+            raise ModelInvalid(f"{self.name}: {field} is no list of {count} numbers.")
+        return tuple(self.real(field, 0.0, {field: each}) for each in found)
+
+    def _nonsense(self, field: str, found: object) -> ModelInvalid:
+        return ModelInvalid(f"{self.name}: {field} is {found!r}, no usable number.")

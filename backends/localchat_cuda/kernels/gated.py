@@ -1,0 +1,57 @@
+"""The activation of the feed-forward: silu(gate) * up, or with the tanh form of GELU.
+
+Letters: T rows, F columns of the result.
+
+    gate_up fp32, fp16 or bf16 [T, 2F], gate in the first F columns;  out fp16, bf16 or fp32 [T, F]
+
+Grid (T, F / 1024), fp32 inside. Both activations are gate times a sigmoid: silu of gate itself, the GELU
+of 2 sqrt(2/pi) (gate + 0.044715 gate^3). GLU variants: Shazeer, 2020; GELU: Hendrycks and Gimpel, 2016.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from localchat_cuda.kernels.launch import require
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def reference(gate_up: torch.Tensor, *, gelu: bool = False) -> torch.Tensor:
+    """The result in fp32 by plain torch."""
+    gate, up = gate_up.float().chunk(2, 1)
+    if gelu:
+        return torch.nn.functional.gelu(gate, approximate="tanh") * up
+    return torch.nn.functional.silu(gate) * up
+
+
+@triton.jit
+def activated(gate, GELU: tl.constexpr):
+    """silu or GELU of fp32 values."""
+    slope = gate
+    if GELU:
+        # Bounded where the exponential would leave fp32.
+        slope = gate * (1.5957691216057308 + 0.07135481282553545 * gate * gate)
+        slope = tl.maximum(slope, -80.0)
+    return gate / (1.0 + tl.exp(-slope))
+
+
+@triton.jit
+def _gated_kernel(gate_up, out, F: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr):
+    t = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < F
+    gate = tl.load(gate_up + t * (2 * F) + i, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + t * (2 * F) + F + i, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + t * F + i, (activated(gate, GELU) * up).to(out.dtype.element_ty), mask=inside)
+
+
+def gated(gate_up: torch.Tensor, out: torch.Tensor, *, gelu: bool = False) -> None:
+    """Write the activation into `out`; see the head of this file."""
+    t, f = out.shape
+    require("out", out, (t, f), _FLOATS)
+    require("gate_up", gate_up, (t, 2 * f), _FLOATS, out.device)
+    if t:
+        _gated_kernel[(t, triton.cdiv(f, 1024))](
+            gate_up, out, F=f, GELU=gelu, BLOCK=1024, num_warps=4
+        )

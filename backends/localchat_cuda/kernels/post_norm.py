@@ -1,0 +1,277 @@
+"""RMSNorm of what a sublayer gives before it joins the residual, and the next sublayer's norm behind it.
+
+Letters: T rows, H columns, S partial sums, G = H / 128.
+
+    y = sum over S;  residual += y / rms(y) * post;  out = residual / rms(residual) * weight
+
+`post_norm`, for products that read [T, H]: one program a row does all of it in fp32. y [S, T, H] fp32,
+fp16 or bf16; residual fp32 [T, H], read and written; post and weight [H]; out fp16 or bf16 [T, H].
+
+`feed`, for W4 products: programs of one group of 128 columns, as in w4_feed.py, in two kernels, since y's
+rms is of the whole row. The first leaves y [T, H] and four sums of each group; the second adds and writes
+rows, and leaves 1/rms of the residual to the product, as w4_feed.py does. Residuals of such models grow
+beyond the range of fp16, in which some rows are, so the rows are scaled down by a power of two near their rms,
+which the four sums tell well enough before the residual is there; the squares are those of the scaled rows.
+
+    grids (G, T / rows of a program); sums fp32 [T, G, 4]: of y^2, r^2, r z and z^2, with z = y * post
+    and r the residual before
+
+Post-norms: Gemma 2 (Gemma Team, 2024). The scale from four sums is our own.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from localchat_cuda.kernels.launch import options, power_of_two, require, settle, traits
+from localchat_cuda.kernels.w4_feed import (
+    Int8Rows,
+    Rows,
+    check_rows,
+    format_of,
+    quantize,
+    sum_partials,
+    together,
+    write_rows,
+)
+from localchat_cuda.kernels.w4_pack import GROUP
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_LEAST = tl.constexpr(1e-6)
+"""Of the two squares' sum, what is left of it at least where residual and sum cancel: rounding hides less."""
+
+
+def _added(y: torch.Tensor, residual: torch.Tensor, post: torch.Tensor, eps: float) -> torch.Tensor:
+    total = y.float().sum(0)
+    inverse = torch.rsqrt(total.square().mean(-1, keepdim=True) + eps)
+    return residual + total * inverse * post.float()
+
+
+def reference(
+    y: torch.Tensor,
+    residual: torch.Tensor,
+    post: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    eps: float,
+) -> None:
+    """`post_norm` in plain torch, same arguments."""
+    residual.copy_(_added(y, residual, post, eps))
+    inverse = torch.rsqrt(residual.square().mean(-1, keepdim=True) + eps)
+    out.copy_(residual * inverse * weight.float())
+
+
+def feed_reference(
+    y: torch.Tensor,
+    residual: torch.Tensor,
+    post: torch.Tensor,
+    weight: torch.Tensor,
+    rows: Rows,
+    squares: torch.Tensor,
+    eps: float,
+) -> None:
+    """`feed` in plain torch, same arguments; its scale is that of the residual itself."""
+    residual.copy_(_added(y, residual, post, eps))
+    mean = residual.square().mean(-1, keepdim=True).clamp_min(1.0)
+    scaled = residual * torch.exp2(-torch.floor(0.5 * torch.log2(mean)))
+    squares.copy_(scaled.square().view(residual.shape[0], -1, GROUP).sum(-1))
+    quantize(scaled * weight.float(), rows)
+
+
+@triton.jit(do_not_specialize=["T"])
+def _row_kernel(
+    y,
+    residual,
+    post,
+    weight,
+    out,
+    eps,
+    T,
+    H: tl.constexpr,
+    H_POW2: tl.constexpr,
+    S: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
+    t = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, H_POW2)
+    inside = i < H
+    first = tl.load(post + i, mask=inside, other=0.0).to(tl.float32)
+    gain = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_wait()
+    total = tl.zeros((H_POW2,), tl.float32)
+    for s in tl.static_range(S):
+        total += tl.load(y + (s * T + t) * H + i, mask=inside, other=0.0).to(tl.float32)
+    total = total * tl.rsqrt(tl.sum(total * total, 0) / H + eps) * first
+    x = tl.load(residual + t * H + i, mask=inside, other=0.0) + total
+    tl.store(residual + t * H + i, x, mask=inside)
+    x = x * tl.rsqrt(tl.sum(x * x, 0) / H + eps) * gain
+    tl.store(out + t * H + i, x.to(out.dtype.element_ty), mask=inside)
+
+
+def post_norm(
+    y: torch.Tensor,
+    residual: torch.Tensor,
+    post: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    eps: float,
+    *,
+    pdl: bool = True,
+) -> None:
+    """Normalize `y`, add it to the residual, normalize that; see the head of this file."""
+    t, h = residual.shape
+    device = residual.device
+    require("residual", residual, (t, h), (torch.float32,), device)
+    require("y", y, (y.shape[0], t, h), _FLOATS, device)
+    require("post", post, (h,), _FLOATS, device)
+    require("weight", weight, (h,), _FLOATS, device)
+    require("out", out, (t, h), _FLOATS, device)
+    if t == 0:
+        return
+    way = traits(device)
+    pdl = pdl and way.pdl
+    kernel = _row_kernel[(t,)](
+        y,
+        residual,
+        post,
+        weight,
+        out,
+        eps,
+        t,
+        H=h,
+        H_POW2=power_of_two(h),
+        S=y.shape[0],
+        PDL=pdl,
+        **options(pdl, 8 if h > 1024 else 4),
+    )
+    settle(kernel)
+
+
+@triton.jit(do_not_specialize=["T"])
+def _sums_kernel(
+    source,
+    residual,
+    post,
+    y,
+    sums,
+    T,
+    H: tl.constexpr,
+    S: tl.constexpr,
+    S_POW2: tl.constexpr,
+    ROWS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
+    group = tl.program_id(0)
+    i = group * 128 + tl.arange(0, 128)
+    gain = tl.load(post + i).to(tl.float32)
+    if PDL:
+        gdc_wait()
+    for n in tl.static_range(ROWS):
+        t = tl.program_id(1) * ROWS + n
+        v = sum_partials(source, t * H + i, T * H, S, S_POW2)
+        tl.store(y + t * H + i, v)
+        z = v * gain
+        r = tl.load(residual + t * H + i)
+        at = sums + (t * (H // 128) + group) * 4
+        tl.store(at, tl.sum(v * v, 0))
+        tl.store(at + 1, tl.sum(r * r, 0))
+        tl.store(at + 2, tl.sum(r * z, 0))
+        tl.store(at + 3, tl.sum(z * z, 0))
+
+
+@triton.jit(do_not_specialize=["T"])
+def _feed_kernel(
+    y,
+    sums,
+    residual,
+    post,
+    weight,
+    squares,
+    x,
+    factors,
+    eps,
+    T,
+    H: tl.constexpr,
+    G_POW2: tl.constexpr,
+    MQ: tl.constexpr,
+    FORMAT: tl.constexpr,
+    ROWS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
+    G: tl.constexpr = H // 128
+    group = tl.program_id(0)
+    i = group * 128 + tl.arange(0, 128)
+    first = tl.load(post + i).to(tl.float32)
+    gain = tl.load(weight + i).to(tl.float32)
+    g = tl.arange(0, G_POW2)
+    if PDL:
+        gdc_wait()
+    for n in tl.static_range(ROWS):
+        t = tl.program_id(1) * ROWS + n
+        at = sums + (t * G + g) * 4
+        yy = tl.sum(tl.load(at, mask=g < G, other=0.0, cache_modifier=".cg"), 0)
+        rr = tl.sum(tl.load(at + 1, mask=g < G, other=0.0, cache_modifier=".cg"), 0)
+        rz = tl.sum(tl.load(at + 2, mask=g < G, other=0.0, cache_modifier=".cg"), 0)
+        zz = tl.sum(tl.load(at + 3, mask=g < G, other=0.0, cache_modifier=".cg"), 0)
+        inverse = tl.rsqrt(yy / H + eps)
+        zz = zz * inverse * inverse
+        mean = tl.maximum(rr + 2.0 * rz * inverse + zz, (rr + zz) * _LEAST) / H
+        scale = tl.exp2(-tl.floor(0.5 * tl.log2(tl.maximum(mean, 1.0))))
+        v = tl.load(y + t * H + i, cache_modifier=".cg") * inverse * first
+        v += tl.load(residual + t * H + i)
+        tl.store(residual + t * H + i, v)
+        v = v * scale
+        tl.store(squares + t * G + group, tl.sum(v * v, 0))
+        write_rows(v * gain, x, factors, group, t, H, MQ, FORMAT)
+
+
+def feed(
+    y: torch.Tensor,
+    residual: torch.Tensor,
+    post: torch.Tensor,
+    weight: torch.Tensor,
+    rows: Rows,
+    squares: torch.Tensor,
+    eps: float,
+    *,
+    pdl: bool = True,
+) -> None:
+    """Normalize `y` [S, T, H], add it to the residual, write `rows` and `squares` fp32 [T, G] for a product
+    that divides by the rms; see the head of this file. H in groups of 128."""
+    t, h = residual.shape
+    device = residual.device
+    if h % GROUP:
+        raise ValueError(f"residual: columns in groups of {GROUP} wanted, {h} given")
+    require("residual", residual, (t, h), (torch.float32,), device)
+    require("y", y, (y.shape[0], t, h), _FLOATS, device)
+    require("post", post, (h,), _FLOATS, device)
+    require("weight", weight, (h,), _FLOATS, device)
+    require("squares", squares, (t, h // GROUP), (torch.float32,), device)
+    check_rows(rows, t, h, device)
+    way = traits(device)
+    pdl = pdl and way.pdl
+    splits, groups, several = y.shape[0], h // GROUP, together(t)
+    total = torch.empty(t, h, device=device)
+    sums = torch.empty(t, groups, 4, device=device)
+    grid = (groups, t // several)
+    kernel = _sums_kernel[grid](
+        y, residual, post, total, sums, t,
+        H=h, S=splits, S_POW2=power_of_two(splits), ROWS=several, PDL=pdl, **options(pdl, 1),
+    )  # fmt: skip
+    settle(kernel)
+    room = rows.factors.shape[1] if isinstance(rows, Int8Rows) else rows.factors.shape[2]
+    kernel = _feed_kernel[grid](
+        total, sums, residual, post, weight, squares, rows.x, rows.factors, eps, t,
+        H=h, G_POW2=power_of_two(groups), MQ=room, FORMAT=format_of(rows), ROWS=several, PDL=pdl,
+        **options(pdl, 1),
+    )  # fmt: skip
+    if format_of(rows) < 2:  # the wgmma form needs its shared memory
+        settle(kernel)
