@@ -98,6 +98,45 @@ def test_windows_caps_and_scales_are_kept(rules: Rules, many: bool) -> None:
         close(flat, wanted.view(9, -1))
 
 
+@pytest.mark.parametrize(
+    ("window", "d"), [(1, 64), (50, 256), (64, 64), (65, 64), (128, 64), (150, 64), (500, 64)]
+)
+def test_prompt_chunks_see_their_window_and_read_nothing_before_it(window: int, d: int) -> None:
+    work = [(70, 300), (65, 65), (1, 200)]
+    q, k, v, batch = scene(work, 1, 1, d)
+    wanted = attention.reference(q, k, v, batch, Rules(window=window))
+    cut = attention_many.cut_for(d)
+    forget(batch, k, work, window, cut.tile)
+    tiles = attention_many.tiles_of([c for c, _ in work], [n for _, n in work], cut.rows)
+    out = torch.full_like(q, float("nan"))
+    listed = torch.tensor(tiles, dtype=torch.int32)
+    attention_many.attend(q, k, v, batch, listed, out, Rules(window=window))
+    close(out, wanted)
+
+
+@pytest.mark.parametrize(("window", "splits"), [(1, 4), (64, 1), (65, 4), (130, 4), (500, 1)])
+def test_decoding_sees_its_window_and_reads_nothing_before_it(window: int, splits: int) -> None:
+    work = [(1, 300), (5, 200), (1, 3)]
+    q, k, v, batch = scene(work, 2, 1, 64)
+    rules = Rules(window=window, scale=0.2)
+    wanted = attention.reference(q, k, v, batch, rules)
+    forget(batch, k, work, window, attention_few.cut_for(64, 16).tile)
+    partials = Partials.empty(splits, 7, 2, 64, q.device)
+    out = torch.full((7, 128), float("nan"))
+    attention_few.attend(q, k, v, batch, 5, partials, rules)
+    attention_few.merge(partials, out)
+    close(out, wanted.view(7, -1))
+
+
+def forget(
+    batch: Batch, k: torch.Tensor, work: list[tuple[int, int]], window: int, tile: int
+) -> None:
+    """Let whole pages before every window lie where there are only NaN: whoever reads them is spoilt."""
+    for i, (count, length) in enumerate(work):
+        oldest = max(length - count - window + 1, 0) // tile * tile
+        batch.tables[i + 1, : oldest // PAGE] = k.shape[0] - 1
+
+
 @pytest.mark.parametrize(("h", "j", "d"), [(4, 2, 64), (2, 1, 96), (2, 1, 128), (1, 1, 256)])
 def test_prompt_chunks_are_the_reference(h: int, j: int, d: int) -> None:
     work = [(65, 65), (40, 167), (1, 64)]

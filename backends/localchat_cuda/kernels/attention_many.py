@@ -7,8 +7,9 @@ M and lists them, longest history first, so that the last programs to start are 
     q, out  [T, H, D] fp16 or bf16      k, v  [pages, J, P, D]
 
 Grid (tiles, H): a program owns one tile of one head; heads that share keys meet them in the L2
-cache. Tiles of keys that every query of the tile may see run without masks; the last ones, and all
-of them where there is a window, with. fp32 accumulation, exp2 with the scale folded in.
+cache. Tiles of keys that every query of the tile may see run without masks; the last ones, and the first
+ones where there is a window, with; those before the window of all queries are not visited. fp32
+accumulation, exp2 with the scale folded in.
 FlashAttention-2 (Dao, 2023); block tables as in vLLM's Triton attention.
 """
 
@@ -146,15 +147,22 @@ def _many_kernel(
     before = length - count + first
     last = tl.cdiv(tl.minimum(before + M, length), TILE)
     clear = (before + 1) // TILE
-    low = 0
-    if WINDOW > 0:
-        low = tl.maximum(before - WINDOW + 1, 0) // TILE
-        clear = low
+    edge = 0
     peak = tl.full((M,), float("-inf"), tl.float32)
     mass = tl.zeros((M,), tl.float32)
     acc = tl.zeros((M, D_POW2), tl.float32)
     group = head // (H // J)
-    for tile in tl.range(low, clear, 1, num_stages=STAGES):
+    if WINDOW > 0:
+        low = tl.maximum(before - WINDOW + 1, 0) // TILE
+        edge = tl.maximum(tl.cdiv(before + M - WINDOW, TILE), low)
+        edge = tl.minimum(edge, last)
+        clear = tl.maximum(clear, edge)
+        for tile in tl.range(low, edge, 1, num_stages=STAGES):
+            acc, peak, mass = _step(
+                tile, query, acc, peak, mass, k, v, table, at, length, scale, page_stride, group,
+                D, D_POW2, P, TILE, WINDOW, SOFT_CAP, True,
+            )  # fmt: skip
+    for tile in tl.range(edge, clear, 1, num_stages=STAGES):
         acc, peak, mass = _step(
             tile, query, acc, peak, mass, k, v, table, at, length, scale, page_stride, group,
             D, D_POW2, P, TILE, WINDOW, SOFT_CAP, False,

@@ -1,0 +1,97 @@
+"""Norms of what joins the residual: the kernels against plain torch."""
+
+import pytest
+import torch
+
+from localchat_cuda.kernels import post_norm, w4_feed
+from localchat_cuda.kernels.w4_feed import HalfRows, Int8Rows
+
+CPU = torch.device("cpu")
+EPS = 1e-6
+
+
+def numbers(*extents: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*extents, generator=torch.Generator().manual_seed(seed + sum(extents)))
+
+
+def rows_of(kind: str, rows: int, k: int) -> w4_feed.Rows:
+    if kind == "int8":
+        return Int8Rows.empty(rows, k, CPU)
+    return HalfRows.empty(rows, k, CPU, "lanes" if kind == "lanes" else "slots")
+
+
+def natural(rows: w4_feed.Rows, m: int, k: int) -> torch.Tensor:
+    """What rows stand for, [M, K]."""
+    if isinstance(rows, HalfRows):
+        return w4_feed.natural_order(rows.x.float(), rows.order)
+    high, low = rows.x.float().view(m, 2, k // 4, 4)[..., [0, 2, 1, 3]].reshape(m, 2, k).unbind(1)
+    steps = rows.factors[:, :m, 0].t().repeat_interleave(128, 1) * 16
+    return (256 * high + low) * steps
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_whole_rows_are_the_reference(splits: int, dtype: torch.dtype) -> None:
+    y, post, weight = numbers(splits, 3, 200).to(dtype), numbers(200), numbers(200, seed=1)
+    found = []
+    for call in (post_norm.post_norm, post_norm.reference):
+        residual, out = numbers(3, 200, seed=7), torch.full((3, 200), float("nan"))
+        call(y, residual, post, weight, out, EPS)
+        found += [residual, out]
+    assert torch.allclose(found[0], found[2], atol=1e-5)
+    assert torch.allclose(found[1], found[3], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "k", "splits", "size"),
+    [
+        ("int8", 1, 384, 3, 1.0),
+        ("int8", 5, 384, 1, 1e6),
+        ("lanes", 9, 384, 2, 1.0),
+        ("lanes", 9, 384, 2, 1e6),
+        ("slots", 64, 128, 1, 1e6),
+    ],
+)
+def test_rows_of_products_are_the_normed_residual(
+    kind: str, rows: int, k: int, splits: int, size: float
+) -> None:
+    """Also where the residual is far beyond the range of fp16."""
+    y, post, weight = numbers(splits, rows, k), numbers(k) * size, numbers(k, seed=1)
+    begin = numbers(rows, k, seed=7) * size
+    normed = torch.empty(rows, k)
+    wanted = begin.clone()
+    post_norm.reference(y, wanted, post, weight, normed, EPS)
+    for call in (post_norm.feed, post_norm.feed_reference):
+        residual, out = begin.clone(), rows_of(kind, rows, k)
+        squares = torch.full((rows, k // 128), float("nan"))
+        call(y, residual, post, weight, out, squares, EPS)
+        assert torch.allclose(residual, wanted, rtol=1e-5, atol=1e-5 * size)
+        inverse = torch.rsqrt(squares.sum(1, keepdim=True) / k + EPS)
+        found = natural(out, rows, k) * inverse
+        assert float((found - normed).norm() / normed.norm()) < 1e-3
+        assert float(squares.max()) < 384 * 100
+
+
+def test_a_residual_that_cancels_is_still_normed() -> None:
+    """What the four sums tell of its size is then mostly rounding."""
+    y, weight = numbers(1, 2, 128), torch.ones(128)
+    unit = y[0] / y[0].square().mean(1, keepdim=True).sqrt()
+    residual, rows = -1000.0 * unit + numbers(2, 128, seed=3) * 0.01, rows_of("lanes", 2, 128)
+    squares = torch.empty(2, 1)
+    post_norm.feed(y, residual, torch.full((128,), 1000.0), weight, rows, squares, 0.0)
+    found = natural(rows, 2, 128) * torch.rsqrt(squares / 128)
+    wanted = residual / residual.square().mean(1, keepdim=True).sqrt()
+    assert float((found - wanted).norm() / wanted.norm()) < 2e-2
+
+
+def test_wrong_arguments_are_named() -> None:
+    y, residual, gain = numbers(1, 2, 128), numbers(2, 128), torch.ones(128)
+    rows, squares = rows_of("int8", 2, 128), torch.empty(2, 1)
+    with pytest.raises(ValueError, match="post"):
+        post_norm.feed(y, residual, gain[:64], gain, rows, squares, EPS)
+    with pytest.raises(ValueError, match="squares"):
+        post_norm.feed(y, residual, gain, gain, rows, squares[:1], EPS)
+    with pytest.raises(ValueError, match="groups of 128"):
+        post_norm.feed(y[..., :64], residual[:, :64], gain, gain, rows, squares, EPS)
+    with pytest.raises(ValueError, match="out"):
+        post_norm.post_norm(y, residual, gain, gain, torch.empty(2, 64), EPS)
