@@ -175,7 +175,9 @@ def parse_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
         windowed_rotation=rotations.windowed,
         tied=bool(reader.raw.get("tie_word_embeddings", False)),
         biased=architecture == "qwen2",
-        quantization=parse_quantization(reader.raw.get("quantization_config"), name, reader.refused),
+        quantization=parse_quantization(
+            reader.raw.get("quantization_config"), name, reader.refused
+        ),
         dtype=reader.dtype(),
         ends=token_ids(raw.get("eos_token_id", reader.raw.get("eos_token_id"))),
         windows=read_windows(reader, architecture, layers, context),
