@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeGuard, get_args
 
 from localchat.errors import ModelInvalid, ModelMissing
 from localchat_cuda.fields import Fields
-from localchat_cuda.quantization import Quantization, parse_quantization
+from localchat_cuda.quantization import STORED, Quantization, parse_quantization
 from localchat_cuda.rotation import Rotation, read_rotations
 
 Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"]
@@ -32,7 +32,7 @@ CLASSES: dict[str, Architecture] = {
 """Names in `architectures` of config.json."""
 FAMILIES = "Llama 3.x, Mistral, Qwen2, Qwen2.5, Qwen3, Gemma 2, Gemma 3, Phi-3 and Phi-4"
 HEAD_DIMENSIONS = (64, 96, 128, 256)
-_LOADS = f"The CUDA backend loads {FAMILIES} in bf16, fp16, fp32 or AWQ."
+_LOADS = f"The CUDA backend loads {FAMILIES} in {STORED}."
 _OTHERWISE = f"{_LOADS} For other models take a GGUF file: llama.cpp runs it on this GPU too."
 _GEMMA: Mapping[str, Any] = {
     "num_attention_heads": 8,

@@ -9,6 +9,7 @@ here. Two flows do the same with different activations: `DenseFlow` keeps [T, K]
 runs the kernels, or with `kernels` False their plain-torch references: on a CPU, and in tests.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -208,6 +209,8 @@ class DenseFlow(_Shared):
     def product(self, x: torch.Tensor, weight: Weight) -> torch.Tensor:
         if not isinstance(weight, w4_pack.W4):
             return _dense(x, weight, kernels=self.kernels)[None]
+        if weight.order is not None:
+            x = x.index_select(1, weight.order)
         if not self.kernels:
             return (x.float() @ w4_pack.dense(weight).t())[None]
         n, k = weight.features_out, weight.features_in
@@ -236,12 +239,23 @@ class DenseFlow(_Shared):
         return out
 
 
-@dataclass(frozen=True, slots=True)
 class Packed:
-    """Activations of a W4 product. squares [T, K / 128]: the product divides by the rms of the row."""
+    """Activations of one W4 product, written when it is known which: in the order in which that weight's
+    columns are stored. squares [T, K / 128]: the product divides by the rms of the row."""
 
-    rows: w4_feed.Rows
-    squares: torch.Tensor | None = None
+    def __init__(
+        self,
+        write: Callable[[torch.Tensor | None], w4_feed.Rows],
+        squares: torch.Tensor | None = None,
+    ) -> None:
+        self._write: Callable[[torch.Tensor | None], w4_feed.Rows] | None = write
+        self.squares = squares
+
+    def rows(self, order: torch.Tensor | None) -> w4_feed.Rows:
+        """Write them; once, since that may add to the residual."""
+        write, self._write = self._write, None
+        assert write is not None, "a second product of the same activations"
+        return write(order)
 
 
 class PackedFlow(_Shared):
@@ -259,7 +273,7 @@ class PackedFlow(_Shared):
 
     def product(self, x: Packed, weight: Weight) -> torch.Tensor:
         assert isinstance(weight, w4_pack.W4)
-        eps, rows = self.config.eps, x.rows
+        eps, rows = self.config.eps, x.rows(weight.order)
         if not self.kernels:
             if isinstance(rows, w4_feed.Int8Rows):
                 return w4_int8.reference(rows.x, rows.factors, weight, x.squares, eps)[None]
@@ -286,9 +300,14 @@ class PackedFlow(_Shared):
         self.store(qkv, layer, bias, norms)
         few = self.inputs.few
         if self.kernels and few is not None and few.tokens == self.tokens:
-            rows = self._rows(self.config.heads * self.config.head_dim)
-            attention_few.merge(self.few(layer), rows)
-            return Packed(rows)
+            partials = self.few(layer)
+
+            def merge(order: torch.Tensor | None) -> w4_feed.Rows:
+                rows = self._rows(self.config.heads * self.config.head_dim)
+                attention_few.merge(partials, rows, order=order)
+                return rows
+
+            return Packed(merge)
         out = self.attention(layer)
         return self._feed("plain", out[None], out.shape[1])
 
@@ -297,11 +316,16 @@ class PackedFlow(_Shared):
     ) -> Packed:
         if post is None:
             return self._feed("norm", y, self.config.hidden, gain)
-        k = self.config.hidden
-        rows, squares = self._rows(k), self._squares(k)
+        k, eps, first = self.config.hidden, self.config.eps, post
+        squares = self._squares(k)
         call = post_norm.feed if self.kernels else post_norm.feed_reference
-        call(y, self.residual, post, gain, rows, squares, self.config.eps)
-        return Packed(rows, squares)
+
+        def write(order: torch.Tensor | None) -> w4_feed.Rows:
+            rows = self._rows(k)
+            call(y, self.residual, first, gain, rows, squares, eps, order=order)
+            return rows
+
+        return Packed(write, squares)
 
     def gated(self, gate_up: torch.Tensor) -> Packed:
         return self._feed("gated", gate_up, gate_up.shape[2] // 2)
@@ -309,19 +333,21 @@ class PackedFlow(_Shared):
     def _feed(
         self, mode: w4_feed.Mode, source: torch.Tensor, k: int, gain: torch.Tensor | None = None
     ) -> Packed:
-        rows, call = self._rows(k), w4_feed.feed if self.kernels else w4_feed.reference
-        if gain is None:
-            call(mode, source, rows, gelu=self.config.activation == "gelu_tanh")
-            return Packed(rows)
-        squares, factor = self._squares(k), 1.0
-        ids = None
-        if mode == "embed":
-            ids, factor = self.inputs.ids, self.embedding_scale
-        call(
-            mode, source, rows, ids=ids, residual=self.residual, weight=gain, squares=squares,
-            factor=factor,
-        )  # fmt: skip
-        return Packed(rows, squares)
+        call = w4_feed.feed if self.kernels else w4_feed.reference
+        squares = None if gain is None else self._squares(k)
+        embeds = mode == "embed"
+
+        def write(order: torch.Tensor | None) -> w4_feed.Rows:
+            rows = self._rows(k)
+            call(
+                mode, source, rows, ids=self.inputs.ids if embeds else None,
+                residual=None if gain is None else self.residual, weight=gain, squares=squares,
+                factor=self.embedding_scale if embeds else 1.0,
+                gelu=self.config.activation == "gelu_tanh", order=order,
+            )  # fmt: skip
+            return rows
+
+        return Packed(write, squares)
 
     def _squares(self, k: int) -> torch.Tensor:
         return torch.empty(self.tokens, k // w4_pack.GROUP, device=self.device)

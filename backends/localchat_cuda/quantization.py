@@ -1,10 +1,11 @@
 """How the layers of a checkpoint are quantized, by the quantization_config of its config.json. Imports no
 torch.
 
-Letters: N output and K input features of a layer, G = K / 128 groups of the packed form.
+Letters: N output and K input features of a layer.
 
 A field of this record is what a format (formats/) needs beyond the tensors themselves, and what the plan
-needs to know before they are read.
+needs to know before they are read. Configs are read as transformers, AutoAWQ, AutoGPTQ, GPTQModel,
+AutoRound and llm-compressor write them.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,19 +21,29 @@ Refused = Callable[[str], ModelInvalid]
 
 PACKED_GROUP = 128
 """Input features that share a scale and a zero in the packed form (kernels/w4_pack.py)."""
+STORED = "bf16, fp16, fp32, AWQ, GPTQ or compressed-tensors' 4 bits"
+"""The ways to store a layer that are read here, for sentences."""
 _STEP_BYTES = 4
 """Of one scale and one zero there."""
 _LABELS: dict[Method, str] = {"awq": "AWQ", "gptq": "GPTQ", "int4": "int4", "fp8": "FP8"}
+_CODES = {"awq": ".qweight", "gptq": ".qweight", "int4": ".weight_packed"}
+"""By method, the tensor of codes."""
+_BESIDE = (".qzeros", ".scales", "_scale", "_zero_point", ".weight_shape", "g_idx")
+"""What stands beside the codes, and is counted with them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
     """method: whose layout the tensors have. bits: of a weight. group: input features of one scale, 0: all
-    of them. Layers that config.json leaves out are told from their tensors, not from here."""
+    of them. ordered: groups are scattered over the columns (act-order). less_one: zeros are said to be
+    stored minus one. Layers that config.json leaves out are told from their tensors, not from here."""
 
     method: Method
     bits: int = 4
     group: int = PACKED_GROUP
+    symmetric: bool = False
+    ordered: bool = False
+    less_one: bool = False
 
     @property
     def packed(self) -> bool:
@@ -47,17 +58,24 @@ class Quantization:
     def product_bytes(self, n: int, k: int) -> int:
         """What a layer of N x K weights takes once it is loaded."""
         if self.packed:
-            return n * k // 2 + n * (k // PACKED_GROUP) * _STEP_BYTES
+            order = 4 * k if self.ordered else 0
+            return n * k // 2 + n * (k // PACKED_GROUP) * _STEP_BYTES + order
         return n * k
 
     def loaded_bytes(self, tensor: Tensor) -> int:
-        """What a tensor of the files takes once it is loaded: as stored, but for scales and zeros of packed
-        layers, which become four bytes for each group."""
-        if tensor.name.endswith(".qzeros"):
+        """What a tensor of the files takes once it is loaded: as stored, but for packed layers, whose scales
+        and zeros become four bytes for each 128 codes, counted with these."""
+        if self.method not in _CODES:
+            return tensor.size_bytes
+        if tensor.name.endswith(_BESIDE):
             return 0
-        if tensor.name.endswith(".scales"):
-            return tensor.shape[0] * tensor.shape[1] * _STEP_BYTES
-        return tensor.size_bytes
+        if not tensor.name.endswith(_CODES[self.method]) or len(tensor.shape) != 2:
+            return tensor.size_bytes
+        rows, words = tensor.shape
+        n, k = {"awq": (8 * words, rows), "gptq": (words, 8 * rows)}.get(
+            self.method, (rows, 8 * words)
+        )
+        return self.product_bytes(n, k)
 
 
 def parse_quantization(raw: object, name: str, refused: Refused) -> Quantization | None:
@@ -67,21 +85,103 @@ def parse_quantization(raw: object, name: str, refused: Refused) -> Quantization
         return None
     if not isinstance(raw, dict):
         raise ModelInvalid(f"{name}: quantization_config is {raw!r}, no object.")
-    method = raw.get("quant_method")
-    parser = _PARSERS.get(str(method))
+    method = str(raw.get("quant_method")).lower()
+    parser = _PARSERS.get(method)
     if parser is None:
-        raise refused(f"weights quantized as {method}, {raw.get('bits')} bits")
+        raise refused(f"weights quantized as {raw.get('quant_method')}, {raw.get('bits')} bits")
     return parser(raw, refused)
 
 
 def _awq(raw: Mapping[str, Any], refused: Refused) -> Quantization:
     bits, size = raw.get("bits"), raw.get("group_size")
-    if bits != 4 or str(raw.get("version", "gemm")).lower() != "gemm":
-        raise refused(f"weights quantized as awq, {bits} bits, version {raw.get('version')}")
+    version = str(raw.get("version") or raw.get("checkpoint_format") or "gemm").lower()
+    if bits != 4 or version != "gemm":
+        raise refused(f"weights quantized as awq, {bits} bits, version {version}")
     if size != PACKED_GROUP or not raw.get("zero_point", True):
         raise refused(f"AWQ in groups of {size} (128 with zero points are possible)")
     return Quantization("awq")
 
 
-_PARSERS: dict[str, Callable[[Mapping[str, Any], Refused], Quantization]] = {"awq": _awq}
+def _gptq(raw: Mapping[str, Any], refused: Refused) -> Quantization:
+    bits = raw.get("bits")
+    layout = str(raw.get("checkpoint_format") or raw.get("format") or "gptq").lower()
+    if bits != 4:
+        raise refused(f"GPTQ with {bits} bits (4 are possible)")
+    if layout not in ("gptq", "gptq_v2") or raw.get("is_marlin_format"):
+        raise refused(f"GPTQ packed for {'marlin' if raw.get('is_marlin_format') else layout}")
+    if raw.get("lm_head"):
+        raise refused("GPTQ with a quantized head")
+    group = _group(raw.get("group_size"), "GPTQ", refused)
+    _check_overrides(raw.get("dynamic"), group, refused)
+    return Quantization(
+        "gptq",
+        group=group,
+        symmetric=bool(raw.get("sym", True)),
+        ordered=bool(raw.get("desc_act")) and not raw.get("static_groups") and group > 0,
+        less_one=layout != "gptq_v2",
+    )
+
+
+def _check_overrides(found: object, group: int, refused: Refused) -> None:
+    """GPTQModel's settings of single layers: those may be left out, not stored otherwise."""
+    for pattern, changed in found.items() if isinstance(found, dict) else ():
+        if not str(pattern).startswith("-:") and isinstance(changed, dict):
+            size = changed.get("group_size", group or -1)
+            if changed.get("bits", 4) != 4 or size != (group or -1):
+                raise refused(f"layers {pattern} quantized otherwise than the rest")
+
+
+def _auto_round(raw: Mapping[str, Any], refused: Refused) -> Quantization:
+    """AutoRound writes the layouts of the two others."""
+    packing = str(raw.get("packing_format") or raw.get("backend") or "auto_round:auto_gptq")
+    if "awq" in packing:
+        return _awq({**raw, "version": "gemm"}, refused)
+    if "gptq" not in packing:
+        raise refused(f"weights quantized as auto-round, packed for {packing}")
+    return _gptq({**raw, "checkpoint_format": "gptq"}, refused)
+
+
+def _compressed(raw: Mapping[str, Any], refused: Refused) -> Quantization:
+    """compressed-tensors: one scheme for all layers."""
+    layout, groups = raw.get("format"), raw.get("config_groups")
+    schemes = groups.values() if isinstance(groups, dict) else ()
+    stated = [each.get("weights") for each in schemes if isinstance(each, dict)]
+    wanted = [each for each in stated if isinstance(each, dict)]
+    if not wanted or any(each != wanted[0] for each in wanted):
+        raise refused(f"{len(wanted)} kinds of compressed weights in one model")
+    if raw.get("transform_config"):
+        raise refused("weights that were rotated (transform_config)")
+    scheme = wanted[0]
+    bits, kind = scheme.get("num_bits"), scheme.get("type")
+    if layout != "pack-quantized" or bits != 4 or kind != "int":
+        raise refused(f"weights compressed as {layout}, {kind} of {bits} bits")
+    strategy = scheme.get("strategy")
+    if strategy not in ("group", "channel"):
+        raise refused(f"4-bit weights with one scale for each {strategy}")
+    size = scheme.get("group_size") if strategy == "group" else -1
+    group = _group(size, "4-bit weights", refused)
+    return Quantization(
+        "int4",
+        group=group,
+        symmetric=bool(scheme.get("symmetric", True)),
+        ordered=scheme.get("actorder") in ("group", "dynamic", True) and group > 0,
+    )
+
+
+def _group(size: object, what: str, refused: Refused) -> int:
+    """Input features of a scale, 0: all."""
+    if size == -1:
+        return 0
+    if not isinstance(size, int) or size < 1 or size % PACKED_GROUP:
+        raise refused(f"{what} in groups of {size} (128, a multiple, or -1 are possible)")
+    return size
+
+
+_PARSERS: dict[str, Callable[[Mapping[str, Any], Refused], Quantization]] = {
+    "awq": _awq,
+    "gptq": _gptq,
+    "auto-round": _auto_round,
+    "intel/auto-round": _auto_round,
+    "compressed-tensors": _compressed,
+}
 """By `quant_method`."""

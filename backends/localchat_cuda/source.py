@@ -11,6 +11,10 @@ from localchat.errors import ModelInvalid, ModelMissing
 from localchat.fit.safetensors_header import SafetensorsHeader, read_safetensors
 from localchat_cuda.tensor_names import usual_name
 
+_STEPS = (".scales", ".weight_scale")
+"""Names of what codes are multiplied by."""
+_GROUP = 128
+
 
 class Source(Protocol):
     """Tensors by their checkpoint names, on the CPU or the device asked for at the opening."""
@@ -80,16 +84,23 @@ class RandomWeights:
         self.generator = torch.Generator(device).manual_seed(seed)
 
     def has(self, name: str) -> bool:
-        return not name.endswith((".weight", ".g_idx"))
+        return not name.endswith((".weight", "g_idx"))
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        if name.endswith("g_idx"):
+            return self._groups(shape[0])
         if not dtype.is_floating_point:
             return self._draw(torch.randint, -(2**31), 2**31 - 1, shape, dtype=dtype)
         if name.endswith("norm.weight"):
             return torch.ones(shape, dtype=dtype, device=self.device)
         found = self._draw(torch.randn, *shape, dtype=torch.float32)
-        scale = 0.02 / 16 if name.endswith(".scales") else 0.02
-        return (found.abs() if name.endswith(".scales") else found).mul_(scale).to(dtype)
+        step = name.endswith(_STEPS)
+        return (found.abs() if step else found).mul_(0.02 / 16 if step else 0.02).to(dtype)
+
+    def _groups(self, k: int) -> torch.Tensor:
+        """Scattered groups of 128 columns, the same for all layers with as many: they read the same."""
+        draw = torch.Generator(self.device).manual_seed(k)
+        return torch.randperm(k, device=self.device, generator=draw).to(torch.int32) // _GROUP
 
     def _draw(
         self, make: Callable[..., torch.Tensor], *sizes: object, dtype: torch.dtype

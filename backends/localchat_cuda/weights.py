@@ -11,10 +11,10 @@ from typing import TypeAlias
 
 import torch
 
-from localchat.errors import EngineClosed
+from localchat.errors import EngineClosed, ModelInvalid
 from localchat_cuda.config import ModelConfig
 from localchat_cuda.formats import Floating, Place, format_of
-from localchat_cuda.formats.weight import Weight, bytes_of, join
+from localchat_cuda.formats.weight import Weight, bytes_of, join, rows_sorted
 from localchat_cuda.kernels import w4_pack
 from localchat_cuda.source import Source
 
@@ -123,16 +123,35 @@ class _Loader:
             if field in self.names.biased:
                 held = [self.plain(f"{p}.bias", n) for p, n in zip(prefixes, parts, strict=True)]
                 biases[field] = torch.cat(held)
+        if "gate_up" not in biases:
+            _take_order(products)
         return LayerWeights(norms, products, biases)
 
     def product(self, prefixes: list[str], parts: tuple[int, ...], k: int) -> Weight:
         found = (self.part(prefix, n, k) for prefix, n in zip(prefixes, parts, strict=True))
-        return join(found, sum(parts), self.place.dtype)
+        try:
+            return join(found, sum(parts), self.place.dtype)
+        except ValueError as trouble:
+            raise ModelInvalid(
+                f"{' and '.join(prefixes)} cannot be merged: {trouble}.",
+                hint="Take a quantization of the model without act-order (desc_act false), AWQ, or a GGUF.",
+            ) from trouble
 
     def part(self, prefix: str, n: int, k: int) -> Weight:
         """A quantized checkpoint keeps some layers floating; what it lacks altogether, the format names."""
         left_out = not self.format.holds(prefix) and self.floating.holds(prefix)
         return (self.floating if left_out else self.format).part(prefix, n, k)
+
+
+def _take_order(products: dict[str, Weight]) -> None:
+    """Where `down` wants its activations in another order, gate and up compute them in it: the features
+    between are nobody else's, and nothing is gathered then."""
+    down, gate_up = products["down"], products["gate_up"]
+    if not isinstance(down, w4_pack.W4) or down.order is None:
+        return
+    order = down.order.long()
+    products["gate_up"] = rows_sorted(gate_up, torch.cat((order, order + down.features_in)))
+    products["down"] = down._replace(order=None)
 
 
 def load(
@@ -143,11 +162,12 @@ def load(
     *,
     dtype: torch.dtype | None = None,
     progress: Progress = lambda done, total: True,
+    say: Callable[[str], None] = lambda text: None,
 ) -> ModelWeights:
     """All weights on `device` in `dtype` (None: the checkpoint's; packed layers stay packed). `progress` is
-    called after each layer with (layers done, layers in all); False raises EngineClosed. Raises
-    ModelInvalid."""
-    loader = _Loader(config, names, Place(source, device, dtype or _DTYPES[config.dtype]))
+    called after each layer with (layers done, layers in all); False raises EngineClosed. `say` takes what
+    the user should know of the checkpoint. Raises ModelInvalid."""
+    loader = _Loader(config, names, Place(source, device, dtype or _DTYPES[config.dtype], say))
     embedding = loader.plain(names.embedding, config.vocabulary, config.hidden)
     layers = []
     for number in range(config.layers):

@@ -155,17 +155,21 @@ def test_tiles_cover_every_new_token_longest_history_first() -> None:
     assert tiles[-1] == (0, 0)
 
 
-def test_merged_rows_feed_the_next_product() -> None:
-    q, k, v, batch = scene([(1, 100)], 4, 2, 96)
-    partials = Partials.empty(2, 1, 4, 96, q.device)
+@pytest.mark.parametrize(("h", "d", "ordered"), [(4, 96, False), (4, 96, True), (3, 128, True)])
+def test_merged_rows_feed_the_next_product(h: int, d: int, ordered: bool) -> None:
+    q, k, v, batch = scene([(1, 100)], h, 1, d)
+    partials = Partials.empty(2, 1, h, d, q.device)
     attention_few.attend(q, k, v, batch, 1, partials)
     flat = torch.empty(1, 384)
     attention_few.merge(partials, flat)
+    order = torch.randperm(384, generator=torch.Generator().manual_seed(5)) if ordered else None
+    if order is not None:
+        flat = flat[:, order]
     for found, wanted in (
         (w4_feed.Int8Rows.empty(1, 384, q.device), w4_feed.Int8Rows.empty(1, 384, q.device)),
         (w4_feed.HalfRows.empty(1, 384, q.device), w4_feed.HalfRows.empty(1, 384, q.device)),
     ):
-        attention_few.merge(partials, found)
+        attention_few.merge(partials, found, order=None if order is None else order.int())
         w4_feed.quantize(flat, wanted)
         assert float((found.x.float() - wanted.x.float()).abs().max()) <= 1.0
         assert torch.allclose(found.factors, wanted.factors, rtol=1e-3, atol=1e-3)

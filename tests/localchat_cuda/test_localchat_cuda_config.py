@@ -6,6 +6,7 @@ import pytest
 
 from localchat.errors import ModelInvalid, ModelMissing
 from localchat_cuda.config import parse_config, read_config
+from localchat_cuda.quantization import Quantization
 from localchat_cuda.rotation import Llama3, Rotation
 
 QWEN25: dict[str, Any] = {
@@ -26,6 +27,8 @@ QWEN25: dict[str, Any] = {
     "eos_token_id": 151645,
 }
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
+ROUND = {**GPTQ, "quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"}
 SCALING = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -33,6 +36,22 @@ SCALING = {
     "original_max_position_embeddings": 8192,
     "rope_type": "llama3",
 }
+
+
+def scheme(**changed: Any) -> dict[str, Any]:
+    """As llm-compressor writes it."""
+    weights = {
+        "num_bits": 4,
+        "type": "int",
+        "strategy": "group",
+        "group_size": 128,
+        "symmetric": True,
+    }
+    group = {"targets": ["Linear"], "weights": weights | changed, "input_activations": None}
+    return {
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
+        "config_groups": {"group_0": group},
+    }  # fmt: skip
 
 
 def test_qwen25_is_read() -> None:
@@ -72,6 +91,41 @@ def test_awq_and_qwen3_are_read() -> None:
 
 
 @pytest.mark.parametrize(
+    ("raw", "wanted"),
+    [
+        (GPTQ, Quantization("gptq", symmetric=True, less_one=True)),
+        (
+            {**GPTQ, "sym": False, "checkpoint_format": "gptq_v2", "dynamic": {"-:.*o_proj": {}}},
+            Quantization("gptq"),
+        ),
+        (
+            {**GPTQ, "desc_act": True, "static_groups": False, "group_size": 256},
+            Quantization("gptq", group=256, symmetric=True, ordered=True, less_one=True),
+        ),
+        (
+            {**GPTQ, "desc_act": True, "group_size": -1},
+            Quantization("gptq", group=0, symmetric=True, less_one=True),
+        ),
+        (ROUND, Quantization("gptq", symmetric=True, less_one=True)),
+        ({**ROUND, "packing_format": "auto_round:auto_awq"}, Quantization("awq")),
+        ({**AWQ, "version": None, "checkpoint_format": "gemm"}, Quantization("awq")),
+        (scheme(), Quantization("int4", symmetric=True)),
+        (
+            scheme(symmetric=False, actorder="group"),
+            Quantization("int4", ordered=True),
+        ),
+        (scheme(actorder="weight"), Quantization("int4", symmetric=True)),
+        (
+            scheme(strategy="channel", group_size=None),
+            Quantization("int4", group=0, symmetric=True),
+        ),
+    ],
+)
+def test_each_librarys_config_is_read(raw: dict[str, Any], wanted: Quantization) -> None:
+    assert parse_config({**QWEN25, "quantization_config": raw}, "it").quantization == wanted
+
+
+@pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
@@ -81,8 +135,21 @@ def test_awq_and_qwen3_are_read() -> None:
         ({"use_bidirectional_attention": True}, "later tokens"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
         ({"quantization_config": {**AWQ, "group_size": 64}}, "groups of 64"),
+        ({"quantization_config": {**AWQ, "version": "gemv"}}, "gemv"),
+        ({"quantization_config": {**GPTQ, "bits": 8}}, "8 bits"),
+        ({"quantization_config": {**GPTQ, "group_size": 32}}, "groups of 32"),
+        ({"quantization_config": {**GPTQ, "checkpoint_format": "marlin"}}, "marlin"),
+        ({"quantization_config": {**GPTQ, "is_marlin_format": True}}, "marlin"),
+        ({"quantization_config": {**GPTQ, "lm_head": True}}, "quantized head"),
+        ({"quantization_config": {**GPTQ, "dynamic": {"+:.*down": {"bits": 8}}}}, "otherwise"),
+        ({"quantization_config": {**ROUND, "packing_format": "auto_round:gguf"}}, "gguf"),
+        ({"quantization_config": scheme(num_bits=8)}, "int of 8 bits"),
+        ({"quantization_config": scheme(group_size=64)}, "groups of 64"),
+        ({"quantization_config": scheme(strategy="tensor")}, "each tensor"),
+        ({"quantization_config": {**scheme(), "transform_config": {"R1": {}}}}, "rotated"),
+        ({"quantization_config": {**scheme(), "config_groups": {}}}, "0 kinds"),
         ({"torch_dtype": "float8"}, "float8"),
     ],
 )

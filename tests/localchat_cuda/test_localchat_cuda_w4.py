@@ -50,6 +50,23 @@ def test_an_awq_layer_means_the_same_after_repacking() -> None:
     assert torch.equal(w4_pack.dense(packed), wanted)
 
 
+def test_sorted_rows_are_the_rows() -> None:
+    w, rows = weight(64, 384), torch.randperm(64, generator=torch.Generator().manual_seed(4))
+    assert torch.equal(w4_pack.dense(w4_pack.rows_sorted(w, rows)), w4_pack.dense(w)[rows])
+
+
+def test_activations_in_another_order_are_the_same_but_for_it() -> None:
+    order = torch.randperm(256, generator=torch.Generator().manual_seed(6)).int()
+    x = values(3, 256)
+    held = [HalfRows.empty(3, 256, CPU) for _ in range(2)]
+    w4_feed.feed("plain", x[None], held[0], order=order)
+    w4_feed.feed("plain", x[:, order.long()][None].contiguous(), held[1])
+    assert torch.equal(held[0].x, held[1].x)
+    assert torch.equal(held[0].factors, held[1].factors)
+    with pytest.raises(ValueError, match="order"):
+        w4_feed.feed("plain", x[None], held[0], order=order[:128])
+
+
 def test_packing_refuses_shapes_that_do_not_divide() -> None:
     with pytest.raises(ValueError, match="codes"):
         w4_pack.pack(torch.zeros(24, 128), torch.zeros(24, 1), torch.zeros(24, 1))
@@ -176,9 +193,10 @@ def test_dense_product_is_whole_in_pieces() -> None:
 
 @pytest.mark.parametrize("mode", ["embed", "norm", "gated", "plain"])
 @pytest.mark.parametrize("kind", ["int8", "lanes", "slots"])
-@pytest.mark.parametrize("rows", [1, 5])
-def test_feed_is_the_reference(mode: w4_feed.Mode, kind: str, rows: int) -> None:
+@pytest.mark.parametrize(("rows", "ordered"), [(1, False), (5, False), (2, True)])
+def test_feed_is_the_reference(mode: w4_feed.Mode, kind: str, rows: int, ordered: bool) -> None:
     k, splits = 384, 3
+    order = torch.randperm(k, generator=torch.Generator().manual_seed(5)).int() if ordered else None
     columns = 2 * k + 16 if mode == "gated" else k + 16 if mode == "plain" else k
     source = (
         values(7, k)
@@ -195,7 +213,10 @@ def test_feed_is_the_reference(mode: w4_feed.Mode, kind: str, rows: int) -> None
         )
         residual, squares = values(rows, k) + 1, torch.full((rows, 3), float("nan"))
         ids = torch.arange(rows) + 1 if mode == "embed" else None
-        call(mode, source, out, ids=ids, residual=residual, weight=values(1, k)[0], squares=squares)
+        call(
+            mode, source, out, ids=ids, residual=residual, weight=values(1, k)[0], squares=squares,
+            order=order,
+        )  # fmt: skip
         held += [out.x.float(), out.factors, residual]
         if mode in ("embed", "norm"):
             held.append(squares)

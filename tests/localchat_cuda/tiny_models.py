@@ -1,7 +1,7 @@
 """Tiny random checkpoints of every architecture, made with transformers, and a way to run ours on them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,11 +95,11 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def reference(kind: str) -> Any:
+def reference(kind: str, **changed: Any) -> Any:
     """The model in transformers, fp32, every bias and norm away from its dull beginning."""
     name, changes = KINDS[kind]
     text = "Gemma3Text" if name == "Gemma3" else name
-    shape = {**SHAPE, **changes}
+    shape = {**SHAPE, **changes, **changed}
     if "rope_parameters" in shape:
         del shape["rope_theta"]
     config = getattr(transformers, f"{text}Config")(**shape, attn_implementation="eager")
@@ -121,6 +121,36 @@ def save_awq(model: Any, folder: Path, floating: str = "-") -> None:
     """Layers as AutoAWQ writes them, but for those that have `floating` in their names; the model's own
     weights become what the codes stand for."""
     generator = torch.Generator().manual_seed(3)
+
+    def layer(prefix: str, weight: torch.Tensor) -> Layer:
+        n, k = weight.shape
+        codes = torch.randint(0, 16, (n, k), generator=generator)
+        zeros = torch.randint(6, 10, (n, k // 128), generator=generator)
+        scales = ((torch.rand(n, k // 128, generator=generator) + 0.5) * 0.05).half()
+        wide = (scales.float().repeat_interleave(128, 1), zeros.repeat_interleave(128, 1))
+        names = ("qweight", "qzeros", "scales")
+        parts = zip(names, w4_pack.to_awq(codes, scales, zeros), strict=True)
+        return Layer(dict(parts), (codes - wide[1]) * wide[0])
+
+    save_layers(model, folder, layer, AWQ, floating)
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
+
+
+class Layer(NamedTuple):
+    """A quantized layer: its tensors by the ends of their names, and the weight that they stand for."""
+
+    tensors: dict[str, torch.Tensor]
+    weight: torch.Tensor
+
+
+def save_layers(
+    model: Any, folder: Path, layer: Callable[[str, torch.Tensor], Layer],
+    quantization: dict[str, Any], floating: str = "-",
+) -> None:  # fmt: skip
+    """Layers as `layer` makes them of a name and a weight, but for those that have `floating` in their
+    names; the model's own weights become what is stored."""
     tensors = {}
     with torch.no_grad():
         for name, parameter in model.state_dict().items():
@@ -129,22 +159,14 @@ def save_awq(model: Any, folder: Path, floating: str = "-") -> None:
                     tensors[name] = parameter.clone().half()
                     parameter.copy_(tensors[name])
                 continue
-            n, k = parameter.shape
-            codes = torch.randint(0, 16, (n, k), generator=generator)
-            zeros = torch.randint(6, 10, (n, k // 128), generator=generator)
-            scales = ((torch.rand(n, k // 128, generator=generator) + 0.5) * 0.05).half()
-            wide = (scales.float().repeat_interleave(128, 1), zeros.repeat_interleave(128, 1))
-            parameter.copy_((codes - wide[1]) * wide[0])
             prefix = name.removesuffix(".weight")
-            parts = zip(
-                ("qweight", "qzeros", "scales"), w4_pack.to_awq(codes, scales, zeros), strict=True
-            )
-            tensors |= {f"{prefix}.{part}": tensor for part, tensor in parts}
-    safetensors.torch.save_file(tensors, folder / "model.safetensors")
-    held = model.config.to_dict()
-    held["quantization_config"] = {
-        "quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True,
-    }  # fmt: skip
+            found = layer(prefix, parameter)
+            parameter.copy_(found.weight)
+            tensors |= {f"{prefix}.{part}": each for part, each in found.tensors.items()}
+    safetensors.torch.save_file(
+        {name: each.contiguous() for name, each in tensors.items()}, folder / "model.safetensors"
+    )
+    held = {**model.config.to_dict(), "quantization_config": quantization}
     held["architectures"] = [type(model).__name__]
     (folder / "config.json").write_text(json.dumps(held, default=str))
 

@@ -4,6 +4,8 @@ from typing import Protocol
 
 from localchat_cuda.formats.awq import Awq
 from localchat_cuda.formats.floating import Floating
+from localchat_cuda.formats.gptq import Gptq
+from localchat_cuda.formats.int4 import Int4
 from localchat_cuda.formats.place import Place
 from localchat_cuda.formats.weight import Weight
 from localchat_cuda.quantization import Quantization
@@ -28,6 +30,10 @@ def format_of(quantization: Quantization | None, place: Place) -> Format:
         return Floating(place)
     if quantization.method == "awq":
         return Awq(place)
+    if quantization.method == "gptq":
+        return Gptq(place, quantization)
+    if quantization.method == "int4":
+        return Int4(place, quantization)
     raise ValueError(f"quantization: no format reads {quantization.method}")
 
 

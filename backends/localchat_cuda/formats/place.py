@@ -1,5 +1,6 @@
 """From where a format reads its tensors, and where they go."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -8,11 +9,12 @@ from localchat_cuda.source import Source
 
 
 class Place(NamedTuple):
-    """dtype: of floating weights."""
+    """dtype: of floating weights. say: takes a sentence that the user should read."""
 
     source: Source
     device: torch.device
     dtype: torch.dtype
+    say: Callable[[str], None]
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """The tensor on the device. Raises ModelInvalid."""

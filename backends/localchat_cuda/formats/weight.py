@@ -27,14 +27,19 @@ def rows_of(weight: Weight) -> int:
 
 
 def floating(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
-    """The weight [N, K] as numbers."""
-    return weight.to(dtype) if isinstance(weight, torch.Tensor) else w4_pack.dense(weight, dtype)
+    """The weight [N, K] as numbers, its columns as the layer has them."""
+    if isinstance(weight, torch.Tensor):
+        return weight.to(dtype)
+    found = w4_pack.dense(weight, dtype)
+    if weight.order is None:
+        return found
+    return torch.empty_like(found).index_copy_(1, weight.order.long(), found)
 
 
 def join(parts: Iterable[Weight], n: int, dtype: torch.dtype) -> Weight:
     """One weight of N rows from parts along N, in their order. Parts of one kind stay what they are; of
     several, all become floating. Floating parts are taken one at a time, so that no two are held beside
-    the whole: give an iterator."""
+    the whole: give an iterator. ValueError for packed parts whose columns are sorted differently."""
     held = iter(parts)
     first = next(held)
     if rows_of(first) == n:
@@ -45,7 +50,19 @@ def join(parts: Iterable[Weight], n: int, dtype: torch.dtype) -> Weight:
     packed = [first, *(each for each in rest if isinstance(each, w4_pack.W4))]
     if len(packed) <= len(rest):
         return _filled(first, rest, n, dtype)
-    return w4_pack.W4(*(torch.cat(each) for each in zip(*packed, strict=True)))
+    if not all(_same_order(first, each) for each in packed):
+        raise ValueError("parts of one product have their columns sorted differently")
+    return w4_pack.W4(
+        torch.cat([each.codes for each in packed]),
+        torch.cat([each.steps for each in packed]),
+        first.order,
+    )
+
+
+def _same_order(one: w4_pack.W4, other: w4_pack.W4) -> bool:
+    if one.order is None or other.order is None:
+        return one.order is other.order
+    return torch.equal(one.order, other.order)
 
 
 def _filled(first: Weight, rest: Iterable[Weight], n: int, dtype: torch.dtype) -> torch.Tensor:
@@ -58,3 +75,10 @@ def _filled(first: Weight, rest: Iterable[Weight], n: int, dtype: torch.dtype) -
         whole[at : at + rows_of(each)] = floating(each, dtype)
         at += rows_of(each)
     return whole
+
+
+def rows_sorted(weight: Weight, rows: torch.Tensor) -> Weight:
+    """The weight whose output feature n is feature rows[n] of this one; rows int64 [N]."""
+    if isinstance(weight, torch.Tensor):
+        return weight[rows]
+    return w4_pack.rows_sorted(weight, rows)

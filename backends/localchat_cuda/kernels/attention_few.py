@@ -185,6 +185,7 @@ def _merge_kernel(
     masses,
     out,
     factors,
+    order,
     T,
     H: tl.constexpr,
     D: tl.constexpr,
@@ -192,6 +193,7 @@ def _merge_kernel(
     SPLITS_POW2: tl.constexpr,
     MQ: tl.constexpr,
     FORMAT: tl.constexpr,
+    ORDER: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -202,7 +204,9 @@ def _merge_kernel(
     i = group * 128 + tl.arange(0, 128)
     s = tl.arange(0, SPLITS_POW2)
     columns = i < H * D
-    if D % 128 == 0:
+    if ORDER:
+        i = tl.load(order + i, mask=columns, other=0)
+    if D % 128 == 0 and not ORDER:
         # a group lies within one head: one weight for each range
         at = (s * T + t) * H + group * 128 // D
         peak = tl.load(peaks + at, mask=s < SPLITS, other=float("-inf"))
@@ -296,18 +300,29 @@ def attend(
     settle(kernel)
 
 
-def merge(partials: Partials, out: torch.Tensor | Rows, *, pdl: bool = True) -> None:
-    """Merge the ranges into `out`: fp16 or bf16 [T, H*D], or the activations of a W4 product."""
+def merge(
+    partials: Partials,
+    out: torch.Tensor | Rows,
+    *,
+    order: torch.Tensor | None = None,
+    pdl: bool = True,
+) -> None:
+    """Merge the ranges into `out`: fp16 or bf16 [T, H*D], or the activations of a W4 product, their
+    columns in the `order` (int32 [H*D]) that it stores, if any."""
     splits, t, columns = partials.sums.shape
     h = partials.peaks.shape[2]
     device = partials.sums.device
     if isinstance(out, torch.Tensor):
+        if order is not None:
+            raise ValueError("order: only the activations of a W4 product can be written in one")
         require("out", out, (t, columns), HALF_TYPES, device)
         target, factors, form, room = out, out, 3, 0
     else:
         check_rows(out, t, columns, device)
         target, factors, form = out.x, out.factors, format_of(out)
         room = factors.shape[1] if isinstance(out, Int8Rows) else factors.shape[2]
+    if order is not None:
+        require("order", order, (columns,), (torch.int32,), device)
     way = traits(device)
     pdl = pdl and way.pdl
     kernel = _merge_kernel[(triton.cdiv(columns, 128), t)](
@@ -316,6 +331,7 @@ def merge(partials: Partials, out: torch.Tensor | Rows, *, pdl: bool = True) -> 
         partials.masses,
         target,
         factors,
+        factors if order is None else order,
         t,
         H=h,
         D=columns // h,
@@ -323,6 +339,7 @@ def merge(partials: Partials, out: torch.Tensor | Rows, *, pdl: bool = True) -> 
         SPLITS_POW2=power_of_two(splits),
         MQ=room,
         FORMAT=form,
+        ORDER=order is not None,
         PDL=pdl,
         **options(pdl, 1 if splits <= 8 else 4),
     )

@@ -70,11 +70,15 @@ def feed_reference(
     rows: Rows,
     squares: torch.Tensor,
     eps: float,
+    *,
+    order: torch.Tensor | None = None,
 ) -> None:
     """`feed` in plain torch, same arguments; its scale is that of the residual itself."""
     residual.copy_(_added(y, residual, post, eps))
     mean = residual.square().mean(-1, keepdim=True).clamp_min(1.0)
     scaled = residual * torch.exp2(-torch.floor(0.5 * torch.log2(mean)))
+    if order is not None:
+        scaled, weight = scaled[:, order.long()], weight[order.long()]
     squares.copy_(scaled.square().view(residual.shape[0], -1, GROUP).sum(-1))
     quantize(scaled * weight.float(), rows)
 
@@ -195,6 +199,7 @@ def _feed_kernel(
     squares,
     x,
     factors,
+    order,
     eps,
     T,
     H: tl.constexpr,
@@ -202,6 +207,7 @@ def _feed_kernel(
     MQ: tl.constexpr,
     FORMAT: tl.constexpr,
     ROWS: tl.constexpr,
+    ORDER: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -209,6 +215,8 @@ def _feed_kernel(
     G: tl.constexpr = H // 128
     group = tl.program_id(0)
     i = group * 128 + tl.arange(0, 128)
+    if ORDER:
+        i = tl.load(order + i)
     first = tl.load(post + i).to(tl.float32)
     gain = tl.load(weight + i).to(tl.float32)
     g = tl.arange(0, G_POW2)
@@ -242,10 +250,12 @@ def feed(
     squares: torch.Tensor,
     eps: float,
     *,
+    order: torch.Tensor | None = None,
     pdl: bool = True,
 ) -> None:
     """Normalize `y` [S, T, H], add it to the residual, write `rows` and `squares` fp32 [T, G] for a product
-    that divides by the rms; see the head of this file. H in groups of 128."""
+    that divides by the rms; see the head of this file. H in groups of 128. order int32 [H]: of the columns
+    of rows, as in w4_feed.py."""
     t, h = residual.shape
     device = residual.device
     if h % GROUP:
@@ -256,6 +266,8 @@ def feed(
     require("weight", weight, (h,), _FLOATS, device)
     require("squares", squares, (t, h // GROUP), (torch.float32,), device)
     check_rows(rows, t, h, device)
+    if order is not None:
+        require("order", order, (h,), (torch.int32,), device)
     way = traits(device)
     pdl = pdl and way.pdl
     splits, groups, several = y.shape[0], h // GROUP, together(t)
@@ -269,9 +281,10 @@ def feed(
     settle(kernel)
     room = rows.factors.shape[1] if isinstance(rows, Int8Rows) else rows.factors.shape[2]
     kernel = _feed_kernel[grid](
-        total, sums, residual, post, weight, squares, rows.x, rows.factors, eps, t,
-        H=h, G_POW2=power_of_two(groups), MQ=room, FORMAT=format_of(rows), ROWS=several, PDL=pdl,
-        **options(pdl, 1),
+        total, sums, residual, post, weight, squares, rows.x, rows.factors,
+        total if order is None else order, eps, t,
+        H=h, G_POW2=power_of_two(groups), MQ=room, FORMAT=format_of(rows), ROWS=several,
+        ORDER=order is not None, PDL=pdl, **options(pdl, 1),
     )  # fmt: skip
     if format_of(rows) < 2:  # the wgmma form needs its shared memory
         settle(kernel)

@@ -1,7 +1,8 @@
 """What stands between the W4 products: sum the partial products, do the small step of the layer,
 and write the next product's activations in the form it reads. One program per group of 128 columns
 and row, so nothing is reduced over a whole row: the norm's 1/rms is applied by the product that
-follows, from 28 partial sums.
+follows, from 28 partial sums. With `order` the columns are written as a product stores them (w4_pack.W4):
+column j of the result is column order[j] of what was computed, group by group.
 
 Letters: M rows, K columns of the result, G = K / 128, S splits, N columns of the partial products.
 
@@ -138,23 +139,28 @@ def reference(
     squares: torch.Tensor | None = None,
     factor: float = 1.0,
     gelu: bool = False,
+    order: torch.Tensor | None = None,
 ) -> None:
     """`feed` in plain torch, same arguments."""
+
+    def wanted(values: torch.Tensor) -> torch.Tensor:
+        return values if order is None else values[:, order.long()]
+
     k = rows.x.shape[1]
     total = source[ids.long()].float() * factor if ids is not None else source.float().sum(0)
     if mode == "gated":
-        quantize(gated_reference(total[:, : 2 * k], gelu=gelu), rows)
+        quantize(wanted(gated_reference(total[:, : 2 * k], gelu=gelu)), rows)
         return
     total = total[:, :k]
     if mode == "plain":
-        quantize(total, rows)
+        quantize(wanted(total), rows)
         return
     assert residual is not None
     assert weight is not None
     assert squares is not None
     residual.copy_(total if mode == "embed" else residual + total)
-    squares.copy_(residual.square().view(residual.shape[0], -1, GROUP).sum(-1))
-    quantize(residual * weight.float(), rows)
+    squares.copy_(wanted(residual).square().view(residual.shape[0], -1, GROUP).sum(-1))
+    quantize(wanted(residual * weight.float()), rows)
 
 
 @triton.jit
@@ -213,6 +219,7 @@ def _feed_kernel(
     x,
     factors,
     factor,
+    order,
     M,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -223,12 +230,15 @@ def _feed_kernel(
     FORMAT: tl.constexpr,
     ROWS: tl.constexpr,
     GELU: tl.constexpr,
+    ORDER: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
         gdc_launch_dependents()
     group = tl.program_id(0)
     i = group * 128 + tl.arange(0, 128)
+    if ORDER:
+        i = tl.load(order + i)
     w = 1.0
     if MODE == 1 or MODE == 3:
         w = tl.load(weight + i).to(tl.float32)
@@ -284,6 +294,7 @@ def feed(
     squares: torch.Tensor | None = None,
     factor: float = 1.0,
     gelu: bool = False,
+    order: torch.Tensor | None = None,
     pdl: bool = True,
 ) -> None:
     """One step between products; modes and formats at the head of this file.
@@ -291,7 +302,7 @@ def feed(
     source: partial products [S, M, N], fp32, fp16 or bf16; embed: the table [vocabulary, K] with
     `ids` int32 or int64 [M]. residual fp32 [M, K] (read and written; embed only writes), weight [K]
     of the norm, squares fp32 [M, G] (written): for embed and norm. `factor`: of the table's rows.
-    Writes `rows`.
+    order int32 [K], a permutation, or None. Writes `rows`.
     """
     device = source.device
     floats = (torch.float32, torch.float16, torch.bfloat16)
@@ -316,6 +327,8 @@ def feed(
         require("residual", residual, (m, k), (torch.float32,), device)
         require("weight", weight, (k,), floats, device)
         require("squares", squares, (m, k // GROUP), (torch.float32,), device)
+    if order is not None:
+        require("order", order, (k,), (torch.int32,), device)
     way = traits(device)
     pdl = pdl and way.pdl
     several = together(m)
@@ -328,6 +341,7 @@ def feed(
         rows.x,
         rows.factors,
         factor,
+        source if order is None else order,
         m,
         N=n,
         K=k,
@@ -338,6 +352,7 @@ def feed(
         FORMAT=format_of(rows),
         ROWS=several,
         GELU=gelu,
+        ORDER=order is not None,
         PDL=pdl,
         **options(pdl, 2 if mode == "gated" and splits > 2 else 1),
     )

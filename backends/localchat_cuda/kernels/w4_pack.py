@@ -40,10 +40,15 @@ _SWAP = (0, 2, 1, 3)
 
 class W4(NamedTuple):
     """A packed weight. codes: int8 [T, G, 1024]. steps: int32 [T, G, 16], an fp16 scale in the low
-    half and the zero as fp16 in the high half. The product is y[m, n] = sum_k x[m, k] w[n, k]."""
+    half and the zero as fp16 in the high half. The product is y[m, n] = sum_k x[m, k] w[n, k].
+
+    order: int32 [K] where the columns were sorted, so that each group is a run of them: column k as it
+    is stored is column order[k] of the layer, and whoever writes x for the product writes it in that
+    order. None: columns stand as they are."""
 
     codes: torch.Tensor
     steps: torch.Tensor
+    order: torch.Tensor | None = None
 
     @property
     def features_out(self) -> int:
@@ -55,7 +60,8 @@ class W4(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        return self.codes.numel() + 4 * self.steps.numel()
+        order = 0 if self.order is None else 4 * self.order.numel()
+        return self.codes.numel() + 4 * self.steps.numel() + order
 
 
 def pack(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> W4:
@@ -97,10 +103,23 @@ def unpack(weight: W4) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def dense(weight: W4, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """The weight [N, K] in floating point: what every product form is tested against."""
+    """The weight [N, K] in floating point, its columns as they are stored: what every product form is
+    tested against."""
     codes, scales, zeros = unpack(weight)
     spread = codes.float() - zeros.float().repeat_interleave(GROUP, 1)
     return (spread * scales.float().repeat_interleave(GROUP, 1)).to(dtype)
+
+
+def rows_sorted(weight: W4, rows: torch.Tensor) -> W4:
+    """The weight whose output feature n is feature rows[n] of this one; rows int64 [N]. Exact."""
+    t, g = weight.codes.shape[:2]
+    tile = weight.codes.view(t, g, 2, 8, 4, 2, 2, 4)  # t g half row quad pair upper e
+    lines = tile.permute(0, 6, 3, 1, 2, 4, 5, 7).reshape(t * ROWS, g, 2, 4, 2, 4)[rows]
+    tile = lines.view(t, 2, 8, g, 2, 4, 2, 4).permute(0, 3, 4, 2, 5, 6, 1, 7)
+    codes = tile.reshape(t, g, BLOCK_BYTES)
+    steps = weight.steps.transpose(1, 2).reshape(t * ROWS, g)[rows]
+    steps = steps.view(t, ROWS, g).transpose(1, 2).contiguous()
+    return W4(codes, steps, weight.order)
 
 
 def _nibbles(words: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,201 @@
+"""Checkpoints quantized here, in each layout: what is loaded is what was stored."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from localchat.errors import ModelInvalid
+from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.config import read_config
+from localchat_cuda.formats import Place
+from localchat_cuda.formats.gptq import Gptq
+from localchat_cuda.formats.weight import floating
+from localchat_cuda.plan import weights_bytes
+from localchat_cuda.quantization import Quantization
+from localchat_cuda.source import Checkpoint
+from localchat_cuda.weights import ModelWeights, load
+from tests.localchat_cuda import quantizers, tiny_models
+from tests.localchat_cuda.quantizers import Way
+from tests.localchat_cuda.tiny_models import CPU, Tiny, tokens_of
+
+WIDE = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 1}
+"""More than one group everywhere: with act-order they are scattered."""
+SYMMETRIC, PLAIN = Way(symmetric=True), Way()
+SAVED: dict[str, Any] = {
+    "gptq1": (PLAIN, 1), "gptq1-sym": (SYMMETRIC, 1), "gptq2": (PLAIN, 2), "gptq2-sym": (SYMMETRIC, 2),
+    "gptq-order": (Way(ordered=True), 1), "gptq-sym-order": (Way(symmetric=True, ordered=True), 2),
+    "gptq-rows": (Way(size=0), 1), "gptq-rows-order": (Way(size=0, ordered=True), 1),
+    "int4": (PLAIN, 0), "int4-sym": (SYMMETRIC, 0), "int4-rows": (Way(size=0, symmetric=True), 0),
+    "int4-order": (Way(ordered=True), 0),
+}  # fmt: skip
+
+
+def save(model: Any, folder: Path, way: Way, version: int, stored: int | None = None) -> None:
+    """Version 0: compressed-tensors. stored: the version of the zeros, where the label lies."""
+
+    def layer(prefix: str, weight: torch.Tensor) -> tiny_models.Layer:
+        found = way.rounded(prefix, weight)
+        if not version:
+            return quantizers.compressed(found, symmetric=way.symmetric, ordered=way.ordered)
+        return quantizers.gptq(found, stored or version)
+
+    config = quantizers.gptq_config(way, version) if version else quantizers.compressed_config(way)
+    tiny_models.save_layers(model, folder, layer, config)
+
+
+def loaded(folder: Path, said: list[str] | None = None) -> ModelWeights:
+    config = read_config(folder)
+    names = ARCHITECTURES[config.architecture].NAMES
+    say = (lambda text: None) if said is None else said.append
+    return load(config, names, Checkpoint(folder, CPU), CPU, dtype=torch.float32, say=say)
+
+
+def wanted_of(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(torch.tensor([tokens])).logits[0]
+    return found
+
+
+def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("kind", sorted(SAVED))
+def test_logits_are_those_of_the_weights_that_are_stored(kind: str, tmp_path: Path) -> None:
+    model = tiny_models.reference("qwen3", **WIDE)
+    save(model, tmp_path, *SAVED[kind])
+    tokens, ours = tokens_of(31, 24), Tiny(tmp_path, torch.float32)
+    assert ours.weights.packed
+    wanted = wanted_of(model, tokens)
+    assert distance(ours.prompt(tokens, 24), wanted) < 1e-5
+    # packed activations are rounded to 16 bits a group up to 8 rows, and to fp16 beyond
+    assert distance(ours.prompt(tokens, 8, slot=1, packed=True), wanted) < 5e-3
+    assert distance(ours.prompt(tokens, 24, slot=2, packed=True), wanted) < 5e-3
+
+
+def test_kernels_read_scattered_groups_as_their_references(tmp_path: Path) -> None:
+    model = tiny_models.reference("qwen3", **WIDE, num_attention_heads=4, num_key_value_heads=1)
+    save(model, tmp_path, Way(ordered=True), 1)
+    tokens, ours = tokens_of(32, 3), Tiny(tmp_path, torch.float16, kernels=True)
+    found = ours.prompt(tokens, 3, packed=True)
+    assert distance(found, wanted_of(model, tokens)) < 2e-2
+
+
+def test_what_gate_and_up_compute_is_in_the_order_of_down(tmp_path: Path) -> None:
+    model = tiny_models.reference("qwen3", **WIDE)
+    save(model, tmp_path, Way(ordered=True), 1)
+    layer = loaded(tmp_path).layers[0]
+    held = {name: getattr(layer.products[name], "order") for name in layer.products}  # noqa: B009
+    assert held["down"] is None
+    assert all(held[name] is not None for name in ("qkv", "o", "gate_up"))
+    mlp = model.model.layers[0].mlp
+    gate_up = floating(layer.products["gate_up"], torch.float32)
+    rows = [
+        torch.cat((mlp.gate_proj.weight[i], mlp.up_proj.weight[i])).tolist() for i in range(384)
+    ]
+    order = [rows.index(torch.cat((gate_up[i], gate_up[384 + i])).tolist()) for i in range(384)]
+    assert order != list(range(384))
+    down = floating(layer.products["down"], torch.float32)
+    assert torch.equal(down, mlp.down_proj.weight[:, order])
+
+
+@pytest.mark.parametrize("kind", sorted(SAVED))
+def test_what_is_planned_is_what_is_held(kind: str, tmp_path: Path) -> None:
+    save(tiny_models.reference("qwen3", **WIDE), tmp_path, *SAVED[kind])
+    source = Checkpoint(tmp_path, CPU)
+    config = read_config(tmp_path)
+    held = load(config, ARCHITECTURES["qwen3"].NAMES, source, CPU, dtype=torch.float16).bytes
+    planned = weights_bytes(config, source.headers.values())
+    assert held <= planned <= held + 4 * 4 * 384
+
+
+# ---------------------------------------------------------------------------- zeros
+
+
+@pytest.mark.parametrize("way", [SYMMETRIC, PLAIN, Way(size=0), Way(ordered=True)])
+@pytest.mark.parametrize("stored", [1, 2])
+@pytest.mark.parametrize("label", [1, 2])
+def test_the_zeros_are_read_as_they_are_stored_whatever_the_label_says(
+    way: Way, stored: int, label: int, tmp_path: Path
+) -> None:
+    model = tiny_models.reference("qwen3", **WIDE)
+    save(model, tmp_path, way, label, stored)
+    said: list[str] = []
+    found = loaded(tmp_path, said)
+    o = floating(found.layers[0].products["o"], torch.float32)
+    assert torch.equal(o, model.model.layers[0].self_attn.o_proj.weight)
+    if label == stored:
+        assert said == []
+    else:
+        (sentence,) = said
+        assert f"(GPTQ version {label})" in sentence and f"(version {stored})" in sentence
+
+
+def test_zeros_that_do_not_tell_are_read_by_the_label(tmp_path: Path) -> None:
+    draw = torch.Generator().manual_seed(1)
+    codes = torch.randint(0, 16, (64, 256), generator=draw)
+    zeros = torch.randint(0, 16, (64, 2), generator=draw)
+    made = quantizers.Rounded(
+        codes, torch.ones(64, 2).half(), zeros, torch.arange(256).int() // 128
+    )
+    for label in (1, 2):
+        found, said = one_layer(made, tmp_path, label, stored=label)
+        assert torch.equal(found, made.weight)
+        assert said == []
+
+
+@pytest.mark.parametrize("borrowed", [False, True])
+def test_a_zero_of_nothing_is_read_in_both_ways_to_take_one(borrowed: bool, tmp_path: Path) -> None:
+    weight = torch.randn(64, 256, generator=torch.Generator().manual_seed(2))
+    weight[[3, 20, 24], :128] = weight[[3, 20, 24], :128].abs()
+    made = PLAIN.rounded("o_proj", weight)
+    assert (made.zeros == 0).sum() == 3
+    found, _ = one_layer(made, tmp_path, 1, stored=1, borrowed=borrowed)
+    assert torch.equal(found, made.weight)
+
+
+def one_layer(
+    made: quantizers.Rounded, folder: Path, label: int, *, stored: int, borrowed: bool = True
+) -> tuple[torch.Tensor, list[str]]:
+    """A layer by itself, through its file: the weight, and what was said."""
+    tensors = quantizers.gptq(made, stored, borrowed=borrowed).tensors
+    named = {f"it.{name}": each.contiguous() for name, each in tensors.items()}
+    safetensors.torch.save_file(named, folder / "model.safetensors")
+    said: list[str] = []
+    place = Place(Checkpoint(folder, CPU), CPU, torch.float32, said.append)
+    n, k = made.codes.shape
+    weight = Gptq(place, Quantization("gptq", less_one=label == 1)).part("it", n, k)
+    return floating(weight, torch.float32), said
+
+
+# ---------------------------------------------------------------------------- refusals
+
+
+def test_parts_that_are_sorted_differently_are_named(tmp_path: Path) -> None:
+    model = tiny_models.reference("qwen3", **WIDE)
+
+    def layer(prefix: str, weight: torch.Tensor) -> tiny_models.Layer:
+        way = Way(ordered=True, seed=int(prefix.endswith("up_proj")))
+        return quantizers.gptq(way.rounded(prefix, weight), 1)
+
+    config = quantizers.gptq_config(Way(ordered=True))
+    tiny_models.save_layers(model, tmp_path, layer, config)
+    with pytest.raises(ModelInvalid, match=r"gate_proj and .*up_proj cannot be merged") as caught:
+        loaded(tmp_path)
+    assert "desc_act" in caught.value.hint
+
+
+def test_groups_that_are_none_are_refused(tmp_path: Path) -> None:
+    made = PLAIN.rounded("o_proj", torch.randn(64, 256))
+    made.groups[:3] = 1
+    with pytest.raises(ModelInvalid, match="it: its g_idx does not name 2 groups of 128"):
+        one_layer(made, tmp_path, 1, stored=1)
+
+
+def test_inputs_that_groups_do_not_divide_are_refused(tmp_path: Path) -> None:
+    made = Way(size=0).rounded("o_proj", torch.randn(64, 192))
+    with pytest.raises(ModelInvalid, match="192 inputs in groups of 128"):
+        one_layer(made, tmp_path, 1, stored=1)
