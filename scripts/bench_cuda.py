@@ -1,6 +1,6 @@
 """The CUDA backend through its loop and runner on one NVIDIA GPU: random AWQ weights of Qwen2.5-7B.
 
-    PYTHONPATH=backends:. python3 scripts/bench_cuda.py [decoding prefix gaps drafts half startup cold]
+    PYTHONPATH=backends:. python3 scripts/bench_cuda.py [decoding prefix gaps drafts formats half startup cold]
 
 Random token ids, greedy, speculation and prefix cache off, ends of text ignored; rates are the difference
 of 257 and 1 tokens, medians of 3. Prints a table, and as the last line one JSON object. The kernels alone:
@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "backends")]
 
-PARTS = ("decoding", "prefix", "gaps", "drafts", "half", "startup", "cold")
+PARTS = ("decoding", "prefix", "gaps", "drafts", "formats", "half", "startup", "cold")
 STREAMS = (1, 8, 32, 128)
 
 
@@ -25,6 +25,7 @@ def main() -> int:
     from scripts.cuda_bench import speed
     from scripts.cuda_bench.driving import Engine, config_of, runner_of
     from scripts.cuda_bench.startup import startup
+    from scripts.cuda_bench.stored import four_bits
 
     parts = sys.argv[1:] or list(PARTS)
     told: dict[str, float] = {}
@@ -38,8 +39,8 @@ def main() -> int:
                 failed.append(f"{name}: {type(trouble).__name__}: {trouble}")
                 print(f"FAILED {failed[-1]}", flush=True)
 
-    if set(parts) - {"half", "startup", "cold"}:
-        config = config_of(awq=True)
+    if set(parts) - {"formats", "half", "startup", "cold"}:
+        config = config_of("awq")
         runner = runner_of(config, slots=128, kv_tokens=128 * 512 + 65536)
         engine = Engine(runner, config.vocabulary)
         drafting = Engine(runner, config.vocabulary, speculation=True)
@@ -51,6 +52,8 @@ def main() -> int:
         runner.close()
         del engine, drafting, runner
         torch.cuda.empty_cache()
+    run("formats", lambda: four_bits(told))
+    torch.cuda.empty_cache()
     run("half", lambda: speed.half_precision(told))
     torch.cuda.empty_cache()
     run("startup", lambda: startup(told, cold="cold" in parts))

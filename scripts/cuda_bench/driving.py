@@ -29,15 +29,15 @@ from localchat_cuda.sampler import Drawn, KernelDrawer, Points
 from localchat_cuda.source import RandomWeights
 from localchat_cuda.warming import compile_ahead
 from localchat_cuda.weights import load
-from scripts.cuda_bench.shapes import QUANTIZED, QWEN
+from scripts.cuda_bench.shapes import QWEN, STORED
 
 GPU = torch.device("cuda", 0)
 
 
-def config_of(*, awq: bool) -> ModelConfig:
-    """Qwen2.5-7B as its config.json has it."""
-    raw = {**QWEN, "torch_dtype": "float16" if awq else "bfloat16"}
-    return parse_config(raw | (QUANTIZED if awq else {}), "Qwen2.5-7B")
+def config_of(stored: str = "") -> ModelConfig:
+    """Qwen2.5-7B as its config.json has it, its layers stored in one of the ways of STORED."""
+    raw = {**QWEN, "torch_dtype": "float16" if stored else "bfloat16"}
+    return parse_config(raw | STORED[stored], "Qwen2.5-7B")
 
 
 def runner_of(

@@ -17,12 +17,12 @@ QWEN = {
     "use_sliding_window": False,
     "eos_token_id": 151645,
 }
-QUANTIZED = {
-    "quantization_config": {
-        "quant_method": "awq",
-        "bits": 4,
-        "group_size": 128,
-        "version": "gemm",
-        "zero_point": True,
-    }
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": False, "desc_act": False}
+STORED: dict[str, dict[str, object]] = {
+    "": {},
+    "awq": {"quantization_config": AWQ},
+    "gptq": {"quantization_config": GPTQ},
+    "gptq_order": {"quantization_config": {**GPTQ, "desc_act": True}},
 }
+"""What config.json adds for each way to store the layers; empty: as trained, in bf16."""

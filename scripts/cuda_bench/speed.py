@@ -71,7 +71,7 @@ def decoding(engine: Engine, told: Figures, streams: tuple[int, ...]) -> None:
 
 def half_precision(told: Figures) -> None:
     """bf16_bs1."""
-    config = config_of(awq=False)
+    config = config_of()
     runner = runner_of(config, slots=4, kv_tokens=16384)
     engine = Engine(runner, config.vocabulary)
     told["bf16_bs1"] = decode_rate(engine, 1)

@@ -19,14 +19,14 @@ from localchat_cuda.quantization import PACKED_GROUP
 from localchat_cuda.source import RandomWeights
 from localchat_cuda.weights import product_shapes
 from scripts.cuda_bench.driving import GPU, config_of
-from scripts.cuda_bench.shapes import QUANTIZED, QWEN
+from scripts.cuda_bench.shapes import QWEN, STORED
 
 BACKEND = "localchat_cuda.backend:CudaBackend"
 
 
 def write_checkpoint(folder: Path) -> int:
     """Random AWQ weights of Qwen2.5-7B as a checkpoint folder; its bytes."""
-    config, source = config_of(awq=True), RandomWeights(GPU)
+    config, source = config_of("awq"), RandomWeights(GPU)
     names = ARCHITECTURES[config.architecture].NAMES
     half, hidden = torch.float16, config.hidden
     ends = {
@@ -52,7 +52,7 @@ def write_checkpoint(folder: Path) -> int:
                 if field in names.biased:
                     tensors[f"{prefix}.bias"] = source.tensor("", (n,), half)
         _save(folder / f"layer-{number:02}.safetensors", tensors)
-    raw = {**QWEN, **QUANTIZED, "torch_dtype": "float16", "max_position_embeddings": 8192}
+    raw = {**QWEN, **STORED["awq"], "torch_dtype": "float16", "max_position_embeddings": 8192}
     (folder / "config.json").write_text(json.dumps(raw))
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [*letters, *(f"x{i}" for i in range(len(letters), config.vocabulary))]

@@ -4,11 +4,15 @@ Letters: N output and K input features, G groups along K.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from tests.localchat_cuda.tiny_models import Layer
+from tests.localchat_cuda.tiny_models import Layer, save_layers
+
+WIDE = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 1}
+"""Of a model: more than one group everywhere, so that act-order scatters them."""
 
 
 @dataclass(frozen=True)
@@ -119,3 +123,18 @@ def compressed_config(way: Way) -> dict[str, Any]:
         "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
         "config_groups": {"group_0": group}, "quantization_status": "compressed",
     }  # fmt: skip
+
+
+def save(model: Any, folder: Path, way: Way, version: int = 1, stored: int | None = None) -> None:
+    """A checkpoint of GPTQ, or with version 0 of compressed-tensors. stored: the version of the zeros, where
+    the label lies."""
+
+    def layer(prefix: str, weight: torch.Tensor) -> Layer:
+        found = way.rounded(prefix, weight)
+        if not version:
+            return compressed(found, symmetric=way.symmetric, ordered=way.ordered)
+        return gptq(found, stored or version)
+
+    save_layers(
+        model, folder, layer, gptq_config(way, version) if version else compressed_config(way)
+    )

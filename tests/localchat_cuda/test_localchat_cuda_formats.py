@@ -18,11 +18,9 @@ from localchat_cuda.quantization import Quantization
 from localchat_cuda.source import Checkpoint
 from localchat_cuda.weights import ModelWeights, load
 from tests.localchat_cuda import quantizers, tiny_models
-from tests.localchat_cuda.quantizers import Way
+from tests.localchat_cuda.quantizers import WIDE, Way
 from tests.localchat_cuda.tiny_models import CPU, Tiny, tokens_of
 
-WIDE = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 1}
-"""More than one group everywhere: with act-order they are scattered."""
 SYMMETRIC, PLAIN = Way(symmetric=True), Way()
 SAVED: dict[str, Any] = {
     "gptq1": (PLAIN, 1), "gptq1-sym": (SYMMETRIC, 1), "gptq2": (PLAIN, 2), "gptq2-sym": (SYMMETRIC, 2),
@@ -31,19 +29,6 @@ SAVED: dict[str, Any] = {
     "int4": (PLAIN, 0), "int4-sym": (SYMMETRIC, 0), "int4-rows": (Way(size=0, symmetric=True), 0),
     "int4-order": (Way(ordered=True), 0),
 }  # fmt: skip
-
-
-def save(model: Any, folder: Path, way: Way, version: int, stored: int | None = None) -> None:
-    """Version 0: compressed-tensors. stored: the version of the zeros, where the label lies."""
-
-    def layer(prefix: str, weight: torch.Tensor) -> tiny_models.Layer:
-        found = way.rounded(prefix, weight)
-        if not version:
-            return quantizers.compressed(found, symmetric=way.symmetric, ordered=way.ordered)
-        return quantizers.gptq(found, stored or version)
-
-    config = quantizers.gptq_config(way, version) if version else quantizers.compressed_config(way)
-    tiny_models.save_layers(model, folder, layer, config)
 
 
 def loaded(folder: Path, said: list[str] | None = None) -> ModelWeights:
@@ -66,7 +51,7 @@ def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
 @pytest.mark.parametrize("kind", sorted(SAVED))
 def test_logits_are_those_of_the_weights_that_are_stored(kind: str, tmp_path: Path) -> None:
     model = tiny_models.reference("qwen3", **WIDE)
-    save(model, tmp_path, *SAVED[kind])
+    quantizers.save(model, tmp_path, *SAVED[kind])
     tokens, ours = tokens_of(31, 24), Tiny(tmp_path, torch.float32)
     assert ours.weights.packed
     wanted = wanted_of(model, tokens)
@@ -78,7 +63,7 @@ def test_logits_are_those_of_the_weights_that_are_stored(kind: str, tmp_path: Pa
 
 def test_kernels_read_scattered_groups_as_their_references(tmp_path: Path) -> None:
     model = tiny_models.reference("qwen3", **WIDE, num_attention_heads=4, num_key_value_heads=1)
-    save(model, tmp_path, Way(ordered=True), 1)
+    quantizers.save(model, tmp_path, Way(ordered=True), 1)
     tokens, ours = tokens_of(32, 3), Tiny(tmp_path, torch.float16, kernels=True)
     found = ours.prompt(tokens, 3, packed=True)
     assert distance(found, wanted_of(model, tokens)) < 2e-2
@@ -86,7 +71,7 @@ def test_kernels_read_scattered_groups_as_their_references(tmp_path: Path) -> No
 
 def test_what_gate_and_up_compute_is_in_the_order_of_down(tmp_path: Path) -> None:
     model = tiny_models.reference("qwen3", **WIDE)
-    save(model, tmp_path, Way(ordered=True), 1)
+    quantizers.save(model, tmp_path, Way(ordered=True), 1)
     layer = loaded(tmp_path).layers[0]
     held = {name: getattr(layer.products[name], "order") for name in layer.products}  # noqa: B009
     assert held["down"] is None
@@ -104,7 +89,7 @@ def test_what_gate_and_up_compute_is_in_the_order_of_down(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("kind", sorted(SAVED))
 def test_what_is_planned_is_what_is_held(kind: str, tmp_path: Path) -> None:
-    save(tiny_models.reference("qwen3", **WIDE), tmp_path, *SAVED[kind])
+    quantizers.save(tiny_models.reference("qwen3", **WIDE), tmp_path, *SAVED[kind])
     source = Checkpoint(tmp_path, CPU)
     config = read_config(tmp_path)
     held = load(config, ARCHITECTURES["qwen3"].NAMES, source, CPU, dtype=torch.float16).bytes
@@ -122,7 +107,7 @@ def test_the_zeros_are_read_as_they_are_stored_whatever_the_label_says(
     way: Way, stored: int, label: int, tmp_path: Path
 ) -> None:
     model = tiny_models.reference("qwen3", **WIDE)
-    save(model, tmp_path, way, label, stored)
+    quantizers.save(model, tmp_path, way, label, stored)
     said: list[str] = []
     found = loaded(tmp_path, said)
     o = floating(found.layers[0].products["o"], torch.float32)

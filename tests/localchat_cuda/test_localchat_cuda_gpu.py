@@ -1,13 +1,15 @@
 """On an NVIDIA GPU: within twice the error of torch's own half precision, and the same with graphs and
 without. TRITON_INTERPRET=0 pytest tests/localchat_cuda."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.localchat_cuda import tiny_models
+from tests.localchat_cuda import quantizers, tiny_models
 from tests.localchat_cuda.tiny_loop import ON_GPU, TinyLoop, request, tiny_runner
 from tests.localchat_cuda.tiny_models import KINDS, tokens_of
 
@@ -48,10 +50,36 @@ def test_logprobs_are_within_twice_the_error_of_torch(
         assert ratio < 2.0
 
 
-@pytest.mark.parametrize("awq", [False, True])
-def test_graphs_change_no_bit(awq: bool, tmp_path: Path) -> None:
-    model = tiny_models.reference("qwen3")
-    (tiny_models.save_awq if awq else tiny_models.save)(model, tmp_path)
+@pytest.mark.parametrize("half", sorted(HALVES))
+@pytest.mark.parametrize("version", [0, 1])
+def test_scattered_groups_are_within_twice_the_error_of_torch(
+    version: int, half: str, tmp_path: Path
+) -> None:
+    model = tiny_models.reference("qwen3", **{**quantizers.WIDE, "num_hidden_layers": 2})
+    quantizers.save(model, tmp_path, quantizers.Way(ordered=True), version)
+    tokens = tokens_of(53, 200)
+    exact = logs_of(model, tokens)
+    theirs = logs_of(model.to(HALVES[half]).cuda(), tokens) - exact
+    for chunk in (3, 7, 16, 30, 64, 200):
+        runner = tiny_runner(tmp_path, dtype=HALVES[half], step=chunk)
+        told = TinyLoop(runner).say(request(tokens, prompt_logprobs=0, max_tokens=1))
+        ours = torch.tensor([entry.logprob for entry in told.prompt_logprobs]) - exact
+        ratio = float(ours.norm() / theirs.norm())
+        print(f"version {version} {half} chunk {chunk}: {ratio:.2f} of torch's error")
+        assert ratio < 2.0
+
+
+SAVED: dict[str, Callable[[Any, Path], None]] = {
+    "plain": tiny_models.save,
+    "awq": tiny_models.save_awq,
+    "order": partial(quantizers.save, way=quantizers.Way(ordered=True)),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(SAVED))
+def test_graphs_change_no_bit(kind: str, tmp_path: Path) -> None:
+    model = tiny_models.reference("qwen3", **(quantizers.WIDE if kind == "order" else {}))
+    SAVED[kind](model, tmp_path)
     texts = []
     for graphs in (False, True):
         loop = TinyLoop(tiny_runner(tmp_path, graphs=graphs))

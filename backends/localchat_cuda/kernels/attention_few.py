@@ -198,7 +198,6 @@ def _merge_kernel(
 ):
     if PDL:
         gdc_launch_dependents()
-        gdc_wait()
     group = tl.program_id(0)
     t = tl.program_id(1)
     i = group * 128 + tl.arange(0, 128)
@@ -206,6 +205,8 @@ def _merge_kernel(
     columns = i < H * D
     if ORDER:
         i = tl.load(order + i, mask=columns, other=0)
+    if PDL:
+        gdc_wait()
     if D % 128 == 0 and not ORDER:
         # a group lies within one head: one weight for each range
         at = (s * T + t) * H + group * 128 // D
