@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeGuard, get_args
 
 from localchat.errors import ModelInvalid, ModelMissing
+from localchat.fit.checkpoint import whole_config
 from localchat_cuda.fields import Fields
 from localchat_cuda.quantization import STORED, Quantization, parse_quantization
 from localchat_cuda.rotation import Rotation, read_rotations
@@ -140,7 +141,7 @@ def read_config(folder: Path) -> ModelConfig:
         raise ModelInvalid(f"{path} cannot be read: {trouble}.") from trouble
     if not isinstance(found, dict):
         raise ModelInvalid(f"{path} is no JSON object.")
-    return parse_config(found, str(path))
+    return parse_config(whole_config(folder, found), str(path))
 
 
 def parse_config(raw: Mapping[str, Any], name: str) -> ModelConfig:

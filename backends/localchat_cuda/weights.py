@@ -177,4 +177,11 @@ def load(
     head = embedding
     if not config.tied:
         head = loader.plain(names.head, config.vocabulary, config.hidden)
-    return ModelWeights(embedding, tuple(layers), loader.norm(names.last_norm, config.hidden), head)
+    last_norm = loader.norm(names.last_norm, config.hidden)
+    found = ModelWeights(embedding, tuple(layers), last_norm, head)
+    if config.packed and not found.packed:
+        say(
+            "Some layers of this checkpoint are not quantized: each step spreads the others out to 16 bits, "
+            "which takes about twice the time."
+        )
+    return found

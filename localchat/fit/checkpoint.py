@@ -3,7 +3,7 @@ weights, from a folder or from anything else that answers range requests."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -15,6 +15,9 @@ from localchat.fit.source import ByteSource, FileSource
 
 CONFIG: Final = "config.json"
 _LONGEST_CONFIG: Final = 4 << 20
+_BESIDE: Final = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+"""Files of early quantized checkpoints, whose config.json says nothing of it, and their methods."""
+_EARLY_WORDS: Final = {"w_bit": "bits", "q_group_size": "group_size"}
 _MOST_FILES: Final = 1024
 
 
@@ -41,6 +44,8 @@ class Checkpoint:
         """AWQ, GPTQ, FP8, … as config.json says; else the type that most bytes have."""
         found = self.config.get("quantization_config")
         method = found.get("quant_method") if isinstance(found, Mapping) else None
+        if isinstance(found, Mapping) and method == "compressed-tensors":
+            return _compressed(found)
         if isinstance(method, str) and method:
             return method.upper()
         sizes: dict[str, int] = {}
@@ -60,6 +65,35 @@ class Checkpoint:
         """Tokens, 0 where config.json does not say."""
         found = self.config.get("max_position_embeddings")
         return found if isinstance(found, int) and not isinstance(found, bool) else 0
+
+
+def _compressed(found: Mapping[str, Any]) -> str:
+    """INT4 or FP8, as the first group of compressed layers says."""
+    groups = found.get("config_groups")
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        if isinstance(weights, Mapping):
+            kind = "FP" if weights.get("type") == "float" else "INT"
+            return f"{kind}{weights.get('num_bits', '')}"
+    return "COMPRESSED-TENSORS"
+
+
+def whole_config(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """config.json with the quantization that a file beside it describes, where it says nothing of one itself.
+    Raises ModelInvalid."""
+    for name, method in _BESIDE.items():
+        path = folder / name
+        if config.get("quantization_config") or not path.is_file():
+            continue
+        try:
+            found = json.loads(path.read_bytes()[: _LONGEST_CONFIG + 1])
+        except (OSError, ValueError, RecursionError) as problem:
+            raise ModelInvalid(f"{path} cannot be read: {problem}.", path=str(path)) from problem
+        if not isinstance(found, dict):
+            raise ModelInvalid(f"{path} is no JSON object.", path=str(path))
+        stated = {_EARLY_WORDS.get(key, key): value for key, value in found.items()}
+        return {**config, "quantization_config": {"quant_method": method, **stated}}
+    return config
 
 
 Unloaded: TypeAlias = Header | Checkpoint
@@ -91,7 +125,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     except OSError as problem:
         raise ModelInvalid(f"{folder} cannot be read: {problem}.", path=str(folder)) from problem
     try:
-        return read_checkpoint_sources(str(folder), sources[0], sources[1:])
+        found = read_checkpoint_sources(str(folder), sources[0], sources[1:])
+        return replace(found, config=whole_config(folder, found.config))
     finally:
         for source in sources:
             source.close()

@@ -169,6 +169,35 @@ def test_nonsense_numbers_are_named(field: str, value: object) -> None:
         parse_config({**QWEN25, field: value}, "it")
 
 
+@pytest.mark.parametrize(
+    ("name", "raw", "wanted"),
+    [
+        (
+            "quantize_config.json",
+            {"bits": 4, "group_size": 128, "desc_act": True, "sym": False},
+            Quantization("gptq", ordered=True, less_one=True),
+        ),
+        (
+            "quant_config.json",
+            {"zero_point": True, "q_group_size": 128, "w_bit": 4, "version": "GEMM"},
+            Quantization("awq"),
+        ),
+    ],
+)
+def test_early_checkpoints_tell_their_quantization_in_a_file_beside(
+    name: str, raw: dict[str, Any], wanted: Quantization, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN25))
+    (tmp_path / name).write_text(json.dumps(raw))
+    assert read_config(tmp_path).quantization == wanted
+    (tmp_path / "config.json").write_text(json.dumps({**QWEN25, "quantization_config": AWQ}))
+    assert read_config(tmp_path).quantization == Quantization("awq")
+    (tmp_path / "config.json").write_text(json.dumps(QWEN25))
+    (tmp_path / name).write_text("[1]")
+    with pytest.raises(ModelInvalid, match="no JSON object"):
+        read_config(tmp_path)
+
+
 def test_files_that_are_none_are_told(tmp_path: Path) -> None:
     with pytest.raises(ModelMissing, match=r"no config\.json"):
         read_config(tmp_path)

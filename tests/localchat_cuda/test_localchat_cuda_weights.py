@@ -73,7 +73,9 @@ def test_awq_layers_are_packed_as_their_parts(tmp_path: Path) -> None:
 def test_layers_left_out_of_a_quantization_stay_floating(tmp_path: Path) -> None:
     model = tiny_models.reference("qwen2")
     tiny_models.save_awq(model, tmp_path, floating="1.mlp.up_proj")
-    found = loaded(tmp_path, read_config(tmp_path), dtype=torch.float32)
+    said: list[str] = []
+    found = loaded(tmp_path, read_config(tmp_path), dtype=torch.float32, say=said.append)
+    assert len(said) == 1 and "not quantized" in said[0]
     assert isinstance(found.layers[0].products["gate_up"], w4_pack.W4)
     mlp = model.model.layers[1].mlp
     wanted = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight))

@@ -1,0 +1,44 @@
+"""What a checkpoint says of itself before its weights are read."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localchat.errors import ModelInvalid
+from localchat.fit.checkpoint import Checkpoint, read_checkpoint
+
+EMPTY = (2).to_bytes(8, "little") + b"{}"
+
+
+def compressed(weights: dict[str, Any] | None) -> dict[str, Any]:
+    return {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("stated", "label"),
+    [
+        ({"quant_method": "gptq"}, "GPTQ"),
+        (compressed({"type": "int", "num_bits": 4}), "INT4"),
+        (compressed({"type": "float", "num_bits": 8}), "FP8"),
+        (compressed(None), "COMPRESSED-TENSORS"),
+    ],
+)
+def test_a_checkpoint_names_its_quantization(stated: dict[str, Any], label: str) -> None:
+    assert Checkpoint("it", {"quantization_config": stated}, ()).quantization == label
+
+
+def test_an_early_checkpoint_tells_its_quantization_in_a_file_beside(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(EMPTY)
+    beside = tmp_path / "quantize_config.json"
+    beside.write_text('{"bits": 4, "group_size": 128}')
+    found = read_checkpoint(tmp_path)
+    assert found.quantization == "GPTQ"
+    assert found.config["quantization_config"]["group_size"] == 128
+    beside.write_text("{")
+    with pytest.raises(ModelInvalid, match="cannot be read"):
+        read_checkpoint(tmp_path)
