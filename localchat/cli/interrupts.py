@@ -5,9 +5,11 @@ after the last look and before a wait (for an event, a key, a program) is heard 
 be never; measured at the prompt of a conversation, every third Ctrl+C that was as quick as the prompt. And one
 that is heard within a finalizer or a callback of the collector or of imports is printed there and dropped.
 
-So a thread learns of each signal through the wakeup descriptor and nudges the main thread a few times with
-a signal that does nothing: it ends the system call that the main thread may have slipped into, and Python
-looks again. What was dropped is sent once more.
+So in `heard` a thread learns of each signal through the wakeup descriptor and nudges the main thread a few
+times with a signal that does nothing: it ends the system call that the main thread may have slipped into, and
+Python looks again. What was dropped is sent once more.
+
+And it comes where it does no harm: in `held` nothing is torn apart by it but what waits in `opened`.
 """
 
 import os
@@ -15,7 +17,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
@@ -69,6 +71,55 @@ def heard() -> Iterator[None]:
         watcher.join()
         signal.signal(_NUDGE, nudged)
         os.close(reader)
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Within, Ctrl+C waits for the next `opened` or for the end: what belongs together is done together. A
+    second one does not wait: something hangs. Elsewhere than in the main thread it does nothing."""
+    note = _Note()
+    with _handled_by(note) as before:
+        yield
+    if note.came and before is not None:
+        signal.raise_signal(signal.SIGINT)
+
+
+@contextmanager
+def opened() -> Iterator[None]:
+    """Within, Ctrl+C is raised at once, also one that came while it was `held`."""
+    with _handled_by(signal.default_int_handler) as before:
+        if isinstance(before, _Note) and before.came:
+            before.came = False
+            raise KeyboardInterrupt
+        yield
+
+
+class _Note:
+    """A handler that keeps the first Ctrl+C for later."""
+
+    def __init__(self) -> None:
+        self.came = False
+
+    def __call__(self, number: int, frame: "FrameType | None") -> None:
+        if self.came:
+            self.came = False
+            raise KeyboardInterrupt
+        self.came = True
+
+
+@contextmanager
+def _handled_by(handler: "Callable[[int, FrameType | None], object]") -> Iterator[object]:
+    """Gives the handler that was there; None where it is not ours to change."""
+    before = signal.getsignal(signal.SIGINT)
+    ours = isinstance(before, _Note) or before is signal.default_int_handler
+    if not ours or threading.current_thread() is not threading.main_thread():
+        yield None
+        return
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield before
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _do_nothing(number: int, frame: "FrameType | None") -> None:
