@@ -6,8 +6,8 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -59,13 +59,14 @@ class Child:
         # The child must import the same localchat, however this process found it; and nothing from the folder
         # that it happens to be started in (-P), where anybody's json.py may lie.
         environment["PYTHONPATH"] = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-        )
+        with _deaf_to_ctrl_c():
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment,
+            )
         assert self._process.stdin and self._process.stdout and self._process.stderr
         self._writer = FrameWriter(self._process.stdin)
         self._log_thread = threading.Thread(
@@ -157,6 +158,17 @@ class Child:
             self._hang_up()
             stream.close()
             self._gone(self)
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """A program that is started here inherits a blocked SIGINT: Ctrl+C reaches the whole group, and the child
+    needs a while until it says itself that it ignores it. This process hears a blocked one afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _signal_name(status: int) -> str:
