@@ -203,7 +203,7 @@ def test_example_of_the_readme_as_a_program(
             [sys.executable, "-m", "localchat", *args],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
             stdin=subprocess.DEVNULL,
             check=False,
         )
