@@ -19,6 +19,8 @@ from localchat.errors import EngineDied, UsageError
 _LOG_LINES = 200
 _LOG_LINE_BYTES = 2000
 _TOLD_LINES = 5
+_LAST_LINES_S = 5.0
+"""Longer than that only a program that the child started holds its stderr open."""
 # The child holds no secrets: what native code prints or dumps must not be able to contain them.
 _SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "APIKEY", "_KEY")
 
@@ -154,7 +156,7 @@ class Child:
             if not heard:
                 self._process.kill()
             self._process.wait()
-            self._log_thread.join(0.5)
+            self._log_thread.join(_LAST_LINES_S)
             self._hang_up()
             stream.close()
             self._gone(self)

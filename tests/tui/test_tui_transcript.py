@@ -90,6 +90,10 @@ async def _until(true: Callable[[], bool]) -> None:
         await asyncio.sleep(0.02)
 
 
+async def _shown(app: Stage, words: str) -> None:
+    await _until(lambda: words in "\n".join(app.lines()))
+
+
 @in_a_loop
 async def test_it_begins_at_the_end_and_follows_what_comes() -> None:
     app = Stage(answers(20))
@@ -103,7 +107,7 @@ async def test_it_begins_at_the_end_and_follows_what_comes() -> None:
         for _ in range(30):
             transcript.append_text("new", "\n\nmore of it")
         transcript.append_text("new", "\n\nthe very end")
-        await _until(lambda: "the very end" in "\n".join(app.lines()))
+        await _shown(app, "the very end")
         transcript.finish("new")
         assert "the very end" in "\n".join(app.lines())
 
@@ -368,7 +372,7 @@ async def test_on_a_slow_terminal_the_end_moves_by_half_a_screen(
         tops = set()
         for number in range(8):
             transcript.append_text("new", f"\n\nline {number}")
-            await _until(lambda line=f"line {number}": line in "\n".join(app.lines()))
+            await _shown(app, f"line {number}")
             tops.add(transcript.scroll_y)
         assert len(tops) <= 3
         transcript.finish("new")
