@@ -39,7 +39,7 @@ def pull(point):
 def ended(point):
     child = os.fork()
     if not child:
-        faulthandler.dump_traceback_later(20, exit=True)
+        faulthandler.dump_traceback_later(90, exit=True)
         try:
             pull(point)
         except BaseException as problem:
