@@ -2,8 +2,10 @@
 
 import os
 import re
+import signal
 import socket
 import tomllib
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,23 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parent.parent
+_SENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGWINCH)
 _LOOPBACK = re.compile(r"127\.|::1$|localhost$|::ffff:127\.")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _plain_signals() -> Iterator[None]:
+    """Programs that tests start hear every signal, also where the tests themselves were started in the
+    background of a script or under nohup: what is ignored there is inherited."""
+    ignored = [number for number in _SENT if signal.getsignal(number) == signal.SIG_IGN]
+    for number in ignored:
+        plain = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, plain)
+    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, _SENT)
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @pytest.fixture(autouse=True)

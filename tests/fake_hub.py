@@ -8,7 +8,6 @@ import hashlib
 import json
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,7 +21,8 @@ _CHUNK = 1 << 14
 
 @dataclass
 class Fault:
-    """What goes wrong with one request. `at`: which kind of request it waits for."""
+    """What goes wrong with one request. `at`: which kind of request it waits for. `until`: the pauses end
+    when it is set."""
 
     at: str = "store"  # api, resolve, header or store
     status: int = 0
@@ -31,6 +31,7 @@ class Fault:
     flip: int | None = None
     pause_s: float = 0.0
     pause_every: int = 1
+    until: threading.Event = field(default_factory=threading.Event)
     no_range: bool = False
     body: bytes | None = None
     etag: str | None = None
@@ -183,13 +184,17 @@ class _Handler(BaseHTTPRequestHandler):
         if fault.cut_after is not None:
             body = body[: fault.cut_after]
             self.close_connection = True
-        step = fault.pause_every if fault.pause_s else _CHUNK
+        at = 0
         try:
-            for at in range(0, len(body), step):
-                self.wfile.write(body[at : at + step])
+            while at < len(body):
+                slow = fault.pause_s and not fault.until.is_set()
+                piece = body[at : at + (fault.pause_every if slow else _CHUNK)]
+                self.wfile.write(piece)
+                at += len(piece)
                 with self.hub.lock:
-                    self.hub.sent += len(body[at : at + step])
-                time.sleep(fault.pause_s)
+                    self.hub.sent += len(piece)
+                if slow:
+                    fault.until.wait(fault.pause_s)
         except OSError:
             self.close_connection = True
 

@@ -25,7 +25,7 @@ def modules_after(code: str) -> set[str]:
     """Every module that this code has loaded at its end, by full name."""
     script = f"import sys\n{code}\nprint('\\n'.join(['', 'LOADED', *sys.modules]))"
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300
     )
     return set(done.stdout.split("\nLOADED\n")[1].split())
 

@@ -8,7 +8,7 @@ import pytest
 
 def said(code: str) -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
     )
     return done.stdout.split()
 
@@ -41,6 +41,6 @@ def test_the_collector_works_once_a_command_does(words: list[str]) -> None:
         f"cli.main({words!r})"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300
     )
     assert done.stderr.splitlines()[-1:] == ["True"], done.stderr

@@ -11,6 +11,7 @@ def main(args: Sequence[str] | None = None, door: "Door | None" = None) -> NoRet
     """Run the command and exit with its code. `args` None: those of the process."""
     import sys
 
+    _end_at_ctrl_c()
     from localchat import startup
 
     startup.rest()
@@ -18,6 +19,15 @@ def main(args: Sequence[str] | None = None, door: "Door | None" = None) -> NoRet
 
     _fill_closed_descriptors()
     sys.exit(run(sys.argv[1:] if args is None else args, door))
+
+
+def _end_at_ctrl_c() -> None:
+    """While the program loads, and while it ends, there is nothing to be kept: Ctrl+C ends it as it ends any
+    other program, without a traceback. `run` hears it itself."""
+    import signal
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _fill_closed_descriptors() -> None:

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from localchat.cli.interrupts import opened
 from localchat.cli.progress import progress_line
 from localchat.cli.terminal import Terminal
 from localchat.engine.events import (
@@ -49,14 +50,19 @@ class Display:
 
 
 def take(stream: Stream, display: Display, answer: Answer | None = None) -> Answer:
-    """Consume the stream. Ctrl+C cancels it and keeps what was said. Raises what the stream raises; the
-    text until then has been shown, and is in `answer` where the caller gives one."""
+    """Consume the stream. Ctrl+C cancels it between two events and keeps what was said. Raises what the
+    stream raises; the text until then has been shown, and is in `answer` where the caller gives one."""
     answer = Answer() if answer is None else answer
     begun = False
     try:
         with stream:
-            for event in stream:
+            events = iter(stream)
+            while True:
+                with opened():
+                    event = next(events, None)
                 match event:
+                    case None:
+                        break
                     case Text() | Reasoning() | ToolCall() if not begun:
                         begun = True
                         display.terminal.progress("")

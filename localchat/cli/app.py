@@ -9,6 +9,7 @@ import click
 from localchat import __version__
 from localchat.cli.door import Door
 from localchat.cli.group import RootGroup
+from localchat.cli.interrupts import heard
 from localchat.errors import ExitCode, LocalchatError
 
 _SIGPIPE_STATUS = 141
@@ -36,6 +37,14 @@ def root() -> None:
 def run(args: Sequence[str], door: Door | None = None) -> int:
     """Run the command with these arguments; returns the exit code and never raises what a user can cause."""
     used = door if door is not None else Door()
+    try:
+        with heard():
+            return _flushed(args, used)
+    except KeyboardInterrupt:  # a second one, while the first one's end was being said
+        return ExitCode.INTERRUPTED
+
+
+def _flushed(args: Sequence[str], used: Door) -> int:
     status = _status(args, used)
     try:
         if sys.stdout is not None:

@@ -14,6 +14,7 @@ from localchat.cli.answer import Answer, Display, take
 from localchat.cli.door import Door
 from localchat.cli.extract import first_code_block
 from localchat.cli.form import refuse_unfinished, wanted_form
+from localchat.cli.interrupts import held
 from localchat.cli.options import given_flags
 from localchat.cli.outgrown import take_fitting
 from localchat.cli.prompt import decoded_words, join_parts, read_files, read_stdin
@@ -68,7 +69,8 @@ def converse(ctx: click.Context, words: str, model_word: str | None = None) -> i
     if text and not wish.interactive:
         with opened_engine(setup) as engine:
             startup.wake()
-            return _answer_once(setup, engine, wish, conversation, text)
+            with held():
+                return _answer_once(setup, engine, wish, conversation, text)
     from localchat.tui.launch import can_show
 
     if not text and not wish.interactive and can_show(setup.door.environ):

@@ -2,6 +2,7 @@
 
 from localchat.chat.conversation import Conversation
 from localchat.cli.dialogue import Dialogue
+from localchat.cli.interrupts import held, opened
 from localchat.cli.keyboard import Keyboard
 from localchat.cli.line_commands import run_command
 from localchat.cli.setup import Setup, opened_engine
@@ -17,11 +18,12 @@ def chat(setup: Setup, keyboard: Keyboard, conversation: Conversation, first: st
     with history or History.open(None) as kept, opened_engine(setup) as engine:
         if not first and not conversation.nodes:
             _greet(setup)
-        dialogue = Dialogue(setup, engine, kept, conversation)
-        try:
-            return _talk(setup, keyboard, dialogue, first)
-        finally:
-            dialogue.close()
+        with held():
+            dialogue = Dialogue(setup, engine, kept, conversation)
+            try:
+                return _talk(setup, keyboard, dialogue, first)
+            finally:
+                dialogue.close()
 
 
 def _greet(setup: Setup) -> None:
@@ -49,7 +51,8 @@ def _talk(setup: Setup, keyboard: Keyboard, dialogue: Dialogue, first: str) -> i
             if first:
                 asked, first = first, ""
                 dialogue.ask(asked)
-            line = keyboard.read()
+            with opened():
+                line = keyboard.read()
             if line is None or line in ("/quit", "/exit", "/bye"):
                 if line is None:
                     setup.terminal.insist("")
@@ -59,5 +62,4 @@ def _talk(setup: Setup, keyboard: Keyboard, dialogue: Dialogue, first: str) -> i
             elif line:
                 dialogue.say(line)
         except KeyboardInterrupt:
-            # Wherever it comes, also between an answer and the next line: nothing said is lost.
             setup.terminal.insist("\n(Ctrl+D leaves)")

@@ -30,8 +30,8 @@ from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.stream import Stream
 from localchat.errors import EngineClosed, EngineDied, LocalchatError, UsageError, from_wire
 
-_GREETING_S = 2.0
-"""How long a server may take to say that it is there: it is on this machine."""
+_GREETING_S = 10.0
+"""How long a server may take to say that it is there: it is on this machine, which may be busy."""
 
 R = TypeVar("R", bound=msgspec.Struct)
 

@@ -6,8 +6,8 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -19,6 +19,8 @@ from localchat.errors import EngineDied, UsageError
 _LOG_LINES = 200
 _LOG_LINE_BYTES = 2000
 _TOLD_LINES = 5
+_LAST_LINES_S = 5.0
+"""Longer than that only a program that the child started holds its stderr open."""
 # The child holds no secrets: what native code prints or dumps must not be able to contain them.
 _SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "APIKEY", "_KEY")
 
@@ -59,13 +61,14 @@ class Child:
         # The child must import the same localchat, however this process found it; and nothing from the folder
         # that it happens to be started in (-P), where anybody's json.py may lie.
         environment["PYTHONPATH"] = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-        )
+        with _deaf_to_ctrl_c():
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment,
+            )
         assert self._process.stdin and self._process.stdout and self._process.stderr
         self._writer = FrameWriter(self._process.stdin)
         self._log_thread = threading.Thread(
@@ -153,10 +156,21 @@ class Child:
             if not heard:
                 self._process.kill()
             self._process.wait()
-            self._log_thread.join(0.5)
+            self._log_thread.join(_LAST_LINES_S)
             self._hang_up()
             stream.close()
             self._gone(self)
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """A program that is started here inherits a blocked SIGINT: Ctrl+C reaches the whole group, and the child
+    needs a while until it says itself that it ignores it. This process hears a blocked one afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _signal_name(status: int) -> str:

@@ -21,7 +21,7 @@ MOST_RUNS: Final = 64
 _KEPT_RATES: Final = 8
 _MOST_PAST: Final = 4
 """Other models whose headers are read for a correction: 30 ms each."""
-_LOCK_PATIENCE_S: Final = 2.0
+_LOCK_PATIENCE_S: Final = 10.0
 
 
 class Past(NamedTuple):

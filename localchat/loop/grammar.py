@@ -9,8 +9,9 @@ say otherwise (`x-guidance`).
 import json
 import threading
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localchat.engine.request import Grammar
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 MOST_BYTES = 256 * 1024
 MOST_DEPTH = 64
 COMPILE_S = 5.0
+_LOOKS = 25
 _KEPT = 32
 _MASK_THREADS = 2
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -98,7 +100,7 @@ class Grammars:
             self._endings = Endings(self._tokenizer)
         job = self._compilers.submit(_build, self._lexicon, source)
         try:
-            return job.result(COMPILE_S)
+            return _patiently(job)
         except Late:
             # It goes on until llguidance's own limits end it; the next compilation gets another thread.
             self._compilers = ThreadPoolExecutor(1, "grammar")
@@ -106,6 +108,15 @@ class Grammars:
                 f"{name} takes more than {COMPILE_S:g} s to compile",
                 hint="make it smaller: fewer alternatives, smaller bounds, less nesting",
             ) from None
+
+
+def _patiently(job: "Future[LLMatcher]") -> "LLMatcher":
+    """The result within COMPILE_S. Counted in looks: a process that the system stopped loses one of them
+    and not all its time. Raises Late."""
+    for _ in range(_LOOKS - 1):
+        with suppress(Late):
+            return job.result(COMPILE_S / _LOOKS)
+    return job.result(COMPILE_S / _LOOKS)
 
 
 def _build(lexicon: "LLTokenizer", source: str) -> "LLMatcher":

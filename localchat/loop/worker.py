@@ -374,6 +374,7 @@ class Worker:
 def main() -> int:
     """Entry of the child."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked where it was started
     startup.rest()
     source, sink = private_pipes()
     status = Worker(source, sink).run()

@@ -1,12 +1,13 @@
 """The template renderer, with templates of our own."""
 
+import time
 from datetime import datetime
 from itertools import count
 from typing import Any
 
 import pytest
 
-from localchat.chatformat.meter import Limits
+from localchat.chatformat.meter import Limits, Meter
 from localchat.chatformat.template import ChatTemplate
 from localchat.errors import TemplateError
 
@@ -275,3 +276,14 @@ def test_prolonging_a_trimmed_message_leaves_no_blanks_behind() -> None:
 def test_prolonging_what_the_template_leaves_out_is_refused() -> None:
     with pytest.raises(TemplateError, match="leaves out"):
         ChatTemplate("{{ messages[0].content }}").prolong(TALK)
+
+
+def test_time_in_which_the_system_does_something_else_is_not_the_templates() -> None:
+    meter = Meter(Limits(seconds=0.05))
+    time.sleep(0.1)
+    meter.tick()
+    begun_s = time.thread_time()
+    while time.thread_time() - begun_s < 0.1:
+        pass
+    with pytest.raises(TemplateError, match="longer than"):
+        meter.tick()

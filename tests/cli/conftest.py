@@ -31,7 +31,7 @@ import fcntl, os, sys, termios
 fcntl.ioctl(os.open(sys.argv[1], os.O_RDWR), termios.TIOCSCTTY, 0)
 os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
 """
-_PATIENCE_S = 20.0
+_PATIENCE_S = 90.0
 
 
 @pytest.fixture
@@ -97,17 +97,6 @@ class Screen:
         before, _, self._seen = self._seen.partition(text)
         return before + text
 
-    def press_until(self, keys: str, text: str) -> str:
-        """Press again until `text` comes: a Ctrl+C between a prompt and the wait for its line is taken by
-        readline with the next key only."""
-        end = time.monotonic() + _PATIENCE_S
-        while text not in self._seen:
-            assert time.monotonic() < end, f"{text!r} did not come; on the screen: {self._seen!r}"
-            self.press(keys)
-            select.select([self._master], [], [], 0.5)
-            self._read()
-        return self.wait_for(text)
-
     def finish(self) -> tuple[int, str]:
         """Exit code and what was not read yet."""
         end = time.monotonic() + _PATIENCE_S
@@ -130,15 +119,27 @@ class Screen:
 
 
 @pytest.fixture
-def screen(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Screen]]:
-    """Start `localchat` on a scenario of tests.cli.door, on a terminal."""
-    monkeypatch.setenv("LOCALCHAT_MODEL", str(model))
+def on_terminal() -> Iterator[Callable[..., Screen]]:
+    """Start Python with these arguments, on a terminal."""
     opened: list[Screen] = []
 
-    def start(scenario: str, *args: str, stdin: bytes | None = None, term: str = "xterm") -> Screen:
-        opened.append(Screen(["-m", "tests.cli.door", scenario, *args], stdin=stdin, term=term))
+    def start(*args: str, stdin: bytes | None = None, term: str = "xterm") -> Screen:
+        opened.append(Screen(args, stdin=stdin, term=term))
         return opened[-1]
 
     yield start
     for one in opened:
         one.close()
+
+
+@pytest.fixture
+def screen(
+    model: Path, monkeypatch: pytest.MonkeyPatch, on_terminal: Callable[..., Screen]
+) -> Callable[..., Screen]:
+    """Start `localchat` on a scenario of tests.cli.door, on a terminal."""
+    monkeypatch.setenv("LOCALCHAT_MODEL", str(model))
+
+    def start(scenario: str, *args: str, stdin: bytes | None = None, term: str = "xterm") -> Screen:
+        return on_terminal("-m", "tests.cli.door", scenario, *args, stdin=stdin, term=term)
+
+    return start

@@ -81,7 +81,7 @@ def served(paths: Paths, model: Path) -> Iterator[Served]:
                 yield served
         finally:
             server.should_exit = True
-            thread.join(10)
+            thread.join(90)
 
 
 def test_prompt_is_answered_by_the_server_and_says_so(served: Served, call: Call) -> None:

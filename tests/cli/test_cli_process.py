@@ -35,7 +35,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
         assert process.stderr is not None
         assert process.stdout.readline() == b"line\n"
         process.stdout.close()
-        assert process.wait(20) == 141
+        assert process.wait(90) == 141
         assert process.stderr.read() == b""
 
 
@@ -50,7 +50,7 @@ def test_ctrl_c_keeps_what_was_said_and_ends_with_130() -> None:
         assert process.stderr is not None
         assert os.read(process.stdout.fileno(), 100) == b"first "
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
+        assert process.wait(90) == 130
         assert process.stdout.read() == b"\n"
         assert b"Traceback" not in process.stderr.read()
 
@@ -58,7 +58,7 @@ def test_ctrl_c_keeps_what_was_said_and_ends_with_130() -> None:
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_streams_do_no_harm(closed: str) -> None:
     line = " ".join(["exec", *command("hello", "hi"), closed])
-    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0
     assert "Traceback" not in done.stderr
     assert done.stdout == ("" if ">&- " in f"{closed} " and closed != "2>&-" else "Hello.\n")
@@ -134,7 +134,8 @@ def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(screen: Start) -> N
     page.press("\x03")
     page.wait_for("stopped")
     page.wait_for("> ")
-    page.press_until("\x03", "Ctrl+D leaves")
+    page.press("\x03")
+    page.wait_for("Ctrl+D leaves")
     page.wait_for("> ")
     page.press("/quit\n")
     assert page.finish()[0] == 0
@@ -169,7 +170,7 @@ def test_conversation_without_any_terminal_is_refused() -> None:
         input=b"text",
         capture_output=True,
         start_new_session=True,
-        timeout=30,
+        timeout=300,
     )
     assert done.returncode == 2
     assert b"needs a terminal" in done.stderr
@@ -186,7 +187,7 @@ def test_a_model_name_that_is_no_unicode_is_told_escaped() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "localchat", b"bad \xff word", "-m", b"\xff.gguf"],
         capture_output=True,
-        timeout=30,
+        timeout=300,
         check=False,
     )
     assert (done.returncode, done.stdout) == (3, b"")

@@ -20,7 +20,7 @@ def opened(said: list[str]) -> Iterator[Open]:
 
     def make(answer: Handler, **options: Any) -> tuple[RemoteEngine, Server]:
         server = Server(answer)
-        options = {"model": "m", "silence_s": 5.0, **options}
+        options = {"model": "m", "silence_s": 90.0, **options}
         engine = RemoteEngine(RemoteOptions(server.url, **options), say=said.append)
         made.append((engine, server))
         return made[-1]

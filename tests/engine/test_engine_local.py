@@ -28,7 +28,7 @@ from localchat.errors import (
     UsageError,
 )
 
-LIVELY_S = 20.0
+LIVELY_S = 90.0
 Open = Callable[..., LocalEngine]
 
 
@@ -277,6 +277,19 @@ def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
     wait_until(lambda: ended(child))
 
 
+def test_ctrl_c_while_the_child_starts_does_not_end_it(engine_for: Open) -> None:
+    """It reaches the whole group, long before Python is up in the child."""
+    engine = engine_for(reply="yes")
+    pid = engine.child_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGINT)
+    assert text_of(list(engine.generate(plain()))) == "yes"
+    assert engine.child_pid == pid
+    os.kill(pid, signal.SIGINT)
+    assert text_of(list(engine.generate(plain()))) == "yes"
+    assert engine.child_pid == pid
+
+
 def test_two_threads_are_answered_at_once(engine_for: Open) -> None:
     engine = engine_for(step_s=0.005)
     alone = text_of(list(engine.generate(plain("one", max_tokens=30, salt="first", exact=True))))
@@ -305,7 +318,7 @@ def test_an_event_loop_can_consume_a_stream(engine_for: Open) -> None:
 
 
 def test_closing_from_another_thread_ends_a_consumer(engine_for: Open) -> None:
-    engine = engine_for(step_s=0.02)
+    engine = engine_for(step_s=1.0)
     stream = engine.generate(plain())
     timer = threading.Timer(0.3, stream.close)
     timer.start()

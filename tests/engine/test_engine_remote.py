@@ -170,7 +170,7 @@ def test_a_stalling_server_is_given_up(opened: Open) -> None:
     def answer(exchange: Exchange) -> None:
         exchange.stream(piece(content="a"), end=False)
         exchange.wfile.flush()
-        release.wait(10)
+        release.wait(90)
 
     engine, _ = opened(answer, silence_s=0.2)
     with pytest.raises(NetworkError, match="middle"):
@@ -224,7 +224,7 @@ def test_closing_the_stream_hangs_up(opened: Open) -> None:
     engine, _ = opened(answer)
     with engine.generate(ASK) as stream:
         next(one for one in stream if isinstance(one, Text))
-    assert gone.wait(5)
+    assert gone.wait(90)
     with pytest.raises(EngineClosed):
         list(stream)
 

@@ -73,7 +73,7 @@ def test_a_consumer_that_waits_is_woken_each_time(batches: bool) -> None:
             await asyncio.to_thread(stream.put, Text(0, letter))
         await asyncio.sleep(0.005)
         await asyncio.to_thread(stream.put, DONE)
-        await asyncio.wait_for(reading, 5)
+        await asyncio.wait_for(reading, 90)
         return seen
 
     assert asyncio.run(read()) == ["a", "b", "c"]
@@ -91,7 +91,7 @@ def test_a_close_ends_a_consumer_that_waits() -> None:
         await asyncio.sleep(0.005)
         await asyncio.to_thread(stream.close)
         with pytest.raises(EngineClosed):
-            await asyncio.wait_for(reading, 5)
+            await asyncio.wait_for(reading, 90)
 
     asyncio.run(read())
 

@@ -39,7 +39,7 @@ def pull(point):
 def ended(point):
     child = os.fork()
     if not child:
-        faulthandler.dump_traceback_later(20, exit=True)
+        faulthandler.dump_traceback_later(90, exit=True)
         try:
             pull(point)
         except BaseException as problem:
@@ -69,7 +69,7 @@ def test_killed_at_random_points_the_bytes_sent_stay_near_the_file(
         [sys.executable, "-c", _DRIVER, hub.url, str(models), NAME, *map(str, points)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=True,
     )
     ends = [line for line in done.stdout.splitlines() if line.startswith("ended")]

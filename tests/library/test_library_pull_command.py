@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,10 +72,12 @@ def test_failure_is_an_event_too_and_the_exit_code_says_network(call: Call, hub:
 
 
 def test_terminal_gets_one_bar_with_size_rate_and_time_left(call: Call, hub: FakeHub) -> None:
-    hub.faults.append(Fault(pause_s=0.15, pause_every=200))
+    seen = threading.Event()
+    hub.faults.append(Fault(pause_s=0.15, pause_every=1, until=seen))
     screen = Screen(["-m", "localchat", "pull", NAME], term="xterm")
     try:
         assert "1.0 kB" in screen.wait_for("left")
+        seen.set()
         code, rest = screen.finish()
     finally:
         screen.close()
@@ -83,7 +86,8 @@ def test_terminal_gets_one_bar_with_size_rate_and_time_left(call: Call, hub: Fak
 
 
 def test_ctrl_c_keeps_what_came_and_says_so(call: Call, hub: FakeHub, tmp_path: Path) -> None:
-    hub.faults.append(Fault(pause_s=5.0, pause_every=300))
+    over = threading.Event()
+    hub.faults.append(Fault(pause_s=3600.0, pause_every=300, until=over))
     screen = Screen(["-m", "localchat", "pull", NAME], term="xterm")
     try:
         screen.wait_for("kB")
@@ -92,6 +96,7 @@ def test_ctrl_c_keeps_what_came_and_says_so(call: Call, hub: FakeHub, tmp_path: 
         code, rest = screen.finish()
     finally:
         screen.close()
+        over.set()
     assert code == 130
     assert f"localchat pull {NAME} goes on there" in rest
     assert (tmp_path / "models" / NAME / "small-q4_k_m.gguf.part").stat().st_size == 300
@@ -203,7 +208,7 @@ def test_example_of_the_readme_as_a_program(
             [sys.executable, "-m", "localchat", *args],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
             stdin=subprocess.DEVNULL,
             check=False,
         )

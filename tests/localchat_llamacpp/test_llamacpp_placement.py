@@ -90,7 +90,7 @@ def test_the_command_ends_with_4_where_a_gpu_is_required(
         [sys.executable, "-m", "localchat", "run", "--require-gpu", str(path), "hi"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert (done.returncode, done.stdout) == (4, "")
@@ -114,7 +114,7 @@ def test_stats_say_the_reason(tmp_path: Path) -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0

@@ -12,7 +12,7 @@ from localchat.pool.member import NEVER
 from localchat.pool.pool import EnginePool
 from tests.pool.pool_models import House
 
-PATIENCE_S = 10.0
+PATIENCE_S = 90.0
 Start = Callable[..., tuple[EnginePool, House]]
 
 

@@ -85,11 +85,11 @@ def running(
             yield Running(listening.getsockname()[1], pool, stopped)
         finally:
             server.should_exit = True
-            thread.join(10)
+            thread.join(90)
             pool.close()
 
 
-def until(true: Callable[[], bool], patience_s: float = 20.0) -> None:
+def until(true: Callable[[], bool], patience_s: float = 90.0) -> None:
     end_s = time.monotonic() + patience_s
     while not true():
         assert time.monotonic() < end_s, "it never came to be"

@@ -114,7 +114,7 @@ def running(
         yield sockets[0].getsockname()[1], server
     finally:
         server.stop()
-        thread.join(10)
+        thread.join(90)
         assert not thread.is_alive()
 
 
@@ -188,7 +188,7 @@ class Wire:
     """A connection of raw bytes."""
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
-        self.socket = socket.create_connection((host, port), timeout=20)
+        self.socket = socket.create_connection((host, port), timeout=90)
         self._buffer = b""
 
     def __enter__(self) -> "Wire":
@@ -272,7 +272,7 @@ class Wire:
 
     def reply_rest(self) -> list[str]:
         """The events that are left of a stream that was begun, to its end."""
-        self.socket.settimeout(10)
+        self.socket.settimeout(90)
         with self:
             body = b""
             while not body.endswith(b"0\r\n\r\n"):
@@ -315,7 +315,7 @@ def respond(stage: Stage, said: Any = "hi", **fields: Any) -> Reply:
     return ask(stage, "/v1/responses", {"model": "m", "input": said, **fields})
 
 
-def settled(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+def settled(condition: Callable[[], bool], seconds: float = 90.0) -> bool:
     """Wait for what happens in another thread."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

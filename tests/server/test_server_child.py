@@ -47,7 +47,7 @@ def test_streams_of_an_engine_that_is_killed_end_with_an_error_and_the_next_is_s
         assert engine.child_pid is not None
         os.kill(engine.child_pid, signal.SIGKILL)
         for thread in threads:
-            thread.join(20)
+            thread.join(90)
         assert len(ends) == 16
         assert {json.loads(end)["error"]["code"] for end in ends} == {"engine_died"}
         with Wire(port) as wire:

@@ -4,7 +4,6 @@ import asyncio
 import json
 import socket
 import threading
-import time
 
 import pytest
 
@@ -12,6 +11,7 @@ from localchat.engine.events import Finished, Text
 from localchat.engine.scripted import Answer, ScriptedEngine
 from localchat.server.config import Limits, ServerConfig
 from localchat.server.engines import Lease, OneEngine
+from localchat.server.protocol import Connection
 from tests.server.serving import Stage, StageEngine, Wire, chat, serving, settled
 
 ENDLESS = Answer(("word ",) * 100_000, gap_s=0.01)
@@ -96,10 +96,13 @@ def test_a_connection_that_says_nothing_is_cut_off() -> None:
 
 
 def test_the_second_request_of_a_connection_has_its_own_time() -> None:
-    with serving(ServerConfig(limits=Limits(header_s=0.6))) as stage, Wire(stage.port) as wire:
+    with serving() as stage, Wire(stage.port) as wire:
         wire.ask("/health")
         assert wire.reply().status == 200
-        time.sleep(0.7)
+        (connection,) = stage.server.server_state.connections
+        assert isinstance(connection, Connection)
+        assert settled(lambda: connection._headers_due is None), "none runs between two requests"
+        vars(connection)["limits"] = Limits(header_s=0.1)
         wire.ask("/health")
         assert wire.reply().status == 200
         wire.send(b"GET /health HT")
@@ -211,7 +214,7 @@ def test_a_client_that_leaves_during_a_load_takes_its_wish_back() -> None:
 
 
 def test_a_server_that_stops_lets_what_runs_end_first() -> None:
-    with serving(drain_s=10.0) as stage:
+    with serving(drain_s=90.0) as stage:
         stage.scripts["short"] = Answer(("a", "b", "c"), gap_s=0.1)
         wire = Wire(stage.port)
         messages = [{"role": "user", "content": "short"}]
@@ -237,7 +240,7 @@ def test_questions_that_take_long_keep_no_chat_out(
     free = threading.Event()
 
     def tokenize(self: StageEngine, text: str, *, special: bool = False) -> list[int]:
-        assert free.wait(20)
+        assert free.wait(90)
         return []
 
     monkeypatch.setattr(StageEngine, "tokenize", tokenize)

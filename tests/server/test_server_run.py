@@ -67,7 +67,7 @@ def serve(*arguments: str, **environ: str) -> subprocess.Popen[str]:
 
 def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=90) as answer:
             return bool(answer.status == 200)
     except urllib.error.HTTPError as refused:
         refused.close()
@@ -81,11 +81,11 @@ def test_the_verb_tells_where_it_is_and_ends_well(number: signal.Signals) -> Non
         url = process.stdout.readline().strip()
         assert url.startswith("http://127.0.0.1:") and url.endswith("/v1")
         assert settled(lambda: _answers(f"{url}/health"))
-        with urllib.request.urlopen(f"{url}/models", timeout=10) as answer:
+        with urllib.request.urlopen(f"{url}/models", timeout=90) as answer:
             body = answer.read()
             assert b'"guide"' in body and b'"n_ctx":4096' in body
         process.send_signal(number)
-        _, talk = process.communicate(timeout=20)
+        _, talk = process.communicate(timeout=90)
         assert process.returncode == 0
     assert f"serving on {url}" in talk and f"curl {url}/chat/completions" in talk
     assert " GET /v1/models 200 " in talk
@@ -94,7 +94,7 @@ def test_the_verb_tells_where_it_is_and_ends_well(number: signal.Signals) -> Non
 
 def test_a_network_gets_in_with_a_key_or_by_express_wish(tmp_path: Path) -> None:
     with serve("guide", "--host", "0.0.0.0", "--port", "0") as process:
-        _, talk = process.communicate(timeout=20)
+        _, talk = process.communicate(timeout=90)
         assert process.returncode == 2
     assert "no API key" in talk and "--api-key-file" in talk and "--insecure-no-auth" in talk
     keys = tmp_path / "keys"
@@ -105,7 +105,7 @@ def test_a_network_gets_in_with_a_key_or_by_express_wish(tmp_path: Path) -> None
             assert process.stdout is not None
             assert process.stdout.readline().startswith("http://0.0.0.0:")
             process.send_signal(signal.SIGTERM)
-            _, talk = process.communicate(timeout=20)
+            _, talk = process.communicate(timeout=90)
             assert process.returncode == 0
         assert ("WARNING" in talk) == (more[0] == "--insecure-no-auth")
         assert "sk-0123456789" not in talk
@@ -115,6 +115,6 @@ def test_a_port_that_is_taken_ends_the_verb() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with serve("guide", "--port", str(port)) as process:
-            _, talk = process.communicate(timeout=20)
+            _, talk = process.communicate(timeout=90)
             assert process.returncode == 1
     assert "is taken" in talk and "localchat ps" in talk

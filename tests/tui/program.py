@@ -19,7 +19,7 @@ import psutil
 import pyte
 from gguf import GGUFReader
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 _GUIDE = Path(__file__).parents[2] / "localchat/guide/guide.gguf"
 NEVER_ENDING = json.dumps({str(token): -100 for token in range(7)})
 """A logit bias against what the guide ends an answer with."""
@@ -43,6 +43,7 @@ _AFTER_AN_ANSWER = re.compile(r"\n +(?:TTFT |broke off|[●▲✕] )")
 """Its figures, how it ended, or a notice."""
 _COMPOSER = "\n ▌"
 _HALF_DRAWN_S = 1.0
+_LOOK_BYTES = 1024
 
 _OWN_TERMINAL = """
 import fcntl, os, sys, termios
@@ -181,7 +182,8 @@ class Program:
         if not ready:
             return
         with suppress(OSError):  # the program has closed its side
-            data = os.read(self._master, 65536)
+            # A little at a time: what comes and goes is seen also by who was held up and reads it late.
+            data = os.read(self._master, _LOOK_BYTES)
             self.raw += data
             self._stream.feed(data)
             if self._noting:

@@ -64,7 +64,7 @@ class Chat:
         )
 
     async def until(self, true: Callable[[], object]) -> None:
-        for _ in range(1000):
+        for _ in range(18_000):
             if true():
                 return
             await asyncio.sleep(0.005)

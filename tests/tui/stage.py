@@ -300,7 +300,7 @@ def request(settings: Settings, prompt: Prompt) -> GenerateRequest:
     )
 
 
-async def until(pilot: Pilot[int], true: Callable[[], object], seconds: float = 10.0) -> None:
+async def until(pilot: Pilot[int], true: Callable[[], object], seconds: float = 90.0) -> None:
     """Wait until something is true."""
     for _ in range(int(seconds / 0.01)):
         if true():

@@ -68,7 +68,7 @@ def run(nasty: str) -> bytes:
     )
     os.close(slave)
     written = b""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     try:
         while time.monotonic() < deadline:
             if not select.select([master], [], [], 0.2)[0]:

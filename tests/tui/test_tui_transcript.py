@@ -83,6 +83,17 @@ def answers(count: int, words: int = 40) -> list[Block]:
     return [AnswerBlock(f"a{i}", f"answer {i} " + "lorem ipsum " * words) for i in range(count)]
 
 
+async def _until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 90
+    while not true():
+        assert time.monotonic() < end, "it did not come to be"
+        await asyncio.sleep(0.02)
+
+
+async def _shown(app: Stage, words: str) -> None:
+    await _until(lambda: words in "\n".join(app.lines()))
+
+
 @in_a_loop
 async def test_it_begins_at_the_end_and_follows_what_comes() -> None:
     app = Stage(answers(20))
@@ -96,8 +107,7 @@ async def test_it_begins_at_the_end_and_follows_what_comes() -> None:
         for _ in range(30):
             transcript.append_text("new", "\n\nmore of it")
         transcript.append_text("new", "\n\nthe very end")
-        await asyncio.sleep(0.2)
-        assert "the very end" in "\n".join(app.lines())
+        await _shown(app, "the very end")
         transcript.finish("new")
         assert "the very end" in "\n".join(app.lines())
 
@@ -113,13 +123,10 @@ async def test_what_comes_while_it_is_hidden_is_there_later_and_nothing_wakes_me
         await pilot.pause()
         transcript.put(AnswerBlock("a", "written behind the curtain"))
         transcript.append_text("a", " and more")
-        await pilot.pause(0.1)
-        asleep = transcript.settled
-        assert asleep, "no timer goes on for what nobody sees"
+        await _until(lambda: transcript.settled)  # no timer goes on for what nobody sees
         transcript.display = True
         await pilot.pause()
-        while not transcript.settled:
-            await asyncio.sleep(0.02)
+        await _until(lambda: transcript.settled)
         assert "behind the curtain and more" in "\n".join(app.lines())
 
 
@@ -154,10 +161,7 @@ async def test_correcting_estimates_does_not_move_what_is_read() -> None:
         app.transcript.scroll_to(y=200, animate=False)
         await pilot.pause()
         before = app.lines()
-        end = time.monotonic() + 10
-        while not app.transcript.settled and time.monotonic() < end:
-            await asyncio.sleep(0.05)
-        assert app.transcript.settled
+        await _until(lambda: app.transcript.settled)
         assert app.lines() == before
 
 
@@ -368,9 +372,8 @@ async def test_on_a_slow_terminal_the_end_moves_by_half_a_screen(
         tops = set()
         for number in range(8):
             transcript.append_text("new", f"\n\nline {number}")
-            await asyncio.sleep(0.3)
+            await _shown(app, f"line {number}")
             tops.add(transcript.scroll_y)
-            assert f"line {number}" in "\n".join(app.lines())
         assert len(tops) <= 3
         transcript.finish("new")
         assert "line 7" in "\n".join(app.lines()[-3:])
