@@ -15,6 +15,7 @@ from localchat.fit.safetensors_header import SafetensorsHeader, Tensor
 from localchat.fit.words import size, tokens
 from localchat_cuda.config import FloatType, ModelConfig
 from localchat_cuda.quantization import PACKED_GROUP
+from localchat_cuda.rotation import LongFactors
 from localchat_cuda.tensor_names import is_text, usual_name
 
 PAGE_TOKENS = 64
@@ -108,6 +109,12 @@ def workspace_bytes(config: ModelConfig, slots: int, step: int = STEP_TOKENS) ->
     return activations + logits + spread
 
 
+def rotation_bytes(config: ModelConfig, context: int) -> int:
+    """Tables of cosines and sines: one, or two where layers with a window turn otherwise."""
+    tables = 1 if config.windowed_rotation is None else 2
+    return tables * context * config.head_dim * _FLOAT
+
+
 class _Planner:
     def __init__(
         self, config: ModelConfig, headers: tuple[SafetensorsHeader, ...], wish: LoadWish, gpu: Gpu,
@@ -119,11 +126,12 @@ class _Planner:
         self.weights = weights_bytes(config, headers) if headers else dummy_bytes(config)
         self.step = step_tokens(gpu)
         self.workspace = workspace_bytes(config, wish.max_slots, self.step)
+        self.workspace += rotation_bytes(config, wish.context_tokens or config.context_train)
         self.free = max(gpu.free_bytes - reserve_bytes(gpu.total_bytes), 0)
         if limits.gpu_bytes is not None:
             self.free = min(self.free, limits.gpu_bytes)
         self.gpu = gpu
-        self.notes: list[str] = []
+        self.notes = list(_window_notes(config))
 
     def _check(self) -> None:
         wish = self.wish
@@ -162,6 +170,12 @@ class _Planner:
             )
             goal = longest
         fits = longest >= goal
+        scaling = self.config.rotation.scaling
+        if isinstance(scaling, LongFactors) and goal > scaling.original_context:
+            self.notes.append(
+                f"Beyond {tokens(scaling.original_context)} positions are stretched, in short texts too: "
+                f"--ctx {scaling.original_context} leaves them as most of the training had them."
+            )
         if asked is not None and asked > trained:
             self.notes.append(
                 f"The model was trained for {tokens(trained)}; beyond, it may ramble."
@@ -214,3 +228,13 @@ class _Planner:
             if quarter <= self.free:
                 yield f"An AWQ quantization of this model (groups of {PACKED_GROUP}) takes a third."
         yield "A GGUF of this model: llama.cpp can leave some layers in RAM."
+
+
+def _window_notes(config: ModelConfig) -> Iterator[str]:
+    """What a window saves, and what it does not."""
+    widths = [width for width in config.windows if width]
+    if widths:
+        yield (
+            f"{len(widths)} of {config.layers} layers see the last {tokens(max(widths))} only; the cache "
+            "keeps all tokens for them, too."
+        )

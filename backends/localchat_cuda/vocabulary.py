@@ -24,11 +24,17 @@ _SPECIAL = {
     "fim_pad": ("<|fim_pad|>", "<fim_pad>"),
     "fim_rep": ("<|repo_name|>", "<fim_repo>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
-    "eot": ("<|eot_id|>", "<|im_end|>", "<|end_of_turn|>", "<end_of_turn>"),
+    "eot": ("<|eot_id|>", "<|im_end|>", "<|end_of_turn|>", "<end_of_turn>", "<|end|>"),
 }
 """By the loop's name: how vocabularies write it."""
-_ENDS = ("<|eot_id|>", "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "</s>")
+_ENDS = (
+    *("<|eot_id|>", "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "</s>"),
+    *("<end_of_turn>", "<eos>", "<|end|>"),
+)
 """Tokens that end a generation by what they are called, as llama.cpp takes them too."""
+
+_SPACES_MARKED = [{"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]
+"""The normalizer of Gemma."""
 
 
 def _bytes_of_letters() -> dict[str, int]:
@@ -131,8 +137,12 @@ class Vocabulary:
         return bytes([int(found[1], 16)]) if found else text.replace("\u2581", " ").encode()
 
     def _longest(self, raw: Mapping[str, Any]) -> int:
-        """Bytes of the longest token. Vocabularies that fold text before they split it promise nothing."""
+        """Bytes of the longest token. Vocabularies that fold text before they split it promise nothing, but
+        for those that only write another letter for a space and have a token for every byte."""
         normalizer = raw.get("normalizer")
+        if normalizer in _SPACES_MARKED and (raw.get("model") or {}).get("byte_fallback"):
+            texts = (*self._plain.get_vocab(), *self._added.values())
+            return max(len(text.replace("\u2581", " ").encode()) for text in texts)
         if normalizer is not None and normalizer.get("type") != "NFC":
             return 1 << 40
         if not self._letters:

@@ -63,7 +63,9 @@ class Checkpoint:
     @property
     def context_train(self) -> int:
         """Tokens, 0 where config.json does not say."""
-        found = self.config.get("max_position_embeddings")
+        text = self.config.get("text_config")
+        held = text if isinstance(text, Mapping) else self.config
+        found = held.get("max_position_embeddings")
         return found if isinstance(found, int) and not isinstance(found, bool) else 0
 
 

@@ -63,14 +63,14 @@ def test_greedy_text_is_transformers(pair: tuple[Any, Path]) -> None:
     with torch.no_grad():
         wanted = model.generate(
             torch.tensor([prompt]),
-            max_new_tokens=32,
-            min_new_tokens=32,
+            max_new_tokens=64,
+            min_new_tokens=64,
             do_sample=False,
             pad_token_id=0,
         )[0, len(prompt) :].tolist()
     known, found = list(prompt), []
     logits = ours.prompt(prompt, 32)[-1:]
-    for _ in range(32):
+    for _ in range(64):
         found.append(int(logits[-1].argmax()))
         known.append(found[-1])
         logits = ours.step(Stretch(0, len(known) - 1, (found[-1],)))

@@ -6,8 +6,10 @@ import pytest
 
 from localchat.errors import ModelInvalid, ModelMissing
 from localchat_cuda.config import parse_config, read_config
+from localchat_cuda.plan import parameters
 from localchat_cuda.quantization import Quantization
-from localchat_cuda.rotation import Llama3, Rotation
+from localchat_cuda.rotation import Linear, Llama3, Rotation
+from tests.localchat_cuda.hub_configs import CONFIGS
 
 QWEN25: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -151,13 +153,65 @@ def test_each_librarys_config_is_read(raw: dict[str, Any], wanted: Quantization)
         ({"quantization_config": {**scheme(), "transform_config": {"R1": {}}}}, "rotated"),
         ({"quantization_config": {**scheme(), "config_groups": {}}}, "0 kinds"),
         ({"torch_dtype": "float8"}, "float8"),
+        ({"use_sliding_window": True, "layer_types": ["chunked_attention"] * 28}, "chunked"),
+        ({"use_sliding_window": True, "layer_types": ["full_attention"]}, "layer_types"),
+        ({"use_sliding_window": True, "max_window_layers": "all"}, "max_window_layers"),
     ],
 )
 def test_what_cannot_run_is_refused_with_what_can(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelInvalid, match=words) as caught:
         parse_config({**QWEN25, **change}, "it")
-    assert "Qwen3" in caught.value.hint
-    assert "llama.cpp" in caught.value.hint
+    if "layer" not in words:
+        assert all(name in caught.value.hint for name in ("Qwen3", "Gemma 3", "Mistral", "Phi-4"))
+        assert "llama.cpp" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_models_of_the_hub_are_read_to_the_last_parameter(name: str) -> None:
+    raw, count = CONFIGS[name]
+    assert parameters(parse_config(raw, name)) == count
+
+
+def test_gemma_3_is_read_where_its_config_is_silent() -> None:
+    found = parse_config(CONFIGS["gemma3:4b"][0], "it")
+    assert (found.heads, found.key_heads, found.head_dim) == (8, 4, 256)
+    assert (found.vocabulary, found.context_train, found.ends) == (262208, 131072, (1, 106))
+    assert (found.rotation, found.windowed_rotation) == (Rotation(1e6, Linear(8.0)), Rotation(1e4))
+    assert found.windows[:7] == (1024, 1024, 1024, 1024, 1024, 0, 1024)
+    assert (found.attention_scale, found.embedding_scale) == (1 / 16, 2560**0.5)
+    assert found.tied and found.vision and found.normed_heads and found.post_normed
+    assert found.activation == "gelu_tanh"
+
+
+def test_gemma_2_is_read_where_its_config_is_silent() -> None:
+    found = parse_config(CONFIGS["gemma-2-9b"][0], "it")
+    assert (found.attention_cap, found.head_cap, found.tied) == (50.0, 30.0, True)
+    assert found.windows[:3] == (4096, 0, 4096)
+    assert found.windowed_rotation is None
+
+
+@pytest.mark.parametrize(
+    ("change", "windows"),
+    [
+        ({}, (0, 0, 0, 0)),
+        ({"use_sliding_window": True}, (0, 0, 0, 0)),
+        ({"use_sliding_window": True, "max_window_layers": 3}, (0, 0, 0, 64)),
+        (
+            {
+                "use_sliding_window": True,
+                "layer_types": ["full_attention", "sliding_attention"] * 2,
+            },
+            (0, 64, 0, 64),
+        ),
+        ({"architectures": ["MistralForCausalLM"]}, (64,) * 4),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, (0,) * 4),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 32768}, (0,) * 4),
+        ({"architectures": ["LlamaForCausalLM"]}, (0,) * 4),
+    ],
+)
+def test_windows_are_those_of_the_layers(change: dict[str, Any], windows: tuple[int, ...]) -> None:
+    raw = {**QWEN25, "num_hidden_layers": 4, "sliding_window": 64, **change}
+    assert parse_config(raw, "it").windows == windows
 
 
 @pytest.mark.parametrize("field", ["hidden_size", "vocab_size", "rms_norm_eps"])

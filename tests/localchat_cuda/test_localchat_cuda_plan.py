@@ -11,6 +11,7 @@ from localchat.fit.plan import LoadWish, demand
 from localchat.fit.safetensors_header import SafetensorsHeader, Tensor
 from localchat_cuda.config import ModelConfig, parse_config
 from localchat_cuda.plan import Limits, kv_token_bytes, plan, weights_bytes
+from tests.localchat_cuda.hub_configs import CONFIGS
 from tests.localchat_cuda.test_localchat_cuda_config import AWQ, QWEN25
 
 ROOT = Path(__file__).parents[2]
@@ -100,3 +101,28 @@ def test_planning_imports_no_torch() -> None:
     path = f"{ROOT}:{ROOT / 'backends'}"
     done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": path}, check=False)
     assert done.returncode == 0
+
+
+def test_windows_are_said_and_their_cache_is_kept_whole() -> None:
+    config = parse_config(CONFIGS["gemma3:4b"][0], "it")
+    found = plan(config, [], LoadWish(dummy_weights=True), gpu(140 * GB, 141 * GB))
+    assert any("29 of 34 layers see the last 1,024 tokens" in note for note in found.notes)
+    assert found.kv_bytes >= 131072 * kv_token_bytes(config)
+    assert kv_token_bytes(config) == 2 * 34 * 4 * 256 * 2
+
+
+def test_two_rotations_take_two_tables() -> None:
+    config = parse_config(CONFIGS["gemma3:4b"][0], "it")
+    one = replace(config, windowed_rotation=None)
+    sizes = [
+        plan(each, [], LoadWish(context_tokens=8192), gpu(140 * GB)).compute_bytes
+        for each in (one, config)
+    ]
+    assert sizes[1] - sizes[0] == 8192 * 256 * 4
+
+
+def test_stretched_positions_are_said_where_they_begin() -> None:
+    config = parse_config(CONFIGS["phi4-mini:3.8b"][0], "it")
+    for context, said in ((4096, False), (4097, True)):
+        found = plan(config, [], LoadWish(context_tokens=context), gpu(140 * GB, 141 * GB))
+        assert any("--ctx 4096" in note for note in found.notes) is said

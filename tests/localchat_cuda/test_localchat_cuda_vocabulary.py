@@ -4,7 +4,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 
 from localchat.errors import ModelInvalid, ModelMissing
 from localchat_cuda.vocabulary import Vocabulary, chat_template, sampling_defaults
@@ -99,6 +107,29 @@ def test_bytes_of_a_byte_fallback_vocabulary(tmp_path: Path) -> None:
     found = Vocabulary(tmp_path)
     assert [found.piece(token) for token in (1, 2, 3, 4)] == [b"\xc3", b"\xa9", b" a", b"b"]
     assert (found.bos, found.add_bos, found.eog) == (-1, False, frozenset())
+
+
+@pytest.mark.parametrize("name", ["<end_of_turn>", "<|end|>", "<|im_end|>"])
+def test_ends_of_turns_are_ends_whatever_the_files_beside_say(tmp_path: Path, name: str) -> None:
+    """As of Gemma, Phi-4-mini and Phi-4; and spaces that are written as another letter, as Gemma does."""
+    vocab = {"<unk>": 0, "\u2581": 1, "\u2581\u2581\u2581": 2} | {
+        f"<0x{byte:02X}>": byte + 3 for byte in range(256)
+    }
+    made = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+    made.normalizer = normalizers.Replace(" ", "\u2581")
+    made.add_special_tokens([AddedToken(each, special=True) for each in ("<bos>", "<eos>", name)])
+    made.save(str(tmp_path / "tokenizer.json"))
+    settings = {"bos_token": "<bos>", "eos_token": "<eos>", "add_bos_token": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 260]}))
+    found = Vocabulary(tmp_path)
+    turn = found.encode(name, special=True)[0]
+    assert found.eog == {found.eos, turn, 1, 260}
+    assert found.special("eot") == turn
+    assert found.longest_piece == max(len(name), 6)
+    text = "naïve  text\n"
+    data = b"".join(found.piece(token) for token in found.encode(text))
+    assert data == text.encode()
 
 
 def test_template_and_sampling_come_from_the_files_beside(folder: Path, tmp_path: Path) -> None:
