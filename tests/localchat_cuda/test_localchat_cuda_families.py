@@ -86,7 +86,7 @@ def test_quantized_layers_serve_windows_drafts_and_batches(kind: str, tmp_path: 
 def test_kernels_of_packed_weights_say_what_transformers_says(
     kind: str, chunk: int, tmp_path: Path
 ) -> None:
-    model, tokens = tiny_models.reference(kind), tokens_of(8, chunk + 1)
+    model, tokens = tiny_models.reference(kind), tokens_of(8, chunk)
     tiny_models.save_awq(model, tmp_path)
     found = Tiny(tmp_path, torch.float16, kernels=True).prompt(tokens, chunk, packed=True)
     wanted = logits_of(model, tokens)

@@ -66,8 +66,7 @@ GEMMA = {
     **NARROW,
     "tie_word_embeddings": True,
     "sliding_window": 24,
-    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
-    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention"],
     "head_dim": 256,
     "query_pre_attn_scalar": 100,
     "hidden_activation": "gelu_pytorch_tanh",
@@ -86,7 +85,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral": ("Mistral", {"sliding_window": 24, **NARROW}),
     "gemma2": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 8.0, "final_logit_softcapping": 5.0}),
-    "gemma3": ("Gemma3", {**GEMMA, "num_hidden_layers": 3, "rope_parameters": TWO_ROTATIONS}),
+    "gemma3": ("Gemma3", {**GEMMA, "rope_parameters": TWO_ROTATIONS}),
     "phi3": ("Phi3", {**NARROW, "pad_token_id": 0, "rope_parameters": {"rope_theta": 10000.0}}),
     "phi3-long": (
         "Phi3",
