@@ -1,6 +1,7 @@
 """The CUDA backend through its loop and runner on one NVIDIA GPU: random AWQ weights of Qwen2.5-7B.
 
-    PYTHONPATH=backends:. python3 scripts/bench_cuda.py [decoding prefix gaps drafts formats half startup cold]
+    PYTHONPATH=backends:. python3 scripts/bench_cuda.py \\
+        [decoding prefix gaps drafts formats families half startup cold]
 
 Random token ids, greedy, speculation and prefix cache off, ends of text ignored; rates are the difference
 of 257 and 1 tokens, medians of 3. Prints a table, and as the last line one JSON object. The kernels alone:
@@ -14,7 +15,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "backends")]
 
-PARTS = ("decoding", "prefix", "gaps", "drafts", "formats", "half", "startup", "cold")
+PARTS = ("decoding", "prefix", "gaps", "drafts", "formats", "families", "half", "startup", "cold")
 STREAMS = (1, 8, 32, 128)
 
 
@@ -24,6 +25,7 @@ def main() -> int:
 
     from scripts.cuda_bench import speed
     from scripts.cuda_bench.driving import Engine, config_of, runner_of
+    from scripts.cuda_bench.families import families
     from scripts.cuda_bench.startup import startup
     from scripts.cuda_bench.stored import four_bits
 
@@ -39,7 +41,7 @@ def main() -> int:
                 failed.append(f"{name}: {type(trouble).__name__}: {trouble}")
                 print(f"FAILED {failed[-1]}", flush=True)
 
-    if set(parts) - {"formats", "half", "startup", "cold"}:
+    if set(parts) - {"formats", "families", "half", "startup", "cold"}:
         config = config_of("awq")
         runner = runner_of(config, slots=128, kv_tokens=128 * 512 + 65536)
         engine = Engine(runner, config.vocabulary)
@@ -53,6 +55,8 @@ def main() -> int:
         del engine, drafting, runner
         torch.cuda.empty_cache()
     run("formats", lambda: four_bits(told))
+    torch.cuda.empty_cache()
+    run("families", lambda: families(told))
     torch.cuda.empty_cache()
     run("half", lambda: speed.half_precision(told))
     torch.cuda.empty_cache()

@@ -3,7 +3,8 @@
 Shapes are those of Qwen2.5-7B with AWQ weights, all random. Every kernel is checked against fp32 on
 poisoned outputs before it is timed; times are medians of 7 replays of a CUDA graph over more than
 450 MB of rotating weights, so that nothing comes out of the L2 cache. Arguments name the parts to
-run: floors, products, chain, sampler, few, many, head, dense. A table, and JSON as the last line.
+run: floors, products, chain, sampler, few, many, head, dense, windows (shapes of Gemma and Mistral). A
+table, and JSON as the last line.
 """
 
 import argparse
@@ -41,6 +42,7 @@ from scripts.kernel_bench.timing import (
     random_w4,
     timed,
 )
+from scripts.kernel_bench.windows import windows
 
 PRODUCT_ROWS = (1, 4, 8, 16, 32, 33, 48, 64, 128, 256, 512)
 
@@ -154,6 +156,7 @@ PARTS: dict[str, Callable[[], Results]] = {
     "many": many,
     "head": head,
     "dense": dense,
+    "windows": windows,
 }
 
 
