@@ -1,11 +1,13 @@
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from localchat.errors import ModelInvalid, ModelMissing
-from localchat_cuda.config import parse_config, read_config
+from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.config import CLASSES, parse_config, read_config
 from localchat_cuda.plan import parameters
 from localchat_cuda.quantization import Quantization
 from localchat_cuda.rotation import Linear, Llama3, Rotation
@@ -164,6 +166,13 @@ def test_what_cannot_run_is_refused_with_what_can(change: dict[str, Any], words:
     if "layer" not in words:
         assert all(name in caught.value.hint for name in ("Qwen3", "Gemma 3", "Mistral", "Phi-4"))
         assert "llama.cpp" in caught.value.hint
+
+
+def test_the_readme_lists_what_loads() -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    listed = set(re.findall(r"`(\w+For(?:CausalLM|ConditionalGeneration))`", text))
+    assert listed == set(CLASSES)
+    assert {*ARCHITECTURES} == set(CLASSES.values())
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))
