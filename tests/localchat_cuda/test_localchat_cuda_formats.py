@@ -61,6 +61,18 @@ def test_logits_are_those_of_the_weights_that_are_stored(kind: str, tmp_path: Pa
     assert distance(ours.prompt(tokens, 24, slot=2, packed=True), wanted) < 5e-3
 
 
+@pytest.mark.parametrize("kind", ["gemma3", "mistral", "phi3"])
+def test_scattered_groups_are_read_in_every_kind_of_layer(kind: str, tmp_path: Path) -> None:
+    """Post-norms, GELU, products that are stored merged."""
+    layers = 3 if kind == "gemma3" else 2
+    model = tiny_models.reference(kind, **{**WIDE, "num_hidden_layers": layers})
+    quantizers.save(model, tmp_path, Way(ordered=True))
+    tokens, ours = tokens_of(33, 20), Tiny(tmp_path, torch.float32)
+    wanted = wanted_of(model, tokens)
+    assert distance(ours.prompt(tokens, 20), wanted) < 1e-5
+    assert distance(ours.prompt(tokens, 7, slot=1, packed=True), wanted) < 5e-3
+
+
 def test_kernels_read_scattered_groups_as_their_references(tmp_path: Path) -> None:
     model = tiny_models.reference("qwen3", **WIDE, num_attention_heads=4, num_key_value_heads=1)
     quantizers.save(model, tmp_path, Way(ordered=True), 1)
