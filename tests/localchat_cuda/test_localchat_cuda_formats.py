@@ -81,6 +81,17 @@ def test_kernels_read_scattered_groups_as_their_references(tmp_path: Path) -> No
     assert distance(found, wanted_of(model, tokens)) < 2e-2
 
 
+@pytest.mark.parametrize("rows", [3, 20])
+def test_a_layer_that_stays_floating_is_multiplied_beside_packed_ones(
+    rows: int, tmp_path: Path
+) -> None:
+    model = tiny_models.reference("qwen3", **WIDE, num_attention_heads=4, num_key_value_heads=1)
+    quantizers.save(model, tmp_path, Way(ordered=True), floating="mlp.down_proj")
+    tokens, ours = tokens_of(34, rows), Tiny(tmp_path, torch.float16, kernels=True)
+    assert not ours.weights.packed
+    assert distance(ours.prompt(tokens, rows), wanted_of(model, tokens)) < 2e-2
+
+
 def test_what_gate_and_up_compute_is_in_the_order_of_down(tmp_path: Path) -> None:
     model = tiny_models.reference("qwen3", **WIDE)
     quantizers.save(model, tmp_path, Way(ordered=True), 1)
