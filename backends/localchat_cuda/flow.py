@@ -26,21 +26,11 @@ from localchat_cuda.kernels import (
     norm,
     post_norm,
     rope,
-    w4_dense,
+    w4,
     w4_feed,
-    w4_fp16,
-    w4_int8,
-    w4_many,
     w4_pack,
-    w4_plan,
-    w4_wgmma,
 )
-from localchat_cuda.kernels.launch import traits
 from localchat_cuda.paging import Inputs, Pages
-
-PACKED_ROWS = 384
-"""With more rows the library's product of dequantized weights is faster, all in all: DenseFlow. (The products
-alone are faster packed up to about 1,024 rows, but a step of 512 took 20 ms where its products take 12.)"""
 
 X = TypeVar("X")
 
@@ -198,7 +188,7 @@ def _dense(x: torch.Tensor, weight: torch.Tensor, *, kernels: bool) -> torch.Ten
 
 
 class DenseFlow(_Shared):
-    """Activations [T, K] in the model's dtype. W4 weights are dequantized for the library's product."""
+    """Activations [T, K] in the model's dtype, for weights of any kind, of several too."""
 
     def embed(self, table: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
         self.residual.copy_(table[self.inputs.ids.long()])
@@ -209,14 +199,7 @@ class DenseFlow(_Shared):
     def product(self, x: torch.Tensor, weight: Weight) -> torch.Tensor:
         if not isinstance(weight, w4_pack.W4):
             return _dense(x, weight, kernels=self.kernels)[None]
-        if weight.order is not None:
-            x = x.index_select(1, weight.order)
-        if not self.kernels:
-            return (x.float() @ w4_pack.dense(weight).t())[None]
-        n, k = weight.features_out, weight.features_in
-        out = torch.empty(x.shape[0], n, dtype=x.dtype, device=x.device)
-        w4_dense.product(x, weight, out, torch.empty(n * k, dtype=x.dtype, device=x.device))
-        return out[None]
+        return w4.product_of(x, weight, kernels=self.kernels)
 
     def attend(
         self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None
@@ -230,7 +213,7 @@ class DenseFlow(_Shared):
         return self.normed(y, self.residual, gain, post)
 
     def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
-        (whole,) = gate_up
+        whole = gate_up[0] if gate_up.shape[0] == 1 else gate_up.sum(0)
         gelu = self.config.activation == "gelu_tanh"
         if not self.kernels:
             return gated.reference(whole, gelu=gelu).to(self.dtype)
@@ -259,40 +242,21 @@ class Packed:
 
 
 class PackedFlow(_Shared):
-    """Activations as W4 products read them: at most PACKED_ROWS tokens, every weight of a layer W4."""
+    """Activations as W4 products read them: at most w4.PACKED_ROWS tokens, every weight of a layer W4."""
 
     def __init__(self, config: ModelConfig, inputs: Inputs, pages: Pages, *, kernels: bool) -> None:
         super().__init__(config, inputs, pages, kernels=kernels)
-        self.form = w4_plan.form_for(self.tokens)
         self._held: dict[int, w4_feed.Rows] = {}
-        if self.form == "dense":
-            raise ValueError(f"inputs: at most {PACKED_ROWS} tokens wanted, {self.tokens} given")
 
     def embed(self, table: torch.Tensor, gain: torch.Tensor) -> Packed:
         return self._feed("embed", table, self.config.hidden, gain)
 
     def product(self, x: Packed, weight: Weight) -> torch.Tensor:
         assert isinstance(weight, w4_pack.W4)
-        eps, rows = self.config.eps, x.rows(weight.order)
-        if not self.kernels:
-            if isinstance(rows, w4_feed.Int8Rows):
-                return w4_int8.reference(rows.x, rows.factors, weight, x.squares, eps)[None]
-            return w4_fp16.reference(rows, weight, x.squares, eps)[None]
-        n, k, sms = weight.features_out, weight.features_in, traits(self.device).sms
-        if self.form == "many":
-            cut = w4_many.cut_for(self.tokens, n, k, sms)
-            out = self._partials(cut.shape.splits, n)
-            assert isinstance(rows, w4_feed.HalfRows)
-            w4_many.product(rows, weight, out, cut, squares=x.squares, eps=eps)
-            return out
-        shape = w4_plan.shape_for(self.form, self.tokens, n, k, sms)
-        out = self._partials(shape.splits, n)
-        if isinstance(rows, w4_feed.Int8Rows):
-            w4_int8.product(rows.x, rows.factors, weight, out, shape, squares=x.squares, eps=eps)
-        else:
-            call = w4_fp16.product if self.form == "fp16" else w4_wgmma.product
-            call(rows, weight, out, shape, squares=x.squares, eps=eps)
-        return out
+        return w4.product(
+            x.rows(weight.order), weight, squares=x.squares, eps=self.config.eps,
+            kernels=self.kernels,
+        )  # fmt: skip
 
     def attend(
         self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None
@@ -356,13 +320,5 @@ class PackedFlow(_Shared):
         """One buffer for each width: a product has read it before the next kernel writes it, and what pads
         the rows is zeroed once."""
         if k not in self._held:
-            order: w4_feed.Order = "lanes" if self.form == "fp16" else "slots"
-            self._held[k] = (
-                w4_feed.Int8Rows.empty(self.tokens, k, self.device)
-                if self.form == "int8"
-                else w4_feed.HalfRows.empty(self.tokens, k, self.device, order)
-            )
+            self._held[k] = w4.empty_rows(self.tokens, k, self.device)
         return self._held[k]
-
-    def _partials(self, splits: int, n: int) -> torch.Tensor:
-        return torch.empty(splits, self.tokens, n, device=self.device)

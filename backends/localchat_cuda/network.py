@@ -16,7 +16,8 @@ import torch
 
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.config import ModelConfig
-from localchat_cuda.flow import PACKED_ROWS, DenseFlow, PackedFlow, logits_of
+from localchat_cuda.flow import DenseFlow, PackedFlow, logits_of
+from localchat_cuda.kernels.w4 import PACKED_ROWS
 from localchat_cuda.layout import Shape
 from localchat_cuda.paging import Inputs, Pages
 from localchat_cuda.weights import ModelWeights

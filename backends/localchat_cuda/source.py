@@ -84,7 +84,7 @@ class RandomWeights:
         self.generator = torch.Generator(device).manual_seed(seed)
 
     def has(self, name: str) -> bool:
-        return not name.endswith((".weight", "g_idx"))
+        return ".layers." in name and not name.endswith((".weight", "g_idx"))
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         if name.endswith("g_idx"):

@@ -21,9 +21,9 @@ import torch
 import triton
 
 from localchat_cuda.config import ModelConfig
-from localchat_cuda.flow import PACKED_ROWS
 from localchat_cuda.kernels import w4_feed, w4_fp16, w4_int8, w4_many, w4_pack, w4_plan, w4_wgmma
 from localchat_cuda.kernels.launch import traits
+from localchat_cuda.kernels.w4 import PACKED_ROWS
 from localchat_cuda.layout import BUCKETS, PROMPT_BUCKETS
 from localchat_cuda.weights import product_shapes
 

@@ -106,6 +106,15 @@ class _Loader:
             return self.plain(name, width)
         return self.place.tensor(name, (width,), torch.float32) + self.names.norm_offset
 
+    def refuse_head(self) -> None:
+        """Raises ModelInvalid where the head is quantized as layers are: nothing multiplies that."""
+        prefix = self.names.head.removesuffix(".weight")
+        if self.format.holds(prefix) and not self.place.source.has(self.names.head):
+            raise ModelInvalid(
+                f"{prefix} is quantized like the layers, and only a floating head can be loaded.",
+                hint="Take a checkpoint that leaves its head out of the quantization, or a GGUF.",
+            )
+
     def layer(self, number: int) -> LayerWeights:
         begin = self.names.layer.format(number)
         widths = {"q_norm": self.config.head_dim, "k_norm": self.config.head_dim}
@@ -176,12 +185,7 @@ def load(
             raise EngineClosed("The load was stopped.")
     head = embedding
     if not config.tied:
+        loader.refuse_head()
         head = loader.plain(names.head, config.vocabulary, config.hidden)
     last_norm = loader.norm(names.last_norm, config.hidden)
-    found = ModelWeights(embedding, tuple(layers), last_norm, head)
-    if config.packed and not found.packed:
-        say(
-            "Some layers of this checkpoint are not quantized: each step spreads the others out to 16 bits, "
-            "which takes about twice the time."
-        )
-    return found
+    return ModelWeights(embedding, tuple(layers), last_norm, head)

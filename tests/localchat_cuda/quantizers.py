@@ -125,9 +125,12 @@ def compressed_config(way: Way) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def save(model: Any, folder: Path, way: Way, version: int = 1, stored: int | None = None) -> None:
+def save(
+    model: Any, folder: Path, way: Way, version: int = 1, stored: int | None = None,
+    floating: str = "-",
+) -> None:  # fmt: skip
     """A checkpoint of GPTQ, or with version 0 of compressed-tensors. stored: the version of the zeros, where
-    the label lies."""
+    the label lies. floating: in the names of layers that are not quantized."""
 
     def layer(prefix: str, weight: torch.Tensor) -> Layer:
         found = way.rounded(prefix, weight)
@@ -135,6 +138,5 @@ def save(model: Any, folder: Path, way: Way, version: int = 1, stored: int | Non
             return compressed(found, symmetric=way.symmetric, ordered=way.ordered)
         return gptq(found, stored or version)
 
-    save_layers(
-        model, folder, layer, gptq_config(way, version) if version else compressed_config(way)
-    )
+    config = gptq_config(way, version) if version else compressed_config(way)
+    save_layers(model, folder, layer, config, floating)

@@ -61,12 +61,35 @@ def test_logits_are_those_of_the_weights_that_are_stored(kind: str, tmp_path: Pa
     assert distance(ours.prompt(tokens, 24, slot=2, packed=True), wanted) < 5e-3
 
 
+@pytest.mark.parametrize("kind", ["gemma3", "mistral", "phi3"])
+def test_scattered_groups_are_read_in_every_kind_of_layer(kind: str, tmp_path: Path) -> None:
+    """Post-norms, GELU, products that are stored merged."""
+    layers = 3 if kind == "gemma3" else 2
+    model = tiny_models.reference(kind, **{**WIDE, "num_hidden_layers": layers})
+    quantizers.save(model, tmp_path, Way(ordered=True))
+    tokens, ours = tokens_of(33, 20), Tiny(tmp_path, torch.float32)
+    wanted = wanted_of(model, tokens)
+    assert distance(ours.prompt(tokens, 20), wanted) < 1e-5
+    assert distance(ours.prompt(tokens, 7, slot=1, packed=True), wanted) < 5e-3
+
+
 def test_kernels_read_scattered_groups_as_their_references(tmp_path: Path) -> None:
     model = tiny_models.reference("qwen3", **WIDE, num_attention_heads=4, num_key_value_heads=1)
     quantizers.save(model, tmp_path, Way(ordered=True), 1)
     tokens, ours = tokens_of(32, 3), Tiny(tmp_path, torch.float16, kernels=True)
     found = ours.prompt(tokens, 3, packed=True)
     assert distance(found, wanted_of(model, tokens)) < 2e-2
+
+
+@pytest.mark.parametrize("rows", [3, 20])
+def test_a_layer_that_stays_floating_is_multiplied_beside_packed_ones(
+    rows: int, tmp_path: Path
+) -> None:
+    model = tiny_models.reference("qwen3", **WIDE, num_attention_heads=4, num_key_value_heads=1)
+    quantizers.save(model, tmp_path, Way(ordered=True), floating="mlp.down_proj")
+    tokens, ours = tokens_of(34, rows), Tiny(tmp_path, torch.float16, kernels=True)
+    assert not ours.weights.packed
+    assert distance(ours.prompt(tokens, rows), wanted_of(model, tokens)) < 2e-2
 
 
 def test_what_gate_and_up_compute_is_in_the_order_of_down(tmp_path: Path) -> None:

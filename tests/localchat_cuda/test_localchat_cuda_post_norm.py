@@ -43,19 +43,20 @@ def test_whole_rows_are_the_reference(splits: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "rows", "k", "splits", "size"),
+    ("kind", "rows", "k", "splits", "size", "ordered"),
     [
-        ("int8", 1, 384, 3, 1.0),
-        ("int8", 5, 384, 1, 1e6),
-        ("lanes", 9, 384, 2, 1.0),
-        ("lanes", 9, 384, 2, 1e6),
-        ("slots", 64, 128, 1, 1e6),
+        ("int8", 1, 384, 3, 1.0, False),
+        ("int8", 5, 384, 1, 1e6, True),
+        ("lanes", 9, 384, 2, 1.0, False),
+        ("lanes", 9, 384, 2, 1e6, False),
+        ("slots", 64, 128, 1, 1e6, False),
     ],
 )
 def test_rows_of_products_are_the_normed_residual(
-    kind: str, rows: int, k: int, splits: int, size: float
+    kind: str, rows: int, k: int, splits: int, size: float, ordered: bool
 ) -> None:
-    """Also where the residual is far beyond the range of fp16."""
+    """Also where the residual is far beyond the range of fp16, and in another order of the columns."""
+    order = torch.randperm(k, generator=torch.Generator().manual_seed(8)).int() if ordered else None
     y, post, weight = numbers(splits, rows, k), numbers(k) * size, numbers(k, seed=1)
     begin = numbers(rows, k, seed=7) * size
     normed = torch.empty(rows, k)
@@ -64,10 +65,12 @@ def test_rows_of_products_are_the_normed_residual(
     for call in (post_norm.feed, post_norm.feed_reference):
         residual, out = begin.clone(), rows_of(kind, rows, k)
         squares = torch.full((rows, k // 128), float("nan"))
-        call(y, residual, post, weight, out, squares, EPS)
+        call(y, residual, post, weight, out, squares, EPS, order=order)
         assert torch.allclose(residual, wanted, rtol=1e-5, atol=1e-5 * size)
         inverse = torch.rsqrt(squares.sum(1, keepdim=True) / k + EPS)
         found = natural(out, rows, k) * inverse
+        if order is not None:
+            found = torch.empty_like(found).index_copy_(1, order.long(), found)
         assert float((found - normed).norm() / normed.norm()) < 1e-3
         assert float(squares.max()) < 384 * 100
 

@@ -52,8 +52,8 @@ for d, r in ((256, 256), (128, 96)):
         rope._rope_kernel, turning, 1, cc, H=8, J=4, D=d, HALF=d // 2, R=r, P=64, S=4, S_POW2=4,
         BIAS=False, NORM=d == r, HEADS=1, PDL=pdl)
 normed = dict(y="*fp32", source="*fp32", residual="*fp32", post="*fp32", weight="*fp32", out="*bf16",
-              sums="*fp32", squares="*fp32", factors="*fp32", ids="*i32", eps="fp32", factor="fp32",
-              T="i32", M="i32")
+              sums="*fp32", squares="*fp32", factors="*fp32", ids="*i32", order="*i32", eps="fp32",
+              factor="fp32", T="i32", M="i32")
 found["post-norm"] = compiled(
     post_norm._row_kernel, normed, 8, cc, H=3840, H_POW2=4096, S=1, PDL=pdl)
 found["sums"] = compiled(
@@ -61,10 +61,17 @@ found["sums"] = compiled(
 for form, x in ((0, "*i8"), (2, "*fp16")):
     found[f"feed {form}"] = compiled(
         post_norm._feed_kernel, dict(normed, x=x), 1, cc, H=3840, G_POW2=32, MQ=8, FORMAT=form,
-        ROWS=4 if form else 1, PDL=pdl)
+        ROWS=4 if form else 1, ORDER=form == 0, PDL=pdl)
+found["merge in order"] = compiled(
+    attention_few._merge_kernel, dict(paged, out="*i8", factors="*fp32", order="*i32"), 1, cc, H=28,
+    D=128, SPLITS=4, SPLITS_POW2=4, MQ=4, FORMAT=0, ORDER=True, PDL=pdl)
+for mode, n in (("norm", 3584), ("gated", 7168)):
+    found[f"{mode} in order"] = compiled(
+        w4_feed._feed_kernel, dict(normed, x="*i8"), 1, cc, N=n, K=3584, MQ=4, S=4, S_POW2=4,
+        MODE=w4_feed._MODES[mode], FORMAT=0, ROWS=1, GELU=False, ORDER=True, PDL=pdl)
 found["gated feed"] = compiled(
     w4_feed._feed_kernel, dict(normed, x="*i8"), 1, cc, N=30720, K=15360, MQ=4, S=1, S_POW2=1,
-    MODE=2, FORMAT=0, ROWS=1, GELU=True, PDL=pdl)
+    MODE=2, FORMAT=0, ROWS=1, GELU=True, ORDER=False, PDL=pdl)
 found["gated"] = compiled(
     gated._gated_kernel, dict(gate_up="*bf16", out="*bf16"), 4, cc, F=15360, GELU=True, BLOCK=1024)
 print(json.dumps(found))
@@ -84,6 +91,6 @@ def test_kernels_compile_and_fit_the_card(capability: int) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert len(found) == 10
+    assert len(found) == 13
     wide = {name: held for name, held in found.items() if held > SHARED_BYTES[capability]}
     assert not wide, f"of {SHARED_BYTES[capability]} bytes"

@@ -107,7 +107,8 @@ def _borrowed(words: torch.Tensor) -> torch.Tensor:
 def _middles(layer: _Layer) -> torch.Tensor:
     """The mean code of each group [N, G]."""
     n, groups = layer.codes.shape[0], layer.words.shape[0]
-    return layer.codes.reshape(n, groups, -1).float().mean(-1)
+    runs = layer.codes.reshape(n, groups, -1)
+    return runs.sum(-1, dtype=torch.int32) / runs.shape[2]
 
 
 def _less_one(layer: _Layer) -> bool | None:

@@ -18,10 +18,9 @@ _BITS = 4
 def unpacked(words: torch.Tensor, axis: int) -> torch.Tensor:
     """int32 words, eight codes each along `axis` (0 or 1), the lowest bits first: codes uint8, eight times
     as long there."""
-    shifts = torch.arange(0, 32, _BITS, dtype=torch.int32, device=words.device)
-    if axis:
-        return ((words[:, :, None] >> shifts) & 15).to(torch.uint8).flatten(1)
-    return ((words[:, None] >> shifts[:, None]) & 15).to(torch.uint8).flatten(0, 1)
+    # One place after the other: all at once would take eight bytes of scratch for each code.
+    each = [((words >> shift) & 15).to(torch.uint8) for shift in range(0, 32, _BITS)]
+    return torch.stack(each, axis + 1).flatten(axis, axis + 1)
 
 
 def grouped(prefix: str, groups: torch.Tensor | None, size: int) -> torch.Tensor | None:
