@@ -22,6 +22,7 @@ from localchat.tui.chips import contract, expand
 from localchat.tui.keys import bindings
 from localchat.tui.outgrown import PREFIX as OVERFLOW
 from localchat.tui.page import node_of
+from localchat.tui.repainting import ChangedOnly
 from localchat.tui.screens.chat_page import TranscriptPage
 from localchat.tui.screens.talk import Talk
 from localchat.tui.session import RETRY, Session
@@ -49,6 +50,7 @@ class ChatScreen(Screen[None]):
 
     def __init__(self) -> None:
         super().__init__()
+        self._compositor = ChangedOnly()
         self.page = TranscriptPage(self)
         self.session: Session
         self._editing: str | None = None
