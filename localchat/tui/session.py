@@ -29,9 +29,9 @@ from localchat.tui.workplace import Settled, Workplace
 
 Kind = Literal["info", "warning", "error"]
 RETRY = "retry"
-_BATCH_S = 0.045
-"""A little less than a drawing waits for the one before. Waking for every token takes the cores from an engine
-that computes on all of them."""
+_BATCH_S = 0.05
+"""As long as a drawing waits for the one before, so that text and figures are drawn together. Waking for every token
+takes the cores from an engine that computes on all of them."""
 
 
 class Change(NamedTuple):

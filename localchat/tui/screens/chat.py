@@ -10,6 +10,7 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
+from textual.css.query import NoMatches
 from textual.screen import Screen
 from textual.widgets import Static
 
@@ -100,7 +101,9 @@ class ChatScreen(Screen[None]):
 
     def figures_changed(self) -> None:
         """State, figures or title are other ones. Before the screen stands and after it, nothing is drawn."""
-        if not self.query("#status"):
+        try:
+            self.get_child_by_id("status")  # `query` looks at every widget
+        except NoMatches:
             return
         session = self.session
         self.status.hint = "Esc stops" if session.busy else self._hint_of_rest()
