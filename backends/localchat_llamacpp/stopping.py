@@ -1,9 +1,9 @@
 """What a running decode asks between two operations: whether it should end.
 
-llama.cpp calls back after every node of its graph: 190 times a step of the guide, a thousand times a step of a larger
-model. A callback in Python takes the interpreter's lock each time while the other threads wait at the barrier (measured:
-70 to 140 µs of the guide's 1,400 a step). So C's own `strlen` is the callback: it gets the address of a text of one
-character or of none, and its length is the answer, 1 or 0.
+llama.cpp calls back after every node of its graph: 190 times a step of the guide, a thousand times a step of a
+larger model. A callback in Python takes the interpreter's lock each time while the other threads wait at the
+barrier (measured: 70 to 140 µs of the guide's 1,400 a step). So C's own `strlen` is the callback: it gets the
+address of a text of one character or of none, and its length is the answer, 1 or 0.
 """
 
 import ctypes

@@ -26,8 +26,8 @@ from localchat.loop.sequence import Job, Sequence
 
 _FIGURES_GAP_S = 0.1
 TOGETHER_S = 0.015
-"""What fast steps tell waits so long for what the next ones will tell. A frame for every token wakes its reader 700
-times a second, and where the engine computes on all cores, each time from one of them."""
+"""What fast steps tell waits so long for what the next ones will tell. A frame for every token wakes its reader
+700 times a second, and where the engine computes on all cores, each time from one of them."""
 _AT_ONCE_TOKENS = 8
 """Of each choice: its first words never wait."""
 _VISIBLE = (Text, Reasoning, ToolCall)
@@ -36,9 +36,9 @@ _VISIBLE = (Text, Reasoning, ToolCall)
 class Telling:
     """Gathers events between two sendings. `fingerprint` goes with every end of a request.
 
-    `together_s`: how long a piece of text, of reasoning or a figure may wait at most, where the turn after this one
-    is known to come within that time; anything else is sent by the turn that brings it, and what waited goes before.
-    0: nothing waits.
+    `together_s`: how long a piece of text, of reasoning or a figure may wait at most, where the turn after this
+    one is known to come within that time; anything else is sent by the turn that brings it, and what waited
+    goes before. 0: nothing waits.
     """
 
     def __init__(
@@ -63,7 +63,8 @@ class Telling:
         """Of the books, as of the last `now`."""
 
     def turned(self, now_s: float, next_s: float) -> None:
-        """A turn ends at `now_s`, and the next one in about `next_s`: send, unless all can wait for that one."""
+        """A turn ends at `now_s`, and the next one in about `next_s`: send, unless all can wait for that
+        one."""
         if self._pressing or now_s + next_s > self._sent_s + self._together_s:
             self.flush()
             self._sent_s = now_s

@@ -47,7 +47,8 @@ class Loop:
     """Drives one runner. `run` belongs to one thread; `submit`, `cancel`, `stop` and `stats` to any.
 
     `speculation`: whether requests may have drafts. `counts`: what is counted of them, also elsewhere.
-    `together_s`: how long what fast steps tell may wait for more of it. `audit`: check the books whenever nothing runs, and that nothing is left behind (tests).
+    `together_s`: how long what fast steps tell may wait for more of it. `audit`: check the books whenever
+    nothing runs, and that nothing is left behind (tests).
     """
 
     def __init__(

@@ -192,8 +192,8 @@ class Answering:
 
     async def told(self) -> AsyncGenerator[list[Told], None]:
         """Everything the reader is told, what has come together in one list; the flight's usage and figures
-        stand at the end, however it comes. Raises ApiError where the server ended it, else LocalchatError. Close
-        it (`aclosing`)."""
+        stand at the end, however it comes. Raises ApiError where the server ended it, else LocalchatError.
+        Close it (`aclosing`)."""
         try:
             bases = list(self._each)
             async for at, events in self._merged():

@@ -172,8 +172,8 @@ class Answering:
 
 
 def joined(events: Iterable[Event]) -> Iterator[Event]:
-    """The same events, with neighbouring pieces of one text as one piece, without log probabilities: what is done
-    for each piece of a fast answer is then done once for each time that it is shown."""
+    """The same events, with neighbouring pieces of one text as one piece, without log probabilities: what is
+    done for each piece of a fast answer is then done once for each time that it is shown."""
     for voice, run in groupby(events, _voice):
         if voice is None:
             yield from run

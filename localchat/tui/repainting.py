@@ -1,9 +1,9 @@
-"""What is drawn again of a screen where a part of it changed. Uses parts of Textual that are not public; the version
-is pinned.
+"""What is drawn again of a screen where a part of it changed. Uses parts of Textual that are not public; the
+version is pinned.
 
-Textual's own way asks every widget of the screen for all its rows, those that lie below others too, and throws away
-what did not change: half of what the screen costs beside an engine that writes (measured: 0.87 of 1.6 s in 5 s of an
-answer, eight widgets a drawing where one had changed).
+Textual's own way asks every widget of the screen for all its rows, those that lie below others too, and throws
+away what did not change: half of what the screen costs beside an engine that writes (measured: 0.87 of 1.6 s in
+5 s of an answer, eight widgets a drawing where one had changed).
 """
 
 from collections.abc import Iterable
@@ -14,8 +14,8 @@ from textual.strip import Strip
 
 
 class ChangedOnly(Compositor):
-    """Asks widgets only for the rows that changed, and only those that are seen there. What comes out is the same:
-    a cell shows its topmost widget, and nothing shines through."""
+    """Asks widgets only for the rows that changed, and only those that are seen there. What comes out is the
+    same: a cell shows its topmost widget, and nothing shines through."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -30,8 +30,8 @@ from localchat.tui.workplace import Settled, Workplace
 Kind = Literal["info", "warning", "error"]
 RETRY = "retry"
 _BATCH_S = 0.05
-"""As long as a drawing waits for the one before, so that text and figures are drawn together. Waking for every token
-takes the cores from an engine that computes on all of them."""
+"""As long as a drawing waits for the one before, so that text and figures are drawn together. Waking for every
+token takes the cores from an engine that computes on all of them."""
 
 
 class Change(NamedTuple):
