@@ -10,7 +10,6 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
-from textual.css.query import NoMatches
 from textual.screen import Screen
 from textual.widgets import Static
 
@@ -23,7 +22,6 @@ from localchat.tui.chips import contract, expand
 from localchat.tui.keys import bindings
 from localchat.tui.outgrown import PREFIX as OVERFLOW
 from localchat.tui.page import node_of
-from localchat.tui.repainting import ChangedOnly
 from localchat.tui.screens.chat_page import TranscriptPage
 from localchat.tui.screens.talk import Talk
 from localchat.tui.session import RETRY, Session
@@ -51,7 +49,6 @@ class ChatScreen(Screen[None]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._compositor = ChangedOnly()
         self.page = TranscriptPage(self)
         self.session: Session
         self._editing: str | None = None
@@ -101,9 +98,7 @@ class ChatScreen(Screen[None]):
 
     def figures_changed(self) -> None:
         """State, figures or title are other ones. Before the screen stands and after it, nothing is drawn."""
-        try:
-            self.get_child_by_id("status")  # `query` looks at every widget
-        except NoMatches:
+        if self._nodes._get_by_id("status") is None:  # `query` would look at every widget
             return
         session = self.session
         self.status.hint = "Esc stops" if session.busy else self._hint_of_rest()
