@@ -30,6 +30,7 @@ from localchat.loop.tally import Tally
 from localchat_llamacpp.batch import Batch
 from localchat_llamacpp.library import library
 from localchat_llamacpp.slots import Slots
+from localchat_llamacpp.stopping import StopFlag
 from localchat_llamacpp.threads import ThreadWatch
 from localchat_llamacpp.weights import Weights
 
@@ -96,11 +97,11 @@ class LlamaCppRunner:
         self._launched: StepPlan | None = None
         self._logits: NDArray[np.float32] = np.empty((0, vocab_size), np.float32)
         self._logits_address = 0
-        self._stop = False
-        self._callback = self._api.ggml_abort_callback(self._should_stop)
+        self._stop = StopFlag()
         # An aborted step is taken back by cutting, which recurrent models cannot.
         if capabilities.rewind != "checkpoint":
-            self._api.llama_set_abort_callback(context, self._callback, None)
+            self._callback = self._stop.callback(self._api.ggml_abort_callback)
+            self._api.llama_set_abort_callback(context, *self._callback)
 
     def launch(self, plan: StepPlan) -> None:
         """Keep the plan for `collect`."""
@@ -114,7 +115,7 @@ class LlamaCppRunner:
         plan, self._launched = self._launched, None
         assert plan is not None, "collect without launch"
         started_s = time.perf_counter()
-        self._stop = False
+        self._stop.clear()
         # Every operation is done, also behind one that found no room: the books count on it.
         done = [self._slots.apply(operation) for operation in plan.memory]
         self._enter(plan)
@@ -141,7 +142,7 @@ class LlamaCppRunner:
 
     def abort(self) -> None:
         """From any thread: the running step ends at its next operation (milliseconds on a CPU)."""
-        self._stop = True
+        self._stop.set()
 
     def memory(self) -> MemoryReport:
         """What the library said it allocated; other: the output buffer and parked slots."""
@@ -265,9 +266,6 @@ class LlamaCppRunner:
             return ()
         self._api.llama_set_n_threads(self._context, change.threads, change.threads)
         return (change.note,)
-
-    def _should_stop(self, _user: object) -> bool:
-        return self._stop
 
     # ------------------------------------------------------------------ sampling
 

@@ -101,8 +101,7 @@ class Server:
             for frame in answer:
                 match frame:
                     case frames.Events(items):
-                        for _, event in items:
-                            stream.put(event)
+                        stream.put(*(event for _, event in items))
                         if items and isinstance(items[-1][1], Done):
                             return
                     case frames.Failed():

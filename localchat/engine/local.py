@@ -55,6 +55,17 @@ class _Asked:
     accepted: bool = False
     begun: bool = False
 
+    def hears(self, event: Event) -> bool:
+        """Note how far the request has come; False for what was told already."""
+        if isinstance(event, Accepted):
+            if self.accepted:
+                return False  # asked a second time, after a crash in warm-up
+            self.accepted = True
+            self.request = _drawn_with(self.request, event.seed)
+        elif not isinstance(event, _BEFORE_WORK):
+            self.begun = True
+        return True
+
 
 class LocalEngine:
     """See Engine. The child starts at once; after its death the next call starts another.
@@ -192,8 +203,7 @@ class LocalEngine:
     def _receive(self, frame: frames.FromChild) -> None:
         match frame:
             case frames.Events(items):
-                for id_, event in items:
-                    self._tell(id_, event)
+                self._tell(items)
             case frames.Failed(id_, code, message, hint, details):
                 self._failed(id_, from_wire(code, message, hint, details))
             case frames.Say(text):
@@ -206,22 +216,19 @@ class LocalEngine:
                 if query is not None:
                     query.answer(frame)
 
-    def _tell(self, id_: int, event: Event) -> None:
+    def _tell(self, items: Sequence[tuple[int, Event]]) -> None:
+        """Hand the events of a frame on, those of a request together: its reader is woken once."""
+        told: dict[int, list[Event]] = {}
+        for id_, event in items:
+            told.setdefault(id_, []).append(event)
         with self._lock:
-            asked = self._asked.get(id_)
-            if asked is None:
-                return  # cancelled meanwhile
-            if isinstance(event, Accepted):
-                if asked.accepted:
-                    return  # asked a second time, after a crash in warm-up
-                asked.accepted = True
-                asked.request = _drawn_with(asked.request, event.seed)
-            elif not isinstance(event, _BEFORE_WORK):
-                asked.begun = True
-            asked.stream.put(event)
-            # A stream that is being closed asks for its cancel itself.
-            if isinstance(event, Done):
-                del self._asked[id_]
+            for id_, events in told.items():
+                asked = self._asked.get(id_)
+                if asked is not None:  # else it was cancelled meanwhile
+                    asked.stream.put(*[event for event in events if asked.hears(event)])
+                    # A stream that is being closed asks for its cancel itself.
+                    if isinstance(events[-1], Done):
+                        del self._asked[id_]
 
     def _failed(self, id_: int, error: LocalchatError) -> None:
         if id_ == 0:

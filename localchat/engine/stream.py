@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 HEED_S = 0.1
 """Seconds after which a waiting thread looks for signals. Python runs a handler between two instructions: one
 that arrives just before the wait begins would be heard when the wait ends, and a Ctrl+C be lost so long."""
+_LAST = (LocalchatError, Done)
 
 
 class Stream:
@@ -32,13 +33,16 @@ class Stream:
         self._ended = False
         self._closed = False
 
-    def put(self, item: Event | LocalchatError) -> None:
-        """Add an event, or the failure that ends the stream. Called by the engine, from any thread."""
+    def put(self, *items: Event | LocalchatError) -> None:
+        """Add events, or the failure that ends the stream. Called by the engine, from any thread."""
         with self._lock:
             if self._ended or self._closed:
                 return
-            self._items.append(item)
-            self._ended = isinstance(item, LocalchatError | Done)
+            for item in items:
+                self._items.append(item)
+                if isinstance(item, _LAST):
+                    self._ended = True
+                    break
             self._wake()
 
     def close(self) -> None:

@@ -139,7 +139,7 @@ class Decisions:
                 break
         tokens = sequence.known - before
         self._counts.say(tokens, job.clock.step(sequence.choice, tokens, now_s))
-        self._telling.text(job, events, now_s)
+        self._telling.text(sequence, events, now_s)
         return end
 
     def _forced(self, sequence: Sequence) -> Iterator[Sample]:

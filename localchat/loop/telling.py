@@ -25,10 +25,21 @@ from localchat.loop.kv.book import Usage as KVUsage
 from localchat.loop.sequence import Job, Sequence
 
 _FIGURES_GAP_S = 0.1
+TOGETHER_S = 0.015
+"""What fast steps tell waits so long for what the next ones will tell. A frame for every token wakes its reader
+700 times a second, and where the engine computes on all cores, each time from one of them."""
+_AT_ONCE_TOKENS = 8
+"""Of each choice: its first words never wait."""
+_VISIBLE = (Text, Reasoning, ToolCall)
 
 
 class Telling:
-    """Gathers events between two sendings. `fingerprint` goes with every end of a request."""
+    """Gathers events between two sendings. `fingerprint` goes with every end of a request.
+
+    `together_s`: how long a piece of text, of reasoning or a figure may wait at most, where the turn after this
+    one is known to come within that time; anything else is sent by the turn that brings it, and what waited
+    goes before. 0: nothing waits.
+    """
 
     def __init__(
         self,
@@ -36,66 +47,85 @@ class Telling:
         fail: Callable[[int, LocalchatError], None],
         usage: Callable[[], KVUsage],
         fingerprint: str,
+        together_s: float = 0.0,
     ) -> None:
         self._send = send
         self._fail = fail
         self._usage = usage
         self._fingerprint = fingerprint
         self._items: list[tuple[int, Event]] = []
+        self._together_s = together_s
+        self._sent_s = float("-inf")
+        self._pressing = False
         self._figured: dict[int, tuple[str, float]] = {}
         self._queued: dict[int, int] = {}
         self.evictions = 0
         """Of the books, as of the last `now`."""
 
+    def turned(self, now_s: float, next_s: float) -> None:
+        """A turn ends at `now_s`, and the next one in about `next_s`: send, unless all can wait for that
+        one."""
+        if self._pressing or now_s + next_s > self._sent_s + self._together_s:
+            self.flush()
+            self._sent_s = now_s
+
     def flush(self) -> None:
+        """Send everything now."""
+        self._pressing = False
         if self._items:
             items, self._items = self._items, []
             self._send(items)
 
-    def text(self, job: Job, events: list[Event], now_s: float) -> None:
+    def text(self, sequence: Sequence, events: list[Event], now_s: float) -> None:
         """Parts of an answer."""
-        if any(isinstance(event, Text | Reasoning | ToolCall) for event in events):
+        job = sequence.job
+        if any(isinstance(event, _VISIBLE) for event in events):
             job.clock.visible(now_s)
+        if sequence.known <= job.prompt_tokens + _AT_ONCE_TOKENS or any(
+            isinstance(event, ToolCall) for event in events
+        ):
+            self._pressing = True
         self._items += [(job.id, event) for event in events]
+
+    def _tell(self, id_: int, event: Event) -> None:
+        """What does not wait."""
+        self._pressing = True
+        self._items.append((id_, event))
 
     def prefill(self, job: Job, done: int) -> None:
         # A text that was set back, or that lost what the cache held of it, is computed again in silence.
         if done > max(job.prefill_told, job.cached - 1):
             job.prefill_told = done
-            self._items.append(
-                (job.id, Prefill(done, job.cached, job.prompt_tokens, job.why_missed))
-            )
+            self._tell(job.id, Prefill(done, job.cached, job.prompt_tokens, job.why_missed))
 
     def prompt_logprobs(self, job: Job) -> None:
         """All of them, once."""
         if job.request.prompt_logprobs is None or job.prompt_logprobs_told:
             return
         job.prompt_logprobs_told = True
-        self._items.append((job.id, PromptLogprobs(tuple(job.prompt_logprobs))))
+        self._tell(job.id, PromptLogprobs(tuple(job.prompt_logprobs)))
 
     def queued(self, job: Job, ahead: int) -> None:
         if self._queued.get(job.id) != ahead:
             self._queued[job.id] = ahead
-            self._items.append((job.id, Queued(ahead)))
+            self._tell(job.id, Queued(ahead))
 
     def finished(self, sequence: Sequence, reason: FinishReason, stop: str) -> None:
-        self._items.append((sequence.job.id, Finished(sequence.choice, reason, stop)))
+        self._tell(sequence.job.id, Finished(sequence.choice, reason, stop))
 
     def done(self, job: Job, usage: KVUsage, now_s: float) -> None:
         """The end of a request. `usage`: the books while it still held its KV."""
         timings = job.clock.timings(job.prompt_tokens, job.cached, now_s)
-        self._items.append(
-            (
-                job.id,
-                Done(
-                    usage=Usage(job.prompt_tokens, job.cached, job.completion_tokens),
-                    timings=timings,
-                    kv_used_tokens=usage.live,
-                    kv_total_tokens=usage.total,
-                    speculation=speculation(job),
-                    fingerprint=self._fingerprint,
-                ),
-            )
+        self._tell(
+            job.id,
+            Done(
+                usage=Usage(job.prompt_tokens, job.cached, job.completion_tokens),
+                timings=timings,
+                kv_used_tokens=usage.live,
+                kv_total_tokens=usage.total,
+                speculation=speculation(job),
+                fingerprint=self._fingerprint,
+            ),
         )
         self._drop(job.id)
 
@@ -119,6 +149,7 @@ class Telling:
         if phase == current and now_s - told_s < _FIGURES_GAP_S:
             return
         self._figured[job.id] = (current, now_s)
+        self._pressing = self._pressing or phase != current
         self._items.append((job.id, self.now(job, running, waiting)))
 
     def now(self, job: Job | None, running: int, waiting: int) -> Figures:

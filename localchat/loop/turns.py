@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,7 +47,8 @@ class Loop:
     """Drives one runner. `run` belongs to one thread; `submit`, `cancel`, `stop` and `stats` to any.
 
     `speculation`: whether requests may have drafts. `counts`: what is counted of them, also elsewhere.
-    `audit`: check the books whenever nothing runs, and that nothing is left behind (tests).
+    `together_s`: how long what fast steps tell may wait for more of it. `audit`: check the books whenever
+    nothing runs, and that nothing is left behind (tests).
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Loop:
         speculation: bool = True,
         counts: Counts | None = None,
         audit: bool = False,
+        together_s: float = 0.0,
     ) -> None:
         can = runner.capabilities
         assert can.depth == 1 or can.block_tokens, (
@@ -74,7 +77,9 @@ class Loop:
         self._speculation = speculation and can.rewind != "checkpoint"
         pace = Pace(can.step_target_s, can.max_step_tokens, can.shared_step_target_s)
         self._scheduler = Scheduler(can, book, pace)
-        self._telling = Telling(outlets.events, outlets.failure, book.usage, fingerprint)
+        self._telling = Telling(
+            outlets.events, outlets.failure, book.usage, fingerprint, together_s
+        )
         self._counts = counts if counts is not None else Counts()
         self.decisions = Decisions(
             can, tokenizer, book, pace, self._scheduler, self._telling, self._counts
@@ -155,13 +160,20 @@ class Loop:
             self._runner.launch(flight_or_none.plan)
         self._watch_alone()
         self._tell_waiting()
-        self._telling.flush()
+        self._telling.turned(time.perf_counter(), self._next_s())
         if self._flights:
             self._stuck = False
         else:
             self._rest()
         running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
         self._figures = self._telling.now(None, running, waiting)
+
+    def _next_s(self) -> float:
+        """Seconds until the next turn tells something, as far as steps like the launched one were seen."""
+        costs = self.decisions.costs
+        if not self._flights or not self._flights[0].decoding or not costs.known():
+            return float("inf")
+        return costs.seconds(self._flights[0].width)
 
     @property
     def idle(self) -> bool:

@@ -41,6 +41,7 @@ from localchat.loop.kv import open_book
 from localchat.loop.pipes import private_pipes
 from localchat.loop.selection import Selection, select_backend
 from localchat.loop.sequence import Job
+from localchat.loop.telling import TOGETHER_S
 from localchat.loop.turns import Loop, Outlets
 
 _DESK_THREADS = 2
@@ -179,6 +180,7 @@ class Worker:
             speculation=self._wish.speculation,
             counts=self._counts,
             audit=self._wish.audit,
+            together_s=TOGETHER_S,
         )
         self._send(frames.Entered("serve"))
         with self._lock:

@@ -130,7 +130,7 @@ class Answering:
         self._engine = engine
         self._wish = wish
         self._flight = flight
-        self._sources: list[AsyncIterator[Event]] = []
+        self._sources: list[AsyncIterator[list[Event]]] = []
         make = wish.brake
         self._choices = [_Choice(brake=make() if make else None) for _ in range(wish.choices)]
         self._each: dict[int, int] = {}
@@ -145,13 +145,13 @@ class Answering:
         for ways in self._wish.prompts:
             self._sources.append(await self._ask(ways))
 
-    async def _ask(self, ways: Sequence[GenerateRequest]) -> AsyncIterator[Event]:
+    async def _ask(self, ways: Sequence[GenerateRequest]) -> AsyncIterator[list[Event]]:
         for way, request in enumerate(ways):
             more = way + 1 < len(ways)
             stream = await self._generate(request)
-            source = aiter(stream)
+            source = stream.batches()
             try:
-                first = await anext(source)
+                first, *rest = await anext(source)
             except (TemplateError, ContextExceeded) as refusal:
                 another = self._wish.ever_shorter or isinstance(refusal, TemplateError)
                 if more and another:
@@ -163,7 +163,7 @@ class Answering:
                 continue
             self._counted.append(_Counted(first.prompt_tokens))
             self._wish.used.append(way)
-            return source
+            return _behind(rest, source)
         raise AssertionError("there is a way to ask")
 
     async def _generate(self, request: GenerateRequest) -> Stream:
@@ -190,39 +190,46 @@ class Answering:
 
     # ------------------------------------------------------------------------ events
 
-    async def told(self) -> AsyncGenerator[Told, None]:
-        """Everything the reader is told; the flight's usage and figures stand at the end, however it comes.
-        Raises ApiError where the server ended it, else LocalchatError. Close it (`aclosing`)."""
+    async def told(self) -> AsyncGenerator[list[Told], None]:
+        """Everything the reader is told, what has come together in one list; the flight's usage and figures
+        stand at the end, however it comes. Raises ApiError where the server ended it, else LocalchatError.
+        Close it (`aclosing`)."""
         try:
-            async for base, event in self._merged():
-                for told in self._tidy(base, event):
+            bases = list(self._each)
+            async for at, events in self._merged():
+                told: list[Told] = []
+                for event in events:
+                    self._count(at, event)
+                    told += self._tidy(bases[at], event)
+                    if self._cut_short:
+                        break
+                if told:
                     yield told
-                if any(choice.cut for choice in self._choices) and self._all_ended:
-                    break  # the engine would go on with what was cut here; the flight's end stops it
+                if self._cut_short:
+                    break  # the engine would go on; the flight's end stops it
         except EngineClosed as closed:
             raise self._flight.why or closed from closed
         finally:
             self._sum_up()
 
     @property
-    def _all_ended(self) -> bool:
-        return all(choice.ended for choice in self._choices)
+    def _cut_short(self) -> bool:
+        """Whether all choices have ended, one of them here and not by the engine."""
+        choices = self._choices
+        return any(one.cut for one in choices) and all(one.ended for one in choices)
 
-    async def _merged(self) -> AsyncIterator[tuple[int, Event]]:
-        """The events of all prompts with the index of their first choice."""
+    async def _merged(self) -> AsyncIterator[tuple[int, list[Event]]]:
+        """The events of all prompts as they come, with the index of their prompt."""
         if len(self._sources) == 1:
-            async for event in self._sources[0]:
-                self._count(0, event)
-                yield 0, event
+            async for events in self._sources[0]:
+                yield 0, events
             return
-        queue: asyncio.Queue[tuple[int, Event] | LocalchatError | None] = asyncio.Queue()
-        bases = list(self._each)
+        queue: asyncio.Queue[tuple[int, list[Event]] | LocalchatError | None] = asyncio.Queue()
 
         async def pump(at: int) -> None:
             try:
-                async for event in self._sources[at]:
-                    self._count(at, event)
-                    queue.put_nowait((bases[at], event))
+                async for events in self._sources[at]:
+                    queue.put_nowait((at, events))
                 queue.put_nowait(None)
             except LocalchatError as error:
                 queue.put_nowait(error)
@@ -331,6 +338,16 @@ class Answering:
             sum(one.completion for one in self._counted),
         )
         self._flight.done = self._done[0] if self._done else None
+
+
+async def _behind(
+    first: list[Event], source: AsyncIterator[list[Event]]
+) -> AsyncIterator[list[Event]]:
+    """`first`, where there is any, and then the source."""
+    if first:
+        yield first
+    async for events in source:
+        yield events
 
 
 def _cramped(accepted: Accepted, request: GenerateRequest) -> bool:

@@ -86,8 +86,8 @@ class Doors:
             async with await self._lease(ask.wish, ask.request.user) as lease:
                 stream = await self._asked(lease.engine, ask)
                 with stream:
-                    async for event in stream:
-                        yield frames.Events(((0, event),))
+                    async for batch in stream.batches():
+                        yield frames.Events(tuple((0, event) for event in batch))
         except LocalchatError as error:
             yield _failed(error)
 

@@ -105,8 +105,9 @@ class Exchange:
         self, answering: Answering, presenter: WholePresenter, flight: Flight, send: Send
     ) -> None:
         async with aclosing(answering.told()) as telling:
-            async for told in telling:
-                presenter.take(told)
+            async for together in telling:
+                for told in together:
+                    presenter.take(told)
         assert flight.usage is not None
         flight.answered = True
         body = presenter.result(flight.usage, flight.done)
@@ -126,8 +127,8 @@ class Exchange:
             await stream.write(presenter.opening(answering.choices, answering.prompt_tokens))
             try:
                 async with aclosing(answering.told()) as telling:
-                    async for told in telling:
-                        if events := presenter.told(told):
+                    async for together in telling:
+                        if events := b"".join(map(presenter.told, together)):
                             await stream.write(events)
                 assert flight.usage is not None
                 last = presenter.ending(flight.usage, flight.done)

@@ -1,7 +1,9 @@
 """One answer on its way: from the events of a stream to a node of the conversation and the blocks of a page."""
 
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Final
 
 import msgspec
@@ -167,6 +169,21 @@ class Answering:
         )
         self._conversation.put(self.node)
         return self.node
+
+
+def joined(events: Iterable[Event]) -> Iterator[Event]:
+    """The same events, with neighbouring pieces of one text as one piece, without log probabilities: what is
+    done for each piece of a fast answer is then done once for each time that it is shown."""
+    for voice, run in groupby(events, _voice):
+        if voice is None:
+            yield from run
+        else:
+            kind, choice = voice
+            yield kind(choice, "".join(event.text for event in run if isinstance(event, kind)))
+
+
+def _voice(event: Event) -> tuple[type[Text] | type[Reasoning], int] | None:
+    return (type(event), event.choice) if isinstance(event, Text | Reasoning) else None
 
 
 def _figures(

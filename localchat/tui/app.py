@@ -108,6 +108,7 @@ class ChatApp(App[int]):
         if session.conversation.nodes:
             chat.commander.resume(session.conversation)
         await self._open_history()
+        await asyncio.to_thread(_load_drawing)
         startup.wake()
         await self._greet()
 
@@ -217,6 +218,14 @@ class ChatApp(App[int]):
 
     def _leave_now(self) -> None:
         self.run_worker(self.action_quit(), group="leave", exclusive=True)
+
+
+def _load_drawing() -> None:
+    from localchat.tui.markdown import (
+        parser,
+    )  # markdown-it, which the first frame does not wait for
+
+    parser.load()
 
 
 def _opened(path: Path | None) -> "History":

@@ -18,7 +18,7 @@ from localchat.engine.events import Event, Reasoning, Text
 from localchat.engine.request import Message, Messages
 from localchat.engine.stream import Stream
 from localchat.errors import ContextExceeded, EngineClosed, LocalchatError, UsageError
-from localchat.tui.answering import SAVE_EVERY_S, Answering
+from localchat.tui.answering import SAVE_EVERY_S, Answering, joined
 from localchat.tui.blocks import NoticeBlock, Offer
 from localchat.tui.engines import Engines
 from localchat.tui.keeping import Keeper
@@ -29,9 +29,9 @@ from localchat.tui.workplace import Settled, Workplace
 
 Kind = Literal["info", "warning", "error"]
 RETRY = "retry"
-_BATCH_S = 0.045
-"""A little less than a drawing waits for the one before. Waking for every token takes the cores from an engine
-that computes on all of them."""
+_BATCH_S = 0.05
+"""As long as a drawing waits for the one before, so that text and figures are drawn together. Waking for every
+token takes the cores from an engine that computes on all of them."""
 
 
 class Change(NamedTuple):
@@ -199,7 +199,7 @@ class Session:
             # Handing over a long prompt waits until the engine's process has read it.
             with self.streaming(await asyncio.to_thread(engine.generate, request)) as stream:
                 async for batch in stream.batches():
-                    for event in batch:
+                    for event in joined(batch):
                         self.watch(event)
                         answering.take(event)
                     writing = any(isinstance(event, Text | Reasoning) for event in batch)

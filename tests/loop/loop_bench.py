@@ -153,6 +153,7 @@ class Bench:
         speculation: bool = True,
         stumble: Iterable[int] = (),
         halt: Iterable[int] = (),
+        together_s: float = 0.0,
     ) -> None:
         self.can = can or capabilities()
         self.runner = ScriptedRunner(
@@ -160,6 +161,8 @@ class Bench:
         )
         self.book = open_book(self.can, "m", ram)
         self.sent: list[str] = []
+        self.frames: list[list[Event]] = []
+        """What was told together."""
         self.told: dict[int, Told] = {}
         self.jobs: dict[int, Job] = {}
         vocabulary = Vocabulary()
@@ -170,12 +173,14 @@ class Bench:
             Outlets(self._events, self._failure, self.sent.append),
             speculation=speculation,
             audit=True,
+            together_s=together_s,
         )
         self.desk = Desk(_Model(vocabulary), self.can.context_tokens, {}, self.sent.append)
         self._ids = itertools.count(1)
 
     def _events(self, items: list[tuple[int, Event]]) -> None:
         assert items, "nothing was told"
+        self.frames.append([event for _, event in items])
         for id_, event in items:
             told = self.told[id_]
             assert told.error is None, "told after the failure"

@@ -98,7 +98,7 @@ class ChatScreen(Screen[None]):
 
     def figures_changed(self) -> None:
         """State, figures or title are other ones. Before the screen stands and after it, nothing is drawn."""
-        if not self.query("#status"):
+        if self._nodes._get_by_id("status") is None:  # `query` would look at every widget
             return
         session = self.session
         self.status.hint = "Esc stops" if session.busy else self._hint_of_rest()

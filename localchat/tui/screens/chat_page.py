@@ -4,16 +4,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from localchat.tui.blocks import Block
+from localchat.tui.repainting import ChangedOnly
 
 if TYPE_CHECKING:
     from localchat.tui.screens.chat import ChatScreen
 
 
 class TranscriptPage:
-    """Where the session shows blocks: see `page.Page`."""
+    """Where the session shows blocks: see `page.Page`. Of the screen that it is made for, only what changed is
+    drawn again."""
 
     def __init__(self, screen: "ChatScreen") -> None:
         self._screen = screen
+        screen._compositor = ChangedOnly()
 
     def show(self, blocks: Sequence[Block]) -> None:
         self._screen.transcript.show(blocks)

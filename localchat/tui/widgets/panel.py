@@ -4,6 +4,7 @@ from textwrap import wrap
 from typing import ClassVar
 
 from rich.segment import Segment
+from rich.style import Style
 from textual import events
 from textual.binding import BindingType
 from textual.reactive import reactive
@@ -35,6 +36,7 @@ class Panel(Widget, can_focus=True):
         super().__init__(id=id)
         self._live = live
         self._rows: tuple[Row, ...] = ()
+        self._looks: dict[str, Style] = {}
         self._top = 0
 
     def follow(self, live: Live) -> None:
@@ -142,13 +144,21 @@ class Panel(Widget, can_focus=True):
         return (Piece(text[: width - 1] + "…" if last else text, "about"),)
 
     def _painted(self, pieces: tuple[Piece, ...], width: int, *, marked: bool) -> Strip:
-        base = self.get_component_rich_style("panel--plain")
-        sign = Segment("▎" if marked else " ", self.get_component_rich_style("panel--marked"))
+        base = self._look("plain")
+        sign = Segment("▎" if marked else " ", self._look("marked"))
         segments = [sign, Segment(" ", base)]
-        for piece in pieces:
-            style = self.get_component_rich_style(f"panel--{piece.style}")
-            segments.append(Segment(piece.text, style))
+        segments += [Segment(piece.text, self._look(piece.style)) for piece in pieces]
         return Strip(segments).adjust_cell_length(width, base)
+
+    def _look(self, name: str) -> Style:
+        """A style of the panel; Textual makes each anew whenever it is asked for."""
+        if name not in self._looks:
+            self._looks[name] = self.get_component_rich_style(f"panel--{name}")
+        return self._looks[name]
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._looks = {}
 
     def on_focus(self) -> None:
         if not self.figure:

@@ -96,6 +96,7 @@ class StatusLine(Widget):
         super().__init__(id=id)
         self._live = live
         self._shown: tuple[Part, ...] = ()
+        self._looks: dict[str, Style] = {}
         self.hint = ""
 
     def follow(self, live: Live) -> None:
@@ -114,20 +115,32 @@ class StatusLine(Widget):
         self._shown = ()
         self.changed()
 
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._looks = {}
+
+    def _look(self, name: str) -> Style:
+        """A style of the line; Textual makes each anew, which takes as long as all the rest of a drawing."""
+        if name not in self._looks:
+            self._looks[name] = (
+                self.get_component_rich_style(f"status--{name}") if name else self.rich_style
+            )
+        return self._looks[name]
+
     def render_line(self, y: int) -> Strip:
         width = self.size.width
-        base = self.rich_style
+        base = self._look("")
         if y:
             return Strip.blank(width, base)
         segments = [Segment(" ", base)]
         for at, part in enumerate(self._shown):
             if at:
                 segments.append(Segment(" " if part.glued else "   ", base))
-            style: Style = self.get_component_rich_style(f"status--{part.style}")
+            style = self._look(part.style)
             segments.append(Segment(inert_line(part.text), style))
         used = sum(segment.cell_length for segment in segments)
         room = width - used - len(self.hint) - 1
         if self.hint and room > 2:
-            style = self.get_component_rich_style("status--quiet")
+            style = self._look("quiet")
             segments += [Segment(" " * room, base), Segment(self.hint, style)]
         return Strip(segments).adjust_cell_length(width, base)

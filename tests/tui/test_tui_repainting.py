@@ -1,0 +1,129 @@
+"""Only what changed is drawn, and it is drawn as Textual would."""
+
+import asyncio
+import random
+import re
+from collections.abc import Callable, Coroutine, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual._compositor import ChopsUpdate, Compositor
+from textual.geometry import Region
+from textual.pilot import Pilot
+from textual.widget import Widget
+
+from localchat.engine.events import Event, Figures, Finished, Reasoning, Text, TokenLogprob
+from localchat.tui.answering import joined
+from localchat.tui.repainting import ChangedOnly
+from localchat.tui.screens.chat import ChatScreen
+from tests.tui.stage import Stage, app_of, say
+
+WIDTH, HEIGHT = 120, 30
+_IDLE_MOVES = re.compile(r"(\x1b\[\d+;\d+H)+(?=\x1b\[\d+;\d+H|\n|$)")
+
+Play = Callable[[Pilot[int]], Coroutine[Any, Any, None]]
+
+
+def play(tmp_path: Path, what: Play) -> None:
+    async def all_of_it() -> None:
+        async with Stage(tmp_path).play(WIDTH, HEIGHT) as pilot:
+            await what(pilot)
+
+    asyncio.run(all_of_it())
+
+
+def drawn(screen: ChatScreen, regions: Iterable[Region], way: type[Compositor]) -> str:
+    """The bytes of a drawing of these regions; a cursor that is moved without a letter behind is left out."""
+    compositor = screen._compositor
+    compositor._dirty_regions = set(regions)
+    update = way.render_partial_update(compositor)
+    assert isinstance(update, ChopsUpdate)
+    return _IDLE_MOVES.sub("", update.render_segments(screen.app.console))
+
+
+@pytest.mark.parametrize("keys", [(), ("ctrl+o",), ("ctrl+o", "/"), ("ctrl+f",)])
+def test_a_change_is_drawn_as_textual_draws_it(tmp_path: Path, keys: tuple[str, ...]) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        await say(pilot, "a question\n\nin two parts")
+        await pilot.press(*keys)
+        await pilot.pause()
+        screen, chance = app_of(pilot).chat, random.Random(7)
+        assert isinstance(screen._compositor, ChangedOnly)
+        whole = [region for region, _ in screen._compositor.visible_widgets.values()]
+        for _ in range(40):
+            changed = {chance.choice(whole).intersection(Region(0, 0, WIDTH, HEIGHT))}
+            for _ in range(chance.randrange(3)):
+                x, y = chance.randrange(WIDTH), chance.randrange(HEIGHT)
+                size = chance.randint(1, WIDTH - x), chance.randint(1, HEIGHT - y)
+                changed.add(Region(x, y, *size))
+            changed = {region for region in changed if region}
+            if changed:
+                ours = drawn(screen, changed, ChangedOnly)
+                assert ours == drawn(screen, changed, Compositor)
+
+    play(tmp_path, what)
+
+
+def test_only_the_widgets_that_are_seen_where_it_changed_are_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        await say(pilot, "a question")
+        screen = app_of(pilot).chat
+        asked: list[tuple[str | None, int]] = []
+        draw = Widget.render_lines
+
+        def noting(self: Widget, crop: Region) -> Any:
+            asked.append((self.id, crop.height))
+            return draw(self, crop)
+
+        monkeypatch.setattr(Widget, "render_lines", noting)
+        drawn(screen, [screen.status.region], ChangedOnly)
+        assert asked == [("status", 1)]
+
+    play(tmp_path, what)
+
+
+def test_another_theme_gives_status_and_panel_other_colours(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        await say(pilot, "a question")
+        await pilot.press("ctrl+o")
+        app = app_of(pilot)
+        widgets: tuple[Widget, ...] = (app.chat.status, app.chat.panel)
+
+        def looks() -> list[set[str]]:
+            return [{str(part.style) for part in one.render_line(0)} for one in widgets]
+
+        dark = looks()
+        app.theme = "light"
+        await pilot.pause()
+        light = looks()
+        assert all(one.isdisjoint(other) for one, other in zip(dark, light, strict=True))
+
+    play(tmp_path, what)
+
+
+def test_pieces_of_one_text_are_joined_and_nothing_else_moves() -> None:
+    figures = Figures(phase="decode")
+    logprob = TokenLogprob(1, b"d", -1.0)
+    events: list[Event] = [
+        *(Reasoning(0, letter) for letter in "hm"),
+        *(Text(0, letter) for letter in "abc"),
+        figures,
+        Text(0, "d", (logprob,)),
+        Text(0, "e"),
+        Text(1, "x"),
+        Text(0, "f"),
+        Finished(0, "stop"),
+    ]
+    assert list(joined(events)) == [
+        Reasoning(0, "hm"),
+        Text(0, "abc"),
+        figures,
+        Text(0, "de"),
+        Text(1, "x"),
+        Text(0, "f"),
+        Finished(0, "stop"),
+    ]
+    assert list(joined([])) == []
