@@ -71,12 +71,18 @@ class Partials:
 
 
 def splits_for(
-    sequences: int, key_heads: int, row_blocks: int, longest: int, page: int, sms: int
+    sequences: int, key_heads: int, row_blocks: int, longest: int, page: int, wanted: int
 ) -> int:
-    """Ranges per sequence: one program a multiprocessor, none shorter than a page, at most 16: at
-    7,000 tokens of one stream 32 save nothing and cost 3 us in merging."""
+    """Ranges per sequence: `wanted` programs in all, none shorter than a page, at most 16: at 7,000
+    tokens of one stream 32 save nothing and cost 3 us in merging."""
     programs = max(1, sequences * key_heads * row_blocks)
-    return max(1, min(sms // programs, -(-longest // page), 16))
+    return max(1, min(wanted // programs, -(-longest // page), 16))
+
+
+def programs_for(coded: bool) -> int:
+    """Programs a multiprocessor. Codes of 8 bits bring half the bytes for the same arithmetic: two
+    programs hide each other's."""
+    return 2 if coded else 1
 
 
 @triton.jit(do_not_specialize=["width", "T"])

@@ -35,8 +35,7 @@ class Cut(NamedTuple):
 
 
 def cut_for(d: int, coded: bool = False) -> Cut:
-    """By head dimension, and whether the cache holds codes of 8 bits; the rows are the same, since
-    the host cuts tiles without knowing."""
+    """By head dimension, and whether the cache holds codes of 8 bits."""
     if coded:
         return Cut(64, 64, 4, 3) if d <= 128 else Cut(64, 32, 4, 2)
     return Cut(64, 64, 4, 3) if d <= 128 else Cut(64, 32, 4, 2)
