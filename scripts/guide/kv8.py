@@ -34,7 +34,8 @@ from localchat_cuda.layout import Sizes, Stretch, inputs_of, lay_out, put
 from localchat_cuda.network import Network
 from localchat_cuda.paging import Pages
 from localchat_cuda.plan import PAGE_TOKENS
-from localchat_cuda.weights import Checkpoint, ModelWeights, load
+from localchat_cuda.source import Checkpoint
+from localchat_cuda.weights import ModelWeights, load
 
 HELD_OUT_SEED: Final = 4711
 LONGEST: Final = 1024
