@@ -118,7 +118,13 @@ class _Shared:
         heads, d = self.config.heads, self.config.head_dim
         partials = attention_few.Partials.empty(work.splits, work.tokens, heads, d, self.device)
         attention_few.attend(
-            self.q[: work.tokens], k, v, work.batch, work.widest, partials, self.rules(layer),
+            self.q[: work.tokens],
+            k,
+            v,
+            work.batch,
+            work.widest,
+            partials,
+            self.rules(layer),
             exponents=exponents,
         )
         return partials

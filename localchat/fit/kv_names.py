@@ -7,7 +7,6 @@ from typing import NamedTuple
 from localchat.fit.ggml_types import KV_FORMATS
 
 FP8 = "fp8"
-PLAIN = ("f32", "f16", "bf16")
 _OTHER_NAMES = {"fp8_e4m3": FP8}
 _SMALL = ("q8_0", FP8)
 """What loses nothing that can be noticed."""

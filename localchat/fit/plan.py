@@ -53,7 +53,7 @@ class MemoryPlan:
     window_only: sliding-window layers keep only their window (then a prefix cannot be cut anywhere).
     mapped_bytes: file pages in RAM beside weights that were copied in another order; the system drops them
     where memory is short, so they count neither as needed nor as free. missing: what the load lacks besides
-    memory, a sentence (then it does not fit). kv_types: those that this model's cache can have, best first; empty
+    memory, a sentence (then it does not fit). kv_types: how this model's cache can be kept, best first; empty
     where nobody knows.
     """
 

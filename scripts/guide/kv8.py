@@ -100,7 +100,8 @@ def needles(tokenizer: Tokenizer, count: int, seed: int = 1) -> list[tuple[list[
             asked, answer = f"{text}\n\nQuote it.", "\n".join(f"> {line}" for line in lines)
         talks.append([("user", asked), ("assistant", answer)])
     return [
-        (ids, [at for at, own in enumerate(marks) if own]) for ids, marks in encode(tokenizer, talks)
+        (ids, [at for at, own in enumerate(marks) if own])
+        for ids, marks in encode(tokenizer, talks)
     ]
 
 

@@ -1,7 +1,11 @@
 """Keys and values of 8 bits: the format, and the kernels that write and read it."""
 
+from typing import Any
+
 import pytest
 import torch
+import triton
+import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,7 +41,9 @@ def coded_scene(
 
 @given(
     st.lists(
-        st.floats(-(2**16), 2**16, width=32) | st.floats(-(2**-10), 2**-10, width=32), min_size=8, max_size=8
+        st.floats(-(2**16), 2**16, width=32) | st.floats(-(2**-10), 2**-10, width=32),
+        min_size=8,
+        max_size=8,
     )
 )
 @settings(max_examples=300)
@@ -82,7 +88,7 @@ def test_the_kernel_encodes_as_torch_does(d: int) -> None:
     (q, pool, exponents), (q_wanted, pool_wanted, exponents_wanted) = found
     assert torch.allclose(q, q_wanted, rtol=2e-3, atol=2e-3, equal_nan=True)
     assert torch.equal(exponents, exponents_wanted)
-    assert int((exponents[2, 1, 2, 1])) == int(exponents[2, 1, 3, 1]) == NONE
+    assert int(exponents[2, 1, 2, 1]) == int(exponents[2, 1, 3, 1]) == NONE
     usable = (exponents_wanted != NONE).permute(0, 3, 1, 2)
     one = kv8.decode_reference(pool, exponents.permute(0, 3, 1, 2))[usable]
     other = kv8.decode_reference(pool_wanted, exponents_wanted.permute(0, 3, 1, 2))[usable]
@@ -92,20 +98,18 @@ def test_the_kernel_encodes_as_torch_does(d: int) -> None:
     assert float(((one - other).abs() > 0).float().mean()) < 0.01
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _decode(words: Any, low: Any, high: Any, COUNT: tl.constexpr) -> None:
+    i = tl.arange(0, COUNT)
+    a, b = kv8.decode(tl.load(words + i), 1)
+    tl.store(low + i, a)
+    tl.store(high + i, b)
+
+
 def test_decoding_has_every_code_in_place() -> None:
-    import triton
-    import triton.language as tl
-
-    @triton.jit
-    def kernel(words, low, high, COUNT: tl.constexpr):
-        i = tl.arange(0, COUNT)
-        a, b = kv8.decode(tl.load(words + i), 1)
-        tl.store(low + i, a)
-        tl.store(high + i, b)
-
     words = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16)
     low, high = (torch.empty(65536, dtype=torch.float16) for _ in range(2))
-    kernel[(1,)](words, low, high, COUNT=65536)
+    _decode[(1,)](words, low, high, COUNT=65536)
     wanted = words.view(torch.uint8).view(torch.float8_e4m3fn).float().view(-1, 2)
     known = ~wanted.isnan()
     assert torch.equal((low.float() * 256)[known[:, 0]], wanted[:, 0][known[:, 0]])

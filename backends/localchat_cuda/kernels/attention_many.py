@@ -233,7 +233,8 @@ def attend(
     cut: Cut | None = None,
 ) -> None:
     """Write attention for the tiles' queries into `out` [T, H, D]; other rows of `out` are left as
-    they are. `exponents`: k and v are codes of 8 bits. `cut` must be the one that the tiles were made for, its rows being `tiles_of`'s."""
+    they are. `exponents`: k and v are codes of 8 bits. `cut` must be the one that the tiles were
+    made for, its rows being `tiles_of`'s."""
     check(q, k, v, batch, exponents)
     _, h, d = q.shape
     require("out", out, tuple(q.shape), (q.dtype,), q.device)

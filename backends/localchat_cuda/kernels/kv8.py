@@ -56,7 +56,10 @@ def decode_reference(words: torch.Tensor, exponents: torch.Tensor) -> torch.Tens
     codes = words.contiguous().view(torch.uint8).unflatten(-1, (-1, 2))
     numbers = codes.view(torch.float8_e4m3fn).float().transpose(-1, -2).flatten(-2)
     factor = torch.ldexp(torch.ones(exponents.shape, device=words.device), exponents.int() - 127)
-    return numbers * torch.where(exponents == NONE.value, torch.nan, factor)[..., None]
+    found: torch.Tensor = (
+        numbers * torch.where(exponents == NONE.value, torch.nan, factor)[..., None]
+    )
+    return found
 
 
 @triton.jit
@@ -75,7 +78,9 @@ def _code(x):
 def encode(a, b):
     """Two halves of a head, fp32 [D/2] -> (codes of either in int32, exponent int32)."""
     # as integers numbers lie in their order, infinity above them, and what is no number above that
-    sizes = tl.maximum(a.to(tl.int32, bitcast=True) & 0x7FFFFFFF, b.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+    sizes = tl.maximum(
+        a.to(tl.int32, bitcast=True) & 0x7FFFFFFF, b.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    )
     most = tl.minimum(tl.max(sizes, 0), INFINITE)
     # 448 is 1.75 * 2^8: a larger fraction carries into the exponent
     exponent = tl.maximum(((most + 0x1FFFFF) >> 23) - 8, LEAST)
@@ -169,9 +174,7 @@ def way_for(device: torch.device) -> int:
     return CONVERTED if _converts(index) else BITS
 
 
-def require_exponents(
-    exponents: torch.Tensor, pages: torch.Tensor, device: torch.device
-) -> None:
+def require_exponents(exponents: torch.Tensor, pages: torch.Tensor, device: torch.device) -> None:
     """ValueError unless they are those of codes `pages` [pages, J, P, D/2]."""
     count, heads, page, _ = pages.shape
     require("exponents", exponents, (count, heads, page, 2), (torch.uint8,), device)

@@ -206,7 +206,11 @@ def _rope_kernel(
 
 
 def require_pages(
-    name: str, pages: torch.Tensor, d: int, device: torch.device, exponents: torch.Tensor | None = None
+    name: str,
+    pages: torch.Tensor,
+    d: int,
+    device: torch.device,
+    exponents: torch.Tensor | None = None,
 ) -> None:
     """ValueError unless `pages` is [pages, J, P, D] with each page's heads dense (any stride
     between pages, so that keys and values may share one tensor [pages, 2, J, P, D]); with
