@@ -26,7 +26,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     backend: Annotated[str, Meta(min_length=1)] | None = None
     remote: Annotated[str, Meta(min_length=1)] | None = None
     context_length: _Count | None = None
-    kv_cache_type: Literal["f16", "q8_0", "q4_0"] | None = None
+    kv_cache_type: Literal["f16", "bf16", "fp8", "fp8_e4m3", "q8_0", "q4_0"] | None = None
     cache_ram_mib: Annotated[int, Meta(ge=0)] | None = None
     gpu_layers: Annotated[int, Meta(ge=0)] | Literal["auto", "all"] = "auto"
     require_gpu: bool = False
@@ -86,7 +86,9 @@ KEYS: Final[Mapping[str, Key]] = {
     "context_length": Key(
         "--ctx", "a whole number from 1", "Tokens of context; otherwise the largest that fits."
     ),
-    "kv_cache_type": Key("--kv-type", "f16, q8_0 or q4_0", "How the KV cache is stored."),
+    "kv_cache_type": Key(
+        "--kv-type", "f16, q8_0 or q4_0; bf16 or fp8 on CUDA", "How the KV cache is stored."
+    ),
     "cache_ram_mib": Key(
         "--cache-ram", "a whole number of MiB", "RAM for the KV of conversations that nobody runs."
     ),

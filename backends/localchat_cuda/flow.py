@@ -91,24 +91,31 @@ class _Shared:
     def store(
         self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None
     ) -> None:
-        k, v = self.pages.layer(layer)
+        held = self.pages.layer(layer)
         call = rope.rope_store if self.kernels else rope.reference
         call(
             qkv, self.pages.angles_of(layer), self.inputs.positions, self.inputs.slots, self.inputs.tables,
-            self.q, k, v, bias=bias, q_norm=norms.q if norms else None,
+            self.q, held.k, held.v, bias=bias, q_norm=norms.q if norms else None,
             k_norm=norms.k if norms else None, eps=self.config.eps,
-            columns=self.config.rotation.columns,
+            columns=self.config.rotation.columns, exponents=held.exponents,
         )  # fmt: skip
 
     def few(self, layer: int) -> attention_few.Partials:
         """Attention of the sequences with few new tokens, which stand first."""
         work = self.inputs.few
         assert work is not None
-        k, v = self.pages.layer(layer)
+        k, v, exponents = self.pages.layer(layer)
         heads, d = self.config.heads, self.config.head_dim
         partials = attention_few.Partials.empty(work.splits, work.tokens, heads, d, self.device)
         attention_few.attend(
-            self.q[: work.tokens], k, v, work.batch, work.widest, partials, self.rules(layer)
+            self.q[: work.tokens],
+            k,
+            v,
+            work.batch,
+            work.widest,
+            partials,
+            self.rules(layer),
+            exponents=exponents,
         )
         return partials
 
@@ -119,9 +126,10 @@ class _Shared:
 
     def attention(self, layer: int) -> torch.Tensor:
         """[T, H*D] in the model's dtype."""
-        k, v = self.pages.layer(layer)
+        k, v, exponents = self.pages.layer(layer)
         if not self.kernels:
-            out = attention.reference(self.q, k, v, self.inputs.batch, self.rules(layer))
+            rules = self.rules(layer)
+            out = attention.reference(self.q, k, v, self.inputs.batch, rules, exponents)
             return out.view(self.tokens, -1).to(self.dtype)
         out = torch.empty_like(self.q)
         flat = out.view(self.tokens, -1)
@@ -130,7 +138,9 @@ class _Shared:
         if self.inputs.many is not None:
             work = self.inputs.many
             rules = self.rules(layer)
-            attention_many.attend(self.q, k, v, work.batch, work.tiles, out, rules)
+            attention_many.attend(
+                self.q, k, v, work.batch, work.tiles, out, rules, exponents=exponents
+            )
         return flat
 
     @property

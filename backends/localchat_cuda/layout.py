@@ -60,6 +60,8 @@ class Sizes:
     head_dim: int
     page_tokens: int
     sms: int
+    coded: bool = False
+    """Whether the cache holds codes of 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,7 @@ def _power_of_eight(least: int) -> int:
 
 
 def _tile_rows(sizes: Sizes) -> int:
-    return attention_many.cut_for(sizes.head_dim).rows
+    return attention_many.cut_for(sizes.head_dim, sizes.coded).rows
 
 
 def _tiles(many: Sequence[Stretch], sizes: Sizes) -> list[tuple[int, int]]:
@@ -159,8 +161,9 @@ def _splits(few: Sequence[Stretch], widest: int, sizes: Sizes) -> int:
     blocks = -(-sizes.heads // sizes.key_heads * widest // 64)
     longest = max(each.start + each.width for each in few)
     splits = attention_few.splits_for(
-        len(few), sizes.key_heads, blocks, longest, sizes.page_tokens, sizes.sms
-    )
+        len(few), sizes.key_heads, blocks, longest, sizes.page_tokens,
+        sizes.sms * attention_few.programs_for(sizes.coded),
+    )  # fmt: skip
     return 1 << (splits.bit_length() - 1)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from localchat.errors import DoesNotFit
+from localchat.fit.kv_names import FP8
 from localchat.loop.backend import (
     LAST,
     Capabilities,
@@ -24,7 +25,7 @@ from localchat_cuda.config import ModelConfig
 from localchat_cuda.layout import BESIDE, PROMPT_BUCKETS
 from localchat_cuda.network import SEEN_BEFORE_CAPTURE, Network
 from localchat_cuda.paging import Pages
-from localchat_cuda.plan import PAGE_TOKENS, kv_token_bytes
+from localchat_cuda.plan import PAGE_TOKENS, kv_token_bytes, kv_types
 from localchat_cuda.runner import DEPTH, CudaRunner
 from localchat_cuda.source import Checkpoint, RandomWeights, Source
 from localchat_cuda.warming import compile_ahead
@@ -65,8 +66,9 @@ def load_runner(
         weights = load(config, names, source, device, progress=told, say=say)
         blocks = can.kv_tokens // can.block_tokens
         pages = Pages(
-            config, blocks + 1, can.context_tokens, device, _DTYPES[config.dtype], can.block_tokens
-        )
+            config, blocks + 1, can.context_tokens, device, _DTYPES[config.dtype], can.block_tokens,
+            coded=can.kv_type == FP8,
+        )  # fmt: skip
         network = Network(config, weights, pages, kernels=device.type == "cuda")
         progress(total, total)
         runner = CudaRunner(network, can)
@@ -77,7 +79,7 @@ def load_runner(
 def capabilities(config: ModelConfig, options: LoadOptions) -> Capabilities:
     """What the loaded model can do, by its plan."""
     plan = options.plan
-    per_token = kv_token_bytes(config)
+    per_token = kv_token_bytes(config, plan.kv_type)
     pages = plan.kv_bytes // (per_token * PAGE_TOKENS)
     return Capabilities(
         context_tokens=plan.context_tokens,
@@ -89,7 +91,7 @@ def capabilities(config: ModelConfig, options: LoadOptions) -> Capabilities:
         block_tokens=PAGE_TOKENS,
         bytes_per_token=per_token,
         kv_type=plan.kv_type,
-        kv_types=(plan.kv_type,),
+        kv_types=kv_types(config),
         step_target_s=0.1,
         shared_step_target_s=0.018,
         widths=Widths(PROMPT_BUCKETS, BESIDE),

@@ -6,6 +6,7 @@ numbers are the same in all layers.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -16,19 +17,36 @@ from localchat_cuda.plan import PAGE_TOKENS
 from localchat_cuda.rotation import Rotation
 
 
+class LayerPages(NamedTuple):
+    """Keys and values [pages, J, page_tokens, D] of a layer, or codes of 8 bits with exponents
+    [pages, J, page_tokens, 2] (kernels/kv8.py): views."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    exponents: torch.Tensor | None
+
+
 class Pages:
-    """The cache: one tensor [L, pages, 2, J, page_tokens, D], keys beside values of a page."""
+    """The cache: one tensor [L, pages, 2, J, page_tokens, D], keys beside values of a page; coded, words of
+    two codes [..., D/2] and their exponents [L, pages, J, page_tokens, 2]."""
 
     def __init__(
         self, config: ModelConfig, pages: int, context_tokens: int, device: torch.device,
-        dtype: torch.dtype, page_tokens: int = PAGE_TOKENS,
+        dtype: torch.dtype, page_tokens: int = PAGE_TOKENS, *, coded: bool = False,
     ) -> None:  # fmt: skip
-        """`context_tokens`: the longest sequence, for the table of rotations."""
+        """`context_tokens`: the longest sequence, for the table of rotations. `dtype`: of the numbers; `coded`:
+        they are kept in 8 bits."""
         self.page_tokens, self.device, self.dtype = page_tokens, device, dtype
+        heads, width = config.key_heads, config.head_dim
         self.pool = torch.zeros(
-            config.layers, pages, 2, config.key_heads, page_tokens, config.head_dim,
-            device=device, dtype=dtype,
+            config.layers, pages, 2, heads, page_tokens, width // 2 if coded else width,
+            device=device, dtype=torch.int16 if coded else dtype,
         )  # fmt: skip
+        self.exponents: torch.Tensor | None = None
+        if coded:
+            self.exponents = torch.zeros(
+                config.layers, pages, heads, page_tokens, 2, device=device, dtype=torch.uint8
+            )
         self.angles = self._table(config, config.rotation, context_tokens)
         other = config.windowed_rotation
         self._windowed = {n for n in range(config.layers) if config.window(n)} if other else set()
@@ -43,14 +61,21 @@ class Pages:
         """The table of rotations of a layer."""
         return self._other if layer in self._windowed else self.angles
 
-    def layer(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [pages, J, page_tokens, D] of a layer: views."""
-        pool = self.pool[number]
-        return pool[:, 0], pool[:, 1]
+    @property
+    def bytes(self) -> int:
+        """What the cache takes."""
+        return self.pool.nbytes + (0 if self.exponents is None else self.exponents.nbytes)
+
+    def layer(self, number: int) -> LayerPages:
+        """The keys and values of a layer."""
+        pool, exponents = self.pool[number], self.exponents
+        return LayerPages(pool[:, 0], pool[:, 1], None if exponents is None else exponents[number])
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """The first `tokens` positions of a page, in all layers."""
         self.pool[:, target, :, :, :tokens] = self.pool[:, source, :, :, :tokens]
+        if self.exponents is not None:
+            self.exponents[:, target, :, :tokens] = self.exponents[:, source, :, :tokens]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from localchat.errors import UsageError
+from localchat.fit.kv_names import FP8, named
 from localchat.fit.machine import Gpu
 from localchat.fit.plan import LEAST_CONTEXT_TOKENS, LoadWish, MemoryPlan, largest, reserve_bytes
 from localchat.fit.safetensors_header import SafetensorsHeader, Tensor
@@ -50,10 +51,17 @@ def plan(
     return _Planner(config, tuple(headers), wish, gpu, limits or Limits()).plan()
 
 
-def kv_token_bytes(config: ModelConfig) -> int:
-    """Keys and values of one token in all layers."""
-    width = _FLOAT if config.dtype == "float32" else _HALF
-    return 2 * config.layers * config.key_heads * config.head_dim * width
+def kv_types(config: ModelConfig) -> tuple[str, ...]:
+    """How the cache can be kept, best first: as the model's activations are, or in 8 bits."""
+    return _KV_TYPES[config.dtype], FP8
+
+
+def kv_token_bytes(config: ModelConfig, kv_type: str | None = None) -> int:
+    """Keys and values of one token in all layers; None: in the model's own type."""
+    heads = 2 * config.layers * config.key_heads
+    if kv_type == FP8:
+        return heads * (config.head_dim + 1)
+    return heads * config.head_dim * (_FLOAT if config.dtype == "float32" else _HALF)
 
 
 def weights_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> int:
@@ -121,7 +129,8 @@ class _Planner:
         limits: Limits,
     ) -> None:  # fmt: skip
         self.config, self.wish, self.limits = config, wish, limits
-        self.kv_type = _KV_TYPES[config.dtype]
+        self.kv_types = kv_types(config)
+        self.kv_type = named(wish.kv_type) or self.kv_types[0]
         self._check()
         self.weights = weights_bytes(config, headers) if headers else dummy_bytes(config)
         self.step = step_tokens(gpu)
@@ -141,16 +150,17 @@ class _Planner:
             raise UsageError(
                 f"{wish.max_slots} sequences at once: 1 to {_LARGEST_SLOTS} are possible."
             )
-        if wish.kv_type not in (None, self.kv_type):
+        if self.kv_type not in self.kv_types:
             raise UsageError(
                 f"The KV cache of this model cannot be {wish.kv_type} here.",
-                hint=f"Possible on the CUDA backend: {self.kv_type}. llama.cpp has quantized ones.",
+                hint=f"Possible on the CUDA backend: {', '.join(self.kv_types)} (half the memory). "
+                "llama.cpp has others, for GGUF files.",
             )
 
-    def kv(self, context: int) -> int:
+    def kv(self, context: int, kv_type: str = "") -> int:
         """Pages for one sequence of `context` tokens."""
         pages = -(-context // PAGE_TOKENS)
-        return pages * PAGE_TOKENS * kv_token_bytes(self.config)
+        return pages * PAGE_TOKENS * kv_token_bytes(self.config, kv_type or self.kv_type)
 
     def room(self) -> int:
         """Bytes that the cache may take."""
@@ -162,11 +172,12 @@ class _Planner:
         """See the function `plan`."""
         trained, asked = self.config.context_train, self.wish.context_tokens
         goal = asked or trained
-        longest = largest(lambda count: self.kv(count) <= self.room(), max(trained, goal))
+        longest = self._longest(max(trained, goal))
         least = min(LEAST_CONTEXT_TOKENS, trained)
         if asked is None and least <= longest < trained:
             self.notes.append(
                 f"{tokens(longest)} of context fit; the model allows {tokens(trained)}."
+                + "".join(f" {line}" for line in self._with_fp8(longest, trained))
             )
             goal = longest
         fits = longest >= goal
@@ -182,6 +193,17 @@ class _Planner:
             )
         advice = () if fits else tuple(self._advice(goal, longest, least))
         return self._result(goal, longest, fits=fits, advice=advice)
+
+    def _longest(self, most: int, kv_type: str = "") -> int:
+        return largest(lambda count: self.kv(count, kv_type) <= self.room(), most)
+
+    def _with_fp8(self, longest: int, most: int) -> Iterator[str]:
+        """What a cache in 8 bits would bring, where it is more than `longest`."""
+        if self.kv_type == FP8:
+            return
+        possible = self._longest(most, FP8)
+        if possible > max(longest, LEAST_CONTEXT_TOKENS):
+            yield f"FP8 KV would give {tokens(possible)} (--kv-type {FP8})."
 
     def _cache(self, context: int) -> int:
         """What is useful and no more: every slot full, or what there is room for; one sequence at least."""
@@ -214,11 +236,13 @@ class _Planner:
             layers=self.config.layers + 1,
             gpu_bytes=total,
             gpu_free_bytes=self.free,
+            kv_types=self.kv_types,
         )
 
     def _advice(self, goal: int, longest: int, least: int) -> Iterator[str]:
         if self.limits.kv_bytes is not None and self.limits.kv_bytes < self.kv(goal):
             yield f"--kv-gb {self.kv(goal) / 1e9:.1f}: what {tokens(goal)} take."
+        yield from self._with_fp8(longest, max(goal, self.config.context_train))
         if least <= longest < goal:
             yield f"--ctx {longest}: {size(self.kv(longest))} of cache."
         if self.gpu.others_bytes > 1_000_000_000:

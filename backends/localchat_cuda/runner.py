@@ -50,7 +50,7 @@ class CudaRunner:
         self._stream = torch.cuda.Stream(self.device) if self._gpu else None  # type: ignore[no-untyped-call]
         sizes = Sizes(
             config.heads, config.key_heads, config.head_dim, pages.page_tokens,
-            traits(self.device).sms,
+            traits(self.device).sms, coded=pages.exponents is not None,
         )  # fmt: skip
         blocks = capabilities.kv_tokens // capabilities.block_tokens
         with self._working():
@@ -162,8 +162,7 @@ class CudaRunner:
         """What tensors hold: weights, pages; compute is all else that torch reserved."""
         if self._network is None:
             return MemoryReport(0, 0, 0, 0)
-        pool = self._network.pages.pool
-        weights, kv = self._network.weights.bytes, pool.numel() * pool.element_size()
+        weights, kv = self._network.weights.bytes, self._network.pages.bytes
         if not self._gpu:
             return MemoryReport(weights, kv, -1, -1)
         reserved = torch.cuda.memory_reserved(self.device)

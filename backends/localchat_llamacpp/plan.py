@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from localchat.errors import UsageError
 from localchat.fit.gguf_header import Header
+from localchat.fit.kv_names import FP8, named
 from localchat.fit.machine import Machine
 from localchat.fit.plan import (
     LEAST_CONTEXT_TOKENS,
@@ -73,10 +74,12 @@ class _Planner:
         if self.wish.kv_type is None:
             # q8_0 loses nothing that can be noticed; anything coarser must be asked for.
             return tuple(name for name in ("f16", "q8_0") if name in self.possible_types)
-        if self.wish.kv_type not in self.possible_types:
+        asked = named(self.wish.kv_type)
+        if asked not in self.possible_types:
             raise UsageError(
                 f"This model's KV cache cannot be {self.wish.kv_type}.",
-                hint=f"Possible here: {', '.join(self.possible_types)}.",
+                hint=f"Possible here: {', '.join(self.possible_types)}."
+                + (" The CUDA backend has fp8, for safetensors." if asked == FP8 else ""),
             )
         return (self.wish.kv_type,)
 
@@ -218,6 +221,7 @@ class _Planner:
             gpu_free_bytes=self.room.gpu_free_bytes(needs),
             window_only=way.window_only,
             mapped_bytes=needs.mapped,
+            kv_types=self.possible_types,
         )
 
     def _parked(self, needs: Needs) -> int:

@@ -15,7 +15,7 @@ from localchat.chat.sending import Exchange, as_sent, exchanges, left_out, sent_
 from localchat.engine.engine import Engine, EngineInfo
 from localchat.engine.request import Message, Messages, ReasoningChoice
 from localchat.errors import ContextExceeded, UsageError
-from localchat.fit.ggml_types import KV_FORMATS
+from localchat.fit.kv_names import smaller
 from localchat.fit.words import size, tokens
 
 Count: TypeAlias = Callable[[Messages], int]
@@ -50,12 +50,13 @@ class LeaveOut(NamedTuple):
 
 class Choice(NamedTuple):
     """One way on. label: a sentence with its cost. tokens: that are not sent, or that are read for a summary,
-    or of the context. extra_bytes: of memory, negative where some becomes free."""
+    or of the context. extra_bytes: of memory, negative where some becomes free. kv_type: of a smaller cache."""
 
     action: Action
     label: str
     tokens: int
     extra_bytes: int = 0
+    kv_type: str = ""
 
 
 class Overflow(NamedTuple):
@@ -249,11 +250,11 @@ def memory_choices(prompt: int, info: EngineInfo) -> "list[Choice]":
     if wanted > info.context_tokens:
         label = f"a context of {tokens(wanted)}{_memory(extra, kv_bytes, info)}"
         found.append(Choice("longer_context", label, wanted, extra))
-    share = _smaller(info.kv_type)
-    if share < 1:
-        extra = round(now * share * wanted) - kv_bytes
-        label = f"the KV cache in q8_0 and {tokens(wanted)}{_memory(extra, kv_bytes, info)}"
-        found.append(Choice("smaller_kv", label, wanted, extra))
+    if small := smaller(info.kv_type, info.kv_types):
+        extra = round(now * small.share * wanted) - kv_bytes
+        memory = _memory(extra, kv_bytes, info)
+        label = f"the KV cache in {small.kv_type} and {tokens(wanted)}{memory}"
+        found.append(Choice("smaller_kv", label, wanted, extra, small.kv_type))
     return found
 
 
@@ -265,11 +266,3 @@ def _memory(extra: int, kv_bytes: int, info: EngineInfo) -> str:
         info.free_bytes and (info.actual_bytes or info.predicted_bytes) + extra > info.free_bytes
     )
     return f" ({word} memory{', which does not fit now' if short else ''})"
-
-
-def _smaller(kv_type: str) -> float:
-    """Size of q8_0 beside a KV type; 1 where that is no larger."""
-    form, small = KV_FORMATS.get(kv_type), KV_FORMATS["q8_0"]
-    if form is None:
-        return 1.0
-    return min((small.block_bytes / small.block) / (form.block_bytes / form.block), 1.0)

@@ -2,6 +2,7 @@
 
 from localchat.engine.engine import Engine, EngineInfo
 from localchat.errors import ContextExceeded, LocalchatError
+from localchat.fit.kv_names import smaller
 
 
 def with_advice(problem: ContextExceeded, engine: Engine) -> ContextExceeded:
@@ -36,11 +37,13 @@ def _steps(prompt: int, context: int, info: EngineInfo) -> tuple[str, ...]:
 
 
 def _smaller_kv(context: int, info: EngineInfo) -> str:
-    if info.kv_type not in ("f16", "bf16", "f32"):
+    small = smaller(info.kv_type, info.kv_types)
+    if small is None:
         return f"the KV cache is {info.kv_type} already"
+    flag = f"--kv-type {small.kv_type}"
     if context >= info.context_train:
-        return "--kv-type q8_0 saves memory, but this model knows no longer context"
-    return "store the KV cache in half the memory, so that a longer context fits: --kv-type q8_0"
+        return f"{flag} saves memory, but this model knows no longer context"
+    return f"store the KV cache in half the memory, so that a longer context fits: {flag}"
 
 
 def _longer_context(prompt: int, context: int, info: EngineInfo) -> str:

@@ -22,7 +22,9 @@ LEAST_SLOTS = 2
 @click.command("fit")
 @click.argument("word", metavar="MODEL")
 @click.option("--ctx", "context_length", metavar="TOKENS", help="With this context.")
-@click.option("--kv-type", "kv_cache_type", metavar="TYPE", help="KV cache as f16, q8_0 or q4_0.")
+@click.option(
+    "--kv-type", "kv_cache_type", metavar="TYPE", help="KV cache as f16, q8_0 or q4_0; on CUDA fp8."
+)
 @click.option("--gpu-layers", "gpu_layers", metavar="N", help="Layers on the GPU.")
 @click.option("--threads", "threads", metavar="N", help="Threads that would compute.")
 @click.option("--parallel", type=click.IntRange(1, 255), metavar="N", help="Requests at once; 2.")

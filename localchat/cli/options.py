@@ -28,7 +28,7 @@ _MODEL = (
 )
 _ENGINE = (
     _Flag("context_length", ("--ctx",), "TOKENS", "Context; otherwise the largest that fits."),
-    _Flag("kv_cache_type", ("--kv-type",), "TYPE", "KV cache as f16, q8_0 or q4_0."),
+    _Flag("kv_cache_type", ("--kv-type",), "TYPE", "KV cache as f16, q8_0 or q4_0; on CUDA fp8."),
     _Flag("cache_ram_mib", ("--cache-ram",), "MIB", "RAM for KV that nobody uses now."),
     _Flag("threads", ("--threads",), "N", "Threads that compute; 0 is every physical core."),
     _Flag("gpu_layers", ("--gpu-layers",), "N", "Layers on the GPU: auto, all or a number."),

@@ -53,7 +53,7 @@ def _how(choice: Choice) -> str:
         case "longer_context":
             return f": leave, then localchat -c --ctx {choice.tokens}"
         case "smaller_kv":
-            return f": leave, then localchat -c --kv-type q8_0 --ctx {choice.tokens}"
+            return f": leave, then localchat -c --kv-type {choice.kv_type} --ctx {choice.tokens}"
         case _:
             return ""
 

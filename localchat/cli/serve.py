@@ -50,7 +50,9 @@ _SLOTS = 16
     help="Unload a model that nobody used for so long; 300, 0: at once, -1: never.",
 )
 @click.option("--ctx", "context_length", metavar="TOKENS", help="Context of a model.")
-@click.option("--kv-type", "kv_cache_type", metavar="TYPE", help="KV cache as f16, q8_0 or q4_0.")
+@click.option(
+    "--kv-type", "kv_cache_type", metavar="TYPE", help="KV cache as f16, q8_0 or q4_0; on CUDA fp8."
+)
 @click.option("--cache-ram", "cache_ram_mib", metavar="MIB", help="RAM for KV that nobody uses.")
 @click.option("--threads", "threads", metavar="N", help="Threads that compute.")
 @click.option("--gpu-layers", "gpu_layers", metavar="N", help="Layers on the GPU.")

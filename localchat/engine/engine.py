@@ -52,6 +52,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     actual: MemoryParts | None = None
     free_bytes: int = 0
     """Memory that was free for the model before its load."""
+    kv_types: tuple[str, ...] = ()
+    """How this model's KV cache can be kept, best first; empty where nobody knows."""
 
 
 class Vectors(list[list[float]]):

@@ -25,7 +25,7 @@ LEAST_CONTEXT_TOKENS = 512
 class LoadWish:
     """What the user asked of a load; None and `auto`: decide for the machine.
 
-    context_tokens: longest sequence. kv_type: f16, q8_0, q4_0, ... max_slots: sequences at once.
+    context_tokens: longest sequence. kv_type: f16, q8_0, q4_0, fp8, ... max_slots: sequences at once.
     cache_ram_bytes: RAM for parked prefixes. require_gpu: refuse rather than compute on the CPU alone.
     gpu_limit_bytes, kv_limit_bytes: most of a GPU's memory, most of it for the KV cache. dummy_weights: random
     weights, to measure speed without a model's files.
@@ -53,7 +53,8 @@ class MemoryPlan:
     window_only: sliding-window layers keep only their window (then a prefix cannot be cut anywhere).
     mapped_bytes: file pages in RAM beside weights that were copied in another order; the system drops them
     where memory is short, so they count neither as needed nor as free. missing: what the load lacks besides
-    memory, a sentence (then it does not fit).
+    memory, a sentence (then it does not fit). kv_types: how this model's cache can be kept, best first; empty
+    where nobody knows.
     """
 
     backend: str
@@ -78,6 +79,7 @@ class MemoryPlan:
     window_only: bool = False
     mapped_bytes: int = 0
     missing: str = ""
+    kv_types: tuple[str, ...] = ()
 
     @property
     def total_bytes(self) -> int:

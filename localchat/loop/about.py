@@ -43,5 +43,6 @@ def engine_info(
         predicted=taken.predicted,
         actual=taken.actual,
         free_bytes=plan.free_bytes,
+        kv_types=can.kv_types if can else plan.kv_types,
         **told,  # type: ignore[arg-type]
     )

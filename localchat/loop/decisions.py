@@ -6,6 +6,7 @@ from itertools import chain
 
 from localchat.engine.events import Event, FinishReason, TokenLogprob
 from localchat.errors import DoesNotFit, LocalchatError
+from localchat.fit.kv_names import smaller
 from localchat.loop.backend import Capabilities, Sample, StepResult, Tokenizer
 from localchat.loop.costs import CostModel
 from localchat.loop.counts import Counts
@@ -41,6 +42,10 @@ class Decisions:
         self._telling = telling
         self._counts = counts
         self._ahead = capabilities.depth > 1
+        small = smaller(capabilities.kv_type, capabilities.kv_types)
+        self.or_smaller_kv = f" or {small.kv_type} KV (--kv-type {small.kv_type})" if small else ""
+        """The end of a hint where memory is short."""
+        self._plain_kv = next((n for n in ("f16", "bf16") if n in capabilities.kv_types), "f32")
         self._rewinds = capabilities.rewind != "checkpoint"
         self.costs = CostModel()
         self.earlier = EarlierTexts()
@@ -270,7 +275,7 @@ class Decisions:
                 running[0].job,
                 DoesNotFit(
                     f"out of memory in a step, at {running[0].known} tokens of this sequence",
-                    hint="shorten the input, use q8_0 KV (--kv-type q8_0) or a shorter context (--ctx)",
+                    hint=f"shorten the input or use a shorter context (--ctx){self.or_smaller_kv}",
                 ),
             )
 
@@ -308,7 +313,8 @@ class Decisions:
             LocalchatError(
                 f"the model gave no usable logits at token {sequence.known} of this sequence: nothing could "
                 "be sampled",
-                hint="the model file may be damaged, or this model needs another KV type (--kv-type f16)",
+                hint="the model file may be damaged, or this model needs another KV type "
+                f"(--kv-type {self._plain_kv})",
             ),
         )
 

@@ -44,6 +44,7 @@ from localchat.loop.tally import Tally
 
 BOS, EOS, THINK, END_THINK = 256, 257, 258, 259
 VOCAB = 260
+_KV_TYPES = ("f16", "q8_0", "q4_0")
 _SPECIALS = {BOS: b"<s>", EOS: b"</s>", THINK: b"<think>", END_THINK: b"</think>"}
 
 
@@ -322,6 +323,7 @@ class ScriptedModel:
             gpu_layers=0,
             cache_ram_bytes=1 << 20,
             max_step_tokens=64,
+            kv_types=_KV_TYPES,
         )
 
     def load(self, options: LoadOptions, progress: Progress, say: Callable[[str], None]) -> Runner:
@@ -345,6 +347,7 @@ class ScriptedModel:
                 bytes_per_token=4,
                 equal_rows=(RowClass(1, 1), RowClass(2, 7)),
                 kv_type=options.plan.kv_type,
+                kv_types=_KV_TYPES,
             ),
             hashed if script.reply is None else spoken(script.reply),
             step_s=script.step_s,

@@ -252,6 +252,6 @@ class Loop:
             sequence.job,
             DoesNotFit(
                 f"no room in the KV cache for a sequence of {sequence.known} tokens",
-                hint="use a longer context (--ctx) or q8_0 KV (--kv-type q8_0)",
+                hint=f"use a longer context (--ctx){self.decisions.or_smaller_kv}",
             ),
         )

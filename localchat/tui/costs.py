@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from localchat.errors import LocalchatError
+from localchat.fit.kv_names import FP8
 from localchat.fit.plan import LoadWish
 from localchat.fit.words import size, tokens
 from localchat.tui.workplace import Settled, Workplace
@@ -12,6 +13,7 @@ from localchat.tui.workplace import Settled, Workplace
 _MIB: Final = 2**20
 _CONTEXTS: Final = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
 _KV_TYPES: Final = ("f16", "q8_0", "q4_0")
+"""Where nobody knows what a model's cache can be."""
 
 
 class Cost(NamedTuple):
@@ -53,7 +55,7 @@ def _costs(key: str, workplace: Workplace, settled: Settled) -> Iterator[Cost]:
                     workplace, settled, replace(wish, context_tokens=count), str(count), now
                 )
         case "kv_cache_type":
-            for name in _KV_TYPES:
+            for name in _kv_types(now.kv_types):
                 yield _cost(workplace, settled, replace(wish, kv_type=name), name, now)
         case "gpu_layers":
             values = [0, now.layers // 2, now.layers] if now.gpu_free_bytes else [0]
@@ -61,6 +63,13 @@ def _costs(key: str, workplace: Workplace, settled: Settled) -> Iterator[Cost]:
                 yield _cost(workplace, settled, replace(wish, gpu_layers=count), str(count), now)
         case _:
             return
+
+
+def _kv_types(known: tuple[str, ...]) -> tuple[str, ...]:
+    """What the backend has of the usual ones."""
+    plain = "bf16" if known and "f16" not in known else "f16"
+    usual = (plain, FP8, "q8_0", "q4_0")
+    return tuple(name for name in usual if name in known) or _KV_TYPES
 
 
 def _cost(workplace: Workplace, settled: Settled, wish: LoadWish, value: str, now: object) -> Cost:

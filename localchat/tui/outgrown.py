@@ -97,7 +97,7 @@ class Outgrown:
             case "longer_context":
                 session.use(None, {"context_length": str(choice.tokens)}).apply()
             case "smaller_kv":
-                changes = {"context_length": str(choice.tokens), "kv_cache_type": "q8_0"}
+                changes = {"context_length": str(choice.tokens), "kv_cache_type": choice.kv_type}
                 session.use(None, changes).apply()
         await session.retry()
 

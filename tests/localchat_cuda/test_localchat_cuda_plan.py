@@ -96,6 +96,38 @@ def test_nonsense_is_refused(wish: LoadWish) -> None:
         plan(CONFIG, [header(GB)], wish, gpu(20 * GB))
 
 
+@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3"])
+def test_a_cache_of_8_bits_holds_twice_the_tokens(name: str) -> None:
+    limits = Limits(kv_bytes=10 * GB)
+    room = gpu(140 * GB, 141 * GB)
+    wish = LoadWish(max_slots=256)
+    plain = plan(CONFIG, [header(15 * GB)], wish, room, limits)
+    found = plan(CONFIG, [header(15 * GB)], replace(wish, kv_type=name), room, limits)
+    assert (plain.kv_type, found.kv_type) == ("bf16", "fp8")
+    assert plain.kv_types == found.kv_types == ("bf16", "fp8")
+    assert kv_token_bytes(CONFIG, found.kv_type) == 2 * 28 * 4 * (128 + 1)
+    tokens = [one.kv_bytes // kv_token_bytes(CONFIG, one.kv_type) for one in (plain, found)]
+    assert tokens[1] / tokens[0] == pytest.approx(256 / 129, rel=1e-3)
+
+
+def test_a_cache_of_8_bits_is_proposed_where_it_helps() -> None:
+    room = gpu(19 * GB)
+    found = plan(CONFIG, [header(15 * GB)], LoadWish(max_slots=4), room)
+    (note,) = found.notes
+    coded = plan(CONFIG, [header(15 * GB)], LoadWish(max_slots=4, kv_type="fp8"), room)
+    assert f"FP8 KV would give {coded.max_context_tokens:,} tokens (--kv-type fp8)" in note
+    asked = LoadWish(context_tokens=coded.max_context_tokens, max_slots=4)
+    refused = plan(CONFIG, [header(15 * GB)], asked, room)
+    assert any("--kv-type fp8" in line for line in refused.advice)
+    assert not any("FP8" in line for line in coded.notes)
+
+
+def test_ggml_types_are_refused_with_what_there_is() -> None:
+    with pytest.raises(UsageError, match="q8_0") as caught:
+        plan(CONFIG, [header(GB)], LoadWish(kv_type="q8_0"), gpu(20 * GB))
+    assert "bf16, fp8" in caught.value.hint and "llama.cpp" in caught.value.hint
+
+
 def test_planning_imports_no_torch() -> None:
     code = "import sys, localchat_cuda.plan; sys.exit('torch' in sys.modules)"
     path = f"{ROOT}:{ROOT / 'backends'}"

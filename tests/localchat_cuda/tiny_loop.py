@@ -23,7 +23,7 @@ from localchat_cuda.paging import Pages
 from localchat_cuda.runner import CudaRunner
 from localchat_cuda.source import Checkpoint
 from localchat_cuda.weights import load
-from tests.localchat_cuda.tiny_models import CPU, VOCABULARY
+from tests.localchat_cuda.tiny_models import CPU, VOCABULARY, spoil
 
 ON_GPU = os.environ.get("TRITON_INTERPRET") == "0" and torch.cuda.is_available()
 """The same tests on a GPU, with the kernels in fp16: TRITON_INTERPRET=0 pytest tests/localchat_cuda."""
@@ -73,13 +73,14 @@ def tiny_runner(
     device: torch.device = DEVICE,
     kernels: bool = ON_GPU,
     graphs: bool = True,
+    coded: bool = False,
 ) -> CudaRunner:
     """A runner over a checkpoint folder, with unwritten pages that spoil whatever reads them."""
     config = read_config(folder)
     names = ARCHITECTURES[config.architecture].NAMES
     weights = load(config, names, Checkpoint(folder, device), device, dtype=dtype)
-    pages = Pages(config, blocks + 1, context, device, dtype, PAGE)
-    pages.pool.fill_(float("nan"))
+    pages = Pages(config, blocks + 1, context, device, dtype, PAGE, coded=coded)
+    spoil(pages)
     can = Capabilities(
         context_tokens=context,
         kv_tokens=blocks * PAGE,

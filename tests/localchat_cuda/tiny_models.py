@@ -170,6 +170,15 @@ def save_layers(
     (folder / "config.json").write_text(json.dumps(held, default=str))
 
 
+def spoil(pages: Pages) -> None:
+    """Fill pages with what spoils whatever reads them before they are written."""
+    if pages.exponents is None:
+        pages.pool.fill_(float("nan"))
+    else:
+        pages.pool.fill_(0x7F7F)
+        pages.exponents.fill_(255)
+
+
 class Stretch(NamedTuple):
     """Tokens of one sequence in a step, and how many of the last are wanted."""
 
@@ -182,15 +191,17 @@ class Stretch(NamedTuple):
 class Tiny:
     """Our model over a checkpoint, with pages handed out in a shuffled order."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, *, kernels: bool = False) -> None:
+    def __init__(
+        self, folder: Path, dtype: torch.dtype, *, kernels: bool = False, coded: bool = False
+    ) -> None:
         self.config: ModelConfig = read_config(folder)
         self.architecture = ARCHITECTURES[self.config.architecture]
         self.weights: ModelWeights = load(
             self.config, self.architecture.NAMES, Checkpoint(folder, CPU), CPU, dtype=dtype
         )
         self.kernels = kernels
-        self.pages = Pages(self.config, 13, 256, CPU, dtype)
-        self.pages.pool.fill_(float("nan"))
+        self.pages = Pages(self.config, 13, 256, CPU, dtype, coded=coded)
+        spoil(self.pages)
         order = torch.randperm(12, generator=torch.Generator().manual_seed(2)).int()
         self.tables = torch.cat((order.view(3, 4), torch.tensor([[12, 0, 0, 0]]).int()))
 

@@ -2,7 +2,8 @@
 
 Letters: S sequences, T new tokens in all, H query heads, J key/value heads (H a multiple of J), D
 head dimension, P tokens per page. A query at position p attends to keys at positions 0..p of its
-own sequence (with a `window`, to the last `window` of them).
+own sequence (with a `window`, to the last `window` of them). The cache holds numbers, or codes of
+8 bits with their exponents (kv8.py).
 
 Two kernels share the work: attention_few.py for sequences with few new tokens (decoding, and drafts
 being verified), attention_many.py for prompt chunks. A mixed batch is one launch of each over its
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from localchat_cuda.kernels import kv8
 from localchat_cuda.kernels.launch import require
 from localchat_cuda.kernels.rope import require_pages
 
@@ -50,15 +52,18 @@ class Rules:
         return self.scale or d**-0.5
 
 
-def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch) -> None:
+def check(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch,
+    exponents: torch.Tensor | None = None,
+) -> None:  # fmt: skip
     """ValueError naming the argument that a kernel could not read."""
     t, h, d = q.shape
     device = q.device
     require("q", q, (t, h, d), HALF_TYPES, device)
     if d not in HEAD_DIMENSIONS:
         raise ValueError(f"q: head dimension {d} is none of {HEAD_DIMENSIONS}")
-    require_pages("k", k, d, device)
-    require_pages("v", v, d, device)
+    require_pages("k", k, d, device, exponents)
+    require_pages("v", v, d, device, exponents)
     if k.shape != v.shape or k.stride() != v.stride() or h % k.shape[1]:
         raise ValueError(
             f"k, v: equal shapes dividing {h} heads wanted, {k.shape}, {v.shape} given"
@@ -70,17 +75,24 @@ def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch) -> No
 
 
 def reference(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch, rules: Rules
-) -> torch.Tensor:
-    """Attention [T, H, D] in fp32 by plain torch; rows of no sequence are zero."""
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch, rules: Rules,
+    exponents: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Attention [T, H, D] in fp32 by plain torch; rows of no sequence are zero. `exponents`: k and
+    v are codes of 8 bits (kv8.py)."""
     t, h, d = q.shape
     j, page = k.shape[1], k.shape[2]
     out = torch.zeros(t, h, d, device=q.device)
     for i in range(batch.starts.shape[0]):
         start, count, length = (int(x[i]) for x in (batch.starts, batch.counts, batch.lengths))
         pages = batch.tables[int(batch.slots[i]), : -(-length // page)].long()
-        keys = k[pages].transpose(1, 2).reshape(-1, j, d)[:length].float()
-        values = v[pages].transpose(1, 2).reshape(-1, j, d)[:length].float()
+        if exponents is None:
+            keys, values = k[pages].float(), v[pages].float()
+        else:
+            keys = kv8.decode_reference(k[pages], exponents[pages, ..., 0])
+            values = kv8.decode_reference(v[pages], exponents[pages, ..., 1])
+        keys = keys.transpose(1, 2).reshape(-1, j, d)[:length]
+        values = values.transpose(1, 2).reshape(-1, j, d)[:length]
         rows = q[start : start + count].float().view(count, j, h // j, d)
         logits = torch.einsum("tjrd,njd->tjrn", rows, keys) * rules.scale_for(d)
         if rules.soft_cap:

@@ -9,7 +9,7 @@ of a sequence are packed as rows of one tile (row = token * R + head), and its l
 unnormalized sum in fp32 with its running maximum and mass, and a second kernel merges them in a
 fixed order, straight into the form that the next product reads.
 
-    q    [T, H, D] fp16 or bf16      k, v  [pages, J, P, D]
+    q    [T, H, D] fp16 or bf16      k, v  [pages, J, P, D], or codes of 8 bits (kv8.py)
     sums fp32 [splits, T, H*D], peaks and masses fp32 [splits, T, H] (peaks in log2, -inf: an empty
     range)
 
@@ -27,6 +27,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from localchat_cuda.kernels import kv8
 from localchat_cuda.kernels.attention import HALF_TYPES, Batch, Rules, check
 from localchat_cuda.kernels.launch import options, power_of_two, require, settle, traits
 from localchat_cuda.kernels.w4_feed import Int8Rows, Rows, check_rows, format_of, write_rows
@@ -43,9 +44,12 @@ class Cut(NamedTuple):
     stages: int
 
 
-def cut_for(d: int, rows: int) -> Cut:
+def cut_for(d: int, rows: int, coded: bool = False) -> Cut:
     """By head dimension and rows of a tile. Fewer warps are 15 % faster alone with 8 streams or
-    more at 7,000 tokens, and slower inside a step."""
+    more at 7,000 tokens, and slower inside a step. Codes of 8 bits take half the room: one stage
+    more keeps as many bytes on their way."""
+    if coded:
+        return Cut(64, 4, 4 if d <= 128 and rows == 16 else 2)
     return Cut(64, 4, 3 if rows == 16 else 2) if d <= 128 else Cut(32, 4, 2)
 
 
@@ -67,12 +71,18 @@ class Partials:
 
 
 def splits_for(
-    sequences: int, key_heads: int, row_blocks: int, longest: int, page: int, sms: int
+    sequences: int, key_heads: int, row_blocks: int, longest: int, page: int, wanted: int
 ) -> int:
-    """Ranges per sequence: one program a multiprocessor, none shorter than a page, at most 16: at
-    7,000 tokens of one stream 32 save nothing and cost 3 us in merging."""
+    """Ranges per sequence: `wanted` programs in all, none shorter than a page, at most 16: at 7,000
+    tokens of one stream 32 save nothing and cost 3 us in merging."""
     programs = max(1, sequences * key_heads * row_blocks)
-    return max(1, min(sms // programs, -(-longest // page), 16))
+    return max(1, min(wanted // programs, -(-longest // page), 16))
+
+
+def programs_for(coded: bool) -> int:
+    """Programs a multiprocessor. Codes of 8 bits bring half the bytes for the same arithmetic: two
+    programs hide each other's."""
+    return 2 if coded else 1
 
 
 @triton.jit(do_not_specialize=["width", "T"])
@@ -80,6 +90,7 @@ def _few_kernel(
     q,
     k,
     v,
+    marks,
     starts,
     counts,
     lengths,
@@ -91,6 +102,7 @@ def _few_kernel(
     scale,
     width,
     page_stride,
+    mark_stride,
     T,
     H: tl.constexpr,
     J: tl.constexpr,
@@ -102,9 +114,13 @@ def _few_kernel(
     ROW_BLOCKS: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
+    CODED: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    # of a token in the pages: numbers, or words of two codes
+    ROW: tl.constexpr = D // 2 if CODED else D
+    ROW_POW2: tl.constexpr = D_POW2 // 2 if CODED else D_POW2
     R: tl.constexpr = H // J
     if PDL:
         gdc_launch_dependents()
@@ -133,29 +149,49 @@ def _few_kernel(
     live = token < count
     head = group * R + r % R
     at = length - count + token
-    d = tl.arange(0, D_POW2)
+    d = tl.arange(0, ROW_POW2)
+    n = tl.arange(0, TILE)
     q_at = ((start + token) * H + head)[:, None] * D + d[None, :]
-    query = tl.load(q + q_at, mask=live[:, None] & (d < D)[None, :], other=0.0)
+    inside = live[:, None] & (d < ROW)[None, :]
+    query = tl.load(q + q_at, mask=inside, other=0.0)
+    if CODED:
+        query = query.to(tl.float16)
+        query_high = tl.load(q + q_at + ROW, mask=inside, other=0.0).to(tl.float16)
+        acc_high = tl.zeros((ROWS, ROW_POW2), tl.float32)
+        mark_at = page.to(tl.int64) * mark_stride + group * P + low * TILE % P + n
+        mark = tl.load(marks + mark_at, mask=low * TILE + n < length, other=0).to(tl.int32)
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
     mass = tl.zeros((ROWS,), tl.float32)
-    acc = tl.zeros((ROWS, D_POW2), tl.float32)
-    n = tl.arange(0, TILE)
+    acc = tl.zeros((ROWS, ROW_POW2), tl.float32)
     for tile in tl.range(low, high, 1, num_stages=STAGES):
         key = tile * TILE + n
-        spot = page.to(tl.int64) * page_stride + group * (P * D) + tile * TILE % P * D
+        spot = page.to(tl.int64) * page_stride + group * (P * ROW) + tile * TILE % P * ROW
         page = tl.load(table + tl.minimum(tile + 1, tiles - 1) * TILE // P)
+        if CODED:
+            # exponents are too few for the pipeline, so they come one tile ahead by hand
+            factor, lift = kv8.factors(mark, CODED)
+            mark_at = page.to(tl.int64) * mark_stride + group * P + (tile + 1) * TILE % P + n
+            mark = tl.load(marks + mark_at, mask=key + TILE < length, other=0).to(tl.int32)
         if D == D_POW2:
-            keys = tl.load(k + spot + n[None, :] * D + d[:, None])
+            keys = tl.load(k + spot + n[None, :] * ROW + d[:, None])
             there = (key < length)[:, None]
         else:
-            keys = tl.load(k + spot + n[None, :] * D + d[:, None], mask=(d < D)[:, None], other=0.0)
-            there = (key < length)[:, None] & (d < D)[None, :]
+            keys = tl.load(
+                k + spot + n[None, :] * ROW + d[:, None], mask=(d < ROW)[:, None], other=0
+            )
+            there = (key < length)[:, None] & (d < ROW)[None, :]
         # what lies past the length may be anything, NaN too, and 0 * NaN would spoil the sum
-        values = tl.load(v + spot + n[:, None] * D + d[None, :], mask=there, other=0.0)
-        logits = tl.dot(query, keys.to(query.dtype)) * scale
+        values = tl.load(v + spot + n[:, None] * ROW + d[None, :], mask=there, other=0)
+        if CODED:
+            keys, keys_high = kv8.decode(keys, CODED)
+            logits = tl.dot(query_high, keys_high, tl.dot(query, keys)) * (factor * scale)[None, :]
+        else:
+            logits = tl.dot(query, keys.to(query.dtype)) * scale
         if SOFT_CAP > 0.0:
             squeezed = 1.0 - 2.0 / (tl.exp2(logits * (2.0 / SOFT_CAP)) + 1.0)
             logits = squeezed * (SOFT_CAP * LOG2E)
+        if CODED:
+            logits += lift[None, :]
         seen = (key[None, :] <= at[:, None]) & (key < length)[None, :]
         if WINDOW > 0:
             seen = seen & (key[None, :] > at[:, None] - WINDOW)
@@ -164,18 +200,23 @@ def _few_kernel(
         anchor = tl.where(higher == float("-inf"), 0.0, higher)
         weights = tl.exp2(logits - anchor[:, None])
         decay = tl.exp2(peak - anchor)
-        acc = tl.dot(weights.to(query.dtype), values.to(query.dtype), acc * decay[:, None])
+        if CODED:
+            values, values_high = kv8.decode(values, CODED)
+            acc_high = tl.dot(weights.to(tl.float16), values_high, acc_high * decay[:, None])
+            acc = tl.dot(weights.to(tl.float16), values, acc * decay[:, None])
+            weights = weights * tl.exp2(-lift)[None, :]
+        else:
+            acc = tl.dot(weights.to(query.dtype), values.to(query.dtype), acc * decay[:, None])
         mass = mass * decay + tl.sum(weights, 1)
         peak = higher
     row = (split * T + start + token) * H + head
     tl.store(peaks + row, peak, mask=live)
     tl.store(masses + row, mass, mask=live)
     if low < high:
-        tl.store(
-            sums + row[:, None].to(tl.int64) * D + d[None, :],
-            acc,
-            mask=live[:, None] & (d < D)[None, :],
-        )
+        out = sums + row[:, None].to(tl.int64) * D + d[None, :]
+        tl.store(out, acc, mask=inside)
+        if CODED:
+            tl.store(out + ROW, acc_high, mask=inside)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -242,16 +283,17 @@ def attend(
     partials: Partials,
     rules: Rules | None = None,
     *,
+    exponents: torch.Tensor | None = None,
     cut: Cut | None = None,
     pdl: bool = True,
 ) -> None:
     """Fill `partials` for every sequence of the batch; `widest` is the largest of `batch.counts`
-    (1..16).
+    (1..16). `exponents`: k and v are codes of 8 bits.
 
     With `pdl` the batch is read before the kernel waits for its predecessor: whatever writes it
     must have ended, or be a kernel that does not release its dependents early.
     """
-    check(q, k, v, batch)
+    check(q, k, v, batch, exponents)
     t, h, d = q.shape
     j, page = k.shape[1], k.shape[2]
     splits = partials.sums.shape[0]
@@ -261,7 +303,7 @@ def attend(
     for name, part in (("peaks", partials.peaks), ("masses", partials.masses)):
         require(f"partials.{name}", part, (splits, t, h), (torch.float32,), q.device)
     rows = min(64, max(16, power_of_two(h // j * widest)))
-    rules, cut = rules or Rules(), cut or cut_for(d, rows)
+    rules, cut = rules or Rules(), cut or cut_for(d, rows, exponents is not None)
     if page % cut.tile:
         raise ValueError(f"cut: a tile of {cut.tile} keys does not divide a page of {page}")
     blocks = triton.cdiv(h // j * widest, rows)
@@ -272,6 +314,7 @@ def attend(
         q,
         k,
         v,
+        k if exponents is None else exponents.view(torch.int16),
         batch.starts,
         batch.counts,
         batch.lengths,
@@ -283,6 +326,7 @@ def attend(
         scale,
         batch.tables.shape[1],
         k.stride(0),
+        0 if exponents is None else exponents.stride(0) // 2,
         t,
         H=h,
         J=j,
@@ -294,6 +338,7 @@ def attend(
         ROW_BLOCKS=blocks,
         WINDOW=rules.window,
         SOFT_CAP=rules.soft_cap,
+        CODED=0 if exponents is None else kv8.way_for(q.device),
         STAGES=cut.stages,
         PDL=pdl,
         **options(pdl, cut.warps),

@@ -4,7 +4,7 @@ Letters as in attention.py; M queries a tile. The host cuts each sequence's new 
 M and lists them, longest history first, so that the last programs to start are short:
 
     tiles int32 [tiles, 2]: (index into the batch, first new token of the tile), made by `tiles_of`
-    q, out  [T, H, D] fp16 or bf16      k, v  [pages, J, P, D]
+    q, out  [T, H, D] fp16 or bf16      k, v  [pages, J, P, D], or codes of 8 bits (kv8.py)
 
 Grid (tiles, H): a program owns one tile of one head; heads that share keys meet them in the L2
 cache. Tiles of keys that every query of the tile may see run without masks; the last ones, and the first
@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
+from localchat_cuda.kernels import kv8
 from localchat_cuda.kernels.attention import Batch, Rules, check
 from localchat_cuda.kernels.attention_few import LOG2E
 from localchat_cuda.kernels.launch import options, power_of_two, require
@@ -33,9 +34,11 @@ class Cut(NamedTuple):
     stages: int
 
 
-def cut_for(d: int) -> Cut:
-    """By head dimension. With 256 columns four warps spill registers, eight do not (of compute capability
-    9; 8.6 spills less)."""
+def cut_for(d: int, coded: bool = False) -> Cut:
+    """By head dimension, and whether the cache holds codes of 8 bits. With 256 columns four warps spill
+    registers, eight do not (of compute capability 9; 8.6 spills less)."""
+    if coded:
+        return Cut(64, 64, 4, 3) if d <= 128 else Cut(64, 32, 8, 2)
     return Cut(64, 64, 4, 3) if d <= 128 else Cut(64, 32, 8, 2)
 
 
@@ -50,16 +53,20 @@ def tiles_of(counts: list[int], lengths: list[int], rows: int) -> list[tuple[int
 def _step(
     tile,
     query,
+    query_high,
     acc,
+    acc_high,
     peak,
     mass,
     k,
     v,
+    marks,
     table,
     at,
     length,
     scale,
     page_stride,
+    mark_stride,
     head,
     D: tl.constexpr,
     D_POW2: tl.constexpr,
@@ -67,21 +74,35 @@ def _step(
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
+    CODED: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    d = tl.arange(0, D_POW2)
+    ROW: tl.constexpr = D // 2 if CODED else D
+    d = tl.arange(0, D_POW2 // 2 if CODED else D_POW2)
     n = tl.arange(0, TILE)
     page = tl.load(table + tile * TILE // P).to(tl.int64)
-    spot = page * page_stride + head * (P * D) + tile * TILE % P * D + n * D
+    spot = page * page_stride + head * (P * ROW) + tile * TILE % P * ROW + n * ROW
     key = tile * TILE + n
     if D == D_POW2:
         keys = tl.load(k + spot[None, :] + d[:, None])
     else:
-        keys = tl.load(k + spot[None, :] + d[:, None], mask=(d < D)[:, None], other=0.0)
-    logits = tl.dot(query, keys.to(query.dtype)) * scale
+        keys = tl.load(k + spot[None, :] + d[:, None], mask=(d < ROW)[:, None], other=0)
+    if CODED:
+        mark_at = page * mark_stride + head * P + tile * TILE % P + n
+        if MASKED:
+            mark = tl.load(marks + mark_at, mask=key < length, other=0).to(tl.int32)
+        else:
+            mark = tl.load(marks + mark_at).to(tl.int32)
+        factor, lift = kv8.factors(mark, CODED)
+        keys, keys_high = kv8.decode(keys, CODED)
+        logits = tl.dot(query_high, keys_high, tl.dot(query, keys)) * (factor * scale)[None, :]
+    else:
+        logits = tl.dot(query, keys.to(query.dtype)) * scale
     if SOFT_CAP > 0.0:
         squeezed = 1.0 - 2.0 / (tl.exp2(logits * (2.0 / SOFT_CAP)) + 1.0)
         logits = squeezed * (SOFT_CAP * LOG2E)
+    if CODED:
+        logits += lift[None, :]
     if MASKED:
         seen = (key[None, :] <= at[:, None]) & (key < length)[None, :]
         if WINDOW > 0:
@@ -93,18 +114,25 @@ def _step(
         anchor = tl.where(higher == float("-inf"), 0.0, higher)
     weights = tl.exp2(logits - anchor[:, None])
     decay = tl.exp2(peak - anchor)
-    mass = mass * decay + tl.sum(weights, 1)
     acc = acc * decay[:, None]
     if MASKED:
         # what lies past the length may be anything, NaN too, and 0 * NaN would spoil the sum
-        there = (key < length)[:, None] & (d < D)[None, :]
-        values = tl.load(v + spot[:, None] + d[None, :], mask=there, other=0.0)
+        there = (key < length)[:, None] & (d < ROW)[None, :]
+        values = tl.load(v + spot[:, None] + d[None, :], mask=there, other=0)
     elif D == D_POW2:
         values = tl.load(v + spot[:, None] + d[None, :])
     else:
-        values = tl.load(v + spot[:, None] + d[None, :], mask=(d < D)[None, :], other=0.0)
-    acc = tl.dot(weights.to(query.dtype), values.to(query.dtype), acc)
-    return acc, higher, mass
+        values = tl.load(v + spot[:, None] + d[None, :], mask=(d < ROW)[None, :], other=0)
+    if CODED:
+        mass = mass * decay + tl.sum(weights * tl.exp2(-lift)[None, :], 1)
+        half = weights.to(tl.float16)
+        values, values_high = kv8.decode(values, CODED)
+        acc = tl.dot(half, values, acc)
+        acc_high = tl.dot(half, values_high, acc_high * decay[:, None])
+    else:
+        mass = mass * decay + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(query.dtype), values.to(query.dtype), acc)
+    return acc, acc_high, higher, mass
 
 
 @triton.jit(do_not_specialize=["width"])
@@ -112,6 +140,7 @@ def _many_kernel(
     q,
     k,
     v,
+    marks,
     out,
     tiles,
     starts,
@@ -122,6 +151,7 @@ def _many_kernel(
     scale,
     width,
     page_stride,
+    mark_stride,
     H: tl.constexpr,
     J: tl.constexpr,
     D: tl.constexpr,
@@ -131,8 +161,11 @@ def _many_kernel(
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
+    CODED: tl.constexpr,
     STAGES: tl.constexpr,
 ):
+    ROW: tl.constexpr = D // 2 if CODED else D
+    ROW_POW2: tl.constexpr = D_POW2 // 2 if CODED else D_POW2
     sequence = tl.load(tiles + tl.program_id(0) * 2)
     first = tl.load(tiles + tl.program_id(0) * 2 + 1)
     head = tl.program_id(1)
@@ -142,17 +175,22 @@ def _many_kernel(
     table = tables + tl.load(slots + sequence).to(tl.int64) * width
     row = first + tl.arange(0, M)
     at = length - count + row
-    d = tl.arange(0, D_POW2)
-    live = (row < count)[:, None] & (d < D)[None, :]
+    d = tl.arange(0, ROW_POW2)
+    live = (row < count)[:, None] & (d < ROW)[None, :]
     q_at = ((start + row).to(tl.int64) * H + head)[:, None] * D + d[None, :]
     query = tl.load(q + q_at, mask=live, other=0.0)
+    query_high, acc_high = query, 0.0
+    if CODED:
+        query = query.to(tl.float16)
+        query_high = tl.load(q + q_at + ROW, mask=live, other=0.0).to(tl.float16)
+        acc_high = tl.zeros((M, ROW_POW2), tl.float32)
     before = length - count + first
     last = tl.cdiv(tl.minimum(before + M, length), TILE)
     clear = (before + 1) // TILE
     edge = 0
     peak = tl.full((M,), float("-inf"), tl.float32)
     mass = tl.zeros((M,), tl.float32)
-    acc = tl.zeros((M, D_POW2), tl.float32)
+    acc = tl.zeros((M, ROW_POW2), tl.float32)
     group = head // (H // J)
     if WINDOW > 0:
         low = tl.maximum(before - WINDOW + 1, 0) // TILE
@@ -160,22 +198,27 @@ def _many_kernel(
         edge = tl.minimum(edge, last)
         clear = tl.maximum(clear, edge)
         for tile in tl.range(low, edge, 1, num_stages=STAGES):
-            acc, peak, mass = _step(
-                tile, query, acc, peak, mass, k, v, table, at, length, scale, page_stride, group,
-                D, D_POW2, P, TILE, WINDOW, SOFT_CAP, True,
+            acc, acc_high, peak, mass = _step(
+                tile, query, query_high, acc, acc_high, peak, mass, k, v, marks, table, at, length,
+                scale, page_stride, mark_stride, group, D, D_POW2, P, TILE, WINDOW, SOFT_CAP, CODED,
+                True,
             )  # fmt: skip
     for tile in tl.range(edge, clear, 1, num_stages=STAGES):
-        acc, peak, mass = _step(
-            tile, query, acc, peak, mass, k, v, table, at, length, scale, page_stride, group,
-            D, D_POW2, P, TILE, WINDOW, SOFT_CAP, False,
+        acc, acc_high, peak, mass = _step(
+            tile, query, query_high, acc, acc_high, peak, mass, k, v, marks, table, at, length,
+            scale, page_stride, mark_stride, group, D, D_POW2, P, TILE, WINDOW, SOFT_CAP, CODED,
+            False,
         )  # fmt: skip
     for tile in tl.range(clear, last, 1, num_stages=STAGES):
-        acc, peak, mass = _step(
-            tile, query, acc, peak, mass, k, v, table, at, length, scale, page_stride, group,
-            D, D_POW2, P, TILE, WINDOW, SOFT_CAP, True,
+        acc, acc_high, peak, mass = _step(
+            tile, query, query_high, acc, acc_high, peak, mass, k, v, marks, table, at, length,
+            scale, page_stride, mark_stride, group, D, D_POW2, P, TILE, WINDOW, SOFT_CAP, CODED,
+            True,
         )  # fmt: skip
-    acc = acc / tl.where(mass == 0.0, 1.0, mass)[:, None]
-    tl.store(out + q_at, acc.to(out.dtype.element_ty), mask=live)
+    mass = tl.where(mass == 0.0, 1.0, mass)[:, None]
+    tl.store(out + q_at, (acc / mass).to(out.dtype.element_ty), mask=live)
+    if CODED:
+        tl.store(out + q_at + ROW, (acc_high / mass).to(out.dtype.element_ty), mask=live)
 
 
 def attend(
@@ -187,17 +230,19 @@ def attend(
     out: torch.Tensor,
     rules: Rules | None = None,
     *,
+    exponents: torch.Tensor | None = None,
     cut: Cut | None = None,
 ) -> None:
     """Write attention for the tiles' queries into `out` [T, H, D]; other rows of `out` are left as
-    they are. `cut` must be the one that the tiles were made for, its rows being `tiles_of`'s."""
-    check(q, k, v, batch)
+    they are. `exponents`: k and v are codes of 8 bits. `cut` must be the one that the tiles were
+    made for, its rows being `tiles_of`'s."""
+    check(q, k, v, batch, exponents)
     _, h, d = q.shape
     require("out", out, tuple(q.shape), (q.dtype,), q.device)
     require("tiles", tiles, (None, 2), (torch.int32,), q.device)
     if tiles.shape[0] == 0:
         return
-    rules, cut = rules or Rules(), cut or cut_for(d)
+    rules, cut = rules or Rules(), cut or cut_for(d, exponents is not None)
     page = k.shape[2]
     if page % cut.tile:
         raise ValueError(f"cut: a tile of {cut.tile} keys does not divide a page of {page}")
@@ -205,6 +250,7 @@ def attend(
         q,
         k,
         v,
+        k if exponents is None else exponents.view(torch.int16),
         out,
         tiles,
         batch.starts,
@@ -215,6 +261,7 @@ def attend(
         rules.scale_for(d) * LOG2E.value,
         batch.tables.shape[1],
         k.stride(0),
+        0 if exponents is None else exponents.stride(0) // 2,
         H=h,
         J=k.shape[1],
         D=d,
@@ -224,6 +271,7 @@ def attend(
         TILE=cut.tile,
         WINDOW=rules.window,
         SOFT_CAP=rules.soft_cap,
+        CODED=0 if exponents is None else kv8.way_for(q.device),
         STAGES=cut.stages,
         **options(False, cut.warps),
     )

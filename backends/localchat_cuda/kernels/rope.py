@@ -11,7 +11,8 @@ table, k and v.
     qkv       [S, T, (H + 2 J) D] fp32, fp16 or bf16: q heads, k heads, v heads
     angles    fp32 [positions, D]: cosines of the D/2 pairs, then sines (`angles`, `turned`)
     positions int32 [T];  slots int32 [T]: row of the block table;  tables int32 [slots, width]
-    k, v      [pages, J, P, D]: a page of one head is one run of memory, as a tile of attention is
+    k, v      [pages, J, P, D]: a page of one head is one run of memory, as a tile of attention is;
+              or codes of 8 bits with `exponents` (kv8.py)
 
 Grid (T, (H + 2 J) / heads of a program), one warp each; fp32 inside. The rotation pairs element i
 with i + R/2, as checkpoints on the Hugging Face hub have it, where the first R columns of a head turn:
@@ -26,6 +27,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from localchat_cuda.kernels import kv8
 from localchat_cuda.kernels.launch import options, power_of_two, require, settle, traits
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -64,6 +66,7 @@ def reference(
     k_norm: torch.Tensor | None = None,
     eps: float = 1e-6,
     columns: int = 0,
+    exponents: torch.Tensor | None = None,
 ) -> None:
     """`rope_store` in plain torch, same arguments."""
     t, h, d = q.shape
@@ -86,8 +89,13 @@ def reference(
     q.copy_(turn(heads[:, :h], q_norm))
     pages = tables[slots.long(), positions.long() // page].long()
     spots = positions.long() % page
-    k[pages, :, spots] = turn(heads[:, h : h + j], k_norm).to(k.dtype)
-    v[pages, :, spots] = heads[:, h + j :].to(v.dtype)
+    keys, values = turn(heads[:, h : h + j], k_norm), heads[:, h + j :]
+    if exponents is None:
+        k[pages, :, spots] = keys.to(k.dtype)
+        v[pages, :, spots] = values.to(v.dtype)
+        return
+    for i, (held, new) in enumerate(((k, keys), (v, values))):
+        held[pages, :, spots], exponents[pages, :, spots, i] = kv8.encode_reference(new)
 
 
 @triton.jit
@@ -113,12 +121,14 @@ def _rope_kernel(
     q,
     k,
     v,
+    exponents,
     q_norm,
     k_norm,
     eps,
     T,
     width,
     page_stride,
+    mark_stride,
     H: tl.constexpr,
     J: tl.constexpr,
     D: tl.constexpr,
@@ -130,6 +140,7 @@ def _rope_kernel(
     BIAS: tl.constexpr,
     NORM: tl.constexpr,
     HEADS: tl.constexpr,
+    CODED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -172,6 +183,16 @@ def _rope_kernel(
             out = q + (t * H + head) * D
             tl.store(out + low, a.to(q.dtype.element_ty), mask=inside)
             tl.store(out + high, b.to(q.dtype.element_ty), mask=inside)
+        elif CODED:
+            a, b, exponent = kv8.encode(a, b)
+            second = (head - H) // J
+            row = (head - H) % J * P + position % P
+            if second == 0:
+                kv8.put(k + page * page_stride + row * (D // 2), a, b, low, high, inside, D, R)
+            else:
+                kv8.put(v + page * page_stride + row * (D // 2), a, b, low, high, inside, D, R)
+            mark = page * mark_stride + row * 2 + second
+            tl.store(exponents + mark, exponent.to(tl.uint8))
         else:
             spot = page * page_stride + position % P * D
             if head < H + J:
@@ -184,14 +205,27 @@ def _rope_kernel(
                 tl.store(out + high, b.to(v.dtype.element_ty), mask=inside)
 
 
-def require_pages(name: str, pages: torch.Tensor, d: int, device: torch.device) -> None:
+def require_pages(
+    name: str,
+    pages: torch.Tensor,
+    d: int,
+    device: torch.device,
+    exponents: torch.Tensor | None = None,
+) -> None:
     """ValueError unless `pages` is [pages, J, P, D] with each page's heads dense (any stride
-    between pages, so that keys and values may share one tensor [pages, 2, J, P, D])."""
-    if pages.dim() != 4 or pages.shape[3] != d:
-        raise ValueError(f"{name}: pages x heads x tokens x {d} wanted, {tuple(pages.shape)} given")
+    between pages, so that keys and values may share one tensor [pages, 2, J, P, D]); with
+    `exponents`, words of two codes."""
+    width = d if exponents is None else d // 2
+    if pages.dim() != 4 or pages.shape[3] != width:
+        wanted = f"pages x heads x tokens x {width}"
+        raise ValueError(f"{name}: {wanted} wanted, {tuple(pages.shape)} given")
     _, heads, page, _ = pages.shape
-    if pages.stride()[1:] != (page * d, d, 1) or pages.device != device or heads == 0:
+    if pages.stride()[1:] != (page * width, width, 1) or pages.device != device or heads == 0:
         raise ValueError(f"{name}: pages of dense heads on {device} wanted")
+    if (pages.dtype == torch.int16) != (exponents is not None):
+        raise ValueError(f"{name}: codes with exponents wanted, or numbers without")
+    if exponents is not None:
+        kv8.require_exponents(exponents, pages, device)
 
 
 def heads_of(tokens: int, heads: int) -> int:
@@ -215,18 +249,19 @@ def rope_store(
     k_norm: torch.Tensor | None = None,
     eps: float = 1e-6,
     columns: int = 0,
+    exponents: torch.Tensor | None = None,
     pdl: bool = True,
 ) -> None:
     """Rotate and store; see the head of this file. `q_norm` and `k_norm` [D] come together or not
-    at all. `columns`: R, 0 for all of a head.
+    at all. `columns`: R, 0 for all of a head. `exponents`: k and v are codes of 8 bits.
 
     With `pdl` all but qkv is read before the kernel waits for its predecessor: whatever writes it
     must have ended, or be a kernel that does not release its dependents early.
     """
     t, h, d = q.shape
     device = q.device
-    require_pages("k", k, d, device)
-    require_pages("v", v, d, device)
+    require_pages("k", k, d, device, exponents)
+    require_pages("v", v, d, device, exponents)
     j, page = k.shape[1], k.shape[2]
     splits = qkv.shape[0]
     require("qkv", qkv, (splits, t, (h + 2 * j) * d), _FLOATS, device)
@@ -259,12 +294,14 @@ def rope_store(
         q,
         k,
         v,
+        k if exponents is None else exponents,
         qkv if q_norm is None else q_norm,
         qkv if k_norm is None else k_norm,
         eps,
         t,
         tables.shape[1],
         k.stride(0),
+        0 if exponents is None else exponents.stride(0),
         H=h,
         J=j,
         D=d,
@@ -276,6 +313,7 @@ def rope_store(
         BIAS=bias is not None,
         NORM=q_norm is not None,
         HEADS=together,
+        CODED=exponents is not None,
         PDL=pdl,
         **options(pdl, 1),
     )
