@@ -104,7 +104,7 @@ def workspace_bytes(config: ModelConfig, slots: int, step: int = STEP_TOKENS) ->
     width = max(config.qkv_columns, 2 * config.feed, config.hidden)
     activations = step * (2 * width + 3 * config.hidden) * _FLOAT
     logits = slots * config.vocabulary * 3 * _FLOAT
-    spread = 2 * config.feed * config.hidden * _HALF if config.packed else 0
+    spread = 2 * config.feed * config.hidden * _HALF if config.quantization else 0
     return activations + logits + spread
 
 

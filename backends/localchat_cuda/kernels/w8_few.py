@@ -1,19 +1,21 @@
-"""W8A16 product for 1 to 16 rows: y = x w^T with weights of a byte, read once, straight into the operands of the
-tensor cores: no shared memory in the loop, no order of their own for the weights in memory.
+"""W8A16 product for 1 to 16 rows: y = x w^T with weights of a byte, read once, straight into the operands of
+the tensor cores: no shared memory in the loop, no order of their own for the weights in memory.
 
 Letters: M rows, N output and K input features, S splits of K, G = K / 128.
 
     x    fp16 or bf16 [M, K] (in the interpreter also fp32)    w8_pack.W8 of N x K, K in 128s
     out  fp32 [S, M, N] partial sums, which the next operation adds up
 
-What a sum over k is does not depend on the order of k. A lane of `mma` holds four neighbours in k, then the four 16
-further, and so on; here a lane loads 16 codes that are neighbours in memory and takes them for those, and loads x by the
-same rule: two loads of 16 bytes. Rows are padded to 8 or 16 by repeating valid ones, so that 1 to 8 rows cost the same.
+What a sum over k is does not depend on the order of k. A lane of `mma` holds four neighbours in k, then the
+four 16 further, and so on; here a lane loads 16 codes that are neighbours in memory and takes them for those,
+and loads x by the same rule: two loads of 16 bytes. Rows are padded to 8 or 16 by repeating valid ones, so
+that 1 to 8 rows cost the same.
 
-One warp owns `blocks` times 16 output features and 128 input features at a time, `warps` of a program stand side by
-side along K and add up at the end. Grid (N / (16 * blocks), S). Scales of rows multiply the result, those of blocks the
-sum of each 128. Accumulation in fp32; the only rounding is that of x to its own type. With PDL the first chunk of weights
-is on its way before the kernel waits for x. Not supported: more than 16 rows (w8_tiles.py).
+One warp owns `blocks` times 16 output features and 128 input features at a time, `warps` of a program stand
+side by side along K and add up at the end. Grid (N / (16 * blocks), S). Scales of rows multiply the result,
+those of blocks the sum of each 128. Accumulation in fp32; the only rounding is that of x to its own type.
+With PDL the first chunk of weights is on its way before the kernel waits for x. Not supported: more than 16
+rows (w8_tiles.py).
 """
 # mypy: disable-error-code="assignment"
 # (Triton unrolls loops over tuples that grow; no type says that)
@@ -50,7 +52,8 @@ def _load(codes, first, N: tl.constexpr, K: tl.constexpr, WARPS: tl.constexpr):
 
 @triton.jit
 def _left(w, WARPS: tl.constexpr):
-    """Those codes as a left operand [16, 64] or [WARPS, 16, 64]; bytes of a lane are (half, pair of fours, four)."""
+    """Those codes as a left operand [16, 64] or [WARPS, 16, 64]; bytes of a lane are (half, pair of fours,
+    four)."""
     if WARPS == 1:
         w = tl.permute(tl.reshape(w, (2, 8, 4, 2, 2, 4)), (0, 1, 3, 4, 2, 5))
         return tl.reshape(w, (16, 64))

@@ -5,14 +5,16 @@ Letters: N output and K input features, G = K / 128.
     w[n, k] = scale * value(code[n, k])        scale [N], or one for each block of 128 x 128
 
 A code is a sign bit and seven more. `e4m3`: four of exponent (bias 7) and three of mantissa, as torch's
-float8_e4m3fn has them, up to 448; the code 0x7f of no number is never stored. `whole`: sign and magnitude, -127 to
-127, not two's complement: with the sign apart both kinds become fp16 or bf16 by the same few operations on two at
-once (w8_tile.py), without a conversion from integers, which GPUs do at a quarter of their rate or less.
+float8_e4m3fn has them, up to 448; the code 0x7f of no number is never stored. `whole`: sign and magnitude,
+-127 to 127, not two's complement: with the sign apart both kinds become fp16 or bf16 by the same few
+operations on two at once (w8_tile.py), without a conversion from integers, which GPUs do at a quarter of
+their rate or less.
 
-Codes stay in the rows of a linear layer, so that the library multiplies them too (w8_dense.py), and a tensor-core
-operand is read from them directly: see w8_few.py.
+Codes stay in the rows of a linear layer, so that the library multiplies them too (w8_dense.py), and a
+tensor-core operand is read from them directly: see w8_few.py.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -24,8 +26,8 @@ _SLICE_ROWS = 4096
 
 
 class W8(NamedTuple):
-    """A weight of bytes. codes [N, K]: float8_e4m3fn, or uint8 for whole numbers. scales fp32: [N], or [ceil(N / 128),
-    G] where blocks share one."""
+    """A weight of bytes. codes [N, K]: float8_e4m3fn, or uint8 for whole numbers. scales fp32: [N], or
+    [ceil(N / 128), G] where blocks share one."""
 
     codes: torch.Tensor
     scales: torch.Tensor
@@ -75,9 +77,21 @@ def dense(weight: W8, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return (values(weight.codes) * wide).to(dtype)
 
 
+def joined(parts: Sequence[W8]) -> W8 | None:
+    """One weight of parts along N; None where their scales do not join: of rows and of blocks, or a block
+    would lie in two parts."""
+    blocks = parts[0].blocks
+    if any(each.blocks != blocks or each.codes.dtype != parts[0].codes.dtype for each in parts):
+        return None
+    if blocks and any(each.features_out % BLOCK for each in parts[:-1]):
+        return None
+    codes = torch.cat([each.raw for each in parts]).view(parts[0].codes.dtype)
+    return W8(codes, torch.cat([each.scales for each in parts]))
+
+
 def whole_rows(weight: torch.Tensor) -> W8:
-    """Round a floating weight [N, K] to whole numbers, each row in 127 steps of its own to its largest value. Some rows
-    at a time: a head in fp32 takes gigabytes."""
+    """Round a floating weight [N, K] to whole numbers, each row in 127 steps of its own to its largest value.
+    Some rows at a time: a head in fp32 takes gigabytes."""
     n, k = weight.shape
     codes = torch.empty(n, k, dtype=torch.uint8, device=weight.device)
     scales = torch.empty(n, device=weight.device)

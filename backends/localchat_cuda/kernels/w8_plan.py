@@ -1,7 +1,8 @@
 """How each W8 product is cut, and which form serves how many rows.
 
-Nothing here is measured yet but what its neighbours taught (w4_plan.py, on an H200): the whole grid in one wave, 35 to 50
-KB of weights on their way for each multiprocessor, splits of K where N alone gives too few programs.
+Nothing here is measured yet but what its neighbours taught (w4_plan.py, on an H200): the whole grid in one
+wave, 35 to 50 KB of weights on their way for each multiprocessor, splits of K where N alone gives too few
+programs.
 """
 
 from dataclasses import dataclass
@@ -20,9 +21,9 @@ _TILED_PROGRAMS = 3
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """blocks: of 16 output features a warp (few) or a program (tiles) owns. warps: side by side along K (few), or of a
-    program (tiles). splits: programs along K. stages: of the pipeline (tiles). registers: bound for the compiler, 0:
-    none."""
+    """blocks: of 16 output features a warp (few) or a program (tiles) owns. warps: side by side along K
+    (few), or of a program (tiles). splits: programs along K. stages: of the pipeline (tiles). registers:
+    bound for the compiler, 0: none."""
 
     blocks: int
     warps: int

@@ -1,26 +1,29 @@
 """Bytes of a weight to numbers that the tensor cores take, on the way from memory: exact.
 
-A code (w8_pack.py) is a sign bit and seven others. Two of them, each spread with its sign into 16 bits by one byte
-permutation, become fp16 or bf16 together:
+A code (w8_pack.py) is a sign bit and seven others. Two of them, each spread with its sign into 16 bits by one
+byte permutation, become fp16 or bf16 together:
 
-    e4m3    shift the seven bits to where exponent and mantissa are, clear what the sign left between, and multiply by
-            2^8 (fp16) or 2^120 (bf16), the difference of the exponents' biases: numbers below the normal ones come
-            out right as well
-    whole   set the exponent of 1024 (fp16) or 128 (bf16), so that the seven bits are its last digits, and take the
-            same number with the same sign off
+    e4m3    shift the seven bits to where exponent and mantissa are, clear what the sign left between, and
+            multiply by 2^8 (fp16) or 2^120 (bf16), the difference of the exponents' biases: numbers below the
+            normal ones come out right as well
+    whole   set the exponent of 1024 (fp16) or 128 (bf16), so that the seven bits are its last digits, and
+            take the same number with the same sign off
 
-Seven or eight operations for four codes. GPUs from compute capability 8.9 on convert e4m3 to fp16 themselves, two by
-one operation; to bf16 they would do it by way of fp32, slower than this. The shift and multiplication for e4m3 is
-Marlin's; sign-and-magnitude codes for whole numbers are our own.
+Seven or eight operations for four codes. GPUs from compute capability 8.9 on convert e4m3 to fp16 themselves,
+two by one operation; to bf16 they would do it by way of fp32, slower than this. The shift and multiplication
+for e4m3 is Marlin's; sign-and-magnitude codes for whole numbers are our own.
 """
 
 import triton
 import triton.language as tl
 
 PLAIN, PACKED, NATIVE = 0, 1, 2
-"""Ways to decode: operations of any device (in the interpreter too), of two codes at once, conversion instructions."""
+"""Ways to decode: operations of any device (in the interpreter too), of two codes at once, conversion
+instructions."""
 
-_E4M3_FP16 = "shl.b32 a, a, 7; and.b32 a, a, 0xbf80bf80; mov.b32 b, 0x5c005c00; mul.rn.f16x2 {0}, a, b;"
+_E4M3_FP16 = (
+    "shl.b32 a, a, 7; and.b32 a, a, 0xbf80bf80; mov.b32 b, 0x5c005c00; mul.rn.f16x2 {0}, a, b;"
+)
 _E4M3_BF16 = (
     "shl.b32 a, a, 4; and.b32 a, a, 0x87f087f0; mov.b32 b, 0x7b807b80; mov.b32 c, 0x80008000;"
     "fma.rn.bf16x2 {0}, a, b, c;"
@@ -37,9 +40,7 @@ _WHOLE_BF16 = (
 
 def _four(body: str) -> str:
     low, high = body.replace("{0}", "$0"), body.replace("{0}", "$1")
-    return (
-        f"{{ .reg .b32 a, b, c; prmt.b32 a, $2, 0, 0x9180; {low} prmt.b32 a, $2, 0, 0xb3a2; {high} }}"
-    )
+    return f"{{ .reg .b32 a, b, c; prmt.b32 a, $2, 0, 0x9180; {low} prmt.b32 a, $2, 0, 0xb3a2; {high} }}"
 
 
 def _two(body: str) -> str:
@@ -93,8 +94,8 @@ def _plain(w, like, WHOLE: tl.constexpr):
 
 @triton.jit
 def decode(w, like, WHOLE: tl.constexpr, WAY: tl.constexpr, FOUR: tl.constexpr):
-    """uint8 codes to `like` (fp16 or bf16; in the interpreter also fp32). FOUR: a thread holds codes in fours, as
-    loads of 16 bytes leave them; else in twos, as an operand in shared memory does."""
+    """uint8 codes to `like` (fp16 or bf16; in the interpreter also fp32). FOUR: a thread holds codes in
+    fours, as loads of 16 bytes leave them; else in twos, as an operand in shared memory does."""
     if WAY == 0:
         return _plain(w, like, WHOLE)
     elif WAY == 2 and not WHOLE and like == tl.float16:

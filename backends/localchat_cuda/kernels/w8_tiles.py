@@ -1,9 +1,11 @@
-"""W8A16 product for 17 to 64 rows: y = x w^T with weights of a byte through shared memory, by Triton's own pipeline.
+"""W8A16 product for 17 to 64 rows: y = x w^T with weights of a byte through shared memory, by Triton's own
+pipeline.
 
-Arguments and partial sums as in w8_few.py. A program owns 16 * blocks output features and a split of K, in steps of 128;
-weights come as bytes into shared memory, become numbers in registers, and are the left operand of Hopper's warpgroup
-instructions (before Hopper the same source compiles to `mma`); x is the right one, padded to 32 or 64 rows by repeating
-some. Grid (N / (16 * blocks), S). Accumulation in fp32. Not supported: more than 64 rows (w8_dense.py).
+Arguments and partial sums as in w8_few.py. A program owns 16 * blocks output features and a split of K, in
+steps of 128; weights come as bytes into shared memory, become numbers in registers, and are the left operand
+of Hopper's warpgroup instructions (before Hopper the same source compiles to `mma`); x is the right one,
+padded to 32 or 64 rows by repeating some. Grid (N / (16 * blocks), S). Accumulation in fp32. Not supported:
+more than 64 rows (w8_dense.py).
 """
 
 import torch
@@ -22,8 +24,8 @@ MAX_ROWS = 64
 
 @triton.jit
 def _landed(acc, WAY: tl.constexpr):
-    """acc itself, used, so that Triton waits for the multiplication before the next weights overwrite its registers:
-    see w4_many.py."""
+    """acc itself, used, so that Triton waits for the multiplication before the next weights overwrite its
+    registers: see w4_many.py."""
     if WAY == 0:
         return acc
     else:
@@ -48,6 +50,7 @@ def _tiles_kernel(
     SHARED: tl.constexpr,
     WHOLE: tl.constexpr,
     WAY: tl.constexpr,
+    FOUR: tl.constexpr,
     PDL: tl.constexpr,
 ):
     G: tl.constexpr = K // 128
@@ -64,7 +67,7 @@ def _tiles_kernel(
         gdc_wait()
     for g in tl.range(split * G // SPLITS, (split + 1) * G // SPLITS, 1, num_stages=STAGES):
         w = tl.load(row + g * 128, eviction_policy="evict_first")
-        w = decode(w, x.dtype.element_ty, WHOLE, WAY, False)
+        w = decode(w, x.dtype.element_ty, WHOLE, WAY, FOUR)
         xs = tl.load(column + g * 128)
         if SHARED:
             scale = tl.load(scales + tl.minimum(n, N - 1) // 128 * G + g)
@@ -83,7 +86,8 @@ def product(
     """Write the partial sums into `out` [S, M, N]; reference: w8_few.reference."""
     check(x, weight, out, cut, MAX_ROWS)
     m, (n, k) = x.shape[0], weight.codes.shape
-    pdl = pdl and traits(weight.codes.device).pdl
+    hopper = traits(weight.codes.device).pdl
+    pdl = pdl and hopper
     _tiles_kernel[(triton.cdiv(n, 16 * cut.blocks), cut.splits)](
         x,
         weight.raw,
@@ -99,6 +103,7 @@ def product(
         SHARED=weight.blocks,
         WHOLE=weight.whole,
         WAY=way,
+        FOUR=not hopper,
         PDL=pdl,
         **options(pdl, cut.warps, registers=cut.registers),
     )
