@@ -99,7 +99,9 @@ KEYS: Final[Mapping[str, Key]] = {
         "--dummy-weights", _YES_NO, "Random weights: to measure speed without a model's files."
     ),
     "head_int8": Key(
-        "--head-int8", _YES_NO, "Round the output head to 8 bits at the load: faster (CUDA backend)."
+        "--head-int8",
+        _YES_NO,
+        "Round the output head to 8 bits at the load: faster (CUDA backend).",
     ),
     "threads": Key(
         "--threads", "a whole number; 0 is every physical core", "Threads that compute."
