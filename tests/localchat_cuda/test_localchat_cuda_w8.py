@@ -48,10 +48,10 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 def emulated(program: str, word: int, dtype: torch.dtype, results: int) -> list[float]:
     """What the few instructions used make of a word, as PTX defines them."""
-    held = {f"${results}": word}
+    held: dict[str, int] = {f"${results}": word}
 
     def value(name: str) -> int:
-        return int(name, 16) if name.startswith("0x") else held[name] if name in held else int(name)
+        return held[name] if name in held else int(name, 0)
 
     def halves(register: int) -> torch.Tensor:
         pair = torch.tensor([register & 0xFFFF, register >> 16], dtype=torch.int32)
