@@ -33,6 +33,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     vram_gb: Annotated[float, Meta(gt=0)] | None = None
     kv_gb: Annotated[float, Meta(gt=0)] | None = None
     dummy_weights: bool = False
+    head_int8: bool = False
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0
     speculation: bool = True
     keep_alive: Annotated[int, Meta(ge=-1)] = 300
@@ -98,6 +99,11 @@ KEYS: Final[Mapping[str, Key]] = {
     "kv_gb": Key("--kv-gb", _GB, "Most of it for the KV cache."),
     "dummy_weights": Key(
         "--dummy-weights", _YES_NO, "Random weights: to measure speed without a model's files."
+    ),
+    "head_int8": Key(
+        "--head-int8",
+        _YES_NO,
+        "Round the output head to 8 bits at the load: faster (CUDA backend).",
     ),
     "threads": Key(
         "--threads", "a whole number; 0 is every physical core", "Threads that compute."

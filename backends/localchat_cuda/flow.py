@@ -29,6 +29,8 @@ from localchat_cuda.kernels import (
     w4,
     w4_feed,
     w4_pack,
+    w8,
+    w8_pack,
 )
 from localchat_cuda.paging import Inputs, Pages
 
@@ -173,12 +175,14 @@ class _Shared:
 
 
 def logits_of(
-    x: torch.Tensor, head: torch.Tensor, cap: float = 0.0, *, kernels: bool
+    x: torch.Tensor, head: torch.Tensor | w8_pack.W8, cap: float = 0.0, *, kernels: bool
 ) -> torch.Tensor:
     """Logits fp32 [P, vocabulary] of last states x [P, K], `cap` as ModelConfig.head_cap; 2 to 64 rows go
     through the library on a GPU (259 to 273 us for 152,064 x 3,584 on an H200, against 293 to 351 of our
     kernel inside a step)."""
-    if kernels and x.is_cuda and x.shape[0] > 1 and x.dtype != torch.float32:
+    if isinstance(head, w8_pack.W8):
+        found = w8.logits(x, head, kernels=kernels)
+    elif kernels and x.is_cuda and x.shape[0] > 1 and x.dtype != torch.float32:
         found = torch.mm(x, head.t(), out_dtype=torch.float32)
     else:
         found = _dense(x, head, kernels=kernels).float()
@@ -207,6 +211,10 @@ class DenseFlow(_Shared):
         return self.normed(None, self.residual, gain)
 
     def product(self, x: torch.Tensor, weight: Weight) -> torch.Tensor:
+        if isinstance(weight, w8_pack.W8):
+            how = self.config.quantization
+            rounded = how is not None and how.rounded
+            return w8.product(x, weight, kernels=self.kernels, rounded=rounded)
         if not isinstance(weight, w4_pack.W4):
             return _dense(x, weight, kernels=self.kernels)[None]
         return w4.product_of(x, weight, kernels=self.kernels)

@@ -63,7 +63,9 @@ def load_runner(
     with _memory_or_advice(options):
         source: Source = RandomWeights(device) if folder is None else Checkpoint(folder, device)
         names = ARCHITECTURES[config.architecture].NAMES
-        weights = load(config, names, source, device, progress=told, say=say)
+        weights = load(
+            config, names, source, device, head_int8=options.head_int8, progress=told, say=say
+        )
         blocks = can.kv_tokens // can.block_tokens
         pages = Pages(
             config, blocks + 1, can.context_tokens, device, _DTYPES[config.dtype], can.block_tokens,

@@ -26,6 +26,8 @@ STEP_TOKENS, LARGE_STEP_TOKENS = 2048, 4096
 _LARGE_GPU_BYTES = 40_000_000_000
 OVERHEAD_BYTES = 900_000_000
 """The driver's context, the libraries' handles and workspaces, compiled kernels, captured graphs."""
+HEAD_COLUMNS = 128
+"""An 8-bit head's columns are multiplied in runs of these."""
 _HALF, _FLOAT, _LARGEST_SLOTS = 2, 4, 256
 _KV_TYPES: dict[FloatType, str] = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 
@@ -102,6 +104,14 @@ def dummy_bytes(config: ModelConfig) -> int:
     return config.layers * layer + plain * wide
 
 
+def rounded_head_bytes(config: ModelConfig) -> int:
+    """What an 8-bit head takes more than the floating one: less than nothing, but where the embedding is the
+    head and stays beside it."""
+    numbers = config.vocabulary * config.hidden
+    wide = _FLOAT if config.dtype == "float32" else _HALF
+    return numbers + _FLOAT * config.vocabulary - (0 if config.tied else numbers * wide)
+
+
 def step_tokens(gpu: Gpu) -> int:
     """Most tokens of a step on this GPU."""
     return LARGE_STEP_TOKENS if gpu.total_bytes >= _LARGE_GPU_BYTES else STEP_TOKENS
@@ -113,7 +123,7 @@ def workspace_bytes(config: ModelConfig, slots: int, step: int = STEP_TOKENS) ->
     width = max(config.qkv_columns, 2 * config.feed, config.hidden)
     activations = step * (2 * width + 3 * config.hidden) * _FLOAT
     logits = slots * config.vocabulary * 3 * _FLOAT
-    spread = 2 * config.feed * config.hidden * _HALF if config.packed else 0
+    spread = 2 * config.feed * config.hidden * _HALF if config.quantization else 0
     return activations + logits + spread
 
 
@@ -141,6 +151,9 @@ class _Planner:
             self.free = min(self.free, limits.gpu_bytes)
         self.gpu = gpu
         self.notes = list(_window_notes(config))
+        if wish.head_int8:
+            self.weights += rounded_head_bytes(config)
+            self.notes.append("The output head is rounded to 8 bits.")
 
     def _check(self) -> None:
         wish = self.wish
@@ -149,6 +162,11 @@ class _Planner:
         if not 1 <= wish.max_slots <= _LARGEST_SLOTS:
             raise UsageError(
                 f"{wish.max_slots} sequences at once: 1 to {_LARGEST_SLOTS} are possible."
+            )
+        if wish.head_int8 and self.config.hidden % HEAD_COLUMNS:
+            raise UsageError(
+                f"The head of this model, with {self.config.hidden} columns, cannot be rounded to 8 bits.",
+                hint=f"Leave out --head-int8: it takes columns in {HEAD_COLUMNS}s.",
             )
         if self.kv_type not in self.kv_types:
             raise UsageError(

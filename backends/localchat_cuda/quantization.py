@@ -21,10 +21,12 @@ Refused = Callable[[str], ModelInvalid]
 
 PACKED_GROUP = 128
 """Input features that share a scale and a zero in the packed form (kernels/w4_pack.py)."""
-STORED = "bf16, fp16, fp32, AWQ, GPTQ or compressed-tensors' 4 bits"
+_FP8_BLOCK = 128
+"""Features of both kinds that share a scale, where blocks do."""
+STORED = "bf16, fp16, fp32, AWQ, GPTQ, compressed-tensors' 4 bits or FP8"
 """The ways to store a layer that are read here, for sentences."""
 _STEP_BYTES = 4
-"""Of one scale and one zero there."""
+"""Of one scale and one zero there; of a scale of FP8 weights."""
 _LABELS: dict[Method, str] = {"awq": "AWQ", "gptq": "GPTQ", "int4": "int4", "fp8": "FP8"}
 _CODES = {"awq": ".qweight", "gptq": ".qweight", "int4": ".weight_packed"}
 """By method, the tensor of codes."""
@@ -36,7 +38,8 @@ _BESIDE = (".qzeros", ".scales", "_scale", "_zero_point", ".weight_shape", "g_id
 class Quantization:
     """method: whose layout the tensors have. bits: of a weight. group: input features of one scale, 0: all
     of them. ordered: groups are scattered over the columns (act-order). less_one: zeros are said to be
-    stored minus one. Layers that config.json leaves out are told from their tensors, not from here."""
+    stored minus one. rounded: products of many rows may round their activations to FP8 as well, for which
+    the checkpoint was made. Layers that config.json leaves out are told from their tensors, not from here."""
 
     method: Method
     bits: int = 4
@@ -44,6 +47,7 @@ class Quantization:
     symmetric: bool = False
     ordered: bool = False
     less_one: bool = False
+    rounded: bool = False
 
     @property
     def packed(self) -> bool:
@@ -60,7 +64,8 @@ class Quantization:
         if self.packed:
             order = 4 * k if self.ordered else 0
             return n * k // 2 + n * (k // PACKED_GROUP) * _STEP_BYTES + order
-        return n * k
+        scales = -(-n // self.group) * -(-k // self.group) if self.group else n
+        return n * k + scales * _STEP_BYTES
 
     def loaded_bytes(self, tensor: Tensor) -> int:
         """What a tensor of the files takes once it is loaded: as stored, but for packed layers, whose scales
@@ -153,6 +158,9 @@ def _compressed(raw: Mapping[str, Any], refused: Refused) -> Quantization:
         raise refused("weights that were rotated (transform_config)")
     scheme = wanted[0]
     bits, kind = scheme.get("num_bits"), scheme.get("type")
+    if bits == 8 and kind == "float":
+        rounded = all(each.get("input_activations") for each in schemes if isinstance(each, dict))
+        return _compressed_fp8(scheme, refused, rounded=rounded)
     if layout != "pack-quantized" or bits != 4 or kind != "int":
         raise refused(f"weights compressed as {layout}, {kind} of {bits} bits")
     strategy = scheme.get("strategy")
@@ -166,6 +174,39 @@ def _compressed(raw: Mapping[str, Any], refused: Refused) -> Quantization:
         symmetric=bool(scheme.get("symmetric", True)),
         ordered=scheme.get("actorder") in ("group", "dynamic", True) and group > 0,
     )
+
+
+def _compressed_fp8(scheme: Mapping[str, Any], refused: Refused, *, rounded: bool) -> Quantization:
+    strategy = scheme.get("strategy")
+    if strategy == "block":
+        return _fp8_blocks(scheme.get("block_structure"), refused, rounded=rounded)
+    if strategy not in ("tensor", "channel"):
+        raise refused(f"FP8 weights with one scale for each {strategy}")
+    return Quantization("fp8", 8, 0, symmetric=True, rounded=rounded)
+
+
+def _fp8_blocks(size: object, refused: Refused, *, rounded: bool) -> Quantization:
+    if size != [_FP8_BLOCK, _FP8_BLOCK]:
+        raise refused(f"FP8 weights with scales for blocks of {size} (128 x 128 are possible)")
+    return Quantization("fp8", 8, _FP8_BLOCK, symmetric=True, rounded=rounded)
+
+
+def _fp8(raw: Mapping[str, Any], refused: Refused) -> Quantization:
+    """DeepSeek's and Qwen's blocks, vLLM's one scale for a tensor, Meta's one for a row (fbgemm)."""
+    if str(raw.get("fmt") or "e4m3").lower() not in ("e4m3", "float8_e4m3fn"):
+        raise refused(f"FP8 weights of the kind {raw.get('fmt')} (e4m3 are possible)")
+    size = raw.get("weight_block_size")
+    if size is not None:
+        return _fp8_blocks(size, refused, rounded=True)
+    return Quantization("fp8", 8, 0, symmetric=True, rounded=True)
+
+
+def _modelopt(raw: Mapping[str, Any], refused: Refused) -> Quantization:
+    nested = raw.get("quantization")
+    kind = raw.get("quant_algo") or (nested.get("quant_algo") if isinstance(nested, dict) else None)
+    if kind != "FP8":
+        raise refused(f"weights quantized by ModelOpt as {kind} (FP8 is possible)")
+    return Quantization("fp8", 8, 0, symmetric=True, rounded=True)
 
 
 def _group(size: object, what: str, refused: Refused) -> int:
@@ -183,5 +224,8 @@ _PARSERS: dict[str, Callable[[Mapping[str, Any], Refused], Quantization]] = {
     "auto-round": _auto_round,
     "intel/auto-round": _auto_round,
     "compressed-tensors": _compressed,
+    "fp8": _fp8,
+    "fbgemm_fp8": _fp8,
+    "modelopt": _modelopt,
 }
 """By `quant_method`."""

@@ -11,7 +11,7 @@ from localchat.errors import ModelInvalid, ModelMissing
 from localchat.fit.safetensors_header import SafetensorsHeader, read_safetensors
 from localchat_cuda.tensor_names import usual_name
 
-_STEPS = (".scales", ".weight_scale")
+_STEPS = (".scales", ".weight_scale", ".weight_scale_inv")
 """Names of what codes are multiplied by."""
 _GROUP = 128
 
@@ -22,6 +22,10 @@ class Source(Protocol):
     def has(self, name: str) -> bool:
         """Whether there is such a tensor. A random draw has those that a checkpoint must have in the format
         at hand, and none that it may lack."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor that there is, for those that come in several. Of a random draw: a single number."""
         ...
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -43,9 +47,17 @@ class Checkpoint:
             for path, header in self.headers.items()
             for tensor in header.tensors
         }
+        self._shapes = {
+            tensor.name: tensor.shape
+            for header in self.headers.values()
+            for tensor in header.tensors
+        }
 
     def has(self, name: str) -> bool:
         return name in self._files
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes.get(name, ())
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         path, stored = self._files.get(name, (None, name))
@@ -85,6 +97,9 @@ class RandomWeights:
 
     def has(self, name: str) -> bool:
         return ".layers." in name and not name.endswith((".weight", "g_idx"))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return ()
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         if name.endswith("g_idx"):

@@ -15,7 +15,7 @@ from localchat.errors import EngineClosed, ModelInvalid
 from localchat_cuda.config import ModelConfig
 from localchat_cuda.formats import Floating, Place, format_of
 from localchat_cuda.formats.weight import Weight, bytes_of, join, rows_sorted
-from localchat_cuda.kernels import w4_pack
+from localchat_cuda.kernels import w4_pack, w8_pack
 from localchat_cuda.source import Source
 
 Progress: TypeAlias = Callable[[int, int], bool]
@@ -54,18 +54,19 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """All weights. embedding and head [vocabulary, hidden], one tensor where they are tied."""
+    """All weights. embedding and head [vocabulary, hidden], one tensor where they are tied and the head is
+    not rounded."""
 
     embedding: torch.Tensor
     layers: tuple[LayerWeights, ...]
     last_norm: torch.Tensor
-    head: torch.Tensor
+    head: torch.Tensor | w8_pack.W8
 
     @property
     def bytes(self) -> int:
         """What is held on the device."""
-        held = {id(t): t for t in (self.embedding, self.head, self.last_norm)}
-        total = sum(t.numel() * t.element_size() for t in held.values())
+        held = {id(weight): weight for weight in (self.embedding, self.head, self.last_norm)}
+        total = sum(bytes_of(weight) for weight in held.values())
         for layer in self.layers:
             plain = (*layer.norms.values(), *layer.biases.values())
             total += sum(t.numel() * t.element_size() for t in plain)
@@ -170,10 +171,12 @@ def load(
     device: torch.device,
     *,
     dtype: torch.dtype | None = None,
+    head_int8: bool = False,
     progress: Progress = lambda done, total: True,
     say: Callable[[str], None] = lambda text: None,
 ) -> ModelWeights:
-    """All weights on `device` in `dtype` (None: the checkpoint's; packed layers stay packed). `progress` is
+    """All weights on `device` in `dtype` (None: the checkpoint's; packed layers stay packed);
+    head_int8: with the head rounded to 8 bits, beside the embedding where they are tied. `progress` is
     called after each layer with (layers done, layers in all); False raises EngineClosed. `say` takes what
     the user should know of the checkpoint. Raises ModelInvalid."""
     loader = _Loader(config, names, Place(source, device, dtype or _DTYPES[config.dtype], say))
@@ -187,5 +190,6 @@ def load(
     if not config.tied:
         loader.refuse_head()
         head = loader.plain(names.head, config.vocabulary, config.hidden)
+    rounded = w8_pack.whole_rows(head) if head_int8 else head
     last_norm = loader.norm(names.last_norm, config.hidden)
-    return ModelWeights(embedding, tuple(layers), last_norm, head)
+    return ModelWeights(embedding, tuple(layers), last_norm, rounded)

@@ -48,6 +48,11 @@ def _check(wish: LoadWish) -> None:
         raise UsageError(f"A context of {wish.context_tokens} tokens is not possible.")
     if not 1 <= wish.max_slots <= _MOST_SLOTS:
         raise UsageError(f"{wish.max_slots} sequences at once: 1 to {_MOST_SLOTS} are possible.")
+    if wish.head_int8:
+        raise UsageError(
+            "llama.cpp cannot round the output head at the load.",
+            hint="Leave out --head-int8: a GGUF file stores its head quantized already.",
+        )
     if isinstance(wish.gpu_layers, int) and wish.gpu_layers < 0:
         raise UsageError(
             f"{wish.gpu_layers} layers on the GPU are not possible.",

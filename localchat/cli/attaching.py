@@ -53,4 +53,5 @@ def _wish(setup: "Setup") -> Wish:
         gpu_layers=settings.gpu_layers,
         threads=settings.threads,
         cache_ram_bytes=None if cache is None else cache * 2**20,
+        head_int8=settings.head_int8,
     )

@@ -28,6 +28,7 @@ LEAST_SLOTS = 2
 @click.option("--gpu-layers", "gpu_layers", metavar="N", help="Layers on the GPU.")
 @click.option("--threads", "threads", metavar="N", help="Threads that would compute.")
 @click.option("--parallel", type=click.IntRange(1, 255), metavar="N", help="Requests at once; 2.")
+@click.option("--head-int8/--head-exact", default=None, help="With the head in 8 bits (CUDA).")
 @click.option("--backend", "backend", metavar="NAME", help="What would run the model.")
 @click.option(
     "--require-gpu/--no-require-gpu", default=None, help="Whether the CPU alone is not enough."
@@ -144,6 +145,7 @@ def wish_of(settings: "Settings", slots: int) -> "LoadWish":
         cache_ram_bytes=None if cache is None else cache * 2**20,
         threads=settings.threads,
         require_gpu=settings.require_gpu,
+        head_int8=settings.head_int8,
     )
 
 

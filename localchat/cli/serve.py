@@ -56,6 +56,7 @@ _SLOTS = 16
 @click.option("--cache-ram", "cache_ram_mib", metavar="MIB", help="RAM for KV that nobody uses.")
 @click.option("--threads", "threads", metavar="N", help="Threads that compute.")
 @click.option("--gpu-layers", "gpu_layers", metavar="N", help="Layers on the GPU.")
+@click.option("--head-int8/--head-exact", default=None, help="Round heads to 8 bits (CUDA).")
 @click.option("--backend", "backend", metavar="NAME", help="What runs the model.")
 @click.option("-q", "--quiet/--no-quiet", "quiet", default=None, help="No line a request.")
 @click.pass_context

@@ -31,6 +31,7 @@ class Wish(msgspec.Struct, frozen=True, omit_defaults=True):
     gpu_layers: int | Literal["auto", "all"] = "auto"
     threads: int = 0
     cache_ram_bytes: int | None = None
+    head_int8: bool = False
 
 
 class AskDoor(msgspec.Struct, frozen=True):

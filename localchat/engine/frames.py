@@ -53,6 +53,7 @@ class Open(msgspec.Struct, frozen=True, tag="open", omit_defaults=True):
     gpu_limit_bytes: int | None = None
     kv_limit_bytes: int | None = None
     dummy_weights: bool = False
+    head_int8: bool = False
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):

@@ -178,6 +178,7 @@ class LocalEngine:
                     gpu_limit_bytes=options.gpu_limit_bytes,
                     kv_limit_bytes=options.kv_limit_bytes,
                     dummy_weights=options.dummy_weights,
+                    head_int8=options.head_int8,
                 )
             )
         return self._child

@@ -15,8 +15,8 @@ class EngineOptions:
     require_gpu: refuse to load rather than compute on the CPU alone. sampling: defaults by name (the
     catalogue's or the user's), before the model's own. state_dir: where crashing builds are remembered.
     remote: a server elsewhere that answers instead; then nothing is loaded here.
-    audit: check the KV books whenever idle (tests). gpu_limit_bytes, kv_limit_bytes, dummy_weights: see
-    fit.plan.LoadWish.
+    audit: check the KV books whenever idle (tests). gpu_limit_bytes, kv_limit_bytes, dummy_weights,
+    head_int8: see fit.plan.LoadWish.
     """
 
     model: Path
@@ -37,3 +37,4 @@ class EngineOptions:
     gpu_limit_bytes: int | None = None
     kv_limit_bytes: int | None = None
     dummy_weights: bool = False
+    head_int8: bool = False

@@ -28,7 +28,7 @@ class LoadWish:
     context_tokens: longest sequence. kv_type: f16, q8_0, q4_0, fp8, ... max_slots: sequences at once.
     cache_ram_bytes: RAM for parked prefixes. require_gpu: refuse rather than compute on the CPU alone.
     gpu_limit_bytes, kv_limit_bytes: most of a GPU's memory, most of it for the KV cache. dummy_weights: random
-    weights, to measure speed without a model's files.
+    weights, to measure speed without a model's files. head_int8: round the output head to 8 bits.
     """
 
     context_tokens: int | None = None
@@ -41,6 +41,7 @@ class LoadWish:
     gpu_limit_bytes: int | None = None
     kv_limit_bytes: int | None = None
     dummy_weights: bool = False
+    head_int8: bool = False
 
 
 @dataclass(frozen=True, slots=True)

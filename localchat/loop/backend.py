@@ -219,6 +219,7 @@ class LoadOptions:
 
     threads: 0 = physical cores. safe_mode: avoid what is known to crash here.
     max_slots: sequences at once. dummy_weights: random ones, to measure speed.
+    head_int8: round the output head to 8 bits.
     """
 
     plan: MemoryPlan
@@ -226,6 +227,7 @@ class LoadOptions:
     safe_mode: bool = False
     max_slots: int = 16
     dummy_weights: bool = False
+    head_int8: bool = False
 
 
 Progress: TypeAlias = Callable[[int, int], bool]

@@ -129,11 +129,12 @@ class Worker:
                 gpu_limit_bytes=wish.gpu_limit_bytes,
                 kv_limit_bytes=wish.kv_limit_bytes,
                 dummy_weights=wish.dummy_weights,
+                head_int8=wish.head_int8,
             )
         )
         self._footprint = Footprint(self._plan)
         self._fingerprint = fingerprint(
-            self._model.info, self._plan.kv_type, self._selection.versions
+            self._model.info, self._plan.kv_type, self._selection.versions, head_int8=wish.head_int8
         )
         for note in self._plan.notes:
             self._say(note)
@@ -160,6 +161,7 @@ class Worker:
             safe_mode=self._safe,
             max_slots=self._wish.max_slots,
             dummy_weights=self._wish.dummy_weights,
+            head_int8=self._wish.head_int8,
         )
         if self._embedding is not None:
             model = cast(EmbeddingModel, self._model)

@@ -47,6 +47,7 @@ def engine_options(
         gpu_limit_bytes=_bytes(settings.vram_gb),
         kv_limit_bytes=_bytes(settings.kv_gb),
         dummy_weights=settings.dummy_weights,
+        head_int8=settings.head_int8,
         backend=settings.backend,
         sampling=_advised(model, paths),
         state_dir=paths.state_dir,
@@ -129,6 +130,7 @@ class LibraryFinder:
             "gpu_layers": None if wish.gpu_layers == "auto" else wish.gpu_layers,
             "threads": wish.threads or None,
             "cache_ram_bytes": wish.cache_ram_bytes,
+            "head_int8": wish.head_int8 or None,
         }
         insisted = {name: value for name, value in asked.items() if value is not None}
         options = replace(self._options(model, wish.word), **insisted)  # type: ignore[arg-type]

@@ -69,6 +69,7 @@ def _wish(options: EngineOptions) -> LoadWish:
         cache_ram_bytes=options.cache_ram_bytes,
         threads=options.threads,
         require_gpu=options.require_gpu,
+        head_int8=options.head_int8,
     )
 
 

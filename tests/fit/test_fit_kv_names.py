@@ -24,7 +24,10 @@ def test_one_name_stands_for_each_type() -> None:
 def test_a_plain_cache_has_a_smaller_one(
     kv_type: str, possible: tuple[str, ...], wanted: str, share: float
 ) -> None:
-    assert smaller(kv_type, possible) == (wanted, pytest.approx(share))
+    found = smaller(kv_type, possible)
+    assert found is not None
+    assert found.kv_type == wanted
+    assert found.share == pytest.approx(share)
 
 
 @pytest.mark.parametrize(

@@ -74,11 +74,13 @@ def tiny_runner(
     kernels: bool = ON_GPU,
     graphs: bool = True,
     coded: bool = False,
+    head_int8: bool = False,
 ) -> CudaRunner:
     """A runner over a checkpoint folder, with unwritten pages that spoil whatever reads them."""
     config = read_config(folder)
     names = ARCHITECTURES[config.architecture].NAMES
-    weights = load(config, names, Checkpoint(folder, device), device, dtype=dtype)
+    source = Checkpoint(folder, device)
+    weights = load(config, names, source, device, dtype=dtype, head_int8=head_int8)
     pages = Pages(config, blocks + 1, context, device, dtype, PAGE, coded=coded)
     spoil(pages)
     can = Capabilities(

@@ -4,6 +4,7 @@ from typing import Protocol
 
 from localchat_cuda.formats.awq import Awq
 from localchat_cuda.formats.floating import Floating
+from localchat_cuda.formats.fp8 import Fp8
 from localchat_cuda.formats.gptq import Gptq
 from localchat_cuda.formats.int4 import Int4
 from localchat_cuda.formats.place import Place
@@ -34,6 +35,8 @@ def format_of(quantization: Quantization | None, place: Place) -> Format:
         return Gptq(place, quantization)
     if quantization.method == "int4":
         return Int4(place, quantization)
+    if quantization.method == "fp8":
+        return Fp8(place, quantization)
     raise ValueError(f"quantization: no format reads {quantization.method}")
 
 

@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 import torch
 
-from localchat_cuda.kernels import w4_pack
+from localchat_cuda.kernels import w4_pack, w8_pack
 
-Weight: TypeAlias = torch.Tensor | w4_pack.W4
+Weight: TypeAlias = torch.Tensor | w4_pack.W4 | w8_pack.W8
 """A tensor is [N, K] in the model's dtype."""
 
 
@@ -30,6 +30,8 @@ def floating(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
     """The weight [N, K] as numbers, its columns as the layer has them."""
     if isinstance(weight, torch.Tensor):
         return weight.to(dtype)
+    if isinstance(weight, w8_pack.W8):
+        return w8_pack.dense(weight, dtype)
     found = w4_pack.dense(weight, dtype)
     if weight.order is None:
         return found
@@ -47,6 +49,10 @@ def join(parts: Iterable[Weight], n: int, dtype: torch.dtype) -> Weight:
     if isinstance(first, torch.Tensor):
         return _filled(first, held, n, dtype)
     rest = list(held)
+    if isinstance(first, w8_pack.W8):
+        bytes_ = [first, *(each for each in rest if isinstance(each, w8_pack.W8))]
+        joined = w8_pack.joined(bytes_) if len(bytes_) > len(rest) else None
+        return _filled(first, rest, n, dtype) if joined is None else joined
     packed = [first, *(each for each in rest if isinstance(each, w4_pack.W4))]
     if len(packed) <= len(rest):
         return _filled(first, rest, n, dtype)
@@ -81,4 +87,5 @@ def rows_sorted(weight: Weight, rows: torch.Tensor) -> Weight:
     """The weight whose output feature n is feature rows[n] of this one; rows int64 [N]."""
     if isinstance(weight, torch.Tensor):
         return weight[rows]
+    assert isinstance(weight, w4_pack.W4), "only layers of sorted columns have their rows sorted"
     return w4_pack.rows_sorted(weight, rows)

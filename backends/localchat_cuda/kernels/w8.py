@@ -1,0 +1,63 @@
+"""The product of a weight of bytes, whatever the number of rows: chooses the form and how codes are decoded.
+
+Letters: M rows, N output and K input features, S splits of K.
+"""
+
+from functools import lru_cache
+
+import torch
+
+from localchat_cuda.kernels import w8_dense, w8_few, w8_tiles, w8a8
+from localchat_cuda.kernels.launch import interpreted, traits
+from localchat_cuda.kernels.w8_pack import W8
+from localchat_cuda.kernels.w8_plan import TILED_ROWS, few_cut, form_for, tiles_cut
+from localchat_cuda.kernels.w8_tile import NATIVE, PACKED, PLAIN
+
+_SCRATCH_NUMBERS = 1 << 27
+"""Of a dequantized weight at once: 268 MB, all of a layer of a 7B model."""
+
+
+@lru_cache(maxsize=16)
+def has_fp8(device: torch.device) -> bool:
+    """Whether the GPU converts and multiplies e4m3 itself: compute capability 8.9 and later."""
+    if device.type != "cuda" or interpreted():
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def way_of(device: torch.device) -> int:
+    """How codes are decoded there: see w8_tile.py."""
+    if not traits(device).asm:
+        return PLAIN
+    return NATIVE if has_fp8(device) else PACKED
+
+
+def product(
+    x: torch.Tensor, weight: W8, *, kernels: bool = True, rounded: bool = False
+) -> torch.Tensor:
+    """Partial sums [S, M, N] of x [M, K] w^T, in fp32 up to 64 rows. rounded: x may be rounded to e4m3 where
+    there are more rows and the GPU multiplies that. `kernels` False: the reference."""
+    if not kernels:
+        return w8_few.reference(x, weight)[None]
+    m, (n, k), device = x.shape[0], weight.codes.shape, x.device
+    form, way, sms = form_for(m), way_of(device), traits(device).sms
+    if form == "dense":
+        if rounded and has_fp8(device) and w8a8.takes(weight):
+            return w8a8.product(x, weight)[None]
+        out = torch.empty(m, n, dtype=x.dtype, device=device)
+        room = max(min(n * k, _SCRATCH_NUMBERS), k)
+        w8_dense.product(x, weight, out, torch.empty(room, dtype=x.dtype, device=device), way=way)
+        return out[None]
+    cut = few_cut(m, n, k, sms) if form == "few" else tiles_cut(m, n, k, sms)
+    sums = torch.empty(cut.splits, m, n, device=device)
+    call = w8_few.product if form == "few" else w8_tiles.product
+    call(x, weight, sums, cut, way=way)
+    return sums
+
+
+def logits(x: torch.Tensor, weight: W8, *, kernels: bool = True) -> torch.Tensor:
+    """Logits fp32 [M, N] of last states x [M, K] by a head of bytes: some rows at a time, so that a head is
+    never written out in floating point."""
+    pieces = [product(some, weight, kernels=kernels) for some in x.split(TILED_ROWS)]
+    whole = [each[0] if each.shape[0] == 1 else each.sum(0) for each in pieces]
+    return whole[0] if len(whole) == 1 else torch.cat(whole)

@@ -1,0 +1,122 @@
+"""Weights of one byte: e4m3 numbers of an FP8 checkpoint, or whole numbers of an 8-bit head.
+
+Letters: N output and K input features, G = K / 128.
+
+    w[n, k] = scale * value(code[n, k])        scale [N], or one for each block of 128 x 128
+
+A code is a sign bit and seven more. `e4m3`: four of exponent (bias 7) and three of mantissa, as torch's
+float8_e4m3fn has them, up to 448; the code 0x7f of no number is never stored. `whole`: sign and magnitude,
+-127 to 127, not two's complement: with the sign apart both kinds become fp16 or bf16 by the same few
+operations on two at once (w8_tile.py), without a conversion from integers, which GPUs do at a quarter of
+their rate or less.
+
+Codes stay in the rows of a linear layer, so that the library multiplies them too (w8_dense.py), and a
+tensor-core operand is read from them directly: see w8_few.py.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+BLOCK = 128
+E4M3 = torch.float8_e4m3fn
+E4M3_MOST = 448.0
+_SLICE_ROWS = 4096
+
+
+class W8(NamedTuple):
+    """A weight of bytes. codes [N, K]: float8_e4m3fn, or uint8 for whole numbers. scales fp32: [N], or
+    [ceil(N / 128), G] where blocks share one."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+
+    @property
+    def features_out(self) -> int:
+        return int(self.codes.shape[0])
+
+    @property
+    def features_in(self) -> int:
+        return int(self.codes.shape[1])
+
+    @property
+    def whole(self) -> bool:
+        """Whether codes are whole numbers."""
+        return self.codes.dtype == torch.uint8
+
+    @property
+    def blocks(self) -> bool:
+        """Whether blocks of 128 x 128 share a scale."""
+        return self.scales.dim() == 2
+
+    @property
+    def raw(self) -> torch.Tensor:
+        """The codes as uint8."""
+        return self.codes.view(torch.uint8)
+
+    @property
+    def bytes(self) -> int:
+        return self.codes.numel() + 4 * self.scales.numel()
+
+
+def values(codes: torch.Tensor) -> torch.Tensor:
+    """What codes stand for, without scales: fp32."""
+    if codes.dtype == E4M3:
+        return codes.float()
+    magnitude = (codes & 127).float()
+    return torch.where(codes >= 128, -magnitude, magnitude)
+
+
+def dense(weight: W8, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """The weight [N, K] in floating point: what every product form is tested against."""
+    n, k = weight.codes.shape
+    if not weight.blocks:
+        return (values(weight.codes) * weight.scales[:, None]).to(dtype)
+    wide = weight.scales.repeat_interleave(BLOCK, 0)[:n].repeat_interleave(BLOCK, 1)[:, :k]
+    return (values(weight.codes) * wide).to(dtype)
+
+
+def joined(parts: Sequence[W8]) -> W8 | None:
+    """One weight of parts along N; None where their scales do not join: of rows and of blocks, or a block
+    would lie in two parts."""
+    blocks = parts[0].blocks
+    if any(each.blocks != blocks or each.codes.dtype != parts[0].codes.dtype for each in parts):
+        return None
+    if blocks and any(each.features_out % BLOCK for each in parts[:-1]):
+        return None
+    codes = torch.cat([each.raw for each in parts]).view(parts[0].codes.dtype)
+    return W8(codes, torch.cat([each.scales for each in parts]))
+
+
+def whole_rows(weight: torch.Tensor) -> W8:
+    """Round a floating weight [N, K] to whole numbers, each row in 127 steps of its own to its largest value.
+    Some rows at a time: a head in fp32 takes gigabytes."""
+    n, k = weight.shape
+    codes = torch.empty(n, k, dtype=torch.uint8, device=weight.device)
+    scales = torch.empty(n, device=weight.device)
+    for first in range(0, n, _SLICE_ROWS):
+        some = weight[first : first + _SLICE_ROWS].float()
+        step = (some.abs().amax(1) / 127).clamp_min(1e-30)
+        rounded = (some / step[:, None]).round().to(torch.int16)
+        signed = rounded.abs() + 128 * (rounded < 0).to(torch.int16)
+        codes[first : first + _SLICE_ROWS] = signed.to(torch.uint8)
+        scales[first : first + _SLICE_ROWS] = step
+    return W8(codes, scales)
+
+
+def e4m3_rows(weight: torch.Tensor) -> W8:
+    """Round a floating weight [N, K] to e4m3 with a scale for each row: for tests and benchmarks."""
+    scales = (weight.float().abs().amax(1) / E4M3_MOST).clamp_min(1e-30)
+    return W8((weight.float() / scales[:, None]).to(E4M3), scales)
+
+
+def e4m3_blocks(weight: torch.Tensor) -> W8:
+    """Round a floating weight [N, K], K in 128s, to e4m3 with a scale for each block of 128 x 128."""
+    n, k = weight.shape
+    padded = torch.zeros(-(-n // BLOCK) * BLOCK, k, device=weight.device)
+    padded[:n] = weight
+    tiles = padded.view(-1, BLOCK, k // BLOCK, BLOCK)
+    scales = (tiles.abs().amax((1, 3)) / E4M3_MOST).clamp_min(1e-30)
+    codes = (tiles / scales[:, None, :, None]).view(-1, k)[:n].to(E4M3)
+    return W8(codes.contiguous(), scales)

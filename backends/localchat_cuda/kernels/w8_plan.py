@@ -1,0 +1,63 @@
+"""How each W8 product is cut, and which form serves how many rows.
+
+Nothing here is measured yet but what its neighbours taught (w4_plan.py, on an H200): the whole grid in one
+wave, 35 to 50 KB of weights on their way for each multiprocessor, splits of K where N alone gives too few
+programs.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+Form = Literal["few", "tiles", "dense"]
+
+FEW_ROWS, TILED_ROWS = 16, 64
+_FEW_WARPS = 18
+"""Of the form for few rows, on each multiprocessor: 2 KB of weights on their way each."""
+_MOST_SPLITS = 8
+_TILED_PROGRAMS = 3
+"""On each multiprocessor: 24 to 32 KB on their way each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """blocks: of 16 output features a warp (few) or a program (tiles) owns. warps: side by side along K
+    (few), or of a program (tiles). splits: programs along K. stages: of the pipeline (tiles). registers:
+    bound for the compiler, 0: none."""
+
+    blocks: int
+    warps: int
+    splits: int
+    stages: int = 0
+    registers: int = 0
+
+    def check(self, n: int, k: int) -> None:
+        """ValueError unless it divides a weight of N x K."""
+        along = 1 if self.stages else self.warps
+        if k % (128 * along) or not 1 <= self.splits <= k // (128 * along):
+            raise ValueError(f"cut: {self} does not divide a weight of {n}x{k}")
+
+
+def form_for(rows: int) -> Form:
+    """The form for a number of rows; `dense`: the library's products."""
+    return "few" if rows <= FEW_ROWS else "tiles" if rows <= TILED_ROWS else "dense"
+
+
+@lru_cache(maxsize=512)
+def few_cut(rows: int, n: int, k: int, sms: int) -> Cut:
+    """1 to 16 rows: the same cut for all up to 8, and for all above, so that rows of a class are bit-equal."""
+    chunks, blocks = k // 128, -(-n // 16)
+    wide = blocks >= 24 * sms
+    per_warp = 2 if wide else 1
+    warps = 1 if blocks >= 9 * sms else next(w for w in (4, 2, 1) if chunks % w == 0)
+    programs = -(-blocks // per_warp) * warps
+    splits = max(1, min(round(_FEW_WARPS * sms / programs), chunks // warps, _MOST_SPLITS))
+    return Cut(per_warp, warps, splits, registers=128 if rows > 8 or wide else 96)
+
+
+@lru_cache(maxsize=512)
+def tiles_cut(rows: int, n: int, k: int, sms: int) -> Cut:
+    """17 to 64 rows: 64 output features a program, four warps, one instruction's worth each."""
+    wanted = max(1, round(_TILED_PROGRAMS * sms / -(-n // 64)))
+    stages = 4 if rows <= 32 else 3
+    return Cut(4, 4, min(wanted, k // 128, _MOST_SPLITS), stages)

@@ -1,0 +1,112 @@
+"""Bytes of a weight to numbers that the tensor cores take, on the way from memory: exact.
+
+A code (w8_pack.py) is a sign bit and seven others. Two of them, each spread with its sign into 16 bits by one
+byte permutation, become fp16 or bf16 together:
+
+    e4m3    shift the seven bits to where exponent and mantissa are, clear what the sign left between, and
+            multiply by 2^8 (fp16) or 2^120 (bf16), the difference of the exponents' biases: numbers below the
+            normal ones come out right as well
+    whole   set the exponent of 1024 (fp16) or 128 (bf16), so that the seven bits are its last digits, and
+            take the same number with the same sign off
+
+Seven or eight operations for four codes. GPUs from compute capability 8.9 on convert e4m3 to fp16 themselves,
+two by one operation; to bf16 they would do it by way of fp32, slower than this. The shift and multiplication
+for e4m3 is Marlin's; sign-and-magnitude codes for whole numbers are our own.
+"""
+
+import triton
+import triton.language as tl
+
+PLAIN, PACKED, NATIVE = 0, 1, 2
+"""Ways to decode: operations of any device (in the interpreter too), of two codes at once, conversion
+instructions."""
+
+_E4M3_FP16 = (
+    "shl.b32 a, a, 7; and.b32 a, a, 0xbf80bf80; mov.b32 b, 0x5c005c00; mul.rn.f16x2 {0}, a, b;"
+)
+_E4M3_BF16 = (
+    "shl.b32 a, a, 4; and.b32 a, a, 0x87f087f0; mov.b32 b, 0x7b807b80; mov.b32 c, 0x80008000;"
+    "fma.rn.bf16x2 {0}, a, b, c;"
+)
+_WHOLE_FP16 = (
+    "lop3.b32 b, a, 0x807f807f, 0x64006400, 0xea; lop3.b32 a, a, 0x80008000, 0xe400e400, 0x6a;"
+    "add.rn.f16x2 {0}, b, a;"
+)
+_WHOLE_BF16 = (
+    "lop3.b32 b, a, 0x807f807f, 0x43004300, 0xea; lop3.b32 a, a, 0x80008000, 0xc300c300, 0x6a;"
+    "mov.b32 c, 0x3f803f80; fma.rn.bf16x2 {0}, b, c, a;"
+)
+
+
+def _four(body: str) -> str:
+    low, high = body.replace("{0}", "$0"), body.replace("{0}", "$1")
+    return f"{{ .reg .b32 a, b, c; prmt.b32 a, $2, 0, 0x9180; {low} prmt.b32 a, $2, 0, 0xb3a2; {high} }}"
+
+
+def _two(body: str) -> str:
+    return (
+        "{ .reg .b32 a, b, c; cvt.u32.u16 a, $1; prmt.b32 a, a, 0, 0x9180; "
+        + body.replace("{0}", "$0")
+        + " }"
+    )
+
+
+E4M3_FP16_FOUR = tl.constexpr(_four(_E4M3_FP16))
+E4M3_BF16_FOUR = tl.constexpr(_four(_E4M3_BF16))
+WHOLE_FP16_FOUR = tl.constexpr(_four(_WHOLE_FP16))
+WHOLE_BF16_FOUR = tl.constexpr(_four(_WHOLE_BF16))
+E4M3_FP16_TWO = tl.constexpr(_two(_E4M3_FP16))
+E4M3_BF16_TWO = tl.constexpr(_two(_E4M3_BF16))
+WHOLE_FP16_TWO = tl.constexpr(_two(_WHOLE_FP16))
+WHOLE_BF16_TWO = tl.constexpr(_two(_WHOLE_BF16))
+
+
+@triton.jit
+def _fp16(w, FOUR: tl.constexpr, ASM: tl.constexpr):
+    if FOUR:
+        return tl.inline_asm_elementwise(
+            ASM, "=&r,=&r,r", [w], dtype=tl.float16, is_pure=True, pack=4
+        )
+    else:
+        return tl.inline_asm_elementwise(ASM, "=r,h", [w], dtype=tl.float16, is_pure=True, pack=2)
+
+
+@triton.jit
+def _bf16(w, FOUR: tl.constexpr, ASM: tl.constexpr):
+    if FOUR:
+        return tl.inline_asm_elementwise(
+            ASM, "=&r,=&r,r", [w], dtype=tl.bfloat16, is_pure=True, pack=4
+        )
+    else:
+        return tl.inline_asm_elementwise(ASM, "=r,h", [w], dtype=tl.bfloat16, is_pure=True, pack=2)
+
+
+@triton.jit
+def _plain(w, like, WHOLE: tl.constexpr):
+    bits = w.to(tl.int32)
+    if WHOLE:
+        found = tl.where(bits >= 128, 128 - bits, bits).to(tl.float32)
+    else:
+        half = ((bits & 128) << 8) | ((bits & 127) << 7)
+        found = half.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+    return found.to(like)
+
+
+@triton.jit
+def decode(w, like, WHOLE: tl.constexpr, WAY: tl.constexpr, FOUR: tl.constexpr):
+    """uint8 codes to `like` (fp16 or bf16; in the interpreter also fp32). FOUR: a thread holds codes in
+    fours, as loads of 16 bytes leave them; else in twos, as an operand in shared memory does."""
+    if WAY == 0:
+        return _plain(w, like, WHOLE)
+    elif WAY == 2 and not WHOLE and like == tl.float16:
+        return w.to(tl.float8e4nv, bitcast=True).to(tl.float16)
+    elif like == tl.float16:
+        if FOUR:
+            return _fp16(w, True, WHOLE_FP16_FOUR if WHOLE else E4M3_FP16_FOUR)
+        else:
+            return _fp16(w, False, WHOLE_FP16_TWO if WHOLE else E4M3_FP16_TWO)
+    else:
+        if FOUR:
+            return _bf16(w, True, WHOLE_BF16_FOUR if WHOLE else E4M3_BF16_FOUR)
+        else:
+            return _bf16(w, False, WHOLE_BF16_TWO if WHOLE else E4M3_BF16_TWO)

@@ -1,0 +1,184 @@
+"""FP8 checkpoints, quantized here in every layout, against the model with the weights that their codes mean."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from localchat.errors import ModelInvalid
+from localchat.fit.safetensors_header import read_safetensors
+from localchat_cuda.config import ModelConfig, parse_config, read_config
+from localchat_cuda.formats.weight import join
+from localchat_cuda.kernels import w8_pack
+from localchat_cuda.kernels.w8_pack import W8
+from localchat_cuda.plan import dummy_bytes, weights_bytes
+from tests.localchat_cuda import tiny_models
+from tests.localchat_cuda.test_localchat_cuda_config import QWEN25
+from tests.localchat_cuda.tiny_models import Tiny, tokens_of
+
+TOKEN = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+
+
+def compressed(strategy: str, activations: object = TOKEN, **more: object) -> dict[str, object]:
+    weights = {"num_bits": 8, "type": "float", "strategy": strategy, "symmetric": True, **more}
+    groups = {"group_0": {"weights": weights, "input_activations": activations}}
+    kind = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+    return {**kind, "config_groups": groups, "ignore": ["lm_head"]}
+
+
+BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+LAYOUTS: dict[str, dict[str, object]] = {
+    "tensor": compressed("tensor"),
+    "channel": compressed("channel"),
+    "block": compressed("block", block_structure=[128, 128]),
+    "deepseek": {**BLOCKS, "activation_scheme": "dynamic"},
+    "static": {"quant_method": "fp8", "activation_scheme": "static"},
+    "modelopt": {"quant_method": "modelopt", "quant_algo": "FP8"},
+}
+
+
+def stored(weight: torch.Tensor, layout: str) -> tuple[W8, dict[str, torch.Tensor]]:
+    """A layer's codes, and what stands beside them in the files."""
+    if layout in ("block", "deepseek"):
+        found = w8_pack.e4m3_blocks(weight)
+        return found, {"weight_scale" + "_inv" * (layout == "deepseek"): found.scales}
+    if layout == "channel":
+        found = w8_pack.e4m3_rows(weight)
+        scales = found.scales.bfloat16()
+        return W8(found.codes, scales.float()), {"weight_scale": scales[:, None]}
+    scale = weight.abs().max() / 448
+    found = W8((weight / scale).to(w8_pack.E4M3), scale.repeat(weight.shape[0]))
+    beside = {"weight_scale": scale if layout == "modelopt" else scale[None]}
+    if layout != "tensor":
+        beside["input_scale"] = torch.tensor([0.01])
+    return found, beside
+
+
+def save_fp8(model: Any, folder: Path, layout: str) -> None:
+    """The checkpoint; the model's own weights become what the codes stand for."""
+    tensors = {}
+    with torch.no_grad():
+        for name, parameter in model.state_dict().items():
+            if name.startswith("model.layers.") and parameter.dim() == 2:
+                weight, beside = stored(parameter, layout)
+                parameter.copy_(w8_pack.dense(weight))
+                tensors[name] = weight.codes
+                prefix = name.removesuffix("weight")
+                tensors |= {prefix + key: value.contiguous() for key, value in beside.items()}
+            elif name != "lm_head.weight" or not model.config.tie_word_embeddings:
+                tensors[name] = parameter.clone()
+    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+    held = model.config.to_dict() | {"quantization_config": LAYOUTS[layout]}
+    held["architectures"] = [type(model).__name__]
+    (folder / "config.json").write_text(json.dumps(held, default=str))
+
+
+def made(layout: str, folder: Path, kind: str = "qwen3") -> Any:
+    model = tiny_models.reference(kind)
+    save_fp8(model, folder, layout)
+    return model
+
+
+def wanted_of(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(torch.tensor([tokens])).logits[0]
+    return found
+
+
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+def test_every_layout_says_what_its_codes_stand_for(layout: str, tmp_path: Path) -> None:
+    model, tokens = made(layout, tmp_path), tokens_of(21, 40)
+    ours = Tiny(tmp_path, torch.float32)
+    weight = ours.weights.layers[0].products["gate_up"]
+    assert isinstance(weight, W8)
+    assert weight.blocks == (layout in ("block", "deepseek"))
+    assert torch.allclose(ours.prompt(tokens, 17), wanted_of(model, tokens), atol=2e-3, rtol=1e-4)
+
+
+def test_kernels_are_their_references(tmp_path: Path) -> None:
+    model, tokens = made("deepseek", tmp_path, "llama"), tokens_of(22, 18)
+    ours = Tiny(tmp_path, torch.float16, kernels=True)
+    found = torch.cat(
+        (ours.prompt(tokens[:17], 17), ours.step(tiny_models.Stretch(0, 17, tokens[17:])))
+    )
+    wanted = wanted_of(model, tokens)
+    assert float((found - wanted).norm() / wanted.norm()) < 2e-2
+
+
+def test_parts_whose_blocks_do_not_join_become_floating() -> None:
+    parts = [w8_pack.e4m3_blocks(torch.randn(n, 256)) for n in (128, 64, 64)]
+    found = join(iter(parts), 256, torch.float32)
+    assert isinstance(found, torch.Tensor)
+    assert torch.equal(found, torch.cat([w8_pack.dense(each) for each in parts]))
+    assert isinstance(join(iter(parts[:2]), 192, torch.float32), W8)
+    mixed = join(iter((parts[0], torch.ones(3, 256))), 131, torch.float32)
+    assert isinstance(mixed, torch.Tensor)
+
+
+def test_a_layer_without_scales_stays_floating(tmp_path: Path) -> None:
+    model = made("channel", tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    name = "model.layers.1.mlp.down_proj.weight"
+    del tensors[name + "_scale"]
+    tensors[name] = model.state_dict()[name].clone()
+    safetensors.torch.save_file(tensors, path)
+    ours, tokens = Tiny(tmp_path, torch.float32), tokens_of(24, 20)
+    assert isinstance(ours.weights.layers[1].products["down"], torch.Tensor)
+    assert isinstance(ours.weights.layers[0].products["down"], W8)
+    assert torch.allclose(ours.prompt(tokens, 20), wanted_of(model, tokens), atol=2e-3, rtol=1e-4)
+
+
+def test_scales_of_another_shape_are_refused(tmp_path: Path) -> None:
+    made("channel", tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    tensors["model.layers.0.mlp.down_proj.weight_scale"] = torch.ones(3)
+    safetensors.torch.save_file(tensors, path)
+    with pytest.raises(ModelInvalid, match=r"has the shape \(3,\): one number, 128 of them or 1x2"):
+        Tiny(tmp_path, torch.float32)
+
+
+@pytest.mark.parametrize("layout", ["channel", "deepseek"])
+def test_the_plan_counts_the_bytes_that_are_held(layout: str, tmp_path: Path) -> None:
+    made(layout, tmp_path)
+    config = read_config(tmp_path)
+    ours = Tiny(tmp_path, torch.float32)
+    planned = weights_bytes(config, [read_safetensors(tmp_path / "model.safetensors")])
+    assert abs(planned - ours.weights.bytes) < 0.02 * planned
+    assert config.dtype == "float16"
+    half = Tiny(tmp_path, torch.float16).weights.bytes
+    assert abs(dummy_bytes(config) - half) < 0.02 * half
+
+
+def config_with(raw: dict[str, object]) -> ModelConfig:
+    return parse_config({**QWEN25, "quantization_config": raw}, "it")
+
+
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+def test_configs_say_what_shares_a_scale_and_what_is_rounded(layout: str) -> None:
+    found = config_with(LAYOUTS[layout]).quantization
+    assert found is not None
+    assert (found.method, found.bits, found.packed, found.label) == ("fp8", 8, False, "FP8")
+    assert found.group == (128 if layout in ("block", "deepseek") else 0)
+    assert found.rounded
+    weights_only = config_with(compressed("channel", None)).quantization
+    assert weights_only is not None
+    assert not weights_only.rounded
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        ({**BLOCKS, "weight_block_size": [64, 64]}, r"blocks of \[64, 64\] \(128 x 128"),
+        ({**BLOCKS, "fmt": "e5m2"}, "e5m2"),
+        (compressed("token"), "one scale for each token"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4"),
+    ],
+)
+def test_other_kinds_of_fp8_are_refused(raw: dict[str, object], said: str) -> None:
+    with pytest.raises(ModelInvalid, match=said):
+        config_with(raw)

@@ -1,0 +1,223 @@
+import re
+
+import pytest
+import torch
+from triton.language import constexpr
+
+from localchat_cuda.kernels import w8, w8_dense, w8_few, w8_pack, w8_plan, w8_tile, w8_tiles, w8a8
+from localchat_cuda.kernels.w8_pack import W8
+from localchat_cuda.kernels.w8_plan import Cut
+
+KINDS = {"row": w8_pack.e4m3_rows, "block": w8_pack.e4m3_blocks, "whole": w8_pack.whole_rows}
+CODES = torch.arange(256).to(torch.uint8)
+NUMBERS = (CODES & 127) != 127
+"""Without the two codes of no number."""
+
+
+def drawn(kind: str, n: int, k: int) -> W8:
+    generator = torch.Generator().manual_seed(n + k)
+    return KINDS[kind](torch.randn(n, k, generator=generator))
+
+
+def rows(m: int, k: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(m, k, generator=torch.Generator().manual_seed(m)).to(dtype)
+
+
+def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found.float() - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_every_code_decodes_exactly(whole: bool) -> None:
+    codes = CODES.view(2, 128) if whole else CODES.view(w8_pack.E4M3).view(2, 128)
+    out = torch.empty(2, 128, dtype=torch.float16)
+    w8_dense.dequantize(W8(codes, torch.ones(2)), out, way=w8_tile.PLAIN)
+    wanted = w8_pack.values(codes)
+    held = torch.ones(256, dtype=torch.bool) if whole else NUMBERS
+    assert torch.equal(out.float().view(-1)[held], wanted.view(-1)[held])
+
+
+PROGRAMS = {
+    ("e4m3", "fp16"): (w8_tile.E4M3_FP16_FOUR, w8_tile.E4M3_FP16_TWO),
+    ("e4m3", "bf16"): (w8_tile.E4M3_BF16_FOUR, w8_tile.E4M3_BF16_TWO),
+    ("whole", "fp16"): (w8_tile.WHOLE_FP16_FOUR, w8_tile.WHOLE_FP16_TWO),
+    ("whole", "bf16"): (w8_tile.WHOLE_BF16_FOUR, w8_tile.WHOLE_BF16_TWO),
+}
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def emulated(program: str, word: int, dtype: torch.dtype, results: int) -> list[float]:
+    """What the few instructions used make of a word, as PTX defines them."""
+    held: dict[str, int] = {f"${results}": word}
+
+    def value(name: str) -> int:
+        return held[name] if name in held else int(name, 0)
+
+    def halves(register: int) -> torch.Tensor:
+        pair = torch.tensor([register & 0xFFFF, register >> 16], dtype=torch.int32)
+        return pair.to(torch.int16).view(dtype).double()
+
+    def packed(pair: torch.Tensor) -> int:
+        low, high = map(int, pair.to(dtype).view(torch.int16).tolist())
+        return (low & 0xFFFF) | (high & 0xFFFF) << 16
+
+    for line in program.strip(" {}").split(";"):
+        name, _, rest = line.strip().partition(" ")
+        if not rest or name == ".reg":
+            continue
+        target, *names = [each.strip() for each in rest.split(",")]
+        given = [value(each) for each in names]
+        if name == "prmt.b32":
+            data = [given[0] >> 8 * i & 255 for i in range(4)]
+            picks = [given[2] >> 4 * i & 15 for i in range(4)]
+            made = [(255 if data[p & 3] > 127 else 0) if p & 8 else data[p & 3] for p in picks]
+            held[target] = sum(byte << 8 * i for i, byte in enumerate(made))
+        elif name == "lop3.b32":
+            assert given[3] in (0xEA, 0x6A)
+            both = given[0] & given[1]
+            held[target] = both | given[2] if given[3] == 0xEA else both ^ given[2]
+        elif name == "shl.b32":
+            held[target] = given[0] << given[1] & 0xFFFFFFFF
+        elif name == "and.b32":
+            held[target] = given[0] & given[1]
+        elif name in ("mov.b32", "cvt.u32.u16"):
+            held[target] = given[0]
+        else:
+            assert re.fullmatch(r"(mul|add|fma)\.rn\.b?f16x2", name), name
+            one, *others = [halves(each) for each in given]
+            held[target] = packed(
+                one + others[0] if name[:3] == "add" else one * others[0] + sum(others[1:])
+            )
+    return [each for i in range(results) for each in halves(held[f"${i}"]).tolist()]
+
+
+@pytest.mark.parametrize("kind", sorted(PROGRAMS))
+def test_the_packed_decoding_is_exact(kind: tuple[str, str]) -> None:
+    four, two = PROGRAMS[kind]
+    assert isinstance(four, constexpr)
+    assert isinstance(two, constexpr)
+    codes = CODES if kind[0] == "whole" else CODES.view(w8_pack.E4M3)
+    wanted = w8_pack.values(codes).tolist()
+    numbers = range(256) if kind[0] == "whole" else [c for c in range(256) if c & 127 != 127]
+    for a in numbers:
+        b, c, d = (x if x in numbers else 3 for x in ((a * 7 + 1) % 256, 255 - a, a ^ 128))
+        word = a | b << 8 | c << 16 | d << 24
+        found = emulated(four.value, word, DTYPES[kind[1]], 2)
+        assert found == [wanted[x] for x in (a, b, c, d)]
+        pair = emulated(two.value, a | b << 8, DTYPES[kind[1]], 1)
+        assert pair == [wanted[a], wanted[b]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "m", "n", "k", "cut"),
+    [
+        ("row", 1, 40, 256, Cut(1, 2, 1)),
+        ("block", 3, 130, 384, Cut(2, 1, 2)),
+        ("block", 8, 16, 512, Cut(1, 4, 1)),
+        ("whole", 9, 33, 256, Cut(2, 1, 2)),
+        ("row", 16, 48, 128, Cut(1, 1, 1)),
+    ],
+)
+def test_a_product_of_few_rows_is_the_reference(
+    kind: str, m: int, n: int, k: int, cut: Cut
+) -> None:
+    weight, x = drawn(kind, n, k), rows(m, k)
+    out = torch.full((cut.splits, m, n), float("nan"))
+    w8_few.product(x, weight, out, cut, way=w8_tile.PLAIN)
+    assert off(out.sum(0), w8_few.reference(x, weight)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("kind", "m", "n", "k", "splits"),
+    [("row", 17, 66, 256, 2), ("block", 40, 130, 384, 3), ("whole", 64, 64, 128, 1)],
+)
+def test_a_product_of_tiles_is_the_reference(
+    kind: str, m: int, n: int, k: int, splits: int
+) -> None:
+    weight, x = drawn(kind, n, k), rows(m, k)
+    out = torch.full((splits, m, n), float("nan"))
+    w8_tiles.product(x, weight, out, Cut(4, 4, splits, 3), way=w8_tile.PLAIN)
+    assert off(out.sum(0), w8_few.reference(x, weight)) < 1e-6
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_dequantized_weight_is_what_its_codes_stand_for(kind: str) -> None:
+    weight = drawn(kind, 140, 256)
+    out = torch.full((130, 256), float("nan"))
+    w8_dense.dequantize(weight, out, 7, way=w8_tile.PLAIN)
+    assert torch.allclose(out, w8_pack.dense(weight)[7:137], rtol=1e-6)
+    x, y = rows(70, 256), torch.empty(70, 140)
+    w8_dense.product(x, weight, y, torch.empty(9 * 256), way=w8_tile.PLAIN)
+    assert off(y, w8_few.reference(x, weight)) < 1e-5
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_rounded_rows_are_the_references(blocks: bool) -> None:
+    # some of a row are too small to be normal beside its largest
+    x = rows(3, 1280) * torch.tensor([[1.0], [1e-3], [300.0]])
+    x[:, ::9] *= 1e-4
+    codes, scales = w8a8.round_rows(x, blocks=blocks)
+    wanted, factors = w8a8.rounded(x, blocks=blocks)
+    assert torch.allclose(scales, factors, rtol=1e-6)
+    # a division may end on the other side of a tie
+    assert int((codes.float() != wanted.float()).sum()) <= 4
+    back = codes.float().view(3, scales.shape[1], -1) * scales[..., None]
+    assert off(back.view(3, -1), x) < 0.03
+
+
+def test_a_product_of_rounded_rows_and_blocks_is_the_reference() -> None:
+    weight, x = drawn("block", 144, 256), rows(70, 256)
+    assert off(w8a8.product(x, weight), w8a8.reference(x, weight)) < 2e-3
+    assert off(w8a8.reference(x, weight), w8_few.reference(x, weight)) < 0.05
+
+
+@pytest.mark.parametrize("m", [1, 16, 17, 65])
+def test_every_number_of_rows_has_a_form(m: int) -> None:
+    weight, x = drawn("row", 48, 128), rows(m, 128, torch.float16)
+    wanted = w8_few.reference(x, weight)
+    assert off(w8.product(x, weight).sum(0), wanted) < 1e-3
+    assert torch.equal(w8.product(x, weight, kernels=False)[0], wanted)
+
+
+def test_logits_of_many_rows_are_computed_by_pieces() -> None:
+    weight, x = drawn("whole", 50, 128), rows(70, 128)
+    assert off(w8.logits(x, weight), w8_few.reference(x, weight)) < 1e-6
+
+
+def test_rounding_is_as_fine_as_its_codes() -> None:
+    weight = torch.randn(5000, 128, generator=torch.Generator().manual_seed(5))
+    whole = w8_pack.whole_rows(weight)
+    steps = (w8_pack.dense(whole) - weight).abs() / whole.scales[:, None]
+    assert float(steps.max()) <= 0.501
+    for make in (w8_pack.e4m3_rows, w8_pack.e4m3_blocks):
+        assert off(w8_pack.dense(make(weight[:200])), weight[:200]) < 0.03
+
+
+def test_parts_join_where_their_scales_do() -> None:
+    one, two = drawn("block", 128, 256), drawn("block", 64, 256)
+    joined = w8_pack.joined([one, two])
+    assert joined is not None
+    wanted = torch.cat((w8_pack.dense(one), w8_pack.dense(two)))
+    assert torch.equal(w8_pack.dense(joined), wanted)
+    assert w8_pack.joined([two, one]) is None
+    assert w8_pack.joined([one, drawn("row", 64, 256)]) is None
+
+
+def test_a_cut_depends_on_rows_by_their_class_alone() -> None:
+    for n, k in ((37888, 3584), (3584, 18944), (4608, 3584), (152064, 3584), (64, 128)):
+        assert len({w8_plan.few_cut(m, n, k, 132) for m in range(1, 9)}) == 1
+        for cut in (w8_plan.few_cut(16, n, k, 132), w8_plan.tiles_cut(64, n, k, 132)):
+            cut.check(n, k)
+
+
+def test_what_does_not_fit_is_refused_by_name() -> None:
+    weight, cut = drawn("row", 32, 128), Cut(1, 1, 1)
+    out = torch.empty(1, 17, 32)
+    with pytest.raises(ValueError, match="x: 1 to 16 rows wanted, 17"):
+        w8_few.product(rows(17, 128), weight, out, cut, way=0)
+    with pytest.raises(ValueError, match="in 128s wanted, 96"):
+        w8_few.product(rows(1, 96), drawn("row", 32, 96), torch.empty(1, 1, 32), cut, way=0)
+    with pytest.raises(ValueError, match="does not divide"):
+        w8_few.product(rows(1, 128), weight, torch.empty(2, 1, 32), Cut(1, 1, 2), way=0)
+    with pytest.raises(ValueError, match="scratch"):
+        w8_dense.product(rows(1, 128), weight, torch.empty(1, 32), torch.empty(100), way=0)

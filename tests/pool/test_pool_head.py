@@ -1,0 +1,55 @@
+"""The wish for an 8-bit head on its way from the user to the load."""
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from localchat.engine.door_frames import Wish
+from localchat.engine.options import EngineOptions
+from localchat.errors import UsageError
+from localchat.fit.plan import LoadWish
+from localchat.library.locate import LocatedModel
+from localchat.loop.backend import ModelInfo
+from localchat.loop.fingerprint import fingerprint
+from localchat.paths import Paths
+from localchat.pool.finding import LibraryFinder, engine_options
+from localchat.pool.member import Wanted
+from localchat.settings import Settings
+from localchat_llamacpp.plan import _check
+
+
+def test_settings_reach_the_options_of_an_engine(tmp_path: Path) -> None:
+    model = LocatedModel("m", "m", tmp_path, "")
+    paths = Paths(*[tmp_path] * 5)
+    for wanted in (True, False):
+        options = engine_options(model, Settings(head_int8=wanted), paths, max_slots=1)
+        assert options.head_int8 == wanted
+
+
+def test_engines_with_and_without_are_two(tmp_path: Path) -> None:
+    options = EngineOptions(tmp_path)
+    other = EngineOptions(tmp_path, head_int8=True)
+    assert Wanted("m", options).key != Wanted("m", other).key
+
+
+def test_another_program_may_insist_on_it(tmp_path: Path) -> None:
+    own = LocatedModel("m", "m", tmp_path, "")
+    paths = Paths(*[tmp_path] * 5)
+    finder = LibraryFinder(own, lambda names: Settings(), paths, {})
+    wish = Wish(os.fsencode(tmp_path), "m")
+    assert not finder.find_wish(wish).options.head_int8
+    assert finder.find_wish(msgspec.structs.replace(wish, head_int8=True)).options.head_int8
+
+
+def test_a_text_of_it_has_another_fingerprint() -> None:
+    info = ModelInfo("m", "qwen2", "bf16", 0, 64, 8, 0, None)
+    assert fingerprint(info, "bf16", ()) != fingerprint(info, "bf16", (), head_int8=True)
+
+
+def test_llamacpp_refuses_it_with_the_way() -> None:
+    _check(LoadWish())
+    with pytest.raises(UsageError, match="cannot round the output head") as caught:
+        _check(LoadWish(head_int8=True))
+    assert "--head-int8" in str(caught.value.hint)
