@@ -1,6 +1,6 @@
 """What is known of how a family of models writes tool calls."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from localchat.chatformat.tag_forms import TagForm
@@ -49,3 +49,23 @@ class CallStyle:
     def markup(self) -> tuple[str, ...]:
         """Every tag: where it is a control token, the detokenizer must print it for the parser."""
         return (*self.opens, *self.closes, *self.splits, *self.controls)
+
+
+def tagged(tags: TagForm, begin: str = "", between: str = "\n", end: str = "") -> CallForm:
+    """The form of a family with a tag for each argument."""
+    return CallForm(
+        tags.name[0],
+        tags.name[1] + tags.gap,
+        tags.end,
+        begin=begin,
+        between=between,
+        end=end,
+        written="tags",
+        tags=tags,
+    )
+
+
+def wrapped(tags: TagForm, outer: str) -> CallForm:
+    """The same, each call between tags of its own."""
+    form = tagged(tags)
+    return replace(form, head=f"<{outer}>\n{form.head}", tail=f"{form.tail}\n</{outer}>")

@@ -23,9 +23,9 @@ _NOBODY = ("assistant", "user", "all")
 
 @dataclass(frozen=True, slots=True)
 class ChannelForm:
-    """`begins`: tags that begin a header; `message`: the tag that ends it; `ends`: tags behind a message. `lead`:
-    what an answer may begin with that belongs to a header whose first tag stands in the prompt. `recipients`:
-    the whole header is the name of who is spoken to."""
+    """`begins`: tags that begin a header; `message`: the tag that ends it; `ends`: tags behind a message.
+    `lead`: what an answer may begin with that belongs to a header whose first tag stands in the prompt.
+    `recipients`: the whole header is the name of who is spoken to."""
 
     begins: tuple[str, ...]
     message: str

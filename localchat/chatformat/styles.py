@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from localchat.chatformat import tag_forms
-from localchat.chatformat.call_style import CallForm, CallStyle
+from localchat.chatformat.call_style import CallForm, CallStyle, tagged, wrapped
 from localchat.chatformat.tag_forms import NUMBER, TagForm
 
 _OBJECT = ('{"name": "', '", "arguments": ', "}")
@@ -21,26 +21,6 @@ _HARMONY = (
 )
 
 
-def _tagged(tags: TagForm, begin: str = "", between: str = "\n", end: str = "") -> CallForm:
-    """The form of a family with a tag for each argument."""
-    return CallForm(
-        tags.name[0],
-        tags.name[1] + tags.gap,
-        tags.end,
-        begin=begin,
-        between=between,
-        end=end,
-        written="tags",
-        tags=tags,
-    )
-
-
-def _wrapped(tags: TagForm, outer: str) -> CallForm:
-    """The same, each call between tags of its own."""
-    form = _tagged(tags)
-    return replace(form, head=f"<{outer}>\n{form.head}", tail=f"{form.tail}\n</{outer}>")
-
-
 def _glm(name: str, signs: tuple[str, ...], tags: TagForm) -> CallStyle:
     form = CallForm("<tool_call>", tags.gap, tags.end, between=tags.gap, written="tags", tags=tags)
     return CallStyle(name, signs, form, ("<tool_call>",), ("</tool_call>",))
@@ -48,7 +28,7 @@ def _glm(name: str, signs: tuple[str, ...], tags: TagForm) -> CallStyle:
 
 def _dsml(name: str, outer: str) -> CallStyle:
     begin, end = f"<｜DSML｜{outer}>", f"</｜DSML｜{outer}>"
-    form = _tagged(tag_forms.DSML, begin + "\n", end="\n" + end)
+    form = tagged(tag_forms.DSML, begin + "\n", end="\n" + end)
     return CallStyle(
         name, (begin,), form, (begin, tag_forms.DSML.name[0]), (end,), controls=("｜DSML｜",)
     )
@@ -75,6 +55,25 @@ HERMES = CallStyle(
     bare=True,
 )
 
+_MISTRAL = CallStyle(
+    "mistral",
+    ("[TOOL_CALLS]", "[ARGS]"),
+    CallForm("[TOOL_CALLS]", "[ARGS]", "", between=""),
+    ("[TOOL_CALLS]",),
+    ("[/TOOL_CALLS]",),
+    ("[CALL_ID]", "[ARGS]"),
+    short_ids=True,
+)
+
+_LLAMA = CallStyle(
+    "llama3",
+    ('{"name": function name, "parameters"',),
+    CallForm('{"name": "', '", "parameters": ', "}", between="; "),
+    ("<|python_tag|>",),
+    bare=True,
+    many=False,
+)
+
 STYLES: tuple[CallStyle, ...] = (
     CallStyle(
         "harmony",
@@ -96,7 +95,7 @@ STYLES: tuple[CallStyle, ...] = (
     CallStyle(
         "muse",
         ("<atem:function_calls>", "<|message|>"),
-        _tagged(tag_forms.ATEM, "<atem:function_calls>\n", end="\n</atem:function_calls>"),
+        tagged(tag_forms.ATEM, "<atem:function_calls>\n", end="\n</atem:function_calls>"),
         ("<atem:function_calls>", tag_forms.ATEM.name[0]),
         ("</atem:function_calls>",),
         controls=("<|start|>", "<|message|>", "<|eom|>"),
@@ -125,21 +124,21 @@ STYLES: tuple[CallStyle, ...] = (
     CallStyle(
         "minimax-2",
         ("<minimax:tool_call>",),
-        _tagged(tag_forms.INVOKE, "<minimax:tool_call>\n", end="\n</minimax:tool_call>"),
+        tagged(tag_forms.INVOKE, "<minimax:tool_call>\n", end="\n</minimax:tool_call>"),
         ("<minimax:tool_call>", tag_forms.INVOKE.name[0]),
         ("</minimax:tool_call>",),
     ),
     CallStyle(
         "seed",
         ("<seed:tool_call>",),
-        _wrapped(tag_forms.SEED, "seed:tool_call"),
+        wrapped(tag_forms.SEED, "seed:tool_call"),
         ("<seed:tool_call>", "<function="),
         ("</seed:tool_call>", "</function>"),
     ),
     CallStyle(
         "qwen3-coder",
         ("<function=", "<parameter="),
-        _wrapped(tag_forms.QWEN, "tool_call"),
+        wrapped(tag_forms.QWEN, "tool_call"),
         ("<tool_call>", "<function="),
         ("</tool_call>", "</function>"),
     ),
@@ -153,7 +152,7 @@ STYLES: tuple[CallStyle, ...] = (
     CallStyle(
         "minicpm",
         ('<function name="', '<param name="'),
-        _tagged(tag_forms.MINICPM),
+        tagged(tag_forms.MINICPM),
         (tag_forms.MINICPM.name[0],),
         ("</function>",),
     ),
@@ -180,7 +179,7 @@ STYLES: tuple[CallStyle, ...] = (
     CallStyle(
         "kimi-3",
         ("<|open|>", "<|sep|>"),
-        _tagged(tag_forms.KIMI, "<|open|>tools<|sep|>", "", "<|close|>tools<|sep|>"),
+        tagged(tag_forms.KIMI, "<|open|>tools<|sep|>", "", "<|close|>tools<|sep|>"),
         ("<|open|>tools<|sep|>", tag_forms.KIMI.name[0]),
         ("<|close|>tools<|sep|>", "<|close|>message<|sep|>"),
         controls=("<|open|>", "<|close|>", "<|sep|>"),
@@ -306,23 +305,12 @@ STYLES: tuple[CallStyle, ...] = (
         _DEEP_CLOSES,
         _DEEP_SPLITS,
     ),
-    CallStyle(
-        "mistral",
-        ("[TOOL_CALLS]", "[ARGS]"),
-        CallForm("[TOOL_CALLS]", "[ARGS]", "", between=""),
-        ("[TOOL_CALLS]",),
-        ("[/TOOL_CALLS]",),
-        ("[CALL_ID]", "[ARGS]"),
-        short_ids=True,
-    ),
-    CallStyle(
-        "mistral-list",
-        ("[TOOL_CALLS]",),
-        CallForm(*_OBJECT, begin="[TOOL_CALLS][", between=", ", end="]"),
-        ("[TOOL_CALLS]",),
-        ("[/TOOL_CALLS]",),
-        ("[CALL_ID]", "[ARGS]"),
-        short_ids=True,
+    _MISTRAL,
+    replace(
+        _MISTRAL,
+        name="mistral-list",
+        signs=("[TOOL_CALLS]",),
+        form=CallForm(*_OBJECT, begin="[TOOL_CALLS][", between=", ", end="]"),
     ),
     CallStyle(
         "phi",
@@ -350,22 +338,8 @@ STYLES: tuple[CallStyle, ...] = (
         bare=True,
     ),
     HERMES,
-    CallStyle(
-        "llama3",
-        ('{"name": function name, "parameters"',),
-        CallForm('{"name": "', '", "parameters": ', "}", between="; "),
-        ("<|python_tag|>",),
-        bare=True,
-        many=False,
-    ),
-    CallStyle(
-        "python-tag",
-        ("<|python_tag|>",),
-        CallForm('{"name": "', '", "parameters": ', "}", between="; "),
-        ("<|python_tag|>",),
-        bare=True,
-        many=False,
-    ),
+    _LLAMA,
+    replace(_LLAMA, name="python-tag", signs=("<|python_tag|>",)),
 )
 """Families, the more telling signs first."""
 
