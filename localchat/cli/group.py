@@ -111,7 +111,9 @@ def _meant_line(words: tuple[str, ...], ctx: click.Context) -> tuple[str, list[s
         if ctx.get_parameter_source(param.name) is not click.core.ParameterSource.COMMANDLINE:
             continue
         said = ctx.params.get(param.name)
-        flag = param.secondary_opts[-1] if said is False and param.secondary_opts else param.opts[-1]
+        flag = (
+            param.secondary_opts[-1] if said is False and param.secondary_opts else param.opts[-1]
+        )
         if param.name in known:
             value = [] if param.is_flag or not isinstance(said, str | int | float) else [str(said)]
             line += [flag, *value]
