@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 BLANKS = " \t\r\n"
 _CLOSERS = {"{": "}", "[": "]"}
 _RUN = re.compile(r'[^"\\]+')
+_RUN_AND_ESCAPES = re.compile(r'(?:[^"\\]+|\\["\\/bfnrtu])++')
 _BARE = re.compile(r'[^\s"\[\]{},]+')
 _MENDED = {code: f"\\u{code:04x}" for code in range(32)} | {10: "\\n", 13: "\\r", 9: "\\t"}
 _CONTROL = re.compile(r"[\x00-\x1f]")
@@ -78,7 +79,7 @@ class JsonValue:
             self._escape = False
             out.append(_escaped(text[at]))
             return at + 1
-        run = _RUN.match(text, at)
+        run = _RUN_AND_ESCAPES.match(text, at)
         if run:
             out.append(_mended(run.group()))
             return run.end()

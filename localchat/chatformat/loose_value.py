@@ -21,7 +21,9 @@ _RUN = re.compile(r"""[^,()\[\]{}'"<:]+""")
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?\Z")
 _ESCAPE = re.compile(r"x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{1,3}", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
-_LONGEST_ESCAPE = 9
+_BEGUN_ESCAPE = re.compile(r"[xuU][0-9a-fA-F]*")
+_LONGEST_ESCAPE, _OCTAL = 9, 3
+_STRING_RUNS = {quote: re.compile(rf"[^\\{quote}]+") for quote in "'\""}
 _WORDS = {"true": "true", "false": "false", "none": "null", "null": "null", "": "null"}
 _MOST_LITERAL = 400
 _OPENERS, _CLOSERS = "([{", ")]}"
@@ -175,23 +177,29 @@ class LooseValue:
         if quote == '<|"|>':
             at = held.find(quote)
             return self._say(at, at + len(quote)) if at >= 0 else self._say(half(held, (quote,)))
-        stops = [at for at in (held.find("\\"), held.find(quote)) if at >= 0]
-        if not stops:
-            return self._say(half(held, (quote,)))
-        at = min(stops)
-        if held[at] != "\\":
-            return self._say(at, at + len(quote))
-        rest = held[at + 1 : at + 1 + _LONGEST_ESCAPE]
-        if not rest or (
-            rest[0] in "xuU01234567" and len(rest) < _LONGEST_ESCAPE and not _ends(rest)
-        ):
-            self._say(at)
-            return False
-        said, length = _unescaped(rest)
-        half_pair = len(said) == 1 and "\ud800" <= said < "\ue000"
-        self._out += _json(held[:at]), f"\\u{ord(said):04x}" if half_pair else _json(said)
-        self._held = held[at + 1 + length :]
-        return True
+        return self._in_python_string(held, quote)
+
+    def _in_python_string(self, held: str, quote: str) -> bool:
+        run, at = _STRING_RUNS[quote[0]], 0
+        while True:
+            if found := run.match(held, at):
+                self._out.append(_json(found.group()))
+                at = found.end()
+            if held.startswith(quote, at):
+                self._held, self._at = held[at + len(quote) :], "after"
+                return True
+            rest = held[at : at + 1 + _LONGEST_ESCAPE]
+            if rest[:1] == "\\" and not _is_open(rest[1:]):
+                said, length = _unescaped(rest[1:])
+                half_pair = len(said) == 1 and "\ud800" <= said < "\ue000"
+                self._out.append(f"\\u{ord(said):04x}" if half_pair else _json(said))
+                at += 1 + length
+            elif not rest or rest[0] == "\\" or quote.startswith(rest):
+                self._held = held[at:]
+                return False
+            else:
+                self._out.append(_json(rest[0]))  # a quote inside of three
+                at += 1
 
     def _say(self, at: int, end: int = -1) -> bool:
         """Text of a string up to `at`; `end`: where it closes."""
@@ -243,12 +251,16 @@ class LooseValue:
         return True
 
 
-def _ends(rest: str) -> bool:
-    """Whether an escape that is shorter than it might be is whole."""
+def _is_open(rest: str) -> bool:
+    """Whether more may belong to the escape that begins here, without its backslash."""
+    if not rest:
+        return True
+    if rest[0] not in "xuU01234567" or len(rest) == _LONGEST_ESCAPE:
+        return False
     found = _ESCAPE.match(rest)
     if rest[0] in "xuU":
-        return found is not None or not re.fullmatch(r"[xuU][0-9a-fA-F]*", rest)
-    return found is not None and found.end() < len(rest)
+        return found is None and _BEGUN_ESCAPE.fullmatch(rest) is not None
+    return found is not None and found.end() == len(rest) < _OCTAL
 
 
 def _unescaped(rest: str) -> tuple[str, int]:
