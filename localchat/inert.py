@@ -25,6 +25,7 @@ def _table() -> dict[int, str]:
 
 
 _DANGEROUS: Final = _table()
+_FEW: Final = 12
 
 
 def inert(text: str) -> str:
@@ -32,7 +33,14 @@ def inert(text: str) -> str:
     overrides of the writing direction, hidden tags and lone surrogates the replacement character; Unicode's
     own line ends a sign for it, a soft hyphen a hyphen. Each character is
     judged alone, so a sequence cut anywhere by streaming stays harmless."""
-    return text.translate(_DANGEROUS)
+    found = [letter for letter in set(text) if ord(letter) in _DANGEROUS]
+    if len(found) > _FEW:
+        return text.translate(_DANGEROUS)
+    for (
+        letter
+    ) in found:  # several times as fast as a look into the table for each letter of the text
+        text = text.replace(letter, _DANGEROUS[ord(letter)])
+    return text
 
 
 def inert_line(text: str) -> str:

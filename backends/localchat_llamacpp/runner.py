@@ -265,7 +265,7 @@ class LlamaCppRunner:
         if change is None:
             return ()
         self._api.llama_set_n_threads(self._context, change.threads, change.threads)
-        return (change.note,)
+        return (change.note,) if change.note else ()
 
     # ------------------------------------------------------------------ sampling
 

@@ -17,10 +17,14 @@ _MOST_ROWS = 8
 _PATIENCE_S = 20.0
 """Before the thread is tried again; doubled after each try that fails."""
 _PATIENCE_MOST_S = 600.0
+_RECOVERED_S = 600.0
+"""All threads at work for so long: the next slowness is news."""
+_WORSE = 2.0
+"""Slower than what was last said by so much: news too."""
 
 
 class Change(NamedTuple):
-    """The new number of threads, and the sentence for the user."""
+    """The new number of threads, and the sentence for the user; empty where it is no news."""
 
     threads: int
     note: str
@@ -36,6 +40,8 @@ class ThreadWatch:
         self._patience_s = _PATIENCE_S
         self._changed_s = 0.0
         self._trying = False
+        self._told_times = 0.0
+        self._whole_since_s: float | None = None
 
     def step(self, rows: int, cells: int, elapsed_s: float, now_s: float) -> Change | None:
         """Take one step's time; says when the number should change.
@@ -54,9 +60,8 @@ class ThreadWatch:
                 self._trying, self._patience_s = False, _PATIENCE_S
         if self.threads < self.wanted and now_s - self._changed_s > self._patience_s:
             self._trying = True
-            many = _threads(self.threads + 1)
-            return self._to(self.threads + 1, now_s, f"Trying {many} again.")
-        return None
+            return self._to(self.threads + 1, now_s, "")
+        return self._recovered(now_s)
 
     def _expected(self, rows: int, cells: int, elapsed_s: float) -> float:
         """Seconds of a good step with the threads at hand. Bests are kept for all threads together: fewer
@@ -71,11 +76,26 @@ class ThreadWatch:
             self._patience_s = min(self._patience_s * 2, _PATIENCE_MOST_S)
             self._trying = False
         times = statistics.median(self._recent)
-        note = (
-            f"Steps take {times:.1f} times as long as the best: another program is busy. "
-            f"Computing with {_threads(self.threads - 1)} now."
-        )
+        note = ""
+        if times >= _WORSE * self._told_times:
+            self._told_times = times
+            note = (
+                f"Steps take {times:.1f} times as long as the best: another program is busy. "
+                f"Computing with {_threads(self.threads - 1)} now."
+            )
         return self._to(self.threads - 1, now_s, note)
+
+    def _recovered(self, now_s: float) -> Change | None:
+        """The end of a slowness that was told: every thread at work for long."""
+        if not self._told_times or self.threads < self.wanted or self._trying:
+            self._whole_since_s = None
+        elif self._whole_since_s is None:
+            self._whole_since_s = now_s
+        elif now_s - self._whole_since_s > _RECOVERED_S:
+            self._told_times, self._whole_since_s = 0.0, None
+            note = f"Steps are fast again: computing with {_threads(self.threads)}."
+            return Change(self.threads, note)
+        return None
 
     def _to(self, threads: int, now_s: float, note: str) -> Change:
         self.threads, self._changed_s = threads, now_s

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Protocol
 
+from localchat.chatformat.call_style import CallStyle
 from localchat.chatformat.parts import Parser
 from localchat.chatformat.plain import PlainFormat
 from localchat.chatformat.reasoning import Family
 from localchat.chatformat.rendered import Rendered
-from localchat.chatformat.styles import CallStyle
 from localchat.engine.request import Messages
 
 __all__ = ["ChatFormat", "chat_format"]
@@ -24,8 +24,12 @@ class ChatFormat(Protocol):
 
     markup: tuple[str, ...]
     """Texts whose control tokens the detokenizer must print, so that the parser sees them."""
-    calls: CallStyle
-    """How the model writes tool calls; its tags count as markup where tools were offered."""
+
+    @property
+    def calls(self) -> CallStyle:
+        """How the model writes tool calls; its tags count as markup where tools were offered."""
+        ...
+
     reasoning: Family
     """How it marks what it thinks."""
 

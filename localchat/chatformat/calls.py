@@ -1,27 +1,31 @@
 """Finds tool calls in an answer, as it streams.
 
-What stands behind a tag decides how it is read (call_bodies.py, xml_body.py), not the family: a model of one
-family that writes another's form is understood. A call is told as soon as it can be nothing else; what
-turns out to be none is told as text, whole, as it was written. Blanks, fences and brackets around calls go.
-"""
+What stands behind a tag decides how it is read (call_bodies.py, named_body.py, tagged_body.py,
+nested_body.py), not the family: a model of one family that writes another's form is understood. A call is told
+as soon as it can be nothing else; what turns out to be none is told as text, whole, as it was written. Blanks,
+fences and brackets around calls go."""
 
 import re
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from localchat.chatformat.call_bodies import Body, NamedBody, ObjectBody
-from localchat.chatformat.parts import Answer, Call, Parser, Part
-from localchat.chatformat.styles import CallStyle
+from localchat.chatformat.call_bodies import Body, ObjectBody
+from localchat.chatformat.call_style import CallStyle
+from localchat.chatformat.named_body import NamedBody
+from localchat.chatformat.nested_body import INVOKE, NestedBody
+from localchat.chatformat.parts import Answer, Call, Part
+from localchat.chatformat.tag_forms import HEADED
+from localchat.chatformat.tagged_body import TaggedBody
 from localchat.chatformat.tags import first, half
-from localchat.chatformat.xml_body import XmlBody
 
 _FENCES = ("```json", "```tool_call", "```tool_code", "```xml", "```python", "```")
 _TAIL = re.compile(r"\s*`{1,3}\w{0,12}\Z")
 _FENCE = re.compile(r"`{3}\w*\Z")
 _LONGEST_TAIL = 40
 _BEGINNING = re.compile(r"\s*(`{3}\w{0,12}\s*)?\[?\s*")
-_FUNCTION = "<function="
+_HEADS = (*(form.name[0] for form in HEADED), INVOKE)
+_PYTHON_FENCE = "```tool_code"
 
 
 class CallParser:
@@ -30,18 +34,29 @@ class CallParser:
 
     def __init__(self, style: CallStyle, tools: Sequence[Mapping[str, Any]]) -> None:
         self._style = style
-        self._schemas = {name: schema for name, schema in map(_described, tools) if name}
+        self._tools = tools
+        self._schemas = {name: schema for name, schema in map(described, tools) if name}
         self._state: Literal["text", "seek", "body"] = "text"
         self._fresh = True
         self._said = False
         self._gap = ""
         self._held = ""
         self._raw = ""
-        self._body: Body = ObjectBody()
+        self._body: Body = ObjectBody((), bare=False)
         self._bare = False
         self._closed = False
+        self._listed = False
         self._told = False
         self._count = 0
+
+    def anew(self) -> "CallParser":
+        """The same parser at its beginning."""
+        return CallParser(self._style, self._tools)
+
+    @property
+    def opens(self) -> tuple[str, ...]:
+        """The tags behind which a call may stand."""
+        return self._style.opens
 
     def feed(self, text: str) -> list[Part]:
         """Parts that are certain now."""
@@ -86,16 +101,19 @@ class CallParser:
             rest = self._held[bare.end() :]
             if not rest or rest in ("`", "``"):
                 return False
-            if rest[0] == "{":
+            in_list = bare.group().rstrip().endswith(("[", _PYTHON_FENCE))
+            if in_list and any(name.startswith(rest) and name != rest for name in self._schemas):
+                return False
+            if rest[0] == "{" or (in_list and rest.startswith(tuple(self._schemas))):
                 self._raw, self._held = self._held[: bare.end()], rest
                 self._bare, self._closed, self._fresh = True, False, False
-                self._begin(ObjectBody(list(self._schemas)))
+                self._begin(self._object() if rest[0] == "{" else self._named())
                 return True
         at, tag = first(self._held, self._style.opens)
         if tag:
             self._say(parts, _unfenced(self._held[:at]))
             self._held, self._raw = self._held[at:], ""
-            if tag != _FUNCTION:
+            if tag not in _HEADS:
                 self._raw, self._held = tag, self._held[len(tag) :]
             self._bare = self._closed = self._fresh = False
             self._state = "seek"
@@ -119,25 +137,45 @@ class CallParser:
             blanks = len(held) - len(held.lstrip())
             self._gap += held[:blanks]
             return self._pass(blanks, keep_gap=True)
-        tags = (*style.opens, *style.closes, *(_FENCES if self._raw else ("```",)))
-        if any(tag.startswith(held) and tag != held for tag in tags) or held == "```":
+        fences = _FENCES if self._raw else ("```",)
+        tags = (*style.opens, *style.closes, *_HEADS, *fences)
+        waited = (*tags, *style.splits)
+        if any(tag.startswith(held) and tag != held for tag in waited) or held == "```":
             return False
         tag = max((tag for tag in tags if held.startswith(tag)), key=len, default="")
-        if tag and tag != _FUNCTION:
+        if tag and tag not in _HEADS:
             return self._pass_tag(tag, parts)
-        if held[0] in ("[" if self._raw else ",;]}"):
+        if not tag and held[0] in ("[" if self._raw else ",;]})"):
             return self._pass(1)
         if self._closed and not tag:
             return self._give_up(parts)
         if held[0] == "{":
-            self._begin(ObjectBody(list(self._schemas) if self._bare else None))
+            self._begin(self._object())
         elif tag:
-            self._begin(XmlBody(self._schemas))
-        elif style.splits and self._raw and (held[0].isalnum() or held.startswith(style.splits)):
-            self._begin(NamedBody(style.splits))
+            form = next((form for form in HEADED if form.name[0] == tag), None)
+            nested = NestedBody(self._schemas)
+            self._begin(nested if form is None else TaggedBody(form, self._schemas))
+        elif (self._raw or self._listed) and (
+            held[0].isalnum() or held.startswith(style.splits or "_")
+        ):
+            self._bare = self._bare or not self._raw
+            self._begin(self._named())
         else:
             return self._give_up(parts)
         return True
+
+    def _object(self) -> Body:
+        return ObjectBody(list(self._schemas), bare=self._bare)
+
+    def _named(self) -> Body:
+        style = self._style
+        return NamedBody(
+            self._schemas,
+            style.splits,
+            naming=style.naming,
+            closes=style.closes,
+            bare=self._bare,
+        )
 
     def _pass_tag(self, tag: str, parts: list[Part]) -> bool:
         if tag in self._style.closes:
@@ -166,7 +204,7 @@ class CallParser:
             self._say(parts, self._raw)
         elif self._said:
             self._say(parts, self._gap)
-        self._raw, self._gap, self._state = "", "", "text"
+        self._raw, self._gap, self._state, self._listed = "", "", "text", False
         return True
 
     # ------------------------------------------------------------------------ a call
@@ -175,18 +213,22 @@ class CallParser:
         self._body, self._state, self._told = body, "body", False
 
     def _read(self, parts: list[Part]) -> bool:
-        taken = self._body.feed(self._held)
+        rest = self._body.feed(self._held)
         if not self._told:
-            self._raw += self._held[:taken]
-        self._held = self._held[taken:]
+            whole = self._raw + self._held
+            self._raw = whole[: len(whole) - len(rest)]
+        self._held = rest
         self._tell(parts)
         if self._body.state == "none":
             # The bare object goes as it came; behind a tag the rest may hold another tag.
+            if not self._raw:
+                self._raw, self._held = self._held[:1], self._held[1:]  # a tag of the call's own
             self._state = "text"
             self._say(parts, self._raw)
             self._raw = ""
             return True
         if self._body.state == "done":
+            self._listed = isinstance(self._body, NamedBody) and self._body.lists
             self._state, self._raw, self._gap = "seek", "", ""
             return True
         return False
@@ -208,27 +250,6 @@ class CallParser:
         )
 
 
-class Chain:
-    """Reasoning is split off first; calls are looked for in the rest."""
-
-    def __init__(self, reasoning: Parser, calls: Parser) -> None:
-        self._reasoning = reasoning
-        self._calls = calls
-
-    def feed(self, text: str) -> list[Part]:
-        return self._through(self._reasoning.feed(text))
-
-    def finish(self) -> list[Part]:
-        return [*self._through(self._reasoning.finish()), *self._calls.finish()]
-
-    def _through(self, parts: list[Part]) -> list[Part]:
-        return [
-            part
-            for whole in parts
-            for part in (self._calls.feed(whole.text) if isinstance(whole, Answer) else [whole])
-        ]
-
-
 def _tail(text: str) -> int:
     """Where blanks, or a fence that may be around a call, stand at the end of a text."""
     bare = len(text.rstrip())
@@ -245,17 +266,12 @@ def _unfenced(text: str) -> str:
     return (bare[:begin] + _FENCE.sub("", bare[begin:])).rstrip()
 
 
-def with_calls(reasoning: Parser, style: CallStyle, tools: Sequence[Mapping[str, Any]]) -> Parser:
-    """The parser of a whole answer; without tools there are no calls to look for."""
-    return Chain(reasoning, CallParser(style, tools)) if tools else reasoning
-
-
 def _say(parts: list[Part], text: str) -> None:
     if text:
         parts.append(Answer(text))
 
 
-def _described(tool: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+def described(tool: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Name and parameters of a tool, whether or not it is wrapped as a function."""
     function = tool.get("function", tool)
     if not isinstance(function, Mapping):

@@ -1,78 +1,105 @@
-"""JSON text as a model writes it, character by character: where a value ends, and the same value in sound JSON.
+"""JSON text as a model writes it, piece by piece: where a value ends, and the same value in sound JSON.
 
 Models leave a comma before a closing bracket and put line breaks into strings; both are mended on the way.
+Text is taken in runs, not letter by letter: an argument may be a file of a million lines.
 """
 
+import re
 from dataclasses import dataclass, field
 
-_CONTROLS = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-_BLANKS = " \t\r\n"
+BLANKS = " \t\r\n"
 _CLOSERS = {"{": "}", "[": "]"}
+_RUN = re.compile(r'[^"\\]+')
+_RUN_AND_ESCAPES = re.compile(r'(?:[^"\\]+|\\["\\/bfnrtu])++')
+_BARE = re.compile(r'[^\s"\[\]{},]+')
+_MENDED = {code: f"\\u{code:04x}" for code in range(32)} | {10: "\\n", 13: "\\r", 9: "\\t"}
+_CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 @dataclass(slots=True)
 class JsonValue:
-    """One value. `push` takes a character and gives what is certain of the mended text; `done` is true behind
-    its last character. A value that is neither object, list nor string ends before a comma, a closing bracket
-    or a blank, which `push` does not take (`over` is true, the character is the caller's). It takes
-    nothing behind its end."""
+    """One value. `feed` takes text from a place on, and gives what is certain of the mended text, and where it
+    stopped; `done` is true behind the value's last character. A value that is neither object, list nor string
+    ends before a comma, a closing bracket or a blank, which is not taken. It takes nothing behind its end."""
 
     done: bool = False
-    over: bool = False
     _open: list[str] = field(default_factory=list)
     _string: bool = False
     _escape: bool = False
     _scalar: bool = False
     _held: str = ""
 
-    def push(self, character: str) -> str:
-        if self.done:
-            return ""
-        if self._string:
-            return self._in_string(character)
-        if self._scalar:
-            if character in ",}]" or character in _BLANKS:
-                self.done = self.over = True
-                return ""
-            return character
-        if character in _BLANKS:
+    def feed(self, text: str, at: int = 0) -> tuple[str, int]:
+        out: list[str] = []
+        while at < len(text) and not self.done:
+            if self._string:
+                at = self._in_string(text, at, out)
+            elif self._scalar:
+                at = self._in_scalar(text, at, out)
+            else:
+                at = self._between(text, at, out)
+        return "".join(out), at
+
+    def _between(self, text: str, at: int, out: list[str]) -> int:
+        character = text[at]
+        if character in BLANKS or (character == "," and self._open):
             if self._open:
                 self._held += character
-            return ""
-        if character == "," and self._open:
-            self._held += character
-            return ""
-        held, self._held = self._held, ""
+            return at + 1
         if character in "}]":
-            return self._close(character, held)
-        if character in "{[":
-            self._open.append(character)
-        elif character == '"':
-            self._string = True
-        elif not self._open:
+            return self._close(at, out)
+        if run := _BARE.match(text, at) if self._open else None:
+            out += self._held, run.group()
+            self._held = ""
+            return run.end()
+        if not self._open and character not in '{["':
             self._scalar = True
-        return held + character
+            return at
+        out += self._held, character
+        self._held = ""
+        if character == '"':
+            self._string = True
+        else:
+            self._open.append(character)
+        return at + 1
 
-    def _in_string(self, character: str) -> str:
+    def _in_scalar(self, text: str, at: int, out: list[str]) -> int:
+        run = _BARE.match(text, at)
+        if run is None:
+            self.done = text[at] in ",}]" or text[at] in BLANKS
+            if not self.done:
+                out.append(text[at])
+                return at + 1
+            return at
+        out.append(run.group())
+        return run.end()
+
+    def _in_string(self, text: str, at: int, out: list[str]) -> int:
         if self._escape:
             self._escape = False
-        elif character == "\\":
+            out.append(_escaped(text[at]))
+            return at + 1
+        run = _RUN_AND_ESCAPES.match(text, at)
+        if run:
+            out.append(_mended(run.group()))
+            return run.end()
+        out.append(text[at])
+        if text[at] == "\\":
             self._escape = True
-        elif character == '"':
+        else:
             self._string = False
             self.done = not self._open
-        elif character < " ":
-            return _CONTROLS.get(character, f"\\u{ord(character):04x}")
-        return character
+        return at + 1
 
-    def _close(self, character: str, held: str) -> str:
+    def _close(self, at: int, out: list[str]) -> int:
         if not self._open:
-            self.done = self.over = True
-            return ""
-        opened = self._open.pop()
-        self.done = not self._open
+            self.done = True
+            return at
         # A comma before a closing bracket goes; a bracket of the wrong kind was meant to close this one.
-        return held.replace(",", "") + _CLOSERS[opened]
+        out += self._held.replace(",", ""), _CLOSERS[self._open.pop()]
+        self._held = ""
+        self.done = not self._open
+        return at + 1
 
 
 class JsonString:
@@ -84,16 +111,22 @@ class JsonString:
         self._escape = ""
         self._high = 0
 
-    def push(self, character: str) -> str:
-        if self._escape:
-            return self._escaped(character)
-        if character == '"':
-            self.done = True
-            return ""
-        if character == "\\":
-            self._escape = character
-            return ""
-        return character
+    def feed(self, text: str, at: int = 0) -> tuple[str, int]:
+        """What is said from a place on, and where it stopped."""
+        out: list[str] = []
+        while at < len(text) and not self.done:
+            if self._escape:
+                out.append(self._escaped(text[at]))
+            elif run := _RUN.match(text, at):
+                out.append(run.group())
+                at = run.end()
+                continue
+            elif text[at] == '"':
+                self.done = True
+            else:
+                self._escape = "\\"
+            at += 1
+        return "".join(out), at
 
     def _escaped(self, character: str) -> str:
         self._escape += character
@@ -110,6 +143,18 @@ class JsonString:
             return chr(code)
         self._escape = ""
         return {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}.get(character, character)
+
+
+def _mended(text: str) -> str:
+    """Text of a string, with its control characters escaped."""
+    return text.translate(_MENDED) if _CONTROL.search(text) else text
+
+
+def _escaped(character: str) -> str:
+    """What stands behind a backslash; the backslash of no escape of JSON's was meant as one."""
+    if character < " ":
+        return _MENDED[ord(character)][1:]
+    return character if character in '"\\/bfnrtu' else "\\" + character
 
 
 def _hex(digits: str) -> int:

@@ -5,9 +5,9 @@ No markup of another model family is guessed: a model that never saw it continue
 nobody would know why. Plain labels work a little with any model, base models too.
 """
 
-from localchat.chatformat.calls import with_calls
+from localchat.chatformat.chain import with_calls
 from localchat.chatformat.parts import Parser
-from localchat.chatformat.reasoning import Family, Splitter
+from localchat.chatformat.reasoning import Family
 from localchat.chatformat.rendered import Rendered
 from localchat.chatformat.styles import UNKNOWN
 from localchat.engine.request import Message, Messages
@@ -49,8 +49,9 @@ class PlainFormat:
     def splitter(self, rendered: Rendered) -> Parser:
         """Everything is answer, but for a `<think>` block at its beginning, and calls of the tools: an
         answer may be bound to be calls."""
-        reasoning = Splitter(self.reasoning, opened=rendered.opens_reasoning)
-        return with_calls(reasoning, self.calls, rendered.tools)
+        return with_calls(
+            self.reasoning, self.calls, rendered.tools, opened=rendered.opens_reasoning
+        )
 
 
 def _block(message: Message, *, first: bool) -> str:

@@ -72,6 +72,7 @@ FAMILIES: Sequence[Family] = (
             "<|start|>assistant<|channel|>final<|message|>",
             "<|channel|>commentary<|message|>",
             "<|start|>assistant<|channel|>commentary<|message|>",
+            "<|start|>assistant",
             "<|end|>",
             "<|return|>",
         ),
@@ -118,6 +119,14 @@ FAMILIES: Sequence[Family] = (
         ("</think:opensource>",),
         anywhere=True,
     ),
+    Family(
+        "muse",
+        ("to=self<|message|>", "to=self' + '<|message|>'"),
+        (" to=self<|message|>", "<|start|>assistant to=self<|message|>"),
+        ("<|eom|>",),
+        ("<|start|>assistant", " to=user<|message|>", "<|eot|>"),
+        anywhere=True,
+    ),
     Family("mistral", ("[THINK]",), ("[THINK]",), ("[/THINK]",)),
     Family("seed", ("<seed:think>",), ("<seed:think>",), ("</seed:think>",)),
     Family("minimax3", ("<mm:think>",), ("<mm:think>",), ("</mm:think>",)),
@@ -144,10 +153,12 @@ _State: TypeAlias = Literal["before", "thinking", "between", "answering"]
 
 
 class Splitter:
-    """The parser of reasoning. `opened`: the prompt already ends inside a block."""
+    """The parser of reasoning. `opened`: the prompt already ends inside a block. `ends`: tags of something else
+    that end a block without being its own."""
 
-    def __init__(self, family: Family, *, opened: bool = False) -> None:
+    def __init__(self, family: Family, *, opened: bool = False, ends: tuple[str, ...] = ()) -> None:
         self._family = family
+        self._closes = (*family.closes, *ends)
         self._state: _State = "thinking" if opened else "before"
         self._fresh = opened
         self._thought = opened
@@ -166,7 +177,7 @@ class Splitter:
         a closing tag at the end of reasoning (an answer cut by its length) is dropped."""
         held, self._held = self._held, ""
         if self._state == "thinking":
-            keep = held[: half(held, self._family.closes)] if len(held) > 1 else held
+            keep = held[: half(held, self._closes)] if len(held) > 1 else held
             return [Thought(keep.rstrip())] if keep.strip() else []
         if self._state == "between":
             held = _after_tag(held)
@@ -202,7 +213,7 @@ class Splitter:
     def _think(self, parts: list[Part]) -> bool:
         if self._fresh:
             self._held = self._held.lstrip()
-            tags = (*self._family.opens, *self._family.closes)
+            tags = (*self._family.opens, *self._closes)
             if not self._held or any(
                 tag.startswith(self._held) and tag != self._held for tag in tags
             ):
@@ -212,13 +223,14 @@ class Splitter:
                 if self._held.startswith(tag):
                     self._held, self._fresh = self._held[len(tag) :], True
                     return True
-        at, tag = first(self._held, self._family.closes)
+        at, tag = first(self._held, self._closes)
         if tag:
             self._emit(parts, self._held[:at].rstrip())
-            self._held = self._held[at + len(tag) :]
-            self._state = "between"
+            own = tag in self._family.closes
+            self._held = self._held[at + len(tag) if own else at :]
+            self._state = "between" if own else "answering"
             return True
-        certain = self._held[: half(self._held, self._family.closes)].rstrip()
+        certain = self._held[: half(self._held, self._closes)].rstrip()
         self._held = self._held[len(certain) :]
         self._emit(parts, certain)
         return False

@@ -196,7 +196,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        """JSON as transformers writes it for templates: no HTML escapes, letters as they are."""
+        """JSON as transformers writes it for templates: no HTML escapes, letters as they are. What a filter
+        gives item by item (`map`) is a list."""
+        if isinstance(value, Iterator):
+            value = self.meter.made(list(value))
         return guards.to_json(
             self.meter,
             value,

@@ -1,17 +1,19 @@
 """The format of a model that brings its own chat template, or several by name."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from localchat.chatformat.calls import with_calls
+from localchat.chatformat.call_style import CallStyle
+from localchat.chatformat.chain import with_calls
 from localchat.chatformat.messages import Dialect, to_dicts, whole_tool
 from localchat.chatformat.parts import Parser
-from localchat.chatformat.reasoning import Family, Splitter
+from localchat.chatformat.reasoning import Family
 from localchat.chatformat.rendered import Rendered
-from localchat.chatformat.styles import style_of
+from localchat.chatformat.styles import UNSURE, style_of
 from localchat.chatformat.template import ChatTemplate
 from localchat.engine.request import CalledTool, Message, Messages
 from localchat.errors import TemplateError
@@ -40,8 +42,18 @@ class TemplateFormat:
         whole = "\n".join(sources.values())
         self.reasoning = Family.of(whole)
         self.markup = self.reasoning.markup
-        self.calls = style_of(whole)
+        self._whole = whole
+        self._now = now
         self._reasons = any(tag in whole for tag in self.reasoning.markup)
+
+    @cached_property
+    def calls(self) -> CallStyle:
+        """By the template's source; where that tells too little, by a call as it renders one."""
+        found = style_of(self._whole)
+        if found.name in UNSURE and "tool" in self._whole:
+            shown = style_of(self._voice(with_tools=True).shown)
+            return found if shown.name == "unknown" else shown
+        return found
 
     def render(self, messages: Messages) -> Rendered:
         """The prompt of a conversation; TemplateError where the template refuses it."""
@@ -51,7 +63,15 @@ class TemplateFormat:
         said = messages.messages
         if not said:
             raise TemplateError("There is no message to render.", reason="input")
-        options, warnings = _options(messages, voice.template.variables())
+        known = voice.template.variables()
+        options, warnings = _options(messages, known)
+        if tools and "functions" in known:
+            # Firefunction's names for the tools, as text, and for the day.
+            options = {
+                "functions": json.dumps(tools, indent=4),
+                "datetime": self._today(),
+                **options,
+            }
         calls = any(message.tool_calls for message in said)
         dicts = to_dicts(said, voice.dialect if calls else None)
         if messages.continue_last and said[-1].role == "assistant":
@@ -81,8 +101,12 @@ class TemplateFormat:
 
     def splitter(self, rendered: Rendered) -> Parser:
         """Splits reasoning from the answer, and finds the calls of tools that were offered."""
-        reasoning = Splitter(self.reasoning, opened=rendered.opens_reasoning)
-        return with_calls(reasoning, self.calls, rendered.tools)
+        return with_calls(
+            self.reasoning, self.calls, rendered.tools, opened=rendered.opens_reasoning
+        )
+
+    def _today(self) -> str:
+        return self._now().strftime("%B %d, %Y")
 
     def _voice(self, *, with_tools: bool) -> "_Voice":
         if with_tools and "tool_use" in self._voices:
@@ -117,6 +141,11 @@ class _Voice:
                     two = self._shown(_probe(_SHORT_ID, "probe0002"), dialect)
                     return replace(dialect, short_ids=short, one_call=_KEY not in two)
         return Dialect()
+
+    @property
+    def shown(self) -> str:
+        """A call as the template writes it; empty where it writes none."""
+        return self._shown(_probe(_SHORT_ID), self.dialect)
 
     def _shown(self, probe: tuple[Message, ...], dialect: Dialect) -> str:
         """A probe as the template writes it; empty where it refuses."""

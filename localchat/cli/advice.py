@@ -23,37 +23,41 @@ def with_advice(problem: ContextExceeded, engine: Engine) -> ContextExceeded:
 
 
 def _steps(prompt: int, context: int, info: EngineInfo) -> tuple[str, ...]:
+    shorter = f"shorten the input by {prompt - context + 1:,} tokens or more"
     if info.backend == "remote":
-        return (
-            f"1. shorten the input by {prompt - context + 1:,} tokens or more",
-            "2. the server decides on its context: start it with a longer one, or ask another",
+        ways = [
+            shorter,
+            "the server decides on its context: start it with a longer one, or ask another",
+        ]
+    else:
+        ways = [shorter, *_memory(prompt, context, info), _another(context, info)]
+    return tuple(f"{number}. {way}" for number, way in enumerate(ways, 1))
+
+
+def _memory(prompt: int, context: int, info: EngineInfo) -> list[str]:
+    """Ways to a longer context; none where the model knows no longer one, or none that is long enough."""
+    if info.context_train and prompt >= info.context_train:
+        return []
+    ways = []
+    if (small := smaller(info.kv_type, info.kv_types)) is not None:
+        ways.append(
+            "store the KV cache in half the memory, so that a longer context fits: "
+            f"--kv-type {small.kv_type}"
         )
-    return (
-        f"1. shorten the input by {prompt - context + 1:,} tokens or more",
-        f"2. {_smaller_kv(context, info)}",
-        f"3. {_longer_context(prompt, context, info)}",
-        "4. another model with a longer context: -m MODEL",
-    )
+    trained = f" ({_trained(info)})" if info.context_train else ""
+    wanted = min(info.context_train or _rounded(prompt), _rounded(prompt))
+    ways.append(f"a longer context, if memory allows: --ctx {wanted}{trained}")
+    return ways
 
 
-def _smaller_kv(context: int, info: EngineInfo) -> str:
-    small = smaller(info.kv_type, info.kv_types)
-    if small is None:
-        return f"the KV cache is {info.kv_type} already"
-    flag = f"--kv-type {small.kv_type}"
-    if context >= info.context_train:
-        return f"{flag} saves memory, but this model knows no longer context"
-    return f"store the KV cache in half the memory, so that a longer context fits: {flag}"
+def _another(context: int, info: EngineInfo) -> str:
+    if info.context_train and context >= info.context_train:
+        return f"another model, because {_trained(info)} and its context cannot grow: -m MODEL"
+    return "another model with a longer context: -m MODEL"
 
 
-def _longer_context(prompt: int, context: int, info: EngineInfo) -> str:
-    trained = f"this model was trained for {info.context_train:,}"
-    if context >= info.context_train:
-        return f"a longer context is not possible: {trained}"
-    if prompt >= info.context_train:
-        return f"a longer context alone does not help: {trained}"
-    wanted = min(info.context_train, _rounded(prompt))
-    return f"a longer context, if memory allows: --ctx {wanted} ({trained})"
+def _trained(info: EngineInfo) -> str:
+    return f"this model was trained for {info.context_train:,}"
 
 
 def _rounded(tokens: int) -> int:

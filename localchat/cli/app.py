@@ -8,7 +8,7 @@ import click
 
 from localchat import __version__
 from localchat.cli.door import Door
-from localchat.cli.group import RootGroup
+from localchat.cli.group import RootGroup, other_spelling
 from localchat.cli.interrupts import heard
 from localchat.errors import ExitCode, LocalchatError
 
@@ -101,6 +101,8 @@ def _completed(door: Door) -> int:
 
 def _usage_hint(problem: click.ClickException) -> str:
     if isinstance(problem, click.NoSuchOption):
+        if instead := other_spelling(problem):
+            return instead
         return "localchat --help lists the flags; a prompt that begins with a dash stands behind --"
     command = (
         problem.ctx.command_path.strip()

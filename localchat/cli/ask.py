@@ -85,7 +85,7 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **_: object) -> int:
     from localchat.cli.group import refuse_near_verb
 
     if words and not ctx.meta[FORCED]:
-        refuse_near_verb(words)
+        refuse_near_verb(words, ctx)
     from localchat.cli.converse import converse  # loads what a prompt needs
 
     return converse(ctx, " ".join(words))

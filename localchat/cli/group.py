@@ -16,6 +16,8 @@ _ASK = "localchat.cli.ask"
 _OWN_FLAGS = ("--help", "-h", "--version")
 _PROMPT = "\0prompt"
 """Stands in the arguments for the verb that is not written; no shell can pass it."""
+_AS_WORD = {"remote": ("serve",), "model": ("serve", "run", "show", "fit", "pull", "rm", "stop")}
+"""Flags of a prompt that these verbs take as the word of a model."""
 
 
 class RootGroup(click.Group):
@@ -75,14 +77,17 @@ def _command(module: str) -> click.Command:
     return command
 
 
-def refuse_near_verb(words: tuple[str, ...]) -> None:
-    """Raise UsageError where the words of a prompt were surely meant as a verb."""
+def refuse_near_verb(words: tuple[str, ...], ctx: click.Context) -> None:
+    """Raise UsageError where the words of a prompt were surely meant as a verb. `ctx`: of the prompt, with its
+    flags."""
     from localchat.cli.verbs import meant
 
     first = words[0]
     if first in (*VERBS, *ALIASES):
+        meant_line, left = _meant_line(words, ctx)
+        unknown = f" ({first} takes no {', '.join(left)})" if left else ""
         raise UsageError(
-            f"flags stand after the verb: localchat {first} …",
+            f"flags stand after the verb: {meant_line}{unknown}",
             hint=f"to ask the model {first!r}, write it behind --: localchat -- {first}",
         )
     verb = meant(first) if len(words) == 1 and not first.split()[1:] else None
@@ -91,3 +96,37 @@ def refuse_near_verb(words: tuple[str, ...]) -> None:
             f"there is no verb {first!r}; did you mean {verb}?",
             hint=f"to ask the model {first!r}, write it behind --: localchat -- {first}",
         )
+
+
+def _meant_line(words: tuple[str, ...], ctx: click.Context) -> tuple[str, list[str]]:
+    """The command that was meant, its flags behind the verb, and the flags that this verb does not take."""
+    import shlex
+
+    verb = ALIASES.get(words[0], words[0])
+    known = {param.name: param for param in _command(VERBS[verb].module).params}
+    line, left = ["localchat", *words], []
+    for param in ctx.command.params:
+        if not isinstance(param, click.Option) or param.name is None:
+            continue
+        if ctx.get_parameter_source(param.name) is not click.core.ParameterSource.COMMANDLINE:
+            continue
+        said = ctx.params.get(param.name)
+        flag = (
+            param.secondary_opts[-1] if said is False and param.secondary_opts else param.opts[-1]
+        )
+        if param.name in known:
+            value = [] if param.is_flag or not isinstance(said, str | int | float) else [str(said)]
+            line += [flag, *value]
+        elif len(words) == 1 and words[0] in _AS_WORD.get(param.name, ()):
+            line.insert(2, f"remote:{said}" if param.name == "remote" else str(said))
+        else:
+            left.append(flag)
+    return shlex.join(line), left
+
+
+def other_spelling(problem: click.NoSuchOption) -> str:
+    """What to write in place of a flag that a verb does not take; empty where nothing says the same."""
+    word = {"--remote": "remote", "-m": "model", "--model": "model"}.get(problem.option_name, "")
+    if problem.ctx is None or problem.ctx.info_name not in _AS_WORD.get(word, ()):
+        return ""
+    return f"write {problem.ctx.command_path} {'remote:NAME' if word == 'remote' else 'MODEL'}"

@@ -142,11 +142,14 @@ def _serve(
     """Open the house, tell where it is, answer until a signal comes."""
     from functools import partial
 
+    from localchat.cli.neighbours import neighbours
     from localchat.server.app import create_app
     from localchat.server.house import HouseWish, opened_house
     from localchat.server.run import serve
     from localchat.server.starting import starting
 
+    for sentence in neighbours(setup.paths, setup.model.name):
+        setup.terminal.say(sentence)
     wish = HouseWish(
         own=setup.model,
         settings_for=setup.settings_for,

@@ -1,12 +1,17 @@
 """Tool calls as a grammar: the model's own syntax around the JSON schemas of the tools."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from localchat.chatformat.styles import CallStyle
+from localchat.chatformat.call_style import CallStyle
+from localchat.chatformat.tag_forms import NUMBER
 from localchat.errors import UsageError
-from localchat.loop.grammar import styled
-from localchat.loop.lark import TEXT, Markup, json_rule, literal
+from localchat.loop.argument_grammar import argument_rules
+from localchat.loop.lark import TEXT, Markup
+
+_BREAKS = re.compile(f"(\n|{NUMBER})")
+_ANY_NUMBER = "/[0-9]{1,4}/"
 
 
 class Tool(NamedTuple):
@@ -36,32 +41,47 @@ def call_rules(
     tag tells them from another answer also where the family usually writes a bare object."""
     form = style.form
     begin = form.begin
-    if tagged and not (begin + form.head).startswith(style.opens):
+    if tagged and style.bare and not (begin + form.head).startswith(style.opens):
         begin = style.opens[0] + begin
-    first = f"{markup.terms(begin)} {markup.terms(form.head)} call"
-    more = f" ({markup.terms(form.between)} {markup.terms(form.head)} call)*"
-    calls = f"calls: {first}{more if many and style.many else ''} {markup.terms(form.end)}"
-    return [*_call_rules(style, tools, markup), calls]
+    return [*_call_rules(style, tools, markup), f"calls: {_calls(style, begin, markup, many=many)}"]
 
 
 def free_rules(style: CallStyle, tools: Sequence[Tool], markup: Markup, *, many: bool) -> list[str]:
     """Rules that define `free`: any text, in which a call, once its tag is written, keeps to the schemas."""
     form = style.form
     lines = _call_rules(style, tools, markup)
+    if form.others:
+        calls = _calls(style, form.begin, markup, many=many)
+        return [
+            *lines,
+            f"free: (other {_terms(markup, form.again)})* (other | {calls}) | {TEXT}",
+            f"other: ({' | '.join(markup.terms(other) for other in form.others)}) {TEXT}",
+        ]
     lead = form.begin + form.head
     tag = next((tag for tag in style.opens if lead.startswith(tag)), "")
-    more = f" ({markup.terms(form.between)} {markup.terms(form.head)} call)*"
-    rest = f"call{more if many and style.many else ''} {markup.terms(form.end)}"
+    rest = _more(style, markup, many=many)
     if not tag:
         # A bare object is a call at the very beginning only.
-        return [*lines, f"free: /[^{{](.|\\n)*/ | {markup.terms(lead)} {rest}"]
+        return [*lines, f"free: /[^{{](.|\\n)*/ | {_terms(markup, lead)} {rest}"]
     repeated = "*" if many and style.many else "?"
     return [
         *lines,
         f"free: tagged{repeated} {TEXT}",
         *markup.up_to("opening", tag),
-        f"tagged: opening {markup.terms(lead[len(tag) :])} {rest}",
+        f"tagged: opening {_terms(markup, lead[len(tag) :])} {rest}",
     ]
+
+
+def _calls(style: CallStyle, begin: str, markup: Markup, *, many: bool) -> str:
+    lead = f"{_terms(markup, begin)} {_terms(markup, style.form.head)}"
+    return f"{lead} {_more(style, markup, many=many)}"
+
+
+def _more(style: CallStyle, markup: Markup, *, many: bool) -> str:
+    """A call from its name on, others behind it, and the end."""
+    form = style.form
+    more = f" ({_terms(markup, form.between)} {_terms(markup, form.head)} call)*"
+    return f"call{more if many and style.many else ''} {_terms(markup, form.end)}"
 
 
 def _call_rules(style: CallStyle, tools: Sequence[Tool], markup: Markup) -> list[str]:
@@ -70,46 +90,14 @@ def _call_rules(style: CallStyle, tools: Sequence[Tool], markup: Markup) -> list
     lines = ["call: " + " | ".join(f"call_{place}" for place in range(len(tools)))]
     for place, tool in enumerate(tools):
         arguments = f"arguments_{place}"
-        lead, tail = markup.terms(tool.name + form.middle), markup.terms(form.tail)
+        lead, tail = _terms(markup, tool.name + form.middle), _terms(markup, form.tail)
         lines.append(f"call_{place}: {lead} {arguments} {tail}")
-        if form.xml:
-            lines += _parameters(arguments, tool.schema)
-        else:
-            lines.append(f"{arguments}: {json_rule(styled(tool.schema))}")
+        lines += argument_rules(arguments, form, tool.schema, markup)
     return lines
 
 
-def _parameters(rule: str, schema: Mapping[str, Any]) -> list[str]:
-    """Parameters between tags, in the schema's order; a string stands bare, anything else as JSON."""
-    properties = schema.get("properties")
-    if not isinstance(properties, Mapping):
-        properties = {}
-    required = schema.get("required")
-    lines, terms = [], []
-    for place, (key, value) in enumerate(properties.items()):
-        one = f"{rule}_{place}"
-        terms.append(one if isinstance(required, list) and key in required else f"{one}?")
-        begin = literal(f"<parameter={key}>\n")
-        kind = value.get("type") if isinstance(value, Mapping) else None
-        if kind == "string" and not value.get("enum"):
-            lines += [
-                f"{one}: {begin} {one}_text",
-                f"{one}_text[lazy]: /(.|\\n)*\\n<\\/parameter>\\n/",
-            ]
-        else:
-            inner = {**_shared(schema), **value} if isinstance(value, Mapping) else {}
-            said = _spelled(value) or json_rule(styled(inner))
-            lines.append(f'{one}: {begin} ({said}) "\\n</parameter>\\n"')
-    return [f"{rule}: {' '.join(terms) or literal('')}", *lines]
-
-
-def _shared(schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-
-
-def _spelled(value: Mapping[str, Any]) -> str:
-    """The choices of an enum of strings, which stand bare."""
-    choices = value.get("enum") if isinstance(value, Mapping) else None
-    if not isinstance(choices, list) or not all(isinstance(one, str) for one in choices):
-        return ""
-    return " | ".join(map(literal, choices))
+def _terms(markup: Markup, text: str) -> str:
+    """A part of a form. A line break stands for itself, because what is behind it may be one thing or another
+    and the lexer does not go back; NUMBER is any number."""
+    parts = [part for part in _BREAKS.split(text) if part]
+    return " ".join(_ANY_NUMBER if part == NUMBER else markup.terms(part) for part in parts) or '""'

@@ -10,6 +10,7 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 
+from localchat.cli.neighbours import neighbours
 from localchat.engine.local import EngineOptions
 from localchat.engine.scripted import Answer, ScriptedEngine
 from localchat.library.locate import LocatedModel
@@ -148,3 +149,21 @@ def test_stop_unloads_one_model_or_ends_the_server(served: Served, call: Call) -
 def test_stop_without_a_server_is_an_error(call: Call, paths: Paths) -> None:
     code, _, err = call(HERE, "stop")
     assert code == 1 and "no server is running" in err
+
+
+def test_a_second_server_says_what_the_first_holds(
+    served: Served, call: Call, paths: Paths
+) -> None:
+    assert call(HERE, "hello").code == 0
+    assert served.pool is not None
+    (held,) = served.pool.loaded()
+    first, again, advice = neighbours(paths, held.name)
+    assert first.startswith("another server runs at http://127.0.0.1:")
+    assert held.name in first
+    assert "once more" in again
+    assert "localchat stop" in advice
+    assert len(list(neighbours(paths, "another"))) == 2
+
+
+def test_without_another_server_nothing_is_said(paths: Paths) -> None:
+    assert list(neighbours(paths, "any")) == []

@@ -75,6 +75,28 @@ def test_verb_behind_flags_is_a_usage_error(call: Call) -> None:
 @pytest.mark.parametrize(
     ("args", "told"),
     [
+        (["--remote", "box", "serve"], "localchat serve remote:box"),
+        (["--remote=box", "run", "m", "hi"], "localchat run m hi --remote box"),
+        (["-m", "two words", "show"], "localchat show 'two words'"),
+        (["--ctx", "512", "-q", "serve"], "localchat serve --ctx 512 --quiet"),
+        (["--no-attach", "serve"], "localchat serve (serve takes no --no-attach)"),
+        (["--remote", "box", "ps"], "localchat ps (ps takes no --remote)"),
+        (["--json", "ls"], "localchat ls --json"),
+        (["serve", "--remote", "box"], "localchat serve remote:NAME"),
+        (["show", "-m", "x"], "localchat show MODEL"),
+    ],
+)
+def test_flags_before_a_verb_are_refused_with_the_command_that_was_meant(
+    call: Call, args: list[str], told: str
+) -> None:
+    code, _, err = call(NOTHING, *args)
+    assert code == 2
+    assert told in err
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
         (["--frobnicate", "hi"], "--frobnicate"),
         (["-5 plus 3"], "stands behind --"),
         (["run"], "MODEL"),

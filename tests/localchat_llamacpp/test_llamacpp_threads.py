@@ -52,7 +52,7 @@ def test_the_thread_is_tried_again_and_later_after_each_failure() -> None:
         began = clock.now_s
         while not (changes := clock.steps(1, 0.07)):
             pass
-        assert changes == [Change(2, "Trying 2 threads again.")]
+        assert changes == [Change(2, "")]
         waits.append(round(clock.now_s - began))
         assert [c.threads for c in clock.steps(16, 0.2)] == [1]
     assert waits == [20, 40, 80]
@@ -91,3 +91,33 @@ def test_longer_conversations_and_wider_steps_are_not_compared_with_short_ones()
     assert clock.steps(100, 0.12, cells=30_000) == []
     assert clock.steps(100, 0.15, rows=4) == []
     assert clock.steps(100, 3.0, rows=64) == []
+
+
+def notes(changes: list[Change]) -> list[str]:
+    return [change.note for change in changes if change.note]
+
+
+def test_a_slowness_is_told_once_however_often_threads_come_and_go() -> None:
+    clock = _Clock(ThreadWatch(2))
+    clock.steps(50, 0.04)
+    assert len(notes(clock.steps(16, 0.2))) == 1
+    for _ in range(5):
+        assert notes(clock.steps(400, 0.07)) == []
+        assert notes(clock.steps(20, 0.2)) == []
+
+
+def test_a_slowness_that_gets_much_worse_is_told_again() -> None:
+    clock = _Clock(ThreadWatch(4))
+    clock.steps(50, 0.04)
+    assert len(notes(clock.steps(16, 0.1))) == 1
+    assert notes(clock.steps(16, 0.2)) == []
+    assert len(notes(clock.steps(16, 0.6))) == 1
+
+
+def test_a_slowness_after_a_long_recovery_is_news_and_the_recovery_is_told() -> None:
+    clock = _Clock(ThreadWatch(2))
+    clock.steps(50, 0.04)
+    clock.steps(16, 0.2)
+    (recovered,) = notes(clock.steps(18_000, 0.04))
+    assert recovered == "Steps are fast again: computing with 2 threads."
+    assert len(notes(clock.steps(16, 0.2))) == 1

@@ -21,7 +21,7 @@ from localchat.loop.constraint import Constraint
 from localchat.loop.grammar import Grammars, Wanted, wanted
 from localchat.loop.lexicon import lexicon
 from localchat.loop.scripted import VOCAB, Vocabulary
-from tests.chatformat.test_chatformat_calls import FORMS, TOOLS
+from tests.chatformat.test_chatformat_calls import FORMS, NAMED, TOOLS
 
 TOKENIZER = Vocabulary()
 LEXICON = lexicon(TOKENIZER)
@@ -40,7 +40,30 @@ SIGNS = {
     "deepseek-v3.1": "<｜tool▁sep｜>",
     "phi": "<|tool_call|>",
     "qwen3-coder": "<function=<parameter=",
+    "seed": "<seed:tool_call>",
+    "glm": "<tool_call><arg_key>",
+    "hunyuan": "<tool_call:opensource>",
+    "minimax-1": "<tool_calls>",
+    "minimax-2": "<minimax:tool_call>",
+    "minimax-3": "]<]minimax[>[",
+    "muse": "<atem:function_calls><|message|>",
+    "minicpm": '<function name="<param name="',
+    "deepseek-v3.2": "<｜DSML｜function_calls>",
+    "kimi-3": "<|open|><|sep|>",
+    "kimi-2": "<|tool_call_argument_begin|>",
+    "solar": "<|tool_call:name|>",
+    "gemma-4": "<|tool_call>call:",
+    "command": "<|START_ACTION|>",
+    "command-plus": "Action: directly-answer",
+    "apertus": "<|tools_prefix|>",
+    "lfm2": "<|tool_list_start|>",
+    "functionary-3.1": "<function=example_function_name></function>",
+    "firefunction": "functools[",
+    "nemotron": "<TOOLCALL>",
+    "apriel": "<tool_calls>[",
 }
+BARE = tuple(style for style in SIGNS if NAMED[style].form.written in ("tags", "gemma", "minimax"))
+"""Where strings stand bare: any letter is one of theirs."""
 ONE = {
     **FORMS,
     "llama3": '{"name": "get_weather", "parameters": {"town": "Köln", "days": 3}}',
@@ -48,6 +71,7 @@ ONE = {
     '{"name": "get_time", "arguments": {}}]',
     "phi": '<|tool_call|>[{"name": "get_weather", "arguments": {"town": "Köln", "days": 3}}, '
     '{"name": "get_time", "arguments": {}}]<|/tool_call|>',
+    "gemma-4": FORMS["gemma-4"].replace('town:<|"|>Köln<|"|>,days:3', 'days:3,town:<|"|>Köln<|"|>'),
 }
 
 
@@ -76,7 +100,7 @@ def test_required_calls_are_written_as_the_family_writes_them(style: str) -> Non
     assert not whole(chat, "Hello.", tools=TOOLS, tool_choice="required")
     assert (
         not whole(chat, ONE[style].replace("Köln", "Köln\\q"), tools=TOOLS, tool_choice="required")
-        or style == "qwen3-coder"
+        or style in BARE
     )
     assert not whole(chat, ONE[style].replace("get_", "got_"), tools=TOOLS, tool_choice="required")
 
@@ -107,9 +131,7 @@ def test_strict_tools_leave_text_free_and_bind_calls(style: str) -> None:
     tools = ({**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1])
     assert whole(chat, "Hello, {you} <there>!\n", tools=tools)
     assert whole(chat, ONE[style], tools=tools)
-    assert not whole(chat, ONE[style].replace("days", "nights"), tools=tools) or style not in (
-        "qwen3-coder",
-    )
+    assert not whole(chat, ONE[style].replace("days", "nights"), tools=tools) or style not in BARE
     if style != "llama3":
         assert whole(chat, f"Look:\n{ONE[style]}\nDone.", tools=tools)
 

@@ -1,5 +1,7 @@
 """Two localchats, one behind the other: what the first answers is what a client of the second reads."""
 
+import json
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from localchat.engine.local import EngineOptions, LocalEngine
 from localchat.engine.remote import RemoteEngine, RemoteOptions
 from localchat.engine.request import GenerateRequest, Infill, Message, Messages, Sampling
 from localchat.errors import ContextExceeded
+from localchat.server.anthropic.guess import guessed_tokens
 from tests.server.serving import Stage, running
 
 GUIDE = Path(localchat.__file__).with_name("guide") / "guide.gguf"
@@ -93,3 +96,40 @@ def test_a_stage_is_reached_like_any_server(stage: Stage) -> None:
     stream = engine.generate(GenerateRequest(Messages((Message("user", word),))))
     assert said([event for event in stream if isinstance(event, Text)]) == "pong"
     engine.close()
+
+
+def test_a_client_of_messages_learns_the_prompt_s_length_at_once_and_exactly_at_the_end(
+    pair: tuple[LocalEngine, RemoteEngine],
+) -> None:
+    words = "Tell me all about models, contexts and caches, please. " * 20
+    request = GenerateRequest(
+        Messages((Message("user", words),)), Sampling(temperature=0), max_tokens=2
+    )
+    end = list(pair[0].generate(request))[-1]
+    assert isinstance(end, Done)
+    body = {
+        "messages": [{"role": "user", "content": words}],
+        "max_tokens": 2,
+        "stream": True,
+        "model": "",
+    }
+    asked = urllib.request.Request(
+        pair[1].info().path + "/messages",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(asked) as answer:
+        lines = [line[6:] for line in answer.read().splitlines() if line.startswith(b"data: ")]
+    events = {event["type"]: event for event in map(json.loads, lines)}
+    first = events["message_start"]["message"]["usage"]["input_tokens"]
+    last = events["message_delta"]["usage"]
+    assert 0.6 < first / end.usage.prompt_tokens < 1.6
+    assert last["input_tokens"] + last["cache_read_input_tokens"] == end.usage.prompt_tokens
+
+
+def test_a_guess_counts_all_that_is_sent() -> None:
+    plain = guessed_tokens(Messages((Message("user", "x" * 360),)))
+    assert plain == 108
+    tool = {"type": "function", "function": {"name": "look", "description": "y" * 360}}
+    assert guessed_tokens(Messages((Message("user", "x" * 360),), tools=(tool,))) > plain + 100
+    assert guessed_tokens(None) == 0

@@ -17,11 +17,23 @@ _SIGNATURE: Final = "localchat"
 
 
 class MessageFrame(msgspec.Struct, frozen=True):
-    """What is known of an answer before it begins. `request`: the number of the request."""
+    """What is known of an answer before it begins. `request`: the number of the request. `guess`: tokens of the
+    prompt, where nobody counts them."""
 
     id: str
     model: str
     request: str
+    guess: int = 0
+
+    def usage(self, told: Usage) -> dict[str, int]:
+        """Here the prompt's tokens without those that came from the cache."""
+        prompt = told.prompt_tokens or self.guess
+        return {
+            "input_tokens": max(prompt - told.cached_tokens, 0),
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": told.cached_tokens,
+            "output_tokens": told.completion_tokens,
+        }
 
     def message(
         self, content: list[dict[str, Any]], end: End | None, usage: dict[str, int]
@@ -45,8 +57,9 @@ class MessageStream:
         self._blocks = Blocks()
 
     def opening(self, choices: int, prompt_tokens: int) -> bytes:
-        """How much of the prompt is cached is known with the first step only; the end says it."""
-        usage = _usage(Usage(prompt_tokens, 0, 0))
+        """How much of the prompt is cached is known with the first step only; the end says it, and corrects a
+        guess."""
+        usage = self._frame.usage(Usage(prompt_tokens, 0, 0))
         message = self._frame.message([], None, usage)
         return _event("message_start", message=message)
 
@@ -55,7 +68,9 @@ class MessageStream:
 
     def ending(self, usage: Usage, done: Done | None) -> bytes:
         delta = _stop(self._blocks.end)
-        return _event("message_delta", delta=delta, usage=_usage(usage)) + _event("message_stop")
+        return _event("message_delta", delta=delta, usage=self._frame.usage(usage)) + _event(
+            "message_stop"
+        )
 
     def broken(self, error: ApiError) -> bytes:
         return named(b"error", anthropic_error(error, self._frame.request))
@@ -76,7 +91,9 @@ class MessageWhole:
 
     def result(self, usage: Usage, done: Done | None) -> bytes:
         content = [_content(block) for block in self._blocks.blocks]
-        return msgspec.json.encode(self._frame.message(content, self._blocks.end, _usage(usage)))
+        return msgspec.json.encode(
+            self._frame.message(content, self._blocks.end, self._frame.usage(usage))
+        )
 
 
 def _event(name: str, **fields: object) -> bytes:
@@ -150,13 +167,3 @@ def _stop(end: End | None) -> dict[str, str | None]:
         case End(reason="length"):
             reason = "max_tokens"
     return {"stop_reason": reason, "stop_sequence": sequence}
-
-
-def _usage(usage: Usage) -> dict[str, int]:
-    """Here the prompt's tokens without those that came from the cache."""
-    return {
-        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.cached_tokens,
-        "output_tokens": usage.completion_tokens,
-    }

@@ -14,6 +14,7 @@ from localchat.engine.request import Messages
 from localchat.errors import TemplateError
 from localchat.server.answering import Wish
 from localchat.server.anthropic.asking import as_chat, counted_chat
+from localchat.server.anthropic.guess import guessed_tokens
 from localchat.server.anthropic.reply import MessageFrame, MessageStream, MessageWhole
 from localchat.server.anthropic.wire import CountBody, MessagesBody
 from localchat.server.asking import chat_request
@@ -46,13 +47,14 @@ class MessagesPlan(Talk):
     request: str
 
     def stream(self, lease: Lease, wish: Wish) -> MessageStream:
-        return MessageStream(self._frame(lease))
+        return MessageStream(self._frame(lease, wish))
 
     def whole(self, lease: Lease, wish: Wish) -> MessageWhole:
-        return MessageWhole(self._frame(lease))
+        return MessageWhole(self._frame(lease, wish))
 
-    def _frame(self, lease: Lease) -> MessageFrame:
-        return MessageFrame(new_id("msg_"), self.body.model or lease.name, self.request)
+    def _frame(self, lease: Lease, wish: Wish) -> MessageFrame:
+        guess = guessed_tokens(wish.prompts[0][0].prompt)
+        return MessageFrame(new_id("msg_"), self.body.model or lease.name, self.request, guess)
 
 
 async def count_tokens(request: Request) -> Response:

@@ -3,7 +3,7 @@ the white space at a break, and that is kept in `Row.joint`."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import islice
 from typing import NamedTuple
 
@@ -56,8 +56,14 @@ def cuts(text: str, width: int) -> Iterator[Cut]:
 
 
 def _is_narrow(text: str) -> bool:
-    """Whether every character takes one cell, so that characters can be counted for cells."""
-    return text.isascii() or _narrow().fullmatch(text) is not None
+    """Whether every character takes one cell, so that characters can be counted for cells. Each is looked at
+    once, however often it stands there."""
+    return text.isascii() or all(map(_is_narrow_letter, set(text)))
+
+
+@lru_cache(maxsize=16_384)
+def _is_narrow_letter(letter: str) -> bool:
+    return _narrow().fullmatch(letter) is not None
 
 
 @cache

@@ -1,0 +1,224 @@
+"""Answers in channels: what the model thinks, says and calls are messages of their own, each with a header.
+
+Harmony (gpt-oss): `<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…`, a
+call is a message `to=functions.NAME`, in the header of its channel or of its role. Muse writes the same without
+channels, `to=self` is what it thinks. Functionary 3.2 begins each message with `>>>`, a name and a line's end.
+"""
+
+import json
+import re
+import secrets
+from dataclasses import dataclass
+from typing import Literal
+
+from localchat.chatformat.call_bodies import Arguments
+from localchat.chatformat.parts import Answer, Call, Part, Thought
+from localchat.chatformat.tags import first, half
+
+_MOST_HEADER = 256
+_TO = re.compile(r"\bto=([^\s<]+)")
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_NOBODY = ("assistant", "user", "all")
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelForm:
+    """`begins`: tags that begin a header; `message`: the tag that ends it; `ends`: tags behind a message.
+    `lead`: what an answer may begin with that belongs to a header whose first tag stands in the prompt.
+    `recipients`: the whole header is the name of who is spoken to."""
+
+    begins: tuple[str, ...]
+    message: str
+    ends: tuple[str, ...]
+    lead: tuple[str, ...]
+    recipients: bool = False
+
+    @property
+    def borders(self) -> tuple[str, ...]:
+        return (*self.begins, *self.ends)
+
+
+HARMONY = ChannelForm(
+    ("<|start|>", "<|channel|>"),
+    "<|message|>",
+    ("<|end|>", "<|call|>", "<|return|>"),
+    (" to=", "<|channel|>", "<|start|>"),
+)
+MUSE = ChannelForm(
+    ("<|start|>",),
+    "<|message|>",
+    ("<|eom|>", "<|eot|>"),
+    (" to=", "<|message|>", "<|start|>"),
+)
+FUNCTIONARY = ChannelForm((">>>",), "\n", (), (), recipients=True)
+
+
+class ChannelParser:
+    """The parser of a whole answer. `names`: tools that were offered; where there are none, nothing is a call.
+    `thinking`: the prompt ends in a message of what the model thinks. A call with a body that is no JSON
+    (Muse's) is handed on as answer, for the parser of calls."""
+
+    def __init__(
+        self,
+        form: ChannelForm,
+        names: tuple[str, ...],
+        *,
+        thinking: bool = False,
+    ) -> None:
+        self._form = form
+        self._names = names
+        self._state: Literal["lead", "header", "message"] = "lead"
+        self._to: Literal["answer", "thought", "call", "nothing"] = "answer"
+        if thinking:
+            self._state, self._to = "message", "thought"
+        self._held = ""
+        self._fresh = False
+        self._name = ""
+        self._arguments = Arguments()
+        self._plain: list[str] | None = None
+        self._count = 0
+
+    def feed(self, text: str) -> list[Part]:
+        """Parts that are certain now."""
+        self._held += text
+        parts: list[Part] = []
+        while self._held and self._step(parts):
+            pass
+        return parts
+
+    def finish(self) -> list[Part]:
+        """The rest. A header without its message is markup of an answer that was cut off."""
+        parts: list[Part] = []
+        if self._state == "message":
+            held = self._held[: half(self._held, self._form.borders)]
+            self._tell(parts, held if len(self._held) > 1 else self._held)
+            self._end(parts)
+        elif self._state == "lead" and not self._held.strip().startswith("to="):
+            self._tell(parts, self._held)
+        self._held = ""
+        return parts
+
+    def _step(self, parts: list[Part]) -> bool:
+        """One move; False: more text is needed."""
+        match self._state:
+            case "lead":
+                return self._lead()
+            case "header":
+                return self._header(parts)
+            case "message":
+                return self._message(parts)
+
+    def _lead(self) -> bool:
+        """The very beginning: the rest of a header, or text of a model that writes none."""
+        form, held = self._form, self._held
+        if form.recipients:
+            name, line, _ = held.partition("\n")
+            known = (*self._names, "all")
+            if not line:
+                if any(one.startswith(name.strip()) for one in known):
+                    return False
+            elif name.strip() in known:
+                self._state = "header"
+                return True
+            self._state = "message"
+            return True
+        bare = held.lstrip()
+        if any(tag.lstrip().startswith(bare) and tag.lstrip() != bare for tag in form.lead):
+            return False
+        starts = bare.startswith(tuple(tag.lstrip() for tag in form.lead))
+        self._state = "header" if starts else "message"
+        return True
+
+    def _header(self, parts: list[Part]) -> bool:
+        """Up to the tag behind which the message stands."""
+        at, tag = first(self._held, (self._form.message, *self._form.ends))
+        if not tag:
+            if len(self._held) <= _MOST_HEADER:
+                return False
+            self._open("answer")
+            self._tell(parts, self._held)
+            self._held = ""
+            return True
+        header, self._held = self._held[:at], self._held[at + len(tag) :]
+        if tag == self._form.message:
+            self._begin(header)
+        else:
+            self._open("answer")  # a header that nothing followed
+            if header.strip() and not header.lstrip().startswith(self._form.begins):
+                self._tell(parts, header)
+        return True
+
+    def _begin(self, header: str) -> None:
+        """A message, by its header."""
+        if self._form.recipients:
+            name = header.removeprefix(">>>").strip()
+            return self._call(name) if name in self._names else self._open("answer")
+        to = _TO.search(header)
+        channel = (_CHANNEL.findall(header) or [""])[-1]
+        recipient = to.group(1).removeprefix("functions.") if to else ""
+        if recipient == "self":
+            return self._open("thought")
+        if recipient and recipient not in _NOBODY and self._names and self._form is HARMONY:
+            return self._call(recipient)
+        return self._open("thought" if channel == "analysis" else "answer")
+
+    def _open(self, to: Literal["answer", "thought"]) -> None:
+        self._state, self._to, self._fresh = "message", to, True
+
+    def _call(self, name: str) -> None:
+        self._state, self._to, self._fresh = "message", "call", True
+        self._name, self._arguments = name, Arguments()
+
+    def _message(self, parts: list[Part]) -> bool:
+        borders = self._form.borders
+        at, tag = first(self._held, borders)
+        if not tag:
+            at = half(self._held, borders)
+            self._tell(parts, self._held[:at])
+            self._held = self._held[at:]
+            return False
+        self._tell(parts, self._held[:at])
+        self._end(parts)
+        if tag in self._form.begins:
+            self._held = self._held[at:]
+            self._state = "header"
+            # The tag itself belongs to the header, which may hold another.
+            return self._header(parts)
+        self._held = self._held[at + len(tag) :]
+        return True
+
+    def _tell(self, parts: list[Part], text: str) -> None:
+        if self._to == "call":
+            self._argue(parts, text)
+        elif text:
+            parts.append(Thought(text) if self._to == "thought" else Answer(text))
+
+    def _argue(self, parts: list[Part], text: str) -> None:
+        if self._fresh:
+            text = text.lstrip()
+            if not text:
+                return
+            self._fresh = False
+            self._plain = None if text[0] == "{" else []
+            self._told(parts)
+        if self._plain is not None:
+            self._plain.append(text)
+            return
+        self._arguments.feed(text)
+        if piece := self._arguments.take():
+            parts.append(Call(self._count - 1, arguments=piece))
+
+    def _told(self, parts: list[Part]) -> None:
+        parts.append(Call(self._count, f"call_{secrets.token_hex(12)}", self._name))
+        self._count += 1
+
+    def _end(self, parts: list[Part]) -> None:
+        """A message is over. What was called with a text that is no object gets it as a string."""
+        if self._to == "call":
+            if self._fresh:
+                self._told(parts)
+                parts.append(Call(self._count - 1, arguments="{}"))
+            elif self._plain is not None:
+                said = json.dumps("".join(self._plain).rstrip(), ensure_ascii=False)
+                parts.append(Call(self._count - 1, arguments=said))
+        self._to, self._plain = "answer", None

@@ -1,0 +1,83 @@
+"""The forms in which families of models write a call with a tag for each argument."""
+
+from dataclasses import dataclass
+
+NUMBER = "\0"
+"""In a form: any number."""
+
+
+@dataclass(frozen=True, slots=True)
+class TagForm:
+    """`name[0]`, the name, `name[1]`; for each argument `key[0]`, its key, `key[1]`, `value[0]`, the value,
+    `value[1]`; then `end`. Where the first of `name` ends in a quote, so does the name, and more attributes may
+    follow it. `gap`: what training puts behind these parts. `text`, `other`: an attribute behind the key that
+    says whether the value is a string (in `{}`, what else it is). `padded`: a line break at
+    either end of a value is none of it."""
+
+    name: tuple[str, str]
+    key: tuple[str, str]
+    value: tuple[str, str]
+    end: str
+    gap: str = "\n"
+    text: str = ""
+    other: str = ""
+    padded: bool = False
+
+
+def _invoke(prefix: str, *, text: str = "", other: str = "") -> TagForm:
+    return TagForm(
+        (f'<{prefix}invoke name="', '">'),
+        (f'<{prefix}parameter name="', '">'),
+        ("", f"</{prefix}parameter>"),
+        f"</{prefix}invoke>",
+        text=text,
+        other=other,
+    )
+
+
+QWEN = TagForm(
+    ("<function=", ">"),
+    ("<parameter=", ">"),
+    ("\n", "\n</parameter>"),
+    "</function>",
+    padded=True,
+)
+SEED = TagForm(("<function=", ">"), ("<parameter=", ">"), ("", "</parameter>"), "</function>")
+MINICPM = TagForm(
+    ('<function name="', '">'),
+    ('<param name="', '">'),
+    ("", "</param>"),
+    "</function>",
+    gap="",
+)
+INVOKE = _invoke("")
+DSML = _invoke("｜DSML｜", text=' string="true"', other=' string="false"')
+ATEM = _invoke("atem:")
+KIMI = TagForm(
+    ('<|open|>call tool="', f'" index="{NUMBER}"<|sep|>'),
+    ('<|open|>argument key="', '"<|sep|>'),
+    ("", "<|close|>argument<|sep|>"),
+    "<|close|>call<|sep|>",
+    gap="",
+    text=' type="string"',
+    other=' type="{}"',
+)
+GLM = TagForm(
+    ("", ""),
+    ("<arg_key>", "</arg_key>"),
+    ("\n<arg_value>", "</arg_value>"),
+    "</tool_call>",
+)
+GLM_DENSE = TagForm(GLM.name, GLM.key, ("<arg_value>", "</arg_value>"), GLM.end, gap="")
+HUNYUAN = TagForm(
+    ("", "<tool_sep:opensource>"),
+    ("<arg_key:opensource>", "</arg_key:opensource>"),
+    ("\n<arg_value:opensource>", "</arg_value:opensource>"),
+    "</tool_call:opensource>",
+)
+
+HEADED: tuple[TagForm, ...] = (QWEN, MINICPM, INVOKE, DSML, ATEM, KIMI)
+"""Forms that a tag of their own begins."""
+
+BARE: tuple[TagForm, ...] = (GLM, HUNYUAN)
+"""Forms that begin with the name, behind a tag that others have too."""

@@ -1,0 +1,257 @@
+"""A tool call with a tag for each argument (tag_forms.py).
+
+A value stands bare between its tags, so the tool's schema must say whether it is a string or JSON; some
+families say it beside the key.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from localchat.chatformat.call_bodies import Arguments, State
+from localchat.chatformat.tag_forms import TagForm
+from localchat.chatformat.tags import first, half
+
+_MOST_NAME = 256
+_MOST_PYTHON = 2_000
+_PYTHON = {"True": True, "False": False, "None": None}
+_SAYS_TEXT = re.compile(r'\bstring="true"|\btype="string"')
+_SAYS_OTHER = re.compile(r'\bstring="false"|\btype="(?!string")')
+
+
+class TaggedBody:
+    """A call from its first tag on, or from its name where the form has none. `schemas`: the parameters of each
+    tool that was offered, by its name."""
+
+    def __init__(self, form: TagForm, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+        self.state: State = "open"
+        self.name = ""
+        self._schemas = schemas
+        self._form = form
+        self._quoted = form.name[0].endswith('"')
+        self._end = form.value[1].strip()
+        self._ends = (
+            self._end,
+            *(f"\n{form.key[0]}", f"\n{form.end}", "</tool_call>", "</parameter>")[
+                : 4 if form.padded else 2
+            ],
+        )
+        self._at: Literal["name", "between", "key", "opening", "value", "object"] = "name"
+        self._held = ""
+        self._key = ""
+        self._fresh = False
+        self._streams = False
+        self._count = 0
+        self._object = Arguments()
+        self._out: list[str] = []
+
+    def feed(self, text: str) -> str:
+        self._held += text
+        while self.state == "open" and self._step():
+            pass
+        if self.state == "open":
+            return ""
+        left, self._held = self._held, ""
+        return left
+
+    def arguments(self) -> str:
+        out = "".join(self._out)
+        self._out.clear()
+        return out
+
+    def finish(self) -> None:
+        if self.state != "open":
+            return
+        if self._at == "name":
+            self.state = "none"
+        elif self._at == "between":
+            self._close()
+
+    def _step(self) -> bool:
+        match self._at:
+            case "name":
+                return self._name()
+            case "between":
+                return self._between()
+            case "key":
+                return self._read_key()
+            case "opening":
+                return self._begin_value()
+            case "value":
+                return self._value()
+            case "object":
+                return self._whole()
+
+    # ------------------------------------------------------------------------ head and tags
+
+    def _head(self, close: str) -> tuple[str, str] | None:
+        """What stands before the end of a tag, and its further attributes; None: the end is not there yet."""
+        mark = close[close.rfind('"') + 1 :] if self._quoted else close
+        at = self._held.find(mark)
+        if at < 0:
+            return None
+        said, self._held = self._held[:at], self._held[at + len(mark) :]
+        if not self._quoted:
+            return said.strip().strip('"'), ""
+        name, _, more = said.partition('"')
+        return name.strip(), more
+
+    def _name(self) -> bool:
+        form, whole = self._form, self._held
+        self._held = whole.removeprefix(form.name[0])
+        found = self._head(form.name[1])
+        taken = whole[len(form.name[0]) : len(whole) - len(self._held) if found else None]
+        if (found and not found[0]) or "\n" in taken or len(taken) > _MOST_NAME:
+            self.state = "none"
+        if found is None or self.state == "none":
+            self._held = whole
+            return False
+        self.name, self._at = found[0], "between"
+        return True
+
+    def named(self, name: str) -> None:
+        """The head was read by another."""
+        self.name, self._at = name, "between"
+
+    def _between(self) -> bool:
+        form = self._form
+        self._held = self._held.lstrip()
+        if not self._held:
+            return False
+        if self._held.startswith(form.key[0]):
+            self._held, self._at = self._held[len(form.key[0]) :], "key"
+            return True
+        if self._held.startswith("{") and not self._count:
+            self._at = "object"
+            return True
+        if self._held.startswith(form.end):
+            self._held = self._held[len(form.end) :]
+            self._close()
+        elif not any(tag.startswith(self._held) for tag in (form.key[0], form.end)):
+            self._close()
+        return False
+
+    def _close(self) -> None:
+        self._out.append("{}" if not self._count else "}")
+        self.state = "done"
+
+    def _whole(self) -> bool:
+        """Arguments as one JSON object, and then the end."""
+        if not self._object.done:
+            at = self._object.feed(self._held)
+            self._held = self._held[at:]
+            self._out.append(self._object.take())
+            if not self._object.done:
+                return False
+        end = self._form.end
+        held = self._held.lstrip()
+        if held.startswith(end):
+            self._held = held[len(end) :]
+        elif not held or end.startswith(held):
+            return False
+        self.state = "done"
+        return False
+
+    def _read_key(self) -> bool:
+        found = self._head(self._form.key[1])
+        if found is None:
+            return False
+        self._key, more = found
+        self._out.append(
+            ("{" if not self._count else ", ") + json.dumps(self._key, ensure_ascii=False) + ": "
+        )
+        self._count += 1
+        said = bool(_SAYS_TEXT.search(more)), bool(_SAYS_OTHER.search(more))
+        self._streams = said[0] or (not said[1] and self._is_string())
+        self._at = "opening"
+        return True
+
+    def _begin_value(self) -> bool:
+        tag = self._form.value[0].strip()
+        if tag:
+            held = self._held.lstrip()
+            if not held.startswith(tag):
+                if tag.startswith(held):
+                    return False
+                tag = ""
+            self._held = held[len(tag) :]
+        if self._streams:
+            self._out.append('"')
+        self._at, self._fresh = "value", True
+        return True
+
+    # ------------------------------------------------------------------------ values
+
+    def _value(self) -> bool:
+        padded = self._form.padded
+        if self._fresh:
+            if not self._held:
+                return False
+            if padded:
+                self._held = self._held.removeprefix("\n")
+            self._fresh = False
+        at, tag = first(self._held, self._ends)
+        if tag:
+            value = self._held[:at]
+            self._held = self._held[at + len(tag) if tag == self._end else at :]
+            self._at = "between"
+            if padded:
+                value = value.removesuffix("\n")
+            self._out.append((_escaped(value) + '"') if self._streams else self._typed(value))
+            return True
+        if self._streams:
+            at = half(self._held, self._ends)
+            if padded and at and self._held[at - 1] == "\n":
+                at -= 1
+            self._out.append(_escaped(self._held[:at]))
+            self._held = self._held[at:]
+        return False
+
+    # ------------------------------------------------------------------------ what the schema says
+
+    def _schema(self) -> Mapping[str, Any]:
+        found = self._schemas.get(self.name, {}).get("properties", {})
+        one = found.get(self._key, {}) if isinstance(found, Mapping) else {}
+        return one if isinstance(one, Mapping) else {}
+
+    def _is_string(self) -> bool:
+        schema = self._schema()
+        if "type" in schema:
+            return bool(schema["type"] == "string")
+        choices = schema.get("enum")
+        if isinstance(choices, list):
+            return all(isinstance(choice, str) for choice in choices)
+        return not schema
+
+    def _typed(self, value: str) -> str:
+        """JSON text of a value that is no string by its schema, or may be none."""
+        bare = value.strip()
+        if bare in _PYTHON:
+            return json.dumps(_PYTHON[bare])
+        types = self._schema().get("type")
+        try:
+            read = json.loads(bare)
+        except (ValueError, RecursionError):
+            read = _python(bare) if types in ("object", "array") else None
+            if read is None:
+                return json.dumps(value, ensure_ascii=False)
+        wants_text = isinstance(types, list) and "string" in types and read is not None
+        return json.dumps(value if wants_text else read, ensure_ascii=False)
+
+
+def _python(text: str) -> object:
+    """A list or dict as Python prints it, which some templates teach; None where it is none."""
+    if len(text) > _MOST_PYTHON or text[:1] not in ("{", "["):
+        return None
+    try:
+        read = ast.literal_eval(text)
+        json.dumps(read)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return None
+    return read if isinstance(read, list | dict) else None
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]

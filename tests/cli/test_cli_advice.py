@@ -1,0 +1,52 @@
+"""What is advised where a prompt is longer than the context: only what can help this model."""
+
+import msgspec
+import pytest
+
+from localchat.cli.advice import with_advice
+from localchat.engine.engine import EngineInfo
+from localchat.engine.scripted import ScriptedEngine
+from localchat.errors import ContextExceeded
+
+
+class Told(ScriptedEngine):
+    """An engine with an info of its own."""
+
+    changes: dict[str, object]
+
+    def info(self) -> EngineInfo:
+        return msgspec.structs.replace(super().info(), **self.changes)  # type: ignore[arg-type]
+
+
+def advised(prompt: int, context: int, **changes: object) -> list[str]:
+    engine = Told(context_tokens=context)
+    engine.changes = {"backend": "llamacpp", "kv_type": "f16", "context_tokens": context, **changes}
+    problem = ContextExceeded("too long", prompt_tokens=prompt, context_tokens=context)
+    return with_advice(problem, engine).hint.splitlines()
+
+
+def test_a_model_at_its_full_context_gets_no_advice_to_grow_it() -> None:
+    first, second = advised(5000, 4096, context_train=4096)
+    assert first == "1. shorten the input by 905 tokens or more"
+    assert second.startswith("2. another model, because this model was trained for 4,096")
+
+
+def test_a_prompt_beyond_what_the_model_knows_gets_none_either() -> None:
+    lines = advised(9000, 4096, context_train=8192)
+    assert len(lines) == 2
+    assert not any("--ctx" in line or "--kv-type" in line for line in lines)
+
+
+@pytest.mark.parametrize(("kv_type", "ways"), [("f16", 4), ("q8_0", 3)])
+def test_a_context_that_can_grow_says_how(kv_type: str, ways: int) -> None:
+    lines = advised(5000, 4096, context_train=32768, kv_type=kv_type)
+    assert len(lines) == ways
+    assert [line[0] for line in lines] == [str(number) for number in range(1, ways + 1)]
+    assert any("--ctx 6144" in line for line in lines)
+    assert any("--kv-type q8_0" in line for line in lines) is (kv_type == "f16")
+
+
+def test_a_server_elsewhere_decides_for_itself() -> None:
+    lines = advised(5000, 4096, backend="remote", context_train=0)
+    assert len(lines) == 2
+    assert "the server decides" in lines[1]
