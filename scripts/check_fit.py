@@ -123,13 +123,8 @@ def _look(case: Case, folder: Path, state: Path, quick: bool) -> Seen:
     subject = Subject(case.name, read_header(path), path)
     wish = LoadWish(case.context_tokens, case.kv_type, max_slots=SLOTS, cache_ram_bytes=0)
     machine = read_machine()
-    verdict = judge(subject, wish, machine, None)
-    plain = verdict.pace
-    # The same once more with what ran here before; the quieter of two moments counts.
-    for paces in (Paces(state), Paces(state)):
-        again = judge(subject, wish, machine, paces)
-        if again.pace and (not verdict.pace or verdict.pace is plain or again.pace > verdict.pace):
-            verdict = again
+    plain = judge(subject, wish, machine, None).pace
+    verdict = judge(subject, wish, machine, Paces(state))  # the same, with what ran here before
     options = EngineOptions(
         path,
         name=case.name,

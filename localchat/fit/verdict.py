@@ -9,6 +9,7 @@ from localchat.backends import Backend, choose_backend, find_backends
 from localchat.errors import ModelInvalid
 from localchat.fit.checkpoint import Checkpoint, Unloaded
 from localchat.fit.machine import Machine
+from localchat.fit.measures import NOTHING_MEASURED
 from localchat.fit.paces import Paces
 from localchat.fit.plan import LoadWish, MemoryPlan
 from localchat.fit.reason import Kind, kind_name, placed, runner_name
@@ -169,7 +170,8 @@ def _pace(
         if paces is not None and (whole or not plan.gpu_layers)
         else ()
     )
-    estimate = backend.expected_rate(subject.model, plan, threads, past)
+    measures = paces.measures if paces is not None else NOTHING_MEASURED
+    estimate = backend.expected_rate(subject.model, plan, threads, past, measures)
     if estimate is None:
         return None
     by = "the GPU's bandwidth" if plan.gpu_layers else "a probe of this build"

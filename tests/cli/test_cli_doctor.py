@@ -12,6 +12,7 @@ from localchat.backends import Backend
 from localchat.engine.safemode import SafeBuilds
 from localchat.fit.checkpoint import Unloaded
 from localchat.fit.machine import Machine
+from localchat.fit.measures import NOTHING_MEASURED, Measures
 from localchat.fit.paces import Past
 from localchat.fit.plan import LoadWish, MemoryPlan
 from localchat.fit.reason import Kind
@@ -78,7 +79,12 @@ class FakeBackend:
         raise AssertionError("doctor plans nothing")
 
     def expected_rate(
-        self, model: Unloaded, plan: MemoryPlan, threads: int, past: Sequence[Past] = ()
+        self,
+        model: Unloaded,
+        plan: MemoryPlan,
+        threads: int,
+        past: Sequence[Past] = (),
+        measures: Measures = NOTHING_MEASURED,
     ) -> float | None:
         return None
 
