@@ -4,8 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -36,8 +35,8 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One of `bytes_per_s` of a code, `layer_s` of a layer. settled: enough steps agreed; a number that is not
-    was taken beside other programs."""
+    """One of `step_s`, of a step with hardly a model in it, `bytes_per_s` of a code, `layer_s` of a layer.
+    settled: enough steps agreed; a number that is not was taken beside other programs."""
 
     settled: bool
     code: int = -1
@@ -47,68 +46,61 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     step_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
+class Costs(NamedTuple):
     """Of this build and machine with so many threads: bytes a second by ggml's type number, seconds of a
-    layer beside its products, seconds of a step beside its layers."""
+    layer beside its products, seconds of a step around its layers."""
 
-    bytes_per_s: dict[int, float] = field(default_factory=dict)
-    layer_s: dict[Layer, float] = field(default_factory=dict)
-    step_s: dict[Layer, float] = field(default_factory=dict)
+    bytes_per_s: dict[int, float]
+    layer_s: dict[Layer, float]
+    step_s: float
+
+
+_STEP: Final = "a step"
 
 
 def costs(threads: int, codes: Iterable[int], layers: Iterable[Layer], measures: Measures) -> Costs:
     """What is known of these and what a probe tells of the rest, about a second. Where the probe fails, which
     a native crash may make it do, something is missing."""
-    found = Costs()
-    at = f"{build_key()} {threads} threads"
-    known = measures.known()
-    wanted = Question(threads, tuple(sorted(set(codes))), tuple(dict.fromkeys(layers)))
-    left = Question(
+    at = f"{build_key()} {threads} threads: "
+    found = {
+        name.removeprefix(at): value
+        for name, value in measures.known().items()
+        if name.startswith(at)
+    }
+    codes, layers = sorted(set(codes)), list(dict.fromkeys(layers))
+    question = Question(
         threads,
-        tuple(code for code in wanted.codes if not _take(found, known, at, code)),
-        tuple(layer for layer in wanted.layers if not _take(found, known, at, layer)),
+        tuple(code for code in codes if _of_code(code) not in found),
+        tuple(layer for layer in layers if _of_layer(layer) not in found),
     )
-    if not left.codes and not left.layers:
-        return found
-    fresh: dict[str, float] = {}
-    for one in _ask(left):
-        told = dict(_named(at, one))
-        if one.settled:
-            fresh |= told
-        _take(found, told, at, one.layer or one.code)
-    measures.keep(fresh)
-    return found
+    if question.codes or question.layers or _STEP not in found:
+        fresh = {}
+        for one in _ask(question):
+            name, value = _named(one)
+            found[name] = value
+            if one.settled:
+                fresh[at + name] = value
+        measures.keep(fresh)
+    return Costs(
+        {code: found[name] for code in codes if (name := _of_code(code)) in found},
+        {layer: found[name] for layer in layers if (name := _of_layer(layer)) in found},
+        found.get(_STEP, 0.0),
+    )
 
 
-def _take(found: Costs, numbers: dict[str, float], at: str, what: int | Layer) -> bool:
-    """Enter what the numbers say of a code or a layer; whether they say it."""
-    if isinstance(what, int):
-        rate = numbers.get(_name(at, what))
-        if rate is not None:
-            found.bytes_per_s[what] = rate
-        return rate is not None
-    layer_s, step_s = (numbers.get(_name(at, what, part)) for part in ("layer", "step"))
-    if layer_s is None or step_s is None:
-        return False
-    found.layer_s[what], found.step_s[what] = layer_s, step_s
-    return True
+def _named(one: Finding) -> tuple[str, float]:
+    if one.layer is not None:
+        return _of_layer(one.layer), one.layer_s
+    return (_STEP, one.step_s) if one.step_s else (_of_code(one.code), one.bytes_per_s)
 
 
-def _named(at: str, one: Finding) -> Iterator[tuple[str, float]]:
-    if one.layer is None:
-        yield _name(at, one.code), one.bytes_per_s
-        return
-    yield _name(at, one.layer, "layer"), one.layer_s
-    yield _name(at, one.layer, "step"), one.step_s
+def _of_code(code: int) -> str:
+    return f"bytes a second of format {code}"
 
 
-def _name(at: str, what: int | Layer, part: str = "") -> str:
-    if isinstance(what, int):
-        return f"{at}, format {what}, bytes a second"
-    flash = ", flash" if what.flash else ""
-    heads = f"{what.heads}/{what.kv_heads} heads of {what.head_width}"
-    return f"{at}, {heads}, {what.kv_type}{flash}, seconds of a {part}"
+def _of_layer(layer: Layer) -> str:
+    flash = ", flash" if layer.flash else ""
+    return f"a layer of {layer.heads}/{layer.kv_heads} heads of {layer.head_width}, {layer.kv_type}{flash}"
 
 
 def _ask(question: Question) -> Iterator[Finding]:

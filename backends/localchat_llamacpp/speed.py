@@ -102,12 +102,11 @@ def _step_s(running: Running, found: Costs) -> float | None:
     layer = running.layer
     unknown = _LAYER_UNKNOWN_S[running.flash]
     layer_s = found.layer_s.get(layer, unknown) if layer is not None else unknown
-    around_s = found.step_s.get(layer, 0.0) if layer is not None else 0.0
     shape = model_shape(running.header)
     return (
         _products_s(work, found.bytes_per_s)
         + len(shape.layers) * layer_s
-        + around_s
+        + found.step_s
         + _LOOP_S
         + _TOKEN_S * shape.vocab_size
     )

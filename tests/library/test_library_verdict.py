@@ -21,6 +21,7 @@ from tests.fake_hub import FakeHub, Fault
 from tests.gguf_files import Q4_0, Size, llama, write_split
 from tests.library.test_library_remote import SHARDS
 from tests.localchat_cuda.test_localchat_cuda_config import QWEN25
+from tests.probing import put_rates
 
 GB = 10**9
 LAPTOP = Machine("laptop", frozenset({"avx2"}), 4, 8 * GB, 6 * GB)
@@ -35,7 +36,7 @@ Call = Callable[..., Outcome]
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine], None]:
     """Set the machine that is found."""
-    monkeypatch.setattr("localchat_llamacpp.speed._probe", lambda codes, threads: None)
+    put_rates(monkeypatch, {})
 
     def put(found: Machine) -> None:
         monkeypatch.setattr("localchat.fit.machine.read_machine", lambda: found)
