@@ -131,13 +131,14 @@ class _Stage:
             api.llama_synchronize(context)
 
         def step() -> None:
+            api.llama_memory_seq_rm(memory, 0, known, -1)
             decode(known, 1)
 
         try:
             for start in range(0, known, _PART_TOKENS):
                 decode(start, min(_PART_TOKENS, known - start))
             step()
-            yield lambda: (api.llama_memory_seq_rm(memory, 0, known, -1), step())[1]
+            yield step
         finally:
             api.llama_free(context)
             weights.close()
