@@ -171,16 +171,7 @@ def sentences(diagnosis: Diagnosis) -> Iterator[str]:
         ("localchat", diagnosis.localchat),
         ("Python", f"{diagnosis.python} ({diagnosis.executable})"),
         ("platform", diagnosis.platform),
-        (
-            "CPU",
-            ", ".join(
-                (
-                    diagnosis.cpu,
-                    _count(diagnosis.cores, "core"),
-                    _count(diagnosis.threads, "thread"),
-                )
-            ),
-        ),
+        ("CPU", f"{diagnosis.cpu}, {cores}"),
         ("memory", free),
         *(
             ("GPU", f"{card.name}, {_free(card.free_bytes, card.total_bytes)}")
