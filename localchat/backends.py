@@ -13,6 +13,7 @@ from localchat.errors import LocalchatError, UsageError
 if TYPE_CHECKING:
     from localchat.fit.checkpoint import Unloaded
     from localchat.fit.machine import Machine
+    from localchat.fit.measures import Measures
     from localchat.fit.paces import Past
     from localchat.fit.plan import LoadWish, MemoryPlan
     from localchat.fit.reason import Kind
@@ -108,11 +109,17 @@ class Backend(Protocol):
         ...
 
     def expected_rate(
-        self, model: "Unloaded", plan: "MemoryPlan", threads: int, past: "Sequence[Past]" = ()
+        self,
+        model: "Unloaded",
+        plan: "MemoryPlan",
+        threads: int,
+        past: "Sequence[Past]" = (),
+        measures: "Measures" = ...,
     ) -> float | None:
         """Tokens a second that one request will get at a short context, while nothing else computes: an
         estimate; None where there is none. May take a second. threads: 0 for every physical core. past: runs
-        with as many threads and all layers where this plan has them, which correct the estimate."""
+        with as many threads and all layers where this plan has them, which correct the estimate. measures: what
+        probes found here before, and where new findings are kept."""
         ...
 
     def build_key(self) -> str:
@@ -161,7 +168,12 @@ class BrokenBackend:
         raise LocalchatError(self._reason)
 
     def expected_rate(
-        self, model: "Unloaded", plan: "MemoryPlan", threads: int, past: "Sequence[Past]" = ()
+        self,
+        model: "Unloaded",
+        plan: "MemoryPlan",
+        threads: int,
+        past: "Sequence[Past]" = (),
+        measures: "Measures | None" = None,
     ) -> float | None:
         return None
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from localchat.fit.checkpoint import Unloaded
 from localchat.fit.machine import Machine, read_gpus, read_machine
+from localchat.fit.measures import NOTHING_MEASURED, Measures
 from localchat.fit.paces import Past
 from localchat.fit.plan import LoadWish, MemoryPlan
 from localchat.fit.reason import Kind
@@ -73,9 +74,14 @@ class CudaBackend:
         return fitting.plan_for(model, wish, machine)
 
     def expected_rate(
-        self, model: Unloaded, plan: MemoryPlan, threads: int, past: Sequence[Past] = ()
+        self,
+        model: Unloaded,
+        plan: MemoryPlan,
+        threads: int,
+        past: Sequence[Past] = (),
+        measures: Measures = NOTHING_MEASURED,
     ) -> float | None:
-        """By the card's bandwidth; None where the driver does not tell it."""
+        """By the card's bandwidth, no probe; None where the driver does not tell it."""
         return fitting.expected_rate(model, plan, read_machine(), past)
 
     def facts(self) -> Facts:

@@ -5,8 +5,10 @@ from pathlib import Path
 
 from localchat.errors import UsageError
 from localchat.fit.checkpoint import Checkpoint
+from localchat.fit.ggml_types import KV_FORMATS
 from localchat.fit.gguf_header import Header
 from localchat.fit.machine import Machine
+from localchat.fit.measures import NOTHING_MEASURED, Measures
 from localchat.fit.paces import Past
 from localchat.fit.plan import LoadWish, MemoryPlan
 from localchat.fit.reason import Kind
@@ -122,20 +124,26 @@ class LlamaCppBackend:
         plan: MemoryPlan,
         threads: int,
         past: Sequence[Past] = (),
+        measures: Measures = NOTHING_MEASURED,
     ) -> float | None:
-        """By a probe of this build in a process of its own, about a second, corrected by past runs; layers on
-        a GPU by its bandwidth, None where that is not known."""
+        """By a probe of this build in a process of its own, about a second where `measures` do not know, and
+        corrected by past runs; layers on a GPU by its bandwidth, None where that is not known."""
         from localchat.fit.machine import read_machine
-        from localchat_llamacpp.speed import expected_rate, offloaded_rate
+        from localchat_llamacpp.speed import Running, expected_rate, offloaded_rate, past_run
 
         if isinstance(header, Checkpoint) or pooling_of(header) or not self.available().ok:
             return None
-        known = [(one.model, one.tokens_per_s) for one in past if isinstance(one.model, Header)]
+        known = [
+            past_run(one.model, one.kv_type, one.tokens_per_s)
+            for one in past
+            if isinstance(one.model, Header) and one.kv_type in KV_FORMATS
+        ]
+        running = Running(header, plan.kv_type, plan.flash_attention)
         machine = read_machine()
         threads = threads or machine.cores
         if plan.gpu_layers:
-            return offloaded_rate(header, plan, machine, threads, known)
-        return expected_rate(header, threads, known)
+            return offloaded_rate(running, plan, machine, threads, measures, known)
+        return expected_rate(running, threads, measures, known)
 
     def open(self, path: Path, say: Callable[[str], None]) -> OpenModel:
         """Check the header, then read the vocabulary (0.2 s for 152k tokens). Nothing is said so far.

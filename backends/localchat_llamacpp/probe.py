@@ -1,89 +1,175 @@
-"""How fast this build multiplies a matrix by a vector here, by number format: what decoding consists of.
+"""What decoding costs here, by decoding with stand-ins (stand_in.py): how fast this build reads weights of a
+number format, and what a layer takes besides.
 
-Run as a process of its own (`python -m localchat_llamacpp.probe THREADS CODE …`): native code may crash, and
-a door stays light. Prints one JSON object: bytes of weights a second by ggml's type number.
+A token's time beyond its products is attention over the cache, which depends on the heads and on the cache's
+format, and some thirty operations a layer after each of which the threads wait for each other. Both are
+measured with the model's own heads. Weights stand between the layers, because they drive the cache out of the
+processor: attention over what is still there takes a third of the time (measured).
+
+Run as a process of its own (`python -m localchat_llamacpp.probe`, the question as JSON on stdin): native code
+may crash, and a door stays light. Prints a line of JSON for each finding as it comes.
 """
 
-import ctypes
-import json
 import sys
+import tempfile
 import time
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
 
-from localchat.fit.ggml_types import NUMBER_FORMATS
+import msgspec
 
-_WIDTH = 4096
-_MATRIX_BYTES = 64 << 20
+from localchat_llamacpp.probing import Finding, Layer, Question
+from localchat_llamacpp.stand_in import TOKENS, StandIn, write
+
+CONTEXT_TOKENS: Final = 384
+"""In the cache while a layer is timed: a short conversation."""
+_PART_TOKENS: Final = 128
+_ROOM_TOKENS: Final = 2048
+"""Of the cache: values lie a whole cache apart where attention is not flash."""
+_MATRIX_BYTES: Final = 64 << 20
 """Larger than most last-level caches, so that weights come from memory as they do in a model."""
+_WIDTH: Final = 4096
+_LAYERS: Final = 6
+_LAYER_WIDTH: Final = 1024
 _LEAST_S, _MOST_S = 0.05, 0.6
-_AGREE = 3
-"""Runs within a twentieth of the best that make it believable."""
-_F32 = 0
+_AGREE: Final = 4
+"""Steps within a twentieth of the best that make it believable."""
+_MOST_STEPS: Final = 1500
+_MOST_AROUND: Final = 0.08
+"""Of a step, what a step with hardly a model in it can take: it is short, and soon disturbed."""
+_QUIET_S: Final = 1e-3
+_Q8_0: Final = 8
+_LEAST_LAYER_S: Final = 5e-6
 
 
-class _Parameters(ctypes.Structure):
-    _fields_ = (("size", ctypes.c_size_t), ("buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
+class Timing(msgspec.Struct, frozen=True):
+    """The best step, and whether others came near it."""
+
+    best_s: float
+    settled: bool
 
 
-def measure(codes: list[int], threads: int) -> dict[str, float]:
-    """Bytes a second by type number. Loads the library."""
-    ggml = _ggml()
-    cpu = ggml.ggml_backend_cpu_init()
-    ggml.ggml_backend_cpu_set_n_threads(cpu, threads)
-    return {str(code): _rate(ggml, cpu, code) for code in codes}
+def answer(question: Question, folder: Path) -> Iterator[Finding]:
+    """Every finding, one after another. folder: takes the stand-ins. Loads the library."""
+    stage = _Stage(folder / "stand-in.gguf", question.threads)
+    plain = Layer(1, 1, 64, "f16", False)
+    least = stage.timed(StandIn(1, 1, 1, 64, 256, 256, _Q8_0), plain, 1)
+    # Where even this takes long, the threads wait for cores: the figures are told, and none is believed.
+    quiet = least.settled and least.best_s < _QUIET_S
+    yield Finding(quiet, step_s=least.best_s)
+    rates: dict[int, float] = {}
+    for code in dict.fromkeys((_Q8_0, *question.codes)):
+        model = _filled(StandIn(1, 1, 1, 64, _WIDTH, 256, code))
+        found = stage.timed(model, plain, 1)
+        around_s = min(least.best_s, _MOST_AROUND * found.best_s)
+        rates[code] = model.weights_bytes / (found.best_s - around_s)
+        yield Finding(quiet and found.settled, code=code, bytes_per_s=rates[code])
+    for layer in question.layers:
+        heads = layer.heads, layer.kv_heads, layer.head_width
+        model = _filled(StandIn(_LAYERS, *heads, _LAYER_WIDTH, 256, _Q8_0))
+        found = stage.timed(model, layer, CONTEXT_TOKENS)
+        rest_s = found.best_s - model.weights_bytes / rates[_Q8_0]
+        rest_s -= min(least.best_s, _MOST_AROUND * found.best_s)
+        yield Finding(
+            quiet and found.settled, layer=layer, layer_s=max(rest_s / _LAYERS, _LEAST_LAYER_S)
+        )
 
 
-def _ggml() -> Any:  # noqa: ANN401  a native library
-    from localchat_llamacpp.library import library
-
-    native = library().api._lib
-    pointer = ctypes.c_void_p
-    native.ggml_init.restype, native.ggml_init.argtypes = pointer, [_Parameters]
-    native.ggml_free.argtypes = [pointer]
-    native.ggml_new_tensor_2d.restype = pointer
-    native.ggml_new_tensor_2d.argtypes = [pointer, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-    native.ggml_mul_mat.restype = pointer
-    native.ggml_mul_mat.argtypes = [pointer, pointer, pointer]
-    native.ggml_new_graph.restype, native.ggml_new_graph.argtypes = pointer, [pointer]
-    native.ggml_build_forward_expand.argtypes = [pointer, pointer]
-    native.ggml_get_data.restype, native.ggml_get_data.argtypes = pointer, [pointer]
-    native.ggml_backend_cpu_init.restype = pointer
-    native.ggml_backend_cpu_set_n_threads.argtypes = [pointer, ctypes.c_int]
-    native.ggml_backend_graph_compute.argtypes = [pointer, pointer]
-    return native
+def _filled(model: StandIn) -> StandIn:
+    """With ways up, gate and down that make it as large as wanted."""
+    more = model._replace(feed=2 * model.feed).weights_bytes - model.weights_bytes
+    count = max(_MATRIX_BYTES - model.weights_bytes, 0) // more
+    return model._replace(feed=model.feed * (1 + count))
 
 
-def _rate(ggml: Any, cpu: int, code: int) -> float:  # noqa: ANN401
-    form = NUMBER_FORMATS[code]
-    row = _WIDTH // form.block * form.block_bytes
-    rows = _MATRIX_BYTES // row // 256 * 256
-    context = ggml.ggml_init(_Parameters(rows * row + (32 << 20), None, False))
-    try:
-        weights = ggml.ggml_new_tensor_2d(context, code, _WIDTH, rows)
-        vector = ggml.ggml_new_tensor_2d(context, _F32, _WIDTH, 1)
-        # Zeros in every byte are valid in every format; the pages must be real ones.
-        ctypes.memset(ggml.ggml_get_data(weights), 0, rows * row)
-        ctypes.memset(ggml.ggml_get_data(vector), 0, 4 * _WIDTH)
-        graph = ggml.ggml_new_graph(context)
-        ggml.ggml_build_forward_expand(graph, ggml.ggml_mul_mat(context, weights, vector))
-        return rows * row / _best(ggml, cpu, graph)
-    finally:
-        ggml.ggml_free(context)
+class _Stage:
+    """Decodes with stand-ins, one after another in the same file."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        self._path, self._threads = path, threads
+
+    def timed(self, model: StandIn, layer: Layer, known: int) -> Timing:
+        """The best step of one row, with so many tokens in the cache."""
+        write(self._path, model)
+        with self._decoding(layer, known) as step:
+            return _best(step)
+
+    @contextmanager
+    def _decoding(self, layer: Layer, known: int) -> Iterator[Callable[[], None]]:
+        """A function that decodes one token more behind `known` ones, always at the same place."""
+        from localchat_llamacpp.batch import Batch
+        from localchat_llamacpp.library import library
+        from localchat_llamacpp.weights import ContextWish, load_weights, open_context
+
+        api = library().api
+        weights = load_weights(
+            self._path,
+            gpu_layers=0,
+            safe_mode=False,
+            total_bytes=1,
+            progress=lambda done, total: True,
+        )
+        wish = ContextWish(
+            context_tokens=_ROOM_TOKENS - 16,
+            slots=1,
+            step_tokens=_PART_TOKENS,
+            kv_type=layer.kv_type,
+            flash_attention=layer.flash,
+            threads=self._threads,
+            window_only=False,
+        )
+        context, _ = open_context(weights, wish)
+        memory, batch = api.llama_get_memory(context), Batch(_PART_TOKENS, 2)
+
+        def decode(start: int, count: int) -> None:
+            batch.clear()
+            batch.add(0, start, [(start + n) % TOKENS for n in range(count)], [count - 1])
+            if api.llama_decode(context, batch.native):
+                raise RuntimeError("a stand-in cannot be decoded")
+            api.llama_synchronize(context)
+
+        def step() -> None:
+            api.llama_memory_seq_rm(memory, 0, known, -1)
+            decode(known, 1)
+
+        try:
+            for start in range(0, known, _PART_TOKENS):
+                decode(start, min(_PART_TOKENS, known - start))
+            step()
+            yield step
+        finally:
+            api.llama_free(context)
+            weights.close()
 
 
-def _best(ggml: Any, cpu: int, graph: int) -> float:  # noqa: ANN401
-    """The shortest of several runs: others on this machine only ever make one longer. On a busy machine it goes
-    on until some agree, or for so long."""
+def _best(step: Callable[[], None]) -> Timing:
+    """The shortest of several steps: others on this machine only ever make one longer. On a busy machine it
+    goes on until some agree, or for so long."""
     times: list[float] = []
     begin = time.perf_counter()
-    while (elapsed := time.perf_counter() - begin) < _MOST_S:
-        if elapsed >= _LEAST_S and sum(one <= 1.05 * min(times) for one in times) >= _AGREE:
+    while len(times) < _MOST_STEPS:
+        elapsed = time.perf_counter() - begin
+        agree = sum(one <= 1.05 * min(times) for one in times) if times else 0
+        if agree >= _AGREE and elapsed >= _LEAST_S:
+            return Timing(min(times), settled=True)
+        if elapsed >= _MOST_S and len(times) >= _AGREE:
             break
         start = time.perf_counter()
-        ggml.ggml_backend_graph_compute(cpu, graph)
+        step()
         times.append(time.perf_counter() - start)
-    return min(times)
+    return Timing(min(times), settled=False)
+
+
+def main() -> None:
+    """Answer the question on stdin."""
+    question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
+    with tempfile.TemporaryDirectory(prefix="localchat-probe-") as folder:
+        for finding in answer(question, Path(folder)):
+            sys.stdout.buffer.write(msgspec.json.encode(finding) + b"\n")
+            sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure([int(code) for code in sys.argv[2:]], int(sys.argv[1]))))  # noqa: T201
+    main()

@@ -1,59 +1,124 @@
 """How fast a model will write here, before it is loaded: an estimate, and said to be one.
 
-One token reads the weights once, so its time is their bytes over the rate at which this build multiplies a
-matrix by a vector in that format (probe.py), and a little for everything else.
+One token reads the weights once, so its time is their bytes over the rate at which this build multiplies by
+them, and beside that a constant a layer: attention over a short context, and some thirty operations after each
+of which the threads wait for each other. The probe measures both (probe.py).
 """
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from statistics import median
+from typing import NamedTuple
 
-from localchat.fit.ggml_types import NUMBER_FORMATS
+from localchat.fit.ggml_types import KV_FORMATS, NUMBER_FORMATS
 from localchat.fit.gguf_header import Header
 from localchat.fit.machine import Machine
+from localchat.fit.measures import Measures
 from localchat.fit.plan import MemoryPlan
+from localchat.fit.shape import model_shape
+from localchat_llamacpp.probing import Costs, Layer, costs
 
-_PATIENCE_S = 20.0
-_PRODUCTS_SHARE = 0.85
-"""Of a step's time, what the matrix products take (0.79 to 0.97 for models of 0.5 to 1.2 B on two cores)."""
+_LOOP_S = 0.4e-3
+"""A step of the loop beside llama.cpp's: books, sampling, text, frames (guide: 1.4 ms a step, 0.9 of them in
+llama.cpp)."""
+_TOKEN_S = 2e-9
+"""Of sampling, for each token of the vocabulary."""
+_LAYER_UNKNOWN_S = {False: 0.2e-3, True: 0.3e-3}
+"""Of a layer that the probe could not try, without and with flash attention (two cores, 12 heads of 64)."""
 _READING_SHARE = 0.9
 """Of a card's bandwidth, what its matrix products reach."""
-_LAYER_S = 100e-6
+_CARD_LAYER_S = 100e-6
 """What a layer on a card takes besides: its many small kernels, one behind the other (7B shapes of 28 layers
 on an H200: 3.9 ms a token, of which reading takes 0.9)."""
-_LEAST_SHARE, _MOST_SHARE = 0.2, 1.3
-_SPIN = "2000"
-"""See the child's environment: threads that spin longer starve each other on a busy machine."""
+_LEAST_RATIO, _MOST_RATIO = 0.3, 1.6
+_WIDEST_HEAD = 512
+
+
+class Running(NamedTuple):
+    """A model and how its cache is kept. flash: whether attention is flash attention."""
+
+    header: Header
+    kv_type: str
+    flash: bool
+
+    @property
+    def layer(self) -> Layer | None:
+        """What most of its attending layers are alike; None where none attends, or in a way of its own."""
+        shape = model_shape(self.header)
+        keys = [layer.keys for layer in shape.layers if layer.keys]
+        if not keys or not shape.head_width or not shape.heads:
+            return None
+        kv_heads = max(sorted(keys)[len(keys) // 2] // shape.head_width, 1)
+        usual = shape.heads % kv_heads == 0 and shape.head_width % 2 == 0
+        block = KV_FORMATS[self.kv_type].block
+        if not usual or shape.head_width % block or shape.head_width > _WIDEST_HEAD:
+            return None
+        return Layer(shape.heads, kv_heads, shape.head_width, self.kv_type, self.flash)
+
+
+class PastRun(NamedTuple):
+    """What ran here, and its tokens a second."""
+
+    running: Running
+    tokens_per_s: float
+
+
+def past_run(header: Header, kv_type: str, tokens_per_s: float) -> PastRun:
+    """With flash attention where the cache is quantized, as the planner has it on a CPU."""
+    return PastRun(Running(header, kv_type, KV_FORMATS[kv_type].block > 1), tokens_per_s)
 
 
 def expected_rate(
-    header: Header, threads: int, past: Sequence[tuple[Header, float]] = ()
+    running: Running,
+    threads: int,
+    measures: Measures,
+    past: Sequence[PastRun] = (),
 ) -> float | None:
     """Tokens a second of one request with a short context, every layer on the CPU and nothing else
-    computing. Takes about a second. None where the probe fails, which a native crash may make it do.
+    computing. Takes about a second where `measures` do not know. None where the probe fails.
 
-    past: models that ran here with as many threads, and their tokens a second. The share of a step that
-    products take is then theirs (the median), because it is this machine's.
+    past: models that ran here with as many threads. How far the estimate was off for them corrects it.
     """
-    work = bytes_per_token(header)
-    known = [(bytes_per_token(model), rate) for model, rate in past]
-    codes = sorted({code for each in (work, *(one for one, _ in known)) for code in each})
-    rates = _probe(codes, threads) if work else None
-    if rates is None:
+    known = [one for one in past if bytes_per_token(one.running.header)]
+    every = [running, *(one.running for one in known)]
+    if not bytes_per_token(running.header):
         return None
-    shares = [rate * _products_s(one, rates) for one, rate in known if one]
-    return _share(shares) / _products_s(work, rates)
+    codes = {code for one in every for code in bytes_per_token(one.header)}
+    layers = [layer for one in every if (layer := one.layer) is not None]
+    found = costs(threads, codes, layers, measures)
+    step_s = _step_s(running, found)
+    if step_s is None:
+        return None
+    ratios = [
+        one.tokens_per_s * expected for one in known if (expected := _step_s(one.running, found))
+    ]
+    return _ratio(ratios) / step_s
+
+
+def _step_s(running: Running, found: Costs) -> float | None:
+    """One token's time; None where the rate of a format is not known."""
+    work = bytes_per_token(running.header)
+    if not work.keys() <= found.bytes_per_s.keys():
+        return None
+    layer = running.layer
+    unknown = _LAYER_UNKNOWN_S[running.flash]
+    layer_s = found.layer_s.get(layer, unknown) if layer is not None else unknown
+    shape = model_shape(running.header)
+    return (
+        _products_s(work, found.bytes_per_s)
+        + len(shape.layers) * layer_s
+        + found.step_s
+        + _LOOP_S
+        + _TOKEN_S * shape.vocab_size
+    )
 
 
 def offloaded_rate(
-    header: Header,
+    running: Running,
     plan: MemoryPlan,
     machine: Machine,
     threads: int,
-    past: Sequence[tuple[Header, float]] = (),
+    measures: Measures,
+    past: Sequence[PastRun] = (),
 ) -> float | None:
     """The same with layers on graphics cards, which read their weights one after another at nearly their
     bandwidth, and spend a constant on each layer; what stays in RAM is priced by the probe. past: models that
@@ -62,32 +127,32 @@ def offloaded_rate(
     speeds = [gpu.bytes_per_s for gpu in machine.gpus]
     if not speeds or not all(speeds) or not plan.layers:
         return None
-    off = [1 / (rate * _on_card_s(one, min(speeds))) for one, rate in past]
-    whole_s = _on_card_s(header, min(speeds)) * (median(off) if off else 1.0)
+    off = [1 / (one.tokens_per_s * _on_card_s(one.running.header, min(speeds))) for one in past]
+    whole_s = _on_card_s(running.header, min(speeds)) * (median(off) if off else 1.0)
     on_cards = plan.gpu_layers / plan.layers
     if on_cards >= 1:
         return 1 / whole_s
-    on_cpu = expected_rate(header, threads)
+    on_cpu = expected_rate(running, threads, measures)
     return 1 / (on_cards * whole_s + (1 - on_cards) / on_cpu) if on_cpu else None
 
 
 def _on_card_s(header: Header, bytes_per_s: int) -> float:
     read = sum(bytes_per_token(header).values())
-    return read / (_READING_SHARE * bytes_per_s) + _LAYER_S * header.number("block_count")
+    return read / (_READING_SHARE * bytes_per_s) + _CARD_LAYER_S * header.number("block_count")
 
 
 def _products_s(work: Mapping[int, int], rates: Mapping[int, float]) -> float:
     return sum(count / rates[code] for code, count in work.items())
 
 
-def _share(measured: Sequence[float]) -> float:
-    """Of a step's time, what the products take: measured, where it was, within what is possible. One run
-    counts for half, because a run may have been disturbed."""
+def _ratio(measured: Sequence[float]) -> float:
+    """Of measured to expected tokens a second: that of past runs, within what is possible. One run counts for
+    half, because a run may have been disturbed."""
     if not measured:
-        return _PRODUCTS_SHARE
+        return 1.0
     found = median(measured)
-    found = (found + _PRODUCTS_SHARE) / 2 if len(measured) == 1 else found
-    return min(max(found, _LEAST_SHARE), _MOST_SHARE)
+    found = (found + 1) / 2 if len(measured) == 1 else found
+    return min(max(found, _LEAST_RATIO), _MOST_RATIO)
 
 
 def bytes_per_token(header: Header) -> dict[int, int]:
@@ -108,21 +173,3 @@ def bytes_per_token(header: Header) -> dict[int, int]:
         code = codes[tensor.form.name]
         found[code] = found.get(code, 0) + read
     return found
-
-
-def _probe(codes: list[int], threads: int) -> Mapping[int, float] | None:
-    command = [sys.executable, "-m", "localchat_llamacpp.probe", str(threads), *map(str, codes)]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "GOMP_SPINCOUNT": _SPIN,
-        "GGML_NO_BACKTRACE": "1",
-    }
-    try:
-        done = subprocess.run(
-            command, capture_output=True, timeout=_PATIENCE_S, check=True, env=environment
-        )
-        rates: dict[str, float] = json.loads(done.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None  # the estimate is left out
-    return {int(code): rate for code, rate in rates.items()}

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from localchat import __version__
-from localchat.backends import Backend, WayOut, find_backends
+from localchat.backends import Backend, Device, WayOut, find_backends
 from localchat.cli.door import Door
 from localchat.engine.safemode import SafeBuilds
 from localchat.errors import LocalchatError
@@ -44,6 +44,14 @@ class BackendDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     ways_out: tuple[Way, ...] = ()
 
 
+class Card(msgspec.Struct, frozen=True):
+    """A graphics card with its memory, as every plan here counts it."""
+
+    name: str
+    free_bytes: int
+    total_bytes: int
+
+
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """Everything `doctor --json` prints."""
 
@@ -56,6 +64,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     cores: int
     memory_total_bytes: int
     memory_available_bytes: int
+    gpus: tuple[Card, ...]
     settings_file: str
     models_dir: str
     state_dir: str
@@ -69,11 +78,12 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def diagnose(door: Door) -> Diagnosis:
-    """Look at the machine and ask every backend; what fails is reported as found."""
-    import psutil
+    """Look at the machine and ask every backend; what fails is reported as found. Memory is what `fit` and
+    every load count with: within the limits of a container, and apart from what a library says of it."""
+    from localchat.fit.machine import read_machine
 
     paths = find_paths(door.environ)
-    memory = psutil.virtual_memory()
+    machine = read_machine()
     found = find_backends()
     backends = tuple(_ask(backend, paths) for backend in found.values())
     return Diagnosis(
@@ -81,11 +91,12 @@ def diagnose(door: Door) -> Diagnosis:
         python=platform.python_version(),
         executable=sys.executable,
         platform=platform.platform(),
-        cpu=_cpu_name(),
+        cpu=machine.cpu_name or platform.machine(),
         threads=os.cpu_count() or 1,
-        cores=psutil.cpu_count(logical=False) or os.cpu_count() or 1,
-        memory_total_bytes=memory.total,
-        memory_available_bytes=memory.available,
+        cores=machine.cores,
+        memory_total_bytes=machine.ram_total_bytes,
+        memory_available_bytes=machine.ram_free_bytes,
+        gpus=tuple(Card(gpu.name, gpu.free_bytes, gpu.total_bytes) for gpu in machine.gpus),
         settings_file=str(paths.settings_file),
         models_dir=str(paths.models_dir),
         state_dir=str(paths.state_dir),
@@ -134,29 +145,38 @@ def _ask(backend: Backend, paths: Paths) -> BackendDiagnosis:
         version=facts.version,
         features=tuple(sorted(facts.features)),
         offload=facts.offload,
-        devices=tuple(
-            {
-                "name": device.name,
-                "description": device.description,
-                "kind": device.kind,
-                "free_bytes": device.free_bytes,
-                "total_bytes": device.total_bytes,
-            }
-            for device in facts.devices
-        ),
+        devices=tuple(map(_device_record, facts.devices)),
         ways_out=tuple(Way(way.sentence, way.command, way.environment) for way in ways),
     )
 
 
+def _device_record(device: Device) -> dict[str, str | int]:
+    """A device of the backend's library, with that library's count of its memory. Of a CPU that is left out:
+    it is the RAM, all of it called free by some libraries."""
+    told: dict[str, str | int] = {
+        "name": device.name,
+        "description": device.description,
+        "kind": device.kind,
+    }
+    if device.kind == "cpu":
+        return told
+    return told | {"free_bytes": device.free_bytes, "total_bytes": device.total_bytes}
+
+
 def sentences(diagnosis: Diagnosis) -> Iterator[str]:
     """The diagnosis in lines."""
-    free = f"{size(diagnosis.memory_available_bytes)} free of {size(diagnosis.memory_total_bytes)}"
+    cores = f"{_count(diagnosis.cores, 'core')}, {_count(diagnosis.threads, 'thread')}"
+    free = _free(diagnosis.memory_available_bytes, diagnosis.memory_total_bytes)
     rows = (
         ("localchat", diagnosis.localchat),
         ("Python", f"{diagnosis.python} ({diagnosis.executable})"),
         ("platform", diagnosis.platform),
-        ("CPU", f"{diagnosis.cpu}, {diagnosis.cores} cores, {diagnosis.threads} threads"),
+        ("CPU", f"{diagnosis.cpu}, {cores}"),
         ("memory", free),
+        *(
+            ("GPU", f"{card.name}, {_free(card.free_bytes, card.total_bytes)}")
+            for card in diagnosis.gpus
+        ),
         ("settings", diagnosis.settings_file),
         ("models", diagnosis.models_dir),
         ("state", diagnosis.state_dir),
@@ -212,23 +232,20 @@ def _offload(backend: BackendDiagnosis) -> str:
 
 def _device(device: dict[str, str | int]) -> str:
     text = f"{device['name']} ({device['kind']}): {device['description']}"
-    total, free = device["total_bytes"], device["free_bytes"]
+    total, free = device.get("total_bytes"), device.get("free_bytes")
     if isinstance(total, int) and isinstance(free, int) and total:
-        text += f", {size(free)} free of {size(total)}"
+        text += f"; by its own count {_free(free, total)}"
     return text
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _free(free_bytes: int, total_bytes: int) -> str:
+    return f"{size(free_bytes)} free of {size(total_bytes)}"
 
 
 def _aligned(rows: "Iterator[tuple[str, str]] | tuple[tuple[str, str], ...]") -> Iterator[str]:
     for name, value in rows:
         yield f"  {name:<10}{value}"
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123 - no path to a file on disk
-            names = [
-                line.partition(":")[2].strip() for line in file if line.startswith("model name")
-            ]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine()

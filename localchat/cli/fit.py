@@ -9,9 +9,10 @@ from localchat.cli.door import Door
 
 if TYPE_CHECKING:
     from localchat.cli.setup import Said
-    from localchat.errors import ModelMissing
+    from localchat.errors import ModelMissing, NetworkError
     from localchat.fit.plan import LoadWish
     from localchat.fit.verdict import Subject, Verdict
+    from localchat.library.names import Reference
     from localchat.paths import Paths
     from localchat.settings import Settings
 
@@ -101,7 +102,7 @@ def _elsewhere(word: str, said: "Said", settings: "Settings", missing: "ModelMis
     from localchat.fit.verdict import Subject
     from localchat.library.blueprint import drawn_for
     from localchat.library.catalogue import read_catalogue
-    from localchat.library.hub import hub_for, offline
+    from localchat.library.hub import hub_for
     from localchat.library.names import parse
     from localchat.library.patience import Patience
     from localchat.library.pull import look_up
@@ -121,7 +122,7 @@ def _elsewhere(word: str, said: "Said", settings: "Settings", missing: "ModelMis
     if by := forbidden_by(said):
         drawn = drawn_for(reference)
         if drawn is None:
-            raise offline(reference.name, by)
+            raise _unknown_shape(reference, by)
         terminal.say(f"{drawn.name} is not here and offline is set: its published shape stands in")
         return Subject(drawn.name, drawn, None, settings.backend)
     hub, patience = hub_for(said.door.environ), Patience()
@@ -130,6 +131,20 @@ def _elsewhere(word: str, said: "Said", settings: "Settings", missing: "ModelMis
         f"{choice.name} is not here; its headers are read from {choice.listing.repository}"
     )
     return Subject(choice.name, look_into(choice, hub, tell, patience), None, settings.backend)
+
+
+def _unknown_shape(reference: "Reference", by: str) -> "NetworkError":
+    """Nothing is known of a model without its headers. `by`: who forbids the network."""
+    from localchat.errors import NetworkError
+    from localchat.library.blueprint import drawable
+
+    others = ", ".join(drawable(reference))
+    return NetworkError(
+        f"{reference.name} cannot be judged: it is not here, offline is set ({by}), and no published shape "
+        "of it is known",
+        hint="with a network, take that away: its headers alone are read, a few megabytes"
+        + (f"\nwithout one, these can be judged: {others}" if others else ""),
+    )
 
 
 def wish_of(settings: "Settings", slots: int) -> "LoadWish":
@@ -151,12 +166,17 @@ def wish_of(settings: "Settings", slots: int) -> "LoadWish":
 
 def verdict_lines(verdict: "Verdict") -> Iterator[str]:
     """The verdict with a bar, for people."""
-    from localchat.fit.words import bar, rate
+    from localchat.fit.words import bar, parts, rate
     from localchat.fit.words import verdict as sentences
     from localchat.inert import inert_line
 
     first, _, *rest = sentences(verdict.plan)
     yield f"{inert_line(verdict.name)}: {first[0].lower()}{first[1:]}"
+    if verdict.plan.missing:
+        # Of memory that is not there a bar says nothing.
+        yield parts(verdict.plan)
+        yield from (*rest, *verdict.alternatives)
+        return
     yield from bar(verdict.plan, verdict.memory_bytes, verdict.others_bytes)
     yield f"{verdict.why} KV cache {verdict.plan.kv_type}."
     if verdict.pace is not None:

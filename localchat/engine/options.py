@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from localchat.remotes import Remote
+
+if TYPE_CHECKING:
+    from localchat.fit.plan import LoadWish
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +41,21 @@ class EngineOptions:
     kv_limit_bytes: int | None = None
     dummy_weights: bool = False
     head_int8: bool = False
+
+    def load_wish(self) -> "LoadWish":
+        """What a planner is asked before the load."""
+        from localchat.fit.plan import LoadWish
+
+        return LoadWish(
+            context_tokens=self.context_tokens,
+            kv_type=self.kv_type,
+            gpu_layers=self.gpu_layers,
+            max_slots=self.max_slots,
+            cache_ram_bytes=self.cache_ram_bytes,
+            threads=self.threads,
+            require_gpu=self.require_gpu,
+            gpu_limit_bytes=self.gpu_limit_bytes,
+            kv_limit_bytes=self.kv_limit_bytes,
+            dummy_weights=self.dummy_weights,
+            head_int8=self.head_int8,
+        )

@@ -134,6 +134,19 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             source.close()
 
 
+def read_config(folder: Path) -> Checkpoint:
+    """The checkpoint by its config.json alone, for weights of chance. Raises ModelMissing, ModelInvalid."""
+    try:
+        with FileSource(folder / CONFIG) as config:
+            return read_checkpoint_sources(str(folder), config, ())
+    except OSError as problem:
+        raise ModelMissing(
+            f"{folder / CONFIG} cannot be read: {problem}.",
+            hint="Give the folder of a Hugging Face checkpoint.",
+            path=str(folder),
+        ) from problem
+
+
 def weight_files(names: Sequence[str]) -> tuple[str, ...]:
     """Of safetensors files those that are the model: where the weights are there in two forms, the usual
     one."""

@@ -15,6 +15,7 @@ from msgspec import Meta
 from localchat.atomic import write_text
 from localchat.errors import LocalchatError
 from localchat.fit.checkpoint import Unloaded, read_unloaded
+from localchat.fit.measures import Measures
 
 PACES_FILE: Final = "paces.json"
 MOST_RUNS: Final = 64
@@ -25,10 +26,11 @@ _LOCK_PATIENCE_S: Final = 10.0
 
 
 class Past(NamedTuple):
-    """A model that ran here, and its tokens a second."""
+    """A model that ran here, with which KV cache, and its tokens a second."""
 
     model: Unloaded
     tokens_per_s: float
+    kv_type: str = "f16"
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +73,8 @@ class Paces:
 
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / PACES_FILE
+        self.measures = Measures(state_dir)
+        """What probes found, kept beside."""
 
     def runs(self) -> tuple[Run, ...]:
         """Oldest first."""
@@ -133,7 +137,7 @@ def _opened(run: Run) -> Iterator[Past]:
     except LocalchatError:
         return  # it is gone since
     if model.file_bytes == run.file_bytes:
-        yield Past(model, run.tokens_per_s)
+        yield Past(model, run.tokens_per_s, run.kv_type)
 
 
 def _file_bytes(path: Path) -> int:

@@ -9,6 +9,7 @@ from localchat.backends import Backend, choose_backend, find_backends
 from localchat.errors import ModelInvalid
 from localchat.fit.checkpoint import Checkpoint, Unloaded
 from localchat.fit.machine import Machine
+from localchat.fit.measures import NOTHING_MEASURED
 from localchat.fit.paces import Paces
 from localchat.fit.plan import LoadWish, MemoryPlan
 from localchat.fit.reason import Kind, kind_name, placed, runner_name
@@ -106,7 +107,11 @@ def judge(
             hint="leave --backend out, and the right one is chosen",
         )
     if objection := backend.objection(subject.model):
-        raise ModelInvalid(f"{subject.name} cannot be run: {objection}")
+        instead = "take a GGUF of it: llama.cpp knows more architectures"
+        raise ModelInvalid(
+            f"{subject.name} cannot be run: {objection}",
+            hint=instead if subject.kind == "safetensors" else "",
+        )
     plan = backend.plan(subject.model, wish, machine)
     available = backend.available()
     if not available.ok and not plan.missing:
@@ -117,7 +122,7 @@ def judge(
         plan=plan,
         backend=backend.name,
         why=placed(chosen.why, plan),
-        alternatives=_alternatives(subject, chosen.others),
+        alternatives=_alternatives(subject, chosen.others, plan),
         memory_bytes=total,
         others_bytes=others,
         pace=_pace(subject, backend, plan, wish.threads or machine.cores, paces) if speed else None,
@@ -128,9 +133,11 @@ def _unavailable(plan: MemoryPlan, reason: str, hint: str) -> MemoryPlan:
     return replace(plan, fits=False, missing=reason, advice=(hint,) if hint else ())
 
 
-def _alternatives(subject: Subject, others: tuple[str, ...]) -> tuple[str, ...]:
+def _alternatives(subject: Subject, others: tuple[str, ...], plan: MemoryPlan) -> tuple[str, ...]:
     asked = tuple(f"--backend {name}: {runner_name(name)} runs it too." for name in others)
     if subject.kind == "safetensors":
+        if plan.missing:
+            return asked  # the plan's own advice says it
         return (*asked, "A GGUF of the same model runs on llama.cpp, also without a GPU.")
     if any("safetensors" in one.kinds and one.available().ok for one in find_backends().values()):
         return (*asked, "Its AWQ or bf16 checkpoint (safetensors) would run on the CUDA backend.")
@@ -169,7 +176,8 @@ def _pace(
         if paces is not None and (whole or not plan.gpu_layers)
         else ()
     )
-    estimate = backend.expected_rate(subject.model, plan, threads, past)
+    measures = paces.measures if paces is not None else NOTHING_MEASURED
+    estimate = backend.expected_rate(subject.model, plan, threads, past, measures)
     if estimate is None:
         return None
     by = "the GPU's bandwidth" if plan.gpu_layers else "a probe of this build"

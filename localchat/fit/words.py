@@ -89,6 +89,18 @@ def _cells(parts: tuple[tuple[str, int], ...], width: int) -> str:
     return text
 
 
+def parts(plan: "MemoryPlan") -> str:
+    """What a load that lacks something would take, one sentence."""
+    return f"It would take {size(plan.total_bytes)}: {_shares(plan)}."
+
+
+def _shares(plan: "MemoryPlan") -> str:
+    return (
+        f"weights {size(plan.weights_bytes)} · KV {size(plan.kv_bytes)} ({plan.kv_type}) · "
+        f"compute {size(plan.compute_bytes)} · overhead {size(plan.overhead_bytes)}"
+    )
+
+
 def verdict(plan: "MemoryPlan") -> tuple[str, ...]:
     """The plan in a few lines: whether it fits, of what it consists, what would help."""
     word = "Fits" if plan.fits else "Does not fit"
@@ -97,8 +109,7 @@ def verdict(plan: "MemoryPlan") -> tuple[str, ...]:
     lines = [
         f"{word}: {size(plan.total_bytes)} of {size(plan.free_bytes)} free, "
         f"{tokens(plan.context_tokens)} of context.",
-        f"weights {size(plan.weights_bytes)} · KV {size(plan.kv_bytes)} ({plan.kv_type}) · "
-        f"compute {size(plan.compute_bytes)} · overhead {size(plan.overhead_bytes)}",
+        _shares(plan),
     ]
     if plan.gpu_layers:
         where = (

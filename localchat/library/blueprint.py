@@ -12,6 +12,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from localchat.fit.checkpoint import Unloaded
 from localchat.fit.ggml_types import FILE_TYPES, NUMBER_FORMATS, NumberFormat, stored_bytes
 from localchat.fit.gguf_header import Array, Header, Tensor, Value
 from localchat.library.catalogue import Entry
@@ -88,12 +89,30 @@ def read_blueprints() -> dict[str, Blueprint]:
     return {name: shape for shape in shapes for name in shape.models}
 
 
-def drawn_for(reference: Reference) -> Header | None:
-    """The header behind a name of the catalogue; None for other names and other forms."""
+def drawn_for(reference: Reference) -> Unloaded | None:
+    """The header or the checkpoint behind a name of the catalogue; None for other names and for forms that
+    cannot be drawn."""
+    from localchat.library.drawn_checkpoint import drawn_checkpoint
+
     shape = read_blueprints().get(reference.entry.name) if reference.entry is not None else None
-    if reference.entry is None or shape is None or reference.format != "gguf":
+    if reference.entry is None or shape is None:
         return None
-    return drawn_header(reference.entry, shape, reference.quantization or DEFAULT_QUANTIZATION)
+    draw = drawn_header if reference.format == "gguf" else drawn_checkpoint
+    return draw(reference.entry, shape, reference.quantization or DEFAULT_QUANTIZATION)
+
+
+def drawable(reference: Reference) -> tuple[str, ...]:
+    """Names of the same model that `drawn_for` knows: its offered quantizations, or the usual ones."""
+    entry = reference.entry
+    if entry is None or entry.name not in read_blueprints():
+        return ()
+    offered = [(one.format, name) for one in entry.sources for name in one.quantizations]
+    tried = [
+        reference._replace(format=form, quantization=name) for form, name in dict.fromkeys(offered)
+    ]
+    return tuple(
+        f"{entry.name}-{(one.quantization or '').lower()}" for one in tried if drawn_for(one)
+    )
 
 
 def drawn_header(entry: Entry, shape: Blueprint, quantization: str) -> Header | None:

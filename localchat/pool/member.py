@@ -81,13 +81,15 @@ class Wanted(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """`users`: who holds it, by the number of the lease. `planned_bytes`: what its load was said to take.
-    `idle_since_s`: monotonic seconds, of meaning while nobody holds it."""
+    """`users`: who holds it, by the number of the lease. `planned_bytes`: what its load was said to take,
+    `planned_gpu_bytes` of it in graphics memory. `idle_since_s`: monotonic seconds, of meaning while
+    nobody holds it."""
 
     wanted: Wanted
     engine: PooledEngine
     planned_bytes: int
     idle_since_s: float
+    planned_gpu_bytes: int = 0
     users: dict[int, str] = field(default_factory=dict)
     info: EngineInfo | None = None
 
@@ -119,11 +121,28 @@ class Member:
         return known or self.info.predicted_bytes or self.planned_bytes
 
     @property
-    def hidden_bytes(self) -> int:
+    def gpu_bytes(self) -> int:
+        """Of what the engine takes, the part in graphics memory, in proportion as it was planned."""
+        if not self.planned_bytes:
+            return 0
+        return self.memory_bytes * self.planned_gpu_bytes // self.planned_bytes
+
+    @property
+    def ram_bytes(self) -> int:
+        """The other part."""
+        return self.memory_bytes - self.gpu_bytes
+
+    @property
+    def hidden_gpu_bytes(self) -> int:
+        """Of graphics memory, what a load under way has not taken yet: the system calls it free."""
+        return 0 if self.info is not None and self.info.loaded else self.gpu_bytes
+
+    @property
+    def hidden_ram_bytes(self) -> int:
         """What it takes although the system calls it available: weights mapped from a file, and all that a
         load under way has not taken yet."""
         if self.info is None or not self.info.loaded:
-            return self.memory_bytes
+            return self.ram_bytes
         import psutil  # 5 ms, which a one-shot without a pool does not pay
 
         pid = self.engine.child_pid

@@ -142,7 +142,9 @@ class EnginePool:
                 if self._closed:
                     engine.close()
                     raise EngineClosed("the server is stopping")
-                member = Member(wanted, engine, verdict.needed_bytes, time.monotonic())
+                member = Member(
+                    wanted, engine, verdict.needed_bytes, time.monotonic(), verdict.gpu_bytes
+                )
                 self._members[wanted.key] = member
                 self._start_sweeper()
                 return self._take(member, user)
@@ -198,10 +200,9 @@ class EnginePool:
             verdict = self._room.judge(wanted.options, members)
             if verdict.fits and not verdict.cramped:
                 return verdict
-            taken = sum(member.memory_bytes for member in members)
-            if not verdict.fits and verdict.needed_bytes > verdict.free_bytes + taken:
+            if not verdict.fits and verdict.never(members):
                 raise never_fits(wanted, verdict)
-            if self._unload_idlest():
+            if self._unload_idlest(verdict):
                 continue
             if verdict.fits:
                 return verdict
@@ -211,9 +212,14 @@ class EnginePool:
                     raise all_used(wanted, verdict, members)
                 self._changed.wait(min(left_s, 0.5))
 
-    def _unload_idlest(self) -> bool:
+    def _unload_idlest(self, verdict: Verdict) -> bool:
+        """Of those whose memory is of use. Whether there was one."""
         with self._changed:
-            idle = [member for member in self._members.values() if not member.users]
+            idle = [
+                member
+                for member in self._members.values()
+                if not member.users and verdict.helped_by(member)
+            ]
             if not idle:
                 return False
             oldest = min(idle, key=lambda member: member.idle_since_s)

@@ -3,12 +3,11 @@
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
-from localchat.backends import backend_for
 from localchat.engine.options import EngineOptions
 from localchat.errors import DoesNotFit, EngineBusy
-from localchat.fit.header import read_header
-from localchat.fit.plan import LoadWish, demand
-from localchat.fit.verdict import usable_machine
+from localchat.fit.checkpoint import Checkpoint, Unloaded, read_config, read_unloaded
+from localchat.fit.plan import demand
+from localchat.fit.verdict import Subject, judge, usable_machine
 from localchat.fit.words import size
 from localchat.pool.member import RETRY_AFTER_S, Member, Wanted
 
@@ -17,14 +16,33 @@ _GOAL_TOKENS = 8192
 
 
 class Verdict(NamedTuple):
-    """fits: it can be loaded now. cramped: only with a context shorter than it should have. Bytes: 0 where
-    nobody can know before the load. advice: what would help, best first."""
+    """fits: it can be loaded now. cramped: only with a context shorter than it should have. needed_bytes,
+    free_bytes: of RAM and graphics memory together; gpu_bytes, gpu_free_bytes: the part that is graphics
+    memory. Bytes are 0 where nothing is loaded here. advice: what would help, best first."""
 
     fits: bool
     cramped: bool = False
     needed_bytes: int = 0
     free_bytes: int = 0
     advice: tuple[str, ...] = ()
+    gpu_bytes: int = 0
+    gpu_free_bytes: int = 0
+
+    @property
+    def ram_bytes(self) -> int:
+        """What is needed of the RAM."""
+        return self.needed_bytes - self.gpu_bytes
+
+    def never(self, members: Iterable[Member]) -> bool:
+        """Whether it would not fit, had all of these members left."""
+        listed = list(members)
+        gpu = self.gpu_free_bytes + sum(member.gpu_bytes for member in listed)
+        ram = self.free_bytes - self.gpu_free_bytes + sum(member.ram_bytes for member in listed)
+        return self.gpu_bytes > gpu or self.ram_bytes > ram
+
+    def helped_by(self, member: Member) -> bool:
+        """Whether this member holds memory of the kind that is needed."""
+        return bool((self.gpu_bytes and member.gpu_bytes) or (self.ram_bytes and member.ram_bytes))
 
 
 class Room(Protocol):
@@ -39,38 +57,42 @@ class MachineRoom:
     """By live free memory, less what engines hold of it without the system's knowing."""
 
     def judge(self, options: EngineOptions, beside: Iterable[Member]) -> Verdict:
-        if options.remote is not None or options.model.is_dir():
+        if options.remote is not None or ":" in (options.backend or ""):
             return Verdict(
                 fits=True
-            )  # nothing is loaded here; or no header to plan by: the engine decides as it loads
-        header = read_header(options.model)
-        plan = backend_for(options.model, options.backend).plan(
-            header, _wish(options), usable_machine()
-        )
+            )  # nothing is loaded here, or by a stranger's class that plans itself
+        model = _model(options)
+        subject = Subject(options.name, model, options.model, options.backend)
+        plan = judge(subject, options.load_wish(), usable_machine(), None, speed=False).plan
         if plan.missing:
             demand(plan, options.name)
-        free = plan.free_bytes - sum(member.hidden_bytes for member in beside)
-        goal = min(header.number("context_length"), _GOAL_TOKENS)
+        members = list(beside)
+        gpu, ram = plan.gpu_bytes, plan.total_bytes - plan.gpu_bytes
+        gpu_free = plan.gpu_free_bytes - sum(member.hidden_gpu_bytes for member in members)
+        ram_free = plan.free_bytes - plan.gpu_free_bytes
+        ram_free -= sum(member.hidden_ram_bytes for member in members)
+        # Memory that is not asked for does not count, whoever is short of it.
+        gpu_free, ram_free = max(gpu_free, 0) if gpu else 0, max(ram_free, 0) if ram else 0
+        trained = (
+            model.context_train if isinstance(model, Checkpoint) else model.number("context_length")
+        )
         return Verdict(
-            fits=plan.fits and plan.total_bytes <= free,
-            cramped=options.context_tokens is None and plan.context_tokens < goal,
+            fits=plan.fits and gpu <= gpu_free and ram <= ram_free,
+            cramped=options.context_tokens is None
+            and plan.context_tokens < min(trained, _GOAL_TOKENS),
             needed_bytes=plan.total_bytes,
-            free_bytes=max(free, 0),
+            free_bytes=gpu_free + ram_free,
             advice=plan.advice,
+            gpu_bytes=gpu,
+            gpu_free_bytes=gpu_free,
         )
 
 
-def _wish(options: EngineOptions) -> LoadWish:
-    return LoadWish(
-        context_tokens=options.context_tokens,
-        kv_type=options.kv_type,
-        gpu_layers=options.gpu_layers,
-        max_slots=options.max_slots,
-        cache_ram_bytes=options.cache_ram_bytes,
-        threads=options.threads,
-        require_gpu=options.require_gpu,
-        head_int8=options.head_int8,
-    )
+def _model(options: EngineOptions) -> Unloaded:
+    """What is known of the files. Raises ModelMissing, ModelInvalid."""
+    if options.dummy_weights and options.model.is_dir():
+        return read_config(options.model)
+    return read_unloaded(options.model)
 
 
 def never_fits(wanted: Wanted, verdict: Verdict) -> DoesNotFit:

@@ -27,15 +27,7 @@ class Cost(NamedTuple):
 
 def wish_of(settled: Settled) -> LoadWish:
     """The load that the settings ask for."""
-    options = settled.options
-    return LoadWish(
-        context_tokens=options.context_tokens,
-        kv_type=options.kv_type,
-        gpu_layers=options.gpu_layers,
-        max_slots=options.max_slots,
-        cache_ram_bytes=options.cache_ram_bytes,
-        threads=options.threads,
-    )
+    return settled.options.load_wish()
 
 
 def costs_of(key: str, workplace: Workplace, settled: Settled) -> tuple[Cost, ...]:

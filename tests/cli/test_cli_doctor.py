@@ -11,7 +11,8 @@ import pytest
 from localchat.backends import Backend
 from localchat.engine.safemode import SafeBuilds
 from localchat.fit.checkpoint import Unloaded
-from localchat.fit.machine import Machine
+from localchat.fit.machine import Gpu, Machine
+from localchat.fit.measures import NOTHING_MEASURED, Measures
 from localchat.fit.paces import Past
 from localchat.fit.plan import LoadWish, MemoryPlan
 from localchat.fit.reason import Kind
@@ -61,6 +62,7 @@ class FakeBackend:
         self._available = available or Available()
         self._broken = broken
         self.ways: tuple[Way, ...] = ()
+        self.build = Build()
 
     def available(self) -> Available:
         return self._available
@@ -78,7 +80,12 @@ class FakeBackend:
         raise AssertionError("doctor plans nothing")
 
     def expected_rate(
-        self, model: Unloaded, plan: MemoryPlan, threads: int, past: Sequence[Past] = ()
+        self,
+        model: Unloaded,
+        plan: MemoryPlan,
+        threads: int,
+        past: Sequence[Past] = (),
+        measures: Measures = NOTHING_MEASURED,
     ) -> float | None:
         return None
 
@@ -88,7 +95,7 @@ class FakeBackend:
     def facts(self) -> Build:
         if self._broken:
             raise OSError("libcudart.so.12: cannot open shared object file")
-        return Build()
+        return self.build
 
     def ways_out(self) -> tuple[Way, ...]:
         return self.ways
@@ -138,6 +145,32 @@ def test_json_holds_the_same(call: Call, install: Install) -> None:
     assert code == 0
     assert found["backends"][0]["features"] == ["AMX_INT8", "AVX2"]
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+
+
+def test_memory_is_told_once_and_by_whom(
+    call: Call, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu(0, "RTX 4090", 24_000_000_000, 21_000_000_000)
+    machine = Machine("a CPU", frozenset(), 1, 16_000_000_000, 9_000_000_000, gpus=(gpu,))
+    monkeypatch.setattr("localchat.fit.machine.read_machine", lambda: machine)
+    backend = install()
+    backend.build = Build(devices=(Card("CPU", "a CPU", "cpu", 16 * 10**9, 16 * 10**9), Card()))
+    out = doctor(call)[1]
+    rows = {line[2:12].strip(): line[12:] for line in out.splitlines() if line.startswith("  ")}
+    assert rows["memory"] == "9.0 GB free of 16.0 GB"
+    assert "RTX 4090, 21.0 GB free of 24.0 GB" in out
+    # The library calls all of the RAM free; of a card it is said that this is its count.
+    assert "CPU (cpu): a CPU\n" in out
+    assert "a card; by its own count 10.0 GB free of 12.0 GB" in out
+    assert "1 core," in rows["CPU"]
+    found = json.loads(doctor(call, "--json")[1])
+    assert found["memory_available_bytes"] == 9_000_000_000
+    assert found["gpus"] == [
+        {"name": "RTX 4090", "free_bytes": 21_000_000_000, "total_bytes": 24_000_000_000}
+    ]
+    cpu, card = found["backends"][0]["devices"]
+    assert "free_bytes" not in cpu
+    assert card["free_bytes"] == 10_000_000_000
 
 
 def test_a_remembered_crash_is_reported_with_both_ways_out(call: Call, install: Install) -> None:

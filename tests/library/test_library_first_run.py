@@ -13,6 +13,7 @@ from localchat.library.first_run import FirstRun, first_run, hardware_line, is_f
 from localchat.paths import Paths, find_paths
 from tests.gguf_files import write_model
 from tests.library.cabinets import Ollama, gguf
+from tests.probing import put_probe
 
 GB = 10**9
 LAPTOP = Machine("Core i5", frozenset({"avx2"}), 4, 8 * GB, 6 * GB)
@@ -33,10 +34,7 @@ def look(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FirstRu
     def looked(
         machine: Machine, bytes_per_s: float = 20 * GB, *, offload: bool = False
     ) -> FirstRun:
-        def probe(codes: list[int], threads: int) -> dict[int, float]:
-            return dict.fromkeys(codes, bytes_per_s)
-
-        monkeypatch.setattr("localchat_llamacpp.speed._probe", probe)
+        put_probe(monkeypatch, lambda code: bytes_per_s)
         monkeypatch.setattr("localchat_llamacpp.backend.can_offload", lambda: offload)
         return first_run(paths, os.environ, machine)
 

@@ -21,6 +21,7 @@ from tests.fake_hub import FakeHub, Fault
 from tests.gguf_files import Q4_0, Size, llama, write_split
 from tests.library.test_library_remote import SHARDS
 from tests.localchat_cuda.test_localchat_cuda_config import QWEN25
+from tests.probing import put_rates
 
 GB = 10**9
 LAPTOP = Machine("laptop", frozenset({"avx2"}), 4, 8 * GB, 6 * GB)
@@ -35,7 +36,7 @@ Call = Callable[..., Outcome]
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine], None]:
     """Set the machine that is found."""
-    monkeypatch.setattr("localchat_llamacpp.speed._probe", lambda codes, threads: None)
+    put_rates(monkeypatch, {})
 
     def put(found: Machine) -> None:
         monkeypatch.setattr("localchat.fit.machine.read_machine", lambda: found)
@@ -114,6 +115,43 @@ def test_fit_of_the_catalogue_needs_no_network(call: Call, hub: FakeHub) -> None
     assert (code, hub.asked) == (0, [])
     assert "its published shape stands in" in err
     assert 390e6 < json.loads(out)["weights_bytes"] < 900e6
+
+
+def test_fit_of_a_checkpoint_of_the_catalogue_needs_no_network(
+    call: Call, hub: FakeHub, cuda: None, machine: Callable[[Machine], None]
+) -> None:
+    machine(replace(LAPTOP, gpus=(CARD,)))
+    code, out, err = call("fit", "qwen2.5:7b-awq", "--offline", "--json")
+    found = json.loads(out)
+    assert (code, hub.asked) == (0, [])
+    assert "its published shape stands in" in err
+    assert (found["backend"], found["fits"]) == ("cuda", True)
+    # The repository's files: 5.57 GB.
+    assert found["weights_bytes"] == pytest.approx(5.6e9, rel=0.05)
+
+
+def test_a_checkpoint_that_lacks_a_card_is_not_drawn_as_a_bar(call: Call) -> None:
+    code, out, _ = call("fit", "qwen2.5:7b-awq", "--offline")
+    assert code == 4
+    assert "needs an NVIDIA GPU" in out
+    assert "It would take 9" in out
+    assert "[" not in out
+    assert out.count("GGUF") == 1
+
+
+def test_a_checkpoint_that_the_engine_lacks_says_what_to_take(call: Call) -> None:
+    code, _, err = call("fit", "mistral:7b-bf16", "--offline")
+    assert code == 1
+    assert "MistralForCausalLM" in err
+    assert "take a GGUF of it" in err
+
+
+def test_a_shape_that_is_not_known_offline_says_which_are(call: Call) -> None:
+    code, _, err = call("fit", "qwen2.5:7b-q3_k_s", "--offline")
+    assert code == 5
+    assert "no published shape of it is known" in err
+    assert "qwen2.5:7b-q4_k_m, " in err
+    assert "qwen2.5:7b-awq" in err
 
 
 def test_fit_of_a_checkpoint_asks_the_cuda_backend(

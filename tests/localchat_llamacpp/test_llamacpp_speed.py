@@ -1,28 +1,124 @@
-"""The probe of this build and the bytes of a token."""
+"""What a token costs: the probe of this build, the bytes of a token, and the estimate made of both."""
 
 import sys
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from localchat.fit.gguf_header import Header
 from localchat.fit.header import read_header
 from localchat.fit.machine import Gpu, Machine
-from localchat_llamacpp.speed import bytes_per_token, expected_rate, offloaded_rate
+from localchat.fit.measures import NOTHING_MEASURED, Measures
+from localchat_llamacpp import probing, speed
+from localchat_llamacpp.probing import Costs, Finding, Layer, Question
+from localchat_llamacpp.speed import (
+    Running,
+    bytes_per_token,
+    expected_rate,
+    offloaded_rate,
+    past_run,
+)
+from localchat_llamacpp.stand_in import StandIn, write
 from tests.cli.test_cli_fit import PLAN
-from tests.gguf_files import F16, Q8_0, Size, Tensor, llama, qwen2, write_model
+from tests.gguf_files import F16, Q8_0, Size, Tensor, gemma3, llama, qwen2, write_model
+
+RATES = {0: 1e9, F16: 1e9, Q8_0: 2e9}
+LAYER_S, STEP_S = 1e-3, 0.1e-3
+
+
+def plain(header: Header) -> Running:
+    return Running(header, "f16", False)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Layer]:
+    """The probe answers at once, and these layers were asked for."""
+    seen: list[Layer] = []
+
+    def costs(
+        threads: int, codes: Iterable[int], layers: Iterable[Layer], measures: Measures
+    ) -> Costs:
+        seen.extend(layers)
+        return Costs(RATES, dict.fromkeys(seen, LAYER_S), STEP_S)
+
+    monkeypatch.setattr(speed, "costs", costs)
+    return seen
+
+
+# ---------------------------------------------------------------------------- the probe
 
 
 def test_a_probe_of_the_real_build_gives_a_rate(tmp_path: Path) -> None:
-    rate = expected_rate(read_header(write_model(tmp_path / "m.gguf")), 1)
-    assert rate is not None
-    assert rate > 0
+    header = read_header(write_model(tmp_path / "m.gguf"))
+    found = probing.costs(1, bytes_per_token(header), [LAYER], NOTHING_MEASURED)
+    assert all(0 < rate < 1e13 for rate in found.bytes_per_s.values())
+    assert found.bytes_per_s.keys() == bytes_per_token(header).keys()
+    assert 0 < found.layer_s[LAYER] < 1
+    assert 0 < found.step_s < 1
+
+
+LAYER = Layer(4, 2, 32, "q8_0", True)
 
 
 def test_a_probe_that_fails_gives_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     header = read_header(write_model(tmp_path / "m.gguf"))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
-    assert expected_rate(header, 1) is None
+    assert expected_rate(plain(header), 1, NOTHING_MEASURED) is None
+
+
+def test_a_stand_in_is_a_model_of_the_size_it_says(tmp_path: Path) -> None:
+    model = StandIn(2, 4, 2, 32, 64, 96, Q8_0)
+    write(tmp_path / "s.gguf", model)
+    header = read_header(tmp_path / "s.gguf")
+    layers = [one.size_bytes for one in header.tensors if one.name.startswith("blk.")]
+    assert sum(layers) == model.weights_bytes
+    assert header.number("block_count") == 2
+
+
+Answer = Callable[[Question], list[Finding]]
+
+
+@pytest.fixture
+def questions(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
+    """What the probe is asked; it answers everything, format 1 beside other programs."""
+    seen: list[Question] = []
+
+    def ask(question: Question) -> list[Finding]:
+        seen.append(question)
+        return [
+            Finding(True, step_s=STEP_S),
+            *(Finding(code != 1, code=code, bytes_per_s=1e9) for code in question.codes),
+            *(Finding(True, layer=layer, layer_s=LAYER_S) for layer in question.layers),
+        ]
+
+    monkeypatch.setattr(probing, "_ask", ask)
+    return seen
+
+
+def test_what_was_measured_is_not_measured_again(questions: list[Question], tmp_path: Path) -> None:
+    first = probing.costs(2, [8, 1], [LAYER], Measures(tmp_path))
+    again = probing.costs(2, [1, 8], [LAYER], Measures(tmp_path))
+    assert first == again == Costs({1: 1e9, 8: 1e9}, {LAYER: LAYER_S}, STEP_S)
+    # What was taken beside other programs is used once and not kept.
+    assert [one.codes for one in questions] == [(1, 8), (1,)]
+    assert [one.layers for one in questions] == [(LAYER,), ()]
+    probing.costs(2, [8], [LAYER], Measures(tmp_path))
+    assert len(questions) == 2
+
+
+def test_other_threads_and_another_build_are_measured_anew(
+    questions: list[Question], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probing.costs(2, [8], [], Measures(tmp_path))
+    probing.costs(1, [8], [], Measures(tmp_path))
+    monkeypatch.setattr(probing, "build_key", lambda: "another build")
+    probing.costs(2, [8], [], Measures(tmp_path))
+    assert [one.threads for one in questions] == [2, 1, 2]
+
+
+# ---------------------------------------------------------------------------- bytes of a token
 
 
 def test_an_embedding_counts_only_where_it_is_the_output_too(tmp_path: Path) -> None:
@@ -37,46 +133,78 @@ def test_an_embedding_counts_only_where_it_is_the_output_too(tmp_path: Path) -> 
 def test_experts_count_as_far_as_they_are_used(tmp_path: Path) -> None:
     raw = llama(Size(layers=1, extra={"llama.expert_count": 8, "llama.expert_used_count": 2}))
     experts = Tensor("blk.0.ffn_up_exps.weight", (64, 128, 8), F16)
-    plain = bytes_per_token(read_header(raw.sparse(tmp_path / "plain.gguf")))
+    alone = bytes_per_token(read_header(raw.sparse(tmp_path / "plain.gguf")))
     more = type(raw)(raw.metadata, [*raw.tensors, experts])
     found = bytes_per_token(read_header(more.sparse(tmp_path / "more.gguf")))
-    assert found[F16] - plain[F16] == 64 * 128 * 2 * 2
+    assert found[F16] - alone[F16] == 64 * 128 * 2 * 2
 
 
-def test_past_runs_correct_the_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rates = {0: 1e9, F16: 1e9, Q8_0: 2e9}
-    monkeypatch.setattr("localchat_llamacpp.speed._probe", lambda codes, threads: rates)
-    small = read_header(llama(Size(layers=1)).sparse(tmp_path / "small.gguf"))
-    large = read_header(llama(Size(layers=8, code=Q8_0)).sparse(tmp_path / "large.gguf"))
-    plain = expected_rate(small, 2)
-    other = expected_rate(large, 2)
-    assert plain is not None and other is not None
-    half = expected_rate(large, 2, [(small, plain / 2), (small, plain / 2)])
-    assert half == pytest.approx(other / 2)
-    # One run alone may have been disturbed, and nonsense is bounded.
-    assert expected_rate(large, 2, [(small, plain / 2)]) == pytest.approx(0.75 * other)
-    wild = expected_rate(large, 2, [(small, plain * 100), (small, plain * 100)])
-    assert wild == pytest.approx(1.3 / 0.85 * other)
+# ---------------------------------------------------------------------------- the estimate
 
 
-def test_layers_on_cards_are_priced_by_bandwidth(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_token_takes_its_products_and_a_constant_a_layer(
+    tmp_path: Path, asked: list[Layer]
 ) -> None:
-    monkeypatch.setattr(
-        "localchat_llamacpp.speed._probe", lambda codes, threads: {0: 1e9, F16: 1e9}
-    )
+    header = read_header(llama(Size(layers=5)).sparse(tmp_path / "m.gguf"))
+    rate = expected_rate(plain(header), 2, NOTHING_MEASURED)
+    assert rate is not None
+    products_s = sum(count / RATES[code] for code, count in bytes_per_token(header).items())
+    beside_s = 1 / rate - products_s - 5 * LAYER_S - STEP_S
+    assert 0 < beside_s < 1e-3  # the loop's own
+
+
+def test_a_layer_is_measured_with_the_models_heads_and_cache(
+    tmp_path: Path, asked: list[Layer]
+) -> None:
+    size = Size(heads=4, kv_heads=2, head_width=32)
+    header = read_header(llama(size).sparse(tmp_path / "m.gguf"))
+    expected_rate(Running(header, "q8_0", True), 2, NOTHING_MEASURED)
+    assert asked == [Layer(4, 2, 32, "q8_0", True)]
+
+
+def test_heads_that_no_stand_in_can_have_cost_a_usual_layer(
+    tmp_path: Path, asked: list[Layer]
+) -> None:
+    header = read_header(llama(Size(layers=3)).sparse(tmp_path / "m.gguf"))
+    unusual = Running(header, "q8_0", True)  # 16 columns are no whole block of 32
+    assert unusual.layer is None
+    rate = expected_rate(unusual, 2, NOTHING_MEASURED)
+    assert rate is not None
+    assert 1 / rate > 3 * 0.2e-3
+
+
+def test_past_runs_correct_the_estimate(tmp_path: Path, asked: list[Layer]) -> None:
+    small = read_header(llama(Size(layers=1)).sparse(tmp_path / "small.gguf"))
+    large = read_header(gemma3(Size(layers=8, code=Q8_0)).sparse(tmp_path / "large.gguf"))
+    first = expected_rate(plain(small), 2, NOTHING_MEASURED)
+    other = expected_rate(plain(large), 2, NOTHING_MEASURED)
+    assert first is not None and other is not None
+
+    def corrected(rate: float, times: int) -> float | None:
+        past = [past_run(small, "f16", rate)] * times
+        return expected_rate(plain(large), 2, NOTHING_MEASURED, past)
+
+    assert corrected(first / 2, 2) == pytest.approx(other / 2)
+    # One run alone may have been disturbed, and nonsense is bounded.
+    assert corrected(first / 2, 1) == pytest.approx(0.75 * other)
+    assert corrected(first * 100, 2) == pytest.approx(1.6 * other)
+
+
+def test_layers_on_cards_are_priced_by_bandwidth(tmp_path: Path, asked: list[Layer]) -> None:
     header = read_header(llama(Size(layers=7)).sparse(tmp_path / "m.gguf"))
+    running = plain(header)
     work = sum(bytes_per_token(header).values())
     machine = Machine("x", frozenset(), 4, 1, 1, gpus=(Gpu(0, "card", 1, 1, bytes_per_s=10**11),))
     plans = [replace(PLAN, layers=8, gpu_layers=layers) for layers in (8, 4)]
-    whole, half = (offloaded_rate(header, plan, machine, 4) for plan in plans)
-    cpu = expected_rate(header, 4)
+    whole, half = (offloaded_rate(running, plan, machine, 4, NOTHING_MEASURED) for plan in plans)
+    cpu = expected_rate(running, 4, NOTHING_MEASURED)
     assert whole == pytest.approx(1 / (work / 0.9e11 + 7 * 100e-6))
     assert whole is not None and half is not None and cpu is not None
     assert 1 / half == pytest.approx(0.5 / whole + 0.5 / cpu)
     # Past runs of any model here were half as fast as estimated: so is this one.
-    assert offloaded_rate(header, plans[0], machine, 4, [(header, whole / 2)]) == pytest.approx(
+    past = [past_run(header, "f16", whole / 2)]
+    assert offloaded_rate(running, plans[0], machine, 4, NOTHING_MEASURED, past) == pytest.approx(
         whole / 2
     )
     unknown = replace(machine, gpus=(Gpu(0, "card", 1, 1),))
-    assert offloaded_rate(header, plans[0], unknown, 4) is None
+    assert offloaded_rate(running, plans[0], unknown, 4, NOTHING_MEASURED) is None

@@ -1,0 +1,132 @@
+"""The probe from outside: asks for what is not known yet, in a process of its own, and remembers it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+import msgspec
+
+from localchat.fit.measures import Measures
+from localchat_llamacpp.rebuild import build_key
+
+_PATIENCE_S: Final = 30.0
+_SPIN: Final = "2000"
+"""See the child's environment: threads that spin longer starve each other on a busy machine."""
+
+
+class Layer(msgspec.Struct, frozen=True):
+    """What decides what a layer takes beside its products."""
+
+    heads: int
+    kv_heads: int
+    head_width: int
+    kv_type: str
+    flash: bool
+
+
+class Question(msgspec.Struct, frozen=True):
+    """codes: ggml's type numbers. layers: each is measured."""
+
+    threads: int
+    codes: tuple[int, ...]
+    layers: tuple[Layer, ...]
+
+
+class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One of `step_s`, of a step with hardly a model in it, `bytes_per_s` of a code, `layer_s` of a layer.
+    settled: enough steps agreed; a number that is not was taken beside other programs."""
+
+    settled: bool
+    code: int = -1
+    bytes_per_s: float = 0.0
+    layer: Layer | None = None
+    layer_s: float = 0.0
+    step_s: float = 0.0
+
+
+class Costs(NamedTuple):
+    """Of this build and machine with so many threads: bytes a second by ggml's type number, seconds of a
+    layer beside its products, seconds of a step around its layers."""
+
+    bytes_per_s: dict[int, float]
+    layer_s: dict[Layer, float]
+    step_s: float
+
+
+_STEP: Final = "a step"
+
+
+def costs(threads: int, codes: Iterable[int], layers: Iterable[Layer], measures: Measures) -> Costs:
+    """What is known of these and what a probe tells of the rest, about a second. Where the probe fails, which
+    a native crash may make it do, something is missing."""
+    at = f"{build_key()} {threads} threads: "
+    found = {
+        name.removeprefix(at): value
+        for name, value in measures.known().items()
+        if name.startswith(at)
+    }
+    codes, layers = sorted(set(codes)), list(dict.fromkeys(layers))
+    question = Question(
+        threads,
+        tuple(code for code in codes if _of_code(code) not in found),
+        tuple(layer for layer in layers if _of_layer(layer) not in found),
+    )
+    if question.codes or question.layers or _STEP not in found:
+        fresh = {}
+        for one in _ask(question):
+            name, value = _named(one)
+            found[name] = value
+            if one.settled:
+                fresh[at + name] = value
+        measures.keep(fresh)
+    return Costs(
+        {code: found[name] for code in codes if (name := _of_code(code)) in found},
+        {layer: found[name] for layer in layers if (name := _of_layer(layer)) in found},
+        found.get(_STEP, 0.0),
+    )
+
+
+def _named(one: Finding) -> tuple[str, float]:
+    if one.layer is not None:
+        return _of_layer(one.layer), one.layer_s
+    return (_STEP, one.step_s) if one.step_s else (_of_code(one.code), one.bytes_per_s)
+
+
+def _of_code(code: int) -> str:
+    return f"bytes a second of format {code}"
+
+
+def _of_layer(layer: Layer) -> str:
+    flash = ", flash" if layer.flash else ""
+    return f"a layer of {layer.heads}/{layer.kv_heads} heads of {layer.head_width}, {layer.kv_type}{flash}"
+
+
+def _ask(question: Question) -> Iterator[Finding]:
+    command = [sys.executable, "-m", "localchat_llamacpp.probe"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "GOMP_SPINCOUNT": _SPIN,
+        "GGML_NO_BACKTRACE": "1",
+    }
+    try:
+        done = subprocess.run(
+            command,
+            input=msgspec.json.encode(question),
+            capture_output=True,
+            timeout=_PATIENCE_S,
+            check=False,
+            env=environment,
+        )
+        said = done.stdout
+    except subprocess.TimeoutExpired as slow:
+        said = slow.stdout or b""
+    except OSError:
+        return
+    for line in said.splitlines():
+        try:
+            yield msgspec.json.decode(line, type=Finding)
+        except msgspec.DecodeError:
+            return  # it ended in the middle of a line

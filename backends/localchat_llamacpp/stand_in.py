@@ -1,0 +1,151 @@
+"""Model files that stand for a model: the architecture of Llama, no vocabulary, keys and values of chance. The
+probe decodes with them, so that llama.cpp itself chooses kernels, copies and caches as it does for a real one.
+
+The matrices of the heads hold noise: attention over equal scores takes half to two thirds of the time of others
+(measured, flash attention over q8_0). All other matrices are a hole in the file, which reads as zeros.
+"""
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from localchat.fit.ggml_types import NUMBER_FORMATS, stored_bytes
+
+_ALIGNMENT: Final = 32
+_VERSION: Final = 3
+_TEXT, _U32, _F32 = 8, 4, 6
+"""GGUF's numbers of a value's kind."""
+_F32_CODE: Final = 0
+_HEADS_CODE: Final = 8
+_SCALE: Final = np.array([0.001], np.float16).tobytes()
+"""Of a block of Q8_0: scores of attention then lie some twenty apart at a width of 1,024, as a model's do."""
+TOKENS: Final = 32
+"""Of the vocabulary: each is a number without a text."""
+
+
+class StandIn(NamedTuple):
+    """`width`, `feed`: columns of a token and of the ways up, gate and down. `code`: ggml's number of their
+    format; the matrices of the heads are Q8_0."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    width: int
+    feed: int
+    code: int
+
+    @property
+    def weights_bytes(self) -> int:
+        """Of what a token reads: all layers."""
+        return sum(one.size_bytes for one in _matrices(self) if one.name.startswith("blk."))
+
+
+class _Matrix(NamedTuple):
+    name: str
+    shape: tuple[int, ...]
+    code: int
+
+    @property
+    def size_bytes(self) -> int:
+        rows = self.shape[1] if len(self.shape) > 1 else 1
+        return rows * stored_bytes(NUMBER_FORMATS[self.code], self.shape[0])
+
+
+def write(path: Path, model: StandIn) -> None:
+    """A GGUF of this model. Raises OSError."""
+    matrices, values = list(_matrices(model)), list(_values(model))
+    head = bytearray(b"GGUF" + struct.pack("<IQQ", _VERSION, len(matrices), len(values)))
+    for name, value in values:
+        head += _text(name) + _value(value)
+    offset, places = 0, []
+    for one in matrices:
+        head += _text(one.name) + struct.pack("<I", len(one.shape))
+        head += struct.pack(f"<{len(one.shape)}Q", *one.shape)
+        head += struct.pack("<IQ", one.code, offset)
+        places.append(offset)
+        offset += _aligned(one.size_bytes)
+    start = _aligned(len(head))
+    with path.open("wb") as file:
+        file.write(head)
+        for one, place in zip(matrices, places, strict=True):
+            if body := _body(one):
+                file.seek(start + place)
+                file.write(body)
+        file.truncate(start + offset)
+
+
+def _values(model: StandIn) -> Iterator[tuple[str, str | int | float]]:
+    yield "general.architecture", "llama"
+    yield "tokenizer.ggml.model", "none"
+    numbers = {
+        "vocab_size": TOKENS,
+        "context_length": 1 << 20,
+        "embedding_length": model.width,
+        "block_count": model.layers,
+        "feed_forward_length": model.feed,
+        "attention.head_count": model.heads,
+        "attention.head_count_kv": model.kv_heads,
+        "attention.key_length": model.head_width,
+        "attention.value_length": model.head_width,
+        "rope.dimension_count": model.head_width,
+    }
+    for name, number in numbers.items():
+        yield f"llama.{name}", number
+    yield "llama.attention.layer_norm_rms_epsilon", 1e-5
+
+
+def _matrices(model: StandIn) -> Iterator[_Matrix]:
+    width, feed = model.width, model.feed
+    queries, keys = (count * model.head_width for count in (model.heads, model.kv_heads))
+    yield _Matrix("token_embd.weight", (width, TOKENS), _F32_CODE)
+    yield _Matrix("output_norm.weight", (width,), _F32_CODE)
+    yield _Matrix("output.weight", (width, TOKENS), _F32_CODE)
+    for layer in range(model.layers):
+        at = f"blk.{layer}."
+        yield _Matrix(f"{at}attn_norm.weight", (width,), _F32_CODE)
+        yield _Matrix(f"{at}ffn_norm.weight", (width,), _F32_CODE)
+        yield _Matrix(f"{at}attn_q.weight", (width, queries), _HEADS_CODE)
+        yield _Matrix(f"{at}attn_k.weight", (width, keys), _HEADS_CODE)
+        yield _Matrix(f"{at}attn_v.weight", (width, keys), _HEADS_CODE)
+        yield _Matrix(f"{at}attn_output.weight", (queries, width), _HEADS_CODE)
+        yield _Matrix(f"{at}ffn_gate.weight", (width, feed), model.code)
+        yield _Matrix(f"{at}ffn_up.weight", (width, feed), model.code)
+        yield _Matrix(f"{at}ffn_down.weight", (feed, width), model.code)
+
+
+def _body(matrix: _Matrix) -> bytes:
+    """The weights; empty where they are zeros."""
+    draw = np.random.default_rng(1)
+    if matrix.name.endswith("norm.weight"):
+        return np.ones(matrix.shape, np.float32).tobytes()
+    if matrix.name == "token_embd.weight":
+        return draw.standard_normal(matrix.shape, np.float32).tobytes()
+    if "attn_" not in matrix.name:
+        return b""
+    form = NUMBER_FORMATS[_HEADS_CODE]
+    blocks = draw.integers(
+        0, 256, (matrix.size_bytes // form.block_bytes, form.block_bytes), np.uint8
+    )
+    blocks[:, :2] = np.frombuffer(_SCALE, np.uint8)
+    return blocks.tobytes()
+
+
+def _text(text: str) -> bytes:
+    body = text.encode()
+    return struct.pack("<Q", len(body)) + body
+
+
+def _value(value: str | float) -> bytes:
+    if isinstance(value, str):
+        return struct.pack("<I", _TEXT) + _text(value)
+    if isinstance(value, int):
+        return struct.pack("<II", _U32, value)
+    return struct.pack("<If", _F32, value)
+
+
+def _aligned(count: int) -> int:
+    return -(-count // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,28 @@
+"""A probe of llama.cpp that answers at once."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+import pytest
+
+from localchat.fit.measures import Measures
+from localchat_llamacpp import speed
+from localchat_llamacpp.probing import Costs, Layer
+
+
+def put_probe(
+    patch: pytest.MonkeyPatch, rate_of: Callable[[int], float | None], layer_s: float = 0.0
+) -> None:
+    """Make the probe find these bytes a second by format (None: it fails), and layers that take so long."""
+
+    def costs(
+        threads: int, codes: Iterable[int], layers: Iterable[Layer], measures: Measures
+    ) -> Costs:
+        found = {code: rate for code in codes if (rate := rate_of(code)) is not None}
+        return Costs(found, dict.fromkeys(layers, layer_s), 0.0)
+
+    patch.setattr(speed, "costs", costs)
+
+
+def put_rates(patch: pytest.MonkeyPatch, rates: Mapping[int, float]) -> None:
+    """The same from a table, which may change later."""
+    put_probe(patch, lambda code: rates.get(code))
