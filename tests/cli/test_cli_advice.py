@@ -15,7 +15,7 @@ class Told(ScriptedEngine):
     changes: dict[str, object]
 
     def info(self) -> EngineInfo:
-        return msgspec.structs.replace(super().info(), **self.changes)  # type: ignore[arg-type]
+        return msgspec.structs.replace(super().info(), **self.changes)
 
 
 def advised(prompt: int, context: int, **changes: object) -> list[str]:
