@@ -64,8 +64,7 @@ def test_logits_are_those_of_the_weights_that_are_stored(kind: str, tmp_path: Pa
 @pytest.mark.parametrize("kind", ["gemma3", "mistral", "phi3"])
 def test_scattered_groups_are_read_in_every_kind_of_layer(kind: str, tmp_path: Path) -> None:
     """Post-norms, GELU, products that are stored merged."""
-    layers = 3 if kind == "gemma3" else 2
-    model = tiny_models.reference(kind, **{**WIDE, "num_hidden_layers": layers})
+    model = tiny_models.reference(kind, hidden_size=256, intermediate_size=384)
     quantizers.save(model, tmp_path, Way(ordered=True))
     tokens, ours = tokens_of(33, 20), Tiny(tmp_path, torch.float32)
     wanted = wanted_of(model, tokens)
