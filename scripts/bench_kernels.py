@@ -3,8 +3,8 @@
 Shapes are those of Qwen2.5-7B with AWQ weights, all random. Every kernel is checked against fp32 on
 poisoned outputs before it is timed; times are medians of 7 replays of a CUDA graph over more than
 450 MB of rotating weights, so that nothing comes out of the L2 cache. Arguments name the parts to
-run: floors, products, chain, sampler, few, many, head, dense, windows (shapes of Gemma and Mistral). A
-table, and JSON as the last line.
+run: floors, products, chain, sampler, few, many, head, dense, ordered (columns that act-order sorted),
+windows (shapes of Gemma and Mistral). A table, and JSON as the last line.
 """
 
 import argparse
@@ -27,6 +27,7 @@ from localchat_cuda.kernels.w4_plan import Shape
 from scripts.kernel_bench.awkward import awkward
 from scripts.kernel_bench.chain import chain
 from scripts.kernel_bench.draws import sampler
+from scripts.kernel_bench.ordered import ordered
 from scripts.kernel_bench.paged import few, many
 from scripts.kernel_bench.timing import (
     FLUSH_BYTES,
@@ -156,6 +157,7 @@ PARTS: dict[str, Callable[[], Results]] = {
     "many": many,
     "head": head,
     "dense": dense,
+    "ordered": ordered,
     "windows": windows,
 }
 

@@ -48,7 +48,7 @@ class Checkpoint:
             for tensor in header.tensors
         }
         self._shapes = {
-            tensor.name: tensor.shape
+            usual_name(tensor.name): tensor.shape
             for header in self.headers.values()
             for tensor in header.tensors
         }

@@ -1,5 +1,6 @@
 """Checkpoints quantized here, in each layout: what is loaded is what was stored."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.config import read_config
 from localchat_cuda.formats import Place
 from localchat_cuda.formats.gptq import Gptq
+from localchat_cuda.formats.int4 import Int4
 from localchat_cuda.formats.weight import floating
+from localchat_cuda.kernels import gather
 from localchat_cuda.plan import weights_bytes
 from localchat_cuda.quantization import Quantization
-from localchat_cuda.source import Checkpoint
+from localchat_cuda.source import Checkpoint, RandomWeights
 from localchat_cuda.weights import ModelWeights, load
 from tests.localchat_cuda import quantizers, tiny_models
 from tests.localchat_cuda.quantizers import WIDE, Way
@@ -80,6 +83,16 @@ def test_kernels_read_scattered_groups_as_their_references(tmp_path: Path) -> No
     assert distance(found, wanted_of(model, tokens)) < 2e-2
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_gathered_columns_are_the_reference(dtype: torch.dtype) -> None:
+    order = torch.randperm(640, generator=torch.Generator().manual_seed(9)).int()
+    for rows in (0, 1, 9):
+        x = torch.randn(rows, 640).to(dtype)
+        assert torch.equal(gather.gather(x, order), gather.reference(x, order))
+    with pytest.raises(ValueError, match="order"):
+        gather.gather(torch.zeros(1, 128), order)
+
+
 @pytest.mark.parametrize("rows", [3, 20])
 def test_a_layer_that_stays_floating_is_multiplied_beside_packed_ones(
     rows: int, tmp_path: Path
@@ -117,6 +130,33 @@ def test_what_is_planned_is_what_is_held(kind: str, tmp_path: Path) -> None:
     held = load(config, ARCHITECTURES["qwen3"].NAMES, source, CPU, dtype=torch.float16).bytes
     planned = weights_bytes(config, source.headers.values())
     assert held <= planned <= held + 4 * 4 * 384
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [Quantization("gptq", ordered=True), Quantization("gptq", group=0), Quantization("int4")],
+)
+def test_random_weights_run(quantization: Quantization, tmp_path: Path) -> None:
+    tiny_models.save(tiny_models.reference("qwen3", **WIDE), tmp_path)
+    ours = Tiny(tmp_path, torch.float32)
+    ours.config = replace(ours.config, quantization=quantization)
+    names = ARCHITECTURES["qwen3"].NAMES
+    ours.weights = load(ours.config, names, RandomWeights(CPU), CPU, dtype=torch.float32)
+    assert ours.weights.packed
+    found = ours.prompt(tokens_of(35, 9), 9)
+    assert bool(found.isfinite().all())
+    assert float(found.std()) > 0.0
+
+
+def test_unpacked_zeros_of_early_versions_are_read(tmp_path: Path) -> None:
+    made = PLAIN.rounded("o_proj", torch.randn(64, 256, generator=torch.Generator().manual_seed(7)))
+    tensors = quantizers.compressed(made, symmetric=False, ordered=False).tensors
+    tensors["weight_zero_point"] = (made.zeros - 8).to(torch.int8)
+    path = tmp_path / "model.safetensors"
+    safetensors.torch.save_file({f"it.{name}": each for name, each in tensors.items()}, path)
+    place = Place(Checkpoint(tmp_path, CPU), CPU, torch.float32, print)
+    found = floating(Int4(place, Quantization("int4")).part("it", 64, 256), torch.float32)
+    assert torch.equal(found, made.weight)
 
 
 # ---------------------------------------------------------------------------- zeros

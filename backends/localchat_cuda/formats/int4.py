@@ -5,7 +5,8 @@ Letters: N output and K input features, G groups along K.
 
     weight_packed      int32 [N, K/8]     eight input features in a word, the lowest bits first, plus 8
     weight_scale       bf16 or fp16 [N, G]
-    weight_zero_point  int32 [N/8, G]     where asymmetric: eight output features in a word, plus 8
+    weight_zero_point  int32 [N/8, G]     where asymmetric: eight output features in a word, plus 8;
+                       int8 [N, G]        as early versions wrote it, -8 to 7
     weight_g_idx       int32 [K]          where groups are scattered (act-order): each column's group
 """
 
@@ -41,6 +42,11 @@ class Int4:
         if self.quantization.symmetric:
             zeros = torch.full_like(scales, _MIDDLE)
         else:
-            shape = (n // 8, k // size)
-            zeros = unpacked(tensor(f"{prefix}.weight_zero_point", shape, torch.int32), 0)
+            zeros = self._zeros(f"{prefix}.weight_zero_point", n, k // size)
         return packed(prefix, codes if order is None else codes[:, order], scales, zeros, order)
+
+    def _zeros(self, name: str, n: int, groups: int) -> torch.Tensor:
+        """[N, G] in 0..15."""
+        if self.place.source.shape(name) == (n, groups):
+            return self.place.tensor(name, (n, groups), torch.int8) + _MIDDLE
+        return unpacked(self.place.tensor(name, (n // 8, groups), torch.int32), 0)

@@ -6,6 +6,7 @@ Letters: M rows, N output and K input features, S splits of K.
 import torch
 
 from localchat_cuda.kernels import (
+    gather,
     w4_dense,
     w4_feed,
     w4_fp16,
@@ -74,7 +75,7 @@ def product_of(x: torch.Tensor, weight: W4, *, kernels: bool = True) -> torch.Te
         w4_feed.feed("plain", x[None], rows, order=order)
         return product(rows, weight)
     if order is not None:
-        x = x.index_select(1, order)
+        x = (gather.gather if kernels else gather.reference)(x, order)
     if not kernels:
         return (x.float() @ dense(weight).t())[None]
     out = torch.empty(m, n, dtype=x.dtype, device=x.device)
