@@ -80,6 +80,13 @@ class Text:
             return self.network.logits(states).log_softmax(-1).cpu()
 
 
+def unpack(guide: Path, folder: Path) -> None:
+    """The guide's GGUF as a checkpoint in fp32."""
+    weights, tokenizer = read_gguf(guide)
+    tensors = {hub_name(name): held for name, held in weights.items()}
+    write_folder(folder, tensors, config_of(weights, "float32"), tokenizer)
+
+
 def held_out(tokenizer: Tokenizer, count: int) -> list[list[int]]:
     """Conversations of a seed that training did not use."""
     facts = read_facts(Path(__file__).with_name("facts.json"))
@@ -148,9 +155,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        weights, tokenizer = read_gguf(args.gguf)
-        tensors = {hub_name(name): held for name, held in weights.items()}
-        write_folder(Path(folder), tensors, config_of(weights, "float32"), tokenizer)
+        unpack(args.gguf, Path(folder))
         told = measure(Path(folder), args.count, args.needles, torch.device(args.device))
     for name, value in told.items():
         print(f"{name:16} {value:.6g}")

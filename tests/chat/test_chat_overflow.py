@@ -169,6 +169,21 @@ def test_the_offers_name_messages_tokens_and_memory() -> None:
     assert "does not fit now" in examine(talk([100] * 20), COUNT, tight).choices[2].label
 
 
+def test_a_backend_offers_the_small_cache_that_it_has() -> None:
+    info = replace(
+        ENGINE.info(),
+        context_train=20_000,
+        backend="cuda",
+        kv_type="bf16",
+        kv_types=("bf16", "fp8"),
+    )
+    (choice,) = (c for c in examine(talk([100] * 20), COUNT, info).choices if c.kv_type)
+    assert (choice.action, choice.kv_type) == ("smaller_kv", "fp8")
+    assert "in fp8" in choice.label
+    coded = replace(info, kv_type="fp8")
+    assert not any(c.kv_type for c in examine(talk([100] * 20), COUNT, coded).choices)
+
+
 def test_the_refusal_knows_the_context_where_the_engine_does_not() -> None:
     info = replace(ENGINE.info(), context_tokens=0)
     refusal = ContextExceeded("too long", prompt_tokens=3000, context_tokens=2000)

@@ -6,14 +6,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from localchat.engine.local import EngineOptions, LocalEngine
+from localchat.errors import UsageError
 from localchat.fit.kv_names import FP8
+from localchat.fit.plan import LoadWish
+from localchat_cuda.backend import ReferenceBackend
 from localchat_cuda.plan import kv_token_bytes
+from tests.contract.contract_answer import ask
 from tests.localchat_cuda import tiny_models
+from tests.localchat_cuda.speaking import write_speaking
 from tests.localchat_cuda.tiny_loop import ON_GPU, TinyLoop, request, tiny_runner
-from tests.localchat_cuda.tiny_models import KINDS, Stretch, Tiny, tokens_of
+from tests.localchat_cuda.tiny_models import Stretch, Tiny, tokens_of
 
 
-@pytest.fixture(scope="module", params=sorted(KINDS))
+@pytest.fixture(scope="module", params=["gemma2", "llama", "phi3-long"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp(request.param)
     tiny_models.save(tiny_models.reference(request.param), found)
@@ -47,7 +53,7 @@ def test_a_copied_page_continues_like_its_original(folder: Path) -> None:
     assert torch.equal(copied, ours.step(Stretch(0, 30, text[30:])))
 
 
-@pytest.mark.parametrize("folder", ["qwen3"], indirect=True)
+@pytest.mark.parametrize("folder", ["phi3-long"], indirect=True)
 def test_kernels_are_their_references(folder: Path) -> None:
     tokens, found = tokens_of(9, 18), []
     for kernels, dtype in ((True, torch.float16), (False, torch.float32)):
@@ -79,3 +85,29 @@ def test_the_cache_takes_what_is_planned(folder: Path) -> None:
     tokens = 41 * held.pages.page_tokens
     assert held.pages.bytes == runner.memory().kv_bytes
     assert held.pages.bytes == tokens * kv_token_bytes(held.config, FP8)
+
+
+def test_an_engine_is_loaded_with_it_and_says_so(tmp_path: Path) -> None:
+    folder = write_speaking(tmp_path)
+    options = EngineOptions(
+        folder, backend="localchat_cuda.backend:ReferenceBackend", kv_type="fp8_e4m3",
+        context_tokens=512, max_slots=2, threads=1,
+    )  # fmt: skip
+    engine = LocalEngine(options, say=lambda text: None)
+    try:
+        answer = ask(engine, request((65, 66, 67), max_tokens=5))
+        info = engine.info()
+    finally:
+        engine.close()
+    assert answer.text
+    assert (info.kv_type, info.kv_types[1:]) == (FP8, (FP8,))
+    assert info.actual is not None and info.predicted is not None
+    # one page more than planned holds what pads a step
+    assert 0 < info.actual.kv_bytes - info.predicted.kv_bytes < info.predicted.kv_bytes / 8
+
+
+def test_another_type_is_refused_with_what_there_is(tmp_path: Path) -> None:
+    model = ReferenceBackend().open(write_speaking(tmp_path), print)
+    with pytest.raises(UsageError, match="cannot be q8_0") as caught:
+        model.plan(LoadWish(kv_type="q8_0"))
+    assert FP8 in caught.value.hint

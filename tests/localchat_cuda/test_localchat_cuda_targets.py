@@ -32,11 +32,11 @@ def compiled(kernel, types, warps, cc, **values):
 cc = int(sys.argv[1])
 pdl = cc >= 90
 index = {n: "*i32" for n in ("starts", "counts", "lengths", "slots", "tables", "tiles", "positions")}
-whole = {n: "i32" for n in ("T", "M", "width", "page_stride")}
-paged = dict(q="*bf16", k="*bf16", v="*bf16", out="*bf16", sums="*fp32", peaks="*fp32",
+whole = {n: "i32" for n in ("T", "M", "width", "page_stride", "mark_stride")}
+paged = dict(q="*bf16", k="*bf16", v="*bf16", marks="*bf16", out="*bf16", sums="*fp32", peaks="*fp32",
              masses="*fp32", scale="fp32", **index, **whole)
 found = {}
-rules = dict(WINDOW=1024, SOFT_CAP=50.0)
+rules = dict(WINDOW=1024, SOFT_CAP=50.0, CODED=0)
 cut = attention_few.cut_for(256, 64)
 found["few"] = compiled(
     attention_few._few_kernel, paged, cut.warps, cc, H=16, J=8, D=256, D_POW2=256, P=64,
@@ -46,11 +46,11 @@ found["many"] = compiled(
     attention_many._many_kernel, paged, cut.warps, cc, H=16, J=8, D=256, D_POW2=256, P=64,
     M=cut.rows, TILE=cut.tile, STAGES=cut.stages, **rules)
 turning = dict(qkv="*fp32", bias="*bf16", table="*fp32", q_norm="*fp32", k_norm="*fp32", eps="fp32",
-               **{**paged, **whole})
+               exponents="*bf16", **{**paged, **whole})
 for d, r in ((256, 256), (128, 96)):
     found[f"rope {d} {r}"] = compiled(
         rope._rope_kernel, turning, 1, cc, H=8, J=4, D=d, HALF=d // 2, R=r, P=64, S=4, S_POW2=4,
-        BIAS=False, NORM=d == r, HEADS=1, PDL=pdl)
+        BIAS=False, NORM=d == r, HEADS=1, CODED=False, PDL=pdl)
 normed = dict(y="*fp32", source="*fp32", residual="*fp32", post="*fp32", weight="*fp32", out="*bf16",
               sums="*fp32", squares="*fp32", factors="*fp32", ids="*i32", order="*i32", eps="fp32",
               factor="fp32", T="i32", M="i32")

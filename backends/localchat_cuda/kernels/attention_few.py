@@ -49,7 +49,7 @@ def cut_for(d: int, rows: int, coded: bool = False) -> Cut:
     more at 7,000 tokens, and slower inside a step. Codes of 8 bits take half the room: one stage
     more keeps as many bytes on their way."""
     if coded:
-        return Cut(64, 4, 4 if d <= 128 and rows == 16 else 2)
+        return Cut(64, 4, 4 if rows == 16 else 2) if d <= 128 else Cut(32, 4, 3)
     return Cut(64, 4, 3 if rows == 16 else 2) if d <= 128 else Cut(32, 4, 2)
 
 

@@ -184,13 +184,14 @@ def _rope_kernel(
             tl.store(out + low, a.to(q.dtype.element_ty), mask=inside)
             tl.store(out + high, b.to(q.dtype.element_ty), mask=inside)
         elif CODED:
-            a, b, exponent = kv8.encode(a, b)
+            code_a, code_b, exponent = kv8.encode(a, b)
             second = (head - H) // J
             row = (head - H) % J * P + position % P
+            at_row = page * page_stride + row * (D // 2)
             if second == 0:
-                kv8.put(k + page * page_stride + row * (D // 2), a, b, low, high, inside, D, R)
+                kv8.put(k + at_row, code_a, code_b, low, high, inside, D, R)
             else:
-                kv8.put(v + page * page_stride + row * (D // 2), a, b, low, high, inside, D, R)
+                kv8.put(v + at_row, code_a, code_b, low, high, inside, D, R)
             mark = page * mark_stride + row * 2 + second
             tl.store(exponents + mark, exponent.to(tl.uint8))
         else:
