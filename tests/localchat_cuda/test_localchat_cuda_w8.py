@@ -58,8 +58,8 @@ def emulated(program: str, word: int, dtype: torch.dtype, results: int) -> list[
         return pair.to(torch.int16).view(dtype).double()
 
     def packed(pair: torch.Tensor) -> int:
-        low, high = map(int, pair.to(dtype).view(torch.int16).tolist())
-        return (low & 0xFFFF) | (high & 0xFFFF) << 16
+        low, high = (int(half) & 0xFFFF for half in pair.to(dtype).view(torch.int16))
+        return low | high << 16
 
     for line in program.strip(" {}").split(";"):
         name, _, rest = line.strip().partition(" ")
