@@ -142,7 +142,8 @@ def few_cuts(n: int, k: int) -> Iterator[Cut]:
         for warps in (1, 2, 4):
             for splits in (1, 2, 3, 4, 7, 9):
                 resident = n / (16 * blocks) * warps * splits / SMS
-                if 5 <= resident <= 60 and k % (128 * warps) == 0 and splits <= k // (128 * warps):
+                fits = k % (128 * warps) == 0 and splits <= k // (128 * warps)
+                if fits and resident >= 5 and (resident <= 60 or splits == 1):
                     for registers in (0, 64 * blocks, 128):
                         yield Cut(blocks, warps, splits, registers=registers)
 
@@ -151,7 +152,8 @@ def wide_cuts(n: int, k: int) -> Iterator[Cut]:
     for blocks, warps in ((4, 4), (8, 4), (8, 8)):
         for stages in (3, 4, 5):
             for splits in (1, 2, 3, 4, 7, 8):
-                if 1 <= n / (16 * blocks) * splits / SMS <= 8 and splits <= k // 128:
+                programs = n / (16 * blocks) * splits / SMS
+                if splits <= k // 128 and programs >= 1 and (programs <= 8 or splits == 1):
                     yield Cut(blocks, warps, splits, stages)
 
 
