@@ -4,8 +4,7 @@ Shapes are those of Qwen2.5-7B with AWQ weights, all random. Every kernel is che
 poisoned outputs before it is timed; times are medians of 7 replays of a CUDA graph over more than
 450 MB of rotating weights, so that nothing comes out of the L2 cache. Arguments name the parts to
 run: floors, products, chain, sampler, few, many, head, dense, windows (shapes of Gemma and Mistral),
-bytes; byte_cuts only when named. A
-table, and JSON as the last line.
+bytes; byte_cuts only when named. A table, and JSON as the last line.
 """
 
 import argparse

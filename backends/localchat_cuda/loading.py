@@ -58,8 +58,8 @@ def load_runner(
         # The last layer is not the end: the head follows, then `progress(total, total)`.
         return progress(min(total * done // (layers + 1), total - 1), total)
 
-    if device.type == "cuda" and config.packed:
-        compile_ahead(config, device, say)
+    if device.type == "cuda":
+        compile_ahead(config, device, say, head_int8=options.head_int8)
     with _memory_or_advice(options):
         source: Source = RandomWeights(device) if folder is None else Checkpoint(folder, device)
         names = ARCHITECTURES[config.architecture].NAMES

@@ -46,8 +46,8 @@ def runner_of(
 ) -> CudaRunner:  # fmt: skip
     """A warm runner over random weights."""
     architecture = ARCHITECTURES[config.architecture]
-    if config.packed and GPU.type == "cuda":
-        compile_ahead(config, GPU, print)
+    if GPU.type == "cuda":
+        compile_ahead(config, GPU, print, head_int8=head_int8)
     weights = load(config, architecture.NAMES, RandomWeights(GPU), GPU, head_int8=head_int8)
     blocks = kv_tokens // PAGE_TOKENS
     dtype = torch.float16 if config.dtype == "float16" else torch.bfloat16
