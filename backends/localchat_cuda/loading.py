@@ -37,8 +37,8 @@ _LIMITS = (
     "no embeddings",
 )
 _ROUNDED = (
-    "this checkpoint was made for activations of 8 bits: GPUs with FP8 tensor cores round them in steps of more "
-    "than 64 rows"
+    "this checkpoint was made for activations of 8 bits: GPUs with FP8 tensor cores round them in steps of "
+    "more than 64 rows"
 )
 _WARM_PROMPTS = (33, 100, 1100)
 """One for each way through the products: with the fewest tiles, with more, and dequantized."""

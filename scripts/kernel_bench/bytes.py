@@ -7,7 +7,7 @@ python scripts/bench_kernels.py byte_cuts     other cuts, the best five of each 
 import contextlib
 import multiprocessing
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -49,11 +49,10 @@ class Rotation:
 
     def time(self, m: int, cut: Cut) -> tuple[float, float]:
         """(microseconds, worst error of three runs); infinite time where a result is wrong."""
-        few = m <= FEW_ROWS
         x, way = self.x[:m], w8.way_of(GPU)
         wanted = w8_few.reference(x, self.weights[0])
         out = torch.empty(cut.splits, m, self.n, device=GPU)
-        call = partial(w8_few.product if few else w8_tiles.product, x, way=way)
+        call = partial(_form(cut), x, way=way)
         off = 0.0
         for _ in range(3):
             out.fill_(float("nan"))
@@ -65,6 +64,10 @@ class Rotation:
         count = max(len(self.weights), 24 // len(self.weights) * len(self.weights))
         turns = [self.weights[i % len(self.weights)] for i in range(count)]
         return timed([partial(call, weight, out, cut) for weight in turns]) / count, off
+
+
+def _form(cut: Cut) -> Callable[..., None]:
+    return w8_tiles.product if cut.stages else w8_few.product
 
 
 def cut_of(m: int, n: int, k: int) -> Cut:
@@ -136,15 +139,23 @@ def many(name: str, rotation: Rotation) -> Results:
     return found
 
 
-def few_cuts(n: int, k: int) -> Iterator[Cut]:
+def _cuts(m: int, n: int, k: int) -> Iterator[Cut]:
+    if m <= w8_few.MAX_ROWS:
+        yield from few_cuts(m, n, k)
+    if m > FEW_ROWS:
+        yield from wide_cuts(n, k)
+
+
+def few_cuts(m: int, n: int, k: int) -> Iterator[Cut]:
     """5 to 60 warps a multiprocessor."""
-    for blocks in (1, 2):
+    bounds = (0, 64, 128) if m <= 8 else (0, 128) if m <= 16 else (0, 168)
+    for blocks in (1, 2) if m <= 16 else (2, 4):
         for warps in (1, 2, 4):
             for splits in (1, 2, 3, 4, 7, 9):
                 resident = n / (16 * blocks) * warps * splits / SMS
                 fits = k % (128 * warps) == 0 and splits <= k // (128 * warps)
                 if fits and resident >= 5 and (resident <= 60 or splits == 1):
-                    for registers in (0, 64 * blocks, 128):
+                    for registers in bounds:
                         yield Cut(blocks, warps, splits, registers=registers)
 
 
@@ -163,7 +174,7 @@ def other_cuts(rows: tuple[int, ...] = (1, 16, 32)) -> Results:
     work = {**SHAPES, "head": (VOCABULARY, HIDDEN)}
     kinds = {name: "whole" if name == "head" else "row" for name in work}
     tried = {
-        (name, m): tuple(dict.fromkeys(few_cuts(*shape) if m <= FEW_ROWS else wide_cuts(*shape)))
+        (name, m): tuple(dict.fromkeys(_cuts(m, *shape)))
         for name, shape in work.items()
         for m in rows
     }
@@ -206,6 +217,5 @@ def _compile(job: Job) -> None:
     weight = W8(torch.empty(n, k, dtype=dtype, device=GPU), torch.empty(shape, device=GPU))
     x = torch.empty(m, k, device=GPU, dtype=torch.bfloat16)
     out = torch.empty(cut.splits, m, n, device=GPU)
-    call = w8_few.product if m <= FEW_ROWS else w8_tiles.product
     with contextlib.suppress(triton.OutOfResources):
-        call(x, weight, out, cut, way=w8.way_of(GPU))
+        _form(cut)(x, weight, out, cut, way=w8.way_of(GPU))
