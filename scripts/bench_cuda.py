@@ -1,7 +1,9 @@
 """The CUDA backend through its loop and runner on one NVIDIA GPU: random AWQ weights of Qwen2.5-7B.
 
-    PYTHONPATH=backends:. python3 scripts/bench_cuda.py \\
-        [decoding prefix gaps drafts formats families half startup cold]
+    PYTHONPATH=backends:. python3 scripts/bench_cuda.py [PARTS]
+
+PARTS, all when left out: decoding prefix gaps drafts formats families half bytes
+startup cold.
 
 Random token ids, greedy, speculation and prefix cache off, ends of text ignored; rates are the difference
 of 257 and 1 tokens, medians of 3. Prints a table, and as the last line one JSON object. The kernels alone:
@@ -15,7 +17,10 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "backends")]
 
-PARTS = ("decoding", "prefix", "gaps", "drafts", "formats", "families", "half", "startup", "cold")
+PARTS = (
+    *("decoding", "prefix", "gaps", "drafts"),
+    *("formats", "families", "half", "bytes", "startup", "cold"),
+)
 STREAMS = (1, 8, 32, 128)
 
 
@@ -27,7 +32,7 @@ def main() -> int:
     from scripts.cuda_bench.driving import Engine, config_of, runner_of
     from scripts.cuda_bench.families import families
     from scripts.cuda_bench.startup import startup
-    from scripts.cuda_bench.stored import four_bits
+    from scripts.cuda_bench.stored import eight_bits, four_bits
 
     parts = sys.argv[1:] or list(PARTS)
     told: dict[str, float] = {}
@@ -41,7 +46,7 @@ def main() -> int:
                 failed.append(f"{name}: {type(trouble).__name__}: {trouble}")
                 print(f"FAILED {failed[-1]}", flush=True)
 
-    if set(parts) - {"formats", "families", "half", "startup", "cold"}:
+    if set(parts) & {"decoding", "prefix", "gaps", "drafts"}:
         config = config_of("awq")
         runner = runner_of(config, slots=128, kv_tokens=128 * 512 + 65536)
         engine = Engine(runner, config.vocabulary)
@@ -59,6 +64,8 @@ def main() -> int:
     run("families", lambda: families(told))
     torch.cuda.empty_cache()
     run("half", lambda: speed.half_precision(told))
+    torch.cuda.empty_cache()
+    run("bytes", lambda: eight_bits(told))
     torch.cuda.empty_cache()
     run("startup", lambda: startup(told, cold="cold" in parts))
     print(json.dumps({name: round(value, 3) for name, value in told.items()}))

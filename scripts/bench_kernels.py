@@ -4,7 +4,8 @@ Shapes are those of Qwen2.5-7B with AWQ weights, all random. Every kernel is che
 poisoned outputs before it is timed; times are medians of 7 replays of a CUDA graph over more than
 450 MB of rotating weights, so that nothing comes out of the L2 cache. Arguments name the parts to
 run: floors, products, chain, sampler, few, many, head, dense, ordered (columns that act-order sorted),
-windows (shapes of Gemma and Mistral). A table, and JSON as the last line.
+windows (shapes of Gemma and Mistral), bytes; byte_cuts only when named. A table, and JSON as the last
+line.
 """
 
 import argparse
@@ -25,6 +26,7 @@ sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "backends"))
 from localchat_cuda.kernels import dense_few, w4_dense, w4_pack, w4_plan
 from localchat_cuda.kernels.w4_plan import Shape
 from scripts.kernel_bench.awkward import awkward
+from scripts.kernel_bench.bytes import as_cut, other_cuts
 from scripts.kernel_bench.chain import chain
 from scripts.kernel_bench.draws import sampler
 from scripts.kernel_bench.ordered import ordered
@@ -159,13 +161,15 @@ PARTS: dict[str, Callable[[], Results]] = {
     "dense": dense,
     "ordered": ordered,
     "windows": windows,
+    "bytes": as_cut,
+    "byte_cuts": other_cuts,
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}")
-    wanted = parser.parse_args().parts or list(PARTS)
+    wanted = parser.parse_args().parts or [part for part in PARTS if part != "byte_cuts"]
     torch.manual_seed(1)
     began = time.monotonic()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")

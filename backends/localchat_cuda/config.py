@@ -108,6 +108,11 @@ class ModelConfig:
         return self.windows[layer] if self.windows else 0
 
     @property
+    def rounded(self) -> bool:
+        """Whether products of many rows may round their activations to 8 bits."""
+        return self.quantization is not None and self.quantization.rounded
+
+    @property
     def packed(self) -> bool:
         """Whether layers become 4-bit codes in the order of the W4 products."""
         return self.quantization is not None and self.quantization.packed

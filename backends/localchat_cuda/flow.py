@@ -212,9 +212,7 @@ class DenseFlow(_Shared):
 
     def product(self, x: torch.Tensor, weight: Weight) -> torch.Tensor:
         if isinstance(weight, w8_pack.W8):
-            how = self.config.quantization
-            rounded = how is not None and how.rounded
-            return w8.product(x, weight, kernels=self.kernels, rounded=rounded)
+            return w8.product(x, weight, kernels=self.kernels, rounded=self.config.rounded)
         if not isinstance(weight, w4_pack.W4):
             return _dense(x, weight, kernels=self.kernels)[None]
         return w4.product_of(x, weight, kernels=self.kernels)
@@ -231,12 +229,11 @@ class DenseFlow(_Shared):
         return self.normed(y, self.residual, gain, post)
 
     def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
-        whole = gate_up[0] if gate_up.shape[0] == 1 else gate_up.sum(0)
         gelu = self.config.activation == "gelu_tanh"
         if not self.kernels:
-            return gated.reference(whole, gelu=gelu).to(self.dtype)
-        out = torch.empty(self.tokens, whole.shape[1] // 2, dtype=self.dtype, device=self.device)
-        gated.gated(whole, out, gelu=gelu)
+            return gated.reference(gate_up, gelu=gelu).to(self.dtype)
+        out = torch.empty(self.tokens, gate_up.shape[2] // 2, dtype=self.dtype, device=self.device)
+        gated.gated(gate_up, out, gelu=gelu)
         return out
 
 

@@ -36,6 +36,10 @@ _LIMITS = (
     "texts of the same seed can differ at a near-tie: sums depend on how many rows a step has",
     "no embeddings",
 )
+_ROUNDED = (
+    "this checkpoint was made for activations of 8 bits: GPUs with FP8 tensor cores round them in steps of "
+    "more than 64 rows"
+)
 _WARM_PROMPTS = (33, 100, 1100)
 """One for each way through the products: with the fewest tiles, with more, and dequantized."""
 _WARM_POSITIONS = (1, 130, 260, 520, 1040)
@@ -58,8 +62,8 @@ def load_runner(
         # The last layer is not the end: the head follows, then `progress(total, total)`.
         return progress(min(total * done // (layers + 1), total - 1), total)
 
-    if device.type == "cuda" and config.packed:
-        compile_ahead(config, device, say)
+    if device.type == "cuda":
+        compile_ahead(config, device, say, head_int8=options.head_int8)
     with _memory_or_advice(options):
         source: Source = RandomWeights(device) if folder is None else Checkpoint(folder, device)
         names = ARCHITECTURES[config.architecture].NAMES
@@ -97,7 +101,7 @@ def capabilities(config: ModelConfig, options: LoadOptions) -> Capabilities:
         step_target_s=0.1,
         shared_step_target_s=0.018,
         widths=Widths(PROMPT_BUCKETS, BESIDE),
-        limits=_LIMITS,
+        limits=(*_LIMITS, _ROUNDED) if config.rounded else _LIMITS,
     )
 
 

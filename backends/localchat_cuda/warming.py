@@ -1,6 +1,6 @@
-"""Compiles the W4 products of a model ahead, in parallel, where Triton's cache lacks them.
+"""Compiles the products of a quantized model ahead, in parallel, where Triton's cache lacks them.
 
-One takes some eight seconds; a model of one shape needs about thirty, by row counts: compiled one after
+One of W4 takes some eight seconds; a model of one shape needs about thirty, by row counts: compiled one after
 the other, when they are first needed, they would stop a conversation again and again. A file in Triton's
 cache says that all were compiled; what is in the cache costs nothing later.
 
@@ -21,26 +21,61 @@ import torch
 import triton
 
 from localchat_cuda.config import ModelConfig
-from localchat_cuda.kernels import w4_feed, w4_fp16, w4_int8, w4_many, w4_pack, w4_plan, w4_wgmma
+from localchat_cuda.kernels import (
+    w4_feed,
+    w4_fp16,
+    w4_int8,
+    w4_many,
+    w4_pack,
+    w4_plan,
+    w4_wgmma,
+    w8,
+    w8_pack,
+)
 from localchat_cuda.kernels.launch import traits
 from localchat_cuda.kernels.w4 import PACKED_ROWS
+from localchat_cuda.kernels.w8_pack import W8
 from localchat_cuda.layout import BUCKETS, PROMPT_BUCKETS
 from localchat_cuda.weights import product_shapes
 
 _PATIENCE_S = 900
+_ROWS_OF_BYTES = (64, 32, 16, 1)
+"""One for each kernel of a weight of bytes."""
 
 
 class Job(NamedTuple):
-    """A product to compile: weight N x K for so many rows; `normed`: its rows are divided by their rms."""
+    """A product to compile: weight N x K for so many rows; `normed`: its rows are divided by their rms.
+    bytes: of weights of a byte, what shares a scale (`row`, `block`), or `head`; empty: W4. half: the type of
+    their rows."""
 
     n: int
     k: int
     rows: int
-    normed: bool
+    normed: bool = False
+    bytes: str = ""
+    half: str = ""
 
 
-def jobs_for(config: ModelConfig, sms: int) -> list[Job]:
+def jobs_for(config: ModelConfig, sms: int, *, head_int8: bool = False) -> list[Job]:
     """One job for each kernel that steps of this model can need, the slowest to compile first."""
+    found = _packed(config, sms) if config.packed else []
+    how = config.quantization
+    if how is not None and not how.packed:
+        kind = "block" if how.group else "row"
+        shapes = {(sum(parts), k) for parts, k in product_shapes(config).values()}
+        found += _of_bytes(sorted(shapes), kind, config)
+    if head_int8:
+        found += _of_bytes([(config.vocabulary, config.hidden)], "head", config)
+    return found
+
+
+def _of_bytes(shapes: list[tuple[int, int]], kind: str, config: ModelConfig) -> list[Job]:
+    return [
+        Job(n, k, rows, False, kind, config.dtype) for n, k in shapes for rows in _ROWS_OF_BYTES
+    ]
+
+
+def _packed(config: ModelConfig, sms: int) -> list[Job]:
     found: dict[object, Job] = {}
     rows = sorted({*BUCKETS, *PROMPT_BUCKETS})
     for name, (parts, k) in product_shapes(config).items():
@@ -56,9 +91,17 @@ def jobs_for(config: ModelConfig, sms: int) -> list[Job]:
     return sorted(found.values(), key=lambda job: -job.rows)
 
 
-def compile_ahead(config: ModelConfig, device: torch.device, say: Callable[[str], None]) -> None:
+def compile_ahead(
+    config: ModelConfig,
+    device: torch.device,
+    say: Callable[[str], None],
+    *,
+    head_int8: bool = False,
+) -> None:
     """Compile what is missing. What fails here is compiled when it is first needed."""
-    jobs = jobs_for(config, traits(device).sms)
+    jobs = jobs_for(config, traits(device).sms, head_int8=head_int8)
+    if not jobs:
+        return
     text = json.dumps(
         [asdict(config), jobs, triton.__version__, torch.cuda.get_device_name(device)]
     )
@@ -94,7 +137,13 @@ def _by_memory(device: torch.device) -> int:
 
 def _compile(job: Job) -> None:
     device = torch.device("cuda", 0)
-    n, k, m, normed = job
+    n, k, m, normed = job[:4]
+    if job.bytes:
+        codes = torch.uint8 if job.bytes == "head" else w8_pack.E4M3
+        scales = (-(-n // 128), k // 128) if job.bytes == "block" else (n,)
+        held = W8(torch.empty(n, k, dtype=codes, device=device), torch.empty(scales, device=device))
+        w8.product(torch.empty(m, k, dtype=getattr(torch, job.half), device=device), held)
+        return
     weight = w4_pack.W4(
         torch.empty(n // 16, k // 128, 1024, dtype=torch.int8, device=device),
         torch.empty(n // 16, k // 128, 16, dtype=torch.int32, device=device),
@@ -110,8 +159,8 @@ def _compile(job: Job) -> None:
     shape = w4_plan.shape_for(form, m, n, k, sms)
     out = torch.empty(shape.splits, m, n, device=device)
     if form == "int8":
-        held = w4_feed.Int8Rows.empty(m, k, device)
-        w4_int8.product(held.x, held.factors, weight, out, shape, squares=squares)
+        pair = w4_feed.Int8Rows.empty(m, k, device)
+        w4_int8.product(pair.x, pair.factors, weight, out, shape, squares=squares)
     elif form == "fp16":
         rows = w4_feed.HalfRows.empty(m, k, device, "lanes")
         w4_fp16.product(rows, weight, out, shape, squares=squares)

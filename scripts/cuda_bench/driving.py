@@ -42,13 +42,13 @@ def config_of(stored: str = "") -> ModelConfig:
 
 def runner_of(
     config: ModelConfig, *, slots: int, kv_tokens: int, context: int = 8192, step: int = 4096,
-    graphs: bool = True,
+    graphs: bool = True, head_int8: bool = False,
 ) -> CudaRunner:  # fmt: skip
     """A warm runner over random weights."""
     architecture = ARCHITECTURES[config.architecture]
-    if config.packed and GPU.type == "cuda":
-        compile_ahead(config, GPU, print)
-    weights = load(config, architecture.NAMES, RandomWeights(GPU), GPU)
+    if GPU.type == "cuda":
+        compile_ahead(config, GPU, print, head_int8=head_int8)
+    weights = load(config, architecture.NAMES, RandomWeights(GPU), GPU, head_int8=head_int8)
     blocks = kv_tokens // PAGE_TOKENS
     dtype = torch.float16 if config.dtype == "float16" else torch.bfloat16
     pages = Pages(config, blocks + 1, context, GPU, dtype)

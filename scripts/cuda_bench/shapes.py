@@ -19,10 +19,14 @@ QWEN = {
 }
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": False, "desc_act": False}
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
+BLOCKS = {**FP8, "weight_block_size": [128, 128]}
 STORED: dict[str, dict[str, object]] = {
     "": {},
     "awq": {"quantization_config": AWQ},
     "gptq": {"quantization_config": GPTQ},
+    "fp8": {"quantization_config": FP8, "torch_dtype": "bfloat16"},
+    "fp8_blocks": {"quantization_config": BLOCKS, "torch_dtype": "bfloat16"},
     "gptq_order": {"quantization_config": {**GPTQ, "desc_act": True}},
 }
 """What config.json adds for each way to store the layers; empty: as trained, in bf16."""

@@ -235,9 +235,9 @@ def test_add_norm_is_the_reference(splits: int) -> None:
     assert torch.allclose(found[1], found[3], atol=1e-5)
 
 
-@pytest.mark.parametrize("gelu", [False, True])
-def test_gated_is_torchs(gelu: bool) -> None:
-    x = numbers(2, 2600) * 4
+@pytest.mark.parametrize(("gelu", "shape"), [(False, (2, 2600)), (True, (3, 2, 2600))])
+def test_gated_is_torchs(gelu: bool, shape: tuple[int, ...]) -> None:
+    x = numbers(*shape) * 4
     out = torch.empty(2, 1300)
     gated.gated(x, out, gelu=gelu)
     assert torch.allclose(out, gated.reference(x, gelu=gelu), atol=1e-5)

@@ -1,11 +1,12 @@
 """Weights of a byte on an NVIDIA GPU. TRITON_INTERPRET=0 pytest tests/localchat_cuda."""
 
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 
-from localchat_cuda.kernels import w8, w8_dense, w8_few, w8_pack, w8_tile, w8_tiles, w8a8
+from localchat_cuda.kernels import w8, w8_dense, w8_few, w8_pack, w8_plan, w8_tile, w8_tiles, w8a8
 from localchat_cuda.kernels.launch import traits
 from localchat_cuda.kernels.w8_pack import W8
 from localchat_cuda.kernels.w8_plan import few_cut, tiles_cut
@@ -63,13 +64,14 @@ def test_products_are_their_references(kind: str, n: int, k: int, half: str) -> 
     weight, sms = drawn(kind, n, k), traits(GPU).sms
     for m in (1, 7, 8, 9, 16, 17, 32, 50, 64):
         x = torch.randn(m, k, device=GPU).to(HALVES[half])
-        few = m <= w8_few.MAX_ROWS
-        cut = few_cut(m, n, k, sms) if few else tiles_cut(m, n, k, sms)
         wanted = w8_few.reference(x, weight)
-        for way in ways(x.dtype, whole=weight.whole):
+        cuts = [few_cut(m, n, k, sms)] if m <= w8_few.MAX_ROWS else []
+        cuts += [tiles_cut(m, n, k, sms)] if m > w8_plan.FEW_ROWS else []
+        for cut, way in product(cuts, ways(x.dtype, whole=weight.whole)):
+            call = w8_tiles.product if cut.stages else w8_few.product
             for _ in range(5):  # a race shows now and then
                 out = torch.full((cut.splits, m, n), float("nan"), device=GPU)
-                (w8_few if few else w8_tiles).product(x, weight, out, cut, way=way)
+                call(x, weight, out, cut, way=way)
                 assert off(out.sum(0), wanted) < 1e-4, (m, way, cut)
 
 

@@ -14,6 +14,7 @@ from localchat_cuda.kernels import w8_pack
 from localchat_cuda.kernels.w8_pack import W8
 from localchat_cuda.plan import plan, rounded_head_bytes
 from localchat_cuda.source import Checkpoint
+from localchat_cuda.warming import jobs_for
 from localchat_cuda.weights import ModelWeights, load
 from tests.localchat_cuda import tiny_models
 from tests.localchat_cuda.test_localchat_cuda_config import QWEN25
@@ -91,3 +92,14 @@ def test_a_head_of_other_columns_is_refused() -> None:
     odd = parse_config({**QWEN25, "hidden_size": 1792 + 64, "head_dim": 64}, "it")
     with pytest.raises(UsageError, match="1856 columns, cannot be rounded"):
         plan(odd, [header(GB)], LoadWish(head_int8=True), gpu(20 * GB))
+
+
+def test_kernels_of_a_head_and_of_fp8_layers_are_compiled_ahead() -> None:
+    assert jobs_for(CONFIG, 132) == []
+    head = jobs_for(CONFIG, 132, head_int8=True)
+    assert {(job.n, job.k, job.bytes) for job in head} == {(152064, 3584, "head")}
+    assert sorted(job.rows for job in head) == [1, 16, 32, 64]
+    raw = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    layers = jobs_for(parse_config({**QWEN25, "quantization_config": raw}, "it"), 132)
+    assert {(job.n, job.k) for job in layers} >= {(37888, 3584), (3584, 18944)}
+    assert {job.bytes for job in layers} == {"block"}

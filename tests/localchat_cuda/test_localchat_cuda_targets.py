@@ -73,7 +73,8 @@ found["gated feed"] = compiled(
     w4_feed._feed_kernel, dict(normed, x="*i8"), 1, cc, N=30720, K=15360, MQ=4, S=1, S_POW2=1,
     MODE=2, FORMAT=0, ROWS=1, GELU=True, ORDER=False, PDL=pdl)
 found["gated"] = compiled(
-    gated._gated_kernel, dict(gate_up="*bf16", out="*bf16"), 4, cc, F=15360, GELU=True, BLOCK=1024)
+    gated._gated_kernel, dict(gate_up="*bf16", out="*bf16", T="i32"), 4, cc, F=15360, S=2, GELU=True,
+    BLOCK=1024, PDL=pdl)
 found["gather"] = compiled(
     gather._gather_kernel, dict(x="*bf16", order="*i32", out="*bf16", T="i32"), 4, cc, K=3584,
     ROWS=gather._ROWS, BLOCK=gather._BLOCK)

@@ -1,8 +1,9 @@
 """The activation of the feed-forward: silu(gate) * up, or with the tanh form of GELU.
 
-Letters: T rows, F columns of the result.
+Letters: T rows, F columns of the result, S partial sums.
 
-    gate_up fp32, fp16 or bf16 [T, 2F], gate in the first F columns;  out fp16, bf16 or fp32 [T, F]
+    gate_up  fp32, fp16 or bf16 [S, T, 2F], gate in the first F columns; [T, 2F] stands for S = 1
+    out      fp16, bf16 or fp32 [T, F]
 
 Grid (T, F / 1024), fp32 inside. Both activations are gate times a sigmoid: silu of gate itself, the GELU
 of 2 sqrt(2/pi) (gate + 0.044715 gate^3). GLU variants: Shazeer, 2020; GELU: Hendrycks and Gimpel, 2016.
@@ -11,15 +12,17 @@ of 2 sqrt(2/pi) (gate + 0.044715 gate^3). GLU variants: Shazeer, 2020; GELU: Hen
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.launch import require
+from localchat_cuda.kernels.launch import options, require, settle, traits
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def reference(gate_up: torch.Tensor, *, gelu: bool = False) -> torch.Tensor:
     """The result in fp32 by plain torch."""
-    gate, up = gate_up.float().chunk(2, 1)
+    whole = gate_up.float() if gate_up.dim() == 2 else gate_up.float().sum(0)
+    gate, up = whole.chunk(2, 1)
     if gelu:
         return torch.nn.functional.gelu(gate, approximate="tanh") * up
     return torch.nn.functional.silu(gate) * up
@@ -36,22 +39,53 @@ def activated(gate, GELU: tl.constexpr):
     return gate / (1.0 + tl.exp(-slope))
 
 
-@triton.jit
-def _gated_kernel(gate_up, out, F: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["T"])
+def _gated_kernel(
+    gate_up,
+    out,
+    T,
+    F: tl.constexpr,
+    S: tl.constexpr,
+    GELU: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
     t = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < F
-    gate = tl.load(gate_up + t * (2 * F) + i, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + t * (2 * F) + F + i, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.zeros((BLOCK,), tl.float32)
+    up = tl.zeros((BLOCK,), tl.float32)
+    if PDL:
+        gdc_wait()
+    for s in tl.static_range(S):
+        row = gate_up + (s * T + t) * (2 * F) + i
+        gate += tl.load(row, mask=inside, other=0.0).to(tl.float32)
+        up += tl.load(row + F, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + t * F + i, (activated(gate, GELU) * up).to(out.dtype.element_ty), mask=inside)
 
 
-def gated(gate_up: torch.Tensor, out: torch.Tensor, *, gelu: bool = False) -> None:
+def gated(
+    gate_up: torch.Tensor, out: torch.Tensor, *, gelu: bool = False, pdl: bool = True
+) -> None:
     """Write the activation into `out`; see the head of this file."""
     t, f = out.shape
+    parts = gate_up[None] if gate_up.dim() == 2 else gate_up
     require("out", out, (t, f), _FLOATS)
-    require("gate_up", gate_up, (t, 2 * f), _FLOATS, out.device)
-    if t:
-        _gated_kernel[(t, triton.cdiv(f, 1024))](
-            gate_up, out, F=f, GELU=gelu, BLOCK=1024, num_warps=4
-        )
+    require("gate_up", parts, (parts.shape[0], t, 2 * f), _FLOATS, out.device)
+    if t == 0:
+        return
+    pdl = pdl and traits(out.device).pdl
+    kernel = _gated_kernel[(t, triton.cdiv(f, 1024))](
+        parts,
+        out,
+        t,
+        F=f,
+        S=parts.shape[0],
+        GELU=gelu,
+        BLOCK=1024,
+        PDL=pdl,
+        **options(pdl, 4),
+    )
+    settle(kernel)

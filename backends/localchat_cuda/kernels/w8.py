@@ -13,9 +13,6 @@ from localchat_cuda.kernels.w8_pack import W8
 from localchat_cuda.kernels.w8_plan import TILED_ROWS, few_cut, form_for, tiles_cut
 from localchat_cuda.kernels.w8_tile import NATIVE, PACKED, PLAIN
 
-_SCRATCH_NUMBERS = 1 << 27
-"""Of a dequantized weight at once: 268 MB, all of a layer of a 7B model."""
-
 
 @lru_cache(maxsize=16)
 def has_fp8(device: torch.device) -> bool:
@@ -45,8 +42,8 @@ def product(
         if rounded and has_fp8(device) and w8a8.takes(weight):
             return w8a8.product(x, weight)[None]
         out = torch.empty(m, n, dtype=x.dtype, device=device)
-        room = max(min(n * k, _SCRATCH_NUMBERS), k)
-        w8_dense.product(x, weight, out, torch.empty(room, dtype=x.dtype, device=device), way=way)
+        scratch = torch.empty(n * k, dtype=x.dtype, device=device)
+        w8_dense.product(x, weight, out, scratch, way=way)
         return out[None]
     cut = few_cut(m, n, k, sms) if form == "few" else tiles_cut(m, n, k, sms)
     sums = torch.empty(cut.splits, m, n, device=device)

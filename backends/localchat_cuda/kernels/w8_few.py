@@ -1,4 +1,4 @@
-"""W8A16 product for 1 to 16 rows: y = x w^T with weights of a byte, read once, straight into the operands of
+"""W8A16 product for 1 to 32 rows: y = x w^T with weights of a byte, read once, straight into the operands of
 the tensor cores: no shared memory in the loop, no order of their own for the weights in memory.
 
 Letters: M rows, N output and K input features, S splits of K, G = K / 128.
@@ -8,14 +8,14 @@ Letters: M rows, N output and K input features, S splits of K, G = K / 128.
 
 What a sum over k is does not depend on the order of k. A lane of `mma` holds four neighbours in k, then the
 four 16 further, and so on; here a lane loads 16 codes that are neighbours in memory and takes them for those,
-and loads x by the same rule: two loads of 16 bytes. Rows are padded to 8 or 16 by repeating valid ones, so
-that 1 to 8 rows cost the same.
+and loads x by the same rule: two loads of 16 bytes. Rows are padded to 8, 16 or 32 by repeating valid ones,
+so that 1 to 8 rows cost the same.
 
 One warp owns `blocks` times 16 output features and 128 input features at a time, `warps` of a program stand
 side by side along K and add up at the end. Grid (N / (16 * blocks), S). Scales of rows multiply the result,
 those of blocks the sum of each 128. Accumulation in fp32; the only rounding is that of x to its own type.
-With PDL the first chunk of weights is on its way before the kernel waits for x. Not supported: more than 16
-rows (w8_tiles.py).
+With PDL the first chunk of weights is on its way before the kernel waits for x. Not supported: more than 32
+rows; which form serves 9 to 32 is said in w8_plan.py.
 """
 # mypy: disable-error-code="assignment"
 # (Triton unrolls loops over tuples that grow; no type says that)
@@ -25,12 +25,12 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.launch import options, require, settle, traits
+from localchat_cuda.kernels.launch import options, power_of_two, require, settle, traits
 from localchat_cuda.kernels.w8_pack import BLOCK, W8, dense
 from localchat_cuda.kernels.w8_plan import Cut
 from localchat_cuda.kernels.w8_tile import decode
 
-MAX_ROWS = 16
+MAX_ROWS = 32
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -229,7 +229,7 @@ def product(
         m,
         N=n,
         K=k,
-        PARTS=1 if m <= 8 else 2,
+        PARTS=power_of_two(m) // 8 if m > 8 else 1,
         BLOCKS=cut.blocks,
         WARPS=cut.warps,
         SPLITS=cut.splits,

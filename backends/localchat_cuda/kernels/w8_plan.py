@@ -12,6 +12,7 @@ from typing import Literal
 Form = Literal["few", "tiles", "dense"]
 
 FEW_ROWS, TILED_ROWS = 16, 64
+"""Most rows of the two forms. The first one could take 32."""
 _FEW_WARPS = 18
 """Of the form for few rows, on each multiprocessor: 2 KB of weights on their way each."""
 _MOST_SPLITS = 8
@@ -45,14 +46,17 @@ def form_for(rows: int) -> Form:
 
 @lru_cache(maxsize=512)
 def few_cut(rows: int, n: int, k: int, sms: int) -> Cut:
-    """1 to 16 rows: the same cut for all up to 8, and for all above, so that rows of a class are bit-equal."""
+    """1 to 32 rows: the same cut for all up to 8, to 16 and to 32, so that rows of a class are bit-equal.
+    More rows share x between two blocks of outputs: it comes from the L1 cache, twice the bytes of the
+    weights at 32."""
     chunks, blocks = k // 128, -(-n // 16)
-    wide = blocks >= 24 * sms
+    wide = blocks >= 24 * sms or (rows > 16 and n % 32 == 0)
     per_warp = 2 if wide else 1
     warps = 1 if blocks >= 9 * sms else next(w for w in (4, 2, 1) if chunks % w == 0)
     programs = -(-blocks // per_warp) * warps
     splits = max(1, min(round(_FEW_WARPS * sms / programs), chunks // warps, _MOST_SPLITS))
-    return Cut(per_warp, warps, splits, registers=128 if rows > 8 or wide else 96)
+    registers = 168 if rows > 16 else 128 if rows > 8 or wide else 96
+    return Cut(per_warp, warps, splits, registers=registers)
 
 
 @lru_cache(maxsize=512)
