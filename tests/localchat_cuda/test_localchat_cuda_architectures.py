@@ -64,7 +64,6 @@ def test_greedy_text_is_transformers(pair: tuple[Any, Path]) -> None:
         wanted = model.generate(
             torch.tensor([prompt]),
             max_new_tokens=64,
-            min_new_tokens=64,
             do_sample=False,
             pad_token_id=0,
         )[0, len(prompt) :].tolist()
