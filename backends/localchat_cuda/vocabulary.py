@@ -174,11 +174,14 @@ def _object(path: Path) -> dict[str, Any]:
 
 def chat_template(folder: Path) -> str | None:
     """The model's template: chat_template.jinja, else tokenizer_config.json's (of several, the one named
-    default). None: it has none. Raises ModelInvalid."""
+    default), else chat_template.json's, as models that see images have it. None: it has none. Raises
+    ModelInvalid."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text("utf-8")
     found = _object(folder / "tokenizer_config.json").get("chat_template")
+    if found is None:
+        found = _object(folder / "chat_template.json").get("chat_template")
     if isinstance(found, list):
         named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
         found = named.get("default")

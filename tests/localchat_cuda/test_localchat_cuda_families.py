@@ -28,8 +28,7 @@ def logits_of(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
 def greedy(model: Any, prompt: tuple[int, ...], count: int) -> list[int]:
     with torch.no_grad():
         whole = model.generate(
-            torch.tensor([prompt]), max_new_tokens=count, min_new_tokens=count, do_sample=False,
-            pad_token_id=0,
+            torch.tensor([prompt]), max_new_tokens=count, do_sample=False, pad_token_id=0
         )  # fmt: skip
     found: list[int] = whole[0, len(prompt) :].tolist()
     return found

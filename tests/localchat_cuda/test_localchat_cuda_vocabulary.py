@@ -137,6 +137,8 @@ def test_template_and_sampling_come_from_the_files_beside(folder: Path, tmp_path
     assert sampling_defaults(folder) == (("temperature", 0.6), ("top_k", 20.0))
     assert chat_template(tmp_path) is None
     assert sampling_defaults(tmp_path) == ()
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "{{ y }}"}))
+    assert chat_template(tmp_path) == "{{ y }}"
     (tmp_path / "chat_template.jinja").write_text("{{ x }}")
     assert chat_template(tmp_path) == "{{ x }}"
 

@@ -61,6 +61,7 @@ TWO_ROTATIONS = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
+ENDS = {"pad_token_id": 0, "eos_token_id": 2}
 NARROW = {"num_attention_heads": 2, "num_key_value_heads": 1}
 GEMMA = {
     **NARROW,
@@ -86,10 +87,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", {"sliding_window": 24, **NARROW}),
     "gemma2": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 8.0, "final_logit_softcapping": 5.0}),
     "gemma3": ("Gemma3", {**GEMMA, "rope_parameters": TWO_ROTATIONS}),
-    "phi3": ("Phi3", {**NARROW, "pad_token_id": 0, "rope_parameters": {"rope_theta": 10000.0}}),
+    "phi3": ("Phi3", {**NARROW, **ENDS, "rope_parameters": {"rope_theta": 10000.0}}),
     "phi3-long": (
         "Phi3",
-        {**NARROW, "pad_token_id": 0, "tie_word_embeddings": True, "rope_parameters": LONG},
+        {**NARROW, **ENDS, "tie_word_embeddings": True, "rope_parameters": LONG},
     ),
 }
 
@@ -104,6 +105,7 @@ def reference(kind: str, **changed: Any) -> Any:
     config = getattr(transformers, f"{text}Config")(**shape, attn_implementation="eager")
     torch.manual_seed(len(kind))
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    model.generation_config.eos_token_id = None  # else no token that ends a text is ever drawn
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
