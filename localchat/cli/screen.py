@@ -16,13 +16,14 @@ from localchat.paths import Paths
 from localchat.settings import Given, check_key
 from localchat.settings_file import read_settings
 from localchat.tui.launch import launch
-from localchat.tui.workplace import Settled, Workplace
+from localchat.tui.workplace import Foreseen, Settled, Workplace
 
 if TYPE_CHECKING:
     from localchat.engine.engine import Engine, EngineInfo
     from localchat.engine.events import Done
     from localchat.fit.machine import Machine
     from localchat.fit.plan import LoadWish, MemoryPlan
+    from localchat.library.catalogue import Catalogue
     from localchat.library.first_run import FirstRun
 
 _HERE = "set in this chat"
@@ -47,12 +48,14 @@ def workplace_of(ctx: click.Context, setup: Setup) -> tuple[Workplace, Settled]:
         model = word or setup.model.word
         return _settled(settle(setup.door, {**flags, **given}, model, setup.terminal))
 
+    planner = _Planner()
     workplace = Workplace(
         paths=setup.paths,
         environ=setup.door.environ,
         settle=settled,
         request=request_for,
-        plan=_Planner().plan,
+        plan=planner.plan,
+        foresee=lambda name: planner.foresee(name, setup),
         first_run=lambda: _first_run(setup),
         remember=partial(_remember, setup.paths),
         keys=read_settings(setup.paths.settings_file).keys,
@@ -76,17 +79,41 @@ class _Planner:
     def __init__(self) -> None:
         self._machine: Machine | None = None
         self._looked_s = float("-inf")
+        self._catalogue: Catalogue = {}
 
     def plan(self, settled: Settled, wish: "LoadWish") -> "MemoryPlan":
         from localchat.fit.checkpoint import read_unloaded
-        from localchat.fit.verdict import Subject, judge, usable_machine
+        from localchat.fit.verdict import Subject, judge
 
-        if self._machine is None or time.monotonic() - self._looked_s > _MACHINE_STAYS_S:
-            self._machine, self._looked_s = usable_machine(), time.monotonic()
         model = settled.model
         unloaded = read_unloaded(model.path)
         subject = Subject(model.name, unloaded, model.path, settled.settings.backend)
-        return judge(subject, wish, self._machine, None, speed=False).plan
+        return judge(subject, wish, self._here(), None, speed=False).plan
+
+    def foresee(self, name: str, setup: Setup) -> Foreseen | None:
+        from localchat.cli.fit import LEAST_SLOTS, wish_of
+        from localchat.fit.verdict import Subject, judge
+        from localchat.library.blueprint import drawn_for
+        from localchat.library.catalogue import read_catalogue
+        from localchat.library.names import parse
+
+        if not self._catalogue:
+            self._catalogue = read_catalogue(setup.paths)
+        drawn = drawn_for(parse(name, self._catalogue))
+        if drawn is None:
+            return None
+        settings = setup.settings_for((drawn.name,))
+        wish = wish_of(settings, max(LEAST_SLOTS, settings.n))
+        subject = Subject(drawn.name, drawn, None, settings.backend)
+        plan = judge(subject, wish, self._here(), None, speed=False).plan
+        return Foreseen(plan, drawn.file_bytes)
+
+    def _here(self) -> "Machine":
+        from localchat.fit.verdict import usable_machine
+
+        if self._machine is None or time.monotonic() - self._looked_s > _MACHINE_STAYS_S:
+            self._machine, self._looked_s = usable_machine(), time.monotonic()
+        return self._machine
 
 
 def _remember(

@@ -5,7 +5,8 @@ and finer ways down, the output is finer than the rest, and rows that are no mul
 format that divides them. Sizes come within a few percent of the real files.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
 
@@ -80,7 +81,8 @@ class Blueprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return self.head_width or self.embedding // self.heads
 
 
-def read_blueprints() -> dict[str, Blueprint]:
+@cache
+def read_blueprints() -> Mapping[str, Blueprint]:
     """Every shape by the names of the catalogue that have it."""
     from tomllib import loads
 

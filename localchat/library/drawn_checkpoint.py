@@ -1,9 +1,9 @@
-"""A safetensors checkpoint drawn from a model's published shape: config.json and the tensors' sizes, as AWQ and
-plain 16-bit repositories have them."""
+"""A safetensors checkpoint drawn from a model's published shape: config.json and the tensors' sizes, as
+repositories of AWQ, GPTQ, FP8 and plain 16 bits have them."""
 
 from collections.abc import Iterator
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from localchat.fit.checkpoint import Checkpoint
 from localchat.fit.safetensors_header import SafetensorsHeader, Tensor
@@ -23,8 +23,59 @@ _CLASSES: Final = {
 _MISTRAL: Final = "MistralForCausalLM"
 """What GGUF calls llama, too."""
 _GROUP: Final = 128
-_FORMS: Final = {"AWQ": ("float16", "F16"), "BF16": ("bfloat16", "BF16"), "F16": ("float16", "F16")}
-"""By quantization: the type of what is not quantized, as config.json and as a header has it."""
+
+
+_BYTES: Final = {"F8_E4M3": 1, "F16": 2, "BF16": 2, "I32": 4}
+
+
+class _Form(NamedTuple):
+    """How matrices are stored. kind: of everything else, as config.json says it; stored: as a header does.
+    quantized: its quantization_config."""
+
+    kind: str
+    stored: str
+    quantized: dict[str, Any] | None = None
+
+
+_FORMS: Final = {
+    "BF16": _Form("bfloat16", "BF16"),
+    "F16": _Form("float16", "F16"),
+    "AWQ": _Form(
+        "float16",
+        "F16",
+        {
+            "quant_method": "awq",
+            "bits": 4,
+            "group_size": _GROUP,
+            "version": "gemm",
+            "zero_point": True,
+        },
+    ),
+    **{
+        f"GPTQ-INT{bits}": _Form(
+            "float16",
+            "F16",
+            {
+                "quant_method": "gptq",
+                "bits": bits,
+                "group_size": _GROUP,
+                "sym": True,
+                "desc_act": False,
+            },
+        )
+        for bits in (4, 8)
+    },
+    "FP8": _Form(
+        "bfloat16",
+        "BF16",
+        {
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [_GROUP, _GROUP],
+        },
+    ),
+}
 
 
 def drawn_checkpoint(entry: Entry, shape: Blueprint, quantization: str) -> Checkpoint | None:
@@ -33,8 +84,6 @@ def drawn_checkpoint(entry: Entry, shape: Blueprint, quantization: str) -> Check
     form = _FORMS.get(quantization.upper())
     if form is None or shape.architecture not in _CLASSES:
         return None
-    kind, stored = form
-    awq = quantization.upper() == "AWQ"
     config: dict[str, Any] = {
         "architectures": [_class(entry, shape)],
         "hidden_size": shape.embedding,
@@ -46,17 +95,12 @@ def drawn_checkpoint(entry: Entry, shape: Blueprint, quantization: str) -> Check
         "vocab_size": shape.vocabulary,
         "max_position_embeddings": entry.context_tokens,
         "tie_word_embeddings": shape.tied,
-        "torch_dtype": kind,
+        "sliding_window": shape.window or None,
+        "torch_dtype": form.kind,
     }
-    if awq:
-        config["quantization_config"] = {
-            "quant_method": "awq",
-            "bits": 4,
-            "group_size": _GROUP,
-            "version": "gemm",
-            "zero_point": True,
-        }
-    tensors = tuple(_tensors(shape, stored, awq=awq))
+    if form.quantized is not None:
+        config["quantization_config"] = form.quantized
+    tensors = tuple(_tensors(shape, form))
     name = f"{entry.name}-{quantization.lower()}"
     whole = sum(tensor.size_bytes for tensor in tensors)
     return Checkpoint(name, config, (SafetensorsHeader(name, {}, tensors, whole),))
@@ -67,8 +111,8 @@ def _class(entry: Entry, shape: Blueprint) -> str:
     return _MISTRAL if mistral else _CLASSES[shape.architecture]
 
 
-def _tensors(shape: Blueprint, stored: str, *, awq: bool) -> Iterator[Tensor]:
-    width, feed = shape.embedding, shape.feed
+def _tensors(shape: Blueprint, form: _Form) -> Iterator[Tensor]:
+    width, feed, stored = shape.embedding, shape.feed, form.stored
     queries, keys = shape.heads * shape.head, shape.kv_heads * shape.head
     yield _tensor("model.embed_tokens.weight", (shape.vocabulary, width), stored)
     yield _tensor("model.norm.weight", (width,), stored)
@@ -86,23 +130,33 @@ def _tensors(shape: Blueprint, stored: str, *, awq: bool) -> Iterator[Tensor]:
         yield _tensor(f"{at}input_layernorm.weight", (width,), stored)
         yield _tensor(f"{at}post_attention_layernorm.weight", (width,), stored)
         for name, sides in attention.items():
-            yield from _product(f"{at}self_attn.{name}_proj", sides, stored, awq=awq)
+            yield from _product(f"{at}self_attn.{name}_proj", sides, form)
         for expert in range(max(shape.experts, 1)):
             part = f"mlp.experts.{expert}." if shape.experts else "mlp."
             for name, sides in forward.items():
-                yield from _product(f"{at}{part}{name}_proj", sides, stored, awq=awq)
+                yield from _product(f"{at}{part}{name}_proj", sides, form)
 
 
-def _product(name: str, sides: tuple[int, int], stored: str, *, awq: bool) -> Iterator[Tensor]:
+def _product(name: str, sides: tuple[int, int], form: _Form) -> Iterator[Tensor]:
     """A matrix from `sides[0]` to `sides[1]` columns."""
     columns, rows = sides
-    if not awq:
-        yield _tensor(f"{name}.weight", (rows, columns), stored)
-        return
-    yield _tensor(f"{name}.qweight", (columns, rows // 8), "I32")
-    yield _tensor(f"{name}.qzeros", (columns // _GROUP, rows // 8), "I32")
-    yield _tensor(f"{name}.scales", (columns // _GROUP, rows), stored)
+    groups, method = -(-columns // _GROUP), (form.quantized or {}).get("quant_method")
+    if method == "awq":
+        yield _tensor(f"{name}.qweight", (columns, rows // 8), "I32")
+        yield _tensor(f"{name}.qzeros", (groups, rows // 8), "I32")
+        yield _tensor(f"{name}.scales", (groups, rows), form.stored)
+    elif method == "gptq":
+        bits = int((form.quantized or {})["bits"])
+        yield _tensor(f"{name}.qweight", (columns * bits // 32, rows), "I32")
+        yield _tensor(f"{name}.qzeros", (groups, rows * bits // 32), "I32")
+        yield _tensor(f"{name}.scales", (groups, rows), form.stored)
+        yield _tensor(f"{name}.g_idx", (columns,), "I32")
+    elif method == "fp8":
+        yield _tensor(f"{name}.weight", (rows, columns), "F8_E4M3")
+        yield _tensor(f"{name}.weight_scale_inv", (-(-rows // _GROUP), groups), form.stored)
+    else:
+        yield _tensor(f"{name}.weight", (rows, columns), form.stored)
 
 
 def _tensor(name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
-    return Tensor(name, shape, dtype, 0, prod(shape) * (4 if dtype == "I32" else 2))
+    return Tensor(name, shape, dtype, 0, prod(shape) * _BYTES[dtype])

@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from localchat.tui.engines import OpenEngine
 
 
+class Foreseen(NamedTuple):
+    """A model of the catalogue before it is fetched: what a load of it would take, and how large its files
+    are."""
+
+    plan: "MemoryPlan"
+    file_bytes: int
+
+
 class Settled(NamedTuple):
     """A model that exists, the settings in force for it, how its engine is opened, and what opens it."""
 
@@ -33,17 +41,19 @@ class Settled(NamedTuple):
 class Workplace:
     """settle(word, changes): the model that a word means (None: the one the command named) under the flags of
     the command and the changes made since, by key; raises ModelMissing, UsageError. plan: what a load with
-    this wish would take of this machine, read from the header alone; raises LocalchatError. remember(model,
-    info, done): it answered so, and is the next run's; blocks; raises OSError, LocalchatError. first_run():
-    hardware, adoptable models and three to begin with, where there is no model but the guide; takes seconds;
-    raises LocalchatError. keys: the `[keys]` table of the settings file.
-    history_file: None where nothing is kept on the disk."""
+    this wish would take of this machine, read from the header alone; raises LocalchatError. foresee(name): the
+    same of a model of the catalogue, by its published shape, as `localchat fit NAME --offline` has it; None
+    where that is not known; raises LocalchatError. remember(model, info, done): it answered so, and is the
+    next run's; blocks; raises OSError, LocalchatError. first_run(): hardware, adoptable models and three to
+    begin with, where there is no model but the guide; takes seconds; raises LocalchatError. keys: the `[keys]`
+    table of the settings file. history_file: None where nothing is kept on the disk."""
 
     paths: Paths
     environ: Mapping[str, str]
     settle: "Callable[[str | None, Mapping[str, str]], Settled]"
     request: "Callable[[Settings, Prompt], GenerateRequest]"
     plan: "Callable[[Settled, LoadWish], MemoryPlan]"
+    foresee: "Callable[[str], Foreseen | None]"
     remember: "Callable[[LocatedModel, EngineInfo | None, Done | None], None]"
     first_run: "Callable[[], FirstRun | None]"
     keys: Mapping[str, str]

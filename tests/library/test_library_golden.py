@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from localchat.fit.checkpoint import Checkpoint
 from localchat.fit.machine import Gpu, Machine
 from localchat.fit.plan import LoadWish
 from localchat.fit.words import size
-from localchat.library.blueprint import drawn_header, read_blueprints
+from localchat.library.blueprint import drawn_for, drawn_header, read_blueprints
 from localchat.library.catalogue import Entry, read_catalogue
+from localchat.library.names import parse
 from localchat.paths import find_paths
 from localchat_llamacpp.plan import plan
 
@@ -117,6 +119,36 @@ def test_drawn_files_are_as_large_as_the_published_ones(
     header = drawn_header(entry, read_blueprints()[name], quantization)
     assert header is not None
     assert header.file_bytes / 1e9 == pytest.approx(gigabytes, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("word", "gigabytes"),
+    [
+        # The repositories' files of weights.
+        ("qwen2.5:7b-awq", 5.57),
+        ("qwen2.5:7b-gptq-int4", 5.58),
+        ("qwen2.5:7b-bf16", 15.23),
+        ("llama3.1:70b-awq", 39.77),
+        ("qwen3:8b-fp8", 9.44),
+    ],
+)
+def test_drawn_checkpoints_are_as_large_as_the_published_ones(word: str, gigabytes: float) -> None:
+    drawn = drawn_for(parse(word, read_catalogue(find_paths(os.environ))))
+    assert isinstance(drawn, Checkpoint)
+    assert drawn.weights_bytes / 1e9 == pytest.approx(gigabytes, rel=0.01)
+
+
+def test_every_checkpoint_of_the_catalogue_whose_shape_is_known_is_drawn() -> None:
+    catalogue, shapes = read_catalogue(find_paths(os.environ)), read_blueprints()
+    words = [
+        f"{name}-{quantization.lower()}"
+        for name, entry in catalogue.items()
+        for source in entry.sources
+        for quantization in source.quantizations
+        if source.format == "safetensors" and name in shapes
+    ]
+    assert len(words) > 50
+    assert [word for word in words if drawn_for(parse(word, catalogue)) is None] == []
 
 
 if __name__ == "__main__":

@@ -140,9 +140,9 @@ def test_a_checkpoint_that_lacks_a_card_is_not_drawn_as_a_bar(call: Call) -> Non
 
 
 def test_a_checkpoint_that_the_engine_lacks_says_what_to_take(call: Call) -> None:
-    code, _, err = call("fit", "mistral:7b-bf16", "--offline")
+    code, _, err = call("fit", "qwen3:30b-a3b-bf16", "--offline")
     assert code == 1
-    assert "MistralForCausalLM" in err
+    assert "Qwen3MoeForCausalLM" in err
     assert "take a GGUF of it" in err
 
 

@@ -38,7 +38,7 @@ from localchat.settings import SAMPLING_KEYS, Given, Settings, resolve
 from localchat.settings_file import read_settings
 from localchat.tui.app import ChatApp
 from localchat.tui.engines import Engines
-from localchat.tui.workplace import Settled, Workplace
+from localchat.tui.workplace import Foreseen, Settled, Workplace
 
 GB = 1_000_000_000
 DONE = Done(
@@ -245,6 +245,13 @@ class Stage:
             layers=29,
         )
 
+    def foresee(self, name: str) -> Foreseen | None:
+        """Of the catalogue the Qwens alone have a shape that is known, all the same."""
+        if not name.startswith("qwen"):
+            return None
+        plan = self.plan(self.settle(None, {}), LoadWish())
+        return Foreseen(plan, plan.weights_bytes)
+
     def app(self) -> ChatApp:
         workplace = Workplace(
             paths=self.paths,
@@ -252,6 +259,7 @@ class Stage:
             settle=self.settle,
             request=request,
             plan=self.plan,
+            foresee=self.foresee,
             remember=lambda model, info, done: self.remembered.append((model.word, info, done)),
             first_run=lambda: self.first_run,
             keys=self.keys,

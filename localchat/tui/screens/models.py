@@ -18,6 +18,7 @@ from localchat.tui.keys import bindings
 from localchat.tui.screens.dialog import ListDialog
 
 if TYPE_CHECKING:
+    from localchat.fit.plan import MemoryPlan
     from localchat.tui.workplace import Workplace
 
 
@@ -37,6 +38,13 @@ class Entry(NamedTuple):
     about: str
 
 
+class Judged(NamedTuple):
+    """A few words on whether a model fits, and the bytes of its files."""
+
+    words: str
+    size_bytes: int
+
+
 _HEADINGS = {
     "here": "here",
     "adopted": "from other programs",
@@ -46,7 +54,8 @@ _HEADINGS = {
 
 
 class ModelScreen(ListDialog[Pick]):
-    """The list comes at once; verdicts follow one by one, from a thread, the marked one first."""
+    """The list comes at once; verdicts follow one by one, from a thread, the marked one first. Models of the
+    catalogue are weighed by their published shape."""
 
     TITLE_TEXT = "Models"
     KEYS_TEXT = "Enter use or fetch · Esc back"
@@ -56,7 +65,7 @@ class ModelScreen(ListDialog[Pick]):
         super().__init__()
         self._workplace = workplace
         self._models: dict[str, Entry] = {}
-        self._verdicts: dict[str, str] = {}
+        self._verdicts: dict[str, Judged] = {}
         self._filter = ""
         self.weighed = False
         """Whether every verdict is there."""
@@ -75,14 +84,14 @@ class ModelScreen(ListDialog[Pick]):
             self.tell_about("looking …")
 
     def _line(self, entry: Entry) -> Content:
-        verdict = self._verdicts.get(entry.name, "")
+        verdict, size_bytes = self._verdicts.get(entry.name, Judged("", entry.size_bytes))
         style = {"fits": "$success", "does": "$error"}.get(
-            verdict.partition(" ")[0], "$foreground 60%"
+            verdict.partition(" ")[0].rstrip(":,"), "$foreground 60%"
         )
         width = max(12, self.app.size.width // 2 - 14)
         name = inert_line(entry.name)
         name = name if len(name) <= width else f"{name[: width - 1]}…"
-        taken = size(entry.size_bytes) if entry.size_bytes else ""
+        taken = size(size_bytes) if size_bytes else ""
         mark = {"here": "●", "adopted": "◆", "catalogue": "↓", "unusable": "✕"}[entry.kind]
         return Content.assemble(
             (f"{mark} ", "$accent" if entry.kind != "unusable" else "$error"),
@@ -119,17 +128,27 @@ class ModelScreen(ListDialog[Pick]):
         self._models = {entry.name: entry for entry in entries}
         self.fill(self.query_one("#filter", Input).value)
         room = await asyncio.to_thread(_room_bytes)
-        for entry in entries:
-            if entry.kind == "unusable":
-                continue
+        while (entry := self._next()) is not None:
             self._verdicts[entry.name] = await asyncio.to_thread(
                 _verdict, self._workplace, entry, room
             )
-            if self.is_current:
-                at = self.entries.get_option_index(entry.name) if self._shows(entry.name) else None
-                if at is not None:
-                    self.entries.replace_option_prompt_at_index(at, self._line(entry))
+            if not self.is_attached:
+                return
+            if self._shows(entry.name):
+                at = self.entries.get_option_index(entry.name)
+                self.entries.replace_option_prompt_at_index(at, self._line(entry))
         self.weighed = True
+
+    def _next(self) -> Entry | None:
+        """What is weighed next: the marked line, then those that the filter shows, then the others."""
+        names = (
+            self.marked or "",
+            *(option.id or "" for option in self.entries.options),
+            *self._models,
+        )
+        known = (self._models[name] for name in names if name in self._models)
+        left = (one for one in known if one.kind != "unusable" and one.name not in self._verdicts)
+        return next(left, None)
 
     def _shows(self, name: str) -> bool:
         return any(option.id == name for option in self.entries.options)
@@ -176,16 +195,26 @@ def _room_bytes() -> int:
     return max(spendable_ram(machine), spendable_gpu(machine))
 
 
-def _verdict(workplace: "Workplace", entry: Entry, room_bytes: int) -> str:
-    """A few words: whether it fits, with how much context."""
-    if entry.kind == "catalogue":
-        need = int(entry.size_bytes * _WITH_CACHE)
-        return f"fits, about {size(need)}" if need <= room_bytes else f"does not fit: {size(need)}"
+def _verdict(workplace: "Workplace", entry: Entry, room_bytes: int) -> Judged:
+    """Whether it fits, with how much context: by the planner that decides at the load."""
     try:
-        settled = workplace.settle(entry.name, {})
-        plan = workplace.plan(settled, wish_of(settled))
+        if entry.kind != "catalogue":
+            settled = workplace.settle(entry.name, {})
+            return Judged(_words(workplace.plan(settled, wish_of(settled))), entry.size_bytes)
+        foreseen = workplace.foresee(entry.name)
     except LocalchatError as problem:
-        return problem.message
+        return Judged(problem.message, entry.size_bytes)
+    if foreseen is not None:
+        return Judged(_words(foreseen.plan), foreseen.file_bytes)
+    # Its shape is not known: by its parameters alone.
+    need = int(entry.size_bytes * _WITH_CACHE)
+    word = "fits" if need <= room_bytes else "does not fit"
+    return Judged(f"{word}, about {size(need)}", entry.size_bytes)
+
+
+def _words(plan: "MemoryPlan") -> str:
+    if plan.missing:
+        return f"does not fit: {plan.missing}"
     words = f"{tokens(plan.context_tokens)}, {size(plan.total_bytes)}"
     return f"fits: {words}" if plan.fits else f"does not fit: {words}"
 
