@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from localchat.engine.request import Grammar
 from localchat.errors import UsageError
 from localchat.loop.backend import Tokenizer
+from localchat.loop.closed_schema import closed
 from localchat.loop.closing import Endings
 from localchat.loop.constraint import Constraint, first_line
 
@@ -163,11 +164,11 @@ def name_of(grammar: Grammar) -> str:
 
 
 def styled(schema: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
-    """A schema with our way of writing JSON, where it does not state its own."""
+    """A schema with our way of writing JSON, where it does not state its own, and with its objects closed."""
     if schema is True:
         schema = {}
     said = schema.get("x-guidance")
-    return {**schema, "x-guidance": {**_STYLE, **(said if isinstance(said, dict) else {})}}
+    return {**closed(schema), "x-guidance": {**_STYLE, **(said if isinstance(said, dict) else {})}}
 
 
 def parse_schema(text: str, name: str) -> dict[str, Any] | bool:

@@ -22,9 +22,9 @@ from localchat.tui.answering import SAVE_EVERY_S, Answering, joined
 from localchat.tui.blocks import NoticeBlock, Offer
 from localchat.tui.engines import Engines
 from localchat.tui.keeping import Keeper
-from localchat.tui.live import Live
 from localchat.tui.outgrown import Outgrown
-from localchat.tui.page import Page, blocks_of, node_blocks
+from localchat.tui.page import Page
+from localchat.tui.shown import Shown
 from localchat.tui.workplace import Settled, Workplace
 
 Kind = Literal["info", "warning", "error"]
@@ -41,7 +41,7 @@ class Change(NamedTuple):
     reload: bool
 
 
-class Session:
+class Session(Shown):
     """See the module. `conversation`, `live` and `settled` are read by the screen, never changed by it."""
 
     def __init__(
@@ -53,16 +53,11 @@ class Session:
         keeper: Keeper,
         conversation: Conversation,
     ) -> None:
+        super().__init__(conversation, page, keeper, settled)
         self.workplace = workplace
-        self.settled = settled
-        self.conversation = conversation
-        self.live = Live(model=settled.model.name)
         self.changes: dict[str, str] = {}
-        self.keeper = keeper
-        keeper.hold(self.conversation)
         self.outgrown = Outgrown(self)
         self._engines = engines
-        self._page = page
         self._stream: Stream | None = None
         self._stopping = False
         self._running = False
@@ -87,11 +82,6 @@ class Session:
     def complain(self, problem: LocalchatError, offers: Sequence[Offer] = ()) -> None:
         """An error with what to do, as a notice."""
         self.notice(str(problem), "error", offers)
-
-    def show(self) -> None:
-        """The whole conversation anew."""
-        self._page.show(blocks_of(self.conversation))
-        self._page.figures_changed()
 
     async def get_ready(self) -> None:
         """Wait for the engine and say what a user should know of it. Never raises for the engine's sake."""
@@ -313,63 +303,6 @@ class Session:
         self.show()
         await self.answer(question.id)
 
-    # ------------------------------------------------------------------ the conversation
-
-    def last_question(self) -> Node | None:
-        """The last message of the user on the shown path."""
-        return self._last("user")
-
-    def last_answer(self) -> Node | None:
-        """The last message of a model on the shown path."""
-        return self._last("assistant")
-
-    def _last(self, role: str) -> Node | None:
-        path = self.conversation.path()
-        return next((node for node in reversed(path) if node.message.role == role), None)
-
-    def undo(self) -> Node:
-        """Take the last question and what followed it off the path. Raises UsageError."""
-        question = self.last_question()
-        if question is None:
-            raise UsageError("there is nothing to undo")
-        self.conversation.back_to(question.parent)
-        self.keeper.changed()
-        self.show()
-        return question
-
-    def walk(self, id_: str, step: int) -> str | None:
-        """Show the next (1) or the previous (-1) version of a message; returns its id, None where there is
-        no other."""
-        siblings = self.conversation.siblings(id_)
-        at = next(n for n, node in enumerate(siblings) if node.id == id_) + step
-        if not 0 <= at < len(siblings):
-            return None
-        self.conversation.show(siblings[at].id)
-        self.keeper.changed()
-        self.show()
-        return siblings[at].id
-
-    def begin(self, *, system: str | None = None) -> None:
-        """A new, empty conversation."""
-        self.resume(
-            Conversation(
-                model=self.settled.model.word,
-                system=(self.settled.settings.system or "") if system is None else system,
-            )
-        )
-
-    def resume(self, conversation: Conversation) -> None:
-        """Go on with another conversation."""
-        self.keeper.hold(conversation)
-        self.conversation = conversation
-        self.live.done = self.live.figures = self.live.prefill = None
-        self.show()
-
-    def instruct(self, text: str) -> None:
-        """Set the instructions that come first."""
-        self.conversation.system = text
-        self.keeper.changed()
-
     # ------------------------------------------------------------------ models and parameters
 
     def use(self, word: str | None, changes: Mapping[str, str]) -> Change:
@@ -391,8 +324,3 @@ class Session:
             self._page.figures_changed()
 
         return Change(apply, reload)
-
-    def _show_new(self, node: Node) -> None:
-        for block in node_blocks(self.conversation, node):
-            self._page.put(block)
-        self.keeper.changed(node)

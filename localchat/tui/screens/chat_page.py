@@ -7,14 +7,14 @@ from localchat.tui.blocks import Block
 from localchat.tui.repainting import ChangedOnly
 
 if TYPE_CHECKING:
-    from localchat.tui.screens.chat import ChatScreen
+    from localchat.tui.screens.chat_frame import ChatFrame
 
 
 class TranscriptPage:
     """Where the session shows blocks: see `page.Page`. Of the screen that it is made for, only what changed is
     drawn again."""
 
-    def __init__(self, screen: "ChatScreen") -> None:
+    def __init__(self, screen: "ChatFrame") -> None:
         self._screen = screen
         screen._compositor = ChangedOnly()
 

@@ -1,0 +1,93 @@
+"""Objects of a schema that names their properties have no others, unless it says so.
+
+JSON Schema allows any further key where `additionalProperties` is absent. Few who write a schema mean that, and
+a small model, once allowed, invents keys until its tokens run out. So absent counts as false, as llama.cpp and
+xgrammar have it; `"additionalProperties": true` opens an object again. What is closed here is a subset: an answer
+also keeps to the schema as it was written (but for `oneOf` whose alternatives overlap, which nothing here can tell
+apart anyway).
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_SAYS_ITSELF = (
+    "additionalProperties",
+    "unevaluatedProperties",
+    "patternProperties",
+    "propertyNames",
+    "minProperties",
+)
+_COMBINED = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "not")
+"""Beside these, properties are a part of what an object may have."""
+_DEFINITIONS = ("$defs", "definitions")
+_MAPS = ("properties", "patternProperties", *_DEFINITIONS)
+_ALTERNATIVES = ("anyOf", "oneOf")
+_WHOLES = ("items", "prefixItems", "additionalProperties", "contains", "unevaluatedItems")
+_PARTS = ("allOf", "not", "if", "then", "else", "dependentSchemas")
+
+Schema = Mapping[str, Any]
+
+
+def closed(schema: Schema) -> dict[str, Any]:
+    """The schema with its objects closed. What `allOf`, `if` and their like put together stays open, because
+    each part knows only its own keys; so do definitions, where such a part refers to one."""
+    parts_refer = any("$ref" in part for part in _parts(schema, inside=False))
+    return _closed(schema, whole=True, definitions=not parts_refer)
+
+
+def _closed(schema: Schema, *, whole: bool, definitions: bool) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _MAPS and isinstance(value, Mapping):
+            fit = definitions if key in _DEFINITIONS else True
+            made[key] = {name: _inner(one, fit, definitions) for name, one in value.items()}
+        elif key in _WHOLES:
+            made[key] = _inner(value, True, definitions)
+        elif key in _ALTERNATIVES:
+            made[key] = _inner(value, whole and "properties" not in schema, definitions)
+        elif key in _PARTS:
+            made[key] = _inner(value, False, definitions)
+        else:
+            made[key] = value
+    if whole and _is_closable(schema):
+        made["additionalProperties"] = False
+    return made
+
+
+def _inner(value: Any, whole: bool, definitions: bool) -> Any:  # noqa: ANN401 - JSON
+    if isinstance(value, list):
+        return [_inner(one, whole, definitions) for one in value]
+    if isinstance(value, Mapping):
+        return _closed(value, whole=whole, definitions=definitions)
+    return value
+
+
+def _is_closable(schema: Schema) -> bool:
+    properties, required = schema.get("properties"), schema.get("required")
+    if not isinstance(properties, Mapping) or not properties:
+        return False
+    if any(key in schema for key in (*_SAYS_ITSELF, *_COMBINED)):
+        return False
+    # A key that must be there and is not described would have no place.
+    return not isinstance(required, list) or all(key in properties for key in required)
+
+
+def _parts(value: Any, *, inside: bool) -> Iterator[Schema]:  # noqa: ANN401 - JSON
+    """Every schema that is a part of another, or stands within one."""
+    if isinstance(value, list):
+        for one in value:
+            yield from _parts(one, inside=inside)
+    elif isinstance(value, Mapping):
+        if inside:
+            yield value
+        mixed = "properties" in value
+        for key, one in value.items():
+            if key in _MAPS and isinstance(one, Mapping):
+                for each in one.values():
+                    yield from _parts(each, inside=False)
+            elif key in _PARTS or (key in _ALTERNATIVES and (mixed or inside)):
+                yield from _parts(one, inside=True)
+            elif key in (*_WHOLES, *_ALTERNATIVES):
+                yield from _parts(one, inside=False)
+        if mixed and "$ref" in value:
+            yield value

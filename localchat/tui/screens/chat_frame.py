@@ -1,0 +1,152 @@
+"""The frame of the chat: what stands on it, and how it follows the session. What is done stands in chat.py."""
+
+import asyncio
+
+from textual import events
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from textual.screen import Screen
+from textual.widgets import Static
+
+from localchat.chat.titles import title_for
+from localchat.errors import LocalchatError
+from localchat.inert import inert_line
+from localchat.tui.blocks import NoticeBlock
+from localchat.tui.screens.chat_page import TranscriptPage
+from localchat.tui.screens.talk import Talk
+from localchat.tui.session import Session
+from localchat.tui.widgets.composer import Composer
+from localchat.tui.widgets.finder import Finder
+from localchat.tui.widgets.panel import Panel
+from localchat.tui.widgets.status import StatusLine
+from localchat.tui.widgets.welcome import Welcome
+
+_STATS_EVERY_S = 0.5
+_HINT_S = 2.5
+
+
+class ChatFrame(Screen[None]):
+    """Draws; asks the session for figures and nothing else. `session` is handed in by the app."""
+
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012 - textual's own form
+    AUTO_FOCUS = "#editor"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.page = TranscriptPage(self)
+        self.session: Session
+        self._editing: str | None = None
+        self._asking_stats = False
+
+    def compose(self) -> ComposeResult:
+        with Horizontal(id="heading"):
+            yield Static("", id="title", markup=False)
+            yield Static("", id="model", markup=False)
+        with Horizontal(id="body"):
+            with Vertical(id="talk"):
+                yield Finder(id="finder")
+                yield Welcome(id="welcome")
+                yield Talk(id="transcript")
+            yield Panel(self.session.live, id="panel")
+        yield Static("", id="banner", markup=False)
+        yield Composer(id="composer")
+        yield StatusLine(self.session.live, id="status")
+
+    def on_mount(self) -> None:
+        self.set_interval(_STATS_EVERY_S, self._watch_stats)
+        self.figures_changed()
+
+    @property
+    def transcript(self) -> Talk:
+        return self.query_one(Talk)
+
+    @property
+    def composer(self) -> Composer:
+        return self.query_one(Composer)
+
+    @property
+    def status(self) -> StatusLine:
+        return self.query_one(StatusLine)
+
+    @property
+    def panel(self) -> Panel:
+        return self.query_one(Panel)
+
+    # ------------------------------------------------------------------ what the session shows
+
+    def figures_changed(self) -> None:
+        """State, figures or title are other ones. Before the screen stands and after it, nothing is drawn."""
+        if self._nodes._get_by_id("status") is None:  # `query` would look at every widget
+            return
+        session = self.session
+        self.status.hint = "Esc stops" if session.busy else self._hint_of_rest()
+        self.status.changed()
+        self.panel.changed()
+        title = inert_line(title_for(session.conversation)) or "New conversation"
+        self._say_once("#title", title)
+        think = session.settled.settings.think
+        thinking = "" if think == "auto" else f" · think {think}"
+        self._say_once("#model", f"{inert_line(session.live.model)}{thinking}")
+
+    def _hint_of_rest(self) -> str:
+        blocks = self.transcript.blocks
+        last = blocks[-1] if blocks else None
+        if isinstance(last, NoticeBlock) and last.offers:
+            return "Alt+1 takes it" if len(last.offers) == 1 else f"Alt+1…{len(last.offers)} choose"
+        return "^O figures  F1 help"
+
+    def _say_once(self, where: str, text: str) -> None:
+        line = self.query_one(where, Static)
+        if str(line.content) != text:
+            line.update(Content(text))
+
+    def blocks_changed(self) -> None:
+        """The transcript holds something, or nothing any more."""
+        empty = not self.transcript.blocks
+        self.query_one(Welcome).display = empty
+        self.transcript.display = not empty
+
+    def _watch_stats(self) -> None:
+        live = self.session.live
+        trouble = self.session.keeper.trouble
+        if trouble is not None:
+            self.hint(trouble.message)
+        if live.info is None or self._asking_stats or not self.panel.display:
+            return
+        self._asking_stats = True
+        self.run_worker(self._fetch_stats(), group="stats")
+
+    async def _fetch_stats(self) -> None:
+        try:
+            engine = await self.session.engine()
+            self.session.live.stats = await asyncio.to_thread(engine.stats)
+            for panel in self.query(Panel):  # none where the screen was taken down meanwhile
+                panel.changed()
+        except LocalchatError:
+            self.session.live.stats = None  # the engine is gone; the next question starts another
+        finally:
+            self._asking_stats = False
+
+    # ------------------------------------------------------------------ words above the composer
+
+    def hint(self, text: str) -> None:
+        """A word above the composer that goes away by itself."""
+        self._banner(text)
+        self.set_timer(_HINT_S, self._restore_banner)
+
+    def _banner(self, text: str) -> None:
+        line = self.query_one("#banner", Static)
+        line.display = bool(text)
+        line.update(Content(text))
+
+    def _restore_banner(self) -> None:
+        editing = (
+            "Changing a sent message: Enter sends it as a new branch, Esc leaves it as it was."
+        )
+        self._banner(editing if self._editing else "")
+
+    # ------------------------------------------------------------------ size
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.set_class(event.size.height < 16, "-low")

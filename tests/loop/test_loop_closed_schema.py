@@ -1,0 +1,98 @@
+"""Objects whose properties are named have no others, unless their schema says so."""
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher
+
+from localchat.engine.request import Grammar
+from localchat.loop.closed_schema import closed
+from localchat.loop.grammar import wanted
+from localchat.loop.lexicon import lexicon
+from localchat.loop.scripted import Vocabulary
+
+TOKENIZER = Vocabulary()
+LEXICON = lexicon(TOKENIZER)
+A = {"properties": {"a": {"type": "integer"}}}
+B = {"properties": {"b": {"type": "integer"}}}
+AB = '{"a": 1, "b": 2}'
+
+
+def takes(schema: dict[str, Any], text: str) -> bool:
+    source = wanted(Grammar("json_schema", json.dumps(schema))).source
+    matcher = LLMatcher(LEXICON, source, log_level=0)
+    tokens = TOKENIZER.encode(text)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "taken"),
+    [
+        ({"type": "object", **A}, '{"a": 1}', True),
+        ({"type": "object", **A}, AB, False),
+        ({"type": "object", **A, "additionalProperties": True}, AB, True),
+        ({"type": "object", **A, "additionalProperties": {"type": "integer"}}, AB, True),
+        ({"type": "object"}, AB, True),
+        ({"type": "object", "properties": {}}, AB, True),
+        ({"type": "object", **A, "required": ["b"]}, '{"a": 1, "b": 2}', True),
+        ({"type": "array", "items": {"type": "object", **A}}, f"[{AB}]", False),
+        ({"type": "object", "properties": {"x": {"type": "object", **A}}}, f'{{"x": {AB}}}', False),
+        ({"anyOf": [{"type": "object", **A}, {"type": "object", **B}]}, AB, False),
+        ({"anyOf": [{"type": "object", **A}, {"type": "object", **B}]}, '{"b": 2}', True),
+        ({"type": "object", "allOf": [A, B]}, AB, True),
+        ({"$ref": "#/$defs/A", "$defs": {"A": {"type": "object", **A}}}, AB, False),
+        ({"allOf": [{"$ref": "#/$defs/A"}, B], "$defs": {"A": {"type": "object", **A}}}, AB, True),
+    ],
+)  # fmt: skip
+def test_only_what_is_named_is_written(schema: dict[str, Any], text: str, taken: bool) -> None:
+    assert takes(schema, text) is taken
+
+
+def test_data_in_a_schema_is_no_schema() -> None:
+    schema = {"const": {"properties": {"a": 1}}, "enum": [{"properties": {"a": 1}}], "default": A}
+    assert closed(schema) == schema
+
+
+def test_a_schema_stays_as_it_was_given() -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "object", **A}}}
+    before = json.dumps(schema)
+    closed(schema)
+    assert json.dumps(schema) == before
+
+
+KEYS = st.sampled_from("ab")
+SCHEMAS = st.recursive(
+    st.sampled_from([{}, {"type": "integer"}, {"$ref": "#/$defs/A"}, {"type": "object", **A}]),
+    lambda inner: st.one_of(
+        st.fixed_dictionaries(
+            {"properties": st.dictionaries(KEYS, inner, max_size=2)},
+            optional={
+                "required": st.lists(KEYS, unique=True),
+                "allOf": st.lists(inner, min_size=1),
+            },
+        ),
+        st.fixed_dictionaries({"anyOf": st.lists(inner, min_size=1, max_size=2)}),
+        st.fixed_dictionaries({"items": inner}),
+    ),
+    max_leaves=6,
+)
+VALUES = st.recursive(
+    st.integers(0, 1) | st.just("x"),
+    lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=2) | st.lists(inner, max_size=2),
+    max_leaves=5,
+)  # fmt: skip
+
+
+@given(SCHEMAS, VALUES)
+@settings(max_examples=120, deadline=None)
+def test_what_the_closed_schema_takes_the_written_one_takes_too(
+    schema: dict[str, Any], value: object
+) -> None:
+    whole = {**schema, "$defs": {"A": {"type": "object", **A}}}
+    strict = jsonschema.Draft202012Validator(closed(whole))
+    if strict.is_valid(value):
+        assert jsonschema.Draft202012Validator(whole).is_valid(value)
