@@ -37,6 +37,7 @@ class ThreadWatch:
         self.wanted = self.threads = max(1, threads)
         self._best_s: dict[tuple[int, int], float] = {}
         self._recent: deque[float] = deque(maxlen=_WINDOW)
+        self._slow = 0
         self._patience_s = _PATIENCE_S
         self._changed_s = 0.0
         self._trying = False
@@ -51,9 +52,9 @@ class ThreadWatch:
         """
         if rows > _MOST_ROWS or self.wanted == 1:
             return None
-        self._recent.append(elapsed_s / self._expected(rows, cells, elapsed_s))
+        self._take(elapsed_s / self._expected(rows, cells, elapsed_s))
         if len(self._recent) == _WINDOW:
-            slow = sum(ratio > _SLOW for ratio in self._recent) * 4 >= _WINDOW * 3
+            slow = self._slow * 4 >= _WINDOW * 3
             if slow and self.threads > 1:
                 return self._fewer(now_s)
             if not slow and self._trying:
@@ -63,13 +64,21 @@ class ThreadWatch:
             return self._to(self.threads + 1, now_s, "")
         return self._recovered(now_s)
 
+    def _take(self, ratio: float) -> None:
+        if len(self._recent) == _WINDOW:
+            self._slow -= self._recent[0] > _SLOW
+        self._recent.append(ratio)
+        self._slow += ratio > _SLOW
+
     def _expected(self, rows: int, cells: int, elapsed_s: float) -> float:
         """Seconds of a good step with the threads at hand. Bests are kept for all threads together: fewer
         of them are slower in proportion at most, and that must not pass for a busy neighbour."""
         kind = rows, max(cells, 256).bit_length()
         share = self.threads / self.wanted
-        self._best_s[kind] = min(self._best_s.get(kind, elapsed_s * share), elapsed_s * share)
-        return self._best_s[kind] / share
+        best_s = self._best_s.get(kind)
+        if best_s is None or elapsed_s * share < best_s:
+            self._best_s[kind] = best_s = elapsed_s * share
+        return best_s / share
 
     def _fewer(self, now_s: float) -> Change:
         if self._trying:
@@ -100,6 +109,7 @@ class ThreadWatch:
     def _to(self, threads: int, now_s: float, note: str) -> Change:
         self.threads, self._changed_s = threads, now_s
         self._recent.clear()
+        self._slow = 0
         return Change(threads, note)
 
 

@@ -187,34 +187,31 @@ class Sampler:
     def _filter(self, z: Row, best: float, params: SamplingParams, reach: float) -> tuple[Ids, Row]:
         """Step 4. Tokens below `reach` are left out, after they have counted in every sum."""
         drop = np.float32(min(0.0, math.log(params.min_p)) if params.min_p > 0 else -math.inf)
-        mass = 0.0
         if 0 < params.top_k < z.size or params.typical_p < 1:
             ids = self._largest(z, params.top_k) if params.top_k > 0 else self._above(z, -math.inf)
             values = z.take(ids)
-            ids, values = _picked(ids, values, np.flatnonzero(values > -math.inf))
+            ids, values = _picked(ids, values, (values > -math.inf).nonzero()[0])
             if params.typical_p < 1:
                 ids, values = _picked(ids, values, _typical(values, params.typical_p))
             best = float(values.max())
             if params.top_p < 1:
-                mass = float(np.exp(values - np.float32(best)).sum())
-            floor = np.float32(best) + drop
-        else:
-            # Top-p and min-p both keep a prefix of the falling order, so they may be applied in
-            # either order, once top-p knows the whole sum.
-            floor = np.float32(best) + drop
-            least = max(float(floor), reach)
-            if params.top_p < 1:
-                mass = self._mass(z, best)
-                ids = self._head(z, best, least, params.top_p * mass)
-            else:
-                ids = self._above(z, least)
-            values = z.take(ids)
-        if params.top_p < 1:
-            weights = np.exp(values - np.float32(best))
-            ids, values = _picked(ids, values, _shortest(-values, weights, params.top_p * mass))
-        if params.min_p > 0:
-            ids, values = _picked(ids, values, np.flatnonzero(values >= floor))
-        return ids, values
+                weights = np.exp(values - np.float32(best))
+                needed = params.top_p * float(weights.sum())
+                ids, values = _picked(ids, values, _shortest(-values, weights, needed))
+            if params.min_p > 0:
+                floor = np.float32(best) + drop
+                ids, values = _picked(ids, values, (values >= floor).nonzero()[0])
+            return ids, values
+        # Top-p and min-p both keep a prefix of the falling order, so they may be applied in either order, once
+        # top-p knows the whole sum.
+        least = max(float(np.float32(best) + drop), reach)
+        if params.top_p >= 1:
+            ids = self._above(z, least)
+            return ids, z.take(ids)
+        needed = params.top_p * self._mass(z, best)
+        ids = self._head(z, best, least, needed)
+        values = z.take(ids)
+        return _picked(ids, values, _shortest(-values, self._work.take(ids), needed))
 
     def _mass(self, z: Row, best: float) -> float:
         """Sum of exp(z - best)."""
@@ -239,7 +236,7 @@ class Sampler:
             np.greater_equal(z, np.float32(floor), out=self._flags)
         else:
             np.greater(z, np.float32(-np.inf), out=self._flags)
-        return np.flatnonzero(self._flags)
+        return self._flags.nonzero()[0]
 
     def _largest(self, z: Row, count: int) -> Ids:
         """Ids of the `count` largest z, ascending ids; among equals the lower id."""
@@ -252,7 +249,7 @@ class Sampler:
             highest = z[: groups * _GROUP].reshape(_GROUP, groups).max(axis=0)
             floor = np.partition(highest, groups - count)[groups - count]
             np.greater_equal(z, floor, out=self._flags)
-            ids = np.flatnonzero(self._flags)
+            ids = self._flags.nonzero()[0]
         else:
             ids = np.arange(z.size)
         if ids.size > count:
@@ -333,9 +330,11 @@ def _shortest(
             count += picked.size
             picked = np.flatnonzero(~lower)
             pool, its_weights = pool.take(picked), its_weights.take(picked)
-    order = np.argsort(pool, kind="stable")
-    sums = its_weights[order].cumsum(dtype=np.float64)
-    last = min(int(np.searchsorted(sums, needed - before)), pool.size - 1)
+    order = pool.argsort(kind="stable")
+    sums = its_weights.take(order).cumsum(dtype=np.float64)
+    last = min(int(sums.searchsorted(needed - before)), pool.size - 1)
+    if pool is keys:
+        return np.sort(order[: last + 1])
     return _lowest(keys, pool[order[last]], count + last + 1)
 
 

@@ -8,6 +8,7 @@ token ids and bookkeeping only; it never waits and never talks to a runner.
 from bisect import insort
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 
 from localchat.loop.backend import LAST, Capabilities, Enter, MemoryOp, Point, Row, StepPlan
 from localchat.loop.flight import Flight, Making, Planned
@@ -121,15 +122,17 @@ class Scheduler:
             self._excess = False
             self._preempt(victim)
         self._give_way()
+        budget = self._pace.budget(shared=any(one.writes for one in self.running))
+        exact = any(map(self._held_exact, (*self.running, *islice(self.waiting, 1))))
         for _ in range(len(_TURNS)):
             turn = _TURNS[self._turn]
             self._turn = (self._turn + 1) % len(_TURNS)
-            draft = Making(self._pace.budget(shared=any(one.writes for one in self.running)))
+            draft = Making(budget)
             if turn == "free":
                 self._plan_free(draft)
-            elif turn == "exact prompt":
+            elif exact and turn == "exact prompt":
                 self._plan_exact_prompt(draft)
-            else:
+            elif exact:
                 self._plan_exact_writing(draft)
             if draft.rows:
                 return self._launch(draft)
@@ -182,8 +185,7 @@ class Scheduler:
 
     def _plan_exact_prompt(self, draft: Making) -> None:
         """One prompt alone, cut at multiples of a fixed length: the same steps whenever it is computed."""
-        if self._classes is None:
-            return
+        assert self._classes is not None
         if self.waiting and self._held_exact(self.waiting[0]):
             self._admit_next(draft, rows=False)
         ready = [one for one in self.running if self._held_exact(one) and one.is_text]
@@ -200,8 +202,7 @@ class Scheduler:
 
     def _plan_exact_writing(self, draft: Making) -> None:
         """A step within the class of rows that are equal: exact writers, who waited longest first."""
-        if self._classes is None:
-            return
+        assert self._classes is not None
         draft.left = min(self._classes.high, self._can.max_step_tokens)
         draft.pad_to = self._classes.low
         writers = [

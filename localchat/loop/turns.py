@@ -20,6 +20,8 @@ from localchat.loop.scheduler import Scheduler
 from localchat.loop.sequence import Job, Sequence, State
 from localchat.loop.telling import Telling
 
+_FIGURES_GAP_S = 0.05
+
 
 @dataclass(frozen=True, slots=True)
 class Outlets:
@@ -91,7 +93,7 @@ class Loop:
         self._flights: deque[Flight] = deque()
         self._alone: int | None = None
         self._stuck = False
-        self._figures = self._telling.now(None, 0, 0)
+        self._figures, self._figured_s = self._telling.now(None, 0, 0), 0.0
 
     # ------------------------------------------------------------------------ orders
 
@@ -112,7 +114,7 @@ class Loop:
         self._runner.abort()
 
     def stats(self) -> EngineStats:
-        """All requests together, as they were after the last turn, and what was counted."""
+        """All requests together, as they were a twentieth of a second ago at most, and what was counted."""
         return self._counts.stats(
             self._figures,
             list(self.decisions.jobs.values()),
@@ -160,13 +162,20 @@ class Loop:
             self._runner.launch(flight_or_none.plan)
         self._watch_alone()
         self._tell_waiting()
-        self._telling.turned(time.perf_counter(), self._next_s())
+        now_s = time.perf_counter()
+        self._telling.turned(now_s, self._next_s())
         if self._flights:
             self._stuck = False
         else:
             self._rest()
         running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
-        self._figures = self._telling.now(None, running, waiting)
+        known = self._figures
+        if (
+            not self._flights
+            or (running, waiting) != (known.running, known.waiting)
+            or (now_s >= self._figured_s + _FIGURES_GAP_S)
+        ):
+            self._figures, self._figured_s = self._telling.now(None, running, waiting), now_s
 
     def _next_s(self) -> float:
         """Seconds until the next turn tells something, as far as steps like the launched one were seen."""

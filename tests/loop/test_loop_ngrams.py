@@ -1,0 +1,73 @@
+"""Every place where three tokens stood before is found, however the text came, in little memory."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localchat.loop.ngrams import SPAN, EarlierTexts, NgramIndex
+
+TOKENS = st.lists(st.sampled_from([-1, 0, 1, 2, 3, 2**21 - 1]), max_size=120)
+
+
+def places(text: list[int], context: list[int]) -> list[int]:
+    """What `ends` must find, by looking everywhere."""
+    found = [
+        at
+        for at in range(SPAN - 1, len(text) - 1)
+        if text[at - SPAN + 1 : at + 1] == context[-SPAN:]
+    ]
+    return found[::-1]
+
+
+@given(st.lists(TOKENS, max_size=5), TOKENS.filter(lambda tokens: len(tokens) >= SPAN))
+@settings(max_examples=150, deadline=None)
+def test_the_latest_places_are_found_first(pieces: list[list[int]], context: list[int]) -> None:
+    index, text = NgramIndex(), []
+    for piece in pieces:
+        index.extend(piece)
+        text += piece
+    for end in (len(context), SPAN):
+        wanted = places(text, context[:end])
+        assert list(index.ends(context[:end], 12)) == wanted[:12]
+        assert list(index.tokens) == text
+
+
+def test_a_text_is_found_alike_in_one_piece_and_token_by_token() -> None:
+    text = [n * n % 61 for n in range(3000)]
+    whole, grown = NgramIndex(text), NgramIndex()
+    for token in text:
+        grown.extend((token,))
+    for at in range(SPAN, len(text), 7):
+        context = text[:at]
+        assert list(whole.ends(context, 12)) == list(grown.ends(context, 12))
+    assert list(whole.ends(text[:500], 12))
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    index = NgramIndex([1, 2, 3, 4] * 20)
+    twin = index.copy()
+    twin.extend([9, 9, 9, 9] * 300)
+    index.extend([1, 2, 3])
+    assert len(index) == 83
+    assert list(index.ends([9, 9, 9], 4)) == []
+    assert list(twin.ends([9, 9, 9], 1)) == [len(twin) - 2]
+    assert list(twin.ends([1, 2, 3], 1)) == [78]
+
+
+def test_a_search_through_a_monotonous_text_ends_soon() -> None:
+    index = NgramIndex([7] * 20_000)
+    assert len(list(index.ends([7, 7, 7], 5))) == 5
+    assert list(index.ends([7, 7, 8], 5)) == []
+
+
+def test_earlier_texts_stay_within_sixteen_bytes_a_token() -> None:
+    earlier = EarlierTexts(tokens_per_salt=8192)
+    for number in range(400):
+        earlier.add("salt", [number * n % 997 for n in range(150)])
+    held = [
+        column
+        for index in earlier.of("salt")
+        for column in (index.tokens, index._before, index._table)
+    ]
+    tokens = sum(len(index) for index in earlier.of("salt"))
+    assert 4096 <= tokens <= 8192
+    assert sum(len(column) * column.itemsize for column in held) <= 16 * tokens + 8192
