@@ -4,13 +4,17 @@ Light: finding imports a backend's package root, which holds no torch and no lla
 of a backend stands here; running models is waist 2's part of the same object (loop/backend.py).
 """
 
+import sys
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from localchat.errors import LocalchatError, UsageError
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from localchat.fit.checkpoint import Unloaded
     from localchat.fit.machine import Machine
     from localchat.fit.measures import Measures
@@ -190,16 +194,23 @@ class BrokenBackend:
 def find_backends() -> dict[str, Backend]:
     """Every installed backend by its name. One that cannot be imported says so in `available`, so that it
     does not take the others with it."""
-    from importlib.metadata import entry_points
-
     found: dict[str, Backend] = {}
-    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+    for point in _points(tuple(sys.path)):
         try:
             found[point.name] = point.load()()
         except (ImportError, AttributeError) as problem:
             reason = f"{point.value} cannot be imported: {problem}"
             found[point.name] = BrokenBackend(point.name, reason)
     return found
+
+
+@lru_cache(maxsize=1)
+def _points(path: tuple[str, ...]) -> "tuple[EntryPoint, ...]":
+    """What is installed on this path. Looking takes 10 ms and more, and a list of models looks for each;
+    what is installed meanwhile is found by the next run."""
+    from importlib.metadata import entry_points
+
+    return tuple(sorted(entry_points(group=GROUP), key=lambda point: point.name))
 
 
 class Chosen(NamedTuple):

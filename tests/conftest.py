@@ -72,6 +72,9 @@ def _checkout(tmp_path_factory: pytest.TempPathFactory) -> Any:
     before = os.environ.get("PYTHONPATH")
     parts = [*map(str, places), *([before] if before else [])]
     patch.setenv("PYTHONPATH", os.pathsep.join(parts))
+    patch.delenv(
+        "PYTHONDONTWRITEBYTECODE", raising=False
+    )  # hundreds of them would compile it all again
     yield
     patch.undo()
 

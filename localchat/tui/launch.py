@@ -2,8 +2,10 @@
 the screen at all is asked first."""
 
 import os
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from localchat.errors import LocalchatError
@@ -33,7 +35,8 @@ def launch(workplace: "Workplace", settled: "Settled", conversation: "Conversati
     app = ChatApp(workplace, settled, engines, conversation)
     problem: LocalchatError | None = None
     try:
-        status = app.run()
+        with _screens_signals():
+            status = app.run()
     finally:
         try:
             app.keeper.close()
@@ -43,6 +46,18 @@ def launch(workplace: "Workplace", settled: "Settled", conversation: "Conversati
     if problem is not None:
         raise problem
     return status or app.return_code or 0
+
+
+@contextmanager
+def _screens_signals() -> Iterator[None]:
+    """Textual leaves its handlers of Ctrl+Z and of going on after it behind. While the last words are written,
+    they would open the screen once more, without anything on it."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTSTP, signal.SIGCONT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _prepare(reduced_motion: bool) -> None:

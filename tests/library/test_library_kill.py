@@ -13,7 +13,7 @@ SIZE = 48 << 20
 KILLS = 20
 
 _DRIVER = """
-import faulthandler, os, signal, sys
+import faulthandler, os, signal, socket, sys
 from pathlib import Path
 import filelock  # what every child needs, once
 from huggingface_hub import HfApi, get_session
@@ -23,6 +23,13 @@ from localchat.library.patience import Patience
 from localchat.library.pull import fetch, look_up
 from localchat.library.telling import Meter
 
+connect = socket.socket.connect
+
+def narrow(self, address):
+    self.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+    return connect(self, address)
+
+socket.socket.connect = narrow
 url, models, name, *points = sys.argv[1:]
 get_session()
 
@@ -61,7 +68,7 @@ def test_killed_at_random_points_the_bytes_sent_stay_near_the_file(
     draw = Random(4)
     body = b"GGUF" + draw.randbytes(SIZE - 4)
     hub.add(NAME, {"large-q4_k_m.gguf": body})
-    # what the system holds between the two ends is lost with the process: as little as it allows
+    # what the system holds between the two ends is lost with the process: as little as it allows, on both sides
     hub.send_buffer = 1 << 14
     points = sorted(draw.sample(range(1, SIZE), KILLS))
     models = tmp_path / "models"

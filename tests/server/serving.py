@@ -18,7 +18,7 @@ from localchat.engine.scripted import Answer, ScriptedEngine
 from localchat.engine.stream import Stream
 from localchat.errors import LocalchatError
 from localchat.server.app import create_app
-from localchat.server.config import ServerConfig
+from localchat.server.config import Limits, ServerConfig
 from localchat.server.engines import OneEngine
 from localchat.server.run import Server, bound
 
@@ -49,6 +49,15 @@ class StageEngine(ScriptedEngine):
         stream = Stream(lambda: None)
         stream.put(waiting.pop(0))
         return stream
+
+
+UNHURRIED = ServerConfig(
+    heartbeat_s=600.0,
+    event_s=600.0,
+    limits=Limits(header_s=600.0, body_s=600.0, idle_s=600.0, stall_s=600.0),
+)
+"""What tests that are about nothing of this need: a machine that does something else adds no heartbeat and
+closes no connection."""
 
 
 @dataclass
@@ -105,7 +114,7 @@ def running(
 ) -> Iterator[tuple[int, Server]]:
     """The port of a server over any engine, until the end of the block."""
     sockets = bound("127.0.0.1", 0)
-    app = create_app(engines(engine, NAME, created=1_700_000_000), config or ServerConfig())
+    app = create_app(engines(engine, NAME, created=1_700_000_000), config or UNHURRIED)
     server = Server(app, drain_s)
     thread = threading.Thread(target=server.run, args=(sockets,), daemon=True)
     thread.start()
@@ -313,6 +322,16 @@ def message(stage: Stage, content: Any = "hi", **fields: Any) -> Reply:
 def respond(stage: Stage, said: Any = "hi", **fields: Any) -> Reply:
     """The same by the Responses API."""
     return ask(stage, "/v1/responses", {"model": "m", "input": said, **fields})
+
+
+def heard_until(reply: Callable[[], Reply], enough: Callable[[Reply], bool]) -> Reply:
+    """The same request again, until the server was quick enough in its silence: a machine that does something
+    else does not let it speak in time."""
+    for _ in range(20):
+        found = reply()
+        if enough(found):
+            break
+    return found
 
 
 def settled(condition: Callable[[], bool], seconds: float = 90.0) -> bool:

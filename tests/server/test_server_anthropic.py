@@ -12,7 +12,7 @@ from localchat.errors import (
     EngineDied,
 )
 from localchat.server.config import ServerConfig
-from tests.server.serving import Stage, Wire, ask, message, serving, settled
+from tests.server.serving import Reply, Stage, Wire, ask, heard_until, message, serving, settled
 
 USER = [{"role": "user", "content": "hi"}]
 TOOL = {"name": "look", "description": "Look.", "input_schema": {"type": "object"}}
@@ -165,12 +165,17 @@ def test_an_empty_answer_has_one_empty_text(stage: Stage) -> None:
     assert names[1:3] == ["content_block_start", "content_block_stop"]
 
 
+def _beats(reply: Reply) -> set[bytes]:
+    return {chunk for chunk in reply.chunks if chunk.startswith((b":", b"event: ping"))}
+
+
 def test_silence_is_broken_by_comments_and_by_pings() -> None:
     with serving(ServerConfig(heartbeat_s=0.05, event_s=0.12)) as stage:
         word = stage.plays("slow", Text(0, "a"), Finished(0, "stop"), gap_s=0.4)
-        reply = message(stage, word, stream=True)
-    beats = [chunk for chunk in reply.chunks if chunk.startswith((b":", b"event: ping"))]
-    assert set(beats) == {b": keep-alive\n\n", b'event: ping\ndata: {"type":"ping"}\n\n'}
+        reply = heard_until(
+            lambda: message(stage, word, stream=True), lambda reply: len(_beats(reply)) == 2
+        )
+    assert _beats(reply) == {b": keep-alive\n\n", b'event: ping\ndata: {"type":"ping"}\n\n'}
     assert reply.chunks[0].startswith(b"event: message_start\n")
 
 

@@ -98,7 +98,7 @@ def test_unknown_model_is_refused_in_the_stream_and_in_a_question(house: Running
 
 
 def test_closing_the_stream_cancels_on_the_server(house: Running, engine: ScriptedEngine) -> None:
-    engine.script = lambda request: Answer(pieces=("word ",) * 1000, gap_s=0.01)
+    engine.script = lambda request: Answer(pieces=("word ",) * 20_000, gap_s=0.01)
     with house.attach("scripted").generate(ASKED) as stream:
         next(one for one in stream if isinstance(one, Text))
         assert house.pool.loaded()[0].clients == ("me",)

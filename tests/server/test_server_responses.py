@@ -10,7 +10,7 @@ from localchat.engine.request import CalledTool, Message
 from localchat.engine.scripted import Answer
 from localchat.errors import EngineDied
 from localchat.server.config import ServerConfig
-from tests.server.serving import Reply, Stage, Wire, ask, respond, serving, settled
+from tests.server.serving import Reply, Stage, Wire, ask, heard_until, respond, serving, settled
 
 TOOL = {
     "type": "function",
@@ -178,7 +178,12 @@ def test_logprobs_ride_on_their_text(stage: Stage) -> None:
 def test_silence_is_broken_by_comments_and_by_numbered_events() -> None:
     with serving(ServerConfig(heartbeat_s=0.05, event_s=0.12)) as stage:
         word = stage.plays("slow", Text(0, "a"), Text(0, "b"), Finished(0, "stop"), gap_s=0.3)
-        reply = respond(stage, word, stream=True)
+        reply = heard_until(
+            lambda: respond(stage, word, stream=True),
+            lambda reply: (
+                b": keep-alive\n\n" in reply.chunks and names(reply).count("in_progress") > 2
+            ),
+        )
     assert b": keep-alive\n\n" in reply.chunks
     told = names(reply)
     assert told.count("in_progress") > 2 and told[0] == "created" and told[-1] == "completed"

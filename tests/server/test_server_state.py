@@ -155,7 +155,7 @@ def test_a_request_is_a_line_in_the_log_without_its_text(
 def test_a_client_that_left_is_a_499_in_the_log(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stage.scripts["slow"] = Answer(("a",) * 100, gap_s=0.1)
+    stage.scripts["slow"] = Answer(("a",) * 2000, gap_s=0.1)
     with caplog.at_level(logging.INFO, "localchat.server"):
         with Wire(stage.port) as wire:
             messages = [{"role": "user", "content": "slow"}]

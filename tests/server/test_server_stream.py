@@ -16,7 +16,7 @@ from localchat.engine.events import (
 )
 from localchat.errors import EngineDied
 from localchat.server.config import ServerConfig
-from tests.server.serving import NAME, Stage, Wire, ask, chat, contents, serving
+from tests.server.serving import NAME, Reply, Stage, Wire, ask, chat, contents, heard_until, serving
 
 
 def test_a_stream_has_its_headers_and_no_others_that_matter(stage: Stage) -> None:
@@ -210,12 +210,17 @@ def test_timings_come_where_they_were_asked_for(stage: Stage) -> None:
     assert {"ttft_s", "decode_tokens_per_s", "queue_s"} <= set(last["timings"])
 
 
+def _beats(reply: Reply) -> list[bytes]:
+    return [chunk for chunk in reply.chunks if chunk.startswith(b":")]
+
+
 def test_a_stream_is_silent_for_no_longer_than_the_heartbeat() -> None:
     with serving(ServerConfig(heartbeat_s=0.05)) as stage:
         word = stage.plays("slow", Text(0, "a"), Finished(0, "stop"), gap_s=0.3)
-        reply = chat(stage, word, stream=True)
-        beats = [chunk for chunk in reply.chunks if chunk.startswith(b":")]
-        assert set(beats) == {b": keep-alive\n\n"} and len(beats) >= 3
+        reply = heard_until(
+            lambda: chat(stage, word, stream=True), lambda reply: len(_beats(reply)) >= 3
+        )
+        assert set(_beats(reply)) == {b": keep-alive\n\n"} and len(_beats(reply)) >= 3
         assert reply.chunks[0].startswith(b"data: ") and contents(reply.chunks_json) == "a"
 
 

@@ -65,7 +65,7 @@ def test_writing_sending_and_the_messages_of_before(tmp_path: Path) -> None:
 
 def test_escape_stops_and_f7_goes_on(tmp_path: Path) -> None:
     def script(request: Any) -> Answer:
-        slow = Answer(("begun ", *("." for _ in range(500))), gap_s=0.01)
+        slow = Answer(("begun ", *("." for _ in range(20_000))), gap_s=0.01)
         return told("end") if request.prompt.continue_last else slow
 
     stage = Stage(tmp_path, script=script)
@@ -88,8 +88,9 @@ def test_escape_stops_and_f7_goes_on(tmp_path: Path) -> None:
     play(stage, what)
 
 
-def test_ctrl_c_stops_and_twice_leaves(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, script=lambda request: Answer(("a",) * 500, gap_s=0.01))
+def test_ctrl_c_stops_and_twice_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localchat.tui.app._TWICE_S", 3600.0)
+    stage = Stage(tmp_path, script=lambda request: Answer(("a",) * 20_000, gap_s=0.01))
 
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)

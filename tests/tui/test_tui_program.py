@@ -16,8 +16,10 @@ import pytest
 
 from localchat.chat.conversation import Conversation
 from localchat.history.store import History
-from localchat.tui.launch import can_show
+from localchat.tui.app import ChatApp
+from localchat.tui.launch import can_show, launch
 from tests.tui.program import NEVER_ENDING, Program, endless
+from tests.tui.stage import Stage
 
 Start = Callable[..., Program]
 LONG = "Explain the KV cache, prefill, decode and speculation."
@@ -228,6 +230,23 @@ def test_a_killed_engine_is_a_notice_and_the_next_question_is_answered(
     program.until(lambda: states(tmp_path)[1:] == ["length"])
     program.process.send_signal(signal.SIGTERM)
     assert program.end() == 0
+
+
+def test_the_screens_signals_end_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl+Z while the last words are written stops the program as any other."""
+    numbers = (signal.SIGTSTP, signal.SIGCONT)
+
+    def run(app: ChatApp) -> int:
+        for number in numbers:
+            signal.signal(number, lambda number, frame: None)  # as Textual's driver does
+        return 0
+
+    monkeypatch.setattr(ChatApp, "run", run)
+    stage = Stage(tmp_path)
+    app = stage.app()
+    before = [signal.getsignal(number) for number in numbers]
+    assert launch(app.session.workplace, app.session.settled, Conversation()) == 0
+    assert [signal.getsignal(number) for number in numbers] == before
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_stopping_keeps_the_text_and_continuing_prolongs_it(tmp_path: Path) -> N
     def script(request: Any) -> Answer:
         if isinstance(request.prompt, Messages) and request.prompt.continue_last:
             return told(" and the end")
-        return Answer(("begun", *("." for _ in range(1000))), gap_s=0.01)
+        return Answer(("begun", *("." for _ in range(20_000))), gap_s=0.01)
 
     async def play(chat: Chat) -> None:
         task = asyncio.create_task(chat.session.ask("go"))
@@ -266,7 +266,7 @@ def test_one_answer_at_a_time(tmp_path: Path) -> None:
         await task
         assert not chat.session.stop()
 
-    run(Stage(tmp_path, script=lambda request: Answer(("a",) * 500, gap_s=0.01)), play)
+    run(Stage(tmp_path, script=lambda request: Answer(("a",) * 20_000, gap_s=0.01)), play)
 
 
 def test_inclusions_become_folds(tmp_path: Path) -> None:
