@@ -1,10 +1,10 @@
 """Objects of a schema that names their properties have no others, unless it says so.
 
-JSON Schema allows any further key where `additionalProperties` is absent. Few who write a schema mean that, and
-a small model, once allowed, invents keys until its tokens run out. So absent counts as false, as llama.cpp and
-xgrammar have it; `"additionalProperties": true` opens an object again. What is closed here is a subset: an answer
-also keeps to the schema as it was written (but for `oneOf` whose alternatives overlap, which nothing here can tell
-apart anyway).
+JSON Schema allows any further key where `additionalProperties` is absent. Few who write a schema mean that,
+and a small model, once allowed, invents keys until its tokens run out. So absent counts as false, as
+llama.cpp and xgrammar have it; `"additionalProperties": true` opens an object again. What is closed here is a
+subset: an answer also keeps to the schema as it was written (but for `oneOf` whose alternatives overlap,
+which nothing here can tell apart anyway).
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,11 +1,12 @@
 """Where the last tokens stood before: every position of a text, chained by its last three tokens.
 
-The idea is the match finder of LZ77 as gzip has it: a table by hash leads to the last position that ends with three
-tokens, a chain from each position to the one before it with the same hash; how long the match is shows by comparing
-backwards, and how often something followed by walking the chain. Arrays of numbers, nothing else: 16 bytes a token
-at most, where a dict of three tokens to a position took 110 and left the heap in pieces. Measured on 30,000 tokens
-with Zipf frequencies, two shared cores: 9 ms and 0.4 MB; a suffix automaton of dicts, which finds the same longest
-matches, took 40 ms and would have to be built anew where a text is cut.
+The idea is the match finder of LZ77 as gzip has it: a table by hash leads to the last position that ends with
+three tokens, a chain from each position to the one before it with the same hash; how long the match is shows
+by comparing backwards, and how often something followed by walking the chain. Arrays of numbers, nothing
+else: 16 bytes a token at most, where a dict of three tokens to a position took 110 and left the heap in
+pieces. Measured on 30,000 tokens with Zipf frequencies, two shared cores: 9 ms and 0.4 MB; a suffix automaton
+of dicts, which finds the same longest matches, took 40 ms and would have to be built anew where a text is
+cut.
 """
 
 from array import array
@@ -79,8 +80,8 @@ class NgramIndex:
         return twin
 
     def ends(self, context: Sequence[int], most: int) -> Iterator[int]:
-        """Positions that end with the last SPAN tokens of `context`, the latest first, `most` at most; the end of
-        the text itself is left out, because nothing follows it."""
+        """Positions that end with the last SPAN tokens of `context`, the latest first, `most` at most; the
+        end of the text itself is left out, because nothing follows it."""
         if len(context) < SPAN:
             return
         a, b, c = context[-3], context[-2], context[-1]
