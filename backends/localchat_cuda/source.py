@@ -96,7 +96,7 @@ class RandomWeights:
         self.generator = torch.Generator(device).manual_seed(seed)
 
     def has(self, name: str) -> bool:
-        return ".layers." in name and not name.endswith((".weight", "g_idx"))
+        return ".layers." in name and not name.endswith((".weight", ".bias", "g_idx"))
 
     def shape(self, name: str) -> tuple[int, ...]:
         return ()

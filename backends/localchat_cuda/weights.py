@@ -116,6 +116,17 @@ class _Loader:
                 hint="Take a checkpoint that leaves its head out of the quantization, or a GGUF.",
             )
 
+    def refuse_biases(self, prefixes: list[str], parts: tuple[int, ...]) -> None:
+        """Raises ModelInvalid for a bias where the architecture has none. Early GPTQ checkpoints have one
+        everywhere, of zeros."""
+        for prefix, n in zip(prefixes, parts, strict=True):
+            name = f"{prefix}.bias"
+            if self.place.source.has(name) and bool(self.plain(name, n).any()):
+                raise ModelInvalid(
+                    f"The checkpoint has {name}, and this architecture adds no bias there.",
+                    hint="Take another quantization of the model, or a GGUF of it for llama.cpp.",
+                )
+
     def layer(self, number: int) -> LayerWeights:
         begin = self.names.layer.format(number)
         widths = {"q_norm": self.config.head_dim, "k_norm": self.config.head_dim}
@@ -133,6 +144,8 @@ class _Loader:
             if field in self.names.biased:
                 held = [self.plain(f"{p}.bias", n) for p, n in zip(prefixes, parts, strict=True)]
                 biases[field] = torch.cat(held)
+            else:
+                self.refuse_biases(prefixes, parts)
         if "gate_up" not in biases:
             _take_order(products)
         return LayerWeights(norms, products, biases)

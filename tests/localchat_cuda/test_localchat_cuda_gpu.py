@@ -51,12 +51,13 @@ def test_logprobs_are_within_twice_the_error_of_torch(
 
 
 @pytest.mark.parametrize("half", sorted(HALVES))
-@pytest.mark.parametrize("version", [0, 1])
+@pytest.mark.parametrize(("version", "floating"), [(0, "-"), (1, "-"), (1, "o_proj")])
 def test_scattered_groups_are_within_twice_the_error_of_torch(
-    version: int, half: str, tmp_path: Path
+    version: int, floating: str, half: str, tmp_path: Path
 ) -> None:
+    """Also where some layers stay floating."""
     model = tiny_models.reference("qwen3", **{**quantizers.WIDE, "num_hidden_layers": 2})
-    quantizers.save(model, tmp_path, quantizers.Way(ordered=True), version)
+    quantizers.save(model, tmp_path, quantizers.Way(ordered=True), version, floating=floating)
     tokens = tokens_of(53, 200)
     exact = logs_of(model, tokens)
     theirs = logs_of(model.to(HALVES[half]).cuda(), tokens) - exact
@@ -65,7 +66,7 @@ def test_scattered_groups_are_within_twice_the_error_of_torch(
         told = TinyLoop(runner).say(request(tokens, prompt_logprobs=0, max_tokens=1))
         ours = torch.tensor([entry.logprob for entry in told.prompt_logprobs]) - exact
         ratio = float(ours.norm() / theirs.norm())
-        print(f"version {version} {half} chunk {chunk}: {ratio:.2f} of torch's error")
+        print(f"version {version} {floating} {half} chunk {chunk}: {ratio:.2f} of torch's error")
         assert ratio < 2.0
 
 
@@ -73,13 +74,14 @@ SAVED: dict[str, Callable[[Any, Path], None]] = {
     "plain": tiny_models.save,
     "awq": tiny_models.save_awq,
     "order": partial(quantizers.save, way=quantizers.Way(ordered=True)),
+    "order-mixed": partial(quantizers.save, way=quantizers.Way(ordered=True), floating="o_proj"),
 }
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gemma3"])
 @pytest.mark.parametrize("stored", sorted(SAVED))
 def test_graphs_change_no_bit(kind: str, stored: str, tmp_path: Path) -> None:
-    wide = {**quantizers.WIDE, "num_hidden_layers": 2} if stored == "order" else {}
+    wide = {"hidden_size": 256, "intermediate_size": 384} if "order" in stored else {}
     model = tiny_models.reference(kind, **wide)
     SAVED[stored](model, tmp_path)
     texts = []

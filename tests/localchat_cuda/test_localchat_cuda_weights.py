@@ -92,6 +92,19 @@ def test_a_quantized_head_is_refused(tmp_path: Path) -> None:
         loaded(tmp_path, read_config(tmp_path))
 
 
+def test_biases_of_zeros_are_nothing_and_others_are_refused(tmp_path: Path) -> None:
+    tiny_models.save_awq(tiny_models.reference("qwen3"), tmp_path)
+    path, name = tmp_path / "model.safetensors", "model.layers.1.mlp.down_proj.bias"
+    tensors = safetensors.torch.load_file(path)
+    tensors[name] = torch.zeros(128)
+    safetensors.torch.save_file(tensors, path)
+    assert loaded(tmp_path, read_config(tmp_path)).packed
+    tensors[name][5] = 1.0
+    safetensors.torch.save_file(tensors, path)
+    with pytest.raises(ModelInvalid, match=r"1\.mlp\.down_proj\.bias"):
+        loaded(tmp_path, read_config(tmp_path))
+
+
 def test_a_lacking_quantized_layer_is_named(tmp_path: Path) -> None:
     tiny_models.save_awq(tiny_models.reference("qwen2"), tmp_path)
     tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")

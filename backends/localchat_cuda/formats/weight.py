@@ -4,6 +4,7 @@ Letters: N output and K input features of a product y = x w^T.
 """
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import TypeAlias
 
 import torch
@@ -47,15 +48,17 @@ def join(parts: Iterable[Weight], n: int, dtype: torch.dtype) -> Weight:
     if rows_of(first) == n:
         return first
     if isinstance(first, torch.Tensor):
-        return _filled(first, held, n, dtype)
+        held = chain((first,), held)
+        del first
+        return _filled(held, n, dtype)
     rest = list(held)
     if isinstance(first, w8_pack.W8):
         bytes_ = [first, *(each for each in rest if isinstance(each, w8_pack.W8))]
         joined = w8_pack.joined(bytes_) if len(bytes_) > len(rest) else None
-        return _filled(first, rest, n, dtype) if joined is None else joined
+        return _filled([first, *rest], n, dtype) if joined is None else joined
     packed = [first, *(each for each in rest if isinstance(each, w4_pack.W4))]
     if len(packed) <= len(rest):
-        return _filled(first, rest, n, dtype)
+        return _filled([first, *rest], n, dtype)
     if not all(_same_order(first, each) for each in packed):
         raise ValueError("parts of one product have their columns sorted differently")
     return w4_pack.W4(
@@ -71,15 +74,16 @@ def _same_order(one: w4_pack.W4, other: w4_pack.W4) -> bool:
     return torch.equal(one.order, other.order)
 
 
-def _filled(first: Weight, rest: Iterable[Weight], n: int, dtype: torch.dtype) -> torch.Tensor:
-    found = floating(first, dtype)
-    whole = torch.empty(n, found.shape[1], dtype=dtype, device=found.device)
-    whole[: found.shape[0]] = found
-    at = found.shape[0]
-    del first, found
-    for each in rest:
-        whole[at : at + rows_of(each)] = floating(each, dtype)
-        at += rows_of(each)
+def _filled(parts: Iterable[Weight], n: int, dtype: torch.dtype) -> torch.Tensor:
+    whole, at = None, 0
+    for part in parts:
+        found = floating(part, dtype)
+        if whole is None:
+            whole = torch.empty(n, found.shape[1], dtype=dtype, device=found.device)
+        whole[at : at + found.shape[0]] = found
+        at += found.shape[0]
+        del part, found  # before the next is read
+    assert whole is not None
     return whole
 
 
