@@ -99,7 +99,9 @@ def parse_quantization(raw: object, name: str, refused: Refused) -> Quantization
 
 def _awq(raw: Mapping[str, Any], refused: Refused) -> Quantization:
     bits, size = raw.get("bits"), raw.get("group_size")
-    version = str(raw.get("version") or raw.get("checkpoint_format") or "gemm").lower()
+    version = str(
+        raw.get("version") or raw.get("checkpoint_format") or raw.get("format") or "gemm"
+    ).lower()
     if bits != 4 or version != "gemm":
         raise refused(f"weights quantized as awq, {bits} bits, version {version}")
     if size != PACKED_GROUP or not raw.get("zero_point", True):
