@@ -31,6 +31,7 @@ from localchat_cuda.kernels import kv8
 from localchat_cuda.kernels.launch import options, power_of_two, require, settle, traits
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_RUN = 8192
 
 
 def turned(
@@ -38,12 +39,18 @@ def turned(
 ) -> torch.Tensor:
     """The table fp32 [positions, D] that the kernel reads. `radians` per position of the R/2 pairs that
     turn; `magnitude`: their cosines and sines are multiplied by it."""
-    rates = torch.tensor([*radians], dtype=torch.float64)
-    angle = torch.arange(positions, dtype=torch.float64)[:, None] * rates[None]
-    still = torch.ones(positions, d // 2 - len(radians), dtype=torch.float64)
-    cosines = torch.cat((angle.cos() * magnitude, still), 1)
-    sines = torch.cat((angle.sin() * magnitude, torch.zeros_like(still)), 1)
-    return torch.cat((cosines, sines), 1).float().to(device)
+    turning, half = len(radians), d // 2
+    rates = torch.tensor([*radians], dtype=torch.float64, device=device)
+    table = torch.zeros(positions, d, device=device)
+    table[:, turning:half] = 1.0
+    # A run at a time: in fp64 a long context would take four times the table's memory.
+    for low in range(0, positions, _RUN):
+        rows = slice(low, min(low + _RUN, positions))
+        at = torch.arange(rows.start, rows.stop, dtype=torch.float64, device=device)
+        angle = at[:, None] * rates
+        table[rows, :turning] = angle.cos() * magnitude
+        table[rows, half : half + turning] = angle.sin() * magnitude
+    return table
 
 
 def angles(positions: int, d: int, theta: float, device: torch.device) -> torch.Tensor:
