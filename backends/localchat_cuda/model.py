@@ -30,6 +30,11 @@ class CheckpointModel:
         if place == "cuda" and self.config.dtype == "float32":
             say("The weights are stored in fp32; they are loaded as bf16.")
             self.config = replace(self.config, dtype="bfloat16")
+        if self.config.post_normed and self.config.dtype == "float16":
+            say(
+                "Numbers in this model leave the range of fp16, in which it is stored: it runs in bf16."
+            )
+            self.config = replace(self.config, dtype="bfloat16")
         if self.config.vision:
             say("This model sees images, too; its vision part is left out, so images are refused.")
         self.headers = {

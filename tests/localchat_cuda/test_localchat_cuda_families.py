@@ -12,7 +12,10 @@ import torch
 from localchat.fit.safetensors_header import read_safetensors
 from localchat_cuda import plan
 from localchat_cuda.config import read_config
+from localchat_cuda.model import CheckpointModel, Place
 from tests.localchat_cuda import tiny_models
+from tests.localchat_cuda.hub_configs import CONFIGS
+from tests.localchat_cuda.speaking import write_speaking
 from tests.localchat_cuda.tiny_loop import ON_GPU, TinyLoop, request, tiny_runner
 from tests.localchat_cuda.tiny_models import KINDS, Stretch, Tiny, tokens_of
 
@@ -150,3 +153,20 @@ def test_random_weights_are_as_many_as_the_plan_counts(kind: str, tmp_path: Path
     assert plan.parameters(config) == counted
     packed = replace(config, dtype="bfloat16")
     assert plan.dummy_bytes(packed) == 2 * counted
+
+
+@pytest.mark.parametrize("place", ["cuda", "cpu"])
+def test_what_is_left_out_and_what_is_computed_otherwise_is_said(
+    place: Place, tmp_path: Path
+) -> None:
+    write_speaking(tmp_path)
+    raw = {**CONFIGS["gemma3:4b"][0], "torch_dtype": "float16"}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    said: list[str] = []
+    model = CheckpointModel(tmp_path, place, said.append)
+    assert [line.split(":")[0] for line in said] == [
+        "Numbers in this model leave the range of fp16, in which it is stored",
+        "This model sees images, too; its vision part is left out, so images are refused.",
+    ]
+    assert model.config.dtype == "bfloat16"
+    assert model.info.context_train == 131072
