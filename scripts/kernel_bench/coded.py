@@ -29,7 +29,10 @@ from scripts.kernel_bench.timing import (
 WAYS = {"converted": kv8.CONVERTED, "bits": kv8.BITS}
 WORK = ((1, 256, 1), (1, 8000, 1), (8, 8000, 1), (32, 8000, 1), (128, 8000, 1), (1, 8000, 16))
 FEW_CUTS = tuple(
-    attention_few.Cut(64, warps, stages) for warps in (2, 4) for stages in (2, 3, 4, 5)
+    attention_few.Cut(64, warps, stages, small)
+    for small in (False, True)  # once it is small, it stays so
+    for warps in (2, 4)
+    for stages in (2, 3, 4)
 )
 PROMPTS = ((128, 128), (2048, 2048), (2048, 8000))
 MANY_CUTS = (
@@ -149,18 +152,19 @@ def _few(streams: int, length: int, new: int) -> Results:
 
     plain = [partial(once, c, splits_of(1), attention_few.cut_for(D, rows), False) for c in caches]
     plain_us = timed(plain) / count
+    here = splits_of(attention_few.programs_for(True))
+    programs = streams * KEY_HEADS * triton.cdiv(HEADS // KEY_HEADS * new, 64) * here
+    usual = attention_few.cut_for(D, rows, True, programs > SMS)
     tried: list[tuple[float, float, str, int, attention_few.Cut]] = []
     for name, way in WAYS.items():
         with decoding(way):
             for splits in sorted({splits_of(1), splits_of(2), splits_of(4)}):
-                for cut in FEW_CUTS:
+                for cut in dict.fromkeys((*FEW_CUTS, usual)):
                     calls = [partial(once, c, splits, cut, True) for c in caches]
                     out.fill_(float("nan"))
                     calls[0]()
                     off = error(out[: 8 * new], wanted.view(wanted.shape[0], -1))
                     tried.append((timed(calls) / count, off, name, splits, cut))
-    usual = attention_few.cut_for(D, rows, True)
-    here = splits_of(attention_few.programs_for(True))
     us = next(t[0] for t in tried if t[2:] == ("converted", here, usual))
     key = f"few8_{streams}x{length}_new{new}"
     print(f"{key}: {us:.2f} us, fp16 {plain_us:.2f}: {us / plain_us:.3f}", flush=True)
