@@ -2,7 +2,7 @@
 
     PYTHONPATH=backends:. python3 scripts/bench_cuda.py [PARTS]
 
-PARTS, all when left out: decoding prefix gaps drafts formats families half bytes
+PARTS, all when left out: decoding prefix gaps drafts formats kept families half bytes
 startup cold.
 
 Random token ids, greedy, speculation and prefix cache off, ends of text ignored; rates are the difference
@@ -19,7 +19,7 @@ sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.par
 
 PARTS = (
     *("decoding", "prefix", "gaps", "drafts"),
-    *("formats", "families", "half", "bytes", "startup", "cold"),
+    *("formats", "kept", "families", "half", "bytes", "startup", "cold"),
 )
 STREAMS = (1, 8, 32, 128)
 
@@ -31,6 +31,7 @@ def main() -> int:
     from scripts.cuda_bench import speed
     from scripts.cuda_bench.driving import Engine, config_of, runner_of
     from scripts.cuda_bench.families import families
+    from scripts.cuda_bench.kept import kept
     from scripts.cuda_bench.startup import startup
     from scripts.cuda_bench.stored import eight_bits, four_bits
 
@@ -60,6 +61,8 @@ def main() -> int:
         del engine, drafting, runner
         torch.cuda.empty_cache()
     run("formats", lambda: four_bits(told))
+    torch.cuda.empty_cache()
+    run("kept", lambda: kept(told))
     torch.cuda.empty_cache()
     run("families", lambda: families(told))
     torch.cuda.empty_cache()

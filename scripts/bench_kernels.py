@@ -3,9 +3,9 @@
 Shapes are those of Qwen2.5-7B with AWQ weights, all random. Every kernel is checked against fp32 on
 poisoned outputs before it is timed; times are medians of 7 replays of a CUDA graph over more than
 450 MB of rotating weights, so that nothing comes out of the L2 cache. Arguments name the parts to
-run: floors, products, chain, sampler, few, many, head, dense, ordered (columns that act-order sorted),
-windows (shapes of Gemma and Mistral), bytes; byte_cuts only when named. A table, and JSON as the last
-line.
+run: floors, products, chain, sampler, few, many, coded (attention over 8 bits), head, dense, ordered
+(columns that act-order sorted), windows (shapes of Gemma and Mistral), bytes; byte_cuts only when named.
+A table, and JSON as the last line.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from localchat_cuda.kernels.w4_plan import Shape
 from scripts.kernel_bench.awkward import awkward
 from scripts.kernel_bench.bytes import as_cut, other_cuts
 from scripts.kernel_bench.chain import chain
+from scripts.kernel_bench.coded import coded
 from scripts.kernel_bench.draws import sampler
 from scripts.kernel_bench.ordered import ordered
 from scripts.kernel_bench.paged import few, many
@@ -157,6 +158,7 @@ PARTS: dict[str, Callable[[], Results]] = {
     "sampler": sampler,
     "few": few,
     "many": many,
+    "coded": coded,
     "head": head,
     "dense": dense,
     "ordered": ordered,

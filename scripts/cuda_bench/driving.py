@@ -12,6 +12,7 @@ import torch
 from localchat.engine.events import Event, Text
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.errors import LocalchatError
+from localchat.fit.kv_names import FP8
 from localchat.fit.plan import MemoryPlan
 from localchat.loop.backend import Capabilities, LoadOptions, ModelInfo, Runner
 from localchat.loop.desk import Desk
@@ -23,7 +24,7 @@ from localchat_cuda.inbox import Inbox
 from localchat_cuda.loading import capabilities, warm_up
 from localchat_cuda.network import Network
 from localchat_cuda.paging import Pages
-from localchat_cuda.plan import PAGE_TOKENS, kv_token_bytes
+from localchat_cuda.plan import PAGE_TOKENS, kv_token_bytes, kv_types
 from localchat_cuda.runner import CudaRunner
 from localchat_cuda.sampler import Drawn, KernelDrawer, Points
 from localchat_cuda.source import RandomWeights
@@ -42,7 +43,7 @@ def config_of(stored: str = "") -> ModelConfig:
 
 def runner_of(
     config: ModelConfig, *, slots: int, kv_tokens: int, context: int = 8192, step: int = 4096,
-    graphs: bool = True, head_int8: bool = False,
+    graphs: bool = True, head_int8: bool = False, kv_type: str | None = None,
 ) -> CudaRunner:  # fmt: skip
     """A warm runner over random weights."""
     architecture = ARCHITECTURES[config.architecture]
@@ -51,8 +52,9 @@ def runner_of(
     weights = load(config, architecture.NAMES, RandomWeights(GPU), GPU, head_int8=head_int8)
     blocks = kv_tokens // PAGE_TOKENS
     dtype = torch.float16 if config.dtype == "float16" else torch.bfloat16
-    pages = Pages(config, blocks + 1, context, GPU, dtype)
-    options = LoadOptions(_plan(context, blocks, config, step), max_slots=slots)
+    pages = Pages(config, blocks + 1, context, GPU, dtype, coded=kv_type == FP8)
+    plan = _plan(context, blocks, config, step, kv_type or kv_types(config)[0])
+    options = LoadOptions(plan, max_slots=slots)
     runner = CudaRunner(
         Network(config, weights, pages, kernels=GPU.type == "cuda"),
         capabilities(config, options),
@@ -62,9 +64,9 @@ def runner_of(
     return runner
 
 
-def _plan(context: int, blocks: int, config: ModelConfig, step: int) -> MemoryPlan:
-    kv = blocks * PAGE_TOKENS * kv_token_bytes(config)
-    return MemoryPlan("cuda", 0, kv, 0, 0, 0, True, context, context, "f16", True, 0, 0, step)
+def _plan(context: int, blocks: int, config: ModelConfig, step: int, kv_type: str) -> MemoryPlan:
+    kv = blocks * PAGE_TOKENS * kv_token_bytes(config, kv_type)
+    return MemoryPlan("cuda", 0, kv, 0, 0, 0, True, context, context, kv_type, True, 0, 0, step)
 
 
 class Letters:

@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -25,24 +26,30 @@ WARM = 4
 Figures = dict[str, float]
 
 
-def _wall(engine: Engine, draw: np.random.Generator, streams: int, prompt: int, most: int) -> float:
-    began_s = time.perf_counter()
-    for _ in range(streams):
-        engine.ask(random_tokens(draw, prompt), most)
-    engine.settle()
-    return time.perf_counter() - began_s
-
-
 def decode_rate(engine: Engine, streams: int, prompt: int = PROMPT, rounds: int = 3) -> float:
     """tok/s of all streams: the difference of 257 and 1 tokens, median of `rounds`."""
     draw = np.random.default_rng(streams)
+
+    def ask(most: int) -> None:
+        for _ in range(streams):
+            engine.ask(random_tokens(draw, prompt), most)
+        engine.settle()
+
+    return walls_rate(ask, streams * (LONG - SHORT), rounds)
+
+
+def walls_rate(ask: Callable[[int], None], tokens: int, rounds: int = 3) -> float:
+    """tok/s by the difference of what `ask` takes for 257 tokens and for 1, which is `tokens` in all, median of
+    `rounds`."""
     for most in (LONG, SHORT, SHORT):  # kernels are compiled and graphs captured
-        _wall(engine, draw, streams, prompt, most)
+        ask(most)
     rates = []
     for _ in range(rounds):
-        more = _wall(engine, draw, streams, prompt, LONG)
-        less = _wall(engine, draw, streams, prompt, SHORT)
-        rates.append(streams * (LONG - SHORT) / (more - less))
+        began_s = time.perf_counter()
+        ask(LONG)
+        between_s = time.perf_counter()
+        ask(SHORT)
+        rates.append(tokens / (2 * between_s - began_s - time.perf_counter()))
     return statistics.median(rates)
 
 

@@ -51,6 +51,24 @@ def test_logits_that_are_no_numbers_end_the_request_and_leave_no_prefix(
     assert bench.told[again].done.usage.cached_tokens == 0
 
 
+@pytest.mark.parametrize(
+    ("kv_types", "plain", "small"),
+    [
+        (("bf16", "fp8"), "bf16", "or fp8 KV (--kv-type fp8)"),
+        (("f32", "f16", "q8_0"), "f16", "or q8_0 KV (--kv-type q8_0)"),
+        (("f16",), "f16", ""),
+    ],
+)
+def test_hints_name_the_kv_types_that_there_are(
+    kv_types: tuple[str, ...], plain: str, small: str
+) -> None:
+    bench = Bench(capabilities(kv_type=plain, kv_types=kv_types), nothing_after(60))
+    broken = bench.say(request(ALPHABET * 2 + "a" * 5, max_tokens=30))
+    assert broken.error is not None
+    assert f"(--kv-type {plain})" in broken.error.hint
+    assert bench.loop.decisions.or_smaller_kv.strip() == small
+
+
 @pytest.mark.parametrize("kind", [{}, AHEAD])
 def test_periodic_text_is_drafted_and_the_figures_say_so(kind: dict[str, Any]) -> None:
     bench = Bench(capabilities(**kind), periodic)

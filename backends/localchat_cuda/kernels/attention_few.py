@@ -37,19 +37,24 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 class Cut(NamedTuple):
-    """Keys a tile (a divisor of the page), warps, pipeline stages."""
+    """Keys a tile (a divisor of the page), warps, pipeline stages. small: a multiprocessor keeps as
+    little shared memory as for the kernels beside it (launch.settle), room for one program."""
 
     tile: int
     warps: int
     stages: int
+    small: bool = True
 
 
-def cut_for(d: int, rows: int, coded: bool = False) -> Cut:
+def cut_for(d: int, rows: int, coded: bool = False, crowded: bool = False) -> Cut:
     """By head dimension and rows of a tile. Fewer warps are 15 % faster alone with 8 streams or
     more at 7,000 tokens, and slower inside a step. Codes of 8 bits take half the room: one stage
-    more keeps as many bytes on their way."""
+    more keeps as many bytes on their way; `crowded`, with more programs than multiprocessors, two
+    of them share one, and it must have room for both."""
     if coded:
-        return Cut(64, 4, 4 if rows == 16 else 2) if d <= 128 else Cut(32, 4, 3)
+        if d > 128:
+            return Cut(32, 4, 3, not crowded)
+        return Cut(64, 4, (3 if crowded else 4) if rows == 16 else 2, not crowded)
     return Cut(64, 4, 3 if rows == 16 else 2) if d <= 128 else Cut(32, 4, 2)
 
 
@@ -303,47 +308,25 @@ def attend(
     for name, part in (("peaks", partials.peaks), ("masses", partials.masses)):
         require(f"partials.{name}", part, (splits, t, h), (torch.float32,), q.device)
     rows = min(64, max(16, power_of_two(h // j * widest)))
-    rules, cut = rules or Rules(), cut or cut_for(d, rows, exponents is not None)
+    blocks = triton.cdiv(h // j * widest, rows)
+    programs, way = batch.starts.shape[0] * j * blocks, traits(q.device)
+    coded, crowded = exponents is not None, programs * splits > way.sms
+    rules, cut = rules or Rules(), cut or cut_for(d, rows, coded, crowded)
     if page % cut.tile:
         raise ValueError(f"cut: a tile of {cut.tile} keys does not divide a page of {page}")
-    blocks = triton.cdiv(h // j * widest, rows)
     scale = rules.scale_for(d) * LOG2E.value
-    way = traits(q.device)
     pdl = pdl and way.pdl
-    kernel = _few_kernel[(batch.starts.shape[0] * j * blocks, splits)](
-        q,
-        k,
-        v,
-        k if exponents is None else exponents.view(torch.int16),
-        batch.starts,
-        batch.counts,
-        batch.lengths,
-        batch.slots,
-        batch.tables,
-        partials.sums,
-        partials.peaks,
-        partials.masses,
-        scale,
-        batch.tables.shape[1],
-        k.stride(0),
-        0 if exponents is None else exponents.stride(0) // 2,
-        t,
-        H=h,
-        J=j,
-        D=d,
-        D_POW2=power_of_two(d),
-        P=page,
-        TILE=cut.tile,
-        ROWS=rows,
-        ROW_BLOCKS=blocks,
-        WINDOW=rules.window,
-        SOFT_CAP=rules.soft_cap,
-        CODED=0 if exponents is None else kv8.way_for(q.device),
-        STAGES=cut.stages,
-        PDL=pdl,
+    marks = k if exponents is None else exponents.view(torch.int16)
+    kernel = _few_kernel[(programs, splits)](
+        q, k, v, marks, batch.starts, batch.counts, batch.lengths, batch.slots, batch.tables,
+        partials.sums, partials.peaks, partials.masses, scale, batch.tables.shape[1], k.stride(0),
+        marks.stride(0), t, H=h, J=j, D=d, D_POW2=power_of_two(d), P=page, TILE=cut.tile, ROWS=rows,
+        ROW_BLOCKS=blocks, WINDOW=rules.window, SOFT_CAP=rules.soft_cap,
+        CODED=kv8.way_for(q.device) if coded else 0, STAGES=cut.stages, PDL=pdl,
         **options(pdl, cut.warps),
-    )
-    settle(kernel)
+    )  # fmt: skip
+    if cut.small:
+        settle(kernel)
 
 
 def merge(

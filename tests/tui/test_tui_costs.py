@@ -1,0 +1,49 @@
+"""What a parameter's values cost: a backend's own ways to keep the KV cache are offered."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from localchat.engine.options import EngineOptions
+from localchat.errors import UsageError
+from localchat.fit.plan import LoadWish, MemoryPlan
+from localchat.tui.costs import costs_of
+from localchat.tui.workplace import Settled, Workplace
+
+PLAN = MemoryPlan(
+    "cuda", 5 << 30, 2 << 30, 0, 0, 9 << 30, True, 4096, 8192, "bf16", True, 29, 0, 2048
+)
+
+
+class _Workplace:
+    def __init__(self, kv_types: tuple[str, ...]) -> None:
+        self.kv_types = kv_types
+
+    def plan(self, settled: object, wish: LoadWish) -> MemoryPlan:
+        if wish.kv_type is not None and self.kv_types and wish.kv_type not in self.kv_types:
+            raise UsageError(f"cannot be {wish.kv_type}")
+        found = replace(PLAN, kv_types=self.kv_types)
+        return replace(found, kv_type=wish.kv_type or "bf16", kv_bytes=1 << 30)
+
+
+class _Settled:
+    options = EngineOptions(Path("m"))
+
+
+@pytest.mark.parametrize(
+    ("kv_types", "offered"),
+    [
+        (("bf16", "fp8"), ["bf16", "fp8"]),
+        (("f32", "f16", "bf16", "q8_0", "q5_1", "q4_0"), ["f16", "q8_0", "q4_0"]),
+        ((), ["f16", "q8_0", "q4_0"]),
+    ],
+)
+def test_the_usual_kv_types_of_a_backend_are_offered(
+    kv_types: tuple[str, ...], offered: list[str]
+) -> None:
+    place, settled = cast("Workplace", _Workplace(kv_types)), cast("Settled", _Settled())
+    costs = costs_of("kv_cache_type", place, settled)
+    assert [cost.value for cost in costs] == offered
+    assert all(cost.fits for cost in costs)
