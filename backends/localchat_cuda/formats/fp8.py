@@ -39,7 +39,9 @@ class Fp8:
                 hint="Take the model in bf16, or a GGUF of it for llama.cpp.",
             )
         codes = self.place.tensor(f"{prefix}.weight", (n, k), E4M3)
-        return W8(codes, self._scales(prefix, n, k))
+        # Kernels load 16 bytes at a time; a view into a file may begin anywhere.
+        aligned = codes if codes.data_ptr() % 16 == 0 else codes.clone()
+        return W8(aligned, self._scales(prefix, n, k))
 
     def _scales(self, prefix: str, n: int, k: int) -> torch.Tensor:
         source = self.place.source
