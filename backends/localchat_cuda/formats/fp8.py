@@ -26,7 +26,8 @@ class Fp8:
 
     def __init__(self, place: Place, quantization: Quantization) -> None:
         self.place = place
-        first = _NAMES[quantization.group]
+        self.group = quantization.group
+        first = _NAMES[self.group]
         self.names = sorted(_NAMES.values(), key=lambda name: name != first)
 
     def holds(self, prefix: str) -> bool:
@@ -47,9 +48,11 @@ class Fp8:
         source = self.place.source
         held = next((name for name in self.names if source.has(f"{prefix}.{name}")), self.names[0])
         name = f"{prefix}.{held}"
-        shape = source.shape(name)
-        found = self.place.tensor(name, shape, torch.float32)
         blocks = (-(-n // BLOCK), k // BLOCK)
+        shape = source.shape(name)
+        if shape is None:
+            shape = blocks if self.group else (n,)
+        found = self.place.tensor(name, shape, torch.float32)
         if found.numel() == 1:
             return found.reshape(1).repeat(n)
         if shape in ((n,), (n, 1)):
