@@ -24,8 +24,8 @@ class Source(Protocol):
         at hand, and none that it may lack."""
         ...
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor that there is, for those that come in several. Of a random draw: a single number."""
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Of a tensor, for those that come in several; None: any that is asked for."""
         ...
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -98,8 +98,8 @@ class RandomWeights:
     def has(self, name: str) -> bool:
         return ".layers." in name and not name.endswith((".weight", ".bias", "g_idx"))
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        return ()
+    def shape(self, name: str) -> None:
+        return None
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         if name.endswith("g_idx"):
@@ -108,7 +108,7 @@ class RandomWeights:
             return self._draw(torch.randint, -(2**31), 2**31 - 1, shape, dtype=dtype)
         if name.endswith("norm.weight"):
             return torch.ones(shape, dtype=dtype, device=self.device)
-        found = self._draw(torch.randn, *shape, dtype=torch.float32)
+        found = self._draw(torch.randn, shape, dtype=torch.float32)
         step = name.endswith(_STEPS)
         return (found.abs() if step else found).mul_(0.02 / 16 if step else 0.02).to(dtype)
 

@@ -84,6 +84,9 @@ def told(name: str, rotation: Rotation, m: int, us: float, off: float, cut: Cut)
 def as_cut() -> Results:
     """Every form as the library takes it; the head beside the bf16 one; many rows in both ways."""
     found: Results = {}
+    work = [(kind, *shape) for shape in SHAPES.values() for kind in ("row", "block")]
+    work.append(("whole", VOCABULARY, HIDDEN))
+    _compile_all([(kind, n, k, m, cut_of(m, n, k)) for kind, n, k in work for m in ROWS])
     for name, (n, k) in SHAPES.items():
         for kind in ("row", "block"):
             rotation = Rotation(kind, n, k)

@@ -10,14 +10,17 @@ import torch
 
 from localchat.errors import ModelInvalid
 from localchat.fit.safetensors_header import read_safetensors
+from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.config import ModelConfig, parse_config, read_config
 from localchat_cuda.formats.weight import join
 from localchat_cuda.kernels import w8_pack
 from localchat_cuda.kernels.w8_pack import W8
 from localchat_cuda.plan import dummy_bytes, weights_bytes
+from localchat_cuda.source import RandomWeights
+from localchat_cuda.weights import load
 from tests.localchat_cuda import tiny_models
 from tests.localchat_cuda.test_localchat_cuda_config import QWEN25
-from tests.localchat_cuda.tiny_models import Tiny, tokens_of
+from tests.localchat_cuda.tiny_models import CPU, Tiny, tokens_of
 
 TOKEN = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
 
@@ -182,3 +185,17 @@ def test_configs_say_what_shares_a_scale_and_what_is_rounded(layout: str) -> Non
 def test_other_kinds_of_fp8_are_refused(raw: dict[str, object], said: str) -> None:
     with pytest.raises(ModelInvalid, match=said):
         config_with(raw)
+
+
+@pytest.mark.parametrize("layout", ["channel", "deepseek"])
+def test_random_layers_are_drawn_in_fp8_and_run(layout: str, tmp_path: Path) -> None:
+    made(layout, tmp_path)
+    ours = Tiny(tmp_path, torch.float32)
+    names = ARCHITECTURES[ours.config.architecture].NAMES
+    ours.weights = load(ours.config, names, RandomWeights(CPU), CPU, dtype=torch.float32)
+    weight = ours.weights.layers[0].products["qkv"]
+    assert isinstance(weight, W8)
+    assert weight.blocks == (layout == "deepseek")
+    found = ours.prompt(tokens_of(25, 9), 9)
+    assert bool(found.isfinite().all())
+    assert float(found.std()) > 0.0

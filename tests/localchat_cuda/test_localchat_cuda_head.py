@@ -1,11 +1,14 @@
 """--head-int8: the output head rounded to 8 bits at the load."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from localchat.engine.local import EngineOptions, LocalEngine
+from localchat.engine.request import GenerateRequest, Sampling, Text
 from localchat.errors import UsageError
 from localchat.fit.plan import LoadWish
 from localchat_cuda.architectures import ARCHITECTURES
@@ -16,7 +19,9 @@ from localchat_cuda.plan import plan, rounded_head_bytes
 from localchat_cuda.source import Checkpoint
 from localchat_cuda.warming import jobs_for
 from localchat_cuda.weights import ModelWeights, load
+from tests.contract.contract_answer import ask
 from tests.localchat_cuda import tiny_models
+from tests.localchat_cuda.speaking import write_speaking
 from tests.localchat_cuda.test_localchat_cuda_config import QWEN25
 from tests.localchat_cuda.test_localchat_cuda_plan import CONFIG, GB, gpu, header
 from tests.localchat_cuda.tiny_models import CPU, Tiny, tokens_of
@@ -103,3 +108,19 @@ def test_kernels_of_a_head_and_of_fp8_layers_are_compiled_ahead() -> None:
     layers = jobs_for(parse_config({**QWEN25, "quantization_config": raw}, "it"), 132)
     assert {(job.n, job.k) for job in layers} >= {(37888, 3584), (3584, 18944)}
     assert {job.bytes for job in layers} == {"block"}
+
+
+def test_the_wish_reaches_the_load_of_a_child(tmp_path: Path) -> None:
+    said: list[str] = []
+    options = EngineOptions(
+        model=write_speaking(tmp_path),
+        backend="localchat_cuda.backend:ReferenceBackend",
+        context_tokens=128,
+        max_slots=1,
+        head_int8=True,
+    )
+    with closing(LocalEngine(options, say=said.append)) as engine:
+        sampling = Sampling(temperature=0)
+        answer = ask(engine, GenerateRequest(Text("hello"), sampling=sampling, max_tokens=4))
+    assert answer.text
+    assert "The output head is rounded to 8 bits." in said

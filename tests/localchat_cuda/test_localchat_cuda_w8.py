@@ -166,9 +166,10 @@ def test_rounded_rows_are_the_references(blocks: bool) -> None:
     assert off(back.view(3, -1), x) < 0.03
 
 
-def test_a_product_of_rounded_rows_and_blocks_is_the_reference() -> None:
-    weight, x = drawn("block", 144, 256), rows(70, 256)
-    assert off(w8a8.product(x, weight), w8a8.reference(x, weight)) < 2e-3
+@pytest.mark.parametrize("kind", ["row", "block"])
+def test_a_product_of_rounded_rows_is_the_reference(kind: str) -> None:
+    weight, x = drawn(kind, 144, 256), rows(70, 256)
+    assert off(w8a8.product(x, weight), w8a8.reference(x, weight)) < 3e-3
     assert off(w8a8.reference(x, weight), w8_few.reference(x, weight)) < 0.05
 
 

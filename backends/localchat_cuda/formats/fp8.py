@@ -26,7 +26,8 @@ class Fp8:
 
     def __init__(self, place: Place, quantization: Quantization) -> None:
         self.place = place
-        first = _NAMES[quantization.group]
+        self.group = quantization.group
+        first = _NAMES[self.group]
         self.names = sorted(_NAMES.values(), key=lambda name: name != first)
 
     def holds(self, prefix: str) -> bool:
@@ -39,15 +40,19 @@ class Fp8:
                 hint="Take the model in bf16, or a GGUF of it for llama.cpp.",
             )
         codes = self.place.tensor(f"{prefix}.weight", (n, k), E4M3)
-        return W8(codes, self._scales(prefix, n, k))
+        # Kernels load 16 bytes at a time; a view into a file may begin anywhere.
+        aligned = codes if codes.data_ptr() % 16 == 0 else codes.clone()
+        return W8(aligned, self._scales(prefix, n, k))
 
     def _scales(self, prefix: str, n: int, k: int) -> torch.Tensor:
         source = self.place.source
         held = next((name for name in self.names if source.has(f"{prefix}.{name}")), self.names[0])
         name = f"{prefix}.{held}"
-        shape = source.shape(name)
-        found = self.place.tensor(name, shape, torch.float32)
         blocks = (-(-n // BLOCK), k // BLOCK)
+        shape = source.shape(name)
+        if shape is None:
+            shape = blocks if self.group else (n,)
+        found = self.place.tensor(name, shape, torch.float32)
         if found.numel() == 1:
             return found.reshape(1).repeat(n)
         if shape in ((n,), (n, 1)):
