@@ -48,11 +48,12 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Costs(NamedTuple):
     """Of this build and machine with so many threads: bytes a second by ggml's type number, seconds of a
-    layer beside its products, seconds of a step around its layers."""
+    layer beside its products, seconds of a step around its layers. quiet: nothing else was busy meanwhile."""
 
     bytes_per_s: dict[int, float]
     layer_s: dict[Layer, float]
     step_s: float
+    quiet: bool = True
 
 
 _STEP: Final = "a step"
@@ -73,18 +74,21 @@ def costs(threads: int, codes: Iterable[int], layers: Iterable[Layer], measures:
         tuple(code for code in codes if _of_code(code) not in found),
         tuple(layer for layer in layers if _of_layer(layer) not in found),
     )
+    quiet = True
     if question.codes or question.layers or _STEP not in found:
-        fresh = {}
+        fresh: dict[str, float] = {}
         for one in _ask(question):
             name, value = _named(one)
             found[name] = value
             if one.settled:
                 fresh[at + name] = value
+            quiet = quiet and one.settled
         measures.keep(fresh)
     return Costs(
         {code: found[name] for code in codes if (name := _of_code(code)) in found},
         {layer: found[name] for layer in layers if (name := _of_layer(layer)) in found},
         found.get(_STEP, 0.0),
+        quiet,
     )
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from localchat.fit.ggml_types import KV_FORMATS, NUMBER_FORMATS
 from localchat.fit.gguf_header import Header
 from localchat.fit.machine import Machine
-from localchat.fit.measures import Measures
+from localchat.fit.measures import Estimate, Measures
 from localchat.fit.plan import MemoryPlan
 from localchat.fit.shape import model_shape
 from localchat_llamacpp.probing import Costs, Layer, costs
@@ -72,7 +72,7 @@ def expected_rate(
     threads: int,
     measures: Measures,
     past: Sequence[PastRun] = (),
-) -> float | None:
+) -> Estimate | None:
     """Tokens a second of one request with a short context, every layer on the CPU and nothing else
     computing. Takes about a second where `measures` do not know. None where the probe fails.
 
@@ -91,7 +91,7 @@ def expected_rate(
     ratios = [
         one.tokens_per_s * expected for one in known if (expected := _step_s(one.running, found))
     ]
-    return _ratio(ratios) / step_s
+    return Estimate(_ratio(ratios) / step_s, disturbed=not found.quiet)
 
 
 def _step_s(running: Running, found: Costs) -> float | None:
@@ -102,11 +102,14 @@ def _step_s(running: Running, found: Costs) -> float | None:
     layer = running.layer
     unknown = _LAYER_UNKNOWN_S[running.flash]
     layer_s = found.layer_s.get(layer, unknown) if layer is not None else unknown
+    if not found.quiet:
+        # Threads that wait for a core do so after each of many operations: a large product tells more.
+        layer_s = min(layer_s, unknown)
     shape = model_shape(running.header)
     return (
         _products_s(work, found.bytes_per_s)
         + len(shape.layers) * layer_s
-        + found.step_s
+        + (found.step_s if found.quiet else 0.0)
         + _LOOP_S
         + _TOKEN_S * shape.vocab_size
     )
@@ -119,7 +122,7 @@ def offloaded_rate(
     threads: int,
     measures: Measures,
     past: Sequence[PastRun] = (),
-) -> float | None:
+) -> Estimate | None:
     """The same with layers on graphics cards, which read their weights one after another at nearly their
     bandwidth, and spend a constant on each layer; what stays in RAM is priced by the probe. past: models that
     ran whole on these cards, whose times correct the estimate. None where a driver does not tell the
@@ -131,9 +134,12 @@ def offloaded_rate(
     whole_s = _on_card_s(running.header, min(speeds)) * (median(off) if off else 1.0)
     on_cards = plan.gpu_layers / plan.layers
     if on_cards >= 1:
-        return 1 / whole_s
+        return Estimate(1 / whole_s)
     on_cpu = expected_rate(running, threads, measures)
-    return 1 / (on_cards * whole_s + (1 - on_cards) / on_cpu) if on_cpu else None
+    if on_cpu is None:
+        return None
+    rest_s = (1 - on_cards) / on_cpu.tokens_per_s
+    return Estimate(1 / (on_cards * whole_s + rest_s), on_cpu.disturbed)
 
 
 def _on_card_s(header: Header, bytes_per_s: int) -> float:
