@@ -126,10 +126,14 @@ def nearest(word: str, names: Iterable[str]) -> str:
     """A hint: the names that are most like this word, or the forms that a name can have."""
     from difflib import get_close_matches
 
-    known = sorted(names)
-    near = get_close_matches(word.lower(), known, n=4, cutoff=0.5)
+    known = {name.lower(): name for name in sorted(names)}
+    near = [known[name] for name in get_close_matches(word.lower(), known, n=4, cutoff=0.5)]
     family = word.lower().partition(":")[0]
-    kin = [name for name in known if name.partition(":")[0] == family]
+    kin = [
+        name
+        for lower, name in known.items()
+        if lower.partition(":")[0] == family or lower.startswith(f"{family}/")
+    ]
     close = list(dict.fromkeys(kin + near))[:8]
     return f"the nearest names: {', '.join(close)}" if close else _FORM
 
