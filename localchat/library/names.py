@@ -87,7 +87,7 @@ def parse(word: str, catalogue: Catalogue) -> Reference:
 
 def _hub(word: str) -> Reference:
     path = next(
-        (word[len(host) :] for host in _HOSTS if word.lower().startswith(host)), word
+        (_page(word[len(host) :]) for host in _HOSTS if word.lower().startswith(host)), word
     ).rstrip("/")
     repository, colon, tag = path.partition(":")
     parts = repository.split("/")
@@ -95,6 +95,18 @@ def _hub(word: str) -> Reference:
     if not usable or (colon and not _TAG.fullmatch(tag)) or ".." in tag:
         raise UsageError(f"{word!r} names no repository", hint=_FORM)
     return Reference(f"hf.co/{path}", repository, tag or None, bool(tag), None, None)
+
+
+def _page(path: str) -> str:
+    """The name behind the address of a page of the hub: of a repository's list of files, or of a file of its
+    main branch."""
+    parts = path.partition("?")[0].rstrip("/").split("/")
+    if parts[2:] in (["tree", "main"], []):
+        return "/".join(parts[:2])
+    if len(parts) == 5 and parts[2] in ("blob", "resolve") and parts[3] == "main":
+        file, dot, kind = parts[4].rpartition(".")
+        return f"{parts[0]}/{parts[1]}" + (f":{file}" if kind == "gguf" and dot else "")
+    return path
 
 
 def _usable(part: str) -> bool:

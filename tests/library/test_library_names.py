@@ -37,6 +37,13 @@ CATALOGUE: dict[str, Entry] = read_models(shipped_file())
         ("hf.co/a/b", "hf.co/a/b", "a/b", None),
         ("a/b:q8_0", "hf.co/a/b:q8_0", "a/b", "q8_0"),
         ("https://huggingface.co/a/b/", "hf.co/a/b", "a/b", None),
+        ("https://huggingface.co/a/b/tree/main", "hf.co/a/b", "a/b", None),
+        ("https://huggingface.co/a/b/blob/main/x-Q4_0.gguf", "hf.co/a/b:x-Q4_0", "a/b", "x-Q4_0"),
+        (
+            "https://huggingface.co/a/b/resolve/main/x.gguf?download=true",
+            *("hf.co/a/b:x", "a/b", "x"),
+        ),
+        ("https://huggingface.co/a/b/blob/main/config.json", "hf.co/a/b", "a/b", None),
     ],
 )
 def test_name_means_a_repository_and_a_quantization(
@@ -51,7 +58,16 @@ def test_longest_name_wins_over_a_name_with_a_quantization() -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["a/b/c", "a/", "/b", "a/..", "../b", "a/.b", "a/b:../c", "a b/c", "a/b:"]
+    "word",
+    [
+        *(
+            "https://hf.co/a/b/blob/main/../x.gguf",
+            "hf.co/a/b/blob/main/sub/x.gguf",
+            "a/b/tree/main",
+        ),
+        *("https://hf.co/a", "https://hf.co/", "hf.co/a/../blob/main/x.gguf"),
+        *("a/b/c", "a/", "/b", "a/..", "../b", "a/.b", "a/b:../c", "a b/c", "a/b:"),
+    ],
 )
 def test_word_that_names_no_repository_is_a_usage_error(word: str) -> None:
     with pytest.raises(UsageError):

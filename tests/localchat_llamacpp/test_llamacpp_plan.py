@@ -127,7 +127,7 @@ def test_a_context_that_no_machine_holds_is_answered_with_the_trained_one(eight_
 
 def test_layers_that_this_build_cannot_put_on_a_gpu_are_said(eight_b: Header) -> None:
     for layers in (99, "all"):
-        found = asked(eight_b, wish=LoadWish(gpu_layers=layers))  # type: ignore[arg-type]
+        found = asked(eight_b, wish=LoadWish(gpu_layers=layers))
         assert found.gpu_layers == 0
         assert any("no layer goes to a GPU" in note for note in found.notes)
     for layers in (0, "auto"):
