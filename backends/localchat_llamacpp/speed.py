@@ -45,14 +45,16 @@ class Running(NamedTuple):
         """What most of its attending layers are alike; None where none attends, or in a way of its own."""
         shape = model_shape(self.header)
         keys = [layer.keys for layer in shape.layers if layer.keys]
-        if not keys or not shape.head_width or not shape.heads:
+        work = bytes_per_token(self.header)
+        if not keys or not shape.head_width or not shape.heads or not work:
             return None
         kv_heads = max(sorted(keys)[len(keys) // 2] // shape.head_width, 1)
         usual = shape.heads % kv_heads == 0 and shape.head_width % 2 == 0
         block = KV_FORMATS[self.kv_type].block
         if not usual or shape.head_width % block or shape.head_width > _WIDEST_HEAD:
             return None
-        return Layer(shape.heads, kv_heads, shape.head_width, self.kv_type, self.flash)
+        code = max(work, key=lambda one: work[one])
+        return Layer(shape.heads, kv_heads, shape.head_width, self.kv_type, self.flash, code)
 
 
 class PastRun(NamedTuple):

@@ -39,6 +39,15 @@ class StandIn(NamedTuple):
     code: int
 
     @property
+    def feed_bytes(self) -> int:
+        """Of the ways up, gate and down."""
+        return sum(
+            one.size_bytes
+            for one in _matrices(self)
+            if one.code == self.code and "ffn_" in one.name
+        )
+
+    @property
     def weights_bytes(self) -> int:
         """Of what a token reads: all layers."""
         return sum(one.size_bytes for one in _matrices(self) if one.name.startswith("blk."))

@@ -64,7 +64,7 @@ def test_a_probe_of_the_real_build_gives_a_rate(tmp_path: Path) -> None:
     assert 0 < found.step_s < 1
 
 
-LAYER = Layer(4, 2, 32, "q8_0", True)
+LAYER = Layer(4, 2, 32, "q8_0", True, Q8_0)
 
 
 def test_a_probe_that_fails_gives_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_a_layer_is_measured_with_the_models_heads_and_cache(
     size = Size(heads=4, kv_heads=2, head_width=32)
     header = read_header(llama(size).sparse(tmp_path / "m.gguf"))
     expected_rate(Running(header, "q8_0", True), 2, NOTHING_MEASURED)
-    assert asked == [Layer(4, 2, 32, "q8_0", True)]
+    assert asked == [Layer(4, 2, 32, "q8_0", True, F16)]
 
 
 def test_heads_that_no_stand_in_can_have_cost_a_usual_layer(
