@@ -19,7 +19,7 @@ _SPIN: Final = "2000"
 class Layer(msgspec.Struct, frozen=True):
     """What decides what a layer takes beside its products. code: ggml's number of the format of its weights:
     attention is slower behind some than behind others (measured, flash attention over q8_0: 600 µs behind
-    Q4_K, 250 behind Q8_0)."""
+    Q4_K, 250 to 430 behind Q8_0)."""
 
     heads: int
     kv_heads: int
