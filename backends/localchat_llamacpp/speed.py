@@ -30,8 +30,8 @@ _CARD_LAYER_S = 100e-6
 """What a layer on a card takes besides: its many small kernels, one behind the other (7B shapes of 28 layers
 on an H200: 3.9 ms a token, of which reading takes 0.9)."""
 _USUAL = 0.93
-"""Of the speed of the best steps, which the probe takes, what an answer comes to (0.8 to 1.07 for models of 8 to
-40 layers on two cores)."""
+"""Of the speed of the best steps, which the probe takes, what an answer comes to (0.8 to 1.07 for models of 8
+to 40 layers on two cores)."""
 _LEAST_RATIO, _MOST_RATIO = 0.3, 1.6
 _WIDEST_HEAD = 512
 
