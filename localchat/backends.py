@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from localchat.fit.checkpoint import Unloaded
     from localchat.fit.machine import Machine
-    from localchat.fit.measures import Measures
+    from localchat.fit.measures import Estimate, Measures
     from localchat.fit.paces import Past
     from localchat.fit.plan import LoadWish, MemoryPlan
     from localchat.fit.reason import Kind
@@ -119,7 +119,7 @@ class Backend(Protocol):
         threads: int,
         past: "Sequence[Past]" = (),
         measures: "Measures" = ...,
-    ) -> float | None:
+    ) -> "Estimate | None":
         """Tokens a second that one request will get at a short context, while nothing else computes: an
         estimate; None where there is none. May take a second. threads: 0 for every physical core. past: runs
         with as many threads and all layers where this plan has them, which correct the estimate. measures: what
@@ -178,7 +178,7 @@ class BrokenBackend:
         threads: int,
         past: "Sequence[Past]" = (),
         measures: "Measures | None" = None,
-    ) -> float | None:
+    ) -> "Estimate | None":
         return None
 
     def build_key(self) -> str:

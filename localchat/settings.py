@@ -239,10 +239,18 @@ def _without_none(hint: Any) -> Any:  # noqa: ANN401 - a type expression has no 
     return rest[0] if type(None) in get_args(hint) and len(rest) == 1 else hint
 
 
+def _in_its_spelling(kind: Any, value: object) -> object:  # noqa: ANN401 - a type expression has no type
+    """One of several words in the letters that it has here: Q8_0 is q8_0."""
+    words = [one for part in (kind, *get_args(kind)) for one in get_args(part)]
+    if not isinstance(value, str) or value.lower() not in (*words, *get_args(kind)):
+        return value
+    return value.lower()
+
+
 def _parsed(key: str, value: object) -> object:
     """Text of a flag or of the environment for the two keys that are not one word: JSON, or one text."""
     if not isinstance(value, str) or key not in ("stop", "logit_bias"):
-        return value
+        return _in_its_spelling(_types()[key], value)
     try:
         parsed: object = msgspec.json.decode(value)
     except msgspec.DecodeError:

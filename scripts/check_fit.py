@@ -235,8 +235,7 @@ def _body(tensor: Tensor, draw: np.random.Generator) -> bytes:
         for place in places:
             blocks[:, place : place + 2] = _half(_SCALE)
         if tensor.code == Q4_K:
-            # Its numbers begin at 0: what is taken off again makes them as often negative as positive. Without,
-            # scores of attention lie thousands apart, and each underflow of exp() costs as much as ten rows.
+            # Its numbers begin at 0: what is taken off again makes them as often negative as positive.
             blocks[:, 0:2], blocks[:, 2:4] = _half(_SCALE / 5), _half(1.5 * _SCALE)
         return blocks.tobytes()
     shape: Sequence[int] = tensor.shape[::-1]

@@ -101,3 +101,15 @@ def test_paths_follow_the_platform_and_the_variables(tmp_path: Path) -> None:
     assert moved.state_dir.is_relative_to(tmp_path)
     assert moved.models_dir == Path.home() / "models"
     assert find_paths({"LOCALCHAT_CONFIG": "a.toml"}).settings_file == Path.cwd() / "a.toml"
+
+
+def test_one_of_several_words_may_be_written_in_any_letters() -> None:
+    given = {
+        "kv_cache_type": Given("Q8_0", "--kv-type"),
+        "gpu_layers": Given("ALL", "--gpu-layers"),
+    }
+    found = resolve(given).settings
+    assert (found.kv_cache_type, found.gpu_layers) == ("q8_0", "all")
+    assert resolve({"gpu_layers": Given("12", "--gpu-layers")}).settings.gpu_layers == 12
+    with pytest.raises(UsageError, match="'Q9' is not a value"):
+        resolve({"kv_cache_type": Given("Q9", "--kv-type")})

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from localchat.fit.checkpoint import Unloaded
 from localchat.fit.machine import Machine, read_gpus, read_machine
-from localchat.fit.measures import NOTHING_MEASURED, Measures
+from localchat.fit.measures import NOTHING_MEASURED, Estimate, Measures
 from localchat.fit.paces import Past
 from localchat.fit.plan import LoadWish, MemoryPlan
 from localchat.fit.reason import Kind
@@ -80,9 +80,10 @@ class CudaBackend:
         threads: int,
         past: Sequence[Past] = (),
         measures: Measures = NOTHING_MEASURED,
-    ) -> float | None:
+    ) -> Estimate | None:
         """By the card's bandwidth, no probe; None where the driver does not tell it."""
-        return fitting.expected_rate(model, plan, read_machine(), past)
+        rate = fitting.expected_rate(model, plan, read_machine(), past)
+        return None if rate is None else Estimate(rate)
 
     def facts(self) -> Facts:
         """What the driver and the installed torch say of themselves; loads neither torch nor triton."""

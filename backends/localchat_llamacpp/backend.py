@@ -8,7 +8,7 @@ from localchat.fit.checkpoint import Checkpoint
 from localchat.fit.ggml_types import KV_FORMATS
 from localchat.fit.gguf_header import Header
 from localchat.fit.machine import Machine
-from localchat.fit.measures import NOTHING_MEASURED, Measures
+from localchat.fit.measures import NOTHING_MEASURED, Estimate, Measures
 from localchat.fit.paces import Past
 from localchat.fit.plan import LoadWish, MemoryPlan
 from localchat.fit.reason import Kind
@@ -125,7 +125,7 @@ class LlamaCppBackend:
         threads: int,
         past: Sequence[Past] = (),
         measures: Measures = NOTHING_MEASURED,
-    ) -> float | None:
+    ) -> Estimate | None:
         """By a probe of this build in a process of its own, about a second where `measures` do not know, and
         corrected by past runs; layers on a GPU by its bandwidth, None where that is not known."""
         from localchat.fit.machine import read_machine

@@ -26,6 +26,8 @@ from localchat_llamacpp.ways import Needs, Room, Way
 GOAL_TOKENS = 8192
 """A context worth a quantized cache, cut windows or layers left in RAM; longer ones come only for free."""
 _PARKED_BYTES = 2_000_000_000
+_LITTLE = 20
+"""Weights of less than this part of what is needed are not what does not fit."""
 _MOST_SLOTS = 255
 """llama.cpp counts 256 sequences, and one is the scratch sequence."""
 
@@ -92,11 +94,15 @@ class _Planner:
         """A number of layers, or None: as many as fit."""
         asked, machine = self.wish.gpu_layers, self.room.machine
         if not self.can_offload:
-            if asked == "auto" and machine.gpus:  # who asked for layers is told more, at the load
+            if asked == "auto" and machine.gpus:
                 names = ", ".join(sorted({gpu.name for gpu in machine.gpus}))
                 self.notes.append(
                     f"llama.cpp is built for the CPU alone here: {names} stays idle; "
                     "`localchat doctor --rebuild` builds it anew."
+                )
+            elif asked not in ("auto", 0):
+                self.notes.append(
+                    "llama.cpp is built for the CPU alone here: no layer goes to a GPU."
                 )
             return 0
         if asked == "all" or (asked == "auto" and self.room.unified):
@@ -245,7 +251,7 @@ class _Planner:
         if small != way and self.room.fits(self.goal, small):
             yield f"--kv-type q8_0: {self._total(self.goal, small)} in all."
         for shorter, flag in ((way, ""), (small, f" --kv-type {small.kv_type}")):
-            longest = self.room.largest_context(shorter, self.goal)
+            longest = self.room.largest_context(shorter, min(self.goal, self.trained))
             if self.least <= longest < self.goal:
                 yield f"--ctx {longest}{flag}: {self._total(longest, shorter)} in all."
                 break
@@ -258,6 +264,9 @@ class _Planner:
         rest = self.room.free_bytes(needs) - (needs.ram + needs.gpu - weights)
         # A tied embedding on a GPU lies there twice, so that a byte of the file takes more than one.
         rest = max(rest, 0) * header.weights_bytes // max(weights, 1)
+        whole = self.room.needs(self.goal, way)
+        if weights < (whole.ram + whole.gpu) // _LITTLE:
+            return  # it is the context that does not fit
         if name := smaller_quantization(header, rest):
             yield f"A smaller quantization of this model, such as {name}."
         elif not self.room.fits(self.least, small):

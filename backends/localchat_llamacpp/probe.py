@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +27,7 @@ from localchat_llamacpp.stand_in import TOKENS, StandIn, write
 CONTEXT_TOKENS: Final = 384
 """In the cache while a layer is timed: a short conversation."""
 _PART_TOKENS: Final = 128
+_PLACES: Final = 32
 _ROOM_TOKENS: Final = 2048
 """Of the cache: values lie a whole cache apart where attention is not flash."""
 _MATRIX_BYTES: Final = 64 << 20
@@ -54,13 +56,14 @@ class Timing(msgspec.Struct, frozen=True):
 def answer(question: Question, folder: Path) -> Iterator[Finding]:
     """Every finding, one after another. folder: takes the stand-ins. Loads the library."""
     stage = _Stage(folder / "stand-in.gguf", question.threads)
-    plain = Layer(1, 1, 64, "f16", False)
+    plain = Layer(1, 1, 64, "f16", False, _Q8_0)
     least = stage.timed(StandIn(1, 1, 1, 64, 256, 256, _Q8_0), plain, 1)
     # Where even this takes long, the threads wait for cores: the figures are told, and none is believed.
     quiet = least.settled and least.best_s < _QUIET_S
     yield Finding(quiet, step_s=least.best_s)
     rates: dict[int, float] = {}
-    for code in dict.fromkeys((_Q8_0, *question.codes)):
+    behind = (layer.code for layer in question.layers)
+    for code in dict.fromkeys((_Q8_0, *question.codes, *behind)):
         model = _filled(StandIn(1, 1, 1, 64, _WIDTH, 256, code))
         found = stage.timed(model, plain, 1)
         around_s = min(least.best_s, _MOST_AROUND * found.best_s)
@@ -68,9 +71,10 @@ def answer(question: Question, folder: Path) -> Iterator[Finding]:
         yield Finding(quiet and found.settled, code=code, bytes_per_s=rates[code])
     for layer in question.layers:
         heads = layer.heads, layer.kv_heads, layer.head_width
-        model = _filled(StandIn(_LAYERS, *heads, _LAYER_WIDTH, 256, _Q8_0))
+        model = _filled(StandIn(_LAYERS, *heads, _LAYER_WIDTH, 256, layer.code))
         found = stage.timed(model, layer, CONTEXT_TOKENS)
-        rest_s = found.best_s - model.weights_bytes / rates[_Q8_0]
+        rest_s = found.best_s - model.feed_bytes / rates[layer.code]
+        rest_s -= (model.weights_bytes - model.feed_bytes) / rates[_Q8_0]
         rest_s -= min(least.best_s, _MOST_AROUND * found.best_s)
         yield Finding(
             quiet and found.settled, layer=layer, layer_s=max(rest_s / _LAYERS, _LEAST_LAYER_S)
@@ -98,7 +102,8 @@ class _Stage:
 
     @contextmanager
     def _decoding(self, layer: Layer, known: int) -> Iterator[Callable[[], None]]:
-        """A function that decodes one token more behind `known` ones, always at the same place."""
+        """A function that decodes one token more behind `known` ones and those of the last calls: never the
+        same twice in a row, for processors learn what repeats itself."""
         from localchat_llamacpp.batch import Batch
         from localchat_llamacpp.library import library
         from localchat_llamacpp.weights import ContextWish, load_weights, open_context
@@ -123,16 +128,21 @@ class _Stage:
         context, _ = open_context(weights, wish)
         memory, batch = api.llama_get_memory(context), Batch(_PART_TOKENS, 2)
 
-        def decode(start: int, count: int) -> None:
+        def decode(start: int, width: int) -> None:
             batch.clear()
-            batch.add(0, start, [(start + n) % TOKENS for n in range(count)], [count - 1])
+            words = [(start * 5 + n) % TOKENS for n in range(width)]
+            batch.add(0, start, words, [width - 1])
             if api.llama_decode(context, batch.native):
                 raise RuntimeError("a stand-in cannot be decoded")
             api.llama_synchronize(context)
 
+        taken = count()
+
         def step() -> None:
-            api.llama_memory_seq_rm(memory, 0, known, -1)
-            decode(known, 1)
+            place = next(taken) % _PLACES
+            if not place:
+                api.llama_memory_seq_rm(memory, 0, known, -1)
+            decode(known + place, 1)
 
         try:
             for start in range(0, known, _PART_TOKENS):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from localchat.fit.ggml_types import KV_FORMATS, NUMBER_FORMATS
 from localchat.fit.gguf_header import Header
 from localchat.fit.machine import Machine
-from localchat.fit.measures import Measures
+from localchat.fit.measures import Estimate, Measures
 from localchat.fit.plan import MemoryPlan
 from localchat.fit.shape import model_shape
 from localchat_llamacpp.probing import Costs, Layer, costs
@@ -29,6 +29,9 @@ _READING_SHARE = 0.9
 _CARD_LAYER_S = 100e-6
 """What a layer on a card takes besides: its many small kernels, one behind the other (7B shapes of 28 layers
 on an H200: 3.9 ms a token, of which reading takes 0.9)."""
+_USUAL = 0.93
+"""Of the speed of the best steps, which the probe takes, what an answer comes to (0.8 to 1.07 for models of 8
+to 40 layers on two cores)."""
 _LEAST_RATIO, _MOST_RATIO = 0.3, 1.6
 _WIDEST_HEAD = 512
 
@@ -45,14 +48,16 @@ class Running(NamedTuple):
         """What most of its attending layers are alike; None where none attends, or in a way of its own."""
         shape = model_shape(self.header)
         keys = [layer.keys for layer in shape.layers if layer.keys]
-        if not keys or not shape.head_width or not shape.heads:
+        work = bytes_per_token(self.header)
+        if not keys or not shape.head_width or not shape.heads or not work:
             return None
         kv_heads = max(sorted(keys)[len(keys) // 2] // shape.head_width, 1)
         usual = shape.heads % kv_heads == 0 and shape.head_width % 2 == 0
         block = KV_FORMATS[self.kv_type].block
         if not usual or shape.head_width % block or shape.head_width > _WIDEST_HEAD:
             return None
-        return Layer(shape.heads, kv_heads, shape.head_width, self.kv_type, self.flash)
+        code = max(work, key=lambda one: work[one])
+        return Layer(shape.heads, kv_heads, shape.head_width, self.kv_type, self.flash, code)
 
 
 class PastRun(NamedTuple):
@@ -72,7 +77,7 @@ def expected_rate(
     threads: int,
     measures: Measures,
     past: Sequence[PastRun] = (),
-) -> float | None:
+) -> Estimate | None:
     """Tokens a second of one request with a short context, every layer on the CPU and nothing else
     computing. Takes about a second where `measures` do not know. None where the probe fails.
 
@@ -91,7 +96,7 @@ def expected_rate(
     ratios = [
         one.tokens_per_s * expected for one in known if (expected := _step_s(one.running, found))
     ]
-    return _ratio(ratios) / step_s
+    return Estimate(_ratio(ratios) / step_s, disturbed=not found.quiet)
 
 
 def _step_s(running: Running, found: Costs) -> float | None:
@@ -102,11 +107,14 @@ def _step_s(running: Running, found: Costs) -> float | None:
     layer = running.layer
     unknown = _LAYER_UNKNOWN_S[running.flash]
     layer_s = found.layer_s.get(layer, unknown) if layer is not None else unknown
+    if not found.quiet:
+        # Threads that wait for a core do so after each of many operations: a large product tells more.
+        layer_s = min(layer_s, unknown)
     shape = model_shape(running.header)
     return (
         _products_s(work, found.bytes_per_s)
         + len(shape.layers) * layer_s
-        + found.step_s
+        + (found.step_s if found.quiet else 0.0)
         + _LOOP_S
         + _TOKEN_S * shape.vocab_size
     )
@@ -119,7 +127,7 @@ def offloaded_rate(
     threads: int,
     measures: Measures,
     past: Sequence[PastRun] = (),
-) -> float | None:
+) -> Estimate | None:
     """The same with layers on graphics cards, which read their weights one after another at nearly their
     bandwidth, and spend a constant on each layer; what stays in RAM is priced by the probe. past: models that
     ran whole on these cards, whose times correct the estimate. None where a driver does not tell the
@@ -131,9 +139,12 @@ def offloaded_rate(
     whole_s = _on_card_s(running.header, min(speeds)) * (median(off) if off else 1.0)
     on_cards = plan.gpu_layers / plan.layers
     if on_cards >= 1:
-        return 1 / whole_s
+        return Estimate(1 / whole_s)
     on_cpu = expected_rate(running, threads, measures)
-    return 1 / (on_cards * whole_s + (1 - on_cards) / on_cpu) if on_cpu else None
+    if on_cpu is None:
+        return None
+    rest_s = (1 - on_cards) / on_cpu.tokens_per_s
+    return Estimate(1 / (on_cards * whole_s + rest_s), on_cpu.disturbed)
 
 
 def _on_card_s(header: Header, bytes_per_s: int) -> float:
@@ -146,12 +157,12 @@ def _products_s(work: Mapping[int, int], rates: Mapping[int, float]) -> float:
 
 
 def _ratio(measured: Sequence[float]) -> float:
-    """Of measured to expected tokens a second: that of past runs, within what is possible. One run counts for
-    half, because a run may have been disturbed."""
+    """Of an answer's speed to that of the best steps: that of past runs, within what is possible. One run
+    counts for half, because a run may have been disturbed."""
     if not measured:
-        return 1.0
+        return _USUAL
     found = median(measured)
-    found = (found + 1) / 2 if len(measured) == 1 else found
+    found = (found + _USUAL) / 2 if len(measured) == 1 else found
     return min(max(found, _LEAST_RATIO), _MOST_RATIO)
 
 

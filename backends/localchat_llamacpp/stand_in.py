@@ -1,8 +1,8 @@
 """Model files that stand for a model: the architecture of Llama, no vocabulary, keys and values of chance. The
 probe decodes with them, so that llama.cpp itself chooses kernels, copies and caches as it does for a real one.
 
-The matrices of the heads hold noise: attention over equal scores takes half to two thirds of the time of others
-(measured, flash attention over q8_0). All other matrices are a hole in the file, which reads as zeros.
+The matrices of the heads hold noise, so that the scores of attention differ as a model's do. All other matrices
+are a hole in the file, which reads as zeros.
 """
 
 import struct
@@ -37,6 +37,15 @@ class StandIn(NamedTuple):
     width: int
     feed: int
     code: int
+
+    @property
+    def feed_bytes(self) -> int:
+        """Of the ways up, gate and down."""
+        return sum(
+            one.size_bytes
+            for one in _matrices(self)
+            if one.code == self.code and "ffn_" in one.name
+        )
 
     @property
     def weights_bytes(self) -> int:

@@ -40,8 +40,6 @@ def command(ctx: click.Context, /, name: str, yes: bool, as_json: bool, **_: obj
     from localchat.cli.setup import Said
     from localchat.cli.terminal import Terminal
     from localchat.errors import LocalchatError
-    from localchat.library.catalogue import read_catalogue
-    from localchat.library.names import parse
 
     said = Said.of(ctx)
     settings = said.settings().settings
@@ -49,7 +47,7 @@ def command(ctx: click.Context, /, name: str, yes: bool, as_json: bool, **_: obj
     asks = not (yes or as_json or settings.quiet) and terminal.stderr_is_terminal
     with view_for(terminal, as_json=as_json) as view:
         try:
-            reference = parse(name, read_catalogue(said.paths))
+            reference = _reference(name, said)
             if by := forbidden_by(said):
                 _show_what_is_here(reference, said.paths, by, view)
             else:
@@ -61,6 +59,27 @@ def command(ctx: click.Context, /, name: str, yes: bool, as_json: bool, **_: obj
             view.stopped(name)
             raise
     return 0
+
+
+def _reference(name: str, said: "Said") -> "Reference":
+    """What a name means. Raises UsageError, ModelMissing; of a model that is no matter of the hub and here
+    already, with the command that runs it."""
+    from localchat.errors import LocalchatError, ModelMissing
+    from localchat.library.catalogue import read_catalogue
+    from localchat.library.locate import locate
+    from localchat.library.names import parse
+
+    try:
+        return parse(name, read_catalogue(said.paths))
+    except ModelMissing as missing:
+        try:
+            here = locate(name, said.paths, "", said.door.environ)
+        except LocalchatError:
+            raise missing from None
+        raise ModelMissing(
+            f"{missing.message}; a model of this name is here already",
+            hint=f"run it: localchat run {here.word}",
+        ) from missing
 
 
 def _pull(reference: "Reference", said: "Said", view: "View", *, asks: bool) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -19,6 +19,13 @@ MEASURES_FILE: Final = "measures.json"
 _KEPT_S: Final = 24 * 3600.0
 """A laptop is on battery tomorrow, or its fan is clean."""
 _MOST: Final = 512
+
+
+class Estimate(NamedTuple):
+    """Tokens a second. disturbed: other programs were busy while it was measured, and it is rather more."""
+
+    tokens_per_s: float
+    disturbed: bool = False
 
 
 class Measure(msgspec.Struct, frozen=True):

@@ -182,4 +182,9 @@ def _pace(
         return None
     by = "the GPU's bandwidth" if plan.gpu_layers else "a probe of this build"
     corrected = f", corrected by {len(past)} past run{'s' if len(past) > 1 else ''}" if past else ""
-    return Pace(estimate, f"by {by}{corrected}, while nothing else computes")
+    if estimate.disturbed:
+        return Pace(
+            estimate.tokens_per_s,
+            f"by {by}{corrected}, and rather more: other programs kept the processor busy meanwhile",
+        )
+    return Pace(estimate.tokens_per_s, f"by {by}{corrected}, while nothing else computes")

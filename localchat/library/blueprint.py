@@ -21,6 +21,8 @@ from localchat.library.names import Reference
 from localchat.library.quantizations import DEFAULT_QUANTIZATION, canonical
 
 _SHAPES: Final = "shapes.toml"
+_POOLED_LAST: Final = 3
+"""llama.cpp's number for a text's vector that is the last token's, as decoders make it."""
 _Count = Annotated[int, Meta(ge=1)]
 _FORMS: Final = {form.name: form for form in NUMBER_FORMATS.values()}
 
@@ -140,6 +142,8 @@ def drawn_header(entry: Entry, shape: Blueprint, quantization: str) -> Header | 
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.tokens": Array(shape.vocabulary),
     }
+    if "embeddings" in entry.uses:
+        metadata[f"{name}.pooling_type"] = _POOLED_LAST
     if shape.window:
         metadata[f"{name}.attention.sliding_window"] = shape.window
     if shape.experts:

@@ -103,6 +103,7 @@ def _pulled(word: str, paths: Paths, why: str) -> LocatedModel:
     from localchat.library.catalogue import read_catalogue
     from localchat.library.manifest import installed
     from localchat.library.names import among, nearest, parse
+    from localchat.library.origins import loose_names
 
     models = installed(paths.models_dir)
     named = [one for one in models if word.lower() in (one.manifest.name.lower(), one.family)]
@@ -113,7 +114,16 @@ def _pulled(word: str, paths: Paths, why: str) -> LocatedModel:
         try:
             reference = parse(word, catalogue)
         except ModelMissing as problem:
-            names = {*catalogue, *(one.manifest.name for one in models)}
+            listed = {file for one in models for file in one.files}
+            loose = {
+                name: path
+                for name, path in loose_names(paths.models_dir).items()
+                if path not in listed
+            }
+            same = [name for name in loose if name.casefold() == word.casefold()]
+            if len(same) == 1:  # in other letters, as with every other name
+                return LocatedModel(same[0], same[0], loose[same[0]], why)
+            names = {*catalogue, *(one.manifest.name for one in models), *loose}
             raise ModelMissing(
                 f"there is no model {word!r} here ({why})",
                 hint=f"looked for a file of that name, for {word}.gguf in {paths.models_dir} and in the "

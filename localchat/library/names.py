@@ -87,7 +87,7 @@ def parse(word: str, catalogue: Catalogue) -> Reference:
 
 def _hub(word: str) -> Reference:
     path = next(
-        (word[len(host) :] for host in _HOSTS if word.lower().startswith(host)), word
+        (_page(word[len(host) :]) for host in _HOSTS if word.lower().startswith(host)), word
     ).rstrip("/")
     repository, colon, tag = path.partition(":")
     parts = repository.split("/")
@@ -95,6 +95,18 @@ def _hub(word: str) -> Reference:
     if not usable or (colon and not _TAG.fullmatch(tag)) or ".." in tag:
         raise UsageError(f"{word!r} names no repository", hint=_FORM)
     return Reference(f"hf.co/{path}", repository, tag or None, bool(tag), None, None)
+
+
+def _page(path: str) -> str:
+    """The name behind the address of a page of the hub: of a repository's list of files, or of a file of its
+    main branch."""
+    parts = path.partition("?")[0].rstrip("/").split("/")
+    if parts[2:] in (["tree", "main"], []):
+        return "/".join(parts[:2])
+    if len(parts) == 5 and parts[2] in ("blob", "resolve") and parts[3] == "main":
+        file, dot, kind = parts[4].rpartition(".")
+        return f"{parts[0]}/{parts[1]}" + (f":{file}" if kind == "gguf" and dot else "")
+    return path
 
 
 def _usable(part: str) -> bool:
@@ -126,10 +138,14 @@ def nearest(word: str, names: Iterable[str]) -> str:
     """A hint: the names that are most like this word, or the forms that a name can have."""
     from difflib import get_close_matches
 
-    known = sorted(names)
-    near = get_close_matches(word.lower(), known, n=4, cutoff=0.5)
+    known = {name.lower(): name for name in sorted(names)}
+    near = [known[name] for name in get_close_matches(word.lower(), known, n=4, cutoff=0.5)]
     family = word.lower().partition(":")[0]
-    kin = [name for name in known if name.partition(":")[0] == family]
+    kin = [
+        name
+        for lower, name in known.items()
+        if lower.partition(":")[0] == family or lower.startswith(f"{family}/")
+    ]
     close = list(dict.fromkeys(kin + near))[:8]
     return f"the nearest names: {', '.join(close)}" if close else _FORM
 

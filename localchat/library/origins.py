@@ -127,6 +127,14 @@ def find_loose(word: str, models_dir: Path) -> Path | None:
     return next(iter(sorted(firsts)), None)
 
 
+def loose_names(models_dir: Path) -> dict[str, Path]:
+    """The files of the models folder by name, as `find_loose` takes it."""
+    return {
+        path.relative_to(models_dir).with_name(plain_stem(path)).as_posix(): path
+        for path in gguf_files(models_dir)
+    }
+
+
 def gguf_files(folder: Path, deepest: int = _DEEPEST) -> Iterator[Path]:
     """GGUF files under a folder, in order: of split models the first part; no vision projectors, which are
     parts of models. Links to files count, links to folders are not followed."""

@@ -125,6 +125,12 @@ def choose(variants: list[Variant], wanted: str | None, repository: str) -> Vari
             hint=f"name one of them behind the colon: {_listed(names)}",
         )
     offered = _listed([one.quantization or PurePosixPath(one.stem).name for one in variants])
+    if wanted is None and len({one.quantization for one in variants}) == 1:
+        names = [PurePosixPath(one.stem).name for one in variants]
+        raise UsageError(
+            f"{repository} holds {len(variants)} files of {variants[0].quantization or 'one kind'}",
+            hint=f"name one of them behind a colon: {_listed(names)}",
+        )
     if wanted is None:
         raise UsageError(
             f"{repository} holds {len(variants)} quantizations, and none is {DEFAULT_QUANTIZATION}",

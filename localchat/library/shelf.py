@@ -11,7 +11,7 @@ from localchat.library.adopt import adopt
 from localchat.library.bookmarks import read_bookmarks
 from localchat.library.locate import GUIDE, locate
 from localchat.library.manifest import Installed, installed
-from localchat.library.origins import gguf_files, parts, plain_stem
+from localchat.library.origins import loose_names, parts
 from localchat.paths import Paths
 
 Kind = Literal["guide", "file", "link", "pulled", "alias", "adopted"]
@@ -110,10 +110,9 @@ def _pulled(paths: Paths) -> Iterator[Model]:
 def _loose(paths: Paths) -> Iterator[Model]:
     """GGUF files of the models folder that no manifest lists."""
     listed = {file for one in installed(paths.models_dir) for file in one.files}
-    for path in gguf_files(paths.models_dir):
+    for name, path in loose_names(paths.models_dir).items():
         if path in listed:
             continue
-        name = path.relative_to(paths.models_dir).with_name(plain_stem(path)).as_posix()
         if path.is_symlink():
             yield Model(name, "link", f"link to {path.resolve()}", path, parts(path))
         else:

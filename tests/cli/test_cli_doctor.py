@@ -12,7 +12,7 @@ from localchat.backends import Backend
 from localchat.engine.safemode import SafeBuilds
 from localchat.fit.checkpoint import Unloaded
 from localchat.fit.machine import Gpu, Machine
-from localchat.fit.measures import NOTHING_MEASURED, Measures
+from localchat.fit.measures import NOTHING_MEASURED, Estimate, Measures
 from localchat.fit.paces import Past
 from localchat.fit.plan import LoadWish, MemoryPlan
 from localchat.fit.reason import Kind
@@ -86,7 +86,7 @@ class FakeBackend:
         threads: int,
         past: Sequence[Past] = (),
         measures: Measures = NOTHING_MEASURED,
-    ) -> float | None:
+    ) -> Estimate | None:
         return None
 
     def build_key(self) -> str:

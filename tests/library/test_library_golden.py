@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from localchat.fit.checkpoint import Checkpoint
+from localchat.fit.gguf_header import Header
 from localchat.fit.machine import Gpu, Machine
 from localchat.fit.plan import LoadWish
 from localchat.fit.words import size
@@ -136,6 +137,12 @@ def test_drawn_checkpoints_are_as_large_as_the_published_ones(word: str, gigabyt
     drawn = drawn_for(parse(word, read_catalogue(find_paths(os.environ))))
     assert isinstance(drawn, Checkpoint)
     assert drawn.weights_bytes / 1e9 == pytest.approx(gigabytes, rel=0.01)
+
+
+def test_an_embedding_model_is_drawn_as_one() -> None:
+    drawn = drawn_for(parse("qwen3-embedding:0.6b", read_catalogue(find_paths(os.environ))))
+    assert isinstance(drawn, Header)
+    assert drawn.metadata["qwen3.pooling_type"] == 3
 
 
 def test_every_checkpoint_of_the_catalogue_whose_shape_is_known_is_drawn() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from localchat.errors import LocalchatError, ModelMissing, UsageError
 from localchat.library.catalogue import Entry, read_models, shipped_file
-from localchat.library.locate import locate
+from localchat.library.locate import locate, locate_named
 from localchat.library.manifest import Manifest, PulledFile, record
 from localchat.library.names import parse
 from localchat.library.places import check_path
@@ -37,6 +37,13 @@ CATALOGUE: dict[str, Entry] = read_models(shipped_file())
         ("hf.co/a/b", "hf.co/a/b", "a/b", None),
         ("a/b:q8_0", "hf.co/a/b:q8_0", "a/b", "q8_0"),
         ("https://huggingface.co/a/b/", "hf.co/a/b", "a/b", None),
+        ("https://huggingface.co/a/b/tree/main", "hf.co/a/b", "a/b", None),
+        ("https://huggingface.co/a/b/blob/main/x-Q4_0.gguf", "hf.co/a/b:x-Q4_0", "a/b", "x-Q4_0"),
+        (
+            "https://huggingface.co/a/b/resolve/main/x.gguf?download=true",
+            *("hf.co/a/b:x", "a/b", "x"),
+        ),
+        ("https://huggingface.co/a/b/blob/main/config.json", "hf.co/a/b", "a/b", None),
     ],
 )
 def test_name_means_a_repository_and_a_quantization(
@@ -51,7 +58,16 @@ def test_longest_name_wins_over_a_name_with_a_quantization() -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["a/b/c", "a/", "/b", "a/..", "../b", "a/.b", "a/b:../c", "a b/c", "a/b:"]
+    "word",
+    [
+        *(
+            "https://hf.co/a/b/blob/main/../x.gguf",
+            "hf.co/a/b/blob/main/sub/x.gguf",
+            "a/b/tree/main",
+        ),
+        *("https://hf.co/a", "https://hf.co/", "hf.co/a/../blob/main/x.gguf"),
+        *("a/b/c", "a/", "/b", "a/..", "../b", "a/.b", "a/b:../c", "a b/c", "a/b:"),
+    ],
 )
 def test_word_that_names_no_repository_is_a_usage_error(word: str) -> None:
     with pytest.raises(UsageError):
@@ -189,6 +205,31 @@ def test_unknown_word_names_what_is_like_it(paths: Paths) -> None:
     with pytest.raises(ModelMissing) as caught:
         locate("qwen2.5:77b", paths, "why")
     assert "qwen2.5:7b" in caught.value.hint
+
+
+def test_file_of_the_models_folder_is_found_in_any_letters(paths: Paths) -> None:
+    (paths.models_dir / "two").mkdir(parents=True)
+    files = [paths.models_dir / name for name in ("Tiny-Q8_0.gguf", "two/a.gguf", "two/A.gguf")]
+    for file in files:
+        file.write_bytes(b"GGUF")
+    assert locate("tiny-q8_0", paths, "why").path == files[0]
+    assert locate("two/A", paths, "why").path == files[2]
+    with pytest.raises(ModelMissing):
+        locate("Two/a", paths, "why")  # it may mean either
+    assert locate_named("TINY-q8_0", paths, "why", {}).path == files[0]
+
+
+def test_unknown_word_names_files_and_what_a_folder_holds(paths: Paths) -> None:
+    put(paths, "hf.co/maker/tinyling:Q8_0", "maker/tinyling", "Q8_0")
+    (paths.models_dir / "two").mkdir(parents=True)
+    for name in ("Tiny.gguf", "two/a.gguf", "two/b.gguf"):
+        (paths.models_dir / name).write_bytes(b"GGUF")
+    with pytest.raises(ModelMissing) as caught:
+        locate("two", paths, "why")
+    assert "the nearest names: two/a, two/b;" in caught.value.hint
+    with pytest.raises(ModelMissing) as caught:
+        locate("tinny", paths, "why")
+    assert "the nearest names: Tiny;" in caught.value.hint
 
 
 def test_manifest_that_names_a_file_outside_counts_as_none(paths: Paths) -> None:

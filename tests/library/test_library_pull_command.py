@@ -112,6 +112,7 @@ def test_ctrl_c_keeps_what_came_and_says_so(call: Call, hub: FakeHub, tmp_path: 
         ("../../etc/passwd", 2, "names no repository"),
         ("hf.co/../x", 2, "names no repository"),
         ("maker/none", 3, "no repository"),
+        ("guide", 3, "run it: localchat run guide"),
     ],
 )
 def test_name_that_is_unknown_or_ambiguous_says_the_nearest(
@@ -120,6 +121,14 @@ def test_name_that_is_unknown_or_ambiguous_says_the_nearest(
     found, out, err = call("pull", word)
     assert (found, out) == (code, "")
     assert told in err
+
+
+def test_several_files_of_one_quantization_are_named(call: Call, hub: FakeHub) -> None:
+    hub.add("maker/two", {"a-Q4_0.gguf": b"GGUF", "b-Q4_0.gguf": b"GGUF"})
+    code, _, err = call("pull", "maker/two")
+    assert code == 2
+    assert "maker/two holds 2 files of Q4_0" in err
+    assert "a-Q4_0, b-Q4_0" in err
 
 
 @pytest.mark.parametrize(

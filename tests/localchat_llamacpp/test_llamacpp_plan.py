@@ -116,6 +116,24 @@ def test_a_machine_too_small_is_told_what_would_fit(eight_b: Header) -> None:
     assert "smaller model" in found.advice[-1]
 
 
+def test_a_context_that_no_machine_holds_is_answered_with_the_trained_one(eight_b: Header) -> None:
+    found = asked(eight_b, wish=LoadWish(context_tokens=10**12, kv_type="q8_0"))
+    assert not found.fits
+    (advice,) = found.advice
+    context = int(advice.split(":")[0].split()[1])
+    assert context <= 131_072
+    assert asked(eight_b, wish=LoadWish(context_tokens=context, kv_type="q8_0")).fits
+
+
+def test_layers_that_this_build_cannot_put_on_a_gpu_are_said(eight_b: Header) -> None:
+    for layers in (99, "all"):
+        found = asked(eight_b, wish=LoadWish(gpu_layers=layers))
+        assert found.gpu_layers == 0
+        assert any("no layer goes to a GPU" in note for note in found.notes)
+    for layers in (0, "auto"):
+        assert not asked(eight_b, wish=LoadWish(gpu_layers=layers)).notes  # type: ignore[arg-type]
+
+
 def test_a_context_beyond_training_is_possible_and_said(eight_b: Header) -> None:
     big = replace(LAPTOP, ram_total_bytes=100 * GB, ram_free_bytes=90 * GB)
     found = asked(eight_b, big, LoadWish(context_tokens=200_000))
