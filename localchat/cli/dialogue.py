@@ -215,6 +215,7 @@ class Dialogue:
         if len(self.conversation.path()) == 1:
             self._say_error(with_advice(problem, self._engine))
             return
+        overflow: Overflow | None = None
         try:
             overflow = examine(
                 self.conversation,
@@ -224,7 +225,9 @@ class Dialogue:
                 thinking=self.settings.think,
                 refusal=problem,
             )
-        except LocalchatError:  # an engine that cannot count, or is gone
+        except LocalchatError:
+            pass  # an engine that cannot count, or is gone
+        if overflow is None or not overflow.choices:
             self._say_error(with_advice(problem, self._engine))
             self.terminal.insist("  or begin anew: /clear")
             return
