@@ -1,6 +1,7 @@
 """What a conversation by lines does: asks, keeps, and finds room when it outgrew the context."""
 
 import time
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -216,7 +217,7 @@ class Dialogue:
             self._say_error(with_advice(problem, self._engine))
             return
         overflow: Overflow | None = None
-        try:
+        with suppress(LocalchatError):  # an engine that cannot count, or is gone
             overflow = examine(
                 self.conversation,
                 counter(self._engine),
@@ -225,8 +226,6 @@ class Dialogue:
                 thinking=self.settings.think,
                 refusal=problem,
             )
-        except LocalchatError:
-            pass  # an engine that cannot count, or is gone
         if overflow is None or not overflow.choices:
             self._say_error(with_advice(problem, self._engine))
             self.terminal.insist("  or begin anew: /clear")
