@@ -70,9 +70,10 @@ class Overflow(NamedTuple):
     @property
     def sentence(self) -> str:
         """What happened, with both numbers."""
+        alone = "; the last question alone is too long" if self.cut is None else ""
         return (
             f"the conversation has {tokens(self.prompt_tokens)} and the context holds "
-            f"{self.context_tokens:,}; nothing was sent"
+            f"{self.context_tokens:,}; nothing was sent{alone}"
         )
 
 
@@ -226,7 +227,7 @@ def _choices(
     if cut is not None and cut.nodes:
         label = f"leave out the oldest {len(cut.nodes)} messages ({tokens(cut.tokens)} not sent)"
         found.append(Choice("leave_out_oldest", label, cut.tokens))
-    if search.most:
+    if search.most and cut is not None:  # else no summary makes the last question fit
         read = max(prompt - search.measured(search.most), 0)
         label = f"let the model sum up what came before (it reads {tokens(read)})"
         found.append(Choice("compact", label, read))

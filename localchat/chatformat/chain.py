@@ -75,8 +75,8 @@ class Chain:
             calls = self._late.anew()
             parts = [*calls.feed(thought[at:]), *calls.finish()]
             found = [part for part in parts if isinstance(part, Call)]
-            if len(found) == len(parts):
-                break
+            if found and all(one is other for one, other in zip(found, parts, strict=False)):
+                break  # nothing is said between them
         return found
 
 

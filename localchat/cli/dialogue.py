@@ -1,6 +1,7 @@
 """What a conversation by lines does: asks, keeps, and finds room when it outgrew the context."""
 
 import time
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -215,7 +216,8 @@ class Dialogue:
         if len(self.conversation.path()) == 1:
             self._say_error(with_advice(problem, self._engine))
             return
-        try:
+        overflow: Overflow | None = None
+        with suppress(LocalchatError):  # an engine that cannot count, or is gone
             overflow = examine(
                 self.conversation,
                 counter(self._engine),
@@ -224,7 +226,7 @@ class Dialogue:
                 thinking=self.settings.think,
                 refusal=problem,
             )
-        except LocalchatError:  # an engine that cannot count, or is gone
+        if overflow is None or not overflow.choices:
             self._say_error(with_advice(problem, self._engine))
             self.terminal.insist("  or begin anew: /clear")
             return

@@ -86,11 +86,10 @@ def command(
     from localchat.cli.setup import prepare
     from localchat.server.config import Limits, ServerConfig
     from localchat.server.keys import read_keys
-    from localchat.server.run import bound
 
     setup = prepare(ctx, model_word)
     keys = read_keys(api_key_file, setup.door.environ)
-    sockets = bound(host, port)
+    sockets = _bound(setup, host, port)
     addresses = [str(each.getsockname()[0]) for each in sockets]
     limits = replace(Limits(), answer_tokens=longest) if longest else Limits()
     config = ServerConfig(
@@ -108,6 +107,16 @@ def command(
     finally:
         for each in sockets:
             each.close()
+
+
+def _bound(setup: "Setup", host: str, port: int) -> "list[socket.socket]":
+    """Where to listen. Servers that run are told of in any case: one of them may have the port."""
+    from localchat.cli.neighbours import neighbours
+    from localchat.server.run import bound
+
+    for sentence in neighbours(setup.paths, setup.model.name):
+        setup.terminal.say(sentence)
+    return bound(host, port)
 
 
 def _names(host: str, addresses: "Sequence[str]") -> list[str]:
@@ -142,14 +151,11 @@ def _serve(
     """Open the house, tell where it is, answer until a signal comes."""
     from functools import partial
 
-    from localchat.cli.neighbours import neighbours
     from localchat.server.app import create_app
     from localchat.server.house import HouseWish, opened_house
     from localchat.server.run import serve
     from localchat.server.starting import starting
 
-    for sentence in neighbours(setup.paths, setup.model.name):
-        setup.terminal.say(sentence)
     wish = HouseWish(
         own=setup.model,
         settings_for=setup.settings_for,

@@ -130,7 +130,9 @@ def test_the_last_question_and_the_instructions_always_stay() -> None:
     conversation = talk([10] * 3, question="y" * 5000)
     overflow = examine(conversation, COUNT, ENGINE.info())
     assert overflow.cut is None
-    assert "leave_out_oldest" not in [choice.action for choice in overflow.choices]
+    assert overflow.choices == ()  # no summary of the rest makes it fit
+    assert "the last question alone is too long" in overflow.sentence
+    assert "alone" not in examine(talk([100] * 20), COUNT, ENGINE.info()).sentence
 
 
 def test_what_cannot_be_counted_is_too_long() -> None:

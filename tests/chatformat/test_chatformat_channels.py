@@ -160,6 +160,8 @@ def test_a_call_in_a_thought_that_nothing_followed_is_a_call() -> None:
     thought, text, calls = heard(thinks, f"I need it.\n{call}\n{call}")
     assert (text, calls) == ("", WEATHER * 2)
     assert thought.startswith("I need it.")
+    kept = with_calls(Family.default(), STYLE["hermes"], TOOLS, opened=True)
+    assert heard(kept, f"{call} or so, or rather\n{call}\nDone")[2] == WEATHER
     quoted = with_calls(Family.default(), STYLE["hermes"], TOOLS, opened=True)
     assert heard(quoted, f"I could {call}.</think>No need.")[1:] == ("No need.", [])
 
