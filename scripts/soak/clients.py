@@ -29,7 +29,8 @@ _LEAVE_WITHIN = 8
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """How long, how many, and how many of them vanish. `tokens`: of each answer."""
+    """How long, how many, and how many of them vanish. `tokens`: of each answer. `answers`, `errors`: what each
+    client sees at least, however long that takes."""
 
     port: int
     clients: int
@@ -37,6 +38,8 @@ class Plan(msgspec.Struct, frozen=True):
     vanishing: int = 0
     tokens: int = 64
     seed: int = 1
+    answers: int = 0
+    errors: int = 0
 
 
 class Client(msgspec.Struct):
@@ -68,13 +71,17 @@ class Talk:
 
     async def run(self) -> None:
         vanishes = self.number < self.plan.vanishing
-        while time.monotonic() < self.until_s:
+        while time.monotonic() < self.until_s or self._wants_more():
             leave_after = self.luck.randint(1, _LEAVE_WITHIN) if vanishes else 0
             try:
                 await self._ask(leave_after)
             except (OSError, ValueError, asyncio.IncompleteReadError) as problem:
                 self.seen.errors.append(f"{type(problem).__name__}: {problem}")
                 await asyncio.sleep(0.1)
+
+    def _wants_more(self) -> bool:
+        seen, plan = self.seen, self.plan
+        return seen.answers < plan.answers or len(seen.errors) < plan.errors
 
     async def _ask(self, leave_after: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.plan.port)

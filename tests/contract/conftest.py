@@ -2,13 +2,18 @@
 
 import json
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from localchat.engine.local import EngineOptions, LocalEngine
+from localchat.engine.request import GenerateRequest
+from localchat.engine.stream import Stream
 
-Open = Callable[..., LocalEngine]
+Open = Callable[[], LocalEngine]
+_TESTS = count()
 SCRIPTED = "localchat.loop.scripted:ScriptedBackend"
 
 
@@ -46,21 +51,29 @@ def backend(
     return name, write(tmp_path_factory.mktemp("contract"))
 
 
-@pytest.fixture
-def start(backend: tuple[str, Path]) -> Iterator[Open]:
-    """start(**options) -> a fresh engine, closed after the test. Books are audited whenever it is idle."""
+@pytest.fixture(scope="session")
+def shared(backend: tuple[str, Path]) -> Iterator[LocalEngine]:
+    """One engine for all tests: its start takes longer than most of them. Books are audited whenever it is
+    idle."""
     name, path = backend
-    engines: list[LocalEngine] = []
+    options = EngineOptions(
+        model=path, backend=name, audit=True, context_tokens=2048, threads=1, max_slots=8
+    )
+    engine = LocalEngine(options, say=lambda sentence: None)
+    yield engine
+    engine.close()
 
-    def begin(**options: object) -> LocalEngine:
-        chosen = {"context_tokens": 2048, "threads": 1, "max_slots": 8, **options}
-        engine = LocalEngine(
-            EngineOptions(model=path, backend=name, audit=True, **chosen),  # type: ignore[arg-type]
-            say=lambda sentence: None,
-        )
-        engines.append(engine)
-        return engine
 
-    yield begin
-    for engine in engines:
-        engine.close()
+@pytest.fixture
+def start(shared: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> Open:
+    """start() -> an engine that has seen nothing: what other tests asked has another salt."""
+    generate, salt = shared.generate, f"{next(_TESTS)} "
+
+    def salted(request: GenerateRequest) -> Stream:
+        return generate(replace(request, salt=salt + request.salt))
+
+    def begin() -> LocalEngine:
+        monkeypatch.setattr(shared, "generate", salted)
+        return shared
+
+    return begin

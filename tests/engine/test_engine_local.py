@@ -188,13 +188,15 @@ def test_a_refused_request_leaves_the_engine_at_work(
 def test_questions_are_answered_while_the_model_loads_and_while_a_step_runs(
     engine_for: Open,
 ) -> None:
-    engine = engine_for(load_s=1.0, step_s=0.3)
-    stream = engine.generate(plain(max_tokens=8))
-    assert engine.tokenize("ab") == [97, 98]
-    assert engine.stats().now.phase == "loading"
-    assert not engine.info().loaded
+    loading = engine_for(load_s=90.0)
+    loading.generate(plain(max_tokens=8))
+    assert loading.tokenize("ab") == [97, 98]
+    assert loading.stats().now.phase == "loading"
+    assert not loading.info().loaded
     messages = Messages((Message("user", "hi"),))
-    assert engine.render(messages) == "[user]hi\n[assistant]"
+    assert loading.render(messages) == "[user]hi\n[assistant]"
+    engine = engine_for(step_s=0.3)
+    stream = engine.generate(plain(max_tokens=300))
     for event in stream:
         if isinstance(event, Text):
             assert engine.detokenize([97, 98]) == "ab"

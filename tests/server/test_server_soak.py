@@ -46,10 +46,10 @@ def test_many_clients_are_all_answered_and_who_vanishes_costs_no_step(server: Wa
 
 
 def test_engine_killed_under_streams_tells_each_and_serves_the_next(server: Watched) -> None:
-    process = clients(Plan(server.port, clients=16, seconds=3.0))
+    process = clients(Plan(server.port, clients=16, seconds=0.0, answers=1, errors=1))
     until(lambda: len(server.stats().requests) == 16)
     os.kill(server.engine_pid(), signal.SIGKILL)
-    out, _ = process.communicate()
+    out, _ = process.communicate(timeout=300)
     seen = msgspec.json.decode(out, type=Report).clients
     assert [len(one.errors) for one in seen] == [1] * 16
     assert all("engine ended" in one.errors[0] for one in seen)

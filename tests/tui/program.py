@@ -62,6 +62,7 @@ class Program:
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
         self._screen = pyte.Screen(width, height)
         self._stream = pyte.ByteStream(self._screen)
+        self._rows, self._text = [""] * height, "\n" * (height - 1)
         self.raw = b""
         self._watched, self._noting = "", False
         self._samples: list[tuple[float, str]] = []
@@ -131,8 +132,16 @@ class Program:
 
     @property
     def text(self) -> str:
-        """What stands on the screen now."""
-        return "\n".join(line.rstrip() for line in self._screen.display)
+        """What stands on the screen now. Only rows that changed are put together: pyte takes 17 ms for all."""
+        screen = self._screen
+        if screen.dirty:
+            for row in screen.dirty:
+                line = screen.buffer[row]
+                cells = [line[column].data for column in range(screen.columns)]
+                self._rows[row] = "".join(cells).rstrip()
+            screen.dirty.clear()
+            self._text = "\n".join(self._rows)
+        return self._text
 
     def until(self, true: Callable[[], object]) -> None:
         """Read until something is true of the screen."""

@@ -90,11 +90,15 @@ def figures_of(record: Any) -> tuple[str, ...]:
 def shown_figures(program: Program) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The same on the screen, once an answer is over: of the status line, which says nothing of drafts where
     there were none, and of the line below the answer."""
-    program.until(lambda: _FOOTER.search(program.text) and _STATUS.search(program.text))
-    status, footer = _STATUS.search(program.text), _FOOTER.search(program.text)
-    assert status is not None
-    assert footer is not None
-    return status.groups("0"), footer.groups()
+    found: list[tuple[str, ...]] = []
+
+    def agree() -> bool:  # a frame may be drawn in part
+        status, footer = _STATUS.search(program.text), _FOOTER.search(program.text)
+        found[:] = [status.groups("0"), footer.groups()] if status and footer else []
+        return len(set(found)) == 1
+
+    program.until(agree)
+    return found[0], found[1]
 
 
 def test_ask_stop_regenerate_quit_and_resume(tmp_path: Path, start: Start) -> None:
