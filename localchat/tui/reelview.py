@@ -28,6 +28,8 @@ from localchat.tui.terminal import writer_is_behind
 _IDLE_SLICE_S: Final = 0.008
 _IDLE_EVERY_S: Final = 0.05
 _BAR_EVERY_S: Final = 0.25
+_DUE_S: Final = 0.01
+"""What is due so soon is drawn at once, together with the figures that came with it."""
 
 
 class ReelView(ScrollView):
@@ -41,6 +43,7 @@ class ReelView(ScrollView):
         self._pace = Pace()
         self._dirty: set[str] = set()
         self._timer: Timer | None = None
+        self._called = False
         self._idle: Timer | None = None
         self._flushed_s = float("-inf")
         self._paint_s = 0.0
@@ -72,14 +75,17 @@ class ReelView(ScrollView):
                 self._timer.stop()
                 self._timer = None
             self._flush()
-        elif self._timer is None:
+        elif self._timer is None and not self._called:
             clock = time.monotonic()
             wait = self._flushed_s + self._pace.wait_s(clock) - clock
-            self._timer = self.set_timer(max(0.001, wait), self._flush)
+            if wait <= _DUE_S:
+                self._called = self.post_message(events.Callback(callback=self._flush))
+            else:
+                self._timer = self.set_timer(wait, self._flush)
 
     def _flush(self) -> None:
         """Draw what changed since the last time."""
-        self._timer = None
+        self._timer, self._called = None, False
         if not self._reel.width:
             self._dirty.clear()  # hidden: drawn from the blocks themselves when it is shown
             return

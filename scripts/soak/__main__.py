@@ -95,9 +95,13 @@ async def _bare(model: Path, count: int, seconds: float, parallel: int) -> float
 
 def _soak(server: Watched, count: int, seconds: float) -> dict[str, Any]:
     process = clients(Plan(server.port, count, seconds))
+    begun_s = time.monotonic()
     time.sleep(seconds * _FLAT_AFTER)
+    # On a busy machine parked prefixes fill what they may later than that.
+    while not server.stats().evictions and time.monotonic() < begun_s + seconds / 2:
+        time.sleep(0.2)
     early = server.memory_bytes()
-    time.sleep(seconds * (1 - _FLAT_AFTER) * 0.95)
+    time.sleep(max(0.0, begun_s + seconds * 0.95 - time.monotonic()))
     late = server.memory_bytes()
     report = _report(process)
     shares = sorted(one.tokens for one in report.clients)

@@ -2,6 +2,7 @@
 
 Both ask for the same: greedy, without drafts, so long that the guide may not stop. The rate is the engine's
 own figure: of the command line from `--json`, of the screen from the history, where it stands with the answer.
+Beside them the CPU time of the screen's own process a token, which a busy machine disturbs less.
 """
 
 import json
@@ -32,8 +33,8 @@ _PATIENCE_S = 60.0
 
 def measure(rounds: int, tokens: int) -> dict[str, float]:
     """Medians: tokens a second of both, and how much less, in percent, it is under the screen than in the run
-    of the command line beside it."""
-    pairs = []
+    of the command line beside it; microseconds of CPU that the screen took for a token."""
+    pairs, spent_us = [], []
     with tempfile.TemporaryDirectory() as folder:
         settings = Path(folder) / "settings.toml"
         banned = "\n".join(f"{token} = -100" for token in _CONTROL_TOKENS)
@@ -41,13 +42,14 @@ def measure(rounds: int, tokens: int) -> dict[str, float]:
         own = {"LOCALCHAT_DATA_DIR": folder, "LOCALCHAT_CONFIG": str(settings)}
         _of_command(own)
         for number in range(rounds):
-            first, second = (_of_command, _of_screen) if number % 2 else (_of_screen, _of_command)
-            rates = {first: first(own)}
-            rates[second] = second(own)
-            pairs.append((rates[_of_command], rates[_of_screen]))
+            command = _of_command(own) if number % 2 else 0.0
+            screen, cpu_s = _of_screen(own)
+            pairs.append((command or _of_command(own), screen))
+            spent_us.append(1e6 * cpu_s / tokens)
     return {
         "engine_command_tok_s": statistics.median(command for command, _ in pairs),
         "engine_screen_tok_s": statistics.median(screen for _, screen in pairs),
+        "engine_screen_cpu_us": statistics.median(spent_us),
         "engine_loss_percent": statistics.median(100 * (1 - s / c) for c, s in pairs),
     }
 
@@ -63,8 +65,9 @@ def _of_command(own: dict[str, str]) -> float:
     return float(json.loads(done.stdout)["timings"]["decode_tokens_per_s"])
 
 
-def _of_screen(own: dict[str, str]) -> float:
-    """Ask on the screen, wait for the figures in the history."""
+def _of_screen(own: dict[str, str]) -> tuple[float, float]:
+    """Ask on the screen, wait for the figures in the history. The rate, and seconds of CPU from the question
+    on."""
     file = Path(own["LOCALCHAT_DATA_DIR"]) / "history.sqlite3"
     for suffix in ("", "-wal", "-shm"):
         Path(f"{file}{suffix}").unlink(missing_ok=True)
@@ -74,13 +77,14 @@ def _of_screen(own: dict[str, str]) -> float:
         terminal.wait_for("ready", terminal.begun_s)
         terminal.type(_QUESTION)
         time.sleep(0.3)
+        before_s = terminal.cpu_s()
         terminal.type("\r")
         until = time.monotonic() + _PATIENCE_S
         while time.monotonic() < until:
             time.sleep(0.5)
             terminal.forget()
             if (rate := _kept_rate(file)) is not None:
-                return rate
+                return rate, terminal.cpu_s() - before_s
     raise SystemExit(f"no answer within {_PATIENCE_S:g} s")
 
 

@@ -110,3 +110,21 @@ def test_a_signal_that_finds_the_consumer_not_yet_waiting_is_heard() -> None:
     with pytest.raises(KeyboardInterrupt):
         list(stream)
     assert not stream.ended
+
+
+def test_several_events_come_in_order_and_none_behind_the_last() -> None:
+    stream = a_stream()
+    stream.put(Text(0, "a"), Text(0, "b"), DONE, Text(0, "late"))
+    stream.put(Text(0, "later"))
+    assert texts(list(stream)) == ["a", "b"]
+
+
+def test_nothing_of_what_comes_after_a_close_is_kept() -> None:
+    stream = a_stream()
+    stream.put(Text(0, "a"))
+    stream.close()
+    stream.put(Text(0, "b"), DONE)
+    reading = iter(stream)
+    assert texts([next(reading)]) == ["a"]
+    with pytest.raises(EngineClosed):
+        next(reading)
