@@ -55,7 +55,6 @@ LONG = {
     "partial_rotary_factor": 0.75,
     "short_factor": [1.0 + i / 50 for i in range(24)],
     "long_factor": [1.0 + i / 4 for i in range(24)],
-    "original_max_position_embeddings": 16,
 }
 TWO_ROTATIONS = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
@@ -90,7 +89,13 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3", {**NARROW, **ENDS, "rope_parameters": {"rope_theta": 10000.0}}),
     "phi3-long": (
         "Phi3",
-        {**NARROW, **ENDS, "tie_word_embeddings": True, "rope_parameters": LONG},
+        {
+            **NARROW,
+            **ENDS,
+            "tie_word_embeddings": True,
+            "original_max_position_embeddings": 16,
+            "rope_parameters": LONG,
+        },
     ),
 }
 
