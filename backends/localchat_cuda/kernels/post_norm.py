@@ -38,8 +38,6 @@ from localchat_cuda.kernels.w4_feed import (
 from localchat_cuda.kernels.w4_pack import GROUP
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-_LEAST = tl.constexpr(1e-6)
-"""Of the two squares' sum, what is left of it at least where residual and sum cancel: rounding hides less."""
 
 
 def _added(y: torch.Tensor, residual: torch.Tensor, post: torch.Tensor, eps: float) -> torch.Tensor:
@@ -231,7 +229,8 @@ def _feed_kernel(
         zz = tl.sum(tl.load(at + 3, mask=g < G, other=0.0, cache_modifier=".cg"), 0)
         inverse = tl.rsqrt(yy / H + eps)
         zz = zz * inverse * inverse
-        mean = tl.maximum(rr + 2.0 * rz * inverse + zz, (rr + zz) * _LEAST) / H
+        # Where residual and sum cancel this is mostly rounding, and the rows are small whatever it says.
+        mean = (rr + 2.0 * rz * inverse + zz) / H
         scale = tl.exp2(-tl.floor(0.5 * tl.log2(tl.maximum(mean, 1.0))))
         v = tl.load(y + t * H + i, cache_modifier=".cg") * inverse * first
         v += tl.load(residual + t * H + i)
