@@ -265,7 +265,7 @@ class _Planner:
         # A tied embedding on a GPU lies there twice, so that a byte of the file takes more than one.
         rest = max(rest, 0) * header.weights_bytes // max(weights, 1)
         whole = self.room.needs(self.goal, way)
-        if weights < (whole.ram + whole.gpu) // _LITTLE:
+        if self.room.fits(self.least, small) and weights < (whole.ram + whole.gpu) // _LITTLE:
             return  # it is the context that does not fit
         if name := smaller_quantization(header, rest):
             yield f"A smaller quantization of this model, such as {name}."

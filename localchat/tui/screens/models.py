@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from textual import work
 from textual.binding import BindingType
 from textual.content import Content
+from textual.css.query import NoMatches
 from textual.fuzzy import FuzzySearch
 from textual.widgets import Input
 
@@ -128,16 +130,14 @@ class ModelScreen(ListDialog[Pick]):
         self._models = {entry.name: entry for entry in entries}
         self.fill(self.query_one("#filter", Input).value)
         room = await asyncio.to_thread(_room_bytes)
-        while (entry := self._next()) is not None:
-            self._verdicts[entry.name] = await asyncio.to_thread(
-                _verdict, self._workplace, entry, room
-            )
-            if not self.is_attached:
-                return
-            if self._shows(entry.name):
-                at = self.entries.get_option_index(entry.name)
-                self.entries.replace_option_prompt_at_index(at, self._line(entry))
-        self.weighed = True
+        with suppress(NoMatches):  # the list is taken down meanwhile
+            while (entry := self._next()) is not None:
+                judged = await asyncio.to_thread(_verdict, self._workplace, entry, room)
+                self._verdicts[entry.name] = judged
+                if self._shows(entry.name):
+                    at = self.entries.get_option_index(entry.name)
+                    self.entries.replace_option_prompt_at_index(at, self._line(entry))
+            self.weighed = True
 
     def _next(self) -> Entry | None:
         """What is weighed next: the marked line, then those that the filter shows, then the others."""
