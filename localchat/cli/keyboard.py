@@ -1,7 +1,10 @@
 """Lines from the person at the terminal, also where stdin was a pipe."""
 
+import fcntl
 import os
+import select
 import sys
+import termios
 from contextlib import suppress
 from typing import Protocol
 
@@ -41,6 +44,8 @@ class TerminalKeyboard:
         return "\n".join(lines).rstrip().removesuffix(_FENCE).strip()
 
     def _line(self, sign: str) -> str | None:
+        if _ended_ahead():
+            return None
         try:
             if self._terminal.stdout_is_terminal:
                 return input(sign)
@@ -48,6 +53,17 @@ class TerminalKeyboard:
             return input()
         except EOFError:
             return None
+
+
+def _ended_ahead() -> bool:
+    """Whether Ctrl+D was pressed while an answer came. The system keeps it as an end without a text, and line
+    editing, which reads keys and no lines, would never see it."""
+    with suppress(OSError, ValueError, AttributeError):  # stdin is no terminal, or closed
+        number = sys.stdin.fileno()
+        count = fcntl.ioctl(number, termios.FIONREAD, bytes(4))
+        if not any(count) and select.select([number], [], [], 0)[0]:
+            return not os.read(number, 1)
+    return False
 
 
 def open_keyboard(terminal: Terminal) -> TerminalKeyboard:

@@ -83,6 +83,7 @@ SCENARIOS: dict[str, tuple[Item, ...]] = {
         30.0,
         *answer("x")[3:],
     ),
+    "pauses": (*BEGIN, Text(0, "first "), 1.0, *answer("and last")[3:]),
     "endless": (*BEGIN, *[Text(0, "line\n")] * 200_000, Finished(0, "length"), DONE),
     "dies": (
         *BEGIN,

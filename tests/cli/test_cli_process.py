@@ -141,6 +141,14 @@ def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(screen: Start) -> N
     assert page.finish()[0] == 0
 
 
+def test_ctrl_d_while_an_answer_comes_leaves_behind_it(screen: Start) -> None:
+    page = screen("pauses", "-i", "go")
+    page.wait_for("first ")
+    page.press("\x04")
+    page.wait_for("and last")
+    assert page.finish()[0] == 0
+
+
 def test_piped_text_and_then_the_keyboard(screen: Start) -> None:
     page = screen("hello", "-i", "sum up", stdin=b"a long text")
     page.wait_for("Hello.")

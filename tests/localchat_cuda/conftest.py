@@ -1,9 +1,5 @@
-"""Kernels run in Triton's interpreter here, on a CPU, unless TRITON_INTERPRET is set to 0 on a
-GPU."""
-
-import os
-
-os.environ.setdefault("TRITON_INTERPRET", "1")
+"""Kernels run in Triton's interpreter here, on a CPU, unless TRITON_INTERPRET is set to 0 on a GPU
+(tests/conftest.py)."""
 
 import torch
 
