@@ -128,9 +128,9 @@ class ModelScreen(ListDialog[Pick]):
             self.tell_about(str(problem))
             return
         self._models = {entry.name: entry for entry in entries}
-        self.fill(self.query_one("#filter", Input).value)
-        room = await asyncio.to_thread(_room_bytes)
         with suppress(NoMatches):  # the list is taken down meanwhile
+            self.fill(self.query_one("#filter", Input).value)
+            room = await asyncio.to_thread(_room_bytes)
             while (entry := self._next()) is not None:
                 judged = await asyncio.to_thread(_verdict, self._workplace, entry, room)
                 self._verdicts[entry.name] = judged
