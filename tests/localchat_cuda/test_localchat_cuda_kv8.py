@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from localchat_cuda.kernels import attention, attention_few, attention_many, kv8, rope
 from localchat_cuda.kernels.attention import Batch, Rules
 from localchat_cuda.kernels.attention_few import Partials
+from localchat_cuda.rotation import Rotation
 from tests.localchat_cuda.test_localchat_cuda_attention import PAGE, close, numbers, scene
 
 NONE = kv8.NONE.value
@@ -61,8 +62,8 @@ def test_a_code_is_the_nearest_multiple_of_a_power_of_two(values: list[float]) -
         assert 224 < most / factor <= 448
 
 
-@pytest.mark.parametrize("d", [64, 96])
-def test_the_kernel_encodes_as_torch_does(d: int) -> None:
+@pytest.mark.parametrize(("d", "turning"), [(64, 0), (96, 24)])
+def test_the_kernel_encodes_as_torch_does(d: int, turning: int) -> None:
     t, h, j = 6, 1, 2
     qkv = numbers(1, t, (h + 2 * j) * d)
     qkv[0, 1] = 0.0
@@ -70,9 +71,11 @@ def test_the_kernel_encodes_as_torch_does(d: int) -> None:
     qkv[0, 3] *= 1e-4
     qkv[0, 4, -1] = float("inf")
     qkv[0, 5, -3] = float("nan")
-    # powers of two and the largest code's neighbours decide about the exponent
-    qkv[0, 0, -d:] = torch.linspace(-448, 448, d)
-    table = rope.angles(300, d, 10000.0, torch.device("cpu"))
+    # whole numbers of which many lie in the middle of two codes, and the largest code
+    qkv[0, 0, -d:] = torch.arange(17, 17 + d)
+    qkv[0, 0, -1] = -448
+    radians = Rotation(10000.0, None, turning).radians(d, 300)
+    table = rope.turned(300, d, radians, torch.device("cpu"))
     positions = torch.tensor([0, 63, 64, 65, 2, 3], dtype=torch.int32)
     slots = torch.zeros(t, dtype=torch.int32)
     tables = torch.tensor([[2, 0]], dtype=torch.int32)
@@ -82,7 +85,8 @@ def test_the_kernel_encodes_as_torch_does(d: int) -> None:
         exponents = torch.full((3, j, PAGE, 2), NONE, dtype=torch.uint8)
         q = torch.full((t, h, d), float("nan"), dtype=torch.float16)
         call(
-            qkv, table, positions, slots, tables, q, pool[:, 0], pool[:, 1], exponents=exponents
+            qkv, table, positions, slots, tables, q, pool[:, 0], pool[:, 1], exponents=exponents,
+            columns=turning,
         )  # fmt: skip
         found.append((q, pool, exponents))
     (q, pool, exponents), (q_wanted, pool_wanted, exponents_wanted) = found
