@@ -12,6 +12,7 @@ from localchat.engine.scripted import Answer
 from localchat.errors import ContextExceeded, EngineDied
 from localchat.library.download_rate import DownloadRate
 from localchat.library.first_run import Card, FirstRun
+from localchat.tui.blocks import NoticeBlock
 from tests.tui.stage import HOLD, INFO, app_of, say, told, until
 
 Act = Callable[[Pilot[int]], Awaitable[None]]
@@ -125,9 +126,12 @@ def too_long(request: Any) -> Answer:
 
 
 async def outgrow(pilot: Pilot[int]) -> None:
+    app = app_of(pilot)
     for number in range(3):
         await say(pilot, f"Part {number + 1} of the report. " + "rivers " * 5_700)
-        app_of(pilot).session.live.pulling = ""
+        app.session.live.pulling = ""
+    # The session is not busy while it counts what would help.
+    await until(pilot, lambda: isinstance(app.chat.transcript.blocks[-1], NoticeBlock))
 
 
 async def leave_out(pilot: Pilot[int]) -> None:
