@@ -145,7 +145,7 @@ def _power_of_eight(least: int) -> int:
 
 
 def _tile_rows(sizes: Sizes) -> int:
-    return attention_many.cut_for(sizes.head_dim, sizes.coded).rows
+    return attention_many.cut_for(sizes.head_dim).rows
 
 
 def _tiles(many: Sequence[Stretch], sizes: Sizes) -> list[tuple[int, int]]:

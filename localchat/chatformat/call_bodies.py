@@ -4,8 +4,8 @@ A body takes text and gives back what was not its own. `name` is set once the te
 arguments come in pieces of JSON text from then on.
 """
 
-from collections.abc import Sequence
-from typing import Literal, Protocol, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol, TypeAlias
 
 from localchat.chatformat.json_text import BLANKS, JsonString, JsonValue
 
@@ -35,6 +35,38 @@ class Body(Protocol):
     def finish(self) -> None:
         """The answer is over."""
         ...
+
+
+class SteppedBody:
+    """A Body that goes through its text step by step: `_step` takes from `_held` what it understands and puts
+    arguments into `_out`; false where it needs more text."""
+
+    def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+        """`schemas`: the parameters of each tool that was offered, by its name."""
+        self.state: State = "open"
+        self.name = ""
+        self._schemas = schemas
+        self._held = ""
+        self._out: list[str] = []
+
+    def feed(self, text: str) -> str:
+        """See Body."""
+        self._held += text
+        while self.state == "open" and self._step():
+            pass
+        if self.state == "open":
+            return ""
+        left, self._held = self._held, ""
+        return left
+
+    def arguments(self) -> str:
+        """See Body."""
+        out = "".join(self._out)
+        self._out.clear()
+        return out
+
+    def _step(self) -> bool:
+        raise NotImplementedError
 
 
 class Arguments:

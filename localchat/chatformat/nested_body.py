@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from localchat.chatformat.call_bodies import State
+from localchat.chatformat.call_bodies import SteppedBody
 from localchat.chatformat.tags import half
 
 MARK = "]<]minimax[>["
@@ -30,30 +30,12 @@ class _Open:
     said: str = ""
 
 
-class NestedBody:
+class NestedBody(SteppedBody):
     """A call from its `invoke` on. `schemas`: the parameters of each tool that was offered, by its name."""
 
     def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
-        self.state: State = "open"
-        self.name = ""
-        self._schemas = schemas
+        super().__init__(schemas)
         self._levels: list[_Open] = []
-        self._held = ""
-        self._out: list[str] = []
-
-    def feed(self, text: str) -> str:
-        self._held += text
-        while self.state == "open" and self._step():
-            pass
-        if self.state == "open":
-            return ""
-        left, self._held = self._held, ""
-        return left
-
-    def arguments(self) -> str:
-        out = "".join(self._out)
-        self._out.clear()
-        return out
 
     def finish(self) -> None:
         if self.state == "open" and not self.name:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from localchat.chatformat.call_bodies import Arguments, State
+from localchat.chatformat.call_bodies import Arguments, SteppedBody
 from localchat.chatformat.tag_forms import TagForm
 from localchat.chatformat.tags import first, half
 
@@ -21,14 +21,12 @@ _SAYS_TEXT = re.compile(r'\bstring="true"|\btype="string"')
 _SAYS_OTHER = re.compile(r'\bstring="false"|\btype="(?!string")')
 
 
-class TaggedBody:
+class TaggedBody(SteppedBody):
     """A call from its first tag on, or from its name where the form has none. `schemas`: the parameters of each
     tool that was offered, by its name."""
 
     def __init__(self, form: TagForm, schemas: Mapping[str, Mapping[str, Any]]) -> None:
-        self.state: State = "open"
-        self.name = ""
-        self._schemas = schemas
+        super().__init__(schemas)
         self._form = form
         self._quoted = form.name[0].endswith('"')
         self._end = form.value[1].strip()
@@ -39,27 +37,11 @@ class TaggedBody:
             ],
         )
         self._at: Literal["name", "between", "key", "opening", "value", "object"] = "name"
-        self._held = ""
         self._key = ""
         self._fresh = False
         self._streams = False
         self._count = 0
         self._object = Arguments()
-        self._out: list[str] = []
-
-    def feed(self, text: str) -> str:
-        self._held += text
-        while self.state == "open" and self._step():
-            pass
-        if self.state == "open":
-            return ""
-        left, self._held = self._held, ""
-        return left
-
-    def arguments(self) -> str:
-        out = "".join(self._out)
-        self._out.clear()
-        return out
 
     def finish(self) -> None:
         if self.state != "open":

@@ -135,10 +135,8 @@ def _watch(reader: int, thread: int) -> None:
             if not came:
                 return
             if _AGAIN in came:
-                rest_s, sent = (
-                    _FIRST_S,
-                    signal.SIGINT,
-                )  # not at once: it would find the same callback
+                # Not at once: it would find the same callback.
+                rest_s, sent = _FIRST_S, signal.SIGINT
             elif came.strip(bytes([_NUDGE])):
                 rest_s = _FIRST_S
         else:

@@ -221,9 +221,8 @@ class ChatApp(App[int]):
 
 
 def _load_drawing() -> None:
-    from localchat.tui.markdown import (
-        parser,
-    )  # markdown-it, which the first frame does not wait for
+    # markdown-it, which the first frame does not wait for.
+    from localchat.tui.markdown import parser
 
     parser.load()
 

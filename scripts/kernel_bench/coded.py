@@ -118,7 +118,7 @@ def _attended(
         attention_few.attend(q, k, v, batch, 16, partials, exponents=exponents)
         attention_few.merge(partials, out.view(t, h * d))
     else:
-        rows = attention_many.cut_for(d, True).rows
+        rows = attention_many.cut_for(d).rows
         tiles = attention_many.tiles_of([c for c, _ in work], [n for _, n in work], rows)
         listed = torch.tensor(tiles, dtype=torch.int32, device=GPU)
         attention_many.attend(q, k, v, batch, listed, out, exponents=exponents)
@@ -206,7 +206,7 @@ def _many(count: int, length: int) -> Results:
                     one()
                     off = max(off, error(out[-256:], wanted[-256:]))
                 found.append((timed([one] * 4) / 4, off, name, cut))
-    usual = attention_many.cut_for(D, True)
+    usual = attention_many.cut_for(D)
     us = next(one[0] for one in found if one[2:] == ("converted", usual))
     key = f"many8_{count}of{length}"
     print(f"{key}: {us:.1f} us, fp16 {plain_us:.1f}: {us / plain_us:.3f}", flush=True)

@@ -56,7 +56,7 @@ def test_attention_is_the_reference(
     work = [(65, 65), (40, 167), (1, 64), (300, 555)]
     q, k, v, marks, batch = gpu_scene(work, h, j, d, half)
     wanted = attention.reference(q, k, v, batch, rules, marks)
-    rows = attention_many.cut_for(d, True).rows
+    rows = attention_many.cut_for(d).rows
     listed = attention_many.tiles_of([c for c, _ in work], [n for _, n in work], rows)
     tiles = torch.tensor(listed, dtype=torch.int32, device=q.device)
     for _ in range(5):

@@ -1,6 +1,6 @@
 """Llama 3.x: pre-norm layers, grouped queries, rotary positions, gated SiLU; no biases.
 
-Llama Team, 2024 (arXiv 2407.21783). 3.1 and later stretch slow rotations (config.RopeScaling).
+Llama Team, 2024 (arXiv 2407.21783). 3.1 and later stretch slow rotations (rotation.Llama3).
 """
 
 import torch

@@ -34,11 +34,9 @@ class Cut(NamedTuple):
     stages: int
 
 
-def cut_for(d: int, coded: bool = False) -> Cut:
-    """By head dimension, and whether the cache holds codes of 8 bits. With 256 columns four warps spill
-    registers, eight do not (of compute capability 9; 8.6 spills less)."""
-    if coded:
-        return Cut(64, 64, 4, 3) if d <= 128 else Cut(64, 32, 8, 2)
+def cut_for(d: int) -> Cut:
+    """By head dimension. With 256 columns four warps spill registers, eight do not (of compute capability
+    9; 8.6 spills less)."""
     return Cut(64, 64, 4, 3) if d <= 128 else Cut(64, 32, 8, 2)
 
 
@@ -242,7 +240,7 @@ def attend(
     require("tiles", tiles, (None, 2), (torch.int32,), q.device)
     if tiles.shape[0] == 0:
         return
-    rules, cut = rules or Rules(), cut or cut_for(d, exponents is not None)
+    rules, cut = rules or Rules(), cut or cut_for(d)
     page = k.shape[2]
     if page % cut.tile:
         raise ValueError(f"cut: a tile of {cut.tile} keys does not divide a page of {page}")
