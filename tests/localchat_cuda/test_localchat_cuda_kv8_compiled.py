@@ -54,7 +54,7 @@ for q, d, rows, window, cap in (
     found[f"few {d} {rows}"] = compiled(
         attention_few._few_kernel, types, cut.warps, cc, TILE=cut.tile, ROWS=rows, ROW_BLOCKS=1,
         STAGES=cut.stages, PDL=pdl, **rules)
-    cut = attention_many.cut_for(d, True)
+    cut = attention_many.cut_for(d)
     found[f"many {d}"] = compiled(
         attention_many._many_kernel, types, cut.warps, cc, M=cut.rows, TILE=cut.tile,
         STAGES=cut.stages, **rules)
