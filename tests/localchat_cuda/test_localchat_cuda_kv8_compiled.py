@@ -53,7 +53,7 @@ for q, d, rows, window, cap in (
     cut = attention_few.cut_for(d, rows, True)
     found[f"few {d} {rows}"] = compiled(
         attention_few._few_kernel, types, cut.warps, cc, TILE=cut.tile, ROWS=rows, ROW_BLOCKS=1,
-        STAGES=cut.stages, PDL=pdl, **rules)
+        STAGES=cut.stages, ROOMY=False, PDL=pdl, **rules)
     cut = attention_many.cut_for(d)
     found[f"many {d}"] = compiled(
         attention_many._many_kernel, types, cut.warps, cc, M=cut.rows, TILE=cut.tile,
@@ -63,7 +63,7 @@ writing = dict(qkv="*fp32", bias="*bf16", table="*fp32", q_norm="*fp32", k_norm=
 for d, r in ((128, 128), (128, 96)):
     found[f"rope {d} {r}"] = compiled(
         rope._rope_kernel, writing, 1, cc, H=8, J=4, D=d, HALF=d // 2, R=r, P=64, S=4, S_POW2=4,
-        BIAS=True, NORM=True, HEADS=1, CODED=True, PDL=pdl)
+        BIAS=True, NORM=True, HEADS=1, CODED=True, ROOMY=False, PDL=pdl)
 print(json.dumps(found))
 """
 

@@ -50,6 +50,7 @@ def test_whole_rows_are_the_reference(splits: int, dtype: torch.dtype) -> None:
         ("lanes", 9, 384, 2, 1.0, False),
         ("lanes", 9, 384, 2, 1e6, False),
         ("slots", 64, 128, 1, 1e6, False),
+        ("slots", 45, 256, 2, 1.0, True),
     ],
 )
 def test_rows_of_products_are_the_normed_residual(

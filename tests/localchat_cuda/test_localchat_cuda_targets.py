@@ -40,7 +40,7 @@ rules = dict(WINDOW=1024, SOFT_CAP=50.0, CODED=0)
 cut = attention_few.cut_for(256, 64)
 found["few"] = compiled(
     attention_few._few_kernel, paged, cut.warps, cc, H=16, J=8, D=256, D_POW2=256, P=64,
-    TILE=cut.tile, ROWS=64, ROW_BLOCKS=1, STAGES=cut.stages, PDL=pdl, **rules)
+    TILE=cut.tile, ROWS=64, ROW_BLOCKS=1, STAGES=cut.stages, ROOMY=True, PDL=pdl, **rules)
 cut = attention_many.cut_for(256)
 found["many"] = compiled(
     attention_many._many_kernel, paged, cut.warps, cc, H=16, J=8, D=256, D_POW2=256, P=64,
@@ -50,31 +50,33 @@ turning = dict(qkv="*fp32", bias="*bf16", table="*fp32", q_norm="*fp32", k_norm=
 for d, r in ((256, 256), (128, 96)):
     found[f"rope {d} {r}"] = compiled(
         rope._rope_kernel, turning, 1, cc, H=8, J=4, D=d, HALF=d // 2, R=r, P=64, S=4, S_POW2=4,
-        BIAS=False, NORM=d == r, HEADS=1, CODED=False, PDL=pdl)
+        BIAS=False, NORM=d == r, HEADS=1, CODED=False, ROOMY=False, PDL=pdl)
 normed = dict(y="*fp32", source="*fp32", residual="*fp32", post="*fp32", weight="*fp32", out="*bf16",
               sums="*fp32", squares="*fp32", factors="*fp32", ids="*i32", order="*i32", eps="fp32",
               factor="fp32", T="i32", M="i32")
 found["post-norm"] = compiled(
-    post_norm._row_kernel, normed, 8, cc, H=3840, H_POW2=4096, S=1, PDL=pdl)
+    post_norm._row_kernel, normed, 8, cc, H=3840, H_POW2=4096, S=1, ROOMY=True, PDL=pdl)
 found["sums"] = compiled(
-    post_norm._sums_kernel, normed, 1, cc, H=3840, S=14, S_POW2=16, ROWS=1, PDL=pdl)
+    post_norm._sums_kernel, normed, 1, cc, H=3840, S=14, ROWS=16, ROOMY=True,
+    PDL=pdl)
 for form, x in ((0, "*i8"), (2, "*fp16")):
     found[f"feed {form}"] = compiled(
         post_norm._feed_kernel, dict(normed, x=x), 1, cc, H=3840, G_POW2=32, MQ=8, FORMAT=form,
         ROWS=4 if form else 1, ORDER=form == 0, PDL=pdl)
 found["merge in order"] = compiled(
     attention_few._merge_kernel, dict(paged, out="*i8", factors="*fp32", order="*i32"), 1, cc, H=28,
-    D=128, SPLITS=4, SPLITS_POW2=4, MQ=4, FORMAT=0, ORDER=True, PDL=pdl)
+    D=128, SPLITS=4, SPLITS_POW2=4, MQ=4, FORMAT=0, ORDER=True, ROOMY=False,
+    PDL=pdl)
 for mode, n in (("norm", 3584), ("gated", 7168)):
     found[f"{mode} in order"] = compiled(
-        w4_feed._feed_kernel, dict(normed, x="*i8"), 1, cc, N=n, K=3584, MQ=4, S=4, S_POW2=4,
+        w4_feed._feed_kernel, dict(normed, x="*i8"), 1, cc, N=n, K=3584, MQ=4, S=4,
         MODE=w4_feed._MODES[mode], FORMAT=0, ROWS=1, GELU=False, ORDER=True, PDL=pdl)
 found["gated feed"] = compiled(
-    w4_feed._feed_kernel, dict(normed, x="*i8"), 1, cc, N=30720, K=15360, MQ=4, S=1, S_POW2=1,
+    w4_feed._feed_kernel, dict(normed, x="*i8"), 1, cc, N=30720, K=15360, MQ=4, S=1,
     MODE=2, FORMAT=0, ROWS=1, GELU=True, ORDER=False, PDL=pdl)
 found["gated"] = compiled(
     gated._gated_kernel, dict(gate_up="*bf16", out="*bf16", T="i32"), 4, cc, F=15360, S=2, GELU=True,
-    BLOCK=1024, PDL=pdl)
+    BLOCK=1024, ROOMY=True, PDL=pdl)
 found["gather"] = compiled(
     gather._gather_kernel, dict(x="*bf16", order="*i32", out="*bf16", T="i32"), 4, cc, K=3584,
     ROWS=gather._ROWS, BLOCK=gather._BLOCK)

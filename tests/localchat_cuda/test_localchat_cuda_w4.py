@@ -1,3 +1,5 @@
+from itertools import product
+
 import pytest
 import torch
 
@@ -192,14 +194,20 @@ def test_dense_product_is_whole_in_pieces() -> None:
 
 
 @pytest.mark.parametrize("mode", ["embed", "norm", "gated", "plain"])
-@pytest.mark.parametrize("kind", ["int8", "lanes", "slots"])
-@pytest.mark.parametrize(("rows", "ordered"), [(1, False), (5, False), (2, True)])
+@pytest.mark.parametrize(
+    ("kind", "rows", "ordered"),
+    [
+        *product(["int8", "lanes", "slots"], [1, 5], [False]),
+        *product(["int8", "lanes", "slots"], [2], [True]),
+        *product(["lanes", "slots"], [45], [False, True]),
+    ],
+)
 def test_feed_is_the_reference(mode: w4_feed.Mode, kind: str, rows: int, ordered: bool) -> None:
     k, splits = 384, 3
     order = torch.randperm(k, generator=torch.Generator().manual_seed(5)).int() if ordered else None
     columns = 2 * k + 16 if mode == "gated" else k + 16 if mode == "plain" else k
     source = (
-        values(7, k)
+        values(rows + 1, k)
         if mode == "embed"
         else values(splits * rows, columns).view(splits, rows, columns)
     )
@@ -224,6 +232,25 @@ def test_feed_is_the_reference(mode: w4_feed.Mode, kind: str, rows: int, ordered
     assert float((found[0] - wanted[0]).abs().max()) <= (1.0 if kind == "int8" else 1e-2)
     for one, other in zip(found[1:], wanted[1:], strict=True):
         assert torch.allclose(one, other, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("mode", ["embed", "norm", "gated"])
+def test_feeding_many_rows_ends_with_the_last_one(mode: w4_feed.Mode) -> None:
+    """Programs take several rows each; what lies behind the rows of a step belongs to others."""
+    rows, more, k = 45, 64, 256
+    source = values(50, k) if mode == "embed" else values(rows, 2 * k)[None]
+    source = source[:, :, :k].contiguous() if mode == "norm" else source
+    half = torch.full((more, k), 7.0, dtype=torch.float16)
+    factors = torch.full((2, k // GROUP, more), 7.0)
+    residual, squares = torch.full((more, k), 7.0), torch.full((more, k // GROUP), 7.0)
+    w4_feed.feed(
+        mode, source, HalfRows(half[:rows], factors, "slots"),
+        ids=torch.arange(rows) if mode == "embed" else None, residual=residual[:rows],
+        weight=values(1, k)[0], squares=squares[:rows],
+    )  # fmt: skip
+    for held in (half, residual, squares, factors.permute(2, 0, 1)):
+        assert bool((held[rows:] == 7).all())
+    assert bool((half[:rows] != 7).any(1).all())
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels import kv8
 from localchat_cuda.kernels.attention import HALF_TYPES, Batch, Rules, check
-from localchat_cuda.kernels.launch import options, power_of_two, require, settle, traits
+from localchat_cuda.kernels.launch import options, power_of_two, require, roomy, settle, traits
 from localchat_cuda.kernels.w4_feed import Int8Rows, Rows, check_rows, format_of, write_rows
 
 WIDEST = 16
@@ -121,6 +121,7 @@ def _few_kernel(
     SOFT_CAP: tl.constexpr,
     CODED: tl.constexpr,
     STAGES: tl.constexpr,
+    ROOMY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     # of a token in the pages: numbers, or words of two codes
@@ -240,6 +241,7 @@ def _merge_kernel(
     MQ: tl.constexpr,
     FORMAT: tl.constexpr,
     ORDER: tl.constexpr,
+    ROOMY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -276,7 +278,8 @@ def _merge_kernel(
     if FORMAT == 3:
         tl.store(out + t * (H * D) + i, value.to(out.dtype.element_ty), mask=columns)
     else:
-        write_rows(value, out, factors, group, t, H * D, MQ, FORMAT)
+        row = t + tl.arange(0, 1)
+        write_rows(value[None, :], out, factors, group, row, row < T, H * D, MQ, FORMAT)
 
 
 def attend(
@@ -322,11 +325,11 @@ def attend(
         partials.sums, partials.peaks, partials.masses, scale, batch.tables.shape[1], k.stride(0),
         marks.stride(0), t, H=h, J=j, D=d, D_POW2=power_of_two(d), P=page, TILE=cut.tile, ROWS=rows,
         ROW_BLOCKS=blocks, WINDOW=rules.window, SOFT_CAP=rules.soft_cap,
-        CODED=kv8.way_for(q.device) if coded else 0, STAGES=cut.stages, PDL=pdl,
+        CODED=kv8.way_for(q.device) if coded else 0, STAGES=cut.stages, ROOMY=roomy(t), PDL=pdl,
         **options(pdl, cut.warps),
     )  # fmt: skip
     if cut.small:
-        settle(kernel)
+        settle(kernel, t)
 
 
 def merge(
@@ -369,8 +372,8 @@ def merge(
         MQ=room,
         FORMAT=form,
         ORDER=order is not None,
+        ROOMY=roomy(t),
         PDL=pdl,
         **options(pdl, 1 if splits <= 8 else 4),
     )
-    if form != 2:  # the wgmma form needs its shared memory
-        settle(kernel)
+    settle(kernel, t)

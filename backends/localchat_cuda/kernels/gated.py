@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.launch import options, require, settle, traits
+from localchat_cuda.kernels.launch import options, require, roomy, settle, traits
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -48,6 +48,7 @@ def _gated_kernel(
     S: tl.constexpr,
     GELU: tl.constexpr,
     BLOCK: tl.constexpr,
+    ROOMY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -85,7 +86,8 @@ def gated(
         S=parts.shape[0],
         GELU=gelu,
         BLOCK=1024,
+        ROOMY=roomy(t),
         PDL=pdl,
         **options(pdl, 4),
     )
-    settle(kernel)
+    settle(kernel, t)

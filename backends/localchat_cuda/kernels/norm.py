@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.launch import options, power_of_two, require, settle, traits
+from localchat_cuda.kernels.launch import options, power_of_two, require, roomy, settle, traits
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -44,6 +44,7 @@ def _norm_kernel(
     H: tl.constexpr,
     H_POW2: tl.constexpr,
     S: tl.constexpr,
+    ROOMY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -96,7 +97,8 @@ def add_norm(
         H=h,
         H_POW2=power_of_two(h),
         S=0 if y is None else y.shape[0],
+        ROOMY=roomy(t),
         PDL=pdl,
         **options(pdl, 8 if h > 1024 else 4),
     )
-    settle(kernel)
+    settle(kernel, t)

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.launch import options, power_of_two, require, settle, traits
+from localchat_cuda.kernels.launch import options, power_of_two, require, roomy, settle, traits
 from localchat_cuda.kernels.w4_feed import (
     Int8Rows,
     Rows,
@@ -93,6 +93,7 @@ def _row_kernel(
     H: tl.constexpr,
     H_POW2: tl.constexpr,
     S: tl.constexpr,
+    ROOMY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -147,10 +148,11 @@ def post_norm(
         H=h,
         H_POW2=power_of_two(h),
         S=y.shape[0],
+        ROOMY=roomy(t),
         PDL=pdl,
         **options(pdl, 8 if h > 1024 else 4),
     )
-    settle(kernel)
+    settle(kernel, t)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -163,28 +165,36 @@ def _sums_kernel(
     T,
     H: tl.constexpr,
     S: tl.constexpr,
-    S_POW2: tl.constexpr,
     ROWS: tl.constexpr,
+    ROOMY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
         gdc_launch_dependents()
     group = tl.program_id(0)
     i = group * 128 + tl.arange(0, 128)
+    t = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    there = t < T
+    inside = there[:, None]
     gain = tl.load(post + i).to(tl.float32)
     if PDL:
         gdc_wait()
-    for n in tl.static_range(ROWS):
-        t = tl.program_id(1) * ROWS + n
-        v = sum_partials(source, t * H + i, T * H, S, S_POW2)
-        tl.store(y + t * H + i, v)
-        z = v * gain
-        r = tl.load(residual + t * H + i)
-        at = sums + (t * (H // 128) + group) * 4
-        tl.store(at, tl.sum(v * v, 0))
-        tl.store(at + 1, tl.sum(r * r, 0))
-        tl.store(at + 2, tl.sum(r * z, 0))
-        tl.store(at + 3, tl.sum(z * z, 0))
+    at = t[:, None] * H + i[None, :]
+    v = sum_partials(source, at, inside, T * H, S)
+    r = tl.load(residual + at, mask=inside, other=0.0)
+    tl.store(y + at, v, mask=inside)
+    z = v * gain[None, :]
+    to = sums + (t * (H // 128) + group) * 4
+    tl.store(to, tl.sum(v * v, 1), mask=there)
+    tl.store(to + 1, tl.sum(r * r, 1), mask=there)
+    tl.store(to + 2, tl.sum(r * z, 1), mask=there)
+    tl.store(to + 3, tl.sum(z * z, 1), mask=there)
+
+
+@triton.jit
+def _whole(sums, at, inside):
+    """A row's sum of what its groups left."""
+    return tl.sum(tl.load(sums + at, mask=inside, other=0.0, cache_modifier=".cg"), 1)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -218,26 +228,28 @@ def _feed_kernel(
     first = tl.load(post + i).to(tl.float32)
     gain = tl.load(weight + i).to(tl.float32)
     g = tl.arange(0, G_POW2)
+    t = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    there = t < T
+    inside = there[:, None]
+    known = inside & (g < G)[None, :]
+    four = (t * G)[:, None] * 4 + g[None, :] * 4
+    at = t[:, None] * H + i[None, :]
     if PDL:
         gdc_wait()
-    for n in tl.static_range(ROWS):
-        t = tl.program_id(1) * ROWS + n
-        at = sums + (t * G + g) * 4
-        yy = tl.sum(tl.load(at, mask=g < G, other=0.0, cache_modifier=".cg"), 0)
-        rr = tl.sum(tl.load(at + 1, mask=g < G, other=0.0, cache_modifier=".cg"), 0)
-        rz = tl.sum(tl.load(at + 2, mask=g < G, other=0.0, cache_modifier=".cg"), 0)
-        zz = tl.sum(tl.load(at + 3, mask=g < G, other=0.0, cache_modifier=".cg"), 0)
-        inverse = tl.rsqrt(yy / H + eps)
-        zz = zz * inverse * inverse
-        # Where residual and sum cancel this is mostly rounding, and the rows are small whatever it says.
-        mean = (rr + 2.0 * rz * inverse + zz) / H
-        scale = tl.exp2(-tl.floor(0.5 * tl.log2(tl.maximum(mean, 1.0))))
-        v = tl.load(y + t * H + i, cache_modifier=".cg") * inverse * first
-        v += tl.load(residual + t * H + i)
-        tl.store(residual + t * H + i, v)
-        v = v * scale
-        tl.store(squares + t * G + group, tl.sum(v * v, 0))
-        write_rows(v * gain, x, factors, group, t, H, MQ, FORMAT)
+    v = tl.load(y + at, mask=inside, other=0.0, cache_modifier=".cg")
+    r = tl.load(residual + at, mask=inside, other=0.0)
+    yy, rr = _whole(sums, four, known), _whole(sums, four + 1, known)
+    rz, zz = _whole(sums, four + 2, known), _whole(sums, four + 3, known)
+    inverse = tl.rsqrt(yy / H + eps)
+    zz = zz * inverse * inverse
+    # Where residual and sum cancel this is mostly rounding, and the rows are small whatever it says.
+    mean = (rr + 2.0 * rz * inverse + zz) / H
+    scale = tl.exp2(-tl.floor(0.5 * tl.log2(tl.maximum(mean, 1.0))))
+    v = v * inverse[:, None] * first[None, :] + r
+    tl.store(residual + at, v, mask=inside)
+    v = v * scale[:, None]
+    tl.store(squares + t * G + group, tl.sum(v * v, 1), mask=there)
+    write_rows(v * gain[None, :], x, factors, group, t, there, H, MQ, FORMAT)
 
 
 def feed(
@@ -269,21 +281,21 @@ def feed(
         require("order", order, (h,), (torch.int32,), device)
     way = traits(device)
     pdl = pdl and way.pdl
-    splits, groups, several = y.shape[0], h // GROUP, together(t)
+    splits, groups = y.shape[0], h // GROUP
+    several = together(t, groups, way.sms)
     total = torch.empty(t, h, device=device)
     sums = torch.empty(t, groups, 4, device=device)
-    grid = (groups, t // several)
+    grid, warps = (groups, triton.cdiv(t, several)), max(1, several // 4)
     kernel = _sums_kernel[grid](
         y, residual, post, total, sums, t,
-        H=h, S=splits, S_POW2=power_of_two(splits), ROWS=several, PDL=pdl, **options(pdl, 1),
+        H=h, S=splits, ROWS=several, ROOMY=roomy(t), PDL=pdl, **options(pdl, warps),
     )  # fmt: skip
-    settle(kernel)
+    settle(kernel, t)
     room = rows.factors.shape[1] if isinstance(rows, Int8Rows) else rows.factors.shape[2]
     kernel = _feed_kernel[grid](
         total, sums, residual, post, weight, squares, rows.x, rows.factors,
         total if order is None else order, eps, t,
         H=h, G_POW2=power_of_two(groups), MQ=room, FORMAT=format_of(rows), ROWS=several,
-        ORDER=order is not None, PDL=pdl, **options(pdl, 1),
+        ORDER=order is not None, PDL=pdl, **options(pdl, warps),
     )  # fmt: skip
-    if format_of(rows) < 2:  # the wgmma form needs its shared memory
-        settle(kernel)
+    settle(kernel, t)

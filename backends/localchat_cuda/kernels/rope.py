@@ -28,7 +28,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels import kv8
-from localchat_cuda.kernels.launch import options, power_of_two, require, settle, traits
+from localchat_cuda.kernels.launch import options, power_of_two, require, roomy, settle, traits
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _RUN = 8192
@@ -148,6 +148,7 @@ def _rope_kernel(
     NORM: tl.constexpr,
     HEADS: tl.constexpr,
     CODED: tl.constexpr,
+    ROOMY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -322,7 +323,8 @@ def rope_store(
         NORM=q_norm is not None,
         HEADS=together,
         CODED=exponents is not None,
+        ROOMY=roomy(t),
         PDL=pdl,
         **options(pdl, 1),
     )
-    settle(kernel)
+    settle(kernel, t)

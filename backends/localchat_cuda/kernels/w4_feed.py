@@ -1,6 +1,6 @@
 """What stands between the W4 products: sum the partial products, do the small step of the layer,
-and write the next product's activations in the form it reads. One program per group of 128 columns
-and row, so nothing is reduced over a whole row: the norm's 1/rms is applied by the product that
+and write the next product's activations in the form it reads. A program has one group of 128 columns and
+a row or several, so nothing is reduced over a whole row: the norm's 1/rms is applied by the product that
 follows, from 28 partial sums. With `order` the columns are written as a product stores them (w4_pack.W4):
 column j of the result is column order[j] of what was computed, group by group.
 
@@ -38,6 +38,8 @@ from localchat_cuda.kernels.w4_pack import GROUP
 Order = Literal["lanes", "slots"]
 Mode = Literal["embed", "norm", "gated", "plain"]
 _MODES: dict[str, int] = {"plain": 0, "norm": 1, "gated": 2, "embed": 3}
+ALONE = 32
+"""Up to so many rows each has a program of its own: within a class of row counts their bits are equal."""
 STEPS = 32512.0
 """The largest value of a 16-bit block: 127 * 256, so that rounding never overflows the high
 byte."""
@@ -164,22 +166,27 @@ def reference(
 
 
 @triton.jit
-def write_rows(v, x, factors, group, m, K: tl.constexpr, MQ: tl.constexpr, FORMAT: tl.constexpr):
-    """One group of 128 values of row m in FORMAT 0 int8, 1 fp16 in lane order, 2 fp16 in slot
-    order."""
+def write_rows(
+    v, x, factors, group, m, there, K: tl.constexpr, MQ: tl.constexpr, FORMAT: tl.constexpr
+):
+    """One group of 128 values of some rows, v [R, 128] of the rows m [R] where `there` [R], in FORMAT 0
+    int8, 1 fp16 in lane order, 2 fp16 in slot order."""
     j = tl.arange(0, 128)
+    inside = there[:, None]
     if FORMAT == 0:
-        step = tl.maximum(tl.max(tl.abs(v), 0) * (1.0 / 32512.0), 1e-30)
-        whole = tl.floor(v * (1.0 / step) + 0.5).to(tl.int32)
+        step = tl.maximum(tl.max(tl.abs(v), 1) * (1.0 / 32512.0), 1e-30)
+        whole = tl.floor(v * (1.0 / step)[:, None] + 0.5).to(tl.int32)
         high = (whole + 128) >> 8
         low = whole - high * 256
         swapped = group * 128 + (j & ~3) + ((j & 1) << 1) + ((j >> 1) & 1)
-        tl.store(x + (2 * m) * K + swapped, high.to(tl.int8))
-        tl.store(x + (2 * m + 1) * K + swapped, low.to(tl.int8))
+        spot = (2 * m)[:, None] * K + swapped[None, :]
+        tl.store(x + spot, high.to(tl.int8), mask=inside)
+        tl.store(x + spot + K, low.to(tl.int8), mask=inside)
         at = factors + (group * MQ + m) * 4
-        tl.store(at, step * 0.0625)
-        tl.store(at + 1, step * tl.sum(whole, 0))
-        tl.store(at + 2, 8 * step * tl.sum(tl.where(j >= 64, whole, 0), 0))
+        tl.store(at, step * 0.0625, mask=there)
+        tl.store(at + 1, step * tl.sum(whole, 1), mask=there)
+        upper = tl.sum(tl.where((j >= 64)[None, :], whole, 0), 1)
+        tl.store(at + 2, 8 * step * upper, mask=there)
     else:
         half = tl.minimum(tl.maximum(v, -65504.0), 65504.0).to(tl.float16)
         # j = plane(64) quad(16) half(8) pair(4) h(2) i
@@ -188,25 +195,22 @@ def write_rows(v, x, factors, group, m, K: tl.constexpr, MQ: tl.constexpr, FORMA
             spot += ((j & 48) >> 1) + ((j & 12) >> 1)
         else:
             spot += ((j & 12) << 1) + ((j & 48) >> 3)
-        tl.store(x + m * K + group * 128 + spot, half)
+        tl.store(x + m[:, None] * K + group * 128 + spot[None, :], half, mask=inside)
         f = half.to(tl.float32)
-        tl.store(factors + group * MQ + m, tl.sum(f, 0))
+        tl.store(factors + group * MQ + m, tl.sum(f, 1), mask=there)
         offset = tl.where(j < 64, 1024.0, 64.0)
-        tl.store(factors + (K // 128 + group) * MQ + m, -tl.sum(f * offset, 0))
+        less = -tl.sum(f * offset[None, :], 1)
+        tl.store(factors + (K // 128 + group) * MQ + m, less, mask=there)
 
 
 @triton.jit
-def sum_partials(source, at, stride, S: tl.constexpr, S_POW2: tl.constexpr):
-    if S == 1:
-        return tl.load(source + at, cache_modifier=".cg").to(tl.float32)
-    s = tl.arange(0, S_POW2)
-    parts = tl.load(
-        source + s[:, None] * stride + at[None, :],
-        mask=(s < S)[:, None],
-        other=0.0,
-        cache_modifier=".cg",
-    )
-    return tl.sum(parts.to(tl.float32), 0)
+def sum_partials(source, at, inside, stride, S: tl.constexpr):
+    """What S matrices, `stride` apart, hold at `at`, added up in fp32."""
+    total = tl.load(source + at, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
+    for s in tl.static_range(1, S):
+        part = tl.load(source + s * stride + at, mask=inside, other=0.0, cache_modifier=".cg")
+        total += part.to(tl.float32)
+    return total
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -225,7 +229,6 @@ def _feed_kernel(
     K: tl.constexpr,
     MQ: tl.constexpr,
     S: tl.constexpr,
-    S_POW2: tl.constexpr,
     MODE: tl.constexpr,
     FORMAT: tl.constexpr,
     ROWS: tl.constexpr,
@@ -236,37 +239,43 @@ def _feed_kernel(
     if PDL:
         gdc_launch_dependents()
     group = tl.program_id(0)
+    m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    there = m < M
+    inside = there[:, None]
     i = group * 128 + tl.arange(0, 128)
     if ORDER:
         i = tl.load(order + i)
-    w = 1.0
+    w = tl.full((128,), 1.0, tl.float32)
     if MODE == 1 or MODE == 3:
         w = tl.load(weight + i).to(tl.float32)
     if PDL:
         gdc_wait()
-    for r in tl.static_range(ROWS):
-        m = tl.program_id(1) * ROWS + r
-        if MODE == 3:
-            v = tl.load(source + tl.load(ids + m).to(tl.int64) * N + i).to(tl.float32)
-            v = v * factor
-        else:
-            v = sum_partials(source, m * N + i, M * N, S, S_POW2)
-        if MODE == 2:
-            up = sum_partials(source, m * N + K + i, M * N, S, S_POW2)
-            v = activated(v, GELU) * up
-        if MODE == 1:
-            v += tl.load(residual + m * K + i)
-        if MODE == 1 or MODE == 3:
-            tl.store(residual + m * K + i, v)
-            tl.store(squares + m * (K // 128) + group, tl.sum(v * v, 0))
-            v = v * w
-        write_rows(v, x, factors, group, m, K, MQ, FORMAT)
+    at = m[:, None] * K + i[None, :]
+    if MODE == 3:
+        row = tl.load(ids + m, mask=there, other=0).to(tl.int64)
+        v = tl.load(source + row[:, None] * N + i[None, :], mask=inside, other=0.0)
+        v = v.to(tl.float32) * factor
+    else:
+        here = m[:, None] * N + i[None, :]
+        v = sum_partials(source, here, inside, M * N, S)
+    if MODE == 2:
+        v = activated(v, GELU) * sum_partials(source, here + K, inside, M * N, S)
+    if MODE == 1:
+        v += tl.load(residual + at, mask=inside, other=0.0)
+    if MODE == 1 or MODE == 3:
+        tl.store(residual + at, v, mask=inside)
+        tl.store(squares + m * (K // 128) + group, tl.sum(v * v, 1), mask=there)
+        v = v * w[None, :]
+    write_rows(v, x, factors, group, m, there, K, MQ, FORMAT)
 
 
-def together(rows: int) -> int:
-    """Rows of a program: starting one takes longer than 128 values do, so many rows share one (75 us for 512
-    rows of a 7B model's widest matrix, one each)."""
-    return next(n for n in (8, 4, 1) if rows % n == 0 and (n == 1 or rows >= 16 * n))
+def together(rows: int, groups: int, sms: int) -> int:
+    """Rows of a program. One each for few; of many as many as bring the programs down to ten a multiprocessor:
+    starting one takes longer than 128 values do (75 us for 512 rows of a 7B model's widest matrix, one each),
+    and its rows are all on their way at once."""
+    if rows <= ALONE:
+        return 1
+    return next((n for n in (4, 8) if triton.cdiv(rows, n) * groups <= 10 * sms), 16)
 
 
 def format_of(rows: Rows) -> int:
@@ -331,8 +340,8 @@ def feed(
         require("order", order, (k,), (torch.int32,), device)
     way = traits(device)
     pdl = pdl and way.pdl
-    several = together(m)
-    kernel = _feed_kernel[(k // GROUP, m // several)](
+    several = together(m, k // GROUP, way.sms)
+    kernel = _feed_kernel[(k // GROUP, triton.cdiv(m, several))](
         source,
         source if ids is None else ids,
         source if residual is None else residual,
@@ -347,14 +356,12 @@ def feed(
         K=k,
         MQ=rows.factors.shape[1] if isinstance(rows, Int8Rows) else rows.factors.shape[2],
         S=splits,
-        S_POW2=power_of_two(splits),
         MODE=_MODES[mode],
         FORMAT=format_of(rows),
         ROWS=several,
         GELU=gelu,
         ORDER=order is not None,
         PDL=pdl,
-        **options(pdl, 2 if mode == "gated" and splits > 2 else 1),
+        **options(pdl, max(1, several // 4)),
     )
-    if format_of(rows) < 2:  # the wgmma form needs its shared memory
-        settle(kernel)
+    settle(kernel, m)
