@@ -122,6 +122,11 @@ class Chain:
         )  # fmt: skip
 
     def layer(self, layer: Layer, after: torch.Tensor | None, parts: str = "attention") -> None:
+        """`parts`: what of the layer runs; `products`: they alone, over and over the same activations."""
+        if parts == "products":
+            for name in SHAPES:
+                self.product(name, layer.weights[name])
+            return
         self.product("qkv", layer.weights["qkv"])
         k, v = layer.cache.pool[:, 0], layer.cache.pool[:, 1]
         batch = layer.cache.batch
@@ -197,7 +202,7 @@ def make_layers(streams: int, length: int) -> list[Layer]:
 
 def chain() -> Results:
     found: Results = {}
-    embedding = torch.randn(256, HIDDEN, device=GPU).half()
+    embedding = torch.randn(512, HIDDEN, device=GPU).half()
     head = torch.randn(VOCABULARY, HIDDEN, device=GPU, dtype=torch.float16) * 0.02
     layers = make_layers(1, 64)
     for m, length in (
@@ -211,6 +216,9 @@ def chain() -> Results:
         (32, 256),
         (64, 256),
         (128, 256),
+        (256, 256),
+        (384, 256),
+        (512, 256),
     ):
         for layer in layers:
             layer.cache = Cache.make(m, length)
@@ -220,6 +228,7 @@ def chain() -> Results:
         if length == 256:
             row["no_head"] = timed([partial(step.step, embedding, None)]) / 1e3
             row["no_attention"] = timed([partial(step.step, embedding, head, "none")]) / 1e3
+            row["products"] = timed([partial(step.step, embedding, None, "products")]) / 1e3
         for key, ms in row.items():
             found[f"chain_M{m}_L{length}_{key}_ms"] = ms
         text = " ".join(f"{key} {ms:.3f}" for key, ms in row.items())
