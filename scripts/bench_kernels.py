@@ -3,9 +3,9 @@
 Shapes are those of Qwen2.5-7B with AWQ weights, all random. Every kernel is checked against fp32 on
 poisoned outputs before it is timed; times are medians of 7 replays of a CUDA graph over more than
 450 MB of rotating weights, so that nothing comes out of the L2 cache. Arguments name the parts to
-run: floors, products, chain, sampler, few, many, coded (attention over 8 bits), head, dense, ordered
-(columns that act-order sorted), windows (shapes of Gemma and Mistral), bytes; byte_cuts only when named.
-A table, and JSON as the last line.
+run: floors, products, chain, sampler, few, many, coded (attention over 8 bits), head, dense, overlap
+(dequantizing ahead), ordered (columns that act-order sorted), windows (shapes of Gemma and Mistral),
+bytes; byte_cuts only when named. A table, and JSON as the last line.
 """
 
 import argparse
@@ -31,6 +31,7 @@ from scripts.kernel_bench.chain import chain
 from scripts.kernel_bench.coded import coded
 from scripts.kernel_bench.draws import sampler
 from scripts.kernel_bench.ordered import ordered
+from scripts.kernel_bench.overlap import overlap
 from scripts.kernel_bench.paged import few, many
 from scripts.kernel_bench.timing import (
     FLUSH_BYTES,
@@ -161,6 +162,7 @@ PARTS: dict[str, Callable[[], Results]] = {
     "coded": coded,
     "head": head,
     "dense": dense,
+    "overlap": overlap,
     "ordered": ordered,
     "windows": windows,
     "bytes": as_cut,
