@@ -95,8 +95,8 @@ KEYS: Final[Mapping[str, Key]] = {
     ),
     "gpu_layers": Key("--gpu-layers", "auto, all or a whole number", "Layers computed on the GPU."),
     "require_gpu": Key("--require-gpu", _YES_NO, "Refuse to load rather than use the CPU alone."),
-    "vram_gb": Key("--vram-gb", _GB, "Most of an NVIDIA GPU's memory that the CUDA backend takes."),
-    "kv_gb": Key("--kv-gb", _GB, "Most of it for the KV cache."),
+    "vram_gb": Key("--vram-gb", _GB, "Most of each GPU's memory that a model takes."),
+    "kv_gb": Key("--kv-gb", _GB, "Most memory for the KV cache."),
     "dummy_weights": Key(
         "--dummy-weights", _YES_NO, "Random weights: to measure speed without a model's files."
     ),

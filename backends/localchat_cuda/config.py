@@ -5,9 +5,9 @@ Imports no torch. What cannot be run is refused with what can, and with the way 
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeGuard, get_args
+from typing import Any, Literal, NamedTuple, TypeGuard, get_args
 
 from localchat.errors import ModelInvalid, ModelMissing
 from localchat.fit.checkpoint import whole_config
@@ -131,6 +131,27 @@ class ModelConfig:
     def post_normed(self) -> bool:
         """Whether what attention and feed-forward give is normalized before it joins the residual."""
         return self.architecture in ("gemma2", "gemma3")
+
+
+class Running(NamedTuple):
+    """The config as the engine runs it; `notes`: sentences on what is otherwise than the checkpoint has it."""
+
+    config: ModelConfig
+    notes: tuple[str, ...]
+
+
+def running(config: ModelConfig, *, gpu: bool) -> Running:
+    """In a floating type that the engine computes in. gpu: false for the references on a CPU."""
+    notes = []
+    if gpu and config.dtype == "float32":
+        notes.append("The weights are stored in fp32; they are loaded as bf16.")
+        config = replace(config, dtype="bfloat16")
+    if config.post_normed and config.dtype == "float16":
+        notes.append(
+            "Numbers in this model leave the range of fp16, in which it is stored: it runs in bf16."
+        )
+        config = replace(config, dtype="bfloat16")
+    return Running(config, tuple(notes))
 
 
 def read_config(folder: Path) -> ModelConfig:

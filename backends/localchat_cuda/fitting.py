@@ -12,7 +12,7 @@ from localchat.fit.paces import Past
 from localchat.fit.plan import LoadWish, MemoryPlan
 from localchat.fit.reason import Kind
 from localchat_cuda import plan as planner
-from localchat_cuda.config import parse_config
+from localchat_cuda.config import parse_config, running
 
 KINDS: Final[tuple[Kind, ...]] = ("safetensors",)
 _READING_SHARE: Final = 0.6
@@ -36,11 +36,12 @@ def plan_for(model: Unloaded, wish: LoadWish, machine: Machine) -> MemoryPlan:
     ModelInvalid for a config that it cannot run."""
     if not isinstance(model, Checkpoint):
         raise UsageError(f"{model.name}: {objection(model)}", hint="llama.cpp runs it.")
-    config = parse_config(model.config, model.name)
+    config, said = running(parse_config(model.config, model.name), gpu=True)
     card = max(machine.gpus, key=lambda gpu: gpu.free_bytes, default=_NO_CARD)
     limits = planner.Limits(wish.gpu_limit_bytes, wish.kv_limit_bytes)
     headers = () if wish.dummy_weights else model.headers
     found = planner.plan(config, headers, wish, card, limits)
+    found = replace(found, notes=(*said, *found.notes))
     if not machine.gpus:
         note = f" {machine.gpu_note}" if machine.gpu_note else ""
         return replace(
@@ -63,6 +64,14 @@ def expected_rate(
     card = max(machine.gpus, key=lambda gpu: gpu.free_bytes, default=_NO_CARD)
     if not card.bytes_per_s or not plan.weights_bytes:
         return None
-    shares = [one.tokens_per_s * one.model.weights_bytes / card.bytes_per_s for one in past]
+    shares = [one.tokens_per_s * _read_bytes(one.model) / card.bytes_per_s for one in past]
     share = median(shares) if shares else _READING_SHARE
     return share * card.bytes_per_s / plan.weights_bytes
+
+
+def _read_bytes(model: Unloaded) -> int:
+    """Weights that a token reads, as they lay on the card."""
+    if not isinstance(model, Checkpoint) or objection(model):
+        return model.weights_bytes
+    config, _ = running(parse_config(model.config, model.name), gpu=True)
+    return planner.weights_bytes(config, model.headers)

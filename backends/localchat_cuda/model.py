@@ -3,7 +3,6 @@
 import hashlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +12,7 @@ from localchat.fit.plan import LoadWish, MemoryPlan, demand
 from localchat.fit.safetensors_header import SafetensorsHeader, read_safetensors
 from localchat.loop.backend import LoadOptions, ModelInfo, Progress, Runner, Tokenizer
 from localchat_cuda import plan as planner
-from localchat_cuda.config import ModelConfig, read_config
+from localchat_cuda.config import ModelConfig, read_config, running
 from localchat_cuda.vocabulary import Vocabulary, chat_template, sampling_defaults
 
 Place = Literal["cuda", "cpu"]
@@ -26,15 +25,9 @@ class CheckpointModel:
     def __init__(self, folder: Path, place: Place, say: Callable[[str], None]) -> None:
         """Raises ModelMissing, ModelInvalid."""
         self._folder, self._place, self._ordinal = folder, place, 0
-        self.config = read_config(folder)
-        if place == "cuda" and self.config.dtype == "float32":
-            say("The weights are stored in fp32; they are loaded as bf16.")
-            self.config = replace(self.config, dtype="bfloat16")
-        if self.config.post_normed and self.config.dtype == "float16":
-            say(
-                "Numbers in this model leave the range of fp16, in which it is stored: it runs in bf16."
-            )
-            self.config = replace(self.config, dtype="bfloat16")
+        self.config, notes = running(read_config(folder), gpu=place == "cuda")
+        for note in notes:
+            say(note)
         if self.config.vision:
             say("This model sees images, too; its vision part is left out, so images are refused.")
         self.headers = {

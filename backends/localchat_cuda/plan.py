@@ -12,10 +12,10 @@ from localchat.errors import UsageError
 from localchat.fit.kv_names import FP8, named
 from localchat.fit.machine import Gpu
 from localchat.fit.plan import LEAST_CONTEXT_TOKENS, LoadWish, MemoryPlan, largest, reserve_bytes
-from localchat.fit.safetensors_header import SafetensorsHeader, Tensor
-from localchat.fit.words import size, tokens
+from localchat.fit.safetensors_header import SafetensorsHeader
+from localchat.fit.words import flag_gigabytes, size, tokens
 from localchat_cuda.config import FloatType, ModelConfig
-from localchat_cuda.quantization import PACKED_GROUP
+from localchat_cuda.quantization import PACKED_GROUP, floating_bytes
 from localchat_cuda.rotation import LongFactors
 from localchat_cuda.tensor_names import is_text, usual_name
 
@@ -67,19 +67,16 @@ def kv_token_bytes(config: ModelConfig, kv_type: str | None = None) -> int:
 
 
 def weights_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> int:
-    """What the files' tensors of the text part take once they are loaded."""
-    taken = config.quantization.loaded_bytes if config.quantization else _size
+    """What the files' tensors of the text part take once loaded, floating ones in the config's type."""
+    wide = _FLOAT if config.dtype == "float32" else _HALF
+    taken = config.quantization.loaded_bytes if config.quantization else floating_bytes
     return sum(
-        taken(tensor)
+        taken(tensor, wide)
         for header in headers
         for tensor in header.tensors
         if is_text(tensor.name)
         and not (config.tied and usual_name(tensor.name) == "lm_head.weight")
     )
-
-
-def _size(tensor: Tensor) -> int:
-    return tensor.size_bytes
 
 
 def parameters(config: ModelConfig) -> int:
@@ -146,7 +143,8 @@ class _Planner:
         self.step = step_tokens(gpu)
         self.workspace = workspace_bytes(config, wish.max_slots, self.step)
         self.workspace += rotation_bytes(config, wish.context_tokens or config.context_train)
-        self.free = max(gpu.free_bytes - reserve_bytes(gpu.total_bytes), 0)
+        self.card_free = max(gpu.free_bytes - reserve_bytes(gpu.total_bytes), 0)
+        self.free = self.card_free
         if limits.gpu_bytes is not None:
             self.free = min(self.free, limits.gpu_bytes)
         self.gpu = gpu
@@ -254,12 +252,31 @@ class _Planner:
             layers=self.config.layers + 1,
             gpu_bytes=total,
             gpu_free_bytes=self.free,
+            missing="" if fits else self._forbidden(context, total),
             kv_types=self.kv_types,
         )
 
+    def _forbidden(self, context: int, total: int) -> str:
+        """Where there is memory enough, and the user's limit on the cache is what a load would break."""
+        most = self.limits.kv_bytes
+        if most is None or total > self.free or self.kv(context) <= most:
+            return ""
+        return (
+            f"the KV cache of {tokens(context)} takes {size(self.kv(context))}, and --kv-gb allows "
+            f"{size(most)}."
+        )
+
+    def _raised_limits(self, goal: int) -> Iterator[str]:
+        """Limits of the user's that could be wider."""
+        kv, most = self.kv(goal), self.limits
+        if most.kv_bytes is not None and most.kv_bytes < kv:
+            yield f"--kv-gb {flag_gigabytes(kv)}: what {tokens(goal)} take."
+        total = self.weights + kv + self.workspace + OVERHEAD_BYTES
+        if most.gpu_bytes is not None and most.gpu_bytes < total <= self.card_free:
+            yield f"--vram-gb {flag_gigabytes(total)}: what it takes with {tokens(goal)}."
+
     def _advice(self, goal: int, longest: int, least: int) -> Iterator[str]:
-        if self.limits.kv_bytes is not None and self.limits.kv_bytes < self.kv(goal):
-            yield f"--kv-gb {self.kv(goal) / 1e9:.1f}: what {tokens(goal)} take."
+        yield from self._raised_limits(goal)
         yield from self._with_fp8(longest, max(goal, self.config.context_train))
         if least <= longest < goal:
             yield f"--ctx {longest}: {size(self.kv(longest))} of cache."

@@ -10,6 +10,7 @@ AutoRound and llm-compressor write them.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Literal
 
 from localchat.errors import ModelInvalid
@@ -32,6 +33,16 @@ _CODES = {"awq": ".qweight", "gptq": ".qweight", "int4": ".weight_packed"}
 """By method, the tensor of codes."""
 _BESIDE = (".qzeros", ".scales", "_scale", "_zero_point", ".weight_shape", "g_idx")
 """What stands beside the codes, and is counted with them."""
+
+_SCALES = ("_scale", "_scale_inv")
+"""Of FP8 weights."""
+_FLOATING = ("F64", "F32", "F16", "BF16")
+"""Types of tensors that the load turns into its own."""
+
+
+def floating_bytes(tensor: Tensor, wide: int) -> int:
+    """What a tensor takes whose numbers are `wide` bytes each once they are loaded; others stay as stored."""
+    return prod(tensor.shape) * wide if tensor.dtype in _FLOATING else tensor.size_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +78,16 @@ class Quantization:
         scales = -(-n // self.group) * -(-k // self.group) if self.group else n
         return n * k + scales * _STEP_BYTES
 
-    def loaded_bytes(self, tensor: Tensor) -> int:
-        """What a tensor of the files takes once it is loaded: as stored, but for packed layers, whose scales
-        and zeros become four bytes for each 128 codes, counted with these."""
+    def loaded_bytes(self, tensor: Tensor, wide: int) -> int:
+        """What a tensor of the files takes once it is loaded: codes as stored, what stayed floating in `wide`
+        bytes a number. Packed layers have four bytes for each 128 codes, counted with these, of scales and
+        zeros; FP8 ones four bytes a scale."""
         if self.method not in _CODES:
-            return tensor.size_bytes
+            return floating_bytes(tensor, _STEP_BYTES if tensor.name.endswith(_SCALES) else wide)
         if tensor.name.endswith(_BESIDE):
             return 0
         if not tensor.name.endswith(_CODES[self.method]) or len(tensor.shape) != 2:
-            return tensor.size_bytes
+            return floating_bytes(tensor, wide)
         rows, words = tensor.shape
         n, k = {"awq": (8 * words, rows), "gptq": (words, 8 * rows)}.get(
             self.method, (rows, 8 * words)

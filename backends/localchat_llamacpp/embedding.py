@@ -77,7 +77,7 @@ def plan_embedding(
     most = min(trained, wish.context_tokens or _GOAL_TOKENS)
     on_gpu = can_offload and wish.gpu_layers != 0 and bool(machine.gpus)
     for layers in (header.number("block_count") + 1, 0) if on_gpu else (0,):
-        needs = _Needs(header, machine, layers, safe_mode=safe_mode)
+        needs = _Needs(header, machine, layers, wish.gpu_limit_bytes, safe_mode=safe_mode)
         longest = largest(needs.fit, most, step=_LEAST_TOKENS)
         if longest >= most or (wish.context_tokens is None and longest >= min(trained, 512)):
             return needs.plan(longest, longest, fits=True)
@@ -87,8 +87,17 @@ def plan_embedding(
 class _Needs:
     """Prices texts of a length on one placement of the layers."""
 
-    def __init__(self, header: Header, machine: Machine, layers: int, *, safe_mode: bool) -> None:
+    def __init__(
+        self,
+        header: Header,
+        machine: Machine,
+        layers: int,
+        gpu_limit_bytes: int | None,
+        *,
+        safe_mode: bool,
+    ) -> None:
         self._header, self._machine, self._layers = header, machine, layers
+        self._gpu_bytes = spendable_gpu(machine, gpu_limit_bytes)
         self._shape: Shape = model_shape(header)
         weights = weights_split(header, layers)
         again = Repacked() if safe_mode else repacked_weights(header, machine, layers)
@@ -115,7 +124,7 @@ class _Needs:
         """Whether there is room for texts of this length."""
         parts = self.parts(tokens)
         return sum(part.ram for part in parts) <= spendable_ram(self._machine) and (
-            sum(part.gpu for part in parts) <= spendable_gpu(self._machine) or not self._layers
+            sum(part.gpu for part in parts) <= self._gpu_bytes or not self._layers
         )
 
     def plan(self, tokens: int, longest: int, *, fits: bool) -> MemoryPlan:
@@ -123,7 +132,7 @@ class _Needs:
         parts = self.parts(tokens)
         weights, cache, scratch, overhead = (sum(part) for part in parts)
         gpu = sum(part.gpu for part in parts)
-        gpu_free = spendable_gpu(self._machine) if gpu else 0
+        gpu_free = self._gpu_bytes if gpu else 0
         advice: tuple[str, ...] = ()
         if not fits:
             rest = longest and f"--ctx {longest}: shorter texts."

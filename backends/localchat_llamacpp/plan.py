@@ -20,7 +20,7 @@ from localchat.fit.plan import (
     largest,
     smaller_quantization,
 )
-from localchat.fit.words import size, tokens
+from localchat.fit.words import flag_gigabytes, size, tokens
 from localchat_llamacpp.ways import Needs, Room, Way
 
 GOAL_TOKENS = 8192
@@ -230,6 +230,7 @@ class _Planner:
             layers=self.room.layers,
             gpu_bytes=needs.gpu,
             gpu_free_bytes=self.room.gpu_free_bytes(needs),
+            missing="" if fits else self._forbidden(needs, context),
             window_only=way.window_only,
             mapped_bytes=needs.mapped,
             kv_types=self.possible_types,
@@ -241,8 +242,28 @@ class _Planner:
             return self.wish.cache_ram_bytes
         return min(max(self.room.ram_bytes - needs.ram, 0) // 2, _PARKED_BYTES)
 
+    def _forbidden(self, needs: Needs, context: int) -> str:
+        """Where there is memory enough, and the user's limit on the cache is what a load would break."""
+        most, room = self.wish.kv_limit_bytes, self.room
+        if most is None or room.allowed(needs) or not room.holds(needs):
+            return ""
+        return (
+            f"the KV cache of {tokens(context)} takes {size(sum(needs.kv))}, and --kv-gb allows "
+            f"{size(most)}."
+        )
+
+    def _raised_limits(self, way: Way) -> Iterator[str]:
+        """Limits of the user's that could be wider."""
+        needs, most = self.room.needs(self.goal, way), self.wish.gpu_limit_bytes
+        if not self.room.allowed(needs):
+            kv = flag_gigabytes(sum(needs.kv))
+            yield f"--kv-gb {kv}: what {tokens(self.goal)} take."
+        if most is not None and self.room.cards == 1 and most < needs.gpu <= self.room.card_bytes:
+            yield f"--vram-gb {flag_gigabytes(needs.gpu)}: what {way.gpu_layers} layers take."
+
     def _advice(self, way: Way) -> Iterator[str]:
         """What would help, in the order of what it costs the user."""
+        yield from self._raised_limits(way)
         small = (
             way._replace(kv_type="q8_0")
             if "q8_0" in self.possible_types and not way.coarse

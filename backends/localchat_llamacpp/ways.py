@@ -98,7 +98,9 @@ class Room:
         self.ram_bytes = spendable_ram(machine)
         if self.unified:
             self.ram_bytes = min(self.ram_bytes, int(machine.ram_total_bytes * _UNIFIED_SHARE))
-        self.gpu_bytes = 0 if self.unified else spendable_gpu(machine)
+        self.gpu_bytes = 0 if self.unified else spendable_gpu(machine, wish.gpu_limit_bytes)
+        self.card_bytes = spendable_gpu(machine)
+        """Of all cards, whatever the user's limit."""
         self._safe_mode = safe_mode
         if self.cards > 1:
             # A layer is never divided between cards: at the border of two, up to one layer's room is lost.
@@ -125,7 +127,7 @@ class Room:
             return with_flash
         without = self._needs(context, way, flash=False)
         small = max(SCORES_BYTES, self.ram_bytes // 8)
-        return without if without.compute.ram <= small and self._holds(without, 0) else with_flash
+        return without if without.compute.ram <= small and self.holds(without) else with_flash
 
     def _needs(self, context: int, way: Way, *, flash: bool) -> Needs:
         layers = way.gpu_layers
@@ -158,15 +160,22 @@ class Room:
         )
         return found.pooled() if self.unified else found
 
-    def _holds(self, needs: Needs, spare_bytes: int) -> bool:
+    def holds(self, needs: Needs, spare_bytes: int = 0) -> bool:
+        """Whether there is memory enough, `spare_bytes` of RAM left over."""
         parked = self.wish.cache_ram_bytes or 0
         return needs.ram + parked + spare_bytes <= self.ram_bytes and (
             self.trusted or needs.gpu <= self.gpu_bytes
         )
 
+    def allowed(self, needs: Needs) -> bool:
+        """Whether the user's limit on the KV cache is kept."""
+        most = self.wish.kv_limit_bytes
+        return most is None or sum(needs.kv) <= most
+
     def fits(self, context: int, way: Way, spare_bytes: int = 0) -> bool:
-        """Whether there is room, `spare_bytes` of RAM left over."""
-        return self._holds(self.needs(context, way), spare_bytes)
+        """Whether there is room, `spare_bytes` of RAM left over, within the user's limits."""
+        needs = self.needs(context, way)
+        return self.allowed(needs) and self.holds(needs, spare_bytes)
 
     def largest_context(self, way: Way, most: int, spare_bytes: int = 0) -> int:
         """The longest context up to `most`; 0: none."""

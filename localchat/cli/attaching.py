@@ -41,6 +41,8 @@ def attached_engine(setup: "Setup", user: str, say: Callable[[str], None]) -> "E
 
 
 def _wish(setup: "Setup") -> Wish:
+    from localchat.pool.finding import gigabytes
+
     settings = setup.settings
     cache = settings.cache_ram_mib
     return Wish(
@@ -53,5 +55,9 @@ def _wish(setup: "Setup") -> Wish:
         gpu_layers=settings.gpu_layers,
         threads=settings.threads,
         cache_ram_bytes=None if cache is None else cache * 2**20,
+        require_gpu=settings.require_gpu,
+        gpu_limit_bytes=gigabytes(settings.vram_gb),
+        kv_limit_bytes=gigabytes(settings.kv_gb),
+        dummy_weights=settings.dummy_weights,
         head_int8=settings.head_int8,
     )

@@ -27,9 +27,15 @@ LEAST_SLOTS = 2
     "--kv-type", "kv_cache_type", metavar="TYPE", help="KV cache as f16, q8_0 or q4_0; on CUDA fp8."
 )
 @click.option("--gpu-layers", "gpu_layers", metavar="N", help="Layers on the GPU.")
+@click.option("--vram-gb", "vram_gb", metavar="GB", help="With at most this much of each GPU.")
+@click.option("--kv-gb", "kv_gb", metavar="GB", help="With at most this much KV cache.")
+@click.option(
+    "--cache-ram", "cache_ram_mib", metavar="MIB", help="With RAM for KV that nobody uses."
+)
 @click.option("--threads", "threads", metavar="N", help="Threads that would compute.")
 @click.option("--parallel", type=click.IntRange(1, 255), metavar="N", help="Requests at once; 2.")
 @click.option("--head-int8/--head-exact", default=None, help="With the head in 8 bits (CUDA).")
+@click.option("--dummy-weights/--real-weights", default=None, help="With random weights.")
 @click.option("--backend", "backend", metavar="NAME", help="What would run the model.")
 @click.option(
     "--require-gpu/--no-require-gpu", default=None, help="Whether the CPU alone is not enough."
@@ -90,7 +96,8 @@ def _look(ctx: click.Context, word: str) -> _Seen:
         subject = _elsewhere(word, said, settings, missing)
         return _Seen(subject, settings, said.paths, said.door)
     model = setup.model
-    subject = Subject(model.name, read_unloaded(model.path), model.path, setup.settings.backend)
+    unloaded = read_unloaded(model.path, dummy_weights=setup.settings.dummy_weights)
+    subject = Subject(model.name, unloaded, model.path, setup.settings.backend)
     return _Seen(subject, setup.settings, setup.paths, setup.door)
 
 
@@ -150,6 +157,7 @@ def _unknown_shape(reference: "Reference", by: str) -> "NetworkError":
 def wish_of(settings: "Settings", slots: int) -> "LoadWish":
     """What these settings ask of a load."""
     from localchat.fit.plan import LoadWish
+    from localchat.pool.finding import gigabytes
 
     cache = settings.cache_ram_mib
     return LoadWish(
@@ -160,6 +168,9 @@ def wish_of(settings: "Settings", slots: int) -> "LoadWish":
         cache_ram_bytes=None if cache is None else cache * 2**20,
         threads=settings.threads,
         require_gpu=settings.require_gpu,
+        gpu_limit_bytes=gigabytes(settings.vram_gb),
+        kv_limit_bytes=gigabytes(settings.kv_gb),
+        dummy_weights=settings.dummy_weights,
         head_int8=settings.head_int8,
     )
 

@@ -32,8 +32,8 @@ _ENGINE = (
     _Flag("cache_ram_mib", ("--cache-ram",), "MIB", "RAM for KV that nobody uses now."),
     _Flag("threads", ("--threads",), "N", "Threads that compute; 0 is every physical core."),
     _Flag("gpu_layers", ("--gpu-layers",), "N", "Layers on the GPU: auto, all or a number."),
-    _Flag("vram_gb", ("--vram-gb",), "GB", "Most of a GPU's memory (CUDA backend)."),
-    _Flag("kv_gb", ("--kv-gb",), "GB", "Most of it for the KV cache."),
+    _Flag("vram_gb", ("--vram-gb",), "GB", "Most of each GPU's memory."),
+    _Flag("kv_gb", ("--kv-gb",), "GB", "Most memory for the KV cache."),
     _Flag("backend", ("--backend",), "NAME", "What runs the model; doctor lists them."),
     _Flag(
         "remote", ("--remote",), "URL", "An OpenAI-compatible server, or its name, that answers."

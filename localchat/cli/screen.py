@@ -86,7 +86,7 @@ class _Planner:
         from localchat.fit.verdict import Subject, judge
 
         model = settled.model
-        unloaded = read_unloaded(model.path)
+        unloaded = read_unloaded(model.path, dummy_weights=settled.settings.dummy_weights)
         subject = Subject(model.name, unloaded, model.path, settled.settings.backend)
         return judge(subject, wish, self._here(), None, speed=False).plan
 

@@ -31,6 +31,10 @@ class Wish(msgspec.Struct, frozen=True, omit_defaults=True):
     gpu_layers: int | Literal["auto", "all"] = "auto"
     threads: int = 0
     cache_ram_bytes: int | None = None
+    require_gpu: bool = False
+    gpu_limit_bytes: int | None = None
+    kv_limit_bytes: int | None = None
+    dummy_weights: bool = False
     head_int8: bool = False
 
 

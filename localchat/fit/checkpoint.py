@@ -15,7 +15,7 @@ from localchat.fit.source import ByteSource, FileSource
 
 CONFIG: Final = "config.json"
 _LONGEST_CONFIG: Final = 4 << 20
-_BESIDE: Final = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+BESIDE: Final = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 """Files of early quantized checkpoints, whose config.json says nothing of it, and their methods."""
 _EARLY_WORDS: Final = {"w_bit": "bits", "q_group_size": "group_size"}
 _MOST_FILES: Final = 1024
@@ -83,27 +83,46 @@ def _compressed(found: Mapping[str, Any]) -> str:
 def whole_config(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
     """config.json with the quantization that a file beside it describes, where it says nothing of one itself.
     Raises ModelInvalid."""
-    for name, method in _BESIDE.items():
-        path = folder / name
-        if config.get("quantization_config") or not path.is_file():
-            continue
-        try:
-            found = json.loads(path.read_bytes()[: _LONGEST_CONFIG + 1])
-        except (OSError, ValueError, RecursionError) as problem:
-            raise ModelInvalid(f"{path} cannot be read: {problem}.", path=str(path)) from problem
-        if not isinstance(found, dict):
-            raise ModelInvalid(f"{path} is no JSON object.", path=str(path))
-        stated = {_EARLY_WORDS.get(key, key): value for key, value in found.items()}
-        return {**config, "quantization_config": {"quant_method": method, **stated}}
-    return config
+    path = next((folder / name for name in BESIDE if (folder / name).is_file()), None)
+    if path is None or config.get("quantization_config"):
+        return config
+    try:
+        with FileSource(path) as source:
+            return _with_beside(config, path.name, source)
+    except OSError as problem:
+        raise ModelInvalid(f"{path} cannot be read: {problem}.", path=str(path)) from problem
+
+
+def _with_beside(config: Mapping[str, Any], name: str, source: ByteSource) -> Mapping[str, Any]:
+    """With what the file of this name says of the quantization. Raises ModelInvalid."""
+    stated = {_EARLY_WORDS.get(key, key): value for key, value in _object(source).items()}
+    return {**config, "quantization_config": {"quant_method": BESIDE[name], **stated}}
+
+
+def _object(source: ByteSource) -> dict[str, Any]:
+    """The settings in a file of JSON. Raises ModelInvalid."""
+    if source.size > _LONGEST_CONFIG:
+        raise ModelInvalid(
+            f"{source.name} has {source.size:,} bytes; no settings are that long.", path=source.name
+        )
+    try:
+        found = json.loads(source.read(0, source.size))
+    except (ValueError, RecursionError) as problem:
+        raise ModelInvalid(f"{source.name} is no JSON: {problem}.", path=source.name) from problem
+    if not isinstance(found, dict):
+        raise ModelInvalid(f"{source.name} is no JSON object.", path=source.name)
+    return found
 
 
 Unloaded: TypeAlias = Header | Checkpoint
 """What is known of a model that is not loaded."""
 
 
-def read_unloaded(path: Path) -> Unloaded:
-    """The header of a GGUF, or the checkpoint in a folder. Raises ModelMissing, ModelInvalid."""
+def read_unloaded(path: Path, *, dummy_weights: bool = False) -> Unloaded:
+    """The header of a GGUF, or the checkpoint in a folder. dummy_weights: of a folder nothing is wanted but
+    its config. Raises ModelMissing, ModelInvalid."""
+    if dummy_weights and path.is_dir():
+        return read_config(path)
     return read_checkpoint(path) if is_checkpoint(path) else read_header(path)
 
 
@@ -138,7 +157,8 @@ def read_config(folder: Path) -> Checkpoint:
     """The checkpoint by its config.json alone, for weights of chance. Raises ModelMissing, ModelInvalid."""
     try:
         with FileSource(folder / CONFIG) as config:
-            return read_checkpoint_sources(str(folder), config, ())
+            found = read_checkpoint_sources(str(folder), config, ())
+        return replace(found, config=whole_config(folder, found.config))
     except OSError as problem:
         raise ModelMissing(
             f"{folder / CONFIG} cannot be read: {problem}.",
@@ -155,17 +175,17 @@ def weight_files(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_checkpoint_sources(
-    name: str, config: ByteSource, weights: Sequence[ByteSource]
+    name: str,
+    config: ByteSource,
+    weights: Sequence[ByteSource],
+    beside: Mapping[str, ByteSource] | None = None,
 ) -> Checkpoint:
-    """The checkpoint behind sources of bytes. Raises ModelInvalid."""
-    if config.size > _LONGEST_CONFIG or len(weights) > _MOST_FILES:
-        raise ModelInvalid(
-            f"{name}: {config.name} has {config.size:,} bytes; no settings are that long."
-        )
-    try:
-        found = json.loads(config.read(0, config.size))
-    except (ValueError, RecursionError) as problem:
-        raise ModelInvalid(f"{config.name} is no JSON: {problem}.", path=config.name) from problem
-    if not isinstance(found, dict):
-        raise ModelInvalid(f"{config.name} is no JSON object.", path=config.name)
+    """The checkpoint behind sources of bytes. `beside`: by their names those of BESIDE that are there. Raises
+    ModelInvalid."""
+    if len(weights) > _MOST_FILES:
+        raise ModelInvalid(f"{name}: its weights are {len(weights):,} files; no model has as many.")
+    found: Mapping[str, Any] = _object(config)
+    early = next((file for file in BESIDE if file in (beside or {})), None)
+    if early is not None and beside is not None and not found.get("quantization_config"):
+        found = _with_beside(found, early, beside[early])
     return Checkpoint(name, found, tuple(read_safetensors_source(source) for source in weights))

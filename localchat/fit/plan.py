@@ -27,8 +27,8 @@ class LoadWish:
 
     context_tokens: longest sequence. kv_type: f16, q8_0, q4_0, fp8, ... max_slots: sequences at once.
     cache_ram_bytes: RAM for parked prefixes. require_gpu: refuse rather than compute on the CPU alone.
-    gpu_limit_bytes, kv_limit_bytes: most of a GPU's memory, most of it for the KV cache. dummy_weights: random
-    weights, to measure speed without a model's files. head_int8: round the output head to 8 bits.
+    gpu_limit_bytes, kv_limit_bytes: most of each GPU's memory, most memory for the KV cache. dummy_weights:
+    random weights, to measure speed without a model's files. head_int8: round the output head to 8 bits.
     """
 
     context_tokens: int | None = None
@@ -118,9 +118,11 @@ def spendable_ram(machine: Machine) -> int:
     return max(machine.ram_free_bytes - reserve_bytes(machine.ram_total_bytes), 0)
 
 
-def spendable_gpu(machine: Machine) -> int:
-    """Graphics memory that a load may take now, all cards together."""
-    return sum(max(gpu.free_bytes - reserve_bytes(gpu.total_bytes), 0) for gpu in machine.gpus)
+def spendable_gpu(machine: Machine, most_bytes: int | None = None) -> int:
+    """Graphics memory that a load may take now, all cards together. most_bytes: of each, None: all that is
+    free."""
+    free = (max(gpu.free_bytes - reserve_bytes(gpu.total_bytes), 0) for gpu in machine.gpus)
+    return sum(each if most_bytes is None else min(each, most_bytes) for each in free)
 
 
 # ---------------------------------------------------------------------------- weights

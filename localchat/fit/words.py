@@ -20,6 +20,11 @@ def size(count_bytes: int) -> str:
     return f"{value:.1f} {unit}" if abs(value) < 9.95 or power >= 3 else f"{value:.0f} {unit}"
 
 
+def flag_gigabytes(count_bytes: int) -> str:
+    """`4.8`: as a flag that allows so many bytes takes it, rounded up."""
+    return f"{-(-count_bytes // 100_000_000) / 10:.1f}"
+
+
 def tokens(count: int) -> str:
     """`32,768 tokens`, `1 token`."""
     return f"{count:,} token{'' if count == 1 else 's'}"

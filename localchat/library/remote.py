@@ -13,7 +13,13 @@ import httpx2
 
 from localchat.errors import ModelInvalid, NetworkError
 from localchat.figures import size
-from localchat.fit.checkpoint import CONFIG, Checkpoint, read_checkpoint_sources, weight_files
+from localchat.fit.checkpoint import (
+    BESIDE,
+    CONFIG,
+    Checkpoint,
+    read_checkpoint_sources,
+    weight_files,
+)
 from localchat.fit.gguf_header import Header
 from localchat.fit.header import check_model, joined, read_source
 from localchat.library.download import fetch_patiently
@@ -132,4 +138,5 @@ def look_into(choice: Choice, hub: Hub, tell: Tell, patience: Patience) -> Heade
         choice.listing.repository,
         source(by_path[config]),
         [source(by_path[path]) for path in weights],
+        {path: source(by_path[path]) for path in BESIDE if path in by_path},
     )

@@ -44,8 +44,8 @@ def engine_options(
         cache_ram_bytes=None if cache is None else cache * _MIB,
         speculation=settings.speculation,
         require_gpu=settings.require_gpu,
-        gpu_limit_bytes=_bytes(settings.vram_gb),
-        kv_limit_bytes=_bytes(settings.kv_gb),
+        gpu_limit_bytes=gigabytes(settings.vram_gb),
+        kv_limit_bytes=gigabytes(settings.kv_gb),
         dummy_weights=settings.dummy_weights,
         head_int8=settings.head_int8,
         backend=settings.backend,
@@ -55,8 +55,9 @@ def engine_options(
     )
 
 
-def _bytes(gigabytes: float | None) -> int | None:
-    return None if gigabytes is None else int(gigabytes * 1e9)
+def gigabytes(limit: float | None) -> int | None:
+    """A limit of the settings in bytes."""
+    return None if limit is None else int(limit * 1e9)
 
 
 def _advised(model: LocatedModel, paths: Paths) -> dict[str, float]:
@@ -130,6 +131,10 @@ class LibraryFinder:
             "gpu_layers": None if wish.gpu_layers == "auto" else wish.gpu_layers,
             "threads": wish.threads or None,
             "cache_ram_bytes": wish.cache_ram_bytes,
+            "require_gpu": wish.require_gpu or None,
+            "gpu_limit_bytes": wish.gpu_limit_bytes,
+            "kv_limit_bytes": wish.kv_limit_bytes,
+            "dummy_weights": wish.dummy_weights or None,
             "head_int8": wish.head_int8 or None,
         }
         insisted = {name: value for name, value in asked.items() if value is not None}

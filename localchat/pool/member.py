@@ -74,6 +74,7 @@ class Wanted(msgspec.Struct, frozen=True):
             *(options.model.resolve(), options.backend, options.context_tokens, options.kv_type),
             *(options.gpu_layers, options.threads, options.max_slots, options.cache_ram_bytes),
             *(options.speculation, sorted(options.sampling.items()), options.remote),
+            *(options.gpu_limit_bytes, options.kv_limit_bytes, options.dummy_weights),
             options.head_int8,
         ]
         return repr(parts)

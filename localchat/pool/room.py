@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 
 from localchat.engine.options import EngineOptions
 from localchat.errors import DoesNotFit, EngineBusy
-from localchat.fit.checkpoint import Checkpoint, Unloaded, read_config, read_unloaded
+from localchat.fit.checkpoint import Checkpoint, read_unloaded
 from localchat.fit.plan import demand
 from localchat.fit.verdict import Subject, judge, usable_machine
 from localchat.fit.words import size
@@ -18,7 +18,8 @@ _GOAL_TOKENS = 8192
 class Verdict(NamedTuple):
     """fits: it can be loaded now. cramped: only with a context shorter than it should have. needed_bytes,
     free_bytes: of RAM and graphics memory together; gpu_bytes, gpu_free_bytes: the part that is graphics
-    memory. Bytes are 0 where nothing is loaded here. advice: what would help, best first."""
+    memory. Bytes are 0 where nothing is loaded here. advice: what would help, best first. gpu_most_bytes: what
+    the user allows of the graphics memory, whoever leaves it; None: all."""
 
     fits: bool
     cramped: bool = False
@@ -27,6 +28,7 @@ class Verdict(NamedTuple):
     advice: tuple[str, ...] = ()
     gpu_bytes: int = 0
     gpu_free_bytes: int = 0
+    gpu_most_bytes: int | None = None
 
     @property
     def ram_bytes(self) -> int:
@@ -37,6 +39,8 @@ class Verdict(NamedTuple):
         """Whether it would not fit, had all of these members left."""
         listed = list(members)
         gpu = self.gpu_free_bytes + sum(member.gpu_bytes for member in listed)
+        if self.gpu_most_bytes is not None:
+            gpu = min(gpu, self.gpu_most_bytes)
         ram = self.free_bytes - self.gpu_free_bytes + sum(member.ram_bytes for member in listed)
         return self.gpu_bytes > gpu or self.ram_bytes > ram
 
@@ -61,9 +65,10 @@ class MachineRoom:
             return Verdict(
                 fits=True
             )  # nothing is loaded here, or by a stranger's class that plans itself
-        model = _model(options)
+        model = read_unloaded(options.model, dummy_weights=options.dummy_weights)
         subject = Subject(options.name, model, options.model, options.backend)
-        plan = judge(subject, options.load_wish(), usable_machine(), None, speed=False).plan
+        machine, limit = usable_machine(), options.gpu_limit_bytes
+        plan = judge(subject, options.load_wish(), machine, None, speed=False).plan
         if plan.missing:
             demand(plan, options.name)
         members = list(beside)
@@ -85,14 +90,8 @@ class MachineRoom:
             advice=plan.advice,
             gpu_bytes=gpu,
             gpu_free_bytes=gpu_free,
+            gpu_most_bytes=None if limit is None else limit * max(len(machine.gpus), 1),
         )
-
-
-def _model(options: EngineOptions) -> Unloaded:
-    """What is known of the files. Raises ModelMissing, ModelInvalid."""
-    if options.dummy_weights and options.model.is_dir():
-        return read_config(options.model)
-    return read_unloaded(options.model)
 
 
 def never_fits(wanted: Wanted, verdict: Verdict) -> DoesNotFit:

@@ -108,6 +108,18 @@ def test_what_the_user_insists_on_is_loaded_that_way(served: Served, call: Call)
     assert [(one.context_tokens, one.threads) for one in served.opened] == [(None, 0), (1024, 1)]
 
 
+def test_the_users_limits_reach_the_server(served: Served, call: Call) -> None:
+    call(HERE, "hello")
+    limits = ("--vram-gb", "3.5", "--kv-gb", "0.5", "--require-gpu", "--dummy-weights")
+    call(HERE, *limits[:4], "hello")
+    plain, limited = served.opened
+    assert (plain.gpu_limit_bytes, plain.kv_limit_bytes) == (None, None)
+    assert (limited.gpu_limit_bytes, limited.kv_limit_bytes) == (3_500_000_000, 500_000_000)
+    call(HERE, "--dummy-weights", "hello")
+    assert served.opened[-1].dummy_weights and not limited.dummy_weights
+    assert call(HERE, *limits, "hello").code == 4
+
+
 def test_no_attach_and_a_server_that_is_gone_are_answered_here(
     served: Served, call: Call, paths: Paths
 ) -> None:

@@ -14,6 +14,7 @@ from localchat.fit.words import bar
 from tests.cli.conftest import Call, Outcome
 from tests.cli.door import SCENARIOS
 from tests.gguf_files import F32, Q4_0, Size, llama
+from tests.localchat_cuda.test_localchat_cuda_config import QWEN25
 from tests.probing import put_rates
 
 GB = 10**9
@@ -115,6 +116,46 @@ def test_cards_are_counted_where_the_build_uses_them(
     assert found["gpu_layers"] == found["layers"] == 33
     assert found["memory_bytes"] == (32 + 24) * GB
     assert found["others_bytes"] == (4 + 3) * GB
+
+
+def test_the_users_limits_reach_the_planner(
+    fit: Fit, eight_b: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localchat_llamacpp.backend.can_offload", lambda: True)
+    card = Gpu(0, "RTX 4090", 24 * GB, 23 * GB)
+    roomy = replace(SMALL, ram_total_bytes=64 * GB, ram_free_bytes=60 * GB, gpus=(card,))
+    free = told(fit(roomy, eight_b, "--ctx", "8192", "--json"))
+    part = told(fit(roomy, eight_b, "--ctx", "8192", "--vram-gb", "4", "--json"))
+    assert free["gpu_layers"] == 33 and 0 < part["gpu_layers"] < 33
+    assert part["gpu_bytes"] <= part["gpu_free_bytes"] == 4 * GB
+    monkeypatch.setenv("LOCALCHAT_VRAM_GB", "4")
+    assert told(fit(roomy, eight_b, "--ctx", "8192", "--json")) == part
+    whole = fit(roomy, eight_b, "--ctx", "8192", "--gpu-layers", "all", "--json")
+    assert whole.code == 4
+    assert told(whole)["advice"][0].startswith("--vram-gb ")
+    assert fit(roomy, eight_b, "--vram-gb", "0").code == 2
+
+
+def test_a_limit_on_the_cache_bounds_the_context(fit: Fit, eight_b: Path) -> None:
+    roomy = replace(SMALL, ram_total_bytes=64 * GB, ram_free_bytes=60 * GB)
+    found = told(fit(roomy, eight_b, "--kv-gb", "0.5", "--json"))
+    assert found["fits"] and found["kv_bytes"] <= GB / 2
+    outcome = fit(roomy, eight_b, "--ctx", "32768", "--kv-gb", "0.5", "--json")
+    found = told(outcome)
+    assert outcome.code == 4 and "--kv-gb allows 500 MB" in found["missing"]
+    enough = found["advice"][0].partition(":")[0].split()
+    assert enough[0] == "--kv-gb"
+    assert fit(roomy, eight_b, "--ctx", "32768", *enough).code == 0
+
+
+def test_random_weights_are_judged_without_files(fit: Fit, tmp_path: Path) -> None:
+    folder = tmp_path / "shape"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(QWEN25))
+    assert fit(SMALL, folder).code != 0
+    outcome = fit(SMALL, folder, "--dummy-weights", "--json")
+    assert outcome.code == 4
+    assert told(outcome)["weights_bytes"] == pytest.approx(15.2 * GB, rel=0.01)
 
 
 def test_a_file_that_cannot_be_run_is_refused(fit: Fit, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from localchat.errors import ModelInvalid
-from localchat.fit.checkpoint import Checkpoint, read_checkpoint
+from localchat.fit.checkpoint import Checkpoint, read_checkpoint, read_unloaded
 
 EMPTY = (2).to_bytes(8, "little") + b"{}"
 
@@ -40,5 +40,15 @@ def test_an_early_checkpoint_tells_its_quantization_in_a_file_beside(tmp_path: P
     assert found.quantization == "GPTQ"
     assert found.config["quantization_config"]["group_size"] == 128
     beside.write_text("{")
-    with pytest.raises(ModelInvalid, match="cannot be read"):
+    with pytest.raises(ModelInvalid, match=r"quantize_config\.json is no JSON"):
         read_checkpoint(tmp_path)
+
+
+def test_for_weights_of_chance_the_settings_are_enough(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "quant_config.json").write_text('{"w_bit": 4}')
+    with pytest.raises(ModelInvalid, match="is a folder"):
+        read_unloaded(tmp_path)
+    found = read_unloaded(tmp_path, dummy_weights=True)
+    assert isinstance(found, Checkpoint)
+    assert (found.headers, found.quantization) == ((), "AWQ")

@@ -109,6 +109,32 @@ def test_a_checkpoint_is_known_by_its_config_and_headers(
     assert hub.sent < 700_000
 
 
+@pytest.mark.parametrize(
+    ("name", "stated", "method"),
+    [
+        ("quantize_config.json", {"bits": 4, "group_size": 128}, "GPTQ"),
+        ("quant_config.json", {"w_bit": 4, "q_group_size": 128}, "AWQ"),
+    ],
+)
+def test_an_early_checkpoint_on_the_hub_tells_its_quantization_beside(
+    look: Looker, name: str, stated: Mapping[str, int], method: str, tmp_path: Path
+) -> None:
+    files = {
+        "config.json": json.dumps(QWEN25).encode(),
+        name: json.dumps(stated).encode(),
+        **SHARDS,
+    }
+    look.add(files)
+    found = look("maker/Model")
+    for file, body in files.items():
+        (tmp_path / file).write_bytes(body)
+    local = read_checkpoint(tmp_path)
+    assert isinstance(found, Checkpoint)
+    assert found.quantization == method
+    assert found.config == local.config
+    assert found.config["quantization_config"]["group_size"] == 128
+
+
 def test_a_server_that_fails_is_asked_again(look: Looker, hub: FakeHub) -> None:
     look.add({"model-q4_0.gguf": llama(Size()).encode()})
     hub.faults += [Fault("header", 503), Fault("header", 429, {"Retry-After": "7"})]

@@ -93,6 +93,25 @@ def test_a_plan_before_a_load_is_the_one_of_the_load(folder: Path) -> None:
     assert not backend.plan(model, LoadWish(max_slots=2), bare).fits
 
 
+def test_a_checkpoint_in_fp32_is_planned_as_the_load_makes_it(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    source = write_speaking(folder)
+    machine = Machine("cpu", frozenset(), 1, 1 << 34, 1 << 33, gpus=(HOPPER,))
+    settings = json.loads((source / "config.json").read_text())
+    found = {}
+    for kind in ("float32", "bfloat16"):
+        for key in ("dtype", "torch_dtype"):
+            settings.pop(key, None)
+        (source / "config.json").write_text(json.dumps({**settings, "dtype": kind}))
+        found[kind] = CudaBackend().plan(read_checkpoint(source), LoadWish(max_slots=2), machine)
+    wide, narrow = found["float32"], found["bfloat16"]
+    assert (wide.kv_type, wide.kv_types) == ("bf16", ("bf16", "fp8"))
+    assert wide.weights_bytes == narrow.weights_bytes
+    assert wide.kv_bytes == narrow.kv_bytes
+    assert any("loaded as bf16" in note for note in wide.notes) and not narrow.notes
+
+
 def test_the_users_limit_on_the_cache_is_kept(folder: Path) -> None:
     model = ReferenceBackend().open(folder, print)
     free = model.plan(LoadWish(max_slots=4))

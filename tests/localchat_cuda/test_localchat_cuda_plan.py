@@ -158,3 +158,46 @@ def test_stretched_positions_are_said_where_they_begin() -> None:
     for context, said in ((4096, False), (4097, True)):
         found = plan(config, [], LoadWish(context_tokens=context), gpu(140 * GB, 141 * GB))
         assert any("--ctx 4096" in note for note in found.notes) is said
+
+
+def test_floating_weights_count_in_the_type_that_they_are_loaded_in() -> None:
+    stored = SafetensorsHeader(
+        "m",
+        {},
+        (
+            Tensor("a.weight", (100, 10), "F32", 8, 4000),
+            Tensor("b.weight", (10,), "BF16", 8, 20),
+            Tensor("positions", (5,), "I64", 8, 40),
+        ),
+        4068,
+    )
+    assert weights_bytes(CONFIG, [stored]) == 2 * 1000 + 2 * 10 + 40
+    assert weights_bytes(replace(CONFIG, dtype="float32"), [stored]) == 4 * 1000 + 4 * 10 + 40
+    awq = parse_config({**QWEN25, "quantization_config": AWQ}, "it")
+    assert weights_bytes(awq, [stored]) == 2 * 1000 + 2 * 10 + 40
+
+
+def test_a_limit_on_the_cache_alone_is_said_to_be_what_forbids_the_load() -> None:
+    wish = LoadWish(context_tokens=32768, max_slots=1)
+    found = plan(CONFIG, [header(GB)], wish, gpu(20 * GB), Limits(kv_bytes=GB))
+    needed = kv_token_bytes(CONFIG) * 32768
+    assert not found.fits and found.total_bytes < found.free_bytes
+    assert "--kv-gb allows 1.0 GB" in found.missing
+    flag, value = found.advice[0].partition(":")[0].split()
+    assert flag == "--kv-gb" and needed <= float(value) * GB < needed + GB / 10
+    enough = Limits(kv_bytes=int(float(value) * GB))
+    assert plan(CONFIG, [header(GB)], wish, gpu(20 * GB), enough).fits
+    with pytest.raises(DoesNotFit, match="it is not loaded: the KV cache"):
+        demand(found, "it")
+
+
+def test_a_limit_on_the_gpu_can_be_raised_where_there_is_memory() -> None:
+    wish = LoadWish(context_tokens=2048, max_slots=1)
+    found = plan(CONFIG, [header(15 * GB)], wish, gpu(23 * GB), Limits(gpu_bytes=10 * GB))
+    assert not found.fits and not found.missing
+    flag, value = found.advice[0].partition(":")[0].split()
+    assert flag == "--vram-gb"
+    enough = Limits(gpu_bytes=int(float(value) * GB))
+    assert plan(CONFIG, [header(15 * GB)], wish, gpu(23 * GB), enough).fits
+    scarce = plan(CONFIG, [header(15 * GB)], wish, gpu(12 * GB), Limits(gpu_bytes=10 * GB))
+    assert not any("--vram-gb" in line for line in scarce.advice)

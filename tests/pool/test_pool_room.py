@@ -135,6 +135,32 @@ def test_a_model_of_the_card_can_make_room_on_the_card_alone(machine: Put, folde
     assert wanted.never([in_ram])
 
 
+def test_the_users_limit_counts_whoever_leaves_the_card(machine: Put, folder: Path) -> None:
+    other = loading(folder, 0, 9 * GB)
+    options = EngineOptions(folder, context_tokens=4096, max_slots=2, gpu_limit_bytes=3 * GB)
+    found = MachineRoom().judge(options, [other])
+    assert not found.fits and found.never([other])
+    wider = replace(options, gpu_limit_bytes=12 * GB)
+    assert MachineRoom().judge(wider, ()).fits
+    assert not MachineRoom().judge(wider, [other, other]).never([other, other])
+
+
+def test_a_cache_that_the_user_forbids_unloads_nobody(machine: Put, folder: Path) -> None:
+    options = EngineOptions(folder, name="it", context_tokens=16_384, kv_limit_bytes=1_000_000)
+    with pytest.raises(DoesNotFit, match=r"it is not loaded: .*--kv-gb allows 1\.0 MB"):
+        MachineRoom().judge(options, ())
+
+
+def test_engines_with_other_limits_are_other_engines(folder: Path) -> None:
+    plain = EngineOptions(folder)
+    others = (
+        replace(plain, gpu_limit_bytes=GB),
+        replace(plain, kv_limit_bytes=GB),
+        replace(plain, dummy_weights=True),
+    )
+    assert len({Wanted("it", one).key for one in (plain, *others)}) == 4
+
+
 def test_a_remote_takes_nothing(machine: Put) -> None:
     from localchat.remotes import find_remote
 
