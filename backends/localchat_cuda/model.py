@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from localchat.errors import LocalchatError, ModelMissing
+from localchat.fit.checkpoint import weight_paths
 from localchat.fit.machine import Gpu, read_gpus, read_machine
 from localchat.fit.plan import LoadWish, MemoryPlan, demand
 from localchat.fit.safetensors_header import SafetensorsHeader, read_safetensors
@@ -30,9 +31,7 @@ class CheckpointModel:
             say(note)
         if self.config.vision:
             say("This model sees images, too; its vision part is left out, so images are refused.")
-        self.headers = {
-            path: read_safetensors(path) for path in sorted(folder.glob("*.safetensors"))
-        }
+        self.headers = {path: read_safetensors(path) for path in weight_paths(folder)}
         self.tokenizer: Tokenizer = Vocabulary(folder, self.config.vocabulary)
         self.info = _info(folder, self.config, self.headers, self.tokenizer)
 

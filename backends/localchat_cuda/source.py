@@ -8,6 +8,7 @@ import torch
 from safetensors import safe_open
 
 from localchat.errors import ModelInvalid, ModelMissing
+from localchat.fit.checkpoint import weight_paths
 from localchat.fit.safetensors_header import SafetensorsHeader, read_safetensors
 from localchat_cuda.tensor_names import usual_name
 
@@ -78,8 +79,8 @@ class Checkpoint:
 
 
 def read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:
-    """Every safetensors file of a folder. Raises ModelMissing where there is none, ModelInvalid."""
-    paths = sorted(folder.glob("*.safetensors"))
+    """Of every file of weights in a folder. Raises ModelMissing where there is none, ModelInvalid."""
+    paths = weight_paths(folder)
     if not paths:
         raise ModelMissing(
             f"{folder} holds no safetensors file.",

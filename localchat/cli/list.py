@@ -76,7 +76,7 @@ def _cells(model: "Model", seen: "Inspection") -> tuple[str, ...]:
 
 
 def _quantization(model: "Model", seen: "Inspection") -> str:
-    if model.installed is not None:
+    if model.installed is not None and model.installed.manifest.quantization:
         return model.installed.manifest.quantization
     return seen.facts.quantization if seen.facts else ""
 

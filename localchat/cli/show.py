@@ -43,10 +43,13 @@ def command(door: Door, word: str, template: bool, as_json: bool) -> None:
 
 
 class _Here(NamedTuple):
-    """`why`: what would run it and how, one sentence, empty where nothing does."""
+    """`why`: what would run it and how, one sentence, empty where nothing does. `missing`: what is not here to
+    run it, a sentence. `kv_types`: how its cache can be kept."""
 
     why: str
     advice: "Advice"
+    missing: str = ""
+    kv_types: tuple[str, ...] = ()
 
 
 def _here(model: "Model", paths: "Paths") -> _Here:
@@ -64,10 +67,11 @@ def _here(model: "Model", paths: "Paths") -> _Here:
     try:
         subject = Subject(model.name, read_unloaded(model.path), model.path)
         found = judge(subject, LoadWish(max_slots=2), usable_machine(), None, speed=False)
-        why = "" if found.plan.missing else found.why
-    except LocalchatError:
-        why = ""  # the line of trouble says it
-    return _Here(why, advised_sampling(located, paths))
+    except LocalchatError:  # the line of trouble says it
+        return _Here("", advised_sampling(located, paths))
+    why = "" if found.plan.missing else found.why
+    advice = advised_sampling(located, paths)
+    return _Here(why, advice, found.plan.missing, found.plan.kv_types)
 
 
 def _template(model: "Model", seen: "Inspection") -> str:
@@ -90,7 +94,7 @@ def _lines(model: "Model", seen: "Inspection", here: _Here) -> Iterator[str]:
     advice = ", ".join(f"{key} {value:g}" for key, value in here.advice.sampling.items())
     told = (
         ("sampling", f"{advice} ({here.advice.entry} in models.toml)" if advice else ""),
-        ("runs on", here.why),
+        ("runs on", here.why or (f"nothing here: {here.missing}" if here.missing else "")),
     )
     rows = [(name, text) for name, text in (*_where(model), *_what(seen), *told) if text]
     for name, text in rows:
@@ -163,6 +167,7 @@ def _record(model: "Model", seen: "Inspection", here: _Here) -> dict[str, Any]:
         "usable": not seen.trouble,
         "reason": seen.trouble or None,
         "why": here.why or None,
+        "missing": here.missing or None,
         "sampling": here.advice.sampling,
     }
     if facts is None:
@@ -175,7 +180,7 @@ def _record(model: "Model", seen: "Inspection", here: _Here) -> dict[str, Any]:
         "context_tokens": facts.context_tokens,
         "vocab_size": facts.vocab_size,
         "kv_bytes_per_token": facts.kv_bytes_per_token,
-        "kv_types": facts.kv_types,
+        "kv_types": facts.kv_types or here.kv_types,
         "state_bytes": facts.state_bytes,
         "licence": facts.licence or None,
         "templates": facts.templates,

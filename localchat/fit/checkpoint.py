@@ -63,10 +63,15 @@ class Checkpoint:
     @property
     def context_train(self) -> int:
         """Tokens, 0 where config.json does not say."""
+        return self.number("max_position_embeddings")
+
+    def number(self, field: str) -> int:
+        """A whole number of the part that is about text, 0 where config.json does not say it."""
         text = self.config.get("text_config")
-        held = text if isinstance(text, Mapping) else self.config
-        found = held.get("max_position_embeddings")
-        return found if isinstance(found, int) and not isinstance(found, bool) else 0
+        held = {**self.config, **text} if isinstance(text, Mapping) else self.config
+        found = held.get(field)
+        whole = isinstance(found, int) and not isinstance(found, bool)
+        return found if whole and found > 0 else 0
 
 
 def _compressed(found: Mapping[str, Any]) -> str:
@@ -134,7 +139,7 @@ def is_checkpoint(path: Path) -> bool:
 def read_checkpoint(folder: Path) -> Checkpoint:
     """The checkpoint in a folder, no weights read. Raises ModelMissing, ModelInvalid."""
     config = folder / CONFIG
-    weights = weight_files(sorted(path.name for path in folder.glob("*.safetensors")))
+    weights = [path.name for path in weight_paths(folder)]
     if not config.is_file() or not weights:
         raise ModelMissing(
             f"{folder} holds no checkpoint: {'config.json' if weights else 'safetensors files'} missing.",
@@ -165,6 +170,12 @@ def read_config(folder: Path) -> Checkpoint:
             hint="Give the folder of a Hugging Face checkpoint.",
             path=str(folder),
         ) from problem
+
+
+def weight_paths(folder: Path) -> list[Path]:
+    """The files in a folder that are the model's weights, in order of their names."""
+    names = sorted(path.name for path in folder.glob("*.safetensors"))
+    return [folder / name for name in weight_files(names)]
 
 
 def weight_files(names: Sequence[str]) -> tuple[str, ...]:

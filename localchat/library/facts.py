@@ -64,8 +64,9 @@ def facts_of(header: Header) -> Facts:
     """The facts behind a checked header (fit.header.read_header, with VOCABULARY)."""
     shape = model_shape(header)
     templates = _templates(header)
-    abilities = _abilities(header, templates)
-    can, cannot = _sentences(abilities, shape, templates)
+    abilities = abilities_of(templates, infill=_fills_in(header))
+    can, cannot = sentences_of(abilities, templates)
+    more, less = _shape_sentences(shape)
     return Facts(
         architecture=header.architecture,
         parameters=header.parameters,
@@ -79,8 +80,8 @@ def facts_of(header: Header) -> Facts:
         kv_types=kv_types(shape),
         state_bytes=sum(4 * layer.state for layer in shape.layers),
         abilities=abilities,
-        can=can,
-        cannot=cannot,
+        can=(*can, *more),
+        cannot=(*cannot, *less),
     )
 
 
@@ -118,21 +119,23 @@ def _fills_in(header: Header) -> bool:
     return isinstance(known, Array) and not _MIDDLE_TOKENS.isdisjoint(known.values or ())
 
 
-def _abilities(header: Header, templates: Mapping[str, str]) -> frozenset[Ability]:
+def abilities_of(templates: Mapping[str, str], *, infill: bool) -> frozenset[Ability]:
+    """What these templates, by name, are for. infill: whether the model has a token for the middle."""
     names = _names(templates)
     thoughts = any(sign in source for source in templates.values() for sign in _THOUGHTS)
     found: dict[Ability, bool] = {
         "chat": bool(templates),
         "tools": "tools" in names,
         "thinking": bool(names & _SWITCHES) or thoughts,
-        "infill": _fills_in(header),
+        "infill": infill,
     }
     return frozenset(ability for ability, there in found.items() if there)
 
 
-def _sentences(
-    abilities: frozenset[Ability], shape: Shape, templates: Mapping[str, str]
+def sentences_of(
+    abilities: frozenset[Ability], templates: Mapping[str, str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What a model can do, and what it cannot."""
     can, cannot = [], ["It reads no images and hears no sound here."]
     if templates:
         can.append("It has a chat template.")
@@ -152,6 +155,11 @@ def _sentences(
         can.append("It fills in the middle of code.")
     else:
         cannot.append("It does not fill in the middle of code.")
+    return tuple(can), tuple(cannot)
+
+
+def _shape_sentences(shape: Shape) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    can, cannot = [], []
     if shape.recurrent:
         cannot.append(
             "It keeps a running state that cannot be cut back: no speculation, and an earlier prompt is "

@@ -1,18 +1,22 @@
 """A model looked into: its header read, and every installed backend asked whether it could run it."""
 
+from pathlib import Path
 from typing import NamedTuple
 
-from localchat.backends import Backend, backend_for
+from localchat.backends import Backend, backend_for, choose_backend
 from localchat.errors import LocalchatError
+from localchat.fit.checkpoint import read_checkpoint
 from localchat.fit.gguf_header import Header
 from localchat.fit.header import read_header
+from localchat.library.checkpoint_facts import checkpoint_facts
 from localchat.library.facts import VOCABULARY, Facts, facts_of
 from localchat.library.shelf import Model
 
 
 class Inspection(NamedTuple):
-    """`header`, `facts`: None where there is no header that could be read, or none of GGUF. `trouble`: why the
-    model cannot be used, the end of a sentence; empty where nothing speaks against it."""
+    """`header`: None where there is none that could be read, or none of GGUF. `facts`: None where the files
+    tell none. `trouble`: why the model cannot be used, the end of a sentence; empty where nothing speaks
+    against it."""
 
     header: Header | None
     facts: Facts | None
@@ -24,14 +28,22 @@ def inspect(model: Model, *, vocabulary: bool = False) -> Inspection:
     in the middle). Never raises for the model's sake: trouble is a finding."""
     if model.path is None or model.trouble:
         return Inspection(None, None, model.trouble)
-    if model.path.is_dir():
-        return Inspection(None, None, "")
     try:
+        if model.path.is_dir():
+            return _checkpoint(model.path, vocabulary=vocabulary)
         header = read_header(model.path, (VOCABULARY,) if vocabulary else ())
         backend: Backend = backend_for(model.path)
     except LocalchatError as problem:
         return Inspection(None, None, _told(problem, model))
     return Inspection(header, facts_of(header), backend.objection(header))
+
+
+def _checkpoint(folder: Path, *, vocabulary: bool) -> Inspection:
+    """A folder of safetensors. Raises LocalchatError."""
+    found = read_checkpoint(folder)
+    facts = checkpoint_facts(folder, found, vocabulary=vocabulary)
+    backend = choose_backend(found, "safetensors").backend
+    return Inspection(None, facts, backend.objection(found))
 
 
 def _told(problem: LocalchatError, model: Model) -> str:

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from localchat.errors import LocalchatError, ModelMissing
+from localchat.fit.checkpoint import weight_files
 from localchat.library.adopt import adopt
 from localchat.library.bookmarks import read_bookmarks
 from localchat.library.locate import GUIDE, locate
 from localchat.library.manifest import Installed, installed
 from localchat.library.origins import loose_names, parts
+from localchat.library.places import is_known_kind
 from localchat.paths import Paths
 
 Kind = Literal["guide", "file", "link", "pulled", "alias", "adopted"]
@@ -86,7 +88,18 @@ def find_model(word: str, shelf: Shelf, paths: Paths, environ: Mapping[str, str]
     for model in shelf.models:
         if model.kind != "alias" and model.path is not None and model.path.resolve() == here:
             return model
-    return Model(found.name, "file", f"the path {found.path}", found.path, parts(found.path))
+    return Model(found.name, "file", f"the path {found.path}", found.path, files_of(found.path))
+
+
+def files_of(path: Path) -> tuple[Path, ...]:
+    """All files of the model at a path: the parts of a split GGUF, or what belongs to a checkpoint in its
+    folder."""
+    if not path.is_dir():
+        return parts(path)
+    known = sorted(file for file in path.iterdir() if is_known_kind(file.name) and file.is_file())
+    weights = {*weight_files([file.name for file in known if file.suffix == ".safetensors"])}
+    settings = [file for file in known if file.suffix not in (".safetensors", ".gguf")]
+    return (*settings, *(path / name for name in sorted(weights)))
 
 
 # ---------------------------------------------------------------------------- the parts of the shelf
@@ -126,4 +139,4 @@ def _aliases(paths: Paths, environ: Mapping[str, str]) -> Iterator[Model]:
         except LocalchatError as problem:
             yield Model(name, "alias", f"alias of {word}", None, (), problem.message, word)
             continue
-        yield Model(name, "alias", f"alias of {word}", path, parts(path), "", word)
+        yield Model(name, "alias", f"alias of {word}", path, files_of(path), "", word)

@@ -1,9 +1,12 @@
 """The CUDA backend as doors find it: what stands in its way is said, and nothing heavy is imported."""
 
 import json
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
@@ -16,6 +19,7 @@ from localchat.loop.backend import LoadOptions
 from localchat.loop.selection import select_backend
 from localchat_cuda.backend import CudaBackend, ReferenceBackend
 from localchat_cuda.installation import judge, torch_cuda
+from localchat_cuda.source import read_headers
 from tests.localchat_cuda import tiny_models
 from tests.localchat_cuda.speaking import write_speaking
 
@@ -110,6 +114,16 @@ def test_a_checkpoint_in_fp32_is_planned_as_the_load_makes_it(tmp_path: Path) ->
     assert wide.weights_bytes == narrow.weights_bytes
     assert wide.kv_bytes == narrow.kv_bytes
     assert any("loaded as bf16" in note for note in wide.notes) and not narrow.notes
+
+
+def test_weights_that_lie_there_in_a_second_form_are_left_alone(tmp_path: Path) -> None:
+    folder = write_speaking(tmp_path)
+    alone = ReferenceBackend().open(folder, print).plan(LoadWish(max_slots=1))
+    shutil.copy(next(folder.glob("model-*")), folder / "consolidated.safetensors")
+    assert ReferenceBackend().open(folder, print).plan(LoadWish(max_slots=1)) == replace(
+        alone, free_bytes=ANY, gpu_free_bytes=ANY
+    )
+    assert all(path.name != "consolidated.safetensors" for path in read_headers(folder))
 
 
 def test_the_users_limit_on_the_cache_is_kept(folder: Path) -> None:
