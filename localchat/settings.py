@@ -14,6 +14,7 @@ from msgspec import Meta
 from localchat.errors import UsageError
 
 _Count = Annotated[int, Meta(ge=1)]
+_Gigabytes = Annotated[float, Meta(gt=0, le=1_000_000)]
 _Share = Annotated[float, Meta(ge=0, le=1)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
@@ -30,8 +31,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cache_ram_mib: Annotated[int, Meta(ge=0)] | None = None
     gpu_layers: Annotated[int, Meta(ge=0)] | Literal["auto", "all"] = "auto"
     require_gpu: bool = False
-    vram_gb: Annotated[float, Meta(gt=0)] | None = None
-    kv_gb: Annotated[float, Meta(gt=0)] | None = None
+    vram_gb: _Gigabytes | None = None
+    kv_gb: _Gigabytes | None = None
     dummy_weights: bool = False
     head_int8: bool = False
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0
@@ -72,7 +73,7 @@ class Key(NamedTuple):
 
 _YES_NO = "true or false"
 _SHARE = "a number from 0 to 1"
-_GB = "a number of gigabytes above 0"
+_GB = "a number of gigabytes above 0, up to a million"
 _PENALTY = "a number from -2 to 2"
 
 KEYS: Final[Mapping[str, Key]] = {

@@ -276,6 +276,8 @@ class _Planner:
             if self.least <= longest < self.goal:
                 yield f"--ctx {longest}{flag}: {self._total(longest, shorter)} in all."
                 break
+        if self.room.holds(self.room.needs(self.goal, way)):
+            return  # the user's limit on the cache forbids it, and neither layers nor weights help
         if way.gpu_layers and not self.room.unified:
             fewer = self.room.largest_layers(self.goal, way)
             if fewer or self.room.fits(self.goal, way._replace(gpu_layers=0)):

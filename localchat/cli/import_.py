@@ -1,6 +1,8 @@
-"""`localchat import PATH [NAME]`: a file under a name, by a link; or a folder, whose models are listed."""
+"""`localchat import PATH [NAME]`: a file under a name, by a link; a checkpoint under a name, where it lies; or a
+folder, whose models are listed."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -21,12 +23,19 @@ def command(
     """Use a model file under a name, or all models of a folder.
 
     A file gets a link in the models folder and is not copied: a hard link, which outlives the file, or a
-    symbolic one where that is impossible. A folder is looked into from now on, and its models stay in it.
+    symbolic one where that is impossible. A folder is looked into from now on, and its models stay in it; one
+    of safetensors is a model itself, and is used where it lies.
     """
     from localchat.errors import UsageError
+    from localchat.fit.checkpoint import is_checkpoint
 
     given = path.expanduser().absolute()
-    if forget or given.is_dir():
+    alone = is_checkpoint(given) and (name is not None or not any(given.glob("*.gguf")))
+    if alone and not forget:
+        if how is not None:
+            raise UsageError("a checkpoint is used where it lies: it takes no --symlink or --copy")
+        _checkpoint(door, given, given.name if name is None else name, as_json=as_json)
+    elif forget or given.is_dir():
         if name is not None or how is not None:
             raise UsageError(
                 "a folder is looked into as it is: it takes no name, --symlink or --copy"
@@ -40,26 +49,15 @@ def _file(door: Door, path: Path, name: str | None, how: str, *, as_json: bool) 
     from typing import cast
 
     from localchat.backends import backend_for
-    from localchat.cli.page import print_json
-    from localchat.errors import UsageError
     from localchat.fit.header import read_header
-    from localchat.fit.words import size
-    from localchat.library.bookmarks import check_name
     from localchat.library.links import How, link_model
     from localchat.library.origins import plain_stem
-    from localchat.library.shelf import read_shelf
     from localchat.paths import find_paths
 
     header = read_header(path)
     chosen = plain_stem(path) if name is None else name
-    check_name(chosen)
     paths = find_paths(door.environ)
-    there = read_shelf(paths, door.environ).find(chosen)
-    if there is not None:
-        raise UsageError(
-            f"there is a model {there.name} already ({there.origin})",
-            hint="give another name behind the path",
-        )
+    _check_free(door, chosen)
     linked = link_model(header.parts, paths.models_dir, chosen, cast(How, how))
     told = {
         "name": chosen,
@@ -69,15 +67,60 @@ def _file(door: Door, path: Path, name: str | None, how: str, *, as_json: bool) 
         "size_bytes": header.file_bytes,
         "warning": backend_for(linked.path).objection(header) or None,
     }
+    _tell(door, told, f"a {linked.how}", as_json=as_json)
+
+
+def _checkpoint(door: Door, folder: Path, name: str, *, as_json: bool) -> None:
+    from localchat.backends import choose_backend
+    from localchat.fit.checkpoint import read_checkpoint
+    from localchat.library.bookmarks import add_alias
+    from localchat.library.shelf import files_of
+    from localchat.paths import find_paths
+
+    found = read_checkpoint(folder)
+    _check_free(door, name)
+    add_alias(find_paths(door.environ), name, str(folder))
+    told = {
+        "name": name,
+        "path": str(folder),
+        "how": "alias",
+        "source": str(folder),
+        "size_bytes": sum(file.stat().st_size for file in files_of(folder)),
+        "warning": choose_backend(found, "safetensors").backend.objection(found) or None,
+    }
+    _tell(door, told, "used where it lies", as_json=as_json)
+
+
+def _check_free(door: Door, name: str) -> None:
+    """Raises UsageError for what is no name, or somebody's."""
+    from localchat.errors import UsageError
+    from localchat.library.bookmarks import check_name
+    from localchat.library.shelf import read_shelf
+    from localchat.paths import find_paths
+
+    check_name(name)
+    there = read_shelf(find_paths(door.environ), door.environ).find(name)
+    if there is not None:
+        raise UsageError(
+            f"there is a model {there.name} already ({there.origin})",
+            hint="give another name behind the path",
+        )
+
+
+def _tell(door: Door, told: dict[str, Any], how: str, *, as_json: bool) -> None:
+    from localchat.cli.page import print_json
+    from localchat.fit.words import size
+    from localchat.inert import inert_line
+
     if as_json:
         print_json(door.environ, told)
         return
+    place = inert_line(told["path"])
     click.echo(
-        f"localchat: {chosen} is {linked.path}, a {linked.how} ({size(header.file_bytes)})",
-        err=True,
+        f"localchat: {told['name']} is {place}, {how} ({size(told['size_bytes'])})", err=True
     )
     if told["warning"]:
-        click.echo(f"localchat: it cannot be run: {told['warning']}", err=True)
+        click.echo(f"localchat: it cannot be run: {inert_line(told['warning'])}", err=True)
 
 
 def _folder(door: Door, folder: Path, *, forget: bool, as_json: bool) -> None:

@@ -70,8 +70,7 @@ class Checkpoint:
         text = self.config.get("text_config")
         held = {**self.config, **text} if isinstance(text, Mapping) else self.config
         found = held.get(field)
-        whole = isinstance(found, int) and not isinstance(found, bool)
-        return found if whole and found > 0 else 0
+        return found if isinstance(found, int) and found > 0 and found is not True else 0
 
 
 def _compressed(found: Mapping[str, Any]) -> str:

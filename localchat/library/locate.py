@@ -39,6 +39,10 @@ def locate(
     `environ`: says where other programs keep their models."""
     if word == GUIDE:
         return _locate(word, paths, why, environ)
+    if not word.strip():
+        raise UsageError(
+            f"the name of a model cannot be empty ({why})", hint="localchat list shows those here"
+        )
     from localchat.library.bookmarks import read_bookmarks
 
     if target := read_bookmarks(paths).aliases.get(word):
@@ -102,7 +106,7 @@ def _pulled(word: str, paths: Paths, why: str) -> LocatedModel:
     with the nearest names; UsageError for a name that can mean several."""
     from localchat.library.catalogue import read_catalogue
     from localchat.library.manifest import installed
-    from localchat.library.names import among, nearest, parse
+    from localchat.library.names import among, nearest, offered, parse
     from localchat.library.origins import loose_names
 
     models = installed(paths.models_dir)
@@ -124,10 +128,11 @@ def _pulled(word: str, paths: Paths, why: str) -> LocatedModel:
             if len(same) == 1:  # in other letters, as with every other name
                 return LocatedModel(same[0], same[0], loose[same[0]], why)
             names = {*catalogue, *(one.manifest.name for one in models), *loose}
+            near = offered(word, catalogue) or nearest(word, names)
             raise ModelMissing(
                 f"there is no model {word!r} here ({why})",
                 hint=f"looked for a file of that name, for {word}.gguf in {paths.models_dir} and in the "
-                f"catalogue; {nearest(word, names)}; or give the path of a GGUF file",
+                f"catalogue; {near}; or give the path of a GGUF file",
             ) from problem
         here = among(reference, models)
         if here is None:

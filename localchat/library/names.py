@@ -73,11 +73,7 @@ def parse(word: str, catalogue: Catalogue) -> Reference:
         gguf = next((source for source in entry.sources if source.format == "gguf"), None)
         chosen = (gguf, canonical(quantization)) if gguf else None
     if chosen is None:
-        offered = [each for source in entry.sources for each in source.quantizations]
-        raise ModelMissing(
-            f"there is no {quantization} of {entry.name}",
-            hint=f"there are {', '.join(f'{entry.name}-{each.lower()}' for each in offered)}",
-        )
+        raise ModelMissing(f"there is no {quantization} of {entry.name}", hint=_quantized(entry))
     source, written = chosen
     name = f"{entry.name}-{written.lower()}"
     return Reference(
@@ -132,6 +128,20 @@ def _entry(word: str, catalogue: Catalogue) -> tuple[Entry, str | None]:
     raise ModelMissing(
         f"there is no model {word!r} in the catalogue", hint=nearest(word, catalogue)
     )
+
+
+def _quantized(entry: Entry) -> str:
+    names = [each for source in entry.sources for each in source.quantizations]
+    return f"there are {', '.join(f'{entry.name}-{each.lower()}' for each in names)}"
+
+
+def offered(word: str, catalogue: Catalogue) -> str:
+    """A hint: the quantizations of the model that a word begins with; empty where it begins with none."""
+    try:
+        entry, quantization = _entry(word.lower(), catalogue)
+    except (ModelMissing, UsageError):
+        return ""
+    return _quantized(entry) if quantization is not None else ""
 
 
 def nearest(word: str, names: Iterable[str]) -> str:

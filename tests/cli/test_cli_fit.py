@@ -133,7 +133,8 @@ def test_the_users_limits_reach_the_planner(
     whole = fit(roomy, eight_b, "--ctx", "8192", "--gpu-layers", "all", "--json")
     assert whole.code == 4
     assert told(whole)["advice"][0].startswith("--vram-gb ")
-    assert fit(roomy, eight_b, "--vram-gb", "0").code == 2
+    for wrong in ("0", "-1", "nan", "inf", "1e400", "8GB"):
+        assert fit(roomy, eight_b, "--vram-gb", wrong).code == 2
 
 
 def test_a_limit_on_the_cache_bounds_the_context(fit: Fit, eight_b: Path) -> None:
@@ -145,6 +146,7 @@ def test_a_limit_on_the_cache_bounds_the_context(fit: Fit, eight_b: Path) -> Non
     assert outcome.code == 4 and "--kv-gb allows 500 MB" in found["missing"]
     enough = found["advice"][0].partition(":")[0].split()
     assert enough[0] == "--kv-gb"
+    assert not any("smaller" in line.lower() for line in found["advice"])
     assert fit(roomy, eight_b, "--ctx", "32768", *enough).code == 0
 
 

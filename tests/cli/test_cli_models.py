@@ -359,3 +359,21 @@ def test_a_folder_is_looked_into_until_it_is_forgotten(verb: Verb, tmp_path: Pat
     assert set(rows(verb)) == {"guide"}
     assert verb("import", tmp_path / "disk", "--forget").code == 2
     assert path.exists()
+
+
+def test_import_of_a_checkpoint_names_the_folder_where_it_lies(
+    verb: Verb, shelf: Path, tmp_path: Path
+) -> None:
+    folder = write(tmp_path / "qwen", {"a": ("BF16", (1000, 100), 200_000)})
+    found = json.loads(verb("import", folder, "--json").out)
+    assert (found["name"], found["how"], found["path"]) == ("qwen", "alias", str(folder))
+    assert found["size_bytes"] > 200_000 and found["warning"] is None
+    assert rows(verb)["qwen"]["context_tokens"] == 32768
+    assert not any(shelf.iterdir())
+    again = verb("import", folder)
+    assert again.code == 2 and "there is a model qwen already" in again.err
+    assert "used where it lies" in verb("import", folder, "other").err
+    assert verb("import", folder, "third", "--copy").code == 2
+    assert verb("rm", "qwen", "--yes").code == 0
+    assert (folder / "model.safetensors").is_file()
+    assert "qwen" not in rows(verb)

@@ -207,6 +207,19 @@ def test_unknown_word_names_what_is_like_it(paths: Paths) -> None:
     assert "qwen2.5:7b" in caught.value.hint
 
 
+def test_unknown_quantization_names_those_there_are(paths: Paths) -> None:
+    with pytest.raises(ModelMissing) as caught:
+        locate("qwen2.5:7b-q9", paths, "why")
+    assert "there are qwen2.5:7b-q2_k, " in caught.value.hint
+    assert "qwen2.5:7b-awq" in caught.value.hint
+
+
+@pytest.mark.parametrize("word", ["", " "])
+def test_an_empty_name_is_told_to_be_empty(paths: Paths, word: str) -> None:
+    with pytest.raises(UsageError, match="cannot be empty"):
+        locate(word, paths, "why")
+
+
 def test_file_of_the_models_folder_is_found_in_any_letters(paths: Paths) -> None:
     (paths.models_dir / "two").mkdir(parents=True)
     files = [paths.models_dir / name for name in ("Tiny-Q8_0.gguf", "two/a.gguf", "two/A.gguf")]
