@@ -1,5 +1,5 @@
-"""`localchat import PATH [NAME]`: a file under a name, by a link; a checkpoint under a name, where it lies; or a
-folder, whose models are listed."""
+"""`localchat import PATH [NAME]`: a file under a name, by a link; a checkpoint under a name, where it lies; or
+a folder, whose models are listed."""
 
 from pathlib import Path
 from typing import Any

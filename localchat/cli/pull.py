@@ -2,6 +2,7 @@
 
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -64,14 +65,17 @@ def command(ctx: click.Context, /, name: str, yes: bool, as_json: bool, **_: obj
 def _reference(name: str, said: "Said") -> "Reference":
     """What a name means. Raises UsageError, ModelMissing; of a model that is no matter of the hub and here
     already, with the command that runs it."""
-    from localchat.errors import LocalchatError, ModelMissing
+    from localchat.errors import LocalchatError, ModelMissing, UsageError
     from localchat.library.catalogue import read_catalogue
     from localchat.library.locate import locate
     from localchat.library.names import parse
 
+    catalogue = read_catalogue(said.paths)
     try:
-        return parse(name, read_catalogue(said.paths))
-    except ModelMissing as missing:
+        return parse(name, catalogue)
+    except (ModelMissing, UsageError) as missing:
+        if isinstance(missing, UsageError) and not Path(name).expanduser().exists():
+            raise
         try:
             here = locate(name, said.paths, "", said.door.environ)
         except LocalchatError:

@@ -183,5 +183,5 @@ def _is(one: Installed, reference: Reference, wanted: str) -> bool:
     manifest = one.manifest
     return same_quantization(manifest.quantization, wanted) or manifest.name.lower() in (
         reference.name.lower(),
-        f"hf.co/{reference.repository}:{wanted}".lower(),
+        f"hf.co/{reference.repository}:{wanted}".lower().removesuffix(".gguf"),
     )

@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
 from localchat.errors import LocalchatError, ModelMissing, UsageError
@@ -110,8 +110,8 @@ def fetch(choice: Choice, hub: Hub, models_dir: Path, tell: Tell, patience: Pati
 def _name(reference: Reference, variant: Variant) -> str:
     """The quantization names the model; where a file was asked for by its own name, that does."""
     asked, found = reference.quantization, variant.quantization
-    by_file = asked is not None and not same_quantization(asked, found)
-    return reference.stored_name(asked if by_file and asked else found)
+    by_file = variant.format == "gguf" and asked and not same_quantization(asked, found)
+    return reference.stored_name(PurePosixPath(variant.stem).name if by_file else found)
 
 
 def _variant(reference: Reference, listing: Listing) -> Variant:

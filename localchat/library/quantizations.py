@@ -23,17 +23,19 @@ _MOST_SHOWN: Final = 20
 
 class Variant(NamedTuple):
     """One model of a repository: the files that belong together, parts of a split one in order.
-    `quantization` is empty where the names do not tell."""
+    `quantization` is empty where the names do not tell. `trouble`: what of it is missing there, a sentence."""
 
     quantization: str
     format: Format
     stem: str
     files: tuple[str, ...]
+    trouble: str = ""
 
 
 def canonical(quantization: str) -> str:
-    """How quantizations are compared: case and the kind of dash do not count."""
-    return quantization.upper().replace("-", "_")
+    """How quantizations are compared: case, the kind of dash and the older FP16 for F16 do not count."""
+    written = quantization.upper().replace("-", "_")
+    return written[:1] + written[2:] if written in ("FP16", "FP32") else written
 
 
 def same_quantization(one: str, other: str) -> bool:
@@ -60,8 +62,7 @@ def safetensors_quantization(repository: str) -> str:
 
 
 def gguf_variants(paths: Iterable[str]) -> list[Variant]:
-    """The models among these files. Projectors for images and importance matrices are none. Raises
-    ModelInvalid where a part of a split model is missing."""
+    """The models among these files. Projectors for images and importance matrices are none."""
     groups: dict[str, dict[int, str]] = {}
     counts: dict[str, set[int]] = {}
     for path in sorted(paths):
@@ -82,23 +83,20 @@ def gguf_variants(paths: Iterable[str]) -> list[Variant]:
 
 def _variant(stem: str, parts: dict[int, str], counts: set[int]) -> Variant:
     count = max(counts)
+    trouble = ""
     if len(counts) > 1 or sorted(parts) != list(range(1, count + 1)):
         missing = sorted(set(range(1, min(count, 10_000) + 1)) - set(parts))
-        raise ModelInvalid(
-            f"{stem} is split into {count} parts, and {len(parts)} are in the repository"
-            + (f": part {missing[0]} is missing" if missing else ""),
-            hint="choose another quantization, or another repository of the same model",
+        trouble = f"{stem} is split into {count} parts, and the repository has {len(parts)}" + (
+            f": part {missing[0]} is missing" if missing else ""
         )
-    first = parts[1]
-    whole = f"{stem}.gguf"
-    return Variant(
-        quantization_of(whole), "gguf", stem, tuple(parts[n] for n in sorted(parts)) or (first,)
-    )
+    files = tuple(parts[number] for number in sorted(parts))
+    return Variant(quantization_of(f"{stem}.gguf"), "gguf", stem, files, trouble)
 
 
 def choose(variants: list[Variant], wanted: str | None, repository: str) -> Variant:
     """The variant of this quantization, or whose file is called so; without one the default, or the only
-    one there is. Raises ModelMissing for a quantization that is not there, UsageError for several."""
+    one there is. Raises ModelMissing for a quantization that is not there, UsageError for several, ModelInvalid
+    for one that is not there whole."""
     if not variants:
         raise ModelMissing(
             f"{repository} holds no GGUF model",
@@ -116,8 +114,9 @@ def choose(variants: list[Variant], wanted: str | None, repository: str) -> Vari
             if same_quantization(one.quantization, wanted)
             or PurePosixPath(one.stem).name.lower() == wanted.lower().removesuffix(".gguf")
         ]
+    found = [one for one in found if not one.trouble] or found
     if len(found) == 1:
-        return found[0]
+        return _whole(found[0], variants)
     if found:
         names = [PurePosixPath(one.stem).name for one in found]
         raise UsageError(
@@ -137,6 +136,16 @@ def choose(variants: list[Variant], wanted: str | None, repository: str) -> Vari
             hint=f"name one behind a colon, as hf.co/{repository}:QUANT; it has {offered}",
         )
     raise ModelMissing(f"{repository} has no {wanted}", hint=f"it has {offered}")
+
+
+def _whole(found: Variant, variants: list[Variant]) -> Variant:
+    if not found.trouble:
+        return found
+    whole = [
+        one.quantization or PurePosixPath(one.stem).name for one in variants if not one.trouble
+    ]
+    others = f"choose another quantization ({_listed(whole)})" if whole else "nothing else is whole"
+    raise ModelInvalid(found.trouble, hint=f"{others}, or another repository of the same model")
 
 
 def _listed(names: list[str]) -> str:

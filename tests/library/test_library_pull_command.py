@@ -239,3 +239,12 @@ def test_example_of_the_readme_as_a_program(
     missing = program("run", "qwen2.5:14b", "hi")
     assert missing.returncode == 3
     assert "fetch it: localchat pull qwen2.5:14b-q4_k_m" in missing.stderr
+
+
+def test_file_that_is_here_is_no_matter_of_the_hub(call: Call, tmp_path: Path) -> None:
+    path = tmp_path / "here.gguf"
+    path.write_bytes(BODY)
+    code, _, err = call("pull", str(path))
+    assert code == 3
+    assert f"run it: localchat run {path}" in err
+    assert call("pull", str(tmp_path / "not-here.gguf"))[0] == 2

@@ -129,6 +129,29 @@ def test_missing_part_of_a_split_model_is_said(pull: Puller, hub: FakeHub) -> No
         pull(WORD)
 
 
+def test_missing_part_spoils_no_other_quantization(pull: Puller, hub: FakeHub) -> None:
+    hub.add(NAME, {"a-q4_k_m-00001-of-00002.gguf": b"1", "a-q8_0.gguf": b"8", "b-q2_k.gguf": b"2"})
+    assert pull(f"hf.co/{NAME}:Q8_0").path.read_bytes() == b"8"
+    with pytest.raises(ModelInvalid, match="part 2 is missing") as caught:
+        pull(WORD)
+    assert "(Q8_0, Q2_K)" in caught.value.hint
+    hub.add(NAME, {"a-q4_k_m-00001-of-00002.gguf": b"1", "b-q4_k_m.gguf": b"4"})
+    assert pull(WORD).path.read_bytes() == b"4"
+
+
+def test_older_name_of_half_precision_is_understood(pull: Puller, hub: FakeHub) -> None:
+    hub.add(NAME, {"a-fp16.gguf": b"16", "a-q8_0.gguf": b"8"})
+    assert pull(f"hf.co/{NAME}:F16").path.read_bytes() == b"16"
+
+
+def test_file_named_in_other_letters_is_the_same_model(pull: Puller, hub: FakeHub) -> None:
+    hub.add(NAME, {"x-Q4_0.gguf": b"1", "y-Q4_0.gguf": b"2"})
+    names = {
+        pull(f"hf.co/{NAME}:{word}").manifest.name for word in ("x-Q4_0", "X-q4_0", "x-q4_0.gguf")
+    }
+    assert names == {f"hf.co/{NAME}:x-Q4_0"}
+
+
 def test_unknown_quantization_names_those_that_are_there(pull: Puller) -> None:
     with pytest.raises(ModelMissing) as caught:
         pull(f"hf.co/{NAME}:Q2_K")
