@@ -165,6 +165,8 @@ def among(reference: Reference, models: Iterable[Installed]) -> Installed | None
     one that is here. Raises UsageError where several are meant alike."""
     found = [one for one in models if one.manifest.repository.lower() in reference.repositories]
     wanted = reference.quantization or DEFAULT_QUANTIZATION
+    # Of two names for the same files the one that was said.
+    found.sort(key=lambda one: one.manifest.name.lower() != reference.name.lower())
     for one in found:
         if _is(one, reference, wanted):
             return one

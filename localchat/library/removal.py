@@ -141,6 +141,8 @@ def _freed(file: Path) -> int:
 def _kept(model: Model, files: tuple[Path, ...], freed: int) -> str:
     if freed >= model.size_bytes:
         return ""
+    if model.installed is not None and len(files) < len(model.files):
+        return "another name of it stays, and needs its files"
     if any(file.is_symlink() for file in files):
         return f"only the link goes; {model.files[0].resolve()} stays"
     if model.ticket in files and len(files) == 1:

@@ -84,6 +84,8 @@ def find_model(word: str, shelf: Shelf, paths: Paths, environ: Mapping[str, str]
     if model := shelf.find(word):
         return model
     found = locate(word, paths, "the model named in the command", environ)
+    if (model := shelf.find(found.name)) and model.path == found.path:
+        return model
     here = found.path.resolve()
     for model in shelf.models:
         if model.kind != "alias" and model.path is not None and model.path.resolve() == here:

@@ -245,6 +245,27 @@ def test_a_pulled_model_leaves_what_its_neighbour_needs(verb: Verb, shelf: Path)
     assert list(shelf.iterdir()) == []
 
 
+@pytest.mark.parametrize("gone", ["qwen2.5:7b-q8_0", "hf.co/a/b:Q8_0"])
+def test_rm_of_one_of_two_names_takes_that_name(verb: Verb, shelf: Path, gone: str) -> None:
+    folder = shelf / "a/b"
+    size = gguf(folder / "x.gguf").stat().st_size
+    pulled = (PulledFile(path="x.gguf", size=size, sha256="0" * 64),)
+    names = ("hf.co/a/b:Q8_0", "qwen2.5:7b-q8_0")
+    for name in names:
+        about = {"repository": "Qwen/Qwen2.5-7B-Instruct-GGUF", "revision": "r"}
+        record(
+            folder,
+            Manifest(
+                name=name, quantization="Q8_0", format="gguf", files=pulled, pulled_at="", **about
+            ),
+        )
+    assert json.loads(verb("show", gone.lower(), "--json").out)["name"] == gone
+    code, _, err = verb("rm", gone, "-y")
+    assert code == 0 and "another name of it stays" in err
+    assert set(names) - rows(verb).keys() == {gone}
+    assert (folder / "x.gguf").is_file()
+
+
 @pytest.mark.parametrize(("answer", "there"), [("n\n", True), ("y\n", False)])
 def test_rm_asks_on_a_terminal(
     answer: str, there: bool, shelf: Path, screen: Callable[..., Screen]
