@@ -15,6 +15,7 @@ from localchat.engine.safemode import SafeBuilds
 from localchat.errors import LocalchatError
 from localchat.figures import size
 from localchat.fit.reason import Kind, kind_name, runner_name
+from localchat.inert import inert_line
 from localchat.paths import Paths, find_paths
 
 
@@ -53,7 +54,7 @@ class Card(msgspec.Struct, frozen=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything `doctor --json` prints."""
+    """Everything `doctor --json` prints. `troubles`: what is wrong in files and variables of the user's."""
 
     localchat: str
     python: str
@@ -70,6 +71,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     state_dir: str
     backends: tuple[BackendDiagnosis, ...]
     choices: tuple[str, ...]
+    troubles: tuple[str, ...] = ()
 
     @property
     def ways_out(self) -> tuple[WayOut, ...]:
@@ -102,7 +104,25 @@ def diagnose(door: Door) -> Diagnosis:
         state_dir=str(paths.state_dir),
         backends=backends,
         choices=tuple(_choices(found, {one.name: one.offload for one in backends})),
+        troubles=tuple(_troubles(paths, door.environ)),
     )
+
+
+def _troubles(paths: Paths, environ: Mapping[str, str]) -> Iterator[str]:
+    """What every other command would end with: settings, the user's models.toml, aliases and folders."""
+    from localchat.library.bookmarks import read_bookmarks
+    from localchat.library.catalogue import read_catalogue
+    from localchat.settings import from_environment, resolve
+    from localchat.settings_file import read_settings
+
+    def settings() -> None:
+        resolve(read_settings(paths.settings_file).layer(), from_environment(environ))
+
+    for look in (settings, lambda: read_catalogue(paths), lambda: read_bookmarks(paths)):
+        try:
+            look()
+        except LocalchatError as problem:
+            yield f"{problem.message}{f'; {problem.hint}' if problem.hint else ''}"
 
 
 def _choices(backends: Mapping[str, Backend], offload: Mapping[str, bool]) -> Iterator[str]:
@@ -182,6 +202,9 @@ def sentences(diagnosis: Diagnosis) -> Iterator[str]:
         ("state", diagnosis.state_dir),
     )
     yield from _aligned(rows)
+    if diagnosis.troubles:
+        yield ""
+        yield from (f"Wrong: {inert_line(trouble)}" for trouble in diagnosis.troubles)
     yield ""
     yield from diagnosis.choices
     for backend in diagnosis.backends:

@@ -118,7 +118,12 @@ def _variant(reference: Reference, listing: Listing) -> Variant:
     paths = [file.path for file in listing.files]
     ggufs = [path for path in paths if path.lower().endswith(".gguf")]
     if reference.format == "gguf" or (reference.format is None and ggufs):
-        return choose(gguf_variants(ggufs), reference.quantization, listing.repository)
+        variants = gguf_variants(ggufs)
+        alone = [(one.quantization, one.trouble) for one in variants] == [("", "")]
+        if reference.entry is not None and alone:
+            # The catalogue knows what the name of the file does not tell.
+            return variants[0]._replace(quantization=reference.quantization or "")
+        return choose(variants, reference.quantization, listing.repository)
     if reference.format is None and reference.quantization is not None:
         raise UsageError(
             f"{listing.repository} holds no GGUF files, so it has no {reference.quantization}",

@@ -1,6 +1,7 @@
 """`doctor` on backends of our own making: what it finds, what it says, and what it runs after asking."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -145,6 +146,29 @@ def test_json_holds_the_same(call: Call, install: Install) -> None:
     assert code == 0
     assert found["backends"][0]["features"] == ["AMX_INT8", "AVX2"]
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+
+
+def test_what_is_wrong_in_the_users_files_is_told(
+    call: Call, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install()
+    assert json.loads(doctor(call, "--json")[1])["troubles"] == []
+    paths = find_paths(os.environ)
+    paths.settings_file.parent.mkdir(parents=True)
+    paths.settings_file.write_text("[nonsense]")
+    paths.settings_file.with_name("models.toml").write_text("[models")
+    paths.data_dir.mkdir(parents=True, exist_ok=True)
+    (paths.data_dir / "bookmarks.json").write_text("{")
+    code, out, _ = doctor(call, "--json")
+    settings, catalogue, bookmarks = json.loads(out)["troubles"]
+    assert code == 0
+    assert "nonsense" in settings and "models.toml is not TOML" in catalogue
+    assert "bookmarks.json cannot be read" in bookmarks
+    text = doctor(call)[1]
+    assert text.count("\nWrong: ") == 3
+    paths.settings_file.unlink()
+    monkeypatch.setenv("LOCALCHAT_THREADS", "many")
+    assert "LOCALCHAT_THREADS: 'many'" in doctor(call)[1]
 
 
 def test_memory_is_told_once_and_by_whom(

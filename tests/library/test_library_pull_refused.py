@@ -163,3 +163,25 @@ def test_ambiguous_quantization_is_a_usage_error(pull: Puller, hub: FakeHub) -> 
     with pytest.raises(UsageError) as caught:
         pull(NAME)
     assert "Q5_K_M, Q8_0" in caught.value.hint
+
+
+def test_the_catalogue_may_know_what_the_name_of_the_only_file_does_not_tell(
+    pull: Puller, hub: FakeHub, tmp_path: Path
+) -> None:
+    own = tmp_path / "models.toml"
+    own.write_text(
+        """[models."mine:1b"]
+parameters = 1_000_000_000
+context_tokens = 4096
+licence = "MIT"
+about = "Mine."
+uses = ["chat"]
+sources = [{ repository = "REPOSITORY", format = "gguf", quantizations = ["Q6_K"] }]
+""".replace("REPOSITORY", NAME)
+    )
+    hub.add(NAME, {"ggml-model.gguf": b"6"})
+    found = pull("mine:1b", own)
+    assert (found.manifest.name, found.manifest.quantization) == ("mine:1b-q6_k", "Q6_K")
+    hub.add(NAME, {"ggml-model.gguf": b"6", "other.gguf": b"7"})
+    with pytest.raises(ModelMissing, match="has no Q6_K"):
+        pull("mine:1b", own)
