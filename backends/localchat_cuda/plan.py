@@ -269,9 +269,9 @@ class _Planner:
     def _raised_limits(self, goal: int) -> Iterator[str]:
         """Limits of the user's that could be wider."""
         kv, most = self.kv(goal), self.limits
-        if most.kv_bytes is not None and most.kv_bytes < kv:
-            yield f"--kv-gb {flag_gigabytes(kv)}: what {tokens(goal)} take."
         total = self.weights + kv + self.workspace + OVERHEAD_BYTES
+        if most.kv_bytes is not None and most.kv_bytes < kv and total <= self.free:
+            yield f"--kv-gb {flag_gigabytes(kv)}: what {tokens(goal)} take."
         if most.gpu_bytes is not None and most.gpu_bytes < total <= self.card_free:
             yield f"--vram-gb {flag_gigabytes(total)}: what it takes with {tokens(goal)}."
 

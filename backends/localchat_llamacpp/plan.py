@@ -255,7 +255,7 @@ class _Planner:
     def _raised_limits(self, way: Way) -> Iterator[str]:
         """Limits of the user's that could be wider."""
         needs, most = self.room.needs(self.goal, way), self.wish.gpu_limit_bytes
-        if not self.room.allowed(needs):
+        if not self.room.allowed(needs) and self.room.holds(needs):
             kv = flag_gigabytes(sum(needs.kv))
             yield f"--kv-gb {kv}: what {tokens(self.goal)} take."
         if most is not None and self.room.cards == 1 and most < needs.gpu <= self.room.card_bytes:

@@ -189,6 +189,8 @@ def test_a_limit_on_the_cache_alone_is_said_to_be_what_forbids_the_load() -> Non
     assert plan(CONFIG, [header(GB)], wish, gpu(20 * GB), enough).fits
     with pytest.raises(DoesNotFit, match="it is not loaded: the KV cache"):
         demand(found, "it")
+    scarce = plan(CONFIG, [header(GB)], wish, gpu(5 * GB), Limits(kv_bytes=GB))
+    assert not scarce.missing and not any("--kv-gb" in line for line in scarce.advice)
 
 
 def test_a_limit_on_the_gpu_can_be_raised_where_there_is_memory() -> None:
