@@ -66,7 +66,7 @@ def test_release_twice_counts_once(start: Start) -> None:
 
 
 def test_many_threads_open_a_model_once(start: Start) -> None:
-    pool, house = start()
+    pool, house = start(patience_s=PATIENCE_S)
     house.before_open = lambda: time.sleep(0.02)
     leases: list[object] = []
     threads = [
