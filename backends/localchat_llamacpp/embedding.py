@@ -58,9 +58,10 @@ def pooling_of(header: Header) -> str:
     own tools write it into every model that they save, so it makes no embedding model of one that writes."""
     name = header.architecture
     sees_all = header.metadata.get(f"{name}.attention.causal") is False and name not in DIFFUSION
+    embeds = sees_all or name in ENCODERS or name == "llama-embed"
     stated = header.metadata.get(f"{name}.pooling_type")
     if not isinstance(stated, int) or isinstance(stated, bool) or stated == 0:
-        return "mean" if name in ENCODERS or sees_all else ""
+        return "mean" if embeds else ""
     return _NAMES.get(stated, "")
 
 

@@ -147,6 +147,7 @@ def test_backend_takes_embedding_models_and_says_what_rerankers_are(tmp_path: Pa
         ("llama", {"attention.causal": False}, "mean"),
         ("llama", {"attention.causal": True}, ""),
         ("dream", {"attention.causal": False}, ""),
+        ("llama-embed", {}, "mean"),
     ],
 )
 def test_decoder_writes_unless_its_file_says_how_to_pool_or_that_it_sees_all(
