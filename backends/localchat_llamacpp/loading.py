@@ -30,6 +30,10 @@ _WINDOW = (
     "This model's sliding window keeps only its last {} tokens here: going back further computes the text "
     "again."
 )
+_WINDOW_SAVED = (
+    "This model looks back {} tokens in some layers, and of a text that waits in RAM those alone are kept: "
+    "going back in it computes it again."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +143,11 @@ def _capabilities(
     limits: tuple[str, ...] = ()
     if stateful or not found.cuttable:
         rewind, limits = "checkpoint", (_NO_REWIND,)
-    elif window and wish.window_only:
-        rewind, limits = "last_n", (_WINDOW.format(window),)
+    elif window:
+        # With room for all of them the cells behind the window are kept too, but a saved state leaves them out,
+        # and a full cache may write over them.
+        sentence = _WINDOW if wish.window_only else _WINDOW_SAVED
+        rewind, limits = "last_n", (sentence.format(window),)
     cells = context_cells(wish.context_tokens)
     return Capabilities(
         context_tokens=wish.context_tokens,

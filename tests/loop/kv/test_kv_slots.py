@@ -307,6 +307,27 @@ def test_a_window_that_moved_on_is_computed_anew() -> None:
     assert b.match([*range(16), 90, 91]).cached == 16
 
 
+def test_a_parked_window_goes_on_at_its_end_and_nowhere_before() -> None:
+    b = bench(rewind="last_n", rewind_tokens=4)
+    b.release(start(b, TEN))
+    b.release(start(b, [50, 51, 52, 53], salt="other"))
+    assert b.match([*TEN, 90]).cached == 10
+    hit = b.match([*TEN[:8], 90, 91])
+    assert hit.cached == 0
+    assert hit.why_missed.endswith("this model's sliding window has moved on")
+
+
+def test_a_window_that_others_may_have_written_over_is_not_shared() -> None:
+    b = bench(rewind="last_n", rewind_tokens=4)
+    one, other = start(b, TEN), start(b, [50, 51, 52, 53], salt="other")
+    b.compute(one, 0)
+    assert b.match([*TEN[:8], 90]).cached == 8
+    b.running[other].known.append(54)
+    assert b.book.grow(other, 5) is not None
+    b.compute(other)
+    assert b.match([*TEN[:8], 90]).cached == 0
+
+
 def test_a_cut_that_the_window_does_not_cover_empties_the_slot() -> None:
     b = bench(rewind="last_n", rewind_tokens=4)
     seq = start(b, TEN)
