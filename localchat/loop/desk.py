@@ -82,7 +82,9 @@ class Desk:
             low, high = _RANGES[name]
             if not low <= value <= high:
                 del advised[name]
-                self._say(f"The model's file advises {name} {value:g}, which means nothing: left out.")
+                self._say(
+                    f"The model's file advises {name} {value:g}, which means nothing: left out."
+                )
         return advised
 
     # ------------------------------------------------------------------------ requests
