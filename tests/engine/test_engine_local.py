@@ -139,6 +139,13 @@ def test_crash_that_safe_mode_does_not_mend_is_told_and_slows_no_other_model(
     assert not other.info().safe_mode
 
 
+def test_crash_while_the_file_is_read_blames_the_file(engine_for: Open, said: list[str]) -> None:
+    with pytest.raises(EngineDied, match="SIGSEGV while reading the model") as caught:
+        list(engine_for(crash="open").generate(plain()))
+    assert "file may be damaged" in caught.value.hint
+    assert said == []
+
+
 def test_seed_that_was_told_is_the_one_drawn_with_after_a_crash_in_warm_up(
     engine_for: Open,
 ) -> None:
