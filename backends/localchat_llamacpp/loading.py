@@ -150,7 +150,7 @@ def _capabilities(
     limits: tuple[str, ...] = ()
     if stateful or not found.cuttable:
         rewind, limits = "checkpoint", (_NO_REWIND,)
-    elif window:
+    elif window > 0:
         # With room for all of them the cells behind the window are kept too, but a saved state leaves them out,
         # and a full cache may write over them.
         sentence = _WINDOW if wish.window_only else _WINDOW_SAVED

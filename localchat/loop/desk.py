@@ -80,7 +80,9 @@ class Desk:
         advised = dict(self._model.info.sampling)
         for name, value in self._model.info.sampling:
             low, high = _RANGES[name]
-            if not low <= value <= high:
+            if name == "top_k" and value < 0:
+                advised[name] = 0  # others' word for off
+            elif not low <= value <= high:
                 del advised[name]
                 self._say(
                     f"The model's file advises {name} {value:g}, which means nothing: left out."
