@@ -13,7 +13,13 @@ from localchat.fit.paces import Past
 from localchat.fit.plan import LoadWish, MemoryPlan
 from localchat.fit.reason import Kind
 from localchat.loop.backend import Availability, OpenModel
-from localchat_llamacpp.embedding import plan_embedding, pooling_of, ranks
+from localchat_llamacpp.embedding import (
+    DIFFUSION,
+    ENCODERS,
+    plan_embedding,
+    pooling_of,
+    ranks,
+)
 from localchat_llamacpp.rebuild import (
     DISTRIBUTION,
     Facts,
@@ -30,9 +36,9 @@ from localchat_llamacpp.rebuild import (
 _FOREIGN_TENSORS = ("v.", "mm.", "vision_tower.", "vision_model.", "model.vision")
 _NO_WRITERS = frozenset(
     {
-        *("bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2"),
-        *("jina-bert-v3", "eurobert", "gemma-embedding", "t5", "t5encoder", "wavtokenizer-dec"),
-        *("dream", "llada", "llada-moe", "rnd1"),
+        *ENCODERS,
+        *DIFFUSION,
+        *("t5", "t5encoder", "wavtokenizer-dec"),
     }
 )
 """Encoders and diffusion models: what `loading.refuse_other_kinds` finds out natively, and a little more."""

@@ -39,9 +39,11 @@ ENCODERS: Final = frozenset(
     }
 )
 """Architectures that keep no cache: every token sees the whole text."""
+DIFFUSION: Final = frozenset({"dream", "llada", "llada-moe", "rnd1"})
+"""Architectures whose tokens see the whole text too, and that write it in many passes."""
 POOLING_NUMBERS: Final = {"mean": 1, "cls": 2, "last": 3}
 """llama.cpp's numbers. A file that names none is pooled by the mean, as its users do."""
-_NAMES: Final = {0: "mean", **{number: name for name, number in POOLING_NUMBERS.items()}}
+_NAMES: Final = {number: name for name, number in POOLING_NUMBERS.items()}
 _RANK: Final = 4
 MOST_TEXTS: Final = 16
 """Texts of one step."""
@@ -52,11 +54,15 @@ _SCORES_TOKENS = 512
 
 
 def pooling_of(header: Header) -> str:
-    """`mean`, `cls` or `last`; empty for a model that gives no embeddings."""
-    stated = header.metadata.get(f"{header.architecture}.pooling_type")
-    if isinstance(stated, int) and not isinstance(stated, bool):
-        return _NAMES.get(stated, "")
-    return "mean" if header.architecture in ENCODERS else ""
+    """`mean`, `cls` or `last`; empty for a model that gives no embeddings. 0 stands for no pooling: llama.cpp's
+    own tools write it into every model that they save, so it makes no embedding model of one that writes."""
+    name = header.architecture
+    sees_all = header.metadata.get(f"{name}.attention.causal") is False and name not in DIFFUSION
+    embeds = sees_all or name in ENCODERS or name == "llama-embed"
+    stated = header.metadata.get(f"{name}.pooling_type")
+    if not isinstance(stated, int) or isinstance(stated, bool) or stated == 0:
+        return "mean" if embeds else ""
+    return _NAMES.get(stated, "")
 
 
 def ranks(header: Header) -> bool:

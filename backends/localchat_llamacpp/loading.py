@@ -30,17 +30,28 @@ _WINDOW = (
     "This model's sliding window keeps only its last {} tokens here: going back further computes the text "
     "again."
 )
+_WINDOW_SAVED = (
+    "This model looks back {} tokens in some layers, and of a text that waits in RAM those alone are kept: "
+    "going back in it computes it again."
+)
+
+
+_LONE = frozenset({"plamo2"})
+"""Architectures whose graph in llama.cpp (that of 0.3.36) ends the process (SIGABRT) with three
+sequences in a step."""
+_ALONE = "This llama.cpp computes one text of this model at a time: others wait for it."
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """What is to be loaded. path: the first file. total_bytes: all files. kv_types: those that the model's
-    head sizes allow. window_only: a sliding-window model keeps only its window, to save memory."""
+    head sizes allow. architecture: as the file names it."""
 
     path: Path
     total_bytes: int
     kv_types: tuple[str, ...]
     threads: int
+    architecture: str = ""
 
 
 def refuse_other_kinds(model: int) -> None:
@@ -139,15 +150,19 @@ def _capabilities(
     limits: tuple[str, ...] = ()
     if stateful or not found.cuttable:
         rewind, limits = "checkpoint", (_NO_REWIND,)
-    elif window and wish.window_only:
-        rewind, limits = "last_n", (_WINDOW.format(window),)
+    elif window > 0:
+        # With room for all of them the cells behind the window are kept too, but a saved state leaves them out,
+        # and a full cache may write over them.
+        sentence = _WINDOW if wish.window_only else _WINDOW_SAVED
+        rewind, limits = "last_n", (sentence.format(window),)
+    alone = target.architecture in _LONE
     cells = context_cells(wish.context_tokens)
     return Capabilities(
         context_tokens=wish.context_tokens,
         # What the padding adds beyond the context is not promised to anyone.
         kv_tokens=min(cells - SCRATCH_CELLS, wish.context_tokens),
         max_slots=wish.slots,
-        max_rows=wish.slots,
+        max_rows=1 if alone else wish.slots,
         max_step_tokens=wish.step_tokens,
         rewind=rewind,
         rewind_tokens=window if rewind == "last_n" else 0,
@@ -158,7 +173,7 @@ def _capabilities(
         kv_type=wish.kv_type,
         kv_types=target.kv_types,
         step_target_s=0.1 if options.plan.gpu_layers else 0.25,
-        limits=limits,
+        limits=(*limits, _ALONE) if alone else limits,
     )
 
 

@@ -95,6 +95,7 @@ class GgufModel:
             total_bytes=self.header.file_bytes,
             kv_types=kv_types(model_shape(self.header)),
             threads=options.threads or read_machine().cores,
+            architecture=self.header.architecture,
         )
         return load_runner(target, options, progress, say)
 

@@ -66,9 +66,10 @@ class _Planner:
     """Chooses among the ways of loading."""
 
     def __init__(self, room: Room, *, can_offload: bool) -> None:
-        self.room, self.wish, self.can_offload = room, room.wish, can_offload
+        self.room, self.can_offload = room, can_offload
         self.trained = room.shape.context_train
         self.notes: list[str] = []
+        self.wish = self._within_positions(room.wish)
         self.possible_types = kv_types(room.shape)
         self.types = self._types()
         self.layers = self._layers()
@@ -76,6 +77,18 @@ class _Planner:
         self.goal = self.wish.context_tokens or min(self.trained, GOAL_TOKENS)
         self.most = max(self.trained, self.goal)
         self.least = min(LEAST_CONTEXT_TOKENS, self.trained)
+
+    def _within_positions(self, wish: LoadWish) -> LoadWish:
+        """Learned positions have an end (GPT-2, StarCoder, MPT): a token behind it ends the process there."""
+        places = (t for t in self.room.header.tensors if t.name == "position_embd.weight")
+        last = next((place.shape[1] for place in places if len(place.shape) > 1), 0)
+        if not last or (wish.context_tokens or 0) <= last:
+            return wish
+        self.notes.append(
+            f"The model has positions for {tokens(last)}, so its context is that long and not "
+            f"{wish.context_tokens:,}."
+        )
+        return replace(wish, context_tokens=last)
 
     def _types(self) -> tuple[str, ...]:
         if self.wish.kv_type is None:

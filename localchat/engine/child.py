@@ -130,6 +130,8 @@ class Child:
         if lines:
             message += "; its last log lines: " + " | ".join(lines)
         hint = "the next request starts it again; `localchat doctor` checks the build"
+        if name and self.phase == "open":
+            hint = "the file may be damaged: download it again, or try another file of this model"
         if name == "SIGKILL" and not self._trouble:
             hint = "often the system ended it for want of memory; the next request starts it again"
         return EngineDied(message, hint=hint, signal=name, status=status, phase=self.phase)

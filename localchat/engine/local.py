@@ -22,6 +22,10 @@ from localchat.errors import EngineClosed, EngineDied, LocalchatError, UsageErro
 R = TypeVar("R", bound=msgspec.Struct)
 
 _BEFORE_WORK = (Loading, Queued, Figures)
+_NOT_THE_BUILD = (
+    "safe mode did not help: the file may be damaged, or this llama.cpp has a fault with such models; "
+    "download it again, or try `pip install --upgrade llama-cpp-python`"
+)
 _CRASHES = frozenset({"SIGSEGV", "SIGILL", "SIGBUS", "SIGFPE", "SIGABRT"})
 
 
@@ -209,8 +213,9 @@ class LocalEngine:
                 self._failed(id_, from_wire(code, message, hint, details))
             case frames.Say(text):
                 self._say(text)
-            case frames.Entered():
-                pass
+            case frames.Entered(phase):
+                if phase == "serve":
+                    self._remember_safe_mode()
             case _:
                 with self._lock:
                     query = self._queries.pop(frame.id, None)
@@ -265,6 +270,8 @@ class LocalEngine:
                 return  # closed on purpose
             self._child = None
             survived = self._broken is None and self._survives(child, death, said)
+            if not survived and self._safe.settle(helped=False):
+                death = EngineDied(death.message, hint=_NOT_THE_BUILD, **death.details)
             error = self._broken or death
         if not survived:
             self._fail_all(error)
@@ -280,12 +287,9 @@ class LocalEngine:
             return False
         said.append(
             f"llama.cpp crashed before its first answer ({death.details['signal']}): starting again in safe "
-            "mode, which is remembered; `localchat doctor` tells how to rebuild it for full speed"
+            "mode, which is remembered if it helps; `localchat doctor` tells how to rebuild it for full speed"
         )
-        try:
-            self._safe.add(child.build)
-        except OSError as error:
-            said.append(f"safe mode cannot be remembered for the next start: {error}")
+        self._safe.try_out(child.build)
         fresh = self._running()
         for id_, asked in self._asked.items():
             # Nothing was computed before the warm-up ended.
@@ -294,6 +298,16 @@ class LocalEngine:
         for query in self._queries.values():
             fresh.send(query.frame)
         return True
+
+    def _remember_safe_mode(self) -> None:
+        """A child answers: if it is one in safe mode after a crash, the next start spares itself the crash."""
+        with self._lock:
+            try:
+                self._safe.settle(helped=True)
+                return
+            except OSError as error:
+                why = error
+        self._say(f"safe mode cannot be remembered for the next start: {why}")
 
 
 def _drawn_with(request: GenerateRequest, seed: int) -> GenerateRequest:

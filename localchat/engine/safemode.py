@@ -16,9 +16,23 @@ class SafeBuilds:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._known = self._read()
+        self._tried = ""
 
     def known(self) -> tuple[str, ...]:
-        return self._known
+        return (*self._known, self._tried) if self._tried else self._known
+
+    def try_out(self, build: str) -> None:
+        """Take `build` for one that crashes until it is settled whether that was the reason."""
+        self._tried = build
+
+    def settle(self, *, helped: bool) -> bool:
+        """What was tried has answered, and is remembered, or has crashed in safe mode too: then the build is
+        not to blame, and other models are spared its slower way. False: nothing was tried. Raises OSError
+        where it cannot be written; it then holds for this process."""
+        tried, self._tried = self._tried, ""
+        if tried and helped:
+            self.add(tried)
+        return bool(tried)
 
     def add(self, build: str) -> None:
         """Remember `build`; written at once, atomically."""

@@ -65,15 +65,29 @@ class Desk:
     ) -> None:
         self._model = model
         self._context = context_tokens
-        self._defaults = {**_DEFAULTS, **dict(model.info.sampling), **sampling}
         self._say = say
         self._said: set[str] = set()
+        self._defaults = {**_DEFAULTS, **self._advised(), **sampling}
         self._numbers = count(1)
         tokenizer = model.tokenizer
         self.format: ChatFormat = chat_format(model.info.chat_template, _special_texts(tokenizer))
         self._grammars = Grammars(tokenizer)
         self._shown = _control_tokens(tokenizer, self.format.markup)
         self._shown_calls = _control_tokens(tokenizer, self.format.calls.markup)
+
+    def _advised(self) -> dict[str, float]:
+        """The model's own defaults, without those that mean nothing."""
+        advised = dict(self._model.info.sampling)
+        for name, value in self._model.info.sampling:
+            low, high = _RANGES[name]
+            if name == "top_k" and value < 0:
+                advised[name] = 0  # others' word for off
+            elif not low <= value <= high:
+                del advised[name]
+                self._say(
+                    f"The model's file advises {name} {value:g}, which means nothing: left out."
+                )
+        return advised
 
     # ------------------------------------------------------------------------ requests
 

@@ -51,10 +51,10 @@ _SPECIALS = {BOS: b"<s>", EOS: b"</s>", THINK: b"<think>", END_THINK: b"</think>
 class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the model does. reply: its answer to everything, then its end; None: text by hash of all that
     came before. crash: where the process dies by SIGSEGV (`step` after `crash_after` steps), not in safe
-    mode. step_s, load_s: how long they take."""
+    mode but for `open` and `always`, which dies in any warm-up. step_s, load_s: how long they take."""
 
     reply: str | None = None
-    crash: Literal["", "load", "warmup", "step"] = ""
+    crash: Literal["", "open", "load", "warmup", "always", "step"] = ""
     crash_after: int = 3
     step_s: float = 0.0
     load_s: float = 0.0
@@ -335,7 +335,7 @@ class ScriptedModel:
         if script.crash == "load" and not options.safe_mode:
             os.kill(os.getpid(), signal.SIGSEGV)
         progress(1000, 1000)
-        if script.crash == "warmup" and not options.safe_mode:
+        if script.crash == "always" or (script.crash == "warmup" and not options.safe_mode):
             os.kill(os.getpid(), signal.SIGSEGV)
         return ScriptedRunner(
             Capabilities(
@@ -380,4 +380,6 @@ class ScriptedBackend:
             script = msgspec.json.decode(path.read_bytes(), type=Script)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise ModelInvalid(f"{path} is no script: {error}") from error
+        if script.crash == "open":
+            os.kill(os.getpid(), signal.SIGSEGV)
         return ScriptedModel(path, script)

@@ -125,6 +125,27 @@ def test_crash_before_the_first_answer_is_survived_told_and_remembered(
     assert said == []
 
 
+def test_crash_that_safe_mode_does_not_mend_is_told_and_slows_no_other_model(
+    engine_for: Open, said: list[str], tmp_path: Path
+) -> None:
+    options = {"state_dir": tmp_path / "state"}
+    broken = engine_for(options=options, crash="always")
+    with pytest.raises(EngineDied, match="SIGSEGV while warming up") as caught:
+        list(broken.generate(plain()))
+    assert "safe mode did not help" in caught.value.hint
+    assert len([sentence for sentence in said if "safe mode" in sentence]) == 1
+    other = engine_for(options=options, reply="yes")
+    assert text_of(list(other.generate(plain()))) == "yes"
+    assert not other.info().safe_mode
+
+
+def test_crash_while_the_file_is_read_blames_the_file(engine_for: Open, said: list[str]) -> None:
+    with pytest.raises(EngineDied, match="SIGSEGV while reading the model") as caught:
+        list(engine_for(crash="open").generate(plain()))
+    assert "file may be damaged" in caught.value.hint
+    assert said == []
+
+
 def test_seed_that_was_told_is_the_one_drawn_with_after_a_crash_in_warm_up(
     engine_for: Open,
 ) -> None:

@@ -39,6 +39,7 @@ def start(models: dict[str, Path]) -> Iterator[Start]:
         says: Sequence[str] | None = None,
         gpu_layers: int = 0,
         threads: int = 1,
+        architecture: str = "",
     ) -> Driver:
         plan = plan_of(context, step, kv_type, flash)
         options = LoadOptions(
@@ -46,7 +47,8 @@ def start(models: dict[str, Path]) -> Iterator[Start]:
             safe_mode=True,
             max_slots=slots,
         )
-        target = Target(models[name], models[name].stat().st_size, ("f16",), threads)
+        size = models[name].stat().st_size
+        target = Target(models[name], size, ("f16",), threads, architecture)
         said = says if isinstance(says, list) else []
         runner = load_runner(target, options, lambda done, total: True, said.append)
         runners.append(runner)

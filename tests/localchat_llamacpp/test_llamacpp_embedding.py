@@ -20,6 +20,8 @@ from localchat_llamacpp import LlamaCppBackend
 from localchat_llamacpp.embedder import LlamaCppEmbedder
 from localchat_llamacpp.embedding import plan_embedding, pooling_of
 from localchat_llamacpp.model import GgufModel
+from tests.gguf_files import Size, Value
+from tests.gguf_files import llama as gguf_llama
 from tests.localchat_llamacpp.embedding_reference import bert, pooled, qwen3, weights_of
 from tests.localchat_llamacpp.llamacpp_models import (
     BEGIN,
@@ -135,6 +137,28 @@ def test_backend_takes_embedding_models_and_says_what_rerankers_are(tmp_path: Pa
         GgufModel(tmp_path / "r.gguf")
     assert pooling_of(read_header(write_llama(tmp_path / "l.gguf"))) == ""
     assert backend.expected_rate(read_header(tmp_path / "b.gguf"), _plan(tmp_path), 1) is None
+
+
+@pytest.mark.parametrize(
+    ("architecture", "said", "pooling"),
+    [
+        ("llama", {"pooling_type": 0}, ""),
+        ("llama", {"pooling_type": 3}, "last"),
+        ("llama", {"attention.causal": False}, "mean"),
+        ("llama", {"attention.causal": True}, ""),
+        ("dream", {"attention.causal": False}, ""),
+        ("llama-embed", {}, "mean"),
+    ],
+)
+def test_decoder_writes_unless_its_file_says_how_to_pool_or_that_it_sees_all(
+    tmp_path: Path, architecture: str, said: dict[str, Value], pooling: str
+) -> None:
+    whole = gguf_llama(Size())
+    metadata = {key.replace("llama", architecture): value for key, value in whole.metadata.items()}
+    metadata |= {"general.architecture": architecture}
+    metadata |= {f"{architecture}.{key}": value for key, value in said.items()}
+    header = read_header(replace(whole, metadata=metadata).write(tmp_path / "x.gguf"))
+    assert pooling_of(header) == pooling
 
 
 def _plan(folder: Path) -> MemoryPlan:

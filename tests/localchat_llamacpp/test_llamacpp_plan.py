@@ -16,7 +16,7 @@ from localchat.fit.plan import LoadWish, MemoryPlan, demand
 from localchat.fit.shape import model_shape
 from localchat_llamacpp.buffers import Steps, context_cells, window_cells
 from localchat_llamacpp.plan import plan
-from tests.gguf_files import ARCHITECTURES, Q4_0, Size, gemma3, llama, write_model
+from tests.gguf_files import ARCHITECTURES, Q4_0, Size, Tensor, gemma3, llama, write_model
 
 GB = 10**9
 EIGHT_B = Size(32, 4096, 32, 8, 128, 14336, 1024, 131072, Q4_0)
@@ -72,6 +72,18 @@ def test_the_default_context_is_large_and_leaves_room_for_parked_prefixes(eight_
 def test_the_default_context_is_never_longer_than_trained(tmp_path: Path) -> None:
     found = asked(read_header(write_model(tmp_path / "m.gguf", size=Size(context=512))))
     assert found.context_tokens == found.max_context_tokens == 512
+
+
+def test_a_context_ends_where_learned_positions_end(tmp_path: Path) -> None:
+    raw = llama(Size(context=512))
+    raw = replace(raw, tensors=[*raw.tensors, Tensor("position_embd.weight", (64, 512))])
+    header = read_header(raw.write(tmp_path / "m.gguf"))
+    found = asked(header, wish=LoadWish(context_tokens=2048))
+    assert (found.context_tokens, found.max_context_tokens) == (512, 512)
+    assert "positions for 512 tokens" in found.notes[0] and "2,048" in found.notes[0]
+    assert asked(header, wish=LoadWish(context_tokens=256)).notes == ()
+    turning = read_header(llama(Size(context=512)).write(tmp_path / "rope.gguf"))
+    assert asked(turning, wish=LoadWish(context_tokens=2048)).context_tokens == 2048
 
 
 def test_flash_attention_is_off_on_a_cpu_until_its_scores_have_no_room(eight_b: Header) -> None:

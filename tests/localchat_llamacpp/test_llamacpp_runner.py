@@ -58,6 +58,13 @@ def test_a_prompt_in_chunks_gives_the_logits_of_the_whole(
     assert np.abs(_logits_of_last(whole) - _logits_of_last(pieces)).max() < tolerance
 
 
+def test_architecture_that_the_library_computes_one_by_one_gets_one_row(start: Start) -> None:
+    can = start(architecture="plamo2").runner.capabilities
+    assert (can.max_rows, can.max_slots) == (1, 4)
+    assert "one text" in can.limits[0]
+    assert start(architecture="plamo3").runner.capabilities.max_rows == 4
+
+
 def test_rows_of_several_sequences_do_not_mix(start: Start) -> None:
     driver = start(step=128)
     alone = [driver.prefill(p, seq=i, slot=i).samples[0].token for i, p in enumerate(_three())]

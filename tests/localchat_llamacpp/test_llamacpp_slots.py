@@ -115,13 +115,28 @@ def test_a_row_that_leaves_a_gap_is_a_broken_invariant(start: Start) -> None:
 # ---------------------------------------------------------------- sliding windows
 
 
-def test_a_full_sliding_window_cache_rewinds_anywhere(start: Start) -> None:
+def test_a_full_sliding_window_cache_rewinds_anywhere_while_it_says_so(start: Start) -> None:
     driver = start("gemma3")
-    assert driver.runner.capabilities.rewind == "any"
-    driver.prefill(TEXT)
+    assert driver.prefill(TEXT).earliest == (0,)
     begun = driver.prefill(OTHER, seq=1, start=90, memory=[Truncate(0, 90)])
     expected = _fresh(start, OTHER, name="gemma3")
     assert [begun.samples[0].token, *driver.go_on(100, 6, seq=1)] == expected
+
+
+def test_a_saved_state_of_a_sliding_window_model_has_the_window_alone(start: Start) -> None:
+    driver = start("gemma3")
+    can = driver.runner.capabilities
+    assert (can.rewind, can.rewind_tokens) == ("last_n", WINDOW)
+    driver.prefill(TEXT)
+    whole = start("gemma3")
+    expected = [whole.prefill(TEXT).samples[0].token, *whole.go_on(len(TEXT), 6)]
+    driver.step(memory=[Park(0, 1), Drop(0)])
+    entered = Enter(1, 1, tuple(TEXT), len(TEXT), GREEDY)
+    driver.step(memory=[Restore(1, 1, len(TEXT))], enter=[entered])
+    ahead = Row(1, 1, len(TEXT), (expected[0],))
+    result = driver.step(ahead, points=[Point(0, 0, 1)])
+    assert result.earliest[0] >= len(TEXT) - WINDOW
+    assert result.samples[0].token == expected[1]
 
 
 def test_a_window_only_cache_says_how_far_back_it_reaches(start: Start) -> None:

@@ -38,9 +38,9 @@ ms on a GPU): a short prefix of a long parked text is computed anew."""
 
 class _Held:
     """A text in a slot: `text` is computed there; the cells of the slot may be more (room).
-    `spare`: see `Saved`."""
+    `earliest` was measured in step `seen` of the books. `spare`: see `Saved`."""
 
-    __slots__ = ("earliest", "salt", "slot", "spare", "text")
+    __slots__ = ("earliest", "salt", "seen", "slot", "spare", "text")
 
     def __init__(
         self, slot: int, salt: str, text: Text, earliest: int, *, spare: bool = False
@@ -49,6 +49,7 @@ class _Held:
         self.salt = salt
         self.text = text
         self.earliest = earliest
+        self.seen = 0
         self.spare = spare
 
 
@@ -77,6 +78,8 @@ class SlotsBook:
         self._parking = Parking(cache_ram_bytes, self._parked_bytes, self._can_cut)
         self._worth_parking = worth_parking
         self._version = 0
+        self._steps = 0
+        self._settling = False
 
     def _parked_bytes(self, tokens: int) -> int:
         return self._can.bytes_per_token * tokens + self._can.state_bytes
@@ -88,9 +91,23 @@ class SlotsBook:
             return True
         return self._can.rewind == "last_n" and earliest <= max(0, tokens - self._can.rewind_tokens)
 
+    def _kept_from(self, length: int, earliest: int) -> int:
+        """The earliest position that a state of `length` tokens holds for sure. A saved state has its window
+        alone, and of a text in a slot any other may write over the cells behind the window."""
+        if self._can.rewind != "last_n":
+            return earliest
+        return max(earliest, length - self._can.rewind_tokens)
+
+    def _earliest(self, held: _Held) -> int:
+        """As measured by the last step, or from above where the last step was not its own."""
+        if held.seen == self._steps:
+            return held.earliest
+        return self._kept_from(len(held.text), held.earliest)
+
     # ------------------------------------------------------------------------ the prefix
 
     def match(self, tokens: Sequence[int], salt: str) -> Hit:
+        self._settling = False
         ids = np.asarray(tokens, np.int32)[:-1]
         best, source = 0, None
         known, reason = 0, ""
@@ -125,7 +142,8 @@ class SlotsBook:
             return "this model cannot share a text that is being worked on"
         if self._can.rewind == "checkpoint" and (running or shared < length):
             return "this model cannot rewind"
-        if not self._can_cut(length, found.earliest, shared):
+        earliest = self._earliest(found) if isinstance(found, _Held) else found.earliest
+        if not self._can_cut(length, earliest, shared):
             return "this model's sliding window has moved on"
         if isinstance(found, Saved):
             if shared * RESTORED_PER_COMPUTED < length:
@@ -175,7 +193,11 @@ class SlotsBook:
             if idle is not None:
                 ops += self._put_away(idle, found if isinstance(found, Saved) else None)
             text = found.text.first(cached) if found else Text(np.empty(0, np.int32))
-            held = _Held(heapq.heappop(self._slots), salt, text, found.earliest if found else 0)
+            earliest = found.earliest if found else 0
+            if isinstance(found, _Held):
+                earliest = self._earliest(found)
+            held = _Held(heapq.heappop(self._slots), salt, text, earliest)
+            held.seen = self._steps
             ops += self._fill(held.slot, found, cached)
         self._cells.extend(held.slot, 1)
         self._running[seq] = held
@@ -204,6 +226,7 @@ class SlotsBook:
         return self._running[seq].slot
 
     def grow(self, seq: int, tokens: int) -> Growth | None:
+        self._settling = False
         slot = self._running[seq].slot
         missing = tokens - self._cells.held(slot)
         if missing > self._cells.free:
@@ -220,8 +243,11 @@ class SlotsBook:
             f"sequence {seq}: {computed} tokens computed, {before} were before"
         )
         self._version += 1
+        if not self._settling:  # all that a step computed is settled in a row
+            self._settling = True
+            self._steps += 1
         held.text.append(tokens[before:computed])
-        held.earliest = earliest
+        held.earliest, held.seen = earliest, self._steps
         if self._cells.held(held.slot) == computed:
             return Growth()
         if self._can.rewind == "last_n" and not self._can_cut(computed + 1, earliest, computed):
@@ -262,11 +288,13 @@ class SlotsBook:
         self._cells.extend(slot, 1)
         text = held.text.first(settled)
         self._running[child] = _Held(slot, held.salt, text, held.earliest, spare=True)
+        self._running[child].seen = held.seen
         self._version += 1
         return Growth(ops)
 
     def release(self, seq: int, *, keep: bool) -> Growth:
         held = self._running.pop(seq)
+        held.earliest, held.seen = self._earliest(held), self._steps
         self._version += 1
         ops: list[MemoryOp] = []
         if not keep or not held.text:
@@ -287,8 +315,9 @@ class SlotsBook:
     def _park(self, held: _Held, pinned: Saved | None) -> list[MemoryOp]:
         if len(held.text) < self._worth_parking:
             return []
+        earliest = self._kept_from(len(held.text), held.earliest)
         return self._parking.save(
-            held.slot, held.salt, held.text, held.earliest, spare=held.spare, pinned=pinned
+            held.slot, held.salt, held.text, earliest, spare=held.spare, pinned=pinned
         )
 
     def _drop(self, held: _Held) -> list[MemoryOp]:

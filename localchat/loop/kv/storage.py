@@ -75,7 +75,8 @@ class _Slot:
 
 class SlotStorage:
     """Slots over shared cells, as llama.cpp's unified cache. A sliding window moves in strides of
-    its own width, so that some cuts are still possible and others not."""
+    its own width, so that some cuts are still possible and others not; whoever writes moves those of all
+    slots. A saved state has its window alone."""
 
     def __init__(self, capabilities: Capabilities) -> None:
         self._can = capabilities
@@ -109,10 +110,13 @@ class SlotStorage:
             case Park(slot, key):
                 assert key not in self._saved, f"key {key} is taken"
                 assert self._slots[slot].cells, f"slot {slot} is empty"
-                self._saved[key] = (tuple(self.held(slot)), self._slots[slot].earliest)
+                text, earliest = self.held(slot), self._slots[slot].earliest
+                if self._can.rewind == "last_n":
+                    earliest = max(earliest, len(text) - self._can.rewind_tokens)
+                self._saved[key] = (tuple(text), earliest)
             case Restore(key, slot, tokens):
-                text, earliest = self._saved[key]
-                self._fill(slot, [_Cell(token) for token in text], earliest)
+                saved, earliest = self._saved[key]
+                self._fill(slot, [_Cell(token) for token in saved], earliest)
                 self._check_cut(self._slots[slot], tokens)
                 self._keep(slot, tokens)
             case Discard(key):
@@ -159,8 +163,14 @@ class SlotStorage:
         self._check_window(slot, row.start)
         self._add(row.slot, [_Cell(token) for token in tokens])
         if self._can.rewind == "last_n":
-            gone = max(0, row.start - self._can.rewind_tokens)
-            slot.earliest = max(slot.earliest, gone - gone % max(1, self._can.rewind_tokens))
+            self._move(slot, row.start)
+            for other in self._slots:
+                if other is not slot and all(cell.slots == 1 for cell in other.cells):
+                    self._move(other, len(other.cells))
+
+    def _move(self, slot: _Slot, start: int) -> None:
+        gone = max(0, start - self._can.rewind_tokens)
+        slot.earliest = max(slot.earliest, gone - gone % max(1, self._can.rewind_tokens))
 
     def skip(self, row: Row) -> None:
         """Nothing."""

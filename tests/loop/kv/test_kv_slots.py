@@ -291,34 +291,6 @@ def test_rejected_drafts_are_cut() -> None:
     assert b.book.usage().live == 3
 
 
-def test_a_window_that_moved_on_is_computed_anew() -> None:
-    b = bench(rewind="last_n", rewind_tokens=4)
-    seq = b.admit([*range(20)])
-    assert seq is not None
-    for _ in range(5):
-        b.compute(seq, 4)
-    b.release(seq)
-    assert b.match([*range(20), 20]).cached == 20
-    hit = b.match([*range(8), 90, 91])
-    assert hit.cached == 0
-    assert hit.why_missed == (
-        "the text differs from token 9 on, and this model's sliding window has moved on"
-    )
-    assert b.match([*range(16), 90, 91]).cached == 16
-
-
-def test_a_cut_that_the_window_does_not_cover_empties_the_slot() -> None:
-    b = bench(rewind="last_n", rewind_tokens=4)
-    seq = start(b, TEN)
-    assert b.book.grow(seq, 14) is not None
-    lost = b.book.settle(seq, [*TEN, 10], 11, earliest=8)
-    assert lost.lost
-    assert lost.memory == (Drop(0),)
-    assert b.book.usage().live == 0
-    b.book.check()
-    assert b.book.grow(seq, 11) is not None
-
-
 def test_a_recurrent_model_goes_on_only_at_its_checkpoints() -> None:
     b = bench(rewind="checkpoint", state_bytes=100)
     seq = start(b, TEN)
