@@ -126,11 +126,14 @@ def _message(at: int, message: ChatMessage) -> Message:
             f"The role {message.role[:50]!r} is not known; there are {', '.join(_ROLES)}.",
             param=f"messages[{at}].role",
         )
+    calls = message.tool_calls or (
+        [Call(message.function_call)] if message.function_call is not None else []
+    )
     return Message(
         role=role,
         content=text_of(message.content, f"messages[{at}].content"),
         reasoning=message.reasoning_content or message.reasoning or "",
-        tool_calls=tuple(_call(call) for call in message.tool_calls or ()),
+        tool_calls=tuple(_call(call) for call in calls),
         tool_call_id=message.tool_call_id or "",
         name=message.name or "",
     )

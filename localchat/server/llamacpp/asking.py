@@ -48,7 +48,7 @@ def _request(
     if body.n not in (None, 1):
         raise refused(f"The field 'n' is {body.n}; here it can be 1 only.", param="n")
     wanted = body.n_predict if body.n_predict is not None else body.max_tokens
-    tokens = [] if wanted is None or wanted < 0 else [wanted]
+    tokens = {} if wanted is None or wanted < 0 else {"n_predict": wanted}
     changes: dict[str, object] = {}
     if body.seed is not None and body.seed < 0:
         changes["seed"] = None  # how llama.cpp writes «any»
