@@ -140,6 +140,7 @@ def _thinking(options: dict[str, Any], effort: str | None) -> ReasoningChoice:
     their names. `effort`: OpenAI's word for it, which some templates read too."""
     asked = [value for name in _SWITCHES if (value := options.pop(name, None)) is not None]
     if effort is not None:
+        effort = {"max": "xhigh"}.get(effort, effort)
         if effort not in _EFFORTS:
             raise refused(
                 f"The field 'reasoning_effort' is {effort[:50]!r}; there are {', '.join(_EFFORTS)}.",

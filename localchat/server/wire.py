@@ -156,7 +156,8 @@ class EmbeddingsBody(msgspec.Struct, frozen=True):
 
 
 class TokenizeBody(msgspec.Struct, frozen=True):
-    """POST /tokenize: a text, or a conversation as the model will see it."""
+    """POST /tokenize: a text, or a conversation as the model will see it. `with_pieces`: each id with its text,
+    as llama.cpp's clients ask for it."""
 
     content: str | None = None
     prompt: str | None = None
@@ -164,6 +165,7 @@ class TokenizeBody(msgspec.Struct, frozen=True):
     tools: list[Tool] | None = None
     model: str | None = None
     parse_special: bool | None = None
+    with_pieces: bool | None = None
 
 
 class DetokenizeBody(msgspec.Struct, frozen=True):

@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from localchat.engine.events import Finished, Text, ToolCall
-from localchat.engine.request import CalledTool, Message, Sampling, TokenIds
-from tests.server.serving import Stage, ask, chat
+from localchat.engine.request import CalledTool, Grammar, Message, Sampling, TokenIds
+from localchat.engine.request import Text as Prompt
+from localchat.errors import ContextExceeded
+from tests.server.serving import NAME, Stage, ask, chat, message
 
 LOOK = {"name": "look", "parameters": {"type": "object", "properties": {}}}
 WAIT = {"name": "wait", "parameters": {"type": "object", "properties": {}}}
@@ -171,3 +173,119 @@ def test_a_call_of_a_function_stays_in_the_conversation(stage: Stage) -> None:
         Message("assistant", "", tool_calls=(CalledTool("look", "{}"),)),
         Message("tool", "A tree.", name="look"),
     )
+
+
+# ---------------------------------------------------------------------------- other protocols
+
+
+@pytest.mark.parametrize("place", ["output_format", "output_config"])
+def test_anthropics_form_of_the_answer_binds_it_from_either_place(stage: Stage, place: str) -> None:
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    given = form if place == "output_format" else {"format": form}
+    assert message(stage, **{place: given}).status == 200
+    assert stage.last.grammar == Grammar("json_schema", '{"type":"object"}')
+
+
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        (
+            {
+                "type": "document",
+                "title": "T",
+                "source": {"type": "content", "content": [{"type": "text", "text": "Inside."}]},
+            },
+            "T\nInside.",
+        ),
+        (
+            {"type": "document", "source": {"type": "content", "content": "Inside."}},
+            "Inside.",
+        ),
+        (
+            {
+                "type": "search_result",
+                "title": "T",
+                "source": "https://x.example",
+                "content": [{"type": "text", "text": "Found."}],
+            },
+            "T\nhttps://x.example\nFound.",
+        ),
+    ],
+)
+def test_what_holds_text_is_read(stage: Stage, block: Any, text: str) -> None:
+    assert message(stage, [block]).status == 200
+    assert stage.prompt.messages[-1].content == text
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"type": "url", "url": "https://x.example"},
+        {"type": "base64", "data": "AA=="},
+        {"type": "content", "content": [{"type": "image", "source": {"type": "url"}}]},
+        "https://x.example",
+    ],
+)
+def test_a_document_that_is_no_text_is_refused(stage: Stage, source: Any) -> None:
+    reply = message(stage, [{"type": "document", "source": source}])
+    assert (reply.status, reply.anthropic_error["type"]) == (400, "invalid_request_error")
+    assert "text only" in reply.anthropic_error["message"]
+
+
+def test_anthropics_clients_find_the_models_in_their_own_words(stage: Stage) -> None:
+    headers = {"anthropic-version": "2023-06-01"}
+    listed = ask(stage, "/v1/models", headers=headers).json
+    assert (listed["has_more"], listed["first_id"], listed["last_id"]) == (False, NAME, NAME)
+    for told in (listed["data"][0], ask(stage, f"/v1/models/{NAME}", headers=headers).json):
+        assert (told["type"], told["display_name"]) == ("model", NAME)
+        assert told["created_at"] == "2023-11-14T22:13:20Z"
+    assert "has_more" not in ask(stage, "/v1/models").json
+
+
+def test_the_greatest_effort_has_two_names(stage: Stage) -> None:
+    assert chat(stage, reasoning_effort="max").status == 200
+    assert stage.prompt.template_options == {"reasoning_effort": "xhigh"}
+
+
+def test_tokens_are_told_with_their_pieces_where_that_is_asked(stage: Stage) -> None:
+    plain = ask(stage, "/tokenize", {"content": "aba"}).json["tokens"]
+    told = ask(stage, "/tokenize", {"content": "aba", "with_pieces": True}).json["tokens"]
+    assert [one["id"] for one in told] == plain
+    assert "".join(one["piece"] for one in told) == "aba"
+
+
+def test_llamacpps_prompt_may_stand_in_a_list(stage: Stage) -> None:
+    assert ask(stage, "/completion", {"prompt": ["Once"]}).status == 200
+    assert stage.last.prompt == Prompt("Once", special=True)
+    for prompt in (["a", "b"], [1, "a"]):
+        error = ask(stage, "/completion", {"prompt": prompt}).error
+        assert (error["param"], error["code"]) == ("prompt", "invalid_type")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "long"}]}, "messages"),
+        ("/v1/completions", {"prompt": "long"}, "prompt"),
+        ("/completion", {"prompt": "long"}, "prompt"),
+        ("/v1/responses", {"input": "long"}, "input"),
+    ],
+)
+def test_what_is_too_long_is_called_what_it_was_called(
+    stage: Stage, path: str, fields: Any, param: str
+) -> None:
+    error = ContextExceeded("too long", prompt_tokens=9, context_tokens=8)
+    stage.engine.refusals["long"] = [error]
+    told = ask(stage, path, fields).error
+    assert (told["code"], told["param"]) == ("context_length_exceeded", param)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/v1/responses/resp_1", 404), ("/v1/chat/completions", 405)]
+)
+def test_a_route_that_is_not_there_is_named_as_it_was_asked_for(
+    stage: Stage, path: str, status: int
+) -> None:
+    reply = ask(stage, path)
+    assert reply.status == status
+    assert path in reply.error["message"]

@@ -25,7 +25,6 @@ from localchat.server.wire import Tool as ChatTool
 
 log = logging.getLogger("localchat.server")
 
-_EFFORTS: Final = {"max": "xhigh"}
 LOGPROBS: Final = "message.output_text.logprobs"
 
 
@@ -64,7 +63,6 @@ def as_chat(body: ResponsesBody) -> Asked:
     choice, allowed = _choice(body.tool_choice)
     if allowed is not None:
         tools = [pair for pair in tools if pair[1] in allowed]
-    effort = body.reasoning.effort if body.reasoning else None
     logprobs = LOGPROBS in (body.include or ())
     messages = [ChatMessage("system", body.instructions)] if body.instructions else []
     messages += _messages(body.input)
@@ -81,7 +79,7 @@ def as_chat(body: ResponsesBody) -> Asked:
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_format(body.text.format) if body.text and body.text.format else None,
-        reasoning_effort=_EFFORTS.get(effort, effort) if effort else None,
+        reasoning_effort=body.reasoning.effort if body.reasoning else None,
         max_tokens=body.max_output_tokens,
         temperature=body.temperature,
         top_p=body.top_p,
