@@ -7,7 +7,7 @@ import msgspec
 
 from localchat.engine.engine import Engine
 from localchat.engine.request import GenerateRequest, Messages
-from localchat.errors import TemplateError
+from localchat.errors import NetworkError, TemplateError, UsageError
 from localchat.server.answering import Wish
 from localchat.server.engines import Lease
 from localchat.server.messages import (
@@ -71,11 +71,14 @@ async def ways(lease: Lease, prompt: Messages) -> list[Messages]:
 
 
 def _shows(engine: Engine, prompt: Messages) -> bool:
-    """Whether the template shows each system message, behind what the user said before it."""
+    """Whether the template shows each system message, behind what the user said before it. A server on another
+    machine that shows nobody its prompts is trusted to."""
     try:
         rendered = engine.render(prompt)
     except TemplateError:
         return False
+    except (NetworkError, UsageError):
+        return True
     end = 0
     for message in prompt.messages:
         text = message.content.strip()

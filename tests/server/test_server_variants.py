@@ -40,7 +40,8 @@ def test_what_is_no_whole_number_is_refused(stage: Stage, number: str) -> None:
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_a_limit_of_nothing_is_refused_by_the_name_it_was_given(stage: Stage, name: str) -> None:
-    reply = chat(stage, **{name: 0})
+    fields: Any = {name: 0}
+    reply = chat(stage, **fields)
     assert (reply.status, reply.error["param"]) == (400, name)
     assert name in reply.error["message"]
 
