@@ -240,8 +240,9 @@ class RemoteEngine:
         model = self._model()
         if isinstance(request.prompt, Infill) and self._has_infill and request.grammar is None:
             return "infill", gap_of(request, model), True
-        body = body_of(request, model, stream=True)
-        if (self._card or {}).get("owned_by") == "localchat":
+        ours = (self._card or {}).get("owned_by") == "localchat"
+        body = body_of(request, model, stream=True, ours=ours)
+        if ours:
             body["timings"] = True
         return path_of(request), body, False
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from localchat.engine.events import Text, TokenLogprob, ToolCall
-from localchat.engine.request import GenerateRequest
+from localchat.engine.request import GenerateRequest, Grammar
 from localchat.engine.request import Text as Prompt
 from localchat.errors import NetworkError, UsageError
 from tests.engine.remote_server import ASK, Exchange, Open, events, piece, text_of
@@ -118,3 +118,39 @@ def test_lists_of_log_probabilities_that_do_not_fit_are_an_error(opened: Open) -
     engine, _ = opened(lambda one: one.stream({"choices": [choice]}))
     with pytest.raises(NetworkError, match="odd shape"):
         events(engine, GenerateRequest(Prompt("x"), logprobs=0))
+
+
+# ---------------------------------------------------------------------------- what only ours take
+
+
+@pytest.mark.parametrize(
+    ("asked", "sent"),
+    [
+        (GenerateRequest(ASK.prompt, grammar=Grammar("regex", "a+")), {"regex": "a+"}),
+        (GenerateRequest(ASK.prompt, grammar=Grammar("lark", "start: A")), {"grammar": "start: A"}),
+        (GenerateRequest(ASK.prompt, max_tokens=0), {"n_predict": 0}),
+    ],
+)
+def test_another_localchat_is_asked_for_what_the_protocol_has_not(
+    opened: Open, asked: GenerateRequest, sent: dict[str, Any]
+) -> None:
+    owner = "localchat"
+
+    def answer(exchange: Exchange) -> None:
+        if exchange.path == "/v1/models":
+            exchange.send(200, {"data": [{"id": "m", "owned_by": owner}]})
+        else:
+            exchange.stream(piece("stop"))
+
+    engine, server = opened(answer, model="")
+    events(engine, asked)
+    assert sent.items() <= server.seen[-1][1].items()
+    assert "max_tokens" not in server.seen[-1][1]
+    owner = "vllm"
+    other, strange = opened(answer, model="")
+    if asked.grammar is not None:
+        with pytest.raises(UsageError, match="cannot be asked of a remote"):
+            events(other, asked)
+    else:
+        events(other, asked)
+        assert strange.seen[-1][1]["max_tokens"] == 0
