@@ -101,6 +101,19 @@ def without_system(messages: Sequence[Message]) -> tuple[Message, ...]:
     return joined(asked)
 
 
+def with_results_last(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """What the user says right behind the results of tools as part of the last of them: some templates want an
+    answer in between."""
+    made: list[Message] = []
+    for message in messages:
+        if made and made[-1].role == "tool" and message.role == "user" and message.content:
+            parts = [text for text in (made[-1].content, message.content) if text]
+            made[-1] = msgspec.structs.replace(made[-1], content=_BETWEEN.join(parts))
+        else:
+            made.append(message)
+    return tuple(made)
+
+
 def with_one_voice(messages: Sequence[Message]) -> tuple[Message, ...]:
     """What was said beside a tool call as part of the reasoning before it: some templates have one place for
     both."""

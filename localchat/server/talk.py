@@ -15,6 +15,7 @@ from localchat.server.messages import (
     hoisted,
     late_as_users,
     with_one_voice,
+    with_results_last,
     without_system,
 )
 from localchat.server.wire import ChatBody
@@ -62,6 +63,8 @@ async def ways(lease: Lease, prompt: Messages) -> list[Messages]:
         ways.append(replace(prompt, messages=hoisted(prompt.messages)))
     if with_one_voice(prompt.messages) != prompt.messages:
         ways += [replace(way, messages=with_one_voice(way.messages)) for way in ways]
+    if with_results_last(prompt.messages) != prompt.messages:
+        ways += [replace(way, messages=with_results_last(way.messages)) for way in ways]
     if any(message.role == "system" for message in prompt.messages):
         ways.append(replace(prompt, messages=without_system(ways[-1].messages)))
     if prompt.continue_last:
