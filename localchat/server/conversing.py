@@ -34,7 +34,10 @@ def conversation(body: ChatBody | TemplateBody | TokenizeBody, limits: Limits) -
     if not isinstance(body, TokenizeBody):
         choice, tools = _tool_choice(body.tool_choice, tools)
         options = _template_options(body.chat_template_kwargs or {})
-        thinking = _thinking(options, body.reasoning_effort)
+        effort = body.reasoning_effort
+        if isinstance(body, ChatBody):
+            effort = effort or _others_wish(body, options)
+        thinking = _thinking(options, effort)
     last = messages[-1]
     prolongs = last.role == "assistant" and not last.tool_calls
     if prolongs and not last.content and not last.reasoning and len(messages) > 1:
@@ -135,11 +138,26 @@ def _template_options(given: dict[str, Any]) -> dict[str, Any]:
     return dict(given)
 
 
+def _others_wish(body: ChatBody, options: dict[str, Any]) -> str | None:
+    """What other servers' fields say of thinking: a switch goes to the options, where there is none yet, and an
+    effort is returned. What is of no known shape says nothing."""
+    switches = [body.enable_thinking, body.thinking, body.reasoning]
+    for at, value in enumerate(switches):
+        if isinstance(value, dict):
+            word = {"enabled": True, "disabled": False}.get(str(value.get("type")))
+            switches[at] = word if word is not None else value.get("enabled")
+    if not any(options.get(name) is not None for name in _SWITCHES):
+        found = [value for value in switches if isinstance(value, bool)]
+        options |= {"enable_thinking": found[0]} if found else {}
+    effort = body.reasoning.get("effort") if isinstance(body.reasoning, dict) else None
+    return effort if effort in _EFFORTS else None
+
+
 def _thinking(options: dict[str, Any], effort: str | None) -> ReasoningChoice:
     """Whether the model is to think; its switches are taken out of the options, because the engine knows
     their names. `effort`: OpenAI's word for it, which some templates read too."""
     asked = [value for name in _SWITCHES if (value := options.pop(name, None)) is not None]
-    if effort is not None:
+    if effort:
         effort = {"max": "xhigh"}.get(effort, effort)
         if effort not in _EFFORTS:
             raise refused(

@@ -120,7 +120,8 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
 class ChatBody(Shared, frozen=True, kw_only=True):
     """POST /v1/chat/completions. `n_predict`: llama.cpp's name for the longest answer; its editors send 0 to
     have the prompt computed before the question is written. `functions`, `function_call`: what tools were
-    called while there was one call at a time."""
+    called while there was one call at a time. `thinking`, `enable_thinking`, `reasoning`: how clients of other
+    servers turn thinking on and off; of any shape, as each server has its own."""
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
@@ -133,6 +134,9 @@ class ChatBody(Shared, frozen=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     reasoning_effort: str | None = None
+    reasoning: Any = None
+    thinking: Any = None
+    enable_thinking: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 

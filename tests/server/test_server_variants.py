@@ -290,3 +290,30 @@ def test_a_route_that_is_not_there_is_named_as_it_was_asked_for(
     reply = ask(stage, path)
     assert reply.status == status
     assert path in reply.error["message"]
+
+
+# ---------------------------------------------------------------------------- thinking
+
+
+@pytest.mark.parametrize(
+    ("fields", "thinking", "options"),
+    [
+        ({"enable_thinking": False}, "off", {}),
+        ({"thinking": {"type": "disabled"}}, "off", {}),
+        ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "on", {}),
+        ({"thinking": True}, "on", {}),
+        ({"reasoning": {"enabled": False}}, "off", {}),
+        ({"reasoning": {"effort": "high"}}, "on", {"reasoning_effort": "high"}),
+        ({"reasoning": {"effort": "none"}}, "off", {}),
+        ({"reasoning": {"effort": "low"}, "reasoning_effort": "high"}, "on", {"reasoning_effort": "high"}),
+        ({"thinking": False, "chat_template_kwargs": {"enable_thinking": True}}, "on", {}),
+        ({"reasoning_effort": ""}, "auto", {}),
+        ({"thinking": "maybe", "reasoning": [1], "enable_thinking": 7}, "auto", {}),
+        ({"thinking": None, "reasoning": {"effort": "huge"}}, "auto", {}),
+    ],
+)  # fmt: skip
+def test_thinking_is_switched_in_every_servers_words(
+    stage: Stage, fields: Any, thinking: str, options: Any
+) -> None:
+    assert chat(stage, **fields).status == 200
+    assert (stage.prompt.thinking, stage.prompt.template_options) == (thinking, options)
