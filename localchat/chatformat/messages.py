@@ -2,10 +2,11 @@
 
 The shape is OpenAI's, as transformers hands it on: `content` a string, tool calls with their
 arguments as a mapping, the reasoning of earlier turns as `reasoning_content` and, for templates
-that read that name, as `thinking`. Four habits differ from template to template, and some fail
+that read that name, as `thinking`. Seven habits differ from template to template, and some fail
 silently, so they are data (`Dialect`): some want arguments as JSON text (a mapping would be printed
 with Python's quotes), some write tool calls only where the content is null, some take ids of nine
-letters and digits only, some one call a message.
+letters and digits only, some one call a message, some nothing beside it. Some have no place for
+calls, or for their results: these are handed on as text (written.py).
 """
 
 import hashlib
@@ -16,6 +17,8 @@ from typing import Any
 
 import msgspec
 
+from localchat.chatformat.call_style import CallForm
+from localchat.chatformat.written import results_by_users, text_apart, written_calls
 from localchat.engine.request import CalledTool, Message
 
 _SHORT = 9
@@ -23,17 +26,30 @@ _SHORT = 9
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What a template wants of a message with tool calls."""
+    """What a template wants of a message with tool calls. calls_as_text, results_as_users: it shows none;
+    text_apart: it shows a call, or what is said beside it, and not both."""
 
     arguments_as_text: bool = False
     no_content_as_null: bool = False
     short_ids: bool = False
     one_call: bool = False
+    text_apart: bool = False
+    calls_as_text: bool = False
+    results_as_users: bool = False
 
 
-def to_dicts(messages: Sequence[Message], dialect: Dialect | None = None) -> list[dict[str, Any]]:
-    """One dict a message, empty fields left out; `content` is always there."""
+def to_dicts(
+    messages: Sequence[Message], dialect: Dialect | None = None, form: CallForm | None = None
+) -> list[dict[str, Any]]:
+    """One dict a message, empty fields left out; `content` is always there. form: how calls are written that
+    the template has no place for; None: they are left to it."""
     wanted = dialect or Dialect()
+    if form is not None and wanted.calls_as_text:
+        messages = written_calls(messages, form)
+    if form is not None and wanted.results_as_users:
+        messages = results_by_users(messages)
+    if wanted.text_apart:
+        messages = list(text_apart(messages))
     if wanted.one_call:
         messages = list(_one_call_each(messages))
     return [_message(message, wanted) for message in messages]

@@ -12,7 +12,7 @@ class TagForm:
     `value[1]`; then `end`. Where the first of `name` ends in a quote, so does the name, and more attributes may
     follow it. `gap`: what training puts behind these parts. `text`, `other`: an attribute behind the key that
     says whether the value is a string (in `{}`, what else it is). `padded`: a line break at
-    either end of a value is none of it."""
+    either end of a value is none of it. `shield`: what stands around a value that holds tags of its own."""
 
     name: tuple[str, str]
     key: tuple[str, str]
@@ -22,6 +22,7 @@ class TagForm:
     text: str = ""
     other: str = ""
     padded: bool = False
+    shield: tuple[str, str] = ("", "")
 
 
 def _invoke(prefix: str, *, text: str = "", other: str = "") -> TagForm:
@@ -49,6 +50,7 @@ MINICPM = TagForm(
     ("", "</param>"),
     "</function>",
     gap="",
+    shield=("<![CDATA[", "]]>"),
 )
 INVOKE = _invoke("")
 DSML = _invoke("｜DSML｜", text=' string="true"', other=' string="false"')

@@ -39,6 +39,7 @@ class TaggedBody(SteppedBody):
         self._at: Literal["name", "between", "key", "opening", "value", "object"] = "name"
         self._key = ""
         self._fresh = False
+        self._shielded = False
         self._streams = False
         self._count = 0
         self._object = Arguments()
@@ -161,30 +162,34 @@ class TaggedBody(SteppedBody):
             self._held = held[len(tag) :]
         if self._streams:
             self._out.append('"')
-        self._at, self._fresh = "value", True
+        self._at, self._fresh, self._shielded = "value", True, False
         return True
 
     # ------------------------------------------------------------------------ values
 
     def _value(self) -> bool:
         padded = self._form.padded
+        opens, closes = self._form.shield
         if self._fresh:
-            if not self._held:
+            if not self._held or (opens != self._held and opens.startswith(self._held)):
                 return False
+            if opens and self._held.startswith(opens):
+                self._held, self._shielded = self._held[len(opens) :], True
             if padded:
                 self._held = self._held.removeprefix("\n")
             self._fresh = False
-        at, tag = first(self._held, self._ends)
+        ends = (closes + self._end,) if self._shielded else self._ends
+        at, tag = first(self._held, ends)
         if tag:
             value = self._held[:at]
-            self._held = self._held[at + len(tag) if tag == self._end else at :]
+            self._held = self._held[at + len(tag) if tag == ends[0] else at :]
             self._at = "between"
             if padded:
                 value = value.removesuffix("\n")
             self._out.append((_escaped(value) + '"') if self._streams else self._typed(value))
             return True
         if self._streams:
-            at = half(self._held, self._ends)
+            at = half(self._held, ends)
             if padded and at and self._held[at - 1] == "\n":
                 at -= 1
             self._out.append(_escaped(self._held[:at]))

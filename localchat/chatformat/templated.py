@@ -72,8 +72,8 @@ class TemplateFormat:
                 "datetime": self._today(),
                 **options,
             }
-        calls = any(message.tool_calls for message in said)
-        dicts = to_dicts(said, voice.dialect if calls else None)
+        calls = any(message.tool_calls or message.role == "tool" for message in said)
+        dicts = to_dicts(said, voice.dialect if calls else None, self.calls.form)
         if messages.continue_last and said[-1].role == "assistant":
             last = said[-1]
             field = "reasoning_content" if last.reasoning and not last.content else "content"
@@ -139,8 +139,20 @@ class _Voice:
                 if _KEY in shown and f"'{_KEY}'" not in shown:
                     short = _KEY not in self._shown(_probe(_LONG_ID), dialect)
                     two = self._shown(_probe(_SHORT_ID, "probe0002"), dialect)
-                    return replace(dialect, short_ids=short, one_call=_KEY not in two)
-        return Dialect()
+                    dialect = replace(dialect, short_ids=short, one_call=two.count(_KEY) < 2)
+                    return replace(dialect, text_apart=self._wants_text_apart(dialect))
+        results = _RESULT in self._shown(_probe(_SHORT_ID), Dialect())
+        return Dialect(calls_as_text=True, results_as_users=not results)
+
+    def _wants_text_apart(self, dialect: Dialect) -> bool:
+        """Whether what is said beside a call, or the call, is shown in messages of their own only, and the
+        template bears that in the middle of a conversation."""
+        after = Message("assistant", "probe"), Message("user", "probe")
+        probe = (*_probe(_SHORT_ID, words=_WORDS), *after)
+        beside, apart = (
+            self._shown(probe, replace(dialect, text_apart=apart)) for apart in (False, True)
+        )
+        return not (_WORDS in beside and _KEY in beside) and _WORDS in apart and _KEY in apart
 
     @property
     def shown(self) -> str:
@@ -172,14 +184,17 @@ def _name(tool: Mapping[str, Any]) -> str:
 
 
 _KEY = "probe_argument"
+_RESULT = "probe_result"
+_WORDS = "probe_words"
 _SHORT_ID, _LONG_ID = "probe0001", "call_probe0001probe0001"
 
 
-def _probe(*ids: str) -> tuple[Message, ...]:
-    """A conversation with a call of each id and their results."""
+def _probe(*ids: str, words: str = "") -> tuple[Message, ...]:
+    """A conversation with a call of each id, words beside them, and their results."""
     calls = [CalledTool("probe_tool", f'{{"{_KEY}": "value"}}', id=id_) for id_ in ids]
-    results = [Message("tool", "result", tool_call_id=id_, name="probe_tool") for id_ in ids]
-    return (Message("user", "probe"), Message("assistant", tool_calls=tuple(calls)), *results)
+    results = [Message("tool", _RESULT, tool_call_id=id_, name="probe_tool") for id_ in ids]
+    asked = Message("assistant", words, tool_calls=tuple(calls))
+    return (Message("user", "probe"), asked, *results)
 
 
 _PROBE_TOOL = {

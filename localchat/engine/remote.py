@@ -204,6 +204,7 @@ class RemoteEngine:
     def _ask(self, answer: RemoteAnswer, stream: Stream, call: Call) -> None:
         """Until there is an answer, or nobody wants one any more, or it was tried often enough."""
         attempt = 0
+        shortened = False
         problem: LocalchatError
         while not call.gone.is_set():
             path, body, root = self._question(answer.request)
@@ -217,6 +218,9 @@ class RemoteEngine:
                         self._has_infill = False
                         continue
                     problem = self._server.refusal(response)
+                    if not shortened and answer.shortened(problem):
+                        shortened = True
+                        continue
                     wait_s = _retry_after(response)
                     if response.status_code not in _BUSY or _final(response):
                         raise problem
@@ -236,8 +240,9 @@ class RemoteEngine:
         model = self._model()
         if isinstance(request.prompt, Infill) and self._has_infill and request.grammar is None:
             return "infill", gap_of(request, model), True
-        body = body_of(request, model, stream=True)
-        if (self._card or {}).get("owned_by") == "localchat":
+        ours = (self._card or {}).get("owned_by") == "localchat"
+        body = body_of(request, model, stream=True, ours=ours)
+        if ours:
             body["timings"] = True
         return path_of(request), body, False
 

@@ -2,8 +2,10 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, Literal
+
+import msgspec
 
 from localchat import figures
 from localchat.engine.events import (
@@ -22,7 +24,7 @@ from localchat.engine.events import (
 from localchat.engine.remote_own import OwnFigures
 from localchat.engine.remote_refusal import broken_off, is_error
 from localchat.engine.request import GenerateRequest
-from localchat.errors import NetworkError
+from localchat.errors import LocalchatError, NetworkError
 
 _REASONS: dict[str, FinishReason] = {
     "stop": "stop",
@@ -58,6 +60,7 @@ class RemoteAnswer:
         self._own = OwnFigures()
         self._open: set[int] = set(range(request.n))
         self._fingerprint = ""
+        self._calls: dict[tuple[int, int], tuple[str, int]] = {}
 
     @property
     def begun(self) -> bool:
@@ -68,6 +71,15 @@ class RemoteAnswer:
     def own(self) -> OwnFigures:
         """What the server told of itself."""
         return self._own
+
+    def shortened(self, refusal: LocalchatError) -> bool:
+        """Whether the longest answer was all that did not fit; then it is as long from now on as there is room
+        for. Who asks for more than there is gets what there is, here as from an engine of our own."""
+        room, wanted = refusal.details.get("room_tokens"), self.request.max_tokens
+        if not isinstance(room, int) or wanted is None or not 0 < room < wanted:
+            return False
+        self.request = msgspec.structs.replace(self.request, max_tokens=room)
+        return True
 
     def take(self, data: str, base: str) -> Iterator[Event]:
         """Events of one `data:` line. Raises what the server says in place of an answer."""
@@ -122,7 +134,7 @@ class RemoteAnswer:
         if text := _words(delta.get("content")):
             told.append(Text(number, text, _logprobs(choice)))
         for place, call in enumerate(delta.get("tool_calls") or ()):
-            told.append(_call(number, place, call))
+            told.append(self._call(number, place, call))
         if told:
             self._times.append(time.perf_counter())
         yield from told
@@ -137,6 +149,33 @@ class RemoteAnswer:
                 _REASONS.get(str(reason), "stop"),
                 stop if isinstance(stop, str) else "",
             )
+
+    def _call(self, choice: int, place: int, call: dict[str, Any]) -> ToolCall:
+        """A piece of a tool call. In a whole answer calls have no index and stand in their order; arguments
+        that are an object become the text that they should have been."""
+        function = call.get("function") or {}
+        arguments = function.get("arguments") or ""
+        id_, name = str(call.get("id") or ""), str(function.get("name") or "")
+        index = call.get("index")
+        return ToolCall(
+            choice,
+            self._number(choice, place if index is None else int(index), id_, name),
+            id_,
+            name,
+            arguments if isinstance(arguments, str) else json.dumps(arguments),
+        )
+
+    def _number(self, choice: int, index: int, id_: str, name: str) -> int:
+        """The number of a call. Some servers give every call the same index, or none: another name with another
+        id is another call."""
+        known, number = self._calls.get((choice, index), ("", -1))
+        taken = [each for (other, _), (_, each) in self._calls.items() if other == choice]
+        if number < 0:
+            number = index if index not in taken else max(taken) + 1
+        elif name and id_ and known and id_ != known:
+            number = max(taken) + 1
+        self._calls[(choice, index)] = (id_ or known, number)
+        return number
 
     # ------------------------------------------------------------------------ figures
 
@@ -210,36 +249,41 @@ def _words(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _call(choice: int, place: int, call: dict[str, Any]) -> ToolCall:
-    """A piece of a tool call. In a whole answer calls have no index and stand in their order; arguments that
-    are an object become the text that they should have been."""
-    function = call.get("function") or {}
-    arguments = function.get("arguments") or ""
-    index = call.get("index")
-    return ToolCall(
-        choice,
-        place if index is None else int(index),
-        str(call.get("id") or ""),
-        str(function.get("name") or ""),
-        arguments if isinstance(arguments, str) else json.dumps(arguments),
-    )
-
-
 def _logprobs(choice: dict[str, Any]) -> tuple[TokenLogprob, ...]:
     found = choice.get("logprobs")
-    entries = found.get("content") if isinstance(found, dict) else None
+    if not isinstance(found, dict):
+        return ()
+    if isinstance(found.get("tokens"), list):
+        return _listed_logprobs(found)
+    entries = found.get("content")
     if not isinstance(entries, list):
         return ()
     return tuple(
-        TokenLogprob(
-            token=-1,
-            text=str(one.get("token", "")).encode("utf-8", "replace"),
-            logprob=float(one.get("logprob") or 0.0),
-            top=tuple(
-                (-1, str(top.get("token", "")).encode("utf-8", "replace"), float(top["logprob"]))
-                for top in one.get("top_logprobs") or ()
-            ),
+        _logprob(
+            one.get("token", ""),
+            one.get("logprob"),
+            [(top.get("token", ""), top["logprob"]) for top in one.get("top_logprobs") or ()],
         )
         for one in entries
         if isinstance(one, dict)
+    )
+
+
+def _listed_logprobs(found: dict[str, Any]) -> tuple[TokenLogprob, ...]:
+    """Those of a plain completion: a list of each kind."""
+    tokens = found["tokens"]
+    logprobs = found.get("token_logprobs") or [None] * len(tokens)
+    tops = found.get("top_logprobs") or [None] * len(tokens)
+    return tuple(
+        _logprob(token, logprob, (top or {}).items())
+        for token, logprob, top in zip(tokens, logprobs, tops, strict=True)
+    )
+
+
+def _logprob(token: object, logprob: Any, top: Iterable[tuple[object, Any]]) -> TokenLogprob:  # noqa: ANN401
+    return TokenLogprob(
+        token=-1,
+        text=str(token).encode("utf-8", "replace"),
+        logprob=float(logprob or 0.0),
+        top=tuple((-1, str(one).encode("utf-8", "replace"), float(each)) for one, each in top),
     )

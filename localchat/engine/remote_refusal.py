@@ -35,7 +35,9 @@ _PROMPTS: Final = (
     ),
     re.compile(r"(?:input|prompt) (?:is too long: |length |\()+([\d,]+)", re.IGNORECASE),
     re.compile(r"requested ([\d,]+) tokens in the (?:messages|prompt)", re.IGNORECASE),
+    re.compile(r"([\d,]+) tokens from the input", re.IGNORECASE),
 )
+_LONGEST: Final = (re.compile(r"at most ([\d,]+) completion tokens", re.IGNORECASE),)
 
 
 class Said(NamedTuple):
@@ -56,6 +58,8 @@ def refusal_of(status: int, text: str, base: str) -> LocalchatError:
     )
     if status in (400, 413, 422, 500) and _is_too_long(said):
         return _too_long(told, said)
+    if status in (400, 422) and (longest := _first(_LONGEST, said.sentence)):
+        return _no_room(told, longest)
     match status:
         case 401 | 403:
             hint = "does it want a key? `key_env` or `key_file` of the remote names one"
@@ -98,13 +102,19 @@ def _too_long(told: str, said: Said) -> LocalchatError:
     context = _number(said.fields.get("n_ctx")) or _first(_LIMITS, said.sentence)
     prompt = _number(said.fields.get("n_prompt_tokens")) or _first(_PROMPTS, said.sentence)
     if context and prompt and prompt < context:
-        return UsageError(told, hint="the prompt fits, the longest answer does not: --max-tokens")
+        return _no_room(told, context - prompt)
     details = {"context_tokens": context, "prompt_tokens": prompt}
     return ContextExceeded(
         told,
         hint="a shorter input, or a server with a longer context",
         **{name: count for name, count in details.items() if count},
     )
+
+
+def _no_room(told: str, room: int) -> UsageError:
+    """Not the prompt is too long but the longest answer; its details say for how much there is room."""
+    hint = "the prompt fits, the longest answer does not: --max-tokens"
+    return UsageError(told, hint=hint, room_tokens=room)
 
 
 def _first(patterns: tuple[re.Pattern[str], ...], sentence: str) -> int:

@@ -27,14 +27,20 @@ _SAMPLING: Final = {
 }
 """Ours to theirs; the last four are extensions that vLLM, SGLang and llama-server share."""
 
+_OUR_GRAMMARS: Final = {"lark": "grammar", "regex": "regex"}
+"""Constraints that another localchat takes too, by their fields."""
+
 
 def path_of(request: GenerateRequest) -> str:
     """The route below /v1."""
     return "chat/completions" if isinstance(request.prompt, Messages) else "completions"
 
 
-def body_of(request: GenerateRequest, model: str, *, stream: bool = False) -> dict[str, Any]:
-    """The JSON body. Only what was asked for is sent: a server's own defaults stay in force.
+def body_of(
+    request: GenerateRequest, model: str, *, stream: bool = False, ours: bool = False
+) -> dict[str, Any]:
+    """The JSON body. Only what was asked for is sent: a server's own defaults stay in force. `ours`: another
+    localchat answers, which takes more than the protocol has.
 
     Raises UsageError for what this protocol cannot carry, rather than leave it out in silence.
     """
@@ -44,7 +50,8 @@ def body_of(request: GenerateRequest, model: str, *, stream: bool = False) -> di
     if request.n != 1:
         body["n"] = request.n
     if request.max_tokens is not None:
-        body["max_tokens"] = request.max_tokens
+        warms = ours and request.max_tokens == 0 and isinstance(request.prompt, Messages)
+        body["n_predict" if warms else "max_tokens"] = request.max_tokens
     if request.stop:
         body["stop"] = list(request.stop)
     if request.logprobs is not None:
@@ -56,7 +63,7 @@ def body_of(request: GenerateRequest, model: str, *, stream: bool = False) -> di
         )
     if request.ignore_eos:
         body["ignore_eos"] = True
-    body |= _format(request)
+    body |= _format(request, ours)
     if stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     return body
@@ -150,7 +157,7 @@ def _sampling(sampling: Sampling) -> dict[str, Any]:
     return found
 
 
-def _format(request: GenerateRequest) -> dict[str, Any]:
+def _format(request: GenerateRequest, ours: bool) -> dict[str, Any]:
     grammar = request.grammar
     if grammar is None:
         return {}
@@ -159,6 +166,8 @@ def _format(request: GenerateRequest) -> dict[str, Any]:
     if grammar.kind == "json_schema":
         schema = {"name": "answer", "schema": json.loads(grammar.source), "strict": True}
         return {"response_format": {"type": "json_schema", "json_schema": schema}}
+    if ours and grammar.kind in _OUR_GRAMMARS:
+        return {_OUR_GRAMMARS[grammar.kind]: grammar.source}
     raise UsageError(
         f"a constraint of the kind {grammar.kind} cannot be asked of a remote server",
         hint="a JSON schema can",

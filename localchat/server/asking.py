@@ -1,5 +1,6 @@
 """From the body of a request to what an engine is asked: every value checked, or refused by its name."""
 
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -42,10 +43,14 @@ class Asker(NamedTuple):
 def chat_request(body: ChatBody, limits: Limits, asker: Asker) -> GenerateRequest:
     """What a chat asks of the engine. Raises ApiError."""
     top = body.top_logprobs
-    if top is not None and not body.logprobs:
+    if top and not body.logprobs:
         raise refused("The field 'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
-    named = (body.max_tokens, body.max_completion_tokens, body.n_predict)
-    wanted = [each for each in named if each is not None]
+    named = {
+        "max_tokens": body.max_tokens,
+        "max_completion_tokens": body.max_completion_tokens,
+        "n_predict": body.n_predict,
+    }
+    wanted = {name: each for name, each in named.items() if each is not None}
     return generation(
         body,
         conversation(body, limits),
@@ -64,7 +69,7 @@ def completion_requests(
         raise refused("The field 'best_of' cannot differ from 'n'.", param="best_of")
     if body.suffix is not None and body.echo:
         raise refused("The fields 'suffix' and 'echo' do not go together.", param="echo")
-    wanted = [body.max_tokens] if body.max_tokens is not None else []
+    wanted = {"max_tokens": body.max_tokens} if body.max_tokens is not None else {}
     tokens = answer_tokens(wanted, limits, least=0 if body.echo else 1)
     logprobs = None if body.logprobs is None else _logprobs(body.logprobs, "logprobs")
     prompts = _prompts(body, limits)
@@ -172,15 +177,13 @@ def _choices(body: Shared, limits: Limits) -> int:
     return n
 
 
-def answer_tokens(wanted: list[int], limits: Limits, *, least: int) -> int:
+def answer_tokens(wanted: Mapping[str, int], limits: Limits, *, least: int) -> int:
     """Tokens of the longest answer: what was asked for, never more than the server allows, never endless.
-    -1 is how some clients write «no limit»."""
-    for tokens in wanted:
+    `wanted`: by the field that asked. -1 is how some clients write «no limit»."""
+    for name, tokens in wanted.items():
         if tokens < least and tokens != -1:
-            raise refused(
-                f"The field 'max_tokens' is {tokens}; it must be positive.", param="max_tokens"
-            )
-    return min([limits.answer_tokens, *(tokens for tokens in wanted if tokens >= 0)])
+            raise refused(f"The field {name!r} is {tokens}; it must be positive.", param=name)
+    return min([limits.answer_tokens, *(tokens for tokens in wanted.values() if tokens >= 0)])
 
 
 def _stops(stop: str | list[str] | None, limits: Limits) -> tuple[str, ...]:

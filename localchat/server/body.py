@@ -18,6 +18,8 @@ _SURROGATES: Final = re.compile(
 )
 _PLACE: Final = re.compile(r" - at `(?:key` in `)?\$(.*)`$")
 _MISSING: Final = re.compile(r"missing required field `([^`]+)`")
+_EXACT: Final = float(1 << 53)
+"""Below it every whole number is one float and no other."""
 _LARGE_BYTES: Final = 32 << 10
 """A compressed body from which on it is unpacked beside the event loop."""
 
@@ -88,14 +90,36 @@ def decoded(body: bytes, kind: type[T], limits: Limits) -> T:
 def _decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError:
-        raise
+    except msgspec.ValidationError as error:
+        if "got `float`" not in str(error):
+            raise
+        return _with_whole_numbers(body, kind, error)
     except msgspec.DecodeError:
         # A client that cut a text in the middle of a character sends half of a surrogate pair.
         mended = _SURROGATES.sub(_whole, body)
         if mended == body:
             raise
         return msgspec.json.decode(mended, type=kind)
+
+
+def _with_whole_numbers(body: bytes, kind: type[T], error: msgspec.ValidationError) -> T:
+    """JSON has one kind of number: whoever counts in floats alone writes a thousand as 1000.0 or 1e3. Raises
+    `error` where that was not all that is wrong."""
+    try:
+        return msgspec.convert(_counted(msgspec.json.decode(body)), kind, str_keys=True)
+    except msgspec.ValidationError:
+        raise error from None
+
+
+def _counted(value: Any) -> Any:  # noqa: ANN401 - any JSON
+    match value:
+        case dict():
+            return {key: _counted(one) for key, one in value.items()}
+        case list():
+            return [_counted(one) for one in value]
+        case float() if value.is_integer() and abs(value) < _EXACT:
+            return int(value)
+    return value
 
 
 def _whole(found: re.Match[bytes]) -> bytes:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from localchat.engine.events import Done, Reasoning, Text, ToolCall, Usage
-from localchat.server.answering import Echoed, End, Told
+from localchat.server.answering import Echoed, End, Reason, Told
 from localchat.server.presenter import ChunkStream, Frame
 from localchat.server.replies import (
     CallFunction,
@@ -20,8 +20,12 @@ from localchat.server.replies import (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatStream(ChunkStream):
-    """One kind of delta per chunk, one tool call per chunk, the role first, the reason last and alone."""
+    """One kind of delta per chunk, one tool call per chunk, the role first, the reason last and alone.
+    as_functions: the one call is told in the words of before there were tools."""
+
+    as_functions: bool = False
 
     def opening(self, choices: int, prompt_tokens: int) -> bytes:
         return b"".join(
@@ -38,10 +42,14 @@ class ChatStream(ChunkStream):
             case Reasoning(choice, text):
                 return self._delta(choice, Delta(reasoning_content=text)) if text else b""
             case ToolCall():
-                return self._delta(told.choice, Delta(tool_calls=[_piece(told)]))
+                piece = _piece(told)
+                if self.as_functions:
+                    return self._delta(told.choice, Delta(function_call=piece.function))
+                return self._delta(told.choice, Delta(tool_calls=[piece]))
             case End(choice, reason, why):
+                word = _reason(reason, self.as_functions)
                 return self.frame.event(
-                    ChunkChoice(choice, Delta(), finish_reason=reason, stop_reason=why)
+                    ChunkChoice(choice, Delta(), finish_reason=word, stop_reason=why)
                 )
             case Echoed():
                 return b""
@@ -49,6 +57,10 @@ class ChatStream(ChunkStream):
     def _delta(self, choice: int, delta: Delta, tokens: list[ChatToken] | None = None) -> bytes:
         logprobs = ChatLogprobs(tokens) if tokens else None
         return self.frame.event(ChunkChoice(choice, delta, None, logprobs))
+
+
+def _reason(reason: Reason, as_functions: bool) -> str:
+    return "function_call" if as_functions and reason == "tool_calls" else reason
 
 
 def _piece(call: ToolCall) -> CallPiece:
@@ -70,12 +82,19 @@ class ChatWhole:
     """The whole answer as one object."""
 
     def __init__(
-        self, frame: Frame, choices: int, *, with_timings: bool = False, with_logprobs: bool = False
+        self,
+        frame: Frame,
+        choices: int,
+        *,
+        with_timings: bool = False,
+        with_logprobs: bool = False,
+        as_functions: bool = False,
     ) -> None:
         self._frame = frame
         self._answers = [_Answer() for _ in range(choices)]
         self._with_timings = with_timings
         self._with_logprobs = with_logprobs
+        self._as_functions = as_functions
 
     def take(self, told: Told) -> None:
         match told:
@@ -108,7 +127,9 @@ class ChatWhole:
             role="assistant",
             content=text if text or not calls else None,
             reasoning_content="".join(answer.reasoning) or None,
-            tool_calls=calls or None,
+            tool_calls=None if self._as_functions else calls or None,
+            function_call=calls[0].function if self._as_functions and calls else None,
         )
         logprobs = ChatLogprobs(answer.tokens) if self._with_logprobs else None
-        return WholeChoice(index, message, answer.end.reason, logprobs, answer.end.why)
+        reason = _reason(answer.end.reason, self._as_functions)
+        return WholeChoice(index, message, reason, logprobs, answer.end.why)

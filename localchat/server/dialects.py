@@ -10,12 +10,14 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Scope
 
-from localchat.server.envelope import is_anthropic, is_ollama, request_id
+from localchat.server.envelope import is_anthropic, is_ollama, one_path, request_id
 from localchat.server.failures import ApiError, TooLong
 
 
 def response(error: ApiError, scope: Scope) -> Response:
     """The error as a response to this request."""
+    if isinstance(error, TooLong):
+        error.param = _PROMPTS.get(one_path(scope["path"]), error.param)
     if is_anthropic(scope["path"]):
         body = anthropic_error(error, request_id(scope))
     elif is_ollama(scope["path"]):
@@ -51,6 +53,12 @@ def anthropic_error(error: ApiError, request: str) -> bytes:
     return msgspec.json.encode({"type": "error", "error": told, "request_id": request})
 
 
+_PROMPTS: Final = {
+    "/completions": "prompt",
+    "/completion": "prompt",
+    "/responses": "input",
+}
+"""What is too long, by the path, where it is not called `messages`."""
 _KINDS: Final = {
     401: "authentication_error",
     403: "permission_error",

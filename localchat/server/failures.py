@@ -131,12 +131,30 @@ def translated(error: LocalchatError, *, wanted_tokens: int | None = None) -> Ap
         case EngineClosed():
             return busy(_sentence(error.message), "model_unloaded")
         case NetworkError():
-            message = "The server behind this one did not answer."
-            status = error.details.get("status")
-            again = not isinstance(status, int) or status >= 500
-            headers = {} if again else _NO_RETRY  # a key that is wrong stays wrong
-            return ApiError(502, "upstream_error", message, kind="server_error", headers=headers)
+            return _upstream(error.details.get("status"))
     return internal()
+
+
+def _upstream(status: object) -> ApiError:
+    """A server behind this one is no help. What it said may name machines that are no client's business: the
+    log has it. `status`: what it answered, where it did."""
+    if status in (404, 405, 501):
+        message = "The server behind this one does not offer this."
+        return ApiError(501, "not_supported", message, headers=_NO_RETRY)
+    if status == 429:
+        return busy("The server behind this one has too much to do.", "upstream_busy")
+    message = "The connection to the server behind this one failed or broke off"
+    if isinstance(status, int):
+        message = f"The server behind this one answered with status {status}"
+    again = not isinstance(status, int) or status >= 500
+    headers = {} if again else _NO_RETRY  # a key that is wrong stays wrong
+    return ApiError(
+        502,
+        "upstream_error",
+        f"{message}; the log of this one tells more.",
+        kind="server_error",
+        headers=headers,
+    )
 
 
 def _too_long(error: ContextExceeded, wanted: int | None) -> ApiError:
@@ -153,4 +171,6 @@ def _whole(error: LocalchatError) -> str:
 
 def _sentence(text: str) -> str:
     text = text.strip().rstrip(".")
+    if text.startswith(("http://", "https://")):
+        return f"{text}."  # an address keeps its small letters
     return f"{text[:1].upper()}{text[1:]}."

@@ -38,7 +38,7 @@ async def on_localchat_error(request: Request, error: Exception) -> Response:
 async def on_http_exception(request: Request, error: Exception) -> Response:
     """Unknown routes and methods, which the router itself refuses."""
     assert isinstance(error, HTTPException)
-    path, method = request.url.path[:200], request.method
+    path, method = _asked_path(request)[:200], request.method
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
         return _answer(
@@ -55,6 +55,12 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
             request, ApiError(404, None, f"There is no {path} here.", kind="not_found_error")
         )
     return _answer(request, ApiError(error.status_code, None, error.detail))
+
+
+def _asked_path(request: Request) -> str:
+    """The path as the client wrote it, which the Envelope has put into one form since."""
+    raw: bytes = request.scope.get("raw_path") or request.url.path.encode()
+    return raw.decode("ascii", "replace")
 
 
 async def on_any_exception(request: Request, error: Exception) -> Response:

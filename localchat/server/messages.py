@@ -101,6 +101,19 @@ def without_system(messages: Sequence[Message]) -> tuple[Message, ...]:
     return joined(asked)
 
 
+def with_results_last(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """What the user says right behind the results of tools as part of the last of them: some templates want an
+    answer in between."""
+    made: list[Message] = []
+    for message in messages:
+        if made and made[-1].role == "tool" and message.role == "user" and message.content:
+            parts = [text for text in (made[-1].content, message.content) if text]
+            made[-1] = msgspec.structs.replace(made[-1], content=_BETWEEN.join(parts))
+        else:
+            made.append(message)
+    return tuple(made)
+
+
 def with_one_voice(messages: Sequence[Message]) -> tuple[Message, ...]:
     """What was said beside a tool call as part of the reasoning before it: some templates have one place for
     both."""
@@ -126,11 +139,14 @@ def _message(at: int, message: ChatMessage) -> Message:
             f"The role {message.role[:50]!r} is not known; there are {', '.join(_ROLES)}.",
             param=f"messages[{at}].role",
         )
+    calls = message.tool_calls or (
+        [Call(message.function_call)] if message.function_call is not None else []
+    )
     return Message(
         role=role,
         content=text_of(message.content, f"messages[{at}].content"),
         reasoning=message.reasoning_content or message.reasoning or "",
-        tool_calls=tuple(_call(call) for call in message.tool_calls or ()),
+        tool_calls=tuple(_call(call) for call in calls),
         tool_call_id=message.tool_call_id or "",
         name=message.name or "",
     )

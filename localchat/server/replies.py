@@ -148,6 +148,7 @@ class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
     content: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[CallPiece] | None = None
+    function_call: CallFunction | None = None
 
 
 class ChunkChoice(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -174,6 +175,7 @@ class WholeMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     content: str | None
     reasoning_content: str | None = None
     tool_calls: list[WholeCall] | None = None
+    function_call: WholeFunction | None = None
 
 
 class WholeChoice(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -7,7 +7,7 @@ import msgspec
 
 from localchat.engine.engine import Engine
 from localchat.engine.request import GenerateRequest, Messages
-from localchat.errors import TemplateError
+from localchat.errors import NetworkError, TemplateError, UsageError
 from localchat.server.answering import Wish
 from localchat.server.engines import Lease
 from localchat.server.messages import (
@@ -15,6 +15,7 @@ from localchat.server.messages import (
     hoisted,
     late_as_users,
     with_one_voice,
+    with_results_last,
     without_system,
 )
 from localchat.server.wire import ChatBody
@@ -62,6 +63,8 @@ async def ways(lease: Lease, prompt: Messages) -> list[Messages]:
         ways.append(replace(prompt, messages=hoisted(prompt.messages)))
     if with_one_voice(prompt.messages) != prompt.messages:
         ways += [replace(way, messages=with_one_voice(way.messages)) for way in ways]
+    if with_results_last(prompt.messages) != prompt.messages:
+        ways += [replace(way, messages=with_results_last(way.messages)) for way in ways]
     if any(message.role == "system" for message in prompt.messages):
         ways.append(replace(prompt, messages=without_system(ways[-1].messages)))
     if prompt.continue_last:
@@ -71,11 +74,14 @@ async def ways(lease: Lease, prompt: Messages) -> list[Messages]:
 
 
 def _shows(engine: Engine, prompt: Messages) -> bool:
-    """Whether the template shows each system message, behind what the user said before it."""
+    """Whether the template shows each system message, behind what the user said before it. A server on another
+    machine that shows nobody its prompts is trusted to."""
     try:
         rendered = engine.render(prompt)
     except TemplateError:
         return False
+    except (NetworkError, UsageError):
+        return True
     end = 0
     for message in prompt.messages:
         text = message.content.strip()

@@ -34,6 +34,7 @@ class ChatMessage(msgspec.Struct, frozen=True):
     content: Content = None
     name: str | None = None
     tool_calls: list[Call] | None = None
+    function_call: CalledFunction | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -56,8 +57,17 @@ class NamedFunction(msgspec.Struct, frozen=True):
 
 
 class NamedTool(msgspec.Struct, frozen=True):
+    """The choice of a tool. `name`: where the Responses API has it; `allowed_tools`: some of them."""
+
     function: NamedFunction | None = None
     type: str = "function"
+    name: str | None = None
+    allowed_tools: "AllowedTools | None" = None
+
+
+class AllowedTools(msgspec.Struct, frozen=True):
+    tools: list[NamedTool]
+    mode: str | None = None
 
 
 class Schema(msgspec.Struct, frozen=True):
@@ -109,17 +119,24 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
 
 class ChatBody(Shared, frozen=True, kw_only=True):
     """POST /v1/chat/completions. `n_predict`: llama.cpp's name for the longest answer; its editors send 0 to
-    have the prompt computed before the question is written."""
+    have the prompt computed before the question is written. `functions`, `function_call`: what tools were
+    called while there was one call at a time. `thinking`, `enable_thinking`, `reasoning`: how clients of other
+    servers turn thinking on and off; of any shape, as each server has its own."""
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     n_predict: int | None = None
     tools: list[Tool] | None = None
     tool_choice: str | NamedTool | None = None
+    functions: list[Function] | None = None
+    function_call: str | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     reasoning_effort: str | None = None
+    reasoning: Any = None
+    thinking: Any = None
+    enable_thinking: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -143,7 +160,8 @@ class EmbeddingsBody(msgspec.Struct, frozen=True):
 
 
 class TokenizeBody(msgspec.Struct, frozen=True):
-    """POST /tokenize: a text, or a conversation as the model will see it."""
+    """POST /tokenize: a text, or a conversation as the model will see it. `with_pieces`: each id with its text,
+    as llama.cpp's clients ask for it."""
 
     content: str | None = None
     prompt: str | None = None
@@ -151,6 +169,7 @@ class TokenizeBody(msgspec.Struct, frozen=True):
     tools: list[Tool] | None = None
     model: str | None = None
     parse_special: bool | None = None
+    with_pieces: bool | None = None
 
 
 class DetokenizeBody(msgspec.Struct, frozen=True):

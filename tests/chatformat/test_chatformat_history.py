@@ -76,3 +76,117 @@ def test_a_tool_lacks_nothing_that_a_template_reads(tool: dict[str, Any]) -> Non
     )
     said = chat_format(source).render(Messages((Message("user", "x"),), tools=(tool,))).text
     assert said == "function look:"
+
+
+# ---------------------------------------------------------------------------- templates that leave things out
+
+CALLED = (
+    Message("user", "where?"),
+    Message(
+        "assistant",
+        "Well.",
+        tool_calls=(
+            CalledTool("look", '{"at": "a"}', id="c1"),
+            CalledTool("look", '{"at": "b"}', id="c2"),
+        ),
+    ),
+    Message("tool", "found a", tool_call_id="c1", name="look"),
+    Message("tool", "found b", tool_call_id="c2", name="look"),
+    Message("user", "and now?"),
+)
+
+
+def lines(source: str, *, marks: str = "") -> list[str]:
+    """What a template, with signs of its family in a comment, makes of the conversation."""
+    chat = chat_format(f"{{# {marks} tool #}}{source}")
+    return chat.render(Messages(CALLED, tools=(TOOL,))).text.splitlines()
+
+
+_SAID = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+_NO_TOOLS = (
+    "{% for m in messages %}{% if m.role in ['user', 'assistant'] %}{{ m.role }}: {{ m.content }}\n"
+    "{% endif %}{% endfor %}"
+)
+_ALTERNATING = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+)
+
+
+def test_calls_that_a_template_has_no_place_for_are_written_as_the_family_does() -> None:
+    assert lines(_SAID, marks="<tool_call>") == [
+        "user: where?",
+        "assistant: Well.",
+        "<tool_call>",
+        '{"name": "look", "arguments": {"at": "a"}}',
+        "</tool_call>",
+        "<tool_call>",
+        '{"name": "look", "arguments": {"at": "b"}}',
+        "</tool_call>",
+        "tool: found a",
+        "tool: found b",
+        "user: and now?",
+    ]
+    python = lines(_SAID, marks="<|tool_call_start|>")
+    assert python[2] == "<|tool_call_start|>[look(at='a'), look(at='b')]<|tool_call_end|>"
+
+
+@pytest.mark.parametrize("source", [_NO_TOOLS, _ALTERNATING])
+def test_results_that_a_template_has_no_place_for_are_the_users_next_words(source: str) -> None:
+    said = lines(source, marks="<tool_call>")
+    assert said[8:] == [
+        "user: Result of look:",
+        "found a",
+        "",
+        "Result of look:",
+        "found b",
+        "",
+        "and now?",
+    ]
+
+
+_CALLS_ALONE = (
+    "{% for m in messages %}{% if m.tool_calls %}{% for c in m.tool_calls %}"
+    "call: {{ c.function.arguments | tojson }}\n{% endfor %}"
+    "{% else %}{{ m.role }}: {{ m.content }}\n{% endif %}{% endfor %}"
+)
+_FIRST_CALL = _CALLS_ALONE.replace("in m.tool_calls %}call", "in m.tool_calls[:1] %}call")
+_TEXT_ALONE = _CALLS_ALONE.replace("{% if m.tool_calls %}", "{% if not m.content %}")
+
+
+@pytest.mark.parametrize("source", [_CALLS_ALONE, _TEXT_ALONE])
+def test_what_is_said_beside_calls_is_not_lost_where_a_template_shows_one_of_both(
+    source: str,
+) -> None:
+    assert lines(source) == [
+        "user: where?",
+        "assistant: Well.",
+        'call: {"at": "a"}',
+        'call: {"at": "b"}',
+        "tool: found a",
+        "tool: found b",
+        "user: and now?",
+    ]
+
+
+def test_a_template_that_shows_the_first_call_alone_gets_one_at_a_time() -> None:
+    assert lines(_FIRST_CALL)[2:] == [
+        'call: {"at": "a"}',
+        "tool: found a",
+        'call: {"at": "b"}',
+        "tool: found b",
+        "user: and now?",
+    ]
+
+
+def test_a_template_that_would_refuse_two_answers_in_a_row_is_not_given_them() -> None:
+    alternating = (
+        "{% set ns = namespace(last='') %}{% for m in messages %}"
+        "{% if m.role != 'tool' and not m.tool_calls %}{% if m.role == ns.last %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}{% set ns.last = m.role %}"
+        "{% endif %}{% endfor %}"
+    )
+    chat = chat_format(alternating + _CALLS_ALONE)
+    said = (*CALLED[:4], Message("assistant", "There."), CALLED[4])
+    text = chat.render(Messages(said, tools=(TOOL,))).text
+    assert 'call: {"at": "a"}' in text and "Well." not in text

@@ -292,7 +292,7 @@ def test_allowed_tools_are_all_that_the_model_is_told_of(stage: Stage) -> None:
 
 
 def test_tools_of_other_machines_are_left_out(stage: Stage) -> None:
-    tools = [{"type": "web_search"}, {"type": "custom", "name": "patch", "format": {}}, TOOL]
+    tools = [{"type": "web_search"}, {"type": "code_interpreter", "container": {}}, TOOL]
     assert respond(stage, tools=tools).status == 200
     assert [tool["function"]["name"] for tool in stage.prompt.tools] == ["look"]
 

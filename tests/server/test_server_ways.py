@@ -88,3 +88,21 @@ def test_a_template_with_one_place_for_thoughts_and_words_gets_both_there(stage:
     stage.engine.refusals["sunny"] = [REFUSAL]
     assert chat(stage, messages=messages).status == 200
     assert stage.prompt.messages[1] == Message("assistant", "", "hm\n\nb", asked.tool_calls)
+
+
+def test_words_right_behind_a_result_join_it_where_the_template_wants_an_answer_between(
+    stage: Stage,
+) -> None:
+    call = {"id": "c", "function": {"name": "look", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "sunny"},
+        {"role": "user", "content": "b"},
+    ]
+    assert chat(stage, messages=messages).status == 200
+    assert [m.role for m in stage.prompt.messages] == ["user", "assistant", "tool", "user"]
+    stage.engine.refusals["b"] = [REFUSAL]
+    assert chat(stage, messages=messages).status == 200
+    assert [m.role for m in stage.prompt.messages] == ["user", "assistant", "tool"]
+    assert stage.prompt.messages[-1].content == "sunny\n\nb"

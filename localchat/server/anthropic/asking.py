@@ -13,6 +13,7 @@ from localchat.server.anthropic.wire import (
     CountBody,
     MessagesBody,
     OutputFormat,
+    Source,
     Tool,
     ToolChoice,
     Turn,
@@ -55,6 +56,7 @@ def as_chat(body: MessagesBody) -> ChatBody:
 def counted_chat(body: CountBody) -> ChatBody:
     """The part of the request that becomes the prompt. Raises ApiError."""
     config = body.output_config
+    form = (config.format if config else None) or body.output_format
     choice = body.tool_choice
     return ChatBody(
         model=body.model,
@@ -63,7 +65,7 @@ def counted_chat(body: CountBody) -> ChatBody:
         tool_choice=_choice(choice) if choice else None,
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
         chat_template_kwargs=_options(body),
-        response_format=_format(config.format) if config and config.format else None,
+        response_format=_format(form) if form else None,
     )
 
 
@@ -153,12 +155,28 @@ def _text(block: Block, place: str) -> str:
     if block.type == "tool_reference":
         name = _required(block.tool_name, f"{place}.tool_name")
         return f"The tool {name} can be called now."
-    if block.type == "document" and block.source and block.source.type == "text":
-        return "\n".join(part for part in (block.title, block.source.data) if part)
+    if block.type == "search_result":
+        place_of = block.source if isinstance(block.source, str) else None
+        found = _plain(block.content, f"{place}.content")
+        return "\n".join(part for part in (block.title, place_of, found) if part)
+    if block.type == "document" and isinstance(block.source, Source):
+        text = _document(block.source, f"{place}.source.content")
+        if text is not None:
+            return "\n".join(part for part in (block.title, text) if part)
     raise refused(
         f"{place}: this model reads text only; a block of type {block.type[:50]!r} cannot be read.",
         param=place,
     )
+
+
+def _document(source: Source, place: str) -> str | None:
+    """Its text; None for what is a file or lies elsewhere."""
+    match source.type:
+        case "text":
+            return source.data or ""
+        case "content":
+            return _plain(source.content, place)
+    return None
 
 
 def _required(value: str | None, place: str) -> str:

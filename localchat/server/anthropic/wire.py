@@ -6,10 +6,11 @@ import msgspec
 
 
 class Source(msgspec.Struct, frozen=True):
-    """Where the content of a document comes from."""
+    """Where the content of a document comes from: `data` of a text, `content` of pieces."""
 
     type: str = ""
     data: str | None = None
+    content: "Content" = None
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -24,7 +25,7 @@ class Block(msgspec.Struct, frozen=True):
     tool_use_id: str | None = None
     content: "Content" = None
     is_error: bool | None = None
-    source: Source | None = None
+    source: Source | str | None = None
     title: str | None = None
     tool_name: str | None = None
 
@@ -73,7 +74,8 @@ class OutputConfig(msgspec.Struct, frozen=True):
 
 
 class CountBody(msgspec.Struct, frozen=True, kw_only=True):
-    """POST /v1/messages/count_tokens: all that the prompt is made of."""
+    """POST /v1/messages/count_tokens: all that the prompt is made of. `output_format` is the older place of
+    `output_config.format`."""
 
     messages: list[Turn]
     model: str | None = None
@@ -82,6 +84,7 @@ class CountBody(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
 
 
 class MessagesBody(CountBody, frozen=True, kw_only=True):

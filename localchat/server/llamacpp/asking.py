@@ -37,9 +37,17 @@ def completion_request(body: NativeBody, limits: Limits, asker: Asker) -> Genera
         raise refused(
             "The field 'prompt' is required.", param="prompt", code="missing_required_parameter"
         )
-    if isinstance(body.prompt, str):
-        return _request(body, Text(body.prompt, special=True), limits, asker)
-    return _request(body, TokenIds(tuple(checked_ids(body.prompt))), limits, asker)
+    match body.prompt:
+        case str(text) | [str(text)]:
+            return _request(body, Text(text, special=True), limits, asker)
+        case given if any(isinstance(each, str) for each in given):
+            raise refused(
+                "The prompt is one text or one list of ids here.",
+                param="prompt",
+                code="invalid_type",
+            )
+        case ids:
+            return _request(body, TokenIds(tuple(checked_ids(ids))), limits, asker)
 
 
 def _request(
@@ -48,7 +56,7 @@ def _request(
     if body.n not in (None, 1):
         raise refused(f"The field 'n' is {body.n}; here it can be 1 only.", param="n")
     wanted = body.n_predict if body.n_predict is not None else body.max_tokens
-    tokens = [] if wanted is None or wanted < 0 else [wanted]
+    tokens = {} if wanted is None or wanted < 0 else {"n_predict": wanted}
     changes: dict[str, object] = {}
     if body.seed is not None and body.seed < 0:
         changes["seed"] = None  # how llama.cpp writes «any»

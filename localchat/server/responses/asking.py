@@ -25,7 +25,6 @@ from localchat.server.wire import Tool as ChatTool
 
 log = logging.getLogger("localchat.server")
 
-_EFFORTS: Final = {"max": "xhigh"}
 LOGPROBS: Final = "message.output_text.logprobs"
 
 
@@ -37,12 +36,22 @@ _OWN_NAMES: Final = {
 }
 """Fields of a chat, and what they are called here."""
 
+CUSTOM: Final = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+"""A custom tool as the function that a model knows: its text is the one argument."""
+
 
 class Place(NamedTuple):
-    """Where a function stands: its name inside its namespace, empty where it has none."""
+    """Where a function stands: its name inside its namespace, empty where it has none. custom: it takes a text
+    and no arguments."""
 
     name: str
     namespace: str = ""
+    custom: bool = False
 
 
 class Asked(NamedTuple):
@@ -64,7 +73,6 @@ def as_chat(body: ResponsesBody) -> Asked:
     choice, allowed = _choice(body.tool_choice)
     if allowed is not None:
         tools = [pair for pair in tools if pair[1] in allowed]
-    effort = body.reasoning.effort if body.reasoning else None
     logprobs = LOGPROBS in (body.include or ())
     messages = [ChatMessage("system", body.instructions)] if body.instructions else []
     messages += _messages(body.input)
@@ -81,7 +89,7 @@ def as_chat(body: ResponsesBody) -> Asked:
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_format(body.text.format) if body.text and body.text.format else None,
-        reasoning_effort=_EFFORTS.get(effort, effort) if effort else None,
+        reasoning_effort=body.reasoning.effort if body.reasoning else None,
         max_tokens=body.max_output_tokens,
         temperature=body.temperature,
         top_p=body.top_p,
@@ -230,11 +238,25 @@ def _tools(at: int, tool: Tool, namespace: str = "") -> Sequence[tuple[ChatTool,
             place = Place(_required(tool.name, f"tools[{at}].name"), namespace)
             function = Function(_flat(place), tool.description, tool.parameters, tool.strict)
             return [(ChatTool(function), place)]
+        case "custom":
+            place = Place(_required(tool.name, f"tools[{at}].name"), namespace, custom=True)
+            return [(ChatTool(Function(_flat(place), _told(tool), CUSTOM)), place)]
         case "namespace" if not namespace:
             name = _required(tool.name, f"tools[{at}].name")
             return [pair for inner in tool.tools or () for pair in _tools(at, inner, name)]
     log.debug("a tool of type %.50r is left out: nobody here runs it", tool.type)
     return []
+
+
+def _told(tool: Tool) -> str | None:
+    """The description of a custom tool, with the grammar that its text must follow: whoever runs it refuses
+    another."""
+    grammar = (tool.format or {}).get("definition")
+    if not isinstance(grammar, str):
+        return tool.description
+    syntax = str((tool.format or {}).get("syntax") or "")
+    rule = f"The input must follow this {syntax} grammar:".replace("  ", " ")
+    return "\n\n".join(part for part in (tool.description, f"{rule}\n{grammar}") if part)
 
 
 def _choice(
@@ -244,13 +266,13 @@ def _choice(
     if choice is None or isinstance(choice, str):
         return choice, None
     match choice.type:
-        case "function":
+        case "function" | "custom":
             return NamedTool(NamedFunction(_flat(_named(choice, "tool_choice.name")))), None
         case "allowed_tools":
             allowed = [
                 _named(tool, f"tool_choice.tools[{at}].name")
                 for at, tool in enumerate(choice.tools or ())
-                if tool.type == "function"
+                if tool.type in ("function", "custom")
             ]
             return choice.mode or "auto", allowed
     raise refused(
@@ -259,7 +281,7 @@ def _choice(
 
 
 def _named(tool: Named, place: str) -> Place:
-    return Place(_required(tool.name, place), tool.namespace or "")
+    return Place(_required(tool.name, place), tool.namespace or "", tool.type == "custom")
 
 
 def _format(wanted: Format) -> ResponseFormat:

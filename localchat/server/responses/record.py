@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+import msgspec
+
 from localchat.engine.events import Usage
 from localchat.server.answering import End
 from localchat.server.blocks import Block
@@ -77,6 +79,10 @@ class Record:
         """A block that will not change any more."""
         return self._item(id_, block, "completed" if block.whole else "incomplete")
 
+    def place(self, block: Block) -> Place:
+        """Where the function of a call stands."""
+        return self.places.get(block.name, Place(block.name))
+
     def _item(self, id_: str, block: Block, status: Status) -> Json:
         begun = status == "in_progress"
         match block.kind:
@@ -91,7 +97,7 @@ class Record:
             case "reasoning":
                 made = {"type": "reasoning", "summary": [] if begun else [summary_part(block.text)]}
             case "call":
-                place = self.places.get(block.name, Place(block.name))
+                place = self.place(block)
                 made = {
                     "type": "function_call",
                     "status": status,
@@ -99,12 +105,28 @@ class Record:
                     "call_id": block.id,
                     "name": place.name,
                 }
+                if place.custom:
+                    made |= {"type": "custom_tool_call", "input": "" if begun else said(block)}
+                    del made["arguments"]
                 made |= {"namespace": place.namespace} if place.namespace else {}
         return {"id": id_, **made}
 
 
 def item_id(block: Block) -> str:
     return new_id({"text": "msg_", "reasoning": "rs_", "call": "fc_"}[block.kind])
+
+
+def said(block: Block) -> str:
+    """The text that a custom tool was called with; as far as it came, where it was cut off."""
+    try:
+        found = msgspec.json.decode(block.text, type=_Said)
+    except msgspec.DecodeError:
+        return block.text
+    return found.input
+
+
+class _Said(msgspec.Struct, frozen=True):
+    input: str
 
 
 def part(block: Block | None) -> Json:

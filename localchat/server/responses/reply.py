@@ -14,6 +14,7 @@ from localchat.server.responses.record import (
     ended,
     item_id,
     part,
+    said,
     summary_part,
 )
 from localchat.server.sse import named
@@ -71,10 +72,15 @@ class ResponseStream:
             case Grown(block, piece) if block.kind == "text":
                 logprobs = chat_tokens(change.logprobs)
                 return self._of(block, "output_text.delta", delta=piece, logprobs=logprobs)
+            case Grown(block) if self._is_custom(block):
+                return b""  # its text stands inside of JSON, and is told when that is whole
             case Grown(block, piece):
                 return self._of(block, f"{_STREAMED[block.kind]}.delta", delta=piece)
             case Closed(block):
                 return self._closed(block)
+
+    def _is_custom(self, block: Block) -> bool:
+        return block.kind == "call" and self._record.place(block).custom
 
     def _opened(self, block: Block) -> bytes:
         id_ = self._ids[block.index] = item_id(block)
@@ -101,6 +107,11 @@ class ResponseStream:
                 last = self._of(block, "reasoning_summary_text.done", text=text) + self._of(
                     block, "reasoning_summary_part.done", part=summary_part(text)
                 )
+            case "call" if self._is_custom(block):
+                given = said(block)
+                kind = "custom_tool_call_input"
+                last = self._of(block, f"{kind}.delta", delta=given)
+                last += self._of(block, f"{kind}.done", input=given)
             case "call":
                 last = self._of(block, "function_call_arguments.done", arguments=text)
         item = self._record.item(self._ids[block.index], block)

@@ -25,13 +25,15 @@ class Item(msgspec.Struct, frozen=True):
 
 
 class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A function with its fields beside its type; or a namespace of functions."""
+    """A function with its fields beside its type; a `custom` tool, which takes a text of a `format`; or a
+    namespace of functions."""
 
     type: str
     name: str | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    format: dict[str, Any] | None = None
     tools: "list[Tool] | None" = None
 
 

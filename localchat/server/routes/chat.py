@@ -1,5 +1,8 @@
 """POST /v1/chat/completions."""
 
+from dataclasses import dataclass
+
+import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
@@ -12,19 +15,36 @@ from localchat.server.exchange import Exchange
 from localchat.server.presenter import Frame, new_id
 from localchat.server.service import asker, fingerprint, service_of
 from localchat.server.talk import Talk
-from localchat.server.wire import ChatBody
+from localchat.server.wire import ChatBody, NamedFunction, NamedTool, Tool
 
 
 async def chat(request: Request) -> ASGIApp:
     """Validated here; answered by the Exchange."""
     config = service_of(request).config
     body = decoded(await read_body(request, config.limits), ChatBody, config.limits)
+    as_functions = bool(body.functions and not body.tools)
+    if as_functions:
+        body = with_tools(body)
     asked = chat_request(body, config.limits, asker(request))
-    return Exchange(request, ChatPlan(body, asked, config.loop_guard))
+    return Exchange(request, ChatPlan(body, asked, config.loop_guard, as_functions))
 
 
+def with_tools(body: ChatBody) -> ChatBody:
+    """The older words for tools as the newer ones: one call at a time, and no number to it."""
+    choice = body.function_call
+    return msgspec.structs.replace(
+        body,
+        tools=[Tool(function) for function in body.functions or ()],
+        tool_choice=NamedTool(choice) if isinstance(choice, NamedFunction) else choice,
+        parallel_tool_calls=False,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class ChatPlan(Talk):
-    """See Plan."""
+    """See Plan. as_functions: a call is told in the older words too."""
+
+    as_functions: bool = False
 
     def stream(self, lease: Lease, wish: Wish) -> ChatStream:
         options = self.body.stream_options
@@ -33,6 +53,7 @@ class ChatPlan(Talk):
             with_usage=bool(options and options.include_usage),
             with_timings=bool(self.body.timings),
             with_logprobs=bool(self.body.logprobs),
+            as_functions=self.as_functions,
         )
 
     def whole(self, lease: Lease, wish: Wish) -> ChatWhole:
@@ -41,6 +62,7 @@ class ChatPlan(Talk):
             wish.choices,
             with_timings=bool(self.body.timings),
             with_logprobs=bool(self.body.logprobs),
+            as_functions=self.as_functions,
         )
 
     def _frame(self, lease: Lease, kind: str) -> Frame:

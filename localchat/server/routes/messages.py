@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 from localchat.engine.engine import Engine
 from localchat.engine.request import Messages
-from localchat.errors import TemplateError
+from localchat.errors import NetworkError, TemplateError
 from localchat.server.answering import Wish
 from localchat.server.anthropic.asking import as_chat, counted_chat
 from localchat.server.anthropic.guess import guessed_tokens
@@ -58,13 +58,19 @@ class MessagesPlan(Talk):
 
 
 async def count_tokens(request: Request) -> Response:
-    """The tokens of the prompt that these messages become, by the model's own template and tokenizer."""
+    """The tokens of the prompt that these messages become, by the model's own template and tokenizer. Where
+    those are on another machine, and out of reach, it is a guess."""
     service = service_of(request)
     limits = service.config.limits
     sent = decoded(await read_body(request, limits), CountBody, limits)
     prompt = conversation(counted_chat(sent), limits)
     async with await service.lease(sent.model, request) as lease:
-        tokens = await asyncio.to_thread(_counted, lease.engine, await ways(lease, prompt))
+        try:
+            tokens = await asyncio.to_thread(_counted, lease.engine, await ways(lease, prompt))
+        except NetworkError as error:
+            if error.details.get("status") not in (404, 405, 501):
+                raise
+            tokens = guessed_tokens(prompt)
     return json({"input_tokens": tokens})
 
 

@@ -1,5 +1,6 @@
 """GET /v1/models and /v1/models/{id}: what can be asked for, with the context that is really there."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -13,7 +14,12 @@ from localchat.server.service import service_of
 
 async def models(request: Request) -> Response:
     cards = service_of(request).engines.models()
-    return json({"object": "list", "data": [_described(card) for card in cards]})
+    data = [_told(card, request) for card in cards]
+    made: dict[str, Any] = {"object": "list", "data": data}
+    if _is_anthropics(request):
+        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
+        made |= {"has_more": False, **ends}
+    return json(made)
 
 
 async def model(request: Request) -> Response:
@@ -21,8 +27,21 @@ async def model(request: Request) -> Response:
     wanted: str = request.path_params["id"]
     for card in service_of(request).engines.models():
         if card.name == wanted:
-            return json(_described(card))
+            return json(_told(card, request))
     raise no_model(wanted)
+
+
+def _is_anthropics(request: Request) -> bool:
+    """Whether a client of Anthropic's API asks: the route is the same, and they all send their version."""
+    return "anthropic-version" in request.headers
+
+
+def _told(card: ModelCard, request: Request) -> dict[str, Any]:
+    made = _described(card)
+    if _is_anthropics(request):
+        created = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
+        made |= {"type": "model", "display_name": card.name, "created_at": created}
+    return made
 
 
 def json(value: Any) -> Response:  # noqa: ANN401 - any JSON

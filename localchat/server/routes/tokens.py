@@ -1,10 +1,12 @@
 """POST /tokenize, /detokenize and /apply-template: what the model's own tokenizer and template make of it."""
 
 import asyncio
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from localchat.engine.engine import Engine
 from localchat.server.body import decoded, read_body
 from localchat.server.conversing import conversation
 from localchat.server.failures import refused
@@ -32,8 +34,21 @@ async def tokenize(request: Request) -> Response:
         if messages is not None:
             text, special = await asyncio.to_thread(lease.engine.render, messages), True
         tokens = await asyncio.to_thread(lease.engine.tokenize, text or "", special=special)
+        told: list[int] | list[dict[str, Any]] = tokens
+        if body.with_pieces:
+            if len(tokens) > limits.values:
+                raise refused(
+                    f"There are {len(tokens)} tokens; the pieces of {limits.values} are told.",
+                    param="with_pieces",
+                )
+            told = await asyncio.to_thread(_with_pieces, lease.engine, tokens)
         context = lease.info.context_tokens
-    return json({"tokens": tokens, "count": len(tokens), "max_model_len": context})
+    return json({"tokens": told, "count": len(tokens), "max_model_len": context})
+
+
+def _with_pieces(engine: Engine, tokens: list[int]) -> list[dict[str, Any]]:
+    pieces = {token: engine.detokenize([token]) for token in set(tokens)}
+    return [{"id": token, "piece": pieces[token]} for token in tokens]
 
 
 async def detokenize(request: Request) -> Response:
