@@ -111,6 +111,7 @@ class ChatApp(App[int]):
         await asyncio.to_thread(_load_drawing)
         startup.wake()
         await self._greet()
+        await asyncio.to_thread(_load_colours)
 
     async def _greet(self) -> None:
         from localchat.tui.widgets.welcome import Welcome
@@ -225,6 +226,12 @@ def _load_drawing() -> None:
     from localchat.tui.markdown import parser
 
     parser.load()
+
+
+def _load_colours() -> None:
+    from localchat.tui.markdown import code
+
+    code.load()
 
 
 def _opened(path: Path | None) -> "History":

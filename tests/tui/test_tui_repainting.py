@@ -16,7 +16,10 @@ from textual.widget import Widget
 from localchat.engine.events import Event, Figures, Finished, Reasoning, Text, TokenLogprob
 from localchat.tui.answering import joined
 from localchat.tui.repainting import ChangedOnly
+from localchat.tui.reelview import ReelView
 from localchat.tui.screens.chat import ChatScreen
+from localchat.tui.unboxed import Bar
+from localchat.tui.widgets.status import StatusLine
 from tests.tui.stage import Stage, app_of, say
 
 WIDTH, HEIGHT = 120, 30
@@ -34,12 +37,13 @@ def play(tmp_path: Path, what: Play) -> None:
 
 
 def drawn(screen: ChatScreen, regions: Iterable[Region], way: type[Compositor]) -> str:
-    """The bytes of a drawing of these regions; a cursor that is moved without a letter behind is left out."""
+    """The bytes of a drawing of these regions, without line ends before a place is named; a cursor that is moved
+    without a letter behind is left out."""
     compositor = screen._compositor
     compositor._dirty_regions = set(regions)
     update = way.render_partial_update(compositor)
     assert isinstance(update, ChopsUpdate)
-    return _IDLE_MOVES.sub("", update.render_segments(screen.app.console))
+    return _IDLE_MOVES.sub("", update.render_segments(screen.app.console).replace("\n", ""))
 
 
 @pytest.mark.parametrize("keys", [(), ("ctrl+o",), ("ctrl+o", "/"), ("ctrl+f",)])
@@ -72,13 +76,16 @@ def test_only_the_widgets_that_are_seen_where_it_changed_are_asked(
         await say(pilot, "a question")
         screen = app_of(pilot).chat
         asked: list[tuple[str | None, int]] = []
-        draw = Widget.render_lines
 
-        def noting(self: Widget, crop: Region) -> Any:
-            asked.append((self.id, crop.height))
-            return draw(self, crop)
+        def noted(draw: Callable[[Any, Region], Any]) -> Callable[[Any, Region], Any]:
+            def noting(self: Widget, crop: Region) -> Any:
+                asked.append((self.id, crop.height))
+                return draw(self, crop)
 
-        monkeypatch.setattr(Widget, "render_lines", noting)
+            return noting
+
+        for kind in (Widget, ReelView, StatusLine, Bar):
+            monkeypatch.setattr(kind, "render_lines", noted(kind.render_lines))
         drawn(screen, [screen.status.region], ChangedOnly)
         assert asked == [("status", 1)]
 
