@@ -208,6 +208,16 @@ class Reel:
         rows = self.rows(place.at).rows
         return rows[place.row] if place.row < len(rows) else EMPTY
 
+    def seen(self, first: int, count: int) -> Iterator[tuple[Place, Row]]:
+        """What stands at `count` rows from `first` on; it ends where all blocks end."""
+        place = self.place(first)
+        while place is not None and count > 0:
+            rows, height = self.rows(place.at).rows, self._heights[place.at]
+            for at in range(place.row, min(height, place.row + count)):
+                yield Place(place.at, at), rows[at] if at < len(rows) else EMPTY
+            count -= max(0, height - place.row)
+            place = Place(place.at + 1, 0) if place.at + 1 < len(self.shown) else None
+
     def settle_down(self, place: Place, height: int) -> int:
         """Make the heights right of what is seen when `place` is at the top; the row that it is at then. Where
         the estimate of its own block was wrong, the rows below it stay where they were."""

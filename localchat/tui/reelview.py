@@ -288,23 +288,27 @@ class ReelView(ScrollView):
         there is no border or padding to draw, and strips are kept by the painter."""
         begun = time.monotonic()
         self._end_drawn = max(self._end_drawn, self._reel.total)
-        strips = rows_in(self, crop, lambda y: self._row_at(y)[0])
+        strips = self._strips(crop.y, crop.height)
+        shown = rows_in(self, crop, lambda y: strips[y - crop.y])
         self._paint_s = time.monotonic() - begun
-        return strips
+        return shown
 
     def render_line(self, y: int) -> Strip:
         """A row with the offsets that Textual asks for when the mouse selects."""
-        strip, place = self._row_at(y)
+        (strip,) = self._strips(y, 1)
+        place = self._reel.place(y + round(self.scroll_y)) if self._reel.width else None
         if place is None:
             return strip
         return strip.apply_offsets(0, self._reel.shown[place.at].number * BLOCK_ROWS + place.row)
 
-    def _row_at(self, y: int) -> tuple[Strip, Place | None]:
-        place = self._reel.place(y + round(self.scroll_y)) if self._reel.width else None
+    def _strips(self, first: int, count: int) -> list[Strip]:
+        """Rows of the widget from `first` on."""
         painter = self._painter or self._new_painter()
-        if place is None:
-            return painter.strip(EMPTY), None
-        return self._painted(painter, place), place
+        strips: list[Strip] = []
+        if self._reel.width:
+            seen = self._reel.seen(first + round(self.scroll_y), count)
+            strips = [self._painted(painter, place, row) for place, row in seen]
+        return strips + [painter.strip(EMPTY)] * (count - len(strips))
 
     def _new_painter(self) -> Painter:
         width = self.scrollable_content_region.width
@@ -313,8 +317,8 @@ class ReelView(ScrollView):
         )
         return self._painter
 
-    def _painted(self, painter: Painter, place: Place) -> Strip:
-        return painter.strip(self._reel.row(place))
+    def _painted(self, painter: Painter, place: Place, row: Row) -> Strip:
+        return painter.strip(row)
 
 
 def _common(old: list[Row], new: list[Row]) -> int:

@@ -1,6 +1,8 @@
-"""Widgets without border, padding or opacity: their rows go to the screen as they are painted. Textual's own way
-keeps styled lines for each widget, which takes as long again as painting them. Uses parts of Textual that are not
-public; the version is pinned."""
+"""Widgets without border, padding or opacity: their rows go to the screen as they are painted.
+
+Textual keeps the styled lines of every widget, which takes as long again as painting them. Uses parts of it that
+are not public; the version is pinned.
+"""
 
 from collections.abc import Callable
 
@@ -21,7 +23,9 @@ def rows_in(widget: Widget, crop: Region, row: Callable[[int], Strip]) -> list[S
         background = widget.background_colors[1]
         for each in filters:
             strips = [strip.apply_filter(each, background) for strip in strips]
-    return [strip.crop(crop.x, crop.right) for strip in strips]
+    if crop.x or crop.width < widget.size.width:
+        strips = [strip.crop(crop.x, crop.right) for strip in strips]
+    return strips
 
 
 class Bar(ScrollBar):
@@ -48,7 +52,7 @@ class Bar(ScrollBar):
             position=bar.position,
             thickness=1,
             vertical=True,
-            back_color=style.bgcolor or _BACK,  # type: ignore[arg-type] # of rich, as Textual itself hands it in
-            bar_color=style.color or _THUMB,  # type: ignore[arg-type]
+            back_color=style.bgcolor or _BACK,
+            bar_color=style.color or _THUMB,
         )
         return list(drawn.segments)
