@@ -1,13 +1,14 @@
 """Widgets without border, padding or opacity: their rows go to the screen as they are painted.
 
-Textual keeps the styled lines of every widget, which takes as long again as painting them. Uses parts of it that
-are not public; the version is pinned.
+Textual keeps the styled lines of every widget, which takes as long again as painting them. Uses parts of it
+that are not public; the version is pinned.
 """
 
 from collections.abc import Callable
 
 from rich.color import Color
 from rich.segment import Segment
+from rich.style import Style
 from textual.geometry import Region
 from textual.scrollbar import ScrollBar, ScrollBarRender
 from textual.strip import Strip
@@ -34,10 +35,11 @@ class Bar(ScrollBar):
 
     def render_lines(self, crop: Region) -> list[Strip]:
         strips: dict[int, Strip] = {}
+        ground = Style(bgcolor=self.background_colors[1].rich_color)
         segments = self._segments()
         for segment in segments:
             if id(segment) not in strips:
-                strips[id(segment)] = Strip([segment], 1)
+                strips[id(segment)] = Strip([segment], 1).apply_style(ground)
         return rows_in(self, crop, lambda y: strips[id(segments[y])])
 
     def _segments(self) -> list[Segment]:

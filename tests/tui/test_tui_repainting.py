@@ -137,6 +137,7 @@ def test_a_text_that_grows_and_shrinks_is_drawn_where_it_differs_and_nowhere_els
 
 def test_a_text_that_grows_is_laid_out_for_another_width_as_a_whole(tmp_path: Path) -> None:
     async def what(pilot: Pilot[int]) -> None:
+        await say(pilot, "a question")
         view = app_of(pilot).chat.transcript
         parts = [f"{'many words ' * 20}\n\n- {'one ' * 30}\n\n" for _ in range(4)]
         view.show([AnswerBlock("new", parts[0])])
@@ -154,10 +155,12 @@ def test_a_text_that_grows_is_laid_out_for_another_width_as_a_whole(tmp_path: Pa
 
 def test_the_scroll_bar_looks_as_textual_draws_it(tmp_path: Path) -> None:
     async def what(pilot: Pilot[int]) -> None:
+        await say(pilot, "a question")
         view = app_of(pilot).chat.transcript
         view.show([AnswerBlock("long", "a line\n\n" * 90)])
         await until(pilot, lambda: view.settled)
         bar, whole = view.vertical_scrollbar, Region(0, 0, 1, view.size.height)
+        assert whole.height > 10
         for position in (0, 7, 33.5, 120):
             bar.position = position
             textual = ScrollBar.render_lines(bar, whole)
