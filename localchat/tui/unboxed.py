@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from rich.color import Color
 from rich.segment import Segment
-from rich.style import Style
 from textual.geometry import Region
 from textual.scrollbar import ScrollBar, ScrollBarRender
 from textual.strip import Strip
@@ -35,7 +34,7 @@ class Bar(ScrollBar):
 
     def render_lines(self, crop: Region) -> list[Strip]:
         strips: dict[int, Strip] = {}
-        ground = Style(bgcolor=self.background_colors[1].rich_color)
+        ground = self.rich_style
         segments = self._segments()
         for segment in segments:
             if id(segment) not in strips:
