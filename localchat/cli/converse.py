@@ -14,7 +14,7 @@ from localchat.cli.answer import Answer, Display, take
 from localchat.cli.door import Door
 from localchat.cli.extract import first_code_block
 from localchat.cli.form import refuse_unfinished, wanted_form
-from localchat.cli.interrupts import held
+from localchat.cli.interrupts import ended, held
 from localchat.cli.options import given_flags
 from localchat.cli.outgrown import take_fitting
 from localchat.cli.prompt import decoded_words, join_parts, read_files, read_stdin
@@ -67,7 +67,7 @@ def converse(ctx: click.Context, words: str, model_word: str | None = None) -> i
             "--schema, --grammar and --regex are for one answer, and there is no prompt"
         )
     if text and not wish.interactive:
-        with opened_engine(setup) as engine:
+        with ended(), opened_engine(setup) as engine:
             startup.wake()
             with held():
                 return _answer_once(setup, engine, wish, conversation, text)

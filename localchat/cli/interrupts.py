@@ -9,7 +9,8 @@ So in `heard` a thread learns of each signal through the wakeup descriptor and n
 times with a signal that does nothing: it ends the system call that the main thread may have slipped into, and
 Python looks again. What was dropped is sent once more.
 
-And it comes where it does no harm: in `held` nothing is torn apart by it but what waits in `opened`.
+And it comes where it does no harm: in `held` nothing is torn apart by it but what waits in `opened`. In
+`ended` the signals that end a program come the same way.
 """
 
 import os
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _NUDGE: Final = signal.SIGURG
 """Ignored by programs that do not ask for it, and sent by nobody but sockets with urgent data."""
+_ENDS: Final = (signal.SIGTERM, signal.SIGHUP)
 _AGAIN: Final = b"\0"
 """In the pipe, beside the numbers of signals: an interrupt was dropped."""
 _FIRST_S: Final = 0.01
@@ -82,6 +84,36 @@ def held() -> Iterator[None]:
         yield
     if note.came and before is not None:
         signal.raise_signal(signal.SIGINT)
+
+
+@contextmanager
+def ended() -> Iterator[None]:
+    """Within, SIGTERM and SIGHUP do what Ctrl+C does, so that what was said is kept; then the process ends by
+    them, as it would have at once. For the main thread. One that is ignored or somebody else's stays so."""
+    came: list[int] = []
+
+    def interrupt(number: int, frame: "FrameType | None") -> None:
+        came.append(number)
+        note = signal.getsignal(signal.SIGINT)
+        if not isinstance(note, _Note):
+            raise KeyboardInterrupt
+        note(number, frame)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ours = [each for each in _ENDS if signal.getsignal(each) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+        if came:
+            with suppress(OSError, ValueError, AttributeError):  # nobody reads any more
+                sys.stdout.flush()
+            signal.raise_signal(came[0])
 
 
 @contextmanager

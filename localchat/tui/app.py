@@ -22,6 +22,7 @@ from localchat.tui.commands import COMMANDS
 from localchat.tui.engines import Engines
 from localchat.tui.keeping import Keeper
 from localchat.tui.keys import KEYS, bindings, checked
+from localchat.tui.launch import ENDS
 from localchat.tui.screens.chat import ChatScreen
 from localchat.tui.session import Session
 from localchat.tui.themes import NAMES, THEMES, textual_name
@@ -57,6 +58,7 @@ class ChatApp(App[int]):
         self._workplace = workplace
         self._engines = engines
         self._interrupted_s = float("-inf")
+        self._stands = self._ended = False
         for theme in THEMES:
             self.register_theme(theme)
         self.theme = textual_name(settled.settings.theme)
@@ -89,12 +91,17 @@ class ChatApp(App[int]):
 
     def on_mount(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._leave_now)
+        for number in ENDS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self.leave)
         self.chat.call_after_refresh(self._after_first_frame)
 
     async def _after_first_frame(self) -> None:
         """What the first frame did not wait for."""
+        self._stands = True
+        if self._ended:
+            self.leave()
+            return
         loop = asyncio.get_running_loop()
         session, chat = self.session, self.chat
         if session.settled.settings.reduced_motion:
@@ -111,6 +118,7 @@ class ChatApp(App[int]):
         await asyncio.to_thread(_load_drawing)
         startup.wake()
         await self._greet()
+        await asyncio.to_thread(_load_colours)
 
     async def _greet(self) -> None:
         from localchat.tui.widgets.welcome import Welcome
@@ -216,8 +224,11 @@ class ChatApp(App[int]):
             await asyncio.sleep(0.01)
         self.exit(0)
 
-    def _leave_now(self) -> None:
-        self.run_worker(self.action_quit(), group="leave", exclusive=True)
+    def leave(self) -> None:
+        """What a signal does that ends the program: leave, once the screen stands."""
+        self._ended = True
+        if self._stands:
+            self.run_worker(self.action_quit(), group="leave", exclusive=True)
 
 
 def _load_drawing() -> None:
@@ -225,6 +236,12 @@ def _load_drawing() -> None:
     from localchat.tui.markdown import parser
 
     parser.load()
+
+
+def _load_colours() -> None:
+    from localchat.tui.markdown import code
+
+    code.load()
 
 
 def _opened(path: Path | None) -> "History":

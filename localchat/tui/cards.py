@@ -54,7 +54,7 @@ def text_width(width: int) -> int:
 
 
 def card(block: Block, width: int, *, opened: bool, rows: list[Row] | None = None) -> Card:
-    """A block at a width. `rows`: the laid out Markdown of an answer, where it is known already."""
+    """A block at a width. `rows`: the Markdown of an answer, `indented`, where it is laid out already."""
     match block:
         case UserBlock():
             return _user(block, width, opened)
@@ -144,8 +144,8 @@ def _parts(block: UserBlock) -> Iterator[tuple[str, Fold | None]]:
 
 def _answer(block: AnswerBlock, width: int, body: list[Row] | None) -> Card:
     if body is None:
-        body = layout(clean(block.text), text_width(width))
-    rows = [EMPTY, *map(indented, body)]
+        body = [indented(row) for row in layout(clean(block.text), text_width(width))]
+    rows = [EMPTY, *body]
     quiet = " · ".join(filter(None, (_branch(block.branch), inert_line(block.footer))))
     if quiet:
         rows += [EMPTY] if body else []

@@ -4,15 +4,17 @@ the screen at all is asked first."""
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from localchat.errors import LocalchatError
 
 if TYPE_CHECKING:
     from localchat.chat.conversation import Conversation
     from localchat.tui.workplace import Settled, Workplace
+
+ENDS: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 def can_show(environ: Mapping[str, str]) -> bool:
@@ -35,7 +37,7 @@ def launch(workplace: "Workplace", settled: "Settled", conversation: "Conversati
     app = ChatApp(workplace, settled, engines, conversation)
     problem: LocalchatError | None = None
     try:
-        with _screens_signals():
+        with _screens_signals(app.leave):
             status = app.run()
     finally:
         try:
@@ -49,10 +51,17 @@ def launch(workplace: "Workplace", settled: "Settled", conversation: "Conversati
 
 
 @contextmanager
-def _screens_signals() -> Iterator[None]:
+def _screens_signals(leave: Callable[[], None]) -> Iterator[None]:
     """Textual leaves its handlers of Ctrl+Z and of going on after it behind. While the last words are written,
-    they would open the screen once more, without anything on it."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTSTP, signal.SIGCONT)}
+    they would open the screen once more, without anything on it. And a signal that ends the program waits until
+    the screen stands, which takes it from there: in between the terminal would stay as it was made for the
+    screen."""
+    before = {
+        number: signal.getsignal(number) for number in (*ENDS, signal.SIGTSTP, signal.SIGCONT)
+    }
+    for number in ENDS:
+        if before[number] is signal.SIG_DFL:
+            signal.signal(number, lambda number, frame: leave())
     try:
         yield
     finally:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from localchat.tui.blocks import AnswerBlock, Block, ReasoningBlock, ToolCallBlock
-from localchat.tui.cards import Card, card, clean, estimate, text_width
+from localchat.tui.cards import Card, card, clean, estimate, indented, text_width
 from localchat.tui.heights import Heights
 from localchat.tui.markdown import EMPTY, Growing, Row
 
@@ -24,7 +24,7 @@ class Place(NamedTuple):
 class Shown:
     """A block and how it is shown. `number` sorts blocks and stays with one. `width`: at which `height` was
     counted; 0 while it is estimated. `growing`: its text while it is being written. `drawn`: what stands on the
-    screen of it."""
+    screen of it. `frozen`: of which growing text the rows are kept that do not change any more, and these."""
 
     block: Block
     number: int
@@ -33,6 +33,7 @@ class Shown:
     card: Card | None = None
     growing: Growing | None = None
     drawn: list[Row] = field(default_factory=list)
+    frozen: tuple[Growing | None, list[Row]] = (None, [])
 
     def lay_out(self, width: int) -> Card:
         """The rows at a width, from what is kept where that fits."""
@@ -46,8 +47,19 @@ class Shown:
         if isinstance(self.block, AnswerBlock) and self.growing is not None:
             if self.growing.width != text_width(width):
                 self.growing.resize(text_width(width))
-            rows = self.growing.rows()
+                self.frozen = (None, [])
+            rows = self._grown(self.growing)
         return card(self.block, width, opened=self.opened, rows=rows)
+
+    def _grown(self, growing: Growing) -> list[Row]:
+        """The rows of a text that grows. Those that are frozen are made once: a long answer has hundreds."""
+        rows = growing.rows()
+        known, kept = self.frozen
+        if known is not growing:
+            kept = []
+            self.frozen = (growing, kept)
+        kept += map(indented, rows[len(kept) : growing.frozen])
+        return kept + [indented(row) for row in rows[len(kept) :]]
 
 
 class Reel:
@@ -134,8 +146,9 @@ class Reel:
         index = self._index.get(id_)
         if index is None:
             return None
-        self.shown[index].growing = None
-        self._forget(self.shown[index])
+        shown = self.shown[index]
+        shown.growing, shown.frozen = None, (None, [])
+        self._forget(shown)
         return index
 
     def remove(self, id_: str) -> bool:
@@ -194,6 +207,16 @@ class Reel:
     def row(self, place: Place) -> Row:
         rows = self.rows(place.at).rows
         return rows[place.row] if place.row < len(rows) else EMPTY
+
+    def seen(self, first: int, count: int) -> Iterator[tuple[Place, Row]]:
+        """What stands at `count` rows from `first` on; it ends where all blocks end."""
+        place = self.place(first)
+        while place is not None and count > 0:
+            rows, height = self.rows(place.at).rows, self._heights[place.at]
+            for at in range(place.row, min(height, place.row + count)):
+                yield Place(place.at, at), rows[at] if at < len(rows) else EMPTY
+            count -= max(0, height - place.row)
+            place = Place(place.at + 1, 0) if place.at + 1 < len(self.shown) else None
 
     def settle_down(self, place: Place, height: int) -> int:
         """Make the heights right of what is seen when `place` is at the top; the row that it is at then. Where

@@ -13,6 +13,7 @@ from typing import Final
 from textual import events
 from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
+from textual.scrollbar import ScrollBar
 from textual.strip import Strip
 from textual.timer import Timer
 from textual.widget import Widget
@@ -24,6 +25,7 @@ from localchat.tui.paint import Painter, Palette
 from localchat.tui.reel import Place, Reel
 from localchat.tui.selected import BLOCK_ROWS
 from localchat.tui.terminal import writer_is_behind
+from localchat.tui.unboxed import Bar, rows_in
 
 _IDLE_SLICE_S: Final = 0.008
 _IDLE_EVERY_S: Final = 0.05
@@ -48,6 +50,7 @@ class ReelView(ScrollView):
         self._flushed_s = float("-inf")
         self._paint_s = 0.0
         self._slack = 0
+        self._end_drawn = 0
         self._bar_s = float("-inf")
         self._bar_timer: Timer | None = None
         self._moving = False
@@ -58,6 +61,14 @@ class ReelView(ScrollView):
         self._restage()
         self._wake_idle()
         self.refresh()
+
+    @property
+    def vertical_scrollbar(self) -> ScrollBar:
+        if self._vertical_scrollbar is None:
+            self._vertical_scrollbar = bar = Bar(name="vertical")
+            bar.display = False
+            self.app._start_widget(self, bar)
+        return self._vertical_scrollbar
 
     @property
     def settled(self) -> bool:
@@ -101,7 +112,8 @@ class ReelView(ScrollView):
         before = round(self.scroll_y)
         self._restage(place)
         if round(self.scroll_y) == before and changed is not None:
-            self._refresh_from(changed)
+            self._refresh_rows(changed, max(self._end_drawn, self._reel.total))
+        self._end_drawn = self._reel.total
         self._flushed_s = time.monotonic()
         self._pace.drew(self._flushed_s - begun + self._paint_s)
 
@@ -122,12 +134,12 @@ class ReelView(ScrollView):
         self._dirty.clear()
         return first
 
-    def _refresh_from(self, row: int) -> None:
-        """Draw again from a row to the bottom of the screen."""
-        width, height = self.size
-        top = max(0, row - round(self.scroll_y))
-        if top < height:
-            self.refresh(Region(0, top, width, height - top))
+    def _refresh_rows(self, start: int, end: int) -> None:
+        """Draw the rows from `start` to `end` again, those of them that are seen; the scroll bar is not."""
+        first = round(self.scroll_y)
+        top, bottom = max(0, start - first), min(self.size.height, end - first)
+        if top < bottom:
+            self.refresh(Region(0, top, self.scrollable_content_region.width, bottom - top))
 
     # geometry
 
@@ -209,7 +221,8 @@ class ReelView(ScrollView):
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         if round(old_value) != round(new_value):
-            self.refresh(self.size.region)
+            row = round(new_value)
+            self._refresh_rows(row, row + self.size.height)
         if self._moving or not self._reel.width:
             return
         self.following = round(new_value) >= self.max_scroll_y
@@ -274,32 +287,28 @@ class ReelView(ScrollView):
         """The rows of a part of the widget. Past Textual's cache of styled lines, which takes as long again:
         there is no border or padding to draw, and strips are kept by the painter."""
         begun = time.monotonic()
-        filters = [each for each in self.app._filters if each.enabled]
-        background = self.background_colors[1]
-        strips = []
-        for y in crop.line_range:
-            strip = self._row_at(y)[0]
-            for each in filters:
-                strip = strip.apply_filter(each, background)
-            strips.append(strip)
-        if crop.column_span != (0, self.size.width):
-            strips = [strip.crop(crop.x, crop.right) for strip in strips]
+        self._end_drawn = max(self._end_drawn, self._reel.total)
+        strips = self._strips(crop.y, crop.height)
+        shown = rows_in(self, crop, lambda y: strips[y - crop.y])
         self._paint_s = time.monotonic() - begun
-        return strips
+        return shown
 
     def render_line(self, y: int) -> Strip:
         """A row with the offsets that Textual asks for when the mouse selects."""
-        strip, place = self._row_at(y)
+        (strip,) = self._strips(y, 1)
+        place = self._reel.place(y + round(self.scroll_y)) if self._reel.width else None
         if place is None:
             return strip
         return strip.apply_offsets(0, self._reel.shown[place.at].number * BLOCK_ROWS + place.row)
 
-    def _row_at(self, y: int) -> tuple[Strip, Place | None]:
-        place = self._reel.place(y + round(self.scroll_y)) if self._reel.width else None
+    def _strips(self, first: int, count: int) -> list[Strip]:
+        """Rows of the widget from `first` on."""
         painter = self._painter or self._new_painter()
-        if place is None:
-            return painter.strip(EMPTY), None
-        return self._painted(painter, place), place
+        strips: list[Strip] = []
+        if self._reel.width:
+            seen = self._reel.seen(first + round(self.scroll_y), count)
+            strips = [self._painted(painter, place, row) for place, row in seen]
+        return strips + [painter.strip(EMPTY)] * (count - len(strips))
 
     def _new_painter(self) -> Painter:
         width = self.scrollable_content_region.width
@@ -308,8 +317,8 @@ class ReelView(ScrollView):
         )
         return self._painter
 
-    def _painted(self, painter: Painter, place: Place) -> Strip:
-        return painter.strip(self._reel.row(place))
+    def _painted(self, painter: Painter, place: Place, row: Row) -> Strip:
+        return painter.strip(row)
 
 
 def _common(old: list[Row], new: list[Row]) -> int:

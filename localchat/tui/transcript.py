@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rich.cells import cell_len
+from rich.style import Style
 from textual import events
 from textual.message import Message
 from textual.selection import Selection
@@ -65,6 +66,7 @@ class Transcript(ReelView, can_focus=True):
         super().__init__(id=id)
         self.focused_id: str | None = None
         self._needle = ""
+        self._selected: Selection | None = None
 
     # what the app says
 
@@ -212,14 +214,20 @@ class Transcript(ReelView, can_focus=True):
 
     # painting
 
-    def _painted(self, painter: Painter, place: Place) -> Strip:
-        row = self._reel.row(place)
+    def _strips(self, first: int, count: int) -> list[Strip]:
+        self._selected = self.text_selection  # asked once, and not for each row
+        return super()._strips(first, count)
+
+    def _painted(self, painter: Painter, place: Place, row: Row) -> Strip:
         shown = self._reel.shown[place.at]
         if shown.block.id == self.focused_id and row.pieces and place.row:
             row = row._replace(pieces=(_FOCUS_BAR, *row.pieces[1:]))
         dimmed = bool(getattr(shown.block, "dimmed", False))
-        spans = spans_of(row, self.text_selection, shown.number * BLOCK_ROWS + place.row)
-        over = [(start, end, painter.palette.selection()) for start, end in spans]
+        over: list[tuple[int, int, Style]] = []
+        if self._selected is not None:
+            number = shown.number * BLOCK_ROWS + place.row
+            spans = spans_of(row, self._selected, number)
+            over = [(start, end, painter.palette.selection()) for start, end in spans]
         if self._needle:
             over += [(*span, painter.palette.mark()) for span in _found(row, self._needle)]
         if over:

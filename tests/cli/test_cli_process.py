@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from localchat.cli.talk import FILE
+from localchat.history.store import History
+from localchat.paths import find_paths
 from tests.cli.conftest import Screen
 from tests.cli.door import HOSTILE
 
@@ -53,6 +56,39 @@ def test_ctrl_c_keeps_what_was_said_and_ends_with_130() -> None:
         assert process.wait(90) == 130
         assert process.stdout.read() == b"\n"
         assert b"Traceback" not in process.stderr.read()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_it_leaves_what_was_said_in_the_history(
+    number: signal.Signals,
+) -> None:
+    with subprocess.Popen(
+        command("slow", "hi"), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert os.read(process.stdout.fileno(), 100) == b"first "
+        process.send_signal(number)
+        assert process.wait(90) == -number
+    with History.open(find_paths(os.environ).data_dir / FILE) as history:
+        (summary,) = history.list()
+        nodes = history.load(summary.id).nodes.values()
+    assert [(node.message.content, node.state) for node in nodes] == [
+        ("hi", "whole"),
+        ("first ", "stopped"),
+    ]
+
+
+def test_a_signal_that_is_ignored_ends_nothing() -> None:
+    with subprocess.Popen(
+        ["nohup", *command("slow", "hi")], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert os.read(process.stdout.fileno(), 100) == b"first "
+        process.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(90) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])

@@ -143,6 +143,12 @@ class Program:
             self._text = "\n".join(self._rows)
         return self._text
 
+    @property
+    def modes(self) -> tuple[int, ...]:
+        """How the terminal takes keys and gives letters out: raw, with echo."""
+        *flags, _, _, _ = termios.tcgetattr(self._master)
+        return tuple(flags)
+
     def until(self, true: Callable[[], object]) -> None:
         """Read until something is true of the screen."""
         end = time.monotonic() + PATIENCE_S

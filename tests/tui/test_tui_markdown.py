@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from localchat.inert import inert
-from localchat.tui.markdown import Growing, Row, layout
+from localchat.tui.markdown import Growing, Row, code, layout
 from localchat.tui.markdown.wrap import cuts
 
 DOCUMENT = """# Title
@@ -228,6 +228,15 @@ def test_code_keeps_its_lines_and_is_coloured_whole_once_closed() -> None:
     assert [row.text for row in after] == [" python", ' x = """a', ' b"""']
     assert all(row.ground == "code" for row in (*before, *after))
     assert {piece.look.tint for piece in after[2].pieces[1:]} == {"code.string"}
+
+
+def test_a_name_of_no_language_asks_no_other_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(group: str) -> list[object]:
+        raise AssertionError(f"looked for {group}")
+
+    monkeypatch.setattr("pygments.plugin.iter_entry_points", asked)
+    for name, tints in (("no-such-language", {"code.text"}), ("Python", {"code.number"})):
+        assert {piece.look.tint for piece in code.highlight("1", name)[0]} == tints
 
 
 def test_single_line_ends_are_kept_but_in_prose_wrapped_by_hand() -> None:

@@ -236,9 +236,22 @@ def test_a_killed_engine_is_a_notice_and_the_next_question_is_answered(
     assert program.end() == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_before_the_screen_stands_leaves_the_terminal_as_it_was(
+    start: Start, number: signal.Signals
+) -> None:
+    program = start()
+    before = program.modes
+    program.until(lambda: program.modes != before)
+    program.process.send_signal(number)
+    assert program.end() == 0
+    assert program.modes == before
+    assert program.raw.rindex(b"\x1b[?1049l") > program.raw.rindex(b"\x1b[?1049h")
+
+
 def test_the_screens_signals_end_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl+Z while the last words are written stops the program as any other."""
-    numbers = (signal.SIGTSTP, signal.SIGCONT)
+    numbers = (signal.SIGTSTP, signal.SIGCONT, signal.SIGTERM, signal.SIGHUP)
 
     def run(app: ChatApp) -> int:
         for number in numbers:

@@ -11,13 +11,18 @@ import pytest
 from textual._compositor import ChopsUpdate, Compositor
 from textual.geometry import Region
 from textual.pilot import Pilot
+from textual.scrollbar import ScrollBar
 from textual.widget import Widget
 
 from localchat.engine.events import Event, Figures, Finished, Reasoning, Text, TokenLogprob
 from localchat.tui.answering import joined
+from localchat.tui.blocks import AnswerBlock
+from localchat.tui.reelview import ReelView
 from localchat.tui.repainting import ChangedOnly
 from localchat.tui.screens.chat import ChatScreen
-from tests.tui.stage import Stage, app_of, say
+from localchat.tui.unboxed import Bar
+from localchat.tui.widgets.status import StatusLine
+from tests.tui.stage import Stage, app_of, say, until
 
 WIDTH, HEIGHT = 120, 30
 _IDLE_MOVES = re.compile(r"(\x1b\[\d+;\d+H)+(?=\x1b\[\d+;\d+H|\n|$)")
@@ -34,12 +39,13 @@ def play(tmp_path: Path, what: Play) -> None:
 
 
 def drawn(screen: ChatScreen, regions: Iterable[Region], way: type[Compositor]) -> str:
-    """The bytes of a drawing of these regions; a cursor that is moved without a letter behind is left out."""
+    """The bytes of a drawing of these regions, without line ends, after which a place is named anyway; a cursor
+    that is moved without a letter behind is left out."""
     compositor = screen._compositor
     compositor._dirty_regions = set(regions)
     update = way.render_partial_update(compositor)
     assert isinstance(update, ChopsUpdate)
-    return _IDLE_MOVES.sub("", update.render_segments(screen.app.console))
+    return _IDLE_MOVES.sub("", update.render_segments(screen.app.console).replace("\n", ""))
 
 
 @pytest.mark.parametrize("keys", [(), ("ctrl+o",), ("ctrl+o", "/"), ("ctrl+f",)])
@@ -72,15 +78,96 @@ def test_only_the_widgets_that_are_seen_where_it_changed_are_asked(
         await say(pilot, "a question")
         screen = app_of(pilot).chat
         asked: list[tuple[str | None, int]] = []
-        draw = Widget.render_lines
 
-        def noting(self: Widget, crop: Region) -> Any:
-            asked.append((self.id, crop.height))
-            return draw(self, crop)
+        def noted(draw: Callable[[Any, Region], Any]) -> Callable[[Any, Region], Any]:
+            def noting(self: Widget, crop: Region) -> Any:
+                asked.append((self.id, crop.height))
+                return draw(self, crop)
 
-        monkeypatch.setattr(Widget, "render_lines", noting)
+            return noting
+
+        for kind in (Widget, ReelView, StatusLine, Bar):
+            monkeypatch.setattr(kind, "render_lines", noted(kind.render_lines))
         drawn(screen, [screen.status.region], ChangedOnly)
         assert asked == [("status", 1)]
+
+    play(tmp_path, what)
+
+
+def test_a_text_that_grows_and_shrinks_is_drawn_where_it_differs_and_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        await say(pilot, "a question")
+        view, chance = app_of(pilot).chat.transcript, random.Random(3)
+        area = view.scrollable_content_region.size.region
+        changed: list[Region] = []
+        refresh = view.refresh
+
+        def noting(*regions: Region, **kinds: bool) -> Any:
+            changed.extend(regions or [area])
+            return refresh(*regions, **kinds)
+
+        def rows(part: Region) -> dict[int, str]:
+            return {y: view.render_lines(area)[y].text for y in part.line_range}
+
+        monkeypatch.setattr(view, "refresh", noting)
+        text, picture, drawn_rows = "", rows(area), 0
+        for number in range(60):
+            if number % 12 == 11:  # a newer state of it, shorter than what stands there
+                text = text[: len(text) // 3]
+                view.put(AnswerBlock("new", text))
+            else:
+                piece = chance.choice(
+                    ["word ", "\n\n", "- one\n- two\n", "```\ncode\n```\n", "x" * 90]
+                )
+                text += piece
+                view.append_text("new", piece) if number else view.put(AnswerBlock("new", piece))
+            await until(pilot, lambda: not view._dirty)
+            for part in changed:
+                assert part.right <= area.right, "the scroll bar is drawn by itself"
+                picture |= rows(part)
+                drawn_rows += part.height
+            changed.clear()
+            assert picture == rows(area)
+        assert drawn_rows < 60 * area.height / 2
+
+    play(tmp_path, what)
+
+
+def test_a_text_that_grows_is_laid_out_for_another_width_as_a_whole(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        await say(pilot, "a question")
+        view = app_of(pilot).chat.transcript
+        parts = [f"{'many words ' * 20}\n\n- {'one ' * 30}\n\n" for _ in range(4)]
+        view.show([AnswerBlock("new", parts[0])])
+        for number, part in enumerate(parts[1:]):
+            view.append_text("new", part)
+            await until(pilot, lambda: not view._dirty)
+            await pilot.resize_terminal(WIDTH - 30 * number, HEIGHT)
+            await until(pilot, lambda: view.settled)
+        grown = [row.text for row in view._reel.rows(0).rows]
+        view.finish("new")
+        assert grown == [row.text for row in view._reel.rows(0).rows]
+
+    play(tmp_path, what)
+
+
+def test_the_scroll_bar_looks_as_textual_draws_it(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        await say(pilot, "a question")
+        view = app_of(pilot).chat.transcript
+        view.show([AnswerBlock("long", "a line\n\n" * 90)])
+        await until(pilot, lambda: view.settled)
+        bar, whole = view.vertical_scrollbar, Region(0, 0, 1, view.size.height)
+        assert whole.height > 10
+        for position in (0, 7, 33.5, 120):
+            bar.position = position
+            textual = ScrollBar.render_lines(bar, whole)
+            assert [list(strip) for strip in bar.render_lines(whole)] == [
+                list(strip) for strip in textual
+            ]
+            bar._styles_cache.clear()
 
     play(tmp_path, what)
 

@@ -1,6 +1,7 @@
 """The frame of the chat: what stands on it, and how it follows the session. What is done stands in chat.py."""
 
 import asyncio
+from functools import cached_property
 
 from textual import events
 from textual.app import ComposeResult
@@ -38,6 +39,7 @@ class ChatFrame(Screen[None]):
         self.session: Session
         self._editing: str | None = None
         self._asking_stats = False
+        self._said: dict[str, str] = {}
 
     def compose(self) -> ComposeResult:
         with Horizontal(id="heading"):
@@ -57,19 +59,19 @@ class ChatFrame(Screen[None]):
         self.set_interval(_STATS_EVERY_S, self._watch_stats)
         self.figures_changed()
 
-    @property
+    @cached_property
     def transcript(self) -> Talk:
         return self.query_one(Talk)
 
-    @property
+    @cached_property
     def composer(self) -> Composer:
         return self.query_one(Composer)
 
-    @property
+    @cached_property
     def status(self) -> StatusLine:
         return self.query_one(StatusLine)
 
-    @property
+    @cached_property
     def panel(self) -> Panel:
         return self.query_one(Panel)
 
@@ -97,9 +99,9 @@ class ChatFrame(Screen[None]):
         return "^O figures  F1 help"
 
     def _say_once(self, where: str, text: str) -> None:
-        line = self.query_one(where, Static)
-        if str(line.content) != text:
-            line.update(Content(text))
+        if self._said.get(where) != text:
+            self._said[where] = text
+            self.query_one(where, Static).update(Content(text))
 
     def blocks_changed(self) -> None:
         """The transcript holds something, or nothing any more."""

@@ -11,6 +11,7 @@ from textual.widget import Widget
 from localchat.figures import kv_share, number
 from localchat.inert import inert_line
 from localchat.tui.live import Live
+from localchat.tui.unboxed import rows_in
 from localchat.tui.widgets.drawing import bar, sparkline
 
 _KV_CELLS: Final = 6
@@ -126,6 +127,9 @@ class StatusLine(Widget):
                 self.get_component_rich_style(f"status--{name}") if name else self.rich_style
             )
         return self._looks[name]
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        return rows_in(self, crop, self.render_line)
 
     def render_line(self, y: int) -> Strip:
         width = self.size.width
