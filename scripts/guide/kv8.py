@@ -99,7 +99,7 @@ def needles(tokenizer: Tokenizer, count: int, seed: int = 1) -> list[tuple[list[
     rng, copying = Random(seed), Copying(read_facts(Path(__file__).with_name("facts.json")))
     talks = []
     for number in range(count):
-        lines = [copying.words_text(rng, 3, 10) for _ in range(LINES)]
+        lines = [copying.scraps.words_text(rng, 3, 10) for _ in range(LINES)]
         text = "\n".join(lines)
         if number % 2:
             asked, answer = f"{text}\n\nwhat is the first line?", lines[0]
