@@ -17,7 +17,7 @@ from refusing import Refusals
 from sums import Sums
 
 Conversation = list[tuple[str, str]]
-SHARES: Final = {"topic": 40, "sum": 11, "refusal": 13, "copy": 17, "chain": 17, "infill": 2}
+SHARES: Final = {"topic": 41, "sum": 11, "refusal": 13, "copy": 18, "chain": 15, "infill": 2}
 SYSTEM: Final = [
     "You are a helpful assistant.",
     "You are the guide of localchat.",

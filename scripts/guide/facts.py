@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 HERE: Final = Path(__file__).resolve().parent
-TOPIC_FILES: Final = ("commands", "flags", "interface", "program", "field")
+TOPIC_FILES: Final = (
+    "commands", "flags", "interface", "program", "field",
+    "setup", "daily", "editors", "basics",
+)  # fmt: skip
 WORD_FILES: Final = ("lexicon", "words", "frames", "sums", "refusals", "copying")
 
 # What the program accepts, as the issues fix it; a test compares it with the program.
@@ -36,7 +39,7 @@ VERBS: Final = [
 ]
 SUBCOMMANDS: Final = {
     "history": ["list", "search", "show", "export", "rename", "rm", "restore"],
-    "config": ["show"],
+    "config": ["show", "keys", "path", "set", "unset"],
     "completion": ["bash", "zsh", "fish"],
 }
 FLAGS: Final = [
@@ -93,6 +96,18 @@ FLAGS: Final = [
     "--port",
     "--api-key-file",
     "--keep-alive",
+    "--allow-origin",
+    "--allow-host",
+    "--strict-models",
+    "--longest",
+    "--cache-ram",
+    "--backend",
+    "--head-int8",
+    "--head-exact",
+    "--raw-prompt",
+    "--theme",
+    "--reduced-motion",
+    "--for",
     "--help",
     "--version",
 ]

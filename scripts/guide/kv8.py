@@ -23,7 +23,6 @@ import torch
 from checkpoint import GUIDE, hub_name, read_gguf, write_folder
 from checkpoint import config as config_of
 from conversations import conversations, read_facts
-from copying import Copying
 from tokenizers import Tokenizer
 from tokens import encode
 
@@ -96,10 +95,11 @@ def held_out(tokenizer: Tokenizer, count: int) -> list[list[int]]:
 
 def needles(tokenizer: Tokenizer, count: int, seed: int = 1) -> list[tuple[list[int], list[int]]]:
     """Texts as tokens, and the places of those that stood before and are to be found again."""
-    rng, copying = Random(seed), Copying(read_facts(Path(__file__).with_name("facts.json")))
+    facts = read_facts(Path(__file__).with_name("facts.json"))
+    rng, things = Random(seed), facts["words"]["things"].split(" ")
     talks = []
     for number in range(count):
-        lines = [copying.words_text(rng, 3, 10) for _ in range(LINES)]
+        lines = [" ".join(rng.choices(things, k=rng.randint(3, 10))) for _ in range(LINES)]
         text = "\n".join(lines)
         if number % 2:
             asked, answer = f"{text}\n\nwhat is the first line?", lines[0]

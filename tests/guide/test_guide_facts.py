@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import json
 import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from localchat.errors import ExitCode
 
 FACTS = table.build()
 PATHS = ("/infill", "/metrics", "/health", "/props", "/tokenize", "/detokenize", "/apply")
+OF_OTHERS = ("--extra-index-url", "--tensor-parallel-size")  # of pip and of vLLM
 ROOT = Path(__file__).resolve().parents[2]
 TOPICS: list[dict[str, Any]] = FACTS["topics"]
 
@@ -70,8 +72,8 @@ def test_no_answer_names_the_distribution_that_belongs_to_a_stranger() -> None:
 
 def test_flags_and_slash_commands_in_answers_are_in_the_table() -> None:
     for where, answer in answers():
-        for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", answer):
-            assert flag in FACTS["flags"] or flag == "--head-int8", (where, flag)
+        for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", answer):
+            assert flag in FACTS["flags"] or flag in OF_OTHERS, (where, flag)
         for command in re.findall(r"`(/[a-z]+)\b[^`/]*`", answer):
             known = {*FACTS["slash"], *PATHS}
             assert command in known or "server" in where, (where, command)
@@ -101,6 +103,63 @@ def test_verbs_and_flags_are_those_of_the_command_line() -> None:
     if missing & {"serve", "history"}:
         pytest.skip(f"planned: {', '.join(sorted(missing))}")
     assert not missing, "facts name verbs that the program lacks"
+
+
+def test_flags_are_those_of_the_command_line() -> None:
+    import click
+
+    from localchat.cli.app import root
+    from localchat.cli.verbs import VERBS
+
+    def flags(command: click.Command) -> set[str]:
+        own = {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
+        inner = command.commands.values() if isinstance(command, click.Group) else ()
+        return own.union(*(flags(one) for one in inner))
+
+    with click.Context(root) as context:
+        verbs = [root.get_command(context, name) for name in VERBS]
+    known = flags(root).union({"--help", "-m", "--model"}, *(flags(verb) for verb in verbs if verb))
+    assert not set(FACTS["flags"]) - known
+
+
+def test_slash_commands_are_those_of_the_screen() -> None:
+    from localchat.tui.commands import COMMANDS
+
+    assert sorted(FACTS["slash"]) == sorted(f"/{command.name}" for command in COMMANDS)
+
+
+def test_keys_in_answers_are_bound_on_the_screen() -> None:
+    from localchat.tui.keys import KEYS, keys_of
+
+    bound = {key for one in KEYS for key in keys_of(one.id, {}).lower().split(", ")}
+    for where, answer in answers():
+        if where.startswith(("key.", "slash.", "ui.")):
+            for key in re.findall(r"`((?:Ctrl|Alt|Shift)\+\w+|F\d+|Esc|Tab|Enter|Delete)`", answer):
+                assert key.lower() in bound, (where, key)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the answers name the places of Linux")
+def test_places_in_answers_are_those_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    from localchat.cli.talk import FILE
+    from localchat.paths import find_paths
+
+    for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/home/me")
+    found = find_paths({})
+    known = {str(p) for p in (found.settings_file, found.data_dir, found.state_dir)}
+    known |= {str(found.models_dir), str(found.data_dir / FILE), str(found.settings_file.parent)}
+    named = {p for _, a in answers() for p in re.findall(r"`~(/[.][\w/.]+localchat[\w/.]*)`", a)}
+    assert len(named) >= 5
+    assert not {f"/home/me{p}" for p in named} - known
+
+
+def test_defaults_in_answers_are_those_of_the_sampler() -> None:
+    from localchat.loop.desk import _DEFAULTS
+
+    sampling = next(t["answer"] for t in TOPICS if t["id"] == "what.sampling")
+    for name, value in _DEFAULTS.items():
+        assert f"{name.replace('_', '-')} {value}" in sampling
 
 
 def test_model_names_are_those_of_the_catalogue() -> None:

@@ -17,7 +17,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return measure(folder, 5, 3, torch.device("cpu"))
+        return measure(folder, 9, 4, torch.device("cpu"))
     finally:
         torch.set_num_threads(threads)
 

@@ -9,7 +9,7 @@ from random import Random
 import facts as table
 import pytest
 from conversations import SHARES, conversations
-from copying import Copying, _renamed
+from copying import Copying
 from grammar import phrase
 from noise import roughen
 from refusing import Refusals
@@ -62,10 +62,6 @@ def test_lists_and_records_become_valid_json(seed: int) -> None:
         question, answer = copying._lists(rng)[0]
         if answer.startswith("["):
             assert all(item in question for item in json.loads(answer))
-
-
-def test_renaming_takes_whole_names_and_all_of_them() -> None:
-    assert _renamed("foo = foobar + my_foo + foo", "foo", "x") == "x = foobar + my_foo + x"
 
 
 def test_repeating_says_exactly_the_text() -> None:

@@ -1,0 +1,237 @@
+"""Editing a given text: rename on one line, quote or pick a part, sort, reverse, change case, count,
+extract, remove, replace, CSV to JSON, mend a typo.
+
+How each is asked for stands in topics/copying.toml. Every answer can be computed from the question.
+"""
+
+import json
+from collections.abc import Callable
+from random import Random
+from typing import Any, Final, TypeAlias
+
+from noise import typo
+from scraps import Scraps, count, front, renamed
+
+Turns: TypeAlias = list[tuple[str, str]]
+ORDINALS: Final = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh")
+FEW: Final = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+class Editing:
+    """Draws editing tasks. `facts`: the parsed facts.json."""
+
+    def __init__(self, facts: dict[str, Any], scraps: Scraps) -> None:
+        self.ask: dict[str, list[str]] = facts["copying"]
+        self.scraps = scraps
+        self.kinds: dict[Callable[[Random], Turns], float] = {
+            self._rename: 5,
+            self._replace: 3,
+            self._part: 5,
+            self._some_words: 3,
+            self._order: 3,
+            self._case: 2,
+            self._count: 1.5,
+            self._extract: 3,
+            self._remove: 2.5,
+            self._unlist: 2,
+            self._change_list: 2,
+            self._csv: 2.5,
+            self._mend: 1.5,
+        }
+
+    def draw(self, rng: Random) -> Turns:
+        """One task as (user, assistant) pairs."""
+        return rng.choices(list(self.kinds), list(self.kinds.values()))[0](rng)
+
+    def _asked(self, kind: str, text: str, rng: Random, **values: str) -> str:
+        """The task with its text: behind a colon, under it, or in front of it."""
+        form = rng.choice(self.ask[kind])
+        task = form.format(**values)
+        task = task if form.startswith(("{", "`")) else front(rng, task)
+        forms = [f"{task}: {text}", f"{task}:\n{text}", f"{task}:\n\n{text}"]
+        if "\n" not in text:
+            forms += [f"{task}: {text}", f"{task}: {text}", f'{task}: "{text}"']
+        if not task.endswith((" of", " in", " from")):
+            forms += [f"{text}\n\n{task}"] * 2
+        elif "\n" not in text:
+            forms += [f"{task} {text}"] * 2
+        return rng.choice(forms)
+
+    def _rename(self, rng: Random) -> Turns:
+        """A name in a single line of code."""
+        text, names = self.scraps.line_of_code(rng)
+        old, new = rng.choice(names), self.scraps.name(rng)
+        turns = [
+            (self._asked("edit_name", text, rng, a=old, b=new), _fenced(renamed(text, old, new)))
+        ]
+        if rng.random() < 0.2:
+            text, third = renamed(text, old, new), self.scraps.name(rng)
+            ask = rng.choice(("now {} instead", "and to {}", "call it {}", "no, {}")).format(third)
+            turns.append((ask, _fenced(renamed(text, new, third))))
+        return turns
+
+    def _replace(self, rng: Random) -> Turns:
+        """A word in a sentence or in lines."""
+        text = self.scraps.prose(rng) if rng.random() < 0.3 else self.scraps.sentence(rng)
+        whole = [w for w in text.replace("\n", " ").split(" ") if w.isalnum()]
+        if not whole:
+            return self._rename(rng)
+        old, new = rng.choice(whole), self.scraps.word(rng)
+        return [(self._asked("edit_word", text, rng, a=old, b=new), renamed(text, old, new))]
+
+    def _part(self, rng: Random) -> Turns:
+        """A sentence, a line or an item by its number."""
+        kind = rng.choice(("sentence", "sentence", "line", "item"))
+        if kind == "item":
+            parts = self.scraps.items(rng, 2, 7)
+            text = ", ".join(parts)
+        else:
+            parts = [self.scraps.sentence(rng) for _ in range(rng.randint(2, 6))]
+            text = (" " if kind == "sentence" else "\n").join(parts)
+        at = rng.randrange(min(len(parts), len(ORDINALS)))
+        which = ORDINALS[at]
+        if at == len(parts) - 1 and rng.random() < 0.5:
+            which = "last"
+        if rng.random() < 0.4:
+            return [(self._asked("quote_part", text, rng, n=which, k=kind), f"> {parts[at]}")]
+        return [(self._asked("get_part", text, rng, n=which, k=kind), parts[at])]
+
+    def _some_words(self, rng: Random) -> Turns:
+        """The first or the last N words."""
+        words = [self.scraps.word(rng) for _ in range(rng.randint(2, 14))]
+        n = rng.randint(1, min(9, len(words)))
+        end = rng.choice(("first", "first", "last"))
+        said = rng.choice((str(n), FEW[n]))
+        task = "word" if n == 1 else "words"
+        if n == 1 and rng.random() < 0.5:
+            said = ""
+        ask = self._asked("some_words", " ".join(words), rng, e=end, n=said, w=task)
+        return [(ask.replace("  ", " "), " ".join(words[:n] if end == "first" else words[-n:]))]
+
+    def _order(self, rng: Random) -> Turns:
+        """A list sorted or reversed, in the form that it came in."""
+        kind = rng.choice(("sort", "sort_numbers", "reverse", "reverse"))
+        if kind == "sort_numbers":
+            items = [
+                str(n) for n in rng.sample(range(rng.choice((20, 100, 1000))), rng.randint(2, 7))
+            ]
+            ordered = sorted(items, key=int)
+        elif kind == "sort":
+            items = list(dict.fromkeys(rng.choices(self.scraps.known, k=rng.randint(2, 7))))
+            ordered = sorted(items)
+        else:
+            items = self.scraps.items(rng, 2, 7)
+            ordered = items[::-1]
+        glue = rng.choice((", ", ", ", "\n", " "))
+        if glue == " " and any(" " in item for item in items):
+            glue = ", "
+        return [(self._asked(kind, glue.join(items), rng), glue.join(ordered))]
+
+    def _case(self, rng: Random) -> Turns:
+        words = [rng.choice(self.scraps.known) for _ in range(rng.randint(1, 7))]
+        text = " ".join(words)
+        if rng.random() < 0.35:
+            return [(self._asked("lower", text.upper(), rng), text)]
+        if rng.random() < 0.45:
+            return [(self._asked("title", text, rng), text.title())]
+        return [(self._asked("upper", text, rng), text.upper())]
+
+    def _count(self, rng: Random) -> Turns:
+        kind = rng.choice(("words", "items", "lines"))
+        parts = self.scraps.items(rng, 1, 9)
+        if kind == "words":
+            parts = [self.scraps.word(rng) for _ in parts]
+        glue = {"words": " ", "items": ", ", "lines": "\n"}[kind]
+        return [(self._asked("count", glue.join(parts), rng, k=kind), str(len(parts)))]
+
+    def _extract(self, rng: Random) -> Turns:
+        """Addresses, numbers or links out of running words."""
+        kind = rng.choice(("emails", "emails", "numbers", "links"))
+        words = [
+            w for w in (self.scraps.word(rng) for _ in range(rng.randint(3, 14))) if w.isalpha()
+        ]
+        found = []
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            found.append({
+                "emails": self.scraps.address(rng),
+                "numbers": str(rng.randint(0, 9999)),
+                "links": f"https://{rng.choice(self.scraps.hosts)}/{self.scraps.name(rng)}",
+            }[kind])  # fmt: skip
+        places = sorted(rng.randint(0, len(words)) for _ in found)
+        for at, item in zip(reversed(places), reversed(found), strict=True):
+            words.insert(at, item)
+        return [(self._asked(kind, " ".join(words), rng), "\n".join(found))]
+
+    def _remove(self, rng: Random) -> Turns:
+        """A word, or what stands twice."""
+        if rng.random() < 0.4:
+            items = self.scraps.items(rng, 2, 5)
+            twice = items + rng.choices(items, k=rng.randint(1, 2))
+            rng.shuffle(twice)
+            glue = rng.choice((", ", "\n"))
+            return [(self._asked("unique", glue.join(twice), rng), glue.join(dict.fromkeys(twice)))]
+        words = [self.scraps.word(rng) for _ in range(rng.randint(3, 12))]
+        gone = rng.choice(words)
+        kept = [w for w in words if w != gone]
+        if not kept:
+            return self._rename(rng)
+        return [(self._asked("remove", " ".join(words), rng, a=gone), " ".join(kept))]
+
+    def _unlist(self, rng: Random) -> Turns:
+        """A bullet list, a JSON list or lines to one line with commas; words to lines."""
+        items = self.scraps.items(rng)
+        draw = rng.random()
+        if draw < 0.3:
+            return [(self._asked("to_lines", ", ".join(items), rng), "\n".join(items))]
+        shown = rng.choice(
+            ("\n".join(f"- {i}" for i in items), json.dumps(items, ensure_ascii=False),
+             "\n".join(items))
+        )  # fmt: skip
+        return [(self._asked("to_commas", shown, rng), ", ".join(items))]
+
+    def _change_list(self, rng: Random) -> Turns:
+        """Something is added to a list, or the lines with a word are kept."""
+        if rng.random() < 0.5:
+            items, new = self.scraps.items(rng), self.scraps.word(rng)
+            as_json = rng.random() < 0.5
+            before, after = ([*items], [*items, new])
+            shown = [
+                json.dumps(x, ensure_ascii=False) if as_json else ", ".join(x)
+                for x in (before, after)
+            ]
+            return [(self._asked("add_item", shown[0], rng, a=new), shown[1])]
+        lines = [self.scraps.words_text(rng, 2, 6) for _ in range(rng.randint(2, 6))]
+        word = rng.choice(rng.choice(lines).rstrip(".!?").split(" "))
+        kept = [line for line in lines if count(line, word)]
+        if not kept:
+            return self._rename(rng)
+        return [(self._asked("grep", "\n".join(lines), rng, a=word), "\n".join(kept))]
+
+    def _csv(self, rng: Random) -> Turns:
+        """A small CSV table as JSON or as a Markdown table."""
+        keys = list(dict.fromkeys(self.scraps.name(rng) for _ in range(rng.randint(1, 4))))
+        rows = [[self.scraps.word(rng) for _ in keys] for _ in range(rng.randint(1, 4))]
+        shown = "\n".join(",".join(row) for row in (keys, *rows))
+        if rng.random() < 0.35:
+            table = [keys, ["---"] * len(keys), *rows]
+            drawn = "\n".join("| " + " | ".join(row) + " |" for row in table)
+            return [(self._asked("csv_table", shown, rng), drawn)]
+        records = [
+            {k: int(v) if v.isdigit() else v for k, v in zip(keys, row, strict=True)}
+            for row in rows
+        ]
+        return [(self._asked("csv_json", shown, rng), json.dumps(records, ensure_ascii=False))]
+
+    def _mend(self, rng: Random) -> Turns:
+        """A known word with a slip of the fingers in it."""
+        words = [rng.choice(self.scraps.known) for _ in range(rng.randint(2, 7))]
+        long = [i for i, word in enumerate(words) if len(word) >= 5]
+        if not long:
+            return self._case(rng)
+        at = rng.choice(long)
+        slipped = [*words[:at], typo(words[at], rng), *words[at + 1 :]]
+        return [(self._asked("mend", " ".join(slipped), rng), " ".join(words))]
+
+
+def _fenced(text: str) -> str:
+    return f"```\n{text}\n```"
