@@ -116,8 +116,9 @@ def test_ctrl_c_keeps_what_came_and_says_so(call: Call, hub: FakeHub, tmp_path: 
     ],
 )
 def test_name_that_is_unknown_or_ambiguous_says_the_nearest(
-    call: Call, word: str, code: int, told: str
+    call: Call, word: str, code: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # a word that is a path there means the file
     found, out, err = call("pull", word)
     assert (found, out) == (code, "")
     assert told in err
