@@ -224,6 +224,9 @@ def _check_whole(first: Header, tensors: tuple[Tensor, ...], name: str) -> None:
 # ---------------------------------------------------------------------------- what native code trusts
 
 
+_SIZES = ("block_count", "context_length", "embedding_length")
+
+
 def check_model(header: Header) -> None:
     """ModelInvalid unless the header describes a language model whose numbers native code can be given."""
     name = header.architecture
@@ -240,6 +243,13 @@ def check_model(header: Header) -> None:
     if not header.tensors:
         raise _unusable(
             header, "it holds a vocabulary and no weights", "Give the path of the whole model."
+        )
+    if not any(f"{name}.{key}" in header.metadata for key in _SIZES):
+        raise _unusable(
+            header,
+            f"it is of the architecture {name} and has none of the numbers of a language model, as files have "
+            "that make pictures or hear speech",
+            "Give the path of a model that writes text.",
         )
     layers = _within(header, "block_count", 1, MOST_LAYERS)
     _within(header, "context_length", 1, MOST_CONTEXT_TOKENS)

@@ -214,6 +214,7 @@ def test_what_llama_cpp_would_die_of_is_refused() -> None:
     with pytest.raises(ModelInvalid, match="no weights"):
         check_model(read_gguf(BytesSource(replace(llama(TINY), tensors=[]).encode())))
     assert "vision projector" in refused({"general.type": "mmproj"})
+    assert "make pictures or hear speech" in refused({"general.architecture": "flux"})
 
 
 def test_metadata_must_be_whole_and_plain() -> None:
