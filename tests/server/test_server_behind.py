@@ -137,3 +137,15 @@ def test_an_address_in_a_sentence_keeps_its_letters() -> None:
     with behind(answer) as (port, server):
         error = asked(port, "/v1/chat/completions", {"messages": [USER]}).error
     assert error["message"] == f"{server.url} answered 400: roles must alternate."
+
+
+def test_a_gap_is_filled_without_further_files_where_nobody_takes_them() -> None:
+    def answer(exchange: Exchange) -> None:
+        exchange.stream({"choices": [{"index": 0, "text": "x", "finish_reason": "stop"}]})
+
+    files = [{"filename": "a.py", "text": "a"}, {"filename": "b.py", "text": "b"}]
+    gap = {"input_prefix": "def f(", "input_suffix": ")", "input_extra": files}
+    with behind(answer) as (port, server):
+        told = asked(port, "/infill", gap).json
+    assert (told["content"], told["truncated"]) == ("x", True)
+    assert server.seen[-1][1]["suffix"] == ")"
