@@ -154,3 +154,25 @@ def test_another_localchat_is_asked_for_what_the_protocol_has_not(
     else:
         events(other, asked)
         assert strange.seen[-1][1]["max_tokens"] == 0
+
+
+def test_the_longest_answer_is_asked_for_by_the_name_that_a_server_wants(opened: Open) -> None:
+    refusal = (
+        "Unsupported parameter: 'max_tokens' is not supported with this model. Use "
+        "'max_completion_tokens' instead."
+    )
+
+    def answer(exchange: Exchange) -> None:
+        if "max_tokens" in exchange.seen[-1][1]:
+            exchange.send(400, {"error": {"message": refusal, "code": "unsupported_parameter"}})
+        else:
+            exchange.stream(piece(content="a"), piece("stop"))
+
+    engine, server = opened(answer)
+    for _ in range(2):
+        assert text_of(events(engine, GenerateRequest(ASK.prompt, max_tokens=7))) == "a"
+    limits = [
+        {name: value for name, value in body.items() if name.startswith("max_")}
+        for _, body, _ in server.seen
+    ]
+    assert limits == [{"max_tokens": 7}, *[{"max_completion_tokens": 7}] * 2]
