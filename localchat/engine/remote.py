@@ -22,7 +22,13 @@ from localchat.engine.remote_own import count
 from localchat.engine.remote_wire import body_of, gap_of, path_of
 from localchat.engine.request import GenerateRequest, Infill, Messages
 from localchat.engine.stream import Stream
-from localchat.errors import EngineClosed, LocalchatError, UsageError
+from localchat.errors import (
+    ContextExceeded,
+    EngineClosed,
+    LocalchatError,
+    TemplateError,
+    UsageError,
+)
 
 _SILENCE_S: Final = 300.0
 _TRIES: Final = 4
@@ -228,7 +234,8 @@ class RemoteEngine:
                         shortened = True
                         continue
                     wait_s = _retry_after(response)
-                    if response.status_code not in _BUSY or _final(response):
+                    settled = isinstance(problem, ContextExceeded | TemplateError)
+                    if settled or response.status_code not in _BUSY or _final(response):
                         raise problem
             except (httpx2.TransportError, ConnectionError) as error:
                 if answer.begun or call.gone.is_set():
