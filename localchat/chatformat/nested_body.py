@@ -122,7 +122,7 @@ class NestedBody(SteppedBody):
         elif one.kind in ("object", "array"):
             self._out.append("}" if one.kind == "object" else "]")
         else:
-            self._out.append('""' if not one.kind and _is_text(one.schema) else _typed(one.said))
+            self._out.append(_typed(one.said) if one.kind else _nothing(one.schema))
         if not self._levels:
             self.state = "done"
 
@@ -134,6 +134,12 @@ def _of(properties: object, key: str) -> Mapping[str, Any]:
 
 def _is_text(schema: Mapping[str, Any]) -> bool:
     return bool(schema.get("type") == "string")
+
+
+def _nothing(schema: Mapping[str, Any]) -> str:
+    """JSON text of a value that has nothing between its tags."""
+    kind = schema.get("type")
+    return {"array": "[]", "object": "{}"}.get(kind, '""') if isinstance(kind, str) else '""'
 
 
 def _typed(said: str) -> str:

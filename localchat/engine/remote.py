@@ -22,12 +22,20 @@ from localchat.engine.remote_own import count
 from localchat.engine.remote_wire import body_of, gap_of, path_of
 from localchat.engine.request import GenerateRequest, Infill, Messages
 from localchat.engine.stream import Stream
-from localchat.errors import EngineClosed, LocalchatError, UsageError
+from localchat.errors import (
+    ContextExceeded,
+    EngineClosed,
+    LocalchatError,
+    TemplateError,
+    UsageError,
+)
 
 _SILENCE_S: Final = 300.0
 _TRIES: Final = 4
 _LONGEST_WAIT_S: Final = 30.0
 _BUSY: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+_NEW_LIMIT: Final = "max_completion_tokens"
+"""What OpenAI calls `max_tokens` of its newer models, which refuse the older name."""
 _NO_ROUTE: Final = frozenset({404, 405})
 _NO_LIST: Final = frozenset({400, 403, 404, 405, 501})
 _FIGURES_EVERY_S: Final = 0.1
@@ -63,6 +71,7 @@ class RemoteEngine:
         self._finished = 0
         self._told = ""
         self._has_infill = True
+        self._limit = "max_tokens"
         self._answered = False
         self._closed = threading.Event()
 
@@ -218,11 +227,15 @@ class RemoteEngine:
                         self._has_infill = False
                         continue
                     problem = self._server.refusal(response)
+                    if self._limit != _NEW_LIMIT and _wants_new_limit(problem.message):
+                        self._limit = _NEW_LIMIT
+                        continue
                     if not shortened and answer.shortened(problem):
                         shortened = True
                         continue
                     wait_s = _retry_after(response)
-                    if response.status_code not in _BUSY or _final(response):
+                    settled = isinstance(problem, ContextExceeded | TemplateError)
+                    if settled or response.status_code not in _BUSY or _final(response):
                         raise problem
             except (httpx2.TransportError, ConnectionError) as error:
                 if answer.begun or call.gone.is_set():
@@ -244,6 +257,8 @@ class RemoteEngine:
         body = body_of(request, model, stream=True, ours=ours)
         if ours:
             body["timings"] = True
+        if "messages" in body and "max_tokens" in body:
+            body[self._limit] = body.pop("max_tokens")
         return path_of(request), body, False
 
     def _listen(
@@ -325,6 +340,10 @@ class RemoteEngine:
         with self._lock:
             self._card = card
         return card
+
+
+def _wants_new_limit(message: str) -> bool:
+    return _NEW_LIMIT in message and "instead" in message.lower()
 
 
 def _final(response: httpx2.Response) -> bool:

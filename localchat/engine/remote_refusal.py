@@ -13,6 +13,7 @@ from localchat.errors import (
     LocalchatError,
     ModelMissing,
     NetworkError,
+    TemplateError,
     UsageError,
 )
 
@@ -37,6 +38,10 @@ _PROMPTS: Final = (
     re.compile(r"requested ([\d,]+) tokens in the (?:messages|prompt)", re.IGNORECASE),
     re.compile(r"([\d,]+) tokens from the input", re.IGNORECASE),
 )
+_TEMPLATE: Final = re.compile(
+    r"roles must alternate|system (?:role|message) (?:is )?(?:not supported|must)|chat template",
+    re.IGNORECASE,
+)
 _LONGEST: Final = (re.compile(r"at most ([\d,]+) completion tokens", re.IGNORECASE),)
 
 
@@ -58,6 +63,8 @@ def refusal_of(status: int, text: str, base: str) -> LocalchatError:
     )
     if status in (400, 413, 422, 500) and _is_too_long(said):
         return _too_long(told, said)
+    if status in (400, 422, 500) and _is_template(said):
+        return TemplateError(told, reason="refused")
     if status in (400, 422) and (longest := _first(_LONGEST, said.sentence)):
         return _no_room(told, longest)
     match status:
@@ -96,6 +103,11 @@ def is_error(chunk: dict[str, Any]) -> bool:
 
 def _is_too_long(said: Said) -> bool:
     return said.code in _TOO_LONG_CODES or bool(_TOO_LONG.search(said.sentence))
+
+
+def _is_template(said: Said) -> bool:
+    """Whether the chat template there refuses the conversation: another way of putting it may do."""
+    return said.code == "chat_template_error" or bool(_TEMPLATE.search(said.sentence))
 
 
 def _too_long(told: str, said: Said) -> LocalchatError:

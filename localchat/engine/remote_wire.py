@@ -101,6 +101,7 @@ def _prompt(request: GenerateRequest) -> dict[str, Any]:
                 raise UsageError(
                     "this server takes no further files for a gap: it has no /infill",
                     hint="llama-server and localchat have one",
+                    too_much="files",
                 )
             return {"prompt": prefix, "suffix": suffix}
 

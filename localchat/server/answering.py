@@ -31,7 +31,13 @@ from localchat.engine.events import (
 )
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.stream import Stream
-from localchat.errors import ContextExceeded, EngineClosed, LocalchatError, TemplateError
+from localchat.errors import (
+    ContextExceeded,
+    EngineClosed,
+    LocalchatError,
+    TemplateError,
+    UsageError,
+)
 from localchat.server.flight import Flight
 from localchat.server.loopguard import LoopGuard
 
@@ -152,9 +158,8 @@ class Answering:
             source = stream.batches()
             try:
                 first, *rest = await anext(source)
-            except (TemplateError, ContextExceeded) as refusal:
-                another = self._wish.ever_shorter or isinstance(refusal, TemplateError)
-                if more and another:
+            except (ContextExceeded, UsageError) as refusal:
+                if more and self._another(refusal):
                     continue
                 raise
             assert isinstance(first, Accepted)
@@ -165,6 +170,13 @@ class Answering:
             self._wish.used.append(way)
             return _behind(rest, source)
         raise AssertionError("there is a way to ask")
+
+    def _another(self, refusal: LocalchatError) -> bool:
+        """Whether another way may do where this one was refused."""
+        if isinstance(refusal, TemplateError):
+            return True
+        too_much = isinstance(refusal, ContextExceeded) or "too_much" in refusal.details
+        return self._wish.ever_shorter and too_much
 
     async def _generate(self, request: GenerateRequest) -> Stream:
         """In a thread, because a long prompt waits for the engine to read it; a reader that leaves meanwhile

@@ -7,7 +7,7 @@ import pytest
 from localchat.engine.events import Text, TokenLogprob, ToolCall
 from localchat.engine.request import GenerateRequest, Grammar
 from localchat.engine.request import Text as Prompt
-from localchat.errors import NetworkError, UsageError
+from localchat.errors import NetworkError, TemplateError, UsageError
 from tests.engine.remote_server import ASK, Exchange, Open, events, piece, text_of
 
 _OPENAI = "This model's maximum context length is 4096 tokens. However, "
@@ -154,3 +154,45 @@ def test_another_localchat_is_asked_for_what_the_protocol_has_not(
     else:
         events(other, asked)
         assert strange.seen[-1][1]["max_tokens"] == 0
+
+
+def test_the_longest_answer_is_asked_for_by_the_name_that_a_server_wants(opened: Open) -> None:
+    refusal = (
+        "Unsupported parameter: 'max_tokens' is not supported with this model. Use "
+        "'max_completion_tokens' instead."
+    )
+
+    def answer(exchange: Exchange) -> None:
+        if "max_tokens" in exchange.seen[-1][1]:
+            exchange.send(400, {"error": {"message": refusal, "code": "unsupported_parameter"}})
+        else:
+            exchange.stream(piece(content="a"), piece("stop"))
+
+    engine, server = opened(answer)
+    for _ in range(2):
+        assert text_of(events(engine, GenerateRequest(ASK.prompt, max_tokens=7))) == "a"
+    limits = [
+        {name: value for name, value in body.items() if name.startswith("max_")}
+        for _, body, _ in server.seen
+    ]
+    assert limits == [{"max_tokens": 7}, *[{"max_completion_tokens": 7}] * 2]
+
+
+@pytest.mark.parametrize("status", [400, 500])
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ("Conversation roles must alternate user/assistant/user/assistant/...", None),
+        ("System role not supported", None),
+        ("System message must be at the beginning", None),
+        ("After a user comes an assistant.", "chat_template_error"),
+    ],
+)
+def test_a_conversation_that_the_template_there_refuses_is_asked_about_once(
+    opened: Open, status: int, message: str, code: str | None
+) -> None:
+    error = {"message": message, "code": code}
+    engine, server = opened(lambda one: one.send(status, {"error": error}))
+    with pytest.raises(TemplateError):
+        events(engine)
+    assert len(server.seen) == 1

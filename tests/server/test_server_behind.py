@@ -132,8 +132,34 @@ def test_log_probabilities_of_a_completion_come_through() -> None:
 
 def test_an_address_in_a_sentence_keeps_its_letters() -> None:
     def answer(exchange: Exchange) -> None:
-        exchange.send(400, {"error": {"message": "roles must alternate"}})
+        exchange.send(400, {"error": {"message": "no such temperature"}})
 
     with behind(answer) as (port, server):
         error = asked(port, "/v1/chat/completions", {"messages": [USER]}).error
-    assert error["message"] == f"{server.url} answered 400: roles must alternate."
+    assert error["message"] == f"{server.url} answered 400: no such temperature."
+
+
+def test_a_template_there_that_knows_no_system_gets_its_text_from_the_user() -> None:
+    def answer(exchange: Exchange) -> None:
+        if exchange.seen[-1][1]["messages"][0]["role"] == "system":
+            exchange.send(400, {"object": "error", "message": "System role not supported"})
+        else:
+            hello(exchange)
+
+    messages = [{"role": "system", "content": "Be brief."}, USER]
+    with behind(answer) as (port, server):
+        reply = asked(port, "/v1/chat/completions", {"messages": messages})
+    assert reply.status == 200
+    assert server.seen[-1][1]["messages"] == [{"role": "user", "content": "Be brief.\n\nhi"}]
+
+
+def test_a_gap_is_filled_without_further_files_where_nobody_takes_them() -> None:
+    def answer(exchange: Exchange) -> None:
+        exchange.stream({"choices": [{"index": 0, "text": "x", "finish_reason": "stop"}]})
+
+    files = [{"filename": "a.py", "text": "a"}, {"filename": "b.py", "text": "b"}]
+    gap = {"input_prefix": "def f(", "input_suffix": ")", "input_extra": files}
+    with behind(answer) as (port, server):
+        told = asked(port, "/infill", gap).json
+    assert (told["content"], told["truncated"]) == ("x", True)
+    assert server.seen[-1][1]["suffix"] == ")"
