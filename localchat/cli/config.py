@@ -28,6 +28,7 @@ def show(door: Door, origin: bool, model: str | None, as_json: bool) -> None:
     """Print every setting in force."""
     import msgspec
 
+    from localchat.cli.page import print_json, print_lines
     from localchat.paths import find_paths
     from localchat.settings import from_environment, resolve
     from localchat.settings_file import read_settings
@@ -39,21 +40,24 @@ def show(door: Door, origin: bool, model: str | None, as_json: bool) -> None:
     values = msgspec.to_builtins(settings, str_keys=True)
     if as_json:
         rows = {key: {"value": value, "origin": origins[key]} for key, value in values.items()}
-        click.echo(msgspec.json.encode(rows if origin else values).decode())
+        print_json(door.environ, rows if origin else values)
         return
     width = max(len(key) for key in values)
-    for key, value in values.items():
-        told = f"  ({origins[key]})" if origin else ""
-        click.echo(f"{key:<{width}} = {_written(value)}{told}")
+    told = {key: f"  ({origins[key]})" if origin else "" for key in values}
+    print_lines(
+        door.environ,
+        (f"{key:<{width}} = {_written(value)}{told[key]}" for key, value in values.items()),
+    )
 
 
 @command.command("path")
 @click.pass_obj
 def path(door: Door) -> None:
     """Print the path of the settings file."""
+    from localchat.cli.page import print_lines
     from localchat.paths import find_paths
 
-    click.echo(find_paths(door.environ).settings_file)
+    print_lines(door.environ, (str(find_paths(door.environ).settings_file),))
 
 
 @command.command("set")

@@ -22,17 +22,16 @@ if TYPE_CHECKING:
 @click.pass_obj
 def command(door: Door, rebuild: bool, yes: bool, as_json: bool) -> int:
     """Say what this machine and this build can do."""
-    import msgspec
-
     from localchat.cli.diagnosis import diagnose, sentences
+    from localchat.cli.page import print_json, print_lines
 
     diagnosis = diagnose(door)
     if rebuild:
         return _rebuild(door, diagnosis.ways_out, yes=yes)
     if as_json:
-        click.echo(msgspec.json.encode(diagnosis).decode())
+        print_json(door.environ, diagnosis)
     else:
-        click.echo("\n".join(sentences(diagnosis)))
+        print_lines(door.environ, sentences(diagnosis))
     return 0
 
 

@@ -1,6 +1,8 @@
 """`localchat fit MODEL`: will it run here, and how: by the planner that decides at the load."""
 
+import sys
 from collections.abc import Iterator
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from localchat.paths import Paths
     from localchat.settings import Settings
 
+_LEAST_CELLS, _MOST_CELLS = 16, 60
+"""Of the bar."""
 LEAST_SLOTS = 2
 """Sequences that a chat loads with."""
 
@@ -188,9 +192,16 @@ def verdict_lines(verdict: "Verdict") -> Iterator[str]:
         yield parts(verdict.plan)
         yield from (*rest, *verdict.alternatives)
         return
-    yield from bar(verdict.plan, verdict.memory_bytes, verdict.others_bytes)
+    yield from bar(verdict.plan, verdict.memory_bytes, verdict.others_bytes, _bar_cells())
     yield f"{verdict.why} KV cache {verdict.plan.kv_type}."
     if verdict.pace is not None:
         yield f"About {rate(verdict.pace.tokens_per_s)}, {verdict.pace.basis}."
     yield from rest
     yield from verdict.alternatives
+
+
+def _bar_cells() -> int:
+    """As many as the line of a narrow terminal has room for beside brackets and size."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return _MOST_CELLS
+    return min(max(get_terminal_size().columns - 12, _LEAST_CELLS), _MOST_CELLS)

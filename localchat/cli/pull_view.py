@@ -3,7 +3,6 @@
 import sys
 from typing import TYPE_CHECKING, Protocol, assert_never
 
-import click
 import msgspec
 
 from localchat.cli.terminal import Terminal
@@ -39,12 +38,15 @@ class View(Protocol):
 def view_for(terminal: Terminal, *, as_json: bool) -> View:
     """The view that fits the streams."""
     if as_json:
-        return JsonView()
+        return JsonView(terminal)
     return BarView(terminal) if terminal.animated else LineView(terminal)
 
 
 class JsonView:
-    """One event in a line on stdout, a failure too."""
+    """One event in a line on stdout, a failure too. Raises LocalchatError where stdout is full."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
 
     def __enter__(self) -> "JsonView":
         return self
@@ -53,7 +55,7 @@ class JsonView:
         pass
 
     def tell(self, event: PullEvent) -> None:
-        click.echo(msgspec.json.encode(event).decode())
+        self._print(event)
 
     def failed(self, problem: LocalchatError) -> None:
         line = {
@@ -62,10 +64,14 @@ class JsonView:
             "message": problem.message,
             "hint": problem.hint,
         }
-        click.echo(msgspec.json.encode(line).decode())
+        self._print(line)
 
     def stopped(self, name: str) -> None:
         """Nothing: the exit code says it."""
+
+    def _print(self, line: object) -> None:
+        self._terminal.answer(msgspec.json.encode(line).decode())
+        self._terminal.end_answer()
 
 
 class LineView:

@@ -11,7 +11,7 @@ import pytest
 from localchat.fit.machine import Gpu, Machine
 from localchat.fit.plan import MemoryPlan
 from localchat.fit.words import bar
-from tests.cli.conftest import Call, Outcome
+from tests.cli.conftest import Call, Outcome, Screen
 from tests.cli.door import SCENARIOS
 from tests.gguf_files import F32, Q4_0, Size, llama
 from tests.localchat_cuda.test_localchat_cuda_config import QWEN25
@@ -198,3 +198,14 @@ def test_the_bar_shows_where_the_memory_ends() -> None:
     tight = replace(PLAN, free_bytes=4 * GB, fits=False)
     drawn, _, _ = bar(tight, 8 * GB, 4 * GB, width=12)
     assert drawn == "[████▓▓▒░|╱╱╱╱] 8.0 GB"
+
+
+def test_the_bar_fits_a_narrow_terminal(
+    screen: Callable[..., Screen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for columns, cells in (("40", 28), ("10", 16), ("200", 60)):
+        monkeypatch.setenv("COLUMNS", columns)
+        code, shown = screen("hello", "fit", "guide", "--ctx", "512").finish()
+        assert code == 0
+        drawn = shown.splitlines()[1]
+        assert drawn.index("]") - drawn.index("[") - 1 == cells

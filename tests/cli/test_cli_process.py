@@ -100,12 +100,16 @@ def test_closed_streams_do_no_harm(closed: str) -> None:
     assert done.stdout == ("" if ">&- " in f"{closed} " and closed != "2>&-" else "Hello.\n")
 
 
-def test_a_full_disk_is_an_error_with_a_reason() -> None:
+@pytest.mark.parametrize(
+    "words",
+    [("hi",), ("doctor",), ("doctor", "--json"), ("config", "show"), ("pull", "--json", "a/b")],
+)
+def test_a_full_disk_is_an_error_with_a_reason(words: tuple[str, ...]) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
-            command("hello", "hi"), stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE
+            command("hello", *words), stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE
         )
     assert done.returncode == 1
     assert b"cannot be written" in done.stderr
