@@ -11,15 +11,10 @@ from localchat.fit.machine import Machine
 from localchat.fit.measures import NOTHING_MEASURED, Estimate, Measures
 from localchat.fit.paces import Past
 from localchat.fit.plan import LoadWish, MemoryPlan
+from localchat.fit.pooling import DIFFUSION, ENCODERS, pooling_of, ranks
 from localchat.fit.reason import Kind
 from localchat.loop.backend import Availability, OpenModel
-from localchat_llamacpp.embedding import (
-    DIFFUSION,
-    ENCODERS,
-    plan_embedding,
-    pooling_of,
-    ranks,
-)
+from localchat_llamacpp.embedding import plan_embedding
 from localchat_llamacpp.rebuild import (
     DISTRIBUTION,
     Facts,

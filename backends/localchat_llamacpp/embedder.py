@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localchat.errors import DoesNotFit, EngineClosed, LocalchatError
+from localchat.fit.pooling import POOLING_NUMBERS
 from localchat.loop.backend import LoadOptions, MemoryReport, Progress
 from localchat_llamacpp.batch import Batch
-from localchat_llamacpp.embedding import MOST_TEXTS, POOLING_NUMBERS
+from localchat_llamacpp.embedding import MOST_TEXTS
 from localchat_llamacpp.library import Buffer, library
 from localchat_llamacpp.loading import Target, report
 from localchat_llamacpp.weights import Weights, load_weights

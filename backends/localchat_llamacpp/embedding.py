@@ -3,6 +3,7 @@
 Imports neither torch nor llama_cpp.
 """
 
+from dataclasses import replace
 from typing import Final
 
 from localchat.errors import UsageError
@@ -19,6 +20,7 @@ from localchat.fit.plan import (
     spendable_ram,
     weights_split,
 )
+from localchat.fit.pooling import ENCODERS
 from localchat.fit.shape import Shape, model_shape
 from localchat.fit.words import size
 from localchat_llamacpp.buffers import (
@@ -32,42 +34,12 @@ from localchat_llamacpp.buffers import (
     repacked_weights,
 )
 
-ENCODERS: Final = frozenset(
-    {
-        *("bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2"),
-        *("jina-bert-v3", "eurobert", "gemma-embedding"),
-    }
-)
-"""Architectures that keep no cache: every token sees the whole text."""
-DIFFUSION: Final = frozenset({"dream", "llada", "llada-moe", "rnd1"})
-"""Architectures whose tokens see the whole text too, and that write it in many passes."""
-POOLING_NUMBERS: Final = {"mean": 1, "cls": 2, "last": 3}
-"""llama.cpp's numbers. A file that names none is pooled by the mean, as its users do."""
-_NAMES: Final = {number: name for name, number in POOLING_NUMBERS.items()}
-_RANK: Final = 4
 MOST_TEXTS: Final = 16
 """Texts of one step."""
 _GOAL_TOKENS = 8192
 _LEAST_TOKENS = 128
 _SCORES_TOKENS = 512
 """Texts up to this length are computed without flash attention, which rounds keys and values."""
-
-
-def pooling_of(header: Header) -> str:
-    """`mean`, `cls` or `last`; empty for a model that gives no embeddings. 0 stands for no pooling: llama.cpp's
-    own tools write it into every model that they save, so it makes no embedding model of one that writes."""
-    name = header.architecture
-    sees_all = header.metadata.get(f"{name}.attention.causal") is False and name not in DIFFUSION
-    embeds = sees_all or name in ENCODERS or name == "llama-embed"
-    stated = header.metadata.get(f"{name}.pooling_type")
-    if not isinstance(stated, int) or isinstance(stated, bool) or stated == 0:
-        return "mean" if embeds else ""
-    return _NAMES.get(stated, "")
-
-
-def ranks(header: Header) -> bool:
-    """Whether it scores pairs of texts (a reranker)."""
-    return header.metadata.get(f"{header.architecture}.pooling_type") == _RANK
 
 
 def plan_embedding(
@@ -86,8 +58,17 @@ def plan_embedding(
         needs = _Needs(header, machine, layers, wish.gpu_limit_bytes, safe_mode=safe_mode)
         longest = largest(needs.fit, most, step=_LEAST_TOKENS)
         if longest >= most or (wish.context_tokens is None and longest >= min(trained, 512)):
-            return needs.plan(longest, longest, fits=True)
-    return needs.plan(most, longest, fits=False)
+            return _with_gpu(needs.plan(longest, longest, fits=True), wish)
+    return _with_gpu(needs.plan(most, longest, fits=False), wish)
+
+
+def _with_gpu(found: MemoryPlan, wish: LoadWish) -> MemoryPlan:
+    """The plan; none, with a sentence, where the user wants a GPU and it has no layer there."""
+    if not wish.require_gpu or found.gpu_layers:
+        return found
+    missing = "a GPU is required, and this embedding model would be computed on the CPU."
+    advice = ("Leave --require-gpu out; `localchat doctor` shows devices.",)
+    return replace(found, fits=False, missing=missing, advice=advice)
 
 
 class _Needs:

@@ -10,12 +10,13 @@ from localchat.fit.gguf_header import Header
 from localchat.fit.header import read_header
 from localchat.fit.machine import read_machine
 from localchat.fit.plan import LoadWish, MemoryPlan, demand, kv_types
+from localchat.fit.pooling import pooling_of, ranks
 from localchat.fit.shape import model_shape
 from localchat.loop.backend import Embedder, LoadOptions, ModelInfo, Progress, Runner, Tokenizer
 from localchat_llamacpp import plan as planner
 from localchat_llamacpp.cards import with_cards
 from localchat_llamacpp.embedder import load_embedder
-from localchat_llamacpp.embedding import plan_embedding, pooling_of, ranks
+from localchat_llamacpp.embedding import plan_embedding
 from localchat_llamacpp.library import library
 from localchat_llamacpp.loading import Target, load_runner, refuse_other_kinds
 from localchat_llamacpp.rebuild import devices, offload_advice

@@ -7,6 +7,7 @@ from typing import Final, Literal, TypeAlias
 
 from localchat.fit.gguf_header import Array, Header
 from localchat.fit.plan import CacheWish, kv_layer_bytes, kv_types
+from localchat.fit.pooling import ENCODERS, pooling_of
 from localchat.fit.shape import Shape, model_shape
 from localchat.fit.words import tokens
 
@@ -31,8 +32,15 @@ _MIDDLE_TOKENS: Final = frozenset(
 """Tokens that llama.cpp takes for the middle where the header names none."""
 _MANY: Final = 100_000
 
-Ability: TypeAlias = Literal["chat", "tools", "thinking", "infill"]
-"""What programs ask of a model: a chat template, one that knows of tools, reasoning, filling in the middle."""
+Ability: TypeAlias = Literal["chat", "tools", "thinking", "infill", "embedding"]
+"""What programs ask of a model: a chat template, one that knows of tools, reasoning, filling in the middle; or
+vectors of texts, and then nothing else."""
+
+_EMBEDDING_CAN: Final = ("It gives embeddings: a vector of numbers for each text.",)
+_EMBEDDING_CANNOT: Final = (
+    "It reads no images and hears no sound here.",
+    "It writes no text: chats and completions are refused.",
+)
 
 VOCABULARY: Final = "tokenizer.ggml.tokens"
 """To be asked of read_header as strings, where it matters whether a model fills in the middle."""
@@ -67,6 +75,10 @@ def facts_of(header: Header) -> Facts:
     abilities = abilities_of(templates, infill=_fills_in(header))
     can, cannot = sentences_of(abilities, templates)
     more, less = _shape_sentences(shape)
+    if pooling_of(header):
+        abilities = frozenset({"embedding"})
+        can, cannot = _EMBEDDING_CAN, _EMBEDDING_CANNOT
+        more, less = (), ()
     return Facts(
         architecture=header.architecture,
         parameters=header.parameters,
@@ -76,7 +88,7 @@ def facts_of(header: Header) -> Facts:
         vocab_size=shape.vocab_size,
         licence=_text(header, "general.license.name") or _text(header, "general.license"),
         templates=templates,
-        kv_bytes_per_token=_growth(shape),
+        kv_bytes_per_token=0 if header.architecture in ENCODERS else _growth(shape),
         kv_types=kv_types(shape),
         state_bytes=sum(4 * layer.state for layer in shape.layers),
         abilities=abilities,

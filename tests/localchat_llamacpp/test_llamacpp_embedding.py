@@ -13,12 +13,14 @@ from localchat.engine.local import EngineOptions, LocalEngine
 from localchat.engine.request import GenerateRequest, Text
 from localchat.errors import ContextExceeded, EngineClosed, ModelInvalid, UsageError
 from localchat.fit.header import read_header
-from localchat.fit.machine import read_machine
+from localchat.fit.machine import Gpu, read_machine
 from localchat.fit.plan import LoadWish, MemoryPlan
+from localchat.fit.pooling import pooling_of
+from localchat.library.facts import facts_of
 from localchat.loop.backend import LoadOptions
 from localchat_llamacpp import LlamaCppBackend
 from localchat_llamacpp.embedder import LlamaCppEmbedder
-from localchat_llamacpp.embedding import plan_embedding, pooling_of
+from localchat_llamacpp.embedding import plan_embedding
 from localchat_llamacpp.model import GgufModel
 from tests.gguf_files import Size, Value
 from tests.gguf_files import llama as gguf_llama
@@ -190,6 +192,30 @@ def test_longest_text_follows_the_memory_and_too_little_is_no_fit(tmp_path: Path
     assert beyond.fits and beyond.context_tokens == 4096
     with pytest.raises(UsageError):
         plan_embedding(header, LoadWish(context_tokens=0), machine, can_offload=False)
+
+
+def test_a_gpu_that_is_required_and_not_used_is_no_fit(tmp_path: Path) -> None:
+    header = read_header(write_bert(tmp_path / "b.gguf"))
+    machine, wish = read_machine(), LoadWish(require_gpu=True)
+    refused = plan_embedding(header, wish, machine, can_offload=False)
+    assert not refused.fits and "a GPU is required" in refused.missing
+    card = Gpu(0, "a card", 8_000_000_000, 7_000_000_000)
+    with_card = replace(machine, gpus=(card,))
+    assert plan_embedding(header, wish, with_card, can_offload=True).fits
+    little = replace(wish, gpu_limit_bytes=1_000_000)
+    assert not plan_embedding(header, little, with_card, can_offload=True).fits
+
+
+@pytest.mark.parametrize("write", [write_bert, write_qwen3_embedding])
+def test_a_user_is_told_that_it_embeds_and_does_not_chat(
+    write: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    facts = facts_of(read_header(write(tmp_path / "m.gguf")))
+    assert facts.abilities == {"embedding"}
+    assert "gives embeddings" in facts.can[0]
+    assert any("writes no text" in sentence for sentence in facts.cannot)
+    assert (facts.kv_bytes_per_token == 0) == (write is write_bert)
+    assert "embedding" not in facts_of(read_header(write_llama(tmp_path / "l.gguf"))).abilities
 
 
 # ---------------------------------------------------------------------------- through the engine

@@ -23,6 +23,7 @@ CODER = ModelCard(
     abilities=frozenset({"chat", "tools", "infill"}),
 )
 PLAIN = ModelCard("hf.co/someone/base:Q8_0", loaded=False, parameters=494_032_768)
+EMBEDDER = ModelCard("vectors", loaded=False, abilities=frozenset({"embedding"}))
 THINKER = ModelCard("thinker", loaded=False, context_train=4096, abilities=frozenset({"thinking"}))
 
 
@@ -30,7 +31,7 @@ class Library(OneEngine):
     """Knows of models that it never loads."""
 
     def models(self) -> list[ModelCard]:
-        return [*OneEngine.models(self), CODER, PLAIN, THINKER]
+        return [*OneEngine.models(self), CODER, PLAIN, THINKER, EMBEDDER]
 
     async def lease(self, model_word: str, *, user: str = "") -> Lease:
         raise AssertionError("nothing is loaded for a look")
@@ -74,7 +75,13 @@ def test_the_version_is_one_that_vs_code_takes(stage: Stage) -> None:
 
 def test_every_model_is_listed_as_ollama_lists_its_own(library: int) -> None:
     models = look(library, "/api/tags").json["models"]
-    assert [model["name"] for model in models] == [NAME, CODER.name, PLAIN.name, "thinker"]
+    assert [model["name"] for model in models] == [
+        NAME,
+        CODER.name,
+        PLAIN.name,
+        "thinker",
+        "vectors",
+    ]
     coder = models[1]
     assert coder["model"] == coder["name"]
     assert coder["modified_at"] == "2023-11-14T22:13:20Z"
@@ -89,7 +96,7 @@ def test_every_model_is_listed_as_ollama_lists_its_own(library: int) -> None:
         "quantization_level": "Q4_K_M",
     }
     assert models[2]["details"]["parameter_size"] == "494.03M"
-    assert len({model["digest"] for model in models}) == 4
+    assert len({model["digest"] for model in models}) == 5
 
 
 @pytest.mark.parametrize("key", ["model", "name"])
@@ -118,6 +125,7 @@ def test_what_a_model_cannot_is_not_marked(library: int) -> None:
     thinker = look(library, "/api/show", {"model": "thinker"}).json
     assert thinker["capabilities"] == ["completion", "thinking"]
     assert thinker["model_info"]["unknown.context_length"] == 4096
+    assert look(library, "/api/show", {"model": "vectors"}).json["capabilities"] == ["embedding"]
 
 
 def test_a_loaded_model_tells_its_own_context(stage: Stage) -> None:
