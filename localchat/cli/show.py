@@ -33,7 +33,7 @@ def command(door: Door, word: str, template: bool, as_json: bool) -> None:
     paths = find_paths(door.environ)
     model = find_model(word, read_shelf(paths, door.environ), paths, door.environ)
     seen = inspect(model, vocabulary=not template)
-    here = _Here("", NO_ADVICE) if template else _here(model, paths)
+    here = _Here("", NO_ADVICE) if template else _here(door, model, paths)
     if template:
         print_lines(door.environ, (_template(model, seen),))
     elif as_json:
@@ -52,11 +52,13 @@ class _Here(NamedTuple):
     kv_types: tuple[str, ...] = ()
 
 
-def _here(model: "Model", paths: "Paths") -> _Here:
-    """What this machine and the catalogue add to what the file says."""
+def _here(door: Door, model: "Model", paths: "Paths") -> _Here:
+    """What this machine under the user's settings, and the catalogue, add to what the file says. Raises
+    UsageError for settings that are not right."""
+    from localchat.cli.fit import LEAST_SLOTS, wish_of
+    from localchat.cli.setup import Said
     from localchat.errors import LocalchatError
     from localchat.fit.checkpoint import read_unloaded
-    from localchat.fit.plan import LoadWish
     from localchat.fit.verdict import Subject, judge, usable_machine
     from localchat.library.advised import NO_ADVICE, advised_sampling
     from localchat.library.locate import LocatedModel
@@ -64,9 +66,11 @@ def _here(model: "Model", paths: "Paths") -> _Here:
     if model.path is None:
         return _Here("", NO_ADVICE)
     located = LocatedModel(model.stands_for or model.name, model.name, model.path, "")
+    settings = Said(door, {}).settings((located.word, located.name)).settings
+    wish = wish_of(settings, max(LEAST_SLOTS, settings.n))
     try:
-        subject = Subject(model.name, read_unloaded(model.path), model.path)
-        found = judge(subject, LoadWish(max_slots=2), usable_machine(), None, speed=False)
+        subject = Subject(model.name, read_unloaded(model.path), model.path, settings.backend)
+        found = judge(subject, wish, usable_machine(), None, speed=False)
     except LocalchatError:  # the line of trouble says it
         return _Here("", advised_sampling(located, paths))
     why = "" if found.plan.missing else found.why

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from localchat.fit.machine import Machine
+from localchat.fit.machine import Gpu, Machine
 from localchat.library.manifest import Manifest, PulledFile, record
 from localchat.paths import find_paths
 from tests.cli.conftest import Call, Outcome, Screen
@@ -152,6 +152,21 @@ def test_show_tells_of_a_checkpoint_as_of_a_gguf(
     assert verb("cp", str(folder), "mine").code == 0
     assert rows(verb)["mine"]["quantization"] == "BF16"
     assert rows(verb)["mine"]["size_bytes"] == found["size_bytes"]
+
+
+def test_show_says_where_the_users_settings_put_the_layers(
+    verb: Verb, shelf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gguf(shelf / "m.gguf")
+    card = Gpu(0, "a card", 24 * 10**9, 20 * 10**9)
+    here = Machine("x", frozenset(), 2, 32 * 10**9, 30 * 10**9, gpus=(card,))
+    monkeypatch.setattr("localchat.fit.machine.read_machine", lambda: here)
+    monkeypatch.setattr("localchat_llamacpp.backend.can_offload", lambda: True)
+    assert "all layers on the GPU" in verb("show", "m").out
+    monkeypatch.setenv("LOCALCHAT_GPU_LAYERS", "0")
+    assert "on the CPU" in verb("show", "m").out
+    monkeypatch.setenv("LOCALCHAT_GPU_LAYERS", "some")
+    assert verb("show", "m").code == 2
 
 
 def test_show_template_prints_it_alone(verb: Verb, shelf: Path) -> None:

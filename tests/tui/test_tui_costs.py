@@ -47,3 +47,22 @@ def test_the_usual_kv_types_of_a_backend_are_offered(
     costs = costs_of("kv_cache_type", place, settled)
     assert [cost.value for cost in costs] == offered
     assert all(cost.fits for cost in costs)
+
+
+def test_what_a_choice_costs_is_counted_within_the_users_limits() -> None:
+    asked: list[LoadWish] = []
+
+    class Limited(_Settled):
+        options = EngineOptions(Path("m"), gpu_limit_bytes=3, kv_limit_bytes=2, dummy_weights=True)
+
+    class Watched(_Workplace):
+        def plan(self, settled: object, wish: LoadWish) -> MemoryPlan:
+            asked.append(wish)
+            return super().plan(settled, wish)
+
+    place, settled = cast("Workplace", Watched(("bf16", "fp8"))), cast("Settled", Limited())
+    for key in ("context_length", "kv_cache_type", "gpu_layers"):
+        assert costs_of(key, place, settled)
+    assert {(one.gpu_limit_bytes, one.kv_limit_bytes, one.dummy_weights) for one in asked} == {
+        (3, 2, True)
+    }
