@@ -21,6 +21,7 @@ from localchat.library.quantizations import (
 _HOSTS: Final = ("https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/")
 _PART: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_-])?")
 _TAG: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
+_PART_NUMBER: Final = re.compile(r"-\d{5}-of-\d{5}$")
 _FORM: Final = "a name is qwen2.5:7b-q4_k_m, qwen2.5:7b, hf.co/user/repo:QUANT or user/repo"
 
 
@@ -90,19 +91,24 @@ def _hub(word: str) -> Reference:
     usable = len(parts) == 2 and all(_usable(part) for part in parts)
     if not usable or (colon and not _TAG.fullmatch(tag)) or ".." in tag:
         raise UsageError(f"{word!r} names no repository", hint=_FORM)
+    if tag.lower() == "latest":  # as users of Ollama write for what is meant where nothing is said
+        tag, path = "", repository
     return Reference(f"hf.co/{path}", repository, tag or None, bool(tag), None, None)
 
 
 def _page(path: str) -> str:
     """The name behind the address of a page of the hub: of a repository's list of files, or of a file of its
-    main branch."""
+    main branch; or behind a repository and a file of it."""
     parts = path.partition("?")[0].rstrip("/").split("/")
     if parts[2:] in (["tree", "main"], []):
         return "/".join(parts[:2])
-    if len(parts) == 5 and parts[2] in ("blob", "resolve") and parts[3] == "main":
-        file, dot, kind = parts[4].rpartition(".")
-        return f"{parts[0]}/{parts[1]}" + (f":{file}" if kind == "gguf" and dot else "")
-    return path
+    inside = parts[2:]
+    if parts[2] in ("blob", "resolve", "tree"):
+        inside = parts[4:] if parts[2] != "tree" and parts[3:4] == ["main"] else []
+    file, dot, kind = inside[-1].rpartition(".") if inside else ("", "", "")
+    if dot and kind.lower() == "gguf" and all(_usable(part) for part in inside):
+        return f"{parts[0]}/{parts[1]}:{_PART_NUMBER.sub('', file)}"
+    return f"{parts[0]}/{parts[1]}" if len(inside) == 1 and len(parts) == 5 else path
 
 
 def _usable(part: str) -> bool:

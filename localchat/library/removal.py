@@ -7,7 +7,7 @@ from typing import NamedTuple
 from localchat.errors import LocalchatError, UsageError
 from localchat.library.bookmarks import remove_alias
 from localchat.library.manifest import forget, read
-from localchat.library.origins import HUGGING_FACE, OLLAMA
+from localchat.library.origins import FOLDER, HUGGING_FACE, OLLAMA
 from localchat.library.shelf import Model, Shelf
 from localchat.paths import Paths
 
@@ -79,6 +79,8 @@ def _elsewhere(model: Model) -> str:
         return f"ollama rm {model.name.removeprefix('ollama/')} removes it there"
     if model.origin == HUGGING_FACE:
         return "hf cache rm removes it there"
+    if model.origin == FOLDER:
+        return "delete the file yourself, or look there no longer: localchat import FOLDER --forget"
     return "remove it with the program that it belongs to"
 
 

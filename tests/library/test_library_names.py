@@ -44,6 +44,12 @@ CATALOGUE: dict[str, Entry] = read_models(shipped_file())
             *("hf.co/a/b:x", "a/b", "x"),
         ),
         ("https://huggingface.co/a/b/blob/main/config.json", "hf.co/a/b", "a/b", None),
+        ("hf.co/a/b:latest", "hf.co/a/b", "a/b", None),
+        ("hf.co/a/b/x-Q4_0.gguf", "hf.co/a/b:x-Q4_0", "a/b", "x-Q4_0"),
+        (
+            "https://huggingface.co/a/b/blob/main/Q8_0/x-Q8_0-00002-of-00003.gguf",
+            *("hf.co/a/b:x-Q8_0", "a/b", "x-Q8_0"),
+        ),
     ],
 )
 def test_name_means_a_repository_and_a_quantization(
@@ -62,7 +68,8 @@ def test_longest_name_wins_over_a_name_with_a_quantization() -> None:
     [
         *(
             "https://hf.co/a/b/blob/main/../x.gguf",
-            "hf.co/a/b/blob/main/sub/x.gguf",
+            "hf.co/a/b/blob/main/sub/../x.gguf",
+            "hf.co/a/b/blob/other/x.gguf",
             "a/b/tree/main",
         ),
         *("https://hf.co/a", "https://hf.co/", "hf.co/a/../blob/main/x.gguf"),
