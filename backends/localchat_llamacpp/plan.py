@@ -295,18 +295,30 @@ class _Planner:
             fewer = self.room.largest_layers(self.goal, way)
             if fewer or self.room.fits(self.goal, way._replace(gpu_layers=0)):
                 yield f"--gpu-layers {fewer}: what is left over stays in RAM."
+        whole = self.room.needs(self.goal, way)
         needs = self.room.needs(self.least, small)
-        header, weights = self.room.header, sum(needs.weights)
+        if self.room.fits(self.least, small) and sum(needs.weights) < (
+            (whole.ram + whole.gpu) // _LITTLE
+        ):
+            return  # it is the context that does not fit
+        if name := self._coarser(self.wish.context_tokens or self.least, small):
+            yield f"A smaller quantization of this model, such as {name}."
+        elif name := self._coarser(self.least, small):
+            yield f"A smaller quantization of this model, such as {name}, and a shorter --ctx."
+        elif not self.room.fits(self.least, small):
+            yield f"A smaller model: weights of {size(self._rest(self.least, small))} at most fit here now."
+
+    def _coarser(self, context: int, way: Way) -> str:
+        """The finest usual quantization that fits with so much context; empty: none."""
+        return smaller_quantization(self.room.header, self._rest(context, way))
+
+    def _rest(self, context: int, way: Way) -> int:
+        """Bytes of a file that there is room for beside all else that such a load takes."""
+        needs = self.room.needs(context, way)
+        weights = sum(needs.weights)
         rest = self.room.free_bytes(needs) - (needs.ram + needs.gpu - weights)
         # A tied embedding on a GPU lies there twice, so that a byte of the file takes more than one.
-        rest = max(rest, 0) * header.weights_bytes // max(weights, 1)
-        whole = self.room.needs(self.goal, way)
-        if self.room.fits(self.least, small) and weights < (whole.ram + whole.gpu) // _LITTLE:
-            return  # it is the context that does not fit
-        if name := smaller_quantization(header, rest):
-            yield f"A smaller quantization of this model, such as {name}."
-        elif not self.room.fits(self.least, small):
-            yield f"A smaller model: weights of {size(rest)} at most fit here now."
+        return max(rest, 0) * self.room.header.weights_bytes // max(weights, 1)
 
     def _total(self, context: int, way: Way) -> str:
         needs = self.room.needs(context, way)

@@ -93,6 +93,17 @@ def test_a_model_that_does_not_fit_ends_with_4_and_says_what_would(fit: Fit, eig
     assert all(advice in sentences for advice in found["advice"])
 
 
+def test_a_smaller_quantization_is_advised_for_the_context_that_was_asked_for(
+    fit: Fit, eight_b: Path
+) -> None:
+    tight = replace(SMALL, ram_total_bytes=8 * GB, ram_free_bytes=4 * GB)
+    advice = told(fit(tight, eight_b, "--json"))["advice"]
+    assert advice and not any("shorter --ctx" in line for line in advice)
+    long = told(fit(tight, eight_b, "--ctx", "131072", "--json"))["advice"]
+    assert long[-1].startswith("A smaller quantization of this model, such as ")
+    assert long[-1].endswith(", and a shorter --ctx.")
+
+
 def test_the_flags_reach_the_planner(fit: Fit, eight_b: Path) -> None:
     roomy = replace(SMALL, ram_total_bytes=64 * GB, ram_free_bytes=60 * GB)
     plain = told(fit(roomy, eight_b, "--ctx", "8192", "--json"))
