@@ -256,8 +256,13 @@ class _Planner:
         return min(max(self.room.ram_bytes - needs.ram, 0) // 2, _PARKED_BYTES)
 
     def _forbidden(self, needs: Needs, context: int) -> str:
-        """Where there is memory enough, and the user's limit on the cache is what a load would break."""
+        """Where there is memory enough, and it is the user's own wish for the cache that forbids the load."""
         most, room = self.wish.kv_limit_bytes, self.room
+        if spare := self._beside(needs):
+            return (
+                f"--cache-ram keeps {size(self.wish.cache_ram_bytes or 0)} for KV that nobody uses, and "
+                f"{size(spare)} are free beside the load."
+            )
         if most is None or room.allowed(needs) or not room.holds(needs):
             return ""
         return (
@@ -265,9 +270,19 @@ class _Planner:
             f"{size(most)}."
         )
 
+    def _beside(self, needs: Needs) -> int:
+        """RAM beside a load that would fit, were it not for parked prefixes; 0 where those are not what is in
+        the way."""
+        parked, room = self.wish.cache_ram_bytes or 0, self.room
+        if room.holds(needs) or not room.allowed(needs) or not room.holds(needs, -parked):
+            return 0
+        return room.ram_bytes - needs.ram
+
     def _raised_limits(self, way: Way) -> Iterator[str]:
-        """Limits of the user's that could be wider."""
+        """Wishes of the user's that could be others."""
         needs, most = self.room.needs(self.goal, way), self.wish.gpu_limit_bytes
+        if spare := self._beside(needs):
+            yield f"--cache-ram {spare >> 20}: what is free beside the load."
         if not self.room.allowed(needs) and self.room.holds(needs):
             kv = flag_gigabytes(sum(needs.kv))
             yield f"--kv-gb {kv}: what {tokens(self.goal)} take."
@@ -289,8 +304,9 @@ class _Planner:
             if self.least <= longest < self.goal:
                 yield f"--ctx {longest}{flag}: {self._total(longest, shorter)} in all."
                 break
-        if self.room.holds(self.room.needs(self.goal, way)):
-            return  # the user's limit on the cache forbids it, and neither layers nor weights help
+        wanted = self.room.needs(self.goal, way)
+        if self.room.holds(wanted) or self._beside(wanted):
+            return  # the user's wish for the cache forbids it, and neither layers nor weights help
         if way.gpu_layers and not self.room.unified:
             fewer = self.room.largest_layers(self.goal, way)
             if fewer or self.room.fits(self.goal, way._replace(gpu_layers=0)):

@@ -161,6 +161,19 @@ def test_a_limit_on_the_cache_bounds_the_context(fit: Fit, eight_b: Path) -> Non
     assert fit(roomy, eight_b, "--ctx", "32768", *enough).code == 0
 
 
+def test_ram_for_parked_prefixes_that_is_not_there_is_said_to_be_the_trouble(
+    fit: Fit, eight_b: Path
+) -> None:
+    roomy = replace(SMALL, ram_total_bytes=16 * GB, ram_free_bytes=14 * GB)
+    outcome = fit(roomy, eight_b, "--ctx", "8192", "--cache-ram", "20000", "--json")
+    found = told(outcome)
+    assert outcome.code == 4
+    assert "--cache-ram keeps 21.0 GB" in found["missing"]
+    flag, value = found["advice"][0].partition(":")[0].split()
+    assert flag == "--cache-ram" and "smaller" not in " ".join(found["advice"])
+    assert fit(roomy, eight_b, "--ctx", "8192", flag, value).code == 0
+
+
 def test_random_weights_are_judged_without_files(fit: Fit, tmp_path: Path) -> None:
     folder = tmp_path / "shape"
     folder.mkdir()
