@@ -14,10 +14,12 @@ from localchat.backends import Backend, find_backends
 from localchat.errors import DoesNotFit, LocalchatError, ModelMissing
 from localchat.fit.checkpoint import read_checkpoint
 from localchat.fit.machine import Gpu, Machine
+from localchat.fit.paces import Past
 from localchat.fit.plan import LoadWish
 from localchat.loop.backend import LoadOptions
 from localchat.loop.selection import select_backend
 from localchat_cuda.backend import CudaBackend, ReferenceBackend
+from localchat_cuda.fitting import expected_rate, plan_for
 from localchat_cuda.installation import judge, torch_cuda
 from localchat_cuda.source import read_headers
 from tests.localchat_cuda import tiny_models
@@ -114,6 +116,16 @@ def test_a_checkpoint_in_fp32_is_planned_as_the_load_makes_it(tmp_path: Path) ->
     assert wide.weights_bytes == narrow.weights_bytes
     assert wide.kv_bytes == narrow.kv_bytes
     assert any("loaded as bf16" in note for note in wide.notes) and not narrow.notes
+
+
+def test_a_past_run_of_an_fp32_checkpoint_tells_what_was_read_of_the_card(tmp_path: Path) -> None:
+    card = replace(HOPPER, bytes_per_s=10**12)
+    machine = Machine("cpu", frozenset(), 1, 1 << 34, 1 << 33, gpus=(card,))
+    model = read_checkpoint(write_speaking(tmp_path))
+    assert model.quantization == "F32"
+    plan = plan_for(model, LoadWish(max_slots=2), machine)
+    past = [Past(model, 123.0, plan.kv_type)]
+    assert expected_rate(model, plan, machine, past) == pytest.approx(123.0, rel=0.01)
 
 
 def test_weights_that_lie_there_in_a_second_form_are_left_alone(tmp_path: Path) -> None:
