@@ -43,7 +43,7 @@ def clean(text: str) -> str:
 
 def chip_of_paste(text: str, number: int) -> Chip:
     """A chip of a cleaned paste."""
-    lines = text.count("\n") + 1
+    lines = text.removesuffix("\n").count("\n") + 1
     label = f"paste {number}, {lines:,} line{'' if lines == 1 else 's'}"
     return Chip(f"⟦{label}⟧", label, text)
 

@@ -7,6 +7,7 @@ screen asks first.
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
@@ -14,7 +15,7 @@ from typing import Literal, NamedTuple
 from localchat.chat.conversation import Conversation, Inclusion, Node
 from localchat.chat.sending import sent_messages
 from localchat.engine.engine import Engine, EngineInfo
-from localchat.engine.events import Event, Reasoning, Text
+from localchat.engine.events import Event, Figures, Reasoning, Text
 from localchat.engine.request import Message, Messages
 from localchat.engine.stream import Stream
 from localchat.errors import ContextExceeded, EngineClosed, LocalchatError, UsageError
@@ -32,6 +33,8 @@ RETRY = "retry"
 _BATCH_S = 0.05
 """As long as a drawing waits for the one before, so that text and figures are drawn together. Waking for every
 token takes the cores from an engine that computes on all of them."""
+
+_FIGURES_EVERY_S = 0.15
 
 
 class Change(NamedTuple):
@@ -63,6 +66,7 @@ class Session(Shown):
         self._running = False
         self._told: set[str] = set()
         self._numbers = itertools.count(1)
+        self._due, self._figured_s = False, float("-inf")
 
     @property
     def busy(self) -> bool:
@@ -202,9 +206,10 @@ class Session(Shown):
 
     async def _save(self, answering: Answering) -> None:
         """Keep what has come, by the clock and not by events: a model that falls silent in mid-answer must not
-        hold back its last words."""
+        hold back its last words, nor its last figures."""
         while True:
             await asyncio.sleep(SAVE_EVERY_S)
+            self._show_figures(SAVE_EVERY_S)
             node = answering.grown()
             if node is not None:
                 self.keeper.changed(node)
@@ -238,8 +243,17 @@ class Session(Shown):
             self._stream = None
 
     def watch(self, event: Event) -> None:
-        """Note the figures of an event."""
+        """Note the figures of an event. Those that come ten times a second are shown half as often: nobody
+        reads them faster, and drawing them costs the cores that make them."""
         if self.live.take(event):
+            self._due = True
+            self._show_figures(_FIGURES_EVERY_S if isinstance(event, Figures) else 0.0)
+
+    def _show_figures(self, gap_s: float) -> None:
+        """Show what is due, unless figures were shown less than `gap_s` seconds ago."""
+        now_s = time.monotonic()
+        if self._due and now_s - self._figured_s >= gap_s:
+            self._due, self._figured_s = False, now_s
             self._page.figures_changed()
 
     def working(self, what: str) -> None:

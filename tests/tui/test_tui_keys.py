@@ -291,7 +291,7 @@ def test_a_long_paste_is_a_chip_that_opens_and_goes_as_a_whole(tmp_path: Path) -
         assert editor.text == "short\npaste␛[31m"
         editor.write("")
         editor.take_paste("line\n" * 500)
-        assert editor.text == "⟦paste 1, 501 lines⟧ "
+        assert editor.text == "⟦paste 1, 500 lines⟧ "
         await pilot.press("alt+o")
         await until(pilot, lambda: isinstance(app.screen, ReadingScreen))
         await pilot.press("escape")
@@ -302,7 +302,7 @@ def test_a_long_paste_is_a_chip_that_opens_and_goes_as_a_whole(tmp_path: Path) -
         await pilot.press("enter")
         await until(pilot, lambda: stage.engine.requests and not app.session.busy)
         assert sent(stage.engine.requests[0])[0][1].startswith("line\nline\n")
-        assert app.session.last_question().inclusions[0].label == "paste 2, 501 lines"  # type: ignore[union-attr]
+        assert app.session.last_question().inclusions[0].label == "paste 2, 500 lines"  # type: ignore[union-attr]
 
     play(stage, what)
 

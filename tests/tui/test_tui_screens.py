@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 from textual.pilot import Pilot
-from textual.widgets import Input
+from textual.widgets import Input, Static
 
 from localchat.errors import LocalchatError
 from localchat.history.store import History
 from localchat.library.first_run import FirstRun
 from localchat.library.shelf import Model
 from localchat.tui.blocks import NoticeBlock
+from localchat.tui.commands import COMMANDS
 from localchat.tui.screens.dialog import ListDialog
 from localchat.tui.themes import textual_name
 from localchat.tui.welcoming import first_greeting
@@ -191,3 +193,20 @@ def test_models_of_other_programs_come_first_on_a_first_run_and_are_used_where_t
         await until(pilot, lambda: app.session.settled.model.name == "other")
 
     play(Stage(tmp_path, models=("guide", "other"), first_run=found), what)
+
+
+@pytest.mark.parametrize("width", [40, 64, 100])
+def test_the_help_keeps_its_words_whole_at_any_width(tmp_path: Path, width: int) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        await pilot.resize_terminal(width, 20)
+        await pilot.press("f1")
+        await until(pilot, lambda: pilot.app.screen.query("#help-lines"))
+        await pilot.pause()
+        lines = pilot.app.screen.query_one("#help-lines", Static)
+        shown = str(lines.content)
+        wide = [line for line in shown.split("\n") if cell_len(line) > lines.size.width]
+        assert not wide
+        told = " ".join(shown.split())
+        assert all(command.about.split()[-1] in told for command in COMMANDS)
+
+    play(Stage(tmp_path), what)

@@ -13,6 +13,7 @@ from localchat.engine.request import Messages
 from localchat.engine.scripted import Answer
 from localchat.errors import ContextExceeded, EngineDied, UsageError
 from localchat.figures import stats_line
+from localchat.tui.answering import Answering
 from localchat.tui.blocks import (
     AnswerBlock,
     ReasoningBlock,
@@ -303,6 +304,29 @@ def test_another_model_is_opened_and_the_conversation_goes_on(tmp_path: Path) ->
         assert session.settled.settings.temperature is None
 
     run(Stage(tmp_path, script=lambda request: told("yes")), play)
+
+
+def test_many_figures_are_shown_a_few_times_and_the_last_of_them_are(tmp_path: Path) -> None:
+    async def play(chat: Chat) -> None:
+        session = chat.session
+        shown: list[int] = []
+
+        def look() -> None:
+            shown.append(session.live.kv[0])
+
+        chat.page.figures_changed = look  # type: ignore[method-assign]
+        for tokens in range(1, 101):
+            session.watch(Figures("decode", kv_used_tokens=tokens))
+        assert shown[0] == 1
+        assert len(shown) < 50
+        saving = asyncio.create_task(session._save(Answering(session.conversation, chat.page, "")))
+        await chat.until(lambda: shown[-1] == 100)
+        saving.cancel()
+        session.watch(Figures("decode", kv_used_tokens=101))
+        session.watch(Text(0, "a word"))
+        assert shown[-1] == 101
+
+    run(Stage(tmp_path), play)
 
 
 def test_figures_on_the_way_are_those_of_the_events(tmp_path: Path) -> None:

@@ -25,7 +25,10 @@ _TITLES = {
 }
 
 
+_CHANGED = "Keys are changed in the settings file, under [keys], by the grey names:"
 _LEFT = 24
+_NARROW = 56
+"""Cells below which what is explained stands under its key, and not beside it."""
 
 
 class HelpScreen(ModalScreen[None]):
@@ -47,7 +50,7 @@ class HelpScreen(ModalScreen[None]):
 
     def on_resize(self) -> None:
         width = self.query_one("#help-text").size.width - 2
-        self.query_one("#help-lines", Static).update(self._text(max(30, width)))
+        self.query_one("#help-lines", Static).update(self._text(max(20, width)))
 
     def _text(self, width: int) -> Content:
         lines: list[Content] = [Content.styled("Commands", "bold $primary")]
@@ -66,7 +69,7 @@ class HelpScreen(ModalScreen[None]):
                     lines.append(_line(width, keys_of(key.id, self._table), key.about, key.id))
         lines += [
             Content(""),
-            Content("Keys are changed in the settings file, under [keys], by the grey names:"),
+            *map(Content, wrap(_CHANGED, width)),
             Content('[keys]\n"chat.new" = "ctrl+k"'),
         ]
         return Content("\n").join(lines)
@@ -76,7 +79,12 @@ class HelpScreen(ModalScreen[None]):
 
 
 def _line(width: int, left: str, about: str, name: str = "") -> Content:
-    """Two columns; what is explained goes on below itself."""
+    """Two columns where there is room; what is explained goes on below itself."""
+    if width < _NARROW:
+        under = [Content("  " + line) for line in wrap(about, width - 2)]
+        under += [Content("  ") + Content.styled(name, "$foreground 45%")] if name else []
+        keys = [Content.styled(line, "$accent") for line in wrap(left, width)]
+        return Content("\n").join([*keys, *under])
     first, *rest = wrap(about, max(20, width - _LEFT)) or [""]
     lines = [Content.assemble((f"{left:<{_LEFT}}", "$accent"), first)]
     lines += [Content(" " * _LEFT + line) for line in rest]
