@@ -6,20 +6,11 @@ fit`.
 """
 
 from random import Random
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 from grammar import phrase
 from noise import roughen
-
-WIDTH_SAY: Final = ("{} GB/s", "{} gb/s", "{} GB/s of bandwidth", "a bandwidth of {} GB/s")
-
-
-class Sum(NamedTuple):
-    """What a question with numbers was about; a short question then changes one thing of it."""
-
-    kind: str
-    subject: str
-    detail: str
+from rates import Rates, Sum
 
 
 class Sums:
@@ -29,6 +20,7 @@ class Sums:
         self.facts = facts
         self.ask: dict[str, Any] = facts["sums"]
         self.lexicon: dict[str, list[str]] = facts["lexicon"]
+        self.rates = Rates(facts)
         self.models = [
             (f"{name}:{size}b", f"{say} {size}b")
             for name, family in facts["families"].items()
@@ -44,8 +36,8 @@ class Sums:
 
     def draw(self, rng: Random) -> tuple[str, str, Sum]:
         """A question, its answer, and what it was about."""
-        kinds = (self._weights, self._kv, self._memory, self._speed, self._download, self._named)
-        return rng.choices(kinds, (5, 5, 4, 1.5, 1.5, 6))[0](rng)
+        kinds = (self._weights, self._kv, self._memory, self.rates.draw, self._named)
+        return rng.choices(kinds, (5, 5.5, 4, 5, 5))[0](rng)
 
     def after(self, about: Sum, rng: Random) -> tuple[str, str, Sum] | None:
         """A short question that changes one thing: "and for 8 bits?"."""
@@ -102,6 +94,8 @@ class Sums:
             it = rng.choice(("it", "it", "this model", "that one"))
             said = self._say(f"({pattern})", rng, m=it)
             answer, about = shape.replace("{v}", about.subject), about._replace(detail=verb)
+        elif about.kind == "speed":
+            about, said, answer = self.rates.after(about, rng)
         else:
             return None
         return roughen(front.format(said), rng, dress=False), answer, about
@@ -182,7 +176,7 @@ class Sums:
         )
 
     def _kv(self, rng: Random) -> tuple[str, str, Sum]:
-        if rng.random() < 0.12:
+        if rng.random() < 0.25:
             return self._kv_of_shape(rng)
         name = rng.choice(list(self.facts["kv"]))
         said = self._shape(name, rng)
@@ -205,17 +199,34 @@ class Sums:
         return roughen(text, rng), self._kv_answer(about), about
 
     def _kv_of_shape(self, rng: Random) -> tuple[str, str, Sum]:
-        layers, heads = str(rng.randint(4, 128)), str(rng.choice((1, 2, 4, 8, 12, 16, 32)))
-        dim = str(rng.choice((64, 80, 96, 128, 192, 256)))
-        shown = self._tokens(int(rng.choice(self._kv_tokens())), rng)
-        text = self._say(rng.choice(self.ask["kv_shape"]), rng, l=layers, h=heads, d=dim, t=shown)
-        answer = (
-            f"2 × {layers} × {heads} × {dim} × 2 bytes per token at f16, times the tokens. "
-            "That product is not in my table; `localchat fit MODEL` does the sum."
-        )
-        return roughen(text, rng), answer, Sum("shape", layers, heads)
+        """A model that has no name but a shape; the usual shapes are in the table."""
+        key = rng.choice(list(self.facts["shapes"]))
+        if rng.random() < 0.4:
+            key = rng.choice([row["shape"] for row in self.facts["kv"].values()])
+        elif rng.random() < 0.2:
+            key = f"{rng.randint(5, 127)}/{rng.choice((3, 5, 6, 10, 12, 24))}/{rng.choice((80, 112, 192))}"
+        layers, heads, dim = key.split("/")
+        tokens = rng.choice(self._kv_tokens())
+        shown = self._tokens(int(tokens), rng)
+        pattern = rng.choice(self.ask["kv_shape"])
+        text = self._say(pattern, rng, l=layers, h=heads, d=dim, t=shown)
+        product = f"2 × {layers} × {heads} × {dim} × 2 bytes"
+        row = self.facts["shapes"].get(key)
+        if row is None:
+            answer = (
+                f"{product} per token at f16, times the tokens. "
+                "That product is not in my table; `localchat fit MODEL` does the sum."
+            )
+        elif shown in text:
+            answer = f"{product} = {row['token']} per token at f16, "
+            answer += f"so {int(tokens):,} tokens take {row[tokens]}."
+        else:
+            answer = f"{product} = {row['token']} per token at f16; multiply by the tokens."
+        return roughen(text, rng), answer, Sum("shape", key, tokens)
 
     def _memory(self, rng: Random) -> tuple[str, str, Sum]:
+        if rng.random() < 0.15:
+            return self._card(rng)
         gb = rng.choice(list(self.facts["memory"]))
         text = self._say(
             rng.choice(self.ask["memory"]), rng, g=rng.choice(self.ask["memory_say"]).format(gb)
@@ -231,43 +242,15 @@ class Sums:
             return roughen(text, rng), answer, Sum("memory", other, "")
         return roughen(text, rng), self.facts["memory"][gb], Sum("memory", gb, "")
 
-    def _speed(self, rng: Random) -> tuple[str, str, Sum]:
-        key = rng.choice(list(self.facts["speeds"]))
-        size, width = key.split("/")
-        if rng.random() < 0.2:
-            size, width = f"{rng.randint(2, 60)}.{rng.randint(1, 9)}", str(rng.randint(10, 4000))
-        value = self.facts["speeds"].get(f"{size}/{width}")
-        text = self._say(
-            rng.choice(self.ask["speed"]), rng,
-            f=rng.choice((f"{size} GB", f"{size}gb", f"{size} gb")),
-            w=rng.choice(WIDTH_SAY).format(width),
-        )  # fmt: skip
-        if value:
-            why = "since each token reads all weights once"
-            answer = f"At most about {value} tok/s: {width} / {size}, {why}."
-        else:
-            answer = (
-                f"Divide: {width} / {size} tok/s at most, bandwidth over the bytes of the weights. "
-                "That sum is not in my table; "
-                "`localchat fit MODEL` expects a speed for this machine."
-            )
-        return roughen(text, rng), answer, Sum("speed", size, width)
-
-    def _download(self, rng: Random) -> tuple[str, str, Sum]:
-        key = rng.choice(list(self.facts["downloads"]))
-        size, line = key.split("/")
-        wide = [f"{line} Mbit/s", f"{line} mbit/s", f"{line} mbit", f"{line} mbps"]
-        if line == "1000":
-            wide += ["1 Gbit/s", "1 gbit/s", "a gigabit"]
-        text = self._say(
-            rng.choice(self.ask["download"]), rng, w=rng.choice(wide),
-            f=rng.choice((f"{size} GB", f"{size}gb", f"{size} gb", f"{size} gigabytes")),
-        )  # fmt: skip
-        return (
-            roughen(text, rng),
-            f"About {self.facts['downloads'][key]}.",
-            Sum("download", size, line),
+    def _card(self, rng: Random) -> tuple[str, str, Sum]:
+        """A graphics card by its name."""
+        card, gb = rng.choice(list(self.facts["cards"].items()))
+        said = rng.choice(
+            (card, card.lower(), card.lower().replace(" ", ""), card.split(" ", 1)[-1])
         )
+        text = self._say(rng.choice(self.ask["cards"]), rng, c=said)
+        answer = f"{'An' if card[0] in 'RLHA' else 'A'} {card} has {gb} GB. {self.facts['memory'][str(gb)]}"
+        return roughen(text, rng), answer, Sum("memory", str(gb), "")
 
     def _named(self, rng: Random) -> tuple[str, str, Sum]:
         value, said = rng.choice(self.models)
