@@ -110,6 +110,8 @@ class Topics:
             f"{n} {p}" for n in (10, 20, 37, 50, 63, 75, 90, 99) for p in ("percent", "%")
         ]
         self.all: list[dict[str, Any]] = facts["topics"]
+        self.leaning: dict[str, list[list[str]]] = facts["leaning"]["groups"]
+        self.example: list[str] = facts["leaning"]["example"]
         self.by_id = {t["id"]: t for t in self.all}
         self.groups: dict[str, list[dict[str, Any]]] = {}
         for topic in self.all:
@@ -158,9 +160,12 @@ class Topics:
         self, topic: dict[str, Any], rng: Random
     ) -> tuple[str, str, dict[str, Any] | None] | None:
         """A question that leans on the topic before it, its answer, and the topic it leads to."""
-        own: list[list[str]] = topic.get("follow", [])
+        own: list[list[str]] = topic.get("follow", []) + self.leaning.get(topic["group"], [])
         group = [t for t in self.groups.get(topic["group"], ()) if t is not topic]
         if own and (not group or rng.random() < 0.5):
+            if "example" in topic and rng.random() < 0.3:
+                asked = self._say(rng.choice(self.example), rng)
+                return roughen(asked, rng, dress=False), f"```\n{topic['example']}\n```", topic
             pattern, answer = rng.choice(own)
             led = self.by_id[answer[1:]] if answer.startswith("@") else None
             text = roughen(self._say(pattern, rng), rng, dress=False)
@@ -184,6 +189,11 @@ class Topics:
                     yield topic["id"], pattern
             for pattern, _ in topic.get("follow", ()):
                 yield topic["id"], pattern
+        for group, pairs in self.leaning.items():
+            for pattern, _ in pairs:
+                yield group, pattern
+        for pattern in self.example:
+            yield "example", pattern
 
 
 def references(pattern: str) -> list[str]:

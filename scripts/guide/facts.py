@@ -16,9 +16,9 @@ from arithmetic import CARDS, FILE_GB, downloads, kv, memory, shapes, speeds, we
 HERE: Final = Path(__file__).resolve().parent
 TOPIC_FILES: Final = (
     "commands", "flags", "interface", "program", "field",
-    "setup", "daily", "editors", "basics",
+    "setup", "daily", "editors", "service", "basics",
 )  # fmt: skip
-WORD_FILES: Final = ("lexicon", "words", "frames", "sums", "refusals", "copying")
+WORD_FILES: Final = ("lexicon", "words", "frames", "sums", "refusals", "copying", "leaning")
 
 # What the program accepts, as the issues fix it; a test compares it with the program.
 VERBS: Final = [
@@ -104,6 +104,9 @@ FLAGS: Final = [
     "--longest",
     "--cache-ram",
     "--backend",
+    "--no-loop-guard",
+    "--yes",
+    "-y",
     "--head-int8",
     "--head-exact",
     "--raw-prompt",

@@ -29,6 +29,8 @@ TOPICS: list[dict[str, Any]] = FACTS["topics"]
 def answers() -> list[tuple[str, str]]:
     found = [(t["id"], t["answer"]) for t in TOPICS]
     found += [(t["id"], a) for t in TOPICS for _, a in t.get("follow", ()) if not a.startswith("@")]
+    found += [(t["id"], f"`{t['example']}`") for t in TOPICS if "example" in t]
+    found += [(g, a) for g, ps in FACTS["leaning"]["groups"].items() for _, a in ps if a[0] != "@"]
     return [*found, *(("memory", a) for a in FACTS["memory"].values())]
 
 
@@ -51,7 +53,8 @@ def test_every_pattern_parses_and_names_only_what_exists() -> None:
         parse(pattern)
         assert set(references(pattern)) <= set(topics.lexicon), (where, pattern)
     for topic in TOPICS:
-        for _, answer in topic.get("follow", ()):
+        leaning = FACTS["leaning"]["groups"].get(topic["group"], [])
+        for _, answer in topic.get("follow", []) + leaning:
             assert not answer.startswith("@") or answer[1:] in topics.by_id, topic["id"]
 
 
