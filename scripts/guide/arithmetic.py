@@ -68,17 +68,25 @@ CARDS: Final = {
 BANDWIDTHS: Final = (25, 50, 80, 100, 200, 300, 400, 500, 800, 900, 1000, 2000, 3350, 4800)
 LINE_MBIT: Final = (16, 50, 100, 250, 500, 1000)
 MEMORY_CHOICE: Final = {
+    2: ("qwen2.5:1.5b-q4_k_m", "1.5B", 1.1, "with a short context"),
     4: ("qwen2.5:3b-q4_k_m", "3B", 1.9, "and a short context"),
     6: ("qwen2.5:3b-q4_k_m", "3B", 1.9, "with a long context; a 7B (4.7 GB) fits only barely"),
     8: ("qwen2.5:7b-q4_k_m", "7B", 4.7, "with room for the KV cache"),
     10: ("qwen2.5:7b-q4_k_m", "7B", 4.7, "with a long context"),
+    11: ("qwen2.5:7b-q4_k_m", "7B", 4.7, "with a long context"),
     12: ("qwen2.5:14b-q4_k_m", "14B", 9.0, "with a short context or q8_0 KV"),
     16: ("qwen2.5:14b-q4_k_m", "14B", 9.0, "with a long context"),
+    18: ("qwen2.5:14b-q4_k_m", "14B", 9.0, "with a long context"),
+    20: ("qwen2.5:14b-q4_k_m", "14B", 9.0, "with a long context"),
     24: ("qwen2.5:32b-q4_k_m", "32B", 19.9, "with a short context or q8_0 KV"),
     32: ("qwen2.5:32b-q4_k_m", "32B", 19.9, "with a long context"),
+    36: ("qwen2.5:32b-q4_k_m", "32B", 19.9, "with a long context"),
+    40: ("qwen2.5:32b-q4_k_m", "32B", 19.9, "with a long context"),
     48: ("llama3.3:70b-q4_k_m", "70B", 42.5, "with a short context or q8_0 KV"),
     64: ("llama3.3:70b-q4_k_m", "70B", 42.5, "with a long context"),
     80: ("llama3.3:70b-q4_k_m", "70B", 42.5, "with a long context"),
+    96: ("llama3.3:70b-q4_k_m", "70B", 42.5, "with a long context"),
+    128: ("llama3.3:70b-q4_k_m", "70B", 42.5, "with a long context"),
 }
 
 
@@ -151,6 +159,20 @@ def memory() -> dict[str, str]:
         f"Its weights are {number(file_gb)} GB, so it fits {how}."
         for gb, (name, size, file_gb, how) in MEMORY_CHOICE.items()
     }
+
+
+def coding() -> dict[str, str]:
+    """Gigabytes of memory -> which model for code, in a sentence."""
+    table = {}
+    for gb, (name, size, file_gb, how) in MEMORY_CHOICE.items():
+        if size == "70B":
+            name, size, file_gb, how = MEMORY_CHOICE[32]
+        coder = name.replace("qwen2.5", "qwen2.5-coder")
+        table[str(gb)] = (
+            f"For code on {gb} GB take a {size} coder at Q4_K_M: `localchat pull {coder}`. "
+            f"Its weights are {number(file_gb)} GB, so it fits {how.split(';')[0]}."
+        )
+    return table
 
 
 def speeds() -> dict[str, str]:

@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Final
 
-from arithmetic import CARDS, FILE_GB, downloads, kv, memory, shapes, speeds, weights
+from arithmetic import CARDS, FILE_GB, coding, downloads, kv, memory, shapes, speeds, weights
 
 HERE: Final = Path(__file__).resolve().parent
 TOPIC_FILES: Final = (
@@ -221,6 +221,7 @@ def build() -> dict[str, Any]:
         "kv": kv(),
         "shapes": shapes(),
         "memory": memory(),
+        "coding": coding(),
         "cards": CARDS,
         "files": FILE_GB,
         "speeds": speeds(),

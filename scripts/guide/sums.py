@@ -81,9 +81,7 @@ class Sums:
                 said = self._shape(about.subject, rng)
             answer = self._kv_answer(about)
         elif about.kind == "memory":
-            about = about._replace(subject=rng.choice(list(self.facts["memory"])))
-            said = rng.choice(self.ask["memory_say"]).format(about.subject)
-            answer = self.facts["memory"][about.subject]
+            about, said, answer = self._memory_after(about, rng)
         elif about.kind == "named":
             verb = rng.choice(list(self.ask["named"]))
             pattern, shape = self.ask["named"][verb]["ask"], self.ask["named"][verb]["answer"]
@@ -98,6 +96,8 @@ class Sums:
             about, said, answer = self.rates.after(about, rng)
         else:
             return None
+        if said in self.ask["why"]:
+            front = "{}"
         return roughen(front.format(said), rng, dress=False), answer, about
 
     def _size(self, rng: Random) -> tuple[str, str]:
@@ -228,11 +228,16 @@ class Sums:
         if rng.random() < 0.15:
             return self._card(rng)
         gb = rng.choice(list(self.facts["memory"]))
+        for_code = rng.random() < 0.15
         text = self._say(
-            rng.choice(self.ask["memory"]), rng, g=rng.choice(self.ask["memory_say"]).format(gb)
+            rng.choice(self.ask["coding" if for_code else "memory"]),
+            rng,
+            g=rng.choice(self.ask["memory_say"]).format(gb),
         )
+        if for_code:
+            return roughen(text, rng), self.facts["coding"][gb], Sum("memory", gb, "code")
         if rng.random() < 0.1:
-            other = str(rng.choice((1, 2, 3, 5, 7, 11, 18, 20, 22, 36, 40, 96, 100, 128, 141, 192)))
+            other = str(rng.choice((1, 3, 5, 7, 9, 14, 22, 28, 30, 60, 100, 141, 192)))
             text = text.replace(gb, other)
             answer = (
                 f"{other} GB is not in my table. Weights at Q4_K_M are about 0.6 GB per billion "
@@ -241,6 +246,27 @@ class Sums:
             )
             return roughen(text, rng), answer, Sum("memory", other, "")
         return roughen(text, rng), self.facts["memory"][gb], Sum("memory", gb, "")
+
+    def _memory_after(self, about: Sum, rng: Random) -> tuple[Sum, str, str]:
+        """Another memory, the same for code, or why."""
+        draw = rng.random()
+        if draw < 0.15:
+            why = rng.choice(self.ask["why"])
+            return (
+                about,
+                why,
+                (
+                    "The weights must fit with room for the KV cache: at Q4_K_M about 0.6 GB per billion "
+                    "parameters. `localchat fit MODEL` checks any other one."
+                ),
+            )
+        if draw < 0.3 and about.subject in self.facts["coding"]:
+            said = rng.choice(("code", "coding", "programming", "writing code"))
+            return about._replace(detail="code"), said, self.facts["coding"][about.subject]
+        about = about._replace(subject=rng.choice(list(self.facts["memory"])))
+        said = rng.choice(self.ask["memory_say"]).format(about.subject)
+        table = self.facts["coding" if about.detail == "code" else "memory"]
+        return about, said, table[about.subject]
 
     def _card(self, rng: Random) -> tuple[str, str, Sum]:
         """A graphics card by its name."""
