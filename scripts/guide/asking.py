@@ -58,6 +58,7 @@ STOPS: Final = [
     "BYE",
     "Q:",
 ]
+KINDS: Final = (("plain", 3.5), ("do", 4), ("ask", 4), ("what", 3), ("kw", 1.6))  # with weights
 FEW: Final = ("", "one", "two", "three", "four", "five", "six", "seven", "eight")
 
 
@@ -117,7 +118,7 @@ class Topics:
         for topic in self.all:
             if topic.get("shorts") and topic["group"] in CHAINED:
                 self.groups.setdefault(topic["group"], []).append(topic)
-        counts = [sum(len(t.get(k, ())) for k in ("do", "ask", "what", "kw")) for t in self.all]
+        counts = [sum(len(t.get(k, ())) for k in dict(KINDS)) for t in self.all]
         self.weights = [1 + min(2.0, n / 12) for n in counts]
 
     def draw(self, rng: Random) -> dict[str, Any]:
@@ -127,9 +128,7 @@ class Topics:
         return phrase(pattern, self.lexicon, rng)
 
     def _core(self, topic: dict[str, Any], rng: Random) -> str:
-        kinds = [
-            (k, w) for k, w in (("do", 4), ("ask", 4), ("what", 3), ("kw", 1.6)) if topic.get(k)
-        ]
+        kinds = [(k, w) for k, w in KINDS if topic.get(k)]
         kind = rng.choices([k for k, _ in kinds], [w for _, w in kinds])[0]
         text = self._say(rng.choice(topic[kind]), rng)
         if kind == "do":
@@ -184,7 +183,7 @@ class Topics:
     def every_pattern(self) -> Iterator[tuple[str, str]]:
         """(topic id, pattern) of the whole table, for tests."""
         for topic in self.all:
-            for kind in ("do", "ask", "what", "kw"):
+            for kind in dict(KINDS):
                 for pattern in topic.get(kind, ()):
                     yield topic["id"], pattern
             for pattern, _ in topic.get("follow", ()):
