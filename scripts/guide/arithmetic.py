@@ -175,6 +175,30 @@ def coding() -> dict[str, str]:
     return table
 
 
+def size_fits() -> dict[str, str]:
+    """`billions/GB` -> whether a model at Q4_K_M fits, in a sentence."""
+    table = {}
+    for name, file_gb in FILE_GB.items():
+        for gb in MEMORY_CHOICE:
+            shares = (
+                (1.5, "fits with room for the context"),
+                (1.1, "fits with a short context or q8_0 KV"),
+            )
+            verdict = next(
+                (
+                    words
+                    for share, words in (*shares, (1.0, "fits only barely"))
+                    if gb / file_gb >= share
+                ),
+                "does not fit",
+            )
+            table[f"{name}/{gb}"] = (
+                f"{'An' if name[0] == '8' else 'A'} {name.upper()} at Q4_K_M has {number(file_gb)} GB of weights, so on {gb} GB it {verdict}. "
+                "`localchat fit MODEL` gives the exact verdict."
+            )
+    return table
+
+
 def speeds() -> dict[str, str]:
     """`size GB/bandwidth GB/s` -> tok/s at most."""
     sizes = sorted({*FILE_GB.values(), 3.5, 7.0, 14.0, 40.0})

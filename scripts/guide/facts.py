@@ -11,7 +11,18 @@ import tomllib
 from pathlib import Path
 from typing import Any, Final
 
-from arithmetic import CARDS, FILE_GB, coding, downloads, kv, memory, shapes, speeds, weights
+from arithmetic import (
+    CARDS,
+    FILE_GB,
+    coding,
+    downloads,
+    kv,
+    memory,
+    shapes,
+    size_fits,
+    speeds,
+    weights,
+)
 
 HERE: Final = Path(__file__).resolve().parent
 TOPIC_FILES: Final = (
@@ -221,6 +232,7 @@ def build() -> dict[str, Any]:
         "kv": kv(),
         "shapes": shapes(),
         "memory": memory(),
+        "size_fits": size_fits(),
         "coding": coding(),
         "cards": CARDS,
         "files": FILE_GB,

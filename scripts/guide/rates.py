@@ -84,7 +84,7 @@ class Rates:
                 (name, name.upper(), f"{name} q4_k_m", f"{name} Q4_K_M", f"{name} 4 bit")
             )
             answer = f"At most about {self.speeds[f'{size}/{width}']} tok/s: {width} / {size}; "
-            answer += f"a {name.upper()} at Q4_K_M has {size} GB, and each token reads all of it."
+            answer += f"{'an' if name[0] == '8' else 'a'} {name.upper()} at Q4_K_M has {size} GB, and each token reads all of it."
         pattern = rng.choice(self.ask["speed"])
         text = self._say(pattern, rng, f=file, w=self._width(width, rng))
         return roughen(text, rng), answer, about

@@ -225,8 +225,8 @@ class Sums:
         return roughen(text, rng), answer, Sum("shape", key, tokens)
 
     def _memory(self, rng: Random) -> tuple[str, str, Sum]:
-        if rng.random() < 0.15:
-            return self._card(rng)
+        if rng.random() < 0.3:
+            return self._card(rng) if rng.random() < 0.5 else self._size_fits(rng)
         gb = rng.choice(list(self.facts["memory"]))
         for_code = rng.random() < 0.15
         text = self._say(
@@ -246,6 +246,17 @@ class Sums:
             )
             return roughen(text, rng), answer, Sum("memory", other, "")
         return roughen(text, rng), self.facts["memory"][gb], Sum("memory", gb, "")
+
+    def _size_fits(self, rng: Random) -> tuple[str, str, Sum]:
+        """A number of billions on a number of gigabytes."""
+        key = rng.choice(list(self.facts["size_fits"]))
+        name, gb = key.split("/")
+        said = rng.choice((name, name.upper(), f"{name} model", f"{name} q4_k_m", f"{name} 4 bit"))
+        memory = rng.choice(
+            (f"{gb} GB", f"{gb}gb", f"{gb} gb", f"{gb}GB", f"{gb} GB of ram", f"{gb} gb vram")
+        )
+        text = self._say(rng.choice(self.ask["size_fits"]), rng, s=said, g=memory)
+        return roughen(text, rng), self.facts["size_fits"][key], Sum("memory", gb, "")
 
     def _memory_after(self, about: Sum, rng: Random) -> tuple[Sum, str, str]:
         """Another memory, the same for code, or why."""
@@ -293,7 +304,10 @@ class Sums:
             value += "-q4_k_m"
             said += rng.choice((" q4_k_m", " Q4_K_M", "-q4_k_m", " in q4_k_m"))
         if rng.random() < 0.2:
-            text = self._say(rng.choice(self.ask["fit"]), rng, m=said)
+            memory = rng.choice(self.ask["memory_say"]).format(
+                rng.choice((4, 6, 8, 12, 16, 24, 32, 48))
+            )
+            text = self._say(rng.choice(self.ask["fit"]), rng, m=said, g=memory)
             answer, verb = (
                 f"Ask `localchat fit {value}`: it says whether it fits, and how fast it will be.",
                 "fit",

@@ -21,7 +21,12 @@ from localchat.errors import ExitCode
 
 FACTS = table.build()
 PATHS = ("/infill", "/metrics", "/health", "/props", "/tokenize", "/detokenize", "/apply")
-OF_OTHERS = ("--extra-index-url", "--tensor-parallel-size")  # of pip and of vLLM
+OF_OTHERS = (
+    "--extra-index-url",
+    "--no-index",
+    "--find-links",
+    "--tensor-parallel-size",
+)  # pip, vLLM
 ROOT = Path(__file__).resolve().parents[2]
 TOPICS: list[dict[str, Any]] = FACTS["topics"]
 
