@@ -126,6 +126,8 @@ class Sums:
         )
 
     def _weights(self, rng: Random) -> tuple[str, str, Sum]:
+        if rng.random() < 0.1:
+            return self._file(rng)
         size, said = self._size(rng)
         bits = rng.choice(list(self.ask["bits"]))
         text = self._say(
@@ -139,6 +141,15 @@ class Sums:
                 "parameter parameters", "parameters"
             )
         return roughen(text, rng), self._weights_answer(size, bits), Sum("weights", size, bits)
+
+    def _file(self, rng: Random) -> tuple[str, str, Sum]:
+        """How large a model is where nobody names the bits."""
+        name, gb = rng.choice(list(self.facts["files"].items()))
+        size = name.removesuffix("b")
+        text = self._say(rng.choice(self.ask["file_size"]), rng, s=rng.choice((name, name.upper())))
+        full = self.facts["weights"][f"{size}/16"]
+        answer = f"{gb:g} GB at Q4_K_M, and {full} at 16 bits ({size} billion × 16 / 8)."
+        return roughen(text, rng), answer, Sum("weights", size, "4")
 
     def _kv_tokens(self) -> list[str]:
         return list(next(iter(self.facts["kv"].values()))["totals"]["f16"])
