@@ -4,6 +4,7 @@ after.
 
 import re
 from collections.abc import Iterator
+from itertools import accumulate
 from random import Random
 from typing import Any, Final
 
@@ -119,10 +120,10 @@ class Topics:
             if topic.get("shorts") and topic["group"] in CHAINED:
                 self.groups.setdefault(topic["group"], []).append(topic)
         counts = [sum(len(t.get(k, ())) for k in dict(KINDS)) for t in self.all]
-        self.weights = [1 + min(2.0, n / 12) for n in counts]
+        self.weights = list(accumulate(1 + min(2.0, n / 12) for n in counts))
 
     def draw(self, rng: Random) -> dict[str, Any]:
-        return rng.choices(self.all, self.weights)[0]
+        return rng.choices(self.all, cum_weights=self.weights)[0]
 
     def _say(self, pattern: str, rng: Random) -> str:
         return phrase(pattern, self.lexicon, rng)
