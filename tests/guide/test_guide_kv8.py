@@ -20,7 +20,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return measure(folder, 9, 4, torch.device("cpu"))
+        return measure(folder, 14, 4, torch.device("cpu"))
     finally:
         torch.set_num_threads(threads)
 
@@ -29,7 +29,7 @@ def test_the_next_token_is_as_likely(told: dict[str, float]) -> None:
     assert told["tokens"] > 1000
     assert 1e-6 < told["kl_bf16_fp8"] < 1e-2
     assert told["kl_bf16_fp8_p99"] < 0.2
-    assert told["same_first"] > 0.97
+    assert told["same_first"] > 0.95
     assert told["cost_fp8"] == pytest.approx(told["cost_bf16"], abs=5e-3)
 
 
