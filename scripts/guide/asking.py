@@ -4,6 +4,7 @@ after.
 
 import re
 from collections.abc import Iterator
+from itertools import accumulate
 from random import Random
 from typing import Any, Final
 
@@ -58,6 +59,7 @@ STOPS: Final = [
     "BYE",
     "Q:",
 ]
+KINDS: Final = (("plain", 3.5), ("do", 4), ("ask", 4), ("what", 3), ("kw", 1.6))  # with weights
 FEW: Final = ("", "one", "two", "three", "four", "five", "six", "seven", "eight")
 
 
@@ -110,24 +112,24 @@ class Topics:
             f"{n} {p}" for n in (10, 20, 37, 50, 63, 75, 90, 99) for p in ("percent", "%")
         ]
         self.all: list[dict[str, Any]] = facts["topics"]
+        self.leaning: dict[str, list[list[str]]] = facts["leaning"]["groups"]
+        self.example: list[str] = facts["leaning"]["example"]
         self.by_id = {t["id"]: t for t in self.all}
         self.groups: dict[str, list[dict[str, Any]]] = {}
         for topic in self.all:
             if topic.get("shorts") and topic["group"] in CHAINED:
                 self.groups.setdefault(topic["group"], []).append(topic)
-        counts = [sum(len(t.get(k, ())) for k in ("do", "ask", "what", "kw")) for t in self.all]
-        self.weights = [1 + min(2.0, n / 12) for n in counts]
+        counts = [sum(len(t.get(k, ())) for k in dict(KINDS)) for t in self.all]
+        self.weights = list(accumulate(1 + min(2.0, n / 12) for n in counts))
 
     def draw(self, rng: Random) -> dict[str, Any]:
-        return rng.choices(self.all, self.weights)[0]
+        return rng.choices(self.all, cum_weights=self.weights)[0]
 
     def _say(self, pattern: str, rng: Random) -> str:
         return phrase(pattern, self.lexicon, rng)
 
     def _core(self, topic: dict[str, Any], rng: Random) -> str:
-        kinds = [
-            (k, w) for k, w in (("do", 4), ("ask", 4), ("what", 3), ("kw", 1.6)) if topic.get(k)
-        ]
+        kinds = [(k, w) for k, w in KINDS if topic.get(k)]
         kind = rng.choices([k for k, _ in kinds], [w for _, w in kinds])[0]
         text = self._say(rng.choice(topic[kind]), rng)
         if kind == "do":
@@ -158,9 +160,12 @@ class Topics:
         self, topic: dict[str, Any], rng: Random
     ) -> tuple[str, str, dict[str, Any] | None] | None:
         """A question that leans on the topic before it, its answer, and the topic it leads to."""
-        own: list[list[str]] = topic.get("follow", [])
+        own: list[list[str]] = topic.get("follow", []) + self.leaning.get(topic["group"], [])
         group = [t for t in self.groups.get(topic["group"], ()) if t is not topic]
         if own and (not group or rng.random() < 0.5):
+            if "example" in topic and rng.random() < 0.3:
+                asked = self._say(rng.choice(self.example), rng)
+                return roughen(asked, rng, dress=False), f"```\n{topic['example']}\n```", topic
             pattern, answer = rng.choice(own)
             led = self.by_id[answer[1:]] if answer.startswith("@") else None
             text = roughen(self._say(pattern, rng), rng, dress=False)
@@ -179,11 +184,16 @@ class Topics:
     def every_pattern(self) -> Iterator[tuple[str, str]]:
         """(topic id, pattern) of the whole table, for tests."""
         for topic in self.all:
-            for kind in ("do", "ask", "what", "kw"):
+            for kind in dict(KINDS):
                 for pattern in topic.get(kind, ()):
                     yield topic["id"], pattern
             for pattern, _ in topic.get("follow", ()):
                 yield topic["id"], pattern
+        for group, pairs in self.leaning.items():
+            for pattern, _ in pairs:
+                yield group, pattern
+        for pattern in self.example:
+            yield "example", pattern
 
 
 def references(pattern: str) -> list[str]:

@@ -1,7 +1,7 @@
 """The table of facts behind the built-in guide, and the phrasings of its questions: facts.json.
 
 Single source: topics/*.toml (one topic is one fact with its answer and the ways to ask for it) and
-the arithmetic below. `python scripts/guide/facts.py` writes facts.json, which is all that training
+the tables of arithmetic.py. `python scripts/guide/facts.py` writes facts.json, which is all that training
 needs.
 """
 
@@ -11,12 +11,25 @@ import tomllib
 from pathlib import Path
 from typing import Any, Final
 
+from arithmetic import (
+    CARDS,
+    FILE_GB,
+    coding,
+    downloads,
+    kv,
+    memory,
+    shapes,
+    size_fits,
+    speeds,
+    weights,
+)
+
 HERE: Final = Path(__file__).resolve().parent
 TOPIC_FILES: Final = (
     "commands", "flags", "interface", "program", "field",
-    "setup", "daily", "editors", "basics",
+    "setup", "daily", "editors", "service", "basics",
 )  # fmt: skip
-WORD_FILES: Final = ("lexicon", "words", "frames", "sums", "refusals", "copying")
+WORD_FILES: Final = ("lexicon", "words", "frames", "sums", "refusals", "copying", "leaning")
 
 # What the program accepts, as the issues fix it; a test compares it with the program.
 VERBS: Final = [
@@ -102,6 +115,9 @@ FLAGS: Final = [
     "--longest",
     "--cache-ram",
     "--backend",
+    "--no-loop-guard",
+    "--yes",
+    "-y",
     "--head-int8",
     "--head-exact",
     "--raw-prompt",
@@ -166,119 +182,6 @@ FAMILIES: Final = {
     "deepseek-r1": ("deepseek-r1|deepseek r1|deepseek-r1 distill", "1.5 7 8 14 32 70"),
     "smollm2": ("smollm2|smollm 2|smollm", "1.7"),
 }
-WEIGHT_SIZES: Final = (0.5, 1, 1.5, 3, 4, 7, 8, 14, 32, 70, 72)
-WEIGHT_BITS: Final = (16, 8, 4)
-# layers, KV heads, head_dim, as their config.json files have them
-SHAPES: Final = {
-    "Qwen2.5-0.5B": (24, 2, 64),
-    "Qwen2.5-1.5B": (28, 2, 128),
-    "Qwen2.5-3B": (36, 2, 128),
-    "Qwen2.5-7B": (28, 4, 128),
-    "Qwen2.5-14B": (48, 8, 128),
-    "Qwen2.5-32B": (64, 8, 128),
-    "Llama 3.1 8B": (32, 8, 128),
-    "Llama 3.2 1B": (16, 8, 64),
-    "Llama 3.2 3B": (28, 8, 128),
-    "Llama 3.3 70B": (80, 8, 128),
-    "Mistral 7B": (32, 8, 128),
-}
-KV_TOKENS: Final = (4096, 8192, 16384, 32768, 131072)
-KV_BYTES: Final = {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
-FILE_GB: Final = {
-    "3b": 1.9,
-    "7b": 4.7,
-    "8b": 4.9,
-    "14b": 9.0,
-    "32b": 19.9,
-    "70b": 42.5,
-}  # Q4_K_M files
-BANDWIDTHS: Final = (25, 50, 80, 100, 200, 300, 400, 500, 800, 900, 1000, 2000, 3350, 4800)
-LINE_MBIT: Final = (16, 50, 100, 250, 500, 1000)
-MEMORY_CHOICE: Final = {
-    4: ("qwen2.5:3b-q4_k_m", "3B", 1.9, "and a short context"),
-    6: ("qwen2.5:3b-q4_k_m", "3B", 1.9, "with a long context; a 7B (4.7 GB) fits only barely"),
-    8: ("qwen2.5:7b-q4_k_m", "7B", 4.7, "with room for the KV cache"),
-    10: ("qwen2.5:7b-q4_k_m", "7B", 4.7, "with a long context"),
-    12: ("qwen2.5:14b-q4_k_m", "14B", 9.0, "with a short context or q8_0 KV"),
-    16: ("qwen2.5:14b-q4_k_m", "14B", 9.0, "with a long context"),
-    24: ("qwen2.5:32b-q4_k_m", "32B", 19.9, "with a short context or q8_0 KV"),
-    32: ("qwen2.5:32b-q4_k_m", "32B", 19.9, "with a long context"),
-    48: ("llama3.3:70b-q4_k_m", "70B", 42.5, "with a short context or q8_0 KV"),
-    64: ("llama3.3:70b-q4_k_m", "70B", 42.5, "with a long context"),
-    80: ("llama3.3:70b-q4_k_m", "70B", 42.5, "with a long context"),
-}
-
-
-def number(value: float) -> str:
-    """A figure as the guide writes it: no zeros at the end, commas from 10,000 on."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:g}"
-
-
-def gigabytes(value_bytes: float) -> str:
-    """Decimal gigabytes with two places, one from 10 GB on."""
-    gb = value_bytes / 1e9
-    return f"{gb:.1f} GB" if gb >= 10 else f"{gb:.2f} GB"
-
-
-def rate(bandwidth_gb_s: float, size_gb: float) -> str:
-    """tok/s bound by bandwidth: each token reads all weights."""
-    value = bandwidth_gb_s / size_gb
-    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
-
-
-def weights() -> dict[str, str]:
-    """`size/bits` -> gigabytes, for the sizes people ask for."""
-    return {
-        f"{number(b)}/{bits}": f"{number(b * bits / 8)} GB"
-        for b in WEIGHT_SIZES
-        for bits in WEIGHT_BITS
-    }
-
-
-def kv() -> dict[str, dict[str, Any]]:
-    """Per model: the product, bytes per token at f16, and the total for usual contexts and KV
-    types.
-    """
-    table: dict[str, dict[str, Any]] = {}
-    for name, (layers, heads, dim) in SHAPES.items():
-        values = 2 * layers * heads * dim
-        table[name] = {
-            "product": f"2 × {layers} × {heads} × {dim} × 2",
-            "per_token": f"{values * 2:,} bytes ({values * 2 // 1024} KiB)",
-            "totals": {
-                kind: {str(n): gigabytes(values * size * n) for n in KV_TOKENS}
-                for kind, size in KV_BYTES.items()
-            },
-        }
-    return table
-
-
-def memory() -> dict[str, str]:
-    """Gigabytes of memory -> which model, in a sentence."""
-    return {
-        str(gb): f"For {gb} GB take a {size} at Q4_K_M: `localchat pull {name}`. "
-        f"Its weights are {number(file_gb)} GB, so it fits {how}."
-        for gb, (name, size, file_gb, how) in MEMORY_CHOICE.items()
-    }
-
-
-def speeds() -> dict[str, str]:
-    """`size GB/bandwidth GB/s` -> tok/s at most."""
-    sizes = sorted({*FILE_GB.values(), 3.5, 7.0, 14.0, 40.0})
-    return {f"{number(s)}/{b}": rate(b, s) for s in sizes for b in BANDWIDTHS}
-
-
-def downloads() -> dict[str, str]:
-    """`size GB/line Mbit/s` -> how long, in words with the arithmetic."""
-    table = {}
-    for size in sorted({*FILE_GB.values(), 0.4, 1.0, 2.0, 5.0, 40.0}):
-        for line in LINE_MBIT:
-            seconds = size * 8000 / line
-            length = f"{seconds / 60:.1f} minutes" if seconds >= 90 else f"{seconds:.0f} s"
-            table[f"{number(size)}/{line}"] = (
-                f"{length}: {number(size)} × 8 / {line / 1000:g} = {seconds:.0f} s"
-            )
-    return table
 
 
 def read_toml(name: str) -> dict[str, Any]:
@@ -327,7 +230,12 @@ def build() -> dict[str, Any]:
         "families": {k: {"say": s, "sizes": z.split()} for k, (s, z) in FAMILIES.items()},
         "weights": weights(),
         "kv": kv(),
+        "shapes": shapes(),
         "memory": memory(),
+        "size_fits": size_fits(),
+        "coding": coding(),
+        "cards": CARDS,
+        "files": FILE_GB,
         "speeds": speeds(),
         "downloads": downloads(),
         "exit_codes": {str(code): [name, words] for code, (name, words) in EXIT_CODES.items()},

@@ -6,20 +6,11 @@ fit`.
 """
 
 from random import Random
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 from grammar import phrase
 from noise import roughen
-
-WIDTH_SAY: Final = ("{} GB/s", "{} gb/s", "{} GB/s of bandwidth", "a bandwidth of {} GB/s")
-
-
-class Sum(NamedTuple):
-    """What a question with numbers was about; a short question then changes one thing of it."""
-
-    kind: str
-    subject: str
-    detail: str
+from rates import Rates, Sum
 
 
 class Sums:
@@ -29,6 +20,7 @@ class Sums:
         self.facts = facts
         self.ask: dict[str, Any] = facts["sums"]
         self.lexicon: dict[str, list[str]] = facts["lexicon"]
+        self.rates = Rates(facts)
         self.models = [
             (f"{name}:{size}b", f"{say} {size}b")
             for name, family in facts["families"].items()
@@ -44,8 +36,8 @@ class Sums:
 
     def draw(self, rng: Random) -> tuple[str, str, Sum]:
         """A question, its answer, and what it was about."""
-        kinds = (self._weights, self._kv, self._memory, self._speed, self._download, self._named)
-        return rng.choices(kinds, (5, 5, 4, 1.5, 1.5, 6))[0](rng)
+        kinds = (self._weights, self._kv, self._memory, self.rates.draw, self._named)
+        return rng.choices(kinds, (5, 5.5, 4, 5, 5))[0](rng)
 
     def after(self, about: Sum, rng: Random) -> tuple[str, str, Sum] | None:
         """A short question that changes one thing: "and for 8 bits?"."""
@@ -89,9 +81,7 @@ class Sums:
                 said = self._shape(about.subject, rng)
             answer = self._kv_answer(about)
         elif about.kind == "memory":
-            about = about._replace(subject=rng.choice(list(self.facts["memory"])))
-            said = rng.choice(self.ask["memory_say"]).format(about.subject)
-            answer = self.facts["memory"][about.subject]
+            about, said, answer = self._memory_after(about, rng)
         elif about.kind == "named":
             verb = rng.choice(list(self.ask["named"]))
             pattern, shape = self.ask["named"][verb]["ask"], self.ask["named"][verb]["answer"]
@@ -102,8 +92,12 @@ class Sums:
             it = rng.choice(("it", "it", "this model", "that one"))
             said = self._say(f"({pattern})", rng, m=it)
             answer, about = shape.replace("{v}", about.subject), about._replace(detail=verb)
+        elif about.kind == "speed":
+            about, said, answer = self.rates.after(about, rng)
         else:
             return None
+        if said in self.ask["why"]:
+            front = "{}"
         return roughen(front.format(said), rng, dress=False), answer, about
 
     def _size(self, rng: Random) -> tuple[str, str]:
@@ -132,6 +126,8 @@ class Sums:
         )
 
     def _weights(self, rng: Random) -> tuple[str, str, Sum]:
+        if rng.random() < 0.1:
+            return self._file(rng)
         size, said = self._size(rng)
         bits = rng.choice(list(self.ask["bits"]))
         text = self._say(
@@ -145,6 +141,15 @@ class Sums:
                 "parameter parameters", "parameters"
             )
         return roughen(text, rng), self._weights_answer(size, bits), Sum("weights", size, bits)
+
+    def _file(self, rng: Random) -> tuple[str, str, Sum]:
+        """How large a model is where nobody names the bits."""
+        name, gb = rng.choice(list(self.facts["files"].items()))
+        size = name.removesuffix("b")
+        text = self._say(rng.choice(self.ask["file_size"]), rng, s=rng.choice((name, name.upper())))
+        full = self.facts["weights"][f"{size}/16"]
+        answer = f"{gb:g} GB at Q4_K_M, and {full} at 16 bits ({size} billion × 16 / 8)."
+        return roughen(text, rng), answer, Sum("weights", size, "4")
 
     def _kv_tokens(self) -> list[str]:
         return list(next(iter(self.facts["kv"].values()))["totals"]["f16"])
@@ -182,7 +187,7 @@ class Sums:
         )
 
     def _kv(self, rng: Random) -> tuple[str, str, Sum]:
-        if rng.random() < 0.12:
+        if rng.random() < 0.25:
             return self._kv_of_shape(rng)
         name = rng.choice(list(self.facts["kv"]))
         said = self._shape(name, rng)
@@ -205,23 +210,45 @@ class Sums:
         return roughen(text, rng), self._kv_answer(about), about
 
     def _kv_of_shape(self, rng: Random) -> tuple[str, str, Sum]:
-        layers, heads = str(rng.randint(4, 128)), str(rng.choice((1, 2, 4, 8, 12, 16, 32)))
-        dim = str(rng.choice((64, 80, 96, 128, 192, 256)))
-        shown = self._tokens(int(rng.choice(self._kv_tokens())), rng)
-        text = self._say(rng.choice(self.ask["kv_shape"]), rng, l=layers, h=heads, d=dim, t=shown)
-        answer = (
-            f"2 × {layers} × {heads} × {dim} × 2 bytes per token at f16, times the tokens. "
-            "That product is not in my table; `localchat fit MODEL` does the sum."
-        )
-        return roughen(text, rng), answer, Sum("shape", layers, heads)
+        """A model that has no name but a shape; the usual shapes are in the table."""
+        key = rng.choice(list(self.facts["shapes"]))
+        if rng.random() < 0.4:
+            key = rng.choice([row["shape"] for row in self.facts["kv"].values()])
+        elif rng.random() < 0.2:
+            key = f"{rng.randint(5, 127)}/{rng.choice((3, 5, 6, 10, 12, 24))}/{rng.choice((80, 112, 192))}"
+        layers, heads, dim = key.split("/")
+        tokens = rng.choice(self._kv_tokens())
+        shown = self._tokens(int(tokens), rng)
+        pattern = rng.choice(self.ask["kv_shape"])
+        text = self._say(pattern, rng, l=layers, h=heads, d=dim, t=shown)
+        product = f"2 × {layers} × {heads} × {dim} × 2 bytes"
+        row = self.facts["shapes"].get(key)
+        if row is None:
+            answer = (
+                f"{product} per token at f16, times the tokens. "
+                "That product is not in my table; `localchat fit MODEL` does the sum."
+            )
+        elif shown in text:
+            answer = f"{product} = {row['token']} per token at f16, "
+            answer += f"so {int(tokens):,} tokens take {row[tokens]}."
+        else:
+            answer = f"{product} = {row['token']} per token at f16; multiply by the tokens."
+        return roughen(text, rng), answer, Sum("shape", key, tokens)
 
     def _memory(self, rng: Random) -> tuple[str, str, Sum]:
+        if rng.random() < 0.3:
+            return self._card(rng) if rng.random() < 0.5 else self._size_fits(rng)
         gb = rng.choice(list(self.facts["memory"]))
+        for_code = rng.random() < 0.15
         text = self._say(
-            rng.choice(self.ask["memory"]), rng, g=rng.choice(self.ask["memory_say"]).format(gb)
+            rng.choice(self.ask["coding" if for_code else "memory"]),
+            rng,
+            g=rng.choice(self.ask["memory_say"]).format(gb),
         )
+        if for_code:
+            return roughen(text, rng), self.facts["coding"][gb], Sum("memory", gb, "code")
         if rng.random() < 0.1:
-            other = str(rng.choice((1, 2, 3, 5, 7, 11, 18, 20, 22, 36, 40, 96, 100, 128, 141, 192)))
+            other = str(rng.choice((1, 3, 5, 7, 9, 14, 22, 28, 30, 60, 100, 141, 192)))
             text = text.replace(gb, other)
             answer = (
                 f"{other} GB is not in my table. Weights at Q4_K_M are about 0.6 GB per billion "
@@ -231,43 +258,47 @@ class Sums:
             return roughen(text, rng), answer, Sum("memory", other, "")
         return roughen(text, rng), self.facts["memory"][gb], Sum("memory", gb, "")
 
-    def _speed(self, rng: Random) -> tuple[str, str, Sum]:
-        key = rng.choice(list(self.facts["speeds"]))
-        size, width = key.split("/")
-        if rng.random() < 0.2:
-            size, width = f"{rng.randint(2, 60)}.{rng.randint(1, 9)}", str(rng.randint(10, 4000))
-        value = self.facts["speeds"].get(f"{size}/{width}")
-        text = self._say(
-            rng.choice(self.ask["speed"]), rng,
-            f=rng.choice((f"{size} GB", f"{size}gb", f"{size} gb")),
-            w=rng.choice(WIDTH_SAY).format(width),
-        )  # fmt: skip
-        if value:
-            why = "since each token reads all weights once"
-            answer = f"At most about {value} tok/s: {width} / {size}, {why}."
-        else:
-            answer = (
-                f"Divide: {width} / {size} tok/s at most, bandwidth over the bytes of the weights. "
-                "That sum is not in my table; "
-                "`localchat fit MODEL` expects a speed for this machine."
-            )
-        return roughen(text, rng), answer, Sum("speed", size, width)
-
-    def _download(self, rng: Random) -> tuple[str, str, Sum]:
-        key = rng.choice(list(self.facts["downloads"]))
-        size, line = key.split("/")
-        wide = [f"{line} Mbit/s", f"{line} mbit/s", f"{line} mbit", f"{line} mbps"]
-        if line == "1000":
-            wide += ["1 Gbit/s", "1 gbit/s", "a gigabit"]
-        text = self._say(
-            rng.choice(self.ask["download"]), rng, w=rng.choice(wide),
-            f=rng.choice((f"{size} GB", f"{size}gb", f"{size} gb", f"{size} gigabytes")),
-        )  # fmt: skip
-        return (
-            roughen(text, rng),
-            f"About {self.facts['downloads'][key]}.",
-            Sum("download", size, line),
+    def _size_fits(self, rng: Random) -> tuple[str, str, Sum]:
+        """A number of billions on a number of gigabytes."""
+        key = rng.choice(list(self.facts["size_fits"]))
+        name, gb = key.split("/")
+        said = rng.choice((name, name.upper(), f"{name} model", f"{name} q4_k_m", f"{name} 4 bit"))
+        memory = rng.choice(
+            (f"{gb} GB", f"{gb}gb", f"{gb} gb", f"{gb}GB", f"{gb} GB of ram", f"{gb} gb vram")
         )
+        text = self._say(rng.choice(self.ask["size_fits"]), rng, s=said, g=memory)
+        return roughen(text, rng), self.facts["size_fits"][key], Sum("memory", gb, "")
+
+    def _memory_after(self, about: Sum, rng: Random) -> tuple[Sum, str, str]:
+        """Another memory, the same for code, or why."""
+        draw = rng.random()
+        if draw < 0.15:
+            why = rng.choice(self.ask["why"])
+            return (
+                about,
+                why,
+                (
+                    "The weights must fit with room for the KV cache: at Q4_K_M about 0.6 GB per billion "
+                    "parameters. `localchat fit MODEL` checks any other one."
+                ),
+            )
+        if draw < 0.3 and about.subject in self.facts["coding"]:
+            said = rng.choice(("code", "coding", "programming", "writing code"))
+            return about._replace(detail="code"), said, self.facts["coding"][about.subject]
+        about = about._replace(subject=rng.choice(list(self.facts["memory"])))
+        said = rng.choice(self.ask["memory_say"]).format(about.subject)
+        table = self.facts["coding" if about.detail == "code" else "memory"]
+        return about, said, table[about.subject]
+
+    def _card(self, rng: Random) -> tuple[str, str, Sum]:
+        """A graphics card by its name."""
+        card, gb = rng.choice(list(self.facts["cards"].items()))
+        said = rng.choice(
+            (card, card.lower(), card.lower().replace(" ", ""), card.split(" ", 1)[-1])
+        )
+        text = self._say(rng.choice(self.ask["cards"]), rng, c=said)
+        answer = f"{'An' if card[0] in 'RLHA' else 'A'} {card} has {gb} GB. {self.facts['memory'][str(gb)]}"
+        return roughen(text, rng), answer, Sum("memory", str(gb), "")
 
     def _named(self, rng: Random) -> tuple[str, str, Sum]:
         value, said = rng.choice(self.models)
@@ -284,7 +315,10 @@ class Sums:
             value += "-q4_k_m"
             said += rng.choice((" q4_k_m", " Q4_K_M", "-q4_k_m", " in q4_k_m"))
         if rng.random() < 0.2:
-            text = self._say(rng.choice(self.ask["fit"]), rng, m=said)
+            memory = rng.choice(self.ask["memory_say"]).format(
+                rng.choice((4, 6, 8, 12, 16, 24, 32, 48))
+            )
+            text = self._say(rng.choice(self.ask["fit"]), rng, m=said, g=memory)
             answer, verb = (
                 f"Ask `localchat fit {value}`: it says whether it fits, and how fast it will be.",
                 "fit",

@@ -21,7 +21,12 @@ from localchat.errors import ExitCode
 
 FACTS = table.build()
 PATHS = ("/infill", "/metrics", "/health", "/props", "/tokenize", "/detokenize", "/apply")
-OF_OTHERS = ("--extra-index-url", "--tensor-parallel-size")  # of pip and of vLLM
+OF_OTHERS = (
+    "--extra-index-url",
+    "--no-index",
+    "--find-links",
+    "--tensor-parallel-size",
+)  # pip, vLLM
 ROOT = Path(__file__).resolve().parents[2]
 TOPICS: list[dict[str, Any]] = FACTS["topics"]
 
@@ -29,7 +34,9 @@ TOPICS: list[dict[str, Any]] = FACTS["topics"]
 def answers() -> list[tuple[str, str]]:
     found = [(t["id"], t["answer"]) for t in TOPICS]
     found += [(t["id"], a) for t in TOPICS for _, a in t.get("follow", ()) if not a.startswith("@")]
-    return [*found, *(("memory", a) for a in FACTS["memory"].values())]
+    found += [(t["id"], f"`{t['example']}`") for t in TOPICS if "example" in t]
+    found += [(g, a) for g, ps in FACTS["leaning"]["groups"].items() for _, a in ps if a[0] != "@"]
+    return [*found, *(("memory", a) for kind in ("memory", "coding") for a in FACTS[kind].values())]
 
 
 def test_the_committed_table_is_the_one_that_the_sources_make() -> None:
@@ -51,7 +58,8 @@ def test_every_pattern_parses_and_names_only_what_exists() -> None:
         parse(pattern)
         assert set(references(pattern)) <= set(topics.lexicon), (where, pattern)
     for topic in TOPICS:
-        for _, answer in topic.get("follow", ()):
+        leaning = FACTS["leaning"]["groups"].get(topic["group"], [])
+        for _, answer in topic.get("follow", []) + leaning:
             assert not answer.startswith("@") or answer[1:] in topics.by_id, topic["id"]
 
 
@@ -169,6 +177,19 @@ def test_model_names_are_those_of_the_catalogue() -> None:
     names = json.dumps(catalogue)
     missing = [name for name in FACTS["families"] if name not in names]
     assert not missing, f"facts name families that models.toml lacks: {missing}"
+
+
+def test_models_named_in_answers_are_in_the_catalogue() -> None:
+    known = tomllib.loads((ROOT / "models.toml").read_text("utf-8"))["models"]
+    families = {name.split(":")[0] for name in known}
+    seen = 0
+    for where, answer in answers():
+        for family, size in re.findall(r"\b([a-z][\w.-]+):(\d[\w.]*b(?:-a\d+b)?)", answer):
+            seen += 1
+            assert f"{family}:{size}" in known, (where, family, size)
+        for family in re.findall(r"localchat pull ([a-z][\w-]*)[` ]", answer):
+            assert family in families, (where, family)
+    assert seen > 50
 
 
 def test_figures_are_those_of_the_program() -> None:

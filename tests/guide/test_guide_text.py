@@ -81,7 +81,7 @@ def test_sums_come_from_the_table_or_give_the_formula() -> None:
 
 
 def test_short_questions_change_one_thing_of_the_sum_before() -> None:
-    from sums import Sum
+    from rates import Sum
 
     step = Sums(FACTS).after(Sum("memory", "8", ""), Random(4))
     assert step is not None
