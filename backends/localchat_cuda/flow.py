@@ -67,8 +67,8 @@ class Flow(Protocol[X]):
         with `gain`."""
         ...
 
-    def gated(self, gate_up: torch.Tensor) -> X:
-        """The model's activation of gate, times up, of partial sums [S, T, 2K]."""
+    def gated(self, x: X, weight: Weight) -> X:
+        """The model's activation of gate, times up, of x w^T: [T, K] of a weight of 2K features, gate first."""
         ...
 
     def finish(
@@ -228,8 +228,8 @@ class DenseFlow(_Shared):
     ) -> torch.Tensor:
         return self.normed(y, self.residual, gain, post)
 
-    def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
-        gelu = self.config.activation == "gelu_tanh"
+    def gated(self, x: torch.Tensor, weight: Weight) -> torch.Tensor:
+        gate_up, gelu = self.product(x, weight), self.config.activation == "gelu_tanh"
         if not self.kernels:
             return gated.reference(gate_up, gelu=gelu).to(self.dtype)
         out = torch.empty(self.tokens, gate_up.shape[2] // 2, dtype=self.dtype, device=self.device)
@@ -306,8 +306,20 @@ class PackedFlow(_Shared):
 
         return Packed(write, squares)
 
-    def gated(self, gate_up: torch.Tensor) -> Packed:
-        return self._feed("gated", gate_up, gate_up.shape[2] // 2)
+    def gated(self, x: Packed, weight: Weight) -> Packed:
+        assert isinstance(weight, w4_pack.W4)
+        read = x.rows(weight.order)
+        gelu = self.config.activation == "gelu_tanh"
+
+        def write(order: torch.Tensor | None) -> w4_feed.Rows:
+            rows = self._rows(weight.features_out // 2)
+            w4.gated_product(
+                read, weight, rows, squares=x.squares, eps=self.config.eps, gelu=gelu, order=order,
+                kernels=self.kernels,
+            )  # fmt: skip
+            return rows
+
+        return Packed(write)
 
     def _feed(
         self, mode: w4_feed.Mode, source: torch.Tensor, k: int, gain: torch.Tensor | None = None
@@ -321,8 +333,7 @@ class PackedFlow(_Shared):
             call(
                 mode, source, rows, ids=self.inputs.ids if embeds else None,
                 residual=None if gain is None else self.residual, weight=gain, squares=squares,
-                factor=self.embedding_scale if embeds else 1.0,
-                gelu=self.config.activation == "gelu_tanh", order=order,
+                factor=self.embedding_scale if embeds else 1.0, order=order,
             )  # fmt: skip
             return rows
 

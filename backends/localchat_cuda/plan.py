@@ -20,10 +20,11 @@ from localchat_cuda.rotation import LongFactors
 from localchat_cuda.tensor_names import is_text, usual_name
 
 PAGE_TOKENS = 64
-STEP_TOKENS, LARGE_STEP_TOKENS = 2048, 4096
-"""Most tokens of a step, 50 and 100 ms for a 7B model on an H200; the larger one on large GPUs: it takes
-1.4 GB for activations, and dequantizes half as often."""
-_LARGE_GPU_BYTES = 40_000_000_000
+STEP_TOKENS = 2048
+"""Most tokens of a step, 50 ms for a 7B model on an H200."""
+_LARGE_STEPS = ((60_000_000_000, 8192), (30_000_000_000, 4096))
+"""The same where so many bytes or more may be used. 4,096 take 1.4 GB for activations, 8,192 twice that; each
+doubling dequantizes half as often."""
 OVERHEAD_BYTES = 900_000_000
 """The driver's context, the libraries' handles and workspaces, compiled kernels, captured graphs."""
 HEAD_COLUMNS = 128
@@ -109,9 +110,9 @@ def rounded_head_bytes(config: ModelConfig) -> int:
     return numbers + _FLOAT * config.vocabulary - (0 if config.tied else numbers * wide)
 
 
-def step_tokens(gpu: Gpu) -> int:
-    """Most tokens of a step on this GPU."""
-    return LARGE_STEP_TOKENS if gpu.total_bytes >= _LARGE_GPU_BYTES else STEP_TOKENS
+def step_tokens(free_bytes: int) -> int:
+    """Most tokens of a step on a GPU of which so many bytes may be used."""
+    return next((most for least, most in _LARGE_STEPS if free_bytes >= least), STEP_TOKENS)
 
 
 def workspace_bytes(config: ModelConfig, slots: int, step: int = STEP_TOKENS) -> int:
@@ -140,13 +141,13 @@ class _Planner:
         self.kv_type = named(wish.kv_type) or self.kv_types[0]
         self._check()
         self.weights = weights_bytes(config, headers) if headers else dummy_bytes(config)
-        self.step = step_tokens(gpu)
-        self.workspace = workspace_bytes(config, wish.max_slots, self.step)
-        self.workspace += rotation_bytes(config, wish.context_tokens or config.context_train)
         self.card_free = max(gpu.free_bytes - reserve_bytes(gpu.total_bytes), 0)
         self.free = self.card_free
         if limits.gpu_bytes is not None:
             self.free = min(self.free, limits.gpu_bytes)
+        self.step = step_tokens(self.free)
+        self.workspace = workspace_bytes(config, wish.max_slots, self.step)
+        self.workspace += rotation_bytes(config, wish.context_tokens or config.context_train)
         self.gpu = gpu
         self.notes = list(_window_notes(config))
         if wish.head_int8:

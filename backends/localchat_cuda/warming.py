@@ -39,7 +39,7 @@ from localchat_cuda.layout import BUCKETS, PROMPT_BUCKETS
 from localchat_cuda.weights import product_shapes
 
 _PATIENCE_S = 900
-_ROWS_OF_BYTES = (64, 32, 16, 1)
+_ROWS_OF_BYTES = (64, 32, 16, 8, 1)
 """One for each kernel of a weight of bytes."""
 
 

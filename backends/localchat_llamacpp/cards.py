@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from localchat.fit.machine import Gpu, Machine
@@ -17,12 +17,13 @@ from localchat_llamacpp.rebuild import Device, can_offload, devices
 _PATIENCE_S = 20.0
 
 
-def with_cards(machine: Machine, found: Iterable[Device]) -> Machine:
+def with_cards(machine: Machine, ask: Callable[[], Iterable[Device]]) -> Machine:
     """The machine with the devices of the library that runs: cards with memory of their own; where there are
-    only integrated ones, their memory is the RAM."""
+    only integrated ones, their memory is the RAM. Asked only where none are known: to tell its free memory,
+    CUDA takes 0.5 GB of each card for as long as the process lives."""
     if machine.gpus or machine.unified_memory:
         return machine
-    listed = list(found)
+    listed = list(ask())
     cards = [one for one in listed if one.kind == "gpu" and one.total_bytes]
     if cards:
         gpus = tuple(
@@ -56,7 +57,7 @@ def look(machine: Machine) -> Machine:
         told = [Device(**one) for one in json.loads(done.stdout)]
     except (OSError, subprocess.SubprocessError, ValueError, TypeError):
         return machine  # as if there were none: the load itself finds out
-    return with_cards(machine, told)
+    return with_cards(machine, lambda: told)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ class GgufModel:
     def plan(self, wish: LoadWish) -> MemoryPlan:
         """What a load would take now. Raises DoesNotFit with advice, UsageError for impossible wishes."""
         can_offload = bool(library().api.llama_supports_gpu_offload())
-        machine = with_cards(read_machine(), devices()) if can_offload else read_machine()
+        machine = with_cards(read_machine(), devices) if can_offload else read_machine()
         if self.info.pooling:
             found = plan_embedding(self.header, wish, machine, can_offload=can_offload)
             return demand(found, self.info.name)

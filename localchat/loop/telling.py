@@ -69,6 +69,11 @@ class Telling:
             self.flush()
             self._sent_s = now_s
 
+    def hurry(self) -> None:
+        """Send what cannot wait: first tokens do not stand behind the plan of the next step."""
+        if self._pressing:
+            self.flush()
+
     def flush(self) -> None:
         """Send everything now."""
         self._pressing = False

@@ -148,6 +148,7 @@ class Loop:
             for note in result.notes:
                 self._outlets.say(note)
             self.decisions.decide(flight, result)
+            self._telling.hurry()
             if result.status != "ok":
                 self._hold()
         while len(self._flights) < self._depth:

@@ -42,7 +42,7 @@ def config_of(stored: str = "") -> ModelConfig:
 
 
 def runner_of(
-    config: ModelConfig, *, slots: int, kv_tokens: int, context: int = 8192, step: int = 4096,
+    config: ModelConfig, *, slots: int, kv_tokens: int, context: int = 8192, step: int = 8192,
     graphs: bool = True, head_int8: bool = False, kv_type: str | None = None,
 ) -> CudaRunner:  # fmt: skip
     """A warm runner over random weights."""
@@ -175,8 +175,8 @@ class ReplayDrawer(KernelDrawer):
 
 
 def random_tokens(draw: np.random.Generator, size: int) -> tuple[int, ...]:
-    """Ids of an ordinary vocabulary."""
-    return tuple(draw.integers(1000, 100_000, size).tolist())
+    """Ids that every vocabulary here has."""
+    return tuple(draw.integers(1000, 32_000, size).tolist())
 
 
 def shrunk(can: Capabilities, **changes: Any) -> Capabilities:  # noqa: ANN401

@@ -13,6 +13,7 @@ from localchat_cuda.kernels import (
     norm,
     rope,
     w4_feed,
+    w4_many,
     w4_pack,
     w4_plan,
 )
@@ -113,19 +114,31 @@ class Chain:
     def feed(
         self, mode: w4_feed.Mode, source: torch.Tensor, to: str, weight: torch.Tensor | None = None
     ) -> None:
-        if mode == "gated":
-            w4_feed.feed(mode, source, self.rows[to])
-            return
         w4_feed.feed(
             mode, source, self.rows[to], ids=self.ids if mode == "embed" else None,
             residual=self.residual, weight=weight, squares=self.squares,
         )  # fmt: skip
 
+    def activated(self, weight: w4_pack.W4) -> None:
+        """gate and up, and what `down` reads of them."""
+        into = self.rows["down"]
+        if self.form == "many":
+            assert isinstance(into, w4_feed.HalfRows)
+            read, cut = self.rows["gate_up"], w4_many.gated_cut_for(self.m, weight.features_out)
+            assert isinstance(read, w4_feed.HalfRows)
+            w4_many.gated_product(read, weight, into, cut, squares=self.squares, eps=EPS)
+            return
+        self.product("gate_up", weight)
+        w4_feed.feed("gated", self.out["gate_up"], into)
+
     def layer(self, layer: Layer, after: torch.Tensor | None, parts: str = "attention") -> None:
         """`parts`: what of the layer runs; `products`: they alone, over and over the same activations."""
         if parts == "products":
             for name in SHAPES:
-                self.product(name, layer.weights[name])
+                if name == "gate_up" and self.form == "many":
+                    self.activated(layer.weights[name])
+                else:
+                    self.product(name, layer.weights[name])
             return
         self.product("qkv", layer.weights["qkv"])
         k, v = layer.cache.pool[:, 0], layer.cache.pool[:, 1]
@@ -142,8 +155,7 @@ class Chain:
             w4_feed.feed("plain", self.out["qkv"], self.rows["o"])
         self.product("o", layer.weights["o"])
         self.feed("norm", self.out["o"], "gate_up", layer.norms[1])
-        self.product("gate_up", layer.weights["gate_up"])
-        self.feed("gated", self.out["gate_up"], "down")
+        self.activated(layer.weights["gate_up"])
         self.product("down", layer.weights["down"])
         if after is not None:
             self.feed("norm", self.out["down"], "qkv", after)

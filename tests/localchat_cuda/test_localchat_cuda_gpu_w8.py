@@ -6,10 +6,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from localchat_cuda.kernels import w8, w8_dense, w8_few, w8_pack, w8_plan, w8_tile, w8_tiles, w8a8
+from localchat_cuda.kernels import (
+    w8,
+    w8_dense,
+    w8_few,
+    w8_one,
+    w8_pack,
+    w8_plan,
+    w8_tile,
+    w8_tiles,
+    w8a8,
+)
 from localchat_cuda.kernels.launch import traits
 from localchat_cuda.kernels.w8_pack import W8
-from localchat_cuda.kernels.w8_plan import few_cut, tiles_cut
+from localchat_cuda.kernels.w8_plan import few_cut, one_cut, tiles_cut
 from tests.localchat_cuda import tiny_models
 from tests.localchat_cuda.test_localchat_cuda_fp8 import save_fp8
 from tests.localchat_cuda.test_localchat_cuda_gpu import HALVES, logs_of
@@ -73,6 +83,11 @@ def test_products_are_their_references(kind: str, n: int, k: int, half: str) -> 
                 out = torch.full((cut.splits, m, n), float("nan"), device=GPU)
                 call(x, weight, out, cut, way=way)
                 assert off(out.sum(0), wanted) < 1e-4, (m, way, cut)
+    x = torch.randn(1, k, device=GPU).to(HALVES[half])
+    for way in ways(x.dtype, whole=weight.whole):
+        out = torch.full((1, 1, n), float("nan"), device=GPU)
+        w8_one.product(x, weight, out, one_cut(n, k, sms), way=way)
+        assert off(out[0], w8_few.reference(x, weight)) < 1e-5, way
 
 
 @pytest.mark.parametrize("half", sorted(HALVES))

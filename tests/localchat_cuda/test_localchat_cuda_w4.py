@@ -305,3 +305,32 @@ def test_the_many_rule_divides_every_shape() -> None:
     for n, k in ((1152, 896), (896, 4864), (37888, 3584), (3584, 18944), (4608, 3584), (64, 128)):
         for rows in (17, 128, 512):
             w4_many.cut_for(rows, n, k, 132).shape.check(n, k, wide=True)
+
+
+@pytest.mark.parametrize(("rows", "tile", "warps"), [(70, 64, 4), (33, 64, 8), (140, 128, 4)])
+@pytest.mark.parametrize("gelu", [False, True])
+def test_gate_and_up_are_activated_in_the_product(
+    rows: int, tile: int, warps: int, gelu: bool
+) -> None:
+    w = weight(512, 384)
+    x = values(rows, w.features_in) / 30
+    held = HalfRows.empty(rows, w.features_in, CPU, "slots")
+    w4_feed.quantize(x, held)
+    squares = x.square().view(rows, 3, 128).sum(-1)
+    found, wanted = (HalfRows.empty(rows, 256, CPU, "slots") for _ in range(2))
+    found.x.fill_(float("nan"))
+    cut = w4_many.Cut(Shape(2, warps, 3, 1), tile)
+    w4_many.gated_product(held, w, found, cut, squares=squares, eps=0.5, gelu=gelu)
+    sums = w4_fp16.reference(held, w, squares, 0.5)[None]
+    w4_feed.reference("gated", sums, wanted, gelu=gelu)
+    assert relative(found.x.float(), wanted.x.float()) < 1e-3
+
+
+def test_a_gated_product_refuses_what_it_cannot_halve() -> None:
+    w = weight(128, 256)
+    held, into = (HalfRows.empty(40, k, CPU, "slots") for k in (256, 64))
+    with pytest.raises(ValueError, match="two blocks and one split of 128 features"):
+        w4_many.gated_product(held, w, into, w4_many.Cut(Shape(1, 4, 3, 1), 64))
+    lanes = HalfRows.empty(40, 64, CPU, "lanes")
+    with pytest.raises(ValueError, match="into: slot order wanted"):
+        w4_many.gated_product(held, w, lanes, w4_many.Cut(Shape(2, 4, 3, 1), 64))

@@ -4,9 +4,19 @@ import pytest
 import torch
 from triton.language import constexpr
 
-from localchat_cuda.kernels import w8, w8_dense, w8_few, w8_pack, w8_plan, w8_tile, w8_tiles, w8a8
+from localchat_cuda.kernels import (
+    w8,
+    w8_dense,
+    w8_few,
+    w8_one,
+    w8_pack,
+    w8_plan,
+    w8_tile,
+    w8_tiles,
+    w8a8,
+)
 from localchat_cuda.kernels.w8_pack import W8
-from localchat_cuda.kernels.w8_plan import Cut
+from localchat_cuda.kernels.w8_plan import Cut, One
 
 KINDS = {"row": w8_pack.e4m3_rows, "block": w8_pack.e4m3_blocks, "whole": w8_pack.whole_rows}
 CODES = torch.arange(256).to(torch.uint8)
@@ -129,6 +139,22 @@ def test_a_product_of_few_rows_is_the_reference(
 
 
 @pytest.mark.parametrize(
+    ("kind", "n", "k", "cut"),
+    [
+        ("row", 300, 384, One(4, 512, 2, 4)),
+        ("block", 256, 1024, One(8, 256, 4, 1)),
+        ("block", 130, 640, One(2, 512, 1, 2)),
+        ("whole", 33, 256, One(4, 128, 1, 1)),
+    ],
+)
+def test_a_product_of_one_row_is_the_reference(kind: str, n: int, k: int, cut: One) -> None:
+    weight, x = drawn(kind, n, k), rows(1, k)
+    out = torch.full((1, 1, n), float("nan"))
+    w8_one.product(x, weight, out, cut, way=w8_tile.PLAIN)
+    assert off(out[0], w8_few.reference(x, weight)) < 1e-6
+
+
+@pytest.mark.parametrize(
     ("kind", "m", "n", "k", "splits"),
     [("row", 17, 66, 256, 2), ("block", 40, 130, 384, 3), ("whole", 64, 64, 128, 1)],
 )
@@ -207,7 +233,7 @@ def test_parts_join_where_their_scales_do() -> None:
 
 def test_a_cut_depends_on_rows_by_their_class_alone() -> None:
     for n, k in ((37888, 3584), (3584, 18944), (4608, 3584), (152064, 3584), (64, 128)):
-        assert len({w8_plan.few_cut(m, n, k, 132) for m in range(1, 9)}) == 1
+        assert len({w8_plan.few_cut(m, n, k, 132) for m in range(2, 9)}) == 1
         for cut in (w8_plan.few_cut(16, n, k, 132), w8_plan.tiles_cut(64, n, k, 132)):
             cut.check(n, k)
 
@@ -221,5 +247,9 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
         w8_few.product(rows(1, 96), drawn("row", 32, 96), torch.empty(1, 1, 32), cut, way=0)
     with pytest.raises(ValueError, match="does not divide"):
         w8_few.product(rows(1, 128), weight, torch.empty(2, 1, 32), Cut(1, 1, 2), way=0)
+    with pytest.raises(ValueError, match="rows that divide 128"):
+        w8_one.product(rows(1, 128), weight, torch.empty(1, 1, 32), One(3, 128, 1, 1), way=0)
+    with pytest.raises(ValueError, match="x: 1 to 1 rows wanted, 2"):
+        w8_one.product(rows(2, 128), weight, torch.empty(1, 2, 32), One(4, 128, 1, 1), way=0)
     with pytest.raises(ValueError, match="scratch"):
         w8_dense.product(rows(1, 128), weight, torch.empty(1, 32), torch.empty(100), way=0)

@@ -16,7 +16,7 @@ SCRIPT = r"""
 import json, re, sys, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from localchat_cuda.kernels import w8_dense, w8_few, w8_plan, w8_tiles, w8a8
+from localchat_cuda.kernels import w8_dense, w8_few, w8_one, w8_plan, w8_tiles, w8a8
 
 def compiled(kernel, types, warps, **values):
     names = kernel.arg_names
@@ -41,6 +41,10 @@ for x, rows, shared in (("*bf16", 64, False),):
     made[f"tiles {x}"] = compiled(
         w8_tiles._tiles_kernel, dict(types, x=x), cut.warps, MP=rows, BN=16 * cut.blocks,
         STAGES=cut.stages, SHARED=shared, WHOLE=False, WAY=way, FOUR=not hopper, **whole)
+one = w8_plan.one_cut(4608, 3584, 132)
+made["one"] = compiled(
+    w8_one._one_kernel, dict(types, x="*bf16", N="constexpr"), one.warps, N=4608, K=3584, ROWS=one.rows,
+    RUN=one.run, UNROLL=one.unroll, SHARED=True, WHOLE=False, WAY=way, PDL=hopper)
 made["dequantize"] = compiled(
     w8_dense._dequantize_kernel, dict(types, out="*bf16"), 4, K=3584, ROWS=4, COLUMNS=1024,
     SHARED=True, WHOLE=False, WAY=way)

@@ -18,20 +18,23 @@ INSIDE = Device("Vulkan1", "Radeon 780M", "igpu", 14 * GB, 16 * GB)
 
 
 def test_cards_with_memory_of_their_own_are_taken() -> None:
-    found = with_cards(MACHINE, [CPU, RADEON, INSIDE])
+    found = with_cards(MACHINE, lambda: [CPU, RADEON, INSIDE])
     assert found.gpus == (Gpu(0, "RX 7900", 24 * GB, 22 * GB),)
     assert not found.unified_memory
 
 
 def test_an_integrated_gpu_alone_shares_the_ram() -> None:
-    found = with_cards(MACHINE, [CPU, INSIDE])
+    found = with_cards(MACHINE, lambda: [CPU, INSIDE])
     assert found.unified_memory and not found.gpus
 
 
-def test_what_is_known_already_stays() -> None:
+def test_the_library_is_not_asked_of_cards_that_are_known() -> None:
+    def ask() -> list[Device]:
+        raise AssertionError("CUDA would take memory of the card")
+
     known = replace(MACHINE, gpus=(Gpu(0, "H200", 141 * GB, 140 * GB),))
-    assert with_cards(known, [RADEON]) is known
-    assert with_cards(MACHINE, [CPU]) is MACHINE
+    assert with_cards(known, ask) is known
+    assert with_cards(MACHINE, lambda: [CPU]) is MACHINE
 
 
 def test_only_a_build_for_gpus_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

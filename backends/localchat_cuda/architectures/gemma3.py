@@ -43,7 +43,7 @@ def forward(flow: Flow[X], weights: ModelWeights) -> torch.Tensor:
         x = flow.attend(qkv, number, None, norms)
         y, post = flow.product(x, layer.products["o"]), layer.norms["post_attention"]
         x = flow.add_norm(y, layer.norms["feed"], post)
-        x = flow.gated(flow.product(x, layer.products["gate_up"]))
+        x = flow.gated(x, layer.products["gate_up"])
         y, post = flow.product(x, layer.products["down"]), layer.norms["post_feed"]
         if number < last:
             x = flow.add_norm(y, weights.layers[number + 1].norms["attention"], post)

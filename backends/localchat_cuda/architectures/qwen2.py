@@ -36,7 +36,7 @@ def forward(flow: Flow[X], weights: ModelWeights) -> torch.Tensor:
         qkv = flow.product(x, layer.products["qkv"])
         x = flow.attend(qkv, number, layer.biases["qkv"], None)
         x = flow.add_norm(flow.product(x, layer.products["o"]), layer.norms["feed"])
-        x = flow.gated(flow.product(x, layer.products["gate_up"]))
+        x = flow.gated(x, layer.products["gate_up"])
         y = flow.product(x, layer.products["down"])
         if number < last:
             x = flow.add_norm(y, weights.layers[number + 1].norms["attention"])

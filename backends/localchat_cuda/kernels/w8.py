@@ -7,10 +7,10 @@ from functools import lru_cache
 
 import torch
 
-from localchat_cuda.kernels import w8_dense, w8_few, w8_tiles, w8a8
+from localchat_cuda.kernels import w8_dense, w8_few, w8_one, w8_tiles, w8a8
 from localchat_cuda.kernels.launch import interpreted, traits
 from localchat_cuda.kernels.w8_pack import W8
-from localchat_cuda.kernels.w8_plan import TILED_ROWS, few_cut, form_for, tiles_cut
+from localchat_cuda.kernels.w8_plan import TILED_ROWS, few_cut, form_for, one_cut, tiles_cut
 from localchat_cuda.kernels.w8_tile import NATIVE, PACKED, PLAIN
 
 
@@ -45,6 +45,10 @@ def product(
         scratch = torch.empty(n * k, dtype=x.dtype, device=device)
         w8_dense.product(x, weight, out, scratch, way=way)
         return out[None]
+    if form == "one":
+        out = torch.empty(1, 1, n, device=device)
+        w8_one.product(x, weight, out, one_cut(n, k, sms), way=way)
+        return out
     cut = few_cut(m, n, k, sms) if form == "few" else tiles_cut(m, n, k, sms)
     sums = torch.empty(cut.splits, m, n, device=device)
     call = w8_few.product if form == "few" else w8_tiles.product

@@ -199,8 +199,8 @@ def _few_kernel(
             tl.store(out + at, y * gain, mask=(m < M)[None, :] & (n < N)[:, None])
 
 
-def check(x: torch.Tensor, weight: W8, out: torch.Tensor, cut: Cut, most: int) -> None:
-    """ValueError unless the tensors and the cut fit each other."""
+def check(x: torch.Tensor, weight: W8, out: torch.Tensor, splits: int, *, most: int) -> None:
+    """ValueError unless the tensors fit each other and a form of at most so many rows."""
     m, (n, k), device = x.shape[0], weight.codes.shape, weight.codes.device
     if not 1 <= m <= most:
         raise ValueError(f"x: 1 to {most} rows wanted, {m} given")
@@ -210,16 +210,16 @@ def check(x: torch.Tensor, weight: W8, out: torch.Tensor, cut: Cut, most: int) -
     require("x", x, (m, k), FLOATS, device)
     require("weight.codes", weight.raw, (n, k), (torch.uint8,), device)
     require("weight.scales", weight.scales, held, (torch.float32,), device)
-    require("out", out, (cut.splits, m, n), (torch.float32,), device)
-    cut.check(n, k)
+    require("out", out, (splits, m, n), (torch.float32,), device)
 
 
 def product(
     x: torch.Tensor, weight: W8, out: torch.Tensor, cut: Cut, *, way: int, pdl: bool = True
 ) -> None:
     """Write the partial sums into `out` [S, M, N]; `way` of w8_tile.py; see the head of this file."""
-    check(x, weight, out, cut, MAX_ROWS)
+    check(x, weight, out, cut.splits, most=MAX_ROWS)
     m, (n, k) = x.shape[0], weight.codes.shape
+    cut.check(n, k)
     pdl = pdl and traits(weight.codes.device).pdl
     kernel = _few_kernel[(triton.cdiv(n, 16 * cut.blocks), cut.splits)](
         x,

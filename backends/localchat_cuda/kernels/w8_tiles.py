@@ -84,8 +84,9 @@ def product(
     x: torch.Tensor, weight: W8, out: torch.Tensor, cut: Cut, *, way: int, pdl: bool = True
 ) -> None:
     """Write the partial sums into `out` [S, M, N]; reference: w8_few.reference."""
-    check(x, weight, out, cut, MAX_ROWS)
+    check(x, weight, out, cut.splits, most=MAX_ROWS)
     m, (n, k) = x.shape[0], weight.codes.shape
+    cut.check(n, k)
     hopper = traits(weight.codes.device).pdl
     pdl = pdl and hopper
     _tiles_kernel[(triton.cdiv(n, 16 * cut.blocks), cut.splits)](
