@@ -30,7 +30,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from localchat_cuda.kernels import kv8
 from localchat_cuda.kernels.attention import HALF_TYPES, Batch, Rules, check
 from localchat_cuda.kernels.launch import options, power_of_two, require, roomy, settle, traits
-from localchat_cuda.kernels.w4_feed import Int8Rows, Rows, check_rows, format_of, write_rows
+from localchat_cuda.kernels.w4_feed import (
+    Int8Rows,
+    Rows,
+    check_rows,
+    feed,
+    format_of,
+    write_rows,
+)
 
 WIDEST = 16
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -232,7 +239,6 @@ def _merge_kernel(
     masses,
     out,
     factors,
-    order,
     T,
     H: tl.constexpr,
     D: tl.constexpr,
@@ -240,7 +246,6 @@ def _merge_kernel(
     SPLITS_POW2: tl.constexpr,
     MQ: tl.constexpr,
     FORMAT: tl.constexpr,
-    ORDER: tl.constexpr,
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -251,11 +256,9 @@ def _merge_kernel(
     i = group * 128 + tl.arange(0, 128)
     s = tl.arange(0, SPLITS_POW2)
     columns = i < H * D
-    if ORDER:
-        i = tl.load(order + i, mask=columns, other=0)
     if PDL:
         gdc_wait()
-    if D % 128 == 0 and not ORDER:
+    if D % 128 == 0:
         # a group lies within one head: one weight for each range
         at = (s * T + t) * H + group * 128 // D
         peak = tl.load(peaks + at, mask=s < SPLITS, other=float("-inf"))
@@ -339,22 +342,26 @@ def merge(
     order: torch.Tensor | None = None,
     pdl: bool = True,
 ) -> None:
-    """Merge the ranges into `out`: fp16 or bf16 [T, H*D], or the activations of a W4 product, their
-    columns in the `order` (int32 [H*D]) that it stores, if any."""
+    """Merge the ranges into `out`: fp16, bf16 or fp32 [T, H*D], or the activations of a W4 product. Those may
+    have their columns in the `order` (int32 [H*D]) that it stores: a kernel of its own then, which reads
+    columns out of order once and not from each range."""
     splits, t, columns = partials.sums.shape
     h = partials.peaks.shape[2]
     device = partials.sums.device
     if isinstance(out, torch.Tensor):
         if order is not None:
             raise ValueError("order: only the activations of a W4 product can be written in one")
-        require("out", out, (t, columns), HALF_TYPES, device)
+        require("out", out, (t, columns), (*HALF_TYPES, torch.float32), device)
         target, factors, form, room = out, out, 3, 0
+    elif order is not None:
+        flat = torch.empty(t, columns, device=device)
+        merge(partials, flat, pdl=pdl)
+        feed("plain", flat[None], out, order=order, pdl=pdl)
+        return
     else:
         check_rows(out, t, columns, device)
         target, factors, form = out.x, out.factors, format_of(out)
         room = factors.shape[1] if isinstance(out, Int8Rows) else factors.shape[2]
-    if order is not None:
-        require("order", order, (columns,), (torch.int32,), device)
     way = traits(device)
     pdl = pdl and way.pdl
     kernel = _merge_kernel[(triton.cdiv(columns, 128), t)](
@@ -363,7 +370,6 @@ def merge(
         partials.masses,
         target,
         factors,
-        factors if order is None else order,
         t,
         H=h,
         D=columns // h,
@@ -371,7 +377,6 @@ def merge(
         SPLITS_POW2=power_of_two(splits),
         MQ=room,
         FORMAT=form,
-        ORDER=order is not None,
         ROOMY=roomy(t),
         PDL=pdl,
         **options(pdl, 1 if splits <= 8 else 4),

@@ -40,6 +40,9 @@ Mode = Literal["embed", "norm", "gated", "plain"]
 _MODES: dict[str, int] = {"plain": 0, "norm": 1, "gated": 2, "embed": 3}
 ALONE = 32
 """Up to so many rows each has a program of its own: within a class of row counts their bits are equal."""
+TWICE = 4
+"""From so many rows on a norm in another order is two kernels: columns out of order are read in pieces of 32
+bytes where 4 are wanted, once from one matrix instead of from each partial sum, the residual and the weight."""
 STEPS = 32512.0
 """The largest value of a 16-bit block: 127 * 256, so that rounding never overflows the high
 byte."""
@@ -81,6 +84,22 @@ class HalfRows:
 
 
 Rows: TypeAlias = Int8Rows | HalfRows
+
+
+@dataclass(frozen=True, slots=True)
+class FloatRows:
+    """Activations between two kernels: x fp32 [M, K], which no product reads."""
+
+    x: torch.Tensor
+
+    @staticmethod
+    def empty(rows: int, k: int, device: torch.device) -> "FloatRows":
+        return FloatRows(torch.empty(rows, k, device=device))
+
+    @property
+    def factors(self) -> torch.Tensor:
+        """None are kept: a place that is never written."""
+        return self.x
 
 
 def padded(rows: int) -> int:
@@ -170,10 +189,12 @@ def write_rows(
     v, x, factors, group, m, there, K: tl.constexpr, MQ: tl.constexpr, FORMAT: tl.constexpr
 ):
     """One group of 128 values of some rows, v [R, 128] of the rows m [R] where `there` [R], in FORMAT 0
-    int8, 1 fp16 in lane order, 2 fp16 in slot order."""
+    int8, 1 fp16 in lane order, 2 fp16 in slot order, 3 fp32 as they are."""
     j = tl.arange(0, 128)
     inside = there[:, None]
-    if FORMAT == 0:
+    if FORMAT == 3:
+        tl.store(x + m[:, None] * K + group * 128 + j[None, :], v, mask=inside)
+    elif FORMAT == 0:
         step = tl.maximum(tl.max(tl.abs(v), 1) * (1.0 / 32512.0), 1e-30)
         whole = tl.floor(v * (1.0 / step)[:, None] + 0.5).to(tl.int32)
         high = (whole + 128) >> 8
@@ -278,13 +299,17 @@ def together(rows: int, groups: int, sms: int) -> int:
     return next((n for n in (4, 8) if triton.cdiv(rows, n) * groups <= 10 * sms), 16)
 
 
-def format_of(rows: Rows) -> int:
+def format_of(rows: Rows | FloatRows) -> int:
+    if isinstance(rows, FloatRows):
+        return 3
     return 0 if isinstance(rows, Int8Rows) else 2 if rows.order == "slots" else 1
 
 
-def check_rows(rows: Rows, m: int, k: int, device: torch.device) -> None:
+def check_rows(rows: Rows | FloatRows, m: int, k: int, device: torch.device) -> None:
     """ValueError unless `rows` holds exactly m rows of k columns."""
-    if isinstance(rows, Int8Rows):
+    if isinstance(rows, FloatRows):
+        require("rows.x", rows.x, (m, k), (torch.float32,), device)
+    elif isinstance(rows, Int8Rows):
         require("rows.x", rows.x, (2 * m, k), (torch.int8,), device)
         require("rows.factors", rows.factors, (k // GROUP, lanes(m), 4), (torch.float32,), device)
     else:
@@ -295,7 +320,7 @@ def check_rows(rows: Rows, m: int, k: int, device: torch.device) -> None:
 def feed(
     mode: Mode,
     source: torch.Tensor,
-    rows: Rows,
+    rows: Rows | FloatRows,
     *,
     ids: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
@@ -338,6 +363,11 @@ def feed(
         require("squares", squares, (m, k // GROUP), (torch.float32,), device)
     if order is not None:
         require("order", order, (k,), (torch.int32,), device)
+        if mode == "norm" and m >= TWICE:
+            flat = FloatRows.empty(m, k, device)
+            feed(mode, source, flat, residual=residual, weight=weight, squares=squares, pdl=pdl)
+            feed("plain", flat.x[None], rows, order=order, pdl=pdl)
+            return
     way = traits(device)
     pdl = pdl and way.pdl
     several = together(m, k // GROUP, way.sms)
@@ -354,7 +384,7 @@ def feed(
         m,
         N=n,
         K=k,
-        MQ=rows.factors.shape[1] if isinstance(rows, Int8Rows) else rows.factors.shape[2],
+        MQ=rows.factors.shape[2] if isinstance(rows, HalfRows) else rows.factors.shape[1],
         S=splits,
         MODE=_MODES[mode],
         FORMAT=format_of(rows),
