@@ -98,7 +98,8 @@ def lay_out(stretches: Sequence[Stretch], pad_to: int, sizes: Sizes, scratch: in
     widest = WIDEST if any(each.width > 1 for each in few) else 1
     few += _padding(few_tokens - few_real, widest, scratch)
     many = [stretches[i] for i in many_rows]
-    many += _padding(tokens - few_tokens - many_real, tokens, scratch)
+    # A page at a time: the scratch slot has one, and what is written behind it would be a sequence's.
+    many += _padding(tokens - few_tokens - many_real, sizes.page_tokens, scratch)
     tiles = _tiles(many, sizes)
     if captured and few:
         few += _idle(_power_of_two(len(few)) - len(few), scratch) if widest > 1 else []
