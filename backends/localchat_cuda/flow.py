@@ -141,7 +141,7 @@ class _Shared:
             work = self.inputs.many
             rules = self.rules(layer)
             attention_many.attend(
-                self.q, k, v, work.batch, work.tiles, out, rules, exponents=exponents
+                self.q, k, v, work.batch, work.tiles, out, rules, exponents=exponents, cut=work.cut
             )
         return flat
 

@@ -62,17 +62,27 @@ class Sizes:
     sms: int
     coded: bool = False
     """Whether the cache holds codes of 8 bits."""
+    chunks: attention_many.Cut | None = None
+    """What prompt chunks over plain pages are attended to with; None: what there is for every device."""
+
+    @property
+    def cut(self) -> attention_many.Cut:
+        """Whose rows are those of a tile."""
+        plain = None if self.coded else self.chunks
+        return plain or attention_many.cut_for(self.head_dim)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """A step. stretches: those with few tokens, then prompt chunks, padding among both; one without tokens is
-    idle. first: per row of the plan, the number of its first token. captured: whether a graph may serve it."""
+    idle. first: per row of the plan, the number of its first token. cut: of the tiles. captured: whether it may
+    be served by a graph."""
 
     stretches: tuple[Stretch, ...]
     first: tuple[int, ...]
     shape: Shape
     tiles: tuple[tuple[int, int], ...]
+    cut: attention_many.Cut
     captured: bool
 
     @property
@@ -106,11 +116,11 @@ def lay_out(stretches: Sequence[Stretch], pad_to: int, sizes: Sizes, scratch: in
     if captured and many:
         # One idle sequence at least: tiles without work belong to it.
         many += _idle(_power_of_eight(len(many) + 1) - len(many), scratch)
-        most = -(-(tokens - few_tokens) // _tile_rows(sizes)) + len(many)
+        most = -(-(tokens - few_tokens) // sizes.cut.rows) + len(many)
         tiles += [(len(many) - 1, 0)] * (most - len(tiles))
     splits = _splits(few, widest, sizes)
     shape = Shape(tokens, few_tokens, len(few), widest, splits, len(many), len(tiles))
-    return Layout((*few, *many), tuple(first), shape, tuple(tiles), captured)
+    return Layout((*few, *many), tuple(first), shape, tuple(tiles), sizes.cut, captured)
 
 
 def _padded(few: int, many: int, pad_to: int) -> tuple[int, int, bool]:
@@ -145,14 +155,10 @@ def _power_of_eight(least: int) -> int:
     return 1 << -(-(least - 1).bit_length() // 3) * 3
 
 
-def _tile_rows(sizes: Sizes) -> int:
-    return attention_many.cut_for(sizes.head_dim).rows
-
-
 def _tiles(many: Sequence[Stretch], sizes: Sizes) -> list[tuple[int, int]]:
     counts = [each.width for each in many]
     ends = [each.start + each.width for each in many]
-    return attention_many.tiles_of(counts, ends, _tile_rows(sizes))
+    return attention_many.tiles_of(counts, ends, sizes.cut.rows)
 
 
 def _splits(few: Sequence[Stretch], widest: int, sizes: Sizes) -> int:
@@ -230,7 +236,8 @@ def inputs_of(
     if border:
         few = Few(batch(slice(0, border)), shape.few_tokens, shape.widest, shape.splits)
     if shape.tiles:
-        many = Many(batch(slice(border, None)), view(places.tiles).view(-1, 2))
+        tiles = view(places.tiles).view(-1, 2)
+        many = Many(batch(slice(border, None)), tiles, layout.cut)
     return Inputs(
         ids=torch.index_select(known, 0, view(places.ids)),
         positions=view(places.positions),
