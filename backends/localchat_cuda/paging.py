@@ -92,11 +92,13 @@ class Few:
 
 @dataclass(frozen=True, slots=True)
 class Many:
-    """Sequences with more new tokens. tiles: attention_many.tiles_of the cut's rows."""
+    """Sequences with more new tokens. tiles: attention_many.tiles_of the cut's rows. decoded: pages of codes
+    that are made plain first, kv8_plain's sources; None: pages are read as they are."""
 
     batch: Batch
     tiles: torch.Tensor
     cut: Cut
+    decoded: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)

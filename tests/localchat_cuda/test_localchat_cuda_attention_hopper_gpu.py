@@ -4,10 +4,13 @@ with. Models over it: test_localchat_cuda_gpu.py. TRITON_INTERPRET=0 pytest test
 import pytest
 import torch
 
-from localchat_cuda.kernels import attention, attention_many
+from localchat_cuda.kernels import attention, attention_many, kv8, kv8_plain
 from localchat_cuda.kernels.attention import Batch, Rules
 from localchat_cuda.kernels.attention_many import HOPPER
+from localchat_cuda.kernels.kv8_plain import Plain
 from tests.localchat_cuda.test_localchat_cuda_attention import scene
+from tests.localchat_cuda.test_localchat_cuda_kv8 import coded_scene
+from tests.localchat_cuda.test_localchat_cuda_kv8_plain import sources_of
 from tests.localchat_cuda.tiny_loop import ON_GPU
 
 pytestmark = [
@@ -104,3 +107,36 @@ def test_a_graph_serves_other_lengths_and_idle_tiles() -> None:
         out.fill_(float("nan"))
         graph.replay()
         assert off(out, attention.reference(q, k, v, batch, Rules())) < ERRORS["bf16"]
+
+
+@pytest.mark.parametrize("way", [kv8.BITS, kv8.CONVERTED])
+@pytest.mark.parametrize("half", sorted(HALVES))
+@pytest.mark.parametrize(("h", "j", "d"), [(14, 2, 64), (28, 4, 128)])
+def test_codes_are_decoded_once_and_attended_to_as_numbers(
+    h: int, j: int, d: int, half: str, way: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv8, "way_for", lambda device: way)
+    q, words, more, marks, held = coded_scene(RAGGED, h, j, d)
+    names = ("starts", "counts", "lengths", "slots", "tables")
+    batch = Batch(*(getattr(held, n).cuda() for n in names))
+    pool, marks, q = torch.stack((words, more), 1).cuda(), marks.cuda(), q.to(HALVES[half]).cuda()
+    k, v = pool[:, 0], pool[:, 1]
+    plain = Plain.empty(128, j, 64, d, q.dtype, batch.tables)
+    plain.pool.fill_(float("nan"))
+    sources = sources_of(batch, 128)
+    for rules in (Rules(), Rules(window=300)):
+        kv8_plain.decode(k, v, marks, batch.tables, sources, plain)
+        at = 0
+        for slot, length in zip(held.slots.tolist(), held.lengths.tolist(), strict=True):
+            for n in range(-(-length // 64)):
+                page, there = held.tables[slot, n], min(64, length - n * 64)
+                for i, codes in enumerate((k, v)):
+                    exact = kv8.decode_reference(codes[page], marks[page, ..., i])[:, :there]
+                    assert torch.equal(plain.pool[at, i, :, :there], exact.to(q.dtype))
+                at += 1
+        out = torch.full_like(q, float("nan"))
+        attention_many.attend(
+            q, plain.pool[:, 0], plain.pool[:, 1], plain.batch(batch), listed(RAGGED), out, rules,
+            cut=HOPPER,
+        )  # fmt: skip
+        assert off(out, attention.reference(q, k, v, batch, rules, marks)) < ERRORS[half]
