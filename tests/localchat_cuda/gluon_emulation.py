@@ -179,6 +179,7 @@ def run(kernel: Any, programs: int, arguments: Sequence[Any], seed: int = 0) -> 
 
     def copied(boxes: Boxes, at: Any, barrier: Barrier, target: Shared) -> None:
         first = int(at[0])
+        assert 0 <= first <= len(boxes.flat) - boxes.rows, "a box outside of what there is"
 
         def arrive() -> None:
             time.sleep(chance.random() * 5e-4)
@@ -188,12 +189,15 @@ def run(kernel: Any, programs: int, arguments: Sequence[Any], seed: int = 0) -> 
 
         threading.Thread(target=arrive, daemon=True).start()
 
+    def awaited(pending: int, deps: Sequence[Any]) -> tuple[Any, ...]:
+        time.sleep(chance.random() * 5e-4)
+        return tuple(deps)
+
     for program in range(programs):
         names = {
             **kernel.fn.__globals__, "gl": _language(program, programs), "mbarrier": _Mbarrier,
             "load_box": copied, "barrier": lambda: None, "fence_async_shared": lambda: None,
-            "warpgroup_mma": _multiplied,
-            "warpgroup_mma_wait": lambda pending, deps: tuple(deps),
+            "warpgroup_mma": _multiplied, "warpgroup_mma_wait": awaited,
         }  # fmt: skip
         for name, held in kernel.fn.__globals__.items():
             if isinstance(held, type(kernel)):

@@ -18,6 +18,8 @@ from tests.localchat_cuda.gluon_emulation import Boxes, Pointer
 from tests.localchat_cuda.test_localchat_cuda_attention import PAGE, close, scene
 
 ROOT = Path(__file__).parents[2]
+NOWHERE = 10_000
+"""No page has this number."""
 
 
 def emulated(
@@ -66,8 +68,11 @@ def test_ragged_sequences_with_a_past_are_the_reference(
     work: list[tuple[int, int]], d: int, programs: int
 ) -> None:
     q, k, v, batch = scene(work, 4, 2, d)
-    found = emulated(q, torch.stack((k, v), 1), batch, tiles_of(work), Rules(scale=0.2), programs)
-    close(found, attention.reference(q, k, v, batch, Rules(scale=0.2)))
+    wanted = attention.reference(q, k, v, batch, Rules(scale=0.2))
+    for i, (_, length) in enumerate(work):
+        batch.tables[i + 1, -(-length // PAGE) :] = NOWHERE
+    pool = torch.stack((k, v), 1)
+    close(emulated(q, pool, batch, tiles_of(work), Rules(scale=0.2), programs), wanted)
 
 
 @pytest.mark.parametrize("window", [1, 64, 65, 128, 200, 500])
@@ -87,7 +92,7 @@ def test_tiles_without_work_write_nothing_and_read_no_keys() -> None:
     q, k, v, batch = scene([work[0], (1, 1)], 2, 1, 64)
     wanted = attention.reference(q, k, v, batch, Rules())
     batch.counts[1] = 0
-    batch.tables[2] = 2**30
+    batch.tables[2] = NOWHERE
     tiles = [*tiles_of(work), *[(1, 0)] * 5]
     for programs in (1, 4):
         found = emulated(q, torch.stack((k, v), 1), batch, tiles, Rules(), programs)
@@ -241,3 +246,28 @@ def test_codes_are_refused() -> None:
             q, words, words, batch, tiles, torch.empty_like(q), exponents=marks,
             cut=attention_many.HOPPER,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        'sys.modules["triton.experimental.gluon"] = None',
+        "import triton.experimental.gluon.language.nvidia.hopper as h; del h.warpgroup_mma_wait",
+        "import triton.experimental.gluon.language as gl; "
+        "[delattr(gl, n) for n in ('barrier', 'thread_barrier') if hasattr(gl, n)]",
+    ],
+)
+def test_without_what_gluon_should_have_the_other_kernel_serves_hopper(gone: str) -> None:
+    script = f"""
+import sys
+{gone}
+import torch
+from localchat_cuda.kernels import attention_many
+device = torch.device("cuda", 0)
+print(attention_many.hopper, attention_many.best_cut(128, 64, torch.float16, device).rows)
+"""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'backends'}"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["None", "64"], done.stderr[-2000:]

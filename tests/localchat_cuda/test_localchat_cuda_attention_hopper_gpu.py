@@ -46,8 +46,8 @@ def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("half", sorted(HALVES))
-@pytest.mark.parametrize("rules", [Rules(), Rules(window=1), Rules(0.2, 64), Rules(window=300)])
-@pytest.mark.parametrize(("h", "j", "d"), [(14, 2, 64), (6, 6, 128), (28, 4, 128)])
+@pytest.mark.parametrize("rules", [Rules(0.2), Rules(window=300)])
+@pytest.mark.parametrize(("h", "j", "d"), [(14, 2, 64), (28, 4, 128)])
 def test_ragged_sequences_are_the_reference_again_and_again(
     h: int, j: int, d: int, rules: Rules, half: str
 ) -> None:
@@ -82,7 +82,7 @@ def test_more_items_than_programs_and_long_histories() -> None:
 def test_a_graph_serves_other_lengths_and_idle_tiles() -> None:
     """Captured with one sequence at work and one idle; replayed with both, and with shorter ones."""
     whole = [(150, 1000), (140, 640)]
-    q, pool, batch = gpu_scene(whole, 8, 2, 128, "bf16")
+    q, pool, batch = gpu_scene(whole, 28, 4, 128, "bf16")
     k, v = pool[:, 0], pool[:, 1]
     out, tiles = torch.full_like(q, float("nan")), listed([whole[0], (0, 1)], idle=2)
     held = batch.counts.clone(), batch.lengths.clone()
