@@ -5,7 +5,7 @@ poisoned outputs before it is timed; times are medians of 7 replays of a CUDA gr
 450 MB of rotating weights, so that nothing comes out of the L2 cache. Arguments name the parts to
 run: floors, products, chain, sampler, few, many, coded (attention over 8 bits), head, dense, overlap
 (dequantizing ahead), ordered (columns that act-order sorted), windows (shapes of Gemma and Mistral),
-bytes; byte_cuts only when named. A table, and JSON as the last line.
+bytes; chunks (Hopper GPUs) and byte_cuts only when named. A table, and JSON as the last line.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from localchat_cuda.kernels.w4_plan import Shape
 from scripts.kernel_bench.awkward import awkward
 from scripts.kernel_bench.bytes import as_cut, other_cuts
 from scripts.kernel_bench.chain import chain
+from scripts.kernel_bench.chunks import chunks
 from scripts.kernel_bench.coded import coded
 from scripts.kernel_bench.draws import sampler
 from scripts.kernel_bench.ordered import ordered
@@ -160,6 +161,7 @@ PARTS: dict[str, Callable[[], Results]] = {
     "few": few,
     "many": many,
     "coded": coded,
+    "chunks": chunks,
     "head": head,
     "dense": dense,
     "overlap": overlap,
@@ -173,7 +175,9 @@ PARTS: dict[str, Callable[[], Results]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}")
-    wanted = parser.parse_args().parts or [part for part in PARTS if part != "byte_cuts"]
+    wanted = parser.parse_args().parts or [
+        part for part in PARTS if part not in ("chunks", "byte_cuts")
+    ]
     torch.manual_seed(1)
     began = time.monotonic()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")

@@ -23,6 +23,7 @@ from localchat_cuda.kernels import (
     attention_many,
     dense_few,
     gated,
+    kv8_plain,
     norm,
     post_norm,
     rope,
@@ -32,7 +33,7 @@ from localchat_cuda.kernels import (
     w8,
     w8_pack,
 )
-from localchat_cuda.paging import Inputs, Pages
+from localchat_cuda.paging import Inputs, Many, Pages
 
 X = TypeVar("X")
 
@@ -89,6 +90,7 @@ class _Shared:
         self.q = torch.empty(
             self.tokens, config.heads, config.head_dim, dtype=self.dtype, device=self.device
         )
+        self._plain: kv8_plain.Plain | None = None
 
     def store(
         self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None
@@ -128,8 +130,8 @@ class _Shared:
 
     def attention(self, layer: int) -> torch.Tensor:
         """[T, H*D] in the model's dtype."""
-        k, v, exponents = self.pages.layer(layer)
         if not self.kernels:
+            k, v, exponents = self.pages.layer(layer)
             rules = self.rules(layer)
             out = attention.reference(self.q, k, v, self.inputs.batch, rules, exponents)
             return out.view(self.tokens, -1).to(self.dtype)
@@ -138,12 +140,26 @@ class _Shared:
         if self.inputs.few is not None:
             attention_few.merge(self.few(layer), flat[: self.inputs.few.tokens])
         if self.inputs.many is not None:
-            work = self.inputs.many
-            rules = self.rules(layer)
-            attention_many.attend(
-                self.q, k, v, work.batch, work.tiles, out, rules, exponents=exponents
-            )
+            self.many(self.inputs.many, layer, out)
         return flat
+
+    def many(self, work: Many, layer: int, out: torch.Tensor) -> None:
+        """Attention of the prompt chunks, into their rows of `out` [T, H, D]."""
+        k, v, exponents = self.pages.layer(layer)
+        batch, sources = work.batch, work.decoded
+        if sources is not None and exponents is not None:
+            if self._plain is None:  # one for all layers: each reads what it has just decoded
+                self._plain = kv8_plain.Plain.empty(
+                    sources.shape[0], k.shape[1], k.shape[2], self.config.head_dim, self.dtype,
+                    batch.tables,
+                )  # fmt: skip
+            kv8_plain.decode(k, v, exponents, batch.tables, sources, self._plain)
+            batch = self._plain.batch(batch)
+            k, v, exponents = self._plain.pool[:, 0], self._plain.pool[:, 1], None
+        attention_many.attend(
+            self.q, k, v, batch, work.tiles, out, self.rules(layer), exponents=exponents,
+            cut=work.cut,
+        )  # fmt: skip
 
     @property
     def embedding_scale(self) -> float:

@@ -17,6 +17,7 @@ from localchat_cuda.kernels import attention_few, attention_many
 from localchat_cuda.kernels.attention import Batch
 from localchat_cuda.kernels.attention_few import WIDEST
 from localchat_cuda.paging import Few, Inputs, Many
+from localchat_cuda.plan import decoded_pages
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 """Row counts of steps that only decode or verify. 33 rows take longer than 64 on an H200."""
@@ -27,6 +28,8 @@ BESIDE = (0, 8, 32, 128, 256)
 LONGEST_FEW = 2 * WIDEST
 ROUNDED = 16
 """Longer steps are padded to multiples of this: the products want it."""
+_SMALL_ROOM = 64
+"""Pages that most steps need to decode; a graph starts programs for all that there is room for."""
 
 
 class Stretch(NamedTuple):
@@ -40,7 +43,7 @@ class Stretch(NamedTuple):
 class Shape(NamedTuple):
     """What a graph is captured for. tokens: of the step. few_tokens, few_sequences: of rows with few tokens,
     which stand first; widest: most new tokens of one of them; splits: ranges that a history is cut into.
-    many_sequences, tiles: of prompt chunks."""
+    many_sequences, tiles: of prompt chunks; decoded: room for pages that are decoded for them."""
 
     tokens: int
     few_tokens: int
@@ -49,6 +52,7 @@ class Shape(NamedTuple):
     splits: int
     many_sequences: int
     tiles: int
+    decoded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +66,27 @@ class Sizes:
     sms: int
     coded: bool = False
     """Whether the cache holds codes of 8 bits."""
+    chunks: attention_many.Cut | None = None
+    """What prompt chunks over plain pages are attended to with; None: what there is for every device."""
+
+    def cut(self, room: int) -> attention_many.Cut:
+        """With `room` for decoded pages. Codes themselves are read by the kernel for every device."""
+        plain = room or not self.coded
+        return (plain and self.chunks) or attention_many.cut_for(self.head_dim)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """A step. stretches: those with few tokens, then prompt chunks, padding among both; one without tokens is
-    idle. first: per row of the plan, the number of its first token. captured: whether a graph may serve it."""
+    idle. first: per row of the plan, the number of its first token. cut: of the tiles. decoded: pages of codes
+    that are made plain for them, each (slot, place in its table). captured: whether a graph may serve it."""
 
     stretches: tuple[Stretch, ...]
     first: tuple[int, ...]
     shape: Shape
     tiles: tuple[tuple[int, int], ...]
+    cut: attention_many.Cut
+    decoded: tuple[tuple[int, int], ...]
     captured: bool
 
     @property
@@ -98,18 +112,23 @@ def lay_out(stretches: Sequence[Stretch], pad_to: int, sizes: Sizes, scratch: in
     widest = WIDEST if any(each.width > 1 for each in few) else 1
     few += _padding(few_tokens - few_real, widest, scratch)
     many = [stretches[i] for i in many_rows]
-    many += _padding(tokens - few_tokens - many_real, tokens, scratch)
-    tiles = _tiles(many, sizes)
+    # A page at a time: the scratch slot has one, and what is written behind it would be a sequence's.
+    many += _padding(tokens - few_tokens - many_real, sizes.page_tokens, scratch)
+    room = _room(many, sizes)
+    decoded = _pages(many, sizes.page_tokens) if room else []
+    cut = sizes.cut(room)
+    tiles = _tiles(many, cut.rows)
     if captured and few:
         few += _idle(_power_of_two(len(few)) - len(few), scratch) if widest > 1 else []
     if captured and many:
         # One idle sequence at least: tiles without work belong to it.
         many += _idle(_power_of_eight(len(many) + 1) - len(many), scratch)
-        most = -(-(tokens - few_tokens) // _tile_rows(sizes)) + len(many)
+        most = -(-(tokens - few_tokens) // cut.rows) + len(many)
         tiles += [(len(many) - 1, 0)] * (most - len(tiles))
     splits = _splits(few, widest, sizes)
-    shape = Shape(tokens, few_tokens, len(few), widest, splits, len(many), len(tiles))
-    return Layout((*few, *many), tuple(first), shape, tuple(tiles), captured)
+    counts = len(few), widest, splits, len(many), len(tiles), room
+    shape = Shape(tokens, few_tokens, *counts)
+    return Layout((*few, *many), tuple(first), shape, tuple(tiles), cut, tuple(decoded), captured)
 
 
 def _padded(few: int, many: int, pad_to: int) -> tuple[int, int, bool]:
@@ -144,14 +163,26 @@ def _power_of_eight(least: int) -> int:
     return 1 << -(-(least - 1).bit_length() // 3) * 3
 
 
-def _tile_rows(sizes: Sizes) -> int:
-    return attention_many.cut_for(sizes.head_dim).rows
+def _room(many: Sequence[Stretch], sizes: Sizes) -> int:
+    """Pages that a step has room for to decode, 0 where its chunks read codes: where no faster kernel wants
+    plain pages, or the histories are too long."""
+    if not (many and sizes.coded and sizes.chunks == attention_many.HOPPER):
+        return 0
+    wanted = len(_pages(many, sizes.page_tokens))
+    most = decoded_pages(sizes.key_heads, sizes.head_dim)
+    return next((room for room in (_SMALL_ROOM, most) if wanted <= room <= most), 0)
 
 
-def _tiles(many: Sequence[Stretch], sizes: Sizes) -> list[tuple[int, int]]:
+def _pages(many: Sequence[Stretch], page_tokens: int) -> list[tuple[int, int]]:
+    """(slot, place in its table) of every page that the chunks see, once."""
+    ends = {each.slot: each.start + each.width for each in many}
+    return [(slot, n) for slot, end in ends.items() for n in range(-(-end // page_tokens))]
+
+
+def _tiles(many: Sequence[Stretch], rows: int) -> list[tuple[int, int]]:
     counts = [each.width for each in many]
     ends = [each.start + each.width for each in many]
-    return attention_many.tiles_of(counts, ends, _tile_rows(sizes))
+    return attention_many.tiles_of(counts, ends, rows)
 
 
 def _splits(few: Sequence[Stretch], widest: int, sizes: Sizes) -> int:
@@ -187,6 +218,7 @@ class Places(NamedTuple):
     lengths: Spot
     owners: Spot
     tiles: Spot
+    decoded: Spot
 
 
 def put(layout: Layout, inbox: Inbox, columns: int, scratch: int, nothing: int) -> Places:
@@ -199,6 +231,7 @@ def put(layout: Layout, inbox: Inbox, columns: int, scratch: int, nothing: int) 
     slots = np.repeat(np.array([each.slot for each in layout.stretches], np.int64), widths)
     ids = np.where(slots == scratch, nothing, slots * columns + positions)
     lengths = [max(1, each.start + each.width) for each in layout.stretches]
+    unused = [-1] * (2 * (layout.shape.decoded - len(layout.decoded)))
     return Places(
         inbox.put(ids, wide=True),
         inbox.put(positions),
@@ -208,6 +241,7 @@ def put(layout: Layout, inbox: Inbox, columns: int, scratch: int, nothing: int) 
         inbox.put(lengths),
         inbox.put([each.slot for each in layout.stretches]),
         inbox.put([number for tile in layout.tiles for number in tile]),
+        inbox.put([number for page in layout.decoded for number in page] + unused),
     )
 
 
@@ -229,7 +263,9 @@ def inputs_of(
     if border:
         few = Few(batch(slice(0, border)), shape.few_tokens, shape.widest, shape.splits)
     if shape.tiles:
-        many = Many(batch(slice(border, None)), view(places.tiles).view(-1, 2))
+        tiles = view(places.tiles).view(-1, 2)
+        decoded = view(places.decoded).view(-1, 2) if shape.decoded else None
+        many = Many(batch(slice(border, None)), tiles, layout.cut, decoded)
     return Inputs(
         ids=torch.index_select(known, 0, view(places.ids)),
         positions=view(places.positions),

@@ -13,6 +13,7 @@ import torch
 from localchat_cuda.config import ModelConfig
 from localchat_cuda.kernels import rope
 from localchat_cuda.kernels.attention import Batch
+from localchat_cuda.kernels.attention_many import Cut
 from localchat_cuda.plan import PAGE_TOKENS
 from localchat_cuda.rotation import Rotation
 
@@ -91,10 +92,13 @@ class Few:
 
 @dataclass(frozen=True, slots=True)
 class Many:
-    """Sequences with more new tokens. tiles: attention_many.tiles_of."""
+    """Sequences with more new tokens. tiles: attention_many.tiles_of the cut's rows. decoded: pages of codes
+    that are made plain first, kv8_plain's sources; None: pages are read as they are."""
 
     batch: Batch
     tiles: torch.Tensor
+    cut: Cut
+    decoded: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)

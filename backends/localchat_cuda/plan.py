@@ -29,6 +29,10 @@ OVERHEAD_BYTES = 900_000_000
 """The driver's context, the libraries' handles and workspaces, compiled kernels, captured graphs."""
 HEAD_COLUMNS = 128
 """An 8-bit head's columns are multiplied in runs of these."""
+_DECODED_PAGES, _DECODED_BYTES = 512, 1 << 27
+"""Bounds of what a step decodes of a cache in 8 bits: 32,768 tokens, fewer of models with many key heads."""
+_HOPPER_BYTES = 40_000_000_000
+"""No Hopper GPU has less memory."""
 _HALF, _FLOAT, _LARGEST_SLOTS = 2, 4, 256
 _KV_TYPES: dict[FloatType, str] = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 
@@ -125,6 +129,19 @@ def workspace_bytes(config: ModelConfig, slots: int, step: int = STEP_TOKENS) ->
     return activations + logits + spread
 
 
+def decoded_pages(key_heads: int, head_dim: int) -> int:
+    """Most pages of codes that a step decodes for its prompt chunks, in room that all layers share."""
+    return min(_DECODED_PAGES, _DECODED_BYTES // (2 * key_heads * PAGE_TOKENS * head_dim * _HALF))
+
+
+def decoded_bytes(config: ModelConfig, gpu: Gpu) -> int:
+    """That room, on GPUs that may have the kernel which wants it."""
+    if gpu.total_bytes < _HOPPER_BYTES:
+        return 0
+    page = 2 * config.key_heads * PAGE_TOKENS * config.head_dim * _HALF
+    return decoded_pages(config.key_heads, config.head_dim) * page
+
+
 def rotation_bytes(config: ModelConfig, context: int) -> int:
     """Tables of cosines and sines: one, or two where layers with a window turn otherwise."""
     tables = 1 if config.windowed_rotation is None else 2
@@ -148,6 +165,8 @@ class _Planner:
         self.step = step_tokens(self.free)
         self.workspace = workspace_bytes(config, wish.max_slots, self.step)
         self.workspace += rotation_bytes(config, wish.context_tokens or config.context_train)
+        if self.kv_type == FP8:
+            self.workspace += decoded_bytes(config, gpu)
         self.gpu = gpu
         self.notes = list(_window_notes(config))
         if wish.head_int8:
@@ -179,9 +198,11 @@ class _Planner:
         pages = -(-context // PAGE_TOKENS)
         return pages * PAGE_TOKENS * kv_token_bytes(self.config, kv_type or self.kv_type)
 
-    def room(self) -> int:
+    def room(self, kv_type: str = "") -> int:
         """Bytes that the cache may take."""
         left = self.free - self.weights - self.workspace - OVERHEAD_BYTES
+        if kv_type == FP8 != self.kv_type:
+            left -= decoded_bytes(self.config, self.gpu)
         most = self.limits.kv_bytes
         return max(left if most is None else min(left, most), 0)
 
@@ -212,7 +233,7 @@ class _Planner:
         return self._result(goal, longest, fits=fits, advice=advice)
 
     def _longest(self, most: int, kv_type: str = "") -> int:
-        return largest(lambda count: self.kv(count, kv_type) <= self.room(), most)
+        return largest(lambda count: self.kv(count, kv_type) <= self.room(kv_type), most)
 
     def _with_fp8(self, longest: int, most: int) -> Iterator[str]:
         """What a cache in 8 bits would bring, where it is more than `longest`."""

@@ -22,6 +22,7 @@ from localchat.loop.backend import (
 )
 from localchat_cuda.execution import Execution, Work
 from localchat_cuda.inbox import Inbox
+from localchat_cuda.kernels.attention_many import best_cut
 from localchat_cuda.kernels.launch import traits
 from localchat_cuda.layout import BUCKETS, Sizes
 from localchat_cuda.network import Graphs, Network
@@ -51,6 +52,9 @@ class CudaRunner:
         sizes = Sizes(
             config.heads, config.key_heads, config.head_dim, pages.page_tokens,
             traits(self.device).sms, coded=pages.exponents is not None,
+            chunks=best_cut(
+                config.head_dim, pages.page_tokens, pages.dtype, self.device, config.attention_cap
+            ),
         )  # fmt: skip
         blocks = capabilities.kv_tokens // capabilities.block_tokens
         with self._working():

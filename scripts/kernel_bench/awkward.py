@@ -75,10 +75,10 @@ def attended(
         attention_few.attend(q, k, v, batch, 16, partials)
         attention_few.merge(partials, out.view(t, h * d))
     else:
-        rows = attention_many.cut_for(d).rows
-        tiles = attention_many.tiles_of([c for c, _ in work], [n for _, n in work], rows)
+        cut = attention_many.best_cut(d, PAGE, dtype, GPU)
+        tiles = attention_many.tiles_of([c for c, _ in work], [n for _, n in work], cut.rows)
         listed = torch.tensor(tiles, dtype=torch.int32, device=GPU)
-        attention_many.attend(q, k, v, batch, listed, out)
+        attention_many.attend(q, k, v, batch, listed, out, cut=cut)
     return error(out, attention.reference(q, k, v, batch, attention.Rules()))
 
 

@@ -1,4 +1,5 @@
-"""Attention of decoding and of prompt chunks, several cuts beside the default."""
+"""Attention of decoding and of prompt chunks, several cuts beside the default; on Hopper GPUs both kernels
+of prompt chunks."""
 
 from functools import partial
 
@@ -120,12 +121,20 @@ MANY_CUTS = (
     attention_many.Cut(128, 64, 4, 3),
     attention_many.Cut(64, 64, 4, 3),
     attention_many.Cut(64, 64, 4, 2),
+    attention_many.HOPPER,
 )
 
 
 def many() -> Results:
     found: Results = {}
-    for count, length in ((128, 128), (512, 512), (2048, 2048), (2048, 7000), (7000, 7000)):
+    for count, length in (
+        (128, 128),
+        (512, 512),
+        (2048, 2048),
+        (4096, 4096),
+        (2904, 7000),
+        (7000, 7000),
+    ):
         cache = Cache.make(1, length, count)
         q = torch.randn(count, HEADS, D, device=GPU, dtype=torch.float16)
         out = torch.empty_like(q)
@@ -139,7 +148,10 @@ def many() -> Results:
         )
         wanted = attention.reference(q, k, v, some, attention.Rules())[-256:]
         pairs = count * (length - count) + count * (count + 1) / 2
+        usual = attention_many.best_cut(D, PAGE, q.dtype, GPU)
         for cut in MANY_CUTS:
+            if cut == attention_many.HOPPER != usual:
+                continue
             listed = attention_many.tiles_of([count], [length], cut.rows)
             tiles = torch.tensor(listed, dtype=torch.int32, device=GPU)
             call = partial(attention_many.attend, q, k, v, cache.batch, tiles, out, cut=cut)
@@ -152,8 +164,10 @@ def many() -> Results:
                 f"many {count} of {length} {cut}: {us:9.1f} us {rate:6.0f} TFLOP/s err {off:.1e}",
                 flush=True,
             )
-            if cut == attention_many.cut_for(D):
+            if cut == usual:
                 found[f"many_{count}of{length}_us"] = us
+            if cut == attention_many.cut_for(D) != usual:
+                found[f"many_{count}of{length}_everywhere_us"] = us
         torch_q, torch_k = (
             q.transpose(0, 1)[None],
             torch.randn(1, HEADS, count, D, device=GPU).half(),

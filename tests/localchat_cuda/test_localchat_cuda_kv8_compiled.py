@@ -18,7 +18,7 @@ SCRIPT = """
 import json, re, sys, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from localchat_cuda.kernels import attention_few, attention_many, kv8, rope
+from localchat_cuda.kernels import attention_few, attention_many, kv8, kv8_plain, rope
 
 def compiled(kernel, types, warps, cc, **values):
     names = kernel.arg_names
@@ -58,6 +58,9 @@ for q, d, rows, window, cap in (
     found[f"many {d}"] = compiled(
         attention_many._many_kernel, types, cut.warps, cc, M=cut.rows, TILE=cut.tile,
         STAGES=cut.stages, **rules)
+found["plain"] = compiled(
+    kv8_plain._plain_kernel, dict(paged, sources="*i32", pool="*bf16", table="*i32"), 4, cc, J=4, P=64, D=128,
+    CODED=way)
 writing = dict(qkv="*fp32", bias="*bf16", table="*fp32", q_norm="*fp32", k_norm="*fp32", eps="fp32",
                q="*bf16", exponents="*u8", **paged)
 for d, r in ((128, 128), (128, 96)):
@@ -88,7 +91,7 @@ def test_kernels_fit_the_card_and_decode_as_it_can(
     made: tuple[int, dict[str, dict[str, Any]]],
 ) -> None:
     capability, found = made
-    assert len(found) == 6
+    assert len(found) == 7
     for name, one in found.items():
         assert one["shared"] <= SHARED_BYTES[capability], name
         reads = not name.startswith("rope")

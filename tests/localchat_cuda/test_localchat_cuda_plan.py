@@ -203,3 +203,15 @@ def test_a_limit_on_the_gpu_can_be_raised_where_there_is_memory() -> None:
     assert plan(CONFIG, [header(15 * GB)], wish, gpu(23 * GB), enough).fits
     scarce = plan(CONFIG, [header(15 * GB)], wish, gpu(12 * GB), Limits(gpu_bytes=10 * GB))
     assert not any("--vram-gb" in line for line in scarce.advice)
+
+
+def test_fp8_plans_the_room_that_prompt_chunks_decode_into_where_a_hopper_may_be() -> None:
+    for total, extra in (
+        (24 * GB, 0),
+        (80 * GB, 512 * 2 * CONFIG.key_heads * 64 * CONFIG.head_dim * 2),
+    ):
+        held = [
+            plan(CONFIG, [header(5 * GB)], LoadWish(kv_type=name), gpu(total, total)).compute_bytes
+            for name in (None, "fp8")
+        ]
+        assert held[1] - held[0] == extra

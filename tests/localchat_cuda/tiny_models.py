@@ -15,6 +15,7 @@ from localchat_cuda.config import ModelConfig, read_config
 from localchat_cuda.flow import DenseFlow, PackedFlow, logits_of
 from localchat_cuda.inbox import Inbox
 from localchat_cuda.kernels import w4_pack
+from localchat_cuda.kernels.attention_many import Cut
 from localchat_cuda.layout import Sizes, inputs_of, lay_out, put
 from localchat_cuda.layout import Stretch as Placed
 from localchat_cuda.paging import Pages
@@ -199,14 +200,17 @@ class Tiny:
     """Our model over a checkpoint, with pages handed out in a shuffled order."""
 
     def __init__(
-        self, folder: Path, dtype: torch.dtype, *, kernels: bool = False, coded: bool = False
-    ) -> None:
+        self, folder: Path, dtype: torch.dtype, *, kernels: bool = False, coded: bool = False,
+        chunks: Cut | None = None,
+    ) -> None:  # fmt: skip
         self.config: ModelConfig = read_config(folder)
         self.architecture = ARCHITECTURES[self.config.architecture]
         self.weights: ModelWeights = load(
             self.config, self.architecture.NAMES, Checkpoint(folder, CPU), CPU, dtype=dtype
         )
         self.kernels = kernels
+        heads, d = self.config.heads, self.config.head_dim
+        self.sizes = Sizes(heads, self.config.key_heads, d, 64, 4, coded=coded, chunks=chunks)
         self.pages = Pages(self.config, 13, 256, CPU, dtype, coded=coded)
         spoil(self.pages)
         order = torch.randperm(12, generator=torch.Generator().manual_seed(2)).int()
@@ -214,8 +218,8 @@ class Tiny:
 
     def step(self, *stretches: Stretch, packed: bool = False) -> torch.Tensor:
         """Logits of the wanted tokens, in the order of the stretches."""
-        sizes = Sizes(self.config.heads, self.config.key_heads, self.config.head_dim, 64, 4)
-        layout = lay_out([Placed(s.slot, s.start, len(s.tokens)) for s in stretches], 0, sizes, 3)
+        placed = [Placed(s.slot, s.start, len(s.tokens)) for s in stretches]
+        layout = lay_out(placed, 0, self.sizes, 3)
         inbox, known = Inbox(8192, 1, CPU), torch.zeros(3 * 256 + 1, dtype=torch.int32)
         inbox.begin()
         for slot, start, tokens, _ in stretches:
