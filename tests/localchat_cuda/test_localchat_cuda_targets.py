@@ -63,7 +63,7 @@ for form, x in ((0, "*i8"), (2, "*fp16")):
     found[f"feed {form}"] = compiled(
         post_norm._feed_kernel, dict(normed, x=x), 1, cc, H=3840, G_POW2=32, MQ=8, FORMAT=form,
         ROWS=4 if form else 1, ORDER=form == 0, PDL=pdl)
-found["merge in order"] = compiled(
+found["merge"] = compiled(
     attention_few._merge_kernel, dict(paged, out="*i8", factors="*fp32"), 1, cc, H=28,
     D=128, SPLITS=4, SPLITS_POW2=4, MQ=4, FORMAT=0, ROOMY=False,
     PDL=pdl)
