@@ -4,8 +4,9 @@ Dequantizing costs 0.5 bytes read and 2 written for each weight, once for any nu
 the product then runs at the library's rate. The weight goes through a scratch of `columns` output
 features at a time, small enough to stay in the L2 cache between the two.
 
-Grid of the kernel (T, G): one row block of one group, 16 x 128. Exact up to the rounding of scale *
-(code - zero) to the wanted dtype. Two-step form: exllamav3's `reconstruct` and vLLM's AWQ path.
+Grid of the kernel (G / 4, T): four groups of one row block, 16 x 512; the next program writes on in the same
+rows. Exact up to the rounding of scale * (code - zero) to the wanted dtype. Two-step form: exllamav3's
+`reconstruct` and vLLM's AWQ path.
 """
 
 import torch
@@ -30,10 +31,10 @@ def _plane(out, even, odd, scale, zero, offset: tl.constexpr, at):
 def _dequantize_kernel(
     codes, steps, out, first, G: tl.constexpr, ASM: tl.constexpr, BLOCKS: tl.constexpr
 ):
-    block = tl.program_id(0)
+    block = tl.program_id(1)
     row = (block * 16 + tl.arange(0, 16)).to(tl.int64) * (G * 128)
     for r in tl.static_range(BLOCKS):
-        group = tl.program_id(1) * BLOCKS + r
+        group = tl.program_id(0) * BLOCKS + r
         if group < G:
             step = load_steps(steps, ((first + block) * G + group) * 16, 1)
             scale = scale_of(step)
@@ -56,7 +57,7 @@ def dequantize(weight: W4, out: torch.Tensor, first: int = 0) -> None:
         )
     groups = weight.features_in // GROUP
     blocks = 4
-    _dequantize_kernel[(n // ROWS, triton.cdiv(groups, blocks))](
+    _dequantize_kernel[(triton.cdiv(groups, blocks), n // ROWS)](
         weight.codes.view(torch.int16),
         weight.steps,
         out,
