@@ -22,17 +22,12 @@ import triton
 
 from localchat_cuda.config import ModelConfig
 from localchat_cuda.kernels import (
-    w4_feed,
-    w4_fp16,
-    w4_int8,
-    w4_many,
+    w4,
     w4_pack,
     w4_plan,
-    w4_wgmma,
     w8,
     w8_pack,
 )
-from localchat_cuda.kernels.launch import traits
 from localchat_cuda.kernels.w4 import PACKED_ROWS
 from localchat_cuda.kernels.w8_pack import W8
 from localchat_cuda.layout import BUCKETS, PROMPT_BUCKETS
@@ -46,7 +41,7 @@ _ROWS_OF_BYTES = (64, 32, 16, 8, 1)
 class Job(NamedTuple):
     """A product to compile: weight N x K for so many rows; `normed`: its rows are divided by their rms.
     bytes: of weights of a byte, what shares a scale (`row`, `block`), or `head`; empty: W4. half: the type of
-    their rows."""
+    their rows. gated: gate and up, by their activation; empty: partial sums."""
 
     n: int
     k: int
@@ -54,11 +49,12 @@ class Job(NamedTuple):
     normed: bool = False
     bytes: str = ""
     half: str = ""
+    gated: str = ""
 
 
-def jobs_for(config: ModelConfig, sms: int, *, head_int8: bool = False) -> list[Job]:
+def jobs_for(config: ModelConfig, device: torch.device, *, head_int8: bool = False) -> list[Job]:
     """One job for each kernel that steps of this model can need, the slowest to compile first."""
-    found = _packed(config, sms) if config.packed else []
+    found = _packed(config, device) if config.packed else []
     how = config.quantization
     if how is not None and not how.packed:
         kind = "block" if how.group else "row"
@@ -75,19 +71,19 @@ def _of_bytes(shapes: list[tuple[int, int]], kind: str, config: ModelConfig) -> 
     ]
 
 
-def _packed(config: ModelConfig, sms: int) -> list[Job]:
+def _packed(config: ModelConfig, device: torch.device) -> list[Job]:
     found: dict[object, Job] = {}
     rows = sorted({*BUCKETS, *PROMPT_BUCKETS})
+    # Columns in an order of their own are written by a kernel that follows the product.
+    apart = config.quantization is not None and config.quantization.ordered
     for name, (parts, k) in product_shapes(config).items():
         n, normed = sum(parts), name in ("qkv", "gate_up")
+        gated = config.activation if name == "gate_up" and not apart else ""
         for count in (each for each in rows if each <= PACKED_ROWS):
             form = w4_plan.form_for(count)
-            cut: object = (
-                w4_many.cut_for(count, n, k, sms)
-                if form == "many"
-                else w4_plan.shape_for(form, count, n, k, sms)
-            )
-            found.setdefault((n, k, form, cut, normed), Job(n, k, count, normed))
+            cut = w4.cut_for(count, n, k, device, gated=bool(gated))
+            job = Job(n, k, count, normed, gated=gated)
+            found.setdefault((n, k, form, cut, normed, gated), job)
     return sorted(found.values(), key=lambda job: -job.rows)
 
 
@@ -99,7 +95,7 @@ def compile_ahead(
     head_int8: bool = False,
 ) -> None:
     """Compile what is missing. What fails here is compiled when it is first needed."""
-    jobs = jobs_for(config, traits(device).sms, head_int8=head_int8)
+    jobs = jobs_for(config, device, head_int8=head_int8)
     if not jobs:
         return
     text = json.dumps(
@@ -149,24 +145,12 @@ def _compile(job: Job) -> None:
         torch.empty(n // 16, k // 128, 16, dtype=torch.int32, device=device),
     )
     squares = torch.empty(m, k // 128, device=device) if normed else None
-    form, sms = w4_plan.form_for(m), traits(device).sms
-    if form == "many":
-        cut = w4_many.cut_for(m, n, k, sms)
-        out = torch.empty(cut.shape.splits, m, n, device=device)
-        rows = w4_feed.HalfRows.empty(m, k, device, "slots")
-        w4_many.product(rows, weight, out, cut, squares=squares)
-        return
-    shape = w4_plan.shape_for(form, m, n, k, sms)
-    out = torch.empty(shape.splits, m, n, device=device)
-    if form == "int8":
-        pair = w4_feed.Int8Rows.empty(m, k, device)
-        w4_int8.product(pair.x, pair.factors, weight, out, shape, squares=squares)
-    elif form == "fp16":
-        rows = w4_feed.HalfRows.empty(m, k, device, "lanes")
-        w4_fp16.product(rows, weight, out, shape, squares=squares)
+    rows = w4.empty_rows(m, k, device)
+    if job.gated:
+        into, gelu = w4.empty_rows(m, n // 2, device), job.gated == "gelu_tanh"
+        w4.gated_product(rows, weight, into, squares=squares, gelu=gelu)
     else:
-        rows = w4_feed.HalfRows.empty(m, k, device, "slots")
-        w4_wgmma.product(rows, weight, out, shape, squares=squares)
+        w4.product(rows, weight, squares=squares)
 
 
 def _only_compile() -> None:

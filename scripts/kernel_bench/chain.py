@@ -12,12 +12,11 @@ from localchat_cuda.kernels import (
     dense_few,
     norm,
     rope,
+    w4,
     w4_feed,
-    w4_many,
     w4_pack,
     w4_plan,
 )
-from localchat_cuda.kernels.w4_plan import Shape
 from scripts.kernel_bench.timing import (
     EPS,
     GPU,
@@ -31,11 +30,8 @@ from scripts.kernel_bench.timing import (
     VOCABULARY,
     D,
     Results,
-    cut_of,
     error,
-    multiply,
     random_w4,
-    rows_for,
     timed,
 )
 
@@ -81,21 +77,14 @@ class Chain:
     m: int
     length: int
     layers: list[Layer]
-    shapes: dict[str, Shape] = field(default_factory=dict)
+    out: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         m = self.m
-        self.form = w4_plan.form_for(m)
-        for name, (n, k) in SHAPES.items():
-            self.shapes[name], self.tile = cut_of(self.form, m, n, k)
         self.ids = torch.arange(m, dtype=torch.int32, device=GPU)
         self.residual = torch.empty(m, HIDDEN, device=GPU)
         self.squares = torch.empty(m, HIDDEN // 128, device=GPU)
-        self.rows = {name: rows_for(self.form, m, k) for name, (_, k) in SHAPES.items()}
-        self.out = {
-            name: torch.full((self.shapes[name].splits, m, n), float("nan"), device=GPU)
-            for name, (n, _) in SHAPES.items()
-        }
+        self.rows = {name: w4.empty_rows(m, k, GPU) for name, (_, k) in SHAPES.items()}
         self.q = torch.empty(m, HEADS, D, device=GPU, dtype=torch.float16)
         self.slots = torch.arange(m, dtype=torch.int32, device=GPU)
         splits = attention_few.splits_for(m, KEY_HEADS, 1, self.length, PAGE, SMS)
@@ -108,8 +97,7 @@ class Chain:
 
     def product(self, name: str, weight: w4_pack.W4) -> None:
         squares = self.squares if name in ("qkv", "gate_up") else None
-        shape = self.shapes[name]
-        multiply(self.form, self.rows[name], weight, self.out[name], shape, squares, self.tile)
+        self.out[name] = w4.product(self.rows[name], weight, squares=squares, eps=EPS)
 
     def feed(
         self, mode: w4_feed.Mode, source: torch.Tensor, to: str, weight: torch.Tensor | None = None
@@ -121,21 +109,14 @@ class Chain:
 
     def activated(self, weight: w4_pack.W4) -> None:
         """gate and up, and what `down` reads of them."""
-        into = self.rows["down"]
-        if self.form == "many":
-            assert isinstance(into, w4_feed.HalfRows)
-            read, cut = self.rows["gate_up"], w4_many.gated_cut_for(self.m, weight.features_out)
-            assert isinstance(read, w4_feed.HalfRows)
-            w4_many.gated_product(read, weight, into, cut, squares=self.squares, eps=EPS)
-            return
-        self.product("gate_up", weight)
-        w4_feed.feed("gated", self.out["gate_up"], into)
+        read, into = self.rows["gate_up"], self.rows["down"]
+        w4.gated_product(read, weight, into, squares=self.squares, eps=EPS)
 
     def layer(self, layer: Layer, after: torch.Tensor | None, parts: str = "attention") -> None:
         """`parts`: what of the layer runs; `products`: they alone, over and over the same activations."""
         if parts == "products":
             for name in SHAPES:
-                if name == "gate_up" and self.form == "many":
+                if name == "gate_up" and w4_plan.form_for(self.m) == "many":
                     self.activated(layer.weights[name])
                 else:
                     self.product(name, layer.weights[name])
