@@ -13,12 +13,22 @@ import pytest
 import torch
 
 from localchat_cuda.config import parse_config
-from localchat_cuda.kernels import w4, w4_feed, w4_hopper, w4_hopper_plan, w4_many, w4_plan
+from localchat_cuda.kernels import (
+    w4,
+    w4_feed,
+    w4_fp16,
+    w4_hopper,
+    w4_hopper_plan,
+    w4_many,
+    w4_plan,
+)
 from localchat_cuda.kernels.launch import Traits
 from localchat_cuda.kernels.w4_hopper_plan import Cut
 from localchat_cuda.warming import Job, jobs_for
+from tests.localchat_cuda import gluon_emulation
+from tests.localchat_cuda.gluon_emulation import Boxes, Pointer
 from tests.localchat_cuda.test_localchat_cuda_config import QWEN25
-from tests.localchat_cuda.test_localchat_cuda_w4 import CPU, values, weight
+from tests.localchat_cuda.test_localchat_cuda_w4 import CPU, relative, values, weight
 
 ROOT = Path(__file__).parents[2]
 SEVEN = {(37888, 3584, True), (3584, 18944, False), (4608, 3584, False), (3584, 3584, False)}
@@ -96,6 +106,66 @@ def test_runs_of_an_even_cut_are_long_enough_that_two_share_a_tile() -> None:
         grid = min(items, sms)
         bounds = [c * items * groups // grid for c in range(grid + 1)]
         assert all(b - a >= groups for a, b in pairwise(bounds))
+
+
+# ---------------------------------------------------------------------------- the kernel's text
+
+
+def scaled(w: torch.Tensor, zero: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """w4_hopper_tile._scaled without inline instructions."""
+    w, plain = w.int() & 0xFFFF, zero.float() - 1024
+    codes = w & 15, (w >> 8) & 15, ((w >> 4) & 15) ^ 8, ((w >> 12) & 15) ^ 8
+    return tuple((each - plain).half() * scale for each in codes)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "rows", "cut", "programs", "gelu"),
+    [
+        (512, 640, 100, Cut(64, 1, 3), 5, None),
+        (512, 512, 65, Cut(64, 2, 2, turns=True), 3, None),
+        (256, 384, 129, Cut(128, 2, 3, smooth=True), 9, None),
+        (1024, 384, 70, Cut(64, 2, even=True), 5, None),
+        (768, 640, 100, Cut(64, 2, even=True, turns=True), 4, False),
+        (512, 384, 150, Cut(128, 2), 2, True),
+        (1024, 256, 130, Cut(128, 2, even=True), 7, True),
+    ],
+)
+def test_its_text_is_the_reference_and_lowers_its_flags(
+    n: int, k: int, rows: int, cut: Cut, programs: int, gelu: bool | None
+) -> None:
+    """gelu None: sums."""
+    w, x, groups, gated = weight(n, k), values(rows, k) / 30, k // 128, gelu is not None
+    held = w4_feed.HalfRows.empty(rows, k, CPU, "slots")
+    w4_feed.quantize(x, held)
+    squares = x.square().view(rows, groups, 128).sum(-1)
+    shape = (rows, n // 2) if gated else (cut.splits, rows, n)
+    out = torch.full(shape, float("nan"), dtype=torch.float16 if gated else torch.float32)
+    items, tiles = cut.items(rows, n), -(-rows // cut.rows)
+    programs = min(programs, items)
+    work = torch.full((programs * 128 * cut.blocks * cut.rows,), float("nan"))
+    flags = torch.zeros(2 * programs, dtype=torch.int32)
+    gluon_emulation.run(
+        w4_hopper._hopper_kernel,
+        programs,
+        (
+            Boxes(held.x, cut.rows, 64),
+            Boxes(w.codes.view(torch.int32).view(n // 16, groups * 256), 4, 256),
+            Boxes(w.steps.view(n // 16, groups * 16), 4, 16),
+            *(Pointer(each) for each in (out.view(-1), work, flags, squares.view(-1))),
+            0.5, rows, items, tiles, cut.splits, n, k, cut.rows, cut.blocks,
+            cut.stages(gated=gated), True, gated, bool(gelu), 8, True, cut.turns, cut.even,
+            cut.smooth,
+        ),
+        gdc_wait=lambda: None, gdc_launch_dependents=lambda: None, _scaled=scaled,
+    )  # fmt: skip
+    assert not flags.any()
+    sums = w4_fp16.reference(held, w, squares, 0.5)
+    if gelu is None:
+        assert relative(out.sum(0), sums) < 1e-3
+    else:
+        wanted = w4_feed.HalfRows.empty(rows, n // 2, CPU, "slots")
+        w4_feed.reference("gated", sums[None], wanted, gelu=gelu)
+        assert relative(out.float(), wanted.x.float()) < 1e-3
 
 
 # ---------------------------------------------------------------------------- the choice

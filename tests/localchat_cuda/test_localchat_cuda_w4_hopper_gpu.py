@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from localchat_cuda.kernels import w4, w4_feed, w4_hopper_plan, w4_many, w4_pack
+from localchat_cuda.kernels.launch import traits
 from localchat_cuda.kernels.w4_feed import HalfRows
 from localchat_cuda.kernels.w4_hopper_plan import Cut
 from localchat_cuda.kernels.w4_pack import GROUP, W4
@@ -120,6 +121,19 @@ def test_a_small_gated_product_is_the_reference_again_and_again(rows: int, cut: 
     assert off(first, scene.activated(gelu)) < 1e-3
     for _ in range(4):
         assert torch.equal(gated(scene, cut, gelu), first)
+
+
+@pytest.mark.parametrize("rows", [6200, 12001])
+def test_tiles_that_two_programs_share_are_whole(rows: int) -> None:
+    """More tiles than multiprocessors, dealt out evenly; each cut's neighbours find the workspace used."""
+    scene = Scene(rows, *SMALL)
+    wanted = scene.activated(True)
+    for _ in range(3):
+        for cut in EVEN:
+            assert cut.items(rows, SMALL[0]) > traits(scene.rows.x.device).sms
+            assert off(product(scene, cut)[0], scene.sums) < 1e-3
+        for cut in (each for each in GATED if each.even):
+            assert off(gated(scene, cut, gelu=True), wanted) < 1e-3
 
 
 @pytest.mark.parametrize("cut", GATED, ids=str)
