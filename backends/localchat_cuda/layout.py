@@ -17,7 +17,7 @@ from localchat_cuda.kernels import attention_few, attention_many
 from localchat_cuda.kernels.attention import Batch
 from localchat_cuda.kernels.attention_few import WIDEST
 from localchat_cuda.paging import Few, Inputs, Many
-from localchat_cuda.plan import decoded_pages
+from localchat_cuda.plan import PAGE_TOKENS, decoded_pages
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 """Row counts of steps that only decode or verify. 33 rows take longer than 64 on an H200."""
@@ -66,6 +66,8 @@ class Sizes:
     sms: int
     coded: bool = False
     """Whether the cache holds codes of 8 bits."""
+    context_tokens: int = PAGE_TOKENS
+    """Most tokens of a sequence, padding among them."""
     chunks: attention_many.Cut | None = None
     """What prompt chunks over plain pages are attended to with; None: what there is for every device."""
 
@@ -112,8 +114,8 @@ def lay_out(stretches: Sequence[Stretch], pad_to: int, sizes: Sizes, scratch: in
     widest = WIDEST if any(each.width > 1 for each in few) else 1
     few += _padding(few_tokens - few_real, widest, scratch)
     many = [stretches[i] for i in many_rows]
-    # A page at a time: the scratch slot has one, and what is written behind it would be a sequence's.
-    many += _padding(tokens - few_tokens - many_real, sizes.page_tokens, scratch)
+    # No longer than its block table: what lies behind that belongs to others.
+    many += _padding(tokens - few_tokens - many_real, sizes.context_tokens, scratch)
     room = _room(many, sizes)
     decoded = _pages(many, sizes.page_tokens) if room else []
     cut = sizes.cut(room)

@@ -52,6 +52,7 @@ class CudaRunner:
         sizes = Sizes(
             config.heads, config.key_heads, config.head_dim, pages.page_tokens,
             traits(self.device).sms, coded=pages.exponents is not None,
+            context_tokens=capabilities.context_tokens,
             chunks=best_cut(
                 config.head_dim, pages.page_tokens, pages.dtype, self.device, config.attention_cap
             ),

@@ -54,7 +54,9 @@ class StateTable:
         self.of: dict[int, Known] = {}
         self.moved = False
         self.tables = torch.zeros(slots + 1, self.width, dtype=torch.int32, device=device)
-        self.tables[slots, 0] = scratch_page
+        # Padding is a text of any length, all of it on one page: behind an entry of 0 it would overwrite a
+        # sequence's.
+        self.tables[slots] = scratch_page
         self.known = torch.zeros(self.rows * columns + 2, dtype=torch.int32, device=device)
         self._filled = [0] * slots
         self._free = list(range(slots + 1, self.rows))

@@ -28,6 +28,7 @@ from localchat_cuda.kernels import (
     w8,
     w8_pack,
 )
+from localchat_cuda.kernels.launch import traits
 from localchat_cuda.kernels.w4 import PACKED_ROWS
 from localchat_cuda.kernels.w8_pack import W8
 from localchat_cuda.layout import BUCKETS, PROMPT_BUCKETS
@@ -52,9 +53,9 @@ class Job(NamedTuple):
     gated: str = ""
 
 
-def jobs_for(config: ModelConfig, device: torch.device, *, head_int8: bool = False) -> list[Job]:
+def jobs_for(config: ModelConfig, sms: int, *, head_int8: bool = False) -> list[Job]:
     """One job for each kernel that steps of this model can need, the slowest to compile first."""
-    found = _packed(config, device) if config.packed else []
+    found = _packed(config, sms) if config.packed else []
     how = config.quantization
     if how is not None and not how.packed:
         kind = "block" if how.group else "row"
@@ -71,7 +72,7 @@ def _of_bytes(shapes: list[tuple[int, int]], kind: str, config: ModelConfig) -> 
     ]
 
 
-def _packed(config: ModelConfig, device: torch.device) -> list[Job]:
+def _packed(config: ModelConfig, sms: int) -> list[Job]:
     found: dict[object, Job] = {}
     rows = sorted({*BUCKETS, *PROMPT_BUCKETS})
     # Columns in an order of their own are written by a kernel that follows the product.
@@ -81,7 +82,7 @@ def _packed(config: ModelConfig, device: torch.device) -> list[Job]:
         gated = config.activation if name == "gate_up" and not apart else ""
         for count in (each for each in rows if each <= PACKED_ROWS):
             form = w4_plan.form_for(count)
-            cut = w4.cut_for(count, n, k, device, gated=bool(gated))
+            cut = w4.cut_for(count, n, k, sms, gated=bool(gated))
             job = Job(n, k, count, normed, gated=gated)
             found.setdefault((n, k, form, cut, normed, gated), job)
     return sorted(found.values(), key=lambda job: -job.rows)
@@ -95,7 +96,7 @@ def compile_ahead(
     head_int8: bool = False,
 ) -> None:
     """Compile what is missing. What fails here is compiled when it is first needed."""
-    jobs = jobs_for(config, device, head_int8=head_int8)
+    jobs = jobs_for(config, traits(device).sms, head_int8=head_int8)
     if not jobs:
         return
     text = json.dumps(

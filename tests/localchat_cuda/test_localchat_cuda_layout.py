@@ -9,12 +9,12 @@ from localchat_cuda.paging import Inputs
 from localchat_cuda.state import StateTable
 
 CPU = torch.device("cpu")
-SIZES = Sizes(4, 2, 64, 64, 4)
 SCRATCH_PAGE = 99
 
 
-def inputs(stretches: list[Stretch], sizes: Sizes = SIZES) -> tuple[Inputs, StateTable]:
-    table = StateTable(4, 8192, 64, SCRATCH_PAGE, CPU)
+def inputs(stretches: list[Stretch], context: int = 8192) -> tuple[Inputs, StateTable]:
+    sizes = Sizes(4, 2, 64, 64, 4, context_tokens=context)
+    table = StateTable(4, context, 64, SCRATCH_PAGE, CPU)
     inbox = Inbox(100_000, 1, CPU)
     inbox.begin()
     layout = lay_out(stretches, 0, sizes, table.scratch)
@@ -32,3 +32,18 @@ def test_padding_of_prompt_chunks_writes_to_the_scratch_page_alone(count: int, o
     assert set(pages.tolist()) <= {SCRATCH_PAGE}
     assert int(step.batch.counts.sum()) == step.ids.shape[0]
     assert int((~padding).sum()) == count + others
+
+
+def test_padding_is_one_text_as_far_as_its_block_table_goes() -> None:
+    """More of them would be other shapes, and so other graphs."""
+    step, _ = inputs([Stretch(0, 0, 2900)])
+    assert step.batch.counts[:2].tolist() == [2900, 3072 - 2900]
+    short, table = inputs([Stretch(0, 0, 70), Stretch(1, 0, 69)], context=70)
+    assert short.batch.counts[:3].tolist() == [70, 69, 192 - 139]
+    assert int(short.positions.max()) < table.columns
+    shorter, table = inputs([Stretch(slot, 0, 40) for slot in range(4)], context=40)
+    assert shorter.batch.counts[:5].tolist() == [*[40] * 4, 192 - 160]
+    shorter, table = inputs([Stretch(slot, 0, 40) for slot in range(3)], context=40)
+    assert shorter.batch.counts[:4].tolist() == [*[40] * 3, 8]
+    single, table = inputs([Stretch(0, 0, 35)], context=20)
+    assert max(single.batch.counts[1:].tolist()) == 20

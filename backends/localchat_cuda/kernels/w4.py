@@ -3,10 +3,6 @@
 Letters: M rows, N output and K input features, S splits of K.
 """
 
-from importlib import import_module
-from types import ModuleType
-from typing import TypeAlias
-
 import torch
 
 from localchat_cuda.kernels import (
@@ -14,7 +10,6 @@ from localchat_cuda.kernels import (
     w4_dense,
     w4_feed,
     w4_fp16,
-    w4_hopper_plan,
     w4_int8,
     w4_many,
     w4_plan,
@@ -27,26 +22,14 @@ PACKED_ROWS = 512
 """With more rows the library's product of dequantized weights is faster: the first token of 512 took 16.7 ms
 packed and 17.8 so on an H200, of 640 21.4 and 20.6."""
 
-hopper: ModuleType | None
-"""The kernel of Hopper GPUs for many rows; None where this Triton has no Gluon, or one with other names."""
-try:
-    hopper = import_module("localchat_cuda.kernels.w4_hopper")
-except ImportError:
-    hopper = None
 
-Cut: TypeAlias = w4_plan.Shape | w4_many.Cut | w4_hopper_plan.Cut
-
-
-def cut_for(rows: int, n: int, k: int, device: torch.device, *, gated: bool = False) -> Cut:
-    """How a product with a weight of N x K is cut; of many rows its type says which kernel has it. gated: of a
-    product that activates gate and up itself."""
-    form, sms = w4_plan.form_for(rows), traits(device).sms
+def cut_for(
+    rows: int, n: int, k: int, sms: int, *, gated: bool = False
+) -> w4_plan.Shape | w4_many.Cut:
+    """How a product with a weight of N x K is cut. gated: of one that activates gate and up itself."""
+    form = w4_plan.form_for(rows)
     if form != "many":
         return w4_plan.shape_for(form, rows, n, k, sms)
-    if hopper is not None and hopper.serves(device):
-        cut = w4_hopper_plan.cut_for(rows, n, k, sms, gated)
-        if cut is not None:
-            return cut
     return w4_many.gated_cut_for(rows, n) if gated else w4_many.cut_for(rows, n, k, sms)
 
 
@@ -76,23 +59,18 @@ def product(
         return w4_fp16.reference(rows, weight, squares, eps)[None]
     device, n, k = rows.x.device, weight.features_out, weight.features_in
     m = rows.x.shape[0] // (2 if isinstance(rows, w4_feed.Int8Rows) else 1)
-    cut = cut_for(m, n, k, device)
-    if isinstance(cut, w4_plan.Shape):
-        out = torch.empty(cut.splits, m, n, device=device)
-        if isinstance(rows, w4_feed.Int8Rows):
-            w4_int8.product(rows.x, rows.factors, weight, out, cut, squares=squares, eps=eps)
-        else:
-            call = w4_fp16.product if w4_plan.form_for(m) == "fp16" else w4_wgmma.product
-            call(rows, weight, out, cut, squares=squares, eps=eps)
-        return out
-    assert isinstance(rows, w4_feed.HalfRows)
+    cut = cut_for(m, n, k, traits(device).sms)
     if isinstance(cut, w4_many.Cut):
+        assert isinstance(rows, w4_feed.HalfRows)
         out = torch.empty(cut.shape.splits, m, n, device=device)
         w4_many.product(rows, weight, out, cut, squares=squares, eps=eps)
+        return out
+    out = torch.empty(cut.splits, m, n, device=device)
+    if isinstance(rows, w4_feed.Int8Rows):
+        w4_int8.product(rows.x, rows.factors, weight, out, cut, squares=squares, eps=eps)
     else:
-        assert hopper is not None
-        out = torch.empty(cut.splits, m, n, device=device)
-        hopper.product(rows, weight, out, cut, squares=squares, eps=eps)
+        call = w4_fp16.product if w4_plan.form_for(m) == "fp16" else w4_wgmma.product
+        call(rows, weight, out, cut, squares=squares, eps=eps)
     return out
 
 
@@ -112,13 +90,8 @@ def gated_product(
     if kernels and order is None and w4_plan.form_for(rows.x.shape[0]) == "many":
         assert isinstance(rows, w4_feed.HalfRows)
         assert isinstance(into, w4_feed.HalfRows)
-        m, n, k = rows.x.shape[0], weight.features_out, weight.features_in
-        cut = cut_for(m, n, k, rows.x.device, gated=True)
-        if isinstance(cut, w4_many.Cut):
-            w4_many.gated_product(rows, weight, into, cut, squares=squares, eps=eps, gelu=gelu)
-        else:
-            assert hopper is not None
-            hopper.gated_product(rows, weight, into, cut, squares=squares, eps=eps, gelu=gelu)
+        cut = w4_many.gated_cut_for(rows.x.shape[0], weight.features_out)
+        w4_many.gated_product(rows, weight, into, cut, squares=squares, eps=eps, gelu=gelu)
         return
     sums = product(rows, weight, squares=squares, eps=eps, kernels=kernels)
     call = w4_feed.feed if kernels else w4_feed.reference

@@ -44,7 +44,9 @@ def _multiplied(
     else:
         xs = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
     if SHARED:
-        xs *= tl.load(scales + tl.minimum(k // 128, K // 128 - 1))
+        g = c * (RUN // 128) + tl.arange(0, RUN // 128)
+        shares = tl.load(scales + tl.minimum(g, K // 128 - 1))
+        xs = tl.reshape(tl.reshape(xs, (RUN // 128, 128)) * shares[:, None], (RUN,))
     each = decode(w, tl.float16, WHOLE, WAY, True).to(tl.float32) * xs[None, :]
     # The 16 codes of one load are added up in the thread that loaded them: registers for more loads.
     return tl.sum(tl.reshape(each, (w.shape[0], RUN // 16, 16)), 2)
@@ -92,8 +94,8 @@ def product(
     """Write the product into `out` [1, 1, N]; `way` of w8_tile.py; see the head of this file."""
     check(x, weight, out, 1, most=1)
     n, k = weight.codes.shape
-    if BLOCK % cut.rows:
-        raise ValueError(f"cut: rows that divide {BLOCK} wanted, {cut} given")
+    if BLOCK % cut.rows or cut.run % BLOCK:
+        raise ValueError(f"cut: rows that divide {BLOCK} and a run in {BLOCK}s wanted, {cut} given")
     pdl = pdl and traits(weight.codes.device).pdl
     kernel = _one_kernel[(triton.cdiv(n, cut.rows),)](
         x,
