@@ -10,6 +10,8 @@ _FOLLOW = 0.3
 _MEASURABLE_TOKENS = 16
 _WON_BACK = 16
 _ALIKE = 0.1
+_FORGET = 1.01
+"""How fast the shortest step is forgotten, a step: a machine may become slower."""
 
 
 class Pace:
@@ -24,6 +26,7 @@ class Pace:
         # Exponentially weighted: means of tokens and seconds, variance of tokens, covariance.
         self._tokens = self._seconds = 0.0
         self._variance = self._covariance = 0.0
+        self._shortest_s = float("inf")
 
     def budget(self, *, shared: bool = False) -> int:
         """Tokens for the next step, drafts and decoding rows included. `shared`: somebody writes meanwhile."""
@@ -38,6 +41,8 @@ class Pace:
         """A step of `tokens` went well and took so long. `prompt`: it computed a prompt; where none was
         computed, most of a GPU's time goes into reading the weights and says nothing of a token's."""
         self._allowed = min(self._most, self._allowed + max(1, self._allowed // _WON_BACK))
+        if elapsed_s > 0:
+            self._shortest_s = min(elapsed_s, self._shortest_s * _FORGET)
         if not prompt or tokens < _MEASURABLE_TOKENS or elapsed_s <= 0:
             return
         if not self._tokens:
@@ -51,12 +56,15 @@ class Pace:
 
     def _line(self) -> tuple[float, float]:
         """Seconds of a step whatever its width, and of each of its tokens: the line through what was measured,
-        as far as widths differed. The whole is never less than a quarter tokens."""
+        as far as widths differed. The first is never more than the shortest of all steps took: widths that
+        hardly differ make a line of noise, whose steps seem to cost more than the target before their first
+        token, and prompts would wait until nobody writes."""
         mean_s = self._seconds / self._tokens
         if self._variance <= (_ALIKE * self._tokens) ** 2:
             return 0.0, mean_s
         token_s = min(max(self._covariance / self._variance, mean_s / 4), mean_s)
-        return self._seconds - token_s * self._tokens, token_s
+        base_s = min(self._seconds - token_s * self._tokens, self._shortest_s)
+        return base_s, (self._seconds - base_s) / self._tokens
 
     def out_of_memory(self) -> None:
         """A step did not find memory: halve what any step may take. Steps that go well win it back."""

@@ -19,11 +19,10 @@ from localchat.loop.sequence import Sequence, State
 
 _TURNS = ("free", "exact prompt", "exact writing")
 """Kinds of steps take turns; without exact requests there is only the first."""
-_SLOW_STEP_S = 0.2
-_DRAFTS_SLOW, _DRAFTS_FAST = 15, 31
+_SLOW_STEP_S, _DRAFTS_SLOW, _DRAFTS_FAST = 0.2, 15, 31
 """Most drafts of a step, by what a wide step costs: a CPU computes its tokens one after the other."""
 _LEAST_SHARE = 32
-"""Tokens of a step that a prompt gets at least, however many share it."""
+"""Tokens of a step that a prompt gets at least, however many share it or write."""
 _WATERMARK_TOKENS = 32
 """Room that must stay after an admission beside others, so that they are not preempted at once."""
 
@@ -37,9 +36,8 @@ class Scheduler:
         self._pace = pace
         self._classes = writing_class(capabilities)
         self._chunk = min(EXACT_CHUNK_TOKENS, capabilities.max_step_tokens)
-        self._most_drafts = (
-            _DRAFTS_SLOW if capabilities.step_target_s >= _SLOW_STEP_S else _DRAFTS_FAST
-        )
+        slow = capabilities.step_target_s >= _SLOW_STEP_S
+        self._most_drafts = _DRAFTS_SLOW if slow else _DRAFTS_FAST
         self._turn = 0
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
@@ -145,7 +143,8 @@ class Scheduler:
         return sequence.job.exact and self._classes is not None
 
     def _plan_free(self, draft: Making) -> None:
-        """Decoding rows first, then chunks of prompts, then admissions, under the budget."""
+        """Decoding rows, then chunks of prompts, always a little of them, then admissions, under the budget."""
+        least = min(_LEAST_SHARE, draft.left)
         ready = [one for one in self.running if one.needs > 0 and not self._held_exact(one)]
         for sequence in ready:
             if sequence.needs == 1 and not sequence.in_prompt and draft.left > 0:
@@ -153,6 +152,8 @@ class Scheduler:
         prompts = [one for one in ready if one.needs > 1 or one.in_prompt]
         prompts.sort(key=lambda one: -one.priority)  # stable: of equals the one that came first
         if not self._cramped:
+            if prompts or self.waiting:
+                draft.left = max(draft.left, min(least, self._can.max_step_tokens - draft.width))
             draft.fill(self._can.widths, self._can.max_step_tokens)
         if prompts and self.waiting:
             # A part for who waits, before a long prompt takes all; all for who is urgent.

@@ -43,3 +43,21 @@ def test_steps_without_a_prompt_say_nothing_of_its_tokens() -> None:
     pace.measured(1000, 0.02)
     pace.measured(32, 0.5, prompt=False)
     assert pace.budget() == 5000
+
+
+def test_widths_that_hardly_differ_make_no_fixed_cost_out_of_noise() -> None:
+    """It would pass for more than the target, and leave prompts nothing while others write."""
+    pace = Pace(0.1, 4096, shared_target_s=0.018)
+    pace.measured(1, 0.0015, prompt=False)
+    once_slow = ((583, 0.0497), (587, 0.0192), (1280, 0.0643), (1280, 0.0309))
+    for tokens, elapsed_s in (*once_slow, (3328, 0.0741), (3328, 0.0779), (4096, 0.0888)):
+        pace.measured(tokens, elapsed_s)
+        assert pace.budget(shared=True) > 200
+
+
+def test_a_machine_that_became_slower_is_believed_after_a_while() -> None:
+    pace = Pace(0.1, 4096)
+    pace.measured(1, 0.001, prompt=False)
+    for tokens in (500, 1000, 2000, 4000) * 200:
+        pace.measured(tokens, 0.04 + 10e-6 * tokens)
+    assert pace.budget() == 4096

@@ -272,3 +272,15 @@ def test_end_token_is_an_end_unless_it_is_ignored() -> None:
     told = Bench(logits=ending).say(request("abc", max_tokens=3, ignore_eos=True, logprobs=0))
     assert told.text() == "de"
     assert [entry.token for entry in told.logprobs()] == [100, 101, EOS]
+
+
+def test_a_prompt_comes_on_while_others_take_the_whole_budget() -> None:
+    """Steps that seem dear leave 32 tokens: as many as write already."""
+    can = capabilities(max_rows=40, max_slots=40, kv_tokens=40_000, step_target_s=1e-9)
+    bench = Bench(can, hashed)
+    for letter in range(34):
+        bench.ask(request(chr(97 + letter % 26) * 3, max_tokens=400, ignore_eos=True))
+    bench.turn(40)
+    late = bench.ask(request("z" * 200, max_tokens=2))
+    bench.turn(30)
+    assert bench.told[late].text()
