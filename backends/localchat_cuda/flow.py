@@ -277,7 +277,7 @@ class PackedFlow(_Shared):
 
     def __init__(self, config: ModelConfig, inputs: Inputs, pages: Pages, *, kernels: bool) -> None:
         super().__init__(config, inputs, pages, kernels=kernels)
-        self._held: dict[int, w4_feed.Rows] = {}
+        self._held: dict[tuple[int, bool], w4_feed.Rows] = {}
 
     def embed(self, table: torch.Tensor, gain: torch.Tensor) -> Packed:
         return self._feed("embed", table, self.config.hidden, gain)
@@ -328,7 +328,7 @@ class PackedFlow(_Shared):
         gelu = self.config.activation == "gelu_tanh"
 
         def write(order: torch.Tensor | None) -> w4_feed.Rows:
-            rows = self._rows(weight.features_out // 2)
+            rows = self._rows(weight.features_out // 2, activated=True)
             w4.gated_product(
                 read, weight, rows, squares=x.squares, eps=self.config.eps, gelu=gelu, order=order,
                 kernels=self.kernels,
@@ -358,9 +358,11 @@ class PackedFlow(_Shared):
     def _squares(self, k: int) -> torch.Tensor:
         return torch.empty(self.tokens, k // w4_pack.GROUP, device=self.device)
 
-    def _rows(self, k: int) -> w4_feed.Rows:
+    def _rows(self, k: int, *, activated: bool = False) -> w4_feed.Rows:
         """One buffer for each width: a product has read it before the next kernel writes it, and what pads
-        the rows is zeroed once."""
-        if k not in self._held:
-            self._held[k] = w4.empty_rows(self.tokens, k, self.device)
-        return self._held[k]
+        the rows is zeroed once. Not so of what is `activated`: the product itself writes that, and a model may
+        be as wide there as what it reads."""
+        key = k, activated
+        if key not in self._held:
+            self._held[key] = w4.empty_rows(self.tokens, k, self.device)
+        return self._held[key]

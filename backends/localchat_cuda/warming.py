@@ -75,11 +75,9 @@ def _of_bytes(shapes: list[tuple[int, int]], kind: str, config: ModelConfig) -> 
 def _packed(config: ModelConfig, sms: int) -> list[Job]:
     found: dict[object, Job] = {}
     rows = sorted({*BUCKETS, *PROMPT_BUCKETS})
-    # Columns in an order of their own are written by a kernel that follows the product.
-    apart = config.quantization is not None and config.quantization.ordered
     for name, (parts, k) in product_shapes(config).items():
         n, normed = sum(parts), name in ("qkv", "gate_up")
-        gated = config.activation if name == "gate_up" and not apart else ""
+        gated = config.activation if name == "gate_up" else ""
         for count in (each for each in rows if each <= PACKED_ROWS):
             form = w4_plan.form_for(count)
             cut = w4.cut_for(count, n, k, sms, gated=bool(gated))

@@ -296,8 +296,7 @@ class Scheduler:
         sequence.new_blocks += growth.new_blocks
 
     def _victim(self, planned: Iterable[Planned]) -> Sequence | None:
-        """Who is set back: the lowest priority, the youngest of them; never one that is in a launched step
-        or in this plan, and never the only one."""
+        """Who is set back: lowest priority, youngest; not one in a launched step or this plan, or the only."""
         busy = {id(row.sequence) for row in planned}
         free = [one for one in self.running if not one.flights and id(one) not in busy]
         if len(self.running) < 2 or not free:

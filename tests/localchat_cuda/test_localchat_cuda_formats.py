@@ -104,6 +104,16 @@ def test_a_layer_that_stays_floating_is_multiplied_beside_packed_ones(
     assert distance(ours.prompt(tokens, rows), wanted_of(model, tokens)) < 2e-2
 
 
+def test_a_model_may_be_as_wide_between_gate_and_down_as_elsewhere(tmp_path: Path) -> None:
+    """Then a product must not write into the rows that it still reads."""
+    square = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
+    model = tiny_models.reference("qwen3", **square, num_attention_heads=4, num_key_value_heads=2)
+    quantizers.save(model, tmp_path, Way(ordered=True), 1)
+    tokens, ours = tokens_of(36, 40), Tiny(tmp_path, torch.float16, kernels=True)
+    found = ours.prompt(tokens, 40, packed=True)
+    assert distance(found, wanted_of(model, tokens)) < 2e-2
+
+
 def test_what_gate_and_up_compute_is_in_the_order_of_down(tmp_path: Path) -> None:
     model = tiny_models.reference("qwen3", **WIDE)
     quantizers.save(model, tmp_path, Way(ordered=True), 1)

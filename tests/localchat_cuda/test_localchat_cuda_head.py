@@ -110,6 +110,15 @@ def test_kernels_of_a_head_and_of_fp8_layers_are_compiled_ahead() -> None:
     assert {job.bytes for job in layers} == {"block"}
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_products_that_activate_gate_and_up_are_compiled_ahead(ordered: bool) -> None:
+    raw = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": ordered}
+    jobs = jobs_for(parse_config({**QWEN25, "quantization_config": raw}, "it"), 132)
+    gated = {(job.n, job.k) for job in jobs if job.gated}
+    assert gated == {(37888, 3584)}
+    assert {job.gated for job in jobs if (job.n, job.k) in gated} == {"silu"}
+
+
 def test_the_wish_reaches_the_load_of_a_child(tmp_path: Path) -> None:
     said: list[str] = []
     options = EngineOptions(

@@ -331,6 +331,9 @@ def test_a_gated_product_refuses_what_it_cannot_halve() -> None:
     held, into = (HalfRows.empty(40, k, CPU, "slots") for k in (256, 64))
     with pytest.raises(ValueError, match="two blocks and one split of 128 features"):
         w4_many.gated_product(held, w, into, w4_many.Cut(Shape(1, 4, 3, 1), 64))
+    square = weight(512, 256)
+    with pytest.raises(ValueError, match="into: memory of its own"):
+        w4_many.gated_product(held, square, held, w4_many.Cut(Shape(2, 4, 3, 1), 64))
     lanes = HalfRows.empty(40, 64, CPU, "lanes")
     with pytest.raises(ValueError, match="into: slot order wanted"):
         w4_many.gated_product(held, w, lanes, w4_many.Cut(Shape(2, 4, 3, 1), 64))

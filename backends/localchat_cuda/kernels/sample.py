@@ -17,8 +17,7 @@ Five kernels, no synchronisation with the CPU, no sort:
 A filter keeps a prefix of some order, so it is a search for the prefix's last element: halving the
 range of the 64-bit key (order, token id), with the range pulled in to elements that exist. Masses
 are summed as integers (40 fractional bits): the order of the candidates changes no bit. Noise:
-localchat/loop/noise.py. Gumbel-max without softmax: vLLM's model runner; threshold search instead
-of sorting: FlashInfer.
+localchat/loop/noise.py. Gumbel-max without softmax: vLLM's model runner; threshold search: FlashInfer.
 """
 
 import torch
