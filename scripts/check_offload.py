@@ -22,7 +22,8 @@ _PROMPT = tuple(range(1000, 1400))
 
 
 class Measured(NamedTuple):
-    """One load. Bytes of graphics memory, tokens a second of the decode."""
+    """One load. Bytes of graphics memory, tokens a second of the decode. parts: weights, KV and compute buffers
+    wherever they are, planned and as llama.cpp told."""
 
     kv_type: str
     asked: str
@@ -30,6 +31,7 @@ class Measured(NamedTuple):
     planned_bytes: int
     taken_bytes: int
     tokens_per_s: float
+    parts: tuple[tuple[int, int], ...]
 
     @property
     def error(self) -> float:
@@ -112,10 +114,13 @@ def _measured(model: Path, layers: str, kv_type: str, context: int) -> Measured:
         )
         done = [event for event in engine.generate(request) if isinstance(event, Done)][-1]
         taken = before - read_machine().gpu_free_bytes
+        info = engine.info()
     finally:
         engine.close()
     rate = done.timings.decode_tokens_per_s or 0.0
-    return Measured(kv_type, layers, planned.gpu_layers, planned.gpu_bytes, taken, rate)
+    names = ("weights_bytes", "kv_bytes", "compute_bytes")
+    parts = tuple((getattr(info.predicted, n), getattr(info.actual, n)) for n in names)
+    return Measured(kv_type, layers, planned.gpu_layers, planned.gpu_bytes, taken, rate, parts)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,9 @@ KV_TYPES = {
 """ggml's numbers. Any other number ends the process in native code."""
 
 _FLASH_AUTO, _FLASH_OFF = -1, 0
+_NO_DEVICES = ctypes.cast((ctypes.c_void_p * 1)(None), ctypes.c_void_p)
+"""An empty list of devices. Without it even a vocabulary takes 0.5 GB of a card with CUDA, because llama.cpp
+asks the card for its free memory, and a model without layers on it 1.4 GB, for long prompts of a 7B."""
 
 _AGAIN = (
     "The file may be damaged, or newer than this llama.cpp: download it again, or try "
@@ -65,6 +68,7 @@ def load_vocabulary(path: Path) -> tuple[int, tuple[str, ...]]:
     native = library()
     parameters = native.api.llama_model_default_params()
     parameters.vocab_only = True
+    parameters.devices = _NO_DEVICES
     with native.log.mark() as heard:
         model = native.api.llama_model_load_from_file(os.fsencode(path), parameters)
     if not model:
@@ -90,9 +94,7 @@ def load_weights(
     parameters = native.api.llama_model_default_params()
     parameters.n_gpu_layers = gpu_layers
     if not gpu_layers:
-        # An empty list: a GPU that may take no layer would still take 1.4 GB for long prompts of a 7B.
-        nothing = (ctypes.c_void_p * 1)(None)
-        parameters.devices = ctypes.cast(nothing, ctypes.c_void_p)
+        parameters.devices = _NO_DEVICES
     # Repacked weights and AMX: faster for some models, and where AMX crashes some compilers' builds.
     parameters.use_extra_bufts = not safe_mode
     parameters.progress_callback = callback = native.api.llama_progress_callback(telling)

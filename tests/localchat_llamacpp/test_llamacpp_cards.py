@@ -1,14 +1,19 @@
 """Graphics cards that only the library knows: AMD, Intel, integrated."""
 
+import ctypes
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from localchat.fit.machine import Gpu, Machine
 from localchat_llamacpp.cards import look, with_cards
+from localchat_llamacpp.library import library
 from localchat_llamacpp.rebuild import Device
+from localchat_llamacpp.weights import load_vocabulary, load_weights
 
 GB = 10**9
 MACHINE = Machine("x", frozenset(), 8, 32 * GB, 28 * GB)
@@ -57,3 +62,32 @@ def test_only_a_build_for_gpus_is_asked(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_real_library_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("localchat_llamacpp.cards.can_offload", lambda: True)
     assert look(MACHINE).cores == MACHINE.cores
+
+
+@pytest.mark.parametrize(("gpu_layers", "hidden"), [(None, True), (0, True), (3, False)])
+def test_neither_a_vocabulary_nor_a_load_without_layers_sees_the_card(
+    models: dict[str, Path], gpu_layers: int | None, hidden: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp asks each device that it is given for its free memory: with CUDA, 0.5 GB of the card."""
+    api = library().api
+    load = api.llama_model_load_from_file
+    empty: list[bool] = []
+
+    def watched(path: bytes, parameters: Any) -> object:
+        at = parameters.devices
+        empty.append(at is not None and ctypes.c_void_p.from_address(at).value is None)
+        return load(path, parameters)
+
+    monkeypatch.setattr(api, "llama_model_load_from_file", watched)
+    if gpu_layers is None:
+        handle = load_vocabulary(models["llama"])[0]
+    else:
+        handle = load_weights(
+            models["llama"],
+            gpu_layers=gpu_layers,
+            safe_mode=True,
+            total_bytes=1,
+            progress=lambda done, total: True,
+        ).handle
+    api.llama_model_free(handle)
+    assert empty == [hidden]
