@@ -20,10 +20,11 @@ from localchat_cuda.rotation import LongFactors
 from localchat_cuda.tensor_names import is_text, usual_name
 
 PAGE_TOKENS = 64
-STEP_TOKENS, LARGE_STEP_TOKENS = 2048, 4096
-"""Most tokens of a step, 50 and 90 ms for a 7B model on an H200; the larger one where there is room: it takes
-1.4 GB for activations, and dequantizes half as often."""
-_ROOM_FOR_LARGE_STEPS = 30_000_000_000
+STEP_TOKENS = 2048
+"""Most tokens of a step, 50 ms for a 7B model on an H200."""
+_LARGE_STEPS = ((60_000_000_000, 8192), (30_000_000_000, 4096))
+"""The same where so many bytes or more may be used. 4,096 take 1.4 GB for activations, 8,192 twice that; each
+doubling dequantizes half as often."""
 OVERHEAD_BYTES = 900_000_000
 """The driver's context, the libraries' handles and workspaces, compiled kernels, captured graphs."""
 HEAD_COLUMNS = 128
@@ -115,7 +116,7 @@ def rounded_head_bytes(config: ModelConfig) -> int:
 
 def step_tokens(free_bytes: int) -> int:
     """Most tokens of a step on a GPU of which so many bytes may be used."""
-    return LARGE_STEP_TOKENS if free_bytes >= _ROOM_FOR_LARGE_STEPS else STEP_TOKENS
+    return next((most for least, most in _LARGE_STEPS if free_bytes >= least), STEP_TOKENS)
 
 
 def workspace_bytes(config: ModelConfig, slots: int, step: int = STEP_TOKENS) -> int:

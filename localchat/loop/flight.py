@@ -62,11 +62,15 @@ class Making:
         return sum(row.width for row in self.rows)
 
     def fill(self, widths: Widths, most: int) -> None:
-        """Before prompts take what is left: let the whole come out at a width that the runner does not pad, the
-        nearest. An eighth more than the budget at most, and `most` tokens."""
+        """Before prompts take what is left: let the whole come out at a width that the runner does not pad,
+        the nearest. An eighth more than the budget at most, and `most` tokens. Steps far wider than all of
+        these are not padded."""
         written = self.width
         own = next((size for size in widths.beside if written <= size), written)
         wanted = own + self.left
+        widest = max(widths.prompts, default=0)
+        if wanted > widest + widest // 8:
+            return
         found = [size for size in widths.prompts if own < size <= min(most, wanted + wanted // 8)]
         if found:
             self.left = min(found, key=lambda size: abs(size - wanted)) - own

@@ -1,7 +1,7 @@
 """How many tokens a step may take: the budget is time, so that a cancel within one step means something.
 
-At most `step_target_s` a step (DESIGN: 250 ms on a CPU, 100 ms on a GPU), never under 32 tokens: below, a
-step's fixed cost would eat the prefill rate.
+At most `step_target_s` a step (250 ms on a CPU, 200 ms on a GPU where nobody writes), never under 32 tokens:
+below, a step's fixed cost would eat the prefill rate.
 """
 
 LEAST_TOKENS = 32

@@ -19,7 +19,7 @@ from localchat.loop.sequence import Sequence, State
 
 _TURNS = ("free", "exact prompt", "exact writing")
 """Kinds of steps take turns; without exact requests there is only the first."""
-_SLOW_STEP_S, _DRAFTS_SLOW, _DRAFTS_FAST = 0.2, 15, 31
+_SLOW_STEP_S, _DRAFTS_SLOW, _DRAFTS_FAST = 0.25, 15, 31
 """Most drafts of a step, by what a wide step costs: a CPU computes its tokens one after the other."""
 _LEAST_SHARE = 32
 """Tokens of a step that a prompt gets at least, however many share it or write."""

@@ -42,7 +42,7 @@ def config_of(stored: str = "") -> ModelConfig:
 
 
 def runner_of(
-    config: ModelConfig, *, slots: int, kv_tokens: int, context: int = 8192, step: int = 4096,
+    config: ModelConfig, *, slots: int, kv_tokens: int, context: int = 8192, step: int = 8192,
     graphs: bool = True, head_int8: bool = False, kv_type: str | None = None,
 ) -> CudaRunner:  # fmt: skip
     """A warm runner over random weights."""

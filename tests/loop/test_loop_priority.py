@@ -124,6 +124,26 @@ def test_full_house_serves_equals_in_the_order_of_their_arrival() -> None:
     assert order == ids
 
 
+def test_a_step_wider_than_all_widths_of_the_runner_takes_all_that_the_budget_allows() -> None:
+    """The runner pads no such step: cut at its widest, a long prompt would take two."""
+    bench = Bench(
+        capabilities(
+            max_step_tokens=1000, kv_tokens=4096, context_tokens=2048, step_target_s=1e9,
+            widths=Widths((16, 32, 48), (0, 4)),
+        ),
+        hashed,
+    )  # fmt: skip
+    first = bench.ask(request("f" * 40, max_tokens=2, salt="f"))
+    bench.settle()
+    long = bench.ask(request("l" * 900, max_tokens=2, salt="l"))
+    bench.settle()
+    number = bench.jobs[long].sequences[0].number
+    rows = [row for plan in bench.runner.steps for row in plan.rows if row.seq == number]
+    assert rows[0].width >= 900
+    for id_ in (first, long):
+        check_told(bench, id_, hashed)
+
+
 def test_steps_with_prompts_come_out_at_the_widths_of_the_runner() -> None:
     """One that pads 60 rows to 64 computes four for nothing, and another shape for every count."""
     told = Widths((16, 32, 48), (0, 4))
