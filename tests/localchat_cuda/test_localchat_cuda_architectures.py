@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.flow import DenseFlow
 from localchat_cuda.quantization import Quantization
 from localchat_cuda.source import RandomWeights
 from localchat_cuda.weights import load
@@ -102,6 +103,52 @@ def test_a_copied_page_continues_like_its_original(pair: tuple[Any, Path]) -> No
     ours.pages.copy(int(ours.tables[0, 0]), int(ours.tables[1, 0]), 30)
     found = ours.step(Stretch(1, 30, text[30:]))
     assert torch.allclose(found, wanted_of(model, text)[-1:], atol=2e-3, rtol=1e-4)
+
+
+def rows_of_products(monkeypatch: pytest.MonkeyPatch, kind: type[DenseFlow]) -> list[int]:
+    """How many rows each product of a step has, in order; filled as it runs."""
+    seen: list[int] = []
+    whole = kind.product
+
+    def product(self: Any, x: Any, weight: Any) -> torch.Tensor:
+        found: torch.Tensor = whole(self, x, weight)
+        seen.append(found.shape[1])
+        return found
+
+    monkeypatch.setattr(kind, "product", product)
+    return seen
+
+
+@pytest.mark.parametrize("wanted", [1, 3, 30])
+def test_behind_the_last_attention_only_wanted_tokens_go_on(
+    pair: tuple[Any, Path], wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 40 tokens; where most are wanted, all do."""
+    model, folder = pair
+    tokens = tokens_of(12, 40)
+    seen = rows_of_products(monkeypatch, DenseFlow)
+    found = Tiny(folder, torch.float32).step(Stretch(0, 0, tokens, wanted))
+    assert torch.allclose(found, wanted_of(model, tokens)[-wanted:], atol=2e-3, rtol=1e-4)
+    computed = seen[0]
+    assert computed >= 40
+    assert set(seen[:-3]) == {computed}
+    assert seen[-3:] == [wanted if 2 * wanted <= computed else computed] * 3
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("quantized", ["qwen2", "gemma3"], indirect=True)
+def test_behind_the_last_attention_only_wanted_rows_are_packed(
+    quantized: tuple[Any, Path], kernels: bool
+) -> None:
+    model, folder = quantized
+    ours = Tiny(folder, torch.float16 if kernels else torch.float32, kernels=kernels)
+    tokens = tokens_of(13, 34)
+    found = ours.step(Stretch(0, 0, tokens, 2), packed=True)
+    assert distance(found, wanted_of(model, tokens)[-2:]) < (2e-2 if kernels else 5e-3)
+    several = [Stretch(slot, 0, tokens_of(14 + slot, 5)) for slot in (1, 2)]
+    found = ours.step(*several, packed=True)
+    wanted = [wanted_of(model, each.tokens)[-1:] for each in several]
+    assert distance(found, torch.cat(wanted)) < (2e-2 if kernels else 5e-3)
 
 
 @pytest.mark.parametrize("packed", [False, True])
