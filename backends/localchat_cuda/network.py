@@ -17,7 +17,7 @@ import torch
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.config import ModelConfig
 from localchat_cuda.flow import DenseFlow, PackedFlow, logits_of
-from localchat_cuda.kernels.w4 import PACKED_ROWS
+from localchat_cuda.kernels.w4 import packed_rows
 from localchat_cuda.layout import Shape
 from localchat_cuda.paging import Inputs, Pages
 from localchat_cuda.weights import ModelWeights
@@ -36,7 +36,7 @@ class Network:
 
     def states(self, inputs: Inputs) -> torch.Tensor:
         """Last states [P, hidden] of the wanted tokens; keys and values go into the pages."""
-        packed = self.weights.packed and inputs.ids.shape[0] <= PACKED_ROWS
+        packed = self.weights.packed and inputs.ids.shape[0] <= packed_rows(self.pages.device)
         kind = PackedFlow if packed else DenseFlow
         found: torch.Tensor = self._forward(
             kind(self.config, inputs, self.pages, kernels=self.kernels), self.weights

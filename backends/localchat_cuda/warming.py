@@ -23,13 +23,13 @@ import triton
 from localchat_cuda.config import ModelConfig
 from localchat_cuda.kernels import (
     w4,
+    w4_hopper_plan,
     w4_pack,
     w4_plan,
     w8,
     w8_pack,
 )
-from localchat_cuda.kernels.launch import traits
-from localchat_cuda.kernels.w4 import PACKED_ROWS
+from localchat_cuda.kernels.w4 import packed_rows
 from localchat_cuda.kernels.w8_pack import W8
 from localchat_cuda.layout import BUCKETS, PROMPT_BUCKETS
 from localchat_cuda.weights import product_shapes
@@ -53,9 +53,9 @@ class Job(NamedTuple):
     gated: str = ""
 
 
-def jobs_for(config: ModelConfig, sms: int, *, head_int8: bool = False) -> list[Job]:
+def jobs_for(config: ModelConfig, device: torch.device, *, head_int8: bool = False) -> list[Job]:
     """One job for each kernel that steps of this model can need, the slowest to compile first."""
-    found = _packed(config, sms) if config.packed else []
+    found = _packed(config, device) if config.packed else []
     how = config.quantization
     if how is not None and not how.packed:
         kind = "block" if how.group else "row"
@@ -72,15 +72,18 @@ def _of_bytes(shapes: list[tuple[int, int]], kind: str, config: ModelConfig) -> 
     ]
 
 
-def _packed(config: ModelConfig, sms: int) -> list[Job]:
+def _packed(config: ModelConfig, device: torch.device) -> list[Job]:
     found: dict[object, Job] = {}
-    rows = sorted({*BUCKETS, *PROMPT_BUCKETS})
+    most = packed_rows(device)
+    rows = sorted(each for each in {*BUCKETS, *PROMPT_BUCKETS} if each <= most)
     for name, (parts, k) in product_shapes(config).items():
         n, normed = sum(parts), name in ("qkv", "gate_up")
         gated = config.activation if name == "gate_up" else ""
-        for count in (each for each in rows if each <= PACKED_ROWS):
+        for count in rows:
             form = w4_plan.form_for(count)
-            cut = w4.cut_for(count, n, k, sms, gated=bool(gated))
+            cut = w4.cut_for(count, n, k, device, gated=bool(gated))
+            if isinstance(cut, w4_hopper_plan.Cut):
+                cut = cut._replace(splits=1)  # one kernel for any number
             job = Job(n, k, count, normed, gated=gated)
             found.setdefault((n, k, form, cut, normed, gated), job)
     return sorted(found.values(), key=lambda job: -job.rows)
@@ -94,7 +97,7 @@ def compile_ahead(
     head_int8: bool = False,
 ) -> None:
     """Compile what is missing. What fails here is compiled when it is first needed."""
-    jobs = jobs_for(config, traits(device).sms, head_int8=head_int8)
+    jobs = jobs_for(config, device, head_int8=head_int8)
     if not jobs:
         return
     text = json.dumps(

@@ -29,14 +29,33 @@ class Pointer:
 
 
 class Boxes:
-    """Rows that boxes of so many are copied from."""
+    """Rows that boxes of so many are copied from: whole, or with `columns` so many of each, where what lies
+    past the last row is zero."""
 
-    def __init__(self, flat: torch.Tensor, rows: int) -> None:
-        self.flat, self.rows, self.dtype = flat, rows, flat.dtype
+    def __init__(self, flat: torch.Tensor, rows: int, columns: int = 0) -> None:
+        self.flat, self.rows, self.columns, self.dtype = flat, rows, columns, flat.dtype
+
+    def cut(self, at: Any) -> torch.Tensor:
+        first, left = int(at[0]), int(at[1])
+        if not self.columns:
+            assert 0 <= first <= len(self.flat) - self.rows, "a box outside of what there is"
+            return self.flat[first : first + self.rows]
+        assert 0 <= left <= self.flat.shape[1] - self.columns and 0 <= first < len(self.flat)
+        found = torch.zeros(self.rows, self.columns, dtype=self.dtype)
+        there = self.flat[first : first + self.rows, left : left + self.columns]
+        found[: len(there)] = there
+        return found
+
+
+class Bits(torch.Tensor):
+    """A tensor that can be read as another type, as a kernel's can."""
+
+    def to(self, *arguments: Any, bitcast: bool = False, **more: Any) -> torch.Tensor:
+        return self.contiguous().view(*arguments) if bitcast else super().to(*arguments, **more)
 
 
 class Shared:
-    """Shared memory; unwritten, it is NaN."""
+    """Shared memory; unwritten, it is NaN, or the largest integer."""
 
     def __init__(self, held: torch.Tensor) -> None:
         self.held = held
@@ -48,7 +67,7 @@ class Shared:
         return Shared(self.held.permute(order))
 
     def load(self, layout: object) -> torch.Tensor:
-        return self.held.clone()
+        return self.held.clone().as_subclass(Bits)
 
     def store(self, values: torch.Tensor) -> None:
         self.held.copy_(values)
@@ -100,8 +119,9 @@ class _Mbarrier:
         barrier.came(1, bytes_)
 
     @staticmethod
-    def wait(barrier: Barrier, parity: Any) -> None:
-        barrier.wait(int(parity))
+    def wait(barrier: Barrier, parity: Any, pred: Any = True) -> None:
+        if pred:
+            barrier.wait(int(parity))
 
 
 def _where(condition: Any, one: Any, other: Any) -> Any:
@@ -113,7 +133,9 @@ def _where(condition: Any, one: Any, other: Any) -> Any:
     )
 
 
-def _loaded(pointer: Pointer, mask: Any = None, other: float = 0.0) -> torch.Tensor:
+def _loaded(
+    pointer: Pointer, mask: Any = None, other: float = 0.0, cache_modifier: str = ""
+) -> torch.Tensor:
     at = torch.as_tensor(pointer.at)
     if mask is None:
         return pointer.flat[at]
@@ -121,15 +143,28 @@ def _loaded(pointer: Pointer, mask: Any = None, other: float = 0.0) -> torch.Ten
     return found
 
 
-def _store(pointer: Pointer, values: torch.Tensor, mask: torch.Tensor) -> None:
+def _store(pointer: Pointer, values: Any, mask: torch.Tensor | None = None) -> None:
+    if mask is None:
+        pointer.flat[pointer.at] = values
+        return
     wanted = mask.expand_as(pointer.at)
     pointer.flat[pointer.at[wanted]] = values[wanted]
+
+
+def _exchanged(pointer: Pointer, value: int, sem: str) -> None:
+    pointer.flat[pointer.at] = value
+
+
+def _increased(pointer: Pointer, value: int, sem: str) -> int:
+    pointer.flat[pointer.at] += value
+    return int(pointer.flat[pointer.at]) - value
 
 
 def _allocated(dtype: Any, extents: list[int], layout: object) -> Shared | Barriers:
     if isinstance(layout, Barrier):
         return Barriers(extents[0])
-    return Shared(torch.full(extents, float("nan"), dtype=dtype))
+    unwritten = float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max
+    return Shared(torch.full(extents, unwritten, dtype=dtype))
 
 
 def _specialized(parts: Sequence[tuple[Callable[..., None], Any]], *_: object) -> None:
@@ -157,33 +192,45 @@ def _language(program: int, programs: int) -> types.SimpleNamespace:
     plain = {
         name: lambda *arguments: arguments
         for name in ("NVMMADistributedLayout", "DotOperandLayout", "BlockedLayout", "SliceLayout",
-                     "NVMMASharedLayout")
+                     "NVMMASharedLayout", "DistributedLinearLayout")
     }  # fmt: skip
     return types.SimpleNamespace(
-        **plain, constexpr=lambda x: x, int64=torch.int64, float32=torch.float32,
+        **plain, constexpr=lambda x: x, int64=torch.int64, int32=torch.int32, int16=torch.int16,
+        float32=torch.float32, float16=torch.float16, exp=torch.exp, rsqrt=torch.rsqrt,
+        reshape=torch.reshape, permute=torch.permute, join=lambda x, y: torch.stack((x, y), -1),
+        broadcast=torch.broadcast_tensors, atomic_xchg=_exchanged, atomic_add=_increased,
         program_id=lambda axis: torch.tensor(program), num_programs=lambda axis: programs,
         static_range=range, minimum=_smaller, maximum=_larger, where=_where, exp2=torch.exp2,
         arange=lambda low, high, layout: torch.arange(low, high),
         max=lambda x, axis: x.amax(axis), sum=lambda x, axis: x.sum(axis),
         zeros=lambda extents, dtype, layout: torch.zeros(extents, dtype=dtype),
         full=lambda extents, value, dtype, layout: torch.full(extents, value, dtype=dtype),
-        convert_layout=lambda x, layout: x, cdiv=lambda x, y: (x + y - 1) // y,
+        convert_layout=lambda x, layout, assert_trivial=False: x, cdiv=lambda x, y: (x + y - 1) // y,
         load=_loaded, store=_store, allocate_shared_memory=_allocated,
         warp_specialize=_specialized,
     )  # fmt: skip
 
 
-def run(kernel: Any, programs: int, arguments: Sequence[Any], seed: int = 0) -> None:
-    """A grid of one dimension, one program after the other."""
+def _functions(kernel: Any, found: dict[str, Any]) -> dict[str, Any]:
+    """A kernel and what it calls, by their names."""
+    found[kernel.fn.__name__] = kernel
+    for name, held in kernel.fn.__globals__.items():
+        if isinstance(held, type(kernel)) and name not in found:
+            _functions(held, found)
+    return found
+
+
+def run(
+    kernel: Any, programs: int, arguments: Sequence[Any], seed: int = 0, **instead: Any
+) -> None:
+    """A grid of one dimension, one program after the other. instead: functions by their names in the kernel."""
     chance = Random(seed)
 
     def copied(boxes: Boxes, at: Any, barrier: Barrier, target: Shared) -> None:
-        first = int(at[0])
-        assert 0 <= first <= len(boxes.flat) - boxes.rows, "a box outside of what there is"
+        source = boxes.cut(at)
 
         def arrive() -> None:
             time.sleep(chance.random() * 5e-4)
-            source = boxes.flat[first : first + boxes.rows]
             target.held.copy_(source)
             barrier.came(0, -source.numel() * source.element_size())
 
@@ -199,9 +246,7 @@ def run(kernel: Any, programs: int, arguments: Sequence[Any], seed: int = 0) -> 
             "load_box": copied, "barrier": lambda: None, "fence_async_shared": lambda: None,
             "warpgroup_mma": _multiplied, "warpgroup_mma_wait": awaited,
         }  # fmt: skip
-        for name, held in kernel.fn.__globals__.items():
-            if isinstance(held, type(kernel)):
-                names[name] = types.FunctionType(
-                    held.fn.__code__, names, name, held.fn.__defaults__
-                )
+        for name, held in _functions(kernel, {}).items():
+            names[name] = types.FunctionType(held.fn.__code__, names, name, held.fn.__defaults__)
+        names.update(instead)
         names[kernel.fn.__name__](*arguments)

@@ -100,12 +100,12 @@ def test_a_head_of_other_columns_is_refused() -> None:
 
 
 def test_kernels_of_a_head_and_of_fp8_layers_are_compiled_ahead() -> None:
-    assert jobs_for(CONFIG, 132) == []
-    head = jobs_for(CONFIG, 132, head_int8=True)
+    assert jobs_for(CONFIG, CPU) == []
+    head = jobs_for(CONFIG, CPU, head_int8=True)
     assert {(job.n, job.k, job.bytes) for job in head} == {(152064, 3584, "head")}
     assert sorted(job.rows for job in head) == [1, 8, 16, 32, 64]
     raw = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    layers = jobs_for(parse_config({**QWEN25, "quantization_config": raw}, "it"), 132)
+    layers = jobs_for(parse_config({**QWEN25, "quantization_config": raw}, "it"), CPU)
     assert {(job.n, job.k) for job in layers} >= {(37888, 3584), (3584, 18944)}
     assert {job.bytes for job in layers} == {"block"}
 
@@ -113,7 +113,7 @@ def test_kernels_of_a_head_and_of_fp8_layers_are_compiled_ahead() -> None:
 @pytest.mark.parametrize("ordered", [False, True])
 def test_products_that_activate_gate_and_up_are_compiled_ahead(ordered: bool) -> None:
     raw = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": ordered}
-    jobs = jobs_for(parse_config({**QWEN25, "quantization_config": raw}, "it"), 132)
+    jobs = jobs_for(parse_config({**QWEN25, "quantization_config": raw}, "it"), CPU)
     gated = {(job.n, job.k) for job in jobs if job.gated}
     assert gated == {(37888, 3584)}
     assert {job.gated for job in jobs if (job.n, job.k) in gated} == {"silu"}

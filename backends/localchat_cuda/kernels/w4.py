@@ -3,6 +3,10 @@
 Letters: M rows, N output and K input features, S splits of K.
 """
 
+from importlib import import_module
+from types import ModuleType
+from typing import TypeAlias
+
 import torch
 
 from localchat_cuda.kernels import (
@@ -10,6 +14,7 @@ from localchat_cuda.kernels import (
     w4_dense,
     w4_feed,
     w4_fp16,
+    w4_hopper_plan,
     w4_int8,
     w4_many,
     w4_plan,
@@ -18,26 +23,44 @@ from localchat_cuda.kernels import (
 from localchat_cuda.kernels.launch import traits
 from localchat_cuda.kernels.w4_pack import W4, dense
 
-PACKED_ROWS = 512
+_PACKED_ROWS, _HOPPER_ROWS = 512, 1024
 """With more rows the library's product of dequantized weights is faster: the first token of 512 took 16.7 ms
-packed and 17.8 so on an H200, of 640 21.4 and 20.6."""
+packed and 17.8 so on an H200, of 640 21.4 and 20.6; with Hopper's kernel"""
+
+hopper: ModuleType | None
+"""The kernel of Hopper GPUs for many rows; None where this Triton has no Gluon, or one with other names."""
+try:
+    hopper = import_module("localchat_cuda.kernels.w4_hopper")
+except ImportError:
+    hopper = None
+
+Cut: TypeAlias = w4_plan.Shape | w4_many.Cut | w4_hopper_plan.Cut
 
 
-def cut_for(
-    rows: int, n: int, k: int, sms: int, *, gated: bool = False
-) -> w4_plan.Shape | w4_many.Cut:
-    """How a product with a weight of N x K is cut. gated: of one that activates gate and up itself."""
-    form = w4_plan.form_for(rows)
+def packed_rows(device: torch.device) -> int:
+    """Most rows of a product that reads the packed weights themselves."""
+    fast = hopper is not None and hopper.serves(device)
+    return _HOPPER_ROWS if fast else _PACKED_ROWS
+
+
+def cut_for(rows: int, n: int, k: int, device: torch.device, *, gated: bool = False) -> Cut:
+    """How a product with a weight of N x K is cut; of many rows its type says which kernel has it. gated: of a
+    product that activates gate and up itself."""
+    form, sms = w4_plan.form_for(rows), traits(device).sms
     if form != "many":
         return w4_plan.shape_for(form, rows, n, k, sms)
+    if hopper is not None and hopper.serves(device):
+        cut = w4_hopper_plan.cut_for(rows, n, k, sms, gated)
+        if cut is not None:
+            return cut
     return w4_many.gated_cut_for(rows, n) if gated else w4_many.cut_for(rows, n, k, sms)
 
 
 def empty_rows(m: int, k: int, device: torch.device) -> w4_feed.Rows:
-    """Activations as the form for so many rows reads them. ValueError for more than PACKED_ROWS."""
-    form = w4_plan.form_for(m)
-    if m > PACKED_ROWS or form == "dense":
-        raise ValueError(f"rows: at most {PACKED_ROWS} wanted, {m} given")
+    """Activations as the form for so many rows reads them. ValueError for more than `packed_rows`."""
+    form, most = w4_plan.form_for(m), packed_rows(device)
+    if m > most or form == "dense":
+        raise ValueError(f"rows: at most {most} wanted, {m} given")
     if form == "int8":
         return w4_feed.Int8Rows.empty(m, k, device)
     return w4_feed.HalfRows.empty(m, k, device, "lanes" if form == "fp16" else "slots")
@@ -59,18 +82,23 @@ def product(
         return w4_fp16.reference(rows, weight, squares, eps)[None]
     device, n, k = rows.x.device, weight.features_out, weight.features_in
     m = rows.x.shape[0] // (2 if isinstance(rows, w4_feed.Int8Rows) else 1)
-    cut = cut_for(m, n, k, traits(device).sms)
+    cut = cut_for(m, n, k, device)
+    if isinstance(cut, w4_plan.Shape):
+        out = torch.empty(cut.splits, m, n, device=device)
+        if isinstance(rows, w4_feed.Int8Rows):
+            w4_int8.product(rows.x, rows.factors, weight, out, cut, squares=squares, eps=eps)
+        else:
+            call = w4_fp16.product if w4_plan.form_for(m) == "fp16" else w4_wgmma.product
+            call(rows, weight, out, cut, squares=squares, eps=eps)
+        return out
+    assert isinstance(rows, w4_feed.HalfRows)
     if isinstance(cut, w4_many.Cut):
-        assert isinstance(rows, w4_feed.HalfRows)
         out = torch.empty(cut.shape.splits, m, n, device=device)
         w4_many.product(rows, weight, out, cut, squares=squares, eps=eps)
-        return out
-    out = torch.empty(cut.splits, m, n, device=device)
-    if isinstance(rows, w4_feed.Int8Rows):
-        w4_int8.product(rows.x, rows.factors, weight, out, cut, squares=squares, eps=eps)
     else:
-        call = w4_fp16.product if w4_plan.form_for(m) == "fp16" else w4_wgmma.product
-        call(rows, weight, out, cut, squares=squares, eps=eps)
+        assert hopper is not None
+        out = torch.empty(cut.splits, m, n, device=device)
+        hopper.product(rows, weight, out, cut, squares=squares, eps=eps)
     return out
 
 
@@ -90,8 +118,13 @@ def gated_product(
     if kernels and order is None and w4_plan.form_for(rows.x.shape[0]) == "many":
         assert isinstance(rows, w4_feed.HalfRows)
         assert isinstance(into, w4_feed.HalfRows)
-        cut = w4_many.gated_cut_for(rows.x.shape[0], weight.features_out)
-        w4_many.gated_product(rows, weight, into, cut, squares=squares, eps=eps, gelu=gelu)
+        m, n, k = rows.x.shape[0], weight.features_out, weight.features_in
+        cut = cut_for(m, n, k, rows.x.device, gated=True)
+        if isinstance(cut, w4_many.Cut):
+            w4_many.gated_product(rows, weight, into, cut, squares=squares, eps=eps, gelu=gelu)
+        else:
+            assert hopper is not None
+            hopper.gated_product(rows, weight, into, cut, squares=squares, eps=eps, gelu=gelu)
         return
     sums = product(rows, weight, squares=squares, eps=eps, kernels=kernels)
     call = w4_feed.feed if kernels else w4_feed.reference
@@ -99,10 +132,10 @@ def gated_product(
 
 
 def product_of(x: torch.Tensor, weight: W4, *, kernels: bool = True) -> torch.Tensor:
-    """Partial sums [S, M, N] of x [M, K], whose columns are as the layer has them: fp32 up to PACKED_ROWS,
-    in x's dtype beyond."""
+    """Partial sums [S, M, N] of x [M, K], whose columns are as the layer has them: fp32 up to
+    `packed_rows`, in x's dtype beyond."""
     m, (n, k), order = x.shape[0], (weight.features_out, weight.features_in), weight.order
-    if kernels and 1 <= m <= PACKED_ROWS:
+    if kernels and 1 <= m <= packed_rows(x.device):
         rows = empty_rows(m, k, x.device)
         w4_feed.feed("plain", x[None], rows, order=order)
         return product(rows, weight)
