@@ -282,13 +282,13 @@ def feed(
     way = traits(device)
     pdl = pdl and way.pdl
     splits, groups = y.shape[0], h // GROUP
-    several = together(t, groups, way.sms)
+    several = together(t)
     total = torch.empty(t, h, device=device)
     sums = torch.empty(t, groups, 4, device=device)
-    grid, warps = (groups, triton.cdiv(t, several)), max(1, several // 4)
+    grid = groups, triton.cdiv(t, several)
     kernel = _sums_kernel[grid](
         y, residual, post, total, sums, t,
-        H=h, S=splits, ROWS=several, ROOMY=roomy(t), PDL=pdl, **options(pdl, warps),
+        H=h, S=splits, ROWS=several, ROOMY=roomy(t), PDL=pdl, **options(pdl, 1),
     )  # fmt: skip
     settle(kernel, t)
     room = rows.factors.shape[1] if isinstance(rows, Int8Rows) else rows.factors.shape[2]
@@ -296,6 +296,6 @@ def feed(
         total, sums, residual, post, weight, squares, rows.x, rows.factors,
         total if order is None else order, eps, t,
         H=h, G_POW2=power_of_two(groups), MQ=room, FORMAT=format_of(rows), ROWS=several,
-        ORDER=order is not None, PDL=pdl, **options(pdl, warps),
+        ORDER=order is not None, PDL=pdl, **options(pdl, 1),
     )  # fmt: skip
     settle(kernel, t)

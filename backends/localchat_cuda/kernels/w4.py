@@ -63,7 +63,8 @@ def empty_rows(m: int, k: int, device: torch.device) -> w4_feed.Rows:
         raise ValueError(f"rows: at most {most} wanted, {m} given")
     if form == "int8":
         return w4_feed.Int8Rows.empty(m, k, device)
-    return w4_feed.HalfRows.empty(m, k, device, "lanes" if form == "fp16" else "slots")
+    order: w4_feed.Order = "lanes" if form == "fp16" else "slots"
+    return w4_feed.HalfRows.empty(m, k, device, order, factored=form != "many")
 
 
 def product(

@@ -16,6 +16,7 @@ Modes
 Formats of the result
     Int8Rows  x int8 [2M, K], factors fp32 [G, MQ, 4]       w4_int8.py
     HalfRows  x fp16 [M, K], factors fp32 [2, G, MP]          w4_fp16.py, w4_wgmma.py
+              x alone                                         w4_many.py, w4_hopper.py
 
 All sums in fp32; values outside fp16 are clamped to its range in HalfRows. Group-local quantization
 after the idea of SmoothQuant-style block scaling; the split norm is our own.
@@ -66,7 +67,7 @@ class Int8Rows:
 class HalfRows:
     """Activations of the fp16 forms. factors: per group and row, the sum of x, and minus the sum of
     x times the constant that unpacking leaves in each weight (1024 in the lower half of a group, 64
-    in the upper).
+    in the upper); none, [2, G, 0], for a form that takes that constant away itself.
 
     `order` of k within a group, each 32 columns being one operand (plane and h, which of two
     pairs): `lanes` — the eight values of a lane side by side (w4_fp16.py); `slots` — as the
@@ -78,9 +79,12 @@ class HalfRows:
     order: Order = "lanes"
 
     @staticmethod
-    def empty(rows: int, k: int, device: torch.device, order: Order = "lanes") -> "HalfRows":
+    def empty(
+        rows: int, k: int, device: torch.device, order: Order = "lanes", *, factored: bool = True
+    ) -> "HalfRows":
         x = torch.empty(rows, k, dtype=torch.float16, device=device)
-        return HalfRows(x, torch.zeros(2, k // GROUP, padded(rows), device=device), order)
+        room = padded(rows) if factored else 0
+        return HalfRows(x, torch.zeros(2, k // GROUP, room, device=device), order)
 
 
 Rows: TypeAlias = Int8Rows | HalfRows
@@ -144,6 +148,8 @@ def quantize(values: torch.Tensor, rows: Rows) -> None:
         return
     x = values.clamp(-65504.0, 65504.0).to(torch.float16)
     rows.x.copy_(ordered(x, rows.order))
+    if not rows.factors.shape[2]:
+        return
     halves = x.float().view(m, k // GROUP, 2, 64).sum(-1)
     rows.factors[0, :, :m] = halves.sum(-1).t()
     rows.factors[1, :, :m] = -(1024 * halves[..., 0] + 64 * halves[..., 1]).t()
@@ -189,7 +195,7 @@ def write_rows(
     v, x, factors, group, m, there, K: tl.constexpr, MQ: tl.constexpr, FORMAT: tl.constexpr
 ):
     """One group of 128 values of some rows, v [R, 128] of the rows m [R] where `there` [R], in FORMAT 0
-    int8, 1 fp16 in lane order, 2 fp16 in slot order, 3 fp32 as they are."""
+    int8, 1 fp16 in lane order, 2 fp16 in slot order, 3 fp32 as they are, 4 as 2 without factors."""
     j = tl.arange(0, 128)
     inside = there[:, None]
     if FORMAT == 3:
@@ -217,11 +223,12 @@ def write_rows(
         else:
             spot += ((j & 12) << 1) + ((j & 48) >> 3)
         tl.store(x + m[:, None] * K + group * 128 + spot[None, :], half, mask=inside)
-        f = half.to(tl.float32)
-        tl.store(factors + group * MQ + m, tl.sum(f, 1), mask=there)
-        offset = tl.where(j < 64, 1024.0, 64.0)
-        less = -tl.sum(f * offset[None, :], 1)
-        tl.store(factors + (K // 128 + group) * MQ + m, less, mask=there)
+        if FORMAT != 4:
+            f = half.to(tl.float32)
+            tl.store(factors + group * MQ + m, tl.sum(f, 1), mask=there)
+            offset = tl.where(j < 64, 1024.0, 64.0)
+            less = -tl.sum(f * offset[None, :], 1)
+            tl.store(factors + (K // 128 + group) * MQ + m, less, mask=there)
 
 
 @triton.jit
@@ -236,27 +243,10 @@ def sum_partials(source, at, inside, stride, S: tl.constexpr):
 
 @triton.jit(do_not_specialize=["M"])
 def _feed_kernel(
-    source,
-    ids,
-    residual,
-    weight,
-    squares,
-    x,
-    factors,
-    factor,
-    order,
-    M,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    MQ: tl.constexpr,
-    S: tl.constexpr,
-    MODE: tl.constexpr,
-    FORMAT: tl.constexpr,
-    ROWS: tl.constexpr,
-    GELU: tl.constexpr,
-    ORDER: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    source, ids, residual, weight, squares, x, factors, factor, order, M, N: tl.constexpr,
+    K: tl.constexpr, MQ: tl.constexpr, S: tl.constexpr, MODE: tl.constexpr, FORMAT: tl.constexpr,
+    ROWS: tl.constexpr, GELU: tl.constexpr, ORDER: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
     group = tl.program_id(0)
@@ -290,19 +280,21 @@ def _feed_kernel(
     write_rows(v, x, factors, group, m, there, K, MQ, FORMAT)
 
 
-def together(rows: int, groups: int, sms: int) -> int:
-    """Rows of a program. One each for few; of many as many as bring the programs down to ten a multiprocessor:
-    starting one takes longer than 128 values do (75 us for 512 rows of a 7B model's widest matrix, one each),
-    and its rows are all on their way at once."""
-    if rows <= ALONE:
-        return 1
-    return next((n for n in (4, 8) if triton.cdiv(rows, n) * groups <= 10 * sms), 16)
+def together(rows: int) -> int:
+    """Rows of a program of one warp. Of many rows four: starting a program takes longer than 128 values do, and
+    fewer programs of more rows keep less on its way (512 rows of 3,584 columns: 11 us, of eight rows 17, of
+    16 25)."""
+    return 1 if rows <= ALONE else 4
 
 
 def format_of(rows: Rows | FloatRows) -> int:
     if isinstance(rows, FloatRows):
         return 3
-    return 0 if isinstance(rows, Int8Rows) else 2 if rows.order == "slots" else 1
+    if isinstance(rows, Int8Rows):
+        return 0
+    if rows.order == "slots":
+        return 2 if rows.factors.shape[2] else 4
+    return 1
 
 
 def check_rows(rows: Rows | FloatRows, m: int, k: int, device: torch.device) -> None:
@@ -314,7 +306,9 @@ def check_rows(rows: Rows | FloatRows, m: int, k: int, device: torch.device) -> 
         require("rows.factors", rows.factors, (k // GROUP, lanes(m), 4), (torch.float32,), device)
     else:
         require("rows.x", rows.x, (m, k), (torch.float16,), device)
-        require("rows.factors", rows.factors, (2, k // GROUP, padded(m)), (torch.float32,), device)
+        none = rows.order == "slots" and not rows.factors.shape[2]
+        room = 0 if none else padded(m)
+        require("rows.factors", rows.factors, (2, k // GROUP, room), (torch.float32,), device)
 
 
 def feed(
@@ -370,7 +364,7 @@ def feed(
             return
     way = traits(device)
     pdl = pdl and way.pdl
-    several = together(m, k // GROUP, way.sms)
+    several = together(m)
     kernel = _feed_kernel[(k // GROUP, triton.cdiv(m, several))](
         source,
         source if ids is None else ids,
@@ -392,6 +386,6 @@ def feed(
         GELU=gelu,
         ORDER=order is not None,
         PDL=pdl,
-        **options(pdl, max(1, several // 4)),
+        **options(pdl, 1),
     )
     settle(kernel, m)

@@ -8,7 +8,7 @@ Letters: N output and K input features, G = K / 128.
 
 Codes become fp16, exactly, and products and sums are fp32: about three operations a weight, where the memory
 of an H200 allows seven. Grid (N / rows of a program). Scales of rows multiply the result, those of blocks x.
-With PDL the first codes are on their way before the kernel waits for x.
+With PDL the first codes and their scales are on their way before the kernel waits for x.
 """
 
 import torch
@@ -34,18 +34,27 @@ def _codes(row, c, K: tl.constexpr, RUN: tl.constexpr):
 
 
 @triton.jit
+def _shares(scales, c, K: tl.constexpr, RUN: tl.constexpr, SHARED: tl.constexpr):
+    """Scales of the blocks of `RUN` columns from c * RUN on."""
+    if SHARED:
+        g = c * (RUN // 128) + tl.arange(0, RUN // 128)
+        return tl.load(scales + tl.minimum(g, K // 128 - 1))
+    else:
+        return 1.0
+
+
+@triton.jit
 def _multiplied(
-    w, x, scales, c, K: tl.constexpr, RUN: tl.constexpr, SHARED: tl.constexpr,
+    w, x, shares, c, K: tl.constexpr, RUN: tl.constexpr, SHARED: tl.constexpr,
     WHOLE: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
+    """Sums of 16 columns each, of what is multiplied. `shares`: a scale for each 128 columns, where SHARED."""
     k = c * RUN + tl.arange(0, RUN)
     if K % RUN == 0:
         xs = tl.load(x + k).to(tl.float32)
     else:
         xs = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
     if SHARED:
-        g = c * (RUN // 128) + tl.arange(0, RUN // 128)
-        shares = tl.load(scales + tl.minimum(g, K // 128 - 1))
         xs = tl.reshape(tl.reshape(xs, (RUN // 128, 128)) * shares[:, None], (RUN,))
     each = decode(w, tl.float16, WHOLE, WAY, True).to(tl.float32) * xs[None, :]
     # The 16 codes of one load are added up in the thread that loaded them: registers for more loads.
@@ -76,15 +85,19 @@ def _one_kernel(
     if SHARED:
         # ROWS divides 128, so that all rows of a program lie in one block
         scales += tl.program_id(0) * ROWS // 128 * (K // 128)
+    else:
+        scale = tl.load(scales + n, mask=n < N, other=0.0)
+    shares = _shares(scales, 0, K, RUN, SHARED)
     if PDL:
         gdc_wait()
-    acc = _multiplied(w, x, scales, 0, K, RUN, SHARED, WHOLE, WAY)
+    acc = _multiplied(w, x, shares, 0, K, RUN, SHARED, WHOLE, WAY)
     for c in tl.range(1, tl.cdiv(K, RUN), 1, num_stages=1, loop_unroll_factor=UNROLL):
         w = _codes(row, c, K, RUN)
-        acc += _multiplied(w, x, scales, c, K, RUN, SHARED, WHOLE, WAY)
+        shares = _shares(scales, c, K, RUN, SHARED)
+        acc += _multiplied(w, x, shares, c, K, RUN, SHARED, WHOLE, WAY)
     y = tl.sum(acc, 1)
     if not SHARED:
-        y *= tl.load(scales + n, mask=n < N, other=0.0)
+        y *= scale
     tl.store(out + n, y, mask=n < N)
 
 
