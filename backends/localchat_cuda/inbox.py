@@ -12,6 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+ALIGNED = 4
+"""Words: every array begins at 16 bytes, since Triton compiles a kernel anew for one that does not."""
+
 Values = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
 
 
@@ -44,7 +47,7 @@ class Inbox:
 
     def put(self, values: Values, *, wide: bool = False) -> Spot:
         """Add values; where the device will find them."""
-        at = self._end + (self._end & 1 if wide else 0)
+        at = self._end + -self._end % ALIGNED
         count = len(values)
         end = at + (2 * count if wide else count)
         whole = self._arrays[self._turn]

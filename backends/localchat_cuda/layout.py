@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from localchat_cuda.inbox import Inbox, Spot
+from localchat_cuda.inbox import ALIGNED, Inbox, Spot
 from localchat_cuda.kernels import attention_few, attention_many
 from localchat_cuda.kernels.attention import Batch
 from localchat_cuda.kernels.attention_few import WIDEST
@@ -23,6 +23,9 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 """Row counts of steps that only decode or verify. 33 rows take longer than 64 on an H200."""
 PROMPT_BUCKETS = (64, 128, 192, 256, 384, 512, 640, 768, 1024, *range(1280, 4097, 256))
 """Row counts of steps with prompt chunks, as long as they are captured at all."""
+MIXED_BUCKETS = (64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
+"""The same where others write meanwhile: fewer, since a shape's first steps are launched kernel by kernel, 35
+ms of the host each, and such steps come in as many shapes as there are numbers of writers."""
 BESIDE = (0, 8, 32, 128, 256)
 """Rows of decoding sequences beside prompt chunks: coarse, since every combination is a graph."""
 LONGEST_FEW = 2 * WIDEST
@@ -122,6 +125,9 @@ def lay_out(stretches: Sequence[Stretch], pad_to: int, sizes: Sizes, scratch: in
     tiles = _tiles(many, cut.rows)
     if captured and few:
         few += _idle(_power_of_two(len(few)) - len(few), scratch) if widest > 1 else []
+    if many:
+        # What is said of the chunks stands behind: it must begin where an array may.
+        few += _idle(-len(few) % ALIGNED, scratch)
     if captured and many:
         # One idle sequence at least: tiles without work belong to it.
         many += _idle(_power_of_eight(len(many) + 1) - len(many), scratch)
@@ -142,7 +148,8 @@ def _padded(few: int, many: int, pad_to: int) -> tuple[int, int, bool]:
     if many and few <= BUCKETS[-1]:
         own = next(bucket for bucket in BESIDE if few <= bucket)
         wanted = max(own + many, pad_to)
-        tokens = next((bucket for bucket in PROMPT_BUCKETS if wanted <= bucket), 0)
+        buckets = MIXED_BUCKETS if own else PROMPT_BUCKETS
+        tokens = next((bucket for bucket in buckets if wanted <= bucket), 0)
         if tokens:
             return own, tokens, True
     tokens = -(-total // ROUNDED) * ROUNDED

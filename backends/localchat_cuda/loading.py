@@ -22,7 +22,7 @@ from localchat.loop.backend import (
 )
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.config import ModelConfig
-from localchat_cuda.layout import BESIDE, PROMPT_BUCKETS
+from localchat_cuda.layout import BESIDE, MIXED_BUCKETS, PROMPT_BUCKETS
 from localchat_cuda.network import SEEN_BEFORE_CAPTURE, Network
 from localchat_cuda.paging import Pages
 from localchat_cuda.plan import PAGE_TOKENS, kv_token_bytes, kv_types
@@ -103,7 +103,7 @@ def capabilities(config: ModelConfig, options: LoadOptions) -> Capabilities:
         kv_types=kv_types(config),
         step_target_s=_STEP_S,
         shared_step_target_s=_SHARED_STEP_S,
-        widths=Widths(PROMPT_BUCKETS, BESIDE),
+        widths=Widths(PROMPT_BUCKETS, BESIDE, MIXED_BUCKETS),
         limits=(*_LIMITS, _ROUNDED) if config.rounded else _LIMITS,
     )
 

@@ -1,10 +1,10 @@
 """A loaded model as the runner drives it: weights, pages, and a step from token ids to logits; with CUDA
 graphs of the shapes that come again.
 
-A graph is captured when a shape (layout.Shape) is seen for the third time: by then its kernels are compiled
-and settled, and a shape that comes once costs nothing. Graphs read the inbox, the known tokens, the block
-tables and the pages at their fixed addresses and leave their results at some of their own. All share one memory
-pool: they run one after the other.
+A graph is captured when a shape (layout.Shape) is seen for the third time, one of many rows for the second: by
+then its kernels are compiled and settled, and a shape that comes once costs nothing. Graphs read the inbox, the
+known tokens, the block tables and the pages at their fixed addresses and leave their results at some of their
+own. All share one memory pool: they run one after the other.
 """
 
 import contextlib
@@ -17,12 +17,14 @@ import torch
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.config import ModelConfig
 from localchat_cuda.flow import DenseFlow, PackedFlow, logits_of
+from localchat_cuda.kernels.launch import roomy
 from localchat_cuda.kernels.w4 import packed_rows
 from localchat_cuda.layout import Shape
 from localchat_cuda.paging import Inputs, Pages
 from localchat_cuda.weights import ModelWeights
 
 SEEN_BEFORE_CAPTURE = 2
+"""Of few rows: a kernel's carve-out (launch.settle) holds from its second launch on. Others need one."""
 
 
 class Network:
@@ -84,7 +86,7 @@ class Graphs:
             self.settled = not self.enabled or key in self._without_room
             if (
                 not self.enabled
-                or self._seen[key] <= SEEN_BEFORE_CAPTURE
+                or self._seen[key] <= (1 if roomy(shape.tokens) else SEEN_BEFORE_CAPTURE)
                 or key in self._without_room
             ):
                 return work()

@@ -36,6 +36,8 @@ class Flight:
     notes: tuple[str, ...] = ()
     typical: bool = True
     """Whether the time that it takes says anything of later steps."""
+    host_s: float = 0.0
+    """What the launch took of the host's time."""
 
     def result(self, elapsed_s: float) -> StepResult:
         """The step's outcome, once everything is home."""

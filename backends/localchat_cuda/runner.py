@@ -33,6 +33,7 @@ from localchat_cuda.state import StateTable, Writes
 DEPTH = 2
 LOGIT_ROWS = 64
 """Rows of logits at once, and points of one draw; more slots raise it."""
+_SLOW_LAUNCH_S = 0.01
 _OUT_OF_MEMORY = "a step found no GPU memory: smaller steps follow"
 
 
@@ -111,6 +112,7 @@ class CudaRunner:
             done = self._event()
             if begun is not None and done is not None:
                 flight.events = (begun, done)
+        flight.host_s = time.perf_counter() - flight.begun_s
         self._flights.append(flight)
 
     @contextlib.contextmanager
@@ -158,7 +160,14 @@ class CudaRunner:
             return flight.result(time.perf_counter() - flight.begun_s)
         begun, done = flight.events
         done.synchronize()
-        return flight.result(begun.elapsed_time(done) / 1e3 if flight.typical else 0.0)
+        elapsed_s = begun.elapsed_time(done) / 1e3
+        return flight.result(elapsed_s if self._is_typical(flight, elapsed_s) else 0.0)
+
+    def _is_typical(self, flight: Flight, elapsed_s: float) -> bool:
+        """Whether the GPU was busy for that long. Where it waited for the host, which compiles a kernel or
+        launches hundreds one by one, the loop would take prompts for slow, and let them wait."""
+        waited = flight.host_s > max(_SLOW_LAUNCH_S, elapsed_s / 2)
+        return flight.typical and not (waited and self.graphs.enabled)
 
     def abort(self) -> None:
         """Nothing: a step on a GPU cannot be taken back, and none takes longer than 0.1 s."""

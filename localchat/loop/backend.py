@@ -84,11 +84,12 @@ class RowClass(NamedTuple):
 
 
 class Widths(NamedTuple):
-    """Row counts that a runner pads its steps to. prompts: of a step that computes prompts, in all, ascending;
-    beside: of the rows in it that only write, ascending."""
+    """Row counts that a runner pads its steps to, ascending. prompts: of a step that computes prompts alone;
+    beside: of the rows that only write, in a step that computes prompts too; mixed: of such a step in all."""
 
     prompts: tuple[int, ...] = ()
     beside: tuple[int, ...] = ()
+    mixed: tuple[int, ...] = ()
 
 
 _ANY_WIDTH = Widths()

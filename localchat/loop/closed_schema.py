@@ -69,7 +69,8 @@ def _is_closable(schema: Schema) -> bool:
     if any(key in schema for key in (*_SAYS_ITSELF, *_COMBINED)):
         return False
     # A key that must be there and is not described would have no place.
-    return not isinstance(required, list) or all(key in properties for key in required)
+    named = required if isinstance(required, list) else []
+    return all(isinstance(key, str) and key in properties for key in named)
 
 
 def _parts(value: Any, *, inside: bool) -> Iterator[Schema]:  # noqa: ANN401 - JSON

@@ -44,10 +44,11 @@ class Flight:
 
 
 class Making:
-    """A step being planned. `left`: tokens of the budget."""
+    """A step being planned. `left`: tokens of the budget; `least`: of them, that a prompt is given at least."""
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, least: int = 1) -> None:
         self.left = budget
+        self.least = min(least, budget)
         self.rows: list[Row] = []
         self.planned: list[Planned] = []
         self.points: list[Point] = []
@@ -61,6 +62,10 @@ class Making:
     def width(self) -> int:
         return sum(row.width for row in self.rows)
 
+    def takes(self, needs: int) -> bool:
+        """Whether a prompt that needs so many tokens gets more than a scrap of those left."""
+        return 0 < min(self.least, needs) <= self.left
+
     def fill(self, widths: Widths, most: int) -> None:
         """Before prompts take what is left: let the whole come out at a width that the runner does not pad,
         the nearest. An eighth more than the budget at most, and `most` tokens. Steps far wider than all of
@@ -68,10 +73,11 @@ class Making:
         written = self.width
         own = next((size for size in widths.beside if written <= size), written)
         wanted = own + self.left
-        widest = max(widths.prompts, default=0)
+        sizes = widths.mixed if written else widths.prompts
+        widest = max(sizes, default=0)
         if wanted > widest + widest // 8:
             return
-        found = [size for size in widths.prompts if own < size <= min(most, wanted + wanted // 8)]
+        found = [size for size in sizes if own < size <= min(most, wanted + wanted // 8)]
         if found:
             self.left = min(found, key=lambda size: abs(size - wanted)) - own
 

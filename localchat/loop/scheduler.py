@@ -16,13 +16,12 @@ from localchat.loop.kv.book import Book, Growth, Hit
 from localchat.loop.pace import Pace
 from localchat.loop.rowclass import EXACT_CHUNK_TOKENS, writing_class
 from localchat.loop.sequence import Sequence, State
+from localchat.loop.shares import Shares
 
 _TURNS = ("free", "exact prompt", "exact writing")
 """Kinds of steps take turns; without exact requests there is only the first."""
 _SLOW_STEP_S, _DRAFTS_SLOW, _DRAFTS_FAST = 0.25, 15, 31
 """Most drafts of a step, by what a wide step costs: a CPU computes its tokens one after the other."""
-_LEAST_SHARE = 32
-"""Tokens of a step that a prompt gets at least, however many share it or write."""
 _WATERMARK_TOKENS = 32
 """Room that must stay after an admission beside others, so that they are not preempted at once."""
 
@@ -36,6 +35,7 @@ class Scheduler:
         self._pace = pace
         self._classes = writing_class(capabilities)
         self._chunk = min(EXACT_CHUNK_TOKENS, capabilities.max_step_tokens)
+        self._shares = Shares(capabilities)
         slow = capabilities.step_target_s >= _SLOW_STEP_S
         self._most_drafts = _DRAFTS_SLOW if slow else _DRAFTS_FAST
         self._turn = 0
@@ -112,8 +112,6 @@ class Scheduler:
     def _pending(self) -> bool:
         return bool(self._memory or self._enter or self._leave)
 
-    # ------------------------------------------------------------------------ a plan
-
     def plan(self) -> Flight | None:
         """The next step, or None when nothing can be launched now."""
         if self._excess and (victim := self._victim(())) is not None:
@@ -125,7 +123,7 @@ class Scheduler:
         for _ in range(len(_TURNS)):
             turn = _TURNS[self._turn]
             self._turn = (self._turn + 1) % len(_TURNS)
-            draft = Making(budget)
+            draft = Making(budget, self._shares.least)
             if turn == "free":
                 self._plan_free(draft)
             elif exact and turn == "exact prompt":
@@ -144,34 +142,37 @@ class Scheduler:
 
     def _plan_free(self, draft: Making) -> None:
         """Decoding rows, then chunks of prompts, always a little of them, then admissions, under the budget."""
-        least = min(_LEAST_SHARE, draft.left)
+        most = self._can.max_step_tokens
         ready = [one for one in self.running if one.needs > 0 and not self._held_exact(one)]
         for sequence in ready:
             if sequence.needs == 1 and not sequence.in_prompt and draft.left > 0:
                 self._add_row(draft, sequence)
         prompts = [one for one in ready if one.needs > 1 or one.in_prompt]
-        prompts.sort(key=lambda one: -one.priority)  # stable: of equals the one that came first
+        prompts.sort(key=lambda one: -one.priority)  # stable: of equals who came first
         if not self._cramped:
             if prompts or self.waiting:
-                draft.left = max(draft.left, min(least, self._can.max_step_tokens - draft.width))
-            draft.fill(self._can.widths, self._can.max_step_tokens)
+                draft.left = max(draft.left, min(draft.least, most - draft.width))
+            draft.fill(self._can.widths, most)
+        at_once = self._shares.at_once(draft.left)
         if prompts and self.waiting:
             # A part for who waits, before a long prompt takes all; all for who is urgent.
             urgent = self.waiting[0].priority > prompts[0].priority
-            share = max(_LEAST_SHARE, draft.left // (len(prompts) + 1))
-            rest = 0 if urgent else max(0, draft.left - share)
-            draft.left -= rest
-            self._admit_some(draft)
-            draft.left += rest
+            if urgent or len(prompts) < at_once:
+                part = draft.left if urgent else self._shares.of(draft.left, len(prompts) + 1)
+                rest = max(0, draft.left - part)
+                draft.left -= rest
+                self._admit_some(draft)
+                draft.left += rest
         for place, sequence in enumerate(prompts):
-            if draft.left > 0:
-                share = max(_LEAST_SHARE, draft.left // (len(prompts) - place))
+            if draft.takes(sequence.needs):
+                share = self._shares.of(draft.left, min(at_once, len(prompts)) - place)
                 self._add_row(draft, sequence, min(share, draft.left))
         self._admit_some(draft)
 
     def _admit_some(self, draft: Making) -> None:
-        while draft.left > 0 and self.waiting and not self._held_exact(self.waiting[0]):
-            if not self._admit_next(draft):
+        """From the queue, as long as more than scraps are left."""
+        while self.waiting and not self._held_exact(self.waiting[0]):
+            if not (draft.takes(self.waiting[0].known) and self._admit_next(draft)):
                 break
 
     def _give_way(self) -> None:

@@ -47,3 +47,20 @@ def test_padding_is_one_text_as_far_as_its_block_table_goes() -> None:
     assert shorter.batch.counts[:4].tolist() == [*[40] * 3, 8]
     single, table = inputs([Stretch(0, 0, 35)], context=20)
     assert max(single.batch.counts[1:].tolist()) == 20
+
+
+def test_all_arrays_begin_where_kernels_were_compiled_for() -> None:
+    """Triton compiles a kernel once more for a pointer that is not aligned to 16 bytes: seconds, in a step."""
+    writers = [Stretch(slot, 90 + slot, 1) for slot in range(3)]
+    for stretches in (
+        [*writers, Stretch(3, 0, 300)],
+        [*writers, Stretch(3, 0, 5000)],
+        [Stretch(0, 50, 17), Stretch(3, 0, 5000)],
+        [Stretch(3, 0, 300)],
+    ):
+        step, _ = inputs(stretches)
+        assert step.many is not None
+        arrays = [step.positions, step.slots, step.many.tiles]
+        for part in (step.batch, step.many.batch, *([step.few.batch] if step.few else [])):
+            arrays += [part.starts, part.counts, part.lengths, part.slots]
+        assert {each.data_ptr() % 16 for each in arrays} == {0}

@@ -2,6 +2,7 @@
 cut, cached, set back, guessed ahead or mixed."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from localchat.loop.backend import (
 )
 from localchat.loop.sampling import Sampler
 from localchat.loop.tally import Tally
+from localchat_cuda.results import Flight
 from localchat_cuda.runner import CudaRunner
 from tests.localchat_cuda import tiny_models
 from tests.localchat_cuda.tiny_loop import ON_GPU, TinyLoop, Told, request, tiny_runner
@@ -296,3 +298,23 @@ def test_a_closed_runner_holds_nothing(folder: Path) -> None:
     runner.close()
     runner.close()
     assert runner.memory() == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("host_s", "elapsed_s", "graphs", "wanted"),
+    [
+        (0.001, 0.0015, True, True),  # one row, replayed
+        (0.035, 0.034, True, False),  # kernel by kernel: the GPU waited
+        (0.84, 0.8415, True, False),  # a kernel was compiled
+        (0.041, 0.126, True, True),  # thousands of rows
+        (0.035, 0.034, False, True),  # never any other way
+    ],
+)
+def test_a_step_that_waited_for_the_host_tells_nothing_of_the_next(
+    host_s: float, elapsed_s: float, graphs: bool, wanted: bool
+) -> None:
+    runner = SimpleNamespace(graphs=SimpleNamespace(enabled=graphs))
+    flight = Flight(StepPlan(1), 0.0, host_s=host_s)
+    assert CudaRunner._is_typical(runner, flight, elapsed_s) == wanted  # type: ignore[arg-type]
+    flight.typical = False
+    assert not CudaRunner._is_typical(runner, flight, elapsed_s)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
@@ -350,6 +350,7 @@ def tried(make: Callable[[], Constraint]) -> Constraint | UsageError:
 
 
 @given(st.dictionaries(_KEYS, _VALUES, max_size=5))
+@example({"properties": {"type": None}, "required": [[]]})
 @settings(max_examples=80, deadline=None)
 def test_any_schema_binds_or_is_refused_in_words(schema: dict[str, Any]) -> None:
     asked = Grammar("json_schema", json.dumps(schema))

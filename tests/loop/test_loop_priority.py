@@ -129,7 +129,7 @@ def test_a_step_wider_than_all_widths_of_the_runner_takes_all_that_the_budget_al
     bench = Bench(
         capabilities(
             max_step_tokens=1000, kv_tokens=4096, context_tokens=2048, step_target_s=1e9,
-            widths=Widths((16, 32, 48), (0, 4)),
+            widths=Widths((16, 32, 48), (0, 4), (16, 32, 48)),
         ),
         hashed,
     )  # fmt: skip
@@ -146,7 +146,7 @@ def test_a_step_wider_than_all_widths_of_the_runner_takes_all_that_the_budget_al
 
 def test_steps_with_prompts_come_out_at_the_widths_of_the_runner() -> None:
     """One that pads 60 rows to 64 computes four for nothing, and another shape for every count."""
-    told = Widths((16, 32, 48), (0, 4))
+    told = Widths((16, 32, 48), (0, 4), (16, 32, 48))
     bench = Bench(
         capabilities(
             max_step_tokens=50, kv_tokens=4096, context_tokens=2048, max_rows=6, widths=told
