@@ -7,7 +7,7 @@ Letters: N output and K input features, G = K / 128.
     out  fp32 [1, 1, N]
 
 Codes become fp16, exactly, and products and sums are fp32: about three operations a weight, where the memory
-of an H200 allows seven. Grid (N / rows of a program). Scales of rows multiply the result, those of blocks x.
+of an H200 allows seven. Grid (N / rows of a program). Scales of rows multiply the result, those of blocks sums of 16 columns.
 With PDL the first codes and their scales are on their way before the kernel waits for x.
 """
 
@@ -35,9 +35,9 @@ def _codes(row, c, K: tl.constexpr, RUN: tl.constexpr):
 
 @triton.jit
 def _shares(scales, c, K: tl.constexpr, RUN: tl.constexpr, SHARED: tl.constexpr):
-    """Scales of the blocks of `RUN` columns from c * RUN on."""
+    """For each 16 of `RUN` columns from c * RUN on the scale of their block."""
     if SHARED:
-        g = c * (RUN // 128) + tl.arange(0, RUN // 128)
+        g = c * (RUN // 128) + tl.arange(0, RUN // 16) // 8
         return tl.load(scales + tl.minimum(g, K // 128 - 1))
     else:
         return 1.0
@@ -48,17 +48,18 @@ def _multiplied(
     w, x, shares, c, K: tl.constexpr, RUN: tl.constexpr, SHARED: tl.constexpr,
     WHOLE: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
-    """Sums of 16 columns each, of what is multiplied. `shares`: a scale for each 128 columns, where SHARED."""
+    """Sums of 16 columns each, times `shares` where SHARED."""
     k = c * RUN + tl.arange(0, RUN)
     if K % RUN == 0:
         xs = tl.load(x + k).to(tl.float32)
     else:
         xs = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
-    if SHARED:
-        xs = tl.reshape(tl.reshape(xs, (RUN // 128, 128)) * shares[:, None], (RUN,))
     each = decode(w, tl.float16, WHOLE, WAY, True).to(tl.float32) * xs[None, :]
     # The 16 codes of one load are added up in the thread that loaded them: registers for more loads.
-    return tl.sum(tl.reshape(each, (w.shape[0], RUN // 16, 16)), 2)
+    parts = tl.sum(tl.reshape(each, (w.shape[0], RUN // 16, 16)), 2)
+    if SHARED:
+        parts *= shares[None, :]
+    return parts
 
 
 @triton.jit
