@@ -7,8 +7,8 @@ Letters: N output and K input features, G = K / 128.
     out  fp32 [1, 1, N]
 
 Codes become fp16, exactly, and products and sums are fp32: about three operations a weight, where the memory
-of an H200 allows seven. Grid (N / rows of a program). Scales of rows multiply the result, those of blocks sums of 16 columns.
-With PDL the first codes and their scales are on their way before the kernel waits for x.
+of an H200 allows seven. Grid (N / rows of a program). Scales of rows multiply the result, those of blocks sums
+of 16 columns. With PDL the first codes and their scales are on their way before the kernel waits for x.
 """
 
 import torch
