@@ -133,7 +133,7 @@ def lay_out(stretches: Sequence[Stretch], pad_to: int, sizes: Sizes, scratch: in
         many += _idle(_power_of_eight(len(many) + 1) - len(many), scratch)
         most = -(-(tokens - few_tokens) // cut.rows) + len(many)
         tiles += [(len(many) - 1, 0)] * (most - len(tiles))
-    splits = _splits(few, widest, sizes)
+    splits = _splits(few, widest, sizes, coarse=bool(many))
     counts = len(few), widest, splits, len(many), len(tiles), room
     shape = Shape(tokens, few_tokens, *counts)
     return Layout((*few, *many), tuple(first), shape, tuple(tiles), cut, tuple(decoded), captured)
@@ -194,8 +194,8 @@ def _tiles(many: Sequence[Stretch], rows: int) -> list[tuple[int, int]]:
     return attention_many.tiles_of(counts, ends, rows)
 
 
-def _splits(few: Sequence[Stretch], widest: int, sizes: Sizes) -> int:
-    """A power of two, so that graphs are few."""
+def _splits(few: Sequence[Stretch], widest: int, sizes: Sizes, *, coarse: bool) -> int:
+    """A power of two, so that graphs are few; of four where `coarse`: beside prompt chunks, the longer part."""
     if not few:
         return 0
     blocks = -(-sizes.heads // sizes.key_heads * widest // 64)
@@ -204,7 +204,8 @@ def _splits(few: Sequence[Stretch], widest: int, sizes: Sizes) -> int:
         len(few), sizes.key_heads, blocks, longest, sizes.page_tokens,
         sizes.sms * attention_few.programs_for(sizes.coded),
     )  # fmt: skip
-    return 1 << (splits.bit_length() - 1)
+    step = 2 if coarse else 1
+    return 1 << (splits.bit_length() - 1) // step * step
 
 
 def _pieces(whole: Stretch) -> list[Stretch]:

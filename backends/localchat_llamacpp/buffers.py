@@ -118,7 +118,7 @@ def overhead_bytes(shape: Shape, steps: Steps) -> int:
 
 _AVX2 = frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"})
 _ARM = frozenset({"Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4"})
-_AMX = frozenset({"Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"})
+_AMX = frozenset({"Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "F16"})
 
 
 class Repacked(NamedTuple):
@@ -134,14 +134,16 @@ def repacked_weights(header: Header, machine: Machine, gpu_layers: int) -> Repac
     formats, amx = _repacked_formats(machine.cpu_flags)
     tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
     first_on_gpu = header.number("block_count") + 1 - gpu_layers
-    copied = sum(
-        tensor.size_bytes
+    copied = [
+        tensor
         for tensor in header.tensors
         if tensor.form.name in formats
         and _repackable(tensor, first_on_gpu, gpu_layers == 0, tied=tied, amx=amx)
-    )
-    # AMX stores sums beside its tiles.
-    return Repacked(copied * 51 // 50 if amx else copied, copied)
+    ]
+    originals = sum(tensor.size_bytes for tensor in copied)
+    # AMX stores sums beside its tiles, but for numbers that it takes as they are.
+    tiles = sum(tensor.size_bytes for tensor in copied if amx and tensor.form.name != "F16")
+    return Repacked(originals + tiles // 50, originals)
 
 
 def _repacked_formats(flags: frozenset[str]) -> tuple[frozenset[str], bool]:

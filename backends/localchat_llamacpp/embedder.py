@@ -29,12 +29,12 @@ class LlamaCppEmbedder:
     """See backend.Embedder. Belongs to one thread, but for `abort`."""
 
     def __init__(
-        self, weights: Weights, context: int, buffers: list[Buffer], tokens: int, pooling: str
+        self, weights: Weights, context: int, taken: MemoryReport, tokens: int, pooling: str
     ) -> None:
         """Takes weights and context over."""
         self._api: Any = library().api
         self._weights, self._context = weights, context
-        self._report = report([*weights.buffers, *buffers])
+        self._report = taken
         self.context_tokens = tokens
         self.pooling = pooling
         self.dimension = int(self._api.llama_model_n_embd_out(weights.handle))
@@ -111,7 +111,8 @@ def load_embedder(
     except BaseException:
         weights.close()
         raise
-    embedder = LlamaCppEmbedder(weights, context, buffers, tokens, pooling)
+    taken = report([*weights.buffers, *buffers], target.total_bytes)
+    embedder = LlamaCppEmbedder(weights, context, taken, tokens, pooling)
     try:
         # Wide first: the fault of AMX builds needs two rows.
         embedder.embed([[0] * tokens, [0], [0]])

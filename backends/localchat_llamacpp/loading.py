@@ -39,6 +39,8 @@ _WINDOW_SAVED = (
 _LONE = frozenset({"plamo2"})
 """Architectures whose graph in llama.cpp (that of 0.3.36) ends the process (SIGABRT) with three
 sequences in a step."""
+_MAPPED, _IN_RAM = "_Mapped", ("CPU", "AMX")
+"""How the library names buffers: pages of the file, and memory of this machine."""
 _ALONE = "This llama.cpp computes one text of this model at a time: others wait for it."
 
 
@@ -120,7 +122,7 @@ def _with_context(weights: Weights, target: Target, options: LoadOptions) -> Lla
             outputs_max=outputs_max(wish),
             vocab_size=vocab_size,
             threads=target.threads,
-            report=report([*weights.buffers, *buffers]),
+            report=report([*weights.buffers, *buffers], target.total_bytes),
         )
     except BaseException:
         api.llama_free(context)
@@ -177,14 +179,22 @@ def _capabilities(
     )
 
 
-def report(buffers: list[Buffer]) -> MemoryReport:
-    """What the library allocated, by purpose."""
+def report(buffers: list[Buffer], file_bytes: int) -> MemoryReport:
+    """What the library allocated, by purpose. A mapped buffer reaches from its first tensor to its last one,
+    also over those between them that went to a card: of a file of `file_bytes` no more than the rest counts."""
+    model = [buffer for buffer in buffers if buffer.purpose == "model"]
+    mapped = sum(one.size_bytes for one in model if one.device.endswith(_MAPPED))
+    on_cards = sum(one.size_bytes for one in model if _is_on_card(one.device))
     return MemoryReport(
-        weights_bytes=_size(buffers, "model"),
+        weights_bytes=_size(buffers, "model") - max(0, mapped + on_cards - file_bytes),
         kv_bytes=_size(buffers, "KV", "RS"),
         compute_bytes=_size(buffers, "compute"),
         other_bytes=_size(buffers, "output"),
     )
+
+
+def _is_on_card(device: str) -> bool:
+    return not device.startswith(_IN_RAM) and not device.endswith((_MAPPED, "_Host"))
 
 
 def _size(buffers: list[Buffer], *purposes: str) -> int:

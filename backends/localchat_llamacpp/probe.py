@@ -55,7 +55,7 @@ class Timing(msgspec.Struct, frozen=True):
 
 def answer(question: Question, folder: Path) -> Iterator[Finding]:
     """Every finding, one after another. folder: takes the stand-ins. Loads the library."""
-    stage = _Stage(folder / "stand-in.gguf", question.threads)
+    stage = _Stage(folder / "stand-in.gguf", question.threads, safe_mode=question.safe_mode)
     plain = Layer(1, 1, 64, "f16", False, _Q8_0)
     least = stage.timed(StandIn(1, 1, 1, 64, 256, 256, _Q8_0), plain, 1)
     # Where even this takes long, the threads wait for cores: the figures are told, and none is believed.
@@ -91,8 +91,8 @@ def _filled(model: StandIn) -> StandIn:
 class _Stage:
     """Decodes with stand-ins, one after another in the same file."""
 
-    def __init__(self, path: Path, threads: int) -> None:
-        self._path, self._threads = path, threads
+    def __init__(self, path: Path, threads: int, *, safe_mode: bool) -> None:
+        self._path, self._threads, self._safe_mode = path, threads, safe_mode
 
     def timed(self, model: StandIn, layer: Layer, known: int) -> Timing:
         """The best step of one row, with so many tokens in the cache."""
@@ -112,7 +112,7 @@ class _Stage:
         weights = load_weights(
             self._path,
             gpu_layers=0,
-            safe_mode=False,
+            safe_mode=self._safe_mode,
             total_bytes=1,
             progress=lambda done, total: True,
         )

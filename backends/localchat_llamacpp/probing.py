@@ -35,11 +35,13 @@ class Layer(msgspec.Struct, frozen=True):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """codes: ggml's type numbers. layers: each is measured."""
+    """codes: ggml's type numbers. layers: each is measured. safe_mode: as models are loaded where this build
+    crashes otherwise."""
 
     threads: int
     codes: tuple[int, ...]
     layers: tuple[Layer, ...]
+    safe_mode: bool = False
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -110,6 +112,10 @@ def _best_answer(question: Question, known: float | None) -> list[Finding]:
     most = 0.0
     for _ in range(_MOST_PROBES):
         found = list(_ask(question))
+        if len([one for one in found if one.layer]) < len(question.layers):
+            # It crashed in its first step of several rows, as a model would, which then runs in safe mode.
+            question = msgspec.structs.replace(question, safe_mode=True)
+            found = list(_ask(question)) or found
         rate = max((one.bytes_per_s for one in found if one.code == _Q8_0), default=0.0)
         if rate > most or not best:
             best, most = found, rate

@@ -139,7 +139,8 @@ class Room:
         first = max(self.layers - layers, 0)
         weights = weights_split(self.header, layers)
         again = Repacked()
-        if not self._safe_mode:
+        # Beside a card, what stays in RAM stays as the file has it: llama.cpp prefers RAM that the card reads.
+        if not self._safe_mode and (not layers or self.unified):
             again = repacked_weights(self.header, self.machine, layers)
         scratch = compute_bytes(self.shape, cells, sliding, steps, flash=flash)
         compute = Split(scratch, 0)

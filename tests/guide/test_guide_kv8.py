@@ -1,6 +1,6 @@
 """The guide over an FP8 KV cache says what it says over a bf16 one, and finds what stood before.
 
-The bounds hold also for text that is newer than the weights, of which the guide is less sure.
+The bounds are for text that the weights were trained on: of newer text the guide is less sure.
 """
 
 from pathlib import Path
@@ -27,10 +27,10 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
 
 def test_the_next_token_is_as_likely(told: dict[str, float]) -> None:
     assert told["tokens"] > 1000
-    assert 1e-6 < told["kl_bf16_fp8"] < 1e-2
-    assert told["kl_bf16_fp8_p99"] < 0.2
-    assert told["same_first"] > 0.95
-    assert told["cost_fp8"] == pytest.approx(told["cost_bf16"], abs=5e-3)
+    assert 1e-6 < told["kl_bf16_fp8"] < 1e-3
+    assert told["kl_bf16_fp8_p99"] < 2e-2
+    assert told["same_first"] > 0.98
+    assert told["cost_fp8"] == pytest.approx(told["cost_bf16"], abs=2e-3)
 
 
 def test_what_stood_before_is_found(told: dict[str, float]) -> None:

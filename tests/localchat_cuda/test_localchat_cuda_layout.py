@@ -64,3 +64,14 @@ def test_all_arrays_begin_where_kernels_were_compiled_for() -> None:
         for part in (step.batch, step.many.batch, *([step.few.batch] if step.few else [])):
             arrays += [part.starts, part.counts, part.lengths, part.slots]
         assert {each.data_ptr() % 16 for each in arrays} == {0}
+
+
+def test_beside_prompts_histories_are_cut_in_fewer_ways() -> None:
+    """Each way is a graph, of every number of writers and width."""
+    sizes = Sizes(28, 4, 128, 64, 132, context_tokens=8192)
+    alone, beside = set(), set()
+    for length in (10, 100, 300, 700, 1500, 3000, 6000, 8000):
+        writer = Stretch(0, length, 1)
+        alone.add(lay_out([writer], 0, sizes, 3).shape.splits)
+        beside.add(lay_out([writer, Stretch(1, 0, 500)], 0, sizes, 3).shape.splits)
+    assert beside <= {1, 4, 16, 64} and len(beside) < len(alone)

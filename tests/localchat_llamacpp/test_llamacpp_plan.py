@@ -15,6 +15,8 @@ from localchat.fit.machine import Gpu, Machine
 from localchat.fit.plan import LoadWish, MemoryPlan, demand
 from localchat.fit.shape import model_shape
 from localchat_llamacpp.buffers import Steps, context_cells, window_cells
+from localchat_llamacpp.library import Buffer
+from localchat_llamacpp.loading import report
 from localchat_llamacpp.plan import plan
 from tests.gguf_files import ARCHITECTURES, Q4_0, Size, Tensor, gemma3, llama, write_model
 
@@ -357,3 +359,37 @@ def test_a_required_gpu_is_not_replaced_by_the_cpu(eight_b: Header) -> None:
             demand(found, "it")
     for machine in (with_card, MAC):
         assert asked(eight_b, machine, wish, can_offload=True).fits
+
+
+def test_beside_a_card_the_weights_in_ram_stay_as_the_file_has_them(eight_b: Header) -> None:
+    """llama.cpp prefers RAM that the card reads to another order for the CPU."""
+    with_card = replace(LAPTOP, gpus=(CARD,))
+    how = {"can_offload": True, "safe_mode": False}
+    alone = asked(eight_b, with_card, LoadWish(gpu_layers=0), **how)
+    some = asked(eight_b, with_card, LoadWish(gpu_layers=10), **how)
+    assert alone.mapped_bytes > 0
+    assert (some.gpu_layers, some.mapped_bytes) == (10, 0)
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("buffers", "weights"),
+    [
+        # alone in RAM, some of it copied in another order: both are held
+        ([("CPU_Mapped", 1000), ("CPU_REPACK", 600)], 1600),
+        # the mapped range reaches over what went to the card
+        ([("CPU_Mapped", 1000), ("CUDA0", 700)], 1000),
+        ([("CPU_Mapped", 400), ("CUDA0", 700)], 1000),
+        ([("CPU_Mapped", 300), ("CUDA0", 350), ("CUDA1", 350)], 1000),
+        ([("CPU_Mapped", 250), ("MTL0_Mapped", 750)], 1000),
+        ([("CPU", 400), ("Vulkan0", 600), ("Vulkan_Host", 10)], 1010),
+    ],
+)
+def test_weights_on_a_card_are_not_counted_twice(
+    buffers: list[tuple[str, int]], weights: int
+) -> None:
+    told = [Buffer(device, "model", size * MIB) for device, size in buffers]
+    found = report([*told, Buffer("CUDA0", "KV", 5 * MIB)], 1000 * MIB)
+    assert (found.weights_bytes, found.kv_bytes) == (weights * MIB, 5 * MIB)

@@ -102,6 +102,21 @@ def questions(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
     return seen
 
 
+def test_a_probe_that_crashed_is_asked_again_in_safe_mode(
+    questions: list[Question], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = probing._ask
+
+    def ask(question: Question) -> list[Finding]:
+        found = list(whole(question))
+        return found if question.safe_mode else found[:-1]
+
+    monkeypatch.setattr(probing, "_ask", ask)
+    found = probing.costs(2, [8], [LAYER], Measures(tmp_path))
+    assert found.layer_s == {LAYER: LAYER_S}
+    assert [one.safe_mode for one in questions] == [False, True, True]
+
+
 def test_what_was_measured_is_not_measured_again(questions: list[Question], tmp_path: Path) -> None:
     first = probing.costs(2, [8, 1], [LAYER], Measures(tmp_path))
     again = probing.costs(2, [1, 8], [LAYER], Measures(tmp_path))
