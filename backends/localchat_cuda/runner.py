@@ -170,7 +170,7 @@ class CudaRunner:
         return flight.typical and not (waited and self.graphs.enabled)
 
     def abort(self) -> None:
-        """Nothing: a step on a GPU cannot be taken back, and none takes longer than 0.1 s."""
+        """Nothing: a step on a GPU cannot be taken back, and none takes longer than 0.2 s."""
 
     def memory(self) -> MemoryReport:
         """What tensors hold: weights, pages; compute is all else that torch reserved."""

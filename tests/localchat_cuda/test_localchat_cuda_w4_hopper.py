@@ -302,7 +302,8 @@ def compiled(n, k, cut, gated, gelu):
         stack=int(re.search("STACK:([0-9]+)", usage)[1]), products=len(at),
         ends=sum("gsb0" in lines[i] for i in at), waits=sass.count("WARPGROUP.DEPBAR"),
         spilled=sum("STL" in line or "LDL" in line for loop in loops for line in loop),
-        boxes=sass.count("UTMALDG"))
+        boxes=sass.count("UTMALDG"), barriers=made.asm["ptx"].count("mbarrier.init"),
+        stages=cut.stages(gated=gated))
 
 G, D = (37888, 3584), (3584, 18944)
 print(json.dumps({
@@ -349,3 +350,10 @@ def test_it_fits_and_its_loops_stay_in_registers(made: dict[str, dict[str, int]]
         assert one["warps"] == 12, name
         assert one["spilled"] == 0, name
         assert one["stack"] <= (512 if "128" in name else 0), name
+
+
+def test_every_barrier_is_waited_for(made: dict[str, dict[str, int]]) -> None:
+    """The memory of another one would go to somebody else, and a GPU that comes back from another process would
+    write the barrier's state over it: two a stage, `full` and `empty`, and no more."""
+    for name, one in made.items():
+        assert one["barriers"] == 2 * one["stages"], name

@@ -5,6 +5,7 @@ Letters as there. M_L is the layout of a warpgroup's sums, P_L that of its left 
 """
 
 from localchat_cuda.kernels.gluon_names import barrier, gl, gluon
+from localchat_cuda.kernels.w4_tile import SCALED_ASM
 
 
 @gluon.jit
@@ -53,24 +54,7 @@ def item(
 def _scaled(w, zero, scale):
     """As in w4_many.py: int16 of two bytes -> four fp16 weights."""
     return gl.inline_asm_elementwise(
-        """{
-        .reg .b32 odd, z, q;
-        mov.b32 q, 0x63806380;
-        shr.u32 odd, $4, 8;
-        sub.rn.f16x2 z, $5, q;
-        lop3.b32 $0, $4, 0x000f000f, 0x64006400, 0xea;
-        lop3.b32 $1, odd, 0x000f000f, 0x64006400, 0xea;
-        lop3.b32 $2, $4, 0x00f000f0, 0x54805480, 0x6a;
-        lop3.b32 $3, odd, 0x00f000f0, 0x54805480, 0x6a;
-        sub.rn.f16x2 $0, $0, $5;
-        sub.rn.f16x2 $1, $1, $5;
-        sub.rn.f16x2 $2, $2, z;
-        sub.rn.f16x2 $3, $3, z;
-        mul.rn.f16x2 $0, $0, $6;
-        mul.rn.f16x2 $1, $1, $6;
-        mul.rn.f16x2 $2, $2, $6;
-        mul.rn.f16x2 $3, $3, $6;
-        }""",
+        SCALED_ASM,
         "=&r,=&r,=&r,=&r,r,r,r",
         [w, zero, scale],
         dtype=(gl.float16, gl.float16, gl.float16, gl.float16),

@@ -31,7 +31,7 @@ from localchat_cuda.kernels.launch import options, power_of_two, require, traits
 from localchat_cuda.kernels.w4_feed import HalfRows
 from localchat_cuda.kernels.w4_pack import GROUP, W4
 from localchat_cuda.kernels.w4_plan import Shape
-from localchat_cuda.kernels.w4_tile import inverse_rms
+from localchat_cuda.kernels.w4_tile import SCALED_ASM, inverse_rms
 
 
 class Cut(NamedTuple):
@@ -94,24 +94,7 @@ def _scaled(w, zero, scale, ASM: tl.constexpr):
     like w."""
     if ASM:
         a, b, c, d = tl.inline_asm_elementwise(
-            """{
-            .reg .b32 odd, z, q;
-            mov.b32 q, 0x63806380;
-            shr.u32 odd, $4, 8;
-            sub.rn.f16x2 z, $5, q;
-            lop3.b32 $0, $4, 0x000f000f, 0x64006400, 0xea;
-            lop3.b32 $1, odd, 0x000f000f, 0x64006400, 0xea;
-            lop3.b32 $2, $4, 0x00f000f0, 0x54805480, 0x6a;
-            lop3.b32 $3, odd, 0x00f000f0, 0x54805480, 0x6a;
-            sub.rn.f16x2 $0, $0, $5;
-            sub.rn.f16x2 $1, $1, $5;
-            sub.rn.f16x2 $2, $2, z;
-            sub.rn.f16x2 $3, $3, z;
-            mul.rn.f16x2 $0, $0, $6;
-            mul.rn.f16x2 $1, $1, $6;
-            mul.rn.f16x2 $2, $2, $6;
-            mul.rn.f16x2 $3, $3, $6;
-            }""",
+            SCALED_ASM,
             "=&r,=&r,=&r,=&r,r,r,r",
             [w, zero, scale],
             dtype=(tl.float16, tl.float16, tl.float16, tl.float16),

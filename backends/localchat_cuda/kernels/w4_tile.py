@@ -8,6 +8,26 @@ Layout: w4_pack.py.
 import triton
 import triton.language as tl
 
+SCALED_ASM = tl.constexpr("""{
+    .reg .b32 odd, z, q;
+    mov.b32 q, 0x63806380;
+    shr.u32 odd, $4, 8;
+    sub.rn.f16x2 z, $5, q;
+    lop3.b32 $0, $4, 0x000f000f, 0x64006400, 0xea;
+    lop3.b32 $1, odd, 0x000f000f, 0x64006400, 0xea;
+    lop3.b32 $2, $4, 0x00f000f0, 0x54805480, 0x6a;
+    lop3.b32 $3, odd, 0x00f000f0, 0x54805480, 0x6a;
+    sub.rn.f16x2 $0, $0, $5;
+    sub.rn.f16x2 $1, $1, $5;
+    sub.rn.f16x2 $2, $2, z;
+    sub.rn.f16x2 $3, $3, z;
+    mul.rn.f16x2 $0, $0, $6;
+    mul.rn.f16x2 $1, $1, $6;
+    mul.rn.f16x2 $2, $2, $6;
+    mul.rn.f16x2 $3, $3, $6;
+}""")
+"""Two words of packed weights, fp16(1024 + zero) and scales -> four pairs of scaled fp16 weights."""
+
 
 @triton.jit
 def load_bytes(codes, block, WARPS: tl.constexpr):
