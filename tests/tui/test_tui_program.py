@@ -87,15 +87,18 @@ def figures_of(record: Any) -> tuple[str, ...]:
     )
 
 
-def shown_figures(program: Program) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def shown_figures(
+    program: Program, before: tuple[tuple[str, ...], ...] = ()
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The same on the screen, once an answer is over: of the status line, which says nothing of drafts where
-    there were none, and of the line below the answer."""
+    there were none, and of the line below the answer. `before`: those of the last answer, which stay for a
+    moment."""
     found: list[tuple[str, ...]] = []
 
     def agree() -> bool:  # a frame may be drawn in part
         status, footer = _STATUS.search(program.text), _FOOTER.search(program.text)
         found[:] = [status.groups("0"), footer.groups()] if status and footer else []
-        return len(set(found)) == 1
+        return len(set(found)) == 1 and found[0] not in before
 
     program.until(agree)
     return found[0], found[1]
@@ -108,7 +111,7 @@ def test_ask_stop_regenerate_quit_and_resume(tmp_path: Path, start: Start) -> No
     first = shown_figures(program)
     program.type("\x1b[15~")  # F5: again, with drafts from the answer before
     program.see("‹ 2/2 ›")
-    second = shown_figures(program)
+    second = shown_figures(program, first)
     program.type("\x0f")  # Ctrl+O
     program.see("TPOT p50")
     program.type("\x0f")

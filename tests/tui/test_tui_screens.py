@@ -195,6 +195,26 @@ def test_models_of_other_programs_come_first_on_a_first_run_and_are_used_where_t
     play(Stage(tmp_path, models=("guide", "other"), first_run=found), what)
 
 
+def test_a_notice_of_the_load_hides_no_offer_of_a_first_run(tmp_path: Path) -> None:
+    """A llama.cpp that crashes in its first load says so before anybody has asked."""
+    adoptable = (Model("other", "adopted", "LM Studio", tmp_path / "other.gguf"),)
+    found = FirstRun("2 cores", adoptable, FIRST.cards, FIRST.rate)
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        welcome = app.chat.query_one(Welcome)
+        await until(pilot, lambda: "here already" in str(welcome.render()))
+        app.session.notice("it crashed: starting again in safe mode")
+        await until(pilot, lambda: app.chat.transcript.display)
+        assert welcome.display
+        await pilot.press("alt+1")
+        await until(pilot, lambda: app.session.settled.model.name == "other")
+        await say(pilot, "hello")
+        await until(pilot, lambda: not welcome.display)
+
+    play(Stage(tmp_path, models=("guide", "other"), first_run=found), what)
+
+
 @pytest.mark.parametrize("width", [40, 64, 100])
 def test_the_help_keeps_its_words_whole_at_any_width(tmp_path: Path, width: int) -> None:
     async def what(pilot: Pilot[int]) -> None:

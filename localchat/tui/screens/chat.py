@@ -219,9 +219,11 @@ class ChatScreen(ChatFrame):
 
     def action_offer(self, number: int) -> None:
         welcome = self.query_one(Welcome)
+        if self.transcript.take_offer(number):
+            return
         if welcome.display:
             welcome.take(number)
-        elif not self.transcript.take_offer(number):
+        else:
             self.hint("there is no such offer")
 
     # ------------------------------------------------------------------ the marked block

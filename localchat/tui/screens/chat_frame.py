@@ -103,11 +103,17 @@ class ChatFrame(Screen[None]):
             self._said[where] = text
             self.query_one(where, Static).update(Content(text))
 
+    @property
+    def is_welcoming(self) -> bool:
+        """Whether nobody has said anything yet."""
+        return self.query_one(Welcome).display
+
     def blocks_changed(self) -> None:
-        """The transcript holds something, or nothing any more."""
-        empty = not self.transcript.blocks
-        self.query_one(Welcome).display = empty
-        self.transcript.display = not empty
+        """The transcript holds something, or nothing any more. A notice alone, of a load for instance, does not
+        hide who answers and what one can do."""
+        blocks = self.transcript.blocks
+        self.query_one(Welcome).display = all(isinstance(one, NoticeBlock) for one in blocks)
+        self.transcript.display = bool(blocks)
 
     def _watch_stats(self) -> None:
         live = self.session.live

@@ -23,10 +23,8 @@ class TranscriptPage:
         self._screen.blocks_changed()
 
     def put(self, block: Block) -> None:
-        transcript = self._screen.transcript
-        first = not transcript.blocks
-        transcript.put(block)
-        if first:
+        self._screen.transcript.put(block)
+        if self._screen.is_welcoming:
             self._screen.blocks_changed()
 
     def append_text(self, id_: str, text: str) -> None:
