@@ -166,7 +166,7 @@ class _Shared:
 
     def ends(self, layer: int) -> bool:
         """Whether only the wanted tokens go on behind the attention of a layer: the last one, where they are at
-        most half of all. Of a prompt of 7,000 tokens that is 5 ms of a 7B model on an H200."""
+        most half of all. Of 28 layers that saves a prompt a 28th of what follows attention."""
         last = layer == self.config.layers - 1
         return last and self.wanted is not None and 2 * self.wanted.shape[0] <= self.tokens
 

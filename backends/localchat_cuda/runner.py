@@ -34,6 +34,7 @@ DEPTH = 2
 LOGIT_ROWS = 64
 """Rows of logits at once, and points of one draw; more slots raise it."""
 _SLOW_LAUNCH_S = 0.01
+"""Where the host takes longer, it replays no graph."""
 _OUT_OF_MEMORY = "a step found no GPU memory: smaller steps follow"
 
 

@@ -159,8 +159,7 @@ class Scheduler:
             urgent = self.waiting[0].priority > prompts[0].priority
             if urgent or len(prompts) < at_once:
                 part = draft.left if urgent else self._shares.of(draft.left, len(prompts) + 1)
-                rest = max(0, draft.left - part)
-                draft.left -= rest
+                rest, draft.left = max(0, draft.left - part), min(part, draft.left)
                 self._admit_some(draft)
                 draft.left += rest
         for place, sequence in enumerate(prompts):

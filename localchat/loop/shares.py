@@ -11,7 +11,7 @@ class Shares:
     """`least`: tokens that a prompt gets at least, however many write: what the runner pads them to anyway."""
 
     def __init__(self, can: Capabilities) -> None:
-        self.least = min(max(_LEAST_TOKENS, *can.widths.prompts[:1], 0), can.max_step_tokens)
+        self.least = min(max((_LEAST_TOKENS, *can.widths.prompts[:1])), can.max_step_tokens)
 
     def at_once(self, left: int) -> int:
         """How many prompts go on in a step with so many tokens left, but for what they leave."""

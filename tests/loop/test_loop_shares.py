@@ -12,12 +12,12 @@ def test_of_many_prompts_the_first_end_first_and_few_go_on_at_once() -> None:
     """Each with an equal part, all of them would end in the last step."""
     bench = Bench(
         capabilities(
-            max_rows=12, max_slots=12, kv_tokens=8192, max_step_tokens=512, step_target_s=1e9,
+            max_rows=12, max_slots=12, kv_tokens=20480, max_step_tokens=512, step_target_s=1e9,
             context_tokens=2048,
         ),
         hashed,
     )  # fmt: skip
-    ids = [bench.ask(request(f"{n:03}" * 200, max_tokens=2, salt=str(n))) for n in range(10)]
+    ids = [bench.ask(request(f"{n:03}" * 500, max_tokens=2, salt=str(n))) for n in range(10)]
     bench.settle()
     numbers = {bench.jobs[id_].sequences[0].number: place for place, id_ in enumerate(ids)}
     ended: dict[int, int] = {}
@@ -28,7 +28,7 @@ def test_of_many_prompts_the_first_end_first_and_few_go_on_at_once() -> None:
             ended[numbers[row.seq]] = plan.number
     ends = [ended[place] for place in range(len(ids))]
     assert ends == sorted(ends)
-    assert ends[0] <= ends[-1] // 3
+    assert ends[0] <= ends[-1] // 2
     for id_ in ids:
         check_told(bench, id_, hashed)
 
