@@ -36,7 +36,7 @@ class Inbox:
             for _ in range(buffers if pinned else 1)
         ]
         self._arrays = [host.numpy() for host in self._hosts]
-        self._device = torch.zeros_like(self._hosts[0], device=device) if pinned else self._hosts[0]
+        self._device = self._hosts[0].to(device)
         self._turn = 0
         self._end = 0
 

@@ -28,7 +28,7 @@ from localchat_cuda.paging import Pages
 from localchat_cuda.plan import PAGE_TOKENS, kv_token_bytes, kv_types
 from localchat_cuda.runner import DEPTH, CudaRunner
 from localchat_cuda.source import Checkpoint, RandomWeights, Source
-from localchat_cuda.warming import compile_ahead
+from localchat_cuda.warming import CompileAhead
 from localchat_cuda.weights import load
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -65,9 +65,10 @@ def load_runner(
         # The last layer is not the end: the head follows, then `progress(total, total)`.
         return progress(min(total * done // (layers + 1), total - 1), total)
 
-    if device.type == "cuda":
-        compile_ahead(config, device, say, head_int8=options.head_int8)
-    with _memory_or_advice(options):
+    with (
+        CompileAhead(config, can, device, say, head_int8=options.head_int8) as ahead,
+        _memory_or_advice(options),
+    ):
         source: Source = RandomWeights(device) if folder is None else Checkpoint(folder, device)
         names = ARCHITECTURES[config.architecture].NAMES
         weights = load(
@@ -80,6 +81,7 @@ def load_runner(
         )  # fmt: skip
         network = Network(config, weights, pages, kernels=device.type == "cuda")
         progress(total, total)
+        ahead.wait()
         runner = CudaRunner(network, can)
         warm_up(runner)
     return runner

@@ -170,6 +170,10 @@ class CudaRunner:
         waited = flight.host_s > max(_SLOW_LAUNCH_S, elapsed_s / 2)
         return flight.typical and not (waited and self.graphs.enabled)
 
+    def forget(self) -> None:
+        """What was launched is never collected: a rehearsal's steps, of which nothing comes (rehearsal.py)."""
+        self._flights.clear()
+
     def abort(self) -> None:
         """Nothing: a step on a GPU cannot be taken back, and none takes longer than 0.2 s."""
 

@@ -28,7 +28,7 @@ from localchat_cuda.plan import PAGE_TOKENS, kv_token_bytes, kv_types
 from localchat_cuda.runner import CudaRunner
 from localchat_cuda.sampler import Drawn, KernelDrawer, Points
 from localchat_cuda.source import RandomWeights
-from localchat_cuda.warming import compile_ahead
+from localchat_cuda.warming import CompileAhead
 from localchat_cuda.weights import load
 from scripts.cuda_bench.shapes import QWEN, STORED
 
@@ -47,19 +47,16 @@ def runner_of(
 ) -> CudaRunner:  # fmt: skip
     """A warm runner over random weights."""
     architecture = ARCHITECTURES[config.architecture]
-    if GPU.type == "cuda":
-        compile_ahead(config, GPU, print, head_int8=head_int8)
-    weights = load(config, architecture.NAMES, RandomWeights(GPU), GPU, head_int8=head_int8)
     blocks = kv_tokens // PAGE_TOKENS
+    plan = _plan(context, blocks, config, step, kv_type or kv_types(config)[0])
+    can = capabilities(config, LoadOptions(plan, max_slots=slots))
+    with CompileAhead(config, can, GPU, print, head_int8=head_int8) as ahead:
+        weights = load(config, architecture.NAMES, RandomWeights(GPU), GPU, head_int8=head_int8)
+        ahead.wait()
     dtype = torch.float16 if config.dtype == "float16" else torch.bfloat16
     pages = Pages(config, blocks + 1, context, GPU, dtype, coded=kv_type == FP8)
-    plan = _plan(context, blocks, config, step, kv_type or kv_types(config)[0])
-    options = LoadOptions(plan, max_slots=slots)
-    runner = CudaRunner(
-        Network(config, weights, pages, kernels=GPU.type == "cuda"),
-        capabilities(config, options),
-        graphs=graphs,
-    )
+    network = Network(config, weights, pages, kernels=GPU.type == "cuda")
+    runner = CudaRunner(network, can, graphs=graphs)
     warm_up(runner)
     return runner
 

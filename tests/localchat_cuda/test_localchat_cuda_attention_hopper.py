@@ -13,6 +13,7 @@ import torch
 from localchat_cuda.kernels import attention, attention_hopper, attention_many
 from localchat_cuda.kernels.attention import Batch, Rules
 from localchat_cuda.kernels.attention_few import LOG2E
+from localchat_cuda.kernels.launch import Traits
 from tests.localchat_cuda import gluon_emulation
 from tests.localchat_cuda.gluon_emulation import Boxes, Pointer
 from tests.localchat_cuda.test_localchat_cuda_attention import PAGE, close, scene
@@ -212,23 +213,12 @@ def test_hopper_gets_what_its_kernel_takes(
     d: int, page: int, dtype: torch.dtype, cap: float, major: int, served: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(attention_hopper, "interpreted", lambda: False)
-    monkeypatch.setattr(attention_hopper, "_is_hopper", lambda index: major == 9)
+    monkeypatch.setattr(attention_hopper, "traits", lambda device: Traits.of((major, 0), 132))
     device = torch.device("cuda", 0)
     found = attention_many.best_cut(d, page, dtype, device, cap)
     assert found == (attention_many.HOPPER if served else attention_many.cut_for(d))
     monkeypatch.setattr(attention_many, "hopper", None)
     assert attention_many.best_cut(d, page, dtype, device, cap) == attention_many.cut_for(d)
-
-
-def test_only_compute_capability_9_is_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    for number, (capability, wanted) in enumerate(
-        (((8, 9), False), ((9, 0), True), ((10, 0), False))
-    ):
-        monkeypatch.setattr(
-            torch.cuda, "get_device_capability", lambda index, found=capability: found
-        )
-        assert attention_hopper._is_hopper(1000 + number) == wanted
 
 
 def test_the_cut_says_what_the_kernel_does() -> None:

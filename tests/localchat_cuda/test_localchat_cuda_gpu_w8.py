@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from localchat_cuda.kernels import (
-    w8,
     w8_dense,
     w8_few,
     w8_one,
@@ -43,7 +42,7 @@ WORK = (
 
 def ways(dtype: torch.dtype, *, whole: bool) -> list[int]:
     """Those that differ: only e4m3 becomes fp16 in two."""
-    native = w8.has_fp8(GPU) and dtype == torch.float16 and not whole
+    native = traits(GPU).fp8 and dtype == torch.float16 and not whole
     return [w8_tile.PACKED, *([w8_tile.NATIVE] if native else [])]
 
 
@@ -93,7 +92,7 @@ def test_products_are_their_references(kind: str, n: int, k: int, half: str) -> 
 @pytest.mark.parametrize("half", sorted(HALVES))
 @pytest.mark.parametrize("kind", ["row", "block"])
 def test_rounded_products_are_their_references(kind: str, half: str) -> None:
-    if not w8.has_fp8(GPU):
+    if not traits(GPU).fp8:
         pytest.skip("FP8 tensor cores begin with compute capability 8.9")
     weight = drawn(kind, 4608, 3584)
     for m in (65, 128, 300, 1024):

@@ -17,7 +17,6 @@ from localchat_cuda.kernels import w8_pack
 from localchat_cuda.kernels.w8_pack import W8
 from localchat_cuda.plan import plan, rounded_head_bytes
 from localchat_cuda.source import Checkpoint
-from localchat_cuda.warming import jobs_for
 from localchat_cuda.weights import ModelWeights, load
 from tests.contract.contract_answer import ask
 from tests.localchat_cuda import tiny_models
@@ -97,26 +96,6 @@ def test_a_head_of_other_columns_is_refused() -> None:
     odd = parse_config({**QWEN25, "hidden_size": 1792 + 64, "head_dim": 64}, "it")
     with pytest.raises(UsageError, match="1856 columns, cannot be rounded"):
         plan(odd, [header(GB)], LoadWish(head_int8=True), gpu(20 * GB))
-
-
-def test_kernels_of_a_head_and_of_fp8_layers_are_compiled_ahead() -> None:
-    assert jobs_for(CONFIG, CPU) == []
-    head = jobs_for(CONFIG, CPU, head_int8=True)
-    assert {(job.n, job.k, job.bytes) for job in head} == {(152064, 3584, "head")}
-    assert sorted(job.rows for job in head) == [1, 8, 16, 32, 64]
-    raw = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    layers = jobs_for(parse_config({**QWEN25, "quantization_config": raw}, "it"), CPU)
-    assert {(job.n, job.k) for job in layers} >= {(37888, 3584), (3584, 18944)}
-    assert {job.bytes for job in layers} == {"block"}
-
-
-@pytest.mark.parametrize("ordered", [False, True])
-def test_products_that_activate_gate_and_up_are_compiled_ahead(ordered: bool) -> None:
-    raw = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": ordered}
-    jobs = jobs_for(parse_config({**QWEN25, "quantization_config": raw}, "it"), CPU)
-    gated = {(job.n, job.k) for job in jobs if job.gated}
-    assert gated == {(37888, 3584)}
-    assert {job.gated for job in jobs if (job.n, job.k) in gated} == {"silu"}
 
 
 def test_the_wish_reaches_the_load_of_a_child(tmp_path: Path) -> None:

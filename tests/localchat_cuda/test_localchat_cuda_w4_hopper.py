@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from localchat_cuda.config import parse_config
 from localchat_cuda.kernels import (
     w4,
     w4_feed,
@@ -24,10 +23,8 @@ from localchat_cuda.kernels import (
 )
 from localchat_cuda.kernels.launch import Traits
 from localchat_cuda.kernels.w4_hopper_plan import Cut
-from localchat_cuda.warming import Job, jobs_for
 from tests.localchat_cuda import gluon_emulation
 from tests.localchat_cuda.gluon_emulation import Boxes, Pointer
-from tests.localchat_cuda.test_localchat_cuda_config import QWEN25
 from tests.localchat_cuda.test_localchat_cuda_w4 import CPU, relative, values, weight
 
 ROOT = Path(__file__).parents[2]
@@ -183,14 +180,10 @@ def test_hopper_gets_its_kernel_and_others_keep_theirs(monkeypatch: pytest.Monke
 
 def test_only_compute_capability_9_is_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not w4_hopper.serves(CPU)
-    monkeypatch.setattr(w4_hopper, "interpreted", lambda: False)
-    for number, (capability, wanted) in enumerate(
-        (((8, 9), False), ((9, 0), True), ((10, 0), False))
-    ):
-        monkeypatch.setattr(
-            torch.cuda, "get_device_capability", lambda index, found=capability: found
-        )
-        assert w4_hopper.serves(torch.device("cuda", 1000 + number)) == wanted
+    for capability, wanted in (((8, 9), False), ((9, 0), True), ((10, 0), False)):
+        found = Traits.of(capability, 132)
+        monkeypatch.setattr(w4_hopper, "traits", lambda device, found=found: found)
+        assert w4_hopper.serves(torch.device("cuda", 0)) == wanted
 
 
 @pytest.mark.usefixtures("on_hopper")
@@ -236,27 +229,6 @@ def test_descriptors_go_with_their_weight() -> None:
     assert len(held) == before + 1
     del w, boxes
     assert len(held) == before
-
-
-@pytest.mark.usefixtures("on_hopper")
-def test_every_kernel_of_a_model_is_compiled_ahead() -> None:
-    raw = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
-    config = parse_config({**QWEN25, "quantization_config": raw}, "it")
-    jobs = jobs_for(config, torch.device("cuda", 0))
-    assert {job.gated for job in jobs if job.n == 37888} == {"silu"}
-    assert {job.gated for job in jobs if job.n != 37888} == {""}
-    cuts = {
-        w4.cut_for(job.rows, job.n, job.k, torch.device("cuda", 0), gated=bool(job.gated))
-        for job in jobs
-    }
-    assert any(isinstance(cut, Cut) for cut in cuts)
-    kernels = [
-        (job.n, job.k, cut._replace(splits=1))
-        for job in jobs
-        if isinstance(cut := w4.cut_for(job.rows, job.n, job.k, CPU, gated=bool(job.gated)), Cut)
-    ]
-    assert len(kernels) == len(set(kernels))
-    assert Job(*json.loads(json.dumps(jobs[0]))) == jobs[0]
 
 
 # ---------------------------------------------------------------------------- the compiler

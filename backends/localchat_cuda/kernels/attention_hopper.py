@@ -26,8 +26,6 @@ FlashAttention-3 (Shah et al., 2024): the roles and the order of products; block
 attention.
 """
 
-from functools import lru_cache
-
 import torch
 
 from localchat_cuda.kernels.attention import Batch, Rules
@@ -43,7 +41,7 @@ from localchat_cuda.kernels.gluon_names import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from localchat_cuda.kernels.launch import interpreted, traits
+from localchat_cuda.kernels.launch import traits
 
 ROWS, KEYS, WARPS, STAGES = 128, 128, 12, 3
 """Queries a tile, keys a step, warps in all (those that load have three idle ones), steps in flight."""
@@ -323,19 +321,10 @@ def _hopper_kernel(
     )  # fmt: skip
 
 
-@lru_cache(maxsize=16)
-def _is_hopper(index: int) -> bool:
-    return torch.cuda.get_device_capability(index)[0] == 9
-
-
 def serves(device: torch.device, dtype: torch.dtype, d: int, page: int, soft_cap: float) -> bool:
     """Whether heads of `d` numbers of this type, in pages of `page` tokens, are attended to here."""
-    if device.type != "cuda" or interpreted():
-        return False
     fits = d in _DIMENSIONS and dtype in _HALVES and page == PAGE and not soft_cap
-    return fits and _is_hopper(
-        torch.cuda.current_device() if device.index is None else device.index
-    )
+    return fits and traits(device).hopper
 
 
 def _boxes(pages: torch.Tensor) -> TensorDescriptor:

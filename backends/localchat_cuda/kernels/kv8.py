@@ -22,13 +22,11 @@ e4m3: Micikevicius et al., 2022; a shared power of two as in the OCP's microscal
 an FP8 cache with its scales folded into attention as in vLLM and FlashInfer.
 """
 
-from functools import lru_cache
-
 import torch
 import triton
 import triton.language as tl
 
-from localchat_cuda.kernels.launch import interpreted, require
+from localchat_cuda.kernels.launch import require, traits
 
 PLAIN, BITS, CONVERTED = 1, 2, 3
 """Ways of `decode`; 0 stands for pages of plain numbers."""
@@ -161,17 +159,12 @@ def factors(marks, WAY: tl.constexpr):
     return tl.where(key == NONE, none, factor), tl.where(value == NONE, none, lift)
 
 
-@lru_cache(maxsize=16)
-def _converts(index: int) -> bool:
-    return torch.cuda.get_device_capability(index) >= (8, 9)
-
-
 def way_for(device: torch.device) -> int:
     """How a device decodes."""
-    if device.type != "cuda" or interpreted():
+    way = traits(device)
+    if not way.asm:
         return PLAIN
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return CONVERTED if _converts(index) else BITS
+    return CONVERTED if way.fp8 else BITS
 
 
 def require_exponents(exponents: torch.Tensor, pages: torch.Tensor, device: torch.device) -> None:

@@ -21,11 +21,27 @@ MAX_INT32 = 2**31 - 1
 class Traits(NamedTuple):
     """How kernels are launched on a device. `asm`: inline PTX may be used (never in the
     interpreter). `pdl`: programmatic dependent launch (compute capability 9 and later). `sms`:
-    multiprocessors."""
+    multiprocessors. `capability`: compute capability, (0, 0) of the interpreter."""
 
     asm: bool
     pdl: bool
     sms: int
+    capability: tuple[int, int] = (0, 0)
+
+    @staticmethod
+    def of(capability: tuple[int, int], sms: int) -> "Traits":
+        """Of a GPU."""
+        return Traits(True, capability >= (9, 0), sms, capability)
+
+    @property
+    def hopper(self) -> bool:
+        """Whether it has the instructions that only compute capability 9 has: wgmma, and copies of boxes."""
+        return self.capability[0] == 9
+
+    @property
+    def fp8(self) -> bool:
+        """Whether it converts and multiplies e4m3 itself: compute capability 8.9 and later."""
+        return self.capability >= (8, 9)
 
 
 def interpreted() -> bool:
@@ -36,7 +52,16 @@ def interpreted() -> bool:
 @lru_cache(maxsize=16)
 def _traits_of_cuda(index: int) -> Traits:
     properties = torch.cuda.get_device_properties(index)
-    return Traits(True, properties.major >= 9, properties.multi_processor_count)
+    return Traits.of((properties.major, properties.minor), properties.multi_processor_count)
+
+
+_imagined: list[Traits] = []
+
+
+def imagine(gpu: Traits) -> None:
+    """From here on, tensors without memory (device `meta`) stand for those of such a GPU, for all of this
+    process: launches upon them are to be compiled, and cannot run (rehearsal.py)."""
+    _imagined[:] = [gpu]
 
 
 def traits(device: torch.device) -> Traits:
@@ -45,6 +70,8 @@ def traits(device: torch.device) -> Traits:
         return _traits_of_cuda(
             torch.cuda.current_device() if device.index is None else device.index
         )
+    if device.type == "meta" and _imagined:
+        return _imagined[0]
     return Traits(False, False, 4)
 
 

@@ -51,7 +51,7 @@ from localchat_cuda.kernels.gluon_names import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from localchat_cuda.kernels.launch import interpreted, power_of_two, require, traits
+from localchat_cuda.kernels.launch import power_of_two, require, traits
 from localchat_cuda.kernels.w4_feed import HalfRows
 from localchat_cuda.kernels.w4_hopper_plan import Cut
 from localchat_cuda.kernels.w4_hopper_tile import (
@@ -222,16 +222,9 @@ def _hopper_kernel(
     )  # fmt: skip
 
 
-@lru_cache(maxsize=16)
-def _is_hopper(index: int) -> bool:
-    return torch.cuda.get_device_capability(index)[0] == 9
-
-
 def serves(device: torch.device) -> bool:
     """Whether the device has what this kernel needs."""
-    if device.type != "cuda" or interpreted():
-        return False
-    return _is_hopper(torch.cuda.current_device() if device.index is None else device.index)
+    return traits(device).hopper
 
 
 class _Workspace:
@@ -242,18 +235,17 @@ class _Workspace:
     all work of a device is one stream, and with PDL a kernel that starts before its predecessor has ended
     writes nothing before `gdc_wait`, which waits for that end."""
 
-    def __init__(self, index: int) -> None:
-        if torch.cuda.is_current_stream_capturing():
+    def __init__(self, device: torch.device) -> None:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise RuntimeError("a first launch with an even cut must come before a graph's capture")
-        device = torch.device("cuda", index)
         places = 2 * traits(device).sms
         self.sums = torch.empty(places * 64 * 2 * 128, device=device)
         self.flags = torch.zeros(places, dtype=torch.int32, device=device)
 
 
 @lru_cache(maxsize=16)
-def _workspace(index: int) -> _Workspace:
-    return _Workspace(index)
+def _workspace(device: torch.device) -> _Workspace:
+    return _Workspace(device)
 
 
 _BOXES_OF_WEIGHTS = WeakTensorKeyDictionary()
@@ -333,7 +325,7 @@ def _launch(
     require("rows.x", rows.x, (m, k), (torch.float16,), device)
     if squares is not None:
         require("squares", squares, (m, k // GROUP), (torch.float32,), device)
-    held = _workspace(device.index or 0) if cut.even else None
+    held = _workspace(device) if cut.even else None
     items, layout = cut.items(m, n), gl.NVMMASharedLayout(128, 16, 2)
     _hopper_kernel[(min(items, traits(device).sms),)](
         TensorDescriptor(rows.x, [m, k], [k, 1], [cut.rows, 64], layout),

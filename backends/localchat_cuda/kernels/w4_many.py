@@ -232,7 +232,7 @@ def gated_product(
         raise ValueError(f"cut: two blocks and one split of {n} features wanted, {shape} given")
     if into.order != "slots":
         raise ValueError(f"into: slot order wanted, {into.order} given")
-    if into.x.data_ptr() == rows.x.data_ptr():
+    if into.x.data_ptr() == rows.x.data_ptr() != 0:
         raise ValueError("into: memory of its own wanted, other programs still read these rows")
     require("into.x", into.x, (m, n // 2), (torch.float16,), weight.codes.device)
     _launch(rows, weight, into.x, cut, squares, eps, pdl, gated=True, gelu=gelu)

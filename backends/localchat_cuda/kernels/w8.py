@@ -3,30 +3,21 @@
 Letters: M rows, N output and K input features, S splits of K.
 """
 
-from functools import lru_cache
-
 import torch
 
 from localchat_cuda.kernels import w8_dense, w8_few, w8_one, w8_tiles, w8a8
-from localchat_cuda.kernels.launch import interpreted, traits
+from localchat_cuda.kernels.launch import traits
 from localchat_cuda.kernels.w8_pack import W8
 from localchat_cuda.kernels.w8_plan import TILED_ROWS, few_cut, form_for, one_cut, tiles_cut
 from localchat_cuda.kernels.w8_tile import NATIVE, PACKED, PLAIN
 
 
-@lru_cache(maxsize=16)
-def has_fp8(device: torch.device) -> bool:
-    """Whether the GPU converts and multiplies e4m3 itself: compute capability 8.9 and later."""
-    if device.type != "cuda" or interpreted():
-        return False
-    return torch.cuda.get_device_capability(device) >= (8, 9)
-
-
 def way_of(device: torch.device) -> int:
     """How codes are decoded there: see w8_tile.py."""
-    if not traits(device).asm:
+    way = traits(device)
+    if not way.asm:
         return PLAIN
-    return NATIVE if has_fp8(device) else PACKED
+    return NATIVE if way.fp8 else PACKED
 
 
 def product(
@@ -39,7 +30,7 @@ def product(
     m, (n, k), device = x.shape[0], weight.codes.shape, x.device
     form, way, sms = form_for(m), way_of(device), traits(device).sms
     if form == "dense":
-        if rounded and has_fp8(device) and w8a8.takes(weight):
+        if rounded and traits(device).fp8 and w8a8.takes(weight):
             return w8a8.product(x, weight)[None]
         out = torch.empty(m, n, dtype=x.dtype, device=device)
         scratch = torch.empty(n * k, dtype=x.dtype, device=device)

@@ -1,0 +1,253 @@
+"""Compiling ahead, without a GPU: which kernels are met, by whom they are compiled, and what is left behind."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+from localchat.fit.plan import MemoryPlan
+from localchat.loop.backend import Capabilities, LoadOptions
+from localchat_cuda import rehearsal, warming
+from localchat_cuda.config import ModelConfig, parse_config
+from localchat_cuda.kernels import launch
+from localchat_cuda.kernels.launch import Traits
+from localchat_cuda.layout import BESIDE, BUCKETS, LONGEST_FEW, PROMPT_BUCKETS
+from localchat_cuda.loading import capabilities
+from localchat_cuda.plan import kv_types
+from localchat_cuda.rehearsal import Script
+from tests.localchat_cuda.hub_configs import CONFIGS
+from tests.localchat_cuda.test_localchat_cuda_config import AWQ, GPTQ, QWEN25
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {
+    **os.environ,
+    "TRITON_INTERPRET": "0",
+    "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'backends'}",
+}
+HOPPER, AMPERE, NEWER = Traits.of((9, 0), 132), Traits.of((8, 6), 82), Traits.of((12, 0), 170)
+SURVEY = """
+import collections, json, pickle, sys
+from localchat_cuda import rehearsal
+
+class Counted(rehearsal.Claims):
+    def skip(self, *, key, fn, **rest):
+        self.met.setdefault((fn.module.rpartition(".")[2], key))
+        return True
+
+scripts, found = pickle.load(sys.stdin.buffer), {}
+claims = Counted("")
+rehearsal.only_compile(next(iter(scripts.values())).gpu, claims)
+for name, script in scripts.items():
+    claims.met = {}
+    rehearsal.launch.imagine(script.gpu)
+    troubles = rehearsal.walk(
+        rehearsal.runner_of(script), script.config.vocabulary, rehearsal.scenes(script.can))
+    assert not troubles, (name, troubles[:3])
+    found[name] = collections.Counter(module for module, _ in claims.met)
+print(json.dumps(found))
+"""
+TINY: dict[str, Any] = {
+    **QWEN25,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+}
+
+
+def can_of(
+    config: ModelConfig, *, slots: int = 32, context: int = 8192, kv_type: str = ""
+) -> Capabilities:
+    kind = kv_type or kv_types(config)[0]
+    plan = MemoryPlan("cuda", 0, 10**9, 0, 0, 0, True, context, context, kind, True, 0, 0, context)
+    return capabilities(config, LoadOptions(plan, max_slots=slots))
+
+
+def script_of(raw: dict[str, Any], gpu: Traits, **wishes: Any) -> Script:
+    config = parse_config(raw, "it")
+    return Script(config, can_of(config, **wishes), gpu)
+
+
+def child(command: list[str], told: object, cache: Path | None = None) -> str:
+    """What a Python process without the interpreter says, given an object."""
+    environment = ENVIRONMENT | ({"TRITON_CACHE_DIR": str(cache)} if cache else {})
+    done = subprocess.run(
+        [sys.executable, *command], input=pickle.dumps(told), env=environment, capture_output=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    return done.stdout.decode()
+
+
+def met(scripts: dict[str, Script]) -> dict[str, dict[str, int]]:
+    """By script, how many kernels of which module steps need; none is compiled."""
+    found: dict[str, dict[str, int]] = json.loads(child(["-c", SURVEY], scripts))
+    return found
+
+
+# ---------------------------------------------------------------------------- what is met
+
+
+@pytest.fixture(scope="module")
+def by_format() -> dict[str, dict[str, int]]:
+    def stored(**how: Any) -> dict[str, Any]:
+        return {**QWEN25, "quantization_config": how}
+
+    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    floating = script_of(QWEN25, HOPPER)
+    return met({
+        "awq": script_of(stored(**AWQ), HOPPER),
+        "awq before hopper": script_of(stored(**AWQ), AMPERE),
+        "awq behind hopper": script_of(stored(**AWQ), NEWER),
+        "scattered": script_of(stored(**{**GPTQ, "desc_act": True}), HOPPER),
+        "fp8": script_of(stored(**fp8), HOPPER),
+        "fp8 before": script_of(stored(**fp8), AMPERE),
+        "bf16": floating,
+        "head": floating._replace(head_int8=True),
+        "coded": script_of(QWEN25, HOPPER, kv_type="fp8"),
+    })  # fmt: skip
+
+
+def test_every_form_of_a_product_is_met(by_format: dict[str, dict[str, int]]) -> None:
+    products = {"w4_int8", "w4_fp16", "w4_wgmma", "w4_dense"}
+    assert products | {"w4_hopper", "attention_hopper"} <= by_format["awq"].keys()
+    for elsewhere in ("awq before hopper", "awq behind hopper"):
+        assert products | {"w4_many", "attention_many"} <= by_format[elsewhere].keys()
+        assert not {"w4_hopper", "attention_hopper"} & by_format[elsewhere].keys()
+    assert {"w8_one", "w8_few", "w8_tiles", "w8a8"} <= by_format["fp8"].keys()
+    assert {"w8_one", "w8_few", "w8_tiles", "w8_dense"} <= by_format["fp8 before"].keys()
+    assert {"dense_few", "gated", "norm"} <= by_format["bf16"].keys()
+    assert not any(name.startswith("w") for name in by_format["bf16"])
+    assert {"w8_one", "w8_tiles"} <= by_format["head"].keys()
+
+
+def test_what_stands_between_products_is_met(by_format: dict[str, dict[str, int]]) -> None:
+    for name, kernels in by_format.items():
+        assert {"rope", "attention_few", "sample"} <= kernels.keys(), name
+        assert kernels["rope"] >= 3, name
+    assert by_format["scattered"]["w4_feed"] > by_format["awq"]["w4_feed"]
+    assert "kv8_plain" in by_format["coded"]
+    assert all(sum(kernels.values()) < 200 for kernels in by_format.values())
+
+
+def test_every_architecture_can_be_rehearsed() -> None:
+    raws = {raw["architectures"][0]: raw for raw, _ in CONFIGS.values()}
+    found = met({name: script_of(raw, HOPPER, slots=1) for name, raw in raws.items()})
+    assert len(found) > 5
+    assert all({"rope", "attention_few", "sample"} <= kernels.keys() for kernels in found.values())
+    assert "post_norm" in found["Gemma2ForCausalLM"]
+
+
+def test_a_layer_of_each_kind_is_kept_and_the_last_stays_the_last() -> None:
+    config = parse_config(QWEN25, "it")
+    assert rehearsal.shortened(config).layers == 2
+    windowed = rehearsal.shortened(
+        ModelConfig(**{
+            **{field: getattr(config, field) for field in config.__dataclass_fields__},
+            "windows": (512,) * 5 + (0,) + (512,) * 5 + (0,) * 17,
+        })
+    )  # fmt: skip
+    assert windowed.windows == (512, 0, 0)
+
+
+def test_scenes_stay_within_what_a_model_can() -> None:
+    config = parse_config(QWEN25, "it")
+    for slots, context in ((1, 64), (4, 200), (128, 8192), (300, 40_000)):
+        can = can_of(config, slots=slots, context=context)
+        widths = set()
+        for scene in rehearsal.scenes(can):
+            assert 1 <= len(scene.rows) <= can.max_slots
+            assert sum(width for _, width, _ in scene.rows) <= max(can.max_step_tokens, BUCKETS[-1])
+            assert sum(start + width for start, width, _ in scene.rows) <= can.kv_tokens
+            assert all(start >= 0 and start + width < context for start, width, _ in scene.rows)
+            widths |= {width for _, width, _ in scene.rows}
+        assert widths >= {size for size in PROMPT_BUCKETS if LONGEST_FEW < size < context}
+    assert max(BESIDE) <= 300
+
+
+# ---------------------------------------------------------------------------- who compiles
+
+
+def test_a_kernel_is_compiled_by_whoever_claims_it_first(tmp_path: Path) -> None:
+    (tmp_path / "claims").mkdir()
+    script = script_of(TINY, AMPERE, slots=1, context=40)._replace(claims=str(tmp_path / "claims"))
+    command = ["-m", "localchat_cuda.rehearsal"]
+    count = int(child(command, script, tmp_path / "cache"))
+    assert count == len(list((tmp_path / "claims").iterdir())) > 5
+    made = {path.name for path in (tmp_path / "cache").rglob("*.cubin")}
+    assert {"_rope_kernel.cubin", "_few_kernel.cubin", "_few_rows_kernel.cubin"} <= made
+    assert len(list((tmp_path / "cache").rglob("*.cubin"))) == count
+    assert int(child(command, script, tmp_path / "cache")) == 0
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> torch.device:
+    """A device that is taken for a GPU, and a cache of its own."""
+    monkeypatch.setattr(launch, "traits", lambda device: HOPPER)
+    monkeypatch.setattr(launch, "interpreted", lambda: False)
+    monkeypatch.setattr(warming, "_processes", lambda: 2)
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+    return torch.device("cuda", 0)
+
+
+def told_to(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    monkeypatch.setattr(warming, "_COMMAND", (sys.executable, "-c", program))
+
+
+READS = "import os, sys; assert sys.stdin.buffer.read(); open({!r} + str(os.getpid()), 'w')"
+
+
+def test_what_was_compiled_once_is_not_compiled_again(
+    gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told_to(monkeypatch, READS.format(str(tmp_path / "ran-")))
+    config, said = parse_config(TINY, "it"), list[str]()
+    for context in (8192, 8192, 4096):
+        with warming.CompileAhead(config, can_of(config, context=context), gpu, said.append) as one:
+            one.wait()
+    assert len(said) == 2
+    assert "compiled, once, by 2 processes" in said[0]
+    assert len(list(tmp_path.glob("ran-*"))) == 4
+    assert len(list(tmp_path.glob("localchat-*"))) == 2
+
+
+def test_processes_that_fail_are_asked_again_next_time(
+    gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told_to(monkeypatch, "import sys; sys.exit(3)")
+    config, said = parse_config(TINY, "it"), list[str]()
+    for _ in range(2):
+        with warming.CompileAhead(config, can_of(config), gpu, said.append) as one:
+            one.wait()
+    assert len(said) == 2
+    assert not list(tmp_path.glob("localchat-*"))
+
+
+def test_a_load_that_fails_ends_its_processes(
+    gpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told_to(monkeypatch, "import time; time.sleep(600)")
+    config = parse_config(TINY, "it")
+    with (
+        pytest.raises(ValueError, match="no room"),
+        warming.CompileAhead(config, can_of(config), gpu, lambda text: None) as one,
+    ):
+        raise ValueError("no room")
+    assert [each.poll() is not None for each in one._started] == [True, True]
+
+
+def test_on_a_cpu_nothing_is_compiled_ahead() -> None:
+    config, said = parse_config(TINY, "it"), list[str]()
+    with warming.CompileAhead(config, can_of(config), torch.device("cpu"), said.append) as one:
+        one.wait()
+    assert not said
+    assert not one._started
