@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from localchat.loop.backend import Mask, Point, SamplingParams, StepPlan
-from localchat_cuda.inbox import Inbox, Spot
+from localchat_cuda.inbox import ALIGNED, Inbox, Spot
 from localchat_cuda.layout import Layout, Places, Sizes, Stretch, inputs_of, lay_out, put
 from localchat_cuda.network import Graphs, Network
 from localchat_cuda.paging import Inputs
@@ -220,15 +220,21 @@ class Execution:
                 held = (draw.low, source(draw.low, draw.high))
             results.append(self._draw(draw, held[1]))
             self._judge(flight, draw, held[1], results[-1])
-        if results:
-            self._bring(flight, work, results[0] if len(results) == 1 else torch.cat(results, 1))
+        if len(results) == 1:
+            self._bring(flight, work, results[0])
+        elif results:
+            each = zip(results, work.draws, strict=True)
+            found = [result[:, : len(draw.points.rows)] for result, draw in each]
+            self._bring(flight, work, torch.cat(found, 1))
 
     def _draw(self, draw: _Draw, logits: torch.Tensor) -> torch.Tensor:
-        """Draw, and write what was drawn where the next step looks for it: [3, P], tokens int32, and the bits
-        of logprobs and normalizers."""
-        results = torch.empty(3, len(draw.points.rows), dtype=torch.int32, device=logits.device)
-        tokens = results[0]
-        drawn = Drawn(tokens, results[1].view(torch.float32), results[2].view(torch.float32))
+        """Draw, and write what was drawn where the next step looks for it: [3, P and more], tokens int32, and
+        the bits of logprobs and normalizers. Each begins at 16 bytes, as in the inbox, for one kernel of all."""
+        points = len(draw.points.rows)
+        room = points + -points % ALIGNED
+        results = torch.empty(3, room, dtype=torch.int32, device=logits.device)
+        tokens, *floats = results[:, :points]
+        drawn = Drawn(tokens, *(each.view(torch.float32) for each in floats))
         self._drawer.draw(logits, draw.points, self._inbox, drawn)
         # A point without usable logits brings -1, and the next step may be on its way already.
         self._table.known.index_copy_(0, self._inbox.view(draw.places), tokens.clamp(min=0))

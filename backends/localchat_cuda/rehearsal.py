@@ -16,6 +16,7 @@ import pickle
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,9 +50,11 @@ from localchat_cuda.weights import LayerWeights, ModelWeights, product_shapes
 META = torch.device("meta")
 _GREEDY = SamplingParams(temperature=0.0)
 _PENALISED = SamplingParams(temperature=0.7, frequency_penalty=0.1)
-_DRAFTS = 5
-_FIRST_HISTORY = 130
-"""The shortest history that is cut into ranges; longer ones follow, each twice the last."""
+_DRAFTS = (0, 1, 3, 7, 15)
+_HISTORIES = (1, 130, 260, 520, 1040)
+"""One for each number of ranges that a history is cut into."""
+_TOGETHER = 512
+"""Tokens of a step that several share."""
 
 
 class Script(NamedTuple):
@@ -155,34 +158,27 @@ def scenes(can: Capabilities) -> Iterator[Scene]:
 def _all_scenes(can: Capabilities) -> Iterator[Scene]:
     room = min(can.context_tokens, can.kv_tokens) - 1
     widest = min(can.max_step_tokens, room)
-    histories = [1, *_doubling(_FIRST_HISTORY, room - _DRAFTS)]
+    histories = [at for at in _HISTORIES if at + max(_DRAFTS) < room]
     writers = sorted({min(rows, can.max_slots) for rows in BUCKETS})
-    for rows in writers:
-        for history in histories:
-            yield Scene(((history, 1, 0),) * rows)
+    for drafts, rows, history in product(_DRAFTS, writers, histories):
+        if not drafts or rows * (1 + drafts) <= BUCKETS[-1]:
+            yield Scene(((history, 1 + drafts, drafts),) * rows)
     for size in sorted({widest, *(each for each in PROMPT_BUCKETS if each <= widest)}):
         if size > LONGEST_FEW:
             yield Scene(((0, size, 0),))
             yield Scene(((room - size, size, 0),))
-    for beside in BESIDE[1:]:
-        rows = min(beside, can.max_slots - 1)
-        for tokens in MIXED_BUCKETS:
-            size = tokens - beside
-            for history in histories:
-                if rows and LONGEST_FEW < size <= widest - rows:
-                    yield Scene((*((history, 1, 0),) * rows, (0, size, 0)))
-    for rows in (each for each in writers if each * (1 + _DRAFTS) <= BUCKETS[-1]):
+    # behind the last attention go as many rows as prompts end
+    for size, count in product((_TOGETHER, widest), writers):
+        if LONGEST_FEW < size // count <= widest // count:
+            yield Scene(((0, size // count, 0),) * count)
+    beside = product(BESIDE[1:], (_TOGETHER, widest), (0, max(_DRAFTS)))
+    for own, tokens, drafts in (*beside, *((BESIDE[1], tokens, 0) for tokens in MIXED_BUCKETS)):
+        rows, size = min(own // (1 + drafts), can.max_slots - 1), tokens - own
         for history in histories:
-            yield Scene(((history, 1 + _DRAFTS, _DRAFTS),) * rows)
+            if rows > 0 and LONGEST_FEW < size <= widest - own:
+                yield Scene((*((history, 1 + drafts, drafts),) * rows, (0, size, 0)))
     yield Scene(((1, 1, 0),), _PENALISED)
     yield Scene(((1, 1, 0),), masked=True)
-
-
-def _doubling(first: int, most: int) -> Iterator[int]:
-    at = first
-    while at < most:
-        yield at
-        at *= 2
 
 
 def plan_of(scene: Scene, vocabulary: int) -> StepPlan:

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from localchat_cuda.kernels.launch import Traits
 from localchat_cuda.layout import BESIDE, BUCKETS, LONGEST_FEW, PROMPT_BUCKETS
 from localchat_cuda.loading import capabilities
 from localchat_cuda.plan import kv_types
-from localchat_cuda.rehearsal import Script
+from localchat_cuda.rehearsal import Scene, Script
 from tests.localchat_cuda.hub_configs import CONFIGS
 from tests.localchat_cuda.test_localchat_cuda_config import AWQ, GPTQ, QWEN25
 
@@ -52,6 +53,24 @@ for name, script in scripts.items():
     assert not troubles, (name, troubles[:3])
     found[name] = collections.Counter(module for module, _ in claims.met)
 print(json.dumps(found))
+"""
+UNMET = """
+import json, pickle, sys
+from localchat_cuda import rehearsal
+
+class Seen(rehearsal.Claims):
+    def skip(self, *, key, fn, **rest):
+        self.kept.setdefault(fn.module + fn.name + key, f"{fn.name}: {key}")
+        return True
+
+(script, more), claims = pickle.load(sys.stdin.buffer), Seen("")
+claims.kept = {}
+rehearsal.only_compile(script.gpu, claims)
+runner = rehearsal.runner_of(script)
+assert not rehearsal.walk(runner, script.config.vocabulary, rehearsal.scenes(script.can))
+count = len(claims.kept)
+assert not rehearsal.walk(runner, script.config.vocabulary, more)
+print(json.dumps([count, list(claims.kept.values())[count:]]))
 """
 TINY: dict[str, Any] = {
     **QWEN25,
@@ -172,6 +191,33 @@ def test_scenes_stay_within_what_a_model_can() -> None:
             widths |= {width for _, width, _ in scene.rows}
         assert widths >= {size for size in PROMPT_BUCKETS if LONGEST_FEW < size < context}
     assert max(BESIDE) <= 300
+
+
+def steps_by_chance(count: int) -> list[Scene]:
+    """Writers, some with drafts, and prompts, as requests come."""
+    draw, found = Random(11), []
+    while len(found) < count:
+        most, rows = draw.choice([0, 0, 1, 3, 8, 15]), list[tuple[int, int, int]]()
+        for _ in range(draw.choice([0, 0, 1, 2, 3, 5, 8, 13, 31])):
+            drafts = draw.randint(0, most)
+            rows.append((draw.choice([1, 40, 130, 300, 700, 2000, 7000]), 1 + drafts, drafts))
+        left = draw.choice([64, 256, 512, 1024, 2000, 4000, 8000]) - sum(row[1] for row in rows)
+        for _ in range(draw.choice([0, 1, 2, 3, 4, 8])):
+            if len(rows) < 32 and left > LONGEST_FEW:
+                size = draw.randint(LONGEST_FEW + 1, left)
+                rows.append((draw.choice([0, 0, 64, 1000]), min(size, 8192 - 1001), 0))
+                left -= size
+        if rows and sum(width for _, width, _ in rows) <= 8192:
+            found.append(Scene(tuple(rows)))
+    return found
+
+
+def test_steps_of_any_kind_need_no_other_kernels() -> None:
+    awq = script_of({**QWEN25, "quantization_config": AWQ}, HOPPER)
+    told = child(["-c", UNMET], (awq, steps_by_chance(300)))
+    kernels, missed = json.loads(told)
+    assert kernels > 100
+    assert not missed
 
 
 # ---------------------------------------------------------------------------- who compiles
