@@ -229,7 +229,7 @@ class Execution:
 
     def _draw(self, draw: _Draw, logits: torch.Tensor) -> torch.Tensor:
         """Draw, and write what was drawn where the next step looks for it: [3, P and more], tokens int32, and
-        the bits of logprobs and normalizers. Each begins at 16 bytes, as in the inbox, for one kernel of all."""
+        the bits of logprobs and normalizers. Each begins at 16 bytes, as in the inbox: for one kernel."""
         points = len(draw.points.rows)
         room = points + -points % ALIGNED
         results = torch.empty(3, room, dtype=torch.int32, device=logits.device)

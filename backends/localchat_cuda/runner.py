@@ -23,7 +23,8 @@ from localchat.loop.backend import (
 from localchat_cuda.execution import Execution, Work
 from localchat_cuda.inbox import Inbox
 from localchat_cuda.kernels.attention_many import best_cut
-from localchat_cuda.kernels.launch import traits
+from localchat_cuda.kernels.keys import hash_bottom_up
+from localchat_cuda.kernels.launch import interpreted, traits
 from localchat_cuda.layout import BUCKETS, Sizes
 from localchat_cuda.network import Graphs, Network
 from localchat_cuda.results import Flight
@@ -46,6 +47,8 @@ class CudaRunner:
     ) -> None:
         """Takes `network` over; its pages are one more than the capabilities' blocks: the last is scratch."""
         self.capabilities = capabilities
+        if network.kernels and not interpreted():
+            hash_bottom_up()
         self._network: Network | None = network
         pages, config = network.pages, network.config
         self.device = pages.device

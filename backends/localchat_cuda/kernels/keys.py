@@ -1,0 +1,36 @@
+"""Gives every kernel one key in Triton's cache, whatever was launched before it.
+
+Up to Triton 3.8 the key of a function holds the constants of those that it calls only where these were hashed
+before (`DependenciesFinder._update_hash` in runtime/jit.py; 3.9 hashes them first). So the order in which a
+process happens to launch its kernels decides what it finds in the cache. Here all are hashed bottom-up.
+"""
+
+import sys
+from functools import lru_cache
+from types import ModuleType
+
+from triton.runtime.jit import JITFunction
+
+
+@lru_cache(maxsize=1)
+def hash_bottom_up() -> None:
+    """Hash all kernels of this folder that are imported by now, callees first; 60 ms, once in a process. To be
+    called before any is launched."""
+    seen: set[int] = set()
+    for name in sorted(each for each in sys.modules if each.startswith(__package__)):
+        for value in list(vars(sys.modules[name]).values()):
+            _visit(value, seen)
+
+
+def _visit(value: object, seen: set[int]) -> None:
+    if not isinstance(value, JITFunction) or id(value) in seen:
+        return
+    seen.add(id(value))
+    names, known = value.fn.__code__.co_names, value.fn.__globals__
+    for name in names:
+        found = known.get(name)
+        _visit(found, seen)
+        if isinstance(found, ModuleType):
+            for attribute in names:
+                _visit(getattr(found, attribute, None), seen)
+    value.cache_key  # noqa: B018 (computes it, and keeps it)
