@@ -61,15 +61,15 @@ STOPS: Final = [
 ]
 KINDS: Final = (("plain", 3.5), ("do", 4), ("ask", 4), ("what", 3), ("kw", 1.6))  # with weights
 ABSENT: Final = (
-    "web search", "plugin store", "plugins", "extensions", "mobile app",
-    "login page", "account page", "password", "subscription", "pro version", "premium version",
-    "team mode", "cloud sync", "share button", "calendar", "reminders", "scheduler", "translator",
-    "spell checker", "dictionary", "notebook", "code runner", "document index", "vector database",
-    "knowledge base", "character cards", "personas", "roleplay mode", "agent mode", "autopilot",
-    "leaderboard", "arena", "update button", "auto-update", "parental control", "image generator",
-    "video generator", "music player", "prompt library", "template store", "turbo mode", "eco mode",
-    "training mode", "model editor", "model store", "chat rooms", "email sending", "shopping list",
-    "avatar", "games", "ads", "screenshot tool", "map", "whiteboard", "split screen", "macro recorder",
+    "pro version", "premium version", "enterprise edition", "translator", "spell checker", "dictionary",
+    "notebook", "character cards", "personas", "roleplay mode", "autopilot", "leaderboard", "arena",
+    "auto-update", "parental control", "music player", "prompt library", "template store", "turbo mode",
+    "eco mode", "training mode", "model editor", "model store", "chat rooms", "email sending",
+    "shopping list", "avatar", "games", "ads", "screenshot tool", "map", "whiteboard", "split screen",
+    "macro recorder", "weather widget", "stock ticker", "to-do list", "mail client", "camera", "emoji picker",
+    "sticker pack", "news feed", "wallet", "rewards", "achievements", "tutorial videos", "support hotline",
+    "chat with a human", "call button", "night shift", "sound effects", "background music", "font picker",
+    "drawing mode", "kids mode", "beta program", "referral code", "gift card", "invoice page", "widgets",
 )  # fmt: skip
 """What people look for in such a program, and localchat has not."""
 EXITS: Final = tuple(

@@ -3,10 +3,12 @@
 from random import Random
 
 import facts as table
-from asking import PAIR_CHARS, Topics
+from asking import ABSENT, PAIR_CHARS, Topics
 from conversations import Writer
 from copying import Copying
 from foreign import Foreign
+from product import refusal
+from refusing import UNKNOWN
 
 FACTS = table.build()
 WRITER = Writer(FACTS)
@@ -75,3 +77,20 @@ def test_a_question_that_leans_on_any_topic_is_answered() -> None:
     steps = [step for _ in range(300) if (step := topics.after(topic, rng))]
     assert any(answer == topic["answer"] for _, answer, _ in steps)
     assert any(led and led["id"] == "talk.thanks" for _, _, led in steps)
+
+
+def test_what_the_guide_calls_unknown_is_unknown_to_the_program() -> None:
+    from localchat.tui.commands import COMMANDS
+
+    for word in UNKNOWN["command"]:
+        assert "is no verb" in refusal(f"localchat {word}"), word
+    for word in UNKNOWN["flag"]:
+        assert refusal(f"localchat --{word}"), word
+        assert refusal(f"localchat serve --{word}"), word
+    slash = {name for command in COMMANDS for name in (command.name, *command.also)}
+    assert not slash & set(UNKNOWN["slash command"])
+
+
+def test_what_localchat_is_said_to_lack_is_no_part_of_it() -> None:
+    names = {name.strip("-/") for name in table.FLAGS + table.VERBS + table.SLASH}
+    assert not names & {name.replace(" ", "-") for name in ABSENT}
