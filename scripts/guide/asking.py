@@ -138,6 +138,7 @@ class Topics:
         self.leaning: dict[str, list[list[str]]] = facts["leaning"]["groups"]
         self.example: list[str] = facts["leaning"]["example"]
         self.any: list[list[str]] = facts["leaning"]["any"]
+        self.refused: list[list[str]] = facts["leaning"]["refused"]
         self.by_id = {t["id"]: t for t in self.all}
         self.groups: dict[str, list[dict[str, Any]]] = {}
         for topic in self.all:
@@ -245,6 +246,12 @@ class Topics:
             text = rng.choice(self.frames["ellipsis"]).format(rng.choice(other["shorts"]))
         return roughen(_inline(text, rng), rng, dress=False), other["answer"], other
 
+    def after_refusal(self, rng: Random) -> tuple[str, str]:
+        """What is asked after a refusal, and its answer."""
+        pattern, answer = rng.choice(self.refused)
+        asked = roughen(self._say(pattern, rng), rng, dress=False)
+        return asked, self.by_id[answer[1:]]["answer"]
+
     def every_pattern(self) -> Iterator[tuple[str, str]]:
         """(topic id, pattern) of the whole table, for tests."""
         for topic in self.all:
@@ -258,7 +265,7 @@ class Topics:
                 yield group, pattern
         for pattern in self.example:
             yield "example", pattern
-        for pattern, _ in self.any:
+        for pattern, _ in (*self.any, *self.refused):
             yield "any", pattern
 
 

@@ -88,6 +88,8 @@ class Writer:
             self._sum(talk, rng, 0.3)
         elif kind == "refusal":
             _add(talk, *self._refusal(rng))
+            if rng.random() < 0.12:
+                _add(talk, *self.topics.after_refusal(rng))
         elif kind == "copy":
             for turn in self.copying.draw(rng):
                 _add(talk, *turn)
