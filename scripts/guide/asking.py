@@ -69,7 +69,8 @@ ABSENT: Final = (
     "macro recorder", "weather widget", "stock ticker", "to-do list", "mail client", "camera", "emoji picker",
     "sticker pack", "news feed", "wallet", "rewards", "achievements", "tutorial videos", "support hotline",
     "chat with a human", "call button", "night shift", "sound effects", "background music", "font picker",
-    "drawing mode", "kids mode", "beta program", "referral code", "gift card", "invoice page", "widgets",
+    "drawing mode",
+    "vim mode", "kids mode", "beta program", "referral code", "gift card", "invoice page", "widgets",
 )  # fmt: skip
 """What people look for in such a program, and localchat has not."""
 EXITS: Final = tuple(
