@@ -76,6 +76,7 @@ ABSENT: Final = (
 EXITS: Final = tuple(
     code for code in (*range(7, 130), *range(131, 256)) if code not in (137, 139, 141)
 )
+ALONE: Final = frozenset(("talk", "absent", "self"))  # no half of two questions in one
 PAIR_CHARS: Final = 420  # two answers in one are no longer than this, each
 FEW: Final = ("", "one", "two", "three", "four", "five", "six", "seven", "eight")
 
@@ -192,17 +193,20 @@ class Topics:
         one = self._short(self.all, rng)
         near = [t for t in self.near[one["group"]] if t is not one]
         two = self._short(near if near and rng.random() < 0.5 else self.all, rng)
-        first, second = (_inline(self._core(t, rng), rng).rstrip("?. ") for t in (one, two))
-        text = rng.choice(self.frames["joined"]).format(first, second)
-        answers = dict.fromkeys((one["answer"], two["answer"]))
-        return roughen(text, rng), "\n\n".join(answers)
+        tasks = "do" in one and "do" in two and rng.random() < 0.5
+        (first, answer), (second, other) = (self._told(t, rng, tasks) for t in (one, two))
+        if tasks:
+            frame = rng.choice(self.frames["to_do"])
+            text = f"{frame} {first}{rng.choice(self.frames['joined_tasks'])} {second}".strip()
+        else:
+            text = rng.choice(self.frames["joined"]).format(first.rstrip("?. "), second)
+        return roughen(text, rng), "\n\n".join(dict.fromkeys((answer, other)))
 
     def _short(self, topics: list[dict[str, Any]], rng: Random) -> dict[str, Any]:
         """A topic that can stand beside another in one question; any of all where none of these can."""
         for _ in range(20):
             topic = self.draw(rng) if topics is self.all else rng.choice(topics)
-            alone = topic["group"] == "talk" or "slot" in topic
-            if not alone and len(topic["answer"]) <= PAIR_CHARS:
+            if topic["group"] not in ALONE and len(topic["answer"]) <= PAIR_CHARS:
                 return topic
         return self._short(self.all, rng)
 
@@ -210,12 +214,17 @@ class Topics:
         """A question on the topic and its answer."""
         if "says" in topic and rng.random() < 0.4:
             return self.pasted(topic, rng)
-        text = _inline(self._core(topic, rng), rng)
-        answer = topic["answer"]
+        text, answer = self._told(topic, rng)
+        return roughen(text, rng), answer
+
+    def _told(self, topic: dict[str, Any], rng: Random, task: bool = False) -> tuple[str, str]:
+        """A question as it is meant, and its answer. `task`: what is to be done alone."""
+        text = self._say(rng.choice(topic["do"]), rng) if task else self._core(topic, rng)
+        text, answer = _inline(text, rng), topic["answer"]
         if "slot" in topic:
             said, value = slot(topic["slot"], rng)
             text, answer = text.replace("{n}", said), answer.replace("{v}", value)
-        return roughen(text, rng), answer
+        return text, answer
 
     def after(
         self, topic: dict[str, Any], rng: Random
