@@ -28,7 +28,7 @@ HERE: Final = Path(__file__).resolve().parent
 TOPIC_FILES: Final = (
     "commands", "flags", "interface", "program", "field",
     "setup", "daily", "editors", "service", "basics",
-    "moving", "absent", "trouble", "manners",
+    "moving", "absent", "trouble", "manners", "cuda",
 )  # fmt: skip
 WORD_FILES: Final = (
     "lexicon", "words", "frames", "sums", "refusals", "copying", "leaning", "foreign", "pastes",
@@ -107,6 +107,8 @@ FLAGS: Final = [
     "--parallel",
     "--force",
     "--copy",
+    "--insecure-no-auth",
+    "--dummy-weights",
     "--rebuild",
     "--origin",
     "--host",
