@@ -60,6 +60,24 @@ STOPS: Final = [
     "Q:",
 ]
 KINDS: Final = (("plain", 3.5), ("do", 4), ("ask", 4), ("what", 3), ("kw", 1.6))  # with weights
+ABSENT: Final = (
+    "pro version", "premium version", "enterprise edition", "translator", "spell checker", "dictionary",
+    "notebook", "character cards", "personas", "roleplay mode", "autopilot", "leaderboard", "arena",
+    "auto-update", "parental control", "music player", "prompt library", "template store", "turbo mode",
+    "eco mode", "training mode", "model editor", "model store", "chat rooms", "email sending",
+    "shopping list", "avatar", "games", "ads", "screenshot tool", "map", "whiteboard", "split screen",
+    "macro recorder", "weather widget", "stock ticker", "to-do list", "mail client", "camera", "emoji picker",
+    "sticker pack", "news feed", "wallet", "rewards", "achievements", "tutorial videos", "support hotline",
+    "chat with a human", "call button", "night shift", "sound effects", "background music", "font picker",
+    "drawing mode",
+    "vim mode", "kids mode", "beta program", "referral code", "gift card", "invoice page", "widgets",
+)  # fmt: skip
+"""What people look for in such a program, and localchat has not."""
+EXITS: Final = tuple(
+    code for code in (*range(7, 130), *range(131, 256)) if code not in (137, 139, 141)
+)
+ALONE: Final = frozenset(("talk", "absent", "self"))  # no half of two questions in one
+PAIR_CHARS: Final = 420  # two answers in one are no longer than this, each
 FEW: Final = ("", "one", "two", "three", "four", "five", "six", "seven", "eight")
 
 
@@ -83,9 +101,16 @@ def slot(kind: str, rng: Random) -> tuple[str, str]:
         few = rng.randint(2, 32)
         said = FEW[few] if few < len(FEW) and rng.random() < 0.4 else str(few)
         return said, str(few)
+    if kind == "absent":
+        name = rng.choice(ABSENT)
+        return name, name
     choices = {
         "int": (rng.randint(1, 99), rng.randint(100, 9999), 50 * rng.randint(1, 40)),
         "layers": (rng.randint(1, 80),),
+        "exit": (
+            rng.choice(EXITS),
+            rng.choice((7, 8, 9, 10, 11, 12, 15, 20, 42, 99, 126, 127, 255)),
+        ),
         "port": (8080, 8000, 5000, 1234, rng.randint(1024, 65535)),
     }
     value = str(rng.choice(choices[kind]))
@@ -114,12 +139,17 @@ class Topics:
         self.all: list[dict[str, Any]] = facts["topics"]
         self.leaning: dict[str, list[list[str]]] = facts["leaning"]["groups"]
         self.example: list[str] = facts["leaning"]["example"]
+        self.any: list[list[str]] = facts["leaning"]["any"]
+        self.refused: list[list[str]] = facts["leaning"]["refused"]
         self.by_id = {t["id"]: t for t in self.all}
         self.groups: dict[str, list[dict[str, Any]]] = {}
         for topic in self.all:
             if topic.get("shorts") and topic["group"] in CHAINED:
                 self.groups.setdefault(topic["group"], []).append(topic)
         counts = [sum(len(t.get(k, ())) for k in dict(KINDS)) for t in self.all]
+        self.near: dict[str, list[dict[str, Any]]] = {}
+        for topic in self.all:
+            self.near.setdefault(topic["group"], []).append(topic)
         self.weights = list(accumulate(1 + min(2.0, n / 12) for n in counts))
 
     def draw(self, rng: Random) -> dict[str, Any]:
@@ -147,14 +177,54 @@ class Topics:
             return " ".join(words)
         return text
 
+    def pasted(self, topic: dict[str, Any], rng: Random) -> tuple[str, str]:
+        """Lines from a screen that the topic is about, mostly with a short question, and its answer."""
+        text: str = rng.choice(topic["says"])
+        while "{w}" in text:
+            text = text.replace("{w}", rng.choice(self.lexicon["model_word"]), 1)
+        while "{n}" in text:
+            text = text.replace("{n}", str(rng.randint(1, 99)), 1)
+        ask = rng.choice(self.frames["pasted"])
+        forms = (f"{text}\n\n{ask}", f"{text}\n\n{ask}", f"{ask}\n{text}", f"{ask}: {text}", text)
+        return rng.choice(forms), topic["answer"]
+
+    def pair(self, rng: Random) -> tuple[str, str]:
+        """Two questions in one, and both answers."""
+        one = self._short(self.all, rng)
+        near = [t for t in self.near[one["group"]] if t is not one]
+        two = self._short(near if near and rng.random() < 0.5 else self.all, rng)
+        tasks = "do" in one and "do" in two and rng.random() < 0.5
+        (first, answer), (second, other) = (self._told(t, rng, tasks) for t in (one, two))
+        if tasks:
+            frame = rng.choice(self.frames["to_do"])
+            text = f"{frame} {first}{rng.choice(self.frames['joined_tasks'])} {second}".strip()
+        else:
+            text = rng.choice(self.frames["joined"]).format(first.rstrip("?. "), second)
+        return roughen(text, rng), "\n\n".join(dict.fromkeys((answer, other)))
+
+    def _short(self, topics: list[dict[str, Any]], rng: Random) -> dict[str, Any]:
+        """A topic that can stand beside another in one question; any of all where none of these can."""
+        for _ in range(20):
+            topic = self.draw(rng) if topics is self.all else rng.choice(topics)
+            if topic["group"] not in ALONE and len(topic["answer"]) <= PAIR_CHARS:
+                return topic
+        return self._short(self.all, rng)
+
     def question(self, topic: dict[str, Any], rng: Random) -> tuple[str, str]:
         """A question on the topic and its answer."""
-        text = _inline(self._core(topic, rng), rng)
-        answer = topic["answer"]
+        if "says" in topic and rng.random() < 0.4:
+            return self.pasted(topic, rng)
+        text, answer = self._told(topic, rng)
+        return roughen(text, rng), answer
+
+    def _told(self, topic: dict[str, Any], rng: Random, task: bool = False) -> tuple[str, str]:
+        """A question as it is meant, and its answer. `task`: what is to be done alone."""
+        text = self._say(rng.choice(topic["do"]), rng) if task else self._core(topic, rng)
+        text, answer = _inline(text, rng), topic["answer"]
         if "slot" in topic:
             said, value = slot(topic["slot"], rng)
             text, answer = text.replace("{n}", said), answer.replace("{v}", value)
-        return roughen(text, rng), answer
+        return text, answer
 
     def after(
         self, topic: dict[str, Any], rng: Random
@@ -162,12 +232,17 @@ class Topics:
         """A question that leans on the topic before it, its answer, and the topic it leads to."""
         own: list[list[str]] = topic.get("follow", []) + self.leaning.get(topic["group"], [])
         group = [t for t in self.groups.get(topic["group"], ()) if t is not topic]
+        if rng.random() < 0.15:
+            own = [pair for pair in self.any if pair[1] != "=" or "slot" not in topic]
+            group = []
         if own and (not group or rng.random() < 0.5):
             if "example" in topic and rng.random() < 0.3:
                 asked = self._say(rng.choice(self.example), rng)
                 return roughen(asked, rng, dress=False), f"```\n{topic['example']}\n```", topic
             pattern, answer = rng.choice(own)
             led = self.by_id[answer[1:]] if answer.startswith("@") else None
+            if answer == "=":
+                led = topic
             text = roughen(self._say(pattern, rng), rng, dress=False)
             return text, led["answer"] if led else answer, led
         if not group:
@@ -180,6 +255,12 @@ class Topics:
         else:
             text = rng.choice(self.frames["ellipsis"]).format(rng.choice(other["shorts"]))
         return roughen(_inline(text, rng), rng, dress=False), other["answer"], other
+
+    def after_refusal(self, rng: Random) -> tuple[str, str]:
+        """What is asked after a refusal, and its answer."""
+        pattern, answer = rng.choice(self.refused)
+        asked = roughen(self._say(pattern, rng), rng, dress=False)
+        return asked, self.by_id[answer[1:]]["answer"]
 
     def every_pattern(self) -> Iterator[tuple[str, str]]:
         """(topic id, pattern) of the whole table, for tests."""
@@ -194,6 +275,8 @@ class Topics:
                 yield group, pattern
         for pattern in self.example:
             yield "example", pattern
+        for pattern, _ in (*self.any, *self.refused):
+            yield "any", pattern
 
 
 def references(pattern: str) -> list[str]:

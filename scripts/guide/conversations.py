@@ -13,12 +13,17 @@ from typing import Any, Final
 
 from asking import Topics
 from copying import Copying
+from foreign import Foreign
 from held_out import forbidden, runs
+from pasting import Pasting
 from refusing import Refusals
 from sums import Sums
 
 Conversation = list[tuple[str, str]]
 SHARES: Final = {"topic": 41, "sum": 11, "refusal": 13, "copy": 18, "chain": 15, "infill": 2}
+PASTED: Final = 0.16  # of refusals: a pasted text with a task that the guide cannot do
+PAIRS: Final = 0.06  # of topics: two questions in one
+FOREIGN: Final = 0.05  # of topics: in another language
 SYSTEM: Final = [
     "You are a helpful assistant.",
     "You are the guide of localchat.",
@@ -65,6 +70,8 @@ class Writer:
         self.sums = Sums(facts)
         self.refusals = Refusals(facts)
         self.copying = Copying(facts)
+        self.foreign = Foreign(facts)
+        self.pasting = Pasting(facts, self.refusals.lexicon)
 
     def draw(self, rng: Random) -> tuple[str, Conversation]:
         """(kind, conversation)."""
@@ -80,7 +87,9 @@ class Writer:
         elif kind == "sum":
             self._sum(talk, rng, 0.3)
         elif kind == "refusal":
-            _add(talk, *self.refusals.draw(rng))
+            _add(talk, *self._refusal(rng))
+            if rng.random() < 0.12:
+                _add(talk, *self.topics.after_refusal(rng))
         elif kind == "copy":
             for turn in self.copying.draw(rng):
                 _add(talk, *turn)
@@ -93,7 +102,14 @@ class Writer:
     def _system(self, rng: Random) -> str:
         return " ".join(rng.sample(SYSTEM, rng.choice((1, 1, 2))))
 
+    def _refusal(self, rng: Random) -> tuple[str, str]:
+        return self.pasting.draw(rng) if rng.random() < PASTED else self.refusals.draw(rng)
+
     def _topic(self, talk: Conversation, rng: Random, more: float) -> None:
+        draw = rng.random()
+        if draw < PAIRS + FOREIGN:
+            _add(talk, *(self.topics.pair(rng) if draw < PAIRS else self.foreign.draw(rng)))
+            return
         topic = self.topics.draw(rng)
         _add(talk, *self.topics.question(topic, rng))
         while rng.random() < more and (step := self.topics.after(topic, rng)):
@@ -118,7 +134,7 @@ class Writer:
             elif draw < 0.72:
                 self._sum(talk, rng, 0.5)
             elif draw < 0.86:
-                _add(talk, *self.refusals.draw(rng))
+                _add(talk, *self._refusal(rng))
             else:
                 for turn in self.copying.draw(rng):
                     _add(talk, *turn)

@@ -10,6 +10,7 @@ from random import Random
 from typing import Any, Final
 
 from editing import Editing
+from reading import Reading
 from scraps import Scraps, count, front, renamed
 
 FIRST: Final = (
@@ -25,6 +26,7 @@ class Copying:
         self.ask: dict[str, list[str]] = facts["copying"]
         self.scraps = Scraps(facts)
         self.editing = Editing(facts, self.scraps)
+        self.reading = Reading(facts, self.scraps)
 
     def draw(self, rng: Random) -> list[tuple[str, str]]:
         """One task as (user, assistant) pairs; mostly one, sometimes an edit of the last answer
@@ -41,8 +43,9 @@ class Copying:
             self._edit_record,
             self._lines,
             self.editing.draw,
+            self.reading.draw,
         )
-        return rng.choices(kinds, (4, 2, 1.6, 4, 2, 4.5, 1.6, 1.6, 1.2, 9))[0](rng)
+        return rng.choices(kinds, (4, 2, 1.6, 4, 2, 4.5, 1.6, 1.6, 1.2, 9, 3.5))[0](rng)
 
     def _repeat(self, rng: Random) -> list[tuple[str, str]]:
         text = self.scraps.prose(rng) if rng.random() < 0.3 else self.scraps.words_text(rng)

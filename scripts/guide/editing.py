@@ -129,7 +129,7 @@ class Editing:
 
     def _case(self, rng: Random) -> Turns:
         words = [rng.choice(self.scraps.known) for _ in range(rng.randint(1, 7))]
-        text = " ".join(words)
+        text = self.scraps.said(rng).lower() if rng.random() < 0.35 else " ".join(words)
         if rng.random() < 0.35:
             return [(self._asked("lower", text.upper(), rng), text)]
         if rng.random() < 0.45:

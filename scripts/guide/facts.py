@@ -28,8 +28,11 @@ HERE: Final = Path(__file__).resolve().parent
 TOPIC_FILES: Final = (
     "commands", "flags", "interface", "program", "field",
     "setup", "daily", "editors", "service", "basics",
+    "moving", "absent", "trouble", "manners", "cuda",
 )  # fmt: skip
-WORD_FILES: Final = ("lexicon", "words", "frames", "sums", "refusals", "copying", "leaning")
+WORD_FILES: Final = (
+    "lexicon", "words", "frames", "sums", "refusals", "copying", "leaning", "foreign", "pastes",
+)  # fmt: skip
 
 # What the program accepts, as the issues fix it; a test compares it with the program.
 VERBS: Final = [
@@ -103,6 +106,9 @@ FLAGS: Final = [
     "--kv-gb",
     "--parallel",
     "--force",
+    "--copy",
+    "--insecure-no-auth",
+    "--dummy-weights",
     "--rebuild",
     "--origin",
     "--host",
@@ -168,6 +174,12 @@ EXIT_REASONS: Final = {
     130: "i press ctrl+c|i interrupt it|i press ctrl c|it is interrupted|i cancel it",
 }
 
+EXIT_HELP: Final = {
+    1: "@command.doctor", 2: "@flag.all", 3: "@pull.missing", 4: "@advice.oom", 5: "@pull.resume",
+    6: "@advice.long",
+}  # fmt: skip
+"""What answers "how do I fix that?" after an exit code."""
+
 # name as written, ways to say it; sizes in billions of parameters
 FAMILIES: Final = {
     "qwen2.5": ("qwen2.5|qwen 2.5|qwen25", "0.5 1.5 3 7 14 32 72"),
@@ -203,6 +215,7 @@ def exit_topics() -> list[dict[str, Any]]:
             "answer": f"Exit code {code}: {words}.",
             "ask": [pattern.format(**values) for pattern in forms["ask"]],
             "kw": [pattern.format(**values) for pattern in forms["kw"]],
+            **({"follow": [[forms["mend"], EXIT_HELP[code]]]} if code in EXIT_HELP else {}),
         })  # fmt: skip
     return topics
 

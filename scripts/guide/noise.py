@@ -129,6 +129,43 @@ SHORT: Final = {
     "how do i": "how do I", "please": "pls", "you": "u", "are": "r", "with": "w/", "without": "w/o",
     "graphics card": "gpu", "conversation": "chat", "colour": "color",
 }  # fmt: skip
+STRANGE: Final = {
+    "how do i ": ("how i can ", "how i do to ", "how must i make to ", "how doing to ", "how i "),
+    "how can i ": ("how i can ", "how it is possible to "),
+    "how to ": ("how i ", "how doing to "),
+    "what is ": ("what means ", "what is it ", "what it is "),
+    "can i ": ("is possible that i ", "i can ", "it is possible to "),
+    "is there ": ("exists ", "it gives ", "it has "),
+    "does it ": ("it does ", "it "),
+    "i want to ": ("i am wanting to ", "i would want to "),
+    "why is ": ("why ", "for what is "),
+    "do i need ": ("is it needed ", "must i have "),
+    "which ": ("what ",),
+    "it is ": ("is ", "he is "),
+    "a model": ("model", "the model", "one model"),
+    "my model": ("the mine model", "model of me"),
+}
+"""How people write who think in another language."""
+HASTY: Final = {
+    "what": "wat", "which": "wich", "how": "hw", "why": "y", "to": "2", "for": "4", "are": "r", "the": "teh",
+    "you": "u", "because": "bc", "download": "dl", "about": "abt", "without": "w/o", "much": "mutch",
+    "model": "modl", "settings": "setings", "temperature": "temprature", "delete": "delet", "change": "chang",
+    "your": "ur", "does": "dos", "memory": "mem", "message": "msg", "please": "plz", "length": "lenght",
+}  # fmt: skip
+"""How people write in a hurry."""
+
+
+def _strange(text: str, rng: Random) -> str:
+    for usual, others in STRANGE.items():
+        if usual in text and rng.random() < 0.7:
+            text = text.replace(usual, rng.choice(others), 1)
+    return text
+
+
+def _hasty(text: str, rng: Random) -> str:
+    if any(c.isdigit() for c in text):
+        return text  # "4" for "for" beside numbers would be another question
+    return " ".join(HASTY.get(w, w) if rng.random() < 0.6 else w for w in text.split(" "))
 
 
 def typo(word: str, rng: Random) -> str:
@@ -195,6 +232,10 @@ def roughen(text: str, rng: Random, *, dress: bool = True) -> str:
         text = rng.choice(BEFORE) + text
     if dress and rng.random() < 0.14:
         text = text.rstrip("?") + rng.choice(AFTER)
+    if rng.random() < 0.05:
+        text = _strange(text, rng)
+    if rng.random() < 0.05:
+        text = _hasty(text, rng)
     if rng.random() < 0.06:
         text = _fill(text, rng)
     if rng.random() < 0.1:

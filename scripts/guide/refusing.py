@@ -92,6 +92,21 @@ SYLLABLES: Final = [
     "ump",
     "olo",
 ]
+UNKNOWN: Final = {
+    "command": (
+        "build", "generate", "ask", "open", "logs", "kill", "restart", "embed", "tokenize", "talk",
+        "explain", "summarize", "web", "gui", "install", "remove", "browse", "upload", "edit", "write",
+    ),
+    "flag": (
+        "fast", "gpu", "cuda", "debug", "output", "voice", "web", "stream", "batch", "language",
+        "agent", "smart", "cpu", "ram", "speed", "best", "markdown", "short", "long", "cloud", "safe",
+    ),
+    "slash command": (
+        "image", "voice", "web", "load", "delete", "models", "reset", "tokens", "run", "code", "file",
+        "draw", "learn", "remember", "forget", "summarize", "agent", "browse", "speak", "train",
+    ),
+}  # fmt: skip
+"""Words that sound as if localchat had them, and it has not; a test asks the program."""
 
 
 def pseudo_word(rng: Random) -> str:
@@ -130,10 +145,11 @@ class Refusals:
 
     @staticmethod
     def _unknown_part(rng: Random) -> tuple[str, str]:
-        word = pseudo_word(rng)
-        kind, shown = rng.choice(
-            (("command", f"localchat {word}"), ("flag", f"--{word}"), ("slash command", f"/{word}"))
+        kind, before = rng.choice(
+            (("command", "localchat "), ("flag", "--"), ("slash command", "/"))
         )
+        word = pseudo_word(rng) if rng.random() < 0.5 else rng.choice(UNKNOWN[kind])
+        shown = before + word
         text = rng.choice(
             (
                 f"what does {shown} do",
@@ -141,6 +157,9 @@ class Refusals:
                 f"{shown}",
                 f"how do i use {shown}",
                 f"explain {shown}",
+                f"what is {shown} for",
+                f"is there {shown}",
+                f"{shown} does not work",
             )
         )
         where = "`/help` lists them" if kind == "slash command" else "`localchat --help` lists them"

@@ -50,12 +50,14 @@ class Scraps:
 
     def __init__(self, facts: dict[str, Any]) -> None:
         words = facts["words"]
+        self.natural: dict[str, list[str]] = facts["pastes"]
         self.things: list[str] = words["things"].split(" ")
         self.known: list[str] = [
             word
             for name in ("things", "attributes", "places", "common")
             for word in words[name].split(" ")
         ] + PLAIN
+        self.known += self.natural["people"] + self.natural["cities"] + self.natural["verbs"]
         self.names: list[str] = words["code_names"].split(" ")
         self.hosts: list[str] = words["hosts"].split(" ")
 
@@ -92,13 +94,36 @@ class Scraps:
             text += rng.choice((".", "!", "?", "..."))
         return text
 
+    def filled(self, text: str, rng: Random) -> str:
+        """The text with people, things, days, places and numbers for its signs."""
+        people, things = rng.sample(self.natural["people"], 2), rng.sample(self.things, 2)
+        days = rng.sample(self.natural["days"], 2)
+        for name, value in (
+            ("p", people[0]), ("q", people[1]), ("x", things[0]), ("y", things[1]), ("d", days[0]),
+            ("e", days[1]), ("c", rng.choice(self.natural["cities"])), ("n", str(rng.randint(2, 980))),
+            ("v", rng.choice(self.natural["verbs"])),
+        ):  # fmt: skip
+            text = text.replace("{" + name + "}", value)
+        return text
+
+    def said(self, rng: Random) -> str:
+        """A sentence that a person might write."""
+        text = self.filled(rng.choice(self.natural["sentences"]), rng)
+        return text[:1].upper() + text[1:] + rng.choice((".", ".", ".", ".", "!"))
+
     def sentence(self, rng: Random) -> str:
         """Words with a capital in front and a full stop behind."""
+        if rng.random() < 0.45:
+            return self.said(rng)
         text = " ".join(self.word(rng) for _ in range(rng.randint(2, 9)))
         return text[:1].upper() + text[1:] + rng.choice((".", ".", ".", "!", "?"))
 
     def prose(self, rng: Random) -> str:
         """One to eight lines or sentences."""
+        if rng.random() < 0.4:
+            return rng.choice((" ", "\n")).join(
+                self.said(rng) for _ in range(rng.choice((1, 1, 2, 3, 5)))
+            )
         lines = [self.words_text(rng, 3, 14) for _ in range(rng.choice((1, 1, 2, 3, 5, 8)))]
         return rng.choice(("\n", ". ", "\n\n")).join(lines)
 

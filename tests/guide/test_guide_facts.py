@@ -26,7 +26,8 @@ OF_OTHERS = (
     "--no-index",
     "--find-links",
     "--tensor-parallel-size",
-)  # pip, vLLM
+    "--install",
+)  # pip, vLLM, xcode-select
 ROOT = Path(__file__).resolve().parents[2]
 TOPICS: list[dict[str, Any]] = FACTS["topics"]
 
@@ -36,6 +37,10 @@ def answers() -> list[tuple[str, str]]:
     found += [(t["id"], a) for t in TOPICS for _, a in t.get("follow", ()) if not a.startswith("@")]
     found += [(t["id"], f"`{t['example']}`") for t in TOPICS if "example" in t]
     found += [(g, a) for g, ps in FACTS["leaning"]["groups"].items() for _, a in ps if a[0] != "@"]
+    found += [("any", a) for _, a in FACTS["leaning"]["any"] if a[0] not in "@="]
+    found += [(name, t["answer"]) for name, t in FACTS["foreign"].items()]
+    found += [("pastes", FACTS["pastes"]["answer"])]
+    found += [(name, r["answer"]) for name, r in FACTS["refusals"].items()]
     return [*found, *(("memory", a) for kind in ("memory", "coding") for a in FACTS[kind].values())]
 
 
@@ -61,6 +66,16 @@ def test_every_pattern_parses_and_names_only_what_exists() -> None:
         leaning = FACTS["leaning"]["groups"].get(topic["group"], [])
         for _, answer in topic.get("follow", []) + leaning:
             assert not answer.startswith("@") or answer[1:] in topics.by_id, topic["id"]
+
+
+def test_questions_in_other_languages_lead_to_topics() -> None:
+    known = {topic["id"] for topic in TOPICS}
+    for name, tongue in FACTS["foreign"].items():
+        for pattern, topic in tongue["asks"]:
+            parse(pattern)
+            assert topic in known, (name, topic)
+        for pattern in tongue["other"]:
+            assert not references(pattern), (name, pattern)
 
 
 def test_every_command_in_an_answer_has_known_verbs_and_flags() -> None:

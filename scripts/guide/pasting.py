@@ -1,0 +1,110 @@
+"""Text as it comes from a pipe or the clipboard (code, diffs, logs, mails, tables) with a task that the
+guide cannot do.
+"""
+
+from random import Random
+from typing import Any
+
+from grammar import phrase
+from scraps import Scraps
+
+
+class Pasting:
+    """Draws pasted texts. `facts`: the parsed facts.json."""
+
+    def __init__(self, facts: dict[str, Any], lexicon: dict[str, list[str]]) -> None:
+        self.words: dict[str, Any] = facts["pastes"]
+        self.lexicon = lexicon
+        self.scraps = Scraps(facts)
+
+    def draw(self, rng: Random) -> tuple[str, str]:
+        """A text with a task that is beyond the guide, and the refusal."""
+        kind = rng.choices(("code", "log", "prose", "table"), (5, 4, 4, 1.5))[0]
+        text = {"code": self._code, "log": self._log, "prose": self.prose, "table": self._table}[
+            kind
+        ](rng)
+        ask = phrase(rng.choice(self.words[kind]), self.lexicon, rng)
+        forms = (
+            f"{text}\n\n{ask}",
+            f"{text}\n\n{ask}",
+            f"{text}\n\n{ask}",
+            f"{ask}\n\n{text}",
+            f"{ask}:\n{text}",
+        )
+        return rng.choice(forms), self.words["answer"]
+
+    def prose(self, rng: Random) -> str:
+        """Some sentences, sometimes as a mail."""
+        text = " ".join(self.scraps.said(rng) for _ in range(rng.choice((1, 2, 3, 4, 6))))
+        if rng.random() < 0.35:
+            one, two = rng.sample(self.words["people"], 2)
+            hail = rng.choice(("Dear {},", "Hi {},", "Hello {},", "Dear team,")).format(one)
+            bye = rng.choice(("Best,", "Kind regards,", "Thanks,", "Bye,"))
+            text = f"{hail}\n\n{text}\n\n{bye}\n{two}"
+        return text
+
+    def _filled(self, text: str, rng: Random) -> str:
+        while "{w}" in text:
+            text = text.replace("{w}", self.scraps.name(rng), 1)
+        while "{n}" in text:
+            text = text.replace("{n}", str(rng.randint(1, rng.choice((9, 99, 999)))), 1)
+        return text
+
+    def _code(self, rng: Random) -> str:
+        if rng.random() < 0.45:
+            return self._filled(rng.choice(self.words["snippets"]).strip("\n"), rng)
+        text, names = self.scraps.long_code(rng)
+        draw = rng.random()
+        if draw < 0.2:
+            new = text.replace(rng.choice(names), self.scraps.name(rng), 1)
+            signs = [f"-{line}" for line in text.split("\n")[:4]]
+            signs += [f"+{line}" for line in new.split("\n")[:4]]
+            name = self.scraps.name(rng)
+            head = f"diff --git a/{name}.py b/{name}.py\n" if draw < 0.12 else ""
+            return f"{head}@@ -{rng.randint(1, 90)},6 +{rng.randint(1, 90)},7 @@\n" + "\n".join(
+                signs
+            )
+        if draw < 0.45:
+            first = rng.choice(
+                (
+                    "import os\nimport sys",
+                    "#!/bin/sh",
+                    "#include <stdio.h>",
+                    "import json",
+                    "set -e",
+                )
+            )
+            text = f"{first}\n\n{text}"
+        if draw > 0.8:
+            text = f"```{rng.choice(('', 'python', 'sh', 'c', 'js'))}\n{text}\n```"
+        return text
+
+    def _log(self, rng: Random) -> str:
+        events: list[str] = self.words["events"]
+        if rng.random() < 0.25:
+            trace = "\n".join(
+                self._filled('  File "{w}.py", line {n}, in {w}\n    {w} = {w}({n})', rng)
+                for _ in range(rng.randint(1, 3))
+            )
+            last = self._filled(rng.choice([e for e in events if "Error:" in e]), rng)
+            return f"Traceback (most recent call last):\n{trace}\n{last}"
+        day, form = rng.randint(1, 28), rng.randint(0, 3)
+        lines = []
+        for _ in range(rng.choice((1, 2, 3, 5, 8))):
+            clock = f"{rng.randint(0, 23):02}:{rng.randint(0, 59):02}:{rng.randint(0, 59):02}"
+            service, level = rng.choice(self.words["services"]), rng.choice(self.words["levels"])
+            front = (
+                f"Nov {day} {clock} web1 {service}[{rng.randint(100, 9999)}]: ",
+                f"2026-11-{day:02}T{clock}Z {level} ",
+                f"[{clock}] {level}: ",
+                "",
+            )[form]
+            lines.append(front + self._filled(rng.choice(events), rng))
+        return "\n".join(lines)
+
+    def _table(self, rng: Random) -> str:
+        rows = [
+            f"{name},{rng.randint(18, 90)},{rng.choice(self.words['cities'])}"
+            for name in rng.sample(self.words["people"], rng.randint(2, 6))
+        ]
+        return "\n".join(("name,age,city", *rows))

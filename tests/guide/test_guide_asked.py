@@ -1,0 +1,99 @@
+"""What people bring beside plain questions: pasted texts, two questions in one, other languages."""
+
+from random import Random
+
+import facts as table
+from asking import ABSENT, PAIR_CHARS, Topics
+from conversations import Writer
+from copying import Copying
+from foreign import Foreign
+from product import refusal
+from refusing import UNKNOWN
+
+FACTS = table.build()
+WRITER = Writer(FACTS)
+
+
+def test_two_questions_in_one_get_both_answers() -> None:
+    topics, rng = Topics(FACTS), Random(1)
+    whole = {t["answer"] for t in topics.all if "slot" not in t}
+    both = 0
+    for _ in range(300):
+        question, answer = topics.pair(rng)
+        assert question.strip()
+        assert "{n}" not in question
+        assert "{v}" not in answer
+        assert len(answer) <= 2 * PAIR_CHARS + 20
+        both += any(answer.startswith(a) and answer != a for a in whole)
+    assert both > 200
+
+
+def test_lines_from_the_screen_get_the_answer_of_their_topic() -> None:
+    topics, rng = Topics(FACTS), Random(2)
+    saying = [t for t in topics.all if "says" in t]
+    assert len(saying) > 20
+    for topic in saying:
+        for _ in range(20):
+            question, answer = topics.pasted(topic, rng)
+            assert answer == topic["answer"]
+            assert "{w}" not in question
+            assert "{n}" not in question
+
+
+def test_a_pasted_text_with_a_task_beyond_the_guide_is_refused_honestly() -> None:
+    rng = Random(3)
+    for _ in range(400):
+        question, answer = WRITER.pasting.draw(rng)
+        assert "{w}" not in question
+        assert "{n}" not in question
+        assert answer.startswith("I cannot explain or judge")
+
+
+def test_other_languages_get_a_topic_or_a_word_in_that_language() -> None:
+    foreign, rng = Foreign(FACTS), Random(4)
+    own = {t["answer"] for t in FACTS["foreign"].values()}
+    topics = {t["answer"] for t in FACTS["topics"]}
+    seen = [foreign.draw(rng)[1] for _ in range(600)]
+    assert all(answer in own | topics for answer in seen)
+    assert own <= set(seen)
+
+
+def test_what_is_read_out_of_a_text_stands_in_it() -> None:
+    reading, rng = Copying(FACTS).reading, Random(5)
+    for _ in range(400):
+        ((question, answer),) = reading.draw(rng)
+        last = answer.removeprefix("in ").removeprefix("the ")
+        assert last in question
+
+
+def test_a_slot_fills_a_question_and_its_answer_with_the_same_word() -> None:
+    topics, rng = Topics(FACTS), Random(6)
+    for name in ("absent.any", "exit.other", "move.ngl_value"):
+        for _ in range(50):
+            question, answer = topics.question(topics.by_id[name], rng)
+            assert "{" not in question + answer
+
+
+def test_a_question_that_leans_on_any_topic_is_answered() -> None:
+    topics, rng = Topics(FACTS), Random(7)
+    topic = topics.by_id["flag.temperature"]
+    steps = [step for _ in range(300) if (step := topics.after(topic, rng))]
+    assert any(answer == topic["answer"] for _, answer, _ in steps)
+    assert any(led and led["id"] == "talk.thanks" for _, _, led in steps)
+
+
+def test_what_the_guide_calls_unknown_is_unknown_to_the_program() -> None:
+    from localchat.tui.commands import COMMANDS
+
+    for word in UNKNOWN["command"]:
+        assert "is no verb" in refusal(f"localchat {word}"), word
+    for word in UNKNOWN["flag"]:
+        assert refusal(f"localchat --{word}"), word
+        assert refusal(f"localchat serve --{word}"), word
+    slash = {name for command in COMMANDS for name in (command.name, *command.also)}
+    assert not slash & set(UNKNOWN["slash command"])
+
+
+def test_what_localchat_is_said_to_lack_is_no_part_of_it() -> None:
+    names = {name.strip("-/") for name in table.FLAGS + table.VERBS + table.SLASH}
+    assert not names & {name.replace(" ", "-") for name in ABSENT}
