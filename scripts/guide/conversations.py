@@ -20,7 +20,7 @@ from refusing import Refusals
 from sums import Sums
 
 Conversation = list[tuple[str, str]]
-SHARES: Final = {"topic": 41, "sum": 11, "refusal": 13, "copy": 18, "chain": 15, "infill": 2}
+SHARES: Final = {"topic": 40, "sum": 10, "refusal": 13, "copy": 20, "chain": 15, "infill": 2}
 PASTED: Final = 0.16  # of refusals: a pasted text with a task that the guide cannot do
 PAIRS: Final = 0.06  # of topics: two questions in one
 FOREIGN: Final = 0.05  # of topics: in another language
@@ -63,9 +63,11 @@ MY_QUESTION: Final = [
 
 
 class Writer:
-    """Writes conversations. `facts`: the parsed facts.json."""
+    """Writes conversations. `facts`: the parsed facts.json. foreign: share of topics asked in another
+    language."""
 
-    def __init__(self, facts: dict[str, Any]) -> None:
+    def __init__(self, facts: dict[str, Any], foreign: float = FOREIGN) -> None:
+        self.foreign_share = foreign
         self.topics = Topics(facts)
         self.sums = Sums(facts)
         self.refusals = Refusals(facts)
@@ -107,7 +109,7 @@ class Writer:
 
     def _topic(self, talk: Conversation, rng: Random, more: float) -> None:
         draw = rng.random()
-        if draw < PAIRS + FOREIGN:
+        if draw < PAIRS + self.foreign_share:
             _add(talk, *(self.topics.pair(rng) if draw < PAIRS else self.foreign.draw(rng)))
             return
         topic = self.topics.draw(rng)
@@ -150,11 +152,13 @@ def _add(talk: Conversation, question: str, answer: str) -> None:
     talk += (("user", question), ("assistant", answer))
 
 
-def conversations(facts: dict[str, Any], seed: int) -> Iterator[tuple[str, Conversation]]:
+def conversations(
+    facts: dict[str, Any], seed: int, *, foreign: float = FOREIGN
+) -> Iterator[tuple[str, Conversation]]:
     """An endless stream of (kind, conversation); the same seed gives the same stream. What shares
     eight words in a row with an evaluation question is left out.
     """
-    rng, writer, barred = Random(seed), Writer(facts), forbidden()
+    rng, writer, barred = Random(seed), Writer(facts, foreign), forbidden()
 
     @lru_cache(maxsize=8192)  # most answers come again and again
     def shared(text: str) -> bool:

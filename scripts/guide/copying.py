@@ -45,7 +45,7 @@ class Copying:
             self.editing.draw,
             self.reading.draw,
         )
-        return rng.choices(kinds, (4, 2, 1.6, 4, 2, 4.5, 1.6, 1.6, 1.2, 9, 3.5))[0](rng)
+        return rng.choices(kinds, (4, 3, 1.6, 4, 2, 4.5, 1.6, 1.6, 1.6, 9, 3.5))[0](rng)
 
     def _repeat(self, rng: Random) -> list[tuple[str, str]]:
         text = self.scraps.prose(rng) if rng.random() < 0.3 else self.scraps.words_text(rng)

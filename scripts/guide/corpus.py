@@ -29,8 +29,9 @@ class Rows(NamedTuple):
 
 
 def make_tokenizer(facts: Path, seed: int, conversations_count: int) -> Tokenizer:
-    """The vocabulary, from the text of the first conversations of a seed."""
-    stream = islice(conversations(read_facts(facts), seed), conversations_count)
+    """The vocabulary, from the text of the first conversations of a seed; the guide says nothing in the
+    languages that some ask in, so their words get no tokens."""
+    stream = islice(conversations(read_facts(facts), seed, foreign=0.0), conversations_count)
     return train_tokenizer(text for _, talk in stream for _, text in talk)
 
 

@@ -17,7 +17,7 @@ class Shape:
     quantization.
     """
 
-    vocabulary: int = 4096
+    vocabulary: int = 4608
     width: int = 384
     layers: int = 8
     heads: int = 6

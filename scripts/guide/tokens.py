@@ -1,4 +1,4 @@
-"""The guide's vocabulary: a byte-level BPE of 4,096 tokens with the pre-tokenizer of Qwen2, as
+"""The guide's vocabulary: a byte-level BPE of 4,608 tokens with the pre-tokenizer of Qwen2, as
 llama.cpp has it.
 
 A conversation becomes tokens exactly as the chat template and llama.cpp's tokenizer would make
@@ -11,7 +11,7 @@ from typing import Final
 from conversations import Conversation
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-VOCABULARY: Final = 4096
+VOCABULARY: Final = 4608
 HEADER: Final = "assistant\n"
 END_OF_TEXT, TURN_START, TURN_END, PREFIX, SUFFIX, MIDDLE, PAD = range(7)
 SPECIAL: Final = (
