@@ -26,8 +26,10 @@ _CLASSES = (
     re.compile(rb","),
     re.compile(rb"[^0-9.eE+\-\[{, ]"),
     re.compile(rb" ?[0-9]"),
+    re.compile(rb" ?[\[{]\Z"),
 )
-"""The best first; a token belongs to the first that it matches. The first one counts outside text only."""
+"""The best first; a token belongs to the first that it matches. The first one counts outside text only. An
+opening bracket alone is better than one that begins the first item too: behind it the end may come."""
 _OTHER = 5
 _MOST_STEPS = 400
 _SPARE = 24
