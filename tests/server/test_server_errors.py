@@ -71,6 +71,25 @@ USER = [{"role": "user", "content": "hi"}]
             "missing_required_parameter",
             "tools[0].function.name",
         ),
+        *(
+            (
+                {"messages": USER, "tools": [{"type": "function", "function": {"name": name}}]},
+                "unsupported_value",
+                "tools[0].function.name",
+            )
+            for name in ("", 'a"b', "a\\b", "<f>", "a\nb", " a", "x" * 257)
+        ),
+        *(
+            (
+                {
+                    "messages": USER,
+                    "tools": [{"function": {"name": "f", "parameters": {"type": kind}}}],
+                },
+                "unsupported_value",
+                "tools[0].function.parameters",
+            )
+            for kind in ("string", "array")
+        ),
         (
             {"messages": USER, "response_format": {"type": "xml"}},
             "unsupported_value",
