@@ -333,6 +333,14 @@ def test_logprobs_of_a_completion_are_lists_a_token_each(stage: Stage) -> None:
     }
 
 
+def test_tokens_that_share_a_character_have_its_place_in_the_text(stage: Stage) -> None:
+    pieces = (b"a", "é".encode()[:1], "é".encode()[1:], b"b")
+    tokens = tuple(TokenLogprob(at, piece, -0.1) for at, piece in enumerate(pieces))
+    word = stage.plays("p", Text(0, "aéb", tokens), Finished(0, "stop"))
+    told = ask(stage, "/v1/completions", {"prompt": word, "logprobs": 0}).json["choices"][0]
+    assert told["logprobs"]["text_offset"] == [0, 1, 1, 2]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_echoed_prompt_comes_with_its_logprobs(stage: Stage, stream: bool) -> None:
     one = TokenLogprob(1, b"cd", -0.5)
