@@ -24,12 +24,14 @@ _CLASSES = (
     re.compile(rb" ?null[}\]]*\Z"),
     re.compile(rb' ?(\[\]|\{\}|"")[}\]]*\Z'),
     re.compile(rb","),
-    re.compile(rb"[^0-9.eE+\-\[{, ]"),
+    re.compile(rb"[^0-9.eE+\-\[{, \n][^\n]*\Z"),
     re.compile(rb" ?[0-9]"),
     re.compile(rb" ?[\[{]\Z"),
+    re.compile(rb"[^0-9.eE+\-\[{, ]"),
 )
 """The best first; a token belongs to the first that it matches. The first one counts outside text only. An
-opening bracket alone is better than one that begins the first item too: behind it the end may come."""
+opening bracket alone is better than one that begins the first item too, and the last sign of a call better than
+one with the line break before the next: behind it the end may come."""
 _OTHER = 5
 _MOST_STEPS = 400
 _SPARE = 24
@@ -108,7 +110,7 @@ class Endings:
 
 def _class(piece: bytes) -> int:
     """The number of a token's class, -1 where it is in none."""
-    if piece[:1].isalpha() and piece[:1] not in b"eEn":
+    if piece[:1].isalpha() and piece[:1] not in b"eEn" and b"\n" not in piece:
         return _OTHER  # most tokens, without a look at every pattern
     return next((place for place, kind in enumerate(_CLASSES) if kind.match(piece)), -1)
 

@@ -56,10 +56,12 @@ def test_the_way_to_an_end_is_short(schema: dict[str, Any], said: str, end: str)
 
 
 class Joined(Vocabulary):
-    """A list's bracket and the beginning of its first item are one token, as they often are."""
+    """A list's bracket and the beginning of its first item are one token, as they often are, and so are the end
+    of a tag and a line break."""
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        return b'[{"' if token == 200 else super().piece(token, special=special)
+        joined = {200: b'[{"', 201: b">\n"}
+        return joined.get(token) or super().piece(token, special=special)
 
 
 def test_a_list_of_lists_is_closed_and_not_begun_once_more() -> None:
@@ -69,6 +71,12 @@ def test_a_list_of_lists_is_closed_and_not_begun_once_more() -> None:
     matcher = LLMatcher(lexicon(Joined()), source.source, log_level=0)
     assert matcher.consume_tokens(list(b'{"a": [{"a": '))
     assert Endings(Joined()).steps(matcher, 100) == len("[]}]}")
+
+
+def test_the_last_call_is_closed_and_no_other_begun() -> None:
+    source = wanted(Grammar("lark", 'start: call ("\\n" call)*\ncall: "<a>"'))
+    matcher = LLMatcher(lexicon(Joined()), source.source, log_level=0)
+    assert Endings(Joined()).steps(matcher, 100) == len("<a>")
 
 
 def test_there_may_be_no_end_in_sight() -> None:
