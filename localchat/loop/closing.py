@@ -6,6 +6,7 @@ much room; when it takes nearly all that is left, only the best class is allowed
 """
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -81,8 +82,12 @@ class Endings:
         return [self._ends, *structure, *self._classes]
 
     def steps(self, matcher: "LLMatcher", most: int) -> int | None:
-        """Tokens to an end from here, on the way that `soonest` shows; None: more than `most`. The matcher
+        """Tokens to an end from here, on the ways that `soonest` shows; None: more than `most`. The matcher
         stands where it stood, afterwards."""
+        way = self._way(matcher, most, _last)
+        return self._way(matcher, most, _first) if way is None else way
+
+    def _way(self, matcher: "LLMatcher", most: int, pick: Callable[[bytes], int]) -> int | None:
         taken = 0
         found = None
         while taken <= most:
@@ -90,7 +95,7 @@ class Endings:
                 found = taken
                 break
             forced = matcher.compute_ff_tokens()
-            token = forced[0] if forced else _last(self.soonest(self.allowed(matcher)))
+            token = forced[0] if forced else pick(self.soonest(self.allowed(matcher)))
             if not matcher.consume_token(token):
                 break
             taken += 1
@@ -120,6 +125,13 @@ def _mask(chosen: list[bool]) -> Bits:
     packed = np.packbits(np.asarray(chosen), bitorder="little")
     words[: packed.size] = packed
     return words
+
+
+def _first(words: bytes) -> int:
+    """The lowest allowed token: the tag that ends all calls may stand before the one that begins another."""
+    found = np.flatnonzero(np.frombuffer(words, np.uint8))
+    byte = int(found[0])
+    return byte * 8 + (words[byte] & -words[byte]).bit_length() - 1
 
 
 def _last(words: bytes) -> int:

@@ -79,6 +79,13 @@ def test_the_last_call_is_closed_and_no_other_begun() -> None:
     assert Endings(Joined()).steps(matcher, 100) == len("<a>")
 
 
+def test_the_tag_that_ends_calls_is_found_on_either_side_of_the_one_that_begins_another() -> None:
+    for more, end in ("ba", "ab"):
+        source = wanted(Grammar("lark", f'start: "<x>" ("{more}<x>")* "{end}"'))
+        matcher = LLMatcher(LEXICON, source.source, log_level=0)
+        assert Endings(TOKENIZER).steps(matcher, 100) == len("<x>") + 1
+
+
 def test_there_may_be_no_end_in_sight() -> None:
     assert ending(wanted(Grammar("regex", "(ab){200}")), "ab") is None
 
