@@ -241,6 +241,8 @@ def test_keys_are_read_from_a_file_that_only_its_owner_reads(tmp_path: Path) -> 
         "another-key",
     )
     assert read_keys(None, {}) == ()
+    file.write_text(f"{KEY}\r\n", encoding="utf-8-sig")
+    assert read_keys(file, {}) == (KEY,)
     file.chmod(0o640)
     with pytest.raises(UsageError, match="others of this machine can read"):
         read_keys(file, {})
