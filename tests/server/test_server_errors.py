@@ -272,6 +272,14 @@ def test_a_content_type_may_have_parameters(stage: Stage) -> None:
     assert ask(stage, "/v1/chat/completions", {"messages": USER}, headers=kind).status == 200
 
 
+def test_a_prompt_that_was_not_counted_to_its_end_has_at_least_so_many_tokens(stage: Stage) -> None:
+    stage.engine.refusals["hi"] = [
+        ContextExceeded("too long", prompt_tokens=9000, context_tokens=4096, at_least=True)
+    ]
+    error = ask(stage, "/v1/chat/completions", {"messages": USER, "max_tokens": 100}).error
+    assert "you requested at least 9100 tokens (9000 in the messages, 100" in error["message"]
+
+
 @pytest.mark.parametrize(
     ("details", "sentence"),
     [
