@@ -2,11 +2,12 @@
 
 The shape is OpenAI's, as transformers hands it on: `content` a string, tool calls with their
 arguments as a mapping, the reasoning of earlier turns as `reasoning_content` and, for templates
-that read that name, as `thinking`. Seven habits differ from template to template, and some fail
+that read that name, as `thinking`. Eight habits differ from template to template, and some fail
 silently, so they are data (`Dialect`): some want arguments as JSON text (a mapping would be printed
-with Python's quotes), some write tool calls only where the content is null, some take ids of nine
-letters and digits only, some one call a message, some nothing beside it. Some have no place for
-calls, or for their results: these are handed on as text (written.py).
+with Python's quotes), some fail on arguments that are no mapping, some write tool calls only where
+the content is null, some take ids of nine letters and digits only, some one call a message, some
+nothing beside it. Some have no place for calls, or for their results: these are handed on as text
+(written.py).
 """
 
 import hashlib
@@ -22,14 +23,18 @@ from localchat.chatformat.written import results_by_users, text_apart, written_c
 from localchat.engine.request import CalledTool, Message
 
 _SHORT = 9
+_WHOLE = "arguments"
+"""The name of the one argument that broken arguments become, where a template takes mappings only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What a template wants of a message with tool calls. calls_as_text, results_as_users: it shows none;
-    text_apart: it shows a call, or what is said beside it, and not both."""
+    """What a template wants of a message with tool calls. mappings_only: it fails on arguments that are text,
+    such as those of a call that was cut off; calls_as_text, results_as_users: it shows none; text_apart: it
+    shows a call, or what is said beside it, and not both."""
 
     arguments_as_text: bool = False
+    mappings_only: bool = False
     no_content_as_null: bool = False
     short_ids: bool = False
     one_call: bool = False
@@ -101,6 +106,8 @@ def _message(message: Message, dialect: Dialect) -> dict[str, Any]:
 
 def _call(call: CalledTool, dialect: Dialect) -> dict[str, Any]:
     arguments = call.arguments if dialect.arguments_as_text else _mapping(call.arguments)
+    if dialect.mappings_only and isinstance(arguments, str):
+        arguments = {_WHOLE: arguments}
     made: dict[str, Any] = {"id": _id(call.id, dialect)} if call.id or dialect.short_ids else {}
     return made | {"type": "function", "function": {"name": call.name, "arguments": arguments}}
 

@@ -139,7 +139,9 @@ class _Voice:
                 if _KEY in shown and f"'{_KEY}'" not in shown:
                     short = _KEY not in self._shown(_probe(_LONG_ID), dialect)
                     two = self._shown(_probe(_SHORT_ID, "probe0002"), dialect)
+                    cut = self._shown(_probe(_SHORT_ID, arguments=_CUT_OFF), dialect)
                     dialect = replace(dialect, short_ids=short, one_call=two.count(_KEY) < 2)
+                    dialect = replace(dialect, mappings_only=_KEY not in cut)
                     return replace(dialect, text_apart=self._wants_text_apart(dialect))
         results = _RESULT in self._shown(_probe(_SHORT_ID), Dialect())
         return Dialect(calls_as_text=True, results_as_users=not results)
@@ -184,14 +186,16 @@ def _name(tool: Mapping[str, Any]) -> str:
 
 
 _KEY = "probe_argument"
+_ARGUMENTS = f'{{"{_KEY}": "value"}}'
+_CUT_OFF = _ARGUMENTS[:-2]
 _RESULT = "probe_result"
 _WORDS = "probe_words"
 _SHORT_ID, _LONG_ID = "probe0001", "call_probe0001probe0001"
 
 
-def _probe(*ids: str, words: str = "") -> tuple[Message, ...]:
+def _probe(*ids: str, words: str = "", arguments: str = _ARGUMENTS) -> tuple[Message, ...]:
     """A conversation with a call of each id, words beside them, and their results."""
-    calls = [CalledTool("probe_tool", f'{{"{_KEY}": "value"}}', id=id_) for id_ in ids]
+    calls = [CalledTool("probe_tool", arguments, id=id_) for id_ in ids]
     results = [Message("tool", _RESULT, tool_call_id=id_, name="probe_tool") for id_ in ids]
     asked = Message("assistant", words, tool_calls=tuple(calls))
     return (Message("user", "probe"), asked, *results)

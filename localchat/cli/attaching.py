@@ -1,7 +1,8 @@
 """Finds a running server of this user and attaches to it, so that a prompt pays no load."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localchat.engine.door_frames import Wish
@@ -35,9 +36,23 @@ def attached_engine(setup: "Setup", user: str, say: Callable[[str], None]) -> "E
         return None
     from localchat.engine.attached import AttachedEngine
 
-    server, _ = servers[0]
+    server = holder(servers, setup.model.path)
     say(f"attached to the server at {server.url}")
     return AttachedEngine(server, _wish(setup), user)
+
+
+def holder(servers: "Sequence[tuple[Server, bytes]]", model: Path) -> "Server":
+    """The first server that has this file loaded; the first of all where none has."""
+    import msgspec
+
+    from localchat.pool.member import ServerState
+
+    for server, told in servers:
+        if any(
+            one.path == str(model) for one in msgspec.json.decode(told, type=ServerState).models
+        ):
+            return server
+    return servers[0][0]
 
 
 def _wish(setup: "Setup") -> Wish:

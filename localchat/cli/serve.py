@@ -85,17 +85,19 @@ def command(
 
     from localchat.cli.setup import prepare
     from localchat.server.config import Limits, ServerConfig
+    from localchat.server.guard import checked_names, checked_origins
     from localchat.server.keys import read_keys
 
     setup = prepare(ctx, model_word)
     keys = read_keys(api_key_file, setup.door.environ)
+    names, origins = checked_names(allow_host), checked_origins(allow_origin)
     sockets = _bound(setup, host, port)
     addresses = [str(each.getsockname()[0]) for each in sockets]
     limits = replace(Limits(), answer_tokens=longest) if longest else Limits()
     config = ServerConfig(
-        hosts=frozenset((*allow_host, *_names(host, addresses))),
+        hosts=frozenset((*names, *_names(host, addresses))),
         any_address="0.0.0.0" in addresses or "::" in addresses,  # noqa: S104 - asked for by the user
-        origins=allow_origin,
+        origins=origins,
         api_keys=keys,
         alias=not strict_models,
         loop_guard=not no_loop_guard,

@@ -5,6 +5,10 @@ and a small model, once allowed, invents keys until its tokens run out. So absen
 llama.cpp and xgrammar have it; `"additionalProperties": true` opens an object again. What is closed here is a
 subset: an answer also keeps to the schema as it was written (but for `oneOf` whose alternatives overlap,
 which nothing here can tell apart anyway).
+
+What asks for nothing is left out, because llguidance refuses the words: formats beside those that it knows
+(the standard lets them be; pydantic and zod write `password`, `cuid` and many more), and `propertyNames` that
+any key satisfies, which zod writes for every record.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,6 +28,11 @@ _MAPS = ("properties", "patternProperties", *_DEFINITIONS)
 _ALTERNATIVES = ("anyOf", "oneOf")
 _WHOLES = ("items", "prefixItems", "additionalProperties", "contains", "unevaluatedItems")
 _PARTS = ("allOf", "not", "if", "then", "else", "dependentSchemas")
+_FORMATS = frozenset(
+    ("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+)
+"""Those that llguidance holds a text to."""
+_ANY_NAME: tuple[Any, ...] = (True, {}, {"type": "string"})
 
 Schema = Mapping[str, Any]
 
@@ -38,6 +47,8 @@ def closed(schema: Schema) -> dict[str, Any]:
 def _closed(schema: Schema, *, whole: bool, definitions: bool) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for key, value in schema.items():
+        if _asks_nothing(key, value):
+            continue
         if key in _MAPS and isinstance(value, Mapping):
             fit = definitions if key in _DEFINITIONS else True
             made[key] = {name: _inner(one, fit, definitions) for name, one in value.items()}
@@ -52,6 +63,12 @@ def _closed(schema: Schema, *, whole: bool, definitions: bool) -> dict[str, Any]
     if whole and _is_closable(schema):
         made["additionalProperties"] = False
     return made
+
+
+def _asks_nothing(key: str, value: Any) -> bool:  # noqa: ANN401 - JSON
+    if key == "format":
+        return isinstance(value, str) and value not in _FORMATS
+    return key == "propertyNames" and value in _ANY_NAME
 
 
 def _inner(value: Any, whole: bool, definitions: bool) -> Any:  # noqa: ANN401 - JSON

@@ -6,6 +6,7 @@ much room; when it takes nearly all that is left, only the best class is allowed
 """
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -24,10 +25,14 @@ _CLASSES = (
     re.compile(rb" ?null[}\]]*\Z"),
     re.compile(rb' ?(\[\]|\{\}|"")[}\]]*\Z'),
     re.compile(rb","),
-    re.compile(rb"[^0-9.eE+\-\[{, ]"),
+    re.compile(rb"[^0-9.eE+\-\[{, \n][^\n]*\Z"),
     re.compile(rb" ?[0-9]"),
+    re.compile(rb" ?[\[{]\Z"),
+    re.compile(rb"[^0-9.eE+\-\[{, ]"),
 )
-"""The best first; a token belongs to the first that it matches. The first one counts outside text only."""
+"""The best first; a token belongs to the first that it matches. The first one counts outside text only. An
+opening bracket alone is better than one that begins the first item too, and the last sign of a call better than
+one with the line break before the next: behind it the end may come."""
 _OTHER = 5
 _MOST_STEPS = 400
 _SPARE = 24
@@ -77,8 +82,12 @@ class Endings:
         return [self._ends, *structure, *self._classes]
 
     def steps(self, matcher: "LLMatcher", most: int) -> int | None:
-        """Tokens to an end from here, on the way that `soonest` shows; None: more than `most`. The matcher
+        """Tokens to an end from here, on the ways that `soonest` shows; None: more than `most`. The matcher
         stands where it stood, afterwards."""
+        way = self._way(matcher, most, _last)
+        return self._way(matcher, most, _first) if way is None else way
+
+    def _way(self, matcher: "LLMatcher", most: int, pick: Callable[[bytes], int]) -> int | None:
         taken = 0
         found = None
         while taken <= most:
@@ -86,7 +95,7 @@ class Endings:
                 found = taken
                 break
             forced = matcher.compute_ff_tokens()
-            token = forced[0] if forced else _last(self.soonest(self.allowed(matcher)))
+            token = forced[0] if forced else pick(self.soonest(self.allowed(matcher)))
             if not matcher.consume_token(token):
                 break
             taken += 1
@@ -106,7 +115,7 @@ class Endings:
 
 def _class(piece: bytes) -> int:
     """The number of a token's class, -1 where it is in none."""
-    if piece[:1].isalpha() and piece[:1] not in b"eEn":
+    if piece[:1].isalpha() and piece[:1] not in b"eEn" and b"\n" not in piece:
         return _OTHER  # most tokens, without a look at every pattern
     return next((place for place, kind in enumerate(_CLASSES) if kind.match(piece)), -1)
 
@@ -116,6 +125,13 @@ def _mask(chosen: list[bool]) -> Bits:
     packed = np.packbits(np.asarray(chosen), bitorder="little")
     words[: packed.size] = packed
     return words
+
+
+def _first(words: bytes) -> int:
+    """The lowest allowed token: the tag that ends all calls may stand before the one that begins another."""
+    found = np.flatnonzero(np.frombuffer(words, np.uint8))
+    byte = int(found[0])
+    return byte * 8 + (words[byte] & -words[byte]).bit_length() - 1
 
 
 def _last(words: bytes) -> int:

@@ -6,6 +6,7 @@ with drafts and without: drafts change no text. Where sampling may not be skippe
 the first token of an answer), a forced token is sampled under a mask that has its one bit.
 """
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
@@ -179,9 +180,15 @@ class Constraint:
         return changed.tobytes() if changed.any() else words
 
 
+_STATE = re.compile(r"\n<(state|non-verbose/)>")
+_NO_TEXT = "NoExtensionBias"
+"""llguidance's word for a grammar that allows no next token and not the end either."""
+
+
 def first_line(error: str) -> str:
     """What is wrong, without llguidance's picture of its state."""
-    return error.split("\n<state>", 1)[0].strip()
+    said = _STATE.split(error, maxsplit=1)[0].strip()
+    return "no text satisfies it" if said == _NO_TEXT else said
 
 
 def _nth(job: "Future[list[bytes]]", place: int) -> bytes:

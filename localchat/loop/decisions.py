@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from localchat.engine.events import Event, FinishReason, TokenLogprob
-from localchat.errors import DoesNotFit, LocalchatError
+from localchat.errors import DoesNotFit, LocalchatError, UsageError
 from localchat.fit.kv_names import smaller
 from localchat.loop.backend import Capabilities, Sample, StepResult, Tokenizer
 from localchat.loop.costs import CostModel
@@ -324,7 +324,7 @@ class Decisions:
         if why:
             self.fail(
                 sequence.job,
-                LocalchatError(
+                UsageError(
                     f"the grammar of the answer gave up at token {sequence.known}: {why}",
                     hint="a simpler schema or grammar may go through",
                 ),

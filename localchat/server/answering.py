@@ -113,7 +113,10 @@ class Wish:
 
 @dataclass(slots=True)
 class _Choice:
+    """calls: their ids. arguments: of the last one, as far as they came."""
+
     calls: dict[int, str] = field(default_factory=dict)
+    arguments: list[str] = field(default_factory=list)
     guards: tuple[LoopGuard, LoopGuard] = field(default_factory=lambda: (LoopGuard(), LoopGuard()))
     brake: Brake | None = None
     ended: bool = False
@@ -325,8 +328,10 @@ class Answering:
                 state.cut = True
                 return self._finish(event.choice, False, None)
             state.calls[event.call] = event.id or f"call_{secrets.token_hex(12)}"
+            state.arguments.clear()
             told.append(ToolCall(event.choice, event.call, state.calls[event.call], event.name, ""))
         if event.arguments:
+            state.arguments.append(event.arguments)
             told.append(ToolCall(event.choice, event.call, arguments=event.arguments))
         if self._wish.loop_guard and state.guards[0].loops(event.arguments):
             state.cut = True
@@ -338,7 +343,8 @@ class Answering:
         if state.ended:
             return []
         state.ended = True
-        reason: Reason = "length" if cut_off else "tool_calls" if state.calls else "stop"
+        whole = bool(state.calls) and not (why and _is_broken("".join(state.arguments)))
+        reason: Reason = "length" if cut_off else "tool_calls" if whole else "stop"
         self._flight.finish = why if why == REPETITION else reason
         rest = state.brake.rest() if state.brake is not None else ""
         return [*([Text(choice, rest)] if rest else []), End(choice, reason, why)]
@@ -360,6 +366,15 @@ async def _behind(
         yield first
     async for events in source:
         yield events
+
+
+def _is_broken(arguments: str) -> bool:
+    """Whether a call's arguments end in the middle: a stop text stood in them, and nobody should run it."""
+    try:
+        msgspec.json.decode(arguments or "{}")
+    except msgspec.DecodeError:
+        return True
+    return False
 
 
 def _cramped(accepted: Accepted, request: GenerateRequest) -> bool:

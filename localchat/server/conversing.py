@@ -1,5 +1,6 @@
 """The conversation of a chat as the engine takes it: messages, tools, and what the template is told."""
 
+import re
 from typing import Any, Final, TypeAlias
 
 from localchat.engine.request import Messages, ReasoningChoice
@@ -22,6 +23,9 @@ _EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh")
 _SWITCHES: Final = ("enable_thinking", "thinking")
 _OPTIONS: Final = frozenset({*_SWITCHES, "reasoning_effort", "thinking_budget", "date_string"})
 """What a request may hand to a chat template: each a plain value that templates read as a switch."""
+_NAME: Final = re.compile(r'(?!\s)[^"\\<>\x00-\x1f\x7f]{1,256}(?<!\s)')
+"""Names of tools: with another sign, the form of one family or another would give back a different name."""
+_NO_OBJECTS: Final = ("string", "number", "integer", "boolean", "array", "null")
 
 
 def conversation(body: ChatBody | TemplateBody | TokenizeBody, limits: Limits) -> Messages:
@@ -73,7 +77,18 @@ def _tool(at: int, tool: Tool, limits: Limits) -> dict[str, Any]:
             param=f"tools[{at}].function",
             code="missing_required_parameter",
         )
+    if not _NAME.fullmatch(function.name):
+        raise refused(
+            f"No model can call a tool of the name {function.name[:50]!r}: it must have 1 to 256 characters, "
+            "such as letters, digits, - and _, and no quote, backslash, angle bracket or line break.",
+            param=f"tools[{at}].function.name",
+        )
     parameters = function.parameters or {"type": "object", "properties": {}}
+    if (kind := parameters.get("type")) in _NO_OBJECTS:
+        raise refused(
+            f"The parameters of the tool {function.name!r} have the type {kind!r}; they must be an object.",
+            param=f"tools[{at}].function.parameters",
+        )
     check_size(parameters, limits, f"tools[{at}].function.parameters")
     described: dict[str, Any] = {"name": function.name}
     if function.description is not None:

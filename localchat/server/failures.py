@@ -50,16 +50,18 @@ class ApiError(Exception):
 
 class TooLong(ApiError):
     """400: the prompt does not fit. Its sentence is one that clients recognise, word for word; numbers that
-    nobody told (0) are left out of it."""
+    nobody told (0) are left out of it. at_least: the prompt was so long that it was not counted to its end."""
 
-    def __init__(self, prompt_tokens: int, context_tokens: int, answer_tokens: int) -> None:
+    def __init__(
+        self, prompt_tokens: int, context_tokens: int, answer_tokens: int, *, at_least: bool = False
+    ) -> None:
         sentence = f"This model's maximum context length is {context_tokens or 'exceeded'}"
         if context_tokens:
             sentence += " tokens"
         if context_tokens and prompt_tokens:
             sentence += (
-                f". However, you requested {prompt_tokens + answer_tokens} tokens ({prompt_tokens} in the "
-                f"messages, {answer_tokens} in the completion)"
+                f". However, you requested {'at least ' if at_least else ''}{prompt_tokens + answer_tokens} "
+                f"tokens ({prompt_tokens} in the messages, {answer_tokens} in the completion)"
             )
         super().__init__(
             400,
@@ -161,7 +163,8 @@ def _too_long(error: ContextExceeded, wanted: int | None) -> ApiError:
     context = error.details.get("context_tokens") or 0
     prompt = error.details.get("prompt_tokens") or 0
     assert isinstance(context, int) and isinstance(prompt, int)
-    return TooLong(prompt, context, max(1, wanted or 1))
+    at_least = bool(error.details.get("at_least"))
+    return TooLong(prompt, context, max(1, wanted or 1), at_least=at_least)
 
 
 def _whole(error: LocalchatError) -> str:

@@ -16,15 +16,46 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from localchat.errors import UsageError
 from localchat.server.config import ServerConfig
 from localchat.server.dialects import response
 from localchat.server.failures import ApiError
 
 _HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
+_ORIGIN: Final = re.compile(
+    r"null|[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._*-]+)(:([0-9]{1,5}|\*))?"
+)
+_NAME: Final = re.compile(r"[a-z0-9_-][a-z0-9._-]*")
 PRIVATE: Final = "/localchat/"
 """Routes of the owner's own programs, which check a token of their own."""
 _OPEN: Final = frozenset({"/", "/health"})
 _METHODS: Final = "GET, HEAD, POST, OPTIONS"
+
+
+def checked_origins(given: Sequence[str]) -> tuple[str, ...]:
+    """Origins as browsers send them, `*` in place of host or port. Raises UsageError for what no page has: it
+    would open nothing, and nobody would know why."""
+    made = tuple(origin.lower().removesuffix("/") for origin in given)
+    for origin in made:
+        if not _ORIGIN.fullmatch(origin):
+            raise UsageError(
+                f"--allow-origin {origin!r}: no page has such an origin",
+                hint="scheme://host or scheme://host:port, with * in place of host or port: "
+                "http://localhost:*, https://app.example.org, vscode-webview://*",
+            )
+    return made
+
+
+def checked_names(given: Sequence[str]) -> tuple[str, ...]:
+    """Names and addresses for the Host header. Raises UsageError for what is neither."""
+    made = tuple(name.lower() for name in given)
+    for name in made:
+        if not _NAME.fullmatch(name) and not _is_address(name.strip("[]")):
+            raise UsageError(
+                f"--allow-host {name!r}: this is no name of a machine",
+                hint="the name or address alone, without http:// and without a port: box.lan",
+            )
+    return made
 
 
 class Guard:

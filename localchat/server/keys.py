@@ -30,7 +30,7 @@ def read_keys(file: Path | None, environ: Mapping[str, str]) -> tuple[str, ...]:
 def _in_file(file: Path) -> list[str]:
     try:
         about = file.stat()
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")  # editors of Windows begin so
     except OSError as error:
         raise FileMissing(
             f"the file of API keys {file} cannot be read: {error.strerror}"

@@ -46,6 +46,11 @@ class Connection(H11Protocol):
         self._cancel_timers()
         super().connection_lost(exc)
 
+    def _should_upgrade(self) -> bool:
+        """No other protocol is spoken here, and a wish for one may be passed over (RFC 9110, 7.8). uvicorn
+        warns of each, and of a library that would be no help; Java's client wishes for HTTP/2 every time."""
+        return False
+
     def handle_events(self) -> None:
         super().handle_events()
         if self.transport.is_closing():

@@ -2,6 +2,7 @@
 because readers take one kind of delta per chunk and trip over empty ones; the key `error` never stands in
 anything that is none."""
 
+from codecs import getincrementaldecoder
 from typing import Any, Literal
 
 import msgspec
@@ -117,8 +118,8 @@ class TextLogprobs(msgspec.Struct):
 def text_logprobs(
     logprobs: tuple[TokenLogprob, ...], offset: int, first: str | None = None
 ) -> TextLogprobs:
-    """`offset`: characters of the text before these tokens. `first`: a token before them that nothing
-    predicted, the beginning of an echoed prompt."""
+    """`offset`: characters of the text before these tokens; tokens that share a character stand where it does.
+    `first`: a token before them that nothing predicted, the beginning of an echoed prompt."""
     made = TextLogprobs([], [], [], [])
     if first is not None:
         made.tokens.append(first)
@@ -126,13 +127,13 @@ def text_logprobs(
         made.top_logprobs.append(None)
         made.text_offset.append(offset)
         offset += len(first)
+    decoder = getincrementaldecoder("utf-8")("replace")
     for one in logprobs:
-        token = _shown(one.text)
-        made.tokens.append(token)
+        made.tokens.append(_shown(one.text))
         made.token_logprobs.append(one.logprob)
         made.top_logprobs.append({_shown(text): logprob for _, text, logprob in one.top} or None)
         made.text_offset.append(offset)
-        offset += len(token)
+        offset += len(decoder.decode(one.text))
     return made
 
 

@@ -8,8 +8,9 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -26,6 +27,10 @@ _HEAD_BYTES = 64 << 10
 _THREADS = 64
 _POLL_S = 0.05
 _GRACE_S = 2
+_FILES = 256
+"""Open files beside the connections: pipes of models, logs, what is read on the way."""
+_CROWDED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_SAY_S = 10.0
 
 
 class Server(uvicorn.Server):
@@ -37,6 +42,7 @@ class Server(uvicorn.Server):
         assert isinstance(service, Service)
         self._service = service
         self._drain_s = drain_s
+        self._say_again_s = 0.0
         limits = service.config.limits
         super().__init__(
             uvicorn.Config(
@@ -59,8 +65,25 @@ class Server(uvicorn.Server):
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         # Python's own choice is six threads on two cores: six long texts to tokenize would keep every chat out.
         threads = ThreadPoolExecutor(_THREADS, "server")
-        asyncio.get_running_loop().set_default_executor(threads)
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(threads)
+        loop.set_exception_handler(self._complain)
+        make_room(self._service.config.limits.connections)
         await super().serve(sockets)
+
+    def _complain(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Without a file for a new connection, the loop complains with a traceback for each that may wait,
+        every second anew: once is enough."""
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in _CROWDED:
+            loop.default_exception_handler(context)
+        elif loop.time() >= self._say_again_s:
+            self._say_again_s = loop.time() + _SAY_S
+            log.warning(
+                "no connection can be taken (%s): new clients wait until others leave; a higher `ulimit -n` "
+                "helps",
+                error.strerror,
+            )
 
     def stop(self) -> None:
         """End the server; from any thread."""
@@ -127,6 +150,19 @@ def serve(
 
 def _failed(task: "asyncio.Future[None]") -> bool:
     return not task.cancelled() and task.exception() is not None
+
+
+def make_room(connections: int) -> None:
+    """Let this process open as many files as its connections need, where it may: macOS begins with 256."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def bound(host: str, port: int) -> list[socket.socket]:

@@ -61,6 +61,20 @@ def test_calls_are_taken_apart_for_a_template_that_takes_one_at_a_time() -> None
     assert said == ['Well. look {"at": "a"}', "found a", ' look {"at": "b"}', "found b"]
 
 
+def test_arguments_of_a_call_that_was_cut_off_reach_a_template_that_takes_mappings_only() -> None:
+    pairs = (
+        "{% for name, value in c.function.arguments | items %}{{ name }}={{ value }};{% endfor %}"
+    )
+    source = _CALLS.replace("{{ c.function.arguments | tojson }}", pairs).replace("RULE", "")
+    broken = '{"at": "a'
+    for arguments, shown in (('{"at": "a"}', "at=a;"), (broken, f"arguments={broken};")):
+        call = CalledTool("look", arguments, id="c1")
+        said = (Message("user", "?"), Message("assistant", tool_calls=(call,)))
+        assert shown in chat_format(source).render(Messages(said)).text
+        text = chat_format(_CALLS.replace("RULE", "")).render(Messages(said)).text
+        assert "arguments" not in text  # a template that prints text gets the text
+
+
 @pytest.mark.parametrize(
     "tool",
     [

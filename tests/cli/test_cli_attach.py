@@ -6,15 +6,19 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import uvicorn
 from starlette.applications import Starlette
 
+from localchat.cli.attaching import holder
 from localchat.cli.neighbours import neighbours
+from localchat.engine.attached import Server
 from localchat.engine.local import EngineOptions
 from localchat.engine.scripted import Answer, ScriptedEngine
 from localchat.library.locate import LocatedModel
 from localchat.paths import Paths, find_paths
+from localchat.pool.member import LoadedModel, ServerState
 from localchat.pool.pool import EnginePool
 from localchat.pool.registration import register
 from localchat.server.house import HouseWish, opened_house
@@ -100,6 +104,18 @@ def test_second_prompt_finds_the_model_loaded(served: Served, call: Call) -> Non
     for _ in range(2):
         assert call(HERE, "hello").out == "from the server\n"
     assert len(served.opened) == 1
+
+
+def test_of_several_servers_the_one_that_holds_the_model_is_asked() -> None:
+    def telling(*models: str) -> tuple[Server, bytes]:
+        loaded = tuple(LoadedModel(Path(path).stem, path, "ready") for path in models)
+        told = msgspec.json.encode(ServerState("1", loaded))
+        return Server(f"http://{len(models)}.test", "token"), told
+
+    newest, other = telling("/m/a.gguf"), telling("/m/b.gguf", "/m/c.gguf")
+    assert holder((newest, other), Path("/m/c.gguf")) is other[0]
+    assert holder((newest, other), Path("/m/a.gguf")) is newest[0]
+    assert holder((newest, other), Path("/m/d.gguf")) is newest[0]
 
 
 def test_what_the_user_insists_on_is_loaded_that_way(served: Served, call: Call) -> None:

@@ -109,7 +109,10 @@ def test_a_bound_answer_can_be_cut_by_length_and_by_a_stop_string(start: Open) -
         (Grammar("json_schema", "false"), "allows no value"),
         (Grammar("json_schema", '{"a": ' * 70 + "{}" + "}" * 70), "nests deeper"),
         (Grammar("json_schema", '{"enum": ["' + "x" * 300_000 + '"]}'), "262,144 bytes"),
-        (Grammar("json_schema", '{"$ref": "#"}'), "the JSON schema cannot be used"),
+        (
+            Grammar("json_schema", '{"$ref": "#"}'),
+            "the JSON schema cannot be used: no text satisfies it$",
+        ),
         (Grammar("regex", "(a|b"), "the regular expression cannot be used.*unclosed"),
         (Grammar("lark", "start: foo"), 'the grammar cannot be used.*1.8.*"foo"'),
         (Grammar("lark", " "), "the grammar is empty"),
@@ -120,6 +123,13 @@ def test_a_grammar_that_cannot_be_used_is_refused_before_it_is_accepted(
 ) -> None:
     with pytest.raises(UsageError, match=f"(?s){said}"):
         ask(start(), bound(grammar))
+
+
+def test_a_grammar_that_grows_too_large_on_the_way_is_the_requests_fault(start: Open) -> None:
+    properties = {f"p{number}": {"type": "integer"} for number in range(1000)}
+    schema = json.dumps({"type": "object", "properties": properties})
+    with pytest.raises(UsageError, match=r"gave up at token.*items; max is [^<]*$"):
+        ask(start(), bound(Grammar("json_schema", schema)))
 
 
 def test_a_required_call_names_a_tool_and_keeps_to_its_schema(start: Open) -> None:

@@ -52,6 +52,41 @@ def test_only_what_is_named_is_written(schema: dict[str, Any], text: str, taken:
     assert takes(schema, text) is taken
 
 
+@pytest.mark.parametrize("format_", ["password", "cuid", "uri-reference", "int64"])
+def test_formats_that_nobody_knows_ask_for_nothing(format_: str) -> None:
+    part = {"type": "string", "format": format_}
+    assert takes(part, '"any text"')
+    assert takes({"type": "object", "properties": {"format": part}}, '{"format": "any text"}')
+    assert takes({"anyOf": [part, {"type": "null"}]}, '"any text"')
+
+
+@pytest.mark.parametrize(
+    ("format_", "text"),
+    [
+        ("date-time", "2026-11-22T10:00:00Z"),
+        ("date", "2026-11-22"),
+        ("time", "10:00:00Z"),
+        ("duration", "P1D"),
+        ("email", "a@b.org"),
+        ("hostname", "b.org"),
+        ("ipv4", "10.0.0.1"),
+        ("ipv6", "::1"),
+        ("uuid", "123e4567-e89b-12d3-a456-426614174000"),
+        ("uri", "https://b.org/a"),
+    ],
+)
+def test_formats_that_are_known_bind(format_: str, text: str) -> None:
+    assert takes({"type": "string", "format": format_}, f'"{text}"')
+    assert not takes({"type": "string", "format": format_}, '" "')
+
+
+@pytest.mark.parametrize("names", [True, {}, {"type": "string"}])
+def test_names_of_any_kind_ask_for_nothing(names: Any) -> None:
+    record = {"type": "object", "propertyNames": names, "additionalProperties": {"type": "integer"}}
+    assert takes(record, AB)
+    assert not takes(record, '{"a": "x"}')
+
+
 def test_data_in_a_schema_is_no_schema() -> None:
     schema = {"const": {"properties": {"a": 1}}, "enum": [{"properties": {"a": 1}}], "default": A}
     assert closed(schema) == schema

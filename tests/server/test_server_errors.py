@@ -71,6 +71,25 @@ USER = [{"role": "user", "content": "hi"}]
             "missing_required_parameter",
             "tools[0].function.name",
         ),
+        *(
+            (
+                {"messages": USER, "tools": [{"type": "function", "function": {"name": name}}]},
+                "unsupported_value",
+                "tools[0].function.name",
+            )
+            for name in ("", 'a"b', "a\\b", "<f>", "a\nb", " a", "x" * 257)
+        ),
+        *(
+            (
+                {
+                    "messages": USER,
+                    "tools": [{"function": {"name": "f", "parameters": {"type": kind}}}],
+                },
+                "unsupported_value",
+                "tools[0].function.parameters",
+            )
+            for kind in ("string", "array")
+        ),
         (
             {"messages": USER, "response_format": {"type": "xml"}},
             "unsupported_value",
@@ -251,6 +270,14 @@ def test_what_a_form_could_send_is_a_415(stage: Stage, kind: str) -> None:
 def test_a_content_type_may_have_parameters(stage: Stage) -> None:
     kind = {"content-type": "Application/JSON; charset=utf-8"}
     assert ask(stage, "/v1/chat/completions", {"messages": USER}, headers=kind).status == 200
+
+
+def test_a_prompt_that_was_not_counted_to_its_end_has_at_least_so_many_tokens(stage: Stage) -> None:
+    stage.engine.refusals["hi"] = [
+        ContextExceeded("too long", prompt_tokens=9000, context_tokens=4096, at_least=True)
+    ]
+    error = ask(stage, "/v1/chat/completions", {"messages": USER, "max_tokens": 100}).error
+    assert "you requested at least 9100 tokens (9000 in the messages, 100" in error["message"]
 
 
 @pytest.mark.parametrize(

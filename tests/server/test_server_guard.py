@@ -7,6 +7,7 @@ import pytest
 
 from localchat.errors import FileMissing, UsageError
 from localchat.server.config import ServerConfig
+from localchat.server.guard import checked_names, checked_origins
 from localchat.server.keys import read_keys
 from tests.server.serving import Stage, Wire, ask, serving
 
@@ -122,6 +123,42 @@ def test_pages_that_the_user_allowed_may_ask(open_stage: Stage, origin: str, may
     assert "access-control-allow-credentials" not in reply.headers
 
 
+@pytest.mark.parametrize(
+    "origin",
+    ["*", "", "localhost:3000", "http://", "http://a.org/x", "http://a:99x", "http://ä.org"],
+)
+def test_an_origin_that_no_page_has_is_refused_at_the_start(origin: str) -> None:
+    with pytest.raises(UsageError, match="no page has such an origin"):
+        checked_origins(("http://localhost:*", origin))
+
+
+def test_origins_and_names_are_taken_as_people_write_them() -> None:
+    given = (
+        "http://LocalHost:*",
+        "vscode-webview://*",
+        "https://*.example.org/",
+        "http://[::1]:3000",
+    )
+    assert checked_origins((*given, "null")) == (
+        "http://localhost:*",
+        "vscode-webview://*",
+        "https://*.example.org",
+        "http://[::1]:3000",
+        "null",
+    )
+    assert checked_names(("Box.lan", "10.0.0.5", "[fe80::1]")) == (
+        "box.lan",
+        "10.0.0.5",
+        "[fe80::1]",
+    )
+
+
+@pytest.mark.parametrize("name", ["*", "", "box.lan:8114", "http://box.lan", ".lan", "box lan"])
+def test_a_name_that_no_machine_has_is_refused_at_the_start(name: str) -> None:
+    with pytest.raises(UsageError, match="no name of a machine"):
+        checked_names((name,))
+
+
 def test_a_page_that_may_ask_reads_refusals_too() -> None:
     origin = "https://app.example.org"
     with serving(ServerConfig(origins=(origin,), api_keys=(KEY,))) as stage:
@@ -204,6 +241,8 @@ def test_keys_are_read_from_a_file_that_only_its_owner_reads(tmp_path: Path) -> 
         "another-key",
     )
     assert read_keys(None, {}) == ()
+    file.write_text(f"{KEY}\r\n", encoding="utf-8-sig")
+    assert read_keys(file, {}) == (KEY,)
     file.chmod(0o640)
     with pytest.raises(UsageError, match="others of this machine can read"):
         read_keys(file, {})

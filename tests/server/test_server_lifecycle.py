@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import socket
 import threading
 
@@ -232,6 +233,20 @@ def test_expect_continue_is_answered(stage: Stage) -> None:
         assert wire.head()[0] == 100
         wire.send(raw)
         assert wire.reply().status == 200
+
+
+@pytest.mark.parametrize("protocol", ["h2c", "websocket"])
+def test_a_wish_for_another_protocol_is_passed_over_in_silence(
+    stage: Stage, caplog: pytest.LogCaptureFixture, protocol: str
+) -> None:
+    with Wire(stage.port) as wire:
+        for _ in range(2):
+            wire.send(
+                b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade, http2-settings\r\n"
+                b"upgrade: " + protocol.encode() + b"\r\nhttp2-settings: AAEAAEAA\r\n\r\n"
+            )
+            assert wire.reply().status == 200
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_questions_that_take_long_keep_no_chat_out(

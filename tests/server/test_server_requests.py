@@ -275,6 +275,24 @@ def test_a_stop_text_is_told(stage: Stage) -> None:
     assert chat(stage, word, stop="END").json["choices"][0]["stop_reason"] == "END"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [('{"a": 1}', "tool_calls"), ("", "tool_calls"), ('{"a": 1', "stop"), ('{"a": "x', "stop")],
+)
+def test_a_call_that_a_stop_text_cut_is_none_to_run(
+    stage: Stage, arguments: str, reason: str
+) -> None:
+    events = (
+        ToolCall(0, 0, "call_1", "look", '{"b": 2}'),
+        ToolCall(0, 1, "call_2", "look"),
+        ToolCall(0, 1, arguments=arguments),
+        Finished(0, "tool_calls", "END"),
+    )
+    told = chat(stage, stage.plays("cut", *events), tools=[TOOL], stop="END").json["choices"][0]
+    assert (told["finish_reason"], told["stop_reason"]) == (reason, "END")
+    assert told["message"]["tool_calls"][1]["function"]["arguments"] == arguments
+
+
 # ---------------------------------------------------------------------------- plain completions
 
 
@@ -331,6 +349,14 @@ def test_logprobs_of_a_completion_are_lists_a_token_each(stage: Stage) -> None:
         "top_logprobs": [{" a": -0.1, " b": -3.0}] * 2,
         "text_offset": [0, 2],
     }
+
+
+def test_tokens_that_share_a_character_have_its_place_in_the_text(stage: Stage) -> None:
+    pieces = (b"a", "é".encode()[:1], "é".encode()[1:], b"b")
+    tokens = tuple(TokenLogprob(at, piece, -0.1) for at, piece in enumerate(pieces))
+    word = stage.plays("p", Text(0, "aéb", tokens), Finished(0, "stop"))
+    told = ask(stage, "/v1/completions", {"prompt": word, "logprobs": 0}).json["choices"][0]
+    assert told["logprobs"]["text_offset"] == [0, 1, 1, 2]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,17 +1,20 @@
 """Where a server listens, and the verb that starts it."""
 
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from localchat.errors import LocalchatError, UsageError
+from localchat.server.config import Limits
 from localchat.server.run import bound
 from tests.server.serving import settled
 
@@ -89,6 +92,37 @@ def test_the_verb_tells_where_it_is_and_ends_well(number: signal.Signals) -> Non
         assert process.returncode == 0
     assert f"serving on {url}" in talk and f"curl {url}/chat/completions" in talk
     assert " GET /v1/models 200 " in talk
+    assert "Traceback" not in talk
+
+
+@pytest.fixture
+def few_files() -> Iterator[int]:
+    """Processes that start now may open few files, until they ask for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+    yield hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of another process are read")
+def test_a_server_has_files_for_all_its_connections_or_says_that_it_has_not(few_files: int) -> None:
+    with serve("guide", "--port", "0") as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip()
+            assert settled(lambda: _answers(f"{url}/health"))
+            most = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)[0]
+            assert most >= min(Limits().connections, few_files)
+            here = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
+            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (here + 4, few_files))
+            address = ("127.0.0.1", int(url.removesuffix("/v1").rpartition(":")[2]))
+            _close([socket.create_connection(address) for _ in range(8)])
+            assert settled(lambda: _answers(f"{url}/health"))
+            process.send_signal(signal.SIGTERM)
+            _, talk = process.communicate(timeout=90)
+        finally:
+            process.kill()
+    assert talk.count("no connection can be taken") == 1
     assert "Traceback" not in talk
 
 
