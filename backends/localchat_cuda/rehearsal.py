@@ -171,7 +171,8 @@ def _all_scenes(can: Capabilities) -> Iterator[Scene]:
     for size, count in product((_TOGETHER, widest), writers):
         if LONGEST_FEW < size // count <= widest // count:
             yield Scene(((0, size // count, 0),) * count)
-    beside = product(BESIDE[1:], (_TOGETHER, widest), (0, max(_DRAFTS)))
+    few = (*BESIDE[1:], 2 * BESIDE[-1])
+    beside = product(few, (_TOGETHER, widest), (0, *_DRAFTS[-2:]))
     for own, tokens, drafts in (*beside, *((BESIDE[1], tokens, 0) for tokens in MIXED_BUCKETS)):
         rows, size = min(own // (1 + drafts), can.max_slots - 1), tokens - own
         for history in histories:

@@ -214,8 +214,9 @@ def steps_by_chance(count: int) -> list[Scene]:
     return found
 
 
-def test_steps_of_any_kind_need_no_other_kernels() -> None:
-    awq = script_of({**QWEN25, "quantization_config": AWQ}, HOPPER)
+@pytest.mark.parametrize("raw", [QWEN25, TINY], ids=["7B", "tiny"])
+def test_steps_of_any_kind_need_no_other_kernels(raw: dict[str, Any]) -> None:
+    awq = script_of({**raw, "quantization_config": AWQ}, HOPPER)
     told = child(["-c", UNMET], (awq, steps_by_chance(300)))
     kernels, missed = json.loads(told)
     assert kernels > 100
