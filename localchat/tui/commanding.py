@@ -13,7 +13,7 @@ from localchat.errors import LocalchatError, ModelMissing, UsageError
 from localchat.figures import stats_line
 from localchat.settings import KEYS, check_key
 from localchat.tui.blocks import AnswerBlock, UserBlock
-from localchat.tui.chips import expand
+from localchat.tui.chips import contract, expand
 from localchat.tui.commands import parse
 from localchat.tui.pulls import Pulls
 from localchat.tui.themes import textual_name
@@ -79,6 +79,7 @@ class Commander:
             if after.settings.theme != before.settings.theme:
                 screen.app.theme = textual_name(after.settings.theme)
             if after.options != before.options:
+                screen.composer.recount()
                 if after.model != before.model:
                     screen.hint(f"{after.model.name} answers from now on")
                 await screen.session.get_ready()
@@ -175,6 +176,7 @@ class Commander:
 
         async def begin() -> None:
             await screen.settle_down()
+            screen.leave_editing()
             screen.session.begin(system=system)
             screen.composer.editor.focus()
 
@@ -192,8 +194,6 @@ class Commander:
         self._refuse_while_busy()
         node = self._screen.session.undo()
         if not self._screen.composer.text:
-            from localchat.tui.chips import contract
-
             self._screen.composer.write(*contract(node.message.content, node.inclusions))
 
     def _do_compact(self, _: str) -> None:
@@ -292,10 +292,11 @@ class Commander:
         """Show a conversation and go on with it, by the model that answers now."""
         screen = self._screen
         screen.session.resume(conversation)
+        screen.leave_editing()
         screen.composer.sent = [
-            node.message.content
+            contract(node.message.content, node.inclusions)
             for node in conversation.path()
-            if node.message.role == "user" and not node.inclusions
+            if node.message.role == "user"
         ]
         screen.composer.editor.focus()
 

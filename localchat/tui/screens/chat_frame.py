@@ -14,6 +14,7 @@ from localchat.chat.titles import title_for
 from localchat.errors import LocalchatError
 from localchat.inert import inert_line
 from localchat.tui.blocks import NoticeBlock
+from localchat.tui.chips import Written
 from localchat.tui.screens.chat_page import TranscriptPage
 from localchat.tui.screens.talk import Talk
 from localchat.tui.session import Session
@@ -28,7 +29,8 @@ _HINT_S = 2.5
 
 
 class ChatFrame(Screen[None]):
-    """Draws; asks the session for figures and nothing else. `session` is handed in by the app."""
+    """Draws; asks the session for figures and nothing else. `session` is handed in by the app. While a sent
+    message is being changed, `_editing` names it, and what was written before is laid aside."""
 
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012 - textual's own form
     AUTO_FOCUS = "#editor"
@@ -38,6 +40,7 @@ class ChatFrame(Screen[None]):
         self.page = TranscriptPage(self)
         self.session: Session
         self._editing: str | None = None
+        self._aside = Written()
         self._asking_stats = False
         self._said: dict[str, str] = {}
 
