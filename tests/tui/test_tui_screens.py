@@ -215,6 +215,18 @@ def test_a_notice_of_the_load_hides_no_offer_of_a_first_run(tmp_path: Path) -> N
     play(Stage(tmp_path, models=("guide", "other"), first_run=found), what)
 
 
+def test_the_greeting_is_whole_on_a_narrow_screen(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        await pilot.resize_terminal(60, 20)
+        welcome = app_of(pilot).chat.query_one(Welcome)
+        await until(
+            pilot, lambda: welcome.size.width <= 60 and "came with" in str(welcome.render())
+        )
+        assert "came with the program." in " ".join(str(welcome.render()).split())
+
+    play(Stage(tmp_path, models=("guide",)), what)
+
+
 @pytest.mark.parametrize("width", [40, 64, 100])
 def test_the_help_keeps_its_words_whole_at_any_width(tmp_path: Path, width: int) -> None:
     async def what(pilot: Pilot[int]) -> None:
@@ -228,5 +240,6 @@ def test_the_help_keeps_its_words_whole_at_any_width(tmp_path: Path, width: int)
         assert not wide
         told = " ".join(shown.split())
         assert all(command.about.split()[-1] in told for command in COMMANDS)
+        assert all("EnterBegin" not in line for line in shown.split("\n")), "keys and words apart"
 
     play(Stage(tmp_path), what)

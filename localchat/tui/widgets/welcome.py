@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 
 from textual import events
 from textual.content import Content
@@ -42,14 +43,12 @@ class Welcome(Widget):
 
     def render(self) -> Content:
         width = max(10, self.size.width - 2)
-        greeting = _fitted(self.greeting, self.size.height - 3 - len(self.offers))
+        wrapped = [part for line in self.greeting for part in _wrapped(inert_line(line), width)]
+        greeting = _fitted(wrapped, self.size.height - 3 - len(self.offers))
         lines: list[Content] = [
             Content.assemble(("localchat", "bold $primary")),
             Content(""),
-            *(
-                Content.styled(_shortened(inert_line(line), width), "$foreground 60%")
-                for line in greeting
-            ),
+            *(Content.styled(line, "$foreground 60%") for line in greeting),
         ]
         first = len(lines) + 1
         if self.offers:
@@ -68,6 +67,12 @@ def _fitted(lines: Sequence[str], room: int) -> list[str]:
     if len(kept) > room:
         kept = [line for line in kept if line]
     return kept[: max(1, room)]
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    """A sentence goes on below itself; a line of parts goes without its last ones."""
+    shortened = _shortened(line, width)
+    return wrap(line, width) if shortened.endswith("…") else [shortened]
 
 
 def _shortened(line: str, width: int) -> str:
