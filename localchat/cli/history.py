@@ -50,14 +50,14 @@ def list_(door: Door, limit: int, everything: bool, as_json: bool) -> None:
 @click.option("-n", "--limit", type=click.IntRange(1), default=20, show_default=True, metavar="N")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def search(door: Door, words: tuple[str, ...], limit: int, as_json: bool) -> int:
+def search(door: Door, words: tuple[str, ...], limit: int, as_json: bool) -> None:
     """Find conversations by what was said in them.
 
     All words must occur in one message, each as the beginning of a word; text in double quotes must occur as
     it is. Ends with 1 where nothing is found.
     """
     from localchat.cli.page import print_lines
-    from localchat.errors import ExitCode
+    from localchat.errors import LocalchatError
 
     with _opened(door) as history:
         hits = history.search(" ".join(words), limit)
@@ -65,7 +65,8 @@ def search(door: Door, words: tuple[str, ...], limit: int, as_json: bool) -> int
         _print_json(door.environ, [_found(hit) for hit in hits])
     else:
         print_lines(door.environ, _hit_lines(hits))
-    return ExitCode.OK if hits else ExitCode.ERROR
+    if not hits:
+        raise LocalchatError(f"no conversation holds {' '.join(words)!r}")
 
 
 @command.command("show")

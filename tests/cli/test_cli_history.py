@@ -170,7 +170,9 @@ def test_list_search_rename_rm_restore(call: Call) -> None:
     (hit,) = json.loads(call((), "history", "search", "--json", "cafe").out)
     assert hit["id"] == id_
     assert hit["marks"] == [[13, 17]]
-    assert call((), "history", "search", "nowhere").code == 1
+    nothing = call((), "history", "search", "nowhere")
+    assert (nothing.code, nothing.out) == (1, "")
+    assert "no conversation holds 'nowhere'" in nothing.err
     assert call((), "history", "rename", id_[:12], "about", "coffee").code == 0
     assert "about coffee" in call((), "history", "list").out
     assert call((), "history", "rm", id_).code == 2
