@@ -95,8 +95,8 @@ class Commander:
             check_key(key, "/set")
             if not value.strip():
                 raise UsageError(f"/set {key} needs a value", hint=f"it takes {KEYS[key].valid}")
-            if key == "model":
-                self._do_model(value.strip())
+            if key in ("model", "remote"):
+                self._do_model(f"{'remote:' if key == 'remote' else ''}{value.strip()}")
                 return
             self.change(None, {key: value.strip()})
             self._screen.hint(f"{key} = {value.strip()}")
