@@ -85,7 +85,9 @@ class ChatFrame(Screen[None]):
         if self._nodes._get_by_id("status") is None:  # `query` would look at every widget
             return
         session = self.session
-        self.status.hint = "Esc stops" if session.busy else self._hint_of_rest()
+        offering = self._hint_of_offers()
+        self.status.urgent = session.busy or bool(offering)
+        self.status.hint = "Esc stops" if session.busy else offering or "^O figures  F1 help"
         self.status.changed()
         self.panel.changed()
         title = inert_line(title_for(session.conversation)) or "New conversation"
@@ -94,12 +96,12 @@ class ChatFrame(Screen[None]):
         thinking = "" if think == "auto" else f" · think {think}"
         self._say_once("#model", f"{inert_line(session.live.model)}{thinking}")
 
-    def _hint_of_rest(self) -> str:
+    def _hint_of_offers(self) -> str:
         blocks = self.transcript.blocks
         last = blocks[-1] if blocks else None
         if isinstance(last, NoticeBlock) and last.offers:
             return "Alt+1 takes it" if len(last.offers) == 1 else f"Alt+1…{len(last.offers)} choose"
-        return "^O figures  F1 help"
+        return ""
 
     def _say_once(self, where: str, text: str) -> None:
         if self._said.get(where) != text:
@@ -115,7 +117,10 @@ class ChatFrame(Screen[None]):
         """The transcript holds something, or nothing any more. A notice alone, of a load for instance, does not
         hide who answers and what one can do."""
         blocks = self.transcript.blocks
-        self.query_one(Welcome).display = all(isinstance(one, NoticeBlock) for one in blocks)
+        notices = [one for one in blocks if isinstance(one, NoticeBlock)]
+        welcome = self.query_one(Welcome)
+        welcome.display = len(notices) == len(blocks)
+        welcome.outbid(any(one.offers for one in notices))
         self.transcript.display = bool(blocks)
 
     def _watch_stats(self) -> None:

@@ -14,7 +14,8 @@ from localchat.tui.blocks import Offer
 
 
 class Welcome(Widget):
-    """Lines in the middle of the screen. `offers` are taken by a click or their number."""
+    """Lines in the middle of the screen. `offers` are taken by a click or their number; none are made while a
+    notice makes some, which the same keys take."""
 
     @dataclass
     class Taken(Message):
@@ -25,13 +26,25 @@ class Welcome(Widget):
     def __init__(self, *, id: str) -> None:  # noqa: A002 - textual's word
         super().__init__(id=id)
         self.greeting: tuple[str, ...] = ()
-        self.offers: tuple[Offer, ...] = ()
+        self._offers: tuple[Offer, ...] = ()
+        self._outbid = False
         self._offer_rows: dict[int, int] = {}
 
     def tell(self, greeting: Sequence[str], offers: Sequence[Offer] = ()) -> None:
         """Say this. The first line is the largest."""
-        self.greeting, self.offers = tuple(greeting), tuple(offers)
+        self.greeting, self._offers = tuple(greeting), tuple(offers)
         self.refresh(layout=True)
+
+    @property
+    def offers(self) -> tuple[Offer, ...]:
+        """Those that can be taken now."""
+        return () if self._outbid else self._offers
+
+    def outbid(self, by_notice: bool) -> None:
+        """Whether a notice makes offers."""
+        if by_notice != self._outbid:
+            self._outbid = by_notice
+            self.refresh(layout=True)
 
     def take(self, number: int) -> None:
         """Choose an offer, counted from 1."""
