@@ -4,6 +4,7 @@ import asyncio
 import os
 import shlex
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -312,14 +313,17 @@ class Commander:
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(text)
+            words = shlex.split(command)
             # Without batch_update the program hangs after thirty writes to a screen nobody reads.
             with screen.app.suspend(), screen.app.batch_update():
-                process = await asyncio.create_subprocess_exec(*shlex.split(command), name)
-                status = await process.wait()
+                status = await _ended([*words, name])
+            if isinstance(status, OSError):
+                raise status
             written = Path(name).read_text(encoding="utf-8", errors="replace").rstrip("\n")
         except (OSError, ValueError) as problem:
+            why = (isinstance(problem, OSError) and problem.strerror) or problem
             screen.session.complain(
-                UsageError(f"the editor {command} cannot be started: {problem}", hint="set EDITOR")
+                UsageError(f"the editor {command} cannot be started: {why}", hint="set EDITOR")
             )
             return
         finally:
@@ -329,3 +333,13 @@ class Commander:
             screen.composer.take_back(written)
         else:
             screen.hint(f"{command} ended with {status}; the message is as it was")
+
+
+async def _ended(words: Sequence[str]) -> int | OSError:
+    """Run a program to its end. An error is returned: one that is raised within Textual's `suspend` leaves the
+    screen given away for ever."""
+    try:
+        process = await asyncio.create_subprocess_exec(*words)
+    except OSError as problem:
+        return problem
+    return await process.wait()

@@ -1,7 +1,7 @@
 """Screens, and what must outlive the program."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +150,32 @@ def test_the_own_editor_writes_the_message(tmp_path: Path, monkeypatch: pytest.M
         await until(pilot, lambda: app.chat.composer.text == "from outside")
 
     play(stage, what)
+
+
+def test_an_editor_that_is_not_there_leaves_the_screen_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from contextlib import contextmanager
+
+    from localchat.tui.app import ChatApp
+
+    told: list[str] = []
+
+    def suspend(app: ChatApp) -> Iterator[None]:
+        told.append("given away")
+        yield
+        told.append("taken back")  # as Textual does it: not after an error
+
+    monkeypatch.setattr(ChatApp, "suspend", contextmanager(suspend))
+
+    async def what(pilot: Pilot[int]) -> None:
+        await pilot.press(*"draft", "ctrl+g")
+        await until(pilot, lambda: notices(pilot))
+        assert "the editor no-such-editor cannot be started: No such file" in notices(pilot)[0]
+        assert told == ["given away", "taken back"]
+        assert app_of(pilot).chat.composer.text == "draft"
+
+    play(Stage(tmp_path, environ={"EDITOR": "no-such-editor"}), what)
 
 
 def test_what_was_said_is_there_after_a_restart(tmp_path: Path) -> None:
