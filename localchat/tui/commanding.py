@@ -17,6 +17,7 @@ from localchat.tui.blocks import AnswerBlock, UserBlock
 from localchat.tui.chips import contract, expand
 from localchat.tui.commands import parse
 from localchat.tui.pulls import Pulls
+from localchat.tui.terminal import lent
 from localchat.tui.themes import textual_name
 
 if TYPE_CHECKING:
@@ -315,7 +316,7 @@ class Commander:
                 file.write(text)
             words = shlex.split(command)
             # Without batch_update the program hangs after thirty writes to a screen nobody reads.
-            with screen.app.suspend(), screen.app.batch_update():
+            with screen.app.suspend(), screen.app.batch_update(), lent():
                 status = await _ended([*words, name])
             if isinstance(status, OSError):
                 raise status
