@@ -249,6 +249,9 @@ def test_the_greeting_is_whole_on_a_narrow_screen(tmp_path: Path) -> None:
             pilot, lambda: welcome.size.width <= 60 and "came with" in str(welcome.render())
         )
         assert "came with the program." in " ".join(str(welcome.render()).split())
+        await pilot.resize_terminal(60, 7)
+        await until(pilot, lambda: welcome.size.height <= 5)
+        assert "came with the progr…" in str(welcome.render()), "half a sentence is told to be one"
 
     play(Stage(tmp_path, models=("guide",)), what)
 

@@ -56,8 +56,8 @@ class Welcome(Widget):
 
     def render(self) -> Content:
         width = max(10, self.size.width - 2)
-        wrapped = [part for line in self.greeting for part in _wrapped(inert_line(line), width)]
-        greeting = _fitted(wrapped, self.size.height - 3 - len(self.offers))
+        said = [inert_line(line) for line in self.greeting]
+        greeting = _fitted(said, width, self.size.height - 3 - len(self.offers))
         lines: list[Content] = [
             Content.assemble(("localchat", "bold $primary")),
             Content(""),
@@ -74,12 +74,18 @@ class Welcome(Widget):
         return Content("\n" * above) + Content("\n").join(_centred(lines, self.size.width))
 
 
-def _fitted(lines: Sequence[str], room: int) -> list[str]:
-    """The lines that a low window has room for: first the empty ones go, then the last."""
-    kept = list(lines)
-    if len(kept) > room:
-        kept = [line for line in kept if line]
-    return kept[: max(1, room)]
+def _fitted(lines: Sequence[str], width: int, room: int) -> list[str]:
+    """The rows that a low window has room for: first the empty ones go, then the last lines, each as a
+    whole."""
+    wrapped = [_wrapped(line, width) for line in lines]
+    if sum(map(len, wrapped)) > room:
+        wrapped = [rows for rows, line in zip(wrapped, lines, strict=True) if line]
+    kept: list[str] = []
+    for rows in wrapped:
+        if len(kept) + len(rows) > room:
+            break
+        kept += rows
+    return kept or [_shortened(lines[0], width)] if lines else []
 
 
 def _wrapped(line: str, width: int) -> list[str]:
