@@ -15,6 +15,7 @@ from localchat.errors import LocalchatError
 from localchat.inert import inert_line
 from localchat.tui.blocks import NoticeBlock
 from localchat.tui.chips import Written
+from localchat.tui.keys import keys_of
 from localchat.tui.screens.chat_page import TranscriptPage
 from localchat.tui.screens.talk import Talk
 from localchat.tui.session import Session
@@ -85,9 +86,9 @@ class ChatFrame(Screen[None]):
         if self._nodes._get_by_id("status") is None:  # `query` would look at every widget
             return
         session = self.session
-        offering = self._hint_of_offers()
-        self.status.urgent = session.busy or bool(offering)
-        self.status.hint = "Esc stops" if session.busy else offering or "^O figures  F1 help"
+        urgent = "Esc stops" if session.busy else self._hint_of_offers() or self._hint_of_rest()
+        self.status.urgent = bool(urgent)
+        self.status.hint = urgent or "^O figures  F1 help"
         self.status.changed()
         self.panel.changed()
         title = inert_line(title_for(session.conversation)) or "New conversation"
@@ -102,6 +103,13 @@ class ChatFrame(Screen[None]):
         if isinstance(last, NoticeBlock) and last.offers:
             return "Alt+1 takes it" if len(last.offers) == 1 else f"Alt+1…{len(last.offers)} choose"
         return ""
+
+    def _hint_of_rest(self) -> str:
+        conversation = self.session.conversation
+        last = conversation.nodes.get(conversation.head or "")
+        if last is None or last.message.role != "assistant" or last.state == "whole":
+            return ""
+        return f"{keys_of('chat.continue', self.session.workplace.keys)} goes on with it"
 
     def _say_once(self, where: str, text: str) -> None:
         if self._said.get(where) != text:
