@@ -273,3 +273,16 @@ def test_a_shell_completes_ids_with_their_titles(
         monkeypatch.setenv("COMP_WORDS", words)
         monkeypatch.setenv("COMP_CWORD", str(len(words.split())))
         assert id_ in call(()).out
+
+
+def test_a_list_that_is_cut_says_so(call: Call) -> None:
+    for n in range(3):
+        call(SCENARIOS["hello"], f"question {n}")
+    cut = call((), "history", "list", "-n", "2")
+    assert len(cut.out.splitlines()) == 3
+    assert "more than 2; --all lists them" in cut.err
+    assert not call((), "history", "list", "-n", "3").err
+    cut = call((), "history", "search", "-n", "2", "question")
+    assert len(cut.out.splitlines()) == 4
+    assert "more than 2 were found; -n shows more" in cut.err
+    assert not call((), "history", "search", "question").err

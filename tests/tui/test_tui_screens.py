@@ -84,6 +84,29 @@ def test_history_is_searched_renamed_deleted_and_taken_back(tmp_path: Path) -> N
     play(Stage(tmp_path), what)
 
 
+def test_a_history_that_is_longer_than_its_list_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localchat.tui.screens.history._SHOWN", 1)
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await say(pilot, "about rivers")
+        await command(pilot, "/new")
+        await pilot.pause()
+        await say(pilot, "about hills")
+        await until(pilot, lambda: len(app.keeper.history.list()) == 2)  # type: ignore[union-attr]
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: app.screen is not app.chat)
+        box = dialog(pilot).query_one("#dialog")
+        assert dialog(pilot).entries.option_count == 1
+        assert str(box.border_title) == "Conversations, the newest 1: words find the others"
+        await pilot.press(*"rivers")
+        await until(pilot, lambda: str(box.border_title) == "Conversations")
+
+    play(Stage(tmp_path), what)
+
+
 def test_settings_are_written_with_their_comments(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     stage.environ["LOCALCHAT_CONFIG"] = str(tmp_path / "settings.toml")
