@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
@@ -145,12 +146,29 @@ def _of_layer(layer: Layer) -> str:
 
 
 def _ask(question: Question) -> Iterator[Finding]:
+    try:
+        # Here and not in the probe, which leaves its stand-ins of some 50 MB behind where it crashes.
+        with tempfile.TemporaryDirectory(
+            prefix="localchat-probe-", ignore_cleanup_errors=True
+        ) as folder:
+            said = _said(question, folder)
+    except OSError:
+        return
+    for line in said.splitlines():
+        try:
+            yield msgspec.json.decode(line, type=Finding)
+        except msgspec.DecodeError:
+            return  # it ended in the middle of a line
+
+
+def _said(question: Question, folder: str) -> bytes:
     command = [sys.executable, "-m", "localchat_llamacpp.probe"]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "GOMP_SPINCOUNT": _SPIN,
         "GGML_NO_BACKTRACE": "1",
+        "TMPDIR": folder,
     }
     try:
         done = subprocess.run(
@@ -161,13 +179,6 @@ def _ask(question: Question) -> Iterator[Finding]:
             check=False,
             env=environment,
         )
-        said = done.stdout
     except subprocess.TimeoutExpired as slow:
-        said = slow.stdout or b""
-    except OSError:
-        return
-    for line in said.splitlines():
-        try:
-            yield msgspec.json.decode(line, type=Finding)
-        except msgspec.DecodeError:
-            return  # it ended in the middle of a line
+        return slow.stdout or b""
+    return done.stdout

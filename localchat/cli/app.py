@@ -1,5 +1,6 @@
 """The command itself, and the one place where errors become exit codes."""
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,10 @@ from localchat.errors import ExitCode, LocalchatError
 
 _SIGPIPE_STATUS = 141
 _COMPLETE = "_LOCALCHAT_COMPLETE"
+_PROMPTED = ("localchat", "localchat run")
+"""Commands that take a prompt."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""Of a write to stdout that click does, as that of a help page; every other one is told where it happens."""
 
 
 @click.group(
@@ -56,7 +61,7 @@ def _flushed(args: Sequence[str], used: Door) -> int:
 
 
 def _status(args: Sequence[str], used: Door) -> int:
-    from localchat.cli.terminal import OutputClosed
+    from localchat.cli.terminal import OutputClosed, stdout_trouble
 
     try:
         status = _completed(used) if _COMPLETE in used.environ else _invoked(args, used)
@@ -79,6 +84,9 @@ def _status(args: Sequence[str], used: Door) -> int:
     except Exception as problem:  # the last line of defence: a traceback helps no user
         if used.debugging:
             raise
+        if isinstance(problem, OSError) and problem.errno in _FULL and problem.filename is None:
+            _say(stdout_trouble(problem).message, "")
+            return ExitCode.ERROR
         _say(
             f"unexpected: {type(problem).__name__}: {problem}",
             "this is a fault of localchat; LOCALCHAT_DEBUG=1 shows where it happened",
@@ -100,16 +108,14 @@ def _completed(door: Door) -> int:
 
 
 def _usage_hint(problem: click.ClickException) -> str:
+    context = problem.ctx if isinstance(problem, click.UsageError) else None
+    command = (context.command_path.strip() if context else "") or "localchat"
     if isinstance(problem, click.NoSuchOption):
         if instead := other_spelling(problem):
             return instead
-        return "localchat --help lists the flags; a prompt that begins with a dash stands behind --"
-    command = (
-        problem.ctx.command_path.strip()
-        if isinstance(problem, click.UsageError) and problem.ctx
-        else ""
-    )
-    return f"{command or 'localchat'} --help tells more"
+        if command in _PROMPTED:
+            return f"{command} --help lists the flags; a prompt that begins with a dash stands behind --"
+    return f"{command} --help tells more"
 
 
 def _say(message: str, hint: str) -> None:

@@ -1,6 +1,6 @@
 """`localchat history …`: the conversations that are kept."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -34,13 +34,21 @@ def command(ctx: click.Context) -> None:
 @click.pass_obj
 def list_(door: Door, limit: int, everything: bool, as_json: bool) -> None:
     """List the conversations, the newest first."""
-    from localchat.cli.page import print_lines, table
-
     with _opened(door) as history:
-        rows = history.list(-1 if everything else limit)
+        rows = history.list(-1 if everything else limit + 1)
+    left_out = not everything and len(rows) > limit
+    rows = rows[:limit] if left_out else rows
     if as_json:
         _print_json(door.environ, [_record(row) for row in rows])
-        return
+    else:
+        _print_rows(door, rows)
+    if left_out:
+        click.echo(f"localchat: there are more than {limit}; --all lists them", err=True)
+
+
+def _print_rows(door: Door, rows: "Sequence[Summary]") -> None:
+    from localchat.cli.page import print_lines, table
+
     cells = [(r.id[:_DIGITS], _moment(r.updated_s), str(r.messages), r.title) for r in rows]
     print_lines(door.environ, table(("ID", "LAST", "MESSAGES", "TITLE"), cells, right=(2,)))
 
@@ -50,22 +58,26 @@ def list_(door: Door, limit: int, everything: bool, as_json: bool) -> None:
 @click.option("-n", "--limit", type=click.IntRange(1), default=20, show_default=True, metavar="N")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def search(door: Door, words: tuple[str, ...], limit: int, as_json: bool) -> int:
+def search(door: Door, words: tuple[str, ...], limit: int, as_json: bool) -> None:
     """Find conversations by what was said in them.
 
     All words must occur in one message, each as the beginning of a word; text in double quotes must occur as
     it is. Ends with 1 where nothing is found.
     """
     from localchat.cli.page import print_lines
-    from localchat.errors import ExitCode
+    from localchat.errors import LocalchatError
 
     with _opened(door) as history:
-        hits = history.search(" ".join(words), limit)
+        hits = history.search(" ".join(words), limit + 1)
+    left_out, hits = len(hits) > limit, hits[:limit]
     if as_json:
         _print_json(door.environ, [_found(hit) for hit in hits])
     else:
         print_lines(door.environ, _hit_lines(hits))
-    return ExitCode.OK if hits else ExitCode.ERROR
+    if left_out:
+        click.echo(f"localchat: more than {limit} were found; -n shows more", err=True)
+    if not hits:
+        raise LocalchatError(f"no conversation holds {' '.join(words)!r}")
 
 
 @command.command("show")

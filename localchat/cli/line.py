@@ -10,6 +10,7 @@ from localchat.cli.talk import opened_for_writing
 from localchat.errors import ExitCode, LocalchatError
 from localchat.history.store import History
 from localchat.library.locate import GUIDE
+from localchat.tui.commands import is_command
 
 
 def chat(setup: Setup, keyboard: Keyboard, conversation: Conversation, first: str = "") -> int:
@@ -57,7 +58,7 @@ def _talk(setup: Setup, keyboard: Keyboard, dialogue: Dialogue, first: str) -> i
                 if line is None:
                     setup.terminal.insist("")
                 return ExitCode.OK
-            if line.startswith("/"):
+            if is_command(line):
                 run_command(dialogue, line)
             elif line:
                 dialogue.say(line)

@@ -39,7 +39,8 @@ def open_screen(ctx: click.Context, setup: Setup, conversation: Conversation) ->
 
 def workplace_of(ctx: click.Context, setup: Setup) -> tuple[Workplace, Settled]:
     """What the screen works with, and the model it begins with. Raises LocalchatError."""
-    flags = given_flags(ctx)
+    # The word of the model that the screen begins with names its server; another word is of this machine.
+    flags = {key: given for key, given in given_flags(ctx).items() if key != "remote"}
 
     def settled(word: str | None, changes: Mapping[str, str]) -> Settled:
         given = {key: Given(text, _HERE) for key, text in changes.items()}

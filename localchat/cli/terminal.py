@@ -25,6 +25,11 @@ class OutputClosed(Exception):
     """The reader of stdout is gone."""
 
 
+def stdout_trouble(problem: OSError) -> LocalchatError:
+    """What is said where stdout takes no more, of a full disk for instance."""
+    return LocalchatError(f"stdout cannot be written: {problem.strerror or problem}")
+
+
 class Terminal:
     """Writes answers, talk and progress. Callable from any thread: an engine speaks from its own."""
 
@@ -83,7 +88,7 @@ class Terminal:
             except BrokenPipeError as closed:
                 raise OutputClosed from closed
             except OSError as problem:
-                raise LocalchatError(f"the answer cannot be written: {problem}") from problem
+                raise stdout_trouble(problem) from problem
 
     # ------------------------------------------------------------------ stderr
 

@@ -109,7 +109,7 @@ class ChatApp(App[int]):
         self._engines.listen(lambda text: _soon(loop, session.notice, text))
         self._engines.open(session.settled.open_engine)  # its process would compete for the cores
         self.run_worker(session.get_ready(), group="session")
-        self.run_worker(self._count_tokens(), group="session")
+        chat.composer.count_tokens = self._count_tokens
         if self.trouble is not None:
             session.complain(self.trouble)
         if session.conversation.nodes:
@@ -147,12 +147,9 @@ class ChatApp(App[int]):
         except LocalchatError as problem:
             self.session.complain(problem)
 
-    async def _count_tokens(self) -> None:
-        try:
-            engine = await self.session.engine()
-        except LocalchatError:
-            return  # get_ready tells it
-        self.chat.composer.count_tokens = lambda text: len(engine.tokenize(text))
+    async def _count_tokens(self, text: str) -> int:
+        engine = await self.session.engine()
+        return len(await asyncio.to_thread(engine.tokenize, text))
 
     # ------------------------------------------------------------------ themes and settings
 

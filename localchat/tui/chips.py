@@ -18,17 +18,26 @@ _FILE_BYTES: Final = 8_000_000
 
 
 class Chip(NamedTuple):
-    """`sign` stands in the text of the composer; `text` is what is sent in its place."""
+    """`sign` stands in the text of the composer; `text` is what is sent in its place. `note`: what is to be
+    known about it."""
 
     sign: str
     label: str
     text: str
     path: str = ""
+    note: str = ""
 
     @property
     def size(self) -> str:
         """`12.3 kB`, of the text in UTF-8."""
         return size(len(self.text.encode("utf-8", "replace")))
+
+
+class Written(NamedTuple):
+    """What stands in the composer: a text with signs, and what these stand for."""
+
+    text: str = ""
+    chips: tuple[Chip, ...] = ()
 
 
 def is_long(text: str) -> bool:
@@ -69,7 +78,16 @@ def chip_of_file(path: Path, shown: str, taken: Iterable[str] = ()) -> Chip:
     while sign in taken:
         number += 1
         sign = f"⟦{label} {number}⟧"
-    return Chip(sign, label, f"{label}:\n{fence}\n{text.rstrip()}\n{fence}", str(path))
+    note = "" if _is_utf8(data) else "not UTF-8: what is unreadable was replaced"
+    return Chip(sign, label, f"{label}:\n{fence}\n{text.rstrip()}\n{fence}", str(path), note)
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _longest_run(text: str) -> int:
@@ -90,7 +108,7 @@ def expand(text: str, chips: Sequence[Chip]) -> tuple[str, tuple[Inclusion, ...]
     return "".join((*parts, text[at:])), tuple(inclusions)
 
 
-def contract(text: str, inclusions: Sequence[Inclusion]) -> tuple[str, tuple[Chip, ...]]:
+def contract(text: str, inclusions: Sequence[Inclusion]) -> Written:
     """The other way: a message that was sent, with signs for what it includes."""
     parts: list[str] = []
     chips: list[Chip] = []
@@ -103,7 +121,7 @@ def contract(text: str, inclusions: Sequence[Inclusion]) -> tuple[str, tuple[Chi
         chips.append(Chip(sign, one.label, text[one.start : one.end], one.path))
         parts += [text[at : one.start], sign]
         at = one.end
-    return "".join((*parts, text[at:])), tuple(chips)
+    return Written("".join((*parts, text[at:])), tuple(chips))
 
 
 def _places(text: str, chips: Sequence[Chip]) -> Iterator[tuple[int, Chip]]:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import shlex
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,10 @@ from localchat.errors import LocalchatError, ModelMissing, UsageError
 from localchat.figures import stats_line
 from localchat.settings import KEYS, check_key
 from localchat.tui.blocks import AnswerBlock, UserBlock
-from localchat.tui.chips import expand
+from localchat.tui.chips import contract, expand
 from localchat.tui.commands import parse
 from localchat.tui.pulls import Pulls
+from localchat.tui.terminal import lent
 from localchat.tui.themes import textual_name
 
 if TYPE_CHECKING:
@@ -79,6 +81,7 @@ class Commander:
             if after.settings.theme != before.settings.theme:
                 screen.app.theme = textual_name(after.settings.theme)
             if after.options != before.options:
+                screen.composer.recount()
                 if after.model != before.model:
                     screen.hint(f"{after.model.name} answers from now on")
                 await screen.session.get_ready()
@@ -94,8 +97,8 @@ class Commander:
             check_key(key, "/set")
             if not value.strip():
                 raise UsageError(f"/set {key} needs a value", hint=f"it takes {KEYS[key].valid}")
-            if key == "model":
-                self._do_model(value.strip())
+            if key in ("model", "remote"):
+                self._do_model(f"{'remote:' if key == 'remote' else ''}{value.strip()}")
                 return
             self.change(None, {key: value.strip()})
             self._screen.hint(f"{key} = {value.strip()}")
@@ -175,6 +178,7 @@ class Commander:
 
         async def begin() -> None:
             await screen.settle_down()
+            screen.leave_editing()
             screen.session.begin(system=system)
             screen.composer.editor.focus()
 
@@ -192,8 +196,6 @@ class Commander:
         self._refuse_while_busy()
         node = self._screen.session.undo()
         if not self._screen.composer.text:
-            from localchat.tui.chips import contract
-
             self._screen.composer.write(*contract(node.message.content, node.inclusions))
 
     def _do_compact(self, _: str) -> None:
@@ -292,10 +294,11 @@ class Commander:
         """Show a conversation and go on with it, by the model that answers now."""
         screen = self._screen
         screen.session.resume(conversation)
+        screen.leave_editing()
         screen.composer.sent = [
-            node.message.content
+            contract(node.message.content, node.inclusions)
             for node in conversation.path()
-            if node.message.role == "user" and not node.inclusions
+            if node.message.role == "user"
         ]
         screen.composer.editor.focus()
 
@@ -311,14 +314,17 @@ class Commander:
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(text)
+            words = shlex.split(command)
             # Without batch_update the program hangs after thirty writes to a screen nobody reads.
-            with screen.app.suspend(), screen.app.batch_update():
-                process = await asyncio.create_subprocess_exec(*shlex.split(command), name)
-                status = await process.wait()
+            with screen.app.suspend(), screen.app.batch_update(), lent():
+                status = await _ended([*words, name])
+            if isinstance(status, OSError):
+                raise status
             written = Path(name).read_text(encoding="utf-8", errors="replace").rstrip("\n")
         except (OSError, ValueError) as problem:
+            why = (isinstance(problem, OSError) and problem.strerror) or problem
             screen.session.complain(
-                UsageError(f"the editor {command} cannot be started: {problem}", hint="set EDITOR")
+                UsageError(f"the editor {command} cannot be started: {why}", hint="set EDITOR")
             )
             return
         finally:
@@ -328,3 +334,13 @@ class Commander:
             screen.composer.take_back(written)
         else:
             screen.hint(f"{command} ended with {status}; the message is as it was")
+
+
+async def _ended(words: Sequence[str]) -> int | OSError:
+    """Run a program to its end. An error is returned: one that is raised within Textual's `suspend` leaves the
+    screen given away for ever."""
+    try:
+        process = await asyncio.create_subprocess_exec(*words)
+    except OSError as problem:
+        return problem
+    return await process.wait()

@@ -48,6 +48,17 @@ class Call(NamedTuple):
     argument: str
 
 
+def is_command(text: str) -> bool:
+    """Whether a message is one. A path at its beginning, as in a pasted error, is text."""
+    word = text.split(maxsplit=1)[0] if text.startswith("/") else ""
+    return bool(word) and "/" not in word[1:]
+
+
+def is_known(word: str) -> bool:
+    """Whether a word with its slash is a command already."""
+    return word.removeprefix("/").lower() in _BY_NAME
+
+
 def parse(line: str) -> Call:
     """What a line that begins with a slash asks for. Raises UsageError naming the nearest command."""
     word, _, rest = line.removeprefix("/").partition(" ")

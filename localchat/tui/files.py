@@ -1,6 +1,7 @@
 """Files near at hand, for `@`: found once per word, never more than a second's walk."""
 
 import os
+import re
 from pathlib import Path
 from typing import Final
 
@@ -39,6 +40,27 @@ def inside(word: str) -> tuple[str, ...]:
 def is_path(word: str) -> bool:
     """Whether a word after `@` is a path of its own and no search."""
     return word.startswith(("/", "~/", "./", "../"))
+
+
+def path_of(name: str, root: Path) -> Path:
+    """Where the file of a word after `@` lies."""
+    return Path(name).expanduser() if is_path(name) else root / name
+
+
+def named(text: str, root: Path) -> list[str]:
+    """The words after `@` that are files; `@@` stands for an @ that includes nothing."""
+    found: dict[str, None] = {}
+    for word in re.findall(r"(?<!\S)@([^\s@]\S*)", text):
+        tries = (word, word.rstrip(".,;:!?)"))
+        found |= dict.fromkeys([each for each in tries if _is_file(path_of(each, root))][:1])
+    return list(found)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False  # too long a name, or a folder that may not be entered
 
 
 def _entries(folder: Path, *, hidden: bool = False) -> tuple[list[Path], list[Path]]:

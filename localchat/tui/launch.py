@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from localchat.errors import LocalchatError
+from localchat.errors import ExitCode, LocalchatError
 
 if TYPE_CHECKING:
     from localchat.chat.conversation import Conversation
@@ -33,11 +33,14 @@ def launch(workplace: "Workplace", settled: "Settled", conversation: "Conversati
     engines = Engines()
     _prepare(settled.settings.reduced_motion)
     from localchat.tui.app import ChatApp
+    from localchat.tui.terminal import lasting
 
     app = ChatApp(workplace, settled, engines, conversation)
+    app.driver_class = lasting(app.driver_class)
     problem: LocalchatError | None = None
+    came: list[int] = []
     try:
-        with _screens_signals(app.leave):
+        with _screens_signals(app.leave, came):
             status = app.run()
     finally:
         try:
@@ -47,21 +50,27 @@ def launch(workplace: "Workplace", settled: "Settled", conversation: "Conversati
         engines.close()
     if problem is not None:
         raise problem
-    return status or app.return_code or 0
+    return ExitCode.INTERRUPTED if signal.SIGINT in came else status or app.return_code or 0
 
 
 @contextmanager
-def _screens_signals(leave: Callable[[], None]) -> Iterator[None]:
+def _screens_signals(leave: Callable[[], None], came: list[int]) -> Iterator[None]:
     """Textual leaves its handlers of Ctrl+Z and of going on after it behind. While the last words are written,
     they would open the screen once more, without anything on it. And a signal that ends the program waits until
     the screen stands, which takes it from there: in between the terminal would stay as it was made for the
-    screen."""
+    screen. So does Ctrl+C, which is a signal until the screen has the terminal. `came`: which of these did."""
+
+    def end(number: int, frame: object) -> None:
+        came.append(number)
+        leave()
+
     before = {
-        number: signal.getsignal(number) for number in (*ENDS, signal.SIGTSTP, signal.SIGCONT)
+        number: signal.getsignal(number)
+        for number in (*ENDS, signal.SIGINT, signal.SIGTSTP, signal.SIGCONT)
     }
-    for number in ENDS:
-        if before[number] is signal.SIG_DFL:
-            signal.signal(number, lambda number, frame: leave())
+    for number in (*ENDS, signal.SIGINT):
+        if before[number] in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, end)
     try:
         yield
     finally:

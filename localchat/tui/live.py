@@ -121,7 +121,9 @@ class Live:
             return self.done.kv_used_tokens, self.done.kv_total_tokens
         if self.figures is not None:
             return self.figures.kv_used_tokens, self.figures.kv_total_tokens
-        return 0, self.info.context_tokens if self.info else 0
+        if self.info is None or self.info.backend == "remote":
+            return 0, 0  # a server's cache is known from what it tells with an answer
+        return 0, self.info.context_tokens
 
     @property
     def drafts(self) -> tuple[int, int]:

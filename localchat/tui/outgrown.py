@@ -51,7 +51,7 @@ class Outgrown:
             session.complain(problem, (Offer("a new conversation", "new"),))
             return
         offers = [Offer(each.label, f"{PREFIX}{each.action}") for each in self.found.choices]
-        offers.append(Offer("another model", "models"))
+        offers.append(Offer("another model", "model"))
         sentence = self.found.sentence
         session.notice(f"{sentence[0].upper()}{sentence[1:]}.", "warning", offers)
 

@@ -97,7 +97,7 @@ class Session(Shown):
         except LocalchatError as problem:
             if not self._running:
                 self.live.rest(broken=True)
-                self.complain(problem, (Offer("choose another model", "models"),))
+                self.complain(problem, (Offer("choose another model", "model"),))
                 self._page.figures_changed()
             return
         self._know(info)

@@ -1,10 +1,15 @@
 """What can be known of the terminal behind Textual's driver. Uses parts of Textual that are not public; the
 version is pinned."""
 
-from typing import TYPE_CHECKING
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from textual.app import App
+    from textual.driver import Driver
 
 
 def writer_is_behind(app: "App[object]") -> bool:
@@ -12,3 +17,55 @@ def writer_is_behind(app: "App[object]") -> bool:
     then holds the whole program."""
     writer = getattr(app._driver, "_writer_thread", None)
     return writer is not None and writer._queue.qsize() > 1
+
+
+@contextmanager
+def lent() -> Iterator[None]:
+    """Within, another program has the terminal, and Ctrl+C, which reaches both, is its own."""
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def lasting(driver: "type[Driver]") -> "type[Driver]":
+    """The same driver, for a terminal that may be closed at any moment. Its thread that writes would end with
+    an error, and who writes next waits for ever once thirty pieces wait."""
+
+    class Lasting(driver):  # type: ignore[misc, valid-type]
+        def start_application_mode(self) -> None:
+            file = getattr(self, "_file", None)
+            if file is not None and not isinstance(file, _Outlived):
+                self._file = _Outlived(file)
+            super().start_application_mode()
+
+    return Lasting
+
+
+class _Outlived:
+    """A stream that nobody may read any more: what is written then goes nowhere."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def write(self, text: str) -> None:
+        try:
+            self._file.write(text)
+        except OSError:
+            self._let_go()
+
+    def flush(self) -> None:
+        try:
+            self._file.flush()
+        except OSError:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        # What the stream holds back goes the same way, also with the interpreter's last flush.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._file.fileno())
+        os.close(nowhere)

@@ -218,6 +218,11 @@ def test_commands_without_a_question_say_so(run: Run) -> None:
         assert words in talk.shown
 
 
+def test_a_path_at_the_beginning_is_text(run: Run) -> None:
+    talk = run(["/usr/lib/x.py:3: error: it broke"])
+    assert talk.sent(0) == ["/usr/lib/x.py:3: error: it broke"]
+
+
 def test_clear_begins_another_conversation_with_the_same_instructions(run: Run) -> None:
     talk = run(["/system be brief", "one", "/clear", "two"])
     assert talk.sent(1) == ["be brief", "two"]

@@ -170,7 +170,9 @@ def test_list_search_rename_rm_restore(call: Call) -> None:
     (hit,) = json.loads(call((), "history", "search", "--json", "cafe").out)
     assert hit["id"] == id_
     assert hit["marks"] == [[13, 17]]
-    assert call((), "history", "search", "nowhere").code == 1
+    nothing = call((), "history", "search", "nowhere")
+    assert (nothing.code, nothing.out) == (1, "")
+    assert "no conversation holds 'nowhere'" in nothing.err
     assert call((), "history", "rename", id_[:12], "about", "coffee").code == 0
     assert "about coffee" in call((), "history", "list").out
     assert call((), "history", "rm", id_).code == 2
@@ -271,3 +273,16 @@ def test_a_shell_completes_ids_with_their_titles(
         monkeypatch.setenv("COMP_WORDS", words)
         monkeypatch.setenv("COMP_CWORD", str(len(words.split())))
         assert id_ in call(()).out
+
+
+def test_a_list_that_is_cut_says_so(call: Call) -> None:
+    for n in range(3):
+        call(SCENARIOS["hello"], f"question {n}")
+    cut = call((), "history", "list", "-n", "2")
+    assert len(cut.out.splitlines()) == 3
+    assert "more than 2; --all lists them" in cut.err
+    assert not call((), "history", "list", "-n", "3").err
+    cut = call((), "history", "search", "-n", "2", "question")
+    assert len(cut.out.splitlines()) == 4
+    assert "more than 2 were found; -n shows more" in cut.err
+    assert not call((), "history", "search", "question").err

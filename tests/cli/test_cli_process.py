@@ -102,7 +102,16 @@ def test_closed_streams_do_no_harm(closed: str) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [("hi",), ("doctor",), ("doctor", "--json"), ("config", "show"), ("pull", "--json", "a/b")],
+    [
+        *[
+            ("hi",),
+            ("doctor",),
+            ("doctor", "--json"),
+            ("config", "show"),
+            ("pull", "--json", "a/b"),
+        ],
+        *[("--help",), ("--version",), ("history", "--help")],
+    ],
 )
 def test_a_full_disk_is_an_error_with_a_reason(words: tuple[str, ...]) -> None:
     if not Path("/dev/full").exists():
@@ -113,6 +122,7 @@ def test_a_full_disk_is_an_error_with_a_reason(words: tuple[str, ...]) -> None:
         )
     assert done.returncode == 1
     assert b"cannot be written" in done.stderr
+    assert b"fault of localchat" not in done.stderr
 
 
 def test_a_terminal_shows_progress_and_erases_it_before_the_answer(screen: Start) -> None:

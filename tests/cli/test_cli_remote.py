@@ -4,6 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from localchat.cli.app import root
+from localchat.cli.ask import command
+from localchat.cli.screen import workplace_of
+from localchat.cli.setup import prepare
 from localchat.paths import find_paths
 from tests.cli.conftest import Call
 from tests.cli.door import ScriptedDoor, answer
@@ -48,6 +52,20 @@ def test_a_model_named_by_flag_is_of_this_machine(
     door = ScriptedDoor(answer("hi"))
     call(door, "-m", str(model), "hello", named=False)
     assert door.options[-1].remote is None
+
+
+def test_a_model_chosen_on_the_screen_of_a_remote_is_of_this_machine(settings: Path) -> None:
+    parent = root.make_context("localchat", [], obj=ScriptedDoor(answer("hi")).door)
+    with parent, command.make_context("ask", ["--remote", "box"], parent=parent) as ctx:
+        workplace, settled = workplace_of(ctx, prepare(ctx))
+
+        def server_of(word: str, **changes: str) -> str | None:
+            remote = workplace.settle(word, changes).options.remote
+            return remote.model if remote is not None else None
+
+        assert server_of(settled.model.word, temperature="0.5") == "big"
+        assert server_of("remote:box#small") == "small"
+        assert server_of("guide") is None
 
 
 def test_an_unknown_remote_and_an_offline_one_are_refused(call: Call, settings: Path) -> None:

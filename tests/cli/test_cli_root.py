@@ -139,3 +139,21 @@ def test_a_missing_choice_is_one_sentence(call: Call) -> None:
     result = call(SCENARIOS["hello"], "completion")
     assert result.code == 2
     assert "Choose from: bash, zsh, fish" in result.err
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("list --nope", "localchat list --help tells more"),
+        ("history list --nope", "localchat history list --help tells more"),
+        (
+            "run tiny --nope",
+            "localchat run --help lists the flags; a prompt that begins with a dash",
+        ),
+        ("--nope", "localchat --help lists the flags; a prompt that begins with a dash"),
+    ],
+)
+def test_an_unknown_flag_names_the_help_of_its_verb(call: Call, line: str, hint: str) -> None:
+    code, out, err = call((), *line.split())
+    assert (code, out) == (2, "")
+    assert hint in err

@@ -1,6 +1,7 @@
 """What a token costs: the probe of this build, the bytes of a token, and the estimate made of both."""
 
 import sys
+import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +72,23 @@ def test_a_probe_that_fails_gives_none(tmp_path: Path, monkeypatch: pytest.Monke
     header = read_header(write_model(tmp_path / "m.gguf"))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
     assert expected_rate(plain(header), 1, NOTHING_MEASURED) is None
+
+
+def test_a_probe_that_crashes_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places, probe, wrote = tmp_path / "places", tmp_path / "probe", tmp_path / "wrote"
+    places.mkdir()
+    probe.write_text(
+        f'#!/bin/sh\necho stand-in > "$TMPDIR/m.gguf" && touch {wrote}\nkill -SEGV $$\n'
+    )
+    probe.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(probe))
+    monkeypatch.setattr(tempfile, "tempdir", str(places))
+    monkeypatch.setenv("TMPDIR", str(places))
+    assert not list(probing._ask(Question(1, (Q8_0,), ())))
+    assert wrote.exists()
+    assert not list(places.iterdir())
 
 
 def test_a_stand_in_is_a_model_of_the_size_it_says(tmp_path: Path) -> None:

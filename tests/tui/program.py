@@ -56,7 +56,12 @@ class Program:
     """`localchat` in a window of `width` by `height`. `raw`: every byte that it wrote."""
 
     def __init__(
-        self, data: Path, args: Sequence[str] = (), width: int = 100, height: int = 30
+        self,
+        data: Path,
+        args: Sequence[str] = (),
+        width: int = 100,
+        height: int = 30,
+        editor: str = "vi",
     ) -> None:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
@@ -76,6 +81,7 @@ class Program:
                 **os.environ,
                 "TERM": "xterm-256color",
                 "COLORTERM": "truecolor",
+                "VISUAL": editor,
                 "LOCALCHAT_DATA_DIR": str(data),
                 "LOCALCHAT_CONFIG": str(data / "settings.toml"),
             },
@@ -183,6 +189,11 @@ class Program:
         children = psutil.Process(self.process.pid).children(recursive=True)
         return next(one for one in children if "localchat.loop.worker" in " ".join(one.cmdline()))
 
+    def hang_up(self) -> None:
+        """Close the terminal."""
+        os.close(self._master)
+        self._master = -1
+
     def close(self) -> None:
         """Take everything down."""
         with suppress(psutil.NoSuchProcess, StopIteration):
@@ -190,7 +201,8 @@ class Program:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
-        os.close(self._master)
+        if self._master >= 0:
+            os.close(self._master)
 
     def _read(self, patience_s: float) -> None:
         ready, _, _ = select.select([self._master], [], [], patience_s)

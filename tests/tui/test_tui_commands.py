@@ -156,6 +156,8 @@ def test_parameters_by_command(tmp_path: Path) -> None:
         assert "a number from 0 to 10" in notices(pilot)[-1]
         await command(pilot, "/set tempreature 1")
         assert "did you mean temperature" in notices(pilot)[-1]
+        await command(pilot, "/set remote box")
+        assert "there is no model 'remote:box'" in notices(pilot)[-1]
         await command(pilot, "/set context-length 8192")
         await until(pilot, lambda: len(stage.opened) == 2 and not app.session.busy)
         assert stage.opened[-1][0].context_tokens == 8192

@@ -18,7 +18,7 @@ from localchat.chat.conversation import Conversation
 from localchat.history.store import History
 from localchat.tui.app import ChatApp
 from localchat.tui.launch import can_show, launch
-from tests.tui.program import NEVER_ENDING, Program, endless
+from tests.tui.program import NEVER_ENDING, PATIENCE_S, Program, endless
 from tests.tui.stage import Stage
 
 Start = Callable[..., Program]
@@ -29,8 +29,8 @@ LONG = "Explain the KV cache, prefill, decode and speculation."
 def start(tmp_path: Path) -> Iterator[Start]:
     opened: list[Program] = []
 
-    def begin(*args: str, width: int = 120, height: int = 30) -> Program:
-        opened.append(Program(tmp_path, args, width=width, height=height))
+    def begin(*args: str, width: int = 120, height: int = 30, editor: str = "vi") -> Program:
+        opened.append(Program(tmp_path, args, width=width, height=height, editor=editor))
         return opened[-1]
 
     yield begin
@@ -239,7 +239,7 @@ def test_a_killed_engine_is_a_notice_and_the_next_question_is_answered(
     assert program.end() == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_before_the_screen_stands_leaves_the_terminal_as_it_was(
     start: Start, number: signal.Signals
 ) -> None:
@@ -247,9 +247,35 @@ def test_a_signal_before_the_screen_stands_leaves_the_terminal_as_it_was(
     before = program.modes
     program.until(lambda: program.modes != before)
     program.process.send_signal(number)
-    assert program.end() == 0
+    assert program.end() == (130 if number == signal.SIGINT else 0)
     assert program.modes == before
     assert program.raw.rindex(b"\x1b[?1049l") > program.raw.rindex(b"\x1b[?1049h")
+
+
+def test_a_terminal_that_is_closed_before_the_screen_stands_takes_the_program_with_it(
+    start: Start,
+) -> None:
+    program = start()
+    before = program.modes
+    program.until(lambda: program.modes != before)
+    program.hang_up()
+    assert program.process.wait(PATIENCE_S) == 0
+
+
+def test_an_editor_is_interrupted_alone(tmp_path: Path, start: Start) -> None:
+    script = tmp_path / "editor.sh"
+    script.write_text(
+        "#!/bin/sh\ntrap \"echo caught > '$1'; exit 0\" INT\necho edit\nsleep 60 & wait\n"
+    )
+    script.chmod(0o755)
+    program = start(editor=str(script))
+    program.see("The guide answers")
+    program.type("\x07")  # Ctrl+G
+    program.see("edit")
+    program.type("\x03")
+    program.until(lambda: "caught" in program.composer)
+    program.type("\x11")
+    assert program.end() == 0
 
 
 def test_the_screens_signals_end_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Screens, and what must outlive the program."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,29 @@ def test_history_is_searched_renamed_deleted_and_taken_back(tmp_path: Path) -> N
     play(Stage(tmp_path), what)
 
 
+def test_a_history_that_is_longer_than_its_list_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localchat.tui.screens.history._SHOWN", 1)
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await say(pilot, "about rivers")
+        await command(pilot, "/new")
+        await pilot.pause()
+        await say(pilot, "about hills")
+        await until(pilot, lambda: len(app.keeper.history.list()) == 2)  # type: ignore[union-attr]
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: app.screen is not app.chat)
+        box = dialog(pilot).query_one("#dialog")
+        assert dialog(pilot).entries.option_count == 1
+        assert str(box.border_title) == "Conversations, the newest 1: words find the others"
+        await pilot.press(*"rivers")
+        await until(pilot, lambda: str(box.border_title) == "Conversations")
+
+    play(Stage(tmp_path), what)
+
+
 def test_settings_are_written_with_their_comments(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     stage.environ["LOCALCHAT_CONFIG"] = str(tmp_path / "settings.toml")
@@ -94,6 +117,8 @@ def test_settings_are_written_with_their_comments(tmp_path: Path) -> None:
         app = app_of(pilot)
         await pilot.press("f2")
         await until(pilot, lambda: app.screen is not app.chat)
+        shown = [str(each.prompt) for each in dialog(pilot).entries.options]
+        assert "quiet                false" in shown
         await pilot.press(*"temp", "enter", *"hot", "enter")
         assert "a number from 0 to 10" in str(dialog(pilot).query_one("#about").render())
         await pilot.press(*["backspace"] * 3, *"0.3", "enter")
@@ -150,6 +175,32 @@ def test_the_own_editor_writes_the_message(tmp_path: Path, monkeypatch: pytest.M
         await until(pilot, lambda: app.chat.composer.text == "from outside")
 
     play(stage, what)
+
+
+def test_an_editor_that_is_not_there_leaves_the_screen_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from contextlib import contextmanager
+
+    from localchat.tui.app import ChatApp
+
+    told: list[str] = []
+
+    def suspend(app: ChatApp) -> Iterator[None]:
+        told.append("given away")
+        yield
+        told.append("taken back")  # as Textual does it: not after an error
+
+    monkeypatch.setattr(ChatApp, "suspend", contextmanager(suspend))
+
+    async def what(pilot: Pilot[int]) -> None:
+        await pilot.press(*"draft", "ctrl+g")
+        await until(pilot, lambda: notices(pilot))
+        assert "the editor no-such-editor cannot be started: No such file" in notices(pilot)[0]
+        assert told == ["given away", "taken back"]
+        assert app_of(pilot).chat.composer.text == "draft"
+
+    play(Stage(tmp_path, environ={"EDITOR": "no-such-editor"}), what)
 
 
 def test_what_was_said_is_there_after_a_restart(tmp_path: Path) -> None:
@@ -215,6 +266,21 @@ def test_a_notice_of_the_load_hides_no_offer_of_a_first_run(tmp_path: Path) -> N
     play(Stage(tmp_path, models=("guide", "other"), first_run=found), what)
 
 
+def test_the_greeting_is_whole_on_a_narrow_screen(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        await pilot.resize_terminal(60, 20)
+        welcome = app_of(pilot).chat.query_one(Welcome)
+        await until(
+            pilot, lambda: welcome.size.width <= 60 and "came with" in str(welcome.render())
+        )
+        assert "came with the program." in " ".join(str(welcome.render()).split())
+        await pilot.resize_terminal(60, 7)
+        await until(pilot, lambda: welcome.size.height <= 5)
+        assert "came with the progr…" in str(welcome.render()), "half a sentence is told to be one"
+
+    play(Stage(tmp_path, models=("guide",)), what)
+
+
 @pytest.mark.parametrize("width", [40, 64, 100])
 def test_the_help_keeps_its_words_whole_at_any_width(tmp_path: Path, width: int) -> None:
     async def what(pilot: Pilot[int]) -> None:
@@ -228,5 +294,6 @@ def test_the_help_keeps_its_words_whole_at_any_width(tmp_path: Path, width: int)
         assert not wide
         told = " ".join(shown.split())
         assert all(command.about.split()[-1] in told for command in COMMANDS)
+        assert all("EnterBegin" not in line for line in shown.split("\n")), "keys and words apart"
 
     play(Stage(tmp_path), what)

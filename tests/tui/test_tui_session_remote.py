@@ -5,8 +5,11 @@ from typing import Any
 
 import msgspec
 
+from localchat.engine.events import EngineStats, Figures
 from localchat.engine.scripted import Answer
 from localchat.errors import ContextExceeded, NetworkError
+from localchat.tui.live import Live
+from localchat.tui.widgets.panel_rows import rows_of
 from tests.tui.sessions import Chat, run
 from tests.tui.stage import INFO, Stage, told
 
@@ -35,7 +38,7 @@ def test_a_remote_that_is_wrong_about_its_context_is_believed_when_it_refuses(
         notice = chat.page.notices()[-1]
         assert "the context holds 24,000" in notice.text
         actions = [offer.action for offer in notice.offers]
-        assert actions == ["overflow/leave_out_oldest", "overflow/compact", "models"]
+        assert actions == ["overflow/leave_out_oldest", "overflow/compact", "model"]
         await session.retry()
         notice = chat.page.notices()[-1]
         assert notice.text == "http://box answered 400: too long\na shorter input"
@@ -72,3 +75,16 @@ def test_a_remote_that_drops_leaves_what_it_said_and_can_be_asked_again(tmp_path
         assert chat.page.texts() == ["q", "whole"]
 
     run(Stage(tmp_path, script=lambda request: next(answers)), play)
+
+
+def test_of_a_remote_nothing_is_shown_that_it_does_not_tell() -> None:
+    about = msgspec.structs.replace(INFO, backend="remote", context_tokens=0, threads=0, layers=0)
+    live = Live(info=about, stats=EngineStats(Figures("decode")))
+    assert live.kv == (0, 0)
+    shown = " ".join(piece.text for row in rows_of(live, 40) for piece in row.pieces)
+    assert about.model in shown
+    for word in ("Memory", "KV", "context", "threads", "layers", "running"):
+        assert word not in shown
+    told = msgspec.structs.replace(about, context_tokens=8192)
+    shown = " ".join(piece.text for row in rows_of(Live(info=told), 40) for piece in row.pieces)
+    assert "8,192 tok" in shown

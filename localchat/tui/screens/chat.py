@@ -11,7 +11,7 @@ from textual.binding import BindingType
 from localchat.errors import EngineClosed, LocalchatError
 from localchat.tui import clipboard
 from localchat.tui.blocks import Block, ToolCallBlock, UserBlock
-from localchat.tui.chips import contract, expand
+from localchat.tui.chips import Written, contract, expand
 from localchat.tui.keys import bindings
 from localchat.tui.outgrown import PREFIX as OVERFLOW
 from localchat.tui.page import node_of
@@ -81,8 +81,8 @@ class ChatScreen(ChatFrame):
         self.session.keeper.draft("")
         self.transcript.unfocus_block()
         self.transcript.to_end()
-        editing, self._editing = self._editing, None
-        self._restore_banner()
+        editing = self._editing
+        self.leave_editing()
         if editing is not None:
             self.go(session.edit(editing, event.text, event.inclusions))
         else:
@@ -96,8 +96,8 @@ class ChatScreen(ChatFrame):
         self.session.complain(event.problem)
 
     def on_composer_changed(self, event: Composer.Changed) -> None:
-        text, _ = expand(self.composer.text, self.composer.chips)
-        self.session.keeper.draft("" if self._editing else text)
+        text, _ = expand(*(self._aside if self._editing else self.composer.written))
+        self.session.keeper.draft(text)
 
     def on_composer_left(self, event: Composer.Left) -> None:
         if self.transcript.blocks:
@@ -151,11 +151,7 @@ class ChatScreen(ChatFrame):
             self.query_one(Finder).close()
         elif self.session.stop():
             pass
-        elif self._editing:
-            self._editing = None
-            self._restore_banner()
-            self.composer.write("")
-        else:
+        elif not self.leave_editing():
             self.transcript.unfocus_block()
             self.composer.editor.focus()
 
@@ -260,9 +256,21 @@ class ChatScreen(ChatFrame):
         if node is None:
             self.hint("there is no question to change")
             return
+        if self._editing is None:
+            self._aside = self.composer.written
         self._editing = node.id
         self._restore_banner()
         self.composer.write(*contract(node.message.content, node.inclusions))
+
+    def leave_editing(self) -> bool:
+        """Stop changing a sent message: what was written before stands in the composer again. False where none
+        was being changed."""
+        if self._editing is None:
+            return False
+        self._editing, aside, self._aside = None, self._aside, Written()
+        self._restore_banner()
+        self.composer.write(*aside)
+        return True
 
 
 def _text_of(block: Block) -> str:

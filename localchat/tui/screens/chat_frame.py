@@ -14,6 +14,8 @@ from localchat.chat.titles import title_for
 from localchat.errors import LocalchatError
 from localchat.inert import inert_line
 from localchat.tui.blocks import NoticeBlock
+from localchat.tui.chips import Written
+from localchat.tui.keys import keys_of
 from localchat.tui.screens.chat_page import TranscriptPage
 from localchat.tui.screens.talk import Talk
 from localchat.tui.session import Session
@@ -28,7 +30,8 @@ _HINT_S = 2.5
 
 
 class ChatFrame(Screen[None]):
-    """Draws; asks the session for figures and nothing else. `session` is handed in by the app."""
+    """Draws; asks the session for figures and nothing else. `session` is handed in by the app. While a sent
+    message is being changed, `_editing` names it, and what was written before is laid aside."""
 
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012 - textual's own form
     AUTO_FOCUS = "#editor"
@@ -38,6 +41,7 @@ class ChatFrame(Screen[None]):
         self.page = TranscriptPage(self)
         self.session: Session
         self._editing: str | None = None
+        self._aside = Written()
         self._asking_stats = False
         self._said: dict[str, str] = {}
 
@@ -82,7 +86,9 @@ class ChatFrame(Screen[None]):
         if self._nodes._get_by_id("status") is None:  # `query` would look at every widget
             return
         session = self.session
-        self.status.hint = "Esc stops" if session.busy else self._hint_of_rest()
+        urgent = "Esc stops" if session.busy else self._hint_of_offers() or self._hint_of_rest()
+        self.status.urgent = bool(urgent)
+        self.status.hint = urgent or "^O figures  F1 help"
         self.status.changed()
         self.panel.changed()
         title = inert_line(title_for(session.conversation)) or "New conversation"
@@ -91,12 +97,19 @@ class ChatFrame(Screen[None]):
         thinking = "" if think == "auto" else f" · think {think}"
         self._say_once("#model", f"{inert_line(session.live.model)}{thinking}")
 
-    def _hint_of_rest(self) -> str:
+    def _hint_of_offers(self) -> str:
         blocks = self.transcript.blocks
         last = blocks[-1] if blocks else None
         if isinstance(last, NoticeBlock) and last.offers:
             return "Alt+1 takes it" if len(last.offers) == 1 else f"Alt+1…{len(last.offers)} choose"
-        return "^O figures  F1 help"
+        return ""
+
+    def _hint_of_rest(self) -> str:
+        conversation = self.session.conversation
+        last = conversation.nodes.get(conversation.head or "")
+        if last is None or last.message.role != "assistant" or last.state == "whole":
+            return ""
+        return f"{keys_of('chat.continue', self.session.workplace.keys)} goes on with it"
 
     def _say_once(self, where: str, text: str) -> None:
         if self._said.get(where) != text:
@@ -112,7 +125,10 @@ class ChatFrame(Screen[None]):
         """The transcript holds something, or nothing any more. A notice alone, of a load for instance, does not
         hide who answers and what one can do."""
         blocks = self.transcript.blocks
-        self.query_one(Welcome).display = all(isinstance(one, NoticeBlock) for one in blocks)
+        notices = [one for one in blocks if isinstance(one, NoticeBlock)]
+        welcome = self.query_one(Welcome)
+        welcome.display = len(notices) == len(blocks)
+        welcome.outbid(any(one.offers for one in notices))
         self.transcript.display = bool(blocks)
 
     def _watch_stats(self) -> None:

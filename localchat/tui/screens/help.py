@@ -1,6 +1,7 @@
 """Keys and commands, all of them."""
 
 from collections.abc import Mapping
+from itertools import zip_longest
 from textwrap import wrap
 from typing import ClassVar
 
@@ -85,9 +86,11 @@ def _line(width: int, left: str, about: str, name: str = "") -> Content:
         under += [Content("  ") + Content.styled(name, "$foreground 45%")] if name else []
         keys = [Content.styled(line, "$accent") for line in wrap(left, width)]
         return Content("\n").join([*keys, *under])
-    first, *rest = wrap(about, max(20, width - _LEFT)) or [""]
-    lines = [Content.assemble((f"{left:<{_LEFT}}", "$accent"), first)]
-    lines += [Content(" " * _LEFT + line) for line in rest]
+    rows = zip_longest(wrap(left, _LEFT - 2), wrap(about, max(20, width - _LEFT)), fillvalue="")
+    lines = [
+        Content.assemble((f"{key:<{_LEFT}}", "$accent" if key else ""), words)
+        for key, words in rows
+    ]
     if name:
         tail = Content.styled(name, "$foreground 45%")
         fits = lines[-1].cell_length + 2 + len(name) <= width

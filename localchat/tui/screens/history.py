@@ -44,13 +44,16 @@ class HistoryScreen(ListDialog[str]):
     def _fill(self, text: str) -> None:
         try:
             if text.strip():
-                hits = self._history.search(text, _SHOWN)
+                hits = self._history.search(text, _SHOWN + 1)
                 rows = [(hit.summary, _found(hit)) for hit in hits]
             else:
-                rows = [(one, _listed(one)) for one in self._history.list(_SHOWN)]
+                rows = [(one, _listed(one)) for one in self._history.list(_SHOWN + 1)]
         except LocalchatError as problem:
             self.tell_about(str(problem))
             return
+        more = f", the newest {_SHOWN}: words find the others" if len(rows) > _SHOWN else ""
+        self.query_one("#dialog").border_title = Content(f"{self.TITLE_TEXT}{more}")
+        del rows[_SHOWN:]
         self._summaries = {summary.id: summary for summary, _ in rows}
         self.put_entries([(summary.id, line) for summary, line in rows], keep=True)
         if not rows:

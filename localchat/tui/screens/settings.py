@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, ClassVar
 
+import msgspec
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widgets import Input
@@ -47,8 +48,8 @@ class SettingsScreen(ListDialog[dict[str, str | None]]):
     def _line(self, key: str, written: object) -> Content:
         value = getattr(self._session.settled.settings, key)
         if written is not None:
-            return Content.assemble(f"{key:<20} ", (inert_line(str(written)), "bold $accent"))
-        shown = "not set" if value in (None, "", (), {}) else str(value)
+            return Content.assemble(f"{key:<20} ", (inert_line(_worded(written)), "bold $accent"))
+        shown = "not set" if value in (None, "", (), {}) else _worded(value)
         return Content.assemble(f"{key:<20} ", (inert_line(shown), "$foreground 60%"))
 
     def about(self, id_: str) -> str:
@@ -97,3 +98,8 @@ class SettingsScreen(ListDialog[dict[str, str | None]]):
             self._back()
         else:
             self.dismiss(self._changed or None)
+
+
+def _worded(value: object) -> str:
+    """As it is typed, and not as Python has it."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

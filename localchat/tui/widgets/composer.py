@@ -1,7 +1,7 @@
 """The foot of the chat: completions, what is attached, and the editor."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,12 +17,13 @@ from textual.widgets.option_list import Option
 from localchat.chat.conversation import Inclusion
 from localchat.errors import LocalchatError
 from localchat.inert import inert_line
-from localchat.tui.chips import Chip, chip_of_file, expand, present
-from localchat.tui.commands import COMMANDS, matching
-from localchat.tui.files import inside, is_path, nearby
+from localchat.tui.chips import Chip, Written, chip_of_file, expand, present
+from localchat.tui.commands import COMMANDS, is_command, is_known, matching
+from localchat.tui.files import inside, is_path, named, nearby, path_of
 from localchat.tui.widgets.editor import Editor
 
-CountTokens = Callable[[str], int]
+CountTokens = Callable[[str], Awaitable[int]]
+"""How many tokens a text has for the model that answers now. Raises LocalchatError where nobody can say."""
 _SHOWN = 8
 
 
@@ -61,12 +62,13 @@ class Composer(Vertical):
         super().__init__(id=id)
         self.root = Path.cwd()
         self.count_tokens: CountTokens | None = None
-        self.sent: list[str] = []
+        self.sent: list[Written] = []
         self._at: int | None = None
-        self._kept = ""
+        self._kept = Written()
         self._files: tuple[str, ...] | None = None
         self._found: list[str] = []
-        self._counted: dict[str, int] = {}
+        self._counted: dict[str, int | None] = {}
+        self._refused: set[str] = set()
         self._silent: str | None = None
         self._seen = ""
 
@@ -99,6 +101,11 @@ class Composer(Vertical):
     def chips(self) -> tuple[Chip, ...]:
         return present(self.editor.text, self.editor.chips)
 
+    @property
+    def written(self) -> Written:
+        """Text and chips together."""
+        return Written(self.text, self.chips)
+
     def write(self, text: str, chips: Sequence[Chip] = ()) -> None:
         """Put a text into the editor, to be changed and sent."""
         self._silent = text
@@ -113,18 +120,17 @@ class Composer(Vertical):
         self.editor.focus()
 
     def _send(self) -> None:
-        written = self.editor.text
-        if not written.strip():
+        written = self.written
+        if not written.text.strip():
             return
         self.sent.append(written)
         self._at = None
-        chips = self.chips
         self.editor.write("")
-        if written.startswith("/") and not chips:
-            self.post_message(self.Commanded(written))
-            return
-        text, inclusions = expand(written.strip() if not chips else written, chips)
-        self.post_message(self.Sent(text, inclusions))
+        text, inclusions = expand(*written)
+        if is_command(written.text):
+            self.post_message(self.Commanded(text))
+        else:
+            self.post_message(self.Sent(text if inclusions else text.strip(), inclusions))
 
     # ------------------------------------------------------------------ keys
 
@@ -134,7 +140,8 @@ class Composer(Vertical):
             self._look_again()  # the keys came faster than the messages about them
         match what:
             case "send":
-                if not (self._completing and self._accept(sending=True)):
+                taken = self._completing and self._accept(sending=True)
+                if not taken and not self._include_named():
                     self._send()
             case "accept":
                 if not (self._completing and self._accept(sending=False)):
@@ -160,14 +167,14 @@ class Composer(Vertical):
     def _recall(self, step: int) -> None:
         at = len(self.sent) if self._at is None else self._at
         if at == len(self.sent):
-            self._kept = self.editor.text
+            self._kept = self.written
         at += step
         if not 0 <= at <= len(self.sent):
             return
         self._at = None if at == len(self.sent) else at
-        text = self._kept if self._at is None else self.sent[at]
+        text, chips = self._kept if self._at is None else self.sent[at]
         self._silent = text
-        self.editor.write(text, self.editor.chips)
+        self.editor.write(text, chips)
         if step < 0:
             self.editor.move_cursor((0, len(self.editor.document.get_line(0))))
 
@@ -206,6 +213,8 @@ class Composer(Vertical):
             self._offer_files(word[1:])
             return
         self._offer([])
+        if before.endswith(" "):
+            self._include_named()
         if row == 0 and before.startswith("/"):
             self._explain_command(before[1:].partition(" ")[0])
 
@@ -272,33 +281,63 @@ class Composer(Vertical):
         """Take the marked completion. False where it is written out already, so that Enter sends it."""
         at = self.completions.highlighted or 0
         word = self._found[at]
+        if word.startswith("/"):
+            return self._accept_command(word, sending=sending)
         row, column = self.editor.cursor_location
-        begun = self._word_now() if word.startswith("@") else self.editor.text
-        if sending and word == begun:
+        start = (row, column - len(self._word_now()))
+        if word.endswith("/"):
+            self.editor.replace(word, start, (row, column))
+            self.editor.move_cursor((row, start[1] + len(word)))
+        else:
+            self.editor.delete(start, (row, column))
+            self._include(word[1:])
+        return True
+
+    def _accept_command(self, word: str, *, sending: bool) -> bool:
+        """What stands behind the half-written command stays."""
+        line = self.editor.document.get_line(0)
+        if sending and is_known(line.partition(" ")[0]):
             self._offer([])
             return False
-        start = (row, column - len(begun)) if word.startswith("@") else (0, 0)
-        end = (row, column) if word.startswith("@") else self.editor.document.end
-        if word.startswith("@") and not word.endswith("/"):
-            self.editor.delete(start, end)
-            self._include(word[1:])
-        else:
-            self.editor.replace(word if word.startswith("@") else f"{word} ", start, end)
-            self.editor.move_cursor(self.editor.document.end if row == 0 else (row, 10**6))
+        end = self.editor.cursor_location[1]
+        missing = word[end:]
+        end += len(missing) if line[end:].startswith(missing) else 0
+        self.editor.replace(word if line[end:].startswith(" ") else f"{word} ", (0, 0), (0, end))
+        self.editor.move_cursor((0, len(word) + 1))
         return True
 
     # ------------------------------------------------------------------ what is included
 
     @work(group="include")
     async def _include(self, name: str) -> None:
-        path = Path(name).expanduser() if is_path(name) else self.root / name
+        chip = await self._chip_of(name)
+        if chip is not None:
+            self.editor.take_chip(chip)
+
+    def _include_named(self) -> bool:
+        """Include the files whose names were written out and not taken from the list, before the message is
+        sent. False where there are none but those that were refused: these stay text."""
+        names = [name for name in named(self.editor.text, self.root) if name not in self._refused]
+        if names:
+            self._include_all(names)
+        return bool(names)
+
+    @work(exclusive=True, group="include-named")
+    async def _include_all(self, names: Sequence[str]) -> None:
+        for name in names:
+            chip = await self._chip_of(name)
+            if chip is None:
+                self._refused.add(name)
+            else:
+                self.editor.put_chip(f"@{name}", chip)
+
+    async def _chip_of(self, name: str) -> Chip | None:
         signs = [chip.sign for chip in self.editor.chips]
         try:
-            chip = await asyncio.to_thread(chip_of_file, path, name, signs)
+            return await asyncio.to_thread(chip_of_file, path_of(name, self.root), name, signs)
         except LocalchatError as problem:
             self.post_message(self.Refused(problem))
-            return
-        self.editor.take_chip(chip)
+            return None
 
     def _show_attached(self) -> None:
         line = self.query_one("#attached", Static)
@@ -308,12 +347,17 @@ class Composer(Vertical):
             return
         parts = []
         for chip in chips:
-            count = self._counted.get(chip.text)
-            tokens = f"{count:,} tokens" if count is not None else "counting …"
-            parts.append(f"{chip.label} · {chip.size} · {tokens}")
+            words = (chip.label, chip.size, self._tokens_of(chip), chip.note)
+            parts.append(" · ".join(filter(None, words)))
         line.update(Content("   ".join(parts)))
         if any(chip.text not in self._counted for chip in chips):
             self._count(chips)
+
+    def _tokens_of(self, chip: Chip) -> str:
+        if chip.text not in self._counted:
+            return "counting …"
+        count = self._counted[chip.text]
+        return "tokens unknown" if count is None else f"{count:,} tokens"
 
     @work(exclusive=True, group="count")
     async def _count(self, chips: Sequence[Chip]) -> None:
@@ -322,10 +366,14 @@ class Composer(Vertical):
         for chip in chips:
             if chip.text not in self._counted:
                 try:
-                    count = await asyncio.to_thread(self.count_tokens, chip.text)
+                    self._counted[chip.text] = await self.count_tokens(chip.text)
                 except LocalchatError:
-                    return  # the engine is gone; asked again with the next change
-                self._counted[chip.text] = count
+                    self._counted[chip.text] = None  # a server that does not count, or no engine
+        self._show_attached()
+
+    def recount(self) -> None:
+        """Another model counts otherwise."""
+        self._counted.clear()
         self._show_attached()
 
 

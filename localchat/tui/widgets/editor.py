@@ -1,5 +1,6 @@
 """Where a message is written: a text area that sends with Enter."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -114,12 +115,25 @@ class Editor(TextArea):
             self.scroll_cursor_visible()
             return
         self._pastes += 1
-        self.take_chip(chip_of_paste(text, self._pastes))
+        chip = chip_of_paste(text, self._pastes)
+        while chip.sign in self.text:  # one of a message of before
+            self._pastes += 1
+            chip = chip_of_paste(text, self._pastes)
+        self.take_chip(chip)
 
     def take_chip(self, chip: Chip) -> None:
         """Insert the sign of a chip at the cursor."""
         self.chips = (*present(self.text, self.chips), chip)
         self.insert(f"{chip.sign} ")
+
+    def put_chip(self, word: str, chip: Chip) -> None:
+        """Put the sign of a chip where a word stands, if it still does."""
+        for row, line in enumerate(self.text.split("\n")):
+            found = re.search(rf"(?<!\S){re.escape(word)}", line)
+            if found is not None:
+                self.chips = (*present(self.text, self.chips), chip)
+                self.replace(chip.sign, (row, found.start()), (row, found.end()))
+                return
 
     def write(self, text: str, chips: Sequence[Chip] = ()) -> None:
         """Replace everything; the cursor stands at the end."""

@@ -71,6 +71,8 @@ def _memory(live: Live, width: int) -> Iterator[Row]:
     if info is None:
         yield _heading("Memory", "after the load", width)
         return
+    if info.backend == "remote":
+        return
     actual, predicted = info.actual, info.predicted
     total = info.actual_bytes or info.predicted_bytes
     yield _heading("Memory", f"{size(total)} of {size(info.free_bytes)}" if total else "-", width)
@@ -224,7 +226,10 @@ def _engine(live: Live, width: int) -> Iterator[Row]:
         return
     yield _heading("Engine", inert_line(info.backend), width)
     yield _line("model", inert_line(info.model)[: width - 8], "fingerprint", width)
-    yield _line("context", f"{info.context_tokens:,} tok", "context_tokens", width)
+    if info.context_tokens:
+        yield _line("context", f"{info.context_tokens:,} tok", "context_tokens", width)
+    if info.backend == "remote":
+        return  # the rest of it is not told
     yield _line("threads", f"{info.threads}", "threads", width)
     yield _line("layers on the GPU", f"{info.gpu_layers}/{info.layers}", "gpu_layers", width)
     if stats is not None:

@@ -16,6 +16,8 @@ from localchat.tui.widgets.drawing import bar, sparkline
 
 _KV_CELLS: Final = 6
 _SPARK_CELLS: Final = 12
+_ORNAMENT: Final = 7
+"""From this rank on a part says nothing that is not said elsewhere."""
 
 
 class Part(NamedTuple):
@@ -74,12 +76,22 @@ def fitted(parts: tuple[Part, ...], width: int) -> tuple[Part, ...]:
     return tuple(kept)
 
 
+def beside(hint: str, parts: tuple[Part, ...], width: int) -> tuple[Part, ...]:
+    """The parts that leave room for a hint in `width` cells, where that costs ornaments alone; else those that
+    fit."""
+    shorter = fitted(parts, width - len(hint))
+    if all(part in shorter or part.rank >= _ORNAMENT for part in parts):
+        return shorter
+    return fitted(parts, width)
+
+
 def _length(parts: list[Part]) -> int:
     return sum(len(part.text) + (1 if part.glued else 3) for part in parts)
 
 
 class StatusLine(Widget):
-    """Paints one row; asked to again only where its text is another one."""
+    """Paints one row; asked to again only where its text is another one. `hint`: which key does what now;
+    `urgent`: it is about what is going on, and comes before ornaments."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "status--quiet",
@@ -98,7 +110,8 @@ class StatusLine(Widget):
         self._live = live
         self._shown: tuple[Part, ...] = ()
         self._looks: dict[str, Style] = {}
-        self.hint = ""
+        self.hint = self._hinted = ""
+        self.urgent = False
 
     def follow(self, live: Live) -> None:
         """Draw these figures from now on."""
@@ -107,9 +120,10 @@ class StatusLine(Widget):
 
     def changed(self) -> None:
         """The figures may be other ones."""
-        parts = fitted(parts_of(self._live), self.size.width - 2)
-        if parts != self._shown:
-            self._shown = parts
+        asked = self.hint if self.urgent else ""
+        parts = beside(asked, parts_of(self._live), self.size.width - 2)
+        if (parts, self.hint) != (self._shown, self._hinted):
+            self._shown, self._hinted = parts, self.hint
             self.refresh(Region(0, 0, self.size.width, 1))
 
     def on_resize(self) -> None:

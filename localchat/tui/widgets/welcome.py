@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 
 from textual import events
 from textual.content import Content
@@ -13,7 +14,8 @@ from localchat.tui.blocks import Offer
 
 
 class Welcome(Widget):
-    """Lines in the middle of the screen. `offers` are taken by a click or their number."""
+    """Lines in the middle of the screen. `offers` are taken by a click or their number; none are made while a
+    notice makes some, which the same keys take."""
 
     @dataclass
     class Taken(Message):
@@ -24,13 +26,25 @@ class Welcome(Widget):
     def __init__(self, *, id: str) -> None:  # noqa: A002 - textual's word
         super().__init__(id=id)
         self.greeting: tuple[str, ...] = ()
-        self.offers: tuple[Offer, ...] = ()
+        self._offers: tuple[Offer, ...] = ()
+        self._outbid = False
         self._offer_rows: dict[int, int] = {}
 
     def tell(self, greeting: Sequence[str], offers: Sequence[Offer] = ()) -> None:
         """Say this. The first line is the largest."""
-        self.greeting, self.offers = tuple(greeting), tuple(offers)
+        self.greeting, self._offers = tuple(greeting), tuple(offers)
         self.refresh(layout=True)
+
+    @property
+    def offers(self) -> tuple[Offer, ...]:
+        """Those that can be taken now."""
+        return () if self._outbid else self._offers
+
+    def outbid(self, by_notice: bool) -> None:
+        """Whether a notice makes offers."""
+        if by_notice != self._outbid:
+            self._outbid = by_notice
+            self.refresh(layout=True)
 
     def take(self, number: int) -> None:
         """Choose an offer, counted from 1."""
@@ -42,14 +56,12 @@ class Welcome(Widget):
 
     def render(self) -> Content:
         width = max(10, self.size.width - 2)
-        greeting = _fitted(self.greeting, self.size.height - 3 - len(self.offers))
+        said = [inert_line(line) for line in self.greeting]
+        greeting = _fitted(said, width, self.size.height - 3 - len(self.offers))
         lines: list[Content] = [
             Content.assemble(("localchat", "bold $primary")),
             Content(""),
-            *(
-                Content.styled(_shortened(inert_line(line), width), "$foreground 60%")
-                for line in greeting
-            ),
+            *(Content.styled(line, "$foreground 60%") for line in greeting),
         ]
         first = len(lines) + 1
         if self.offers:
@@ -62,12 +74,24 @@ class Welcome(Widget):
         return Content("\n" * above) + Content("\n").join(_centred(lines, self.size.width))
 
 
-def _fitted(lines: Sequence[str], room: int) -> list[str]:
-    """The lines that a low window has room for: first the empty ones go, then the last."""
-    kept = list(lines)
-    if len(kept) > room:
-        kept = [line for line in kept if line]
-    return kept[: max(1, room)]
+def _fitted(lines: Sequence[str], width: int, room: int) -> list[str]:
+    """The rows that a low window has room for: first the empty ones go, then the last lines, each as a
+    whole."""
+    wrapped = [_wrapped(line, width) for line in lines]
+    if sum(map(len, wrapped)) > room:
+        wrapped = [rows for rows, line in zip(wrapped, lines, strict=True) if line]
+    kept: list[str] = []
+    for rows in wrapped:
+        if len(kept) + len(rows) > room:
+            break
+        kept += rows
+    return kept or [_shortened(lines[0], width)] if lines else []
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    """A sentence goes on below itself; a line of parts goes without its last ones."""
+    shortened = _shortened(line, width)
+    return wrap(line, width) if shortened.endswith("…") else [shortened]
 
 
 def _shortened(line: str, width: int) -> str:

@@ -1,0 +1,71 @@
+"""What is offered can be taken, by the key that stands beside it and is told at the foot of the screen."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from localchat.engine.events import Figures, Text
+from localchat.errors import DoesNotFit
+from localchat.tui.blocks import NoticeBlock, Offer
+from localchat.tui.live import Live
+from localchat.tui.screens.models import ModelScreen
+from localchat.tui.widgets.status import beside, fitted, parts_of
+from localchat.tui.widgets.welcome import Welcome
+from tests.tui.stage import Stage, app_of, until
+
+Play = Callable[[Pilot[int]], Coroutine[Any, Any, None]]
+
+
+def play(stage: Stage, what: Play) -> None:
+    async def all_of_it() -> None:
+        async with stage.play() as pilot:
+            await what(pilot)
+
+    asyncio.run(all_of_it())
+
+
+def test_another_model_is_chosen_where_it_is_offered(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await until(pilot, lambda: app.chat.transcript.blocks)
+        (notice,) = app.chat.transcript.blocks
+        assert isinstance(notice, NoticeBlock)
+        (offer,) = notice.offers
+        assert offer.label == "choose another model"
+        await pilot.press("alt+1")
+        await until(pilot, lambda: isinstance(app.screen, ModelScreen))
+
+    play(Stage(tmp_path, refuse=DoesNotFit("it does not fit")), what)
+
+
+def test_a_key_means_one_offer(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        welcome = app.chat.query_one(Welcome)
+        await until(pilot, lambda: "alt+1" in str(welcome.render()))
+        app.session.notice("other is here.", "info", (Offer("chat with other", "model other"),))
+        await until(pilot, lambda: "alt+1" not in str(welcome.render()))
+        assert "The guide answers" in str(welcome.render())
+        await pilot.press("alt+1")
+        await until(pilot, lambda: app.session.settled.model.name == "other")
+
+    play(Stage(tmp_path, models=("guide", "other")), what)
+
+
+@pytest.mark.parametrize("width", [52, 58, 60])
+def test_how_to_stop_comes_before_ornaments(width: int) -> None:
+    live = Live()
+    live.begin()
+    live.take(Text(0, "so"))
+    for rate in range(190, 210):
+        live.take(Figures("decode", ttft_s=0.41, decode_tokens_per_s=float(rate)))
+    parts = parts_of(live)
+    shown = beside("Esc stops", parts, width)
+    assert {"TTFT 0.41 s", "209.0 tok/s"} <= {part.text for part in shown}
+    assert len(fitted(shown, width - len("Esc stops"))) == len(shown)
+    assert len(shown) < len(parts)
+    assert beside("x" * width, parts, width) == fitted(parts, width), "figures come before a hint"
