@@ -121,6 +121,13 @@ class Interrupted(LocalchatError):
     exit_code = ExitCode.INTERRUPTED
 
 
+def reason(problem: Exception) -> str:
+    """What went wrong, for a sentence that names the file already: of the system's errors without number and
+    path."""
+    words = problem.strerror if isinstance(problem, OSError) else None
+    return words or str(problem)
+
+
 def _tree(root: type[LocalchatError]) -> dict[str, type[LocalchatError]]:
     found = {root.code: root}
     for kind in root.__subclasses__():

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from localchat.errors import LocalchatError, UsageError
+from localchat.errors import LocalchatError, UsageError, reason
 from localchat.remotes import Remote, read_remotes
 from localchat.settings import Given, check_key, convert
 
@@ -102,7 +102,9 @@ def write_setting(path: Path, key: str, text: str | None, model: str | None = No
     try:
         write_text(path, tomlkit.dumps(document))
     except OSError as problem:
-        raise LocalchatError(f"the settings file {path} cannot be written: {problem}") from problem
+        raise LocalchatError(
+            f"the settings file {path} cannot be written: {reason(problem)}"
+        ) from problem
 
 
 def _text(path: Path) -> str:
@@ -111,7 +113,7 @@ def _text(path: Path) -> str:
     except FileNotFoundError:
         return ""
     except (OSError, UnicodeDecodeError) as problem:
-        raise UsageError(f"the settings file {path} cannot be read: {problem}") from problem
+        raise UsageError(f"the settings file {path} cannot be read: {reason(problem)}") from problem
 
 
 def _section(path: Path, heading: str, section: object) -> Mapping[str, object]:

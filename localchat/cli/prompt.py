@@ -50,11 +50,17 @@ def _read_file(name: str, say: Say) -> str:
         )
     try:
         with path.open("rb") as file:
-            return _decoded(_bounded(file, name), name, say)
+            data = _bounded(file, name)
     except FileNotFoundError as problem:
         raise FileMissing(f"there is no file {name}") from problem
     except OSError as problem:
         raise UsageError(f"{name} cannot be read: {problem.strerror}") from problem
+    if b"\0" in data:
+        raise UsageError(
+            f"{name} is no text: it holds bytes of zero",
+            hint="-f takes text files; iconv -f utf-16 -t utf-8 turns UTF-16 into UTF-8",
+        )
+    return _decoded(data, name, say)
 
 
 def _bounded(stream: BinaryIO, name: str) -> bytes:

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from localchat.atomic import write_text
-from localchat.errors import LocalchatError, UsageError
+from localchat.errors import LocalchatError, UsageError, reason
 from localchat.library.origins import PREFIXES
 from localchat.paths import Paths
 
@@ -46,7 +46,7 @@ def read_bookmarks(paths: Paths) -> Bookmarks:
         return Bookmarks()
     except (OSError, msgspec.DecodeError) as problem:
         raise LocalchatError(
-            f"the aliases and folders in {file} cannot be read: {problem}",
+            f"the aliases and folders in {file} cannot be read: {reason(problem)}",
             hint="mend the file or delete it",
         ) from problem
 
@@ -92,4 +92,4 @@ def _write(paths: Paths, bookmarks: Bookmarks) -> None:
     try:
         write_text(_file(paths), f"{text.decode()}\n")
     except OSError as problem:
-        raise LocalchatError(f"{_file(paths)} cannot be written: {problem}") from problem
+        raise LocalchatError(f"{_file(paths)} cannot be written: {reason(problem)}") from problem

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from localchat.errors import LocalchatError, UsageError
+from localchat.errors import LocalchatError, UsageError, reason
 from localchat.library.manifest import Format
 from localchat.library.quantizations import DEFAULT_QUANTIZATION, same_quantization
 from localchat.paths import Paths
@@ -128,7 +128,7 @@ def read_models(path: Path) -> dict[str, Entry]:
     try:
         table = loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as problem:
-        raise LocalchatError(f"the catalogue {path} cannot be read: {problem}") from problem
+        raise LocalchatError(f"the catalogue {path} cannot be read: {reason(problem)}") from problem
     except TOMLDecodeError as problem:
         raise UsageError(f"the catalogue {path} is not TOML: {problem}") from problem
     return {name: _entry(path, name, body) for name, body in _models(path, table).items()}

@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-from localchat.errors import ModelInvalid
+from localchat.errors import ModelInvalid, reason
 from localchat.fit.checkpoint import Checkpoint
 from localchat.fit.safetensors_header import Tensor
 from localchat.library.facts import Facts, abilities_of, sentences_of
@@ -93,7 +93,9 @@ def _text(path: Path) -> str:
         with path.open("rb") as file:
             return file.read(_LONGEST_BYTES).decode("utf-8", "replace")
     except OSError as problem:
-        raise ModelInvalid(f"{path} cannot be read: {problem}.", path=str(path)) from problem
+        raise ModelInvalid(
+            f"{path} cannot be read: {reason(problem)}.", path=str(path)
+        ) from problem
 
 
 def _fills_in(folder: Path) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from localchat.errors import LocalchatError, UsageError
+from localchat.errors import LocalchatError, UsageError, reason
 from localchat.fit.words import size
 
 How = Literal["hard link", "symbolic link", "copy"]
@@ -41,7 +41,9 @@ def link_model(files: Sequence[Path], models_dir: Path, name: str, how: How) -> 
         for target in made:
             target.unlink(missing_ok=True)
         if isinstance(problem, OSError):
-            raise LocalchatError(f"{name} cannot be put into {models_dir}: {problem}") from problem
+            raise LocalchatError(
+                f"{name} cannot be put into {models_dir}: {reason(problem)}"
+            ) from problem
         raise
     return Linked(targets[0], how)
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
-from localchat.errors import LocalchatError, ModelMissing, UsageError
+from localchat.errors import LocalchatError, ModelMissing, UsageError, reason
 from localchat.figures import size
 from localchat.library import manifest as manifests
 from localchat.library.download import Download, fetch_patiently
@@ -196,7 +196,7 @@ def _alone(models_dir: Path, repository: str, tell: Tell) -> Iterator[None]:
             tell(Note(f"another pull of {repository} runs; this one waits for it"))
             lock.acquire()
     except OSError as problem:
-        raise LocalchatError(f"{models_dir} cannot be written: {problem}") from problem
+        raise LocalchatError(f"{models_dir} cannot be written: {reason(problem)}") from problem
     try:
         yield
     finally:
@@ -230,4 +230,4 @@ def _write_down(folder: Path, done: Manifest) -> None:
     try:
         manifests.record(folder, done)
     except OSError as problem:
-        raise LocalchatError(f"{folder} cannot be written: {problem}") from problem
+        raise LocalchatError(f"{folder} cannot be written: {reason(problem)}") from problem

@@ -42,6 +42,17 @@ def test_one_file_is_the_beginning_and_several_are_named(call: Call, tmp_path: P
     assert sent(call, "-f", one, "-f", two, "q") == f"{one}:\n\n1\n\n{two}:\n\n2\n\nq"
 
 
+def test_a_file_that_is_no_text_is_refused(call: Call, tmp_path: Path) -> None:
+    image, windows = tmp_path / "a.png", tmp_path / "b.txt"
+    image.write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
+    windows.write_text("notes", encoding="utf-16")
+    for file in (image, windows):
+        code, out, err = call(HELLO, "-f", file, "explain")
+        assert (code, out) == (2, "")
+        assert f"{file} is no text" in err
+        assert "iconv -f utf-16" in err
+
+
 def test_ten_megabytes_arrive_whole(call: Call) -> None:
     text = "0123456789abcdef" * (10 * 2**16)
     assert sent(call, "q", stdin=text.encode()) == f"{text}\n\nq"
