@@ -12,6 +12,7 @@ Several processes walk the same steps (warming.py starts them); whoever claims a
 """
 
 import hashlib
+import os
 import pickle
 import sys
 from collections.abc import Iterable, Iterator
@@ -233,11 +234,15 @@ class Claims:
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder) if folder else None
+        self._starter = os.getppid()
         self._left: set[str] = set()
         self.count = 0
 
     def skip(self, *, key: str, fn: JitFunctionInfo, **rest: object) -> bool:
-        """Triton's hook before it compiles: whether to leave this kernel out."""
+        """Triton's hook before it compiles: whether to leave this kernel out. Raises SystemExit where who
+        started this is gone, and nobody waits for it any more."""
+        if os.getppid() != self._starter:
+            raise SystemExit(1)
         name = hashlib.sha256(f"{fn.module}.{fn.name}{key}".encode()).hexdigest()
         if name in self._left:
             return True

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 import triton
 
-from localchat.fit.machine import read_machine
+from localchat.fit.machine import read_limits, read_machine
 from localchat.loop.backend import Capabilities
 from localchat_cuda.config import ModelConfig
 from localchat_cuda.kernels import launch
@@ -27,6 +27,8 @@ from localchat_cuda.rehearsal import Script
 
 _COMMAND = (sys.executable, "-m", "localchat_cuda.rehearsal")
 _PATIENCE_S = 900
+_MOST_PROCESSES = 24
+"""Each begins with seconds of imports and of its own walk; some kernels take ten times as long as others."""
 _PROCESS_BYTES = 1_000_000_000
 """What a compiling process takes of the machine's memory (0.7 GB where it was measured)."""
 
@@ -69,8 +71,9 @@ class CompileAhead:
         try:
             statuses = [each.wait(_PATIENCE_S) for each in self._started]
             if not any(statuses):
-                self._mark.parent.mkdir(parents=True, exist_ok=True)
-                self._mark.touch()
+                with contextlib.suppress(OSError):  # asked again next time
+                    self._mark.parent.mkdir(parents=True, exist_ok=True)
+                    self._mark.touch()
         except subprocess.TimeoutExpired:
             pass
         finally:
@@ -99,5 +102,8 @@ def _digest(script: Script) -> str:
 
 
 def _processes() -> int:
+    """One for each logical core that this process may use, as far as memory goes."""
+    allowed, limit = len(os.sched_getaffinity(0)), read_limits().cpus
+    cores = min(allowed, int(limit)) if limit else allowed
     by_memory = read_machine().ram_free_bytes // 2 // _PROCESS_BYTES
-    return max(1, min((os.cpu_count() or 2) - 1, by_memory))
+    return max(1, min(cores, by_memory, _MOST_PROCESSES))

@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 import triton
+from triton.runtime.jit import JitFunctionInfo
 
+from localchat.fit.machine import Limits, read_machine
 from localchat.fit.plan import MemoryPlan
 from localchat.loop.backend import Capabilities, LoadOptions
 from localchat_cuda import rehearsal, warming
@@ -257,6 +260,29 @@ def test_what_a_kernel_calls_is_hashed_before_it() -> None:
     kernel, called, hashed, functions = json.loads(child(["-c", HASHED], None))
     assert called < kernel
     assert hashed == functions > 100
+
+
+def test_nothing_is_compiled_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    claims, kernel = rehearsal.Claims(""), JitFunctionInfo("module", "kernel", None)
+    assert claims.skip(key="a", fn=kernel) is False
+    assert claims.count == 1
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    with pytest.raises(SystemExit):
+        claims.skip(key="b", fn=kernel)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "limit", "free_gb", "wanted"),
+    [(16, 0.0, 100, 16), (16, 2.5, 100, 2), (16, 0.5, 100, 1), (16, 0.0, 6, 3), (64, 0.0, 500, 24)],
+)
+def test_compiling_keeps_to_what_a_container_may_take(
+    allowed: int, limit: float, free_gb: int, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = replace(read_machine(), ram_free_bytes=free_gb * 10**9)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(allowed)))
+    monkeypatch.setattr(warming, "read_limits", lambda: Limits(cpus=limit))
+    monkeypatch.setattr(warming, "read_machine", lambda: machine)
+    assert warming._processes() == wanted
 
 
 @pytest.fixture
