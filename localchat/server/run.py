@@ -31,6 +31,8 @@ _FILES = 256
 """Open files beside the connections: pipes of models, logs, what is read on the way."""
 _CROWDED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _SAY_S = 10.0
+_AGAIN = "._start_serving("
+"""What asyncio calls for every connection that could not be taken, when a second has passed."""
 
 
 class Server(uvicorn.Server):
@@ -75,6 +77,8 @@ class Server(uvicorn.Server):
         """Without a file for a new connection, the loop complains with a traceback for each that may wait,
         every second anew: once is enough."""
         error = context.get("exception")
+        if self.should_exit and isinstance(error, ValueError) and _AGAIN in context["message"]:
+            return  # it wanted to listen again a second later, at a place that was closed meanwhile
         if not isinstance(error, OSError) or error.errno not in _CROWDED:
             loop.default_exception_handler(context)
         elif loop.time() >= self._say_again_s:

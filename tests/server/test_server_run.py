@@ -1,5 +1,6 @@
 """Where a server listens, and the verb that starts it."""
 
+import asyncio
 import os
 import resource
 import signal
@@ -10,12 +11,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from localchat.errors import LocalchatError, UsageError
 from localchat.server.config import Limits
-from localchat.server.run import bound
+from localchat.server.run import Server, bound
 from tests.server.serving import settled
 
 
@@ -93,6 +95,22 @@ def test_the_verb_tells_where_it_is_and_ends_well(number: signal.Signals) -> Non
     assert f"serving on {url}" in talk and f"curl {url}/chat/completions" in talk
     assert " GET /v1/models 200 " in talk
     assert "Traceback" not in talk
+
+
+@pytest.mark.parametrize(("ending", "told"), [(True, 0), (False, 1)])
+def test_an_end_before_it_listens_again_is_no_fault(ending: bool, told: int) -> None:
+    """asyncio tries a second after it ran out of files; by then a server that ends has closed its place."""
+    server, loop, said = object.__new__(Server), asyncio.new_event_loop(), list[dict[str, Any]]()
+    server.should_exit = ending
+    loop.set_exception_handler(server._complain)
+    setattr(loop, "default_exception_handler", said.append)  # noqa: B010
+    with socket.socket() as place:
+        place.setblocking(False)
+        place.close()
+        loop.call_soon(loop._start_serving, asyncio.Protocol, place)  # type: ignore[attr-defined]
+        loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    assert len(said) == told
 
 
 @pytest.fixture
