@@ -76,6 +76,24 @@ ABSENT: Final = (
 EXITS: Final = tuple(
     code for code in (*range(7, 130), *range(131, 256)) if code not in (137, 139, 141)
 )
+FAMILIES: Final = {
+    "llama3.1": ("llama 3.1|llama3.1|llama-3.1|meta llama 3.1", "8b 70b"),
+    "llama3.2": ("llama 3.2|llama3.2|llama-3.2", "1b 3b"),
+    "llama3.3": ("llama 3.3|llama3.3|llama-3.3", "70b"),
+    "qwen2.5": ("qwen2.5|qwen 2.5|qwen-2.5", "0.5b 1.5b 3b 7b 14b 32b 72b"),
+    "qwen3": ("qwen3|qwen 3|qwen-3", "0.6b 1.7b 4b 8b 14b 32b 30b-a3b"),
+    "qwen2.5-coder": ("qwen coder|qwen2.5-coder|qwen 2.5 coder|qwen2.5 coder", "1.5b 3b 7b 14b 32b"),
+    "mistral": ("mistral", "7b"),
+    "gemma3": ("gemma 3|gemma3|gemma-3|gemma", "270m 1b 4b 12b 27b"),
+    "phi4": ("phi4|phi-4|phi 4", "14b"),
+    "deepseek-r1": ("deepseek r1|deepseek-r1|deepseek", "1.5b 7b 8b 14b 32b 70b"),
+    "smollm2": ("smollm2|smollm|smollm 2", "135m 360m 1.7b"),
+}  # fmt: skip
+"""Families of the catalogue: how people name them, and their sizes. A test asks the catalogue."""
+SEVERAL: Final = (
+    "llama|llama 3|llama3|llama-3",
+    "`localchat pull llama3.1:8b`; for little memory `llama3.2:3b`, for much `llama3.3:70b`.",
+)
 ALONE: Final = frozenset(("talk", "absent", "self"))  # no half of two questions in one
 PAIR_CHARS: Final = 420  # two answers in one are no longer than this, each
 FEW: Final = ("", "one", "two", "three", "four", "five", "six", "seven", "eight")
@@ -101,6 +119,8 @@ def slot(kind: str, rng: Random) -> tuple[str, str]:
         few = rng.randint(2, 32)
         said = FEW[few] if few < len(FEW) and rng.random() < 0.4 else str(few)
         return said, str(few)
+    if kind == "family":
+        return family(rng)
     if kind == "absent":
         name = rng.choice(ABSENT)
         return name, name
@@ -115,6 +135,19 @@ def slot(kind: str, rng: Random) -> tuple[str, str]:
     }
     value = str(rng.choice(choices[kind]))
     return value, value
+
+
+def family(rng: Random) -> tuple[str, str]:
+    """A family without a size, and what to pull of it."""
+    at = rng.randrange(len(FAMILIES) + 2)
+    if at >= len(FAMILIES):
+        return rng.choice(SEVERAL[0].split("|")), SEVERAL[1]
+    name, (said, sizes) = list(FAMILIES.items())[at]
+    usual = {"qwen2.5": "7b", "qwen3": "8b", "qwen2.5-coder": "7b", "gemma3": "4b", "deepseek-r1": "7b",
+             "smollm2": "1.7b"}.get(name, sizes.split()[0])  # fmt: skip
+    there = ", ".join(f"`{size}`" for size in sizes.split())
+    told = f"`localchat pull {name}:{usual}`" + (f". Sizes: {there}." if " " in sizes else "")
+    return rng.choice(said.split("|")), told
 
 
 def _inline(text: str, rng: Random) -> str:

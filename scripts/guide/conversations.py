@@ -20,7 +20,7 @@ from refusing import Refusals
 from sums import Sums
 
 Conversation = list[tuple[str, str]]
-SHARES: Final = {"topic": 40, "sum": 10, "refusal": 13, "copy": 20, "chain": 15, "infill": 2}
+SHARES: Final = {"topic": 42, "sum": 10, "refusal": 13, "copy": 18, "chain": 15, "infill": 2}
 PASTED: Final = 0.16  # of refusals: a pasted text with a task that the guide cannot do
 PAIRS: Final = 0.06  # of topics: two questions in one
 FOREIGN: Final = 0.05  # of topics: in another language

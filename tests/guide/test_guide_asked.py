@@ -1,15 +1,19 @@
 """What people bring beside plain questions: pasted texts, two questions in one, other languages."""
 
+import re
+import tomllib
+from pathlib import Path
 from random import Random
 
 import facts as table
-from asking import ABSENT, PAIR_CHARS, Topics
+from asking import ABSENT, FAMILIES, PAIR_CHARS, Topics, family
 from conversations import Writer
 from copying import Copying
 from foreign import Foreign
 from product import refusal
 from refusing import UNKNOWN
 
+ROOT = Path(__file__).parents[2]
 FACTS = table.build()
 WRITER = Writer(FACTS)
 
@@ -26,6 +30,29 @@ def test_two_questions_in_one_get_both_answers() -> None:
         assert len(answer) <= 2 * PAIR_CHARS + 20
         both += any(answer.startswith(a) and answer != a for a in whole)
     assert both > 200
+
+
+def test_a_family_without_a_size_has_the_sizes_of_the_catalogue() -> None:
+    known = tomllib.loads((ROOT / "models.toml").read_text("utf-8"))["models"]
+    for name, (_, sizes) in FAMILIES.items():
+        of_it = {one.partition(":")[2] for one in known if one.partition(":")[0] == name}
+        assert set(sizes.split()) == {size for size in of_it if "2507" not in size}
+    told, rng = {family(rng) for rng in map(Random, range(400))}, Random(4)
+    for _, answer in told:
+        assert all(name in known for name in re.findall(r"[a-z0-9.-]+:[a-z0-9.-]+b", answer))
+    assert len({answer for _, answer in told}) == len(FAMILIES) + 1
+    topics = Topics(FACTS)
+    question, answer = topics.question(topics.by_id["pull.family"], rng)
+    assert "{n}" not in question
+    assert answer.startswith("`localchat pull ")
+
+
+def test_what_is_in_the_catalogue_is_never_said_to_be_missing() -> None:
+    other = next(topic for topic in FACTS["topics"] if topic["id"] == "pull.other_name")
+    words = " ".join((*other["do"], *other["ask"], *other["kw"]))
+    for said, _ in FAMILIES.values():
+        for name in said.split("|"):
+            assert not re.search(rf"[(| ]{re.escape(name)}[)|]", words), name
 
 
 def test_lines_from_the_screen_get_the_answer_of_their_topic() -> None:
