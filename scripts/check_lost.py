@@ -196,6 +196,9 @@ def _kill_engines(data: Path, kills: int, draw: random.Random) -> list[int]:
             program.ask("/set max_tokens 3000")
             program.ask("/new")
             program.see("Enter sends")
+            program.until(
+                lambda: "max_tokens =" not in program.text
+            )  # or it reads as of the answer
     finally:
         program.close()
     return found

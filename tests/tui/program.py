@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pyte
@@ -39,10 +40,14 @@ def endless() -> tuple[str, ...]:
     )
 
 
+_FRAMES = 2026
+"""The mode of a terminal in which it shows nothing until it is left: a frame is drawn in it."""
+_ASKS_FOR_FRAMES = b"\x1b[?%d$p" % _FRAMES
+_HAS_FRAMES = b"\x1b[?%d;2$y" % _FRAMES
 _AFTER_AN_ANSWER = re.compile(r"\n +(?:TTFT |broke off|[●▲✕] )")
 """Its figures, how it ended, or a notice."""
 _COMPOSER = "\n ▌"
-_HALF_DRAWN_S = 1.0
+_HALF_WRITTEN_S = 1.0
 _LOOK_BYTES = 1024
 
 _OWN_TERMINAL = """
@@ -50,6 +55,41 @@ import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
+
+
+class _Screen(pyte.Screen):
+    """A terminal that shows frames whole: half of one is nothing that anybody saw. `on_frame` is called when
+    one stands."""
+
+    def __init__(self, width: int, height: int, on_frame: Callable[[], None]) -> None:
+        super().__init__(width, height)
+        self._shown, self._drawing = [""] * height, False
+        self._text = "\n" * (height - 1)
+        self._on_frame = on_frame
+
+    @property
+    def text(self) -> str:
+        """What stands on the screen. Only rows that changed are put together: pyte takes 17 ms for all."""
+        if self.dirty and not self._drawing:
+            for row in self.dirty:
+                line = self.buffer[row]
+                cells = [line[column].data for column in range(self.columns)]
+                self._shown[row] = "".join(cells).rstrip()
+            self.dirty.clear()
+            self._text = "\n".join(self._shown)
+        return self._text
+
+    def set_mode(self, *modes: int, private: bool = False, **given: Any) -> None:
+        if private and _FRAMES in modes:
+            self._text = self.text
+            self._drawing = True
+        super().set_mode(*modes, private=private, **given)
+
+    def reset_mode(self, *modes: int, private: bool = False, **given: Any) -> None:
+        super().reset_mode(*modes, private=private, **given)
+        if private and _FRAMES in modes and self._drawing:
+            self._drawing = False
+            self._on_frame()
 
 
 class Program:
@@ -65,9 +105,8 @@ class Program:
     ) -> None:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
-        self._screen = pyte.Screen(width, height)
+        self._screen = _Screen(width, height, self._look)
         self._stream = pyte.ByteStream(self._screen)
-        self._rows, self._text = [""] * height, "\n" * (height - 1)
         self.raw = b""
         self._watched, self._noting = "", False
         self._samples: list[tuple[float, str]] = []
@@ -81,6 +120,7 @@ class Program:
                 **os.environ,
                 "TERM": "xterm-256color",
                 "COLORTERM": "truecolor",
+                "TERM_PROGRAM": "",  # Textual does not ask every program for frames
                 "VISUAL": editor,
                 "LOCALCHAT_DATA_DIR": str(data),
                 "LOCALCHAT_CONFIG": str(data / "settings.toml"),
@@ -126,28 +166,20 @@ class Program:
 
     def lost(self, stored: str) -> tuple[float, int]:
         """How long before the last look the first letter was seen that is not `stored`, in seconds (0: all of
-        them are), and how many letters are missing. Fails where the two are not the same text. A look at a
-        frame that is half drawn, or at Markdown that is half written, is passed over."""
+        them are), and how many letters are missing. Fails where the two are not the same text. A look at
+        Markdown that is half written is passed over."""
         kept = letters(stored)
         last_s, last = self._samples[-1]
         seen = [one for one in self._samples if one[1] and _agree(one[1], kept)]
-        late = not seen or last_s - seen[-1][0] > _HALF_DRAWN_S
+        late = not seen or last_s - seen[-1][0] > _HALF_WRITTEN_S
         assert not late, f"{last!r} is on the screen, and kept is {kept!r}"
         first_s = next((moment for moment, text in seen if len(text) > len(kept)), last_s)
         return last_s - first_s, max(0, len(seen[-1][1]) - len(kept))
 
     @property
     def text(self) -> str:
-        """What stands on the screen now. Only rows that changed are put together: pyte takes 17 ms for all."""
-        screen = self._screen
-        if screen.dirty:
-            for row in screen.dirty:
-                line = screen.buffer[row]
-                cells = [line[column].data for column in range(screen.columns)]
-                self._rows[row] = "".join(cells).rstrip()
-            screen.dirty.clear()
-            self._text = "\n".join(self._rows)
-        return self._text
+        """What stands on the screen now."""
+        return self._screen.text
 
     @property
     def modes(self) -> tuple[int, ...]:
@@ -211,10 +243,14 @@ class Program:
         with suppress(OSError):  # the program has closed its side
             # A little at a time: what comes and goes is seen also by who was held up and reads it late.
             data = os.read(self._master, _LOOK_BYTES)
+            asked = (self.raw[1 - len(_ASKS_FOR_FRAMES) :] + data).count(_ASKS_FOR_FRAMES)
+            os.write(self._master, _HAS_FRAMES * asked)
             self.raw += data
             self._stream.feed(data)
-            if self._noting:
-                self._samples.append((time.monotonic(), self.answer))
+
+    def _look(self) -> None:
+        if self._noting:
+            self._samples.append((time.monotonic(), self.answer))
 
 
 def _agree(one: str, other: str) -> bool:
