@@ -14,13 +14,19 @@ if TYPE_CHECKING:
     from localchat.server.config import ServerConfig
 
 _SLOTS = 16
+_PORT = 8114
+"""Not 11434: a page that was made to attack another local server finds nothing there."""
 
 
 @click.command("serve")
 @click.argument("model_word", metavar="[MODEL]", required=False)
 @click.option("--host", default="127.0.0.1", metavar="HOST", help="Where to listen; this machine.")
 @click.option(
-    "--port", default=8114, type=click.IntRange(0, 65535), metavar="N", help="8114; 0: a free one."
+    "--port",
+    default=_PORT,
+    type=click.IntRange(0, 65535),
+    metavar="N",
+    help=f"{_PORT}; 0: a free one.",
 )
 @click.option(
     "--api-key-file",

@@ -3,10 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-DEFAULT_HOST: Final = "127.0.0.1"
-DEFAULT_PORT: Final = 8114
-"""Not 11434: a page that was made to attack another local server finds nothing there."""
-
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
 
