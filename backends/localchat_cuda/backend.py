@@ -70,7 +70,7 @@ class CudaBackend:
         return machine
 
     def plan(self, model: Unloaded, wish: LoadWish, machine: Machine) -> MemoryPlan:
-        """What a load would take of the card with the most free memory. Raises UsageError, ModelInvalid."""
+        """What a load would take of the card that computes. Raises UsageError, ModelInvalid."""
         return fitting.plan_for(model, wish, machine)
 
     def expected_rate(

@@ -13,6 +13,7 @@ from localchat.fit.plan import LoadWish, MemoryPlan
 from localchat.fit.reason import Kind
 from localchat_cuda import plan as planner
 from localchat_cuda.config import parse_config, running
+from localchat_cuda.installation import best
 
 KINDS: Final[tuple[Kind, ...]] = ("safetensors",)
 _READING_SHARE: Final = 0.6
@@ -32,12 +33,12 @@ def objection(model: Unloaded) -> str:
 
 
 def plan_for(model: Unloaded, wish: LoadWish, machine: Machine) -> MemoryPlan:
-    """What a load would take of the card with the most free memory: the engine uses one. Raises UsageError,
+    """What a load would take of the card that computes: the engine uses one. Raises UsageError,
     ModelInvalid for a config that it cannot run."""
     if not isinstance(model, Checkpoint):
         raise UsageError(f"{model.name}: {objection(model)}", hint="llama.cpp runs it.")
     config, said = running(parse_config(model.config, model.name), gpu=True)
-    card = max(machine.gpus, key=lambda gpu: gpu.free_bytes, default=_NO_CARD)
+    card = _card(machine)
     limits = planner.Limits(wish.gpu_limit_bytes, wish.kv_limit_bytes)
     headers = () if wish.dummy_weights else model.headers
     found = planner.plan(config, headers, wish, card, limits)
@@ -56,12 +57,17 @@ def plan_for(model: Unloaded, wish: LoadWish, machine: Machine) -> MemoryPlan:
     return found
 
 
+def _card(machine: Machine) -> Gpu:
+    """The card that computes."""
+    return machine.gpus[best(machine.gpus)] if machine.gpus else _NO_CARD
+
+
 def expected_rate(
     model: Unloaded, plan: MemoryPlan, machine: Machine, past: Sequence[Past] = ()
 ) -> float | None:
     """Tokens a second of one request: the weights are read once a token, at a share of the card's bandwidth
     that past runs tell. None where the driver does not tell the bandwidth."""
-    card = max(machine.gpus, key=lambda gpu: gpu.free_bytes, default=_NO_CARD)
+    card = _card(machine)
     if not card.bytes_per_s or not plan.weights_bytes:
         return None
     shares = [one.tokens_per_s * _read_bytes(one.model) / card.bytes_per_s for one in past]

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,14 +44,27 @@ def look() -> Verdict:
         return Verdict(False, f"{_list(missing)} not installed.", _install(missing))
     if not gpus:
         return Verdict(False, note or "The driver shows no NVIDIA GPU to this process.", _OTHERWISE)
-    return judge(gpus[0], torch_cuda())
+    return judge(gpus[best(gpus)], torch_cuda())
+
+
+def best(gpus: Sequence[Gpu]) -> int:
+    """Which of them computes: of those that can, the one with the most free memory. Raises ValueError for
+    none."""
+    return max(
+        range(len(gpus)),
+        key=lambda i: (gpus[i].compute_capability >= LEAST_CAPABILITY, gpus[i].free_bytes),
+    )
 
 
 def judge(gpu: Gpu, toolkit: str) -> Verdict:
     """The verdict on a GPU and torch's CUDA version (empty: torch was built without)."""
     if not toolkit:
         return Verdict(
-            False, f"torch {_version('torch')} is built without CUDA.", _install(["torch>=2.11"])
+            False,
+            f"torch {_version('torch')} is built without CUDA.",
+            _install(
+                ["torch>=2.11"], "--force-reinstall"
+            ),  # any version would do for pip otherwise
         )
     if gpu.compute_capability < LEAST_CAPABILITY:
         have = ".".join(map(str, gpu.compute_capability))
@@ -96,6 +110,6 @@ def _list(missing: list[str]) -> str:
     return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
 
 
-def _install(missing: list[str]) -> str:
-    command = " ".join(f"'{each}'" for each in missing)
+def _install(missing: list[str], *flags: str) -> str:
+    command = " ".join((*flags, *(f"'{each}'" for each in missing)))
     return f"Install: {sys.executable} -m pip install {command}"

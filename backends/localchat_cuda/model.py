@@ -14,6 +14,7 @@ from localchat.fit.safetensors_header import SafetensorsHeader, read_safetensors
 from localchat.loop.backend import LoadOptions, ModelInfo, Progress, Runner, Tokenizer
 from localchat_cuda import plan as planner
 from localchat_cuda.config import ModelConfig, read_config, running
+from localchat_cuda.installation import best
 from localchat_cuda.vocabulary import Vocabulary, chat_template, sampling_defaults
 
 Place = Literal["cuda", "cpu"]
@@ -50,15 +51,14 @@ class CheckpointModel:
         return demand(found, self.info.name)
 
     def _memory(self) -> Gpu:
-        """The memory that the model goes to: of the GPU with the most free, or of this machine for the
-        references."""
+        """Where the model goes to: the GPU that computes, or this machine's memory for the references."""
         if self._place == "cpu":
             machine = read_machine()
             return Gpu(0, "CPU", machine.ram_total_bytes, machine.ram_free_bytes)
         gpus, note = read_gpus()
         if not gpus:
             raise LocalchatError(f"No NVIDIA GPU can be used here. {note}".strip())
-        self._ordinal = max(range(len(gpus)), key=lambda i: gpus[i].free_bytes)
+        self._ordinal = best(gpus)
         return gpus[self._ordinal]
 
     def load(self, options: LoadOptions, progress: Progress, say: Callable[[str], None]) -> Runner:

@@ -8,7 +8,7 @@ import importlib
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -248,7 +248,8 @@ def read_gpus() -> tuple[tuple[Gpu, ...], str]:
         driver = _decoded(nvml.nvmlSystemGetDriverVersion())
         handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
         return tuple(
-            _gpu(nvml, handles[i], i, driver) for i in visible(len(handles), os.environ)
+            _gpu(nvml, handles[i], i, driver)
+            for i in visible([_uuid(nvml, one) for one in handles], os.environ)
         ), ""
     except nvml.NVMLError as trouble:
         return (), f"The NVIDIA driver does not tell its memory: {trouble}."
@@ -256,19 +257,22 @@ def read_gpus() -> tuple[tuple[Gpu, ...], str]:
         nvml.nvmlShutdown()
 
 
-def visible(count: int, environment: Mapping[str, str]) -> tuple[int, ...]:
-    """Cards that CUDA would show, by its rule: the list ends at the first entry that is no card. Names
-    (`GPU-…`) are not followed: all cards are taken."""
+def visible(uuids: Sequence[str], environment: Mapping[str, str]) -> tuple[int, ...]:
+    """Cards that CUDA would show, of those that have these names (`GPU-…`), by its rule: numbers or beginnings
+    of names, and the list ends at the first entry that is no card. Parts of cards (`MIG-…`) are not followed:
+    all cards are taken."""
     wanted = environment.get("CUDA_VISIBLE_DEVICES")
-    if wanted is None or any(
-        name.strip().startswith(("GPU-", "MIG-")) for name in wanted.split(",")
-    ):
-        return tuple(range(count))
+    if wanted is None or "MIG-" in wanted:
+        return tuple(range(len(uuids)))
     found: list[int] = []
-    for name in wanted.split(","):
-        if not name.strip().isdigit() or int(name) >= count:
+    for name in map(str.strip, wanted.split(",")):
+        if name.isdigit():
+            cards = [int(name)] if int(name) < len(uuids) else []
+        else:
+            cards = [i for i, uuid in enumerate(uuids) if name and uuid.startswith(name)]
+        if len(cards) != 1:
             break
-        found.append(int(name))
+        found += cards
     return tuple(dict.fromkeys(found))
 
 
@@ -284,6 +288,14 @@ def _gpu(nvml: Any, handle: Any, index: int, driver: str) -> Gpu:  # noqa: ANN40
         driver=driver,
         bytes_per_s=_bandwidth(nvml, handle),
     )
+
+
+def _uuid(nvml: Any, handle: Any) -> str:  # noqa: ANN401
+    """Empty where the driver does not tell it."""
+    try:
+        return _decoded(nvml.nvmlDeviceGetUUID(handle))
+    except nvml.NVMLError:
+        return ""
 
 
 def _bandwidth(nvml: Any, handle: Any) -> int:  # noqa: ANN401

@@ -110,11 +110,17 @@ def test_without_control_groups_nothing_is_bounded(root: Path) -> None:
         ("-1", ()),
         ("1,0", (1, 0)),
         ("0,7,1", (0,)),
-        ("GPU-ab", (0, 1)),
+        ("GPU-ab", (1,)),
+        ("GPU-abcd,GPU-12", (1, 0)),
+        ("GPU-", ()),
+        ("GPU-99,0", ()),
+        ("0,GPU-ab", (0, 1)),
+        ("MIG-ab", (0, 1)),
     ],
 )
 def test_only_visible_cards_count(setting: str | None, cards: tuple[int, ...]) -> None:
-    assert visible(2, {} if setting is None else {"CUDA_VISIBLE_DEVICES": setting}) == cards
+    environment = {} if setting is None else {"CUDA_VISIBLE_DEVICES": setting}
+    assert visible(["GPU-1234", "GPU-abcd"], environment) == cards
 
 
 def test_other_processes_share_of_a_card_is_told() -> None:

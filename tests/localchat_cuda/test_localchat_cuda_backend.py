@@ -21,6 +21,7 @@ from localchat.loop.selection import select_backend
 from localchat_cuda.backend import CudaBackend, ReferenceBackend
 from localchat_cuda.fitting import expected_rate, plan_for
 from localchat_cuda.installation import judge, torch_cuda
+from localchat_cuda.model import CheckpointModel
 from localchat_cuda.source import read_headers
 from tests.localchat_cuda import tiny_models
 from tests.localchat_cuda.speaking import write_speaking
@@ -69,6 +70,26 @@ def test_a_gpu_that_can_compute_is_named() -> None:
     found = judge(HOPPER, "13.0")
     assert found.ok and "NVIDIA H200" in found.reason
     assert dict(found.versions).keys() == {"torch", "triton", "cuda"}
+
+
+def test_of_several_cards_one_that_can_compute_is_taken(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = Gpu(0, "Tesla P40", 24 << 30, 24 << 30, (6, 1), "580.1")
+    new = Gpu(1, "RTX 3060", 12 << 30, 11 << 30, (8, 6), "580.1")
+    other = Gpu(2, "RTX 3070", 8 << 30, 7 << 30, (8, 6), "580.1")
+    cards = (old, new, other)
+    monkeypatch.setattr("localchat_cuda.installation.read_gpus", lambda: (cards, ""))
+    monkeypatch.setattr("localchat_cuda.installation.find_spec", lambda name: object())
+    monkeypatch.setattr("localchat_cuda.installation.torch_cuda", lambda: "13.0")
+    assert "RTX 3060" in CudaBackend().available().reason
+    monkeypatch.setattr("localchat_cuda.model.read_gpus", lambda: (cards, ""))
+    model = CudaBackend().open(folder, lambda note: None)
+    assert isinstance(model, CheckpointModel)
+    assert model._memory() is new and model._ordinal == 1
+    machine = Machine("cpu", frozenset(), 1, 1 << 34, 1 << 33, gpus=cards)
+    plan = CudaBackend().plan(read_checkpoint(folder), LoadWish(max_slots=2), machine)
+    assert any("RTX 3060, number 1" in note for note in plan.notes)
 
 
 def test_asked_for_without_a_gpu_it_says_so_plainly(
