@@ -6,7 +6,8 @@ answers what is no HTTP in plain text. Here each has its limit, and every answer
 
 import asyncio
 import sys
-from typing import Any, ClassVar
+from http import HTTPStatus
+from typing import Any, ClassVar, Final
 
 import h11
 import msgspec
@@ -16,6 +17,8 @@ from uvicorn.server import ServerState
 
 from localchat.server.config import Limits
 
+HEAD_BYTES: Final = 64 << 10
+"""Of a request's headers: browsers send every cookie that anything on localhost ever set."""
 _LINGER_S = 2.0
 
 
@@ -88,12 +91,17 @@ class Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """What came is no HTTP that can be read."""
         self._cancel_timers()
-        if "Host" in str(
-            sys.exception()
-        ):  # none, or two of them: the HTTP library refuses it first
+        error = sys.exception()
+        assert isinstance(error, h11.RemoteProtocolError)
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()  # the answer was begun before the rest of the request could not be read
+            return
+        if " Host: header" in str(error):  # none, or two: the HTTP library refuses it first
             self._answer(403, "permission_error", "host_not_allowed", "One Host header is needed.")
             return
-        self._answer(400, "invalid_request_error", None, "The request is no valid HTTP.")
+        status = error.error_status_hint
+        code, message = _UNREADABLE.get(status, (None, "The request is no valid HTTP."))
+        self._answer(status, "invalid_request_error", code, message)
 
     def _headers_late(self) -> None:
         self._headers_due = None
@@ -112,19 +120,18 @@ class Connection(H11Protocol):
         error = {"message": message, "type": kind, "param": None, "code": code}
         body = msgspec.json.encode({"error": error})
         head = (
-            f"HTTP/1.1 {status} {_PHRASES[status]}\r\ncontent-type: application/json\r\n"
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
 
 
-_PHRASES = {
-    400: "Bad Request",
-    403: "Forbidden",
-    408: "Request Timeout",
-    503: "Service Unavailable",
+_UNREADABLE: Final = {
+    431: ("headers_too_large", f"The request's headers are larger than {HEAD_BYTES} bytes."),
+    501: ("not_supported", "The transfer encoding is not known here; there is chunked."),
 }
+"""What the HTTP library says of a request, other than that it is none."""
 
 
 def limited(limits: Limits) -> type[Connection]:

@@ -16,14 +16,12 @@ import uvicorn
 from starlette.applications import Starlette
 
 from localchat.errors import LocalchatError, UsageError
-from localchat.server.protocol import limited
+from localchat.server.protocol import HEAD_BYTES, limited
 from localchat.server.service import Service
 
 log = logging.getLogger("localchat.server")
 
 _BACKLOG = 1024
-_HEAD_BYTES = 64 << 10
-"""Of a request's headers: browsers send every cookie that anything on localhost ever set."""
 _THREADS = 64
 _POLL_S = 0.05
 _GRACE_S = 2
@@ -58,7 +56,7 @@ class Server(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 backlog=_BACKLOG,
-                h11_max_incomplete_event_size=_HEAD_BYTES,
+                h11_max_incomplete_event_size=HEAD_BYTES,
                 timeout_keep_alive=int(limits.idle_s),
                 timeout_graceful_shutdown=_GRACE_S,
             )

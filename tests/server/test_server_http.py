@@ -1,0 +1,46 @@
+"""What HTTP allows and few clients do, and what it forbids and some do."""
+
+from localchat.server.protocol import HEAD_BYTES
+from tests.server.serving import Stage, Wire
+
+HELLO = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+def test_requests_in_a_row_are_answered_in_their_order(stage: Stage) -> None:
+    with Wire(stage.port) as wire:
+        wire.ask("/tokenize", {"content": "abc"})
+        wire.send(HELLO * 2)
+        assert wire.reply().json["count"] == 3
+        assert wire.reply().json == wire.reply().json == {"status": "ok"}
+
+
+def test_headers_that_are_too_large_are_told_so(stage: Stage) -> None:
+    with Wire(stage.port) as wire:
+        wire.send(b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * HEAD_BYTES)
+        reply = wire.reply()
+        assert (reply.status, reply.error["code"]) == (431, "headers_too_large")
+        assert str(HEAD_BYTES) in reply.error["message"]
+        assert wire.closed()
+
+
+def test_an_unknown_transfer_encoding_is_told_so(stage: Stage) -> None:
+    with Wire(stage.port) as wire:
+        wire.ask("/v1/completions", b"{}", headers={"transfer-encoding": "gzip, chunked"})
+        reply = wire.reply()
+        assert (reply.status, reply.error["code"]) == (501, "not_supported")
+
+
+def test_a_header_that_is_none_is_no_matter_of_hosts(stage: Stage) -> None:
+    with Wire(stage.port) as wire:
+        wire.send(b"GET /health HTTP/1.1\r\nHost : localhost\r\n\r\n")
+        reply = wire.reply()
+        assert (reply.status, reply.error["code"]) == (400, None)
+
+
+def test_a_body_that_breaks_after_the_answer_gets_no_second_one(stage: Stage) -> None:
+    with Wire(stage.port) as wire:
+        headers = {"transfer-encoding": "chunked", "content-type": "text/plain"}
+        wire.ask("/v1/completions", b"2\r\n{}\r\n", headers=headers)
+        assert wire.reply().status == 415
+        wire.send(b"no size\r\n")
+        assert wire.closed()
