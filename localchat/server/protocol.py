@@ -58,6 +58,10 @@ class Connection(H11Protocol):
         super().handle_events()
         if self.transport.is_closing():
             return
+        # Who does not read does not see the client leave: what comes behind a request is kept, up to a bound.
+        behind = self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0])
+        if self.flow.read_paused and behind and behind <= HEAD_BYTES:
+            self.flow.resume_reading()
         # Waiting for the rest of a request's head: the time counts from its first byte.
         partial = self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
         if partial and self._headers_due is None:

@@ -1,9 +1,26 @@
 """What HTTP allows and few clients do, and what it forbids and some do."""
 
-from localchat.server.protocol import HEAD_BYTES
-from tests.server.serving import Stage, Wire
+import pytest
+
+from localchat.engine.scripted import Answer
+from localchat.server.protocol import HEAD_BYTES, Connection
+from tests.server.serving import Stage, Wire, serving, settled
 
 HELLO = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize("behind", [b"\r\n", HELLO])
+def test_a_client_that_leaves_is_noticed_whatever_it_sent_behind_its_request(behind: bytes) -> None:
+    with serving() as stage:
+        stage.scripts["endless"] = Answer(("word ",) * 100_000, gap_s=0.01)
+        with Wire(stage.port) as wire:
+            wire.ask("/v1/completions", {"prompt": "endless"})
+            assert settled(lambda: len(stage.engine.requests) == 1)
+            (connection,) = stage.server.server_state.connections
+            assert isinstance(connection, Connection)
+            wire.send(behind)
+            assert settled(lambda: connection.conn.trailing_data[0] == behind)
+        assert settled(lambda: stage.engine.cancelled == 1)
 
 
 def test_requests_in_a_row_are_answered_in_their_order(stage: Stage) -> None:
