@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from typing import Final
+from urllib.parse import unquote
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,6 +20,8 @@ from localchat.server.flight import Flight
 log = logging.getLogger("localchat.server.requests")
 
 _SLASHES: Final = re.compile("/{2,}")
+_WHOLE: Final = re.compile(rb"https?://([^/]*)(/.*)?", re.IGNORECASE)
+"""An address with its host, in place of a path."""
 _SHOWN: Final = 120
 
 
@@ -33,6 +36,7 @@ class Envelope:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = _with_a_path(scope)
         number = f"req_{secrets.token_hex(12)}"
         status = 0
         begun_s = time.perf_counter()
@@ -61,6 +65,22 @@ class Envelope:
             line.append(f"took_ms={(time.perf_counter() - begun_s) * 1000:.0f}")
             line.append(f'ua="{Headers(scope=scope).get("user-agent", "")[:_SHOWN]}"')
             log.info("%s", inert_line(" ".join(line)))
+
+
+def _with_a_path(scope: Scope) -> Scope:
+    """The request with a path where it came with a whole address, as to a proxy (RFC 9112, 3.2.2): the host in
+    there is the one that is asked for, whatever the header says."""
+    found = _WHOLE.fullmatch(scope.get("raw_path") or b"")
+    if found is None:
+        return scope
+    path = found[2] or b"/"
+    headers = [(name, value) for name, value in scope["headers"] if name != b"host"]
+    return {
+        **scope,
+        "path": unquote(path.decode("ascii")),
+        "raw_path": path,
+        "headers": [(b"host", found[1]), *headers],
+    }
 
 
 def request_id(scope: Scope) -> str:
