@@ -6,7 +6,7 @@ weights.
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Several
 from dataclasses import replace
 from functools import partial
@@ -150,14 +150,27 @@ class Desk:
         }
         chosen = {**self._defaults, **asked}
         chosen["top_k"] = int(chosen.get("top_k", 0))
+        biases = request.sampling.logit_bias
+        self._check_tokens(biases, "logit_bias")
         seed = request.sampling.seed
         top = request.logprobs
         return SamplingParams(
             **chosen,
-            logit_bias=tuple(sorted(request.sampling.logit_bias.items())),
+            logit_bias=tuple(sorted(biases.items())),
             seed=secrets.randbits(64) if seed is None else seed & _SEED_MASK,
             top_logprobs=-1 if top is None else top,
         )
+
+    def _check_tokens(self, tokens: Iterable[int], field: str) -> None:
+        """Raises UsageError with the first that is no token of this model, and the field that it stands in."""
+        size = self._model.tokenizer.vocab_size
+        bad = next((token for token in tokens if not 0 <= token < size), None)
+        if bad is not None:
+            raise UsageError(
+                f"token id {bad} of {field} is not in the vocabulary of {size} (0 to {size - 1})",
+                hint="ids are one model's own: another has another token there, or none",
+                field=field,
+            )
 
     # ------------------------------------------------------------------------ prompts
 
@@ -173,11 +186,7 @@ class Desk:
             case Text(text, special):
                 return None, self._encode(text, special=special, add_bos=tokenizer.add_bos)
             case TokenIds(tokens):
-                bad = next((t for t in tokens if not 0 <= t < tokenizer.vocab_size), None)
-                if bad is not None:
-                    raise UsageError(
-                        f"token id {bad} is not in the vocabulary (0 to {tokenizer.vocab_size - 1})"
-                    )
+                self._check_tokens(tokens, "prompt")
                 return None, tokens
             case Infill() as infill:
                 return None, self._infill(infill)
@@ -226,10 +235,7 @@ class Desk:
         return tuple(self._model.tokenizer.encode(text, special=special))
 
     def detokenize(self, tokens: Several[int]) -> str:
-        size = self._model.tokenizer.vocab_size
-        bad = next((token for token in tokens if not 0 <= token < size), None)
-        if bad is not None:
-            raise UsageError(f"token id {bad} is not in the vocabulary (0 to {size - 1})")
+        self._check_tokens(tokens, "tokens")
         piece = self._model.tokenizer.piece
         return b"".join(piece(token, special=True) for token in tokens).decode("utf-8", "replace")
 

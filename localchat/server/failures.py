@@ -113,7 +113,7 @@ def translated(error: LocalchatError, *, wanted_tokens: int | None = None) -> Ap
         case TemplateError():
             return refused(_whole(error), param="messages", code="chat_template_error")
         case UsageError():
-            return refused(_whole(error), code=None)
+            return _refused_by_engine(error)
         case ModelMissing():
             return no_model(str(error.details.get("model") or error.message))
         case DoesNotFit():
@@ -135,6 +135,14 @@ def translated(error: LocalchatError, *, wanted_tokens: int | None = None) -> Ap
         case NetworkError():
             return _upstream(error.details.get("status"))
     return internal()
+
+
+def _refused_by_engine(error: UsageError) -> ApiError:
+    """With the field that is off, where the engine told one."""
+    field = error.details.get("field")
+    if not isinstance(field, str):
+        return refused(_whole(error), code=None)
+    return refused(_whole(error), param=field)
 
 
 def _upstream(status: object) -> ApiError:

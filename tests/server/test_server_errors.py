@@ -220,6 +220,12 @@ def test_an_engine_that_refuses_is_a_real_status(
     assert "/secret/path" not in reply.body.decode() and "Traceback" not in reply.body.decode()
 
 
+def test_a_refusal_of_the_engine_names_the_field_where_it_knows_it(stage: Stage) -> None:
+    stage.engine.refusals["biased"] = [UsageError("no such token", field="logit_bias")]
+    error = chat(stage, "biased", logit_bias={"99": 1}).error
+    assert (error["param"], error["code"]) == ("logit_bias", "unsupported_value")
+
+
 def test_a_prompt_that_is_too_long_is_told_in_the_words_that_clients_know(stage: Stage) -> None:
     error = ContextExceeded("too long", prompt_tokens=9000, context_tokens=4096)
     stage.engine.refusals["long"] = [error]
