@@ -133,23 +133,27 @@ def _plain(message: Message) -> bool:
 
 
 def _message(at: int, message: ChatMessage) -> Message:
-    role = _ROLES.get(message.role)
-    if role is None:
-        raise refused(
-            f"The role {message.role[:50]!r} is not known; there are {', '.join(_ROLES)}.",
-            param=f"messages[{at}].role",
-        )
     calls = message.tool_calls or (
         [Call(message.function_call)] if message.function_call is not None else []
     )
     return Message(
-        role=role,
+        role=engine_role(message.role, f"messages[{at}].role"),
         content=text_of(message.content, f"messages[{at}].content"),
         reasoning=message.reasoning_content or message.reasoning or "",
         tool_calls=tuple(_call(call) for call in calls),
         tool_call_id=message.tool_call_id or "",
         name=message.name or "",
     )
+
+
+def engine_role(role: str, param: str) -> str:
+    """The role in the engine's words. Raises ApiError."""
+    known = _ROLES.get(role)
+    if known is None:
+        raise refused(
+            f"The role {role[:50]!r} is not known; there are {', '.join(_ROLES)}.", param=param
+        )
+    return known
 
 
 def _call(call: Call) -> CalledTool:

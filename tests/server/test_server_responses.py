@@ -254,6 +254,12 @@ def test_items_become_the_turns_that_they_were(stage: Stage) -> None:
     )
 
 
+def test_a_role_that_is_not_known_is_refused_by_its_place_in_the_input(stage: Stage) -> None:
+    items = [{"role": "user", "content": "x"}, {"role": "judge", "content": "y"}]
+    reply = respond(stage, items, instructions="Be brief.")
+    assert (reply.status, reply.error["param"]) == (400, "input[1].role")
+
+
 def test_a_free_call_of_another_servers_answer_is_read_as_a_function_call(stage: Stage) -> None:
     call = {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": '"a"'}
     output = {"type": "custom_tool_call_output", "call_id": "c", "output": "done"}

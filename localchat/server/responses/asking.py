@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from localchat.server.failures import ApiError, refused
-from localchat.server.messages import text_of
+from localchat.server.messages import engine_role, text_of
 from localchat.server.responses.wire import Format, Item, Named, ResponsesBody, Tool
 from localchat.server.wire import (
     Call,
@@ -157,7 +157,7 @@ class _Turns:
             case "message" | None if item.role == "assistant":
                 self._said(text_of(item.content, f"{place}.content"))
             case "message" | None:
-                role = _required(item.role, f"{place}.role")
+                role = engine_role(_required(item.role, f"{place}.role"), f"{place}.role")
                 content = text_of(item.content, f"{place}.content")
                 self._add(ChatMessage(role, content))
             case "reasoning":
