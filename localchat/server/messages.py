@@ -138,7 +138,7 @@ def _message(at: int, message: ChatMessage) -> Message:
     )
     return Message(
         role=engine_role(message.role, f"messages[{at}].role"),
-        content=text_of(message.content, f"messages[{at}].content"),
+        content=text_of(message.content, f"messages[{at}].content") or message.refusal or "",
         reasoning=message.reasoning_content or message.reasoning or "",
         tool_calls=tuple(_call(call) for call in calls),
         tool_call_id=message.tool_call_id or "",

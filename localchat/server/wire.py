@@ -32,6 +32,7 @@ class Call(msgspec.Struct, frozen=True):
 class ChatMessage(msgspec.Struct, frozen=True):
     role: str
     content: Content = None
+    refusal: str | None = None
     name: str | None = None
     tool_calls: list[Call] | None = None
     function_call: CalledFunction | None = None

@@ -123,6 +123,17 @@ def test_a_conversation_is_carried_whole(stage: Stage) -> None:
     )
 
 
+def test_what_an_answer_refused_stays_its_text(stage: Stage) -> None:
+    part = {"type": "refusal", "refusal": "Never."}
+    refusals: list[dict[str, Any]] = [{"refusal": "No."}, {"content": [part]}]
+    user = {"role": "user", "content": "x"}
+    given = [one for each in refusals for one in (user, {"role": "assistant", **each})]
+    assert chat(stage, messages=[*given, user]).status == 200
+    assert [message.content for message in conversation(stage).messages] == [
+        *("x", "No.", "x", "Never.", "x")
+    ]
+
+
 def test_neighbours_of_one_role_are_joined(stage: Stage) -> None:
     roles = ["system", "developer", "user", "user", "assistant", "assistant", "user"]
     chat(stage, messages=[{"role": role, "content": str(at)} for at, role in enumerate(roles)])
