@@ -57,7 +57,7 @@ def chat_request(body: ChatBody, limits: Limits, asker: Asker) -> GenerateReques
         limits,
         asker=asker,
         max_tokens=answer_tokens(wanted, limits, least=0 if body.n_predict == 0 else 1),
-        logprobs=_logprobs(top or 0, "top_logprobs") if body.logprobs else None,
+        logprobs=checked_logprobs(top or 0, "top_logprobs") if body.logprobs else None,
     )
 
 
@@ -71,7 +71,7 @@ def completion_requests(
         raise refused("The fields 'suffix' and 'echo' do not go together.", param="echo")
     wanted = {"max_tokens": body.max_tokens} if body.max_tokens is not None else {}
     tokens = answer_tokens(wanted, limits, least=0 if body.echo else 1)
-    logprobs = None if body.logprobs is None else _logprobs(body.logprobs, "logprobs")
+    logprobs = None if body.logprobs is None else checked_logprobs(body.logprobs, "logprobs")
     prompts = _prompts(body, limits)
     if len(prompts) * _choices(body, limits) > limits.choices:
         raise refused(f"More than {limits.choices} answers at once.", param="prompt")
@@ -196,7 +196,8 @@ def _stops(stop: str | list[str] | None, limits: Limits) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _logprobs(count: int, param: str) -> int:
+def checked_logprobs(count: int, param: str) -> int:
+    """How many candidates are told of each token. Raises ApiError."""
     if not 0 <= count <= _LOGPROBS:
         raise refused(f"The field {param!r} is {count}; it must be 0 to {_LOGPROBS}.", param=param)
     return count

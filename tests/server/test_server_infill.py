@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from localchat.engine.events import Finished, Text
+from localchat.engine.events import Finished, Text, TokenLogprob
 from localchat.engine.request import Infill, Sampling, TokenIds
 from localchat.engine.request import Text as Prompt
 from localchat.engine.scripted import Answer
@@ -296,6 +296,66 @@ def test_completion_takes_a_schema_and_needs_a_prompt(stage: Stage) -> None:
     assert stage.last.grammar is not None
     assert json.loads(stage.last.grammar.source) == schema
     assert ask(stage, "/completion", {}).error["param"] == "prompt"
+
+
+TWO = (TokenLogprob(7, b"\xc3\xa9", -0.5, ((7, b"\xc3\xa9", -0.5), (9, b"\xff", -1.5))),)
+THREE = (TokenLogprob(8, b"!", -0.25, ((8, b"!", -0.25),)),)
+
+
+def candidate(token: int, text: str, raw: list[int], logprob: float) -> dict[str, Any]:
+    return {"id": token, "token": text, "bytes": raw, "logprob": logprob}
+
+
+E_ACUTE = candidate(7, "é", [195, 169], -0.5)
+TOLD = [
+    {**E_ACUTE, "top_logprobs": [E_ACUTE, candidate(9, "\ufffd", [255], -1.5)]},
+    {
+        **candidate(8, "!", [33], -0.25),
+        "top_logprobs": [candidate(8, "!", [33], -0.25)],
+    },
+]
+
+
+@pytest.mark.parametrize("path", ["/completion", "/infill"])
+def test_candidates_and_ids_of_tokens_are_told_where_they_are_asked_for(
+    stage: Stage, path: str
+) -> None:
+    stage.plays("", Text(0, "é", TWO), Text(0, "!", THREE), Finished(0, "stop"))
+    body = {"prompt": "", "n_predict": 8}
+    for fields, logprobs, tokens, told in (
+        ({"n_probs": 2}, 2, [], TOLD),
+        ({"return_tokens": True}, 0, [7, 8], None),
+        ({"n_probs": 2, "return_tokens": True}, 2, [7, 8], TOLD),
+        ({"n_probs": 0, "return_tokens": False}, None, [], None),
+    ):
+        whole = ask(stage, path, {**body, **fields}).json
+        assert stage.last.logprobs == logprobs
+        assert (whole["tokens"], whole.get("completion_probabilities")) == (tokens, told)
+        *pieces, last = ask(stage, path, {**body, **fields, "stream": True}).chunks_json
+        assert [token for piece in pieces for token in piece["tokens"]] == tokens
+        assert last["tokens"] == []
+        if told is not None:
+            assert [piece["completion_probabilities"] for piece in pieces] == [
+                [one] for one in told
+            ]
+
+
+@pytest.mark.parametrize(
+    ("field", "nothing", "something"),
+    [
+        *(("n", 1, 2), ("n_cmpl", 1, 2), ("n_probs", 0, 21), ("n_probs", None, -1)),
+        *(("image_data", [], [{"data": "", "id": 1}]), ("lora", [], [{"id": 0, "scale": 1.0}])),
+        *(("post_sampling_probs", False, True), ("mirostat", 0, 2), ("dry_multiplier", 0, 0.8)),
+        *(("xtc_probability", 0.0, 0.5), ("dynatemp_range", 0, 0.5)),
+    ],
+)
+def test_what_there_is_not_is_refused_and_a_value_of_nothing_passes(
+    stage: Stage, field: str, nothing: Any, something: Any
+) -> None:
+    assert ask(stage, "/completion", {"prompt": "x", field: nothing}).status == 200
+    reply = ask(stage, "/completion", {"prompt": "x", field: something})
+    assert (reply.status, reply.error["param"]) == (400, field)
+    assert field in reply.error["message"]
 
 
 # ---------------------------------------------------------------------------- editors' chats

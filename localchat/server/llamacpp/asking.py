@@ -6,7 +6,14 @@ from typing import Final
 import msgspec
 
 from localchat.engine.request import GenerateRequest, Infill, Prompt, Sampling, Text, TokenIds
-from localchat.server.asking import INFILL, Asker, answer_tokens, checked_ids, generation
+from localchat.server.asking import (
+    INFILL,
+    Asker,
+    answer_tokens,
+    checked_ids,
+    checked_logprobs,
+    generation,
+)
 from localchat.server.config import Limits
 from localchat.server.failures import refused
 from localchat.server.llamacpp.wire import NativeBody
@@ -53,8 +60,7 @@ def completion_request(body: NativeBody, limits: Limits, asker: Asker) -> Genera
 def _request(
     body: NativeBody, prompt: Prompt, limits: Limits, asker: Asker, *, priority: int = 0
 ) -> GenerateRequest:
-    if body.n not in (None, 1):
-        raise refused(f"The field 'n' is {body.n}; here it can be 1 only.", param="n")
+    _refuse_absent(body)
     wanted = body.n_predict if body.n_predict is not None else body.max_tokens
     tokens = {} if wanted is None or wanted < 0 else {"n_predict": wanted}
     changes: dict[str, object] = {}
@@ -68,10 +74,35 @@ def _request(
         limits,
         asker=asker,
         max_tokens=answer_tokens(tokens, limits, least=0),
-        logprobs=None,
+        logprobs=checked_logprobs(body.n_probs or 0, "n_probs") if told_tokens(body) else None,
         priority=priority,
     )
     return msgspec.structs.replace(asked, sampling=_sampled(asked.sampling, body.samplers))
+
+
+def told_tokens(body: NativeBody) -> bool:
+    """Whether the answer tells of each of its tokens."""
+    return bool(body.n_probs or body.return_tokens)
+
+
+def _refuse_absent(body: NativeBody) -> None:
+    """Refuse what there is not. Clients send all fields with values that mean nothing, and those pass."""
+    for name in ("n", "n_cmpl"):
+        if getattr(body, name) not in (None, 1):
+            raise refused(
+                f"The field {name!r} is {getattr(body, name)}; here it can be 1 only.", param=name
+            )
+    for name in _ABSENT:
+        if getattr(body, name):
+            raise refused(
+                f"The field {name!r} asks for what there is not here; leave it out.", param=name
+            )
+
+
+_ABSENT: Final = (
+    *("post_sampling_probs", "image_data", "lora"),
+    *("mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range"),
+)
 
 
 def _sampled(sampling: Sampling, samplers: str | list[str] | None) -> Sampling:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from localchat.engine.events import Done, Text, Usage
+from localchat.engine.events import Done, Text, TokenLogprob, Usage
 from localchat.engine.request import GenerateRequest
 from localchat.server.answering import End, Told, Wish
 from localchat.server.dialects import openai_error
@@ -18,13 +18,16 @@ from localchat.server.sse import event
 
 @dataclass(slots=True)
 class NativeFrame:
-    """What an answer tells beside its text. fields: the paths that the client wants; none: everything.
-    accepted_s, first_s, last_s: when the engine took the request and when text came, by time.perf_counter."""
+    """What an answer tells beside its text. fields: the paths that the client wants; none: everything. ids,
+    candidates: whether it tells the ids of its tokens, and what else they might have been. accepted_s, first_s,
+    last_s: when the engine took the request and when text came, by time.perf_counter."""
 
     model: str
     asked: GenerateRequest
     wish: Wish
     fields: Sequence[str] = ()
+    ids: bool = False
+    candidates: bool = False
     accepted_s: float = field(default_factory=time.perf_counter)
     first_s: float | None = None
     last_s: float = 0.0
@@ -44,14 +47,29 @@ class NativeFrame:
                 self.end = told
         return ""
 
-    def final(self, content: str, usage: Usage, done: Done | None) -> bytes:
-        """The answer's last object. `content`: its text, empty where that was streamed before."""
+    def tokens(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """What an object with these tokens says of each of them."""
+        made: dict[str, Any] = {"tokens": [one.token for one in tokens] if self.ids else []}
+        if self.candidates:
+            made["completion_probabilities"] = [
+                {
+                    **_token(one.token, one.text, one.logprob),
+                    "top_logprobs": [_token(*other) for other in one.top],
+                }
+                for one in tokens
+            ]
+        return made
+
+    def final(
+        self, content: str, tokens: Sequence[TokenLogprob], usage: Usage, done: Done | None
+    ) -> bytes:
+        """The answer's last object. content, tokens: its text, empty where that was streamed before."""
         assert self.end is not None
         word = self.end.why or ""
         whole = {
             "index": 0,
             "content": content,
-            "tokens": [],
+            **self.tokens(tokens),
             "id_slot": 0,
             "stop": True,
             "model": self.model,
@@ -123,6 +141,19 @@ def _rates(phase: str, tokens: int, elapsed_ms: float) -> dict[str, float]:
     }
 
 
+def _token(token: int, text: bytes, logprob: float) -> dict[str, Any]:
+    return {
+        "id": token,
+        "token": text.decode("utf-8", "replace"),
+        "bytes": list(text),
+        "logprob": logprob,
+    }
+
+
+def _told_of(told: Told) -> Sequence[TokenLogprob]:
+    return told.logprobs if isinstance(told, Text) else ()
+
+
 def _stop_type(end: End) -> str:
     if end.reason == "length":
         return "limit"
@@ -142,14 +173,14 @@ class NativeStream:
         return b""
 
     def told(self, told: Told) -> bytes:
-        text = self._frame.take(told)
-        if not text:
+        text, tokens = self._frame.take(told), _told_of(told)
+        if not text and not tokens:
             return b""
         self._pieces += 1
         piece = {
             "index": 0,
             "content": text,
-            "tokens": [],
+            **self._frame.tokens(tokens),
             "stop": False,
             "id_slot": 0,
             "tokens_predicted": self._pieces,
@@ -158,7 +189,7 @@ class NativeStream:
         return event(msgspec.json.encode(piece))
 
     def ending(self, usage: Usage, done: Done | None) -> bytes:
-        return event(self._frame.final("", usage, done))
+        return event(self._frame.final("", (), usage, done))
 
     def broken(self, error: ApiError) -> bytes:
         return event(openai_error(error))
@@ -173,9 +204,11 @@ class NativeWhole:
     def __init__(self, frame: NativeFrame) -> None:
         self._frame = frame
         self._text: list[str] = []
+        self._tokens: list[TokenLogprob] = []
 
     def take(self, told: Told) -> None:
         self._text.append(self._frame.take(told))
+        self._tokens += _told_of(told)
 
     def result(self, usage: Usage, done: Done | None) -> bytes:
-        return self._frame.final("".join(self._text), usage, done)
+        return self._frame.final("".join(self._text), self._tokens, usage, done)

@@ -69,5 +69,12 @@ class NativePlan:
         return NativeWhole(self._frame(lease, wish))
 
     def _frame(self, lease: Lease, wish: Wish) -> NativeFrame:
-        fields = self.body.response_fields or ()
-        return NativeFrame(self.body.model or lease.name, self.asked[0], wish, fields)
+        body = self.body
+        return NativeFrame(
+            body.model or lease.name,
+            self.asked[0],
+            wish,
+            body.response_fields or (),
+            ids=bool(body.return_tokens),
+            candidates=bool(body.n_probs),
+        )
