@@ -200,7 +200,10 @@ def _is_address(name: str) -> bool:
 
 def _pattern(origin: str) -> re.Pattern[str]:
     """An Origin where `*` stands for one host or port."""
-    return re.compile(re.escape(origin.rstrip("/")).replace(r"\*", r"[A-Za-z0-9._-]+"))
+    escaped = re.escape(origin.rstrip("/"))
+    if escaped.endswith(r":\*"):
+        escaped = escaped.removesuffix(r"\*") + "[0-9]{1,5}"
+    return re.compile(escaped.replace(r"\*", r"[A-Za-z0-9._-]+"))
 
 
 def _with_origin(send: Send, origin: str | None) -> Send:

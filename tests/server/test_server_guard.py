@@ -109,7 +109,7 @@ def test_a_page_of_another_site_may_not_even_look(stage: Stage) -> None:
         ("https://app.example.org", True),
         ("http://localhost", False),
         ("https://localhost:3000", False),
-        ("http://localhost:3000.evil.example", True),
+        ("http://localhost:3000.evil.example", False),
         ("http://localhost:30/evil", False),
         ("https://app.example.org.evil.example", False),
         ("https://app.example.org:444", False),
