@@ -23,7 +23,7 @@ from localchat.server.failures import ApiError, internal, out_of_time, translate
 from localchat.server.flight import Flight
 from localchat.server.presenter import StreamPresenter, WholePresenter
 from localchat.server.service import Service, agent, service_of
-from localchat.server.sse import EventStream
+from localchat.server.sse import KEEP_ALIVE, EventStream
 
 log = logging.getLogger("localchat.server")
 
@@ -123,6 +123,7 @@ class Exchange:
         send: Send,
     ) -> None:
         config = service.config
+        self.request.state.filler = KEEP_ALIVE  # see protocol.FILLER
         async with EventStream(send, config.heartbeat_s, config.event_s, presenter.alive) as stream:
             await stream.write(presenter.opening(answering.choices, answering.prompt_tokens))
             try:

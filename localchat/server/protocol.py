@@ -5,6 +5,7 @@ answers what is no HTTP in plain text. Here each has its limit, and every answer
 """
 
 import asyncio
+import socket
 import sys
 from http import HTTPStatus
 from typing import Any, ClassVar, Final
@@ -20,6 +21,9 @@ from localchat.server.config import Limits
 HEAD_BYTES: Final = 64 << 10
 """Of a request's headers: browsers send every cookie that anything on localhost ever set."""
 _LINGER_S = 2.0
+_ASK_AGAIN_S: Final = (0.005, 0.02, 0.1, 0.5, 2.0)
+FILLER: Final = "filler"
+"""In the state of a request: bytes that say nothing, for between two pieces of an answer that streams."""
 
 
 class Connection(H11Protocol):
@@ -37,6 +41,8 @@ class Connection(H11Protocol):
         super().__init__(config, server_state, app_state, _loop)
         self._headers_due: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
+        self._ended = False
+        self._asking: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -48,6 +54,41 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timers()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends nothing more. Most that do so are gone, and what works for them shall end at once;
+        one that has shut its own side alone waits for the answer."""
+        self._ended = True
+        waits = self.cycle is not None and not self.cycle.response_complete
+        if not waits or self.conn.their_state is not h11.DONE:
+            return False
+        self._ask_whether_there(0)
+        return not self.transport.is_closing()
+
+    def _ask_whether_there(self, times: int) -> None:
+        """Both look the same until something is written: whoever is gone refuses it. So what means nothing is
+        written, less and less often."""
+        self._asking = None
+        if self.transport.is_closing() or self.cycle.response_complete:
+            return
+        nothing = self._nothing()
+        if nothing is None:
+            self.transport.close()
+            return
+        self.transport.write(self.conn.send(nothing) or b"")
+        if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+            return
+        pause_s = _ASK_AGAIN_S[min(times, len(_ASK_AGAIN_S) - 1)]
+        self._asking = self.loop.call_later(pause_s, self._ask_whether_there, times + 1)
+
+    def _nothing(self) -> h11.InformationalResponse | h11.Data | None:
+        """What says nothing here: before an answer that it will come, inside of a stream its filler. None: the
+        client's HTTP is too old for the one, or the answer has no gaps for the other."""
+        if self.conn.our_state is h11.SEND_RESPONSE and self.scope["http_version"] == "1.1":
+            return h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
+        filler: bytes | None = self.scope["state"].get(FILLER)
+        return h11.Data(data=filler) if filler and self.conn.our_state is h11.SEND_BODY else None
 
     def _should_upgrade(self) -> bool:
         """No other protocol is spoken here, and a wish for one may be passed over (RFC 9110, 7.8). uvicorn
@@ -74,6 +115,9 @@ class Connection(H11Protocol):
         """A request that was answered before its body had come is read to the end for a moment only: closing
         at once could take the answer from a client that is still sending."""
         super().on_response_complete()
+        if self._ended and self.cycle.response_complete:
+            self._unset_keepalive_if_required()
+            self.transport.close()
         if self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing():
             self._unset_keepalive_if_required()
             self.loop.call_later(_LINGER_S, self._leave)
@@ -114,10 +158,10 @@ class Connection(H11Protocol):
         )
 
     def _cancel_timers(self) -> None:
-        for timer in (self._headers_due, self._stalled):
+        for timer in (self._headers_due, self._stalled, self._asking):
             if timer is not None:
                 timer.cancel()
-        self._headers_due = self._stalled = None
+        self._headers_due = self._stalled = self._asking = None
 
     def _answer(self, status: int, kind: str, code: str | None, message: str) -> None:
         """An error without a request that it could belong to; the connection ends with it."""

@@ -253,6 +253,12 @@ class Wire:
         found, self._buffer = self._buffer[:size], self._buffer[size:]
         return found
 
+    def peek_status(self) -> int:
+        """The status of the next response, which stays to be read."""
+        first = self.until(b"\r\n")
+        self._buffer = first + self._buffer
+        return int(first.split()[1])
+
     def head(self) -> tuple[int, dict[str, str]]:
         """Status and headers, whose names must be in small letters (some clients look them up so), but for
         the two that the HTTP library itself writes."""

@@ -1,18 +1,21 @@
 """What HTTP allows and few clients do, and what it forbids and some do."""
 
+import socket
+
 import pytest
 
 from localchat.engine.scripted import Answer
 from localchat.server.protocol import HEAD_BYTES, Connection
-from tests.server.serving import Stage, Wire, ask, serving, settled
+from tests.server.serving import Reply, Stage, Wire, ask, serving, settled
 
+ENDLESS = Answer(("word ",) * 100_000, gap_s=0.01)
 HELLO = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 @pytest.mark.parametrize("behind", [b"\r\n", HELLO])
 def test_a_client_that_leaves_is_noticed_whatever_it_sent_behind_its_request(behind: bytes) -> None:
     with serving() as stage:
-        stage.scripts["endless"] = Answer(("word ",) * 100_000, gap_s=0.01)
+        stage.scripts["endless"] = ENDLESS
         with Wire(stage.port) as wire:
             wire.ask("/v1/completions", {"prompt": "endless"})
             assert settled(lambda: len(stage.engine.requests) == 1)
@@ -60,6 +63,66 @@ def test_a_body_that_breaks_after_the_answer_gets_no_second_one(stage: Stage) ->
         wire.ask("/v1/completions", b"2\r\n{}\r\n", headers=headers)
         assert wire.reply().status == 415
         wire.send(b"no size\r\n")
+        assert wire.closed()
+
+
+def waited_for(wire: Wire) -> Reply:
+    """The next answer to a client that has shut its sending side."""
+    while wire.peek_status() == 100:
+        assert wire.head()[0] == 100
+    return wire.reply()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_only_shuts_its_own_side_gets_its_answer(stage: Stage, stream: bool) -> None:
+    stage.scripts["slow"] = Answer(("a ", "b ", "c"), gap_s=0.2)
+    with Wire(stage.port) as wire:
+        wire.ask("/v1/completions", {"prompt": "slow", "stream": stream})
+        wire.socket.shutdown(socket.SHUT_WR)
+        reply = waited_for(wire)
+        assert reply.status == 200
+        chunks = reply.chunks_json if stream else [reply.json]
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "a b c"
+        assert wire.closed()
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/v1/models", "/nothing"])
+def test_it_gets_every_other_answer_too(stage: Stage, path: str) -> None:
+    with Wire(stage.port) as wire:
+        wire.ask(path)
+        wire.socket.shutdown(socket.SHUT_WR)
+        assert waited_for(wire).status == (404 if path == "/nothing" else 200)
+        assert wire.closed()
+
+
+def test_it_gets_the_answers_to_all_its_requests(stage: Stage) -> None:
+    with Wire(stage.port) as wire:
+        wire.ask("/tokenize", {"content": "abc"})
+        wire.send(HELLO * 2)
+        wire.socket.shutdown(socket.SHUT_WR)
+        assert waited_for(wire).json["count"] == 3
+        assert waited_for(wire).json == waited_for(wire).json == {"status": "ok"}
+        assert wire.closed()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_shuts_its_side_and_leaves_later_is_noticed(
+    stage: Stage, stream: bool
+) -> None:
+    stage.scripts["endless"] = ENDLESS
+    before, asked = stage.engine.cancelled, len(stage.engine.requests)
+    with Wire(stage.port) as wire:
+        wire.ask("/v1/completions", {"prompt": "endless", "stream": stream})
+        assert settled(lambda: len(stage.engine.requests) == asked + 1)
+        wire.socket.shutdown(socket.SHUT_WR)
+        assert wire.head()[0] in (100, 200)
+    assert settled(lambda: stage.engine.cancelled == before + 1)
+
+
+def test_a_request_that_is_cut_off_ends_its_connection(stage: Stage) -> None:
+    with Wire(stage.port) as wire:
+        wire.ask("/v1/completions", b"{", headers={"content-length": "100"})
+        wire.socket.shutdown(socket.SHUT_WR)
         assert wire.closed()
 
 
