@@ -167,9 +167,10 @@ class Connection(H11Protocol):
         """An error without a request that it could belong to; the connection ends with it."""
         error = {"message": message, "type": kind, "param": None, "code": code}
         body = msgspec.json.encode({"error": error})
+        later = "retry-after: 1\r\n" if status == 503 else ""
         head = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            f"content-length: {len(body)}\r\n{later}connection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
         self.transport.close()

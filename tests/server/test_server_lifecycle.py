@@ -139,6 +139,7 @@ def test_too_many_connections_are_refused() -> None:
             with Wire(stage.port) as three:
                 reply = three.reply()
                 assert (reply.status, reply.error["code"]) == (503, "server_busy")
+                assert reply.headers["retry-after"] == "1"
         assert settled(lambda: _healthy(stage))
 
 
