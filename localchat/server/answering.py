@@ -222,8 +222,10 @@ class Answering:
                     yield told
                 if self._cut_short:
                     break  # the engine would go on; the flight's end stops it
-        except EngineClosed as closed:
-            raise self._flight.why or closed from closed
+        except EngineClosed:
+            if self._flight.why is not None:
+                raise self._flight.why from None  # no failure of the engine, which was told to
+            raise
         finally:
             self._sum_up()
 

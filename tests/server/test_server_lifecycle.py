@@ -185,6 +185,19 @@ def test_a_server_that_stops_says_so_to_whoever_still_listens() -> None:
     assert stage.engine.cancelled == 1
 
 
+def test_a_server_that_stops_logs_no_failure_of_the_engine_that_it_stops(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with serving() as stage:
+        stage.scripts["endless"] = ENDLESS
+        wire = Wire(stage.port)
+        wire.ask("/v1/chat/completions", BODY)
+        assert settled(lambda: stage.server._service.flights.running == 1)
+    with wire:
+        assert wire.reply().error["code"] == "server_stopping"
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
 def test_a_server_that_stops_does_not_wait_for_a_load() -> None:
     with serving() as stage:
         stage.server._service.engines = Loading()
