@@ -72,8 +72,7 @@ class Flights:
 
     def enter(self, flight: Flight) -> None:
         """Take a request in. Raises ApiError where there is no room, or no more time."""
-        if self._closing:
-            raise _stopping()
+        self.check_open()
         if self.waiting >= self._most_waiting:
             raise busy(f"{self.waiting} requests wait already; try again in a moment.")
         self._flights.add(flight)
@@ -81,6 +80,11 @@ class Flights:
     def leave(self, flight: Flight) -> None:
         flight.close()
         self._flights.discard(flight)
+
+    def check_open(self) -> None:
+        """Raises ApiError where the server stops."""
+        if self._closing:
+            raise _stopping()
 
     def refuse(self) -> None:
         """The server stops: nobody comes in any more."""

@@ -13,7 +13,7 @@ from localchat.engine.scripted import Answer, ScriptedEngine
 from localchat.server.config import Limits, ServerConfig
 from localchat.server.engines import Lease, OneEngine
 from localchat.server.protocol import Connection
-from tests.server.serving import Stage, StageEngine, Wire, chat, serving, settled
+from tests.server.serving import Reply, Stage, StageEngine, Wire, chat, serving, settled
 
 ENDLESS = Answer(("word ",) * 100_000, gap_s=0.01)
 BODY = {"messages": [{"role": "user", "content": "endless"}]}
@@ -236,6 +236,22 @@ def test_a_server_that_stops_lets_what_runs_end_first() -> None:
         wire.ask("/v1/chat/completions", {"messages": messages, "stream": True})
         wire.until(b"assistant")
     assert wire.reply_rest()[-1] == "[DONE]"
+
+
+def test_a_server_that_stops_is_not_healthy_while_something_runs() -> None:
+    with serving(drain_s=90.0) as stage:
+        stage.scripts["endless"] = ENDLESS
+        with Wire(stage.port) as wire, Wire(stage.port) as probe:
+            wire.ask("/v1/chat/completions", {**BODY, "stream": True})
+            wire.until(b"word ")
+            stage.server.stop()
+            assert settled(lambda: _health(probe).status == 503)
+            assert _health(probe).error["code"] == "server_stopping"
+
+
+def _health(probe: Wire) -> Reply:
+    probe.ask("/health")
+    return probe.reply()
 
 
 def test_expect_continue_is_answered(stage: Stage) -> None:

@@ -33,8 +33,10 @@ async def root(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """503 until the server's own model can answer for the first time."""
-    if not service_of(request).ready:
+    """503 until the server's own model can answer for the first time, and from when the server stops."""
+    service = service_of(request)
+    service.flights.check_open()
+    if not service.ready:
         raise busy("The model is being loaded.", "model_loading", retry_s=2)
     return json({"status": "ok"})
 
