@@ -95,6 +95,13 @@ class Connection(H11Protocol):
         warns of each, and of a library that would be no help; Java's client wishes for HTTP/2 every time."""
         return False
 
+    def data_received(self, data: bytes) -> None:
+        """Empty lines before a request are none of it: old clients send one behind a body (RFC 9112, 2.2)."""
+        if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
+            data = data.lstrip(b"\r\n")
+        if data:
+            super().data_received(data)
+
     def handle_events(self) -> None:
         super().handle_events()
         if self.transport.is_closing():
@@ -143,6 +150,9 @@ class Connection(H11Protocol):
         assert isinstance(error, h11.RemoteProtocolError)
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.close()  # the answer was begun before the rest of the request could not be read
+            return
+        if str(error) == "no request line received":
+            self.transport.close()  # an empty line behind the last request: nothing was asked
             return
         if " Host: header" in str(error):  # none, or two: the HTTP library refuses it first
             self._answer(403, "permission_error", "host_not_allowed", "One Host header is needed.")

@@ -300,7 +300,7 @@ class Wire:
     def closed(self) -> bool:
         """Whether the other side has closed, once everything was read."""
         try:
-            return self.socket.recv(1) == b""
+            return not self._buffer and self.socket.recv(1) == b""
         except ConnectionError:
             return True
 

@@ -34,6 +34,20 @@ def test_requests_in_a_row_are_answered_in_their_order(stage: Stage) -> None:
         assert wire.reply().json == wire.reply().json == {"status": "ok"}
 
 
+def test_empty_lines_before_a_request_are_passed_over(stage: Stage) -> None:
+    with Wire(stage.port) as wire:
+        for _ in range(2):
+            wire.send(b"\r\n\r\n" + HELLO)
+            assert wire.reply().json == {"status": "ok"}
+
+
+def test_an_empty_line_behind_a_body_gets_no_answer(stage: Stage) -> None:
+    with Wire(stage.port) as wire:
+        wire.ask("/tokenize", b'{"content":"abc"}\r\n', headers={"content-length": "17"})
+        assert wire.reply().json["count"] == 3
+        assert wire.closed()
+
+
 def test_headers_that_are_too_large_are_told_so(stage: Stage) -> None:
     with Wire(stage.port) as wire:
         wire.send(b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * HEAD_BYTES)
