@@ -254,6 +254,16 @@ def test_items_become_the_turns_that_they_were(stage: Stage) -> None:
     )
 
 
+def test_reasoning_that_cannot_be_read_is_no_turn_of_its_own(stage: Stage) -> None:
+    sealed = {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}
+    user = {"role": "user", "content": "x"}
+    answer = {"role": "assistant", "content": "b"}
+    assert respond(stage, [user, sealed, user, sealed, answer, user]).status == 200
+    assert [(message.role, message.content) for message in stage.prompt.messages] == [
+        *(("user", "x\n\nx"), ("assistant", "b"), ("user", "x"))
+    ]
+
+
 def test_a_role_that_is_not_known_is_refused_by_its_place_in_the_input(stage: Stage) -> None:
     items = [{"role": "user", "content": "x"}, {"role": "judge", "content": "y"}]
     reply = respond(stage, items, instructions="Be brief.")

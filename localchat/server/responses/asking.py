@@ -201,11 +201,12 @@ class _Turns:
         self._turn = msgspec.structs.replace(self._turn, content=text)
 
     def _thought(self, item: Item, place: str) -> None:
-        """Its text, or its summary; what is encrypted was so elsewhere."""
+        """Its text, or its summary; what is encrypted was so elsewhere, and says nothing here."""
         text = text_of(item.content, f"{place}.content")
         text = text or "\n\n".join(part.text or "" for part in item.summary or ())
         self._flush()
-        self._turn = ChatMessage("assistant", reasoning_content=text)
+        if text:
+            self._turn = ChatMessage("assistant", reasoning_content=text)
 
     def _called(self, item: Item, arguments: str, place: str) -> None:
         name = _flat(Place(_required(item.name, f"{place}.name"), item.namespace or ""))
