@@ -22,6 +22,7 @@ HEAD_BYTES: Final = 64 << 10
 """Of a request's headers: browsers send every cookie that anything on localhost ever set."""
 _LINGER_S = 2.0
 _ASK_AGAIN_S: Final = (0.005, 0.02, 0.1, 0.5, 2.0)
+_LENGTHS: Final = {b"content-length", b"transfer-encoding"}
 FILLER: Final = "filler"
 """In the state of a request: bytes that say nothing, for between two pieces of an answer that streams."""
 
@@ -106,6 +107,9 @@ class Connection(H11Protocol):
         super().handle_events()
         if self.transport.is_closing():
             return
+        if self.cycle is not None and len({name for name, _ in self.headers} & _LENGTHS) > 1:
+            # A proxy may have gone by the other: what follows may be a part of the body (RFC 9112, 6.1).
+            self.cycle.keep_alive = False
         # Who does not read does not see the client leave: what comes behind a request is kept, up to a bound.
         behind = self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0])
         if self.flow.read_paused and behind and behind <= HEAD_BYTES:

@@ -64,6 +64,14 @@ def test_an_unknown_transfer_encoding_is_told_so(stage: Stage) -> None:
         assert (reply.status, reply.error["code"]) == (501, "not_supported")
 
 
+def test_a_body_of_two_lengths_is_the_last_of_its_connection(stage: Stage) -> None:
+    with Wire(stage.port) as wire:
+        headers = {"transfer-encoding": "chunked", "content-length": "5"}
+        wire.ask("/tokenize", b'11\r\n{"content":"abc"}\r\n0\r\n\r\n' + HELLO, headers=headers)
+        assert wire.reply().json["count"] == 3
+        assert wire.closed()
+
+
 def test_a_header_that_is_none_is_no_matter_of_hosts(stage: Stage) -> None:
     with Wire(stage.port) as wire:
         wire.send(b"GET /health HTTP/1.1\r\nHost : localhost\r\n\r\n")
