@@ -61,7 +61,7 @@ class Connection(H11Protocol):
         one that has shut its own side alone waits for the answer."""
         self._ended = True
         waits = self.cycle is not None and not self.cycle.response_complete
-        if not waits or self.conn.their_state is not h11.DONE:
+        if not waits or self.conn.their_state not in (h11.DONE, h11.MUST_CLOSE):
             return False
         self._ask_whether_there(0)
         return not self.transport.is_closing()
@@ -97,7 +97,10 @@ class Connection(H11Protocol):
         return False
 
     def data_received(self, data: bytes) -> None:
-        """Empty lines before a request are none of it: old clients send one behind a body (RFC 9112, 2.2)."""
+        """Empty lines before a request are none of it: old clients send one behind a body (RFC 9112, 2.2). What
+        comes behind the last request of a connection is nothing at all."""
+        if self.conn.their_state is h11.MUST_CLOSE:
+            return
         if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
             data = data.lstrip(b"\r\n")
         if data:

@@ -48,6 +48,17 @@ def test_an_empty_line_behind_a_body_gets_no_answer(stage: Stage) -> None:
         assert wire.closed()
 
 
+def test_what_comes_behind_the_last_request_of_a_connection_is_nothing(stage: Stage) -> None:
+    stage.scripts["slow"] = Answer(("a ", "b ", "c"), gap_s=0.2)
+    with Wire(stage.port) as wire:
+        asked = len(stage.engine.requests)
+        wire.ask("/v1/completions", {"prompt": "slow"}, headers={"connection": "close"})
+        assert settled(lambda: len(stage.engine.requests) == asked + 1)
+        wire.send(b"\r\n")
+        assert wire.reply().json["choices"][0]["text"] == "a b c"
+        assert wire.closed()
+
+
 def test_headers_that_are_too_large_are_told_so(stage: Stage) -> None:
     with Wire(stage.port) as wire:
         wire.send(b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * HEAD_BYTES)
@@ -95,11 +106,14 @@ def waited_for(wire: Wire) -> Reply:
     return wire.reply()
 
 
+@pytest.mark.parametrize("headers", [{}, {"connection": "close"}], ids=["", "last"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_only_shuts_its_own_side_gets_its_answer(stage: Stage, stream: bool) -> None:
+def test_a_client_that_only_shuts_its_own_side_gets_its_answer(
+    stage: Stage, stream: bool, headers: dict[str, str]
+) -> None:
     stage.scripts["slow"] = Answer(("a ", "b ", "c"), gap_s=0.2)
     with Wire(stage.port) as wire:
-        wire.ask("/v1/completions", {"prompt": "slow", "stream": stream})
+        wire.ask("/v1/completions", {"prompt": "slow", "stream": stream}, headers=headers)
         wire.socket.shutdown(socket.SHUT_WR)
         reply = waited_for(wire)
         assert reply.status == 200
