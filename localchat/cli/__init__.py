@@ -32,11 +32,15 @@ def _end_at_ctrl_c() -> None:
 
 def _fill_closed_descriptors() -> None:
     """Where a shell closed stdin, stdout or stderr, the next file or pipe to be opened would take its
-    number, and what is meant for a stream would end up there."""
+    number, and what is meant for a stream would end up there. What is written to a stdout that was closed
+    fails: an answer that nobody can read is no success."""
     import os
+    import sys
 
     for number in range(3):
         try:
             os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
+        except OSError:  # the lowest free number is this one
+            os.open(os.devnull, os.O_RDONLY if number == 1 else os.O_RDWR)
+            if number == 1:
+                sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - until the end

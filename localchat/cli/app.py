@@ -17,7 +17,7 @@ _SIGPIPE_STATUS = 141
 _COMPLETE = "_LOCALCHAT_COMPLETE"
 _PROMPTED = ("localchat", "localchat run")
 """Commands that take a prompt."""
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
 """Of a write to stdout that click does, as that of a help page; every other one is told where it happens."""
 
 

@@ -91,13 +91,32 @@ def test_a_signal_that_is_ignored_ends_nothing() -> None:
         assert process.wait(90) == -signal.SIGTERM
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def with_closed(streams: str, *args: str) -> subprocess.CompletedProcess[str]:
+    line = " ".join(["exec", *command("hello", *args), streams])
+    return subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize("closed", ["<&-", "2>&-", "<&- 2>&-"])
 def test_closed_streams_do_no_harm(closed: str) -> None:
-    line = " ".join(["exec", *command("hello", "hi"), closed])
-    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=300)
+    done = with_closed(closed, "hi")
     assert done.returncode == 0
     assert "Traceback" not in done.stderr
-    assert done.stdout == ("" if ">&- " in f"{closed} " and closed != "2>&-" else "Hello.\n")
+    assert done.stdout == "Hello.\n"
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("word", ["hi", "--help", "list"])
+def test_an_answer_that_cannot_be_written_is_no_success(closed: str, word: str) -> None:
+    done = with_closed(closed, word)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert ("stdout cannot be written" in done.stderr) == ("2>" not in closed)
+    assert "Traceback" not in done.stderr
+    assert "fault of localchat" not in done.stderr
+
+
+def test_what_says_nothing_on_stdout_needs_none() -> None:
+    assert with_closed(">&-", "config", "set", "theme", "light").returncode == 0
 
 
 @pytest.mark.parametrize(
