@@ -5,18 +5,17 @@ from typing import Any
 import click
 
 from localchat.cli.door import Door
+from localchat.cli.group import LoneGroup
 
 
-@click.group("config", invoke_without_command=True)
-@click.pass_context
-def command(ctx: click.Context) -> None:
+@click.group("config", cls=LoneGroup, invoke_without_command=True)
+def command() -> None:
     """Show and change settings.
 
-    Alone it shows them. A flag wins over the environment (LOCALCHAT_ and the key in capitals), that over the
-    settings file, that over the default. In the file, [models."NAME"] wins over [defaults].
+    Alone it shows them, with the flags of show. A flag wins over the environment (LOCALCHAT_ and the key in
+    capitals), that over the settings file, that over the default. In the file, [models."NAME"] wins over
+    [defaults].
     """
-    if ctx.invoked_subcommand is None:
-        ctx.invoke(show)
 
 
 @command.command("show")

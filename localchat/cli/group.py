@@ -69,6 +69,16 @@ class RootGroup(click.Group):
             formatter.write_dl([record for record in records if record is not None])
 
 
+class LoneGroup(click.Group):
+    """A verb with verbs of its own. Without one of them it does what the first of them does, with its flags."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        flags = bool(args) and args[0].startswith("-") and args[0] not in ctx.help_option_names
+        if flags or not (args or ctx.resilient_parsing):
+            args = [next(iter(self.commands)), *args]
+        return super().parse_args(ctx, args)
+
+
 def _command(module: str) -> click.Command:
     command = import_module(module).command
     assert isinstance(command, click.Command)

@@ -8,6 +8,7 @@ import click
 
 from localchat.cli.ask import complete_conversation
 from localchat.cli.door import Door
+from localchat.cli.group import LoneGroup
 
 if TYPE_CHECKING:
     from localchat.history.finding import Hit, Summary
@@ -16,15 +17,13 @@ if TYPE_CHECKING:
 _AGAIN = "localchat -c goes on with the last one, --conversation ID with any."
 
 
-@click.group("history", epilog=_AGAIN, invoke_without_command=True)
-@click.pass_context
-def command(ctx: click.Context) -> None:
+@click.group("history", epilog=_AGAIN, cls=LoneGroup, invoke_without_command=True)
+def command() -> None:
     """List, search, show and export conversations.
 
-    Alone it lists them. An ID may be shortened to its first digits, as long as no other begins so.
+    Alone it lists them, with the flags of list. An ID may be shortened to its first digits, as long as no
+    other begins so.
     """
-    if ctx.invoked_subcommand is None:
-        ctx.invoke(list_)
 
 
 @command.command("list", epilog=_AGAIN)

@@ -157,3 +157,13 @@ def test_an_unknown_flag_names_the_help_of_its_verb(call: Call, line: str, hint:
     code, out, err = call((), *line.split())
     assert (code, out) == (2, "")
     assert hint in err
+
+
+def test_a_verb_with_verbs_takes_the_flags_of_its_first_one(call: Call) -> None:
+    call(SCENARIOS["hello"], "is it kept?")
+    assert call((), "history", "--json").out == call((), "history", "list", "--json").out
+    assert call((), "config", "--origin").out == call((), "config", "show", "--origin").out
+    assert "search" in call((), "history", "--help").out
+    unknown = call((), "history", "--nope")
+    assert unknown.code == 2
+    assert "history list --help" in unknown.err
