@@ -9,9 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from localchat.errors import ModelInvalid, UsageError
+from localchat.errors import ModelInvalid, ModelMissing, UsageError
 from localchat.library.bookmarks import read_bookmarks
-from localchat.library.origins import OLLAMA, PREFIXES, Found, Place, look, places
+from localchat.library.origins import (
+    FOLDER,
+    HUGGING_FACE,
+    OLLAMA,
+    PREFIXES,
+    Found,
+    Place,
+    look,
+    places,
+)
 from localchat.paths import find_paths
 
 _SAME = {"hf.co": "hf", "huggingface.co": "hf"}
@@ -105,6 +114,25 @@ def pick(word: str, models: Sequence[Adopted]) -> Adopted | None:
             hint=f"say which: {names}{' …' if under[8:] else ''}",
         )
     return under[0] if under else None
+
+
+def missing(word: str, why: str) -> ModelMissing | None:
+    """What is to be said of a word that begins as the name of an adopted model does, where there is no such
+    model; None where it begins otherwise."""
+    first, _, rest = word.partition("/")
+    origin = PREFIXES.get(first.lower())
+    if origin is None or not rest:
+        return None
+    fetch = {
+        OLLAMA: f"; ollama pull {rest} fetches it there",
+        HUGGING_FACE: f"; localchat pull hf.co/{rest} fetches it",
+    }
+    its = f"the {origin}" if origin.endswith("cache") else origin
+    place = "imported folders" if origin == FOLDER else f"models of {its}"
+    return ModelMissing(
+        f"{word} is not among the {place} here ({why})",
+        hint=f"localchat list shows what is here{fetch.get(origin, '')}",
+    )
 
 
 def _user_folders(environ: Mapping[str, str]) -> tuple[Path, ...]:

@@ -77,7 +77,7 @@ def remote_model(remote: Remote, why: str) -> LocatedModel:
 def _locate(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> LocatedModel:
     if word == GUIDE:
         return LocatedModel(GUIDE, GUIDE, _guide(why), why)
-    from localchat.library.adopt import find_adopted
+    from localchat.library.adopt import find_adopted, missing
     from localchat.library.origins import find_loose
 
     given = Path(word).expanduser()
@@ -94,7 +94,7 @@ def _locate(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> Lo
         if given.is_dir():
             raise UsageError(f"{word} is a folder ({why})", hint=_inside(given))
         if not given.exists():
-            raise ModelMissing(
+            raise missing(word, why) or ModelMissing(
                 f"there is no file {word} ({why})", hint="give the path of a GGUF file that exists"
             )
         return LocatedModel(str(given.absolute()), given.stem, given.absolute(), why)
@@ -104,6 +104,7 @@ def _locate(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> Lo
 def _pulled(word: str, paths: Paths, why: str) -> LocatedModel:
     """A model that was pulled, by any of its names. Raises ModelMissing with the command that fetches it, or
     with the nearest names; UsageError for a name that can mean several."""
+    from localchat.library.adopt import missing
     from localchat.library.catalogue import read_catalogue
     from localchat.library.manifest import installed
     from localchat.library.names import among, nearest, offered, parse
@@ -136,7 +137,7 @@ def _pulled(word: str, paths: Paths, why: str) -> LocatedModel:
             ) from problem
         here = among(reference, models)
         if here is None:
-            raise ModelMissing(
+            raise missing(word, why) or ModelMissing(
                 f"{word} is not here ({why})", hint=f"fetch it: localchat pull {reference.name}"
             )
         found = here

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from localchat.errors import ModelInvalid, UsageError
+from localchat.errors import ModelInvalid, ModelMissing, UsageError
 from localchat.library.adopt import Adopted, adopt, find_adopted
 from localchat.library.bookmarks import add_folder
 from localchat.library.locate import locate
@@ -259,6 +259,28 @@ def test_an_adopted_name_locates_its_file(
     blob = Ollama(home / ".ollama/models").model(f"{LIBRARY}/qwen2.5/7b", gguf(tmp_path / "a.gguf"))
     found = locate("ollama/qwen2.5:7b", find_paths(environ), "here", environ)
     assert (found.path, found.name, found.word) == (blob, "ollama/qwen2.5:7b", "ollama/qwen2.5:7b")
+
+
+@pytest.mark.parametrize(
+    ("word", "place", "hint"),
+    [
+        ("ollama/llama3", "models of Ollama", "ollama pull llama3 fetches it there"),
+        ("LMStudio/repo/m", "models of LM Studio", "localchat list shows what is here"),
+        (
+            "hf/org/repo:Q8_0",
+            "models of the Hugging Face cache",
+            "localchat pull hf.co/org/repo:Q8_0",
+        ),
+        ("folder/m", "imported folders", "localchat list shows what is here"),
+    ],
+)
+def test_an_adopted_name_that_means_nothing_is_looked_for_where_it_says(
+    word: str, place: str, hint: str, environ: dict[str, str], home: Path
+) -> None:
+    with pytest.raises(ModelMissing, match=f"{word} is not among the {place}") as told:
+        locate(word, find_paths(environ), "here", environ)
+    assert hint in told.value.hint
+    assert f"hf.co/{word.partition('/')[0]}" not in told.value.hint
 
 
 @pytest.mark.parametrize(
