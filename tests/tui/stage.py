@@ -1,7 +1,7 @@
 """The app on scripted engines: what its tests and its pictures share."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -280,6 +280,19 @@ class Stage:
             await until(pilot, lambda: app.session.live.info is not None or self.refuse is not None)
             yield pilot
         app.keeper.close()
+
+
+Play = Callable[[Pilot[int]], Awaitable[None]]
+
+
+def play(stage: Stage, what: Play, width: int = 80, height: int = 24) -> None:
+    """Open a stage, do something on it, and close it."""
+
+    async def all_of_it() -> None:
+        async with stage.play(width, height) as pilot:
+            await what(pilot)
+
+    asyncio.run(all_of_it())
 
 
 @asynccontextmanager

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,7 @@ from localchat.tui.commands import COMMANDS, matching, parse
 from localchat.tui.pulls import Pulls
 from localchat.tui.screens.dialog import ListDialog
 from localchat.tui.widgets.finder import Finder
-from tests.tui.stage import Stage, app_of, say, told, until
-
-Play = Callable[[Pilot[int]], Coroutine[Any, Any, None]]
-
-
-def play(stage: Stage, what: Play) -> None:
-    async def all_of_it() -> None:
-        async with stage.play() as pilot:
-            await what(pilot)
-
-    asyncio.run(all_of_it())
+from tests.tui.stage import Stage, app_of, play, say, told, until
 
 
 async def command(pilot: Pilot[int], line: str) -> None:

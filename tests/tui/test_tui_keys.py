@@ -1,7 +1,6 @@
 """Every key of the registry does what it says, and other keys can be given."""
 
-import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,7 @@ from localchat.tui.screens.parameters import ParameterScreen
 from localchat.tui.screens.reading import ReadingScreen
 from localchat.tui.screens.settings import SettingsScreen
 from localchat.tui.widgets.finder import Finder
-from tests.tui.stage import Stage, app_of, say, sent, told, until
-
-Play = Callable[[Pilot[int]], Coroutine[Any, Any, None]]
-
-
-def play(stage: Stage, what: Play, width: int = 80, height: int = 24) -> None:
-    async def all_of_it() -> None:
-        async with stage.play(width, height) as pilot:
-            await what(pilot)
-
-    asyncio.run(all_of_it())
+from tests.tui.stage import Stage, app_of, play, say, sent, told, until
 
 
 def answers(*texts: str) -> Callable[[object], Answer]:

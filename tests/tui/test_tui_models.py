@@ -1,9 +1,7 @@
 """The list of models: verdicts by the planner, one by one, first what one looks at."""
 
-import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,19 +22,10 @@ from localchat.paths import find_paths
 from localchat.settings import Settings
 from localchat.tui.screens import models
 from localchat.tui.workplace import Foreseen
-from tests.tui.stage import Stage, until
+from tests.tui.stage import Stage, play, until
 
 GB = 10**9
-Play = Callable[[Pilot[int]], Awaitable[None]]
 LAPTOP = Machine("laptop", frozenset({"avx2"}), 4, 16 * GB, 12 * GB)
-
-
-def play(stage: Stage, what: Play) -> None:
-    async def run() -> None:
-        async with stage.play() as pilot:
-            await what(pilot)
-
-    asyncio.run(run())
 
 
 @pytest.fixture(autouse=True)

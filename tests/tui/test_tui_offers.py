@@ -1,9 +1,6 @@
 """What is offered can be taken, by the key that stands beside it and is told at the foot of the screen."""
 
-import asyncio
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 import pytest
 from textual.pilot import Pilot
@@ -15,17 +12,7 @@ from localchat.tui.live import Live
 from localchat.tui.screens.models import ModelScreen
 from localchat.tui.widgets.status import beside, fitted, parts_of
 from localchat.tui.widgets.welcome import Welcome
-from tests.tui.stage import Stage, app_of, until
-
-Play = Callable[[Pilot[int]], Coroutine[Any, Any, None]]
-
-
-def play(stage: Stage, what: Play) -> None:
-    async def all_of_it() -> None:
-        async with stage.play() as pilot:
-            await what(pilot)
-
-    asyncio.run(all_of_it())
+from tests.tui.stage import Stage, app_of, play, until
 
 
 def test_another_model_is_chosen_where_it_is_offered(tmp_path: Path) -> None:

@@ -1,9 +1,8 @@
 """Only what changed is drawn, and it is drawn as Textual would."""
 
-import asyncio
 import random
 import re
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +21,10 @@ from localchat.tui.repainting import ChangedOnly
 from localchat.tui.screens.chat import ChatScreen
 from localchat.tui.unboxed import Bar
 from localchat.tui.widgets.status import StatusLine
-from tests.tui.stage import Stage, app_of, say, until
+from tests.tui.stage import Stage, app_of, play, say, until
 
 WIDTH, HEIGHT = 120, 30
 _IDLE_MOVES = re.compile(r"(\x1b\[\d+;\d+H)+(?=\x1b\[\d+;\d+H|\n|$)")
-
-Play = Callable[[Pilot[int]], Coroutine[Any, Any, None]]
-
-
-def play(tmp_path: Path, what: Play) -> None:
-    async def all_of_it() -> None:
-        async with Stage(tmp_path).play(WIDTH, HEIGHT) as pilot:
-            await what(pilot)
-
-    asyncio.run(all_of_it())
 
 
 def drawn(screen: ChatScreen, regions: Iterable[Region], way: type[Compositor]) -> str:
@@ -68,7 +57,7 @@ def test_a_change_is_drawn_as_textual_draws_it(tmp_path: Path, keys: tuple[str, 
                 ours = drawn(screen, changed, ChangedOnly)
                 assert ours == drawn(screen, changed, Compositor)
 
-    play(tmp_path, what)
+    play(Stage(tmp_path), what, WIDTH, HEIGHT)
 
 
 def test_only_the_widgets_that_are_seen_where_it_changed_are_asked(
@@ -91,7 +80,7 @@ def test_only_the_widgets_that_are_seen_where_it_changed_are_asked(
         drawn(screen, [screen.status.region], ChangedOnly)
         assert asked == [("status", 1)]
 
-    play(tmp_path, what)
+    play(Stage(tmp_path), what, WIDTH, HEIGHT)
 
 
 def test_a_text_that_grows_and_shrinks_is_drawn_where_it_differs_and_nowhere_else(
@@ -132,7 +121,7 @@ def test_a_text_that_grows_and_shrinks_is_drawn_where_it_differs_and_nowhere_els
             assert picture == rows(area)
         assert drawn_rows < 60 * area.height / 2
 
-    play(tmp_path, what)
+    play(Stage(tmp_path), what, WIDTH, HEIGHT)
 
 
 def test_a_text_that_grows_is_laid_out_for_another_width_as_a_whole(tmp_path: Path) -> None:
@@ -150,7 +139,7 @@ def test_a_text_that_grows_is_laid_out_for_another_width_as_a_whole(tmp_path: Pa
         view.finish("new")
         assert grown == [row.text for row in view._reel.rows(0).rows]
 
-    play(tmp_path, what)
+    play(Stage(tmp_path), what, WIDTH, HEIGHT)
 
 
 def test_the_scroll_bar_looks_as_textual_draws_it(tmp_path: Path) -> None:
@@ -169,7 +158,7 @@ def test_the_scroll_bar_looks_as_textual_draws_it(tmp_path: Path) -> None:
             ]
             bar._styles_cache.clear()
 
-    play(tmp_path, what)
+    play(Stage(tmp_path), what, WIDTH, HEIGHT)
 
 
 def test_another_theme_gives_status_and_panel_other_colours(tmp_path: Path) -> None:
@@ -188,7 +177,7 @@ def test_another_theme_gives_status_and_panel_other_colours(tmp_path: Path) -> N
         light = looks()
         assert all(one.isdisjoint(other) for one, other in zip(dark, light, strict=True))
 
-    play(tmp_path, what)
+    play(Stage(tmp_path), what, WIDTH, HEIGHT)
 
 
 def test_pieces_of_one_text_are_joined_and_nothing_else_moves() -> None:

@@ -1,7 +1,6 @@
 """Screens, and what must outlive the program."""
 
-import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +20,7 @@ from localchat.tui.themes import textual_name
 from localchat.tui.welcoming import first_greeting
 from localchat.tui.widgets.welcome import Welcome
 from tests.tui.scenes import FIRST
-from tests.tui.stage import Stage, app_of, say, until
-
-Play = Callable[[Pilot[int]], Coroutine[Any, Any, None]]
-
-
-def play(stage: Stage, what: Play) -> None:
-    async def all_of_it() -> None:
-        async with stage.play() as pilot:
-            await what(pilot)
-
-    asyncio.run(all_of_it())
+from tests.tui.stage import Stage, app_of, play, say, until
 
 
 async def command(pilot: Pilot[int], line: str) -> None:

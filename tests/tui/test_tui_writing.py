@@ -1,10 +1,7 @@
 """What is written is never lost: while a sent message is changed, by the key for the message of before, in a
 command, and behind an `@`."""
 
-import asyncio
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 import pytest
 from textual.pilot import Pilot
@@ -12,19 +9,10 @@ from textual.pilot import Pilot
 from localchat.engine.scripted import Answer
 from localchat.errors import NetworkError
 from localchat.tui.commands import is_command
-from tests.tui.stage import Stage, StagedEngine, app_of, say, sent, until
+from tests.tui.stage import Stage, StagedEngine, app_of, play, say, sent, until
 
-Play = Callable[[Pilot[int]], Coroutine[Any, Any, None]]
 PASTE = "line\n" * 500
 SIGN = "⟦paste 1, 500 lines⟧"
-
-
-def play(stage: Stage, what: Play) -> None:
-    async def all_of_it() -> None:
-        async with stage.play() as pilot:
-            await what(pilot)
-
-    asyncio.run(all_of_it())
 
 
 def attached(pilot: Pilot[int]) -> str:
