@@ -11,8 +11,10 @@ from localchat.cli.door import Door
 from localchat.cli.options import given_flags
 from localchat.cli.terminal import Terminal
 from localchat.engine.request import GenerateRequest, Grammar, Prompt, Sampling
-from localchat.errors import LocalchatError, UsageError
+from localchat.errors import DoesNotFit, EngineDied, LocalchatError, ModelInvalid, UsageError
 from localchat.library.locate import (
+    GUIDE,
+    LAST_USED,
     LocatedModel,
     locate,
     locate_default,
@@ -150,11 +152,24 @@ def opened_engine(setup: Setup) -> "Iterator[Engine]":
     """The engine of the settled model, on a running server or of our own, closed at the end whatever happens.
     Raises LocalchatError."""
     say = setup.terminal.say
-    engine = setup.door.attach(setup, "command line", say) or _own_engine(setup)
     try:
-        yield engine
-    finally:
-        engine.close()
+        engine = setup.door.attach(setup, "command line", say) or _own_engine(setup)
+        try:
+            yield engine
+        finally:
+            engine.close()
+    except (ModelInvalid, DoesNotFit, EngineDied) as problem:
+        if setup.model.why == LAST_USED and problem.details.get("phase") != "serve":
+            problem.hint = "\n".join(filter(None, (problem.hint, _another(setup.model.name))))
+        raise
+
+
+def _another(name: str) -> str:
+    """The way out for who named no model: it ran once, and stands in the way of every start now."""
+    return (
+        f"nobody named {name}: it answered last. -m MODEL asks another, which is the default once it has "
+        f"answered: localchat -m {GUIDE} …, or one of localchat list"
+    )
 
 
 def _own_engine(setup: Setup) -> "Engine":

@@ -16,6 +16,7 @@ from localchat.paths import Paths
 from localchat.remotes import Remote
 
 GUIDE = "guide"
+LAST_USED = "the model used last"
 _LAST_MODEL = "last-model"
 
 
@@ -160,7 +161,7 @@ def locate_default(
     last = last_model(paths)
     if last is not None:
         try:
-            return locate(last, paths, "the model used last", environ)
+            return locate(last, paths, LAST_USED, environ)
         except (ModelMissing, ModelInvalid, UsageError):
             pass  # it moved since; the guide stands in, and the answer names the model anyway
     try:

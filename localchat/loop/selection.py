@@ -45,7 +45,7 @@ def select_backend(path: Path, wanted: str | None) -> Selection:
             return _selected(backend, path, refusals=refusals)
         refusals.append(f"{backend.name}: {can.reason} {can.hint}".strip())
     if refusals:
-        raise LocalchatError(f"no backend can run {path.name} here: {'; '.join(refusals)}")
+        raise ModelInvalid(f"no backend can run {path.name} here: {'; '.join(refusals)}")
     return _complain(path, backends.values())
 
 

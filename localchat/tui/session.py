@@ -19,6 +19,7 @@ from localchat.engine.events import Event, Figures, Reasoning, Text
 from localchat.engine.request import Message, Messages
 from localchat.engine.stream import Stream
 from localchat.errors import ContextExceeded, EngineClosed, LocalchatError, UsageError
+from localchat.library.locate import GUIDE
 from localchat.tui.answering import SAVE_EVERY_S, Answering, joined
 from localchat.tui.blocks import NoticeBlock, Offer
 from localchat.tui.engines import Engines
@@ -97,13 +98,18 @@ class Session(Shown):
         except LocalchatError as problem:
             if not self._running:
                 self.live.rest(broken=True)
-                self.complain(problem, (Offer("choose another model", "model"),))
+                self.complain(problem, self._other_models())
                 self._page.figures_changed()
             return
         self._know(info)
         if not self._running:
             self.live.rest()
         self._page.figures_changed()
+
+    def _other_models(self) -> tuple[Offer, ...]:
+        choose = Offer("choose another model", "model")
+        guide = Offer("go on with the built-in guide", f"model {GUIDE}")
+        return (choose,) if self.settled.model.word == GUIDE else (choose, guide)
 
     def _know(self, info: EngineInfo) -> None:
         self.live.info = info

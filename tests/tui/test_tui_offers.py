@@ -21,12 +21,28 @@ def test_another_model_is_chosen_where_it_is_offered(tmp_path: Path) -> None:
         await until(pilot, lambda: app.chat.transcript.blocks)
         (notice,) = app.chat.transcript.blocks
         assert isinstance(notice, NoticeBlock)
-        (offer,) = notice.offers
-        assert offer.label == "choose another model"
+        assert [each.label for each in notice.offers] == [
+            "choose another model",
+            "go on with the built-in guide",
+        ]
         await pilot.press("alt+1")
         await until(pilot, lambda: isinstance(app.screen, ModelScreen))
 
     play(Stage(tmp_path, refuse=DoesNotFit("it does not fit")), what)
+
+
+def test_the_guide_stands_in_for_a_model_that_cannot_run(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, models=("broken", "guide"), refuse=DoesNotFit("it does not fit"))
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await until(pilot, lambda: app.chat.transcript.blocks)
+        stage.refuse = None
+        await pilot.press("alt+2")
+        await until(pilot, lambda: app.session.live.info is not None)
+        assert app.session.settled.model.name == "guide"
+
+    play(stage, what)
 
 
 def test_a_key_means_one_offer(tmp_path: Path) -> None:
