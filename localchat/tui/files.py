@@ -2,8 +2,11 @@
 
 import os
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
+
+from textual.fuzzy import FuzzySearch
 
 _MOST: Final = 20_000
 _SKIPPED: Final = frozenset(
@@ -49,11 +52,35 @@ def path_of(name: str, root: Path) -> Path:
 
 def named(text: str, root: Path) -> list[str]:
     """The words after `@` that are files; `@@` stands for an @ that includes nothing."""
-    found: dict[str, None] = {}
-    for word in re.findall(r"(?<!\S)@([^\s@]\S*)", text):
-        tries = (word, word.rstrip(".,;:!?)"))
-        found |= dict.fromkeys([each for each in tries if _is_file(path_of(each, root))][:1])
-    return list(found)
+    found = (next(_files_of(word, root), None) for word in _words(text))
+    return list(dict.fromkeys(name for name in found if name is not None))
+
+
+def astray(text: str, root: Path) -> list[str]:
+    """The words after `@` that are written as paths and lead to no file. Others may be anything: people, parts
+    of programs."""
+    lost = (word for word in _words(text) if is_path(word) and not any(_files_of(word, root)))
+    return list(dict.fromkeys(lost))
+
+
+def ranked_by(word: str, names: Sequence[str]) -> list[str]:
+    """The names that hold the letters of a word in order, best first."""
+    if not word:
+        return list(names)
+    search = FuzzySearch(case_sensitive=False)
+    scored = [(search.match(word, name)[0], name) for name in names]
+    return [
+        name for score, name in sorted(scored, key=lambda each: (-each[0], each[1])) if score > 0
+    ]
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"(?<!\S)@([^\s@]\S*)", text)
+
+
+def _files_of(word: str, root: Path) -> Iterator[str]:
+    """The word where it is a file, and the same without what ends a sentence."""
+    return (each for each in (word, word.rstrip(".,;:!?)")) if _is_file(path_of(each, root)))
 
 
 def _is_file(path: Path) -> bool:

@@ -8,6 +8,7 @@ from textual.pilot import Pilot
 
 from localchat.engine.scripted import Answer
 from localchat.errors import NetworkError
+from localchat.tui.blocks import NoticeBlock
 from localchat.tui.commands import is_command
 from tests.tui.stage import Stage, StagedEngine, app_of, play, say, sent, until
 
@@ -187,6 +188,38 @@ def test_a_file_whose_name_is_written_out_is_included(tmp_path: Path) -> None:
         assert await answered(pilot, stage, 2) == "run @bin.dat"
 
     play(stage, what)
+
+
+def test_a_path_that_leads_to_no_file_is_held_back_once(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    line = f"read @{tmp_path}/late.txt and ask @ann"
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        app.chat.composer.write(line)
+        await pilot.press("enter")
+        await until(pilot, lambda: app.chat.transcript.blocks)
+        (notice,) = app.chat.transcript.blocks
+        assert isinstance(notice, NoticeBlock)
+        assert notice.text.startswith(f"there is no file {tmp_path}/late.txt\n")
+        assert (app.chat.composer.text, app.session.conversation.nodes) == (line, {})
+        await pilot.press("enter")
+        assert await answered(pilot, stage, 1) == line
+        (tmp_path / "late.txt").write_text("it is here now")
+        app.chat.composer.write(line)
+        await pilot.press("enter")
+        await until(pilot, lambda: app.chat.composer.chips)
+
+    play(stage, what)
+
+
+def test_a_command_is_not_held_back_for_a_path(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        app_of(pilot).chat.composer.write("/system answer of @/nowhere")
+        await pilot.press("enter")
+        await until(pilot, lambda: app_of(pilot).session.conversation.system)
+
+    play(Stage(tmp_path), what)
 
 
 def test_a_file_that_is_not_utf8_says_so(tmp_path: Path) -> None:

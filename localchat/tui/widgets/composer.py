@@ -9,22 +9,22 @@ from textual import work
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
-from textual.fuzzy import FuzzySearch
 from textual.message import Message
 from textual.widgets import OptionList, Static, TextArea
 from textual.widgets.option_list import Option
 
 from localchat.chat.conversation import Inclusion
-from localchat.errors import LocalchatError
+from localchat.errors import FileMissing, LocalchatError
 from localchat.inert import inert_line
 from localchat.tui.chips import Chip, Written, chip_of_file, expand, present
 from localchat.tui.commands import COMMANDS, is_command, is_known, matching
-from localchat.tui.files import inside, is_path, named, nearby, path_of
+from localchat.tui.files import astray, inside, is_path, named, nearby, path_of, ranked_by
 from localchat.tui.widgets.editor import Editor
 
 CountTokens = Callable[[str], Awaitable[int]]
 """How many tokens a text has for the model that answers now. Raises LocalchatError where nobody can say."""
 _SHOWN = 8
+_OFFERED = 50
 
 
 class Composer(Vertical):
@@ -125,6 +125,7 @@ class Composer(Vertical):
             return
         self.sent.append(written)
         self._at = None
+        self._refused.clear()  # the next message may name a file that is there by then
         self.editor.write("")
         text, inclusions = expand(*written)
         if is_command(written.text):
@@ -141,7 +142,7 @@ class Composer(Vertical):
         match what:
             case "send":
                 taken = self._completing and self._accept(sending=True)
-                if not taken and not self._include_named():
+                if not taken and not self._include_named() and not self._hold_astray():
                     self._send()
             case "accept":
                 if not (self._completing and self._accept(sending=False)):
@@ -234,9 +235,9 @@ class Composer(Vertical):
         else:
             if self._files is None:
                 self._files = await asyncio.to_thread(nearby, self.root)
-            ranked = await asyncio.to_thread(_ranked, word, self._files)
+            ranked = await asyncio.to_thread(ranked_by, word, self._files)
         if self._word_now() == f"@{word}":
-            self._offer([(f"@{name}", inert_line(name)) for name in ranked[:50]])
+            self._offer([(f"@{name}", inert_line(name)) for name in ranked[:_OFFERED]])
 
     def _word_now(self) -> str:
         row, column = self.editor.cursor_location
@@ -322,6 +323,18 @@ class Composer(Vertical):
             self._include_all(names)
         return bool(names)
 
+    def _hold_astray(self) -> bool:
+        """Keep a message back, once, where a path after @ leads to no file: sent as it is, it would look as if
+        the file went along."""
+        text = self.editor.text
+        names = [] if is_command(text) else astray(text, self.root)
+        names = [name for name in names if name not in self._refused]
+        for name in names:
+            hint = f"Enter again sends @{name} as it is written"
+            self.post_message(self.Refused(FileMissing(f"there is no file {name}", hint=hint)))
+        self._refused.update(names)
+        return bool(names)
+
     @work(exclusive=True, group="include-named")
     async def _include_all(self, names: Sequence[str]) -> None:
         for name in names:
@@ -375,14 +388,3 @@ class Composer(Vertical):
         """Another model counts otherwise."""
         self._counted.clear()
         self._show_attached()
-
-
-def _ranked(word: str, names: Sequence[str]) -> list[str]:
-    """The names that hold the letters of a word in order, best first."""
-    if not word:
-        return list(names[:50])
-    search = FuzzySearch(case_sensitive=False)
-    scored = [(search.match(word, name)[0], name) for name in names]
-    return [
-        name for score, name in sorted(scored, key=lambda each: (-each[0], each[1])) if score > 0
-    ][:50]
