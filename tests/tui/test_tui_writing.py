@@ -110,6 +110,25 @@ def test_the_message_of_before_comes_back_with_what_it_included(tmp_path: Path) 
     play(stage, what)
 
 
+def test_a_paste_whose_deletion_is_undone_is_sent(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+
+    async def what(pilot: Pilot[int]) -> None:
+        editor = app_of(pilot).chat.composer.editor
+        editor.take_paste(PASTE)
+        await pilot.press("backspace", "backspace")
+        assert editor.text == ""
+        editor.take_paste("other\n" * 500)
+        await pilot.press("ctrl+z")
+        while editor.text.rstrip() != SIGN and editor.history.undo_stack:
+            await pilot.press("ctrl+z")
+        assert editor.text.rstrip() == SIGN
+        await pilot.press("enter")
+        assert (await answered(pilot, stage, 1)).startswith(PASTE)
+
+    play(stage, what)
+
+
 def test_a_paste_in_a_command_is_part_of_it(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
 

@@ -116,14 +116,15 @@ class Editor(TextArea):
             return
         self._pastes += 1
         chip = chip_of_paste(text, self._pastes)
-        while chip.sign in self.text:  # one of a message of before
+        while any(chip.sign == one.sign for one in self.chips):  # of a message of before
             self._pastes += 1
             chip = chip_of_paste(text, self._pastes)
         self.take_chip(chip)
 
     def take_chip(self, chip: Chip) -> None:
-        """Insert the sign of a chip at the cursor."""
-        self.chips = (*present(self.text, self.chips), chip)
+        """Insert the sign of a chip at the cursor. Chips whose sign was deleted stay known: undoing brings the
+        sign back, and it must stand for something."""
+        self.chips = (*self.chips, chip)
         self.insert(f"{chip.sign} ")
 
     def put_chip(self, word: str, chip: Chip) -> None:
@@ -131,7 +132,7 @@ class Editor(TextArea):
         for row, line in enumerate(self.text.split("\n")):
             found = re.search(rf"(?<!\S){re.escape(word)}", line)
             if found is not None:
-                self.chips = (*present(self.text, self.chips), chip)
+                self.chips = (*self.chips, chip)
                 self.replace(chip.sign, (row, found.start()), (row, found.end()))
                 return
 
