@@ -119,7 +119,8 @@ class Session(Shown):
     # ------------------------------------------------------------------ asking
 
     async def ask(self, text: str, inclusions: Sequence[Inclusion] = ()) -> None:
-        """Send a question after the shown path, and answer it."""
+        """Send a question after the shown path, and answer it. Raises UsageError during another answer."""
+        self._refuse_second()
         node = self.conversation.add(
             Message("user", text), parent=self.conversation.head, inclusions=inclusions
         )
@@ -128,6 +129,7 @@ class Session(Shown):
 
     async def edit(self, id_: str, text: str, inclusions: Sequence[Inclusion] = ()) -> None:
         """Send another version of a question; the first one stays as a branch."""
+        self._refuse_second()
         parent = self.conversation.nodes[id_].parent
         node = self.conversation.add(Message("user", text), parent=parent, inclusions=inclusions)
         self.keeper.changed(node)
@@ -223,8 +225,7 @@ class Session(Shown):
     @contextmanager
     def occupied(self, what: str = "") -> Iterator[None]:
         """One thing is under way. Raises UsageError where another one is."""
-        if self._running:
-            raise UsageError("an answer is under way", hint="Esc stops it")
+        self._refuse_second()
         self._running, self._stopping = True, False
         self.live.begin()
         self.working(what)
@@ -235,6 +236,10 @@ class Session(Shown):
                 self.live.rest()
             self._running = False
             self.working("")
+
+    def _refuse_second(self) -> None:
+        if self._running:
+            raise UsageError("an answer is under way", hint="Esc stops it")
 
     @contextmanager
     def streaming(self, stream: Stream) -> Iterator[Stream]:

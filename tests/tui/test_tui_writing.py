@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
+from localchat.engine.events import Text
 from localchat.engine.scripted import Answer
-from localchat.errors import NetworkError
+from localchat.errors import NetworkError, UsageError
 from localchat.tui.blocks import NoticeBlock
 from localchat.tui.commands import is_command
-from tests.tui.stage import Stage, StagedEngine, app_of, play, say, sent, until
+from tests.tui.stage import HOLD, Stage, StagedEngine, app_of, play, say, sent, until
 
 PASTE = "line\n" * 500
 SIGN = "⟦paste 1, 500 lines⟧"
@@ -106,6 +107,31 @@ def test_the_message_of_before_comes_back_with_what_it_included(tmp_path: Path) 
         assert composer.text.startswith(SIGN)
         composer.editor.take_paste(PASTE)
         assert len({chip.sign for chip in composer.chips}) == 2, "another paste has another sign"
+
+    play(stage, what)
+
+
+def test_what_is_written_while_an_answer_comes_stays_as_it_is(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, script=lambda request: Answer(events=(Text(0, "so"), HOLD)))
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        composer = app.chat.composer
+        composer.write("first")
+        await pilot.press("enter")
+        await until(pilot, lambda: app.session.busy)
+        for key in ("a", "enter", "b", "enter", "c"):  # no pause: as a terminal pastes lines
+            app.simulate_key(key)
+        await pilot.pause()
+        assert composer.text == "abc"
+        assert "Esc stops" in str(app.chat.query_one("#banner").render())
+        assert [text for text, _ in composer.sent] == ["first"]
+        assert len(app.session.conversation.nodes) == 2
+        with pytest.raises(UsageError, match="under way"):
+            await app.session.ask("another")
+        assert len(app.session.conversation.nodes) == 2
+        await pilot.press("escape")
+        await until(pilot, lambda: not app.session.busy)
 
     play(stage, what)
 

@@ -74,10 +74,6 @@ class ChatScreen(ChatFrame):
 
     def on_composer_sent(self, event: Composer.Sent) -> None:
         session = self.session
-        if session.busy:
-            self.composer.write(*contract(event.text, event.inclusions))
-            self.hint("an answer is under way; Esc stops it")
-            return
         self.session.keeper.draft("")
         self.transcript.unfocus_block()
         self.transcript.to_end()
@@ -87,6 +83,9 @@ class ChatScreen(ChatFrame):
             self.go(session.edit(editing, event.text, event.inclusions))
         else:
             self.go(session.ask(event.text, event.inclusions))
+
+    def on_composer_held(self, event: Composer.Held) -> None:
+        self.hint("an answer is under way; Esc stops it")
 
     def on_composer_commanded(self, event: Composer.Commanded) -> None:
         self.session.keeper.draft("")

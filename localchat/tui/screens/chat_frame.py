@@ -61,6 +61,7 @@ class ChatFrame(Screen[None]):
 
     def on_mount(self) -> None:
         self.set_interval(_STATS_EVERY_S, self._watch_stats)
+        self.composer.hindered = lambda: self.session.busy
         self.figures_changed()
 
     @cached_property

@@ -28,7 +28,8 @@ _OFFERED = 50
 
 
 class Composer(Vertical):
-    """Writes one message at a time. `sent` holds the messages of before, oldest first, for the up key."""
+    """Writes one message at a time. `sent` holds the messages of before, oldest first, for the up key;
+    `hindered` says whether a message, which is no command, must wait."""
 
     @dataclass
     class Sent(Message):
@@ -36,6 +37,9 @@ class Composer(Vertical):
 
         text: str
         inclusions: tuple[Inclusion, ...]
+
+    class Held(Message):
+        """A message is complete and cannot be sent now: it stays."""
 
     @dataclass
     class Commanded(Message):
@@ -62,6 +66,7 @@ class Composer(Vertical):
         super().__init__(id=id)
         self.root = Path.cwd()
         self.count_tokens: CountTokens | None = None
+        self.hindered: Callable[[], bool] = lambda: False
         self.sent: list[Written] = []
         self._at: int | None = None
         self._kept = Written()
@@ -122,6 +127,9 @@ class Composer(Vertical):
     def _send(self) -> None:
         written = self.written
         if not written.text.strip():
+            return
+        if not is_command(written.text) and self.hindered():
+            self.post_message(self.Held())
             return
         self.sent.append(written)
         self._at = None
