@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from textual import events
 from textual.app import App, SystemCommand
 from textual.binding import BindingType
 from textual.screen import Screen
@@ -23,6 +24,7 @@ from localchat.tui.engines import Engines
 from localchat.tui.keeping import Keeper
 from localchat.tui.keys import KEYS, bindings, checked
 from localchat.tui.launch import ENDS
+from localchat.tui.letters import is_unseen_letter
 from localchat.tui.screens.chat import ChatScreen
 from localchat.tui.session import Session
 from localchat.tui.themes import NAMES, THEMES, textual_name
@@ -88,6 +90,12 @@ class ChatApp(App[int]):
 
     def get_default_screen(self) -> Screen[None]:
         return self.chat
+
+    async def on_event(self, event: events.Event) -> None:
+        """A letter that no widget would take as a key is pasted."""
+        if isinstance(event, events.Key) and is_unseen_letter(event.character):
+            event = events.Paste(event.character or "")
+        await super().on_event(event)
 
     def on_mount(self) -> None:
         loop = asyncio.get_running_loop()

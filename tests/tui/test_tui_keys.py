@@ -1,12 +1,15 @@
 """Every key of the registry does what it says, and other keys can be given."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from textual import events
+from textual._xterm_parser import XTermParser
 from textual.pilot import Pilot
+from textual.widgets import Input, Static
 
 from localchat.engine.scripted import Answer
 from localchat.errors import UsageError
@@ -24,6 +27,39 @@ from tests.tui.stage import Stage, app_of, play, say, sent, told, until
 def answers(*texts: str) -> Callable[[object], Answer]:
     left = list(texts)
     return lambda request: told(left.pop(0) if len(left) > 1 else left[0])
+
+
+def test_letters_that_are_not_seen_are_written(tmp_path: Path) -> None:
+    words = "\u0645\u06cc\u200c\u062e \u65e5\u3000\u672c 12\u00a0km \U0001f469\u200d\U0001f467"
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        for event in XTermParser().feed(f"{words}\u202e\u00ad"):
+            app.post_message(event)
+        await until(pilot, lambda: app.chat.composer.text == words)
+        await pilot.press("ctrl+f")
+        for event in XTermParser().feed("\u65e5\u3000\u672c"):
+            app.post_message(event)
+        needle = app.chat.query_one("#needle", Input)
+        await until(pilot, lambda: needle.value == "\u65e5\u3000\u672c")
+
+    play(Stage(tmp_path), what)
+
+
+def test_a_word_above_the_composer_has_its_own_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        chat = app_of(pilot).chat
+        monkeypatch.setattr("localchat.tui.screens.chat_frame._HINT_S", 0.1)
+        chat.hint("one")
+        monkeypatch.setattr("localchat.tui.screens.chat_frame._HINT_S", 3600.0)
+        chat.hint("two")
+        await asyncio.sleep(0.3)
+        assert str(chat.query_one("#banner", Static).render()) == "two"
+        assert chat.query_one("#banner", Static).display
+
+    play(Stage(tmp_path), what)
 
 
 def test_writing_sending_and_the_messages_of_before(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.screen import Screen
+from textual.timer import Timer
 from textual.widgets import Static
 
 from localchat.chat.titles import title_for
@@ -43,6 +44,7 @@ class ChatFrame(Screen[None]):
         self._editing: str | None = None
         self._aside = Written()
         self._asking_stats = False
+        self._hinting: Timer | None = None
         self._said: dict[str, str] = {}
 
     def compose(self) -> ComposeResult:
@@ -158,7 +160,9 @@ class ChatFrame(Screen[None]):
     def hint(self, text: str) -> None:
         """A word above the composer that goes away by itself."""
         self._banner(text)
-        self.set_timer(_HINT_S, self._restore_banner)
+        if self._hinting is not None:
+            self._hinting.stop()  # the time of this word begins now
+        self._hinting = self.set_timer(_HINT_S, self._restore_banner)
 
     def _banner(self, text: str) -> None:
         line = self.query_one("#banner", Static)
