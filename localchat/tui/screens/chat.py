@@ -99,7 +99,7 @@ class ChatScreen(ChatFrame):
         self.session.keeper.draft(text)
 
     def on_composer_left(self, event: Composer.Left) -> None:
-        if self.transcript.blocks:
+        if self.transcript.blocks and not self.is_covered:
             self.transcript.focus()
             if self.transcript.focused_id is None:
                 self.action_mark(0)
@@ -148,9 +148,11 @@ class ChatScreen(ChatFrame):
             return
         if self.query_one(Finder).display:
             self.query_one(Finder).close()
-        elif self.session.stop():
+        elif self.session.stop() or self.leave_editing():
             pass
-        elif not self.leave_editing():
+        elif self.is_covered:
+            self.action_panel()
+        else:
             self.transcript.unfocus_block()
             self.composer.editor.focus()
 
@@ -202,6 +204,7 @@ class ChatScreen(ChatFrame):
             self._watch_stats()
         elif self.focused is None or self.focused is self.panel:
             self.composer.editor.focus()
+        self.figures_changed()
 
     def action_palette(self) -> None:
         self.app.action_command_palette()

@@ -34,7 +34,9 @@ class ChatFrame(Screen[None]):
     """Draws; asks the session for figures and nothing else. `session` is handed in by the app. While a sent
     message is being changed, `_editing` names it, and what was written before is laid aside."""
 
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012 - textual's own form
+    # The figures stand beside the conversation where that is wide, below it where there is room, and else in
+    # its place: nobody can read half a line.
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (76, "-middle"), (110, "-wide")]  # noqa: RUF012 - textual's own form
     AUTO_FOCUS = "#editor"
 
     def __init__(self) -> None:
@@ -91,7 +93,7 @@ class ChatFrame(Screen[None]):
         session = self.session
         urgent = "Esc stops" if session.busy else self._hint_of_offers() or self._hint_of_rest()
         self.status.urgent = bool(urgent)
-        self.status.hint = urgent or "^O figures  F1 help"
+        self.status.hint = urgent or ("Esc closes" if self.is_covered else "^O figures  F1 help")
         self.status.changed()
         self.panel.changed()
         title = inert_line(title_for(session.conversation)) or "New conversation"
@@ -118,6 +120,14 @@ class ChatFrame(Screen[None]):
         if self._said.get(where) != text:
             self._said[where] = text
             self.query_one(where, Static).update(Content(text))
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether the figures stand in the place of the conversation."""
+        beside = self.has_class("-wide") or (
+            self.has_class("-middle") and not self.has_class("-short")
+        )
+        return self.panel.display and not beside
 
     @property
     def is_welcoming(self) -> bool:
@@ -179,3 +189,4 @@ class ChatFrame(Screen[None]):
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.height < 16, "-low")
+        self.set_class(event.size.height < 20, "-short")

@@ -17,6 +17,8 @@ from localchat.tui.live import Live
 from localchat.tui.widgets.panel_rows import Piece, Row, rows_of
 
 _EXPLAINING_ROWS = 4
+_TWO_COLUMNS = 76
+"""From this width on the rows stand in two columns: none of theirs is cut by half of it."""
 _STYLES = (
     *("plain", "quiet", "heading", "figure", "spark", "bar", "rule", "about", "marked"),
     *("weights", "kv", "compute", "overhead"),
@@ -48,7 +50,7 @@ class Panel(Widget, can_focus=True):
         """The figures may be other ones."""
         if not self.display:
             return
-        rows = rows_of(self._live, max(8, self.size.width - 3))
+        rows = rows_of(self._live, max(8, self._column_width - 3))
         if rows != self._rows:
             self._rows = rows
             self.refresh()
@@ -74,22 +76,22 @@ class Panel(Widget, can_focus=True):
         self._reveal()
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
-        self._mark_at(event.y)
+        self._mark_at(event.x, event.y)
 
     def on_click(self, event: events.Click) -> None:
         self.focus()
-        self._mark_at(event.y)
+        self._mark_at(event.x, event.y)
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        self._top = max(0, min(self._top + 2, len(self._rows) - self._room))
+        self._top = max(0, min(self._top + 2, len(self._rows) - self._shown))
         self.refresh()
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         self._top = max(0, self._top - 2)
         self.refresh()
 
-    def _mark_at(self, y: int) -> None:
-        at = y + self._top
+    def _mark_at(self, x: int, y: int) -> None:
+        at = self._top + min(x // self._column_width, self._columns - 1) * self._room + y
         if y < self._room and at < len(self._rows) and self._rows[at].figure:
             self.marked = at
 
@@ -104,13 +106,31 @@ class Panel(Widget, can_focus=True):
 
     def _reveal(self) -> None:
         self._top = max(0, min(self._top, self.marked - 1))
-        if self.marked >= self._top + self._room:
-            self._top = self.marked - self._room + 1
+        if self.marked >= self._top + self._shown:
+            self._top = self.marked - self._shown + 1
 
     @property
     def _room(self) -> int:
         """Rows for figures; the rest is for the sentence."""
-        return max(1, self.size.height - _EXPLAINING_ROWS)
+        return max(1, self.size.height - self._explaining)
+
+    @property
+    def _columns(self) -> int:
+        return 2 if self.size.width >= _TWO_COLUMNS else 1
+
+    @property
+    def _column_width(self) -> int:
+        return max(1, self.size.width // self._columns)
+
+    @property
+    def _explaining(self) -> int:
+        """Rows of the sentence: a wide one takes fewer."""
+        return _EXPLAINING_ROWS - self._columns + 1
+
+    @property
+    def _shown(self) -> int:
+        """How many rows there are to see, in all columns."""
+        return self._room * self._columns
 
     @property
     def figure(self) -> str:
@@ -124,10 +144,14 @@ class Panel(Widget, can_focus=True):
         width = self.size.width
         if y >= self._room:
             return self._painted(self._about(y - self._room, width - 3), width, marked=False)
-        at = y + self._top
+        first = self._top + y
+        columns = (self._cell(first + n * self._room) for n in range(self._columns))
+        return Strip.join(columns).adjust_cell_length(width, self._look("plain"))
+
+    def _cell(self, at: int) -> Strip:
         row = self._rows[at] if at < len(self._rows) else Row(())
         marked = bool(row.figure) and row.figure == self.figure and self.has_focus
-        return self._painted(row.pieces, width, marked=marked)
+        return self._painted(row.pieces, self._column_width, marked=marked)
 
     def _about(self, line: int, width: int) -> tuple[Piece, ...]:
         if line == 0:
@@ -136,7 +160,7 @@ class Panel(Widget, can_focus=True):
             hint = "Point at one, or Tab and ↑ ↓: what it is."
             return (Piece(hint[:width], "quiet"),) if line == 1 else ()
         sentences = wrap(FIGURES[self.figure].about, width)
-        rows = _EXPLAINING_ROWS - 1
+        rows = self._explaining - 1
         if line - 1 >= len(sentences):
             return ()
         last = line == rows and len(sentences) > rows
