@@ -66,6 +66,7 @@ class Transcript(ReelView, can_focus=True):
         super().__init__(id=id)
         self.focused_id: str | None = None
         self._needle = ""
+        self._mark: Place | None = None
         self._selected: Selection | None = None
 
     # what the app says
@@ -163,7 +164,7 @@ class Transcript(ReelView, can_focus=True):
 
     def mark(self, text: str) -> int:
         """Show every place where `text` stands (letters of either case); empty for none. How many there are."""
-        self._needle = text.casefold()
+        self._needle, self._mark = text.casefold(), None
         self.refresh()
         if not self._needle:
             return 0
@@ -175,18 +176,35 @@ class Transcript(ReelView, can_focus=True):
             )
 
     def next_mark(self, delta: int) -> bool:
-        """Scroll to the next row with a mark below (or above, for a negative delta) the top of the screen."""
-        if not self._needle:
+        """Show the next mark (negative: the one before, 0: the nearest), as seen from the one shown last, else
+        from the top of the screen. Behind the last comes the first again."""
+        if not self._needle or not self._reel.shown:
             return False
-        start = self._reel.place(round(self.scroll_y)) or Place(0, 0)
         with self._steady():
-            place = self._marked_place(start, 1 if delta > 0 else -1)
+            place = self._other_mark(delta) if delta else self._nearest_mark()
         if place is None:
             return False
-        self.following = False
-        self._restage(place)
+        self._mark = place
+        if not self._is_seen(place):
+            self.following = False
+            self._restage(place)
         self.refresh()
         return True
+
+    def _nearest_mark(self) -> Place | None:
+        top = self._reel.place(round(self.scroll_y)) or Place(0, 0)
+        below = self._marked_place(Place(top.at, top.row - 1), 1)
+        return below if below is not None and self._is_seen(below) else self._other_mark(-1)
+
+    def _other_mark(self, delta: int) -> Place | None:
+        start = self._mark or self._reel.place(round(self.scroll_y)) or Place(0, 0)
+        last = len(self._reel.shown) - 1
+        end = Place(0, -1) if delta > 0 else Place(last, len(self._reel.rows(last).rows))
+        step = 1 if delta > 0 else -1
+        return self._marked_place(start, step) or self._marked_place(end, step)
+
+    def _is_seen(self, place: Place) -> bool:
+        return 0 <= self._reel.top(place.at) + place.row - round(self.scroll_y) < self.size.height
 
     def _marked_place(self, start: Place, step: int) -> Place | None:
         index = start.at
@@ -229,7 +247,9 @@ class Transcript(ReelView, can_focus=True):
             spans = spans_of(row, self._selected, number)
             over = [(start, end, painter.palette.selection()) for start, end in spans]
         if self._needle:
-            over += [(*span, painter.palette.mark()) for span in _found(row, self._needle)]
+            palette = painter.palette
+            style = palette.selection() if place == self._mark else palette.mark()
+            over += [(*span, style) for span in _found(row, self._needle)]
         if over:
             return painter.laid_over(row, over, dimmed=dimmed)
         return painter.strip(row, dimmed=dimmed)

@@ -269,7 +269,7 @@ def test_search_fit_help_and_quit(tmp_path: Path) -> None:
         app = app_of(pilot)
         await say(pilot, "q")
         await command(pilot, "/search needle")
-        assert str(app.chat.query_one("#found").render()) == "2 found"
+        assert str(app.chat.query_one("#found").render()) == "2 found  ↑ ↓"
         await pilot.press("escape")
         assert not app.chat.query_one(Finder).display
         await command(pilot, "/fit other")

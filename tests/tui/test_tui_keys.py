@@ -297,9 +297,11 @@ def test_finding_and_moving_about(tmp_path: Path) -> None:
         await pilot.press("ctrl+end")
         await until(pilot, lambda: view.scroll_y == view.max_scroll_y)
         await pilot.press("pageup", "pagedown")
-        await pilot.press("ctrl+f", *"needle")
+        await pilot.press("ctrl+f", *"q")
         finder = app.chat.query_one(Finder)
         assert finder.display
+        await until(pilot, lambda: view.scroll_y < 5)
+        await pilot.press("backspace", *"needle")
         await pilot.press("up", "enter", "escape")
         await until(pilot, lambda: not finder.display)
         assert app.chat.composer.editor.has_focus

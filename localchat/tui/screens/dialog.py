@@ -62,10 +62,12 @@ class ListDialog(ModalScreen[R], Generic[R]):
     def put_entries(self, rows: Sequence[tuple[str, Content]], *, keep: bool = False) -> None:
         """Show these entries (id, line). `keep`: the mark stays where it is."""
         before = self.marked if keep else None
-        self.entries.clear_options()
-        self.entries.add_options([Option(line, id=id_) for id_, line in rows])
         ids = [id_ for id_, _ in rows]
-        self.entries.highlighted = (ids.index(before) if before in ids else 0) if rows else None
+        # What is said of this list now must not be overtaken by what its mark would say later.
+        with self.prevent(OptionList.OptionHighlighted):
+            self.entries.clear_options()
+            self.entries.add_options([Option(line, id=id_) for id_, line in rows])
+            self.entries.highlighted = (ids.index(before) if before in ids else 0) if rows else None
         self.tell_about()
 
     @property

@@ -40,8 +40,6 @@ class Finder(Horizontal):
         needle.value = text
         needle.focus()
         self._look(text)
-        if text:
-            self.step(-1)
 
     def close(self) -> None:
         """Take the line and the marks away."""
@@ -62,5 +60,7 @@ class Finder(Horizontal):
 
     def _look(self, text: str) -> None:
         count = self.search(text)
-        words = "" if not text else "nothing" if not count else f"{count:,} found"
+        if count:
+            self.step(0)
+        words = "" if not text else "nothing" if not count else f"{count:,} found  ↑ ↓"
         self.query_one("#found", Static).update(Content(words))
