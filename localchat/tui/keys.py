@@ -73,7 +73,7 @@ KEYS: Final = (
     Key("transcript.open", "enter,space", "screen.open", "Open or fold it", "transcript"),
     Key("transcript.copy", "y", "screen.copy_marked", "Copy it", "transcript"),
     Key("transcript.edit", "e", "screen.edit_marked", "Change it, as a new branch", "transcript"),
-    Key("transcript.regenerate", "r", "screen.command('/regen')", "Answer again", "transcript"),
+    Key("transcript.regenerate", "r", "screen.regenerate_marked", "Answer again", "transcript"),
     Key(
         "transcript.older",
         "left_square_bracket",

@@ -136,9 +136,10 @@ class Session(Shown):
         self.show()
         await self.answer(node.id)
 
-    async def regenerate(self) -> None:
-        """Answer the last question again; the answer before stays as a branch. Raises UsageError."""
-        question = self.last_question()
+    async def regenerate(self, id_: str | None = None) -> None:
+        """Answer a question again, the last one where none is named; the answer before stays as a branch.
+        Raises UsageError."""
+        question = self.conversation.nodes[id_] if id_ else self.last_question()
         if question is None:
             raise UsageError("there is no question to answer again")
         self.conversation.back_to(question.id)

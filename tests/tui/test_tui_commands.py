@@ -10,12 +10,12 @@ import pytest
 from textual.pilot import Pilot
 
 from localchat.errors import ModelMissing, NetworkError, UsageError
-from localchat.tui.blocks import NoticeBlock
+from localchat.tui.blocks import AnswerBlock, NoticeBlock
 from localchat.tui.commands import COMMANDS, matching, parse
 from localchat.tui.pulls import Pulls
 from localchat.tui.screens.dialog import ListDialog
 from localchat.tui.widgets.finder import Finder
-from tests.tui.stage import Stage, app_of, play, say, told, until
+from tests.tui.stage import Stage, app_of, play, say, sent, told, until
 
 
 async def command(pilot: Pilot[int], line: str) -> None:
@@ -258,6 +258,25 @@ def test_copying_exporting_and_figures(tmp_path: Path) -> None:
         await command(pilot, "/stats")
         assert notices(pilot)[-1].startswith("TTFT 0.41 s · 62.0 tok/s")
         assert app.chat.panel.display
+
+    play(stage, what)
+
+
+def test_a_marked_answer_stands_for_its_question(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        for words in ("first", "second"):
+            await say(pilot, words)
+        await pilot.press("tab", "up", "up")
+        assert isinstance(app.chat.transcript.blocks[1], AnswerBlock)
+        assert app.chat.transcript.focused_id == app.chat.transcript.blocks[1].id
+        await pilot.press("e")
+        assert app.chat.composer.text == "first"
+        await pilot.press("escape", "tab", "up", "up", "r")
+        await until(pilot, lambda: len(stage.engine.requests) == 3 and not app.session.busy)
+        assert sent(stage.engine.requests[-1]) == [("user", "first")]
 
     play(stage, what)
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.binding import BindingType
 
+from localchat.chat.conversation import Node
 from localchat.errors import EngineClosed, LocalchatError
 from localchat.tui import clipboard
-from localchat.tui.blocks import Block, ToolCallBlock, UserBlock
+from localchat.tui.blocks import Block, ToolCallBlock
 from localchat.tui.chips import Written, contract, expand
 from localchat.tui.keys import bindings
 from localchat.tui.outgrown import PREFIX as OVERFLOW
@@ -248,9 +249,24 @@ class ChatScreen(ChatFrame):
             self.copy(_text_of(block), "message")
 
     def action_edit_marked(self) -> None:
+        question = self._marked_question()
+        self.edit(question.id if question else None)
+
+    def action_regenerate_marked(self) -> None:
+        if self.session.busy:
+            self.hint("an answer is under way; Esc stops it")
+            return
+        question = self._marked_question()
+        self.go(self.session.regenerate(question.id if question else None))
+
+    def _marked_question(self) -> Node | None:
+        """The question that is marked, or whose answer is; None where none is."""
+        nodes = self.session.conversation.nodes
         marked = self.transcript.focused_id
-        block = self.transcript.block(marked) if marked is not None else None
-        self.edit(block.id if isinstance(block, UserBlock) else None)
+        node = nodes.get(node_of(marked)) if marked else None
+        while node is not None and node.message.role != "user":
+            node = nodes.get(node.parent or "")
+        return node
 
     def edit(self, id_: str | None) -> None:
         """Put a sent message into the composer; the last question where none is named."""
