@@ -52,7 +52,8 @@ def _read_file(name: str, say: Say) -> str:
         with path.open("rb") as file:
             data = _bounded(file, name)
     except FileNotFoundError as problem:
-        raise FileMissing(f"there is no file {name}") from problem
+        hint = "stdin needs no flag: what is piped in comes first" if name == "-" else ""
+        raise FileMissing(f"there is no file {name}", hint=hint) from problem
     except OSError as problem:
         raise UsageError(f"{name} cannot be read: {problem.strerror}") from problem
     if b"\0" in data:

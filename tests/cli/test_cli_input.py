@@ -131,3 +131,9 @@ def test_words_that_are_no_unicode_are_replaced_and_said(call: Call) -> None:
     code, _, err = call(door, "caf\udce9 hi")
     assert (code, asked(door)) == (0, "caf\ufffd hi")
     assert "the prompt is not UTF-8" in err
+
+
+def test_a_dash_is_no_file_and_stdin_needs_none(call: Call) -> None:
+    refused = call(SCENARIOS["hello"], "-f", "-", "hi", stdin=b"text")
+    assert refused.code == 3
+    assert "stdin needs no flag" in refused.err
