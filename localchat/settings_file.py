@@ -109,10 +109,16 @@ def write_setting(path: Path, key: str, text: str | None, model: str | None = No
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        # Some editors begin a file with a mark of UTF-8.
+        return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return ""
-    except (OSError, UnicodeDecodeError) as problem:
+    except UnicodeDecodeError as problem:
+        raise UsageError(
+            f"the settings file {path} is not UTF-8 (first at byte {problem.start:,})",
+            hint="save it as UTF-8 in your editor",
+        ) from problem
+    except OSError as problem:
         raise UsageError(f"the settings file {path} cannot be read: {reason(problem)}") from problem
 
 

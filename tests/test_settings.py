@@ -88,6 +88,18 @@ def test_a_file_with_errors_is_not_written_over(tmp_path: Path) -> None:
     assert file.read_text() == "[defaults]\nnonsense = 1\n"
 
 
+def test_a_file_in_another_encoding_is_told_as_that_and_a_mark_of_utf8_is_none(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_bytes("theme = 'light'\n".encode("utf-16"))
+    with pytest.raises(UsageError, match=r"settings\.toml is not UTF-8 \(first at byte 0\)"):
+        read_settings(file)
+    file.write_bytes(b"\xef\xbb\xbf[defaults]\ntheme = 'light'\n")
+    write_setting(file, "seed", "7")
+    assert read_settings(file).defaults == {"theme": "light", "seed": 7}
+
+
 def test_a_folder_that_cannot_be_written_is_an_error_in_words(tmp_path: Path) -> None:
     (tmp_path / "occupied").write_text("")
     with pytest.raises(LocalchatError, match="cannot be"):
