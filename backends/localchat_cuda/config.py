@@ -207,7 +207,9 @@ def parse_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
         ),
         dtype=reader.dtype(),
         ends=token_ids(raw.get("eos_token_id", reader.raw.get("eos_token_id"))),
-        windows=read_windows(reader, architecture, layers, context),
+        windows=read_windows(
+            reader, architecture, layers, context, turned=rotations.windowed is not None
+        ),
         attention_scale=reader.real("query_pre_attn_scalar", 256.0) ** -0.5 if gemma else 0.0,
         attention_cap=reader.cap("attn_logit_softcapping") if gemma else 0.0,
         head_cap=reader.cap("final_logit_softcapping") if gemma else 0.0,
@@ -218,9 +220,10 @@ def parse_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
 
 
 def read_windows(
-    fields: Fields, architecture: Architecture, layers: int, context: int
+    fields: Fields, architecture: Architecture, layers: int, context: int, *, turned: bool = False
 ) -> tuple[int, ...]:
-    """By layer the keys that a query sees, 0 for all of them. Raises ModelInvalid."""
+    """By layer the keys that a query sees, 0 for all of them. turned: layers with a window have a rotation of
+    their own. Raises ModelInvalid."""
     raw = fields.raw
     stated = raw.get("sliding_window")
     if architecture == "llama" or (
@@ -248,8 +251,9 @@ def read_windows(
         windowed = [(layer + 1) % pattern != 0 for layer in range(layers)]
     else:
         windowed = [True] * layers
-    # A window as wide as the context hides nothing.
-    return tuple(window if each and window < context else 0 for each in windowed)
+    # A window as wide as the context hides nothing, but it may say how its layer turns.
+    kept = window if turned or window < context else 0
+    return tuple(kept if each else 0 for each in windowed)
 
 
 def token_ids(found: object) -> tuple[int, ...]:

@@ -75,6 +75,15 @@ def test_prompt_logprobs_are_transformers(kind: str, tmp_path: Path) -> None:
     assert torch.allclose(found, wanted, atol=0.15 if ON_GPU else 2e-3)
 
 
+def test_layers_whose_window_is_wider_than_the_context_turn_as_those_with_one(
+    tmp_path: Path,
+) -> None:
+    model, tokens = tiny_models.reference("gemma3", sliding_window=4096), tokens_of(26, 40)
+    tiny_models.save(model, tmp_path)
+    found = Tiny(tmp_path, torch.float32).prompt(tokens, 40)
+    assert torch.allclose(found, logits_of(model, tokens), atol=2e-3, rtol=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["mistral", "gemma3"])
 def test_quantized_layers_serve_windows_drafts_and_batches(kind: str, tmp_path: Path) -> None:
     model = tiny_models.reference(kind)
