@@ -33,6 +33,7 @@ CLASSES: dict[str, Architecture] = {
 """Names in `architectures` of config.json."""
 FAMILIES = "Llama 3.x, Mistral, Qwen2, Qwen2.5, Qwen3, Gemma 2, Gemma 3, Phi-3 and Phi-4"
 HEAD_DIMENSIONS = (64, 96, 128, 256)
+_MOST_LAYERS = 10_000
 _LOADS = f"The CUDA backend loads {FAMILIES} in {STORED}."
 _OTHERWISE = f"{_LOADS} For other models take a GGUF file: llama.cpp runs it on this GPU too."
 _GEMMA: Mapping[str, Any] = {
@@ -183,7 +184,8 @@ def parse_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
     if heads % key_heads:
         raise reader.refused(f"{heads} query heads are no multiple of {key_heads} key heads")
     head_dim = reader.head_dim(hidden // heads)
-    layers, context = reader.whole("num_hidden_layers"), reader.whole("max_position_embeddings")
+    layers = reader.whole("num_hidden_layers", most=_MOST_LAYERS)
+    context = reader.whole("max_position_embeddings")
     rotations = read_rotations(reader, head_dim, context)
     context = max(context, rotations.context)
     gemma = architecture in ("gemma2", "gemma3")
@@ -294,7 +296,7 @@ class _Reader(Fields):
 
     def activation(self) -> Activation:
         found = self.raw.get("hidden_activation") or self.raw.get("hidden_act") or "silu"
-        if found not in _ACTIVATIONS:
+        if not isinstance(found, str) or found not in _ACTIVATIONS:
             raise self.refused(f"the activation {found}")
         return _ACTIVATIONS[found]
 

@@ -17,19 +17,25 @@ class Fields:
         """The error for a config that asks for something that is not there."""
         return ModelInvalid(f"{self.name} asks for {what}.", hint=self.otherwise, path=self.name)
 
-    def whole(self, field: str, usual: int | None = None) -> int:
-        """A whole number above 0. Raises ModelInvalid."""
+    def whole(self, field: str, usual: int | None = None, most: int = 1 << 30) -> int:
+        """A whole number above 0 and below `most`. Raises ModelInvalid."""
         found = self.raw.get(field)
         found = usual if found is None else found
-        if not isinstance(found, int) or isinstance(found, bool) or not 0 < found < 1 << 30:
+        if not isinstance(found, int) or isinstance(found, bool) or not 0 < found < most:
             raise self._nonsense(field, found)
         return found
 
-    def real(self, field: str, usual: float, among: Mapping[str, Any] | None = None) -> float:
-        """A number above 0, of the config or of an object in it. Raises ModelInvalid."""
+    def real(
+        self, field: str, usual: float, among: Mapping[str, Any] | None = None, above: float = 0.0
+    ) -> float:
+        """A number `above` another one, of the config or of an object in it. Raises ModelInvalid."""
         found = (self.raw if among is None else among).get(field)
         found = usual if found is None else found
-        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < 1e30:
+        if (
+            isinstance(found, bool)
+            or not isinstance(found, int | float)
+            or not above < found < 1e30
+        ):
             raise self._nonsense(field, found)
         return float(found)
 

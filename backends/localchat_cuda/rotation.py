@@ -145,7 +145,7 @@ def read_rotations(fields: Fields, head_dim: int, context: int) -> Rotations:
 
 
 def _read(fields: Fields, held: Mapping[str, Any], head_dim: int, context: int) -> Rotation:
-    theta = fields.real("rope_theta", fields.real("rope_theta", 10000.0), held)
+    theta = fields.real("rope_theta", fields.real("rope_theta", 10000.0), held, above=1.0)
     share = fields.real("partial_rotary_factor", fields.real("partial_rotary_factor", 1.0), held)
     columns = int(head_dim * share)
     if columns > head_dim or columns < 2 or columns % 2:
@@ -167,19 +167,25 @@ def _read(fields: Fields, held: Mapping[str, Any], head_dim: int, context: int) 
     raise fields.refused(f"rotary positions of type {kind}")
 
 
+def _original(fields: Fields, held: Mapping[str, Any], usual: float) -> int:
+    """Tokens of the context before it was stretched; of one alone, no stretching can be told."""
+    return math.ceil(fields.real("original_max_position_embeddings", usual, held, above=1.0))
+
+
 def _llama3(fields: Fields, held: Mapping[str, Any]) -> Llama3:
+    low = fields.real("low_freq_factor", 1.0, held)
     return Llama3(
         fields.real("factor", 8.0, held),
-        fields.real("low_freq_factor", 1.0, held),
-        fields.real("high_freq_factor", 4.0, held),
-        int(fields.real("original_max_position_embeddings", 8192, held)),
+        low,
+        fields.real("high_freq_factor", 4.0, held, above=low),
+        _original(fields, held, 8192),
     )
 
 
 def _yarn(
     fields: Fields, held: Mapping[str, Any], theta: float, turned: int, context: int
 ) -> Rotation:
-    original = int(fields.real("original_max_position_embeddings", context, held))
+    original = _original(fields, held, context)
     factor = fields.real("factor", max(context / original, 1.0), held)
     scaling = Yarn(
         factor,
@@ -204,7 +210,7 @@ def _long(
     fields: Fields, held: Mapping[str, Any], theta: float, columns: int, head_dim: int, context: int
 ) -> Rotation:
     stated = fields.real("original_max_position_embeddings", context)
-    original = int(fields.real("original_max_position_embeddings", stated, held))
+    original = _original(fields, held, stated)
     factor = fields.real("factor", context / original, held)
     usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
     scaling = LongFactors(

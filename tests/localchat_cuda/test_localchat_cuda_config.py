@@ -138,6 +138,7 @@ def test_each_librarys_config_is_read(raw: dict[str, Any], wanted: Quantization)
         ({"head_dim": 80}, "heads of 80"),
         ({"use_bidirectional_attention": True}, "later tokens"),
         ({"hidden_act": "gelu"}, "gelu"),
+        ({"hidden_act": ["silu"]}, "silu"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
         ({"quantization_config": {**AWQ, "group_size": 64}}, "groups of 64"),
@@ -223,10 +224,10 @@ def test_windows_are_those_of_the_layers(change: dict[str, Any], windows: tuple[
     assert parse_config(raw, "it").windows == windows
 
 
-@pytest.mark.parametrize("field", ["hidden_size", "vocab_size", "rms_norm_eps"])
-@pytest.mark.parametrize("value", ["x", -1, 0, True])
+@pytest.mark.parametrize("field", ["vocab_size", "num_hidden_layers", "rms_norm_eps"])
+@pytest.mark.parametrize("value", ["x", -1, 0, True, 1e30, 1 << 29])
 def test_nonsense_numbers_are_named(field: str, value: object) -> None:
-    if field == "rms_norm_eps" and value is True:
+    if field != "num_hidden_layers" and value == 1 << 29:
         return
     with pytest.raises(ModelInvalid, match=field):
         parse_config({**QWEN25, field: value}, "it")

@@ -107,6 +107,13 @@ def test_columns_that_stand_still_have_cosine_one() -> None:
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "type dynamic"),
         ({"rope_scaling": {"type": "linear", "factor": -1}}, "factor"),
         ({"rope_scaling": [1]}, "no object"),
+        ({"rope_theta": 1}, "rope_theta"),
+        ({"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 0.5}}, "original"),
+        (
+            {"rope_scaling": {"type": "longrope", "original_max_position_embeddings": 1}},
+            "original",
+        ),
+        ({"rope_scaling": {"type": "llama3", "low_freq_factor": 4.0}}, "high_freq_factor"),
         ({"partial_rotary_factor": 0.01}, "0 of 64 columns"),
         (
             {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": []}},
