@@ -16,7 +16,7 @@ from localchat.fit.safetensors_header import SafetensorsHeader
 from localchat.fit.words import flag_gigabytes, size, tokens
 from localchat_cuda.config import FloatType, ModelConfig
 from localchat_cuda.quantization import PACKED_GROUP, floating_bytes
-from localchat_cuda.rotation import LongFactors
+from localchat_cuda.rotation import Dynamic, LongFactors
 from localchat_cuda.tensor_names import is_text, usual_name
 
 PAGE_TOKENS = 64
@@ -220,7 +220,7 @@ class _Planner:
             goal = longest
         fits = longest >= goal
         scaling = self.config.rotation.scaling
-        if isinstance(scaling, LongFactors) and goal > scaling.original_context:
+        if isinstance(scaling, LongFactors | Dynamic) and goal > scaling.original_context:
             self.notes.append(
                 f"Beyond {tokens(scaling.original_context)} positions are stretched, in short texts too: "
                 f"--ctx {scaling.original_context} leaves them as most of the training had them."

@@ -3,8 +3,8 @@ Imports no torch.
 
 Letters: D columns of a head, R of them that turn (R = D but for models with `partial_rotary_factor`), pair i
 of R/2: columns i and i + R/2. Pair i turns by theta^(-2i/R) radians a position, changed by a scaling. RoFormer
-(Su et al., 2021); linear scaling: Chen et al., 2023; YaRN: Peng et al., 2023; long factors: LongRoPE (Ding et
-al., 2024); llama3: Llama Team, 2024.
+(Su et al., 2021); linear scaling: Chen et al., 2023; YaRN, and the growing base that it calls dynamic NTK:
+Peng et al., 2023; long factors: LongRoPE (Ding et al., 2024); llama3: Llama Team, 2024.
 """
 
 import math
@@ -95,7 +95,27 @@ class LongFactors:
         return [radians / factor for radians, factor in zip(plain, factors, strict=True)]
 
 
-Scaling: TypeAlias = Llama3 | Linear | Yarn | LongFactors
+@dataclass(frozen=True, slots=True)
+class Dynamic:
+    """Where the loaded context is longer than the original one, the base grows, so that the slowest pair is
+    stretched by about as much as the context is, times `factor`. One base serves all positions, so that what
+    is in the cache stays true."""
+
+    factor: float
+    original_context: int
+    theta: float
+
+    def scaled(self, plain: list[float], context: int) -> list[float]:
+        """See LongFactors."""
+        pairs = len(plain)
+        if context <= self.original_context or pairs < 2:
+            return plain
+        grown = self.factor * (context / self.original_context - 1.0) + 1.0
+        theta = self.theta * grown ** (pairs / (pairs - 1))
+        return [theta ** (-i / pairs) for i in range(pairs)]
+
+
+Scaling: TypeAlias = Llama3 | Linear | Yarn | LongFactors | Dynamic
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +178,8 @@ def _read(fields: Fields, held: Mapping[str, Any], head_dim: int, context: int) 
         return Rotation(theta, None, turned)
     if kind == "linear":
         return Rotation(theta, Linear(fields.real("factor", 1.0, held)), turned)
+    if kind == "dynamic":
+        return Rotation(theta, Dynamic(fields.real("factor", 1.0, held), context, theta), turned)
     if kind == "llama3":
         return Rotation(theta, _llama3(fields, held), turned)
     if kind == "yarn":

@@ -139,7 +139,7 @@ def test_each_librarys_config_is_read(raw: dict[str, Any], wanted: Quantization)
         ({"use_bidirectional_attention": True}, "later tokens"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"hidden_act": ["silu"]}, "silu"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({"rope_scaling": {"type": "spiral", "factor": 2.0}}, "spiral"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
         ({"quantization_config": {**AWQ, "group_size": 64}}, "groups of 64"),
         ({"quantization_config": {**AWQ, "version": "gemv"}}, "gemv"),

@@ -87,6 +87,21 @@ def test_older_spellings_mean_the_same() -> None:
     assert gemma.all.radians(256, 1)[0] == pytest.approx(1 / 8)
 
 
+@pytest.mark.parametrize("context", [1, 4096, 4097, 9000])
+def test_a_base_grows_only_where_more_is_loaded_than_was_trained_for(context: int) -> None:
+    held = {"type": "dynamic", "factor": 3.0}
+    config = transformers.LlamaConfig(
+        hidden_size=64, num_attention_heads=1, head_dim=64, max_position_embeddings=4096,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 3.0},
+    )  # fmt: skip
+    wanted, _ = ROPE_INIT_FUNCTIONS["dynamic"](config, torch.device("cpu"), seq_len=context)
+    found = read_rotations(fields(rope_theta=1e4, rope_scaling=held), 64, 4096)
+    radians = found.all.radians(64, context)
+    assert torch.allclose(torch.tensor(radians), wanted, rtol=1e-5)
+    assert (radians == Rotation(1e4).radians(64, context)) is (context <= 4096)
+    assert found.context == 0
+
+
 def test_yarn_reaches_further_than_the_config_says() -> None:
     held = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     assert read_rotations(fields(rope_scaling=held), 128, 32768).context == 131072
@@ -104,7 +119,7 @@ def test_columns_that_stand_still_have_cosine_one() -> None:
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "type dynamic"),
+        ({"rope_scaling": {"type": "spiral", "factor": 2.0}}, "type spiral"),
         ({"rope_scaling": {"type": "linear", "factor": -1}}, "factor"),
         ({"rope_scaling": [1]}, "no object"),
         ({"rope_theta": 1}, "rope_theta"),
