@@ -46,7 +46,10 @@ _GEMMA: Mapping[str, Any] = {
     "hidden_activation": "gelu_pytorch_tanh",
 }
 _USUAL: dict[Architecture, Mapping[str, Any]] = {
-    "mistral": {"sliding_window": 4096},
+    "mistral": {"sliding_window": 4096, "num_key_value_heads": 8},
+    "qwen2": {"sliding_window": 4096, "num_key_value_heads": 32},
+    "qwen3": {"sliding_window": 4096, "num_key_value_heads": 32, "head_dim": 128},
+    "phi3": {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
     "gemma2": {
         **_GEMMA,
         "attn_logit_softcapping": 50.0,

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from localchat.errors import ModelInvalid, ModelMissing
 from localchat_cuda.architectures import ARCHITECTURES
@@ -191,6 +192,23 @@ def test_gemma_3_is_read_where_its_config_is_silent() -> None:
     assert (found.attention_scale, found.embedding_scale) == (1 / 16, 2560**0.5)
     assert found.tied and found.vision and found.normed_heads and found.post_normed
     assert found.activation == "gelu_tanh"
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen2", "Qwen3", "Phi3", "Gemma2"])
+def test_where_a_config_is_silent_transformers_default_is_meant(name: str) -> None:
+    default = getattr(transformers, f"{name}Config")(use_sliding_window=True)
+    needed = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    raw = {field: getattr(default, field) for field in (*needed, "vocab_size")}
+    raw |= {"architectures": [f"{name}ForCausalLM"], "max_position_embeddings": 8192}
+    found = parse_config({**raw, "use_sliding_window": True}, "it")
+    heads = default.num_attention_heads
+    each = getattr(default, "head_dim", None) or default.hidden_size // heads
+    assert (found.key_heads, found.head_dim) == (default.num_key_value_heads, each)
+    assert (found.eps, found.tied) == (default.rms_norm_eps, default.tie_word_embeddings)
+    assert found.rotation == Rotation(default.rope_parameters["rope_theta"])
+    assert max(found.windows) == (getattr(default, "sliding_window", None) or 0)
+    null = parse_config({**raw, "num_key_value_heads": None}, "it")
+    assert null.key_heads == heads
 
 
 def test_gemma_2_is_read_where_its_config_is_silent() -> None:
