@@ -106,6 +106,7 @@ class ModelConfig:
     activation: Activation = "silu"
     embedding_scale: float = 1.0
     vision: bool = False
+    bounded: bool = False
 
     def window(self, layer: int) -> int:
         """Keys that a query of a layer sees, 0 for all of them."""
@@ -191,6 +192,7 @@ def parse_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
     context = reader.whole("max_position_embeddings")
     rotations = read_rotations(reader, head_dim, context)
     context = max(context, rotations.context)
+    bounded = 0 < rotations.bound < context
     gemma = architecture in ("gemma2", "gemma3")
     return ModelConfig(
         architecture=architecture,
@@ -201,7 +203,8 @@ def parse_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
         key_heads=key_heads,
         head_dim=head_dim,
         vocabulary=reader.whole("vocab_size"),
-        context_train=context,
+        context_train=rotations.bound if bounded else context,
+        bounded=bounded,
         eps=reader.real("rms_norm_eps", 1e-6),
         rotation=rotations.all,
         windowed_rotation=rotations.windowed,

@@ -168,7 +168,7 @@ class _Planner:
         if self.kv_type == FP8:
             self.workspace += decoded_bytes(config, gpu)
         self.gpu = gpu
-        self.notes = list(_window_notes(config))
+        self.notes = [*_window_notes(config), *_bound_notes(config)]
         if wish.head_int8:
             self.weights += rounded_head_bytes(config)
             self.notes.append("The output head is rounded to 8 bits.")
@@ -177,6 +177,13 @@ class _Planner:
         wish = self.wish
         if wish.context_tokens is not None and wish.context_tokens < 1:
             raise UsageError(f"A context of {wish.context_tokens} tokens is not possible.")
+        bound = self.config.context_train
+        if self.config.bounded and (wish.context_tokens or 0) > bound:
+            raise UsageError(
+                f"A context of {wish.context_tokens:,} tokens is not possible: from {bound:,} on this model "
+                "scales its attention by the position, which is not done here.",
+                hint=f"Ask for --ctx {bound} at most, or take a GGUF of the model for llama.cpp.",
+            )
         if not 1 <= wish.max_slots <= _LARGEST_SLOTS:
             raise UsageError(
                 f"{wish.max_slots} sequences at once: 1 to {_LARGEST_SLOTS} are possible."
@@ -309,6 +316,14 @@ class _Planner:
             if quarter <= self.free:
                 yield f"An AWQ quantization of this model (groups of {PACKED_GROUP}) takes a third."
         yield "A GGUF of this model: llama.cpp can leave some layers in RAM."
+
+
+def _bound_notes(config: ModelConfig) -> Iterator[str]:
+    if config.bounded:
+        yield (
+            f"The context ends at {tokens(config.context_train)}: beyond, this model scales its attention by "
+            "the position, which is not done here."
+        )
 
 
 def _window_notes(config: ModelConfig) -> Iterator[str]:

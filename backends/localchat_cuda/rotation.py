@@ -136,11 +136,13 @@ class Rotation:
 
 class Rotations(NamedTuple):
     """Of a model. `windowed`: of layers with a window, where theirs differs. `context`: tokens that the
-    scaling reaches, 0: it says nothing."""
+    scaling reaches, 0: it says nothing. `bound`: tokens up to which all positions are attended to alike, 0:
+    everywhere; beyond, queries are scaled by their position, which no kernel here does."""
 
     all: Rotation
     windowed: Rotation | None
     context: int
+    bound: int
 
 
 def read_rotations(fields: Fields, head_dim: int, context: int) -> Rotations:
@@ -159,9 +161,9 @@ def read_rotations(fields: Fields, head_dim: int, context: int) -> Rotations:
     reached = 0
     if isinstance(found.scaling, Yarn):
         reached = round(found.scaling.factor * found.scaling.original_context)
-    return Rotations(
-        found, _read(fields, windowed, head_dim, context) if windowed else None, reached
-    )
+    bound = _original(fields, own, context) if own.get("llama_4_scaling_beta") else 0
+    other = _read(fields, windowed, head_dim, context) if windowed else None
+    return Rotations(found, other, reached, bound)
 
 
 def _read(fields: Fields, held: Mapping[str, Any], head_dim: int, context: int) -> Rotation:

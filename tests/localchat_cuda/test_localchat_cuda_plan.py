@@ -160,6 +160,22 @@ def test_stretched_positions_are_said_where_they_begin() -> None:
         assert any("--ctx 4096" in note for note in found.notes) is said
 
 
+def test_a_context_ends_where_attention_would_be_scaled_by_the_position() -> None:
+    raw, _ = CONFIGS["mistral-small:24b"]
+    rotation = {
+        "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "llama_4_scaling_beta": 0.1,
+        "original_max_position_embeddings": 16384,
+    }  # fmt: skip
+    config = parse_config(
+        {**raw, "text_config": {**raw["text_config"], "rope_parameters": rotation}}, "it"
+    )
+    found = plan(config, [], LoadWish(), gpu(140 * GB, 141 * GB))
+    assert found.context_tokens == 16384
+    assert any("ends at 16,384" in note for note in found.notes)
+    with pytest.raises(UsageError, match="by the position"):
+        plan(config, [], LoadWish(context_tokens=16385), gpu(140 * GB, 141 * GB))
+
+
 def test_floating_weights_count_in_the_type_that_they_are_loaded_in() -> None:
     stored = SafetensorsHeader(
         "m",
