@@ -219,7 +219,7 @@ def parse_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
             reader, architecture, layers, context, turned=rotations.windowed is not None
         ),
         attention_scale=reader.real("query_pre_attn_scalar", 256.0) ** -0.5 if gemma else 0.0,
-        attention_cap=reader.cap("attn_logit_softcapping") if gemma else 0.0,
+        attention_cap=reader.cap("attn_logit_softcapping") if architecture == "gemma2" else 0.0,
         head_cap=reader.cap("final_logit_softcapping") if gemma else 0.0,
         activation=reader.activation(),
         embedding_scale=hidden**0.5 if gemma else 1.0,

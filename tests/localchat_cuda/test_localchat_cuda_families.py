@@ -84,6 +84,14 @@ def test_layers_whose_window_is_wider_than_the_context_turn_as_those_with_one(
     assert torch.allclose(found, logits_of(model, tokens), atol=2e-3, rtol=1e-4)
 
 
+def test_only_gemma_2_caps_its_attention(tmp_path: Path) -> None:
+    caps = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}
+    model, tokens = tiny_models.reference("gemma3", **caps), tokens_of(27, 40)
+    tiny_models.save(model, tmp_path)
+    found = Tiny(tmp_path, torch.float32).prompt(tokens, 40)
+    assert torch.allclose(found, logits_of(model, tokens), atol=2e-3, rtol=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["mistral", "gemma3"])
 def test_quantized_layers_serve_windows_drafts_and_batches(kind: str, tmp_path: Path) -> None:
     model = tiny_models.reference(kind)
