@@ -148,15 +148,19 @@ class Scene(NamedTuple):
     sampling: SamplingParams = _GREEDY
     masked: bool = False
 
+    @property
+    def tokens(self) -> int:
+        """What its sequences take of the cache."""
+        return sum(start + width for start, width, _ in self.rows)
+
 
 def scenes(can: Capabilities) -> Iterator[Scene]:
     """One for each shape of a step, as far as shapes differ in their kernels, that has room in the cache."""
-    for scene in _all_scenes(can):
-        if sum(start + width for start, width, _ in scene.rows) <= can.kv_tokens:
-            yield scene
+    return (scene for scene in all_scenes(can) if scene.tokens <= can.kv_tokens)
 
 
-def _all_scenes(can: Capabilities) -> Iterator[Scene]:
+def all_scenes(can: Capabilities) -> Iterator[Scene]:
+    """Those too that have no room."""
     room = min(can.context_tokens, can.kv_tokens) - 1
     widest = min(can.max_step_tokens, room)
     histories = [at for at in _HISTORIES if at + max(_DRAFTS) < room]
@@ -203,7 +207,7 @@ def walk(runner: CudaRunner, vocabulary: int, steps: Iterable[Scene]) -> list[Ex
         plan = plan_of(scene, vocabulary)
         try:
             runner.launch(plan)
-        except (TritonError, RuntimeError) as trouble:
+        except (TritonError, RuntimeError, OSError) as trouble:
             troubles.append(trouble)
         runner.launch(StepPlan(0, leave=tuple(one.seq for one in plan.enter)))
         runner.forget()

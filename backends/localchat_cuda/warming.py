@@ -23,7 +23,7 @@ from localchat.fit.machine import read_limits, read_machine
 from localchat.loop.backend import Capabilities
 from localchat_cuda.config import ModelConfig
 from localchat_cuda.kernels import launch
-from localchat_cuda.rehearsal import Script
+from localchat_cuda.rehearsal import Script, all_scenes
 
 _COMMAND = (sys.executable, "-m", "localchat_cuda.rehearsal")
 _PATIENCE_S = 900
@@ -40,18 +40,34 @@ class CompileAhead:
         self, config: ModelConfig, can: Capabilities, device: torch.device,
         say: Callable[[str], None], *, head_int8: bool = False,
     ) -> None:  # fmt: skip
-        script = Script(config, can, launch.traits(device), head_int8)
         self._started: list[subprocess.Popen[bytes]] = []
         self._claims: tempfile.TemporaryDirectory[str] | None = None
-        self._mark = Path(triton.knobs.cache.dir) / f"localchat-{_digest(script)}"
-        if device.type != "cuda" or launch.interpreted() or self._mark.exists():
+        if device.type != "cuda" or launch.interpreted():
             return
-        count = _processes()
-        say(f"The kernels for this model are compiled, once, by {count} processes.")
+        script = Script(config, can, launch.traits(device), head_int8)
+        self._mark = Path(triton.knobs.cache.dir) / f"localchat-{_digest(script)}"
+        if self._mark.exists():
+            return
+        try:
+            self._start(script, _processes())
+        except OSError as trouble:
+            say(f"Kernels are compiled when they are first needed: {trouble.strerror or trouble}.")
+        if self._started:
+            count = len(self._started)
+            say(f"The kernels for this model are compiled, once, by {count} processes.")
+
+    def _start(self, script: Script, count: int) -> None:
+        """Start so many; those that run share the work of the others. Raises OSError where none could be
+        started."""
         self._claims = tempfile.TemporaryDirectory(prefix="localchat-kernels-")
         text = pickle.dumps(script._replace(claims=self._claims.name))
         for _ in range(count):
-            one = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+            try:
+                one = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+            except OSError:
+                if not self._started:
+                    raise
+                return
             self._started.append(one)
             assert one.stdin is not None
             with contextlib.suppress(OSError):  # it died: its status says so
@@ -66,7 +82,7 @@ class CompileAhead:
 
     def wait(self) -> None:
         """Until all are compiled. What failed is compiled when it is first needed."""
-        if self._claims is None:
+        if not self._started:
             return
         try:
             statuses = [each.wait(_PATIENCE_S) for each in self._started]
@@ -91,11 +107,13 @@ class CompileAhead:
 
 def _digest(script: Script) -> str:
     """Names all that compiled kernels depend on: the script, these sources, Triton."""
-    # how many pages there are is no constant of a kernel, and changes from load to load; as a long context
+    # how many pages there are is no constant of a kernel, and changes from load to load; as a long context.
+    # But steps that had no room in the cache were not rehearsed.
     can = script.can
-    context = min(can.context_tokens, 2 * can.max_step_tokens)
-    script = script._replace(can=replace(can, kv_tokens=0, context_tokens=context))
-    found = hashlib.sha256(f"{script}{triton.__version__}".encode())
+    can = replace(can, context_tokens=min(can.context_tokens, 2 * can.max_step_tokens))
+    steps = [scene.tokens <= can.kv_tokens for scene in all_scenes(can)]
+    script = script._replace(can=replace(can, kv_tokens=0))
+    found = hashlib.sha256(f"{script}{triton.__version__}{steps}".encode())
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         found.update(path.read_bytes())
     return found.hexdigest()[:16]

@@ -1,5 +1,6 @@
 """Compiling ahead, without a GPU: which kernels are met, by whom they are compiled, and what is left behind."""
 
+import errno
 import json
 import os
 import pickle
@@ -341,7 +342,45 @@ def test_a_load_that_fails_ends_its_processes(
     assert [each.poll() is not None for each in one._started] == [True, True]
 
 
-def test_on_a_cpu_nothing_is_compiled_ahead() -> None:
+@pytest.mark.parametrize(("allowed", "words"), [(0, "first needed: No room"), (1, "by 1 proc")])
+def test_where_processes_cannot_be_started_the_load_goes_on(
+    allowed: int, words: str, gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told_to(monkeypatch, READS.format(str(tmp_path / "ran-")))
+    begin, begun = subprocess.Popen, list[object]()
+
+    def popen(*command: Any, **how: Any) -> Any:
+        if len(begun) == allowed:
+            raise OSError(errno.ENOMEM, "No room")
+        begun.append(command)
+        return begin(*command, **how)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    config, said = parse_config(TINY, "it"), list[str]()
+    with warming.CompileAhead(config, can_of(config), gpu, said.append) as one:
+        one.wait()
+    assert len(said) == 1 and words in said[0]
+    assert len(list(tmp_path.glob("localchat-*"))) == len(list(tmp_path.glob("ran-*"))) == allowed
+
+
+def test_what_had_no_room_in_a_small_cache_is_compiled_once_there_is_room(
+    gpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told_to(monkeypatch, "import sys; sys.stdin.buffer.read()")
+    config, said = parse_config(TINY, "it"), list[str]()
+    can, counts = can_of(config), list[int]()
+    for tokens in (8192, 9000, 10**6, 2 * 10**6):
+        held = replace(can, kv_tokens=tokens)
+        with warming.CompileAhead(config, held, gpu, said.append) as one:
+            one.wait()
+        counts.append(len(said))
+    steps = [len(list(rehearsal.scenes(replace(can, kv_tokens=n)))) for n in (8192, 9000, 10**6)]
+    assert steps[0] < steps[2]
+    assert counts == [1, 1 + (steps[1] > steps[0]), counts[1] + 1, counts[1] + 1]
+
+
+def test_on_a_cpu_nothing_is_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warming, "_digest", None)
     config, said = parse_config(TINY, "it"), list[str]()
     with warming.CompileAhead(config, can_of(config), torch.device("cpu"), said.append) as one:
         one.wait()
