@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
-from localchat.errors import ModelInvalid, ModelMissing
+from localchat.errors import ModelInvalid, ModelMissing, reason
 from localchat.fit.checkpoint import weight_paths
 from localchat.fit.safetensors_header import SafetensorsHeader, read_safetensors
 from localchat_cuda.tensor_names import usual_name
@@ -15,6 +15,10 @@ from localchat_cuda.tensor_names import usual_name
 _STEPS = (".scales", ".weight_scale", ".weight_scale_inv")
 """Names of what codes are multiplied by."""
 _GROUP = 128
+_CODES = (
+    *(torch.float8_e4m3fn, torch.float8_e4m3fnuz),
+    *(torch.float8_e5m2, torch.float8_e5m2fnuz),
+)
 
 
 class Source(Protocol):
@@ -67,15 +71,38 @@ class Checkpoint:
                 f"{self.folder} lacks the tensor {name}.",
                 hint="A shard may be missing, or the files belong to another model: download again.",
             )
-        if path not in self._open:
-            self._open = {path: safe_open(path, "pt", device=str(self.device))}
-        found: torch.Tensor = self._open[path].get_tensor(stored)
+        found = self._read(path, stored)
         if tuple(found.shape) != shape:
             raise ModelInvalid(
                 f"{path}: {name} has the shape {tuple(found.shape)}, and config.json means {shape}.",
                 hint="config.json and weights belong to different models: download both again.",
             )
+        if not _stands_for(found.dtype, dtype):
+            kind, wanted = (str(each).removeprefix("torch.") for each in (found.dtype, dtype))
+            raise ModelInvalid(
+                f"{path}: {name} is stored as {kind}, and config.json means numbers that {wanted} can hold.",
+                hint="config.json may lack the quantization_config of these weights: download both again.",
+            )
         return found.to(dtype) if found.is_floating_point() else found
+
+    def _read(self, path: Path, stored: str) -> torch.Tensor:
+        try:
+            if path not in self._open:
+                self._open = {path: safe_open(path, "pt", device=str(self.device))}
+            found: torch.Tensor = self._open[path].get_tensor(stored)
+        except (SafetensorError, OSError) as trouble:
+            raise ModelInvalid(
+                f"{path}: {stored} cannot be read: {reason(trouble)}.",
+                hint="The file may be damaged, or newer than the safetensors library: download it again.",
+            ) from trouble
+        return found
+
+
+def _stands_for(found: torch.dtype, wanted: torch.dtype) -> bool:
+    """Whether stored numbers are what is wanted once they are converted: codes are not, without their scale."""
+    if found in _CODES or wanted in _CODES:
+        return found == wanted
+    return found.is_floating_point == wanted.is_floating_point and found != torch.bool
 
 
 def read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:

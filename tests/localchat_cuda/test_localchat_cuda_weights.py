@@ -124,3 +124,34 @@ def test_a_missing_shard_and_a_wrong_shape_are_named(folder: Path, tmp_path: Pat
         loaded(tmp_path, config)
     with pytest.raises(ModelInvalid, match="and config"):
         loaded(folder, replace(config, vocabulary=161))
+
+
+@pytest.mark.parametrize(
+    "kind", [torch.int8, torch.int32, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2]
+)
+def test_codes_without_a_quantization_are_not_taken_for_weights(
+    kind: torch.dtype, folder: Path, tmp_path: Path
+) -> None:
+    tensors: dict[str, torch.Tensor] = {}
+    for path in read_headers(folder):
+        tensors |= safetensors.torch.load_file(path)
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors[name] = tensors[name].to(kind)
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelInvalid, match=r"up_proj\.weight is stored as") as caught:
+        loaded(tmp_path, read_config(folder))
+    assert "quantization_config" in caught.value.hint
+
+
+def test_a_file_that_goes_or_has_numbers_of_an_unknown_kind_is_told(tmp_path: Path) -> None:
+    model = tiny_models.reference("qwen2")
+    tiny_models.save(model, tmp_path, shards="1GB")
+    path, source = tmp_path / "model.safetensors", Checkpoint(tmp_path, CPU)
+    data = path.read_bytes()
+    path.unlink()
+    with pytest.raises(ModelInvalid, match="cannot be read"):
+        source.tensor("model.norm.weight", (128,), torch.float32)
+    path.write_bytes(data.replace(b'"F32"', b'"X32"', 1))
+    source = Checkpoint(tmp_path, CPU)
+    with pytest.raises(ModelInvalid, match="cannot be read"):
+        source.tensor("model.norm.weight", (128,), torch.float32)
