@@ -4,16 +4,19 @@ Imports no torch. What cannot be run is refused with what can, and with the way 
 """
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeGuard, get_args
 
 from localchat.errors import ModelInvalid, ModelMissing
-from localchat.fit.checkpoint import whole_config
+from localchat.fit.checkpoint import weight_paths, whole_config
+from localchat.fit.safetensors_header import SafetensorsHeader, read_safetensors
 from localchat_cuda.fields import Fields
 from localchat_cuda.quantization import STORED, Quantization, parse_quantization
 from localchat_cuda.rotation import Rotation, read_rotations
+from localchat_cuda.tensor_names import is_text
 
 Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"]
 Activation = Literal["silu", "gelu_tanh"]
@@ -66,6 +69,7 @@ _USUAL: dict[Architecture, Mapping[str, Any]] = {
     },
 }
 """What a config means where it is silent: those on the hub leave out what transformers takes as given."""
+_STORED: dict[str, FloatType] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
@@ -172,11 +176,16 @@ def read_config(folder: Path) -> ModelConfig:
         raise ModelInvalid(f"{path} cannot be read: {trouble}.") from trouble
     if not isinstance(found, dict):
         raise ModelInvalid(f"{path} is no JSON object.")
-    return parse_config(whole_config(folder, found), str(path))
+    raw = whole_config(folder, found)
+    headers = () if _states_type(raw) else map(read_safetensors, weight_paths(folder))
+    return parse_config(raw, str(path), headers)
 
 
-def parse_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
-    """The config in parsed JSON; `name` for messages. Raises ModelInvalid."""
+def parse_config(
+    raw: Mapping[str, Any], name: str, headers: Iterable[SafetensorsHeader] = ()
+) -> ModelConfig:
+    """The config in parsed JSON; `name` for messages. headers: of the weights, whose type is that of a config
+    which states none. Raises ModelInvalid."""
     architecture = _Reader(raw, name).architecture()
     text = raw.get("text_config")
     vision = isinstance(text, dict)
@@ -213,7 +222,7 @@ def parse_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
         quantization=parse_quantization(
             reader.raw.get("quantization_config"), name, reader.refused
         ),
-        dtype=reader.dtype(),
+        dtype=reader.dtype(stored_type(headers)),
         ends=token_ids(raw.get("eos_token_id", reader.raw.get("eos_token_id"))),
         windows=read_windows(
             reader, architecture, layers, context, turned=rotations.windowed is not None
@@ -225,6 +234,22 @@ def parse_config(raw: Mapping[str, Any], name: str) -> ModelConfig:
         embedding_scale=hidden**0.5 if gemma else 1.0,
         vision=vision,
     )
+
+
+def stored_type(headers: Iterable[SafetensorsHeader]) -> FloatType:
+    """Of the floating tensors the type that has most of the numbers; fp16 where there is none."""
+    counts: Counter[FloatType] = Counter()
+    for header in headers:
+        for tensor in header.tensors:
+            if tensor.dtype in _STORED and is_text(tensor.name):
+                counts[_STORED[tensor.dtype]] += tensor.size_bytes // int(tensor.dtype[-2:])
+    return max(counts, key=lambda kind: counts[kind], default="float16")
+
+
+def _states_type(raw: Mapping[str, Any]) -> bool:
+    text = raw.get("text_config")
+    places = (raw, text) if isinstance(text, dict) else (raw,)
+    return any(each.get("dtype") or each.get("torch_dtype") for each in places)
 
 
 def read_windows(
@@ -309,8 +334,8 @@ class _Reader(Fields):
     def cap(self, field: str) -> float:
         return self.real(field, 0.0) if self.raw.get(field) is not None else 0.0
 
-    def dtype(self) -> FloatType:
-        found = self.raw.get("dtype") or self.raw.get("torch_dtype") or "float16"
+    def dtype(self, stored: FloatType) -> FloatType:
+        found = self.raw.get("dtype") or self.raw.get("torch_dtype") or stored
         if not _is_float_type(found):
             raise self.refused(f"weights in {found}")
         return found

@@ -12,7 +12,7 @@ from localchat.fit.paces import Past
 from localchat.fit.plan import LoadWish, MemoryPlan
 from localchat.fit.reason import Kind
 from localchat_cuda import plan as planner
-from localchat_cuda.config import parse_config, running
+from localchat_cuda.config import ModelConfig, parse_config, running
 from localchat_cuda.installation import best
 
 KINDS: Final[tuple[Kind, ...]] = ("safetensors",)
@@ -26,7 +26,7 @@ def objection(model: Unloaded) -> str:
     if not isinstance(model, Checkpoint):
         return "the CUDA backend runs safetensors checkpoints, and this is a GGUF file"
     try:
-        parse_config(model.config, model.name)
+        _config_of(model)
     except ModelInvalid as problem:
         return problem.message.rstrip(".")
     return ""
@@ -37,7 +37,7 @@ def plan_for(model: Unloaded, wish: LoadWish, machine: Machine) -> MemoryPlan:
     ModelInvalid for a config that it cannot run."""
     if not isinstance(model, Checkpoint):
         raise UsageError(f"{model.name}: {objection(model)}", hint="llama.cpp runs it.")
-    config, said = running(parse_config(model.config, model.name), gpu=True)
+    config, said = running(_config_of(model), gpu=True)
     card = _card(machine)
     limits = planner.Limits(wish.gpu_limit_bytes, wish.kv_limit_bytes)
     headers = () if wish.dummy_weights else model.headers
@@ -75,9 +75,13 @@ def expected_rate(
     return share * card.bytes_per_s / plan.weights_bytes
 
 
+def _config_of(model: Checkpoint) -> ModelConfig:
+    return parse_config(model.config, model.name, model.headers)
+
+
 def _read_bytes(model: Unloaded) -> int:
     """Weights that a token reads, as they lay on the card."""
     if not isinstance(model, Checkpoint) or objection(model):
         return model.weights_bytes
-    config, _ = running(parse_config(model.config, model.name), gpu=True)
+    config, _ = running(_config_of(model), gpu=True)
     return planner.weights_bytes(config, model.headers)

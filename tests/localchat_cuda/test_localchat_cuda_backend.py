@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest.mock import ANY
 
 import pytest
+import torch
 
 from localchat.backends import Backend, find_backends
 from localchat.errors import DoesNotFit, LocalchatError, ModelMissing
@@ -19,6 +20,7 @@ from localchat.fit.plan import LoadWish
 from localchat.loop.backend import LoadOptions
 from localchat.loop.selection import select_backend
 from localchat_cuda.backend import CudaBackend, ReferenceBackend
+from localchat_cuda.config import read_config
 from localchat_cuda.fitting import expected_rate, plan_for
 from localchat_cuda.installation import judge, torch_cuda
 from localchat_cuda.model import CheckpointModel
@@ -137,6 +139,22 @@ def test_a_checkpoint_in_fp32_is_planned_as_the_load_makes_it(tmp_path: Path) ->
     assert wide.weights_bytes == narrow.weights_bytes
     assert wide.kv_bytes == narrow.kv_bytes
     assert any("loaded as bf16" in note for note in wide.notes) and not narrow.notes
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "float32"])
+def test_a_config_without_a_type_has_that_of_the_weights(kind: str, tmp_path: Path) -> None:
+    model = tiny_models.reference("qwen3").to(getattr(torch, kind))
+    write_speaking(tmp_path)
+    for path in tmp_path.glob("model*"):
+        path.unlink()
+    tiny_models.save(model, tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    del settings["dtype"]
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    assert read_config(tmp_path).dtype == kind
+    machine = Machine("cpu", frozenset(), 1, 1 << 34, 1 << 33, gpus=(HOPPER,))
+    found = CudaBackend().plan(read_checkpoint(tmp_path), LoadWish(max_slots=2), machine)
+    assert found.kv_type == {"float16": "f16"}.get(kind, "bf16")
 
 
 def test_a_past_run_of_an_fp32_checkpoint_tells_what_was_read_of_the_card(tmp_path: Path) -> None:

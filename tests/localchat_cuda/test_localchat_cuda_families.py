@@ -148,6 +148,7 @@ def test_the_text_part_of_a_model_that_sees_is_loaded_alone(prefix: str, tmp_pat
     text = model.config.to_dict()
     raw = {
         "architectures": ["Gemma3ForConditionalGeneration"],
+        "dtype": "bfloat16",
         "eos_token_id": [1, 106],
         "text_config": {**text, "architectures": None, "eos_token_id": 1},
         "vision_config": {"hidden_size": 8, "num_hidden_layers": 3},
