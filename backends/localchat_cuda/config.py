@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeGuard, get_args
 
-from localchat.errors import ModelInvalid, ModelMissing
+from localchat.errors import ModelInvalid, ModelMissing, reason
 from localchat.fit.checkpoint import weight_paths, whole_config
 from localchat.fit.safetensors_header import SafetensorsHeader, read_safetensors
 from localchat_cuda.fields import Fields
@@ -39,6 +39,7 @@ HEAD_DIMENSIONS = (64, 96, 128, 256)
 _MOST_LAYERS = 10_000
 _LOADS = f"The CUDA backend loads {FAMILIES} in {STORED}."
 _OTHERWISE = f"{_LOADS} For other models take a GGUF file: llama.cpp runs it on this GPU too."
+_AGAIN = "The file may be cut off or damaged: download it again."
 _GEMMA: Mapping[str, Any] = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -173,9 +174,9 @@ def read_config(folder: Path) -> ModelConfig:
             f"{folder} has no config.json.", hint="Give the folder of a Hugging Face checkpoint."
         ) from trouble
     except (OSError, ValueError, RecursionError) as trouble:
-        raise ModelInvalid(f"{path} cannot be read: {trouble}.") from trouble
+        raise ModelInvalid(f"{path} cannot be read: {reason(trouble)}.", hint=_AGAIN) from trouble
     if not isinstance(found, dict):
-        raise ModelInvalid(f"{path} is no JSON object.")
+        raise ModelInvalid(f"{path} is no JSON object.", hint=_AGAIN)
     raw = whole_config(folder, found)
     headers = () if _states_type(raw) else map(read_safetensors, weight_paths(folder))
     return parse_config(raw, str(path), headers)
@@ -195,7 +196,9 @@ def parse_config(
     heads, hidden = reader.whole("num_attention_heads"), reader.whole("hidden_size")
     key_heads = reader.whole("num_key_value_heads", heads)
     if heads % key_heads:
-        raise reader.refused(f"{heads} query heads are no multiple of {key_heads} key heads")
+        raise reader.refused(
+            f"{heads} query heads over {key_heads} key heads, of which they are no multiple"
+        )
     head_dim = reader.head_dim(hidden // heads)
     layers = reader.whole("num_hidden_layers", most=_MOST_LAYERS)
     context = reader.whole("max_position_embeddings")

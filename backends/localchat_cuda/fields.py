@@ -54,4 +54,8 @@ class Fields:
         return tuple(self.real(field, 0.0, {field: each}) for each in found)
 
     def _nonsense(self, field: str, found: object) -> ModelInvalid:
-        return ModelInvalid(f"{self.name}: {field} is {found!r}, no usable number.")
+        said = "is missing" if found is None else f"is {found!r}, no usable number"
+        return ModelInvalid(
+            f"{self.name}: {field} {said}.",
+            hint="The file may be damaged or of another model: download it again.",
+        )

@@ -105,7 +105,9 @@ def parse_quantization(raw: object, name: str, refused: Refused) -> Quantization
     method = str(raw.get("quant_method")).lower()
     parser = _PARSERS.get(method)
     if parser is None:
-        raise refused(f"weights quantized as {raw.get('quant_method')}, {raw.get('bits')} bits")
+        named, bits = raw.get("quant_method"), raw.get("bits")
+        said = f", {bits} bits" if bits else ""
+        raise refused(f"weights quantized {f'as {named}' if named else 'in no named way'}{said}")
     return parser(raw, refused)
 
 
@@ -115,7 +117,7 @@ def _awq(raw: Mapping[str, Any], refused: Refused) -> Quantization:
         raw.get("version") or raw.get("checkpoint_format") or raw.get("format") or "gemm"
     ).lower()
     if bits != 4 or version != "gemm":
-        raise refused(f"weights quantized as awq, {bits} bits, version {version}")
+        raise refused(f"weights quantized as awq, {bits or 'unsaid'} bits, version {version}")
     if size != PACKED_GROUP or not raw.get("zero_point", True):
         raise refused(f"AWQ in groups of {size} (128 with zero points are possible)")
     return Quantization("awq")
@@ -125,7 +127,7 @@ def _gptq(raw: Mapping[str, Any], refused: Refused) -> Quantization:
     bits = raw.get("bits")
     layout = str(raw.get("checkpoint_format") or raw.get("format") or "gptq").lower()
     if bits != 4:
-        raise refused(f"GPTQ with {bits} bits (4 are possible)")
+        raise refused(f"GPTQ with {bits or 'unsaid'} bits (4 are possible)")
     if layout not in ("gptq", "gptq_v2") or raw.get("is_marlin_format"):
         raise refused(f"GPTQ packed for {'marlin' if raw.get('is_marlin_format') else layout}")
     if raw.get("lm_head"):

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from localchat.errors import ModelInvalid, ModelMissing
+from localchat.errors import ModelInvalid, ModelMissing, reason
 from localchat_cuda.config import token_ids
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -33,6 +33,7 @@ _ENDS = (
 )
 """Tokens that end a generation by what they are called, as llama.cpp takes them too."""
 
+_AGAIN = "The file may be cut off or damaged: download it again."
 _SPACES_MARKED = [{"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]
 """The normalizer of Gemma."""
 
@@ -64,7 +65,7 @@ class Vocabulary:
             self._plain = Tokenizer.from_file(str(path))
             self._marked = Tokenizer.from_file(str(path))
         except Exception as trouble:  # the library raises bare Exception
-            raise ModelInvalid(f"{path} cannot be read: {trouble}.") from trouble
+            raise _unreadable(path, trouble) from trouble
         # Off: control tokens written in a text are only letters.
         self._plain.encode_special_tokens = True
         self.settings = _object(folder / "tokenizer_config.json")
@@ -166,10 +167,14 @@ def _object(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as trouble:
-        raise ModelInvalid(f"{path} cannot be read: {trouble}.") from trouble
+        raise _unreadable(path, trouble) from trouble
     if not isinstance(found, dict):
-        raise ModelInvalid(f"{path} is no JSON object.")
+        raise ModelInvalid(f"{path} is no JSON object.", hint=_AGAIN)
     return found
+
+
+def _unreadable(path: Path, trouble: Exception) -> ModelInvalid:
+    return ModelInvalid(f"{path} cannot be read: {reason(trouble)}.", hint=_AGAIN)
 
 
 def chat_template(folder: Path) -> str | None:
@@ -178,7 +183,10 @@ def chat_template(folder: Path) -> str | None:
     ModelInvalid."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text("utf-8")
+        try:
+            return path.read_text("utf-8")
+        except (OSError, ValueError) as trouble:
+            raise _unreadable(path, trouble) from trouble
     found = _object(folder / "tokenizer_config.json").get("chat_template")
     if found is None:
         found = _object(folder / "chat_template.json").get("chat_template")

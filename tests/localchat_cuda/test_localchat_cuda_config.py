@@ -141,7 +141,8 @@ def test_each_librarys_config_is_read(raw: dict[str, Any], wanted: Quantization)
         ({"hidden_act": "gelu"}, "gelu"),
         ({"hidden_act": ["silu"]}, "silu"),
         ({"rope_scaling": {"type": "spiral", "factor": 2.0}}, "spiral"),
-        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "as bitsandbytes\\."),
+        ({"quantization_config": {"bits": 4}}, "in no named way, 4 bits"),
         ({"quantization_config": {**AWQ, "group_size": 64}}, "groups of 64"),
         ({"quantization_config": {**AWQ, "version": "gemv"}}, "gemv"),
         ({"quantization_config": {**GPTQ, "bits": 8}}, "8 bits"),
@@ -240,6 +241,12 @@ def test_gemma_2_is_read_where_its_config_is_silent() -> None:
 def test_windows_are_those_of_the_layers(change: dict[str, Any], windows: tuple[int, ...]) -> None:
     raw = {**QWEN25, "num_hidden_layers": 4, "sliding_window": 64, **change}
     assert parse_config(raw, "it").windows == windows
+
+
+def test_a_number_that_is_missing_is_told() -> None:
+    with pytest.raises(ModelInvalid, match="hidden_size is missing") as caught:
+        parse_config({**QWEN25, "hidden_size": None}, "it")
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize("field", ["vocab_size", "num_hidden_layers", "rms_norm_eps"])

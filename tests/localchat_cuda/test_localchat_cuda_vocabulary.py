@@ -1,4 +1,6 @@
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -149,3 +151,23 @@ def test_a_folder_without_a_vocabulary_is_told(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelInvalid, match="cannot be read"):
         Vocabulary(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("tokenizer.json", b"\xff\xfe"),
+        ("tokenizer_config.json", b"{"),
+        ("generation_config.json", b"[1]"),
+        ("chat_template.jinja", b"\xff\xfe"),
+    ],
+)
+def test_a_damaged_file_beside_the_weights_is_named(
+    name: str, data: bytes, folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / name).write_bytes(data)
+    read = chat_template if name.endswith("jinja") else Vocabulary
+    with pytest.raises(ModelInvalid, match=re.escape(name)) as caught:
+        read(tmp_path)
+    assert "download it again" in caught.value.hint
