@@ -6,7 +6,7 @@ Callable from any thread: the library locks where it must, and what is kept here
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,9 @@ class Vocabulary:
     """See localchat.loop.backend.Tokenizer."""
 
     def __init__(self, folder: Path, vocab_size: int = 0) -> None:
-        """`vocab_size`: of the model, where its embedding has rows beyond the tokenizer's last token; such
-        tokens have no text. Raises ModelMissing, ModelInvalid."""
+        """`vocab_size`: rows of the model's embedding, 0: as many as there are tokens. Those beyond the
+        tokenizer's last token have no text; tokens that were added beyond the last row are only letters.
+        Raises ModelMissing, ModelInvalid."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise ModelMissing(
@@ -61,15 +62,21 @@ class Vocabulary:
                 hint="Download the whole checkpoint again, or take a GGUF of the model for llama.cpp.",
             )
         try:
-            raw: dict[str, Any] = json.loads(path.read_text("utf-8"))
-            self._plain = Tokenizer.from_file(str(path))
-            self._marked = Tokenizer.from_file(str(path))
+            raw, text = _with_rows(path.read_text("utf-8"), vocab_size)
+            self._plain, self._marked = Tokenizer.from_str(text), Tokenizer.from_str(text)
         except Exception as trouble:  # the library raises bare Exception
             raise _unreadable(path, trouble) from trouble
         # Off: control tokens written in a text are only letters.
         self._plain.encode_special_tokens = True
         self.settings = _object(folder / "tokenizer_config.json")
-        self.vocab_size = max(vocab_size, self._plain.get_vocab_size(with_added_tokens=True))
+        self.vocab_size = vocab_size or self._plain.get_vocab_size(with_added_tokens=True)
+        known = self._plain.get_vocab()
+        last = max(known.values(), default=0)
+        if last >= self.vocab_size:
+            raise ModelInvalid(
+                f"{path} has tokens up to number {last:,}, and config.json says {self.vocab_size:,} in all.",
+                hint="config.json and tokenizer belong to different models: download both again.",
+            )
         self._letters = _bytes_of_letters() if _is_byte_level(raw) else {}
         added = raw.get("added_tokens") or []
         self._added = {int(each["id"]): str(each["content"]) for each in added}
@@ -81,7 +88,7 @@ class Vocabulary:
         said = self.settings.get("add_bos_token")
         begun = self._marked.encode("").ids[:1]
         self.add_bos = bool(said) if said is not None else bool(begun) and begun[0] == self.bos
-        self.longest_piece = self._longest(raw)
+        self.longest_piece = self._longest(raw, known)
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
         """Token ids of `text`. Lone surrogates become U+FFFD; never raises for any str."""
@@ -137,21 +144,37 @@ class Vocabulary:
         found = _HEX.match(text)
         return bytes([int(found[1], 16)]) if found else text.replace("\u2581", " ").encode()
 
-    def _longest(self, raw: Mapping[str, Any]) -> int:
+    def _longest(self, raw: Mapping[str, Any], known: Iterable[str]) -> int:
         """Bytes of the longest token. Vocabularies that fold text before they split it promise nothing, but
         for those that only write another letter for a space and have a token for every byte."""
         normalizer = raw.get("normalizer")
         if normalizer in _SPACES_MARKED and (raw.get("model") or {}).get("byte_fallback"):
-            texts = (*self._plain.get_vocab(), *self._added.values())
+            texts = (*known, *self._added.values())
             return max(len(text.replace("\u2581", " ").encode()) for text in texts)
         if normalizer is not None and normalizer.get("type") != "NFC":
             return 1 << 40
         if not self._letters:
             return 1 << 40
         # A letter of a byte-level token is one byte; NFC may halve a text or better, hence the factor.
-        longest = max((len(text) for text in self._plain.get_vocab()), default=1)
+        longest = max((len(text) for text in known), default=1)
         written = max((len(text.encode()) for text in self._added.values()), default=1)
         return max(longest, written, 1) * (1 if normalizer is None else 4)
+
+
+def _with_rows(text: str, vocab_size: int) -> tuple[dict[str, Any], str]:
+    """tokenizer.json without the added tokens that the model has no row for, parsed and as text. Gemma 3's
+    files have one for images, those of its models that see none too."""
+    raw: dict[str, Any] = json.loads(text)
+    added = raw.get("added_tokens") or []
+    kept = [each for each in added if not vocab_size or int(each["id"]) < vocab_size]
+    if len(kept) == len(added):
+        return raw, text
+    raw["added_tokens"] = kept
+    held = raw["model"].get("vocab")
+    for each in added if isinstance(held, dict) else ():
+        if each not in kept:
+            held.pop(each["content"], None)
+    return raw, json.dumps(raw)
 
 
 def _is_byte_level(raw: Mapping[str, Any]) -> bool:

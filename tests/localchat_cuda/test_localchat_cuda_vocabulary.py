@@ -101,6 +101,32 @@ def test_rows_beyond_the_last_token_are_empty_and_beyond_the_model_refused(
         vocabulary.piece(500)
 
 
+def test_added_tokens_without_a_row_of_the_model_are_letters(folder: Path) -> None:
+    whole = Vocabulary(folder)
+    rows = whole.vocab_size - 1
+    (last,) = whole.encode("<tool_call>")
+    assert last == rows
+    found = Vocabulary(folder, rows)
+    tokens = found.encode("a<tool_call><|im_end|>", special=True)
+    assert found.vocab_size == rows > max(tokens)
+    assert b"".join(found.piece(token, special=True) for token in tokens).startswith(b"a<tool")
+    assert tokens[-1] == found.eos == whole.eos
+
+
+def test_a_token_without_a_row_may_stand_in_both_lists(tmp_path: Path) -> None:
+    made = Tokenizer(models.BPE(vocab={"a": 0, "b": 1, "<image>": 2}, merges=[]))
+    made.add_special_tokens([AddedToken("<image>", special=True)])
+    made.save(str(tmp_path / "tokenizer.json"))
+    assert Vocabulary(tmp_path).encode("a<image>b", special=True) == [0, 2, 1]
+    assert Vocabulary(tmp_path, 2).encode("a<image>b", special=True)[0] == 0
+    assert Vocabulary(tmp_path, 2).vocab_size == 2
+
+
+def test_a_vocabulary_larger_than_the_model_is_told(folder: Path) -> None:
+    with pytest.raises(ModelInvalid, match="says 100 in all"):
+        Vocabulary(folder, 100)
+
+
 def test_bytes_of_a_byte_fallback_vocabulary(tmp_path: Path) -> None:
     vocab = {"<unk>": 0, "<0xC3>": 1, "<0xA9>": 2, "\u2581a": 3, "b": 4}
     made = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
