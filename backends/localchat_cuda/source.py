@@ -10,10 +10,15 @@ from safetensors import SafetensorError, safe_open
 from localchat.errors import ModelInvalid, ModelMissing, reason
 from localchat.fit.checkpoint import weight_paths
 from localchat.fit.safetensors_header import SafetensorsHeader, read_safetensors
-from localchat_cuda.tensor_names import usual_name
+from localchat_cuda.tensor_names import is_text, usual_name
 
 _STEPS = (".scales", ".weight_scale", ".weight_scale_inv")
 """Names of what codes are multiplied by."""
+_HARMLESS = (
+    *("inv_freq", "input_scale", "output_scale", "k_scale", "v_scale", "q_scale"),
+    *("g_idx", "weight_shape", "weight_zero_point", "input_zero_point"),
+)
+"""Ends of names that may go unread: what is known without them, and scales for a rounding that is not done."""
 _GROUP = 128
 _CODES = (
     *(torch.float8_e4m3fn, torch.float8_e4m3fnuz),
@@ -37,6 +42,10 @@ class Source(Protocol):
         """The tensor, of this shape or ModelInvalid; a floating one in `dtype`."""
         ...
 
+    def unread(self) -> list[str]:
+        """Tensors of the text part that nobody asked for, and that would have changed its numbers."""
+        ...
+
 
 class Checkpoint:
     """The safetensors files of a folder, names as tensor_names.py has them. Nothing but their headers is read
@@ -47,6 +56,7 @@ class Checkpoint:
         self.folder, self.device = folder, device
         self.headers = read_headers(folder)
         self._open: dict[Path, Any] = {}
+        self._read_names: set[str] = set()
         self._files = {
             usual_name(tensor.name): (path, tensor.name)
             for path, header in self.headers.items()
@@ -65,6 +75,7 @@ class Checkpoint:
         return self._shapes.get(name, ())
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        self._read_names.add(name)
         path, stored = self._files.get(name, (None, name))
         if path is None:
             raise ModelInvalid(
@@ -84,6 +95,10 @@ class Checkpoint:
                 hint="config.json may lack the quantization_config of these weights: download both again.",
             )
         return found.to(dtype) if found.is_floating_point() else found
+
+    def unread(self) -> list[str]:
+        left = self._files.keys() - self._read_names
+        return sorted(name for name in left if is_text(name) and not name.endswith(_HARMLESS))
 
     def _read(self, path: Path, stored: str) -> torch.Tensor:
         try:
@@ -139,6 +154,9 @@ class RandomWeights:
         found = self._draw(torch.randn, shape, dtype=torch.float32)
         step = name.endswith(_STEPS)
         return (found.abs() if step else found).mul_(0.02 / 16 if step else 0.02).to(dtype)
+
+    def unread(self) -> list[str]:
+        return []
 
     def _groups(self, k: int) -> torch.Tensor:
         """Scattered groups of 128 columns, the same for all layers with as many: they read the same."""

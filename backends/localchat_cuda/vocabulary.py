@@ -165,6 +165,8 @@ def _with_rows(text: str, vocab_size: int) -> tuple[dict[str, Any], str]:
     """tokenizer.json without the added tokens that the model has no row for, parsed and as text. Gemma 3's
     files have one for images, those of its models that see none too."""
     raw: dict[str, Any] = json.loads(text)
+    if not isinstance(raw, dict):
+        raise ValueError("no JSON object")
     added = raw.get("added_tokens") or []
     kept = [each for each in added if not vocab_size or int(each["id"]) < vocab_size]
     if len(kept) == len(added):

@@ -107,6 +107,31 @@ class _Loader:
             return self.plain(name, width)
         return self.place.tensor(name, (width,), torch.float32) + self.names.norm_offset
 
+    def head(self, embedding: torch.Tensor) -> torch.Tensor:
+        """The embedding where they are tied, but for a checkpoint that holds another one all the same."""
+        size, name = (self.config.vocabulary, self.config.hidden), self.names.head
+        if not self.config.tied:
+            self.refuse_head()
+            return self.plain(name, *size)
+        if self.place.source.has(name):
+            own = self.plain(name, *size)
+            if not torch.equal(own, embedding):
+                self.place.say(
+                    f"The checkpoint holds {name}, which config.json says is the embedding, and they differ: "
+                    "it is used."
+                )
+                return own
+        return embedding
+
+    def tell_unread(self) -> None:
+        """Say what was left over: config.json may be another model's."""
+        left = self.place.source.unread()
+        if left:
+            more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+            self.place.say(
+                f"The checkpoint holds {left[0]}{more}, which nothing in config.json asks for: left out."
+            )
+
     def refuse_head(self) -> None:
         """Raises ModelInvalid where the head is quantized as layers are: nothing multiplies that."""
         prefix = self.names.head.removesuffix(".weight")
@@ -199,10 +224,8 @@ def load(
         layers.append(loader.layer(number))
         if not progress(number + 1, config.layers):
             raise EngineClosed("The load was stopped.")
-    head = embedding
-    if not config.tied:
-        loader.refuse_head()
-        head = loader.plain(names.head, config.vocabulary, config.hidden)
+    head = loader.head(embedding)
     rounded = w8_pack.whole_rows(head) if head_int8 else head
     last_norm = loader.norm(names.last_norm, config.hidden)
+    loader.tell_unread()
     return ModelWeights(embedding, tuple(layers), last_norm, rounded)

@@ -105,6 +105,33 @@ def test_biases_of_zeros_are_nothing_and_others_are_refused(tmp_path: Path) -> N
         loaded(tmp_path, read_config(tmp_path))
 
 
+@pytest.mark.parametrize("equal", [True, False])
+def test_a_head_beside_a_tied_embedding_is_used_where_it_differs(
+    equal: bool, folder: Path, tmp_path: Path
+) -> None:
+    tensors: dict[str, torch.Tensor] = {}
+    for path in read_headers(folder):
+        tensors |= safetensors.torch.load_file(path)
+    own = tensors["model.embed_tokens.weight"] + (0 if equal else 1)
+    safetensors.torch.save_file({**tensors, "lm_head.weight": own}, tmp_path / "model.safetensors")
+    config, said = read_config(folder), list[str]()
+    found = loaded(tmp_path, config, say=said.append)
+    assert config.tied
+    assert (found.head is found.embedding) is equal
+    assert torch.equal(found.head, own)  # type: ignore[arg-type]
+    assert [("lm_head.weight" in line, "differ" in line) for line in said] == [(True, True)] * (
+        not equal
+    )
+
+
+def test_what_config_json_does_not_ask_for_is_said(folder: Path, tmp_path: Path) -> None:
+    config, said = read_config(folder), list[str]()
+    loaded(folder, config, say=said.append)
+    assert not said
+    loaded(folder, replace(config, layers=1), say=said.append)
+    assert "model.layers.1.input_layernorm.weight and 11 more" in said[0]
+
+
 def test_a_lacking_quantized_layer_is_named(tmp_path: Path) -> None:
     tiny_models.save_awq(tiny_models.reference("qwen2"), tmp_path)
     tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
