@@ -1,5 +1,6 @@
 """Where tensors come from: safetensors files of a folder, or a random draw."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +15,8 @@ from localchat_cuda.tensor_names import is_text, usual_name
 
 _STEPS = (".scales", ".weight_scale", ".weight_scale_inv")
 """Names of what codes are multiplied by."""
+_WHOLE = "model.safetensors"
+"""A file by this name holds all, whatever lies beside it."""
 _HARMLESS = (
     *("inv_freq", "input_scale", "output_scale", "k_scale", "v_scale", "q_scale"),
     *("g_idx", "weight_shape", "weight_zero_point", "input_zero_point"),
@@ -57,16 +60,15 @@ class Checkpoint:
         self.headers = read_headers(folder)
         self._open: dict[Path, Any] = {}
         self._read_names: set[str] = set()
-        self._files = {
-            usual_name(tensor.name): (path, tensor.name)
-            for path, header in self.headers.items()
-            for tensor in header.tensors
-        }
-        self._shapes = {
-            usual_name(tensor.name): tensor.shape
-            for header in self.headers.values()
-            for tensor in header.tensors
-        }
+        self._index = _index(folder)
+        self._files: dict[str, tuple[Path, str]] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for path, header in self.headers.items():
+            for tensor in header.tensors:
+                name = usual_name(tensor.name)
+                if name not in self._files or path.name in (self._index.get(name), _WHOLE):
+                    self._files[name] = path, tensor.name
+                    self._shapes[name] = tensor.shape
 
     def has(self, name: str) -> bool:
         return name in self._files
@@ -78,8 +80,12 @@ class Checkpoint:
         self._read_names.add(name)
         path, stored = self._files.get(name, (None, name))
         if path is None:
+            file = self._index.get(name, "")
+            absent = (
+                f": {file} is not there" if file and self.folder / file not in self.headers else ""
+            )
             raise ModelInvalid(
-                f"{self.folder} lacks the tensor {name}.",
+                f"{self.folder} lacks the tensor {name}{absent}.",
                 hint="A shard may be missing, or the files belong to another model: download again.",
             )
         found = self._read(path, stored)
@@ -118,6 +124,17 @@ def _stands_for(found: torch.dtype, wanted: torch.dtype) -> bool:
     if found in _CODES or wanted in _CODES:
         return found == wanted
     return found.is_floating_point == wanted.is_floating_point and found != torch.bool
+
+
+def _index(folder: Path) -> dict[str, str]:
+    """By tensor the file where it should be, as a checkpoint of several files says; empty where it does not."""
+    try:
+        found = json.loads((folder / f"{_WHOLE}.index.json").read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    placed = found.get("weight_map") if isinstance(found, dict) else None
+    held = placed.items() if isinstance(placed, dict) else ()
+    return {usual_name(name): file for name, file in held if isinstance(file, str)}
 
 
 def read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:

@@ -1,3 +1,4 @@
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,6 +140,20 @@ def test_a_lacking_quantized_layer_is_named(tmp_path: Path) -> None:
     safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ModelInvalid, match=r"lacks the tensor .*up_proj\.qweight"):
         loaded(tmp_path, read_config(tmp_path))
+
+
+def test_a_missing_shard_is_named_and_a_stale_one_left_alone(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    first, *_, last = sorted(read_headers(tmp_path))
+    tensors = safetensors.torch.load_file(first)
+    stale = {name: torch.zeros_like(each) for name, each in tensors.items()}
+    for name in ("model-00000-of-00002.safetensors", "model-99999-of-99999.safetensors"):
+        safetensors.torch.save_file(stale, tmp_path / name)
+    found, wanted = (loaded(each, read_config(folder)) for each in (tmp_path, folder))
+    assert torch.equal(found.embedding, wanted.embedding)
+    last.unlink()
+    with pytest.raises(ModelInvalid, match=f"lacks the tensor .*: {last.name} is not there"):
+        loaded(tmp_path, read_config(folder))
 
 
 def test_a_missing_shard_and_a_wrong_shape_are_named(folder: Path, tmp_path: Path) -> None:
