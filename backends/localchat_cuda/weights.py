@@ -133,9 +133,13 @@ class _Loader:
             )
 
     def refuse_head(self) -> None:
-        """Raises ModelInvalid where the head is quantized as layers are: nothing multiplies that."""
-        prefix = self.names.head.removesuffix(".weight")
-        if self.format.holds(prefix) and not self.place.source.has(self.names.head):
+        """Raises ModelInvalid where the head is quantized as layers are: nothing multiplies that. Codes of FP8
+        have the name of floating weights."""
+        prefix, how = self.names.head.removesuffix(".weight"), self.config.quantization
+        named_alike = how is not None and how.method == "fp8"
+        if self.format.holds(prefix) and (
+            named_alike or not self.place.source.has(self.names.head)
+        ):
             raise ModelInvalid(
                 f"{prefix} is quantized like the layers, and only a floating head can be loaded.",
                 hint="Take a checkpoint that leaves its head out of the quantization, or a GGUF.",

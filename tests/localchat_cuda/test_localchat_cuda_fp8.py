@@ -146,6 +146,17 @@ def test_scales_of_another_shape_are_refused(tmp_path: Path) -> None:
         Tiny(tmp_path, torch.float32)
 
 
+def test_a_head_of_codes_is_refused(tmp_path: Path) -> None:
+    made("channel", tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    tensors["lm_head.weight"] = tensors["lm_head.weight"].to(w8_pack.E4M3)
+    tensors["lm_head.weight_scale"] = torch.ones(1)
+    safetensors.torch.save_file(tensors, path)
+    with pytest.raises(ModelInvalid, match="lm_head is quantized like the layers"):
+        Tiny(tmp_path, torch.float32)
+
+
 @pytest.mark.parametrize("layout", ["channel", "deepseek"])
 def test_the_plan_counts_the_bytes_that_are_held(layout: str, tmp_path: Path) -> None:
     made(layout, tmp_path)
