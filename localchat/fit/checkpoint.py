@@ -15,8 +15,13 @@ from localchat.fit.source import ByteSource, FileSource
 
 CONFIG: Final = "config.json"
 _LONGEST_CONFIG: Final = 4 << 20
-BESIDE: Final = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
-"""Files of early quantized checkpoints, whose config.json says nothing of it, and their methods."""
+BESIDE: Final = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
+"""Files of early quantized checkpoints, and of ModelOpt's, whose config.json says nothing of it, and their
+methods."""
 _EARLY_WORDS: Final = {"w_bit": "bits", "q_group_size": "group_size"}
 _MOST_FILES: Final = 1024
 

@@ -271,6 +271,11 @@ def test_nonsense_numbers_are_named(field: str, value: object) -> None:
             {"zero_point": True, "q_group_size": 128, "w_bit": 4, "version": "GEMM"},
             Quantization("awq"),
         ),
+        (
+            "hf_quant_config.json",
+            {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}},
+            Quantization("fp8", 8, 0, symmetric=True, rounded=True),
+        ),
     ],
 )
 def test_early_checkpoints_tell_their_quantization_in_a_file_beside(
