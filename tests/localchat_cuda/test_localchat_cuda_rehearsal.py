@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from triton.runtime.jit import JitFunctionInfo
 
 from localchat.fit.machine import Limits, read_machine
 from localchat.fit.plan import MemoryPlan
-from localchat.loop.backend import Capabilities, LoadOptions
+from localchat.loop.backend import Capabilities, LoadOptions, StepPlan
 from localchat_cuda import rehearsal, warming
 from localchat_cuda.config import ModelConfig, parse_config
 from localchat_cuda.kernels import launch
@@ -361,6 +362,15 @@ def test_where_processes_cannot_be_started_the_load_goes_on(
         one.wait()
     assert len(said) == 1 and words in said[0]
     assert len(list(tmp_path.glob("localchat-*"))) == len(list(tmp_path.glob("ran-*"))) == allowed
+
+
+def test_a_compiler_that_cannot_be_started_ends_no_walk() -> None:
+    def launch(plan: StepPlan) -> None:
+        if plan.rows:
+            raise OSError(errno.EAGAIN, "No process")
+
+    runner = SimpleNamespace(launch=launch, forget=lambda: None)
+    assert len(rehearsal.walk(runner, 9, [Scene(((0, 1, 0),))] * 2)) == 2  # type: ignore[arg-type]
 
 
 def test_what_had_no_room_in_a_small_cache_is_compiled_once_there_is_room(
