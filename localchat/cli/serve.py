@@ -227,5 +227,6 @@ def _tell(
         f"curl {base}/chat/completions -H 'content-type: application/json'{key} -d "
         '\'{"messages":[{"role":"user","content":"Hello"}]}\''
     )
-    setup.terminal.answer(base)
-    setup.terminal.end_answer(empty=False)
+    if not setup.terminal.stdout_is_closed:  # daemons are started so, and nobody asked to be told
+        setup.terminal.answer(base)
+        setup.terminal.end_answer(empty=False)

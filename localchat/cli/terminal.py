@@ -4,7 +4,9 @@ Off a terminal nothing is coloured, moved or animated, and the bytes of the answ
 one, text from outside is made inert first, and one progress line is drawn and erased again.
 """
 
+import fcntl
 import io
+import os
 import sys
 import threading
 import time
@@ -55,6 +57,15 @@ class Terminal:
         self._held: list[str] = []
 
     # ------------------------------------------------------------------ stdout
+
+    @property
+    def stdout_is_closed(self) -> bool:
+        """Whether the shell closed it: what then stands in its place (cli/__init__.py) can be read alone."""
+        try:
+            flags = fcntl.fcntl(self._out.fileno(), fcntl.F_GETFL)
+        except (OSError, ValueError):  # no file of the system
+            return False
+        return flags & os.O_ACCMODE == os.O_RDONLY
 
     def answer(self, text: str) -> None:
         """A piece of the answer. Newlines at its end wait until more text follows them."""

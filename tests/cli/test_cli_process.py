@@ -115,6 +115,17 @@ def test_an_answer_that_cannot_be_written_is_no_success(closed: str, word: str) 
     assert "fault of localchat" not in done.stderr
 
 
+def test_a_server_is_started_with_closed_streams() -> None:
+    line = f"exec {sys.executable} -m localchat serve --port 0 guide <&- >&-"
+    with subprocess.Popen(["sh", "-c", line], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert any("serving on" in told for told in process.stderr)
+        assert any("ready" in told for told in process.stderr)
+        process.send_signal(signal.SIGTERM)
+        rest = process.stderr.read()
+        assert process.wait(90) == 0, rest
+
+
 def test_what_says_nothing_on_stdout_needs_none() -> None:
     assert with_closed(">&-", "config", "set", "theme", "light").returncode == 0
 
