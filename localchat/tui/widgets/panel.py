@@ -155,7 +155,8 @@ class Panel(Widget, can_focus=True):
 
     def _about(self, line: int, width: int) -> tuple[Piece, ...]:
         if line == 0:
-            return (Piece("─" * width, "rule"),)
+            more = "── ↓ more " if self._top + self._shown < len(self._rows) else ""
+            return (Piece(more.ljust(width, "─"), "rule"),)
         if not self.figure:
             hint = "Point at one, or Tab and ↑ ↓: what it is."
             return (Piece(hint[:width], "quiet"),) if line == 1 else ()
