@@ -65,6 +65,14 @@ CARDS: Final = {
     "RX 6800": 16, "RX 7800 XT": 16, "RX 7900 XTX": 24,
     "T4": 16, "L4": 24, "A10": 24, "P40": 24, "L40S": 48, "RTX A6000": 48, "H100": 80,
 }  # fmt: skip
+CARDS_OF_SEVERAL: Final = {
+    "RTX 3050": (6, 8), "RTX 3060": (8, 12), "RTX 3080": (10, 12), "RTX 4060 Ti": (8, 16),
+    "RTX 5060 Ti": (8, 16), "RX 7600": (8, 16), "A100": (40, 80), "V100": (16, 32),
+    "MacBook Air": (8, 16, 24, 32), "MacBook Pro": (8, 16, 18, 24, 32, 36, 48, 64, 128),
+    "Mac mini": (8, 16, 24, 32, 48, 64), "Mac Studio": (32, 36, 64, 96, 128),
+    "M1": (8, 16), "M2": (8, 16, 24), "M3": (8, 16, 24), "M4": (16, 24, 32),
+}  # fmt: skip
+"""Cards and Macs that are sold with memories of several sizes, in GB."""
 BANDWIDTHS: Final = (25, 50, 80, 100, 200, 300, 400, 500, 800, 900, 1000, 2000, 3350, 4800)
 LINE_MBIT: Final = (16, 50, 100, 250, 500, 1000)
 MEMORY_CHOICE: Final = {

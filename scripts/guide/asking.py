@@ -90,10 +90,15 @@ FAMILIES: Final = {
     "smollm2": ("smollm2|smollm|smollm 2", "135m 360m 1.7b"),
 }  # fmt: skip
 """Families of the catalogue: how people name them, and their sizes. A test asks the catalogue."""
-SEVERAL: Final = (
-    "llama|llama 3|llama3|llama-3",
-    "`localchat pull llama3.1:8b`; for little memory `llama3.2:3b`, for much `llama3.3:70b`.",
-)
+SEVERAL: Final = {
+    "llama|llama 3|llama3|llama-3": (
+        "`localchat pull llama3.1:8b`; for little memory `llama3.2:3b`, for much `llama3.3:70b`."
+    ),
+    "qwen|alibaba's qwen|the qwen models": (
+        "`localchat pull qwen2.5:7b`, or the newer `qwen3:8b`, which thinks; `qwen2.5-coder:7b` is for code."
+    ),
+}
+"""Names of families without a version, and what to pull."""
 ALONE: Final = frozenset(("talk", "absent", "self"))  # no half of two questions in one
 PAIR_CHARS: Final = 420  # two answers in one are no longer than this, each
 FEW: Final = ("", "one", "two", "three", "four", "five", "six", "seven", "eight")
@@ -139,9 +144,10 @@ def slot(kind: str, rng: Random) -> tuple[str, str]:
 
 def family(rng: Random) -> tuple[str, str]:
     """A family without a size, and what to pull of it."""
-    at = rng.randrange(len(FAMILIES) + 2)
+    at = rng.randrange(len(FAMILIES) + 2 * len(SEVERAL))
     if at >= len(FAMILIES):
-        return rng.choice(SEVERAL[0].split("|")), SEVERAL[1]
+        names, told = rng.choice(list(SEVERAL.items()))
+        return rng.choice(names.split("|")), told
     name, (said, sizes) = list(FAMILIES.items())[at]
     usual = {"qwen2.5": "7b", "qwen3": "8b", "qwen2.5-coder": "7b", "gemma3": "4b", "deepseek-r1": "7b",
              "smollm2": "1.7b"}.get(name, sizes.split()[0])  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from arithmetic import (
     CARDS,
+    CARDS_OF_SEVERAL,
     FILE_GB,
     coding,
     downloads,
@@ -189,11 +190,19 @@ FAMILIES: Final = {
     "llama3.2": ("llama3.2|llama 3.2", "1 3"),
     "llama3.3": ("llama3.3|llama 3.3", "70"),
     "mistral": ("mistral", "7"),
-    "gemma3": ("gemma3|gemma 3", "1 4 12 27"),
+    "gemma3": ("gemma3|gemma 3|gemma", "1 4 12 27"),
     "phi4": ("phi4|phi 4|phi-4", "14"),
-    "deepseek-r1": ("deepseek-r1|deepseek r1|deepseek-r1 distill", "1.5 7 8 14 32 70"),
+    "deepseek-r1": ("deepseek-r1|deepseek r1|deepseek-r1 distill|deepseek|r1", "1.5 7 8 14 32 70"),
     "smollm2": ("smollm2|smollm 2|smollm", "1.7"),
 }
+BARE: Final = {
+    "llama|llama 3|llama3|llama-3|meta llama": "llama3.2:1b llama3.2:3b llama3.1:8b llama3.3:70b",
+    "qwen|alibaba qwen": (
+        "qwen3:0.6b qwen2.5:1.5b qwen3:1.7b qwen2.5:3b qwen3:4b qwen2.5:7b qwen3:8b qwen2.5:14b qwen2.5:32b "
+        "qwen2.5:72b"
+    ),
+}
+"""Names of families without a version, and which model of the catalogue is meant by a size."""
 
 
 def read_toml(name: str) -> dict[str, Any]:
@@ -241,6 +250,7 @@ def build() -> dict[str, Any]:
         "topics": topics,
         **{name: read_toml(name) for name in WORD_FILES},
         "families": {k: {"say": s, "sizes": z.split()} for k, (s, z) in FAMILIES.items()},
+        "bare": {say: names.split() for say, names in BARE.items()},
         "weights": weights(),
         "kv": kv(),
         "shapes": shapes(),
@@ -248,6 +258,7 @@ def build() -> dict[str, Any]:
         "size_fits": size_fits(),
         "coding": coding(),
         "cards": CARDS,
+        "cards_of_several": CARDS_OF_SEVERAL,
         "files": FILE_GB,
         "speeds": speeds(),
         "downloads": downloads(),

@@ -131,11 +131,11 @@ class Refusals:
             "pl": words["programming"],
         }  # fmt: skip
 
-    def draw(self, rng: Random) -> tuple[str, str]:
-        """A question and the refusal."""
-        if rng.random() < 0.06:
+    def draw(self, rng: Random, about: str = "") -> tuple[str, str]:
+        """A question and the refusal. about: a word of the pattern; empty: any question."""
+        if not about and rng.random() < 0.06:
             return self._unknown_part(rng)
-        answer, pattern = rng.choice(self.frames)
+        answer, pattern = rng.choice([frame for frame in self.frames if about in frame[1]])
         lexicon = self.lexicon | {
             "n": [str(rng.randint(2, 999)) for _ in range(3)],
             "year": [str(rng.randint(1900, 2025))],

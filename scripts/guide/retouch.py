@@ -4,7 +4,9 @@
 
 FOLDER holds what train.py left. What comes out lies in FOLDER2 in the same form: export.py makes a GGUF of it.
 The tokenizer stays, so words that are new to it cost more tokens than after a training. `--share` of the
-conversations are questions on the topics, the others are drawn as always, so that nothing is forgotten.
+conversations are questions on the topics, the others are drawn as always, so that nothing is forgotten. Beside
+topics stand `refusal`, for all that the guide refuses, `refusal.WORD`, for that whose pattern holds a word, and
+`sum.named`, `sum.card` …, kinds of sums (sums.py).
 """
 
 import argparse
@@ -18,6 +20,7 @@ from typing import Final
 
 import torch
 from conversations import Conversation, Writer, conversations, read_facts
+from held_out import forbidden, runs
 from model import Guide, Shape
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
@@ -30,15 +33,28 @@ WARMING: Final = 20
 
 
 def talks(topics: list[str], share: float, seed: int) -> Iterator[Conversation]:
-    """Conversations without end, a share of them about these topics alone."""
+    """Conversations without end, a share of them about these topics alone. What shares eight words in a row
+    with an evaluation question is left out."""
     facts, rng = read_facts(HERE / "facts.json"), Random(seed)
-    usual, own = conversations(facts, seed), Writer(facts).topics
+    usual, own, barred = conversations(facts, seed), Writer(facts), forbidden()
+    for name in topics:
+        _drawn(own, name, Random(seed))  # an unknown name fails before the first step
     while True:
         if rng.random() >= share:
             yield next(usual)[1]
             continue
-        question, answer = own.question(own.by_id[rng.choice(topics)], rng)
-        yield [("user", question), ("assistant", answer)]
+        question, answer = _drawn(own, rng.choice(topics), rng)
+        if barred.isdisjoint(runs(question) | runs(answer)):
+            yield [("user", question), ("assistant", answer)]
+
+
+def _drawn(own: Writer, name: str, rng: Random) -> tuple[str, str]:
+    """A question on a topic, or of a kind, and its answer."""
+    if name.startswith("refusal"):
+        return own.refusals.draw(rng, name.removeprefix("refusal").removeprefix("."))
+    if name.startswith("sum."):
+        return own.sums.draw(rng, name.removeprefix("sum."))[:2]
+    return own.topics.question(own.topics.by_id[name], rng)
 
 
 def batches(

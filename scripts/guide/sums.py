@@ -27,6 +27,12 @@ class Sums:
             for size in family["sizes"]
             for say in family["say"].split("|")
         ]
+        self.models += [
+            (name, f"{say} {name.partition(':')[2]}")
+            for says, names in facts["bare"].items()
+            for name in names
+            for say in says.split("|")
+        ]
 
     def _say(self, pattern: str, rng: Random, **values: str) -> str:
         text = phrase(pattern, self.lexicon, rng)
@@ -34,10 +40,14 @@ class Sums:
             text = text.replace(f"{{{name}}}", value)
         return " ".join(text.split())
 
-    def draw(self, rng: Random) -> tuple[str, str, Sum]:
-        """A question, its answer, and what it was about."""
-        kinds = (self._weights, self._kv, self._memory, self.rates.draw, self._named)
-        return rng.choices(kinds, (5, 5.5, 4, 5, 5))[0](rng)
+    def draw(self, rng: Random, kind: str = "") -> tuple[str, str, Sum]:
+        """A question, its answer, and what it was about. kind: one of those here; empty: any."""
+        kinds = {
+            "weights": self._weights, "kv": self._kv, "memory": self._memory, "rates": self.rates.draw,
+            "named": self._named, "card": self._card,
+        }  # fmt: skip
+        kind = kind or rng.choices(list(kinds), (5, 5.5, 4, 5, 5, 0.6))[0]
+        return kinds[kind](rng)
 
     def after(self, about: Sum, rng: Random) -> tuple[str, str, Sum] | None:
         """A short question that changes one thing: "and for 8 bits?"."""
@@ -291,7 +301,9 @@ class Sums:
         return about, said, table[about.subject]
 
     def _card(self, rng: Random) -> tuple[str, str, Sum]:
-        """A graphics card by its name."""
+        """A graphics card by its name, or a Mac."""
+        if rng.random() < 0.5:
+            return self._card_of_several(rng)
         card, gb = rng.choice(list(self.facts["cards"].items()))
         said = rng.choice(
             (card, card.lower(), card.lower().replace(" ", ""), card.split(" ", 1)[-1])
@@ -299,6 +311,22 @@ class Sums:
         text = self._say(rng.choice(self.ask["cards"]), rng, c=said)
         answer = f"{'An' if card[0] in 'RLHA' else 'A'} {card} has {gb} GB. {self.facts['memory'][str(gb)]}"
         return roughen(text, rng), answer, Sum("memory", str(gb), "")
+
+    def _card_of_several(self, rng: Random) -> tuple[str, str, Sum]:
+        """One that is sold with memories of several sizes: which one, the question says, or nobody knows."""
+        card, sizes = rng.choice(list(self.facts["cards_of_several"].items()))
+        said, gb = rng.choice((card, card.lower(), card.lower())), str(rng.choice(sizes))
+        if rng.random() < 0.75:
+            form = rng.choice(
+                ("{c} {g}gb", "{c} {g} gb", "{c} with {g} GB", "{c} ({g} GB)", "{g}gb {c}")
+            )
+            said, answer = form.format(c=said, g=gb), self.facts["memory"][gb]
+        else:
+            some = ", ".join(map(str, sizes[:-1]))
+            answer = f"There are several {card}, with {some} and {sizes[-1]} GB: say which one. "
+            answer += "`localchat fit MODEL` reads the memory of this machine by itself."
+        text = self._say(rng.choice(self.ask["cards"]), rng, c=said)
+        return roughen(text, rng), answer, Sum("memory", gb, "")
 
     def _named(self, rng: Random) -> tuple[str, str, Sum]:
         value, said = rng.choice(self.models)

@@ -16,6 +16,7 @@ import pytest
 from asking import Topics, references
 from grammar import parse
 from product import refusal
+from sums import Sums
 
 from localchat.errors import ExitCode
 
@@ -185,13 +186,12 @@ def test_defaults_in_answers_are_those_of_the_sampler() -> None:
         assert f"{name.replace('_', '-')} {value}" in sampling
 
 
-def test_model_names_are_those_of_the_catalogue() -> None:
-    catalogue = tomllib.loads((ROOT / "models.toml").read_text("utf-8"))
-    if not catalogue:
-        pytest.skip("planned: models.toml is empty")
-    names = json.dumps(catalogue)
-    missing = [name for name in FACTS["families"] if name not in names]
-    assert not missing, f"facts name families that models.toml lacks: {missing}"
+def test_models_that_are_asked_for_by_name_are_in_the_catalogue() -> None:
+    known = tomllib.loads((ROOT / "models.toml").read_text("utf-8"))["models"]
+    named = {said: name for name, said in Sums(FACTS).models}
+    assert set(named.values()) <= set(known)
+    assert named["llama 3 70b"] == named["llama 70b"] == "llama3.3:70b"
+    assert named["qwen 32b"] == "qwen2.5:32b"
 
 
 def test_models_named_in_answers_are_in_the_catalogue() -> None:

@@ -91,6 +91,18 @@ def test_short_questions_change_one_thing_of_the_sum_before() -> None:
     assert answer == FACTS["memory"][about.subject]
 
 
+def test_of_a_card_with_several_memories_the_one_that_was_named_counts() -> None:
+    sums, rng, unnamed = Sums(FACTS), Random(2), 0
+    for _ in range(300):
+        question, answer, about = sums._card_of_several(rng)
+        if "There are several" in answer:
+            unnamed += 1
+            continue
+        assert re.search(rf"\b{about.subject} ?gb", question, re.I)
+        assert answer == FACTS["memory"][about.subject]
+    assert 30 < unnamed < 120
+
+
 def test_refusals_are_honest_and_name_what_the_guide_is() -> None:
     rng, refusals = Random(9), Refusals(FACTS)
     for _ in range(300):
