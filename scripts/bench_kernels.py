@@ -23,8 +23,11 @@ import triton.language as tl
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "backends"))
 
-from localchat_cuda.kernels import dense_few, w4_dense, w4_pack, w4_plan
-from localchat_cuda.kernels.w4_plan import Shape
+from localchat_cuda.kernels import skinny_gemm
+from localchat_cuda.kernels.int4 import gemm_dequant as w4_dequant
+from localchat_cuda.kernels.int4 import pack as w4_pack
+from localchat_cuda.kernels.int4 import tiling as w4_tiling
+from localchat_cuda.kernels.int4.tiling import TileConfig
 from scripts.kernel_bench.awkward import awkward
 from scripts.kernel_bench.bytes import as_cut, other_cuts
 from scripts.kernel_bench.chain import chain
@@ -85,7 +88,7 @@ def products() -> Results:
     for name in SHAPES:
         bench = Bench(name)
         for m in PRODUCT_ROWS:
-            form = w4_plan.form_for(m)
+            form = w4_tiling.form_for(m)
             shape, tile = cut_of(form, m, bench.n, bench.k)
             us, off = bench.time(form, m, shape, tile)
             rate = bench.weights[0].bytes / us / 1e6
@@ -97,12 +100,12 @@ def products() -> Results:
     return found
 
 
-def jobs() -> list[tuple[str, str, int, Shape, int, bool]]:
+def jobs() -> list[tuple[str, str, int, TileConfig, int, bool]]:
     """What products and chain will compile."""
-    found: list[tuple[str, str, int, Shape, int, bool]] = []
+    found: list[tuple[str, str, int, TileConfig, int, bool]] = []
     for name, (n, k) in SHAPES.items():
         for m in PRODUCT_ROWS:
-            form = w4_plan.form_for(m)
+            form = w4_tiling.form_for(m)
             shape, tile = cut_of(form, m, n, k)
             found.append((form, name, m, shape, tile, False))
             if name in ("gate_up", "qkv") and m <= 128:
@@ -116,9 +119,9 @@ def head() -> Results:
     for m in (1, 2, 8, 16, 32, 64):
         x = torch.randn(m, HIDDEN, device=GPU, dtype=torch.bfloat16)
         out = torch.full((m, VOCABULARY), float("nan"), device=GPU)
-        dense_few.product(x, weights[0], out)
-        off = error(out, dense_few.reference(x, weights[0]))
-        us = timed([partial(dense_few.product, x, w, out) for w in weights * 3]) / 6
+        skinny_gemm.product(x, weights[0], out)
+        off = error(out, skinny_gemm.reference(x, weights[0]))
+        us = timed([partial(skinny_gemm.product, x, w, out) for w in weights * 3]) / 6
         library = timed([partial(torch.matmul, x, w.t()) for w in weights * 3]) / 6
         rate = VOCABULARY * HIDDEN * 2 / us / 1e6
         print(
@@ -134,16 +137,16 @@ def dense() -> Results:
     for name, (n, k) in SHAPES.items():
         weights = [random_w4(n, k) for _ in range(max(4, round(FLUSH_BYTES / (n * k / 2))))]
         whole = torch.empty(n, k, device=GPU, dtype=torch.float16)
-        us = timed([partial(w4_dense.dequantize, w, whole) for w in weights]) / len(weights)
+        us = timed([partial(w4_dequant.dequantize, w, whole) for w in weights]) / len(weights)
         moved = weights[0].bytes + 2 * n * k
         print(f"dequantize {name}: {us:.1f} us, {moved / us / 1e6:.2f} TB/s read and written")
         found[f"dequantize_{name}_us"] = us
         for m in (128, 512, 2048):
             x = torch.randn(m, k, device=GPU, dtype=torch.float16)
             out = torch.full((m, n), float("nan"), device=GPU, dtype=torch.float16)
-            w4_dense.product(x, weights[0], out, whole.view(-1))
+            w4_dequant.product(x, weights[0], out, whole.view(-1))
             off = error(out[:64], x[:64].float() @ w4_pack.dense(weights[0]).t())
-            calls = [partial(w4_dense.product, x, w, out, whole.view(-1)) for w in weights[:4]]
+            calls = [partial(w4_dequant.product, x, w, out, whole.view(-1)) for w in weights[:4]]
             us = timed(calls) / 4
             library = timed([partial(torch.matmul, x, whole.t())] * 4) / 4
             text = f"{us:.1f} us, the product alone {library:.1f} us, err {off:.1e}"

@@ -19,7 +19,7 @@ import triton
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "backends"))
 
-from localchat_cuda.kernels.w4_plan import Form, Shape, form_for
+from localchat_cuda.kernels.int4.tiling import Form, TileConfig, form_for
 from scripts.kernel_bench.timing import SHAPES, SMS, Bench, compile_ahead
 
 SPLITS = {"gate_up": (1, 2, 3), "down": (5, 9, 14), "qkv": (4, 7, 14), "o": (4, 7, 14)}
@@ -28,11 +28,11 @@ LOADS = {64: (1, 2), 96: (2, 4), 128: (3, 6), 168: (4, 12)}
 """Registers bound -> 1 KB loads on their way for each warp for which it makes sense."""
 
 
-def narrow(name: str, m: int) -> Iterator[Shape]:
+def narrow(name: str, m: int) -> Iterator[TileConfig]:
     """int8 and fp16 forms: several row blocks, warps along K, chunks ahead, splits of K."""
     n, k = SHAPES[name]
     shapes = (
-        Shape(blocks, warps, depth, splits, registers)
+        TileConfig(blocks, warps, depth, splits, registers)
         for blocks in (1, 2, 4)
         for warps in (1, 2, 4)
         for depth in (1, 2, 3)
@@ -46,13 +46,13 @@ def narrow(name: str, m: int) -> Iterator[Shape]:
             yield shape
 
 
-def wide(name: str) -> Iterator[Shape]:
+def wide(name: str) -> Iterator[TileConfig]:
     """wgmma and many forms: 64 to 256 output features a program."""
     n, k = SHAPES[name]
     for blocks, warps in ((1, 4), (2, 4), (1, 8)):
         for stages in (3, 4):
             for splits in WIDE_SPLITS[name]:
-                shape = Shape(blocks, warps, stages, splits)
+                shape = TileConfig(blocks, warps, stages, splits)
                 if shape.fits(n, k, wide=True):
                     yield shape
 

@@ -11,7 +11,7 @@ from localchat.fit.paces import Past
 from localchat.fit.plan import LoadWish, MemoryPlan
 from localchat.fit.reason import Kind
 from localchat.loop.backend import Availability, OpenModel
-from localchat_cuda import fitting, installation
+from localchat_cuda import environment, preflight
 
 
 class Device(NamedTuple):
@@ -46,7 +46,7 @@ class CudaBackend:
     """Folders of safetensors on an NVIDIA GPU. See localchat.backends.Backend and loop.backend.Backend."""
 
     name = "cuda"
-    kinds: tuple[Kind, ...] = fitting.KINDS
+    kinds: tuple[Kind, ...] = preflight.KINDS
 
     def build_key(self) -> str:
         """Empty: nothing native of ours could crash in a way that a safe mode avoids."""
@@ -54,7 +54,7 @@ class CudaBackend:
 
     def available(self) -> Availability:
         """Looks for a GPU, its driver and the libraries; imports none of them but the driver's reader."""
-        found = installation.look()
+        found = environment.look()
         return Availability(found.ok, found.reason, found.hint, found.versions)
 
     def accepts(self, path: Path) -> bool:
@@ -63,7 +63,7 @@ class CudaBackend:
 
     def objection(self, model: Unloaded) -> str:
         """What config.json asks for and this engine lacks."""
-        return fitting.objection(model)
+        return preflight.objection(model)
 
     def seen(self, machine: Machine) -> Machine:
         """NVIDIA's cards are seen already."""
@@ -71,7 +71,7 @@ class CudaBackend:
 
     def plan(self, model: Unloaded, wish: LoadWish, machine: Machine) -> MemoryPlan:
         """What a load would take of the card that computes. Raises UsageError, ModelInvalid."""
-        return fitting.plan_for(model, wish, machine)
+        return preflight.plan_for(model, wish, machine)
 
     def expected_rate(
         self,
@@ -82,7 +82,7 @@ class CudaBackend:
         measures: Measures = NOTHING_MEASURED,
     ) -> Estimate | None:
         """By the card's bandwidth, no probe; None where the driver does not tell it."""
-        rate = fitting.expected_rate(model, plan, read_machine(), past)
+        rate = preflight.expected_rate(model, plan, read_machine(), past)
         return None if rate is None else Estimate(rate)
 
     def facts(self) -> Facts:
@@ -93,7 +93,7 @@ class CudaBackend:
             Device(f"CUDA{gpu.index}", gpu.name, "gpu", gpu.free_bytes, gpu.total_bytes)
             for gpu in gpus
         )
-        toolkit = installation.torch_cuda()
+        toolkit = environment.torch_cuda()
         text = ", ".join(f"{name} {number}" for name, number in found.versions) or found.reason
         features = frozenset(
             f"sm_{gpu.compute_capability[0]}{gpu.compute_capability[1]}" for gpu in gpus
@@ -110,7 +110,7 @@ class CudaBackend:
 
     def open(self, path: Path, say: Callable[[str], None]) -> OpenModel:
         """Read config, vocabulary and headers. Raises ModelMissing, ModelInvalid."""
-        from localchat_cuda.model import CheckpointModel
+        from localchat_cuda.checkpoint_model import CheckpointModel
 
         return CheckpointModel(path, "cuda", say)
 
@@ -125,6 +125,6 @@ class ReferenceBackend(CudaBackend):
         return Availability(True, f"References on {read_machine().cpu_name or 'this CPU'}.")
 
     def open(self, path: Path, say: Callable[[str], None]) -> OpenModel:
-        from localchat_cuda.model import CheckpointModel
+        from localchat_cuda.checkpoint_model import CheckpointModel
 
         return CheckpointModel(path, "cpu", say)

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from localchat.engine import frames
+from localchat.engine import frames as protocol
 from localchat.engine.door_frames import (
     MEDIA_TYPE,
     PREFIX,
@@ -63,8 +63,8 @@ class Server:
     def query(self, asked: QueryDoor, kind: type[R]) -> R:
         """One question, one frame of the kind. Raises LocalchatError."""
         body = self._post("query", asked)
-        answer = msgspec.msgpack.decode(body, type=frames.FromChild)
-        if isinstance(answer, frames.Failed):
+        answer = msgspec.msgpack.decode(body, type=protocol.FromChild)
+        if isinstance(answer, protocol.Failed):
             raise _rebuilt(answer)
         assert isinstance(answer, kind), f"{type(answer).__name__} for {kind.__name__}"
         return answer
@@ -79,7 +79,7 @@ class Server:
         except (OSError, http.client.HTTPException) as problem:
             raise self._away(problem) from problem
         if response.status == 409:
-            raise _rebuilt(msgspec.msgpack.decode(body, type=frames.Failed))
+            raise _rebuilt(msgspec.msgpack.decode(body, type=protocol.Failed))
         if response.status != 200:
             raise self._refusal(response.status, body)
         return body
@@ -95,22 +95,22 @@ class Server:
             response = connection.getresponse()
             if response.status != 200:
                 raise self._refusal(response.status, response.read())
-            answer: frames.FrameReader[frames.FromChild] = frames.FrameReader(
-                response, frames.FromChild
+            answer: protocol.FrameReader[protocol.FromChild] = protocol.FrameReader(
+                response, protocol.FromChild
             )
             for frame in answer:
                 match frame:
-                    case frames.Events(items):
+                    case protocol.Events(items):
                         stream.put(*(event for _, event in items))
                         if items and isinstance(items[-1][1], Done):
                             return
-                    case frames.Failed():
+                    case protocol.Failed():
                         stream.put(_rebuilt(frame))
                         return
                     case _:
-                        raise frames.FrameError(f"a {type(frame).__name__} in a stream")
-            raise frames.FrameError("the stream ended early")
-        except (OSError, ValueError, http.client.HTTPException, frames.FrameError) as problem:
+                        raise protocol.FrameError(f"a {type(frame).__name__} in a stream")
+            raise protocol.FrameError("the stream ended early")
+        except (OSError, ValueError, http.client.HTTPException, protocol.FrameError) as problem:
             stream.put(self._away(problem))
         except LocalchatError as error:
             stream.put(error)
@@ -202,23 +202,23 @@ class AttachedEngine:
             self._calls.discard(call)
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        answer = self._query(frames.Embed(0, tuple(texts)), frames.Vectors)
+        answer = self._query(protocol.Embed(0, tuple(texts)), protocol.Vectors)
         return Vectors(answer.vectors, answer.tokens)
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        return list(self._query(frames.Tokenize(0, text, special), frames.Tokens).tokens)
+        return list(self._query(protocol.Tokenize(0, text, special), protocol.Tokens).tokens)
 
     def detokenize(self, tokens: Sequence[int]) -> str:
-        return self._query(frames.Detokenize(0, tuple(tokens)), frames.Plain).text
+        return self._query(protocol.Detokenize(0, tuple(tokens)), protocol.Plain).text
 
     def render(self, messages: Messages) -> str:
-        return self._query(frames.Render(0, messages), frames.Plain).text
+        return self._query(protocol.Render(0, messages), protocol.Plain).text
 
     def info(self) -> EngineInfo:
-        return self._query(frames.AskInfo(0), frames.Info).info
+        return self._query(protocol.AskInfo(0), protocol.Info).info
 
     def stats(self) -> EngineStats:
-        return self._query(frames.AskStats(0), frames.Stats).stats
+        return self._query(protocol.AskStats(0), protocol.Stats).stats
 
     def close(self, deadline_s: float = 2.0) -> None:
         with self._lock:
@@ -240,5 +240,5 @@ def _encoded(asked: msgspec.Struct) -> bytes:
         raise UsageError(f"this cannot be sent to the engine: {error}") from error
 
 
-def _rebuilt(failed: frames.Failed) -> LocalchatError:
+def _rebuilt(failed: protocol.Failed) -> LocalchatError:
     return from_wire(failed.code, failed.message, failed.hint, failed.details)

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from localchat.engine import frames
+from localchat.engine import frames as protocol
 from localchat.engine.request import GenerateRequest
 
 PREFIX = "/localchat/v1"
@@ -44,12 +44,12 @@ class AskDoor(msgspec.Struct, frozen=True):
 
 
 Query: TypeAlias = (
-    frames.Tokenize
-    | frames.Detokenize
-    | frames.Render
-    | frames.Embed
-    | frames.AskInfo
-    | frames.AskStats
+    protocol.Tokenize
+    | protocol.Detokenize
+    | protocol.Render
+    | protocol.Embed
+    | protocol.AskInfo
+    | protocol.AskStats
 )
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from localchat.engine import frames
+from localchat.engine import frames as protocol
 from localchat.engine.child import Child
 from localchat.engine.engine import EngineInfo, Vectors
 from localchat.engine.events import Accepted, Done, EngineStats, Event, Figures, Loading, Queued
@@ -108,37 +108,37 @@ class LocalEngine:
             self._asked[id_] = _Asked(request, stream)
         # Not under the lock: the reader of answers needs it, and a long prompt waits for the child to read.
         try:
-            child.send(frames.Ask(id_, request))
+            child.send(protocol.Ask(id_, request))
         except UsageError as error:
             self._failed(id_, error)
         return stream
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        answer = self._query(lambda id_: frames.Embed(id_, tuple(texts)), frames.Vectors)
+        answer = self._query(lambda id_: protocol.Embed(id_, tuple(texts)), protocol.Vectors)
         return Vectors(answer.vectors, answer.tokens)
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        answer = self._query(lambda id_: frames.Tokenize(id_, text, special), frames.Tokens)
+        answer = self._query(lambda id_: protocol.Tokenize(id_, text, special), protocol.Tokens)
         return list(answer.tokens)
 
     def detokenize(self, tokens: Sequence[int]) -> str:
-        return self._query(lambda id_: frames.Detokenize(id_, tuple(tokens)), frames.Plain).text
+        return self._query(lambda id_: protocol.Detokenize(id_, tuple(tokens)), protocol.Plain).text
 
     def render(self, messages: Messages) -> str:
-        return self._query(lambda id_: frames.Render(id_, messages), frames.Plain).text
+        return self._query(lambda id_: protocol.Render(id_, messages), protocol.Plain).text
 
     def info(self) -> EngineInfo:
-        return self._query(frames.AskInfo, frames.Info).info
+        return self._query(protocol.AskInfo, protocol.Info).info
 
     def stats(self) -> EngineStats:
-        return self._query(frames.AskStats, frames.Stats).stats
+        return self._query(protocol.AskStats, protocol.Stats).stats
 
     def close(self, deadline_s: float = 2.0) -> None:
         with self._lock:
             self._closed = True
             child, self._child = self._child, None
         if child is not None:
-            child.send(frames.Close())
+            child.send(protocol.Close())
             child.end(deadline_s)
         self._fail_all(EngineClosed("the engine was closed"))
 
@@ -164,9 +164,9 @@ class LocalEngine:
             self._child = Child(self._receive, self._gone)
             options = self._options
             self._child.send(
-                frames.Open(
+                protocol.Open(
                     model=os.fsencode(options.model),
-                    name=frames.whole(options.name or options.model.stem),
+                    name=protocol.whole(options.name or options.model.stem),
                     backend=options.backend,
                     context_tokens=options.context_tokens,
                     kv_type=options.kv_type,
@@ -203,17 +203,17 @@ class LocalEngine:
         with self._lock:
             child = self._child if self._asked.pop(id_, None) is not None else None
         if child is not None:
-            child.send(frames.Cancel(id_))
+            child.send(protocol.Cancel(id_))
 
-    def _receive(self, frame: frames.FromChild) -> None:
+    def _receive(self, frame: protocol.FromChild) -> None:
         match frame:
-            case frames.Events(items):
+            case protocol.Events(items):
                 self._tell(items)
-            case frames.Failed(id_, code, message, hint, details):
+            case protocol.Failed(id_, code, message, hint, details):
                 self._failed(id_, from_wire(code, message, hint, details))
-            case frames.Say(text):
+            case protocol.Say(text):
                 self._say(text)
-            case frames.Entered(phase):
+            case protocol.Entered(phase):
                 if phase == "serve":
                     self._remember_safe_mode()
             case _:
@@ -294,7 +294,7 @@ class LocalEngine:
         for id_, asked in self._asked.items():
             # Nothing was computed before the warm-up ended.
             assert not asked.begun
-            fresh.send(frames.Ask(id_, asked.request))
+            fresh.send(protocol.Ask(id_, asked.request))
         for query in self._queries.values():
             fresh.send(query.frame)
         return True

@@ -1,6 +1,6 @@
 """What the child tells of itself: which model, how it is loaded, and what it takes."""
 
-from localchat.engine import frames
+from localchat.engine import frames as protocol
 from localchat.engine.engine import EngineInfo
 from localchat.fit.machine import read_cores
 from localchat.fit.plan import MemoryPlan
@@ -12,7 +12,7 @@ from localchat.loop.selection import Selection
 
 
 def engine_info(
-    wish: frames.Open,
+    wish: protocol.Open,
     selection: Selection,
     info: ModelInfo,
     plan: MemoryPlan,

@@ -18,7 +18,7 @@ from typing import BinaryIO, cast
 import msgspec
 
 from localchat import startup
-from localchat.engine import frames
+from localchat.engine import frames as protocol
 from localchat.engine.engine import EngineInfo
 from localchat.engine.events import EngineStats, Event, Figures, Loading
 from localchat.errors import EngineClosed, LocalchatError, UsageError
@@ -54,10 +54,10 @@ class Worker:
     desk threads answer what needs no step."""
 
     def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
-        self._frames: frames.FrameReader[frames.ToChild] = frames.FrameReader(
-            source, frames.ToChild
+        self._frames: protocol.FrameReader[protocol.ToChild] = protocol.FrameReader(
+            source, protocol.ToChild
         )
-        self._writer = frames.FrameWriter(sink)
+        self._writer = protocol.FrameWriter(sink)
         self._pool = ThreadPoolExecutor(_DESK_THREADS, "desk")
         self._lock = threading.Lock()
         self._ready = threading.Event()
@@ -79,7 +79,7 @@ class Worker:
     def run(self) -> int:
         """Serve until the input ends. Returns the exit status."""
         wish = next(iter(self._frames), None)
-        if not isinstance(wish, frames.Open):
+        if not isinstance(wish, protocol.Open):
             return 0 if wish is None else 2
         self._wish = wish
         self._path = Path(os.fsdecode(wish.model))
@@ -112,7 +112,7 @@ class Worker:
     def _open(self) -> None:
         """Header and vocabulary: from here on requests can be accepted or refused."""
         wish = self._wish
-        self._send(frames.Entered("open"))
+        self._send(protocol.Entered("open"))
         self._selection: Selection = select_backend(self._path, wish.backend)
         backend: Backend = self._selection.backend
         self._build = backend.build_key()
@@ -145,7 +145,7 @@ class Worker:
                 wish.name,
                 self._plan.context_tokens,
                 self._counts,
-                lambda id_, vectors, tokens: self._send(frames.Vectors(id_, vectors, tokens)),
+                lambda id_, vectors, tokens: self._send(protocol.Vectors(id_, vectors, tokens)),
                 self._fail,
             )
         self._ready.set()
@@ -154,7 +154,7 @@ class Worker:
         """Weights and warm-up, then the loop with what was asked meanwhile."""
         began_s = time.perf_counter()
         self._safe = bool(self._build) and self._build in self._wish.safe_builds
-        self._send(frames.Entered("load", self._build))
+        self._send(protocol.Entered("load", self._build))
         options = LoadOptions(
             plan=self._plan,
             threads=self._wish.threads,
@@ -167,7 +167,7 @@ class Worker:
             model = cast(EmbeddingModel, self._model)
             self._embedder = model.load_embedder(options, self._progress, self._say)
             self._footprint.measure(self._embedder.memory(), self._say)
-            self._send(frames.Entered("serve"))
+            self._send(protocol.Entered("serve"))
             return
         runner = self._model.load(options, self._progress, self._say)
         self._loaded_s = time.perf_counter()
@@ -184,7 +184,7 @@ class Worker:
             audit=self._wish.audit,
             together_s=TOGETHER_S,
         )
-        self._send(frames.Entered("serve"))
+        self._send(protocol.Entered("serve"))
         with self._lock:
             self._runner, self._loop = runner, loop
             early, self._early = self._early, {}
@@ -198,7 +198,7 @@ class Worker:
     def _progress(self, done: int, total: int) -> bool:
         """Told ten times a second to every request that waits. At the end of the bytes comes the warm-up."""
         if done >= total:
-            self._send(frames.Entered("warmup", self._build))
+            self._send(protocol.Entered("warmup", self._build))
         now_s = time.perf_counter()
         if now_s - self._loading_told_s >= _LOADING_GAP_S or done >= total:
             self._loading_told_s = now_s
@@ -212,36 +212,36 @@ class Worker:
     def _read(self) -> None:
         try:
             for frame in self._frames:
-                if isinstance(frame, frames.Close):
+                if isinstance(frame, protocol.Close):
                     break
                 self._take(frame)
-        except frames.FrameError:
+        except protocol.FrameError:
             traceback.print_exc()
             os._exit(3)
         self._close()
 
-    def _take(self, frame: frames.ToChild) -> None:
+    def _take(self, frame: protocol.ToChild) -> None:
         match frame:
-            case frames.Cancel(id_):
+            case protocol.Cancel(id_):
                 self._cancel(id_)
-            case frames.Ask(id_, request):
+            case protocol.Ask(id_, request):
                 with self._lock:
                     self._at_desk.add(id_)
-                self._queue(id_, lambda: self._accept(frames.Ask(id_, request)))
-            case frames.Tokenize(id_, text, special):
-                self._reply(id_, lambda: frames.Tokens(id_, self._desk.tokenize(text, special)))
-            case frames.Detokenize(id_, tokens):
-                self._reply(id_, lambda: frames.Plain(id_, self._desk.detokenize(tokens)))
-            case frames.Render(id_, messages):
-                self._reply(id_, lambda: frames.Plain(id_, self._desk.render(messages)))
-            case frames.Embed(id_, texts):
+                self._queue(id_, lambda: self._accept(protocol.Ask(id_, request)))
+            case protocol.Tokenize(id_, text, special):
+                self._reply(id_, lambda: protocol.Tokens(id_, self._desk.tokenize(text, special)))
+            case protocol.Detokenize(id_, tokens):
+                self._reply(id_, lambda: protocol.Plain(id_, self._desk.detokenize(tokens)))
+            case protocol.Render(id_, messages):
+                self._reply(id_, lambda: protocol.Plain(id_, self._desk.render(messages)))
+            case protocol.Embed(id_, texts):
                 self._queue(id_, lambda: self._embed(id_, texts))
-            case frames.AskInfo(id_):
-                self._reply(id_, lambda: frames.Info(id_, self._info()))
-            case frames.AskStats(id_):
-                self._reply(id_, lambda: frames.Stats(id_, self._stats()))
+            case protocol.AskInfo(id_):
+                self._reply(id_, lambda: protocol.Info(id_, self._info()))
+            case protocol.AskStats(id_):
+                self._reply(id_, lambda: protocol.Stats(id_, self._stats()))
             case _:
-                raise frames.FrameError(f"a second {type(frame).__name__}")
+                raise protocol.FrameError(f"a second {type(frame).__name__}")
 
     def _reply(self, id_: int, answer: Callable[[], msgspec.Struct]) -> None:
         self._queue(id_, lambda: self._send(answer()))
@@ -280,7 +280,7 @@ class Worker:
             )
         self._embedding.take(id_, texts)
 
-    def _accept(self, ask: frames.Ask) -> None:
+    def _accept(self, ask: protocol.Ask) -> None:
         """At the desk: refuse, or accept and queue."""
         job = None
         try:
@@ -329,7 +329,7 @@ class Worker:
 
     def _events(self, items: list[tuple[int, Event]]) -> None:
         if items:
-            self._send(frames.Events(tuple(items)))
+            self._send(protocol.Events(tuple(items)))
 
     def _send(self, frame: msgspec.Struct) -> None:
         try:
@@ -339,14 +339,14 @@ class Worker:
 
     def _say(self, text: str) -> None:
         self._notes.append(text)
-        self._send(frames.Say(frames.whole(text)))
+        self._send(protocol.Say(protocol.whole(text)))
 
     def _fail(self, id_: int, error: LocalchatError) -> None:
         if isinstance(error, EngineClosed) and self._closing:
             return
-        whole = frames.whole
+        whole = protocol.whole
         self._send(
-            frames.Failed(id_, error.code, whole(error.message), whole(error.hint), error.details)
+            protocol.Failed(id_, error.code, whole(error.message), whole(error.hint), error.details)
         )
 
     def _stats(self) -> EngineStats:
@@ -367,7 +367,7 @@ class Worker:
             self._plan,
             self._footprint,
             runner.capabilities if runner is not None else None,
-            path=frames.whole(str(self._path)),
+            path=protocol.whole(str(self._path)),
             safe_mode=getattr(self, "_safe", False),
             fingerprint=self._fingerprint,
             notes=tuple(self._notes),

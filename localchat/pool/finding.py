@@ -119,9 +119,9 @@ class LibraryFinder:
         settings in force here. Raises ModelMissing, ModelInvalid, UsageError."""
         path = Path(os.fsdecode(wish.model))
         if not path.exists():
-            from localchat.engine import frames
+            from localchat.engine import frames as protocol
 
-            raise ModelMissing(f"there is no file {frames.whole(str(path))}")
+            raise ModelMissing(f"there is no file {protocol.whole(str(path))}")
         same = path.resolve() == self.own.path.resolve()
         model = self.own if same else LocatedModel(wish.word or wish.name, wish.name, path, "")
         asked = {

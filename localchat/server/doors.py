@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from localchat import __version__
-from localchat.engine import frames
+from localchat.engine import frames as protocol
 from localchat.engine.door_frames import (
     MEDIA_TYPE,
     PREFIX,
@@ -87,7 +87,7 @@ class Doors:
                 stream = await self._asked(lease.engine, ask)
                 with stream:
                     async for batch in stream.batches():
-                        yield frames.Events(tuple((0, event) for event in batch))
+                        yield protocol.Events(tuple((0, event) for event in batch))
         except LocalchatError as error:
             yield _failed(error)
 
@@ -155,24 +155,24 @@ async def _decoded(request: Request, kind: type[T]) -> T:
 
 def _answer(engine: Engine, query: Query) -> msgspec.Struct:
     match query:
-        case frames.Tokenize(id_, text, special):
-            return frames.Tokens(id_, tuple(engine.tokenize(text, special=special)))
-        case frames.Detokenize(id_, tokens):
-            return frames.Plain(id_, engine.detokenize(tokens))
-        case frames.Render(id_, messages):
-            return frames.Plain(id_, engine.render(messages))
-        case frames.Embed(id_, texts):
+        case protocol.Tokenize(id_, text, special):
+            return protocol.Tokens(id_, tuple(engine.tokenize(text, special=special)))
+        case protocol.Detokenize(id_, tokens):
+            return protocol.Plain(id_, engine.detokenize(tokens))
+        case protocol.Render(id_, messages):
+            return protocol.Plain(id_, engine.render(messages))
+        case protocol.Embed(id_, texts):
             vectors = engine.embed(texts)
-            return frames.Vectors(id_, vectors, vectors.tokens)
-        case frames.AskInfo(id_):
-            return frames.Info(id_, engine.info())
-        case frames.AskStats(id_):
-            return frames.Stats(id_, engine.stats())
+            return protocol.Vectors(id_, vectors, vectors.tokens)
+        case protocol.AskInfo(id_):
+            return protocol.Info(id_, engine.info())
+        case protocol.AskStats(id_):
+            return protocol.Stats(id_, engine.stats())
 
 
-def _failed(error: LocalchatError) -> frames.Failed:
-    whole = frames.whole
-    return frames.Failed(0, error.code, whole(error.message), whole(error.hint), error.details)
+def _failed(error: LocalchatError) -> protocol.Failed:
+    whole = protocol.whole
+    return protocol.Failed(0, error.code, whole(error.message), whole(error.hint), error.details)
 
 
 # ---------------------------------------------------------------------------- the wire
@@ -219,7 +219,7 @@ class _FrameStream(Response):
                 await send(
                     {
                         "type": "http.response.body",
-                        "body": frames.framed(msgspec.msgpack.encode(frame)),
+                        "body": protocol.framed(msgspec.msgpack.encode(frame)),
                         "more_body": True,
                     }
                 )

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from localchat_cuda.config import parse_config
+from localchat_cuda.model_config import parse_config
 from scripts.cuda_bench.driving import Engine, runner_of
 from scripts.cuda_bench.shapes import AWQ
 from scripts.cuda_bench.speed import Figures, decode_rate, first_token_ms

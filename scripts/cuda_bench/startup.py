@@ -15,9 +15,9 @@ from localchat.engine.events import Text
 from localchat.engine.local import EngineOptions, LocalEngine
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.quantization import PACKED_GROUP
-from localchat_cuda.source import RandomWeights
-from localchat_cuda.weights import product_shapes
+from localchat_cuda.quantization_config import PACKED_GROUP
+from localchat_cuda.weights.loader import product_shapes
+from localchat_cuda.weights.source import RandomWeights
 from scripts.cuda_bench.driving import GPU, config_of
 from scripts.cuda_bench.shapes import QWEN, STORED
 

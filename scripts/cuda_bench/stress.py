@@ -4,7 +4,7 @@ import random
 
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.errors import ContextExceeded
-from localchat_cuda.runner import CudaRunner
+from localchat_cuda.runner.runner import CudaRunner
 from tests.localchat_cuda.tiny_loop import TinyLoop
 from tests.localchat_cuda.tiny_models import VOCABULARY
 

@@ -27,14 +27,14 @@ from tokenizers import Tokenizer
 from tokens import encode
 
 from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.config import ModelConfig, read_config
-from localchat_cuda.inbox import Inbox
-from localchat_cuda.layout import Sizes, Stretch, inputs_of, lay_out, put
-from localchat_cuda.network import Network
-from localchat_cuda.paging import Pages
-from localchat_cuda.plan import PAGE_TOKENS
-from localchat_cuda.source import Checkpoint
-from localchat_cuda.weights import ModelWeights, load
+from localchat_cuda.memory_plan import PAGE_TOKENS
+from localchat_cuda.model_config import ModelConfig, read_config
+from localchat_cuda.runner.input_batch import Sizes, TokenSpan, inputs_of, lay_out, put
+from localchat_cuda.runner.kv_pages import Pages
+from localchat_cuda.runner.model import LoadedModel
+from localchat_cuda.runner.step_buffer import StepBuffer
+from localchat_cuda.weights.loader import ModelWeights, load
+from localchat_cuda.weights.source import Checkpoint
 
 HELD_OUT_SEED: Final = 4711
 LONGEST: Final = 1024
@@ -54,7 +54,7 @@ class Text:
         self.pages = Pages(config, width + 1, LONGEST, device, dtype, coded=cache == "fp8")
         if cache == "bf16":
             self.pages.pool = self.pages.pool.bfloat16()
-        self.network = Network(config, weights, self.pages, kernels=gpu)
+        self.network = LoadedModel(config, weights, self.pages, kernels=gpu)
         self.device = device
         self.tables = torch.zeros(2, width, dtype=torch.int32, device=device)
         self.tables[0] = torch.arange(width)
@@ -66,8 +66,8 @@ class Text:
 
     def logs(self, tokens: list[int]) -> torch.Tensor:
         """Log probabilities fp32 [T, vocabulary] of what follows each token."""
-        layout = lay_out([Stretch(0, 0, len(tokens))], 0, self.sizes, 1)
-        inbox = Inbox(16 * LONGEST, 1, self.device)
+        layout = lay_out([TokenSpan(0, 0, len(tokens))], 0, self.sizes, 1)
+        inbox = StepBuffer(16 * LONGEST, 1, self.device)
         known = torch.zeros(LONGEST + 1, dtype=torch.int32, device=self.device)
         known[: len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
         inbox.begin()

@@ -9,14 +9,12 @@ import torch
 from localchat.loop.sampling import Sampler
 from localchat.loop.step import SamplingParams
 from localchat.loop.tally import Tally
-from localchat_cuda.kernels import (
-    attention,
-    attention_few,
-    attention_many,
-    rope,
-    sample,
-    sample_state,
-)
+from localchat_cuda.kernels import rope
+from localchat_cuda.kernels.attention import decode as decode_attention
+from localchat_cuda.kernels.attention import prefill as prefill_attention
+from localchat_cuda.kernels.attention import reference as attention_reference
+from localchat_cuda.kernels.sampling import sample
+from localchat_cuda.kernels.sampling import state as sample_state
 from scripts.kernel_bench.draws import fill
 from scripts.kernel_bench.timing import GPU, PAGE, VOCABULARY, Results, error
 
@@ -43,7 +41,7 @@ def awkward() -> Results:
 
 def scene(
     work: tuple[tuple[int, int], ...], j: int, d: int, dtype: torch.dtype
-) -> tuple[torch.Tensor, attention.Batch]:
+) -> tuple[torch.Tensor, attention_reference.AttentionBatch]:
     """Pages in a shuffled order with NaN wherever nothing was written, and the batch over them."""
     pages = [-(-length // PAGE) for _, length in work]
     pool = torch.full((sum(pages) + 1, 2, j, PAGE, d), float("nan"), device=GPU, dtype=dtype)
@@ -58,7 +56,7 @@ def scene(
     starts = (counts.cumsum(0) - counts).int()
     lengths = torch.tensor([n for _, n in work], dtype=torch.int32, device=GPU)
     slots = torch.arange(len(work), dtype=torch.int32, device=GPU)
-    return pool, attention.Batch(starts, counts, lengths, slots, tables.to(GPU))
+    return pool, attention_reference.AttentionBatch(starts, counts, lengths, slots, tables.to(GPU))
 
 
 def attended(
@@ -71,15 +69,15 @@ def attended(
     k, v = pool[:, 0], pool[:, 1]
     out = torch.full((t, h, d), float("nan"), device=GPU, dtype=dtype)
     if work is FEW:
-        partials = attention_few.Partials.empty(3, t, h, d, GPU)
-        attention_few.attend(q, k, v, batch, 16, partials)
-        attention_few.merge(partials, out.view(t, h * d))
+        partials = decode_attention.Partials.empty(3, t, h, d, GPU)
+        decode_attention.attend(q, k, v, batch, 16, partials)
+        decode_attention.merge(partials, out.view(t, h * d))
     else:
-        cut = attention_many.best_cut(d, PAGE, dtype, GPU)
-        tiles = attention_many.tiles_of([c for c, _ in work], [n for _, n in work], cut.rows)
+        cut = prefill_attention.best_cut(d, PAGE, dtype, GPU)
+        tiles = prefill_attention.tiles_of([c for c, _ in work], [n for _, n in work], cut.rows)
         listed = torch.tensor(tiles, dtype=torch.int32, device=GPU)
-        attention_many.attend(q, k, v, batch, listed, out, cut=cut)
-    return error(out, attention.reference(q, k, v, batch, attention.Rules()))
+        prefill_attention.attend(q, k, v, batch, listed, out, cut=cut)
+    return error(out, attention_reference.reference(q, k, v, batch, attention_reference.Rules()))
 
 
 def rotated(h: int, j: int, d: int, dtype: torch.dtype) -> float:
@@ -118,7 +116,7 @@ def drawn() -> float:
     params = [replace(kinds[i % 4], seed=i) for i in range(points)]
     known = [[int(row.argmax()), *rng.integers(0, VOCABULARY, 60).tolist()] for row in logits]
     allowed = np.packbits(rng.random(VOCABULARY) < 0.3, bitorder="little").tobytes()
-    held = sample_state.Settings.empty(points, 4, GPU)
+    held = sample_state.SamplingTensors.empty(points, 4, GPU)
     for i, p in enumerate(params):
         fill(held, i, p)
     order = torch.arange(points, dtype=torch.int32, device=GPU)
@@ -132,7 +130,7 @@ def drawn() -> float:
     sample.draw(
         torch.tensor(logits, device=GPU), order, order, positions, held,
         sample_state.Scratch.empty(points, VOCABULARY, GPU), tokens, floats[0], floats[1],
-        known=sample_state.Known(table, prompts, counts),
+        known=sample_state.PenaltyTokens(table, prompts, counts),
         masks=torch.tensor(words[None].copy(), device=GPU),
         mask_rows=torch.where(order % 3 == 0, 0, -1).int(),
     )  # fmt: skip

@@ -13,9 +13,14 @@ from functools import partial
 import torch
 import triton
 
-from localchat_cuda.kernels import dense_few, w8, w8_dense, w8_few, w8_pack, w8_tiles, w8a8
-from localchat_cuda.kernels.w8_pack import W8
-from localchat_cuda.kernels.w8_plan import FEW_ROWS, Cut, few_cut, tiles_cut
+from localchat_cuda.kernels import fp8_int8, skinny_gemm
+from localchat_cuda.kernels.fp8_int8 import gemm_dequant as w8_dequant
+from localchat_cuda.kernels.fp8_int8 import gemm_fp8
+from localchat_cuda.kernels.fp8_int8 import gemm_small as w8_small
+from localchat_cuda.kernels.fp8_int8 import gemm_tiled as w8_tiled
+from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
+from localchat_cuda.kernels.fp8_int8.pack import W8
+from localchat_cuda.kernels.fp8_int8.tiling import FEW_ROWS, W8TileConfig, few_cut, tiles_cut
 from scripts.kernel_bench.timing import (
     FLUSH_BYTES,
     GPU,
@@ -47,10 +52,10 @@ class Rotation:
             self.weights.append(W8(first.codes.clone(), first.scales.clone()))
         self.x = torch.randn(max(MANY), k, device=GPU, dtype=torch.bfloat16)
 
-    def time(self, m: int, cut: Cut) -> tuple[float, float]:
+    def time(self, m: int, cut: W8TileConfig) -> tuple[float, float]:
         """(microseconds, worst error of three runs); infinite time where a result is wrong."""
-        x, way = self.x[:m], w8.way_of(GPU)
-        wanted = w8_few.reference(x, self.weights[0])
+        x, way = self.x[:m], fp8_int8.way_of(GPU)
+        wanted = w8_small.reference(x, self.weights[0])
         out = torch.empty(cut.splits, m, self.n, device=GPU)
         call = partial(_form(cut), x, way=way)
         off = 0.0
@@ -66,15 +71,15 @@ class Rotation:
         return timed([partial(call, weight, out, cut) for weight in turns]) / count, off
 
 
-def _form(cut: Cut) -> Callable[..., None]:
-    return w8_tiles.product if cut.stages else w8_few.product
+def _form(cut: W8TileConfig) -> Callable[..., None]:
+    return w8_tiled.product if cut.stages else w8_small.product
 
 
-def cut_of(m: int, n: int, k: int) -> Cut:
+def cut_of(m: int, n: int, k: int) -> W8TileConfig:
     return few_cut(m, n, k, SMS) if m <= FEW_ROWS else tiles_cut(m, n, k, SMS)
 
 
-def told(name: str, rotation: Rotation, m: int, us: float, off: float, cut: Cut) -> None:
+def told(name: str, rotation: Rotation, m: int, us: float, off: float, cut: W8TileConfig) -> None:
     rate = rotation.weights[0].bytes / us / 1e6
     print(
         f"{name} {rotation.kind} M={m}: {us:.2f} us {rate:.2f} TB/s err {off:.1e} {cut}", flush=True
@@ -111,7 +116,7 @@ def head() -> Results:
         found[f"head_whole_M{m}_us"] = us
     weights = [torch.randn(VOCABULARY, HIDDEN, device=GPU, dtype=torch.bfloat16) for _ in range(2)]
     out = torch.empty(1, VOCABULARY, device=GPU)
-    calls = [partial(dense_few.product, rotation.x[:1], weight, out) for weight in weights * 3]
+    calls = [partial(skinny_gemm.product, rotation.x[:1], weight, out) for weight in weights * 3]
     found["head_bf16_M1_us"] = timed(calls) / 6
     print(f"head bf16 M=1: {found['head_bf16_M1_us']:.1f} us", flush=True)
     return found
@@ -122,15 +127,15 @@ def many(name: str, rotation: Rotation) -> Results:
     found: Results = {}
     weights, n, k = rotation.weights[:4], rotation.n, rotation.k
     scratch = torch.empty(n * k, device=GPU, dtype=torch.bfloat16)
-    way = w8.way_of(GPU)
+    way = fp8_int8.way_of(GPU)
     for m in MANY:
         x = rotation.x[:m]
         out = torch.empty(m, n, device=GPU, dtype=torch.bfloat16)
-        off = error(w8a8.product(x, weights[0]), w8a8.reference(x, weights[0]))
-        w8_dense.product(x, weights[0], out, scratch, way=way)
-        spread = error(out, w8_few.reference(x, weights[0]))
-        eight = timed([partial(w8a8.product, x, weight) for weight in weights]) / len(weights)
-        dense = partial(w8_dense.product, x, out=out, scratch=scratch, way=way)
+        off = error(gemm_fp8.product(x, weights[0]), gemm_fp8.reference(x, weights[0]))
+        w8_dequant.product(x, weights[0], out, scratch, way=way)
+        spread = error(out, w8_small.reference(x, weights[0]))
+        eight = timed([partial(gemm_fp8.product, x, weight) for weight in weights]) / len(weights)
+        dense = partial(w8_dequant.product, x, out=out, scratch=scratch, way=way)
         wide = timed([partial(dense, weight) for weight in weights]) / len(weights)
         alone = timed([partial(torch.matmul, x, scratch.view(n, k).t())] * 4) / 4
         print(
@@ -142,14 +147,14 @@ def many(name: str, rotation: Rotation) -> Results:
     return found
 
 
-def _cuts(m: int, n: int, k: int) -> Iterator[Cut]:
-    if m <= w8_few.MAX_ROWS:
+def _cuts(m: int, n: int, k: int) -> Iterator[W8TileConfig]:
+    if m <= w8_small.MAX_ROWS:
         yield from few_cuts(m, n, k)
     if m > FEW_ROWS:
         yield from wide_cuts(n, k)
 
 
-def few_cuts(m: int, n: int, k: int) -> Iterator[Cut]:
+def few_cuts(m: int, n: int, k: int) -> Iterator[W8TileConfig]:
     """5 to 60 warps a multiprocessor."""
     bounds = (0, 64, 128) if m <= 8 else (0, 128) if m <= 16 else (0, 168)
     for blocks in (1, 2) if m <= 16 else (2, 4):
@@ -159,16 +164,16 @@ def few_cuts(m: int, n: int, k: int) -> Iterator[Cut]:
                 fits = k % (128 * warps) == 0 and splits <= k // (128 * warps)
                 if fits and resident >= 5 and (resident <= 60 or splits == 1):
                     for registers in bounds:
-                        yield Cut(blocks, warps, splits, registers=registers)
+                        yield W8TileConfig(blocks, warps, splits, registers=registers)
 
 
-def wide_cuts(n: int, k: int) -> Iterator[Cut]:
+def wide_cuts(n: int, k: int) -> Iterator[W8TileConfig]:
     for blocks, warps in ((4, 4), (8, 4), (8, 8)):
         for stages in (3, 4, 5):
             for splits in (1, 2, 3, 4, 7, 8):
                 programs = n / (16 * blocks) * splits / SMS
                 if splits <= k // 128 and programs >= 1 and (programs <= 8 or splits == 1):
-                    yield Cut(blocks, warps, splits, stages)
+                    yield W8TileConfig(blocks, warps, splits, stages)
 
 
 def other_cuts(rows: tuple[int, ...] = (1, 16, 32)) -> Results:
@@ -200,7 +205,7 @@ def other_cuts(rows: tuple[int, ...] = (1, 16, 32)) -> Results:
     return found
 
 
-Job = tuple[str, int, int, int, Cut]
+Job = tuple[str, int, int, int, W8TileConfig]
 """Kind, N, K, rows, cut."""
 
 
@@ -221,4 +226,4 @@ def _compile(job: Job) -> None:
     x = torch.empty(m, k, device=GPU, dtype=torch.bfloat16)
     out = torch.empty(cut.splits, m, n, device=GPU)
     with contextlib.suppress(triton.OutOfResources):
-        _form(cut)(x, weight, out, cut, way=w8.way_of(GPU))
+        _form(cut)(x, weight, out, cut, way=fp8_int8.way_of(GPU))

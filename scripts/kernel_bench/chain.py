@@ -6,17 +6,12 @@ from functools import partial
 
 import torch
 
-from localchat_cuda.kernels import (
-    attention,
-    attention_few,
-    dense_few,
-    norm,
-    rope,
-    w4,
-    w4_feed,
-    w4_pack,
-    w4_plan,
-)
+from localchat_cuda.kernels import int4, rms_norm, rope, skinny_gemm
+from localchat_cuda.kernels.attention import decode as decode_attention
+from localchat_cuda.kernels.attention import reference as attention_reference
+from localchat_cuda.kernels.int4 import activations as w4_activations
+from localchat_cuda.kernels.int4 import pack as w4_pack
+from localchat_cuda.kernels.int4 import tiling as w4_tiling
 from scripts.kernel_bench.timing import (
     EPS,
     GPU,
@@ -41,7 +36,7 @@ class Cache:
     """KV pages of one layer for `streams` sequences of `length` tokens."""
 
     pool: torch.Tensor
-    batch: attention.Batch
+    batch: attention_reference.AttentionBatch
     positions: torch.Tensor
     length: int
 
@@ -51,7 +46,7 @@ class Cache:
         pool = torch.randn(streams * pages, 2, KEY_HEADS, PAGE, D, device=GPU, dtype=torch.float16)
         tables = torch.randperm(streams * pages, device=GPU).int().view(streams, pages)
         order = torch.arange(streams, dtype=torch.int32, device=GPU)
-        batch = attention.Batch(
+        batch = attention_reference.AttentionBatch(
             order * new,
             torch.full_like(order, new),
             torch.full_like(order, length),
@@ -84,25 +79,29 @@ class Chain:
         self.ids = torch.arange(m, dtype=torch.int32, device=GPU)
         self.residual = torch.empty(m, HIDDEN, device=GPU)
         self.squares = torch.empty(m, HIDDEN // 128, device=GPU)
-        self.rows = {name: w4.empty_rows(m, k, GPU) for name, (_, k) in SHAPES.items()}
+        self.rows = {name: int4.empty_rows(m, k, GPU) for name, (_, k) in SHAPES.items()}
         self.q = torch.empty(m, HEADS, D, device=GPU, dtype=torch.float16)
         self.slots = torch.arange(m, dtype=torch.int32, device=GPU)
-        splits = attention_few.splits_for(m, KEY_HEADS, 1, self.length, PAGE, SMS)
-        self.partials = attention_few.Partials.empty(splits, m, HEADS, D, GPU)
+        splits = decode_attention.splits_for(m, KEY_HEADS, 1, self.length, PAGE, SMS)
+        self.partials = decode_attention.Partials.empty(splits, m, HEADS, D, GPU)
         self.angles = rope.angles(8192, D, 1e6, GPU)
-        self.cut = attention_few.cut_for(D, 16)
+        self.cut = decode_attention.cut_for(D, 16)
         self.last = torch.empty(m, HIDDEN, device=GPU, dtype=torch.float16)
         self.logits = torch.empty(m, VOCABULARY, device=GPU)
         self.logits_half = torch.empty(m, VOCABULARY, device=GPU, dtype=torch.float16)
 
     def product(self, name: str, weight: w4_pack.W4) -> None:
         squares = self.squares if name in ("qkv", "gate_up") else None
-        self.out[name] = w4.product(self.rows[name], weight, squares=squares, eps=EPS)
+        self.out[name] = int4.gemm(self.rows[name], weight, squares=squares, eps=EPS)
 
     def feed(
-        self, mode: w4_feed.Mode, source: torch.Tensor, to: str, weight: torch.Tensor | None = None
+        self,
+        mode: w4_activations.Mode,
+        source: torch.Tensor,
+        to: str,
+        weight: torch.Tensor | None = None,
     ) -> None:
-        w4_feed.feed(
+        w4_activations.feed(
             mode, source, self.rows[to], ids=self.ids if mode == "embed" else None,
             residual=self.residual, weight=weight, squares=self.squares,
         )  # fmt: skip
@@ -110,13 +109,13 @@ class Chain:
     def activated(self, weight: w4_pack.W4) -> None:
         """gate and up, and what `down` reads of them."""
         read, into = self.rows["gate_up"], self.rows["down"]
-        w4.gated_product(read, weight, into, squares=self.squares, eps=EPS)
+        int4.gemm_silu_mul(read, weight, into, squares=self.squares, eps=EPS)
 
     def layer(self, layer: Layer, after: torch.Tensor | None, parts: str = "attention") -> None:
         """`parts`: what of the layer runs; `products`: they alone, over and over the same activations."""
         if parts == "products":
             for name in SHAPES:
-                if name == "gate_up" and w4_plan.form_for(self.m) == "many":
+                if name == "gate_up" and w4_tiling.form_for(self.m) == "many":
                     self.activated(layer.weights[name])
                 else:
                     self.product(name, layer.weights[name])
@@ -130,10 +129,10 @@ class Chain:
                 self.q, k, v, bias=layer.bias,
             )  # fmt: skip
         if parts in ("attention", "attend"):
-            attention_few.attend(self.q, k, v, batch, 1, self.partials, cut=self.cut)
-            attention_few.merge(self.partials, self.rows["o"])
+            decode_attention.attend(self.q, k, v, batch, 1, self.partials, cut=self.cut)
+            decode_attention.merge(self.partials, self.rows["o"])
         else:
-            w4_feed.feed("plain", self.out["qkv"], self.rows["o"])
+            w4_activations.feed("plain", self.out["qkv"], self.rows["o"])
         self.product("o", layer.weights["o"])
         self.feed("norm", self.out["o"], "gate_up", layer.norms[1])
         self.activated(layer.weights["gate_up"])
@@ -148,9 +147,9 @@ class Chain:
         for i, layer in enumerate(self.layers):
             last = i + 1 == len(self.layers)
             self.layer(layer, None if last else self.layers[i + 1].norms[0], parts)
-        norm.add_norm(self.out["down"], self.residual, self.layers[0].norms[0], self.last, EPS)
+        rms_norm.add_norm(self.out["down"], self.residual, self.layers[0].norms[0], self.last, EPS)
         if head is not None and self.m <= 64:
-            dense_few.product(self.last, head, self.logits)
+            skinny_gemm.product(self.last, head, self.logits)
         elif head is not None:
             torch.matmul(self.last, head.t(), out=self.logits_half)
 
@@ -170,7 +169,9 @@ class Chain:
             (normed(h, layer.norms[0]) @ dense["qkv"])[None], self.angles, layer.cache.positions,
             self.slots, batch.tables, q, pool[:, 0], pool[:, 1], bias=layer.bias,
         )  # fmt: skip
-        mixed = attention.reference(q, pool[:, 0], pool[:, 1], batch, attention.Rules())
+        mixed = attention_reference.reference(
+            q, pool[:, 0], pool[:, 1], batch, attention_reference.Rules()
+        )
         h = h + mixed.view(self.m, -1) @ dense["o"]
         gate, up = (normed(h, layer.norms[1]) @ dense["gate_up"]).chunk(2, -1)
         h = h + (torch.nn.functional.silu(gate) * up) @ dense["down"]

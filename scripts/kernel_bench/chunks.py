@@ -6,9 +6,11 @@ from functools import partial
 
 import torch
 
-from localchat_cuda.kernels import attention, attention_many, kv8_plain
-from localchat_cuda.kernels.attention import Rules
-from localchat_cuda.kernels.attention_many import HOPPER
+from localchat_cuda.kernels.attention import kv_fp8_dequant
+from localchat_cuda.kernels.attention import prefill as prefill_attention
+from localchat_cuda.kernels.attention import reference as attention_reference
+from localchat_cuda.kernels.attention.prefill import HOPPER
+from localchat_cuda.kernels.attention.reference import Rules
 from scripts.kernel_bench.chain import Cache
 from scripts.kernel_bench.coded import Coded
 from scripts.kernel_bench.timing import (
@@ -55,18 +57,22 @@ def _one(count: int, length: int) -> Results:
     pages = -(-length // PAGE)
     sources = torch.zeros(pages, 2, dtype=torch.int32, device=GPU)
     sources[:, 1] = torch.arange(pages)
-    plain = kv8_plain.Plain.empty(pages, KEY_HEADS, PAGE, D, q.dtype, batch.tables)
+    plain = kv_fp8_dequant.Plain.empty(pages, KEY_HEADS, PAGE, D, q.dtype, batch.tables)
     decode = partial(
-        kv8_plain.decode, cache.k, cache.v, cache.exponents, batch.tables, sources, plain
+        kv_fp8_dequant.decode, cache.k, cache.v, cache.exponents, batch.tables, sources, plain
     )
 
     def attend(
-        cut: attention_many.Cut, rules: Rules, *, coded: bool = False, over: bool = False
+        cut: prefill_attention.PrefillTileConfig,
+        rules: Rules,
+        *,
+        coded: bool = False,
+        over: bool = False,
     ) -> None:
         keys, values = plain.pool.unbind(1) if over else (cache.k, cache.v) if coded else (k, v)
         own = plain.batch(batch) if over else batch
         exponents = cache.exponents if coded else None
-        attention_many.attend(
+        prefill_attention.attend(
             q, keys, values, own, tiles[cut], out, rules, exponents=exponents, cut=cut
         )
 
@@ -74,10 +80,10 @@ def _one(count: int, length: int) -> Results:
         decode()
         attend(HOPPER, Rules(), over=True)
 
-    here = attention_many.cut_for(D)
+    here = prefill_attention.cut_for(D)
     tiles = {
         cut: torch.tensor(
-            attention_many.tiles_of([count], [length], cut.rows), dtype=torch.int32, device=GPU
+            prefill_attention.tiles_of([count], [length], cut.rows), dtype=torch.int32, device=GPU
         )
         for cut in (here, HOPPER)
     }
@@ -90,7 +96,7 @@ def _one(count: int, length: int) -> Results:
         "hopper 8 bits": both,
     }
     tail = min(count, 64)
-    some = attention.Batch(
+    some = attention_reference.AttentionBatch(
         batch.starts + count - tail, batch.counts.clamp(max=tail), batch.lengths, batch.slots,
         batch.tables,
     )  # fmt: skip
@@ -101,7 +107,7 @@ def _one(count: int, length: int) -> Results:
         keys, values, exponents = k, v, None
         if "8 bits" in name:
             keys, values, exponents = cache.k, cache.v, cache.exponents
-        wanted = attention.reference(q, keys, values, some, rules, exponents)[-tail:]
+        wanted = attention_reference.reference(q, keys, values, some, rules, exponents)[-tail:]
         out.fill_(float("nan"))
         call()
         off = error(out[-tail:], wanted)

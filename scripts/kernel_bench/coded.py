@@ -9,7 +9,10 @@ from functools import partial
 import torch
 import triton
 
-from localchat_cuda.kernels import attention, attention_few, attention_many, kv8
+from localchat_cuda.kernels.attention import decode as decode_attention
+from localchat_cuda.kernels.attention import kv_fp8
+from localchat_cuda.kernels.attention import prefill as prefill_attention
+from localchat_cuda.kernels.attention import reference as attention_reference
 from scripts.kernel_bench.awkward import FEW, HEADS_OF, MANY, scene
 from scripts.kernel_bench.chain import Cache
 from scripts.kernel_bench.paged import head_of
@@ -26,22 +29,22 @@ from scripts.kernel_bench.timing import (
     timed,
 )
 
-WAYS = {"converted": kv8.CONVERTED, "bits": kv8.BITS}
+WAYS = {"converted": kv_fp8.CONVERTED, "bits": kv_fp8.BITS}
 WORK = ((1, 256, 1), (1, 8000, 1), (8, 8000, 1), (32, 8000, 1), (128, 8000, 1), (1, 8000, 16))
 FEW_CUTS = tuple(
-    attention_few.Cut(64, warps, stages, small)
+    decode_attention.DecodeTileConfig(64, warps, stages, small)
     for small in (False, True)  # once it is small, it stays so
     for warps in (2, 4)
     for stages in (2, 3, 4)
 )
 PROMPTS = ((128, 128), (2048, 2048), (2048, 8000))
 MANY_CUTS = (
-    attention_many.Cut(64, 64, 4, 2),
-    attention_many.Cut(64, 64, 4, 3),
-    attention_many.Cut(64, 64, 4, 4),
-    attention_many.Cut(128, 64, 8, 2),
-    attention_many.Cut(128, 64, 8, 3),
-    attention_many.Cut(128, 64, 4, 3),
+    prefill_attention.PrefillTileConfig(64, 64, 4, 2),
+    prefill_attention.PrefillTileConfig(64, 64, 4, 3),
+    prefill_attention.PrefillTileConfig(64, 64, 4, 4),
+    prefill_attention.PrefillTileConfig(128, 64, 8, 2),
+    prefill_attention.PrefillTileConfig(128, 64, 8, 3),
+    prefill_attention.PrefillTileConfig(128, 64, 4, 3),
 )
 
 
@@ -62,7 +65,7 @@ class Coded:
 
 def coded_pages(pool: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Words and exponents of pages [pages, 2, J, P, D]; unwritten ones, NaN, spoil what reads them."""
-    words, marks = kv8.encode_reference(pool)
+    words, marks = kv_fp8.encode_reference(pool)
     words[pool.isnan().any(-1)] = 0x7F7F
     return words, torch.stack(marks.unbind(1), -1).contiguous()
 
@@ -70,12 +73,12 @@ def coded_pages(pool: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 @contextmanager
 def decoding(way: int) -> Iterator[None]:
     """Kernels decode by this way, whatever the card is."""
-    usual = kv8.way_for
-    kv8.way_for = lambda device: way
+    usual = kv_fp8.way_for
+    kv_fp8.way_for = lambda device: way
     try:
         yield
     finally:
-        kv8.way_for = usual
+        kv_fp8.way_for = usual
 
 
 def coded() -> Results:
@@ -114,15 +117,17 @@ def _attended(
     k, v = words[:, 0], words[:, 1]
     out = torch.full((t, h, d), float("nan"), device=GPU, dtype=dtype)
     if work is FEW:
-        partials = attention_few.Partials.empty(3, t, h, d, GPU)
-        attention_few.attend(q, k, v, batch, 16, partials, exponents=exponents)
-        attention_few.merge(partials, out.view(t, h * d))
+        partials = decode_attention.Partials.empty(3, t, h, d, GPU)
+        decode_attention.attend(q, k, v, batch, 16, partials, exponents=exponents)
+        decode_attention.merge(partials, out.view(t, h * d))
     else:
-        rows = attention_many.cut_for(d).rows
-        tiles = attention_many.tiles_of([c for c, _ in work], [n for _, n in work], rows)
+        rows = prefill_attention.cut_for(d).rows
+        tiles = prefill_attention.tiles_of([c for c, _ in work], [n for _, n in work], rows)
         listed = torch.tensor(tiles, dtype=torch.int32, device=GPU)
-        attention_many.attend(q, k, v, batch, listed, out, exponents=exponents)
-    return error(out, attention.reference(q, k, v, batch, attention.Rules(), exponents))
+        prefill_attention.attend(q, k, v, batch, listed, out, exponents=exponents)
+    return error(
+        out, attention_reference.reference(q, k, v, batch, attention_reference.Rules(), exponents)
+    )
 
 
 def _few(streams: int, length: int, new: int) -> Results:
@@ -133,29 +138,31 @@ def _few(streams: int, length: int, new: int) -> Results:
     out = torch.full((streams * new, HEADS * D), float("nan"), device=GPU, dtype=torch.float16)
     first, rows = caches[0], min(64, max(16, 8 * new))
     some = head_of(first.plain.batch, 8)
-    wanted = attention.reference(
-        q[: 8 * new], first.k, first.v, some, attention.Rules(), first.exponents
+    wanted = attention_reference.reference(
+        q[: 8 * new], first.k, first.v, some, attention_reference.Rules(), first.exponents
     )
 
-    def once(cache: Coded, splits: int, cut: attention_few.Cut, kept: bool) -> None:
+    def once(cache: Coded, splits: int, cut: decode_attention.DecodeTileConfig, kept: bool) -> None:
         k, v = (cache.k, cache.v) if kept else cache.plain.pool.unbind(1)
         exponents = cache.exponents if kept else None
-        partials = attention_few.Partials.empty(splits, streams * new, HEADS, D, GPU)
-        attention_few.attend(
+        partials = decode_attention.Partials.empty(splits, streams * new, HEADS, D, GPU)
+        decode_attention.attend(
             q, k, v, cache.plain.batch, new, partials, cut=cut, exponents=exponents
         )
-        attention_few.merge(partials, out)
+        decode_attention.merge(partials, out)
 
     def splits_of(programs: int) -> int:
         blocks = triton.cdiv(HEADS // KEY_HEADS * new, 64)
-        return attention_few.splits_for(streams, KEY_HEADS, blocks, length, PAGE, programs * SMS)
+        return decode_attention.splits_for(streams, KEY_HEADS, blocks, length, PAGE, programs * SMS)
 
-    plain = [partial(once, c, splits_of(1), attention_few.cut_for(D, rows), False) for c in caches]
+    plain = [
+        partial(once, c, splits_of(1), decode_attention.cut_for(D, rows), False) for c in caches
+    ]
     plain_us = timed(plain) / count
-    here = splits_of(attention_few.programs_for(True))
+    here = splits_of(decode_attention.programs_for(True))
     programs = streams * KEY_HEADS * triton.cdiv(HEADS // KEY_HEADS * new, 64) * here
-    usual = attention_few.cut_for(D, rows, True, programs > SMS)
-    tried: list[tuple[float, float, str, int, attention_few.Cut]] = []
+    usual = decode_attention.cut_for(D, rows, True, programs > SMS)
+    tried: list[tuple[float, float, str, int, decode_attention.DecodeTileConfig]] = []
     for name, way in WAYS.items():
         with decoding(way):
             for splits in sorted({splits_of(1), splits_of(2), splits_of(4)}):
@@ -180,23 +187,25 @@ def _many(count: int, length: int) -> Results:
     q = torch.randn(count, HEADS, D, device=GPU, dtype=torch.float16)
     out = torch.empty_like(q)
     batch = cache.plain.batch
-    some = attention.Batch(
+    some = attention_reference.AttentionBatch(
         batch.starts + max(0, count - 256), batch.counts.clamp(max=256), batch.lengths, batch.slots,
         batch.tables,
     )  # fmt: skip
-    wanted = attention.reference(q, cache.k, cache.v, some, attention.Rules(), cache.exponents)
-    found: list[tuple[float, float, str, attention_many.Cut]] = []
+    wanted = attention_reference.reference(
+        q, cache.k, cache.v, some, attention_reference.Rules(), cache.exponents
+    )
+    found: list[tuple[float, float, str, prefill_attention.PrefillTileConfig]] = []
 
-    def call(cut: attention_many.Cut, kept: bool) -> partial[None]:
-        listed = attention_many.tiles_of([count], [length], cut.rows)
+    def call(cut: prefill_attention.PrefillTileConfig, kept: bool) -> partial[None]:
+        listed = prefill_attention.tiles_of([count], [length], cut.rows)
         tiles = torch.tensor(listed, dtype=torch.int32, device=GPU)
         k, v = (cache.k, cache.v) if kept else cache.plain.pool.unbind(1)
         exponents = cache.exponents if kept else None
         return partial(
-            attention_many.attend, q, k, v, batch, tiles, out, cut=cut, exponents=exponents
+            prefill_attention.attend, q, k, v, batch, tiles, out, cut=cut, exponents=exponents
         )
 
-    plain_us = timed([call(attention_many.cut_for(D), False)] * 4) / 4
+    plain_us = timed([call(prefill_attention.cut_for(D), False)] * 4) / 4
     for name, way in WAYS.items():
         with decoding(way):
             for cut in MANY_CUTS:
@@ -206,7 +215,7 @@ def _many(count: int, length: int) -> Results:
                     one()
                     off = max(off, error(out[-256:], wanted[-256:]))
                 found.append((timed([one] * 4) / 4, off, name, cut))
-    usual = attention_many.cut_for(D)
+    usual = prefill_attention.cut_for(D)
     us = next(one[0] for one in found if one[2:] == ("converted", usual))
     key = f"many8_{count}of{length}"
     print(f"{key}: {us:.1f} us, fp16 {plain_us:.1f}: {us / plain_us:.3f}", flush=True)

@@ -9,7 +9,8 @@ import torch
 from localchat.loop.noise import REACH, G, mix
 from localchat.loop.sampling import Sampler
 from localchat.loop.step import SamplingParams
-from localchat_cuda.kernels import sample, sample_state
+from localchat_cuda.kernels.sampling import sample
+from localchat_cuda.kernels.sampling import state as sample_state
 from scripts.kernel_bench.timing import GPU, VOCABULARY, Results, timed
 
 
@@ -38,7 +39,7 @@ def sampler() -> Results:
             torch.empty(points, device=GPU),
         )
         for name, kind in kinds.items():
-            held = sample_state.Settings.empty(points, 4, GPU)
+            held = sample_state.SamplingTensors.empty(points, 4, GPU)
             for i in range(points):
                 fill(held, i, replace(kind, seed=i * 977 + 5))
             go = partial(sample.draw, logits, order, order, positions, held, scratch, *out)
@@ -60,7 +61,7 @@ def sampler() -> Results:
     return found
 
 
-def fill(held: sample_state.Settings, i: int, p: SamplingParams) -> None:
+def fill(held: sample_state.SamplingTensors, i: int, p: SamplingParams) -> None:
     greedy = p.temperature < 1e-5
     reach = math.inf if p.typical_p < 1 else REACH * p.temperature
     drop = math.log(p.min_p) if p.min_p > 0 else -math.inf

@@ -6,7 +6,10 @@ from functools import partial
 
 import torch
 
-from localchat_cuda.kernels import attention_few, gather, w4_feed, w4_plan
+from localchat_cuda.kernels import permute_columns
+from localchat_cuda.kernels.attention import decode as decode_attention
+from localchat_cuda.kernels.int4 import activations as w4_activations
+from localchat_cuda.kernels.int4 import tiling as w4_tiling
 from scripts.kernel_bench.timing import GPU, HEADS, HIDDEN, D, Results, error, rows_for, timed
 
 ROWS, PROMPT = (1, 8, 16, 32, 128), 2048
@@ -24,8 +27,8 @@ def ordered() -> Results:
                 found[f"{kind}_{name}_M{m}_us"] = us
                 print(f"{kind:6} {name:8} M={m:3} {us:6.2f} us", flush=True)
     x = torch.randn(PROMPT, HIDDEN, device=GPU, dtype=torch.float16)
-    assert torch.equal(gather.gather(x, order), gather.reference(x, order))
-    for name, move in (("kernel", gather.gather), ("torch", gather.reference)):
+    assert torch.equal(permute_columns.gather(x, order), permute_columns.reference(x, order))
+    for name, move in (("kernel", permute_columns.gather), ("torch", permute_columns.reference)):
         us = timed([partial(move, x, order)] * 8) / 8
         found[f"gather_{name}_us"] = us
         print(f"gather of {PROMPT} rows, {name}: {us:.1f} us, {4 * x.numel() / us / 1e6:.2f} TB/s")
@@ -34,36 +37,36 @@ def ordered() -> Results:
 
 def calls(m: int, order: torch.Tensor | None) -> dict[str, Callable[[], None]]:
     """The norm after `down`, and the merge of attention, for so many rows."""
-    form = w4_plan.form_for(m)
+    form = w4_tiling.form_for(m)
     rows, wanted = rows_for(form, m, HIDDEN), rows_for(form, m, HIDDEN)
     sums = torch.randn(5, m, HIDDEN, device=GPU)
     gain = torch.rand(HIDDEN, device=GPU).half()
     residual = torch.zeros(m, HIDDEN, device=GPU)
     squares = torch.empty(m, HIDDEN // 128, device=GPU)
     feed = partial(
-        w4_feed.feed, "norm", sums, rows, residual=residual, weight=gain, squares=squares,
+        w4_activations.feed, "norm", sums, rows, residual=residual, weight=gain, squares=squares,
         order=order,
     )  # fmt: skip
-    partials = attention_few.Partials.empty(8, m, HEADS, D, GPU)
+    partials = decode_attention.Partials.empty(8, m, HEADS, D, GPU)
     partials.sums.normal_()
     partials.peaks.normal_()
     partials.masses.uniform_(1.0, 2.0)
-    merge = partial(attention_few.merge, partials, rows, order=order)
+    merge = partial(decode_attention.merge, partials, rows, order=order)
     feed()
-    w4_feed.reference(
+    w4_activations.reference(
         "norm", sums, wanted, residual=torch.zeros_like(residual), weight=gain,
         squares=torch.empty_like(squares), order=order,
     )  # fmt: skip
     assert error(_numbers(rows), _numbers(wanted)) < 1e-2, (m, "norm")
     flat = torch.empty(m, HIDDEN, device=GPU, dtype=torch.float16)
-    attention_few.merge(partials, flat)
+    decode_attention.merge(partials, flat)
     merge()
-    w4_feed.reference("plain", flat[None], wanted, order=order)
+    w4_activations.reference("plain", flat[None], wanted, order=order)
     assert error(rows.factors, wanted.factors) < 1e-2, (m, "merge")
     return {"norm": feed, "merge": merge}
 
 
-def _numbers(rows: w4_feed.Rows) -> torch.Tensor:
+def _numbers(rows: w4_activations.Rows) -> torch.Tensor:
     """What was written, fp32: of a pair of bytes the whole, since a tie may be rounded to either side."""
     x = rows.x.float()
-    return x if isinstance(rows, w4_feed.HalfRows) else 256 * x[0::2] + x[1::2]
+    return x if isinstance(rows, w4_activations.HalfRows) else 256 * x[0::2] + x[1::2]

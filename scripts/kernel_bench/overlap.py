@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import torch
 
-from localchat_cuda.kernels import w4_dense, w4_pack
+from localchat_cuda.kernels.int4 import gemm_dequant as w4_dequant
+from localchat_cuda.kernels.int4 import pack as w4_pack
 from scripts.kernel_bench.timing import GPU, SHAPES, Results, error, random_w4, timed
 
 ROWS, LAYERS = (512, 1024, 2048, 4096), 4
@@ -45,7 +46,7 @@ class _Products:
             here.wait_stream(self._side)
 
     def _dequantize(self, number: int) -> None:
-        w4_dense.dequantize(self._weights[number], self._spread(number))
+        w4_dequant.dequantize(self._weights[number], self._spread(number))
 
     def _multiply(self, number: int) -> None:
         x = self._inputs[self._weights[number].features_in]

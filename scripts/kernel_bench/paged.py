@@ -6,7 +6,9 @@ from functools import partial
 import torch
 import triton
 
-from localchat_cuda.kernels import attention, attention_few, attention_many
+from localchat_cuda.kernels.attention import decode as decode_attention
+from localchat_cuda.kernels.attention import prefill as prefill_attention
+from localchat_cuda.kernels.attention import reference as attention_reference
 from scripts.kernel_bench.chain import Cache
 from scripts.kernel_bench.timing import (
     FLUSH_BYTES,
@@ -22,13 +24,13 @@ from scripts.kernel_bench.timing import (
 )
 
 FEW_CUTS = (
-    attention_few.Cut(64, 4, 3),
-    attention_few.Cut(64, 4, 2),
-    attention_few.Cut(64, 2, 3),
-    attention_few.Cut(64, 2, 2),
-    attention_few.Cut(64, 1, 2),
-    attention_few.Cut(32, 2, 4),
-    attention_few.Cut(32, 1, 3),
+    decode_attention.DecodeTileConfig(64, 4, 3),
+    decode_attention.DecodeTileConfig(64, 4, 2),
+    decode_attention.DecodeTileConfig(64, 2, 3),
+    decode_attention.DecodeTileConfig(64, 2, 2),
+    decode_attention.DecodeTileConfig(64, 1, 2),
+    decode_attention.DecodeTileConfig(32, 2, 4),
+    decode_attention.DecodeTileConfig(32, 1, 3),
 )
 
 
@@ -50,14 +52,16 @@ def few() -> Results:
         q = torch.randn(streams * new, HEADS, D, device=GPU, dtype=torch.float16)
         blocks = triton.cdiv(HEADS // KEY_HEADS * new, 64)
         out = torch.full((streams * new, HEADS * D), float("nan"), device=GPU, dtype=torch.float16)
-        usual = attention_few.splits_for(streams, KEY_HEADS, blocks, length, PAGE, SMS)
+        usual = decode_attention.splits_for(streams, KEY_HEADS, blocks, length, PAGE, SMS)
         k, v = caches[0].pool[:, 0], caches[0].pool[:, 1]
         some = head_of(caches[0].batch, 8)
-        wanted = attention.reference(q[: 8 * new], k, v, some, attention.Rules())
+        wanted = attention_reference.reference(
+            q[: 8 * new], k, v, some, attention_reference.Rules()
+        )
         tried = []
         splits_tried = {usual, max(1, usual // 2), min(64, usual * 2)}
         for splits in sorted(splits_tried):
-            partials = attention_few.Partials.empty(splits, streams * new, HEADS, D, GPU)
+            partials = decode_attention.Partials.empty(splits, streams * new, HEADS, D, GPU)
             for cut in FEW_CUTS:
                 calls = [
                     partial(few_once, q, cache, new, partials, out, cut, merged)
@@ -69,7 +73,7 @@ def few() -> Results:
                 off = error(out[: 8 * new], wanted.view(wanted.shape[0], -1))
                 us = timed(calls) / len(caches)
                 tried.append((us, off, splits, cut))
-                if splits == usual and cut == attention_few.cut_for(D, 16):
+                if splits == usual and cut == decode_attention.cut_for(D, 16):
                     found[f"few_{streams}x{length}_new{new}_us"] = us
                     alone = [
                         partial(few_once, q, cache, new, partials, out, cut, False)
@@ -94,18 +98,22 @@ def few_once(
     q: torch.Tensor,
     cache: Cache,
     new: int,
-    partials: attention_few.Partials,
+    partials: decode_attention.Partials,
     out: torch.Tensor,
-    cut: attention_few.Cut,
+    cut: decode_attention.DecodeTileConfig,
     merged: bool,
 ) -> None:
-    attention_few.attend(q, cache.pool[:, 0], cache.pool[:, 1], cache.batch, new, partials, cut=cut)
+    decode_attention.attend(
+        q, cache.pool[:, 0], cache.pool[:, 1], cache.batch, new, partials, cut=cut
+    )
     if merged:
-        attention_few.merge(partials, out)
+        decode_attention.merge(partials, out)
 
 
-def head_of(batch: attention.Batch, count: int) -> attention.Batch:
-    return attention.Batch(
+def head_of(
+    batch: attention_reference.AttentionBatch, count: int
+) -> attention_reference.AttentionBatch:
+    return attention_reference.AttentionBatch(
         batch.starts[:count],
         batch.counts[:count],
         batch.lengths[:count],
@@ -115,13 +123,13 @@ def head_of(batch: attention.Batch, count: int) -> attention.Batch:
 
 
 MANY_CUTS = (
-    attention_many.Cut(128, 64, 8, 2),
-    attention_many.Cut(128, 64, 8, 3),
-    attention_many.Cut(128, 64, 8, 4),
-    attention_many.Cut(128, 64, 4, 3),
-    attention_many.Cut(64, 64, 4, 3),
-    attention_many.Cut(64, 64, 4, 2),
-    attention_many.HOPPER,
+    prefill_attention.PrefillTileConfig(128, 64, 8, 2),
+    prefill_attention.PrefillTileConfig(128, 64, 8, 3),
+    prefill_attention.PrefillTileConfig(128, 64, 8, 4),
+    prefill_attention.PrefillTileConfig(128, 64, 4, 3),
+    prefill_attention.PrefillTileConfig(64, 64, 4, 3),
+    prefill_attention.PrefillTileConfig(64, 64, 4, 2),
+    prefill_attention.HOPPER,
 )
 
 
@@ -139,22 +147,22 @@ def many() -> Results:
         q = torch.randn(count, HEADS, D, device=GPU, dtype=torch.float16)
         out = torch.empty_like(q)
         k, v = cache.pool[:, 0], cache.pool[:, 1]
-        some = attention.Batch(
+        some = attention_reference.AttentionBatch(
             cache.batch.starts + max(0, count - 256),
             cache.batch.counts.clamp(max=256),
             cache.batch.lengths,
             cache.batch.slots,
             cache.batch.tables,
         )
-        wanted = attention.reference(q, k, v, some, attention.Rules())[-256:]
+        wanted = attention_reference.reference(q, k, v, some, attention_reference.Rules())[-256:]
         pairs = count * (length - count) + count * (count + 1) / 2
-        usual = attention_many.best_cut(D, PAGE, q.dtype, GPU)
+        usual = prefill_attention.best_cut(D, PAGE, q.dtype, GPU)
         for cut in MANY_CUTS:
-            if cut == attention_many.HOPPER != usual:
+            if cut == prefill_attention.HOPPER != usual:
                 continue
-            listed = attention_many.tiles_of([count], [length], cut.rows)
+            listed = prefill_attention.tiles_of([count], [length], cut.rows)
             tiles = torch.tensor(listed, dtype=torch.int32, device=GPU)
-            call = partial(attention_many.attend, q, k, v, cache.batch, tiles, out, cut=cut)
+            call = partial(prefill_attention.attend, q, k, v, cache.batch, tiles, out, cut=cut)
             out.fill_(float("nan"))
             call()
             off = error(out[-256:], wanted)
@@ -166,7 +174,7 @@ def many() -> Results:
             )
             if cut == usual:
                 found[f"many_{count}of{length}_us"] = us
-            if cut == attention_many.cut_for(D) != usual:
+            if cut == prefill_attention.cut_for(D) != usual:
                 found[f"many_{count}of{length}_everywhere_us"] = us
         torch_q, torch_k = (
             q.transpose(0, 1)[None],

@@ -11,16 +11,14 @@ from typing import TypeAlias
 import torch
 import triton
 
-from localchat_cuda.kernels import (
-    w4_feed,
-    w4_fp16,
-    w4_int8,
-    w4_many,
-    w4_pack,
-    w4_plan,
-    w4_wgmma,
-)
-from localchat_cuda.kernels.w4_plan import Shape
+from localchat_cuda.kernels.int4 import activations as w4_activations
+from localchat_cuda.kernels.int4 import gemm_fp16 as w4_fp16
+from localchat_cuda.kernels.int4 import gemm_int8 as w4_int8
+from localchat_cuda.kernels.int4 import gemm_tiled as w4_tiled
+from localchat_cuda.kernels.int4 import gemm_wgmma as w4_wgmma
+from localchat_cuda.kernels.int4 import pack as w4_pack
+from localchat_cuda.kernels.int4 import tiling as w4_tiling
+from localchat_cuda.kernels.int4.tiling import TileConfig
 
 HIDDEN, FEED, HEADS, KEY_HEADS, D, VOCABULARY, LAYERS = 3584, 18944, 28, 4, 128, 152064, 28
 SHAPES = {
@@ -72,38 +70,38 @@ def random_w4(n: int, k: int) -> w4_pack.W4:
     return w4_pack.W4(codes, (scales | (zeros << 16)).contiguous())
 
 
-def rows_for(form: str, m: int, k: int) -> w4_feed.Rows:
+def rows_for(form: str, m: int, k: int) -> w4_activations.Rows:
     if form == "int8":
-        return w4_feed.Int8Rows.empty(m, k, GPU)
-    return w4_feed.HalfRows.empty(m, k, GPU, "lanes" if form == "fp16" else "slots")
+        return w4_activations.Int8Rows.empty(m, k, GPU)
+    return w4_activations.HalfRows.empty(m, k, GPU, "lanes" if form == "fp16" else "slots")
 
 
-def cut_of(form: str, m: int, n: int, k: int) -> tuple[Shape, int]:
+def cut_of(form: str, m: int, n: int, k: int) -> tuple[TileConfig, int]:
     """The cut that the library would take, and the rows of a tile (0: all)."""
     if form == "many":
-        cut = w4_many.cut_for(m, n, k, SMS)
+        cut = w4_tiled.cut_for(m, n, k, SMS)
         return cut.shape, cut.rows
-    return w4_plan.shape_for(form, m, n, k, SMS), 0
+    return w4_tiling.shape_for(form, m, n, k, SMS), 0
 
 
 def multiply(
     form: str,
-    rows: w4_feed.Rows,
+    rows: w4_activations.Rows,
     weight: w4_pack.W4,
     out: torch.Tensor,
-    shape: Shape,
+    shape: TileConfig,
     squares: torch.Tensor | None = None,
     tile: int = 0,
 ) -> None:
-    if isinstance(rows, w4_feed.Int8Rows):
+    if isinstance(rows, w4_activations.Int8Rows):
         w4_int8.product(rows.x, rows.factors, weight, out, shape, squares=squares, eps=EPS)
     elif form == "fp16":
         w4_fp16.product(rows, weight, out, shape, squares=squares, eps=EPS)
     elif form == "wgmma":
         w4_wgmma.product(rows, weight, out, shape, squares=squares, eps=EPS)
     else:
-        cut = w4_many.Cut(shape, tile)
-        w4_many.product(rows, weight, out, cut, squares=squares, eps=EPS)
+        cut = w4_tiled.TiledGemmConfig(shape, tile)
+        w4_tiled.product(rows, weight, out, cut, squares=squares, eps=EPS)
 
 
 class Bench:
@@ -119,10 +117,10 @@ class Bench:
         self.x = torch.randn(rows, self.k, device=GPU)
         self.wanted = self.x @ w4_pack.dense(first).t()
 
-    def time(self, form: str, m: int, shape: Shape, tile: int = 0) -> tuple[float, float]:
+    def time(self, form: str, m: int, shape: TileConfig, tile: int = 0) -> tuple[float, float]:
         """(microseconds, worst error of five runs); infinite time where the result is wrong."""
         rows = rows_for(form, m, self.k)
-        w4_feed.quantize(self.x[:m], rows)
+        w4_activations.quantize(self.x[:m], rows)
         out = torch.empty(shape.splits, m, self.n, device=GPU)
         off = 0.0
         for _ in range(5):
@@ -149,7 +147,7 @@ def prepare_compiling() -> None:
     )
 
 
-def compile_product(job: tuple[str, str, int, Shape, int, bool]) -> None:
+def compile_product(job: tuple[str, str, int, TileConfig, int, bool]) -> None:
     """Compile one (form, weight, rows, shape, tile, norm), unless it does not fit the GPU."""
     form, name, m, shape, tile, scaled = job
     n, k = SHAPES[name]
@@ -163,7 +161,7 @@ def compile_product(job: tuple[str, str, int, Shape, int, bool]) -> None:
         multiply(form, rows_for(form, m, k), weight, out, shape, squares, tile)
 
 
-def compile_ahead(jobs: list[tuple[str, str, int, Shape, int, bool]]) -> None:
+def compile_ahead(jobs: list[tuple[str, str, int, TileConfig, int, bool]]) -> None:
     """All jobs, in parallel: Triton takes about a second for one."""
     workers = min(14, os.cpu_count() or 1)
     with multiprocessing.get_context("spawn").Pool(workers, prepare_compiling) as pool:

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.flow import DenseFlow
-from localchat_cuda.quantization import Quantization
-from localchat_cuda.source import RandomWeights
-from localchat_cuda.weights import load
+from localchat_cuda.layers import DenseLayers
+from localchat_cuda.quantization_config import Quantization
+from localchat_cuda.weights.loader import load
+from localchat_cuda.weights.source import RandomWeights
 from tests.localchat_cuda import tiny_models
 from tests.localchat_cuda.tiny_models import CPU, KINDS, Stretch, Tiny, tokens_of
 
@@ -105,7 +105,7 @@ def test_a_copied_page_continues_like_its_original(pair: tuple[Any, Path]) -> No
     assert torch.allclose(found, wanted_of(model, text)[-1:], atol=2e-3, rtol=1e-4)
 
 
-def rows_of_products(monkeypatch: pytest.MonkeyPatch, kind: type[DenseFlow]) -> list[int]:
+def rows_of_products(monkeypatch: pytest.MonkeyPatch, kind: type[DenseLayers]) -> list[int]:
     """How many rows each product of a step has, in order; filled as it runs."""
     seen: list[int] = []
     whole = kind.product
@@ -126,7 +126,7 @@ def test_behind_the_last_attention_only_wanted_tokens_go_on(
     """Of 40 tokens; where most are wanted, all do."""
     model, folder = pair
     tokens = tokens_of(12, 40)
-    seen = rows_of_products(monkeypatch, DenseFlow)
+    seen = rows_of_products(monkeypatch, DenseLayers)
     found = Tiny(folder, torch.float32).step(Stretch(0, 0, tokens, wanted))
     assert torch.allclose(found, wanted_of(model, tokens)[-wanted:], atol=2e-3, rtol=1e-4)
     computed = seen[0]

@@ -1,18 +1,14 @@
 import pytest
 import torch
 
-from localchat_cuda.kernels import (
-    attention,
-    attention_few,
-    attention_many,
-    gated,
-    norm,
-    rope,
-    w4_feed,
-)
-from localchat_cuda.kernels.attention import Batch, Rules
-from localchat_cuda.kernels.attention_few import Partials
-from localchat_cuda.rotation import Rotation
+from localchat_cuda.kernels import activation, rms_norm, rope
+from localchat_cuda.kernels.attention import decode as decode_attention
+from localchat_cuda.kernels.attention import prefill as prefill_attention
+from localchat_cuda.kernels.attention import reference as attention_reference
+from localchat_cuda.kernels.attention.decode import Partials
+from localchat_cuda.kernels.attention.reference import AttentionBatch, Rules
+from localchat_cuda.kernels.int4 import activations as w4_activations
+from localchat_cuda.rope_config import Rotation
 
 PAGE = 64
 
@@ -23,7 +19,7 @@ def numbers(*extents: int, seed: int = 0) -> torch.Tensor:
 
 def scene(
     work: list[tuple[int, int]], h: int, j: int, d: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Batch]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, AttentionBatch]:
     """(new tokens, length) per sequence, pages in a shuffled order, NaN wherever nothing was
     written."""
     width = 1 + max(-(-length // PAGE) for _, length in work)
@@ -41,7 +37,7 @@ def scene(
         starts.append(taken)
         taken += count
     whole = torch.int32
-    batch = Batch(
+    batch = AttentionBatch(
         torch.tensor(starts, dtype=whole),
         torch.tensor([c for c, _ in work], dtype=whole),
         torch.tensor([n for _, n in work], dtype=whole),
@@ -63,9 +59,9 @@ def test_decoding_is_the_reference_at_page_borders(length: int, splits: int) -> 
     q, k, v, batch = scene([(1, length), (1, 5)], 6, 2, 64)
     partials = Partials.empty(splits, 2, 6, 64, q.device)
     out = torch.full((2, 384), float("nan"))
-    attention_few.attend(q, k, v, batch, 1, partials)
-    attention_few.merge(partials, out)
-    close(out, attention.reference(q, k, v, batch, Rules()).view(2, -1))
+    decode_attention.attend(q, k, v, batch, 1, partials)
+    decode_attention.merge(partials, out)
+    close(out, attention_reference.reference(q, k, v, batch, Rules()).view(2, -1))
 
 
 @pytest.mark.parametrize(("h", "j", "d"), [(2, 2, 96), (3, 1, 128), (2, 1, 256), (7, 1, 64)])
@@ -74,9 +70,9 @@ def test_drafts_of_any_width_are_verified_like_the_reference(h: int, j: int, d: 
     q, k, v, batch = scene(work, h, j, d)
     partials = Partials.empty(2, 20, h, d, q.device)
     out = torch.full((20, h * d), float("nan"), dtype=torch.float16)
-    attention_few.attend(q, k, v, batch, 16, partials)
-    attention_few.merge(partials, out)
-    close(out, attention.reference(q, k, v, batch, Rules()).view(20, -1))
+    decode_attention.attend(q, k, v, batch, 16, partials)
+    decode_attention.merge(partials, out)
+    close(out, attention_reference.reference(q, k, v, batch, Rules()).view(20, -1))
 
 
 @pytest.mark.parametrize("rules", [Rules(window=50), Rules(soft_cap=5.0), Rules(scale=0.3)])
@@ -84,17 +80,17 @@ def test_drafts_of_any_width_are_verified_like_the_reference(h: int, j: int, d: 
 def test_windows_caps_and_scales_are_kept(rules: Rules, many: bool) -> None:
     work = [(9, 150)]
     q, k, v, batch = scene(work, 2, 1, 64)
-    wanted = attention.reference(q, k, v, batch, rules)
+    wanted = attention_reference.reference(q, k, v, batch, rules)
     if many:
         out = torch.zeros_like(q)
-        tiles = torch.tensor(attention_many.tiles_of([9], [150], 128), dtype=torch.int32)
-        attention_many.attend(q, k, v, batch, tiles, out, rules)
+        tiles = torch.tensor(prefill_attention.tiles_of([9], [150], 128), dtype=torch.int32)
+        prefill_attention.attend(q, k, v, batch, tiles, out, rules)
         close(out, wanted)
     else:
         partials = Partials.empty(2, 9, 2, 64, q.device)
         flat = torch.empty(9, 128)
-        attention_few.attend(q, k, v, batch, 9, partials, rules)
-        attention_few.merge(partials, flat)
+        decode_attention.attend(q, k, v, batch, 9, partials, rules)
+        decode_attention.merge(partials, flat)
         close(flat, wanted.view(9, -1))
 
 
@@ -104,13 +100,13 @@ def test_windows_caps_and_scales_are_kept(rules: Rules, many: bool) -> None:
 def test_prompt_chunks_see_their_window_and_read_nothing_before_it(window: int, d: int) -> None:
     work = [(70, 300), (65, 65), (1, 200)]
     q, k, v, batch = scene(work, 1, 1, d)
-    wanted = attention.reference(q, k, v, batch, Rules(window=window))
-    cut = attention_many.cut_for(d)
+    wanted = attention_reference.reference(q, k, v, batch, Rules(window=window))
+    cut = prefill_attention.cut_for(d)
     forget(batch, k, work, window, cut.tile)
-    tiles = attention_many.tiles_of([c for c, _ in work], [n for _, n in work], cut.rows)
+    tiles = prefill_attention.tiles_of([c for c, _ in work], [n for _, n in work], cut.rows)
     out = torch.full_like(q, float("nan"))
     listed = torch.tensor(tiles, dtype=torch.int32)
-    attention_many.attend(q, k, v, batch, listed, out, Rules(window=window))
+    prefill_attention.attend(q, k, v, batch, listed, out, Rules(window=window))
     close(out, wanted)
 
 
@@ -119,17 +115,17 @@ def test_decoding_sees_its_window_and_reads_nothing_before_it(window: int, split
     work = [(1, 300), (5, 200), (1, 3)]
     q, k, v, batch = scene(work, 2, 1, 64)
     rules = Rules(window=window, scale=0.2)
-    wanted = attention.reference(q, k, v, batch, rules)
-    forget(batch, k, work, window, attention_few.cut_for(64, 16).tile)
+    wanted = attention_reference.reference(q, k, v, batch, rules)
+    forget(batch, k, work, window, decode_attention.cut_for(64, 16).tile)
     partials = Partials.empty(splits, 7, 2, 64, q.device)
     out = torch.full((7, 128), float("nan"))
-    attention_few.attend(q, k, v, batch, 5, partials, rules)
-    attention_few.merge(partials, out)
+    decode_attention.attend(q, k, v, batch, 5, partials, rules)
+    decode_attention.merge(partials, out)
     close(out, wanted.view(7, -1))
 
 
 def forget(
-    batch: Batch, k: torch.Tensor, work: list[tuple[int, int]], window: int, tile: int
+    batch: AttentionBatch, k: torch.Tensor, work: list[tuple[int, int]], window: int, tile: int
 ) -> None:
     """Let whole pages before every window lie where there are only NaN: whoever reads them is spoilt."""
     for i, (count, length) in enumerate(work):
@@ -141,15 +137,15 @@ def forget(
 def test_prompt_chunks_are_the_reference(h: int, j: int, d: int) -> None:
     work = [(65, 65), (40, 167), (1, 64)]
     q, k, v, batch = scene(work, h, j, d)
-    rows = attention_many.cut_for(d).rows
-    tiles = attention_many.tiles_of([c for c, _ in work], [n for _, n in work], rows)
+    rows = prefill_attention.cut_for(d).rows
+    tiles = prefill_attention.tiles_of([c for c, _ in work], [n for _, n in work], rows)
     out = torch.full_like(q, float("nan"))
-    attention_many.attend(q, k, v, batch, torch.tensor(tiles, dtype=torch.int32), out)
-    close(out, attention.reference(q, k, v, batch, Rules()))
+    prefill_attention.attend(q, k, v, batch, torch.tensor(tiles, dtype=torch.int32), out)
+    close(out, attention_reference.reference(q, k, v, batch, Rules()))
 
 
 def test_tiles_cover_every_new_token_longest_history_first() -> None:
-    tiles = attention_many.tiles_of([5, 1, 4], [5, 100, 10], 2)
+    tiles = prefill_attention.tiles_of([5, 1, 4], [5, 100, 10], 2)
     assert sorted(tiles) == [(0, 0), (0, 2), (0, 4), (1, 0), (2, 0), (2, 2)]
     assert tiles[0] == (1, 0)
     assert tiles[-1] == (0, 0)
@@ -159,18 +155,24 @@ def test_tiles_cover_every_new_token_longest_history_first() -> None:
 def test_merged_rows_feed_the_next_product(h: int, d: int, ordered: bool) -> None:
     q, k, v, batch = scene([(1, 100)], h, 1, d)
     partials = Partials.empty(2, 1, h, d, q.device)
-    attention_few.attend(q, k, v, batch, 1, partials)
+    decode_attention.attend(q, k, v, batch, 1, partials)
     flat = torch.empty(1, 384)
-    attention_few.merge(partials, flat)
+    decode_attention.merge(partials, flat)
     order = torch.randperm(384, generator=torch.Generator().manual_seed(5)) if ordered else None
     if order is not None:
         flat = flat[:, order]
     for found, wanted in (
-        (w4_feed.Int8Rows.empty(1, 384, q.device), w4_feed.Int8Rows.empty(1, 384, q.device)),
-        (w4_feed.HalfRows.empty(1, 384, q.device), w4_feed.HalfRows.empty(1, 384, q.device)),
+        (
+            w4_activations.Int8Rows.empty(1, 384, q.device),
+            w4_activations.Int8Rows.empty(1, 384, q.device),
+        ),
+        (
+            w4_activations.HalfRows.empty(1, 384, q.device),
+            w4_activations.HalfRows.empty(1, 384, q.device),
+        ),
     ):
-        attention_few.merge(partials, found, order=None if order is None else order.int())
-        w4_feed.quantize(flat, wanted)
+        decode_attention.merge(partials, found, order=None if order is None else order.int())
+        w4_activations.quantize(flat, wanted)
         assert float((found.x.float() - wanted.x.float()).abs().max()) <= 1.0
         assert torch.allclose(found.factors, wanted.factors, rtol=1e-3, atol=1e-3)
 
@@ -227,7 +229,7 @@ def test_add_norm_is_the_reference(splits: int) -> None:
     y = numbers(splits, 3, 200) if splits else None
     weight = numbers(200)
     found = []
-    for call in (norm.add_norm, norm.reference):
+    for call in (rms_norm.add_norm, rms_norm.reference):
         residual, out = numbers(3, 200, seed=7), torch.full((3, 200), float("nan"))
         call(y, residual, weight, out, 1e-6)
         found += [residual, out]
@@ -239,16 +241,16 @@ def test_add_norm_is_the_reference(splits: int) -> None:
 def test_gated_is_torchs(gelu: bool, shape: tuple[int, ...]) -> None:
     x = numbers(*shape) * 4
     out = torch.empty(2, 1300)
-    gated.gated(x, out, gelu=gelu)
-    assert torch.allclose(out, gated.reference(x, gelu=gelu), atol=1e-5)
+    activation.gated(x, out, gelu=gelu)
+    assert torch.allclose(out, activation.reference(x, gelu=gelu), atol=1e-5)
 
 
 def test_wrong_arguments_are_named() -> None:
     q, k, v, batch = scene([(1, 5)], 2, 1, 64)
     partials = Partials.empty(1, 1, 2, 64, q.device)
     with pytest.raises(ValueError, match="widest"):
-        attention_few.attend(q, k, v, batch, 17, partials)
+        decode_attention.attend(q, k, v, batch, 17, partials)
     with pytest.raises(ValueError, match="v: pages"):
-        attention_few.attend(q, k, v[:, :, :32], batch, 1, partials)
+        decode_attention.attend(q, k, v[:, :, :32], batch, 1, partials)
     with pytest.raises(ValueError, match="q"):
-        attention_few.attend(q[:, :, :48].contiguous(), k, v, batch, 1, partials)
+        decode_attention.attend(q[:, :, :48].contiguous(), k, v, batch, 1, partials)

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from localchat_cuda.kernels import attention, attention_hopper, attention_many
-from localchat_cuda.kernels.attention import Batch, Rules
-from localchat_cuda.kernels.attention_few import LOG2E
+from localchat_cuda.kernels.attention import prefill as prefill_attention
+from localchat_cuda.kernels.attention import prefill_hopper
+from localchat_cuda.kernels.attention import reference as attention_reference
+from localchat_cuda.kernels.attention.decode import LOG2E
+from localchat_cuda.kernels.attention.reference import AttentionBatch, Rules
 from localchat_cuda.kernels.launch import Traits
 from tests.localchat_cuda import gluon_emulation
 from tests.localchat_cuda.gluon_emulation import Boxes, Pointer
@@ -24,7 +26,7 @@ NOWHERE = 10_000
 
 
 def emulated(
-    q: torch.Tensor, pool: torch.Tensor, batch: Batch, tiles: list[tuple[int, int]], rules: Rules,
+    q: torch.Tensor, pool: torch.Tensor, batch: AttentionBatch, tiles: list[tuple[int, int]], rules: Rules,
     programs: int,
 ) -> torch.Tensor:  # fmt: skip
     """What the kernel writes over pages [pages, 2, J, P, D]; NaN where it writes nothing."""
@@ -35,13 +37,13 @@ def emulated(
     listed = torch.tensor(tiles, dtype=torch.int32)
     numbers = (listed, batch.starts, batch.counts, batch.lengths, batch.slots, batch.tables)
     gluon_emulation.run(
-        attention_hopper._hopper_kernel,
+        prefill_hopper._hopper_kernel,
         programs,
         (
             Pointer(q.flatten()), Boxes(rows, PAGE), Boxes(rows[j * PAGE :], PAGE),
             Pointer(out.view(-1)), *(Pointer(each.flatten()) for each in numbers),
             rules.scale_for(d) * LOG2E.value, batch.tables.shape[1], 2 * j * PAGE,
-            len(tiles) * h, h, j, d, PAGE, attention_hopper.ROWS // 2, attention_hopper.STAGES,
+            len(tiles) * h, h, j, d, PAGE, prefill_hopper.ROWS // 2, prefill_hopper.STAGES,
             rules.window,
         ),
     )  # fmt: skip
@@ -50,7 +52,7 @@ def emulated(
 
 def tiles_of(work: list[tuple[int, int]]) -> list[tuple[int, int]]:
     counts, lengths = [c for c, _ in work], [n for _, n in work]
-    return attention_many.tiles_of(counts, lengths, attention_hopper.ROWS)
+    return prefill_attention.tiles_of(counts, lengths, prefill_hopper.ROWS)
 
 
 WORK = [
@@ -69,7 +71,7 @@ def test_ragged_sequences_with_a_past_are_the_reference(
     work: list[tuple[int, int]], d: int, programs: int
 ) -> None:
     q, k, v, batch = scene(work, 4, 2, d)
-    wanted = attention.reference(q, k, v, batch, Rules(scale=0.2))
+    wanted = attention_reference.reference(q, k, v, batch, Rules(scale=0.2))
     for i, (_, length) in enumerate(work):
         batch.tables[i + 1, -(-length // PAGE) :] = NOWHERE
     pool = torch.stack((k, v), 1)
@@ -80,9 +82,9 @@ def test_ragged_sequences_with_a_past_are_the_reference(
 def test_windows_are_kept_and_steps_before_them_are_not_read(window: int) -> None:
     work = [(140, 600), (65, 65), (1, 200)]
     q, k, v, batch = scene(work, 1, 1, 64)
-    wanted = attention.reference(q, k, v, batch, Rules(window=window))
+    wanted = attention_reference.reference(q, k, v, batch, Rules(window=window))
     for i, (count, length) in enumerate(work):
-        oldest = max(length - count - window + 1, 0) // attention_hopper.KEYS * 2
+        oldest = max(length - count - window + 1, 0) // prefill_hopper.KEYS * 2
         batch.tables[i + 1, :oldest] = k.shape[0] - 1  # NaN
     pool = torch.stack((k, v), 1)
     close(emulated(q, pool, batch, tiles_of(work), Rules(window=window), 2), wanted)
@@ -91,7 +93,7 @@ def test_windows_are_kept_and_steps_before_them_are_not_read(window: int) -> Non
 def test_tiles_without_work_write_nothing_and_read_no_keys() -> None:
     work = [(150, 300), (0, 1)]
     q, k, v, batch = scene([work[0], (1, 1)], 2, 1, 64)
-    wanted = attention.reference(q, k, v, batch, Rules())
+    wanted = attention_reference.reference(q, k, v, batch, Rules())
     batch.counts[1] = 0
     batch.tables[2] = NOWHERE
     tiles = [*tiles_of(work), *[(1, 0)] * 5]
@@ -107,7 +109,7 @@ SCRIPT = """
 import collections, json, re, subprocess, sys, tempfile, triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
-from localchat_cuda.kernels import attention_hopper as hopper
+from localchat_cuda.kernels.attention import prefill_hopper as hopper
 
 def compiled(half, d, window):
     kernel, names = hopper._hopper_kernel, hopper._hopper_kernel.arg_names
@@ -183,7 +185,7 @@ def test_it_fits_a_multiprocessor_and_its_numbers_stay_in_registers(
     spilled = 16 if version < "3.7" else 256
     for name, one in found.items():
         assert one["shared"] <= 232_448, name
-        assert one["warps"] == attention_hopper.WARPS, name
+        assert one["warps"] == prefill_hopper.WARPS, name
         assert one["stack"] <= spilled, name
 
 
@@ -192,7 +194,7 @@ def test_it_fits_a_multiprocessor_and_its_numbers_stay_in_registers(
 
 def test_devices_without_the_kernel_keep_theirs() -> None:
     cpu = torch.device("cpu")
-    assert attention_many.best_cut(128, 64, torch.float16, cpu) == attention_many.cut_for(128)
+    assert prefill_attention.best_cut(128, 64, torch.float16, cpu) == prefill_attention.cut_for(128)
 
 
 @pytest.mark.parametrize(
@@ -213,17 +215,17 @@ def test_hopper_gets_what_its_kernel_takes(
     d: int, page: int, dtype: torch.dtype, cap: float, major: int, served: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(attention_hopper, "traits", lambda device: Traits.of((major, 0), 132))
+    monkeypatch.setattr(prefill_hopper, "traits", lambda device: Traits.of((major, 0), 132))
     device = torch.device("cuda", 0)
-    found = attention_many.best_cut(d, page, dtype, device, cap)
-    assert found == (attention_many.HOPPER if served else attention_many.cut_for(d))
-    monkeypatch.setattr(attention_many, "hopper", None)
-    assert attention_many.best_cut(d, page, dtype, device, cap) == attention_many.cut_for(d)
+    found = prefill_attention.best_cut(d, page, dtype, device, cap)
+    assert found == (prefill_attention.HOPPER if served else prefill_attention.cut_for(d))
+    monkeypatch.setattr(prefill_attention, "hopper", None)
+    assert prefill_attention.best_cut(d, page, dtype, device, cap) == prefill_attention.cut_for(d)
 
 
 def test_the_cut_says_what_the_kernel_does() -> None:
-    rows, tile, warps, stages = attention_many.HOPPER
-    kernel = attention_hopper
+    rows, tile, warps, stages = prefill_attention.HOPPER
+    kernel = prefill_hopper
     assert (rows, tile, warps, stages) == (kernel.ROWS, kernel.KEYS, kernel.WARPS, kernel.STAGES)
 
 
@@ -232,9 +234,9 @@ def test_codes_are_refused() -> None:
     words, marks = k.view(torch.int16)[..., :32].contiguous(), torch.zeros(2, 1, 64, 2).byte()
     tiles = torch.zeros(1, 2, dtype=torch.int32)
     with pytest.raises(ValueError, match="cut"):
-        attention_many.attend(
+        prefill_attention.attend(
             q, words, words, batch, tiles, torch.empty_like(q), exponents=marks,
-            cut=attention_many.HOPPER,
+            cut=prefill_attention.HOPPER,
         )  # fmt: skip
 
 

@@ -20,11 +20,11 @@ from localchat.fit.plan import LoadWish
 from localchat.loop.backend import LoadOptions
 from localchat.loop.selection import select_backend
 from localchat_cuda.backend import CudaBackend, ReferenceBackend
-from localchat_cuda.config import read_config
-from localchat_cuda.fitting import expected_rate, plan_for
-from localchat_cuda.installation import judge, torch_cuda
-from localchat_cuda.model import CheckpointModel
-from localchat_cuda.source import read_headers
+from localchat_cuda.checkpoint_model import CheckpointModel
+from localchat_cuda.environment import judge, torch_cuda
+from localchat_cuda.model_config import read_config
+from localchat_cuda.preflight import expected_rate, plan_for
+from localchat_cuda.weights.source import read_headers
 from tests.localchat_cuda import tiny_models
 from tests.localchat_cuda.speaking import write_speaking
 
@@ -81,11 +81,11 @@ def test_of_several_cards_one_that_can_compute_is_taken(
     new = Gpu(1, "RTX 3060", 12 << 30, 11 << 30, (8, 6), "580.1")
     other = Gpu(2, "RTX 3070", 8 << 30, 7 << 30, (8, 6), "580.1")
     cards = (old, new, other)
-    monkeypatch.setattr("localchat_cuda.installation.read_gpus", lambda: (cards, ""))
-    monkeypatch.setattr("localchat_cuda.installation.find_spec", lambda name: object())
-    monkeypatch.setattr("localchat_cuda.installation.torch_cuda", lambda: "13.0")
+    monkeypatch.setattr("localchat_cuda.environment.read_gpus", lambda: (cards, ""))
+    monkeypatch.setattr("localchat_cuda.environment.find_spec", lambda name: object())
+    monkeypatch.setattr("localchat_cuda.environment.torch_cuda", lambda: "13.0")
     assert "RTX 3060" in CudaBackend().available().reason
-    monkeypatch.setattr("localchat_cuda.model.read_gpus", lambda: (cards, ""))
+    monkeypatch.setattr("localchat_cuda.checkpoint_model.read_gpus", lambda: (cards, ""))
     model = CudaBackend().open(folder, lambda note: None)
     assert isinstance(model, CheckpointModel)
     assert model._memory() is new and model._ordinal == 1
@@ -97,8 +97,8 @@ def test_of_several_cards_one_that_can_compute_is_taken(
 def test_asked_for_without_a_gpu_it_says_so_plainly(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("localchat_cuda.installation.read_gpus", lambda: ((), ""))
-    monkeypatch.setattr("localchat_cuda.installation.find_spec", lambda name: object())
+    monkeypatch.setattr("localchat_cuda.environment.read_gpus", lambda: ((), ""))
+    monkeypatch.setattr("localchat_cuda.environment.find_spec", lambda name: object())
     with pytest.raises(LocalchatError, match=r"cuda cannot run here: .*GPU") as caught:
         select_backend(folder, "cuda")
     assert "GGUF" in caught.value.hint

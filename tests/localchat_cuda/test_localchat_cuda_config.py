@@ -8,10 +8,10 @@ import transformers
 
 from localchat.errors import ModelInvalid, ModelMissing
 from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.config import CLASSES, parse_config, read_config
-from localchat_cuda.plan import parameters
-from localchat_cuda.quantization import Quantization
-from localchat_cuda.rotation import Linear, Llama3, Rotation
+from localchat_cuda.memory_plan import parameters
+from localchat_cuda.model_config import CLASSES, parse_config, read_config
+from localchat_cuda.quantization_config import Quantization
+from localchat_cuda.rope_config import Linear, Llama3, Rotation
 from tests.localchat_cuda.hub_configs import CONFIGS
 
 QWEN25: dict[str, Any] = {

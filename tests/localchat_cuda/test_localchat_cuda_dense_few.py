@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from localchat_cuda.kernels import dense_few
+from localchat_cuda.kernels import skinny_gemm
 
 
 @pytest.mark.parametrize("rows", [1, 2, 17, 64])
@@ -14,13 +14,13 @@ def test_product_is_the_reference(rows: int, n: int, k: int, biased: bool) -> No
     weight = torch.randn(n, k, generator=generator).half()
     bias = torch.randn(n, generator=generator) if biased else None
     out = torch.full((rows, n), float("nan"))
-    dense_few.product(x, weight, out, bias)
-    wanted = dense_few.reference(x, weight, bias)
+    skinny_gemm.product(x, weight, out, bias)
+    wanted = skinny_gemm.reference(x, weight, bias)
     assert float((out - wanted).norm() / wanted.norm()) < 1e-3
 
 
 def test_more_rows_than_it_is_good_for_are_refused() -> None:
     with pytest.raises(ValueError, match="1 to 64 rows"):
-        dense_few.product(
+        skinny_gemm.product(
             torch.zeros(65, 64).half(), torch.zeros(16, 64).half(), torch.zeros(65, 16)
         )

@@ -10,9 +10,9 @@ import safetensors.torch
 import torch
 
 from localchat.fit.safetensors_header import read_safetensors
-from localchat_cuda import plan
-from localchat_cuda.config import read_config
-from localchat_cuda.model import CheckpointModel, Place
+from localchat_cuda import memory_plan
+from localchat_cuda.checkpoint_model import CheckpointModel, Place
+from localchat_cuda.model_config import read_config
 from tests.localchat_cuda import tiny_models
 from tests.localchat_cuda.hub_configs import CONFIGS
 from tests.localchat_cuda.speaking import write_speaking
@@ -157,7 +157,7 @@ def test_the_text_part_of_a_model_that_sees_is_loaded_alone(prefix: str, tmp_pat
     config, tokens = read_config(tmp_path), tokens_of(1, 40)
     assert config.vision and config.ends == (1, 106)
     header = read_safetensors(tmp_path / "model.safetensors")
-    assert plan.weights_bytes(config, [header]) == text_bytes
+    assert memory_plan.weights_bytes(config, [header]) == text_bytes
     found = Tiny(tmp_path, torch.float32).prompt(tokens, 40)
     assert torch.allclose(found, logits_of(model, tokens), atol=2e-3, rtol=1e-4)
 
@@ -168,9 +168,9 @@ def test_random_weights_are_as_many_as_the_plan_counts(kind: str, tmp_path: Path
     tiny_models.save(model, tmp_path)
     config = read_config(tmp_path)
     counted = sum(parameter.numel() for parameter in model.parameters())
-    assert plan.parameters(config) == counted
+    assert memory_plan.parameters(config) == counted
     packed = replace(config, dtype="bfloat16")
-    assert plan.dummy_bytes(packed) == 2 * counted
+    assert memory_plan.dummy_bytes(packed) == 2 * counted
 
 
 @pytest.mark.parametrize("place", ["cuda", "cpu"])

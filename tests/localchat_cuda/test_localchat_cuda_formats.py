@@ -10,16 +10,16 @@ import torch
 
 from localchat.errors import ModelInvalid
 from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.config import read_config
-from localchat_cuda.formats import Place
-from localchat_cuda.formats.gptq import Gptq
-from localchat_cuda.formats.int4 import Int4
-from localchat_cuda.formats.weight import floating
-from localchat_cuda.kernels import gather
-from localchat_cuda.plan import weights_bytes
-from localchat_cuda.quantization import Quantization
-from localchat_cuda.source import Checkpoint, RandomWeights
-from localchat_cuda.weights import ModelWeights, load
+from localchat_cuda.kernels import permute_columns
+from localchat_cuda.memory_plan import weights_bytes
+from localchat_cuda.model_config import read_config
+from localchat_cuda.quantization_config import Quantization
+from localchat_cuda.weights.formats import LoadTarget
+from localchat_cuda.weights.formats.gptq import Gptq
+from localchat_cuda.weights.formats.int4 import Int4
+from localchat_cuda.weights.formats.weight import floating
+from localchat_cuda.weights.loader import ModelWeights, load
+from localchat_cuda.weights.source import Checkpoint, RandomWeights
 from tests.localchat_cuda import quantizers, tiny_models
 from tests.localchat_cuda.quantizers import WIDE, Way
 from tests.localchat_cuda.tiny_models import CPU, Tiny, tokens_of
@@ -88,9 +88,9 @@ def test_gathered_columns_are_the_reference(dtype: torch.dtype) -> None:
     order = torch.randperm(640, generator=torch.Generator().manual_seed(9)).int()
     for rows in (0, 1, 9):
         x = torch.randn(rows, 640).to(dtype)
-        assert torch.equal(gather.gather(x, order), gather.reference(x, order))
+        assert torch.equal(permute_columns.gather(x, order), permute_columns.reference(x, order))
     with pytest.raises(ValueError, match="order"):
-        gather.gather(torch.zeros(1, 128), order)
+        permute_columns.gather(torch.zeros(1, 128), order)
 
 
 @pytest.mark.parametrize("rows", [3, 20])
@@ -164,7 +164,7 @@ def test_unpacked_zeros_of_early_versions_are_read(tmp_path: Path) -> None:
     tensors["weight_zero_point"] = (made.zeros - 8).to(torch.int8)
     path = tmp_path / "model.safetensors"
     safetensors.torch.save_file({f"it.{name}": each for name, each in tensors.items()}, path)
-    place = Place(Checkpoint(tmp_path, CPU), CPU, torch.float32, print)
+    place = LoadTarget(Checkpoint(tmp_path, CPU), CPU, torch.float32, print)
     found = floating(Int4(place, Quantization("int4")).part("it", 64, 256), torch.float32)
     assert torch.equal(found, made.weight)
 
@@ -222,7 +222,7 @@ def one_layer(
     named = {f"it.{name}": each.contiguous() for name, each in tensors.items()}
     safetensors.torch.save_file(named, folder / "model.safetensors")
     said: list[str] = []
-    place = Place(Checkpoint(folder, CPU), CPU, torch.float32, said.append)
+    place = LoadTarget(Checkpoint(folder, CPU), CPU, torch.float32, said.append)
     n, k = made.codes.shape
     weight = Gptq(place, Quantization("gptq", less_one=label == 1)).part("it", n, k)
     return floating(weight, torch.float32), said

@@ -12,13 +12,13 @@ import torch
 from localchat.errors import ModelInvalid
 from localchat.fit.safetensors_header import read_safetensors
 from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.config import ModelConfig, parse_config, read_config
-from localchat_cuda.formats.weight import join
-from localchat_cuda.kernels import w8_pack
-from localchat_cuda.kernels.w8_pack import W8
-from localchat_cuda.plan import dummy_bytes, weights_bytes
-from localchat_cuda.source import RandomWeights
-from localchat_cuda.weights import load
+from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
+from localchat_cuda.kernels.fp8_int8.pack import W8
+from localchat_cuda.memory_plan import dummy_bytes, weights_bytes
+from localchat_cuda.model_config import ModelConfig, parse_config, read_config
+from localchat_cuda.weights.formats.weight import join
+from localchat_cuda.weights.loader import load
+from localchat_cuda.weights.source import RandomWeights
 from tests.localchat_cuda import tiny_models
 from tests.localchat_cuda.test_localchat_cuda_config import QWEN25
 from tests.localchat_cuda.tiny_models import CPU, Tiny, tokens_of

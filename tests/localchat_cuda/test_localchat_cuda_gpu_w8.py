@@ -6,19 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from localchat_cuda.kernels import (
-    w8_dense,
-    w8_few,
-    w8_one,
-    w8_pack,
-    w8_plan,
-    w8_tile,
-    w8_tiles,
-    w8a8,
-)
+from localchat_cuda.kernels.fp8_int8 import gemm_dequant as w8_dequant
+from localchat_cuda.kernels.fp8_int8 import gemm_fp8
+from localchat_cuda.kernels.fp8_int8 import gemm_small as w8_small
+from localchat_cuda.kernels.fp8_int8 import gemm_tiled as w8_tiled
+from localchat_cuda.kernels.fp8_int8 import gemv as w8_gemv
+from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
+from localchat_cuda.kernels.fp8_int8 import tile_ops as w8_tile_ops
+from localchat_cuda.kernels.fp8_int8 import tiling as w8_tiling
+from localchat_cuda.kernels.fp8_int8.pack import W8
+from localchat_cuda.kernels.fp8_int8.tiling import few_cut, one_cut, tiles_cut
 from localchat_cuda.kernels.launch import traits
-from localchat_cuda.kernels.w8_pack import W8
-from localchat_cuda.kernels.w8_plan import few_cut, one_cut, tiles_cut
 from tests.localchat_cuda import tiny_models
 from tests.localchat_cuda.test_localchat_cuda_fp8 import save_fp8
 from tests.localchat_cuda.test_localchat_cuda_gpu import HALVES, logs_of
@@ -43,7 +41,7 @@ WORK = (
 def ways(dtype: torch.dtype, *, whole: bool) -> list[int]:
     """Those that differ: only e4m3 becomes fp16 in two."""
     native = traits(GPU).fp8 and dtype == torch.float16 and not whole
-    return [w8_tile.PACKED, *([w8_tile.NATIVE] if native else [])]
+    return [w8_tile_ops.PACKED, *([w8_tile_ops.NATIVE] if native else [])]
 
 
 def drawn(kind: str, n: int, k: int) -> W8:
@@ -63,7 +61,7 @@ def test_every_code_decodes_exactly_in_every_way(whole: bool, half: str) -> None
     weight = W8(codes if whole else codes.view(w8_pack.E4M3), torch.ones(8, device=GPU))
     for way in ways(HALVES[half], whole=whole):
         out = torch.full((8, 128), float("nan"), device=GPU, dtype=HALVES[half])
-        w8_dense.dequantize(weight, out, way=way)
+        w8_dequant.dequantize(weight, out, way=way)
         assert torch.equal(out.float()[held], w8_pack.values(weight.codes)[held]), way
 
 
@@ -73,11 +71,11 @@ def test_products_are_their_references(kind: str, n: int, k: int, half: str) -> 
     weight, sms = drawn(kind, n, k), traits(GPU).sms
     for m in (1, 7, 8, 9, 16, 17, 32, 50, 64):
         x = torch.randn(m, k, device=GPU).to(HALVES[half])
-        wanted = w8_few.reference(x, weight)
-        cuts = [few_cut(m, n, k, sms)] if m <= w8_few.MAX_ROWS else []
-        cuts += [tiles_cut(m, n, k, sms)] if m > w8_plan.FEW_ROWS else []
+        wanted = w8_small.reference(x, weight)
+        cuts = [few_cut(m, n, k, sms)] if m <= w8_small.MAX_ROWS else []
+        cuts += [tiles_cut(m, n, k, sms)] if m > w8_tiling.FEW_ROWS else []
         for cut, way in product(cuts, ways(x.dtype, whole=weight.whole)):
-            call = w8_tiles.product if cut.stages else w8_few.product
+            call = w8_tiled.product if cut.stages else w8_small.product
             for _ in range(5):  # a race shows now and then
                 out = torch.full((cut.splits, m, n), float("nan"), device=GPU)
                 call(x, weight, out, cut, way=way)
@@ -85,8 +83,8 @@ def test_products_are_their_references(kind: str, n: int, k: int, half: str) -> 
     x = torch.randn(1, k, device=GPU).to(HALVES[half])
     for way in ways(x.dtype, whole=weight.whole):
         out = torch.full((1, 1, n), float("nan"), device=GPU)
-        w8_one.product(x, weight, out, one_cut(n, k, sms), way=way)
-        assert off(out[0], w8_few.reference(x, weight)) < 1e-5, way
+        w8_gemv.product(x, weight, out, one_cut(n, k, sms), way=way)
+        assert off(out[0], w8_small.reference(x, weight)) < 1e-5, way
 
 
 @pytest.mark.parametrize("half", sorted(HALVES))
@@ -97,9 +95,9 @@ def test_rounded_products_are_their_references(kind: str, half: str) -> None:
     weight = drawn(kind, 4608, 3584)
     for m in (65, 128, 300, 1024):
         x = torch.randn(m, 3584, device=GPU).to(HALVES[half])
-        found = w8a8.product(x, weight)
-        assert off(found, w8a8.reference(x, weight)) < 5e-3, m
-        assert off(found, w8_few.reference(x, weight)) < 0.05, m
+        found = gemm_fp8.product(x, weight)
+        assert off(found, gemm_fp8.reference(x, weight)) < 5e-3, m
+        assert off(found, w8_small.reference(x, weight)) < 0.05, m
 
 
 @pytest.mark.parametrize("layout", ["channel", "deepseek"])

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from localchat_cuda.layout import Shape
-from localchat_cuda.network import SEEN_BEFORE_CAPTURE, Graphs
+from localchat_cuda.runner.input_batch import StepShape
+from localchat_cuda.runner.model import SEEN_BEFORE_CAPTURE, CudaGraphs
 
-SHAPE = Shape(1, 1, 1, 1, 1, 0, 0)
+SHAPE = StepShape(1, 1, 1, 1, 1, 0, 0)
 
 
 class _Graph:
@@ -34,7 +34,7 @@ class _Graph:
 
 
 @pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
+def graphs(monkeypatch: pytest.MonkeyPatch) -> CudaGraphs:
     _Graph.made, _Graph.spoilt = [], False
     for name, stand_in in {
         "CUDAGraph": _Graph,
@@ -43,7 +43,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
         "empty_cache": lambda: None,
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    return Graphs(enabled=True)
+    return CudaGraphs(enabled=True)
 
 
 def _work(log: list[str]) -> Any:
@@ -55,7 +55,7 @@ def _work(log: list[str]) -> Any:
 
 
 def test_a_shape_is_captured_when_it_has_come_often_and_replayed_from_then_on(
-    graphs: Graphs,
+    graphs: CudaGraphs,
 ) -> None:
     log: list[str] = []
     for _ in range(SEEN_BEFORE_CAPTURE):
@@ -74,7 +74,7 @@ def test_a_shape_is_captured_when_it_has_come_often_and_replayed_from_then_on(
 
 @pytest.mark.parametrize("spoilt", [False, True])
 def test_a_shape_without_memory_for_a_graph_is_launched_ever_after(
-    graphs: Graphs, spoilt: bool
+    graphs: CudaGraphs, spoilt: bool
 ) -> None:
     log: list[str] = []
     _Graph.spoilt = spoilt
@@ -91,7 +91,7 @@ def test_a_shape_without_memory_for_a_graph_is_launched_ever_after(
     assert graphs.count == 0 and graphs.settled and len(_Graph.made) == 1
 
 
-def test_another_failure_of_a_capture_is_not_hidden(graphs: Graphs) -> None:
+def test_another_failure_of_a_capture_is_not_hidden(graphs: CudaGraphs) -> None:
     for _ in range(SEEN_BEFORE_CAPTURE):
         graphs.run("drawn", SHAPE, _work([]))
 

@@ -12,11 +12,13 @@ import jinja2
 import pytest
 import torch
 
-from localchat_cuda.formats.weight import Weight
-from localchat_cuda.kernels import w8, w8_pack, w8a8
-from localchat_cuda.kernels.w8_pack import W8
-from localchat_cuda.vocabulary import Vocabulary, chat_template
-from localchat_cuda.weights import ModelWeights
+from localchat_cuda.kernels import fp8_int8
+from localchat_cuda.kernels.fp8_int8 import gemm_fp8
+from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
+from localchat_cuda.kernels.fp8_int8.pack import W8
+from localchat_cuda.tokenizer import CheckpointTokenizer, chat_template
+from localchat_cuda.weights.formats.weight import Weight
+from localchat_cuda.weights.loader import ModelWeights
 from tests.localchat_cuda.tiny_models import Stretch, Tiny
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +50,7 @@ def guide(tmp_path_factory: pytest.TempPathFactory) -> Guide:
     script = ROOT / "scripts" / "guide" / "checkpoint.py"
     subprocess.run([sys.executable, str(script), str(folder)], check=True, capture_output=True)
     model = Tiny(folder, torch.float32)
-    vocabulary = Vocabulary(folder, model.config.vocabulary)
+    vocabulary = CheckpointTokenizer(folder, model.config.vocabulary)
     turns = [{"role": "user", "content": "What does KV cache mean?"}]
     template = jinja2.Template(chat_template(folder) or "")
     text = template.render(messages=turns, add_generation_prompt=True, bos_token="")
@@ -92,9 +94,9 @@ def test_fp8_layers_cost_little_and_so_do_fp8_activations(
     assert 0 < weights_alone < 2e-3
 
     def both(x: torch.Tensor, weight: W8, **_: object) -> torch.Tensor:
-        return w8a8.reference(x, weight)[None]
+        return gemm_fp8.reference(x, weight)[None]
 
-    monkeypatch.setattr(w8, "product", both)
+    monkeypatch.setattr(fp8_int8, "product", both)
     together = guide.divergence(layers)
     assert together != weights_alone, "the activations were rounded, too"
     assert 0 < together < 4e-3

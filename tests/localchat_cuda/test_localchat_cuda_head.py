@@ -12,12 +12,12 @@ from localchat.engine.request import GenerateRequest, Sampling, Text
 from localchat.errors import UsageError
 from localchat.fit.plan import LoadWish
 from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.config import parse_config, read_config
-from localchat_cuda.kernels import w8_pack
-from localchat_cuda.kernels.w8_pack import W8
-from localchat_cuda.plan import plan, rounded_head_bytes
-from localchat_cuda.source import Checkpoint
-from localchat_cuda.weights import ModelWeights, load
+from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
+from localchat_cuda.kernels.fp8_int8.pack import W8
+from localchat_cuda.memory_plan import plan, rounded_head_bytes
+from localchat_cuda.model_config import parse_config, read_config
+from localchat_cuda.weights.loader import ModelWeights, load
+from localchat_cuda.weights.source import Checkpoint
 from tests.contract.contract_answer import ask
 from tests.localchat_cuda import tiny_models
 from tests.localchat_cuda.speaking import write_speaking

@@ -9,19 +9,23 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localchat_cuda.kernels import attention, attention_few, attention_many, kv8, rope
-from localchat_cuda.kernels.attention import Batch, Rules
-from localchat_cuda.kernels.attention_few import Partials
-from localchat_cuda.rotation import Rotation
+from localchat_cuda.kernels import rope
+from localchat_cuda.kernels.attention import decode as decode_attention
+from localchat_cuda.kernels.attention import kv_fp8
+from localchat_cuda.kernels.attention import prefill as prefill_attention
+from localchat_cuda.kernels.attention import reference as attention_reference
+from localchat_cuda.kernels.attention.decode import Partials
+from localchat_cuda.kernels.attention.reference import AttentionBatch, Rules
+from localchat_cuda.rope_config import Rotation
 from tests.localchat_cuda.test_localchat_cuda_attention import PAGE, close, numbers, scene
 
-NONE = kv8.NONE.value
+NONE = kv_fp8.NONE.value
 Coded = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def coded(k: torch.Tensor, v: torch.Tensor) -> Coded:
     """Codes of pages, with what spoils whatever reads it where nothing was written."""
-    words, marks = zip(*(kv8.encode_reference(each) for each in (k, v)), strict=True)
+    words, marks = zip(*(kv_fp8.encode_reference(each) for each in (k, v)), strict=True)
     pool = torch.stack(words, 1)
     exponents = torch.stack(marks, -1)
     unwritten = k.isnan().any(-1)
@@ -32,7 +36,7 @@ def coded(k: torch.Tensor, v: torch.Tensor) -> Coded:
 
 def coded_scene(
     work: list[tuple[int, int]], h: int, j: int, d: int, scale: float = 1.0
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Batch]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, AttentionBatch]:
     """scene(...) with keys of several sizes: a token in three has some of its keys ten times larger."""
     q, k, v, batch = scene(work, h, j, d)
     k[:, :, ::3, : d // 8] *= 10
@@ -50,8 +54,8 @@ def coded_scene(
 @settings(max_examples=300)
 def test_a_code_is_the_nearest_multiple_of_a_power_of_two(values: list[float]) -> None:
     x = torch.tensor(values)
-    words, exponents = kv8.encode_reference(x[None])
-    found = kv8.decode_reference(words, exponents)[0]
+    words, exponents = kv_fp8.encode_reference(x[None])
+    found = kv_fp8.decode_reference(words, exponents)[0]
     most = float(x.abs().max())
     assert words.shape == (1, 4) and words.dtype == torch.int16
     # half a step of 3 bits, and below 2^-6 of the scale half a step of 2^-9
@@ -94,8 +98,8 @@ def test_the_kernel_encodes_as_torch_does(d: int, turning: int) -> None:
     assert torch.equal(exponents, exponents_wanted)
     assert int(exponents[2, 1, 2, 1]) == int(exponents[2, 1, 3, 1]) == NONE
     usable = (exponents_wanted != NONE).permute(0, 3, 1, 2)
-    one = kv8.decode_reference(pool, exponents.permute(0, 3, 1, 2))[usable]
-    other = kv8.decode_reference(pool_wanted, exponents_wanted.permute(0, 3, 1, 2))[usable]
+    one = kv_fp8.decode_reference(pool, exponents.permute(0, 3, 1, 2))[usable]
+    other = kv_fp8.decode_reference(pool_wanted, exponents_wanted.permute(0, 3, 1, 2))[usable]
     # rotations may differ in the last bit of fp32, and then a tie falls the other way: values are exact
     assert torch.equal(pool[:, 1][usable[:, 1]], pool_wanted[:, 1][usable[:, 1]])
     assert float((one - other).abs().max() / other.abs().max()) < 0.08
@@ -105,7 +109,7 @@ def test_the_kernel_encodes_as_torch_does(d: int, turning: int) -> None:
 @triton.jit  # type: ignore[untyped-decorator]
 def _decode(words: Any, low: Any, high: Any, COUNT: tl.constexpr) -> None:
     i = tl.arange(0, COUNT)
-    a, b = kv8.decode(tl.load(words + i), 1)
+    a, b = kv_fp8.decode(tl.load(words + i), 1)
     tl.store(low + i, a)
     tl.store(high + i, b)
 
@@ -127,9 +131,9 @@ def test_decoding_is_the_reference_at_page_borders(length: int, splits: int) -> 
     q, k, v, marks, batch = coded_scene([(1, length), (1, 5)], 6, 2, 64)
     partials = Partials.empty(splits, 2, 6, 64, q.device)
     out = torch.full((2, 384), float("nan"))
-    attention_few.attend(q, k, v, batch, 1, partials, exponents=marks)
-    attention_few.merge(partials, out)
-    close(out, attention.reference(q, k, v, batch, Rules(), marks).view(2, -1))
+    decode_attention.attend(q, k, v, batch, 1, partials, exponents=marks)
+    decode_attention.merge(partials, out)
+    close(out, attention_reference.reference(q, k, v, batch, Rules(), marks).view(2, -1))
 
 
 @pytest.mark.parametrize(("h", "j", "d"), [(2, 2, 96), (3, 1, 128), (2, 1, 256), (7, 1, 64)])
@@ -137,38 +141,38 @@ def test_drafts_of_any_width_are_verified_like_the_reference(h: int, j: int, d: 
     q, k, v, marks, batch = coded_scene([(3, 70), (16, 16), (1, 130)], h, j, d)
     partials = Partials.empty(2, 20, h, d, q.device)
     out = torch.full((20, h * d), float("nan"), dtype=torch.float16)
-    attention_few.attend(q, k, v, batch, 16, partials, exponents=marks)
-    attention_few.merge(partials, out)
-    close(out, attention.reference(q, k, v, batch, Rules(), marks).view(20, -1))
+    decode_attention.attend(q, k, v, batch, 16, partials, exponents=marks)
+    decode_attention.merge(partials, out)
+    close(out, attention_reference.reference(q, k, v, batch, Rules(), marks).view(20, -1))
 
 
 @pytest.mark.parametrize(("h", "j", "d"), [(4, 2, 64), (2, 1, 96), (2, 1, 128), (1, 1, 256)])
 def test_prompt_chunks_are_the_reference(h: int, j: int, d: int) -> None:
     work = [(65, 65), (40, 167), (1, 64)]
     q, k, v, marks, batch = coded_scene(work, h, j, d)
-    rows = attention_many.cut_for(d).rows
-    tiles = attention_many.tiles_of([c for c, _ in work], [n for _, n in work], rows)
+    rows = prefill_attention.cut_for(d).rows
+    tiles = prefill_attention.tiles_of([c for c, _ in work], [n for _, n in work], rows)
     out = torch.full_like(q, float("nan"))
     listed = torch.tensor(tiles, dtype=torch.int32)
-    attention_many.attend(q, k, v, batch, listed, out, exponents=marks)
-    close(out, attention.reference(q, k, v, batch, Rules(), marks))
+    prefill_attention.attend(q, k, v, batch, listed, out, exponents=marks)
+    close(out, attention_reference.reference(q, k, v, batch, Rules(), marks))
 
 
 @pytest.mark.parametrize("rules", [Rules(window=50), Rules(soft_cap=5.0), Rules(scale=0.3)])
 @pytest.mark.parametrize("many", [False, True])
 def test_windows_caps_and_scales_are_kept(rules: Rules, many: bool) -> None:
     q, k, v, marks, batch = coded_scene([(9, 150)], 2, 1, 64)
-    wanted = attention.reference(q, k, v, batch, rules, marks)
+    wanted = attention_reference.reference(q, k, v, batch, rules, marks)
     if many:
         out = torch.zeros_like(q)
-        tiles = torch.tensor(attention_many.tiles_of([9], [150], 64), dtype=torch.int32)
-        attention_many.attend(q, k, v, batch, tiles, out, rules, exponents=marks)
+        tiles = torch.tensor(prefill_attention.tiles_of([9], [150], 64), dtype=torch.int32)
+        prefill_attention.attend(q, k, v, batch, tiles, out, rules, exponents=marks)
         close(out, wanted)
     else:
         partials = Partials.empty(2, 9, 2, 64, q.device)
         flat = torch.empty(9, 128)
-        attention_few.attend(q, k, v, batch, 9, partials, rules, exponents=marks)
-        attention_few.merge(partials, flat)
+        decode_attention.attend(q, k, v, batch, 9, partials, rules, exponents=marks)
+        decode_attention.merge(partials, flat)
         close(flat, wanted.view(9, -1))
 
 
@@ -180,17 +184,17 @@ def test_sizes_far_from_one_lose_nothing(key: float, value: float, many: bool) -
     v[:, :, ::2] *= 2.0**-12
     k, v, marks = coded(k, v)
     q = (q / key).half()
-    wanted = attention.reference(q, k, v, batch, Rules(), marks)
+    wanted = attention_reference.reference(q, k, v, batch, Rules(), marks)
     if many:
         out = torch.zeros(9, 2, 64)
-        tiles = torch.tensor(attention_many.tiles_of([9], [150], 64), dtype=torch.int32)
-        attention_many.attend(q.float(), k, v, batch, tiles, out, exponents=marks)
+        tiles = torch.tensor(prefill_attention.tiles_of([9], [150], 64), dtype=torch.int32)
+        prefill_attention.attend(q.float(), k, v, batch, tiles, out, exponents=marks)
         close(out, wanted)
     else:
         partials = Partials.empty(2, 9, 2, 64, q.device)
         flat = torch.empty(9, 128)
-        attention_few.attend(q, k, v, batch, 9, partials, exponents=marks)
-        attention_few.merge(partials, flat)
+        decode_attention.attend(q, k, v, batch, 9, partials, exponents=marks)
+        decode_attention.merge(partials, flat)
         close(flat, wanted.view(9, -1))
 
 
@@ -200,8 +204,8 @@ def test_what_is_no_number_stays_none(which: int) -> None:
     marks[int(batch.tables[1, 1]), 0, 3, which] = NONE
     partials = Partials.empty(2, 2, 2, 64, q.device)
     flat = torch.empty(2, 128)
-    attention_few.attend(q, k, v, batch, 1, partials, exponents=marks)
-    attention_few.merge(partials, flat)
+    decode_attention.attend(q, k, v, batch, 1, partials, exponents=marks)
+    decode_attention.merge(partials, flat)
     assert bool(flat[0].isnan().all())
     assert not bool(flat[1].isnan().any())
 
@@ -210,10 +214,10 @@ def test_wrong_arguments_are_named() -> None:
     q, k, v, marks, batch = coded_scene([(1, 5)], 2, 1, 64)
     partials = Partials.empty(1, 1, 2, 64, q.device)
     with pytest.raises(ValueError, match="exponents: shape"):
-        attention_few.attend(q, k, v, batch, 1, partials, exponents=marks[..., 0].contiguous())
+        decode_attention.attend(q, k, v, batch, 1, partials, exponents=marks[..., 0].contiguous())
     with pytest.raises(ValueError, match="codes with exponents"):
-        attention_few.attend(
+        decode_attention.attend(
             q, k.view(torch.float16), v.view(torch.float16), batch, 1, partials, exponents=marks
         )
     with pytest.raises(ValueError, match="k: pages x heads x tokens x 64"):
-        attention_few.attend(q, k, v, batch, 1, partials)
+        decode_attention.attend(q, k, v, batch, 1, partials)

@@ -18,7 +18,9 @@ SCRIPT = """
 import json, re, sys, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from localchat_cuda.kernels import attention_few, attention_many, kv8, kv8_plain, rope
+from localchat_cuda.kernels.attention import decode as decode_attention, kv_fp8, kv_fp8_dequant
+from localchat_cuda.kernels.attention import prefill as prefill_attention
+from localchat_cuda.kernels import rope
 
 def compiled(kernel, types, warps, cc, **values):
     names = kernel.arg_names
@@ -39,7 +41,7 @@ def compiled(kernel, types, warps, cc, **values):
         dots=loop.count("ttng.warp_group_dot "), waits=loop.count("ttng.warp_group_dot_wait "))
 
 cc = int(sys.argv[1])
-pdl, way = cc >= 90, kv8.CONVERTED if cc >= 89 else kv8.BITS
+pdl, way = cc >= 90, kv_fp8.CONVERTED if cc >= 89 else kv_fp8.BITS
 index = {n: "*i32" for n in ("starts", "counts", "lengths", "slots", "tables", "tiles", "positions")}
 whole = {n: "i32" for n in ("T", "width", "page_stride", "mark_stride")}
 paged = dict(k="*i16", v="*i16", marks="*i16", sums="*fp32", peaks="*fp32", masses="*fp32",
@@ -50,16 +52,17 @@ for q, d, rows, window, cap in (
 ):
     types, rules = dict(paged, q=q, out=q), dict(WINDOW=window, SOFT_CAP=cap, CODED=way, D=d, P=64,
                                                  D_POW2=1 << (d - 1).bit_length(), H=28, J=4)
-    cut = attention_few.cut_for(d, rows, True)
+    cut = decode_attention.cut_for(d, rows, True)
     found[f"few {d} {rows}"] = compiled(
-        attention_few._few_kernel, types, cut.warps, cc, TILE=cut.tile, ROWS=rows, ROW_BLOCKS=1,
+        decode_attention._few_kernel, types, cut.warps, cc, TILE=cut.tile, ROWS=rows, ROW_BLOCKS=1,
         STAGES=cut.stages, ROOMY=False, PDL=pdl, **rules)
-    cut = attention_many.cut_for(d)
+    cut = prefill_attention.cut_for(d)
     found[f"many {d}"] = compiled(
-        attention_many._many_kernel, types, cut.warps, cc, M=cut.rows, TILE=cut.tile,
+        prefill_attention._many_kernel, types, cut.warps, cc, M=cut.rows, TILE=cut.tile,
         STAGES=cut.stages, **rules)
 found["plain"] = compiled(
-    kv8_plain._plain_kernel, dict(paged, sources="*i32", pool="*bf16", table="*i32"), 4, cc, J=4, P=64, D=128,
+    kv_fp8_dequant._plain_kernel, dict(paged, sources="*i32", pool="*bf16", table="*i32"), 4, cc, J=4, P=64,
+    D=128,
     CODED=way)
 writing = dict(qkv="*fp32", bias="*bf16", table="*fp32", q_norm="*fp32", k_norm="*fp32", eps="fp32",
                q="*bf16", exponents="*u8", **paged)

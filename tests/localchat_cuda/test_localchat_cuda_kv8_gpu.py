@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from localchat_cuda.kernels import attention, attention_few, attention_many, kv8
-from localchat_cuda.kernels.attention import Batch, Rules
+from localchat_cuda.kernels.attention import decode as decode_attention
+from localchat_cuda.kernels.attention import kv_fp8
+from localchat_cuda.kernels.attention import prefill as prefill_attention
+from localchat_cuda.kernels.attention import reference as attention_reference
+from localchat_cuda.kernels.attention.reference import AttentionBatch, Rules
 from tests.localchat_cuda import tiny_models
 from tests.localchat_cuda.test_localchat_cuda_kv8 import coded_scene
 from tests.localchat_cuda.tiny_loop import ON_GPU, TinyLoop, request, tiny_runner
@@ -23,10 +26,10 @@ ERRORS = {"fp16": 5e-4, "bf16": 4e-3}
 
 def gpu_scene(
     work: list[tuple[int, int]], h: int, j: int, d: int, half: str
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Batch]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, AttentionBatch]:
     q, k, v, marks, batch = coded_scene(work, h, j, d)
     pool = torch.stack((k, v), 1).cuda()
-    on_gpu = Batch(
+    on_gpu = AttentionBatch(
         *(
             getattr(batch, name).cuda()
             for name in ("starts", "counts", "lengths", "slots", "tables")
@@ -35,33 +38,33 @@ def gpu_scene(
     return q.to(HALVES[half]).cuda(), pool[:, 0], pool[:, 1], marks.cuda(), on_gpu
 
 
-@pytest.mark.parametrize("way", [kv8.BITS, kv8.CONVERTED])
+@pytest.mark.parametrize("way", [kv_fp8.BITS, kv_fp8.CONVERTED])
 @pytest.mark.parametrize("half", sorted(HALVES))
 @pytest.mark.parametrize("rules", [Rules(), Rules(window=50, soft_cap=20.0)])
 @pytest.mark.parametrize(("h", "j", "d"), [(14, 2, 64), (6, 6, 96), (28, 4, 128), (8, 1, 256)])
 def test_attention_is_the_reference(
     h: int, j: int, d: int, rules: Rules, half: str, way: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if way == kv8.CONVERTED and torch.cuda.get_device_capability() < (8, 9):
+    if way == kv_fp8.CONVERTED and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("this card does not convert e4m3")
-    monkeypatch.setattr(kv8, "way_for", lambda device: way)
+    monkeypatch.setattr(kv_fp8, "way_for", lambda device: way)
     work = [(3, 70), (16, 16), (1, 1000), (1, 64)]
     q, k, v, marks, batch = gpu_scene(work, h, j, d, half)
-    wanted = attention.reference(q, k, v, batch, rules, marks)
-    partials = attention_few.Partials.empty(3, 21, h, d, q.device)
+    wanted = attention_reference.reference(q, k, v, batch, rules, marks)
+    partials = decode_attention.Partials.empty(3, 21, h, d, q.device)
     out = torch.full((21, h * d), float("nan"), device=q.device, dtype=q.dtype)
-    attention_few.attend(q, k, v, batch, 16, partials, rules, exponents=marks)
-    attention_few.merge(partials, out)
+    decode_attention.attend(q, k, v, batch, 16, partials, rules, exponents=marks)
+    decode_attention.merge(partials, out)
     assert float((out.float() - wanted.view(21, -1)).norm() / wanted.norm()) < ERRORS[half]
     work = [(65, 65), (40, 167), (1, 64), (300, 555)]
     q, k, v, marks, batch = gpu_scene(work, h, j, d, half)
-    wanted = attention.reference(q, k, v, batch, rules, marks)
-    rows = attention_many.cut_for(d).rows
-    listed = attention_many.tiles_of([c for c, _ in work], [n for _, n in work], rows)
+    wanted = attention_reference.reference(q, k, v, batch, rules, marks)
+    rows = prefill_attention.cut_for(d).rows
+    listed = prefill_attention.tiles_of([c for c, _ in work], [n for _, n in work], rows)
     tiles = torch.tensor(listed, dtype=torch.int32, device=q.device)
     for _ in range(5):
         many = torch.full_like(q, float("nan"))
-        attention_many.attend(q, k, v, batch, tiles, many, rules, exponents=marks)
+        prefill_attention.attend(q, k, v, batch, tiles, many, rules, exponents=marks)
         assert float((many.float() - wanted).norm() / wanted.norm()) < ERRORS[half]
 
 

@@ -11,7 +11,7 @@ from localchat.errors import UsageError
 from localchat.fit.kv_names import FP8
 from localchat.fit.plan import LoadWish
 from localchat_cuda.backend import ReferenceBackend
-from localchat_cuda.plan import kv_token_bytes
+from localchat_cuda.memory_plan import kv_token_bytes
 from tests.contract.contract_answer import ask
 from tests.localchat_cuda import tiny_models
 from tests.localchat_cuda.speaking import write_speaking

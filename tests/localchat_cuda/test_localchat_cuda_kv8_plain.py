@@ -6,12 +6,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from localchat_cuda.kernels import attention, attention_many, kv8, kv8_plain
-from localchat_cuda.kernels.attention import Batch, Rules
-from localchat_cuda.kernels.attention_many import HOPPER
-from localchat_cuda.kernels.kv8_plain import Plain
-from localchat_cuda.layout import Sizes, Stretch, lay_out
-from localchat_cuda.plan import decoded_pages
+from localchat_cuda.kernels.attention import kv_fp8, kv_fp8_dequant
+from localchat_cuda.kernels.attention import prefill as prefill_attention
+from localchat_cuda.kernels.attention import reference as attention_reference
+from localchat_cuda.kernels.attention.kv_fp8_dequant import Plain
+from localchat_cuda.kernels.attention.prefill import HOPPER
+from localchat_cuda.kernels.attention.reference import AttentionBatch, Rules
+from localchat_cuda.memory_plan import decoded_pages
+from localchat_cuda.runner.input_batch import Sizes, TokenSpan, lay_out
 from tests.localchat_cuda import tiny_models
 from tests.localchat_cuda.test_localchat_cuda_attention import PAGE
 from tests.localchat_cuda.test_localchat_cuda_kv8 import coded_scene
@@ -21,7 +23,7 @@ CODED = Sizes(4, 2, 128, 64, 132, coded=True, chunks=HOPPER)
 SCRATCH = 9
 
 
-def sources_of(batch: Batch, room: int) -> torch.Tensor:
+def sources_of(batch: AttentionBatch, room: int) -> torch.Tensor:
     """All pages of a batch, sequence by sequence."""
     each = zip(batch.slots.tolist(), batch.lengths.tolist(), strict=True)
     sources = [(slot, n) for slot, length in each for n in range(-(-length // PAGE))]
@@ -36,26 +38,28 @@ def test_decoded_pages_are_the_references(d: int, dtype: torch.dtype) -> None:
     q, k, v, exponents, batch = coded_scene(work, 2, 2, d)
     plain = Plain.empty(8, 2, PAGE, d, dtype, batch.tables)
     plain.pool.fill_(7.0)
-    kv8_plain.decode(k, v, exponents, batch.tables, sources_of(batch, 8), plain)
+    kv_fp8_dequant.decode(k, v, exponents, batch.tables, sources_of(batch, 8), plain)
     at = 0
     for slot, (_, length) in zip(batch.slots.tolist(), work, strict=True):
         for n in range(-(-length // PAGE)):
             page, held = batch.tables[slot, n], min(PAGE, length - n * PAGE)
             for i, words in enumerate((k, v)):
-                exact = kv8.decode_reference(words[page], exponents[page, ..., i])[:, :held]
+                exact = kv_fp8.decode_reference(words[page], exponents[page, ..., i])[:, :held]
                 assert torch.equal(plain.pool[at, i, :, :held], exact.to(dtype))
             at += 1
     assert bool((plain.pool[at:] == 7.0).all())
     keys, values = plain.pool.unbind(1)
-    found = attention.reference(q, keys, values, plain.batch(batch), Rules())
-    assert torch.allclose(found, attention.reference(q, k, v, batch, Rules(), exponents), atol=1e-4)
+    found = attention_reference.reference(q, keys, values, plain.batch(batch), Rules())
+    assert torch.allclose(
+        found, attention_reference.reference(q, k, v, batch, Rules(), exponents), atol=1e-4
+    )
 
 
 def test_what_was_no_number_stays_none() -> None:
     q, k, v, exponents, batch = coded_scene([(64, 64)], 1, 1, 64)
-    exponents[int(batch.tables[1, 0]), 0, 5, 1] = kv8.NONE.value
+    exponents[int(batch.tables[1, 0]), 0, 5, 1] = kv_fp8.NONE.value
     plain = Plain.empty(1, 1, PAGE, 64, q.dtype, batch.tables)
-    kv8_plain.decode(k, v, exponents, batch.tables, sources_of(batch, 1), plain)
+    kv_fp8_dequant.decode(k, v, exponents, batch.tables, sources_of(batch, 1), plain)
     assert plain.pool.isnan().any(-1).nonzero().tolist() == [[0, 1, 0, 5]]
 
 
@@ -63,7 +67,9 @@ def test_what_was_no_number_stays_none() -> None:
 
 
 def test_chunks_pages_are_listed_beside_those_of_padding_in_room_for_a_graph() -> None:
-    layout = lay_out([Stretch(3, 100, 40), Stretch(1, 0, 200), Stretch(2, 5, 1)], 0, CODED, SCRATCH)
+    layout = lay_out(
+        [TokenSpan(3, 100, 40), TokenSpan(1, 0, 200), TokenSpan(2, 5, 1)], 0, CODED, SCRATCH
+    )
     own = [(3, 0), (3, 1), (3, 2), *[(1, n) for n in range(4)]]
     assert sorted(layout.decoded) == sorted([*own, (SCRATCH, 0)])
     assert layout.shape.decoded == 64
@@ -74,21 +80,21 @@ def test_long_histories_take_the_larger_room_and_the_longest_read_codes() -> Non
     most = decoded_pages(2, 128)
     assert most == 512
     for length, room in ((4096, 64), (4097, most), (most * 64, most), (most * 64 + 1, 0)):
-        layout = lay_out([Stretch(0, length - 4096, 4096)], 0, CODED, SCRATCH)
+        layout = lay_out([TokenSpan(0, length - 4096, 4096)], 0, CODED, SCRATCH)
         assert layout.shape.decoded == room
-        assert layout.cut == (HOPPER if room else attention_many.cut_for(128))
+        assert layout.cut == (HOPPER if room else prefill_attention.cut_for(128))
         assert len(layout.decoded) == (-(-length // 64) if room else 0)
 
 
 @pytest.mark.parametrize("coded", [False, True])
-@pytest.mark.parametrize("chunks", [None, attention_many.cut_for(128), HOPPER])
+@pytest.mark.parametrize("chunks", [None, prefill_attention.cut_for(128), HOPPER])
 def test_nothing_is_decoded_of_plain_pages_or_for_other_kernels(
-    coded: bool, chunks: attention_many.Cut | None
+    coded: bool, chunks: prefill_attention.PrefillTileConfig | None
 ) -> None:
     sizes = Sizes(4, 2, 128, 64, 132, coded=coded, chunks=chunks)
-    layout = lay_out([Stretch(0, 0, 500)], 0, sizes, SCRATCH)
+    layout = lay_out([TokenSpan(0, 0, 500)], 0, sizes, SCRATCH)
     assert bool(layout.decoded) == (coded and chunks == HOPPER)
-    assert layout.cut == (HOPPER if chunks == HOPPER else attention_many.cut_for(128))
+    assert layout.cut == (HOPPER if chunks == HOPPER else prefill_attention.cut_for(128))
     tiles = {tile for tile in layout.tiles if tile[0] == 0}
     assert tiles == {(0, first) for first in range(0, 500, layout.cut.rows)}
 
@@ -110,14 +116,14 @@ def test_a_model_decodes_its_chunks_and_attends_with_the_other_kernel(
     tiny_models.save(tiny_models.reference(kind), tmp_path)
     calls = []
 
-    def launch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch,
+    def launch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: AttentionBatch,
                tiles: torch.Tensor, out: torch.Tensor, rules: Rules) -> None:  # fmt: skip
         assert k.dtype == q.dtype
         calls.append(k.shape[0])
         rows = int(batch.starts[0])
-        out[rows:] = attention.reference(q, k, v, batch, rules)[rows:].to(out.dtype)
+        out[rows:] = attention_reference.reference(q, k, v, batch, rules)[rows:].to(out.dtype)
 
-    monkeypatch.setattr(attention_many, "hopper", SimpleNamespace(launch=launch))
+    monkeypatch.setattr(prefill_attention, "hopper", SimpleNamespace(launch=launch))
     half, tokens = torch.float32, tokens_of(50, 84)
     usual = Tiny(tmp_path, half, coded=coded)
     other = Tiny(tmp_path, half, kernels=True, coded=coded, chunks=HOPPER)

@@ -3,19 +3,19 @@
 import pytest
 import torch
 
-from localchat_cuda.inbox import Inbox
-from localchat_cuda.layout import Sizes, Stretch, inputs_of, lay_out, put
-from localchat_cuda.paging import Inputs
-from localchat_cuda.state import StateTable
+from localchat_cuda.runner.device_state import StateTable
+from localchat_cuda.runner.input_batch import Sizes, TokenSpan, inputs_of, lay_out, put
+from localchat_cuda.runner.kv_pages import Inputs
+from localchat_cuda.runner.step_buffer import StepBuffer
 
 CPU = torch.device("cpu")
 SCRATCH_PAGE = 99
 
 
-def inputs(stretches: list[Stretch], context: int = 8192) -> tuple[Inputs, StateTable]:
+def inputs(stretches: list[TokenSpan], context: int = 8192) -> tuple[Inputs, StateTable]:
     sizes = Sizes(4, 2, 64, 64, 4, context_tokens=context)
     table = StateTable(4, context, 64, SCRATCH_PAGE, CPU)
-    inbox = Inbox(100_000, 1, CPU)
+    inbox = StepBuffer(100_000, 1, CPU)
     inbox.begin()
     layout = lay_out(stretches, 0, sizes, table.scratch)
     places = put(layout, inbox, table.columns, table.scratch, table.nothing)
@@ -26,7 +26,9 @@ def inputs(stretches: list[Stretch], context: int = 8192) -> tuple[Inputs, State
 @pytest.mark.parametrize("count", [17, 65, 257, 1025, 2904, 4096])
 @pytest.mark.parametrize("others", [0, 3])
 def test_padding_of_prompt_chunks_writes_to_the_scratch_page_alone(count: int, others: int) -> None:
-    step, table = inputs([Stretch(0, 64, count), *[Stretch(1 + i, 9, 1) for i in range(others)]])
+    step, table = inputs(
+        [TokenSpan(0, 64, count), *[TokenSpan(1 + i, 9, 1) for i in range(others)]]
+    )
     padding = step.slots == table.scratch
     pages = table.tables[step.slots.long(), step.positions.long() // 64][padding]
     assert set(pages.tolist()) <= {SCRATCH_PAGE}
@@ -36,27 +38,27 @@ def test_padding_of_prompt_chunks_writes_to_the_scratch_page_alone(count: int, o
 
 def test_padding_is_one_text_as_far_as_its_block_table_goes() -> None:
     """More of them would be other shapes, and so other graphs."""
-    step, _ = inputs([Stretch(0, 0, 2900)])
+    step, _ = inputs([TokenSpan(0, 0, 2900)])
     assert step.batch.counts[:2].tolist() == [2900, 3072 - 2900]
-    short, table = inputs([Stretch(0, 0, 70), Stretch(1, 0, 69)], context=70)
+    short, table = inputs([TokenSpan(0, 0, 70), TokenSpan(1, 0, 69)], context=70)
     assert short.batch.counts[:3].tolist() == [70, 69, 192 - 139]
     assert int(short.positions.max()) < table.columns
-    shorter, table = inputs([Stretch(slot, 0, 40) for slot in range(4)], context=40)
+    shorter, table = inputs([TokenSpan(slot, 0, 40) for slot in range(4)], context=40)
     assert shorter.batch.counts[:5].tolist() == [*[40] * 4, 192 - 160]
-    shorter, table = inputs([Stretch(slot, 0, 40) for slot in range(3)], context=40)
+    shorter, table = inputs([TokenSpan(slot, 0, 40) for slot in range(3)], context=40)
     assert shorter.batch.counts[:4].tolist() == [*[40] * 3, 8]
-    single, table = inputs([Stretch(0, 0, 35)], context=20)
+    single, table = inputs([TokenSpan(0, 0, 35)], context=20)
     assert max(single.batch.counts[1:].tolist()) == 20
 
 
 def test_all_arrays_begin_where_kernels_were_compiled_for() -> None:
     """Triton compiles a kernel once more for a pointer that is not aligned to 16 bytes: seconds, in a step."""
-    writers = [Stretch(slot, 90 + slot, 1) for slot in range(3)]
+    writers = [TokenSpan(slot, 90 + slot, 1) for slot in range(3)]
     for stretches in (
-        [*writers, Stretch(3, 0, 300)],
-        [*writers, Stretch(3, 0, 5000)],
-        [Stretch(0, 50, 17), Stretch(3, 0, 5000)],
-        [Stretch(3, 0, 300)],
+        [*writers, TokenSpan(3, 0, 300)],
+        [*writers, TokenSpan(3, 0, 5000)],
+        [TokenSpan(0, 50, 17), TokenSpan(3, 0, 5000)],
+        [TokenSpan(3, 0, 300)],
     ):
         step, _ = inputs(stretches)
         assert step.many is not None
@@ -71,7 +73,7 @@ def test_beside_prompts_histories_are_cut_in_fewer_ways() -> None:
     sizes = Sizes(28, 4, 128, 64, 132, context_tokens=8192)
     alone, beside = set(), set()
     for length in (10, 100, 300, 700, 1500, 3000, 6000, 8000):
-        writer = Stretch(0, length, 1)
+        writer = TokenSpan(0, length, 1)
         alone.add(lay_out([writer], 0, sizes, 3).shape.splits)
-        beside.add(lay_out([writer, Stretch(1, 0, 500)], 0, sizes, 3).shape.splits)
+        beside.add(lay_out([writer, TokenSpan(1, 0, 500)], 0, sizes, 3).shape.splits)
     assert beside <= {1, 4, 16, 64} and len(beside) < len(alone)

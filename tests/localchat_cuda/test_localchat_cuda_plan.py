@@ -9,8 +9,8 @@ from localchat.errors import DoesNotFit, UsageError
 from localchat.fit.machine import Gpu
 from localchat.fit.plan import LoadWish, demand
 from localchat.fit.safetensors_header import SafetensorsHeader, Tensor
-from localchat_cuda.config import ModelConfig, parse_config
-from localchat_cuda.plan import Limits, kv_token_bytes, plan, weights_bytes
+from localchat_cuda.memory_plan import StepLimits, kv_token_bytes, plan, weights_bytes
+from localchat_cuda.model_config import ModelConfig, parse_config
 from tests.localchat_cuda.hub_configs import CONFIGS
 from tests.localchat_cuda.test_localchat_cuda_config import AWQ, QWEN25
 
@@ -64,8 +64,8 @@ def test_weights_that_do_not_fit_are_told_with_ways_out() -> None:
     assert "llama.cpp" in found.advice[-1]
 
 
-@pytest.mark.parametrize("limits", [Limits(gpu_bytes=18 * GB), Limits(kv_bytes=GB)])
-def test_limits_are_absolute(limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [StepLimits(gpu_bytes=18 * GB), StepLimits(kv_bytes=GB)])
+def test_limits_are_absolute(limits: StepLimits) -> None:
     found = plan(CONFIG, [header(15 * GB)], LoadWish(), gpu(140 * GB, 141 * GB), limits)
     assert found.fits
     assert found.total_bytes <= (limits.gpu_bytes or 141 * GB)
@@ -98,7 +98,7 @@ def test_nonsense_is_refused(wish: LoadWish) -> None:
 
 @pytest.mark.parametrize("name", ["fp8", "fp8_e4m3"])
 def test_a_cache_of_8_bits_holds_twice_the_tokens(name: str) -> None:
-    limits = Limits(kv_bytes=10 * GB)
+    limits = StepLimits(kv_bytes=10 * GB)
     room = gpu(140 * GB, 141 * GB)
     wish = LoadWish(max_slots=256)
     plain = plan(CONFIG, [header(15 * GB)], wish, room, limits)
@@ -129,7 +129,7 @@ def test_ggml_types_are_refused_with_what_there_is() -> None:
 
 
 def test_planning_imports_no_torch() -> None:
-    code = "import sys, localchat_cuda.plan; sys.exit('torch' in sys.modules)"
+    code = "import sys, localchat_cuda.memory_plan; sys.exit('torch' in sys.modules)"
     path = f"{ROOT}:{ROOT / 'backends'}"
     done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": path}, check=False)
     assert done.returncode == 0
@@ -195,29 +195,29 @@ def test_floating_weights_count_in_the_type_that_they_are_loaded_in() -> None:
 
 def test_a_limit_on_the_cache_alone_is_said_to_be_what_forbids_the_load() -> None:
     wish = LoadWish(context_tokens=32768, max_slots=1)
-    found = plan(CONFIG, [header(GB)], wish, gpu(20 * GB), Limits(kv_bytes=GB))
+    found = plan(CONFIG, [header(GB)], wish, gpu(20 * GB), StepLimits(kv_bytes=GB))
     needed = kv_token_bytes(CONFIG) * 32768
     assert not found.fits and found.total_bytes < found.free_bytes
     assert "--kv-gb allows 1.0 GB" in found.missing
     flag, value = found.advice[0].partition(":")[0].split()
     assert flag == "--kv-gb" and needed <= float(value) * GB < needed + GB / 10
-    enough = Limits(kv_bytes=int(float(value) * GB))
+    enough = StepLimits(kv_bytes=int(float(value) * GB))
     assert plan(CONFIG, [header(GB)], wish, gpu(20 * GB), enough).fits
     with pytest.raises(DoesNotFit, match="it is not loaded: the KV cache"):
         demand(found, "it")
-    scarce = plan(CONFIG, [header(GB)], wish, gpu(5 * GB), Limits(kv_bytes=GB))
+    scarce = plan(CONFIG, [header(GB)], wish, gpu(5 * GB), StepLimits(kv_bytes=GB))
     assert not scarce.missing and not any("--kv-gb" in line for line in scarce.advice)
 
 
 def test_a_limit_on_the_gpu_can_be_raised_where_there_is_memory() -> None:
     wish = LoadWish(context_tokens=2048, max_slots=1)
-    found = plan(CONFIG, [header(15 * GB)], wish, gpu(23 * GB), Limits(gpu_bytes=10 * GB))
+    found = plan(CONFIG, [header(15 * GB)], wish, gpu(23 * GB), StepLimits(gpu_bytes=10 * GB))
     assert not found.fits and not found.missing
     flag, value = found.advice[0].partition(":")[0].split()
     assert flag == "--vram-gb"
-    enough = Limits(gpu_bytes=int(float(value) * GB))
+    enough = StepLimits(gpu_bytes=int(float(value) * GB))
     assert plan(CONFIG, [header(15 * GB)], wish, gpu(23 * GB), enough).fits
-    scarce = plan(CONFIG, [header(15 * GB)], wish, gpu(12 * GB), Limits(gpu_bytes=10 * GB))
+    scarce = plan(CONFIG, [header(15 * GB)], wish, gpu(12 * GB), StepLimits(gpu_bytes=10 * GB))
     assert not any("--vram-gb" in line for line in scarce.advice)
 
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from localchat_cuda.kernels import post_norm, w4_feed
-from localchat_cuda.kernels.w4_feed import HalfRows, Int8Rows
+from localchat_cuda.kernels import rms_norm_post
+from localchat_cuda.kernels.int4 import activations as w4_activations
+from localchat_cuda.kernels.int4.activations import HalfRows, Int8Rows
 
 CPU = torch.device("cpu")
 EPS = 1e-6
@@ -14,16 +15,16 @@ def numbers(*extents: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*extents, generator=torch.Generator().manual_seed(seed + sum(extents)))
 
 
-def rows_of(kind: str, rows: int, k: int) -> w4_feed.Rows:
+def rows_of(kind: str, rows: int, k: int) -> w4_activations.Rows:
     if kind == "int8":
         return Int8Rows.empty(rows, k, CPU)
     return HalfRows.empty(rows, k, CPU, "lanes" if kind == "lanes" else "slots")
 
 
-def natural(rows: w4_feed.Rows, m: int, k: int) -> torch.Tensor:
+def natural(rows: w4_activations.Rows, m: int, k: int) -> torch.Tensor:
     """What rows stand for, [M, K]."""
     if isinstance(rows, HalfRows):
-        return w4_feed.natural_order(rows.x.float(), rows.order)
+        return w4_activations.natural_order(rows.x.float(), rows.order)
     high, low = rows.x.float().view(m, 2, k // 4, 4)[..., [0, 2, 1, 3]].reshape(m, 2, k).unbind(1)
     steps = rows.factors[:, :m, 0].t().repeat_interleave(128, 1) * 16
     return (256 * high + low) * steps
@@ -34,7 +35,7 @@ def natural(rows: w4_feed.Rows, m: int, k: int) -> torch.Tensor:
 def test_whole_rows_are_the_reference(splits: int, dtype: torch.dtype) -> None:
     y, post, weight = numbers(splits, 3, 200).to(dtype), numbers(200), numbers(200, seed=1)
     found = []
-    for call in (post_norm.post_norm, post_norm.reference):
+    for call in (rms_norm_post.post_norm, rms_norm_post.reference):
         residual, out = numbers(3, 200, seed=7), torch.full((3, 200), float("nan"))
         call(y, residual, post, weight, out, EPS)
         found += [residual, out]
@@ -62,8 +63,8 @@ def test_rows_of_products_are_the_normed_residual(
     begin = numbers(rows, k, seed=7) * size
     normed = torch.empty(rows, k)
     wanted = begin.clone()
-    post_norm.reference(y, wanted, post, weight, normed, EPS)
-    for call in (post_norm.feed, post_norm.feed_reference):
+    rms_norm_post.reference(y, wanted, post, weight, normed, EPS)
+    for call in (rms_norm_post.feed, rms_norm_post.feed_reference):
         residual, out = begin.clone(), rows_of(kind, rows, k)
         squares = torch.full((rows, k // 128), float("nan"))
         call(y, residual, post, weight, out, squares, EPS, order=order)
@@ -82,7 +83,7 @@ def test_a_residual_that_cancels_is_still_normed() -> None:
     unit = y[0] / y[0].square().mean(1, keepdim=True).sqrt()
     residual, rows = -1000.0 * unit + numbers(2, 128, seed=3) * 0.01, rows_of("lanes", 2, 128)
     squares = torch.empty(2, 1)
-    post_norm.feed(y, residual, torch.full((128,), 1000.0), weight, rows, squares, 0.0)
+    rms_norm_post.feed(y, residual, torch.full((128,), 1000.0), weight, rows, squares, 0.0)
     found = natural(rows, 2, 128) * torch.rsqrt(squares / 128)
     wanted = residual / residual.square().mean(1, keepdim=True).sqrt()
     assert float((found - wanted).norm() / wanted.norm()) < 2e-2
@@ -92,10 +93,10 @@ def test_wrong_arguments_are_named() -> None:
     y, residual, gain = numbers(1, 2, 128), numbers(2, 128), torch.ones(128)
     rows, squares = rows_of("int8", 2, 128), torch.empty(2, 1)
     with pytest.raises(ValueError, match="post"):
-        post_norm.feed(y, residual, gain[:64], gain, rows, squares, EPS)
+        rms_norm_post.feed(y, residual, gain[:64], gain, rows, squares, EPS)
     with pytest.raises(ValueError, match="squares"):
-        post_norm.feed(y, residual, gain, gain, rows, squares[:1], EPS)
+        rms_norm_post.feed(y, residual, gain, gain, rows, squares[:1], EPS)
     with pytest.raises(ValueError, match="groups of 128"):
-        post_norm.feed(y[..., :64], residual[:, :64], gain, gain, rows, squares, EPS)
+        rms_norm_post.feed(y[..., :64], residual[:, :64], gain, gain, rows, squares, EPS)
     with pytest.raises(ValueError, match="out"):
-        post_norm.post_norm(y, residual, gain, gain, torch.empty(2, 64), EPS)
+        rms_norm_post.post_norm(y, residual, gain, gain, torch.empty(2, 64), EPS)

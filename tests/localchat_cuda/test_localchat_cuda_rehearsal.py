@@ -20,14 +20,14 @@ from triton.runtime.jit import JitFunctionInfo
 from localchat.fit.machine import Limits, read_machine
 from localchat.fit.plan import MemoryPlan
 from localchat.loop.backend import Capabilities, LoadOptions, StepPlan
-from localchat_cuda import rehearsal, warming
-from localchat_cuda.config import ModelConfig, parse_config
+from localchat_cuda.compile_ahead import trace, workers
+from localchat_cuda.compile_ahead.trace import CompileJob, CompileShape
 from localchat_cuda.kernels import launch
 from localchat_cuda.kernels.launch import Traits
-from localchat_cuda.layout import BESIDE, BUCKETS, LONGEST_FEW, PROMPT_BUCKETS
-from localchat_cuda.loading import capabilities
-from localchat_cuda.plan import kv_types
-from localchat_cuda.rehearsal import Scene, Script
+from localchat_cuda.load import capabilities
+from localchat_cuda.memory_plan import kv_types
+from localchat_cuda.model_config import ModelConfig, parse_config
+from localchat_cuda.runner.input_batch import BESIDE, BUCKETS, LONGEST_FEW, PROMPT_BUCKETS
 from tests.localchat_cuda.hub_configs import CONFIGS
 from tests.localchat_cuda.test_localchat_cuda_config import AWQ, GPTQ, QWEN25
 
@@ -42,41 +42,41 @@ ENVIRONMENT = {
 HOPPER, AMPERE, NEWER = Traits.of((9, 0), 132), Traits.of((8, 6), 82), Traits.of((12, 0), 170)
 SURVEY = """
 import collections, json, pickle, sys
-from localchat_cuda import rehearsal
+from localchat_cuda.compile_ahead import trace
 
-class Counted(rehearsal.Claims):
+class Counted(trace.Claims):
     def skip(self, *, key, fn, **rest):
         self.met.setdefault((fn.module.rpartition(".")[2], key))
         return True
 
 scripts, found = pickle.load(sys.stdin.buffer), {}
 claims = Counted("")
-rehearsal.only_compile(next(iter(scripts.values())).gpu, claims)
+trace.only_compile(next(iter(scripts.values())).gpu, claims)
 for name, script in scripts.items():
     claims.met = {}
-    rehearsal.launch.imagine(script.gpu)
-    troubles = rehearsal.walk(
-        rehearsal.runner_of(script), script.config.vocabulary, rehearsal.scenes(script.can))
+    trace.launch.imagine(script.gpu)
+    troubles = trace.walk(
+        trace.runner_of(script), script.config.vocabulary, trace.scenes(script.can))
     assert not troubles, (name, troubles[:3])
     found[name] = collections.Counter(module for module, _ in claims.met)
 print(json.dumps(found))
 """
 UNMET = """
 import json, pickle, sys
-from localchat_cuda import rehearsal
+from localchat_cuda.compile_ahead import trace
 
-class Seen(rehearsal.Claims):
+class Seen(trace.Claims):
     def skip(self, *, key, fn, **rest):
         self.kept.setdefault(fn.module + fn.name + key, f"{fn.name}: {key}")
         return True
 
 (script, more), claims = pickle.load(sys.stdin.buffer), Seen("")
 claims.kept = {}
-rehearsal.only_compile(script.gpu, claims)
-runner = rehearsal.runner_of(script)
-assert not rehearsal.walk(runner, script.config.vocabulary, rehearsal.scenes(script.can))
+trace.only_compile(script.gpu, claims)
+runner = trace.runner_of(script)
+assert not trace.walk(runner, script.config.vocabulary, trace.scenes(script.can))
 count = len(claims.kept)
-assert not rehearsal.walk(runner, script.config.vocabulary, more)
+assert not trace.walk(runner, script.config.vocabulary, more)
 print(json.dumps([count, list(claims.kept.values())[count:]]))
 """
 TINY: dict[str, Any] = {
@@ -98,9 +98,9 @@ def can_of(
     return capabilities(config, LoadOptions(plan, max_slots=slots))
 
 
-def script_of(raw: dict[str, Any], gpu: Traits, **wishes: Any) -> Script:
+def script_of(raw: dict[str, Any], gpu: Traits, **wishes: Any) -> CompileJob:
     config = parse_config(raw, "it")
-    return Script(config, can_of(config, **wishes), gpu)
+    return CompileJob(config, can_of(config, **wishes), gpu)
 
 
 def child(command: list[str], told: object, cache: Path | None = None) -> str:
@@ -114,7 +114,7 @@ def child(command: list[str], told: object, cache: Path | None = None) -> str:
     return done.stdout.decode()
 
 
-def met(scripts: dict[str, Script]) -> dict[str, dict[str, int]]:
+def met(scripts: dict[str, CompileJob]) -> dict[str, dict[str, int]]:
     """By script, how many kernels of which module steps need; none is compiled."""
     found: dict[str, dict[str, int]] = json.loads(child(["-c", SURVEY], scripts))
     return found
@@ -175,8 +175,8 @@ def test_every_architecture_can_be_rehearsed() -> None:
 
 def test_a_layer_of_each_kind_is_kept_and_the_last_stays_the_last() -> None:
     config = parse_config(QWEN25, "it")
-    assert rehearsal.shortened(config).layers == 2
-    windowed = rehearsal.shortened(
+    assert trace.shortened(config).layers == 2
+    windowed = trace.shortened(
         ModelConfig(**{
             **{field: getattr(config, field) for field in config.__dataclass_fields__},
             "windows": (512,) * 5 + (0,) + (512,) * 5 + (0,) * 17,
@@ -190,7 +190,7 @@ def test_scenes_stay_within_what_a_model_can() -> None:
     for slots, context in ((1, 64), (4, 200), (128, 8192), (300, 40_000)):
         can = can_of(config, slots=slots, context=context)
         widths = set()
-        for scene in rehearsal.scenes(can):
+        for scene in trace.scenes(can):
             assert 1 <= len(scene.rows) <= can.max_slots
             assert sum(width for _, width, _ in scene.rows) <= max(can.max_step_tokens, BUCKETS[-1])
             assert sum(start + width for start, width, _ in scene.rows) <= can.kv_tokens
@@ -200,9 +200,9 @@ def test_scenes_stay_within_what_a_model_can() -> None:
     assert max(BESIDE) <= 300
 
 
-def steps_by_chance(count: int) -> list[Scene]:
+def steps_by_chance(count: int) -> list[CompileShape]:
     """Writers, some with drafts, and prompts, as requests come."""
-    draw, found = Random(11), list[Scene]()
+    draw, found = Random(11), list[CompileShape]()
     while len(found) < count:
         most, rows = draw.choice([0, 0, 1, 3, 8, 15]), list[tuple[int, int, int]]()
         for _ in range(draw.choice([0, 0, 1, 2, 3, 5, 8, 13, 31])):
@@ -215,7 +215,7 @@ def steps_by_chance(count: int) -> list[Scene]:
                 rows.append((draw.choice([0, 0, 64, 1000]), min(size, 8192 - 1001), 0))
                 left -= size
         if rows and sum(width for _, width, _ in rows) <= 8192:
-            found.append(Scene(tuple(rows)))
+            found.append(CompileShape(tuple(rows)))
     return found
 
 
@@ -234,7 +234,7 @@ def test_steps_of_any_kind_need_no_other_kernels(raw: dict[str, Any]) -> None:
 def test_a_kernel_is_compiled_by_whoever_claims_it_first(tmp_path: Path) -> None:
     (tmp_path / "claims").mkdir()
     script = script_of(TINY, AMPERE, slots=1, context=40)._replace(claims=str(tmp_path / "claims"))
-    command = ["-m", "localchat_cuda.rehearsal"]
+    command = ["-m", "localchat_cuda.compile_ahead.trace"]
     count = int(child(command, script, tmp_path / "cache"))
     assert count == len(list((tmp_path / "claims").iterdir())) > 5
     made = {path.name for path in (tmp_path / "cache").rglob("*.cubin")}
@@ -246,13 +246,14 @@ def test_a_kernel_is_compiled_by_whoever_claims_it_first(tmp_path: Path) -> None
 HASHED = """
 import json
 from triton.runtime.jit import JITFunction
-from localchat_cuda import runner
-from localchat_cuda.kernels import attention_few, kv8, keys
+from localchat_cuda.runner import runner
+from localchat_cuda.kernels.attention import decode as decode_attention, kv_fp8
+from localchat_cuda.compile_ahead import triton_cache
 
 order = []
 JITFunction.cache_key = property(lambda self: order.append(id(self)))
-keys.hash_bottom_up()
-asked = [order.index(id(each)) for each in (attention_few._few_kernel, kv8.decode)]
+triton_cache.hash_bottom_up()
+asked = [order.index(id(each)) for each in (decode_attention._few_kernel, kv_fp8.decode)]
 print(json.dumps([*asked, len(order), len(set(order))]))
 """
 
@@ -265,7 +266,7 @@ def test_what_a_kernel_calls_is_hashed_before_it() -> None:
 
 
 def test_nothing_is_compiled_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    claims, kernel = rehearsal.Claims(""), JitFunctionInfo("module", "kernel", None)
+    claims, kernel = trace.Claims(""), JitFunctionInfo("module", "kernel", None)
     assert claims.skip(key="a", fn=kernel) is False
     assert claims.count == 1
     monkeypatch.setattr(os, "getppid", lambda: claims._starter + 1)
@@ -282,9 +283,9 @@ def test_compiling_keeps_to_what_a_container_may_take(
 ) -> None:
     machine = replace(read_machine(), ram_free_bytes=free_gb * 10**9)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(allowed)))
-    monkeypatch.setattr(warming, "read_limits", lambda: Limits(cpus=limit))
-    monkeypatch.setattr(warming, "read_machine", lambda: machine)
-    assert warming._processes() == wanted
+    monkeypatch.setattr(workers, "read_limits", lambda: Limits(cpus=limit))
+    monkeypatch.setattr(workers, "read_machine", lambda: machine)
+    assert workers._processes() == wanted
 
 
 @pytest.fixture
@@ -292,13 +293,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> torch.device:
     """A device that is taken for a GPU, and a cache of its own."""
     monkeypatch.setattr(launch, "traits", lambda device: HOPPER)
     monkeypatch.setattr(launch, "interpreted", lambda: False)
-    monkeypatch.setattr(warming, "_processes", lambda: 2)
+    monkeypatch.setattr(workers, "_processes", lambda: 2)
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
     return torch.device("cuda", 0)
 
 
 def told_to(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
-    monkeypatch.setattr(warming, "_COMMAND", (sys.executable, "-c", program))
+    monkeypatch.setattr(workers, "_COMMAND", (sys.executable, "-c", program))
 
 
 READS = "import os, sys; assert sys.stdin.buffer.read(); open({!r} + str(os.getpid()), 'w')"
@@ -310,7 +311,7 @@ def test_what_was_compiled_once_is_not_compiled_again(
     told_to(monkeypatch, READS.format(str(tmp_path / "ran-")))
     config, said = parse_config(TINY, "it"), list[str]()
     for context in (8192, 8192, 4096):
-        with warming.CompileAhead(config, can_of(config, context=context), gpu, said.append) as one:
+        with workers.CompileAhead(config, can_of(config, context=context), gpu, said.append) as one:
             one.wait()
     assert len(said) == 2
     assert "compiled, once, by 2 processes" in said[0]
@@ -324,7 +325,7 @@ def test_processes_that_fail_are_asked_again_next_time(
     told_to(monkeypatch, "import sys; sys.exit(3)")
     config, said = parse_config(TINY, "it"), list[str]()
     for _ in range(2):
-        with warming.CompileAhead(config, can_of(config), gpu, said.append) as one:
+        with workers.CompileAhead(config, can_of(config), gpu, said.append) as one:
             one.wait()
     assert len(said) == 2
     assert not list(tmp_path.glob("localchat-*"))
@@ -337,7 +338,7 @@ def test_a_load_that_fails_ends_its_processes(
     config = parse_config(TINY, "it")
     with (
         pytest.raises(ValueError, match="no room"),
-        warming.CompileAhead(config, can_of(config), gpu, lambda text: None) as one,
+        workers.CompileAhead(config, can_of(config), gpu, lambda text: None) as one,
     ):
         raise ValueError("no room")
     assert [each.poll() is not None for each in one._started] == [True, True]
@@ -358,7 +359,7 @@ def test_where_processes_cannot_be_started_the_load_goes_on(
 
     monkeypatch.setattr(subprocess, "Popen", popen)
     config, said = parse_config(TINY, "it"), list[str]()
-    with warming.CompileAhead(config, can_of(config), gpu, said.append) as one:
+    with workers.CompileAhead(config, can_of(config), gpu, said.append) as one:
         one.wait()
     assert len(said) == 1 and words in said[0]
     assert len(list(tmp_path.glob("localchat-*"))) == len(list(tmp_path.glob("ran-*"))) == allowed
@@ -370,7 +371,7 @@ def test_a_compiler_that_cannot_be_started_ends_no_walk() -> None:
             raise OSError(errno.EAGAIN, "No process")
 
     runner = SimpleNamespace(launch=launch, forget=lambda: None)
-    assert len(rehearsal.walk(runner, 9, [Scene(((0, 1, 0),))] * 2)) == 2  # type: ignore[arg-type]
+    assert len(trace.walk(runner, 9, [CompileShape(((0, 1, 0),))] * 2)) == 2  # type: ignore[arg-type]
 
 
 def test_what_had_no_room_in_a_small_cache_is_compiled_once_there_is_room(
@@ -381,18 +382,18 @@ def test_what_had_no_room_in_a_small_cache_is_compiled_once_there_is_room(
     can, counts = can_of(config), list[int]()
     for tokens in (8192, 9000, 10**6, 2 * 10**6):
         held = replace(can, kv_tokens=tokens)
-        with warming.CompileAhead(config, held, gpu, said.append) as one:
+        with workers.CompileAhead(config, held, gpu, said.append) as one:
             one.wait()
         counts.append(len(said))
-    steps = [len(list(rehearsal.scenes(replace(can, kv_tokens=n)))) for n in (8192, 9000, 10**6)]
+    steps = [len(list(trace.scenes(replace(can, kv_tokens=n)))) for n in (8192, 9000, 10**6)]
     assert steps[0] < steps[2]
     assert counts == [1, 1 + (steps[1] > steps[0]), counts[1] + 1, counts[1] + 1]
 
 
 def test_on_a_cpu_nothing_is_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warming, "_digest", None)
+    monkeypatch.setattr(workers, "_digest", None)
     config, said = parse_config(TINY, "it"), list[str]()
-    with warming.CompileAhead(config, can_of(config), torch.device("cpu"), said.append) as one:
+    with workers.CompileAhead(config, can_of(config), torch.device("cpu"), said.append) as one:
         one.wait()
     assert not said
     assert not one._started

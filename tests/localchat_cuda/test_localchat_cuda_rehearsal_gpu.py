@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from localchat_cuda import warming
-from localchat_cuda.config import parse_config
+from localchat_cuda.compile_ahead import workers
+from localchat_cuda.compile_ahead.trace import CompileJob
 from localchat_cuda.kernels.launch import traits
-from localchat_cuda.rehearsal import Script
+from localchat_cuda.model_config import parse_config
 from tests.localchat_cuda.test_localchat_cuda_config import AWQ
 from tests.localchat_cuda.test_localchat_cuda_rehearsal import TINY, can_of, child, steps_by_chance
 from tests.localchat_cuda.tiny_loop import ON_GPU
@@ -23,14 +23,14 @@ PLAYED = """
 import json, pickle, sys
 import torch, triton
 from localchat.loop.backend import StepPlan
-from localchat_cuda import rehearsal
+from localchat_cuda.compile_ahead import trace
 from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.loading import warm_up
-from localchat_cuda.network import Network
-from localchat_cuda.paging import Pages
-from localchat_cuda.runner import CudaRunner
-from localchat_cuda.source import RandomWeights
-from localchat_cuda.weights import load
+from localchat_cuda.load import warm_up
+from localchat_cuda.runner.model import LoadedModel
+from localchat_cuda.runner.kv_pages import Pages
+from localchat_cuda.runner.runner import CudaRunner
+from localchat_cuda.weights.source import RandomWeights
+from localchat_cuda.weights.loader import load
 
 made, found = [], []
 def told(*, src, metadata, metadata_group, times, cache_hit):
@@ -41,10 +41,10 @@ triton.knobs.compilation.listener = told
 config, can = script.config, script.can
 weights = load(config, ARCHITECTURES[config.architecture].NAMES, RandomWeights(gpu), gpu)
 pages = Pages(config, can.kv_tokens // 64 + 1, can.context_tokens, gpu, torch.float16)
-runner = CudaRunner(Network(config, weights, pages, kernels=True), can)
+runner = CudaRunner(LoadedModel(config, weights, pages, kernels=True), can)
 warm_up(runner)
-for scene in (*rehearsal.scenes(can), *more):
-    plan = rehearsal.plan_of(scene, config.vocabulary)
+for scene in (*trace.scenes(can), *more):
+    plan = trace.plan_of(scene, config.vocabulary)
     for step in (plan, StepPlan(0, leave=tuple(one.seq for one in plan.enter))):
         runner.launch(step)
         runner.collect()
@@ -59,9 +59,9 @@ def test_after_a_rehearsal_nothing_is_compiled(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     config = parse_config({**TINY, "torch_dtype": "float16", "quantization_config": AWQ}, "it")
     can = can_of(config)
-    with warming.CompileAhead(config, can, GPU, print) as ahead:
+    with workers.CompileAhead(config, can, GPU, print) as ahead:
         ahead.wait()
-    script = Script(config, can, traits(GPU))
+    script = CompileJob(config, can, traits(GPU))
     found, made = json.loads(child(["-c", PLAYED], (script, steps_by_chance(200)), tmp_path))
     assert found > 50
     assert not made

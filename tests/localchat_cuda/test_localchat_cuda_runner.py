@@ -22,8 +22,8 @@ from localchat.loop.backend import (
 )
 from localchat.loop.sampling import Sampler
 from localchat.loop.tally import Tally
-from localchat_cuda.results import Flight
-from localchat_cuda.runner import CudaRunner
+from localchat_cuda.runner.runner import CudaRunner
+from localchat_cuda.runner.step_output import PendingStep
 from tests.localchat_cuda import tiny_models
 from tests.localchat_cuda.tiny_loop import ON_GPU, TinyLoop, Told, request, tiny_runner
 from tests.localchat_cuda.tiny_models import KINDS, VOCABULARY, tokens_of
@@ -314,7 +314,7 @@ def test_a_step_that_waited_for_the_host_tells_nothing_of_the_next(
     host_s: float, elapsed_s: float, graphs: bool, wanted: bool
 ) -> None:
     runner = SimpleNamespace(graphs=SimpleNamespace(enabled=graphs))
-    flight = Flight(StepPlan(1), 0.0, host_s=host_s)
+    flight = PendingStep(StepPlan(1), 0.0, host_s=host_s)
     assert CudaRunner._is_typical(runner, flight, elapsed_s) == wanted  # type: ignore[arg-type]
     flight.typical = False
     assert not CudaRunner._is_typical(runner, flight, elapsed_s)  # type: ignore[arg-type]

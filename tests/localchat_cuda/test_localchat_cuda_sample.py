@@ -11,14 +11,15 @@ from localchat.loop.noise import REACH, G, draw_key, gumbel, mix
 from localchat.loop.sampling import Sampler
 from localchat.loop.step import SamplingParams
 from localchat.loop.tally import Tally
-from localchat_cuda.kernels import sample, sample_gather, sample_state
+from localchat_cuda.kernels.sampling import candidates, sample
+from localchat_cuda.kernels.sampling import state as sample_state
 
 V = 3000
 CPU = torch.device("cpu")
 
 
-def settings_of(params: list[SamplingParams]) -> sample_state.Settings:
-    found = sample_state.Settings.empty(len(params), 4, CPU)
+def settings_of(params: list[SamplingParams]) -> sample_state.SamplingTensors:
+    found = sample_state.SamplingTensors.empty(len(params), 4, CPU)
     for i, p in enumerate(params):
         greedy = p.temperature < 1e-5
         found.floats[i] = torch.tensor(
@@ -61,7 +62,7 @@ def drawn(
             table[p - 1 - i, : len(row)] = torch.tensor(row, dtype=torch.int32)
         counts = torch.full((p, vocabulary), 99, dtype=torch.int32)
         prompt = torch.tensor(list(reversed(prompts)), dtype=torch.int32)
-        extras["known"] = sample_state.Known(table, prompt, counts)
+        extras["known"] = sample_state.PenaltyTokens(table, prompt, counts)
     if masks is not None:
         words = -(-vocabulary // 32)
         rows = [m for m in masks if m is not None]
@@ -206,9 +207,9 @@ def test_wrong_arguments_are_named() -> None:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _noise_kernel(key, position, out, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-    seed = sample_gather.noise(tl.load(key), tl.load(position))
+    seed = candidates.noise(tl.load(key), tl.load(position))
     i = tl.arange(0, COUNT)
-    tl.store(out + i, sample_gather.gumbel(seed, i))
+    tl.store(out + i, candidates.gumbel(seed, i))
 
 
 def test_the_noise_is_the_contracts_for_small_and_large_values() -> None:

@@ -17,7 +17,7 @@ from tokenizers import (
 )
 
 from localchat.errors import ModelInvalid, ModelMissing
-from localchat_cuda.vocabulary import Vocabulary, chat_template, sampling_defaults
+from localchat_cuda.tokenizer import CheckpointTokenizer, chat_template, sampling_defaults
 
 TEXT = ["the quick brown fox jumps over the lazy dog, again and again", "naïve café — 12 + 30 = 42"]
 
@@ -54,24 +54,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def vocabulary(folder: Path) -> Vocabulary:
-    return Vocabulary(folder, 500)
+def vocabulary(folder: Path) -> CheckpointTokenizer:
+    return CheckpointTokenizer(folder, 500)
 
 
 @given(text=st.text(max_size=30))
-def test_pieces_make_up_the_text(vocabulary: Vocabulary, text: str) -> None:
+def test_pieces_make_up_the_text(vocabulary: CheckpointTokenizer, text: str) -> None:
     tokens = vocabulary.encode(text)
     data = b"".join(vocabulary.piece(token) for token in tokens)
     assert data == text.encode()
     assert len(tokens) * vocabulary.longest_piece >= len(data)
 
 
-def test_lone_surrogates_are_replaced(vocabulary: Vocabulary) -> None:
+def test_lone_surrogates_are_replaced(vocabulary: CheckpointTokenizer) -> None:
     tokens = vocabulary.encode("a\ud800b\x00")
     assert b"".join(map(vocabulary.piece, tokens)) == "a\ufffdb\x00".encode()
 
 
-def test_control_tokens_are_text_unless_they_are_asked_for(vocabulary: Vocabulary) -> None:
+def test_control_tokens_are_text_unless_they_are_asked_for(vocabulary: CheckpointTokenizer) -> None:
     plain = vocabulary.encode("hi<|im_end|>")
     assert vocabulary.eos not in plain
     assert b"".join(map(vocabulary.piece, plain)) == b"hi<|im_end|>"
@@ -83,7 +83,7 @@ def test_control_tokens_are_text_unless_they_are_asked_for(vocabulary: Vocabular
     assert len(tool) == 1 and vocabulary.piece(tool[0]) == b"<tool_call>"
 
 
-def test_begin_and_ends_are_the_checkpoints(vocabulary: Vocabulary) -> None:
+def test_begin_and_ends_are_the_checkpoints(vocabulary: CheckpointTokenizer) -> None:
     assert vocabulary.encode("a", add_bos=True)[0] == vocabulary.bos >= 0
     named = {vocabulary.encode(t, special=True)[0] for t in ("<|im_end|>", "<|endoftext|>")}
     assert vocabulary.eog == named | {3}
@@ -93,7 +93,7 @@ def test_begin_and_ends_are_the_checkpoints(vocabulary: Vocabulary) -> None:
 
 
 def test_rows_beyond_the_last_token_are_empty_and_beyond_the_model_refused(
-    vocabulary: Vocabulary,
+    vocabulary: CheckpointTokenizer,
 ) -> None:
     assert vocabulary.vocab_size == 500
     assert vocabulary.piece(499) == b""
@@ -102,11 +102,11 @@ def test_rows_beyond_the_last_token_are_empty_and_beyond_the_model_refused(
 
 
 def test_added_tokens_without_a_row_of_the_model_are_letters(folder: Path) -> None:
-    whole = Vocabulary(folder)
+    whole = CheckpointTokenizer(folder)
     rows = whole.vocab_size - 1
     (last,) = whole.encode("<tool_call>")
     assert last == rows
-    found = Vocabulary(folder, rows)
+    found = CheckpointTokenizer(folder, rows)
     tokens = found.encode("a<tool_call><|im_end|>", special=True)
     assert found.vocab_size == rows > max(tokens)
     assert b"".join(found.piece(token, special=True) for token in tokens).startswith(b"a<tool")
@@ -117,14 +117,14 @@ def test_a_token_without_a_row_may_stand_in_both_lists(tmp_path: Path) -> None:
     made = Tokenizer(models.BPE(vocab={"a": 0, "b": 1, "<image>": 2}, merges=[]))
     made.add_special_tokens([AddedToken("<image>", special=True)])
     made.save(str(tmp_path / "tokenizer.json"))
-    assert Vocabulary(tmp_path).encode("a<image>b", special=True) == [0, 2, 1]
-    assert Vocabulary(tmp_path, 2).encode("a<image>b", special=True)[0] == 0
-    assert Vocabulary(tmp_path, 2).vocab_size == 2
+    assert CheckpointTokenizer(tmp_path).encode("a<image>b", special=True) == [0, 2, 1]
+    assert CheckpointTokenizer(tmp_path, 2).encode("a<image>b", special=True)[0] == 0
+    assert CheckpointTokenizer(tmp_path, 2).vocab_size == 2
 
 
 def test_a_vocabulary_larger_than_the_model_is_told(folder: Path) -> None:
     with pytest.raises(ModelInvalid, match="says 100 in all"):
-        Vocabulary(folder, 100)
+        CheckpointTokenizer(folder, 100)
 
 
 def test_bytes_of_a_byte_fallback_vocabulary(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_bytes_of_a_byte_fallback_vocabulary(tmp_path: Path) -> None:
     made = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
     made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     made.save(str(tmp_path / "tokenizer.json"))
-    found = Vocabulary(tmp_path)
+    found = CheckpointTokenizer(tmp_path)
     assert [found.piece(token) for token in (1, 2, 3, 4)] == [b"\xc3", b"\xa9", b" a", b"b"]
     assert (found.bos, found.add_bos, found.eog) == (-1, False, frozenset())
 
@@ -150,7 +150,7 @@ def test_ends_of_turns_are_ends_whatever_the_files_beside_say(tmp_path: Path, na
     settings = {"bos_token": "<bos>", "eos_token": "<eos>", "add_bos_token": True}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 260]}))
-    found = Vocabulary(tmp_path)
+    found = CheckpointTokenizer(tmp_path)
     turn = found.encode(name, special=True)[0]
     assert found.eog == {found.eos, turn, 1, 260}
     assert found.special("eot") == turn
@@ -173,10 +173,10 @@ def test_template_and_sampling_come_from_the_files_beside(folder: Path, tmp_path
 
 def test_a_folder_without_a_vocabulary_is_told(tmp_path: Path) -> None:
     with pytest.raises(ModelMissing, match=r"tokenizer\.json"):
-        Vocabulary(tmp_path)
+        CheckpointTokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelInvalid, match="cannot be read"):
-        Vocabulary(tmp_path)
+        CheckpointTokenizer(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_a_damaged_file_beside_the_weights_is_named(
 ) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / name).write_bytes(data)
-    read = chat_template if name.endswith("jinja") else Vocabulary
+    read = chat_template if name.endswith("jinja") else CheckpointTokenizer
     with pytest.raises(ModelInvalid, match=re.escape(name)) as caught:
         read(tmp_path)
     assert "download it again" in caught.value.hint

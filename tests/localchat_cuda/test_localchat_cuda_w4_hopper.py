@@ -12,47 +12,45 @@ from typing import Any
 import pytest
 import torch
 
-from localchat_cuda.kernels import (
-    w4,
-    w4_feed,
-    w4_fp16,
-    w4_hopper,
-    w4_hopper_plan,
-    w4_many,
-    w4_plan,
-)
+from localchat_cuda.kernels import int4
+from localchat_cuda.kernels.int4 import activations as w4_activations
+from localchat_cuda.kernels.int4 import gemm_fp16 as w4_fp16
+from localchat_cuda.kernels.int4 import gemm_hopper as w4_hopper
+from localchat_cuda.kernels.int4 import gemm_tiled as w4_tiled
+from localchat_cuda.kernels.int4 import hopper_tiling
+from localchat_cuda.kernels.int4 import tiling as w4_tiling
+from localchat_cuda.kernels.int4.hopper_tiling import HopperTileConfig
 from localchat_cuda.kernels.launch import Traits
-from localchat_cuda.kernels.w4_hopper_plan import Cut
 from tests.localchat_cuda import gluon_emulation
 from tests.localchat_cuda.gluon_emulation import Boxes, Pointer
 from tests.localchat_cuda.test_localchat_cuda_w4 import CPU, relative, values, weight
 
 ROOT = Path(__file__).parents[2]
 SEVEN = {(37888, 3584, True), (3584, 18944, False), (4608, 3584, False), (3584, 3584, False)}
-EVEN = Cut(64, 2, even=True)
+EVEN = HopperTileConfig(64, 2, even=True)
 
 
 # ---------------------------------------------------------------------------- the plan
 
 
 def test_a_cut_fits_what_it_divides() -> None:
-    assert Cut(128, 2, 4).fits(3584, 18944, gated=False)
-    assert not Cut(128, 2).fits(3712, 3584, gated=False)
-    assert Cut(128, 1).fits(3712, 3584, gated=False)
-    assert not Cut(128, 1).fits(37888, 3584, gated=True)
-    assert not Cut(128, 2, 2).fits(37888, 3584, gated=True)
-    assert not Cut(64, 2, 2, even=True).fits(512, 512, gated=False)
-    assert not Cut(64, 2, 5).fits(512, 512, gated=False)
-    assert not Cut(96, 2).fits(512, 512, gated=False)
+    assert HopperTileConfig(128, 2, 4).fits(3584, 18944, gated=False)
+    assert not HopperTileConfig(128, 2).fits(3712, 3584, gated=False)
+    assert HopperTileConfig(128, 1).fits(3712, 3584, gated=False)
+    assert not HopperTileConfig(128, 1).fits(37888, 3584, gated=True)
+    assert not HopperTileConfig(128, 2, 2).fits(37888, 3584, gated=True)
+    assert not HopperTileConfig(64, 2, 2, even=True).fits(512, 512, gated=False)
+    assert not HopperTileConfig(64, 2, 5).fits(512, 512, gated=False)
+    assert not HopperTileConfig(96, 2).fits(512, 512, gated=False)
     with pytest.raises(ValueError, match="does not divide a gated product of 384x512"):
-        Cut(64, 2).check(384, 512, gated=True)
+        HopperTileConfig(64, 2).check(384, 512, gated=True)
 
 
 def test_stages_fit_a_multiprocessor() -> None:
     for rows in (64, 128):
         for blocks in (1, 2):
             for gated in (False, True):
-                cut = Cut(rows, blocks)
+                cut = HopperTileConfig(rows, blocks)
                 if not cut.fits(512, 512, gated=gated):
                     continue
                 group = rows * 256 + 2 * blocks * 64 * (64 + 4)
@@ -66,17 +64,17 @@ def test_stages_fit_a_multiprocessor() -> None:
 )
 def test_the_rule_fits_and_keeps_most_multiprocessors_busy(n: int, k: int, gated: bool) -> None:
     for rows in (33, 64, 65, 100, 129, 300, 512, 1024):
-        cut = w4_hopper_plan.cut_for(rows, n, k, 132, gated)
+        cut = hopper_tiling.cut_for(rows, n, k, 132, gated)
         assert cut is not None
         assert cut.fits(n, k, gated=gated)
         assert cut.items(rows, n) >= (132 if cut.even else 60)
-    assert w4_hopper_plan.cut_for(32, n, k, 132, gated) is None
-    assert w4_hopper_plan.cut_for(1025, n, k, 132, gated) is None
+    assert hopper_tiling.cut_for(32, n, k, 132, gated) is None
+    assert hopper_tiling.cut_for(1025, n, k, 132, gated) is None
 
 
 def test_the_rule_leaves_small_weights_alone() -> None:
     for n, k, gated in ((64, 128, False), (896, 896, False), (384, 512, True), (832, 4096, True)):
-        assert w4_hopper_plan.cut_for(64, n, k, 132, gated) is None
+        assert hopper_tiling.cut_for(64, n, k, 132, gated) is None
 
 
 def test_runs_of_an_even_cut_are_long_enough_that_two_share_a_tile() -> None:
@@ -100,22 +98,22 @@ def scaled(w: torch.Tensor, zero: torch.Tensor, scale: torch.Tensor) -> tuple[to
 @pytest.mark.parametrize(
     ("n", "k", "rows", "cut", "programs", "gelu"),
     [
-        (512, 640, 100, Cut(64, 1, 3), 5, None),
-        (512, 512, 65, Cut(64, 2, 2), 3, None),
-        (256, 384, 129, Cut(128, 2, 3), 9, None),
-        (1024, 384, 70, Cut(64, 2, even=True), 5, None),
-        (768, 640, 100, Cut(64, 2, even=True), 4, False),
-        (512, 384, 150, Cut(128, 2), 2, True),
-        (1024, 256, 130, Cut(128, 2, even=True), 7, True),
+        (512, 640, 100, HopperTileConfig(64, 1, 3), 5, None),
+        (512, 512, 65, HopperTileConfig(64, 2, 2), 3, None),
+        (256, 384, 129, HopperTileConfig(128, 2, 3), 9, None),
+        (1024, 384, 70, HopperTileConfig(64, 2, even=True), 5, None),
+        (768, 640, 100, HopperTileConfig(64, 2, even=True), 4, False),
+        (512, 384, 150, HopperTileConfig(128, 2), 2, True),
+        (1024, 256, 130, HopperTileConfig(128, 2, even=True), 7, True),
     ],
 )
 def test_its_text_is_the_reference_and_lowers_its_flags(
-    n: int, k: int, rows: int, cut: Cut, programs: int, gelu: bool | None
+    n: int, k: int, rows: int, cut: HopperTileConfig, programs: int, gelu: bool | None
 ) -> None:
     """gelu None: sums."""
     w, x, groups, gated = weight(n, k), values(rows, k) / 30, k // 128, gelu is not None
-    held = w4_feed.HalfRows.empty(rows, k, CPU, "slots")
-    w4_feed.quantize(x, held)
+    held = w4_activations.HalfRows.empty(rows, k, CPU, "slots")
+    w4_activations.quantize(x, held)
     squares = x.square().view(rows, groups, 128).sum(-1)
     shape = (rows, n // 2) if gated else (cut.splits, rows, n)
     out = torch.full(shape, float("nan"), dtype=torch.float16 if gated else torch.float32)
@@ -141,8 +139,8 @@ def test_its_text_is_the_reference_and_lowers_its_flags(
     if gelu is None:
         assert relative(out.sum(0), sums) < 1e-3
     else:
-        wanted = w4_feed.HalfRows.empty(rows, n // 2, CPU, "slots")
-        w4_feed.reference("gated", sums[None], wanted, gelu=gelu)
+        wanted = w4_activations.HalfRows.empty(rows, n // 2, CPU, "slots")
+        w4_activations.reference("gated", sums[None], wanted, gelu=gelu)
         assert relative(out.float(), wanted.x.float()) < 1e-3
 
 
@@ -152,30 +150,30 @@ def test_its_text_is_the_reference_and_lowers_its_flags(
 @pytest.fixture
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(w4_hopper, "serves", lambda device: True)
-    monkeypatch.setattr(w4, "traits", lambda device: Traits(True, True, 132))
-    ruled = w4_hopper_plan.cut_for
+    monkeypatch.setattr(int4, "traits", lambda device: Traits(True, True, 132))
+    ruled = hopper_tiling.cut_for
 
-    def cut_for(rows: int, n: int, k: int, sms: int, gated: bool) -> Cut | None:
+    def cut_for(rows: int, n: int, k: int, sms: int, gated: bool) -> HopperTileConfig | None:
         """A weight that a CPU can have, too."""
-        small = EVEN if gated else Cut(64, 1, 3)
+        small = EVEN if gated else HopperTileConfig(64, 1, 3)
         return small if rows <= 256 and (n, k) == (512, 384) else ruled(rows, n, k, sms, gated)
 
-    monkeypatch.setattr(w4_hopper_plan, "cut_for", cut_for)
+    monkeypatch.setattr(hopper_tiling, "cut_for", cut_for)
 
 
 @pytest.mark.usefixtures("on_hopper")
 def test_hopper_gets_its_kernel_and_others_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cuda", 0)
-    assert w4.cut_for(40, 512, 384, device, gated=True) == EVEN
-    assert isinstance(w4.cut_for(32, 4608, 3584, device), w4_plan.Shape)
-    assert isinstance(w4.cut_for(33, 4608, 3584, device), Cut)
-    assert isinstance(w4.cut_for(300, 512, 384, device, gated=True), w4_many.Cut)
-    assert w4.cut_for(300, 64, 128, device) == w4_many.cut_for(300, 64, 128, 132)
-    assert (w4.packed_rows(device), w4.packed_rows(CPU)) == (1024, 1024)
+    assert int4.cut_for(40, 512, 384, device, gated=True) == EVEN
+    assert isinstance(int4.cut_for(32, 4608, 3584, device), w4_tiling.TileConfig)
+    assert isinstance(int4.cut_for(33, 4608, 3584, device), HopperTileConfig)
+    assert isinstance(int4.cut_for(300, 512, 384, device, gated=True), w4_tiled.TiledGemmConfig)
+    assert int4.cut_for(300, 64, 128, device) == w4_tiled.cut_for(300, 64, 128, 132)
+    assert (int4.packed_rows(device), int4.packed_rows(CPU)) == (1024, 1024)
     monkeypatch.setattr(w4_hopper, "serves", lambda device: False)
-    assert w4.cut_for(40, 512, 384, device, gated=True) == w4_many.gated_cut_for(40, 512)
-    monkeypatch.setattr(w4, "hopper", None)
-    assert w4.cut_for(33, 4608, 3584, device) == w4_many.cut_for(33, 4608, 3584, 132)
+    assert int4.cut_for(40, 512, 384, device, gated=True) == w4_tiled.gated_cut_for(40, 512)
+    monkeypatch.setattr(int4, "hopper", None)
+    assert int4.cut_for(33, 4608, 3584, device) == w4_tiled.cut_for(33, 4608, 3584, 132)
 
 
 def test_only_compute_capability_9_is_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,27 +194,29 @@ def test_products_go_where_the_cut_says(monkeypatch: pytest.MonkeyPatch) -> None
         w4_hopper, "product", lambda r, w, out, cut, **more: said.append((cut, out.shape))
     )
     w = weight(512, 384)
-    rows, into = (w4_feed.HalfRows.empty(40, k, CPU, "slots") for k in (384, 256))
-    w4.gated_product(rows, w, into, eps=0.5, gelu=True)
+    rows, into = (w4_activations.HalfRows.empty(40, k, CPU, "slots") for k in (384, 256))
+    int4.gemm_silu_mul(rows, w, into, eps=0.5, gelu=True)
     assert said.pop() == (EVEN, {"squares": None, "eps": 0.5, "gelu": True})
-    w4.product(rows, w)
-    assert said.pop() == (Cut(64, 1, 3), (3, 40, 512))
+    int4.gemm(rows, w)
+    assert said.pop() == (HopperTileConfig(64, 1, 3), (3, 40, 512))
 
 
 def test_what_does_not_fit_is_refused() -> None:
     w = weight(512, 384)
     x = values(40, 384)
-    rows, into = (w4_feed.HalfRows.empty(40, k, CPU, "slots") for k in (384, 256))
-    w4_feed.quantize(x, rows)
+    rows, into = (w4_activations.HalfRows.empty(40, k, CPU, "slots") for k in (384, 256))
+    w4_activations.quantize(x, rows)
     with pytest.raises(ValueError, match=r"cut: .* does not divide a product"):
-        w4_hopper.product(rows, w, torch.empty(4, 40, 512), Cut(64, 2, 4))
+        w4_hopper.product(rows, w, torch.empty(4, 40, 512), HopperTileConfig(64, 2, 4))
     with pytest.raises(ValueError, match="out: shape 2x40x512 wanted"):
-        w4_hopper.product(rows, w, torch.empty(1, 40, 512), Cut(64, 2, 2))
-    lanes = w4_feed.HalfRows.empty(40, 256, CPU, "lanes")
+        w4_hopper.product(rows, w, torch.empty(1, 40, 512), HopperTileConfig(64, 2, 2))
+    lanes = w4_activations.HalfRows.empty(40, 256, CPU, "lanes")
     with pytest.raises(ValueError, match="into: slot order wanted"):
         w4_hopper.gated_product(rows, w, lanes, EVEN)
     with pytest.raises(ValueError, match=r"rows: .* in slot order wanted"):
-        w4_hopper.gated_product(w4_feed.HalfRows.empty(40, 384, CPU, "lanes"), w, into, Cut(64, 2))
+        w4_hopper.gated_product(
+            w4_activations.HalfRows.empty(40, 384, CPU, "lanes"), w, into, HopperTileConfig(64, 2)
+        )
 
 
 def test_descriptors_go_with_their_weight() -> None:
@@ -237,8 +237,8 @@ SCRIPT = """
 import json, re, subprocess, tempfile, triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
-from localchat_cuda.kernels import w4_hopper
-from localchat_cuda.kernels.w4_hopper_plan import Cut
+from localchat_cuda.kernels.int4 import gemm_hopper as w4_hopper
+from localchat_cuda.kernels.int4.hopper_tiling import HopperTileConfig
 
 def boxes(kind, rows, columns, swizzle, bits):
     layout = f"NVMMASharedLayout(swizzle_byte_width={swizzle}, element_bitwidth={bits}, rank=2)"
@@ -279,10 +279,10 @@ def compiled(n, k, cut, gated, gelu):
 
 G, D = (37888, 3584), (3584, 18944)
 print(json.dumps({
-    "even 64": compiled(*G, Cut(64, 2, even=True), True, False),
-    "even 128": compiled(*G, Cut(128, 2, even=True), True, True),
-    "sums 128": compiled(*D, Cut(128, 2, 4), False, False),
-    "block 64": compiled(*D, Cut(64, 1, 4), False, False)}))
+    "even 64": compiled(*G, HopperTileConfig(64, 2, even=True), True, False),
+    "even 128": compiled(*G, HopperTileConfig(128, 2, even=True), True, True),
+    "sums 128": compiled(*D, HopperTileConfig(128, 2, 4), False, False),
+    "block 64": compiled(*D, HopperTileConfig(64, 1, 4), False, False)}))
 """
 
 

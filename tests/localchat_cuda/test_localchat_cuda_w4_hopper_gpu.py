@@ -6,12 +6,15 @@ from functools import lru_cache
 import pytest
 import torch
 
-from localchat_cuda.kernels import w4, w4_feed, w4_many, w4_pack
+from localchat_cuda.kernels import int4
+from localchat_cuda.kernels.int4 import activations as w4_activations
+from localchat_cuda.kernels.int4 import gemm_tiled as w4_tiled
+from localchat_cuda.kernels.int4 import pack as w4_pack
+from localchat_cuda.kernels.int4.activations import HalfRows
+from localchat_cuda.kernels.int4.hopper_tiling import HopperTileConfig
+from localchat_cuda.kernels.int4.pack import GROUP, W4
+from localchat_cuda.kernels.int4.tiling import TileConfig
 from localchat_cuda.kernels.launch import traits
-from localchat_cuda.kernels.w4_feed import HalfRows
-from localchat_cuda.kernels.w4_hopper_plan import Cut
-from localchat_cuda.kernels.w4_pack import GROUP, W4
-from localchat_cuda.kernels.w4_plan import Shape
 from tests.localchat_cuda.tiny_loop import ON_GPU
 
 pytestmark = [
@@ -30,19 +33,19 @@ GATE_UP, DOWN, QKV, OUT, SMALL = (
     (768, 640),
 )
 GATED = [
-    Cut(64, 2),
-    Cut(64, 2, even=True),
-    Cut(128, 2),
-    Cut(128, 2, even=True),
+    HopperTileConfig(64, 2),
+    HopperTileConfig(64, 2, even=True),
+    HopperTileConfig(128, 2),
+    HopperTileConfig(128, 2, even=True),
 ]
 SUMS = [
-    Cut(64, 1, 3),
-    Cut(64, 2, 2),
-    Cut(128, 1),
-    Cut(128, 2, 5),
-    Cut(128, 2, 3),
+    HopperTileConfig(64, 1, 3),
+    HopperTileConfig(64, 2, 2),
+    HopperTileConfig(128, 1),
+    HopperTileConfig(128, 2, 5),
+    HopperTileConfig(128, 2, 3),
 ]
-EVEN = [Cut(64, 2, even=True), Cut(128, 2, even=True)]
+EVEN = [HopperTileConfig(64, 2, even=True), HopperTileConfig(128, 2, even=True)]
 
 
 @lru_cache(maxsize=2)
@@ -66,7 +69,7 @@ class Scene:
         generator = torch.Generator(device="cuda").manual_seed(rows)
         x = (torch.randn(rows, k, device="cuda", generator=generator) * 2).half().float()
         self.rows = HalfRows.empty(rows, k, x.device, "slots")
-        w4_feed.quantize(x, self.rows)
+        w4_activations.quantize(x, self.rows)
         self.squares = x.square().view(rows, -1, GROUP).sum(-1) if normed else None
         self.sums = x @ whole.t()
         if normed:
@@ -83,29 +86,31 @@ def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found.float() - wanted).norm() / wanted.norm())
 
 
-def product(scene: Scene, cut: Cut) -> torch.Tensor:
+def product(scene: Scene, cut: HopperTileConfig) -> torch.Tensor:
     shape = cut.splits, scene.rows.x.shape[0], scene.weight.features_out
     out = torch.full(shape, float("nan"), device="cuda")
-    assert w4.hopper is not None
-    w4.hopper.product(scene.rows, scene.weight, out, cut, squares=scene.squares, eps=EPS)
+    assert int4.hopper is not None
+    int4.hopper.product(scene.rows, scene.weight, out, cut, squares=scene.squares, eps=EPS)
     return out
 
 
-def gated(scene: Scene, cut: Cut, gelu: bool = False) -> torch.Tensor:
+def gated(scene: Scene, cut: HopperTileConfig, gelu: bool = False) -> torch.Tensor:
     into = HalfRows.empty(
         scene.rows.x.shape[0], scene.weight.features_out // 2, scene.rows.x.device, "slots"
     )
     into.x.fill_(float("nan"))
-    assert w4.hopper is not None
-    w4.hopper.gated_product(
+    assert int4.hopper is not None
+    int4.hopper.gated_product(
         scene.rows, scene.weight, into, cut, squares=scene.squares, eps=EPS, gelu=gelu
     )
-    return w4_feed.natural_order(into.x, "slots")
+    return w4_activations.natural_order(into.x, "slots")
 
 
 @pytest.mark.parametrize("cut", [*SUMS, *EVEN], ids=str)
 @pytest.mark.parametrize("rows", [33, 65, 100, 300])
-def test_sums_of_a_small_weight_are_the_reference_again_and_again(rows: int, cut: Cut) -> None:
+def test_sums_of_a_small_weight_are_the_reference_again_and_again(
+    rows: int, cut: HopperTileConfig
+) -> None:
     scene = Scene(rows, *SMALL, normed=cut.blocks == 2)
     first = product(scene, cut)
     assert off(first.sum(0), scene.sums) < 1e-3
@@ -115,7 +120,9 @@ def test_sums_of_a_small_weight_are_the_reference_again_and_again(rows: int, cut
 
 @pytest.mark.parametrize("cut", GATED, ids=str)
 @pytest.mark.parametrize("rows", [33, 65, 129, 300])
-def test_a_small_gated_product_is_the_reference_again_and_again(rows: int, cut: Cut) -> None:
+def test_a_small_gated_product_is_the_reference_again_and_again(
+    rows: int, cut: HopperTileConfig
+) -> None:
     scene, gelu = Scene(rows, *SMALL), cut.even
     first = gated(scene, cut, gelu)
     assert off(first, scene.activated(gelu)) < 1e-3
@@ -137,7 +144,7 @@ def test_tiles_that_two_programs_share_are_whole(rows: int) -> None:
 
 
 @pytest.mark.parametrize("cut", GATED, ids=str)
-def test_gate_and_up_of_a_large_model_one_launch_after_the_other(cut: Cut) -> None:
+def test_gate_and_up_of_a_large_model_one_launch_after_the_other(cut: HopperTileConfig) -> None:
     """Other rows and other cuts in between, as one starts before its predecessor has ended."""
     scenes = [Scene(rows, *GATE_UP) for rows in (100, 64, 300)]
     found = [[gated(scene, each) for each in (cut, GATED[1], GATED[3])] for scene in scenes * 3]
@@ -161,19 +168,21 @@ def test_what_is_chosen_is_the_reference() -> None:
         for rows in (33, 64, 96, 128, 200, 256, 512, 1024):
             scene = Scene(rows, n, k, normed=(n, k) in (GATE_UP, QKV))
             halves = (n, k) == GATE_UP
-            cut = w4.cut_for(rows, n, k, scene.rows.x.device, gated=halves)
-            taken += isinstance(cut, Cut)
+            cut = int4.cut_for(rows, n, k, scene.rows.x.device, gated=halves)
+            taken += isinstance(cut, HopperTileConfig)
             for _ in range(2):
                 if halves:
                     into = HalfRows.empty(rows, n // 2, scene.rows.x.device, "slots")
                     into.x.fill_(float("nan"))
-                    w4.gated_product(scene.rows, scene.weight, into, squares=scene.squares, eps=EPS)
-                    found = w4_feed.natural_order(into.x, "slots")
+                    int4.gemm_silu_mul(
+                        scene.rows, scene.weight, into, squares=scene.squares, eps=EPS
+                    )
+                    found = w4_activations.natural_order(into.x, "slots")
                     wanted = scene.activated(False)
                 else:
-                    found = w4.product(
-                        scene.rows, scene.weight, squares=scene.squares, eps=EPS
-                    ).sum(0)
+                    found = int4.gemm(scene.rows, scene.weight, squares=scene.squares, eps=EPS).sum(
+                        0
+                    )
                     wanted = scene.sums
                 assert off(found, wanted) < 1e-3, (n, k, rows, cut)
     assert taken
@@ -188,14 +197,14 @@ def test_graphs_replay_both_kinds_with_other_rows() -> None:
     into, last = (HalfRows.empty(100, 1024, device, "slots") for _ in range(2))
     out = torch.empty(3, 100, 512, device=device)
     again = HalfRows.empty(100, 512, device, "slots")
-    hopper, even = w4.hopper, Cut(64, 2, even=True)
+    hopper, even = int4.hopper, HopperTileConfig(64, 2, even=True)
     assert hopper is not None
 
     def chain() -> None:
         hopper.gated_product(first, wide, into, even)
-        hopper.product(into, narrow, out, Cut(128, 2, 3))
-        w4_feed.feed("plain", out, again)
-        hopper.gated_product(again, wide, last, Cut(128, 2, even=True))
+        hopper.product(into, narrow, out, HopperTileConfig(128, 2, 3))
+        w4_activations.feed("plain", out, again)
+        hopper.gated_product(again, wide, last, HopperTileConfig(128, 2, even=True))
 
     chain()
     torch.cuda.synchronize()
@@ -206,13 +215,16 @@ def test_graphs_replay_both_kinds_with_other_rows() -> None:
     sums = torch.empty(1, 100, 512, device=device)
     for seed in range(3):
         generator = torch.Generator(device="cuda").manual_seed(seed)
-        w4_feed.quantize(torch.randn(100, 512, device=device, generator=generator), first)
+        w4_activations.quantize(torch.randn(100, 512, device=device, generator=generator), first)
         last.x.fill_(float("nan"))
         for _ in range(5):
             graph.replay()
-        many, cut = w4_many.gated_cut_for(100, 2048), w4_many.Cut(Shape(1, 8, 3, 1), 64)
-        w4_many.gated_product(first, wide, held[0], many)
-        w4_many.product(held[0], narrow, sums, cut)
-        w4_feed.feed("plain", sums, held[1])
-        w4_many.gated_product(held[1], wide, held[2], many)
+        many, cut = (
+            w4_tiled.gated_cut_for(100, 2048),
+            w4_tiled.TiledGemmConfig(TileConfig(1, 8, 3, 1), 64),
+        )
+        w4_tiled.gated_product(first, wide, held[0], many)
+        w4_tiled.product(held[0], narrow, sums, cut)
+        w4_activations.feed("plain", sums, held[1])
+        w4_tiled.gated_product(held[1], wide, held[2], many)
         assert off(last.x, held[2].x.float()) < 3e-3

@@ -4,19 +4,17 @@ import pytest
 import torch
 from triton.language import constexpr
 
-from localchat_cuda.kernels import (
-    w8,
-    w8_dense,
-    w8_few,
-    w8_one,
-    w8_pack,
-    w8_plan,
-    w8_tile,
-    w8_tiles,
-    w8a8,
-)
-from localchat_cuda.kernels.w8_pack import W8
-from localchat_cuda.kernels.w8_plan import Cut, One
+from localchat_cuda.kernels import fp8_int8
+from localchat_cuda.kernels.fp8_int8 import gemm_dequant as w8_dequant
+from localchat_cuda.kernels.fp8_int8 import gemm_fp8
+from localchat_cuda.kernels.fp8_int8 import gemm_small as w8_small
+from localchat_cuda.kernels.fp8_int8 import gemm_tiled as w8_tiled
+from localchat_cuda.kernels.fp8_int8 import gemv as w8_gemv
+from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
+from localchat_cuda.kernels.fp8_int8 import tile_ops as w8_tile_ops
+from localchat_cuda.kernels.fp8_int8 import tiling as w8_tiling
+from localchat_cuda.kernels.fp8_int8.pack import W8
+from localchat_cuda.kernels.fp8_int8.tiling import One, W8TileConfig
 
 KINDS = {"row": w8_pack.e4m3_rows, "block": w8_pack.e4m3_blocks, "whole": w8_pack.whole_rows}
 CODES = torch.arange(256).to(torch.uint8)
@@ -41,17 +39,17 @@ def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
 def test_every_code_decodes_exactly(whole: bool) -> None:
     codes = CODES.view(2, 128) if whole else CODES.view(w8_pack.E4M3).view(2, 128)
     out = torch.empty(2, 128, dtype=torch.float16)
-    w8_dense.dequantize(W8(codes, torch.ones(2)), out, way=w8_tile.PLAIN)
+    w8_dequant.dequantize(W8(codes, torch.ones(2)), out, way=w8_tile_ops.PLAIN)
     wanted = w8_pack.values(codes)
     held = torch.ones(256, dtype=torch.bool) if whole else NUMBERS
     assert torch.equal(out.float().view(-1)[held], wanted.view(-1)[held])
 
 
 PROGRAMS = {
-    ("e4m3", "fp16"): (w8_tile.E4M3_FP16_FOUR, w8_tile.E4M3_FP16_TWO),
-    ("e4m3", "bf16"): (w8_tile.E4M3_BF16_FOUR, w8_tile.E4M3_BF16_TWO),
-    ("whole", "fp16"): (w8_tile.WHOLE_FP16_FOUR, w8_tile.WHOLE_FP16_TWO),
-    ("whole", "bf16"): (w8_tile.WHOLE_BF16_FOUR, w8_tile.WHOLE_BF16_TWO),
+    ("e4m3", "fp16"): (w8_tile_ops.E4M3_FP16_FOUR, w8_tile_ops.E4M3_FP16_TWO),
+    ("e4m3", "bf16"): (w8_tile_ops.E4M3_BF16_FOUR, w8_tile_ops.E4M3_BF16_TWO),
+    ("whole", "fp16"): (w8_tile_ops.WHOLE_FP16_FOUR, w8_tile_ops.WHOLE_FP16_TWO),
+    ("whole", "bf16"): (w8_tile_ops.WHOLE_BF16_FOUR, w8_tile_ops.WHOLE_BF16_TWO),
 }
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -121,21 +119,21 @@ def test_the_packed_decoding_is_exact(kind: tuple[str, str]) -> None:
 @pytest.mark.parametrize(
     ("kind", "m", "n", "k", "cut"),
     [
-        ("row", 1, 40, 256, Cut(1, 2, 1)),
-        ("block", 3, 130, 384, Cut(2, 1, 2)),
-        ("block", 8, 16, 512, Cut(1, 4, 1)),
-        ("whole", 9, 33, 256, Cut(2, 1, 2)),
-        ("row", 16, 48, 128, Cut(1, 1, 1)),
-        ("block", 27, 32, 128, Cut(2, 1, 1)),
+        ("row", 1, 40, 256, W8TileConfig(1, 2, 1)),
+        ("block", 3, 130, 384, W8TileConfig(2, 1, 2)),
+        ("block", 8, 16, 512, W8TileConfig(1, 4, 1)),
+        ("whole", 9, 33, 256, W8TileConfig(2, 1, 2)),
+        ("row", 16, 48, 128, W8TileConfig(1, 1, 1)),
+        ("block", 27, 32, 128, W8TileConfig(2, 1, 1)),
     ],
 )
 def test_a_product_of_few_rows_is_the_reference(
-    kind: str, m: int, n: int, k: int, cut: Cut
+    kind: str, m: int, n: int, k: int, cut: W8TileConfig
 ) -> None:
     weight, x = drawn(kind, n, k), rows(m, k)
     out = torch.full((cut.splits, m, n), float("nan"))
-    w8_few.product(x, weight, out, cut, way=w8_tile.PLAIN)
-    assert off(out.sum(0), w8_few.reference(x, weight)) < 1e-6
+    w8_small.product(x, weight, out, cut, way=w8_tile_ops.PLAIN)
+    assert off(out.sum(0), w8_small.reference(x, weight)) < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -150,8 +148,8 @@ def test_a_product_of_few_rows_is_the_reference(
 def test_a_product_of_one_row_is_the_reference(kind: str, n: int, k: int, cut: One) -> None:
     weight, x = drawn(kind, n, k), rows(1, k)
     out = torch.full((1, 1, n), float("nan"))
-    w8_one.product(x, weight, out, cut, way=w8_tile.PLAIN)
-    assert off(out[0], w8_few.reference(x, weight)) < 1e-6
+    w8_gemv.product(x, weight, out, cut, way=w8_tile_ops.PLAIN)
+    assert off(out[0], w8_small.reference(x, weight)) < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -163,19 +161,19 @@ def test_a_product_of_tiles_is_the_reference(
 ) -> None:
     weight, x = drawn(kind, n, k), rows(m, k)
     out = torch.full((splits, m, n), float("nan"))
-    w8_tiles.product(x, weight, out, Cut(4, 4, splits, 3), way=w8_tile.PLAIN)
-    assert off(out.sum(0), w8_few.reference(x, weight)) < 1e-6
+    w8_tiled.product(x, weight, out, W8TileConfig(4, 4, splits, 3), way=w8_tile_ops.PLAIN)
+    assert off(out.sum(0), w8_small.reference(x, weight)) < 1e-6
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_dequantized_weight_is_what_its_codes_stand_for(kind: str) -> None:
     weight = drawn(kind, 140, 256)
     out = torch.full((130, 256), float("nan"))
-    w8_dense.dequantize(weight, out, 7, way=w8_tile.PLAIN)
+    w8_dequant.dequantize(weight, out, 7, way=w8_tile_ops.PLAIN)
     assert torch.allclose(out, w8_pack.dense(weight)[7:137], rtol=1e-6)
     x, y = rows(70, 256), torch.empty(70, 140)
-    w8_dense.product(x, weight, y, torch.empty(9 * 256), way=w8_tile.PLAIN)
-    assert off(y, w8_few.reference(x, weight)) < 1e-5
+    w8_dequant.product(x, weight, y, torch.empty(9 * 256), way=w8_tile_ops.PLAIN)
+    assert off(y, w8_small.reference(x, weight)) < 1e-5
 
 
 @pytest.mark.parametrize("blocks", [False, True])
@@ -183,8 +181,8 @@ def test_rounded_rows_are_the_references(blocks: bool) -> None:
     # some of a row are too small to be normal beside its largest
     x = rows(3, 1280) * torch.tensor([[1.0], [1e-3], [300.0]])
     x[:, ::9] *= 1e-4
-    codes, scales = w8a8.round_rows(x, blocks=blocks)
-    wanted, factors = w8a8.rounded(x, blocks=blocks)
+    codes, scales = gemm_fp8.round_rows(x, blocks=blocks)
+    wanted, factors = gemm_fp8.rounded(x, blocks=blocks)
     assert torch.allclose(scales, factors, rtol=1e-6)
     # a division may end on the other side of a tie
     assert int((codes.float() != wanted.float()).sum()) <= 4
@@ -195,21 +193,21 @@ def test_rounded_rows_are_the_references(blocks: bool) -> None:
 @pytest.mark.parametrize("kind", ["row", "block"])
 def test_a_product_of_rounded_rows_is_the_reference(kind: str) -> None:
     weight, x = drawn(kind, 144, 256), rows(70, 256)
-    assert off(w8a8.product(x, weight), w8a8.reference(x, weight)) < 3e-3
-    assert off(w8a8.reference(x, weight), w8_few.reference(x, weight)) < 0.05
+    assert off(gemm_fp8.product(x, weight), gemm_fp8.reference(x, weight)) < 3e-3
+    assert off(gemm_fp8.reference(x, weight), w8_small.reference(x, weight)) < 0.05
 
 
 @pytest.mark.parametrize("m", [1, 16, 17, 65])
 def test_every_number_of_rows_has_a_form(m: int) -> None:
     weight, x = drawn("row", 48, 128), rows(m, 128, torch.float16)
-    wanted = w8_few.reference(x, weight)
-    assert off(w8.product(x, weight).sum(0), wanted) < 1e-3
-    assert torch.equal(w8.product(x, weight, kernels=False)[0], wanted)
+    wanted = w8_small.reference(x, weight)
+    assert off(fp8_int8.product(x, weight).sum(0), wanted) < 1e-3
+    assert torch.equal(fp8_int8.product(x, weight, kernels=False)[0], wanted)
 
 
 def test_logits_of_many_rows_are_computed_by_pieces() -> None:
     weight, x = drawn("whole", 50, 128), rows(70, 128)
-    assert off(w8.logits(x, weight), w8_few.reference(x, weight)) < 1e-6
+    assert off(fp8_int8.logits(x, weight), w8_small.reference(x, weight)) < 1e-6
 
 
 def test_rounding_is_as_fine_as_its_codes() -> None:
@@ -233,23 +231,23 @@ def test_parts_join_where_their_scales_do() -> None:
 
 def test_a_cut_depends_on_rows_by_their_class_alone() -> None:
     for n, k in ((37888, 3584), (3584, 18944), (4608, 3584), (152064, 3584), (64, 128)):
-        assert len({w8_plan.few_cut(m, n, k, 132) for m in range(2, 9)}) == 1
-        for cut in (w8_plan.few_cut(16, n, k, 132), w8_plan.tiles_cut(64, n, k, 132)):
+        assert len({w8_tiling.few_cut(m, n, k, 132) for m in range(2, 9)}) == 1
+        for cut in (w8_tiling.few_cut(16, n, k, 132), w8_tiling.tiles_cut(64, n, k, 132)):
             cut.check(n, k)
 
 
 def test_what_does_not_fit_is_refused_by_name() -> None:
-    weight, cut = drawn("row", 32, 128), Cut(1, 1, 1)
+    weight, cut = drawn("row", 32, 128), W8TileConfig(1, 1, 1)
     out = torch.empty(1, 33, 32)
     with pytest.raises(ValueError, match="x: 1 to 32 rows wanted, 33"):
-        w8_few.product(rows(33, 128), weight, out, cut, way=0)
+        w8_small.product(rows(33, 128), weight, out, cut, way=0)
     with pytest.raises(ValueError, match="in 128s wanted, 96"):
-        w8_few.product(rows(1, 96), drawn("row", 32, 96), torch.empty(1, 1, 32), cut, way=0)
+        w8_small.product(rows(1, 96), drawn("row", 32, 96), torch.empty(1, 1, 32), cut, way=0)
     with pytest.raises(ValueError, match="does not divide"):
-        w8_few.product(rows(1, 128), weight, torch.empty(2, 1, 32), Cut(1, 1, 2), way=0)
+        w8_small.product(rows(1, 128), weight, torch.empty(2, 1, 32), W8TileConfig(1, 1, 2), way=0)
     with pytest.raises(ValueError, match="rows that divide 128"):
-        w8_one.product(rows(1, 128), weight, torch.empty(1, 1, 32), One(3, 128, 1, 1), way=0)
+        w8_gemv.product(rows(1, 128), weight, torch.empty(1, 1, 32), One(3, 128, 1, 1), way=0)
     with pytest.raises(ValueError, match="x: 1 to 1 rows wanted, 2"):
-        w8_one.product(rows(2, 128), weight, torch.empty(1, 2, 32), One(4, 128, 1, 1), way=0)
+        w8_gemv.product(rows(2, 128), weight, torch.empty(1, 2, 32), One(4, 128, 1, 1), way=0)
     with pytest.raises(ValueError, match="scratch"):
-        w8_dense.product(rows(1, 128), weight, torch.empty(1, 32), torch.empty(100), way=0)
+        w8_dequant.product(rows(1, 128), weight, torch.empty(1, 32), torch.empty(100), way=0)

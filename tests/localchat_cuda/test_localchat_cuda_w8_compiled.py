@@ -16,7 +16,8 @@ SCRIPT = r"""
 import json, re, sys, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from localchat_cuda.kernels import w8_dense, w8_few, w8_one, w8_plan, w8_tiles, w8a8
+from localchat_cuda.kernels.fp8_int8 import gemm_dequant as w8_dequant, gemm_fp8, gemm_small as w8_small
+from localchat_cuda.kernels.fp8_int8 import gemm_tiled as w8_tiled, gemv as w8_gemv, tiling as w8_tiling
 
 def compiled(kernel, types, warps, **values):
     names = kernel.arg_names
@@ -34,26 +35,26 @@ whole = dict(N=4608, K=3584, SPLITS=2, PDL=hopper)
 for x, blocks, parts, shared, weights in (
     ("*bf16", 1, 1, True, False), ("*fp16", 2, 2, False, hopper)):
     made[f"few {x} {shared} {weights}"] = compiled(
-        w8_few._few_kernel, dict(types, x=x), 1, PARTS=parts, BLOCKS=blocks, WARPS=1, SHARED=shared,
+        w8_small._few_kernel, dict(types, x=x), 1, PARTS=parts, BLOCKS=blocks, WARPS=1, SHARED=shared,
         WHOLE=weights, WAY=way, **whole)
 for x, rows, shared in (("*bf16", 64, False),):
-    cut = w8_plan.tiles_cut(rows, 4608, 3584, 132)
+    cut = w8_tiling.tiles_cut(rows, 4608, 3584, 132)
     made[f"tiles {x}"] = compiled(
-        w8_tiles._tiles_kernel, dict(types, x=x), cut.warps, MP=rows, BN=16 * cut.blocks,
+        w8_tiled._tiles_kernel, dict(types, x=x), cut.warps, MP=rows, BN=16 * cut.blocks,
         STAGES=cut.stages, SHARED=shared, WHOLE=False, WAY=way, FOUR=not hopper, **whole)
-one = w8_plan.one_cut(4608, 3584, 132)
+one = w8_tiling.one_cut(4608, 3584, 132)
 made["one"] = compiled(
-    w8_one._one_kernel, dict(types, x="*bf16", N="constexpr"), one.warps, N=4608, K=3584, ROWS=one.rows,
+    w8_gemv._one_kernel, dict(types, x="*bf16", N="constexpr"), one.warps, N=4608, K=3584, ROWS=one.rows,
     RUN=one.run, UNROLL=one.unroll, SHARED=True, WHOLE=False, WAY=way, PDL=hopper)
 made["dequantize"] = compiled(
-    w8_dense._dequantize_kernel, dict(types, out="*bf16"), 4, K=3584, ROWS=4, COLUMNS=1024,
+    w8_dequant._dequantize_kernel, dict(types, out="*bf16"), 4, K=3584, ROWS=4, COLUMNS=1024,
     SHARED=True, WHOLE=False, WAY=way)
 if cc >= 89:
     pair = dict(types, x="*fp8e4nv", factors="*fp32", codes="*fp8e4nv", out="*bf16", N="constexpr")
     made["blocks"] = compiled(
-        w8a8._blocks_kernel, pair, 8, N=4608, K=3584, BM=128, BN=128, STAGES=3)
+        gemm_fp8._blocks_kernel, pair, 8, N=4608, K=3584, BM=128, BN=128, STAGES=3)
     rows = dict(x="*bf16", codes="*u8", scales="*fp32")
-    made["rows"] = compiled(w8a8._rows_kernel, rows, 4, K=3584, RUN=1024)
+    made["rows"] = compiled(gemm_fp8._rows_kernel, rows, 4, K=3584, RUN=1024)
 ptx = made["few *bf16 True False"].asm["ptx"]
 turn = re.search(r"(\$L__BB\d+_\d+):((?:(?!\$L__BB).)*mma(?:(?!\$L__BB).)*)bra\s+\1;", ptx, re.S)[2]
 tiles = made["tiles *bf16"].asm["ttgir"]

@@ -8,10 +8,10 @@ import torch
 
 from localchat.errors import EngineClosed, ModelInvalid, ModelMissing
 from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.config import ModelConfig, read_config
-from localchat_cuda.kernels import w4_pack
-from localchat_cuda.source import Checkpoint, read_headers
-from localchat_cuda.weights import ModelWeights, load
+from localchat_cuda.kernels.int4 import pack as w4_pack
+from localchat_cuda.model_config import ModelConfig, read_config
+from localchat_cuda.weights.loader import ModelWeights, load
+from localchat_cuda.weights.source import Checkpoint, read_headers
 from tests.localchat_cuda import tiny_models
 from tests.localchat_cuda.tiny_models import CPU
 

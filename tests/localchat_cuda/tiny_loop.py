@@ -17,12 +17,12 @@ from localchat.loop.desk import Desk
 from localchat.loop.kv import open_book
 from localchat.loop.turns import Loop, Outlets
 from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.config import read_config
-from localchat_cuda.network import Network
-from localchat_cuda.paging import Pages
-from localchat_cuda.runner import CudaRunner
-from localchat_cuda.source import Checkpoint
-from localchat_cuda.weights import load
+from localchat_cuda.model_config import read_config
+from localchat_cuda.runner.kv_pages import Pages
+from localchat_cuda.runner.model import LoadedModel
+from localchat_cuda.runner.runner import CudaRunner
+from localchat_cuda.weights.loader import load
+from localchat_cuda.weights.source import Checkpoint
 from tests.localchat_cuda.tiny_models import CPU, VOCABULARY, spoil
 
 ON_GPU = os.environ.get("TRITON_INTERPRET") == "0" and torch.cuda.is_available()
@@ -93,7 +93,7 @@ def tiny_runner(
         block_tokens=PAGE,
         step_target_s=0.1,
     )
-    return CudaRunner(Network(config, weights, pages, kernels=kernels), can, graphs=graphs)
+    return CudaRunner(LoadedModel(config, weights, pages, kernels=kernels), can, graphs=graphs)
 
 
 @dataclass

@@ -11,16 +11,16 @@ import torch
 import transformers
 
 from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.config import ModelConfig, read_config
-from localchat_cuda.flow import DenseFlow, PackedFlow, logits_of
-from localchat_cuda.inbox import Inbox
-from localchat_cuda.kernels import w4_pack
-from localchat_cuda.kernels.attention_many import Cut
-from localchat_cuda.layout import Sizes, inputs_of, lay_out, put
-from localchat_cuda.layout import Stretch as Placed
-from localchat_cuda.paging import Pages
-from localchat_cuda.source import Checkpoint
-from localchat_cuda.weights import ModelWeights, load
+from localchat_cuda.kernels.attention.prefill import PrefillTileConfig
+from localchat_cuda.kernels.int4 import pack as w4_pack
+from localchat_cuda.layers import DenseLayers, PackedW4Layers, logits_of
+from localchat_cuda.model_config import ModelConfig, read_config
+from localchat_cuda.runner.input_batch import Sizes, inputs_of, lay_out, put
+from localchat_cuda.runner.input_batch import TokenSpan as Placed
+from localchat_cuda.runner.kv_pages import Pages
+from localchat_cuda.runner.step_buffer import StepBuffer
+from localchat_cuda.weights.loader import ModelWeights, load
+from localchat_cuda.weights.source import Checkpoint
 
 CPU = torch.device("cpu")
 VOCABULARY = 160
@@ -201,7 +201,7 @@ class Tiny:
 
     def __init__(
         self, folder: Path, dtype: torch.dtype, *, kernels: bool = False, coded: bool = False,
-        chunks: Cut | None = None,
+        chunks: PrefillTileConfig | None = None,
     ) -> None:  # fmt: skip
         self.config: ModelConfig = read_config(folder)
         self.architecture = ARCHITECTURES[self.config.architecture]
@@ -220,7 +220,7 @@ class Tiny:
         """Logits of the wanted tokens, in the order of the stretches."""
         placed = [Placed(s.slot, s.start, len(s.tokens)) for s in stretches]
         layout = lay_out(placed, 0, self.sizes, 3)
-        inbox, known = Inbox(8192, 1, CPU), torch.zeros(3 * 256 + 1, dtype=torch.int32)
+        inbox, known = StepBuffer(8192, 1, CPU), torch.zeros(3 * 256 + 1, dtype=torch.int32)
         inbox.begin()
         for slot, start, tokens, _ in stretches:
             known[slot * 256 + start : slot * 256 + start + len(tokens)] = torch.tensor(tokens)
@@ -231,7 +231,7 @@ class Tiny:
             for back in range(each.wanted, 0, -1)
         ]
         inputs = inputs_of(layout, places, inbox, known, self.tables, torch.tensor(wanted))
-        kind = PackedFlow if packed else DenseFlow
+        kind = PackedW4Layers if packed else DenseLayers
         flow = kind(self.config, inputs, self.pages, kernels=self.kernels)
         states = self.architecture.forward(flow, self.weights)
         return logits_of(states, self.weights.head, self.config.head_cap, kernels=self.kernels)

@@ -3,7 +3,7 @@
 from types import ModuleType
 
 from localchat_cuda.architectures import gemma2, gemma3, llama, mistral, phi3, qwen2, qwen3
-from localchat_cuda.config import Architecture
+from localchat_cuda.model_config import Architecture
 
 ARCHITECTURES: dict[Architecture, ModuleType] = {
     "llama": llama,

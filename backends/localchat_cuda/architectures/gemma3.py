@@ -6,8 +6,8 @@ another rotation; both stand in the config. Of the ones that see images, the tex
 
 import torch
 
-from localchat_cuda.flow import Flow, HeadNorms, X
-from localchat_cuda.weights import ModelWeights, Names
+from localchat_cuda.layers import HeadNorms, Layers, X
+from localchat_cuda.weights.loader import ModelWeights, Names
 
 NAMES = Names(
     embedding="model.embed_tokens.weight",
@@ -33,7 +33,7 @@ NAMES = Names(
 """Where a checkpoint keeps each weight."""
 
 
-def forward(flow: Flow[X], weights: ModelWeights) -> torch.Tensor:
+def forward(flow: Layers[X], weights: ModelWeights) -> torch.Tensor:
     """Last states [P, hidden] of one step, for the head; keys and values go into the pages of the flow."""
     x = flow.embed(weights.embedding, weights.layers[0].norms["attention"])
     last = len(weights.layers) - 1

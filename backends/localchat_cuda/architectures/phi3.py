@@ -5,7 +5,7 @@ columns and slow them by LongRoPE's factors; all of that stands in the config's 
 """
 
 from localchat_cuda.architectures.llama import forward
-from localchat_cuda.weights import Names
+from localchat_cuda.weights.loader import Names
 
 NAMES = Names(
     embedding="model.embed_tokens.weight",

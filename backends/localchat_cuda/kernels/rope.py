@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels import kv8
+from localchat_cuda.kernels.attention import kv_fp8
 from localchat_cuda.kernels.launch import options, power_of_two, require, roomy, settle, traits
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -104,7 +104,7 @@ def reference(
         v[pages, :, spots] = values.to(v.dtype)
         return
     for i, (held, new) in enumerate(((k, keys), (v, values))):
-        held[pages, :, spots], exponents[pages, :, spots, i] = kv8.encode_reference(new)
+        held[pages, :, spots], exponents[pages, :, spots, i] = kv_fp8.encode_reference(new)
 
 
 @triton.jit
@@ -194,14 +194,14 @@ def _rope_kernel(
             tl.store(out + low, a.to(q.dtype.element_ty), mask=inside)
             tl.store(out + high, b.to(q.dtype.element_ty), mask=inside)
         elif CODED:
-            code_a, code_b, exponent = kv8.encode(a, b)
+            code_a, code_b, exponent = kv_fp8.encode(a, b)
             second = (head - H) // J
             row = (head - H) % J * P + position % P
             at_row = page * page_stride + row * (D // 2)
             if second == 0:
-                kv8.put(k + at_row, code_a, code_b, low, high, inside, D, R)
+                kv_fp8.put(k + at_row, code_a, code_b, low, high, inside, D, R)
             else:
-                kv8.put(v + at_row, code_a, code_b, low, high, inside, D, R)
+                kv_fp8.put(v + at_row, code_a, code_b, low, high, inside, D, R)
             mark = page * mark_stride + row * 2 + second
             tl.store(exponents + mark, exponent.to(tl.uint8))
         else:
@@ -236,7 +236,7 @@ def require_pages(
     if (pages.dtype == torch.int16) != (exponents is not None):
         raise ValueError(f"{name}: codes with exponents wanted, or numbers without")
     if exponents is not None:
-        kv8.require_exponents(exponents, pages, device)
+        kv_fp8.require_exponents(exponents, pages, device)
 
 
 def heads_of(tokens: int, heads: int) -> int:

@@ -1,0 +1,111 @@
+"""An opened checkpoint folder: what its files say, its tokenizer, the plan of a load, and the load."""
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal
+
+from localchat.errors import LocalchatError, ModelMissing
+from localchat.fit.checkpoint import weight_paths
+from localchat.fit.machine import Gpu, read_gpus, read_machine
+from localchat.fit.plan import LoadWish, MemoryPlan, demand
+from localchat.fit.safetensors_header import SafetensorsHeader, read_safetensors
+from localchat.loop.backend import LoadOptions, ModelInfo, Progress, Runner, Tokenizer
+from localchat_cuda import memory_plan as planner
+from localchat_cuda.environment import best
+from localchat_cuda.model_config import ModelConfig, read_config, running
+from localchat_cuda.tokenizer import CheckpointTokenizer, chat_template, sampling_defaults
+
+Place = Literal["cuda", "cpu"]
+_PIECES, _PIECE_BYTES = 16, 4096
+
+
+class CheckpointModel:
+    """See backend.OpenModel. No weights are read before `load`."""
+
+    def __init__(self, folder: Path, place: Place, say: Callable[[str], None]) -> None:
+        """Raises ModelMissing, ModelInvalid."""
+        self._folder, self._place, self._ordinal = folder, place, 0
+        self.config, notes = running(read_config(folder), gpu=place == "cuda")
+        for note in notes:
+            say(note)
+        if self.config.vision:
+            say("This model sees images, too; its vision part is left out, so images are refused.")
+        self.headers = {path: read_safetensors(path) for path in weight_paths(folder)}
+        self.tokenizer: Tokenizer = CheckpointTokenizer(folder, self.config.vocabulary)
+        self.info = _info(folder, self.config, self.headers, self.tokenizer)
+
+    def plan(self, wish: LoadWish) -> MemoryPlan:
+        """What a load would take now. Raises DoesNotFit with advice, ModelMissing without weights, UsageError
+        for impossible wishes."""
+        if not self.headers and not wish.dummy_weights:
+            raise ModelMissing(
+                f"{self._folder} holds no safetensors file.",
+                hint="Download the model again, or take a GGUF of it for llama.cpp; --dummy-weights "
+                "measures speed without weights.",
+            )
+        limits = planner.StepLimits(wish.gpu_limit_bytes, wish.kv_limit_bytes)
+        headers = () if wish.dummy_weights else tuple(self.headers.values())
+        found = planner.plan(self.config, headers, wish, self._memory(), limits)
+        return demand(found, self.info.name)
+
+    def _memory(self) -> Gpu:
+        """Where the model goes to: the GPU that computes, or this machine's memory for the references."""
+        if self._place == "cpu":
+            machine = read_machine()
+            return Gpu(0, "CPU", machine.ram_total_bytes, machine.ram_free_bytes)
+        gpus, note = read_gpus()
+        if not gpus:
+            raise LocalchatError(f"No NVIDIA GPU can be used here. {note}".strip())
+        self._ordinal = best(gpus)
+        return gpus[self._ordinal]
+
+    def load(self, options: LoadOptions, progress: Progress, say: Callable[[str], None]) -> Runner:
+        """Weights, pages and warm-up. Raises ModelInvalid, DoesNotFit, EngineClosed."""
+        # As the driver counts its cards, by which the plan chose one; read when CUDA begins.
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+        from localchat_cuda.load import load_runner
+
+        folder = None if options.dummy_weights else self._folder
+        if folder is None:
+            say("The weights are random: the text means nothing.")
+        place = f"cuda:{self._ordinal}" if self._place == "cuda" else self._place
+        return load_runner(self.config, folder, place, options, progress, say)
+
+    def close(self) -> None:
+        """Nothing is held. Idempotent."""
+
+
+def _info(
+    folder: Path,
+    config: ModelConfig,
+    headers: Mapping[Path, SafetensorsHeader],
+    vocabulary: Tokenizer,
+) -> ModelInfo:
+    return ModelInfo(
+        name=folder.name,
+        architecture=config.architecture,
+        quantization=config.quantization.label if config.quantization else config.dtype,
+        parameters=planner.parameters(config),
+        context_train=config.context_train,
+        vocab_size=vocabulary.vocab_size,
+        file_bytes=sum(header.file_bytes for header in headers.values()),
+        chat_template=chat_template(folder),
+        sampling=sampling_defaults(folder),
+        layers=config.layers + 1,
+        identity=_identity(folder, headers),
+    )
+
+
+def _identity(folder: Path, headers: Mapping[Path, SafetensorsHeader]) -> str:
+    """A digest of the config and of pieces spread over the weights: two fine-tunes have equal headers."""
+    digest = hashlib.blake2b((folder / "config.json").read_bytes(), digest_size=16)
+    for path in headers:
+        size = path.stat().st_size
+        digest.update(size.to_bytes(8, "little"))
+        with path.open("rb") as file:
+            for piece in range(_PIECES):
+                file.seek(max(size - _PIECE_BYTES, 0) * piece // (_PIECES - 1))
+                digest.update(file.read(_PIECE_BYTES))
+    return digest.hexdigest()

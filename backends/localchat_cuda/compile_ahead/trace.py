@@ -1,0 +1,301 @@
+"""Walks the runner through steps of every shape over tensors without memory, so that Triton compiles what they
+need: nothing is computed, and no GPU is asked.
+
+A kernel takes 0.1 to 10 s to compile and a model needs about a hundred: when they are first needed, one after
+the other, they stop a conversation again and again. Here weights, pages and the state table are on torch's
+device `meta`, and stand for those of a GPU that is described (launch.imagine); Triton is told of that GPU too.
+So what is compiled is what the same code launches later, whatever the model, and it lies in Triton's cache.
+
+Several processes walk the same steps (workers.py starts them); whoever claims a kernel first compiles it.
+
+    python -m localchat_cuda.compile_ahead.trace < JOB    a pickled CompileJob; prints the number of kernels
+"""
+
+import hashlib
+import os
+import pickle
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.errors import TritonError
+from triton.runtime.jit import JitFunctionInfo
+
+from localchat.fit.kv_names import FP8
+from localchat.loop.backend import (
+    LAST,
+    Capabilities,
+    Enter,
+    Mask,
+    Point,
+    Row,
+    SamplingParams,
+    StepPlan,
+)
+from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.kernels import launch
+from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
+from localchat_cuda.kernels.int4 import pack as w4_pack
+from localchat_cuda.model_config import ModelConfig
+from localchat_cuda.runner.input_batch import (
+    BESIDE,
+    BUCKETS,
+    LONGEST_FEW,
+    MIXED_BUCKETS,
+    PROMPT_BUCKETS,
+)
+from localchat_cuda.runner.kv_pages import Pages
+from localchat_cuda.runner.model import LoadedModel
+from localchat_cuda.runner.runner import CudaRunner
+from localchat_cuda.weights.formats.weight import Weight
+from localchat_cuda.weights.loader import LayerWeights, ModelWeights, product_shapes
+
+META = torch.device("meta")
+_GREEDY = SamplingParams(temperature=0.0)
+_PENALISED = SamplingParams(temperature=0.7, frequency_penalty=0.1)
+_DRAFTS = (0, 1, 3, 7, 15)
+_HISTORIES = (1, 130, 260, 520, 1040)
+"""One for each number of ranges that a history is cut into."""
+_TOGETHER = 512
+"""Tokens of a step that several share."""
+
+
+class CompileJob(NamedTuple):
+    """What is rehearsed. gpu: that it will run on. claims: a folder where a file is made for every kernel by
+    the process that compiles it; empty: all are compiled here."""
+
+    config: ModelConfig
+    can: Capabilities
+    gpu: launch.Traits
+    head_int8: bool = False
+    claims: str = ""
+
+
+# ---------------------------------------------------------------------------- without memory
+
+
+def shortened(config: ModelConfig) -> ModelConfig:
+    """With one layer of each kind, the last as it is: behind that fewer tokens go on."""
+    last = config.layers - 1
+    windows = dict.fromkeys(config.window(layer) for layer in range(last))
+    kept = (*windows, config.window(last))
+    return replace(config, layers=len(kept), windows=kept if config.windows else ())
+
+
+def weights_of(config: ModelConfig, *, head_int8: bool) -> ModelWeights:
+    """All weights, of the right types and shapes, as a load leaves them."""
+    names, half = ARCHITECTURES[config.architecture].NAMES, getattr(torch, config.dtype)
+    widths = {"q_norm": config.head_dim, "k_norm": config.head_dim}
+    norm = torch.float32 if names.norm_offset else half
+    layer = LayerWeights(
+        {field: _empty(widths.get(field, config.hidden), dtype=norm) for field in names.norms},
+        {
+            field: _product(config, field, sum(parts), k)
+            for field, (parts, k) in product_shapes(config).items()
+        },
+        {
+            field: _empty(sum(parts), dtype=half)
+            for field, (parts, _) in product_shapes(config).items()
+            if field in names.biased
+        },
+    )
+    head: torch.Tensor | w8_pack.W8 = _empty(config.vocabulary, config.hidden, dtype=half)
+    embedding = _empty(config.vocabulary, config.hidden, dtype=half)
+    if head_int8:
+        codes = _empty(config.vocabulary, config.hidden, dtype=torch.uint8)
+        head = w8_pack.W8(codes, _empty(config.vocabulary))
+    last_norm = _empty(config.hidden, dtype=norm)
+    return ModelWeights(embedding, (layer,) * config.layers, last_norm, head)
+
+
+def _product(config: ModelConfig, field: str, n: int, k: int) -> Weight:
+    how = config.quantization
+    if how is None:
+        return _empty(n, k, dtype=getattr(torch, config.dtype))
+    if how.packed:
+        # what `down` wants in another order, gate and up compute in it (weights.py)
+        ordered = how.ordered and field != "down"
+        return w4_pack.W4(
+            _empty(n // 16, k // w4_pack.GROUP, 1024, dtype=torch.int8),
+            _empty(n // 16, k // w4_pack.GROUP, 16, dtype=torch.int32),
+            _empty(k, dtype=torch.int32) if ordered else None,
+        )
+    scales = _empty(-(-n // 128), k // 128) if how.group else _empty(n)
+    return w8_pack.W8(_empty(n, k, dtype=w8_pack.E4M3), scales)
+
+
+def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def runner_of(script: CompileJob) -> CudaRunner:
+    """The runner that a load would give, of a few layers and without memory."""
+    config, can = shortened(script.config), script.can
+    pages = Pages(
+        config, can.kv_tokens // can.block_tokens + 1, can.context_tokens, META,
+        getattr(torch, config.dtype), can.block_tokens, coded=can.kv_type == FP8,
+    )  # fmt: skip
+    weights = weights_of(config, head_int8=script.head_int8)
+    return CudaRunner(LoadedModel(config, weights, pages, kernels=True), can, graphs=False)
+
+
+# ---------------------------------------------------------------------------- the steps
+
+
+class CompileShape(NamedTuple):
+    """A step by its rows, each (start, new tokens, drafts among them); how they are sampled, and whether by a
+    mask."""
+
+    rows: tuple[tuple[int, int, int], ...]
+    sampling: SamplingParams = _GREEDY
+    masked: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """What its sequences take of the cache."""
+        return sum(start + width for start, width, _ in self.rows)
+
+
+def scenes(can: Capabilities) -> Iterator[CompileShape]:
+    """One for each shape of a step, as far as shapes differ in their kernels, that has room in the cache."""
+    return (scene for scene in all_scenes(can) if scene.tokens <= can.kv_tokens)
+
+
+def all_scenes(can: Capabilities) -> Iterator[CompileShape]:
+    """Those too that have no room."""
+    room = min(can.context_tokens, can.kv_tokens) - 1
+    widest = min(can.max_step_tokens, room)
+    histories = [at for at in _HISTORIES if at + max(_DRAFTS) < room]
+    writers = sorted({min(rows, can.max_slots) for rows in BUCKETS})
+    for drafts, rows, history in product(_DRAFTS, writers, histories):
+        if not drafts or rows * (1 + drafts) <= BUCKETS[-1]:
+            yield CompileShape(((history, 1 + drafts, drafts),) * rows)
+    for size in sorted({widest, *(each for each in PROMPT_BUCKETS if each <= widest)}):
+        if size > LONGEST_FEW:
+            yield CompileShape(((0, size, 0),))
+            yield CompileShape(((room - size, size, 0),))
+    # behind the last attention go as many rows as prompts end
+    for size, count in product((_TOGETHER, widest), writers):
+        if LONGEST_FEW < size // count <= widest // count:
+            yield CompileShape(((0, size // count, 0),) * count)
+    few = (*BESIDE[1:], 2 * BESIDE[-1])
+    beside = product(few, (_TOGETHER, widest), (0, *_DRAFTS[-2:]))
+    for own, tokens, drafts in (*beside, *((BESIDE[1], tokens, 0) for tokens in MIXED_BUCKETS)):
+        rows, size = min(own // (1 + drafts), can.max_slots - 1), tokens - own
+        for history in histories:
+            if rows > 0 and LONGEST_FEW < size <= widest - own:
+                yield CompileShape((*((history, 1 + drafts, drafts),) * rows, (0, size, 0)))
+    yield CompileShape(((1, 1, 0),), _PENALISED)
+    yield CompileShape(((1, 1, 0),), masked=True)
+
+
+def plan_of(scene: CompileShape, vocabulary: int) -> StepPlan:
+    """As the loop would make it, of sequences that enter with it."""
+    enter, rows, points = [], [], []
+    for slot, (start, width, drafts) in enumerate(scene.rows):
+        seq, tokens = -1 - slot, (0,) * width
+        enter.append(Enter(seq, slot, tokens, start + width, scene.sampling))
+        own = LAST if width - drafts == 1 else tokens[: width - drafts]
+        rows.append(Row(seq, slot, start, own, tokens[:drafts]))
+        points += [Point(slot, at, seq) for at in range(width - drafts - 1, width)]
+    masks = (Mask(0, bytes(4 * -(-vocabulary // 32))),) if scene.masked else ()
+    return StepPlan(0, tuple(rows), tuple(points), enter=tuple(enter), masks=masks)
+
+
+def walk(runner: CudaRunner, vocabulary: int, steps: Iterable[CompileShape]) -> list[Exception]:
+    """Launch the steps; nothing comes of them but the troubles of those that could not be compiled."""
+    troubles: list[Exception] = []
+    for scene in steps:
+        plan = plan_of(scene, vocabulary)
+        try:
+            runner.launch(plan)
+        except (TritonError, RuntimeError, OSError) as trouble:
+            troubles.append(trouble)
+        runner.launch(StepPlan(0, leave=tuple(one.seq for one in plan.enter)))
+        runner.forget()
+    return troubles
+
+
+# ---------------------------------------------------------------------------- compiling
+
+
+class _Nobody:
+    """What Triton asks of its driver when it compiles, and never more."""
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        self._capability = capability[0] * 10 + capability[1]
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+class Claims:
+    """Kernels that this process compiles: those that it was the first to claim. count: so far."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder) if folder else None
+        self._starter = os.getppid()
+        self._left: set[str] = set()
+        self.count = 0
+
+    def skip(self, *, key: str, fn: JitFunctionInfo, **rest: object) -> bool:
+        """Triton's hook before it compiles: whether to leave this kernel out. Raises SystemExit where who
+        started this is gone, and nobody waits for it any more."""
+        if os.getppid() != self._starter:
+            raise SystemExit(1)
+        name = hashlib.sha256(f"{fn.module}.{fn.name}{key}".encode()).hexdigest()
+        if name in self._left:
+            return True
+        if self._folder is not None:
+            try:
+                (self._folder / name).touch(exist_ok=False)
+            except FileExistsError:
+                self._left.add(name)
+                return True
+        self.count += 1
+        return False
+
+
+def only_compile(gpu: launch.Traits, claims: Claims) -> None:
+    """From here on, a launch in this process compiles for that GPU into Triton's cache, and runs nothing."""
+    run = triton.runtime.jit.JITFunction.run
+    triton.runtime.jit.JITFunction.__getitem__ = lambda self, grid: (
+        lambda *a, **o: run(self, *a, grid=grid, warmup=True, **o)
+    )
+    triton.runtime.driver.set_active(_Nobody(gpu.capability))
+    triton.knobs.runtime.jit_cache_hook = claims.skip
+    launch.imagine(gpu)
+
+
+def compile_all(script: CompileJob) -> tuple[int, list[Exception]]:
+    """Compile what nobody else has claimed: how many kernels that were, and what went wrong."""
+    claims = Claims(script.claims)
+    only_compile(script.gpu, claims)
+    runner = runner_of(script)
+    troubles = walk(runner, script.config.vocabulary, scenes(script.can))
+    return claims.count, troubles
+
+
+def main() -> int:
+    """Rehearse what stdin says."""
+    count, troubles = compile_all(pickle.load(sys.stdin.buffer))  # noqa: S301 (from warming.py alone)
+    sys.stdout.write(f"{count}\n")
+    for trouble in troubles:
+        sys.stderr.write(f"{trouble}\n")
+    return 1 if troubles else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""Whether an NVIDIA GPU, its driver and the libraries are here, found without importing torch."""
+
+import re
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from localchat.fit.machine import Gpu, read_gpus
+
+LEAST_CAPABILITY = (8, 0)
+LIBRARIES = {
+    "torch": "torch>=2.11",
+    "triton": "triton>=3.6",
+    "safetensors": "safetensors>=0.5",
+    "tokenizers": "tokenizers>=0.21",
+    "pynvml": "nvidia-ml-py>=12",
+}
+"""Modules and what installs them."""
+_DRIVERS = {11: 450, 12: 525, 13: 580}
+"""The first driver branch that runs a CUDA toolkit, by NVIDIA's compatibility table."""
+_OTHERWISE = "A GGUF of the model runs on llama.cpp, with or without a GPU."
+
+
+class InstallationCheck(NamedTuple):
+    """Whether CUDA models can run here; sentences. `versions` where they can."""
+
+    ok: bool
+    reason: str
+    hint: str
+    versions: tuple[tuple[str, str], ...] = ()
+
+
+def look() -> InstallationCheck:
+    """The first obstacle, else the GPU that will compute."""
+    missing = [needed for module, needed in LIBRARIES.items() if find_spec(module) is None]
+    gpus, note = read_gpus()
+    driver = Path("/proc/driver/nvidia/version").exists() or bool(gpus)
+    if not gpus and not driver:
+        return InstallationCheck(
+            False, note or "No NVIDIA GPU with a driver was found.", _OTHERWISE
+        )
+    if missing:
+        return InstallationCheck(False, f"{_list(missing)} not installed.", _install(missing))
+    if not gpus:
+        return InstallationCheck(
+            False, note or "The driver shows no NVIDIA GPU to this process.", _OTHERWISE
+        )
+    return judge(gpus[best(gpus)], torch_cuda())
+
+
+def best(gpus: Sequence[Gpu]) -> int:
+    """Which of them computes: of those that can, the one with the most free memory. Raises ValueError for
+    none."""
+    return max(
+        range(len(gpus)),
+        key=lambda i: (gpus[i].compute_capability >= LEAST_CAPABILITY, gpus[i].free_bytes),
+    )
+
+
+def judge(gpu: Gpu, toolkit: str) -> InstallationCheck:
+    """The verdict on a GPU and torch's CUDA version (empty: torch was built without)."""
+    if not toolkit:
+        return InstallationCheck(
+            False,
+            f"torch {_version('torch')} is built without CUDA.",
+            _install(
+                ["torch>=2.11"], "--force-reinstall"
+            ),  # any version would do for pip otherwise
+        )
+    if gpu.compute_capability < LEAST_CAPABILITY:
+        have = ".".join(map(str, gpu.compute_capability))
+        return InstallationCheck(
+            False,
+            f"{gpu.name} has compute capability {have}; 8.0 (Ampere) or later is needed.",
+            _OTHERWISE,
+        )
+    needed = _DRIVERS.get(int(toolkit.partition(".")[0]), 0)
+    branch = gpu.driver.partition(".")[0]
+    if branch.isdigit() and int(branch) < needed:
+        return InstallationCheck(
+            False,
+            f"The NVIDIA driver {gpu.driver} is older than torch's CUDA {toolkit} takes.",
+            f"Install driver {needed} or later, or a torch for an older CUDA. {_OTHERWISE}",
+        )
+    versions = (("torch", _version("torch")), ("triton", _version("triton")), ("cuda", toolkit))
+    return InstallationCheck(
+        True, f"{gpu.name}, driver {gpu.driver}, CUDA {toolkit}.", "", versions
+    )
+
+
+def torch_cuda() -> str:
+    """The CUDA version that the installed torch was built for, read from its version file; empty: none."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return ""
+    try:
+        text = Path(spec.origin).with_name("version.py").read_text(errors="replace")
+    except OSError:
+        return ""
+    found = re.search(r"^cuda(?:: [^=]*)? = ['\"]([\d.]+)['\"]", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _list(missing: list[str]) -> str:
+    names = [re.split("[<>=]", each)[0] for each in missing]
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
+
+
+def _install(missing: list[str], *flags: str) -> str:
+    command = " ".join((*flags, *(f"'{each}'" for each in missing)))
+    return f"Install: {sys.executable} -m pip install {command}"

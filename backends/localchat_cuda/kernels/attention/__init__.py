@@ -1,0 +1,1 @@
+"""Paged attention: the reference, decode, prefill, and the FP8 KV cache."""

@@ -1,0 +1,386 @@
+"""Attention for sequences with few new tokens: one (decoding) up to 16 (drafts being verified).
+
+Letters as in attention.py; R = H / J query heads share a key head, W = `widest` new tokens of a
+sequence.
+
+The memory to read is the sequence's pages, once for each key head: all R heads and all new tokens
+of a sequence are packed as rows of one tile (row = token * R + head), and its length is cut into
+`splits` ranges of whole pages so that one long sequence fills the GPU. Each range leaves an
+unnormalized sum in fp32 with its running maximum and mass, and a second kernel merges them in a
+fixed order, straight into the form that the next product reads.
+
+    q    [T, H, D] fp16 or bf16      k, v  [pages, J, P, D], or codes of 8 bits (kv8.py)
+    sums fp32 [splits, T, H*D], peaks and masses fp32 [splits, T, H] (peaks in log2, -inf: an empty
+    range)
+
+Grid (S * J * row blocks, splits); merging (H*D / 128, T). fp32 accumulation; lengths and table
+widths are runtime values, so a longer context compiles nothing anew. The result of a row depends on
+`splits` and the sequence's length alone. Flash-Decoding (Dao et al., 2023); packing heads and
+tokens: exllamav3, vLLM.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from localchat_cuda.kernels.attention import kv_fp8
+from localchat_cuda.kernels.attention.reference import HALF_TYPES, AttentionBatch, Rules, check
+from localchat_cuda.kernels.int4.activations import (
+    Int8Rows,
+    Rows,
+    check_rows,
+    feed,
+    format_of,
+    write_rows,
+)
+from localchat_cuda.kernels.launch import options, power_of_two, require, roomy, settle, traits
+
+WIDEST = 16
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+class DecodeTileConfig(NamedTuple):
+    """Keys a tile (a divisor of the page), warps, pipeline stages. small: a multiprocessor keeps as
+    little shared memory as for the kernels beside it (launch.settle), room for one program."""
+
+    tile: int
+    warps: int
+    stages: int
+    small: bool = True
+
+
+def cut_for(d: int, rows: int, coded: bool = False, crowded: bool = False) -> DecodeTileConfig:
+    """By head dimension and rows of a tile. Fewer warps are 15 % faster alone with 8 streams or
+    more at 7,000 tokens, and slower inside a step. Codes of 8 bits take half the room: one stage
+    more keeps as many bytes on their way; `crowded`, with more programs than multiprocessors, two
+    of them share one, and it must have room for both."""
+    if coded:
+        if d > 128:
+            return DecodeTileConfig(32, 4, 3, not crowded)
+        return DecodeTileConfig(64, 4, (3 if crowded else 4) if rows == 16 else 2, not crowded)
+    return (
+        DecodeTileConfig(64, 4, 3 if rows == 16 else 2) if d <= 128 else DecodeTileConfig(32, 4, 2)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Partials:
+    """Workspace between the two kernels; see the head of this file."""
+
+    sums: torch.Tensor
+    peaks: torch.Tensor
+    masses: torch.Tensor
+
+    @staticmethod
+    def empty(splits: int, tokens: int, heads: int, d: int, device: torch.device) -> "Partials":
+        return Partials(
+            torch.empty(splits, tokens, heads * d, device=device),
+            torch.empty(splits, tokens, heads, device=device),
+            torch.empty(splits, tokens, heads, device=device),
+        )
+
+
+def splits_for(
+    sequences: int, key_heads: int, row_blocks: int, longest: int, page: int, wanted: int
+) -> int:
+    """Ranges per sequence: `wanted` programs in all, none shorter than a page, at most 16: at 7,000
+    tokens of one stream 32 save nothing and cost 3 us in merging."""
+    programs = max(1, sequences * key_heads * row_blocks)
+    return max(1, min(wanted // programs, -(-longest // page), 16))
+
+
+def programs_for(coded: bool) -> int:
+    """Programs a multiprocessor. Codes of 8 bits bring half the bytes for the same arithmetic: two
+    programs hide each other's."""
+    return 2 if coded else 1
+
+
+@triton.jit(do_not_specialize=["width", "T"])
+def _few_kernel(
+    q,
+    k,
+    v,
+    marks,
+    starts,
+    counts,
+    lengths,
+    slots,
+    tables,
+    sums,
+    peaks,
+    masses,
+    scale,
+    width,
+    page_stride,
+    mark_stride,
+    T,
+    H: tl.constexpr,
+    J: tl.constexpr,
+    D: tl.constexpr,
+    D_POW2: tl.constexpr,
+    P: tl.constexpr,
+    TILE: tl.constexpr,
+    ROWS: tl.constexpr,
+    ROW_BLOCKS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    CODED: tl.constexpr,
+    STAGES: tl.constexpr,
+    ROOMY: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    # of a token in the pages: numbers, or words of two codes
+    ROW: tl.constexpr = D // 2 if CODED else D
+    ROW_POW2: tl.constexpr = D_POW2 // 2 if CODED else D_POW2
+    R: tl.constexpr = H // J
+    if PDL:
+        gdc_launch_dependents()
+    # lengths and tables are complete before the chain of kernels begins, so they are read before
+    # the wait
+    pid = tl.program_id(0)
+    sequence = pid // (J * ROW_BLOCKS)
+    group = pid // ROW_BLOCKS % J
+    split = tl.program_id(1)
+    start = tl.load(starts + sequence)
+    count = tl.load(counts + sequence)
+    length = tl.load(lengths + sequence)
+    table = tables + tl.load(slots + sequence).to(tl.int64) * width
+    tiles = tl.cdiv(length, TILE)
+    oldest = 0
+    if WINDOW > 0:
+        oldest = tl.maximum(length - count - WINDOW + 1, 0) // TILE
+    share = tl.cdiv(tiles - oldest, tl.num_programs(1))
+    low = oldest + split * share
+    high = tl.minimum(low + share, tiles)
+    page = tl.load(table + tl.minimum(low, tiles - 1) * TILE // P)
+    if PDL:
+        gdc_wait()
+    r = pid % ROW_BLOCKS * ROWS + tl.arange(0, ROWS)
+    token = r // R
+    live = token < count
+    head = group * R + r % R
+    at = length - count + token
+    d = tl.arange(0, ROW_POW2)
+    n = tl.arange(0, TILE)
+    q_at = ((start + token) * H + head)[:, None] * D + d[None, :]
+    inside = live[:, None] & (d < ROW)[None, :]
+    query = tl.load(q + q_at, mask=inside, other=0.0)
+    if CODED:
+        query = query.to(tl.float16)
+        query_high = tl.load(q + q_at + ROW, mask=inside, other=0.0).to(tl.float16)
+        acc_high = tl.zeros((ROWS, ROW_POW2), tl.float32)
+        mark_at = page.to(tl.int64) * mark_stride + group * P + low * TILE % P + n
+        mark = tl.load(marks + mark_at, mask=low * TILE + n < length, other=0).to(tl.int32)
+    peak = tl.full((ROWS,), float("-inf"), tl.float32)
+    mass = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, ROW_POW2), tl.float32)
+    for tile in tl.range(low, high, 1, num_stages=STAGES):
+        key = tile * TILE + n
+        spot = page.to(tl.int64) * page_stride + group * (P * ROW) + tile * TILE % P * ROW
+        page = tl.load(table + tl.minimum(tile + 1, tiles - 1) * TILE // P)
+        if CODED:
+            # exponents are too few for the pipeline, so they come one tile ahead by hand
+            factor, lift = kv_fp8.factors(mark, CODED)
+            mark_at = page.to(tl.int64) * mark_stride + group * P + (tile + 1) * TILE % P + n
+            mark = tl.load(marks + mark_at, mask=key + TILE < length, other=0).to(tl.int32)
+        if D == D_POW2:
+            keys = tl.load(k + spot + n[None, :] * ROW + d[:, None])
+            there = (key < length)[:, None]
+        else:
+            keys = tl.load(
+                k + spot + n[None, :] * ROW + d[:, None], mask=(d < ROW)[:, None], other=0
+            )
+            there = (key < length)[:, None] & (d < ROW)[None, :]
+        # what lies past the length may be anything, NaN too, and 0 * NaN would spoil the sum
+        values = tl.load(v + spot + n[:, None] * ROW + d[None, :], mask=there, other=0)
+        if CODED:
+            keys, keys_high = kv_fp8.decode(keys, CODED)
+            logits = tl.dot(query_high, keys_high, tl.dot(query, keys)) * (factor * scale)[None, :]
+        else:
+            logits = tl.dot(query, keys.to(query.dtype)) * scale
+        if SOFT_CAP > 0.0:
+            squeezed = 1.0 - 2.0 / (tl.exp2(logits * (2.0 / SOFT_CAP)) + 1.0)
+            logits = squeezed * (SOFT_CAP * LOG2E)
+        if CODED:
+            logits += lift[None, :]
+        seen = (key[None, :] <= at[:, None]) & (key < length)[None, :]
+        if WINDOW > 0:
+            seen = seen & (key[None, :] > at[:, None] - WINDOW)
+        logits = tl.where(seen, logits, float("-inf"))
+        higher = tl.maximum(peak, tl.max(logits, 1))
+        anchor = tl.where(higher == float("-inf"), 0.0, higher)
+        weights = tl.exp2(logits - anchor[:, None])
+        decay = tl.exp2(peak - anchor)
+        if CODED:
+            values, values_high = kv_fp8.decode(values, CODED)
+            acc_high = tl.dot(weights.to(tl.float16), values_high, acc_high * decay[:, None])
+            acc = tl.dot(weights.to(tl.float16), values, acc * decay[:, None])
+            weights = weights * tl.exp2(-lift)[None, :]
+        else:
+            acc = tl.dot(weights.to(query.dtype), values.to(query.dtype), acc * decay[:, None])
+        mass = mass * decay + tl.sum(weights, 1)
+        peak = higher
+    row = (split * T + start + token) * H + head
+    tl.store(peaks + row, peak, mask=live)
+    tl.store(masses + row, mass, mask=live)
+    if low < high:
+        out = sums + row[:, None].to(tl.int64) * D + d[None, :]
+        tl.store(out, acc, mask=inside)
+        if CODED:
+            tl.store(out + ROW, acc_high, mask=inside)
+
+
+@triton.jit(do_not_specialize=["T"])
+def _merge_kernel(
+    sums,
+    peaks,
+    masses,
+    out,
+    factors,
+    T,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SPLITS_POW2: tl.constexpr,
+    MQ: tl.constexpr,
+    FORMAT: tl.constexpr,
+    ROOMY: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
+    group = tl.program_id(0)
+    t = tl.program_id(1)
+    i = group * 128 + tl.arange(0, 128)
+    s = tl.arange(0, SPLITS_POW2)
+    columns = i < H * D
+    if PDL:
+        gdc_wait()
+    if D % 128 == 0:
+        # a group lies within one head: one weight for each range
+        at = (s * T + t) * H + group * 128 // D
+        peak = tl.load(peaks + at, mask=s < SPLITS, other=float("-inf"))
+        top = tl.max(peak, 0)
+        weight = tl.exp2(peak - tl.where(top == float("-inf"), 0.0, top))
+        mass = tl.sum(weight * tl.load(masses + at, mask=s < SPLITS, other=0.0), 0)
+        full = (peak > float("-inf"))[:, None]
+        share = weight[:, None]
+    else:
+        there = (s < SPLITS)[:, None] & columns[None, :]
+        at = ((s * T + t) * H)[:, None] + (i // D)[None, :]
+        peak = tl.load(peaks + at, mask=there, other=float("-inf"))
+        top = tl.max(peak, 0)
+        share = tl.exp2(peak - tl.where(top == float("-inf"), 0.0, top)[None, :])
+        mass = tl.sum(share * tl.load(masses + at, mask=there, other=0.0), 0)
+        full = there & (peak > float("-inf"))
+    spot = ((s * T + t) * (H * D)).to(tl.int64)[:, None] + i[None, :]
+    parts = tl.load(sums + spot, mask=full, other=0.0)
+    value = tl.sum(parts * share, 0) / tl.where(mass == 0.0, 1.0, mass)
+    if FORMAT == 3:
+        tl.store(out + t * (H * D) + i, value.to(out.dtype.element_ty), mask=columns)
+    else:
+        row = t + tl.arange(0, 1)
+        write_rows(value[None, :], out, factors, group, row, row < T, H * D, MQ, FORMAT)
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    batch: AttentionBatch,
+    widest: int,
+    partials: Partials,
+    rules: Rules | None = None,
+    *,
+    exponents: torch.Tensor | None = None,
+    cut: DecodeTileConfig | None = None,
+    pdl: bool = True,
+) -> None:
+    """Fill `partials` for every sequence of the batch; `widest` is the largest of `batch.counts`
+    (1..16). `exponents`: k and v are codes of 8 bits.
+
+    With `pdl` the batch is read before the kernel waits for its predecessor: whatever writes it
+    must have ended, or be a kernel that does not release its dependents early.
+    """
+    check(q, k, v, batch, exponents)
+    t, h, d = q.shape
+    j, page = k.shape[1], k.shape[2]
+    splits = partials.sums.shape[0]
+    if not 1 <= widest <= WIDEST:
+        raise ValueError(f"widest: 1 to {WIDEST} new tokens wanted, {widest} given")
+    require("partials.sums", partials.sums, (splits, t, h * d), (torch.float32,), q.device)
+    for name, part in (("peaks", partials.peaks), ("masses", partials.masses)):
+        require(f"partials.{name}", part, (splits, t, h), (torch.float32,), q.device)
+    rows = min(64, max(16, power_of_two(h // j * widest)))
+    blocks = triton.cdiv(h // j * widest, rows)
+    programs, way = batch.starts.shape[0] * j * blocks, traits(q.device)
+    coded, crowded = exponents is not None, programs * splits > way.sms
+    rules, cut = rules or Rules(), cut or cut_for(d, rows, coded, crowded)
+    if page % cut.tile:
+        raise ValueError(f"cut: a tile of {cut.tile} keys does not divide a page of {page}")
+    scale = rules.scale_for(d) * LOG2E.value
+    pdl = pdl and way.pdl
+    marks = k if exponents is None else exponents.view(torch.int16)
+    kernel = _few_kernel[(programs, splits)](
+        q, k, v, marks, batch.starts, batch.counts, batch.lengths, batch.slots, batch.tables,
+        partials.sums, partials.peaks, partials.masses, scale, batch.tables.shape[1], k.stride(0),
+        marks.stride(0), t, H=h, J=j, D=d, D_POW2=power_of_two(d), P=page, TILE=cut.tile, ROWS=rows,
+        ROW_BLOCKS=blocks, WINDOW=rules.window, SOFT_CAP=rules.soft_cap,
+        CODED=kv_fp8.way_for(q.device) if coded else 0, STAGES=cut.stages, ROOMY=roomy(t), PDL=pdl,
+        **options(pdl, cut.warps),
+    )  # fmt: skip
+    if cut.small:
+        settle(kernel, t)
+
+
+def merge(
+    partials: Partials,
+    out: torch.Tensor | Rows,
+    *,
+    order: torch.Tensor | None = None,
+    pdl: bool = True,
+) -> None:
+    """Merge the ranges into `out`: fp16, bf16 or fp32 [T, H*D], or the activations of a W4 product. Those may
+    have their columns in the `order` (int32 [H*D]) that it stores: a kernel of its own then, which reads
+    columns out of order once and not from each range."""
+    splits, t, columns = partials.sums.shape
+    h = partials.peaks.shape[2]
+    device = partials.sums.device
+    if isinstance(out, torch.Tensor):
+        if order is not None:
+            raise ValueError("order: only the activations of a W4 product can be written in one")
+        require("out", out, (t, columns), (*HALF_TYPES, torch.float32), device)
+        target, factors, form, room = out, out, 3, 0
+    elif order is not None:
+        flat = torch.empty(t, columns, device=device)
+        merge(partials, flat, pdl=pdl)
+        feed("plain", flat[None], out, order=order, pdl=pdl)
+        return
+    else:
+        check_rows(out, t, columns, device)
+        target, factors, form = out.x, out.factors, format_of(out)
+        room = factors.shape[1] if isinstance(out, Int8Rows) else factors.shape[2]
+    way = traits(device)
+    pdl = pdl and way.pdl
+    kernel = _merge_kernel[(triton.cdiv(columns, 128), t)](
+        partials.sums,
+        partials.peaks,
+        partials.masses,
+        target,
+        factors,
+        t,
+        H=h,
+        D=columns // h,
+        SPLITS=splits,
+        SPLITS_POW2=power_of_two(splits),
+        MQ=room,
+        FORMAT=form,
+        ROOMY=roomy(t),
+        PDL=pdl,
+        **options(pdl, 1 if splits <= 8 else 4),
+    )
+    settle(kernel, t)

@@ -1,0 +1,125 @@
+"""Codes of 8 bits made plain numbers for a step's prompt chunks: once a layer, whatever the kernel behind it.
+
+Letters as in attention.py; C pages at most. A prompt chunk's keys are read by every tile of queries and every
+head of a group; decoded in each of those reads they cost as much again as the products. Decoded once they cost
+one read and one write of the history (7,000 tokens with 4 key heads of 128: 7 and 14 MB, most of it in the L2
+cache of a Hopper), and attention_hopper.py, which copies keys without looking at them, serves this cache too.
+
+    sources int32 [C, 2]    (slot, place in its table) of each page that the chunks' histories have, -1 behind
+    pool    [C, 2, J, P, D] keys beside values, fp16 or bf16: what attention reads
+    table   int32 as the block tables, of these pages; written where a page is decoded
+
+Grid (C, 2J): a program is a page's keys, or values, of one head; those behind the last page return at once, so
+that a graph serves any lengths. An e4m3 number times a power of two is exact in bf16, and in fp16 as far as
+that reaches. What was never written, past a length, comes out as anything.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from localchat_cuda.kernels.attention import kv_fp8
+from localchat_cuda.kernels.attention.reference import AttentionBatch
+from localchat_cuda.kernels.launch import options, require
+from localchat_cuda.kernels.rope import require_pages
+
+
+class Plain(NamedTuple):
+    """Room for decoded pages, and their table: see above."""
+
+    pool: torch.Tensor
+    table: torch.Tensor
+
+    @staticmethod
+    def empty(
+        pages: int, j: int, page_tokens: int, d: int, dtype: torch.dtype, tables: torch.Tensor
+    ) -> "Plain":
+        pool = torch.empty(pages, 2, j, page_tokens, d, dtype=dtype, device=tables.device)
+        return Plain(pool, torch.empty_like(tables))
+
+    def batch(self, batch: AttentionBatch) -> AttentionBatch:
+        """The same sequences over the decoded pages."""
+        return AttentionBatch(batch.starts, batch.counts, batch.lengths, batch.slots, self.table)
+
+
+@triton.jit(do_not_specialize=["width"])
+def _plain_kernel(
+    k,
+    v,
+    marks,
+    tables,
+    sources,
+    pool,
+    table,
+    width,
+    page_stride,
+    mark_stride,
+    J: tl.constexpr,
+    P: tl.constexpr,
+    D: tl.constexpr,
+    CODED: tl.constexpr,
+):
+    target = tl.program_id(0)
+    slot = tl.load(sources + target * 2)
+    if slot >= 0:
+        place = tl.load(sources + target * 2 + 1)
+        at = slot.to(tl.int64) * width + place
+        page = tl.load(tables + at).to(tl.int64)
+        which = tl.program_id(1) // J
+        head = tl.program_id(1) % J
+        if tl.program_id(1) == 0:
+            tl.store(table + at, target)
+        n = tl.arange(0, P)
+        i = tl.arange(0, D // 2)
+        spot = page * page_stride + head * (P * (D // 2)) + n[:, None] * (D // 2) + i[None, :]
+        if which == 0:
+            words = tl.load(k + spot)
+        else:
+            words = tl.load(v + spot)
+        mark = tl.load(marks + page * mark_stride + head * P + n).to(tl.int32)
+        factor, _ = kv_fp8.factors(mark >> which * 8, CODED)
+        low, high = kv_fp8.decode(words, CODED)
+        row = pool + (target.to(tl.int64) * 2 * J + tl.program_id(1)) * (P * D) + n[:, None] * D
+        tl.store(row + i[None, :], (low * factor[:, None]).to(pool.dtype.element_ty))
+        tl.store(row + D // 2 + i[None, :], (high * factor[:, None]).to(pool.dtype.element_ty))
+
+
+def decode(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    exponents: torch.Tensor,
+    tables: torch.Tensor,
+    sources: torch.Tensor,
+    plain: Plain,
+) -> None:
+    """Write these pages of codes k, v [pages, J, P, D/2] into `plain`; P and D are powers of two. Of several
+    sources that name one page any is the table's."""
+    pages, _, j, page_tokens, d = plain.pool.shape
+    device = plain.pool.device
+    require_pages("k", k, d, device, exponents)
+    require_pages("v", v, d, device, exponents)
+    require("sources", sources, (pages, 2), (torch.int32,), device)
+    require("tables", tables, tuple(plain.table.shape), (torch.int32,), device)
+    if k.shape[1:3] != (j, page_tokens) or k.shape != v.shape or k.stride() != v.stride():
+        raise ValueError(
+            f"k, v: pages of {j} heads and {page_tokens} tokens wanted, {k.shape} given"
+        )
+    _plain_kernel[(pages, 2 * j)](
+        k,
+        v,
+        exponents.view(torch.int16),
+        tables,
+        sources,
+        plain.pool,
+        plain.table,
+        tables.shape[1],
+        k.stride(0),
+        exponents.stride(0) // 2,
+        J=j,
+        P=page_tokens,
+        D=d,
+        CODED=kv_fp8.way_for(device),
+        **options(False, 4),
+    )

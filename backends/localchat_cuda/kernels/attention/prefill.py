@@ -1,0 +1,304 @@
+"""Attention for prompt chunks: many new tokens of a sequence at once, over paged keys and values.
+
+Letters as in attention.py; M queries a tile. The host cuts each sequence's new tokens into tiles of
+M and lists them, longest history first, so that the last programs to start are short:
+
+    tiles int32 [tiles, 2]: (index into the batch, first new token of the tile), made by `tiles_of`
+    q, out  [T, H, D] fp16 or bf16      k, v  [pages, J, P, D], or codes of 8 bits (kv8.py)
+
+Grid (tiles, H): a program owns one tile of one head; heads that share keys meet them in the L2
+cache. Tiles of keys that every query of the tile may see run without masks; the last ones, and the first
+ones where there is a window, with; those before the window of all queries are not visited. fp32
+accumulation, exp2 with the scale folded in. Hopper GPUs have a kernel of their own for what is most
+common (attention_hopper.py); `best_cut` says which of the two a model gets.
+FlashAttention-2 (Dao, 2023); block tables as in vLLM's Triton attention.
+"""
+
+from importlib import import_module
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from localchat_cuda.kernels.attention import kv_fp8
+from localchat_cuda.kernels.attention.decode import LOG2E
+from localchat_cuda.kernels.attention.reference import AttentionBatch, Rules, check
+from localchat_cuda.kernels.launch import options, power_of_two, require
+
+hopper: ModuleType | None
+"""The kernel of Hopper GPUs; None where this Triton has no Gluon, or one with other names."""
+try:
+    hopper = import_module("localchat_cuda.kernels.attention.prefill_hopper")
+except ImportError:
+    hopper = None
+
+
+class PrefillTileConfig(NamedTuple):
+    """Queries a tile, keys a tile (a divisor of the page), warps, pipeline stages."""
+
+    rows: int
+    tile: int
+    warps: int
+    stages: int
+
+
+HOPPER = PrefillTileConfig(128, 128, 12, 3)
+"""Stands for the kernel of attention_hopper.py, which has this cut and no other."""
+
+
+def best_cut(
+    d: int, page_tokens: int, dtype: torch.dtype, device: torch.device, soft_cap: float = 0.0
+) -> PrefillTileConfig:
+    """Of the fastest kernel for plain pages. On an H200 HOPPER takes 0.6 of the other's time from 2,048
+    tokens on, 0.9 at 512, and 1.2 at 128."""
+    if hopper is not None and hopper.serves(device, dtype, d, page_tokens, soft_cap):
+        return HOPPER
+    return cut_for(d)
+
+
+def cut_for(d: int) -> PrefillTileConfig:
+    """Of the kernel here, by head dimension. With 256 columns four warps spill registers, eight do not (of
+    compute capability 9; 8.6 spills less)."""
+    return PrefillTileConfig(64, 64, 4, 3) if d <= 128 else PrefillTileConfig(64, 32, 8, 2)
+
+
+def tiles_of(counts: list[int], lengths: list[int], rows: int) -> list[tuple[int, int]]:
+    """The tiles of a batch on the host, longest history first."""
+    found = [(i, first) for i, count in enumerate(counts) for first in range(0, count, rows)]
+    found.sort(key=lambda tile: counts[tile[0]] - lengths[tile[0]] - tile[1])
+    return found
+
+
+@triton.jit
+def _step(
+    tile,
+    query,
+    query_high,
+    acc,
+    acc_high,
+    peak,
+    mass,
+    k,
+    v,
+    marks,
+    table,
+    at,
+    length,
+    scale,
+    page_stride,
+    mark_stride,
+    head,
+    D: tl.constexpr,
+    D_POW2: tl.constexpr,
+    P: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    CODED: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    ROW: tl.constexpr = D // 2 if CODED else D
+    d = tl.arange(0, D_POW2 // 2 if CODED else D_POW2)
+    n = tl.arange(0, TILE)
+    page = tl.load(table + tile * TILE // P).to(tl.int64)
+    spot = page * page_stride + head * (P * ROW) + tile * TILE % P * ROW + n * ROW
+    key = tile * TILE + n
+    if D == D_POW2:
+        keys = tl.load(k + spot[None, :] + d[:, None])
+    else:
+        keys = tl.load(k + spot[None, :] + d[:, None], mask=(d < ROW)[:, None], other=0)
+    if CODED:
+        mark_at = page * mark_stride + head * P + tile * TILE % P + n
+        if MASKED:
+            mark = tl.load(marks + mark_at, mask=key < length, other=0).to(tl.int32)
+        else:
+            mark = tl.load(marks + mark_at).to(tl.int32)
+        factor, lift = kv_fp8.factors(mark, CODED)
+        keys, keys_high = kv_fp8.decode(keys, CODED)
+        logits = tl.dot(query_high, keys_high, tl.dot(query, keys)) * (factor * scale)[None, :]
+    else:
+        logits = tl.dot(query, keys.to(query.dtype)) * scale
+    if SOFT_CAP > 0.0:
+        squeezed = 1.0 - 2.0 / (tl.exp2(logits * (2.0 / SOFT_CAP)) + 1.0)
+        logits = squeezed * (SOFT_CAP * LOG2E)
+    if CODED:
+        logits += lift[None, :]
+    if MASKED:
+        seen = (key[None, :] <= at[:, None]) & (key < length)[None, :]
+        if WINDOW > 0:
+            seen = seen & (key[None, :] > at[:, None] - WINDOW)
+        logits = tl.where(seen, logits, float("-inf"))
+    higher = tl.maximum(peak, tl.max(logits, 1))
+    anchor = higher
+    if MASKED:
+        anchor = tl.where(higher == float("-inf"), 0.0, higher)
+    weights = tl.exp2(logits - anchor[:, None])
+    decay = tl.exp2(peak - anchor)
+    acc = acc * decay[:, None]
+    if MASKED:
+        # what lies past the length may be anything, NaN too, and 0 * NaN would spoil the sum
+        there = (key < length)[:, None] & (d < ROW)[None, :]
+        values = tl.load(v + spot[:, None] + d[None, :], mask=there, other=0)
+    elif D == D_POW2:
+        values = tl.load(v + spot[:, None] + d[None, :])
+    else:
+        values = tl.load(v + spot[:, None] + d[None, :], mask=(d < ROW)[None, :], other=0)
+    if CODED:
+        mass = mass * decay + tl.sum(weights * tl.exp2(-lift)[None, :], 1)
+        half = weights.to(tl.float16)
+        values, values_high = kv_fp8.decode(values, CODED)
+        acc = tl.dot(half, values, acc)
+        acc_high = tl.dot(half, values_high, acc_high * decay[:, None])
+    else:
+        mass = mass * decay + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(query.dtype), values.to(query.dtype), acc)
+    return acc, acc_high, higher, mass
+
+
+@triton.jit(do_not_specialize=["width"])
+def _many_kernel(
+    q,
+    k,
+    v,
+    marks,
+    out,
+    tiles,
+    starts,
+    counts,
+    lengths,
+    slots,
+    tables,
+    scale,
+    width,
+    page_stride,
+    mark_stride,
+    H: tl.constexpr,
+    J: tl.constexpr,
+    D: tl.constexpr,
+    D_POW2: tl.constexpr,
+    P: tl.constexpr,
+    M: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    CODED: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    ROW: tl.constexpr = D // 2 if CODED else D
+    ROW_POW2: tl.constexpr = D_POW2 // 2 if CODED else D_POW2
+    sequence = tl.load(tiles + tl.program_id(0) * 2)
+    first = tl.load(tiles + tl.program_id(0) * 2 + 1)
+    head = tl.program_id(1)
+    start = tl.load(starts + sequence)
+    count = tl.load(counts + sequence)
+    length = tl.load(lengths + sequence)
+    table = tables + tl.load(slots + sequence).to(tl.int64) * width
+    row = first + tl.arange(0, M)
+    at = length - count + row
+    d = tl.arange(0, ROW_POW2)
+    live = (row < count)[:, None] & (d < ROW)[None, :]
+    q_at = ((start + row).to(tl.int64) * H + head)[:, None] * D + d[None, :]
+    query = tl.load(q + q_at, mask=live, other=0.0)
+    query_high, acc_high = query, 0.0
+    if CODED:
+        query = query.to(tl.float16)
+        query_high = tl.load(q + q_at + ROW, mask=live, other=0.0).to(tl.float16)
+        acc_high = tl.zeros((M, ROW_POW2), tl.float32)
+    before = length - count + first
+    last = tl.cdiv(tl.minimum(before + M, length), TILE)
+    clear = (before + 1) // TILE
+    edge = 0
+    peak = tl.full((M,), float("-inf"), tl.float32)
+    mass = tl.zeros((M,), tl.float32)
+    acc = tl.zeros((M, ROW_POW2), tl.float32)
+    group = head // (H // J)
+    if WINDOW > 0:
+        low = tl.maximum(before - WINDOW + 1, 0) // TILE
+        edge = tl.maximum(tl.cdiv(before + M - WINDOW, TILE), low)
+        edge = tl.minimum(edge, last)
+        clear = tl.maximum(clear, edge)
+        for tile in tl.range(low, edge, 1, num_stages=STAGES):
+            acc, acc_high, peak, mass = _step(
+                tile, query, query_high, acc, acc_high, peak, mass, k, v, marks, table, at, length,
+                scale, page_stride, mark_stride, group, D, D_POW2, P, TILE, WINDOW, SOFT_CAP, CODED,
+                True,
+            )  # fmt: skip
+    for tile in tl.range(edge, clear, 1, num_stages=STAGES):
+        acc, acc_high, peak, mass = _step(
+            tile, query, query_high, acc, acc_high, peak, mass, k, v, marks, table, at, length,
+            scale, page_stride, mark_stride, group, D, D_POW2, P, TILE, WINDOW, SOFT_CAP, CODED,
+            False,
+        )  # fmt: skip
+    for tile in tl.range(clear, last, 1, num_stages=STAGES):
+        acc, acc_high, peak, mass = _step(
+            tile, query, query_high, acc, acc_high, peak, mass, k, v, marks, table, at, length,
+            scale, page_stride, mark_stride, group, D, D_POW2, P, TILE, WINDOW, SOFT_CAP, CODED,
+            True,
+        )  # fmt: skip
+    mass = tl.where(mass == 0.0, 1.0, mass)[:, None]
+    tl.store(out + q_at, (acc / mass).to(out.dtype.element_ty), mask=live)
+    if CODED:
+        tl.store(out + q_at + ROW, (acc_high / mass).to(out.dtype.element_ty), mask=live)
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    batch: AttentionBatch,
+    tiles: torch.Tensor,
+    out: torch.Tensor,
+    rules: Rules | None = None,
+    *,
+    exponents: torch.Tensor | None = None,
+    cut: PrefillTileConfig | None = None,
+) -> None:
+    """Write attention for the tiles' queries into `out` [T, H, D]; other rows of `out` are left as
+    they are. `exponents`: k and v are codes of 8 bits. `cut` must be the one that the tiles were
+    made for, its rows being `tiles_of`'s; HOPPER only where `best_cut` says so, and without codes."""
+    check(q, k, v, batch, exponents)
+    _, h, d = q.shape
+    require("out", out, tuple(q.shape), (q.dtype,), q.device)
+    require("tiles", tiles, (None, 2), (torch.int32,), q.device)
+    if tiles.shape[0] == 0:
+        return
+    rules, cut = rules or Rules(), cut or cut_for(d)
+    if cut == HOPPER:
+        if hopper is None or exponents is not None:
+            raise ValueError("cut: that kernel is not here, or not for codes of 8 bits")
+        hopper.launch(q, k, v, batch, tiles, out, rules)
+        return
+    page = k.shape[2]
+    if page % cut.tile:
+        raise ValueError(f"cut: a tile of {cut.tile} keys does not divide a page of {page}")
+    _many_kernel[(tiles.shape[0], h)](
+        q,
+        k,
+        v,
+        k if exponents is None else exponents.view(torch.int16),
+        out,
+        tiles,
+        batch.starts,
+        batch.counts,
+        batch.lengths,
+        batch.slots,
+        batch.tables,
+        rules.scale_for(d) * LOG2E.value,
+        batch.tables.shape[1],
+        k.stride(0),
+        0 if exponents is None else exponents.stride(0) // 2,
+        H=h,
+        J=k.shape[1],
+        D=d,
+        D_POW2=power_of_two(d),
+        P=page,
+        M=cut.rows,
+        TILE=cut.tile,
+        WINDOW=rules.window,
+        SOFT_CAP=rules.soft_cap,
+        CODED=0 if exponents is None else kv_fp8.way_for(q.device),
+        STAGES=cut.stages,
+        **options(False, cut.warps),
+    )

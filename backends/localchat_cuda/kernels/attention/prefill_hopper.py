@@ -1,0 +1,375 @@
+"""Attention for prompt chunks on Hopper GPUs: what attention_many.py does, on their asynchronous units.
+
+Letters as in attention.py; M = 64 queries a warpgroup, 2M a tile, 2P keys a step (two pages).
+
+A program of attention_many.py does its work in turns: it copies keys, multiplies, takes exponentials,
+multiplies again. On an H200 the exponentials take half as long as the products, and tiles of 64 queries read
+every key so often that the L2 cache gives out. Here a program has three roles that run at once:
+
+    a warp that loads    boxes [P, D] of keys and values by the copy engine (TMA), straight from the pages, up
+                         to STAGES steps ahead, into a ring of shared memory
+    two warpgroups       64 queries each, held in registers, over the same keys. A step issues the products of
+                         queries and new keys, then those of the last step's weights and values: while the
+                         latter run, the exponentials of the former are taken.
+
+A barrier `full` a stage says that its bytes are there, a barrier `empty` that both warpgroups are done with
+them. A step is the keys of these pages with the values of the step before, so that one pair of barriers serves
+both. Steps go from the newest keys to the oldest: those that need masks come first (and last, where there is a
+window), and those before the window of all queries are not visited.
+
+Grid: at most one program a multiprocessor. Items are (tile, head), longest first; programs take them in
+rounds, to and fro. An item of a sequence without new tokens is passed over. fp32 accumulation, exp2 with the
+scale folded in. Not here: soft caps and heads of 256 columns (registers spill), other pages than 64 tokens,
+codes of 8 bits.
+
+FlashAttention-3 (Shah et al., 2024): the roles and the order of products; block tables as in vLLM's Triton
+attention.
+"""
+
+import torch
+
+from localchat_cuda.kernels.attention.decode import LOG2E
+from localchat_cuda.kernels.attention.reference import AttentionBatch, Rules
+from localchat_cuda.kernels.gluon_compat import (
+    TensorDescriptor,
+    barrier,
+    fence_async_shared,
+    gl,
+    gluon,
+    load_box,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from localchat_cuda.kernels.launch import traits
+
+ROWS, KEYS, WARPS, STAGES = 128, 128, 12, 3
+"""Queries a tile, keys a step, warps in all (those that load have three idle ones), steps in flight."""
+PAGE = KEYS // 2
+_DIMENSIONS = (64, 128)
+_HALVES = (torch.float16, torch.bfloat16)
+_ROWS_OF_BOX = (
+    128  # bytes that the copy engine interleaves, so that reads of columns meet all banks
+)
+
+
+@gluon.jit
+def _rounds(items):
+    """Items that this program takes."""
+    grid = gl.num_programs(0)
+    lane = gl.program_id(0)
+    whole = items // grid
+    place = gl.where(whole % 2 == 0, lane, grid - 1 - lane)
+    return whole + gl.where(place < items % grid, 1, 0)
+
+
+@gluon.jit
+def _item(
+    turn, tiles, counts, lengths, H: gl.constexpr, M: gl.constexpr, STEP: gl.constexpr,
+    WINDOW: gl.constexpr,
+):  # fmt: skip
+    """Work of a round: rounds go to and fro over the programs, so that none has always the longer ones.
+    Steps `low` to `end`, none for a sequence without new tokens."""
+    grid = gl.num_programs(0)
+    lane = gl.program_id(0)
+    item = turn * grid + gl.where(turn % 2 == 0, lane, grid - 1 - lane)
+    sequence = gl.load(tiles + item // H * 2)
+    first = gl.load(tiles + item // H * 2 + 1)
+    count = gl.load(counts + sequence)
+    length = gl.load(lengths + sequence)
+    before = length - count + first
+    end = gl.where(first < count, gl.cdiv(gl.minimum(before + 2 * M, length), STEP), 0)
+    low = end * 0
+    if WINDOW > 0:
+        low = gl.minimum(gl.maximum(before - WINDOW + 1, 0) // STEP, end)
+    return item % H, sequence, first, count, length, low, end
+
+
+@gluon.jit
+def _pages(table, step, most, rows_a_page):
+    """First rows of a step's two pages. Behind the last page that one again: nobody sees its keys."""
+    one = gl.load(table + step * 2) * rows_a_page
+    other = gl.load(table + gl.minimum(step * 2 + 1, most)) * rows_a_page
+    return one, other
+
+
+@gluon.jit
+def _fetch(boxes, row, one, other, buffers, stage, full):
+    load_box(boxes, [row + one, 0], full.index(stage), buffers.index(stage * 2))
+    load_box(boxes, [row + other, 0], full.index(stage), buffers.index(stage * 2 + 1))
+
+
+@gluon.jit
+def _load(
+    k_boxes, v_boxes, ks, vs, full, empty, tiles, counts, lengths, slots, tables, width, items,
+    rows_a_page, H: gl.constexpr, J: gl.constexpr, M: gl.constexpr, P: gl.constexpr, D: gl.constexpr,
+    STAGES: gl.constexpr, WINDOW: gl.constexpr,
+):  # fmt: skip
+    """The loading warp: per item its keys, newest first, and each step's values one step later."""
+    BYTES: gl.constexpr = 2 * P * D * 2
+    base = 0
+    for turn in range(_rounds(items)):
+        head, sequence, first, count, length, low, end = _item(
+            turn, tiles, counts, lengths, H, M, 2 * P, WINDOW
+        )
+        if low < end:
+            table = tables + gl.load(slots + sequence).to(gl.int64) * width
+            most = gl.cdiv(gl.minimum(length - count + first + 2 * M, length), P) - 1
+            row = head // (H // J) * P
+            one, other = _pages(table, end - 1, most, rows_a_page)
+            stage = base % STAGES
+            mbarrier.wait(empty.index(stage), ((base // STAGES) & 1) ^ 1)
+            mbarrier.expect(full.index(stage), BYTES)
+            _fetch(k_boxes, row, one, other, ks, stage, full)
+            for it in range(1, end - low):
+                next_one, next_other = _pages(table, end - 1 - it, most, rows_a_page)
+                stage = (base + it) % STAGES
+                mbarrier.wait(empty.index(stage), (((base + it) // STAGES) & 1) ^ 1)
+                mbarrier.expect(full.index(stage), 2 * BYTES)
+                _fetch(k_boxes, row, next_one, next_other, ks, stage, full)
+                _fetch(v_boxes, row, one, other, vs, stage, full)
+                one = next_one
+                other = next_other
+            base += end - low
+            stage = base % STAGES
+            mbarrier.wait(empty.index(stage), ((base // STAGES) & 1) ^ 1)
+            mbarrier.expect(full.index(stage), BYTES)
+            _fetch(v_boxes, row, one, other, vs, stage, full)
+            base += 1
+
+
+@gluon.jit
+def _seen(s, key, at, length):
+    return gl.where((key[None, :] <= at[:, None]) & (key < length)[None, :], s, float("-inf"))
+
+
+@gluon.jit
+def _kept(s, end, at):
+    """Keys whose windows end behind the query."""
+    return gl.where(end[None, :] > at[:, None], s, float("-inf"))
+
+
+@gluon.jit
+def _weigh(s, t, peak, mass, factor):
+    """Softmax of a step, unfinished: (weights, weights, peak, mass, what earlier sums shrink by)."""
+    higher = gl.maximum(peak, gl.max(gl.maximum(s, t), 1))
+    anchor = gl.where(higher == float("-inf"), 0.0, higher) * factor
+    decay = gl.exp2(peak * factor - anchor)
+    w = gl.exp2(s * factor - anchor[:, None])
+    x = gl.exp2(t * factor - anchor[:, None])
+    return w, x, higher, mass * decay + gl.sum(w + x, 1), decay
+
+
+@gluon.jit
+def _without_rest(values, key, length, P: gl.constexpr, B_L: gl.constexpr):
+    """Zeros for what lies past the length: it may be NaN, and 0 * NaN is NaN."""
+    row = key + gl.arange(0, P, gl.SliceLayout(1, B_L))
+    values.store(gl.where((row < length)[:, None], values.load(B_L), 0.0))
+
+
+@gluon.jit
+def _attend(
+    q, out, ks, vs, full, empty, start, count, length, first, low, end, base, head, factor,
+    WG: gl.constexpr, H: gl.constexpr, P: gl.constexpr, D: gl.constexpr, M: gl.constexpr,
+    STAGES: gl.constexpr, WINDOW: gl.constexpr,
+):  # fmt: skip
+    """An item's rows WG * M and on: by one warpgroup. Steps are numbered from `base` over all items."""
+    S_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, P, 16])
+    A_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    P_L: gl.constexpr = gl.DotOperandLayout(0, A_L, 2)
+    Q_L: gl.constexpr = gl.DotOperandLayout(0, S_L, 2)
+    B_L: gl.constexpr = gl.BlockedLayout([1, 8], [32 // (D // 8), D // 8], [4, 1], [1, 0])
+    dtype: gl.constexpr = q.dtype.element_ty
+    begin = first + WG * M
+    row = begin + gl.arange(0, M, gl.SliceLayout(1, B_L))
+    column = gl.arange(0, D, gl.SliceLayout(0, B_L))
+    q_at = ((start + row).to(gl.int64) * H + head)[:, None] * D + column[None, :]
+    live = (row < count)[:, None]
+    query = gl.convert_layout(gl.load(q + q_at, mask=live, other=0.0), Q_L)
+    before = length - count + begin
+    at = before + gl.arange(0, M, gl.SliceLayout(1, S_L))
+    n = gl.arange(0, P, gl.SliceLayout(0, S_L))
+    clear = (before + 1) // (2 * P)
+    edge = 0
+    if WINDOW > 0:
+        edge = gl.cdiv(gl.maximum(before + M - WINDOW, 0), 2 * P)
+    zero = gl.zeros((M, P), gl.float32, S_L)
+    acc = gl.zeros((M, D), gl.float32, A_L)
+    mass = gl.zeros((M,), gl.float32, gl.SliceLayout(1, S_L))
+    peak = gl.full((M,), float("-inf"), gl.float32, gl.SliceLayout(1, S_L))
+    # the newest keys: masked whatever they are
+    key = (end - 1) * (2 * P) + n
+    stage = base % STAGES
+    mbarrier.wait(full.index(stage), (base // STAGES) & 1)
+    s_run = warpgroup_mma(
+        query, ks.index(stage * 2).permute((1, 0)), zero, use_acc=False, is_async=True
+    )
+    t_run = warpgroup_mma(
+        query, ks.index(stage * 2 + 1).permute((1, 0)), zero, use_acc=False, is_async=True
+    )
+    s, t, query = warpgroup_mma_wait(0, deps=[s_run, t_run, query])
+    barrier()
+    mbarrier.arrive(empty.index(stage), count=1)
+    s = _seen(s, key, at, length)
+    t = _seen(t, key + P, at, length)
+    if WINDOW > 0:
+        s = _kept(s, key + WINDOW, at)
+        t = _kept(t, key + (P + WINDOW), at)
+    w, x, peak, mass, decay = _weigh(s, t, peak, mass, factor)
+    p = gl.convert_layout(w.to(dtype), P_L)
+    r = gl.convert_layout(x.to(dtype), P_L)
+    if end * (2 * P) > length:
+        # both warpgroups write the same
+        stage = (base + 1) % STAGES
+        mbarrier.wait(full.index(stage), ((base + 1) // STAGES) & 1)
+        _without_rest(vs.index(stage * 2), (end - 1) * (2 * P), length, P, B_L)
+        _without_rest(vs.index(stage * 2 + 1), (end - 1) * (2 * P) + P, length, P, B_L)
+        fence_async_shared()
+        barrier()
+    for it in range(1, end - low):
+        step = end - 1 - it
+        stage = (base + it) % STAGES
+        mbarrier.wait(full.index(stage), ((base + it) // STAGES) & 1)
+        s_run = warpgroup_mma(
+            query, ks.index(stage * 2).permute((1, 0)), zero, use_acc=False, is_async=True
+        )
+        t_run = warpgroup_mma(
+            query, ks.index(stage * 2 + 1).permute((1, 0)), zero, use_acc=False, is_async=True
+        )
+        acc_run = warpgroup_mma(p, vs.index(stage * 2), acc, is_async=True)
+        acc_run = warpgroup_mma(r, vs.index(stage * 2 + 1), acc_run, is_async=True)
+        s, t, query = warpgroup_mma_wait(2, deps=[s_run, t_run, query])
+        if step >= clear:
+            key = step * (2 * P) + n
+            s = _seen(s, key, at, length)
+            t = _seen(t, key + P, at, length)
+        if WINDOW > 0:  # noqa: SIM102 (a constant: no branch in the kernel)
+            if step < edge:
+                key = step * (2 * P) + WINDOW + n
+                s = _kept(s, key, at)
+                t = _kept(t, key + P, at)
+        w, x, peak, mass, decay = _weigh(s, t, peak, mass, factor)
+        r_next = gl.convert_layout(x.to(dtype), P_L)
+        p_next = gl.convert_layout(w.to(dtype), P_L)
+        acc, p, r = warpgroup_mma_wait(0, deps=[acc_run, p, r])
+        barrier()
+        mbarrier.arrive(empty.index(stage), count=1)
+        acc = acc * gl.convert_layout(decay, gl.SliceLayout(1, A_L))[:, None]
+        p = p_next
+        r = r_next
+    last = base + end - low
+    stage = last % STAGES
+    mbarrier.wait(full.index(stage), (last // STAGES) & 1)
+    acc_run = warpgroup_mma(p, vs.index(stage * 2), acc, is_async=True)
+    acc_run = warpgroup_mma(r, vs.index(stage * 2 + 1), acc_run, is_async=True)
+    mass = gl.where(mass == 0.0, 1.0, mass)
+    shrink = gl.convert_layout(1.0 / mass, gl.SliceLayout(1, A_L))
+    acc, p, r = warpgroup_mma_wait(0, deps=[acc_run, p, r])
+    barrier()
+    mbarrier.arrive(empty.index(stage), count=1)
+    done = gl.convert_layout((acc * shrink[:, None]).to(out.dtype.element_ty), B_L)
+    gl.store(out + q_at, done, mask=live)
+
+
+@gluon.jit
+def _consume(
+    q, out, ks, vs, full, empty, tiles, starts, counts, lengths, items, factor, WG: gl.constexpr,
+    H: gl.constexpr, P: gl.constexpr, D: gl.constexpr, M: gl.constexpr, STAGES: gl.constexpr,
+    WINDOW: gl.constexpr,
+):  # fmt: skip
+    base = 0
+    for turn in range(_rounds(items)):
+        head, sequence, first, count, length, low, end = _item(
+            turn, tiles, counts, lengths, H, M, 2 * P, WINDOW
+        )
+        if low < end:
+            start = gl.load(starts + sequence)
+            _attend(
+                q, out, ks, vs, full, empty, start, count, length, first, low, end, base, head,
+                factor, WG, H, P, D, M, STAGES, WINDOW,
+            )  # fmt: skip
+            base += end - low + 1
+
+
+@gluon.jit(do_not_specialize=["width", "items"])
+def _hopper_kernel(
+    q, k_boxes, v_boxes, out, tiles, starts, counts, lengths, slots, tables, factor, width,
+    rows_a_page, items, H: gl.constexpr, J: gl.constexpr, D: gl.constexpr, P: gl.constexpr,
+    M: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
+):  # fmt: skip
+    T_L: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    ks = gl.allocate_shared_memory(k_boxes.dtype, [STAGES * 2, P, D], T_L)
+    vs = gl.allocate_shared_memory(k_boxes.dtype, [STAGES * 2, P, D], T_L)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=2)
+    fence_async_shared()
+    barrier()
+    gl.warp_specialize(
+        [
+            (_consume, (q, out, ks, vs, full, empty, tiles, starts, counts, lengths, items, factor,
+                        gl.constexpr(0), H, P, D, M, STAGES, WINDOW)),
+            (_consume, (q, out, ks, vs, full, empty, tiles, starts, counts, lengths, items, factor,
+                        gl.constexpr(1), H, P, D, M, STAGES, WINDOW)),
+            (_load, (k_boxes, v_boxes, ks, vs, full, empty, tiles, counts, lengths, slots, tables,
+                     width, items, rows_a_page, H, J, M, P, D, STAGES, WINDOW)),
+        ],
+        [4, 1],
+        [240, 24],
+    )  # fmt: skip
+
+
+def serves(device: torch.device, dtype: torch.dtype, d: int, page: int, soft_cap: float) -> bool:
+    """Whether heads of `d` numbers of this type, in pages of `page` tokens, are attended to here."""
+    fits = d in _DIMENSIONS and dtype in _HALVES and page == PAGE and not soft_cap
+    return fits and traits(device).hopper
+
+
+def _boxes(pages: torch.Tensor) -> TensorDescriptor:
+    """Pages [pages, J, P, D], maybe beside others, as rows [.., D] that boxes of a page are cut from. The
+    launch copies this into its arguments: it is nothing but an address and sizes."""
+    count, heads, page, d = pages.shape
+    rows = (count - 1) * (pages.stride(0) // d) + heads * page
+    layout = gl.NVMMASharedLayout(_ROWS_OF_BOX, 16, 2)
+    return TensorDescriptor(pages, [rows, d], [d, 1], [page, d], layout)
+
+
+def launch(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    batch: AttentionBatch,
+    tiles: torch.Tensor,
+    out: torch.Tensor,
+    rules: Rules,
+) -> None:
+    """As attention_many.attend, which has checked all of it; tiles of ROWS queries, and `serves` said yes."""
+    _, h, d = q.shape
+    items = tiles.shape[0] * h
+    _hopper_kernel[(min(items, traits(q.device).sms),)](
+        q,
+        _boxes(k),
+        _boxes(v),
+        out,
+        tiles,
+        batch.starts,
+        batch.counts,
+        batch.lengths,
+        batch.slots,
+        batch.tables,
+        rules.scale_for(d) * LOG2E.value,
+        batch.tables.shape[1],
+        k.stride(0) // d,
+        items,
+        H=h,
+        J=k.shape[1],
+        D=d,
+        P=PAGE,
+        M=ROWS // 2,
+        STAGES=STAGES,
+        WINDOW=rules.window,
+        num_warps=4,
+        maxnreg=168,
+    )

@@ -1,0 +1,108 @@
+"""Attention over paged keys and values: the batch that both kernels read, and the reference.
+
+Letters: S sequences, T new tokens in all, H query heads, J key/value heads (H a multiple of J), D
+head dimension, P tokens per page. A query at position p attends to keys at positions 0..p of its
+own sequence (with a `window`, to the last `window` of them). The cache holds numbers, or codes of
+8 bits with their exponents (kv8.py).
+
+Two kernels share the work: attention_few.py for sequences with few new tokens (decoding, and drafts
+being verified), attention_many.py for prompt chunks. A mixed batch is one launch of each over its
+own sequences.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from localchat_cuda.kernels.attention import kv_fp8
+from localchat_cuda.kernels.launch import require
+from localchat_cuda.kernels.rope import require_pages
+
+HEAD_DIMENSIONS = (64, 96, 128, 256)
+HALF_TYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """Sequences of one launch; all int32 on the device.
+
+    starts [S]: first new token of the sequence in q and out; counts [S]: its new tokens; lengths
+    [S]: tokens of it in the cache, new ones included; slots [S]: its row of `tables` [slots,
+    width], which lists its pages.
+    """
+
+    starts: torch.Tensor
+    counts: torch.Tensor
+    lengths: torch.Tensor
+    slots: torch.Tensor
+    tables: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a model's attention does beyond the usual. `window`: keys a query sees, 0 for all of
+    them. `soft_cap`: logits become cap * tanh(logit / cap), 0.0 for no cap. `scale`: 0.0 stands for
+    1/sqrt(D)."""
+
+    scale: float = 0.0
+    window: int = 0
+    soft_cap: float = 0.0
+
+    def scale_for(self, d: int) -> float:
+        return self.scale or d**-0.5
+
+
+def check(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: AttentionBatch,
+    exponents: torch.Tensor | None = None,
+) -> None:  # fmt: skip
+    """ValueError naming the argument that a kernel could not read."""
+    t, h, d = q.shape
+    device = q.device
+    require("q", q, (t, h, d), HALF_TYPES, device)
+    if d not in HEAD_DIMENSIONS:
+        raise ValueError(f"q: head dimension {d} is none of {HEAD_DIMENSIONS}")
+    require_pages("k", k, d, device, exponents)
+    require_pages("v", v, d, device, exponents)
+    if k.shape != v.shape or k.stride() != v.stride() or h % k.shape[1]:
+        raise ValueError(
+            f"k, v: equal shapes dividing {h} heads wanted, {k.shape}, {v.shape} given"
+        )
+    s = batch.starts.shape[0]
+    for name in ("starts", "counts", "lengths", "slots"):
+        require(name, getattr(batch, name), (s,), (torch.int32,), device)
+    require("tables", batch.tables, (None, None), (torch.int32,), device)
+
+
+def reference(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: AttentionBatch, rules: Rules,
+    exponents: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Attention [T, H, D] in fp32 by plain torch; rows of no sequence are zero. `exponents`: k and
+    v are codes of 8 bits (kv8.py)."""
+    t, h, d = q.shape
+    j, page = k.shape[1], k.shape[2]
+    out = torch.zeros(t, h, d, device=q.device)
+    for i in range(batch.starts.shape[0]):
+        start, count, length = (int(x[i]) for x in (batch.starts, batch.counts, batch.lengths))
+        pages = batch.tables[int(batch.slots[i]), : -(-length // page)].long()
+        if exponents is None:
+            keys, values = k[pages].float(), v[pages].float()
+        else:
+            keys = kv_fp8.decode_reference(k[pages], exponents[pages, ..., 0])
+            values = kv_fp8.decode_reference(v[pages], exponents[pages, ..., 1])
+        keys = keys.transpose(1, 2).reshape(-1, j, d)[:length]
+        values = values.transpose(1, 2).reshape(-1, j, d)[:length]
+        rows = q[start : start + count].float().view(count, j, h // j, d)
+        logits = torch.einsum("tjrd,njd->tjrn", rows, keys) * rules.scale_for(d)
+        if rules.soft_cap:
+            logits = rules.soft_cap * torch.tanh(logits / rules.soft_cap)
+        at = torch.arange(length - count, length, device=q.device)[:, None]
+        key = torch.arange(length, device=q.device)[None, :]
+        hidden = key > at
+        if rules.window:
+            hidden = hidden | (key <= at - rules.window)
+        weights = logits.masked_fill(hidden[:, None, None, :], -torch.inf).softmax(-1)
+        mixed = torch.einsum("tjrn,njd->tjrd", weights, values)
+        out[start : start + count] = mixed.reshape(count, h, d)
+    return out

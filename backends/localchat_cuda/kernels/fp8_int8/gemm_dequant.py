@@ -1,0 +1,91 @@
+"""W8A16 product for many rows: write some of the weight out in floating point, then let the library multiply.
+
+Letters: M rows, N output and K input features.
+
+Dequantizing reads one byte and writes two for each weight, once for any number of rows. Exact up to the
+rounding of scale * value to the wanted dtype. Grid of the kernel (N / 4, K / 1024). For GPUs without FP8
+tensor cores, for checkpoints whose activations are not to be rounded, and for weights that w8a8.py does not
+take.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from localchat_cuda.kernels.fp8_int8.pack import W8
+from localchat_cuda.kernels.fp8_int8.tile_ops import decode
+from localchat_cuda.kernels.launch import require
+
+_ROWS, _COLUMNS = 4, 1024
+
+
+@triton.jit
+def _dequantize_kernel(
+    codes,
+    scales,
+    out,
+    first,
+    N,
+    K: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SHARED: tl.constexpr,
+    WHOLE: tl.constexpr,
+    WAY: tl.constexpr,
+):
+    r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    k = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (r < N)[:, None] & (k < K)[None, :]
+    n = first + r
+    w = tl.load(codes + n.to(tl.int64)[:, None] * K + k[None, :], mask=inside, other=0)
+    if SHARED:
+        G: tl.constexpr = (K + 127) // 128
+        gain = tl.load(scales + (n // 128)[:, None] * G + (k // 128)[None, :], mask=inside, other=0)
+    else:
+        gain = tl.load(scales + n, mask=r < N, other=0.0)[:, None]
+    like = out.dtype.element_ty
+    found = decode(w, like, WHOLE, WAY, True).to(tl.float32) * gain
+    tl.store(out + r.to(tl.int64)[:, None] * K + k[None, :], found.to(like), mask=inside)
+
+
+def dequantize(weight: W8, out: torch.Tensor, first: int = 0, *, way: int) -> None:
+    """Write output features `first` and on into `out` fp16, bf16 or, in the interpreter, fp32 [n, K]."""
+    n, k = out.shape[0], weight.features_in
+    floats = (torch.float16, torch.bfloat16, torch.float32)
+    require("out", out, (n, k), floats, weight.codes.device)
+    if not 0 <= first <= weight.features_out - n:
+        raise ValueError(f"first: {n} features from {first} of {weight.features_out} wanted")
+    _dequantize_kernel[(triton.cdiv(n, _ROWS), triton.cdiv(k, _COLUMNS))](
+        weight.raw,
+        weight.scales,
+        out,
+        first,
+        n,
+        K=k,
+        ROWS=_ROWS,
+        COLUMNS=_COLUMNS,
+        SHARED=weight.blocks,
+        WHOLE=weight.whole,
+        WAY=way,
+        num_warps=4,
+    )
+
+
+def product(
+    x: torch.Tensor, weight: W8, out: torch.Tensor, scratch: torch.Tensor, *, way: int
+) -> None:
+    """out[M, N] = x[M, K] w^T in x's dtype, through `scratch`, a flat buffer of that dtype with room for at
+    least one output feature."""
+    n, k = weight.features_out, weight.features_in
+    require("out", out, (x.shape[0], n), (x.dtype,), weight.codes.device)
+    room = min(scratch.numel() // k, n)
+    if room == 0:
+        raise ValueError(f"scratch: {scratch.numel()} elements hold no feature of {k}")
+    for first in range(0, n, room):
+        count = min(room, n - first)
+        part = scratch[: count * k].view(count, k)
+        dequantize(weight, part, first, way=way)
+        if count == n:
+            torch.matmul(x, part.t(), out=out)
+        else:
+            out[:, first : first + count] = torch.matmul(x, part.t())

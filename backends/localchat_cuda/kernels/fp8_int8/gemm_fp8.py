@@ -1,0 +1,159 @@
+"""Product of many rows with an FP8 weight on FP8 tensor cores: x is rounded to e4m3 too, as the makers of
+such checkpoints mean it for many rows; twice the rate of fp16. Compute capability 8.9 and later.
+
+Letters: M rows, N output and K input features, G = K / 128.
+
+    x codes e4m3 [M, K]    scales fp32: [M, 1], the largest value of a row mapped to 448; for weights whose
+                           blocks share scales [M, G], a scale for each 128 of a row
+
+Rows' scales go through the library (torch._scaled_mm). Blocks' scales through a kernel: a program owns 128 x
+128 results, sums 128 products in the tensor cores, and adds those up in fp32 times both scales, after
+DeepSeek-V3's recipe (2024): Hopper's FP8 instructions add with some 14 bits, which one block survives. Grid
+(row tiles, N / 128), row tiles fastest.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from localchat_cuda.kernels.fp8_int8.gemm_small import FLOATS
+from localchat_cuda.kernels.fp8_int8.pack import BLOCK, E4M3, E4M3_MOST, W8, dense
+from localchat_cuda.kernels.launch import require
+
+_RUN = 1024
+
+
+def rounded(x: torch.Tensor, *, blocks: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """`round_rows` in plain torch."""
+    m, k = x.shape
+    runs = x.float().view(m, -1, BLOCK if blocks else k)
+    scales = (runs.abs().amax(2) / E4M3_MOST).clamp_min(1e-12)
+    return (runs / scales[..., None]).view(m, k).to(E4M3), scales
+
+
+def reference(x: torch.Tensor, weight: W8) -> torch.Tensor:
+    """The product [M, N] in fp32 by plain torch, x rounded as here."""
+    codes, scales = rounded(x, blocks=weight.blocks)
+    wide = scales.repeat_interleave(x.shape[1] // scales.shape[1], 1)
+    return codes.float().mul_(wide) @ dense(weight).t()
+
+
+def takes(weight: W8) -> bool:
+    """Whether the products here divide it: both extents in 16s, blocks whole along K."""
+    n, k = weight.codes.shape
+    return not weight.whole and n % 16 == 0 and k % (BLOCK if weight.blocks else 16) == 0
+
+
+@triton.jit
+def _e4m3(v):
+    """The codes nearest to fp32 numbers of at most 448, ties to even: uint8. Written out, since the
+    interpreter's own conversion drops a carry into the exponent."""
+    bits = v.to(tl.int32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    # 20 of 23 digits go; an exponent of fp32 is 120 more than that of e4m3
+    normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - 960
+    # in the sum with 2^14 a digit is worth 2^-9, the smallest number
+    small = (tl.abs(v) + 16384.0).to(tl.int32, bitcast=True) & 15
+    return (tl.where(size < 0x3C800000, small, normal) | ((bits >> 24) & 128)).to(tl.uint8)
+
+
+@triton.jit
+def _rows_kernel(x, codes, scales, K: tl.constexpr, RUN: tl.constexpr):
+    m = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, RUN)
+    peak = tl.zeros((RUN,), tl.float32)
+    for c in tl.range(0, K, RUN):
+        v = tl.load(x + m * K + c + i, mask=c + i < K, other=0.0).to(tl.float32)
+        peak = tl.maximum(peak, tl.abs(v))
+    scale = tl.maximum(tl.max(peak, 0) / 448.0, 1e-12)
+    tl.store(scales + m, scale)
+    for c in tl.range(0, K, RUN):
+        v = tl.load(x + m * K + c + i, mask=c + i < K, other=0.0).to(tl.float32)
+        tl.store(codes + m * K + c + i, _e4m3(v / scale), mask=c + i < K)
+
+
+@triton.jit
+def _groups_kernel(x, codes, scales, K: tl.constexpr, GROUPS: tl.constexpr):
+    m = tl.program_id(0).to(tl.int64)
+    G: tl.constexpr = K // 128
+    g = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    at = m * K + g[:, None] * 128 + tl.arange(0, 128)[None, :]
+    inside = (g < G)[:, None]
+    v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(v), 1) / 448.0, 1e-12)
+    tl.store(scales + m * G + g, scale, mask=g < G)
+    tl.store(codes + at, _e4m3(v / scale[:, None]), mask=inside)
+
+
+def round_rows(x: torch.Tensor, *, blocks: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """e4m3 codes [M, K] of x and their scales [M, 1], with `blocks` [M, G]."""
+    m, k = x.shape
+    require("x", x, (m, k), FLOATS)
+    codes = torch.empty(m, k, dtype=torch.uint8, device=x.device)
+    scales = torch.empty(m, k // BLOCK if blocks else 1, device=x.device)
+    if blocks:
+        _groups_kernel[(m, triton.cdiv(k // BLOCK, 8))](
+            x, codes, scales, K=k, GROUPS=8, num_warps=2
+        )
+    else:
+        _rows_kernel[(m,)](x, codes, scales, K=k, RUN=_RUN, num_warps=4)
+    return codes.view(E4M3), scales
+
+
+@triton.jit(do_not_specialize=["M"])
+def _blocks_kernel(
+    x,
+    factors,
+    codes,
+    scales,
+    out,
+    M,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    G: tl.constexpr = K // 128
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    row, column = tl.minimum(m, M - 1), tl.minimum(n, N - 1)
+    k = tl.arange(0, 128)
+    left = x + row.to(tl.int64)[:, None] * K + k[None, :]
+    right = codes + column.to(tl.int64)[None, :] * K + k[:, None]
+    total = tl.zeros((BM, BN), tl.float32)
+    for g in tl.range(0, G, 1, num_stages=STAGES):
+        part = tl.dot(tl.load(left + g * 128), tl.load(right + g * 128))
+        scale = tl.load(factors + row * G + g) * tl.load(scales + tl.program_id(1) * G + g)
+        total += part * scale[:, None]
+    at = out + m.to(tl.int64)[:, None] * N + n[None, :]
+    tl.store(at, total.to(out.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
+
+
+def product(x: torch.Tensor, weight: W8) -> torch.Tensor:
+    """x[M, K] w^T: [M, N] in bf16 for rows' scales, as the library has it, else in x's dtype."""
+    m, (n, k) = x.shape[0], weight.codes.shape
+    if not takes(weight):
+        raise ValueError(f"weight: e4m3 with both extents in 16s wanted, {n}x{k} given")
+    require("weight.codes", weight.raw, (n, k), (torch.uint8,), x.device)
+    codes, factors = round_rows(x, blocks=weight.blocks)
+    if not weight.blocks:
+        return torch._scaled_mm(
+            codes, weight.codes.t(), factors, weight.scales[None], out_dtype=torch.bfloat16
+        )
+    out = torch.empty(m, n, dtype=x.dtype, device=x.device)
+    _blocks_kernel[(triton.cdiv(m, 128), triton.cdiv(n, BLOCK))](
+        codes,
+        factors,
+        weight.codes,
+        weight.scales,
+        out,
+        m,
+        N=n,
+        K=k,
+        BM=128,
+        BN=BLOCK,
+        STAGES=3,
+        num_warps=8,
+    )
+    return out

@@ -1,0 +1,242 @@
+"""W8A16 product for 1 to 32 rows: y = x w^T with weights of a byte, read once, straight into the operands of
+the tensor cores: no shared memory in the loop, no order of their own for the weights in memory.
+
+Letters: M rows, N output and K input features, S splits of K, G = K / 128.
+
+    x    fp16 or bf16 [M, K] (in the interpreter also fp32)    w8_pack.W8 of N x K, K in 128s
+    out  fp32 [S, M, N] partial sums, which the next operation adds up
+
+What a sum over k is does not depend on the order of k. A lane of `mma` holds four neighbours in k, then the
+four 16 further, and so on; here a lane loads 16 codes that are neighbours in memory and takes them for those,
+and loads x by the same rule: two loads of 16 bytes. Rows are padded to 8, 16 or 32 by repeating valid ones,
+so that 1 to 8 rows cost the same.
+
+One warp owns `blocks` times 16 output features and 128 input features at a time, `warps` of a program stand
+side by side along K and add up at the end. Grid (N / (16 * blocks), S). Scales of rows multiply the result,
+those of blocks the sum of each 128. Accumulation in fp32; the only rounding is that of x to its own type.
+With PDL the first chunk of weights is on its way before the kernel waits for x. Not supported: more than 32
+rows; which form serves 9 to 32 is said in w8_plan.py.
+"""
+# mypy: disable-error-code="assignment"
+# (Triton unrolls loops over tuples that grow; no type says that)
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from localchat_cuda.kernels.fp8_int8.pack import BLOCK, W8, dense
+from localchat_cuda.kernels.fp8_int8.tile_ops import decode
+from localchat_cuda.kernels.fp8_int8.tiling import W8TileConfig
+from localchat_cuda.kernels.launch import options, power_of_two, require, settle, traits
+
+MAX_ROWS = 32
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def reference(x: torch.Tensor, weight: W8) -> torch.Tensor:
+    """The product [M, N] in fp32 by plain torch."""
+    return x.float() @ dense(weight).t()
+
+
+@triton.jit
+def _load(codes, first, N: tl.constexpr, K: tl.constexpr, WARPS: tl.constexpr):
+    """16 rows x 64 columns for each warp, warps 128 columns apart: uint8 [WARPS * 1024]."""
+    i = tl.arange(0, WARPS * 1024)
+    row = first + i // 64 % 8 + i // (512 * WARPS) * 8
+    if N % 16 != 0:
+        row = tl.minimum(row, N - 1)
+    at = row * K + i // 512 % WARPS * 128 + i % 64
+    return tl.load(codes + at, eviction_policy="evict_first")
+
+
+@triton.jit
+def _left(w, WARPS: tl.constexpr):
+    """Those codes as a left operand [16, 64] or [WARPS, 16, 64]; bytes of a lane are (half, pair of fours,
+    four)."""
+    if WARPS == 1:
+        w = tl.permute(tl.reshape(w, (2, 8, 4, 2, 2, 4)), (0, 1, 3, 4, 2, 5))
+        return tl.reshape(w, (16, 64))
+    else:
+        w = tl.permute(tl.reshape(w, (2, WARPS, 8, 4, 2, 2, 4)), (1, 0, 2, 4, 5, 3, 6))
+        return tl.reshape(w, (WARPS, 16, 64))
+
+
+@triton.jit
+def _right(x, first, M, K: tl.constexpr, WARPS: tl.constexpr):
+    """Eight rows of x as a right operand [64, 8] or [WARPS, 64, 8], in the same order of k."""
+    j = tl.arange(0, 32)
+    k = j // 8 * 16 + j % 8
+    m = (first + tl.arange(0, 8)) % M
+    if WARPS == 1:
+        at = x + m[:, None] * K + k[None, :]
+        tile = tl.join(tl.load(at), tl.load(at + 8))
+        tile = tl.permute(tl.reshape(tile, (8, 4, 2, 4, 2)), (4, 2, 1, 3, 0))
+        return tl.reshape(tile, (64, 8))
+    else:
+        warp = tl.arange(0, WARPS)
+        at = x + m[:, None, None] * K + warp[None, :, None] * 128 + k[None, None, :]
+        tile = tl.join(tl.load(at), tl.load(at + 8))
+        tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, 4, 2)), (1, 5, 3, 2, 4, 0))
+        return tl.reshape(tile, (WARPS, 64, 8))
+
+
+@triton.jit
+def _chunk(
+    codes, first, N: tl.constexpr, K: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr
+):
+    found = ()
+    for b in tl.static_range(BLOCKS):
+        row = first + 16 * b
+        found = found + (
+            _load(codes, row, N, K, WARPS),
+            _load(codes + 64, row, N, K, WARPS),
+        )
+    return found
+
+
+@triton.jit
+def _scale(scales, row, chunk, G: tl.constexpr, WARPS: tl.constexpr):
+    """Of the block of 128 x 128 in which a warp's chunk lies."""
+    at = scales + row // 128 * G + chunk * WARPS
+    if WARPS == 1:
+        return tl.load(at)
+    else:
+        return tl.load(at + tl.arange(0, WARPS))[:, None, None]
+
+
+@triton.jit
+def _multiply(
+    sums,
+    ws,
+    x,
+    scales,
+    first,
+    chunk,
+    M,
+    K: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    WARPS: tl.constexpr,
+    SHARED: tl.constexpr,
+    WHOLE: tl.constexpr,
+    WAY: tl.constexpr,
+):
+    like = x.dtype.element_ty
+    xs = ()
+    for p in tl.static_range(PARTS):
+        at = x + chunk * (128 * WARPS)
+        xs = xs + (_right(at, 8 * p, M, K, WARPS), _right(at + 64, 8 * p, M, K, WARPS))
+    found = ()
+    for b in tl.static_range(BLOCKS):
+        low = _left(decode(ws[2 * b], like, WHOLE, WAY, True), WARPS)
+        high = _left(decode(ws[2 * b + 1], like, WHOLE, WAY, True), WARPS)
+        for p in tl.static_range(PARTS):
+            total = sums[b * PARTS + p]
+            if SHARED:
+                part = tl.dot(low, xs[2 * p], input_precision="ieee")
+                part = tl.dot(high, xs[2 * p + 1], part, input_precision="ieee")
+                total += part * _scale(scales, first + 16 * b, chunk, K // 128, WARPS)
+            else:
+                total = tl.dot(low, xs[2 * p], total, input_precision="ieee")
+                total = tl.dot(high, xs[2 * p + 1], total, input_precision="ieee")
+            found = found + (total,)
+    return found
+
+
+@triton.jit(do_not_specialize=["M"])
+def _few_kernel(
+    x,
+    codes,
+    scales,
+    out,
+    M,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    WARPS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SHARED: tl.constexpr,
+    WHOLE: tl.constexpr,
+    WAY: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
+    CHUNKS: tl.constexpr = K // (128 * WARPS)
+    first = tl.program_id(0).to(tl.int64) * (16 * BLOCKS)
+    split = tl.program_id(1)
+    low, high = split * CHUNKS // SPLITS, (split + 1) * CHUNKS // SPLITS
+    ws = _chunk(codes + low * (128 * WARPS), first, N, K, BLOCKS, WARPS)
+    sums = ()
+    for _ in tl.static_range(BLOCKS * PARTS):
+        if WARPS == 1:
+            sums = sums + (tl.zeros((16, 8), tl.float32),)
+        else:
+            sums = sums + (tl.zeros((WARPS, 16, 8), tl.float32),)
+    if PDL:
+        gdc_wait()
+    sums = _multiply(
+        sums, ws, x, scales, first, low, M, K, PARTS, BLOCKS, WARPS, SHARED, WHOLE, WAY
+    )
+    for c in tl.range(low + 1, high, 1, num_stages=1):
+        more = _chunk(codes + c * (128 * WARPS), first, N, K, BLOCKS, WARPS)
+        sums = _multiply(
+            sums, more, x, scales, first, c, M, K, PARTS, BLOCKS, WARPS, SHARED, WHOLE, WAY
+        )
+    for b in tl.static_range(BLOCKS):
+        n = first + 16 * b + tl.arange(0, 16)
+        gain = 1.0
+        if not SHARED:
+            gain = tl.load(scales + n, mask=n < N, other=0.0)[:, None]
+        for p in tl.static_range(PARTS):
+            y = sums[b * PARTS + p]
+            if WARPS > 1:
+                y = tl.sum(y, 0)
+            m = 8 * p + tl.arange(0, 8)
+            at = (split * M + m).to(tl.int64)[None, :] * N + n[:, None]
+            tl.store(out + at, y * gain, mask=(m < M)[None, :] & (n < N)[:, None])
+
+
+def check(x: torch.Tensor, weight: W8, out: torch.Tensor, splits: int, *, most: int) -> None:
+    """ValueError unless the tensors fit each other and a form of at most so many rows."""
+    m, (n, k), device = x.shape[0], weight.codes.shape, weight.codes.device
+    if not 1 <= m <= most:
+        raise ValueError(f"x: 1 to {most} rows wanted, {m} given")
+    if k % BLOCK:
+        raise ValueError(f"weight.codes: input features in {BLOCK}s wanted, {k} given")
+    held = (-(-n // BLOCK), k // BLOCK) if weight.blocks else (n,)
+    require("x", x, (m, k), FLOATS, device)
+    require("weight.codes", weight.raw, (n, k), (torch.uint8,), device)
+    require("weight.scales", weight.scales, held, (torch.float32,), device)
+    require("out", out, (splits, m, n), (torch.float32,), device)
+
+
+def product(
+    x: torch.Tensor, weight: W8, out: torch.Tensor, cut: W8TileConfig, *, way: int, pdl: bool = True
+) -> None:
+    """Write the partial sums into `out` [S, M, N]; `way` of w8_tile.py; see the head of this file."""
+    check(x, weight, out, cut.splits, most=MAX_ROWS)
+    m, (n, k) = x.shape[0], weight.codes.shape
+    cut.check(n, k)
+    pdl = pdl and traits(weight.codes.device).pdl
+    kernel = _few_kernel[(triton.cdiv(n, 16 * cut.blocks), cut.splits)](
+        x,
+        weight.raw,
+        weight.scales,
+        out,
+        m,
+        N=n,
+        K=k,
+        PARTS=power_of_two(m) // 8 if m > 8 else 1,
+        BLOCKS=cut.blocks,
+        WARPS=cut.warps,
+        SPLITS=cut.splits,
+        SHARED=weight.blocks,
+        WHOLE=weight.whole,
+        WAY=way,
+        PDL=pdl,
+        **options(pdl, cut.warps, registers=cut.registers),
+    )
+    settle(kernel)

@@ -1,0 +1,110 @@
+"""W8A16 product for 17 to 64 rows: y = x w^T with weights of a byte through shared memory, by Triton's own
+pipeline.
+
+Arguments and partial sums as in w8_few.py. A program owns 16 * blocks output features and a split of K, in
+steps of 128; weights come as bytes into shared memory, become numbers in registers, and are the left operand
+of Hopper's warpgroup instructions (before Hopper the same source compiles to `mma`); x is the right one,
+padded to 32 or 64 rows by repeating some. Grid (N / (16 * blocks), S). Accumulation in fp32. Not supported:
+more than 64 rows (w8_dense.py).
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from localchat_cuda.kernels.fp8_int8.gemm_small import check
+from localchat_cuda.kernels.fp8_int8.pack import W8
+from localchat_cuda.kernels.fp8_int8.tile_ops import decode
+from localchat_cuda.kernels.fp8_int8.tiling import W8TileConfig
+from localchat_cuda.kernels.launch import options, power_of_two, traits
+
+MAX_ROWS = 64
+
+
+@triton.jit
+def _landed(acc, WAY: tl.constexpr):
+    """acc itself, used, so that Triton waits for the multiplication before the next weights overwrite its
+    registers: see w4_many.py."""
+    if WAY == 0:
+        return acc
+    else:
+        return tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=f,f", [acc], dtype=tl.float32, is_pure=True, pack=1
+        )
+
+
+@triton.jit(do_not_specialize=["M"])
+def _tiles_kernel(
+    x,
+    codes,
+    scales,
+    out,
+    M,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    MP: tl.constexpr,
+    BN: tl.constexpr,
+    STAGES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SHARED: tl.constexpr,
+    WHOLE: tl.constexpr,
+    WAY: tl.constexpr,
+    FOUR: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    G: tl.constexpr = K // 128
+    if PDL:
+        gdc_launch_dependents()
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    split = tl.program_id(1)
+    k = tl.arange(0, 128)
+    m = tl.arange(0, MP)
+    row = codes + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + k[None, :]
+    column = x + (m % M)[None, :] * K + k[:, None]
+    total = tl.zeros((BN, MP), tl.float32)
+    if PDL:
+        gdc_wait()
+    for g in tl.range(split * G // SPLITS, (split + 1) * G // SPLITS, 1, num_stages=STAGES):
+        w = tl.load(row + g * 128, eviction_policy="evict_first")
+        w = decode(w, x.dtype.element_ty, WHOLE, WAY, FOUR)
+        xs = tl.load(column + g * 128)
+        if SHARED:
+            scale = tl.load(scales + tl.minimum(n, N - 1) // 128 * G + g)
+            total += tl.dot(w, xs, input_precision="ieee") * scale[:, None]
+        else:
+            total = _landed(tl.dot(w, xs, total, input_precision="ieee"), WAY)
+    if not SHARED:
+        total = total * tl.load(scales + n, mask=n < N, other=0.0)[:, None]
+    at = (split * M + m).to(tl.int64)[None, :] * N + n[:, None]
+    tl.store(out + at, total, mask=(m < M)[None, :] & (n < N)[:, None])
+
+
+def product(
+    x: torch.Tensor, weight: W8, out: torch.Tensor, cut: W8TileConfig, *, way: int, pdl: bool = True
+) -> None:
+    """Write the partial sums into `out` [S, M, N]; reference: w8_few.reference."""
+    check(x, weight, out, cut.splits, most=MAX_ROWS)
+    m, (n, k) = x.shape[0], weight.codes.shape
+    cut.check(n, k)
+    hopper = traits(weight.codes.device).pdl
+    pdl = pdl and hopper
+    _tiles_kernel[(triton.cdiv(n, 16 * cut.blocks), cut.splits)](
+        x,
+        weight.raw,
+        weight.scales,
+        out,
+        m,
+        N=n,
+        K=k,
+        MP=max(16, power_of_two(m)),
+        BN=16 * cut.blocks,
+        STAGES=cut.stages,
+        SPLITS=cut.splits,
+        SHARED=weight.blocks,
+        WHOLE=weight.whole,
+        WAY=way,
+        FOUR=not hopper,
+        PDL=pdl,
+        **options(pdl, cut.warps, registers=cut.registers),
+    )

@@ -1,0 +1,130 @@
+"""W8A16 product for one row: y = x w^T with weights of a byte, by plain multiplications. No tensor core has to
+be fed, so that a warp reads long runs of few rows of the weight, which memory likes best.
+
+Letters: N output and K input features, G = K / 128.
+
+    x    fp16 or bf16 [1, K] (in the interpreter also fp32)    w8_pack.W8 of N x K, K in 128s
+    out  fp32 [1, 1, N]
+
+Codes become fp16, exactly, and products and sums are fp32: about three operations a weight, where the memory
+of an H200 allows seven. Grid (N / rows of a program). Scales of rows multiply the result, those of blocks sums
+of 16 columns. With PDL the first codes and their scales are on their way before the kernel waits for x.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from localchat_cuda.kernels.fp8_int8.gemm_small import check
+from localchat_cuda.kernels.fp8_int8.pack import BLOCK, W8
+from localchat_cuda.kernels.fp8_int8.tile_ops import decode
+from localchat_cuda.kernels.fp8_int8.tiling import One
+from localchat_cuda.kernels.launch import options, settle, traits
+
+
+@triton.jit
+def _codes(row, c, K: tl.constexpr, RUN: tl.constexpr):
+    """Codes of the program's rows, `RUN` columns from c * RUN on."""
+    k = c * RUN + tl.arange(0, RUN)[None, :]
+    if K % RUN == 0:
+        return tl.load(row + k, eviction_policy="evict_first")
+    else:
+        return tl.load(row + k, mask=k < K, other=0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _shares(scales, c, K: tl.constexpr, RUN: tl.constexpr, SHARED: tl.constexpr):
+    """For each 16 of `RUN` columns from c * RUN on the scale of their block."""
+    if SHARED:
+        g = c * (RUN // 128) + tl.arange(0, RUN // 16) // 8
+        return tl.load(scales + tl.minimum(g, K // 128 - 1))
+    else:
+        return 1.0
+
+
+@triton.jit
+def _multiplied(
+    w, x, shares, c, K: tl.constexpr, RUN: tl.constexpr, SHARED: tl.constexpr,
+    WHOLE: tl.constexpr, WAY: tl.constexpr,
+):  # fmt: skip
+    """Sums of 16 columns each, times `shares` where SHARED."""
+    k = c * RUN + tl.arange(0, RUN)
+    if K % RUN == 0:
+        xs = tl.load(x + k).to(tl.float32)
+    else:
+        xs = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
+    each = decode(w, tl.float16, WHOLE, WAY, True).to(tl.float32) * xs[None, :]
+    # The 16 codes of one load are added up in the thread that loaded them: registers for more loads.
+    parts = tl.sum(tl.reshape(each, (w.shape[0], RUN // 16, 16)), 2)
+    if SHARED:
+        parts *= shares[None, :]
+    return parts
+
+
+@triton.jit
+def _one_kernel(
+    x,
+    codes,
+    scales,
+    out,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    ROWS: tl.constexpr,
+    RUN: tl.constexpr,
+    UNROLL: tl.constexpr,
+    SHARED: tl.constexpr,
+    WHOLE: tl.constexpr,
+    WAY: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
+    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = codes + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K
+    w = _codes(row, 0, K, RUN)
+    if SHARED:
+        # ROWS divides 128, so that all rows of a program lie in one block
+        scales += tl.program_id(0) * ROWS // 128 * (K // 128)
+    else:
+        scale = tl.load(scales + n, mask=n < N, other=0.0)
+    shares = _shares(scales, 0, K, RUN, SHARED)
+    if PDL:
+        gdc_wait()
+    acc = _multiplied(w, x, shares, 0, K, RUN, SHARED, WHOLE, WAY)
+    for c in tl.range(1, tl.cdiv(K, RUN), 1, num_stages=1, loop_unroll_factor=UNROLL):
+        w = _codes(row, c, K, RUN)
+        shares = _shares(scales, c, K, RUN, SHARED)
+        acc += _multiplied(w, x, shares, c, K, RUN, SHARED, WHOLE, WAY)
+    y = tl.sum(acc, 1)
+    if not SHARED:
+        y *= scale
+    tl.store(out + n, y, mask=n < N)
+
+
+def product(
+    x: torch.Tensor, weight: W8, out: torch.Tensor, cut: One, *, way: int, pdl: bool = True
+) -> None:
+    """Write the product into `out` [1, 1, N]; `way` of w8_tile.py; see the head of this file."""
+    check(x, weight, out, 1, most=1)
+    n, k = weight.codes.shape
+    if BLOCK % cut.rows or cut.run % BLOCK:
+        raise ValueError(f"cut: rows that divide {BLOCK} and a run in {BLOCK}s wanted, {cut} given")
+    pdl = pdl and traits(weight.codes.device).pdl
+    kernel = _one_kernel[(triton.cdiv(n, cut.rows),)](
+        x,
+        weight.raw,
+        weight.scales,
+        out,
+        N=n,
+        K=k,
+        ROWS=cut.rows,
+        RUN=cut.run,
+        UNROLL=cut.unroll,
+        SHARED=weight.blocks,
+        WHOLE=weight.whole,
+        WAY=way,
+        PDL=pdl,
+        **options(pdl, cut.warps, registers=cut.registers),
+    )
+    settle(kernel)

@@ -1,0 +1,148 @@
+"""The product of a 4-bit weight, whatever the number of rows: which form, and the activations that it reads.
+
+Letters: M rows, N output and K input features, S splits of K.
+"""
+
+from importlib import import_module
+from types import ModuleType
+from typing import TypeAlias
+
+import torch
+
+from localchat_cuda.kernels import permute_columns
+from localchat_cuda.kernels.int4 import activations as w4_activations
+from localchat_cuda.kernels.int4 import gemm_dequant as w4_dequant
+from localchat_cuda.kernels.int4 import gemm_fp16 as w4_fp16
+from localchat_cuda.kernels.int4 import gemm_int8 as w4_int8
+from localchat_cuda.kernels.int4 import gemm_tiled as w4_tiled
+from localchat_cuda.kernels.int4 import gemm_wgmma as w4_wgmma
+from localchat_cuda.kernels.int4 import hopper_tiling
+from localchat_cuda.kernels.int4 import tiling as w4_tiling
+from localchat_cuda.kernels.int4.pack import W4, dense
+from localchat_cuda.kernels.launch import traits
+
+_PACKED_ROWS, _HOPPER_ROWS = 512, 1024
+"""With more rows the library's product of dequantized weights is faster: the first token of 512 took 16.7 ms
+packed and 17.8 so on an H200, of 640 21.4 and 20.6; with Hopper's kernel of 640 18.3 and 19.2, of 1,024 25.3
+and 26.5."""
+
+hopper: ModuleType | None
+"""The kernel of Hopper GPUs for many rows; None where this Triton has no Gluon, or one with other names."""
+try:
+    hopper = import_module("localchat_cuda.kernels.int4.gemm_hopper")
+except ImportError:
+    hopper = None
+
+Cut: TypeAlias = w4_tiling.TileConfig | w4_tiled.TiledGemmConfig | hopper_tiling.HopperTileConfig
+
+
+def packed_rows(device: torch.device) -> int:
+    """Most rows of a product that reads the packed weights themselves."""
+    fast = hopper is not None and hopper.serves(device)
+    return _HOPPER_ROWS if fast else _PACKED_ROWS
+
+
+def cut_for(rows: int, n: int, k: int, device: torch.device, *, gated: bool = False) -> Cut:
+    """How a product with a weight of N x K is cut; of many rows its type says which kernel has it. gated: of a
+    product that activates gate and up itself."""
+    form, sms = w4_tiling.form_for(rows), traits(device).sms
+    if form != "many":
+        return w4_tiling.shape_for(form, rows, n, k, sms)
+    if hopper is not None and hopper.serves(device):
+        cut = hopper_tiling.cut_for(rows, n, k, sms, gated)
+        if cut is not None:
+            return cut
+    return w4_tiled.gated_cut_for(rows, n) if gated else w4_tiled.cut_for(rows, n, k, sms)
+
+
+def empty_rows(m: int, k: int, device: torch.device) -> w4_activations.Rows:
+    """Activations as the form for so many rows reads them. ValueError for more than `packed_rows`."""
+    form, most = w4_tiling.form_for(m), packed_rows(device)
+    if m > most or form == "dense":
+        raise ValueError(f"rows: at most {most} wanted, {m} given")
+    if form == "int8":
+        return w4_activations.Int8Rows.empty(m, k, device)
+    order: w4_activations.Order = "lanes" if form == "fp16" else "slots"
+    return w4_activations.HalfRows.empty(m, k, device, order, factored=form != "many")
+
+
+def gemm(
+    rows: w4_activations.Rows,
+    weight: W4,
+    *,
+    squares: torch.Tensor | None = None,
+    eps: float = 0.0,
+    kernels: bool = True,
+) -> torch.Tensor:
+    """Partial sums fp32 [S, M, N] of activations in the weight's order. squares as in w4_int8.py. `kernels`
+    False: the reference."""
+    if not kernels:
+        if isinstance(rows, w4_activations.Int8Rows):
+            return w4_int8.reference(rows.x, rows.factors, weight, squares, eps)[None]
+        return w4_fp16.reference(rows, weight, squares, eps)[None]
+    device, n, k = rows.x.device, weight.features_out, weight.features_in
+    m = rows.x.shape[0] // (2 if isinstance(rows, w4_activations.Int8Rows) else 1)
+    cut = cut_for(m, n, k, device)
+    if isinstance(cut, w4_tiling.TileConfig):
+        out = torch.empty(cut.splits, m, n, device=device)
+        if isinstance(rows, w4_activations.Int8Rows):
+            w4_int8.product(rows.x, rows.factors, weight, out, cut, squares=squares, eps=eps)
+        else:
+            call = w4_fp16.product if w4_tiling.form_for(m) == "fp16" else w4_wgmma.product
+            call(rows, weight, out, cut, squares=squares, eps=eps)
+        return out
+    assert isinstance(rows, w4_activations.HalfRows)
+    if isinstance(cut, w4_tiled.TiledGemmConfig):
+        out = torch.empty(cut.shape.splits, m, n, device=device)
+        w4_tiled.product(rows, weight, out, cut, squares=squares, eps=eps)
+    else:
+        assert hopper is not None
+        out = torch.empty(cut.splits, m, n, device=device)
+        hopper.product(rows, weight, out, cut, squares=squares, eps=eps)
+    return out
+
+
+def gemm_silu_mul(
+    rows: w4_activations.Rows,
+    weight: W4,
+    into: w4_activations.Rows,
+    *,
+    squares: torch.Tensor | None = None,
+    eps: float = 0.0,
+    gelu: bool = False,
+    order: torch.Tensor | None = None,
+    kernels: bool = True,
+) -> None:
+    """The activation of gate times up, of a weight that holds both, as the next product reads it: `into`
+    [M, N / 2], its columns in `order`. In one kernel where the form can."""
+    if kernels and order is None and w4_tiling.form_for(rows.x.shape[0]) == "many":
+        assert isinstance(rows, w4_activations.HalfRows)
+        assert isinstance(into, w4_activations.HalfRows)
+        m, n, k = rows.x.shape[0], weight.features_out, weight.features_in
+        cut = cut_for(m, n, k, rows.x.device, gated=True)
+        if isinstance(cut, w4_tiled.TiledGemmConfig):
+            w4_tiled.gated_product(rows, weight, into, cut, squares=squares, eps=eps, gelu=gelu)
+        else:
+            assert hopper is not None
+            hopper.gated_product(rows, weight, into, cut, squares=squares, eps=eps, gelu=gelu)
+        return
+    sums = gemm(rows, weight, squares=squares, eps=eps, kernels=kernels)
+    call = w4_activations.feed if kernels else w4_activations.reference
+    call("gated", sums, into, gelu=gelu, order=order)
+
+
+def product_of(x: torch.Tensor, weight: W4, *, kernels: bool = True) -> torch.Tensor:
+    """Partial sums [S, M, N] of x [M, K], whose columns are as the layer has them: fp32 up to
+    `packed_rows`, in x's dtype beyond."""
+    m, (n, k), order = x.shape[0], (weight.features_out, weight.features_in), weight.order
+    if kernels and 1 <= m <= packed_rows(x.device):
+        rows = empty_rows(m, k, x.device)
+        w4_activations.feed("plain", x[None], rows, order=order)
+        return gemm(rows, weight)
+    if order is not None:
+        x = (permute_columns.gather if kernels else permute_columns.reference)(x, order)
+    if not kernels:
+        return (x.float() @ dense(weight).t())[None]
+    out = torch.empty(m, n, dtype=x.dtype, device=x.device)
+    w4_dequant.product(x, weight, out, torch.empty(n * k, dtype=x.dtype, device=x.device))
+    return out[None]

@@ -1,0 +1,391 @@
+"""What stands between the W4 products: sum the partial products, do the small step of the layer,
+and write the next product's activations in the form it reads. A program has one group of 128 columns and
+a row or several, so nothing is reduced over a whole row: the norm's 1/rms is applied by the product that
+follows, from 28 partial sums. With `order` the columns are written as a product stores them (w4_pack.W4):
+column j of the result is column order[j] of what was computed, group by group.
+
+Letters: M rows, K columns of the result, G = K / 128, S splits, N columns of the partial products.
+
+Modes
+    embed   v = table[id] * factor              residual = v, squares, v * weight
+    norm    v = sum of partials + residual      residual = v, squares, v * weight
+    gated   v = silu(gate) * up                 partials [S, M, 2K]: gate in the first K columns;
+                                                with `gelu` the tanh form of GELU for silu
+    plain   v = sum of partials                 the first K columns of N
+
+Formats of the result
+    Int8Rows  x int8 [2M, K], factors fp32 [G, MQ, 4]       w4_int8.py
+    HalfRows  x fp16 [M, K], factors fp32 [2, G, MP]          w4_fp16.py, w4_wgmma.py
+              x alone                                         w4_many.py, w4_hopper.py
+
+All sums in fp32; values outside fp16 are clamped to its range in HalfRows. Group-local quantization
+after the idea of SmoothQuant-style block scaling; the split norm is our own.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from localchat_cuda.kernels.activation import activated
+from localchat_cuda.kernels.activation import reference as gated_reference
+from localchat_cuda.kernels.int4.gemm_int8 import lanes
+from localchat_cuda.kernels.int4.pack import GROUP
+from localchat_cuda.kernels.launch import options, power_of_two, require, settle, traits
+
+Order = Literal["lanes", "slots"]
+Mode = Literal["embed", "norm", "gated", "plain"]
+_MODES: dict[str, int] = {"plain": 0, "norm": 1, "gated": 2, "embed": 3}
+ALONE = 32
+"""Up to so many rows each has a program of its own: within a class of row counts their bits are equal."""
+TWICE = 4
+"""From so many rows on a norm in another order is two kernels: columns out of order are read in pieces of 32
+bytes where 4 are wanted, once from one matrix instead of from each partial sum, the residual and the weight."""
+STEPS = 32512.0
+"""The largest value of a 16-bit block: 127 * 256, so that rounding never overflows the high
+byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Rows:
+    """Activations of the int8 form."""
+
+    x: torch.Tensor
+    factors: torch.Tensor
+
+    @staticmethod
+    def empty(rows: int, k: int, device: torch.device) -> "Int8Rows":
+        x = torch.empty(2 * rows, k, dtype=torch.int8, device=device)
+        # Zeros: lanes past the last row are multiplied too, and their results dropped.
+        return Int8Rows(x, torch.zeros(k // GROUP, lanes(rows), 4, device=device))
+
+
+@dataclass(frozen=True, slots=True)
+class HalfRows:
+    """Activations of the fp16 forms. factors: per group and row, the sum of x, and minus the sum of
+    x times the constant that unpacking leaves in each weight (1024 in the lower half of a group, 64
+    in the upper); none, [2, G, 0], for a form that takes that constant away itself.
+
+    `order` of k within a group, each 32 columns being one operand (plane and h, which of two
+    pairs): `lanes` — the eight values of a lane side by side (w4_fp16.py); `slots` — as the
+    instruction counts k, for operands in shared memory (w4_wgmma.py).
+    """
+
+    x: torch.Tensor
+    factors: torch.Tensor
+    order: Order = "lanes"
+
+    @staticmethod
+    def empty(
+        rows: int, k: int, device: torch.device, order: Order = "lanes", *, factored: bool = True
+    ) -> "HalfRows":
+        x = torch.empty(rows, k, dtype=torch.float16, device=device)
+        room = padded(rows) if factored else 0
+        return HalfRows(x, torch.zeros(2, k // GROUP, room, device=device), order)
+
+
+Rows: TypeAlias = Int8Rows | HalfRows
+
+
+@dataclass(frozen=True, slots=True)
+class FloatRows:
+    """Activations between two kernels: x fp32 [M, K], which no product reads."""
+
+    x: torch.Tensor
+
+    @staticmethod
+    def empty(rows: int, k: int, device: torch.device) -> "FloatRows":
+        return FloatRows(torch.empty(rows, k, device=device))
+
+    @property
+    def factors(self) -> torch.Tensor:
+        """None are kept: a place that is never written."""
+        return self.x
+
+
+def padded(rows: int) -> int:
+    """MP, the rows that the factors of the fp16 forms have room for."""
+    return max(8, power_of_two(rows))
+
+
+# a group's 128 columns as (plane, quad, half, pair, h, i), and where each order puts them
+_ORDERS: dict[Order, tuple[int, ...]] = {"lanes": (0, 4, 1, 2, 3, 5), "slots": (0, 4, 2, 3, 1, 5)}
+_EXTENTS = (2, 4, 2, 2, 2, 2)
+
+
+def ordered(values: torch.Tensor, order: Order) -> torch.Tensor:
+    """[M, K] from natural order to `order`."""
+    m, k = values.shape
+    tile = values.view(m, k // GROUP, *_EXTENTS)
+    return tile.permute(0, 1, *(2 + axis for axis in _ORDERS[order])).reshape(m, k)
+
+
+def natural_order(values: torch.Tensor, order: Order) -> torch.Tensor:
+    """The inverse of `ordered`."""
+    m, k = values.shape
+    axes = _ORDERS[order]
+    tile = values.view(m, k // GROUP, *(_EXTENTS[axis] for axis in axes))
+    return tile.permute(0, 1, *(2 + axes.index(axis) for axis in range(6))).reshape(m, k)
+
+
+def quantize(values: torch.Tensor, rows: Rows) -> None:
+    """Plain torch: what every mode does with its fp32 values [M, K] at the end."""
+    m, k = values.shape
+    groups = values.float().view(m, k // GROUP, GROUP)
+    if isinstance(rows, Int8Rows):
+        step = (groups.abs().amax(-1) / STEPS).clamp_min(1e-30)
+        whole = torch.floor(groups / step[..., None] + 0.5)
+        high = torch.floor((whole + 128) / 256)
+        pair = torch.stack((high, whole - 256 * high), 1).view(m, 2, k // 4, 4)
+        rows.x.copy_(pair[..., [0, 2, 1, 3]].reshape(2 * m, k).to(torch.int8))
+        factors = torch.stack(
+            (step / 16, step * whole.sum(-1), 8 * step * whole[..., 64:].sum(-1)), -1
+        )
+        rows.factors[:, :m, :3] = factors.transpose(0, 1)
+        return
+    x = values.clamp(-65504.0, 65504.0).to(torch.float16)
+    rows.x.copy_(ordered(x, rows.order))
+    if not rows.factors.shape[2]:
+        return
+    halves = x.float().view(m, k // GROUP, 2, 64).sum(-1)
+    rows.factors[0, :, :m] = halves.sum(-1).t()
+    rows.factors[1, :, :m] = -(1024 * halves[..., 0] + 64 * halves[..., 1]).t()
+
+
+def reference(
+    mode: Mode,
+    source: torch.Tensor,
+    rows: Rows,
+    *,
+    ids: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    squares: torch.Tensor | None = None,
+    factor: float = 1.0,
+    gelu: bool = False,
+    order: torch.Tensor | None = None,
+) -> None:
+    """`feed` in plain torch, same arguments."""
+
+    def wanted(values: torch.Tensor) -> torch.Tensor:
+        return values if order is None else values[:, order.long()]
+
+    k = rows.x.shape[1]
+    total = source[ids.long()].float() * factor if ids is not None else source.float().sum(0)
+    if mode == "gated":
+        quantize(wanted(gated_reference(total[:, : 2 * k], gelu=gelu)), rows)
+        return
+    total = total[:, :k]
+    if mode == "plain":
+        quantize(wanted(total), rows)
+        return
+    assert residual is not None
+    assert weight is not None
+    assert squares is not None
+    residual.copy_(total if mode == "embed" else residual + total)
+    squares.copy_(wanted(residual).square().view(residual.shape[0], -1, GROUP).sum(-1))
+    quantize(wanted(residual * weight.float()), rows)
+
+
+@triton.jit
+def write_rows(
+    v, x, factors, group, m, there, K: tl.constexpr, MQ: tl.constexpr, FORMAT: tl.constexpr
+):
+    """One group of 128 values of some rows, v [R, 128] of the rows m [R] where `there` [R], in FORMAT 0
+    int8, 1 fp16 in lane order, 2 fp16 in slot order, 3 fp32 as they are, 4 as 2 without factors."""
+    j = tl.arange(0, 128)
+    inside = there[:, None]
+    if FORMAT == 3:
+        tl.store(x + m[:, None] * K + group * 128 + j[None, :], v, mask=inside)
+    elif FORMAT == 0:
+        step = tl.maximum(tl.max(tl.abs(v), 1) * (1.0 / 32512.0), 1e-30)
+        whole = tl.floor(v * (1.0 / step)[:, None] + 0.5).to(tl.int32)
+        high = (whole + 128) >> 8
+        low = whole - high * 256
+        swapped = group * 128 + (j & ~3) + ((j & 1) << 1) + ((j >> 1) & 1)
+        spot = (2 * m)[:, None] * K + swapped[None, :]
+        tl.store(x + spot, high.to(tl.int8), mask=inside)
+        tl.store(x + spot + K, low.to(tl.int8), mask=inside)
+        at = factors + (group * MQ + m) * 4
+        tl.store(at, step * 0.0625, mask=there)
+        tl.store(at + 1, step * tl.sum(whole, 1), mask=there)
+        upper = tl.sum(tl.where((j >= 64)[None, :], whole, 0), 1)
+        tl.store(at + 2, 8 * step * upper, mask=there)
+    else:
+        half = tl.minimum(tl.maximum(v, -65504.0), 65504.0).to(tl.float16)
+        # j = plane(64) quad(16) half(8) pair(4) h(2) i
+        spot = (j & 64) + ((j & 2) << 4) + (j & 1)
+        if FORMAT == 1:
+            spot += ((j & 48) >> 1) + ((j & 12) >> 1)
+        else:
+            spot += ((j & 12) << 1) + ((j & 48) >> 3)
+        tl.store(x + m[:, None] * K + group * 128 + spot[None, :], half, mask=inside)
+        if FORMAT != 4:
+            f = half.to(tl.float32)
+            tl.store(factors + group * MQ + m, tl.sum(f, 1), mask=there)
+            offset = tl.where(j < 64, 1024.0, 64.0)
+            less = -tl.sum(f * offset[None, :], 1)
+            tl.store(factors + (K // 128 + group) * MQ + m, less, mask=there)
+
+
+@triton.jit
+def sum_partials(source, at, inside, stride, S: tl.constexpr):
+    """What S matrices, `stride` apart, hold at `at`, added up in fp32."""
+    total = tl.load(source + at, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
+    for s in tl.static_range(1, S):
+        part = tl.load(source + s * stride + at, mask=inside, other=0.0, cache_modifier=".cg")
+        total += part.to(tl.float32)
+    return total
+
+
+@triton.jit(do_not_specialize=["M"])
+def _feed_kernel(
+    source, ids, residual, weight, squares, x, factors, factor, order, M, N: tl.constexpr,
+    K: tl.constexpr, MQ: tl.constexpr, S: tl.constexpr, MODE: tl.constexpr, FORMAT: tl.constexpr,
+    ROWS: tl.constexpr, GELU: tl.constexpr, ORDER: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+    group = tl.program_id(0)
+    m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    there = m < M
+    inside = there[:, None]
+    i = group * 128 + tl.arange(0, 128)
+    if ORDER:
+        i = tl.load(order + i)
+    w = tl.full((128,), 1.0, tl.float32)
+    if MODE == 1 or MODE == 3:
+        w = tl.load(weight + i).to(tl.float32)
+    if PDL:
+        gdc_wait()
+    at = m[:, None] * K + i[None, :]
+    if MODE == 3:
+        row = tl.load(ids + m, mask=there, other=0).to(tl.int64)
+        v = tl.load(source + row[:, None] * N + i[None, :], mask=inside, other=0.0)
+        v = v.to(tl.float32) * factor
+    else:
+        here = m[:, None] * N + i[None, :]
+        v = sum_partials(source, here, inside, M * N, S)
+    if MODE == 2:
+        v = activated(v, GELU) * sum_partials(source, here + K, inside, M * N, S)
+    if MODE == 1:
+        v += tl.load(residual + at, mask=inside, other=0.0)
+    if MODE == 1 or MODE == 3:
+        tl.store(residual + at, v, mask=inside)
+        tl.store(squares + m * (K // 128) + group, tl.sum(v * v, 1), mask=there)
+        v = v * w[None, :]
+    write_rows(v, x, factors, group, m, there, K, MQ, FORMAT)
+
+
+def together(rows: int) -> int:
+    """Rows of a program of one warp. Of many rows four: starting a program takes longer than 128 values do, and
+    fewer programs of more rows keep less on its way (512 rows of 3,584 columns: 11 us, of eight rows 17, of
+    16 25)."""
+    return 1 if rows <= ALONE else 4
+
+
+def format_of(rows: Rows | FloatRows) -> int:
+    if isinstance(rows, FloatRows):
+        return 3
+    if isinstance(rows, Int8Rows):
+        return 0
+    if rows.order == "slots":
+        return 2 if rows.factors.shape[2] else 4
+    return 1
+
+
+def check_rows(rows: Rows | FloatRows, m: int, k: int, device: torch.device) -> None:
+    """ValueError unless `rows` holds exactly m rows of k columns."""
+    if isinstance(rows, FloatRows):
+        require("rows.x", rows.x, (m, k), (torch.float32,), device)
+    elif isinstance(rows, Int8Rows):
+        require("rows.x", rows.x, (2 * m, k), (torch.int8,), device)
+        require("rows.factors", rows.factors, (k // GROUP, lanes(m), 4), (torch.float32,), device)
+    else:
+        require("rows.x", rows.x, (m, k), (torch.float16,), device)
+        none = rows.order == "slots" and not rows.factors.shape[2]
+        room = 0 if none else padded(m)
+        require("rows.factors", rows.factors, (2, k // GROUP, room), (torch.float32,), device)
+
+
+def feed(
+    mode: Mode,
+    source: torch.Tensor,
+    rows: Rows | FloatRows,
+    *,
+    ids: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    squares: torch.Tensor | None = None,
+    factor: float = 1.0,
+    gelu: bool = False,
+    order: torch.Tensor | None = None,
+    pdl: bool = True,
+) -> None:
+    """One step between products; modes and formats at the head of this file.
+
+    source: partial products [S, M, N], fp32, fp16 or bf16; embed: the table [vocabulary, K] with
+    `ids` int32 or int64 [M]. residual fp32 [M, K] (read and written; embed only writes), weight [K]
+    of the norm, squares fp32 [M, G] (written): for embed and norm. `factor`: of the table's rows.
+    order int32 [K], a permutation, or None. Writes `rows`.
+    """
+    device = source.device
+    floats = (torch.float32, torch.float16, torch.bfloat16)
+    k = rows.x.shape[1]
+    if k % GROUP:
+        raise ValueError(f"rows.x: columns in groups of {GROUP} wanted, {k} given")
+    if mode == "embed":
+        if ids is None:
+            raise ValueError("ids: wanted by mode embed")
+        m, n, splits = ids.shape[0], k, 1
+        require("ids", ids, (m,), (torch.int32, torch.int64), device)
+        require("source", source, (None, k), floats, device)
+    else:
+        splits, m, n = source.shape
+        require("source", source, (splits, m, n), floats, device)
+        if n < (2 * k if mode == "gated" else k):
+            raise ValueError(f"source: {n} columns are too few for mode {mode} with {k}")
+    check_rows(rows, m, k, device)
+    if mode in ("embed", "norm"):
+        if residual is None or weight is None or squares is None:
+            raise ValueError(f"residual, weight, squares: wanted by mode {mode}")
+        require("residual", residual, (m, k), (torch.float32,), device)
+        require("weight", weight, (k,), floats, device)
+        require("squares", squares, (m, k // GROUP), (torch.float32,), device)
+    if order is not None:
+        require("order", order, (k,), (torch.int32,), device)
+        if mode == "norm" and m >= TWICE:
+            flat = FloatRows.empty(m, k, device)
+            feed(mode, source, flat, residual=residual, weight=weight, squares=squares, pdl=pdl)
+            feed("plain", flat.x[None], rows, order=order, pdl=pdl)
+            return
+    way = traits(device)
+    pdl = pdl and way.pdl
+    several = together(m)
+    kernel = _feed_kernel[(k // GROUP, triton.cdiv(m, several))](
+        source,
+        source if ids is None else ids,
+        source if residual is None else residual,
+        source if weight is None else weight,
+        source if squares is None else squares,
+        rows.x,
+        rows.factors,
+        factor,
+        source if order is None else order,
+        m,
+        N=n,
+        K=k,
+        MQ=rows.factors.shape[2] if isinstance(rows, HalfRows) else rows.factors.shape[1],
+        S=splits,
+        MODE=_MODES[mode],
+        FORMAT=format_of(rows),
+        ROWS=several,
+        GELU=gelu,
+        ORDER=order is not None,
+        PDL=pdl,
+        **options(pdl, 1),
+    )
+    settle(kernel, m)

@@ -1,0 +1,94 @@
+"""W4A16 product for many rows: write the weight out in floating point, then let cuBLAS multiply.
+
+Dequantizing costs 0.5 bytes read and 2 written for each weight, once for any number of rows, and
+the product then runs at the library's rate. The weight goes through a scratch of `columns` output
+features at a time, small enough to stay in the L2 cache between the two.
+
+Grid of the kernel (G / 4, T): four groups of one row block, 16 x 512; the next program writes on in the same
+rows. Exact up to the rounding of scale * (code - zero) to the wanted dtype. Two-step form: exllamav3's
+`reconstruct` and vLLM's AWQ path.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from localchat_cuda.kernels.int4.pack import GROUP, ROWS, W4
+from localchat_cuda.kernels.int4.tile_ops import halves, load_pairs, load_steps, scale_of, zero_of
+from localchat_cuda.kernels.launch import require, traits
+
+
+@triton.jit
+def _plane(out, even, odd, scale, zero, offset: tl.constexpr, at):
+    """Store 16 x 64 weights, each operand holding offset + code in (half, pair, quad, i)."""
+    w = tl.reshape(tl.join(even, odd), (16, 2, 2, 4, 2, 2))
+    w = tl.reshape(tl.permute(w, (0, 3, 1, 2, 5, 4)), (16, 64)).to(tl.float32)
+    w = (w - offset - zero[:, None]) * scale[:, None]
+    tl.store(out + at, w.to(out.dtype.element_ty))
+
+
+@triton.jit
+def _dequantize_kernel(
+    codes, steps, out, first, G: tl.constexpr, ASM: tl.constexpr, BLOCKS: tl.constexpr
+):
+    block = tl.program_id(1)
+    row = (block * 16 + tl.arange(0, 16)).to(tl.int64) * (G * 128)
+    for r in tl.static_range(BLOCKS):
+        group = tl.program_id(0) * BLOCKS + r
+        if group < G:
+            step = load_steps(steps, ((first + block) * G + group) * 16, 1)
+            scale = scale_of(step)
+            zero = zero_of(step)
+            a, b, c, d = halves(load_pairs(codes, ((first + block) * G + group) * 512, 1), ASM)
+            at = row[:, None] + group * 128 + tl.arange(0, 64)[None, :]
+            _plane(out, a, b, scale, zero, 1024, at)
+            _plane(out, c, d, scale, zero, 64, at + 64)
+
+
+def dequantize(weight: W4, out: torch.Tensor, first: int = 0) -> None:
+    """Write output features `first` and on into `out` fp16 or bf16 [n, K]; `first` and n are
+    multiples of 16."""
+    device = weight.codes.device
+    require("out", out, (None, weight.features_in), (torch.float16, torch.bfloat16), device)
+    n = out.shape[0]
+    if first % ROWS or n % ROWS or not 0 <= first <= weight.features_out - n:
+        raise ValueError(
+            f"first: {n} features from {first} of {weight.features_out}, in 16s, wanted"
+        )
+    groups = weight.features_in // GROUP
+    blocks = 4
+    _dequantize_kernel[(triton.cdiv(groups, blocks), n // ROWS)](
+        weight.codes.view(torch.int16),
+        weight.steps,
+        out,
+        first // ROWS,
+        G=groups,
+        ASM=traits(device).asm,
+        BLOCKS=blocks,
+        num_warps=1,
+    )
+
+
+def product(x: torch.Tensor, weight: W4, out: torch.Tensor, scratch: torch.Tensor) -> None:
+    """out[M, N] = x[M, K] w^T in x's dtype (fp16 or bf16), through `scratch`, a flat buffer of that
+    dtype with room for at least 16 output features."""
+    n, k = weight.features_out, weight.features_in
+    device = weight.codes.device
+    require("x", x, (None, k), (torch.float16, torch.bfloat16), device)
+    require("out", out, (x.shape[0], n), (x.dtype,), device)
+    require("scratch", scratch, (None,), (x.dtype,), device)
+    room = scratch.numel() // k // ROWS * ROWS
+    if room == 0:
+        raise ValueError(
+            f"scratch: {scratch.numel()} elements hold no {ROWS} output features of {k}"
+        )
+    pieces = -(-n // room)
+    piece = -(-n // pieces // ROWS) * ROWS
+    for first in range(0, n, piece):
+        count = min(piece, n - first)
+        part = scratch[: count * k].view(count, k)
+        dequantize(weight, part, first)
+        if count == n:
+            torch.matmul(x, part.t(), out=out)
+        else:
+            out[:, first : first + count] = torch.matmul(x, part.t())

@@ -1,0 +1,280 @@
+"""W4A16 product for up to 16 rows with fp16 activations on the tensor cores: y = x w^T.
+
+The form for 9 to 16 rows, and the plainer second opinion on the int8 form below that. A code q
+becomes the fp16 number 1024 + q or 64 + q by one masked operation on two weights at once (exact);
+the constants leave through per-group sums of x, computed once by the producer (w4_feed.HalfRows),
+and scale and zero enter once per group in fp32:
+
+    y = sum_g scale * (sum_k (offset + q) x - offset * sum x - zero * sum x)
+
+    x       fp16 [M, K] in lane order (w4_feed.HalfRows)     factors fp32 [2, G, MP], MP = 8 or 16
+    out     fp32 [splits, M, N] partial sums; `squares` as in w4_int8.py
+
+Grid and cut as in w4_int8.py. Accumulation in fp32; error against fp32 activations 2.1e-4 (fp16's
+own). Not supported: more than 16 rows, groups other than 128. The masked unpacking is that of
+FasterTransformer's and Marlin's fast conversion, arranged for our byte order.
+"""
+# mypy: disable-error-code="assignment"
+# (Triton unrolls loops over tuples that grow; no type says that)
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from localchat_cuda.kernels.int4.activations import HalfRows, check_rows, natural_order, padded
+from localchat_cuda.kernels.int4.pack import GROUP, W4, dense
+from localchat_cuda.kernels.int4.tile_ops import (
+    halves,
+    inverse_rms,
+    load_pairs,
+    load_steps,
+    scale_of,
+    zero_of,
+)
+from localchat_cuda.kernels.int4.tiling import TileConfig
+from localchat_cuda.kernels.launch import options, power_of_two, require, settle, traits
+
+MAX_ROWS = 16
+
+
+def reference(rows: HalfRows, weight: W4, squares: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """The product [M, N] in fp32 from fp16 rows in either order, by plain torch."""
+    k = rows.x.shape[1]
+    x = natural_order(rows.x, rows.order).float()
+    if squares is not None:
+        x = x * torch.rsqrt(squares.sum(1, keepdim=True) / k + eps)
+    return x @ dense(weight).t()
+
+
+@triton.jit
+def _columns(x, first, rows, K: tl.constexpr, WARPS: tl.constexpr):
+    """Right operand [32, 8] or [WARPS, 32, 8]: a quarter of a group for eight rows, 16 bytes a
+    lane. Columns past the last row repeat earlier ones, which needs no mask; their results are not
+    stored."""
+    k = tl.arange(0, 32)
+    m = (first + tl.arange(0, 8)) % rows
+    if WARPS == 1:
+        tile = tl.load(x + m[:, None] * K + k[None, :])
+        tile = tl.permute(tl.reshape(tile, (8, 4, 2, 2, 2)), (2, 3, 1, 4, 0))
+        return tl.reshape(tile, (32, 8))
+    else:
+        warp = tl.arange(0, WARPS)
+        tile = tl.load(x + m[:, None, None] * K + warp[None, :, None] * 128 + k[None, None, :])
+        tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, 2, 2)), (1, 3, 4, 2, 5, 0))
+        return tl.reshape(tile, (WARPS, 32, 8))
+
+
+@triton.jit
+def _factor(factors, group, part, MP: tl.constexpr, WARPS: tl.constexpr):
+    m = tl.arange(0, 8)
+    if WARPS == 1:
+        return tl.load(factors + group * MP + part * 8 + m)
+    else:
+        warp = tl.arange(0, WARPS)[:, None]
+        return tl.load(factors + (group + warp) * MP + part * 8 + m[None, :])
+
+
+@triton.jit
+def _accumulate(out, a, b, c, d, scale, zero, total, offset, xa, xb, xc, xd, WARPS: tl.constexpr):
+    if WARPS == 1:
+        acc = tl.dot(a, xa, tl.broadcast_to(offset[None, :], out.shape))
+    else:
+        acc = tl.dot(a, xa, tl.broadcast_to(offset[:, None, :], out.shape))
+    acc = tl.dot(b, xb, acc)
+    acc = tl.dot(c, xc, acc)
+    acc = tl.dot(d, xd, acc)
+    if WARPS == 1:
+        return out + scale[:, None] * (acc - zero[:, None] * total[None, :])
+    else:
+        return out + scale[:, :, None] * (acc - zero[:, :, None] * total[:, None, :])
+
+
+@triton.jit
+def _load(
+    codes,
+    steps,
+    block,
+    chunk,
+    G: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WARPS: tl.constexpr,
+):
+    ws = ()
+    ss = ()
+    for d in tl.static_range(DEPTH):
+        for r in tl.static_range(BLOCKS):
+            at = (block + r) * G + (chunk + d) * WARPS
+            ws = ws + (load_pairs(codes, at * 512, WARPS),)
+            ss = ss + (load_steps(steps, at * 16, WARPS),)
+    return ws, ss
+
+
+@triton.jit
+def _multiply(
+    outs,
+    ws,
+    ss,
+    x,
+    factors,
+    rows,
+    chunk,
+    K: tl.constexpr,
+    MP: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WARPS: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    PARTS: tl.constexpr = MP // 8
+    for d in tl.static_range(DEPTH):
+        group = (chunk + d) * WARPS
+        side = ()
+        for p in tl.static_range(PARTS):
+            side = side + (
+                _factor(factors, group, p, MP, WARPS),
+                _factor(factors + (K // 128) * MP, group, p, MP, WARPS),
+                _columns(x + group * 128, 8 * p, rows, K, WARPS),
+                _columns(x + group * 128 + 32, 8 * p, rows, K, WARPS),
+                _columns(x + group * 128 + 64, 8 * p, rows, K, WARPS),
+                _columns(x + group * 128 + 96, 8 * p, rows, K, WARPS),
+            )
+        grown = ()
+        for r in tl.static_range(BLOCKS):
+            a, b, c, d_ = halves(ws[d * BLOCKS + r], ASM)
+            scale = scale_of(ss[d * BLOCKS + r])
+            zero = zero_of(ss[d * BLOCKS + r])
+            for p in tl.static_range(PARTS):
+                grown = grown + (
+                    _accumulate(
+                        outs[r * PARTS + p],
+                        a,
+                        b,
+                        c,
+                        d_,
+                        scale,
+                        zero,
+                        side[6 * p],
+                        side[6 * p + 1],
+                        side[6 * p + 2],
+                        side[6 * p + 3],
+                        side[6 * p + 4],
+                        side[6 * p + 5],
+                        WARPS,
+                    ),
+                )
+        outs = grown
+    return outs
+
+
+@triton.jit(do_not_specialize=["M"])
+def _fp16_kernel(
+    x,
+    factors,
+    codes,
+    steps,
+    out,
+    squares,
+    eps,
+    M,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    MP: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    WARPS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    NORM: tl.constexpr,
+    G_POW2: tl.constexpr,
+    ASM: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    G: tl.constexpr = K // 128
+    CHUNKS: tl.constexpr = G // WARPS
+    PARTS: tl.constexpr = MP // 8
+    if PDL:
+        gdc_launch_dependents()
+    block = tl.program_id(0) * BLOCKS
+    split = tl.program_id(1)
+    first = split * CHUNKS // SPLITS
+    last = (split + 1) * CHUNKS // SPLITS
+    outs = ()
+    for _ in tl.static_range(BLOCKS * PARTS):
+        if WARPS == 1:
+            outs = outs + (tl.zeros((16, 8), tl.float32),)
+        else:
+            outs = outs + (tl.zeros((WARPS, 16, 8), tl.float32),)
+    # The first chunk is peeled: its loads stand before the wait for the activations.
+    ws, ss = _load(codes, steps, block, first, G, BLOCKS, DEPTH, WARPS)
+    if PDL:
+        gdc_wait()
+    outs = _multiply(outs, ws, ss, x, factors, M, first, K, MP, BLOCKS, DEPTH, WARPS, ASM)
+    first += DEPTH
+    whole = first + (last - first) // DEPTH * DEPTH
+    for chunk in tl.range(first, whole, DEPTH, num_stages=1):
+        wl, sl = _load(codes, steps, block, chunk, G, BLOCKS, DEPTH, WARPS)
+        outs = _multiply(outs, wl, sl, x, factors, M, chunk, K, MP, BLOCKS, DEPTH, WARPS, ASM)
+    if DEPTH > 1:
+        for chunk in tl.range(whole, last, 1, num_stages=1):
+            wr, sr = _load(codes, steps, block, chunk, G, BLOCKS, 1, WARPS)
+            outs = _multiply(outs, wr, sr, x, factors, M, chunk, K, MP, BLOCKS, 1, WARPS, ASM)
+    m = tl.arange(0, 8)
+    n = tl.arange(0, 16)
+    for r in tl.static_range(BLOCKS):
+        for p in tl.static_range(PARTS):
+            o = outs[r * PARTS + p]
+            if WARPS > 1:
+                o = tl.sum(o, 0)
+            row = p * 8 + m
+            if NORM:
+                o = o * inverse_rms(squares, row, row < M, eps, G, G_POW2)[None, :]
+            at = (split * M + row)[None, :] * N + ((block + r) * 16 + n)[:, None]
+            tl.store(out + at, o, mask=(row < M)[None, :])
+
+
+def product(
+    rows: HalfRows,
+    weight: W4,
+    out: torch.Tensor,
+    shape: TileConfig,
+    *,
+    squares: torch.Tensor | None = None,
+    eps: float = 0.0,
+    pdl: bool = True,
+) -> None:
+    """Write the partial products into `out` [splits, M, N]; see the head of this file."""
+    m, k, n = rows.x.shape[0], weight.features_in, weight.features_out
+    device = weight.codes.device
+    if not 1 <= m <= MAX_ROWS or rows.order != "lanes":
+        raise ValueError(f"rows: 1 to {MAX_ROWS} in lane order wanted, {m} in {rows.order}")
+    check_rows(rows, m, k, device)
+    require("out", out, (shape.splits, m, n), (torch.float32,), device)
+    if squares is not None:
+        require("squares", squares, (m, k // GROUP), (torch.float32,), device)
+    shape.check(n, k)
+    way = traits(device)
+    pdl = pdl and way.pdl
+    kernel = _fp16_kernel[(n // (16 * shape.blocks), shape.splits)](
+        rows.x,
+        rows.factors,
+        weight.codes.view(torch.int16),
+        weight.steps,
+        out,
+        out if squares is None else squares,
+        eps,
+        m,
+        N=n,
+        K=k,
+        MP=padded(m),
+        SPLITS=shape.splits,
+        BLOCKS=shape.blocks,
+        WARPS=shape.warps,
+        DEPTH=shape.depth,
+        NORM=squares is not None,
+        G_POW2=power_of_two(k // GROUP),
+        ASM=way.asm,
+        PDL=pdl,
+        **options(pdl, shape.warps, registers=shape.registers),
+    )
+    settle(kernel)

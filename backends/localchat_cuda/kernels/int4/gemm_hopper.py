@@ -1,0 +1,356 @@
+"""W4A16 product for tens to hundreds of rows on Hopper's asynchronous units, in Gluon: y = x w^T.
+
+The same arithmetic as w4_many.py, weights scaled in fp16 before they meet x, with the work of a program dealt
+out so that its parts run at once:
+
+    a warp that loads     boxes of x, of packed weights and of their steps by the copy engine (TMA), up to
+                          `stages` groups of 128 k ahead, into a ring in shared memory; of the first groups the
+                          weights come before the kernel's predecessor has ended (launch.py: PDL)
+    two warpgroups        one or two blocks of 64 features each. Per group: the products of block 0, dequantized
+                          before, are issued; block 1 is dequantized while they run, and issued; the packed
+                          words of the next group's block 0 are loaded while those run
+
+Products take their left operand, the weights, from registers, so that nothing dequantized is ever written to
+shared memory. What a warpgroup cannot hide itself, dequantizing the next block 0, the products of the other one
+cover. A barrier `full` a stage says that its bytes are there, a barrier `empty` that both are done with them.
+
+Tiles are wide because of the L2 cache, not of the tensor cores: a group of 128 x 128 outputs moves 324 bytes
+for each k and 16,384 products, of 256 x 128 only 392 for 32,768; and w4_many.py at 512 rows moves the 5.8 TB/s
+that L2 has. Their sums, 128 registers a thread, are the most that fits.
+
+Wide tiles are few: gate and up of a 7B model are 148 of them, two rounds on 132 multiprocessors. With `even`
+the groups of all tiles are cut into runs of one length, a program each. A run is at least a tile long, so two
+programs at most share one: the second begins with that tile's later groups, leaves the sums in a workspace and
+raises a flag; the first comes to the tile's first groups last, adds what it finds, and lowers the flag. Work
+goes from the last program to the first: who waits, waits for one that was started before it. (The idea is
+Stream-K's, Osama et al., 2023.)
+
+Letters: M rows, N output and K input features, G = K / 128, TILE rows of a tile.
+
+    x   fp16 [M, K] in slot order (w4_feed.HalfRows)      out  fp32 [splits, M, N] partial sums
+    squares fp32 [M, G] with eps: 1/rms of each row, as in w4_int8.py
+
+`gated_product` as in w4_many.py. Grid: at most one program a multiprocessor. Accumulation in fp32. Any M.
+Compute capability 9 only.
+"""
+
+from functools import lru_cache
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from localchat_cuda.kernels.gluon_compat import (
+    TensorDescriptor,
+    barrier,
+    fence_async_shared,
+    gl,
+    gluon,
+    load_box,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from localchat_cuda.kernels.int4.activations import HalfRows
+from localchat_cuda.kernels.int4.hopper_tile_ops import (
+    dequantized,
+    finish,
+    hand_over,
+    item,
+    items_here,
+    take_over,
+)
+from localchat_cuda.kernels.int4.hopper_tiling import HopperTileConfig
+from localchat_cuda.kernels.int4.pack import GROUP, W4
+from localchat_cuda.kernels.launch import power_of_two, require, traits
+
+
+@gluon.jit
+def _fetch_weights(
+    w_boxes, s_boxes, ws, ss, bar, stage, column, g, N: gl.constexpr, BLOCKS: gl.constexpr,
+    GATED: gl.constexpr,
+):  # fmt: skip
+    """A group of a tile, 64 features a box; GATED: of gate and of up in turn."""
+    for q in gl.static_range(2 * BLOCKS):
+        if GATED:
+            row = column * 8 + (q // 2) * 4 + (q % 2) * (N // 32)
+        else:
+            row = column * (8 * BLOCKS) + q * 4
+        load_box(w_boxes, [row, g * 256], bar, ws.index(stage * (2 * BLOCKS) + q))
+        load_box(s_boxes, [row, g * 16], bar, ss.index(stage * (2 * BLOCKS) + q))
+
+
+@gluon.jit
+def _load(
+    x_boxes, w_boxes, s_boxes, xs, ws, ss, full, empty, items, tiles, splits, N: gl.constexpr,
+    K: gl.constexpr, TILE: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr,
+    GATED: gl.constexpr, PDL: gl.constexpr, EVEN: gl.constexpr,
+):  # fmt: skip
+    """The loading warp. x is fp16 in two boxes of 64 k, as the products' shared operand wants it."""
+    BYTES: gl.constexpr = TILE * 256 + 2 * BLOCKS * 4352
+    ahead = 0
+    if PDL:
+        # Weights depend on no other kernel: those of the first stages before the wait.
+        _, column, _, first, last = item(0, items, tiles, splits, N, K, BLOCKS, EVEN)
+        for s in gl.static_range(STAGES):
+            if first + s < last:
+                mbarrier.expect(full.index(s), BYTES)
+                _fetch_weights(
+                    w_boxes, s_boxes, ws, ss, full.index(s), s, column, first + s, N, BLOCKS, GATED
+                )
+        ahead = gl.minimum(last - first, STAGES)
+        gdc_wait()
+    it = 0
+    for i in range(items_here(items, tiles, K, EVEN)):
+        row, column, _, first, last = item(i, items, tiles, splits, N, K, BLOCKS, EVEN)
+        for g in range(first, last):
+            stage = it % STAGES
+            bar = full.index(stage)
+            if it >= ahead:
+                mbarrier.wait(empty.index(stage), ((it // STAGES) & 1) ^ 1)
+                mbarrier.expect(bar, BYTES)
+                _fetch_weights(w_boxes, s_boxes, ws, ss, bar, stage, column, g, N, BLOCKS, GATED)
+            load_box(x_boxes, [row * TILE, g * 128], bar, xs.index(stage * 2))
+            load_box(x_boxes, [row * TILE, g * 128 + 64], bar, xs.index(stage * 2 + 1))
+            it += 1
+
+
+@gluon.jit
+def _multiply(
+    out, work, flags, squares, eps, M, xs, ws, ss, full, empty, items, tiles, splits,
+    WG: gl.constexpr, N: gl.constexpr, K: gl.constexpr, TILE: gl.constexpr, BLOCKS: gl.constexpr,
+    STAGES: gl.constexpr, NORM: gl.constexpr, GATED: gl.constexpr, GELU: gl.constexpr,
+    G_POW2: gl.constexpr, PDL: gl.constexpr, EVEN: gl.constexpr,
+):  # fmt: skip
+    """A warpgroup. `lo` and `hi` are the planes of block 0's weights, `lo2` and `hi2` of block 1's. All
+    products of a group have ended where the next begins: the compiler would otherwise write weights into
+    registers that are still read (w4_many._landed)."""
+    M_L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
+    P_L: gl.constexpr = gl.DotOperandLayout(0, M_L, 2)
+    Q: gl.constexpr = WG * BLOCKS
+    if PDL:
+        # What is written here, sums and workspace and flags, the predecessor may still read; and `squares`
+        # is its work. The first bytes of x come after the same wait, so this one costs nothing.
+        gdc_wait()
+    total = 0
+    for i in range(items_here(items, tiles, K, EVEN)):
+        _, _, _, first, last = item(i, items, tiles, splits, N, K, BLOCKS, EVEN)
+        total += last - first
+    it = 0
+    mbarrier.wait(full.index(0), 0)
+    lo, hi = dequantized(ws, ss, Q, P_L)
+    for i in range(items_here(items, tiles, K, EVEN)):
+        row, column, split, first, last = item(i, items, tiles, splits, N, K, BLOCKS, EVEN)
+        acc = gl.zeros((64, TILE), gl.float32, M_L)
+        acc2 = acc
+        for _ in range(first, last):
+            stage = it % STAGES
+            x_lo = xs.index(stage * 2).permute((1, 0))
+            x_hi = xs.index(stage * 2 + 1).permute((1, 0))
+            now = warpgroup_mma(lo, x_lo, acc, is_async=True)
+            now = warpgroup_mma(hi, x_hi, now, is_async=True)
+            if BLOCKS == 2:
+                lo2, hi2 = dequantized(ws, ss, stage * 4 + Q + 1, P_L)
+                now2 = warpgroup_mma(lo2, x_lo, acc2, is_async=True)
+                now2 = warpgroup_mma(hi2, x_hi, now2, is_async=True)
+                acc, lo, hi = warpgroup_mma_wait(2, deps=[now, lo, hi])
+            it += 1
+            following = it % STAGES
+            mbarrier.wait(full.index(following), (it // STAGES) & 1, pred=it < total)
+            lo_next, hi_next = dequantized(ws, ss, following * (2 * BLOCKS) + Q, P_L)
+            if BLOCKS == 2:
+                acc2, lo2, hi2, lo, hi = warpgroup_mma_wait(
+                    0, deps=[now2, lo2, hi2, lo_next, hi_next]
+                )
+            else:
+                acc, lo2, hi2, lo, hi = warpgroup_mma_wait(0, deps=[now, lo, hi, lo_next, hi_next])
+            barrier()
+            mbarrier.arrive(empty.index(stage), count=1)
+        if EVEN:
+            if first > 0:
+                hand_over(work, flags, acc, acc2, WG, TILE, BLOCKS, M_L)
+            else:
+                if last < K // 128:
+                    acc, acc2 = take_over(work, flags, acc, acc2, WG, TILE, BLOCKS, M_L)
+                finish(
+                    out, squares, eps, M, acc, acc2, row, column, split, WG, N, K, TILE, BLOCKS,
+                    NORM, GATED, GELU, G_POW2, M_L,
+                )  # fmt: skip
+        else:
+            finish(
+                out, squares, eps, M, acc, acc2, row, column, split, WG, N, K, TILE, BLOCKS, NORM,
+                GATED, GELU, G_POW2, M_L,
+            )  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=["M", "items", "tiles", "splits"])
+def _hopper_kernel(
+    x_boxes, w_boxes, s_boxes, out, work, flags, squares, eps, M, items, tiles, splits,
+    N: gl.constexpr, K: gl.constexpr, TILE: gl.constexpr, BLOCKS: gl.constexpr,
+    STAGES: gl.constexpr, NORM: gl.constexpr, GATED: gl.constexpr, GELU: gl.constexpr,
+    G_POW2: gl.constexpr, PDL: gl.constexpr, EVEN: gl.constexpr,
+):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+    X_L: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    F_L: gl.constexpr = gl.NVMMASharedLayout(0, 32, 2)
+    xs = gl.allocate_shared_memory(gl.float16, [STAGES * 2, TILE, 64], X_L)
+    ws = gl.allocate_shared_memory(gl.int32, [STAGES * 2 * BLOCKS, 4, 256], F_L)
+    ss = gl.allocate_shared_memory(gl.int32, [STAGES * 2 * BLOCKS, 4, 16], F_L)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    # No barrier that is not waited for: the compiler would give its memory to others, and when the GPU comes
+    # back from another process it writes a barrier's state over what they keep there.
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=2)
+    fence_async_shared()
+    barrier()
+    gl.warp_specialize(
+        [
+            (_multiply, (out, work, flags, squares, eps, M, xs, ws, ss, full, empty, items, tiles,
+                         splits, gl.constexpr(0), N, K, TILE, BLOCKS, STAGES, NORM, GATED, GELU,
+                         G_POW2, PDL, EVEN)),
+            (_multiply, (out, work, flags, squares, eps, M, xs, ws, ss, full, empty, items, tiles,
+                         splits, gl.constexpr(1), N, K, TILE, BLOCKS, STAGES, NORM, GATED, GELU,
+                         G_POW2, PDL, EVEN)),
+            (_load, (x_boxes, w_boxes, s_boxes, xs, ws, ss, full, empty, items, tiles, splits, N, K,
+                     TILE, BLOCKS, STAGES, GATED, PDL, EVEN)),
+        ],
+        [4, 1],
+        [240, 24],
+    )  # fmt: skip
+
+
+def serves(device: torch.device) -> bool:
+    """Whether the device has what this kernel needs."""
+    return traits(device).hopper
+
+
+class _Workspace:
+    """Sums that pass from a program to its neighbour, and flags that they are there, of one device: as large as
+    any cut needs. Graphs hold their addresses, so they are made once and stay.
+
+    Every launch leaves the flags at zero. Two launches must not overlap where they touch either, and do not:
+    all work of a device is one stream, and with PDL a kernel that starts before its predecessor has ended
+    writes nothing before `gdc_wait`, which waits for that end."""
+
+    def __init__(self, device: torch.device) -> None:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("a first launch with an even cut must come before a graph's capture")
+        places = 2 * traits(device).sms
+        self.sums = torch.empty(places * 64 * 2 * 128, device=device)
+        self.flags = torch.zeros(places, dtype=torch.int32, device=device)
+
+
+@lru_cache(maxsize=16)
+def _workspace(device: torch.device) -> _Workspace:
+    return _Workspace(device)
+
+
+_BOXES_OF_WEIGHTS = WeakTensorKeyDictionary()
+"""Descriptors by a weight's codes: 4 us each to make, and gone with the weight."""
+
+
+def _boxes(weight: W4) -> tuple[TensorDescriptor, TensorDescriptor]:
+    """Codes and steps of [T, G] as matrices that boxes of 64 features and a group are cut from. A launch copies
+    descriptors into its arguments: they are nothing but addresses and sizes, and graphs need none of them."""
+    found: tuple[TensorDescriptor, TensorDescriptor] | None = _BOXES_OF_WEIGHTS.get(weight.codes)
+    if found is None:
+        t, g = weight.codes.shape[:2]
+        layout = gl.NVMMASharedLayout(0, 32, 2)
+        # detached: a view would hold the tensor by whose end these are to go
+        words, steps = weight.codes.detach().view(torch.int32), weight.steps.detach()
+        found = (
+            TensorDescriptor(words.view(t, g * 256), [t, g * 256], [g * 256, 1], [4, 256], layout),
+            TensorDescriptor(steps.view(t, g * 16), [t, g * 16], [g * 16, 1], [4, 16], layout),
+        )
+        _BOXES_OF_WEIGHTS[weight.codes] = found
+    return found
+
+
+def product(
+    rows: HalfRows,
+    weight: W4,
+    out: torch.Tensor,
+    cut: HopperTileConfig,
+    *,
+    squares: torch.Tensor | None = None,
+    eps: float = 0.0,
+    pdl: bool = True,
+) -> None:
+    """Write the partial products into `out` [splits, M, N]; reference: w4_fp16.reference."""
+    m, n = rows.x.shape[0], weight.features_out
+    cut.check(n, weight.features_in, gated=False)
+    require("out", out, (cut.splits, m, n), (torch.float32,), weight.codes.device)
+    _launch(rows, weight, out, cut, squares, eps, pdl)
+
+
+def gated_product(
+    rows: HalfRows,
+    weight: W4,
+    into: HalfRows,
+    cut: HopperTileConfig,
+    *,
+    squares: torch.Tensor | None = None,
+    eps: float = 0.0,
+    gelu: bool = False,
+    pdl: bool = True,
+) -> None:
+    """Write the activation of gate, times up, into `into` [M, N / 2], as w4_many.gated_product."""
+    m, n = rows.x.shape[0], weight.features_out
+    cut.check(n, weight.features_in, gated=True)
+    if into.order != "slots":
+        raise ValueError(f"into: slot order wanted, {into.order} given")
+    require("into.x", into.x, (m, n // 2), (torch.float16,), weight.codes.device)
+    _launch(rows, weight, into.x, cut, squares, eps, pdl, gated=True, gelu=gelu)
+
+
+def _launch(
+    rows: HalfRows,
+    weight: W4,
+    out: torch.Tensor,
+    cut: HopperTileConfig,
+    squares: torch.Tensor | None,
+    eps: float,
+    pdl: bool,
+    *,
+    gated: bool = False,
+    gelu: bool = False,
+) -> None:
+    m, k, n = rows.x.shape[0], weight.features_in, weight.features_out
+    device = weight.codes.device
+    if m < 1 or rows.order != "slots":
+        raise ValueError(f"rows: at least 1 in slot order wanted, {m} in {rows.order}")
+    require("rows.x", rows.x, (m, k), (torch.float16,), device)
+    if squares is not None:
+        require("squares", squares, (m, k // GROUP), (torch.float32,), device)
+    held = _workspace(device) if cut.even else None
+    items, layout = cut.items(m, n), gl.NVMMASharedLayout(128, 16, 2)
+    _hopper_kernel[(min(items, traits(device).sms),)](
+        TensorDescriptor(rows.x, [m, k], [k, 1], [cut.rows, 64], layout),
+        *_boxes(weight),
+        out,
+        held.sums if held else out,
+        held.flags if held else out,
+        out if squares is None else squares,
+        eps,
+        m,
+        items,
+        -(-m // cut.rows),
+        cut.splits,
+        N=n,
+        K=k,
+        TILE=cut.rows,
+        BLOCKS=cut.blocks,
+        STAGES=cut.stages(gated=gated),
+        NORM=squares is not None,
+        GATED=gated,
+        GELU=gelu,
+        G_POW2=power_of_two(k // GROUP),
+        PDL=pdl,
+        EVEN=cut.even,
+        num_warps=4,
+        maxnreg=168,
+        launch_pdl=pdl,
+    )

@@ -1,0 +1,300 @@
+"""W4A16 product for 1 to 8 rows on the integer tensor cores: y = x w^T, weights read once.
+
+Letters: M rows, N output and K input features, G = K / 128 groups. A row of x comes as 16-bit block
+fixed point: one step per group and row, and each value split into two signed bytes, value = step *
+(256*high + low). Then sum_k code*x is a sum of small integers and exact; scale and zero enter once
+per group:
+
+    y = sum_g scale * (step * sum_k code*value - zero * step * sum_k value)
+
+so the error is that of rounding x to 16 bits within its group (2.5e-5 relative on random x; fp16:
+2.1e-4).
+
+    x       int8 [2M, K]: high bytes of row m in row 2m, low bytes in 2m+1, k in the packed order
+    factors fp32 [G, MQ, 4], MQ = 4 for M <= 4, else 8: step/16, step * sum of values, 8 * step *
+    sum over the
+            group's upper half (which undoes the -8 of the high nibbles), unused
+    out     fp32 [splits, M, N]: partial sums over ranges of K, added by whoever reads them, always
+            in the same order; optionally scaled by 1/rms of the row, from `squares` fp32 [M, G]
+
+Grid (N / (16*blocks), splits); a program owns `blocks` row blocks of 16, its `warps` warps take
+neighbouring groups of 128 and are summed at the end; `depth` chunks of `warps` groups are loaded
+before the first is used. The eight columns of the integer `mma` are (high, low) of four rows: 1 to
+4 rows cost the same, and give the same bits. Not supported: groups other than 128, more than 8
+rows. Integer form: our own, in the spirit of LLM.int8() and QServe; loads before the wait:
+CUTLASS's use of programmatic dependent launch.
+"""
+# mypy: disable-error-code="assignment"
+# (Triton unrolls loops over tuples that grow; no type says that)
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from localchat_cuda.kernels.int4.pack import GROUP, W4, dense
+from localchat_cuda.kernels.int4.tile_ops import (
+    inverse_rms,
+    load_bytes,
+    load_steps,
+    nibbles,
+    scale_of,
+    zero_of,
+)
+from localchat_cuda.kernels.int4.tiling import TileConfig
+from localchat_cuda.kernels.launch import options, power_of_two, require, settle, traits
+
+MAX_ROWS = 8
+_SWAP = (0, 2, 1, 3)
+
+
+def lanes(rows: int) -> int:
+    """MQ, the rows that `factors` has room for."""
+    return 4 if rows <= 4 else 8
+
+
+def reference(
+    x: torch.Tensor, factors: torch.Tensor, weight: W4, squares: torch.Tensor | None, eps: float
+) -> torch.Tensor:
+    """The product [M, N] in fp32 from the quantized rows, by plain torch."""
+    m, k = x.shape[0] // 2, x.shape[1]
+    pair = x.view(m, 2, k // 4, 4)[..., list(_SWAP)].reshape(m, 2, k).float()
+    steps = 16.0 * factors[:, :m, 0].t().repeat_interleave(GROUP, 1)
+    rows = (256.0 * pair[:, 0] + pair[:, 1]) * steps
+    if squares is not None:
+        rows = rows * torch.rsqrt(squares.sum(1, keepdim=True) / k + eps)
+    return rows @ dense(weight).t()
+
+
+@triton.jit
+def _factor(factors, group, part, MQ: tl.constexpr, WARPS: tl.constexpr):
+    m = tl.arange(0, 4)
+    if WARPS == 1:
+        return tl.load(factors + group * (MQ * 4) + part * 16 + m * 4)
+    else:
+        warp = tl.arange(0, WARPS)[:, None]
+        return tl.load(factors + (group + warp) * (MQ * 4) + part * 16 + m[None, :] * 4)
+
+
+@triton.jit
+def _columns(x, first, rows2, K: tl.constexpr, WARPS: tl.constexpr):
+    """Right operand [64, 8] or [WARPS, 64, 8]: (high, low) of four rows. Columns past the last row
+    repeat earlier ones, which needs no mask; their results are not stored."""
+    k = tl.arange(0, 64)
+    n = tl.arange(0, 8)
+    if WARPS == 1:
+        tile = tl.load(x + ((first + n) % rows2)[:, None] * K + k[None, :])
+        tile = tl.permute(tl.reshape(tile, (8, 4, 2, 2, 4)), (2, 3, 1, 4, 0))
+        return tl.reshape(tile, (64, 8))
+    else:
+        warp = tl.arange(0, WARPS)
+        n3 = ((first + n) % rows2)[:, None, None] * K
+        tile = tl.load(x + n3 + warp[None, :, None] * 128 + k[None, None, :])
+        tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, 2, 4)), (1, 3, 4, 2, 5, 0))
+        return tl.reshape(tile, (WARPS, 64, 8))
+
+
+@triton.jit
+def _accumulate(out, low, high, scale, zero, a, b, c, x0, x1, WARPS: tl.constexpr):
+    total = tl.dot(low, x0, out_dtype=tl.int32) * 16 + tl.dot(high, x1, out_dtype=tl.int32)
+    if WARPS == 1:
+        upper, lower = tl.split(tl.reshape(total, (16, 4, 2)))
+        value = (upper * 256 + lower).to(tl.float32)
+        return out + scale[:, None] * (value * a[None, :] + c[None, :] - zero[:, None] * b[None, :])
+    else:
+        upper, lower = tl.split(tl.reshape(total, (WARPS, 16, 4, 2)))
+        value = (upper * 256 + lower).to(tl.float32)
+        part = value * a[:, None, :] + c[:, None, :] - zero[:, :, None] * b[:, None, :]
+        return out + scale[:, :, None] * part
+
+
+@triton.jit
+def _load(
+    codes,
+    steps,
+    block,
+    chunk,
+    G: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WARPS: tl.constexpr,
+):
+    ws = ()
+    ss = ()
+    for d in tl.static_range(DEPTH):
+        for r in tl.static_range(BLOCKS):
+            at = (block + r) * G + (chunk + d) * WARPS
+            ws = ws + (load_bytes(codes, at * 1024, WARPS),)
+            ss = ss + (load_steps(steps, at * 16, WARPS),)
+    return ws, ss
+
+
+@triton.jit
+def _multiply(
+    outs,
+    ws,
+    ss,
+    x,
+    factors,
+    rows2,
+    chunk,
+    K: tl.constexpr,
+    MQ: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WARPS: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    PARTS: tl.constexpr = MQ // 4
+    for d in tl.static_range(DEPTH):
+        group = (chunk + d) * WARPS
+        side = ()
+        for p in tl.static_range(PARTS):
+            side = side + (
+                _factor(factors, group, p, MQ, WARPS),
+                _factor(factors + 1, group, p, MQ, WARPS),
+                _factor(factors + 2, group, p, MQ, WARPS),
+                _columns(x + group * 128, 8 * p, rows2, K, WARPS),
+                _columns(x + group * 128 + 64, 8 * p, rows2, K, WARPS),
+            )
+        grown = ()
+        for r in tl.static_range(BLOCKS):
+            low, high = nibbles(ws[d * BLOCKS + r], ASM)
+            scale = scale_of(ss[d * BLOCKS + r])
+            zero = zero_of(ss[d * BLOCKS + r])
+            for p in tl.static_range(PARTS):
+                grown = grown + (
+                    _accumulate(
+                        outs[r * PARTS + p],
+                        low,
+                        high,
+                        scale,
+                        zero,
+                        side[5 * p],
+                        side[5 * p + 1],
+                        side[5 * p + 2],
+                        side[5 * p + 3],
+                        side[5 * p + 4],
+                        WARPS,
+                    ),
+                )
+        outs = grown
+    return outs
+
+
+@triton.jit(do_not_specialize=["M"])
+def _int8_kernel(
+    x,
+    factors,
+    codes,
+    steps,
+    out,
+    squares,
+    eps,
+    M,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    MQ: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    WARPS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    NORM: tl.constexpr,
+    G_POW2: tl.constexpr,
+    ASM: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    G: tl.constexpr = K // 128
+    CHUNKS: tl.constexpr = G // WARPS
+    PARTS: tl.constexpr = MQ // 4
+    if PDL:
+        gdc_launch_dependents()
+    block = tl.program_id(0) * BLOCKS
+    split = tl.program_id(1)
+    first = split * CHUNKS // SPLITS
+    last = (split + 1) * CHUNKS // SPLITS
+    rows2 = 2 * M
+    outs = ()
+    for _ in tl.static_range(BLOCKS * PARTS):
+        if WARPS == 1:
+            outs = outs + (tl.zeros((16, 4), tl.float32),)
+        else:
+            outs = outs + (tl.zeros((WARPS, 16, 4), tl.float32),)
+    # The first chunk is peeled: its loads stand before the wait for the activations.
+    ws, ss = _load(codes, steps, block, first, G, BLOCKS, DEPTH, WARPS)
+    if PDL:
+        gdc_wait()
+    outs = _multiply(outs, ws, ss, x, factors, rows2, first, K, MQ, BLOCKS, DEPTH, WARPS, ASM)
+    first += DEPTH
+    whole = first + (last - first) // DEPTH * DEPTH
+    for chunk in tl.range(first, whole, DEPTH, num_stages=1):
+        wl, sl = _load(codes, steps, block, chunk, G, BLOCKS, DEPTH, WARPS)
+        outs = _multiply(outs, wl, sl, x, factors, rows2, chunk, K, MQ, BLOCKS, DEPTH, WARPS, ASM)
+    if DEPTH > 1:
+        for chunk in tl.range(whole, last, 1, num_stages=1):
+            wr, sr = _load(codes, steps, block, chunk, G, BLOCKS, 1, WARPS)
+            outs = _multiply(outs, wr, sr, x, factors, rows2, chunk, K, MQ, BLOCKS, 1, WARPS, ASM)
+    m = tl.arange(0, 4)
+    n = tl.arange(0, 16)
+    for r in tl.static_range(BLOCKS):
+        for p in tl.static_range(PARTS):
+            o = outs[r * PARTS + p]
+            if WARPS > 1:
+                o = tl.sum(o, 0)
+            row = p * 4 + m
+            if NORM:
+                o = o * inverse_rms(squares, row, row < M, eps, G, G_POW2)[None, :]
+            at = (split * M + row)[None, :] * N + ((block + r) * 16 + n)[:, None]
+            tl.store(out + at, o, mask=(row < M)[None, :])
+
+
+def product(
+    x: torch.Tensor,
+    factors: torch.Tensor,
+    weight: W4,
+    out: torch.Tensor,
+    shape: TileConfig,
+    *,
+    squares: torch.Tensor | None = None,
+    eps: float = 0.0,
+    pdl: bool = True,
+) -> None:
+    """Write the partial products into `out` [splits, M, N]; see the head of this file.
+
+    `shape.splits` must be out's first extent; `squares` [M, G] asks for the 1/rms of each row.
+    """
+    rows, k, n = x.shape[0] // 2, weight.features_in, weight.features_out
+    device = weight.codes.device
+    if not 1 <= rows <= MAX_ROWS:
+        raise ValueError(f"x: 1 to {MAX_ROWS} rows wanted, {rows} given")
+    require("x", x, (2 * rows, k), (torch.int8,), device)
+    require("factors", factors, (k // GROUP, lanes(rows), 4), (torch.float32,), device)
+    require("out", out, (shape.splits, rows, n), (torch.float32,), device)
+    if squares is not None:
+        require("squares", squares, (rows, k // GROUP), (torch.float32,), device)
+    shape.check(n, k)
+    way = traits(device)
+    pdl = pdl and way.pdl
+    kernel = _int8_kernel[(n // (16 * shape.blocks), shape.splits)](
+        x,
+        factors,
+        weight.codes,
+        weight.steps,
+        out,
+        out if squares is None else squares,
+        eps,
+        rows,
+        N=n,
+        K=k,
+        MQ=lanes(rows),
+        SPLITS=shape.splits,
+        BLOCKS=shape.blocks,
+        WARPS=shape.warps,
+        DEPTH=shape.depth,
+        NORM=squares is not None,
+        G_POW2=power_of_two(k // GROUP),
+        ASM=way.asm,
+        PDL=pdl,
+        **options(pdl, shape.warps, registers=shape.registers),
+    )
+    settle(kernel)

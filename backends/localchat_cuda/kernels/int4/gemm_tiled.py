@@ -1,0 +1,289 @@
+"""W4A16 product for tens to hundreds of rows on Hopper's warpgroup instructions: y = x w^T.
+
+Where w4_wgmma.py keeps codes as they are and applies scales to sums, this form scales the weights
+themselves, w = (code - zero) * scale in fp16, before they meet x: two more packed operations for
+two weights, but one accumulator instead of two, so a program covers more outputs and reads x less
+often. That pays from 33 rows on; far above, dequantizing once for the library's product does
+(w4_dense.py). Weights are rounded to fp16 as there: error 3.5e-4 against fp32.
+
+Letters: M rows, N output and K input features, G = K / 128.
+
+    x   fp16 [M, K] in slot order (w4_feed.HalfRows)      out  fp32 [splits, M, N] partial sums
+    squares fp32 [M, G] with eps: 1/rms of each row, as in w4_int8.py
+
+`gated_product` multiplies with gate and up at once, two row blocks of a program, and leaves silu(gate) * up
+as the next product reads it, fp16 [M, N / 2] in slot order: at 128 rows of a 7B model that is 5 MB instead of
+19 MB of sums for each split, written and read again.
+
+Grid (row tiles, N / (16 * blocks * warps), splits), row tiles fastest, so that neighbours share
+weights in the L2 cache. Accumulation in fp32. Any M.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from localchat_cuda.kernels.activation import activated
+from localchat_cuda.kernels.int4.activations import HalfRows
+from localchat_cuda.kernels.int4.pack import GROUP, W4
+from localchat_cuda.kernels.int4.tile_ops import SCALED_ASM, inverse_rms
+from localchat_cuda.kernels.int4.tiling import TileConfig
+from localchat_cuda.kernels.launch import options, power_of_two, require, traits
+
+
+class TiledGemmConfig(NamedTuple):
+    """`shape` as in w4_plan (depth: pipeline stages), and the rows of a tile."""
+
+    shape: TileConfig
+    rows: int
+
+
+_MEASURED: dict[tuple[int, int], tuple[tuple[int, TiledGemmConfig], ...]] = {
+    (4608, 3584): (
+        (64, TiledGemmConfig(TileConfig(1, 8, 3, 4), 64)),
+        (256, TiledGemmConfig(TileConfig(2, 4, 3, 4), 64)),
+        (512, TiledGemmConfig(TileConfig(2, 4, 3, 2), 64)),
+    ),
+    (3584, 3584): (
+        (64, TiledGemmConfig(TileConfig(1, 4, 3, 7), 64)),
+        (128, TiledGemmConfig(TileConfig(2, 4, 3, 7), 64)),
+    ),
+}
+"""Of narrow weights of a 7B model, (N, K), up to so many rows, on an H200: where the rule leaves most idle."""
+
+
+def cut_for(rows: int, n: int, k: int, sms: int) -> TiledGemmConfig:
+    """By rule: tiles of 128 x 128 (64 rows and fewer: one tile), and the splits of K that leave
+    least idle in the last wave, two programs a multiprocessor, against what writing and adding
+    partial sums costs."""
+    for limit, cut in _MEASURED.get((n, k), ()):
+        if rows <= limit:
+            return cut
+    tile = _tile(rows, 128)
+    if n % 64:
+        raise ValueError(f"weight {n}x{k}: output features in 64s wanted")
+    warps = 8 if n % 128 == 0 else 4
+    programs = -(-rows // tile) * n // (16 * warps)
+
+    def cost(splits: int) -> float:
+        waves = -(-programs * splits // (2 * sms))
+        return waves / splits + splits * 0.08 * 3584 / k
+
+    most = min(2 if programs >= sms else 8, k // GROUP)
+    splits = min((s for s in (1, 2, 4, 8) if s <= most), key=cost)
+    return TiledGemmConfig(TileConfig(1, warps, 3, splits), tile)
+
+
+def gated_cut_for(rows: int, n: int) -> TiledGemmConfig:
+    """The cut of `gated_product`: 64 features of gate and 64 of up a program, all of K. Tiles of 64 rows leave
+    room for three programs on a multiprocessor, whose last wave is fuller; those of 128 read weights less
+    often. For 64, 128, 256 and 512 rows of a 7B model: 45, 74, 130 and 255 us, or from 128 rows on 96, 137 and
+    239."""
+    if n % 128:
+        raise ValueError(f"weight of {n} features: gate and up in 64s wanted")
+    return TiledGemmConfig(TileConfig(2, 4, 3, 1), _tile(rows, 64 if rows <= 256 else 128))
+
+
+def _tile(rows: int, most: int) -> int:
+    return most if rows > 64 else max(16, power_of_two(rows))
+
+
+@triton.jit
+def _scaled(w, zero, scale, ASM: tl.constexpr):
+    """int16 of two bytes -> four fp16 weights. zero: fp16(1024 + zero); zero and scale broadcast
+    like w."""
+    if ASM:
+        a, b, c, d = tl.inline_asm_elementwise(
+            SCALED_ASM,
+            "=&r,=&r,=&r,=&r,r,r,r",
+            [w, zero, scale],
+            dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        plain = zero.to(tl.float32) - 1024
+        a = (((w & 15) - plain).to(tl.float16) * scale).to(tl.float16)
+        b = ((((w >> 8) & 15) - plain).to(tl.float16) * scale).to(tl.float16)
+        c = (((((w >> 4) & 15) ^ 8) - plain).to(tl.float16) * scale).to(tl.float16)
+        d = (((((w >> 12) & 15) ^ 8) - plain).to(tl.float16) * scale).to(tl.float16)
+    return a, b, c, d
+
+
+@triton.jit
+def _landed(acc, ASM: tl.constexpr):
+    """acc itself. Being used here makes Triton (3.6 to 3.9) wait for the multiplication: left to
+    itself it keeps the last one of an iteration in flight while the next iteration already
+    overwrites the registers that hold its weights, and results are wrong now and then."""
+    if ASM:
+        return tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=f,f", [acc], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return acc
+
+
+@triton.jit(do_not_specialize=["M"])
+def _many_kernel(
+    x,
+    codes,
+    steps,
+    out,
+    squares,
+    eps,
+    M,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    WARPS: tl.constexpr,
+    STAGES: tl.constexpr,
+    NORM: tl.constexpr,
+    GATED: tl.constexpr,
+    GELU: tl.constexpr,
+    G_POW2: tl.constexpr,
+    ASM: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    G: tl.constexpr = K // 128
+    BN: tl.constexpr = 16 * BLOCKS * WARPS
+    # Row blocks of a program: side by side, or gate and as many of up, half the weight further on.
+    ASIDE: tl.constexpr = N // 32 if GATED else WARPS
+    if PDL:
+        gdc_launch_dependents()
+    first_block = tl.program_id(1) * (WARPS if GATED else BLOCKS * WARPS)
+    split = tl.program_id(2)
+    n = tl.arange(0, BN)
+    m = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    k = tl.arange(0, 32)
+    i = tl.arange(0, BN * 32)
+    run = i % 256 + i // 256 % WARPS * (G * 512) + i // (256 * WARPS) % 2 * 256
+    run += i // (512 * WARPS) * (ASIDE * G * 512)
+    step_at = n // 16 % WARPS * (G * 16) + n // (16 * WARPS) * (ASIDE * G * 16) + n % 16
+    row_at = tl.minimum(m, M - 1)[None, :] * K + k[:, None]
+    acc = tl.zeros((BN, TILE), tl.float32)
+    if PDL:
+        gdc_wait()
+    for g in tl.range(split * G // SPLITS, (split + 1) * G // SPLITS, 1, num_stages=STAGES):
+        w = tl.load(codes + (first_block * G + g) * 512 + run)
+        w = tl.reshape(w, (BLOCKS, 2, WARPS, 8, 4, 2, 2, 2))
+        w = tl.reshape(tl.permute(w, (0, 2, 6, 3, 1, 5, 4, 7)), (BN, 32))
+        step = tl.load(steps + (first_block * G + g) * 16 + step_at)
+        scale = (step & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+        zero = (step >> 16).to(tl.int16).to(tl.float16, bitcast=True) + 1024.0
+        zero, scale = zero.to(tl.float16)[:, None], scale[:, None]
+        a, b, c, d = _scaled(
+            w, tl.broadcast_to(zero, w.shape), tl.broadcast_to(scale, w.shape), ASM
+        )
+        xg = x + g * 128 + row_at
+        acc = tl.dot(a, tl.load(xg), acc)
+        acc = tl.dot(b, tl.load(xg + 32), acc)
+        acc = tl.dot(c, tl.load(xg + 64), acc)
+        acc = _landed(tl.dot(d, tl.load(xg + 96), acc), ASM)
+    if NORM:
+        acc = acc * inverse_rms(squares, m, m < M, eps, G, G_POW2)[None, :]
+    if GATED:
+        gate, up = tl.split(tl.permute(tl.reshape(acc, (2, BN // 2, TILE)), (1, 2, 0)))
+        v = activated(gate, GELU) * up
+        v = tl.minimum(tl.maximum(v, -65504.0), 65504.0).to(tl.float16)
+        # columns of half a group, (quad, half, pair, h, i), in slot order: (h, half, pair, quad, i)
+        v = tl.reshape(v, (WARPS // 4, 4, 2, 2, 2, 2, TILE))
+        v = tl.reshape(tl.permute(v, (6, 0, 4, 2, 3, 1, 5)), (TILE, BN // 2))
+        spot = first_block * 16 + tl.arange(0, BN // 2)
+        tl.store(out + m.to(tl.int64)[:, None] * (N // 2) + spot[None, :], v, mask=(m < M)[:, None])
+    else:
+        at = (split * M + m).to(tl.int64)[None, :] * N + (first_block * 16 + n)[:, None]
+        tl.store(out + at, acc, mask=(m < M)[None, :])
+
+
+def product(
+    rows: HalfRows,
+    weight: W4,
+    out: torch.Tensor,
+    cut: TiledGemmConfig,
+    *,
+    squares: torch.Tensor | None = None,
+    eps: float = 0.0,
+    pdl: bool = True,
+) -> None:
+    """Write the partial products into `out` [splits, M, N]; reference: w4_fp16.reference."""
+    m, n = rows.x.shape[0], weight.features_out
+    require("out", out, (cut.shape.splits, m, n), (torch.float32,), weight.codes.device)
+    _launch(rows, weight, out, cut, squares, eps, pdl)
+
+
+def gated_product(
+    rows: HalfRows,
+    weight: W4,
+    into: HalfRows,
+    cut: TiledGemmConfig,
+    *,
+    squares: torch.Tensor | None = None,
+    eps: float = 0.0,
+    gelu: bool = False,
+    pdl: bool = True,
+) -> None:
+    """Write the activation of gate, times up, into `into` [M, N / 2], gate being the first half of the
+    weight's features. `cut`: of two blocks and one split. `into.factors` stay as they are: this form reads
+    none."""
+    m, n, shape = rows.x.shape[0], weight.features_out, cut.shape
+    if shape.blocks != 2 or shape.splits != 1 or n % (32 * shape.warps):
+        raise ValueError(f"cut: two blocks and one split of {n} features wanted, {shape} given")
+    if into.order != "slots":
+        raise ValueError(f"into: slot order wanted, {into.order} given")
+    if into.x.data_ptr() == rows.x.data_ptr() != 0:
+        raise ValueError("into: memory of its own wanted, other programs still read these rows")
+    require("into.x", into.x, (m, n // 2), (torch.float16,), weight.codes.device)
+    _launch(rows, weight, into.x, cut, squares, eps, pdl, gated=True, gelu=gelu)
+
+
+def _launch(
+    rows: HalfRows,
+    weight: W4,
+    out: torch.Tensor,
+    cut: TiledGemmConfig,
+    squares: torch.Tensor | None,
+    eps: float,
+    pdl: bool,
+    *,
+    gated: bool = False,
+    gelu: bool = False,
+) -> None:
+    m, k, n = rows.x.shape[0], weight.features_in, weight.features_out
+    device, shape = weight.codes.device, cut.shape
+    if m < 1 or rows.order != "slots":
+        raise ValueError(f"rows: at least 1 in slot order wanted, {m} in {rows.order}")
+    require("rows.x", rows.x, (m, k), (torch.float16,), device)
+    if squares is not None:
+        require("squares", squares, (m, k // GROUP), (torch.float32,), device)
+    shape.check(n, k, wide=True)
+    way = traits(device)
+    pdl = pdl and way.pdl
+    grid = (triton.cdiv(m, cut.rows), n // (16 * shape.blocks * shape.warps), shape.splits)
+    _many_kernel[grid](
+        rows.x,
+        weight.codes.view(torch.int16),
+        weight.steps,
+        out,
+        out if squares is None else squares,
+        eps,
+        m,
+        N=n,
+        K=k,
+        TILE=cut.rows,
+        SPLITS=shape.splits,
+        BLOCKS=shape.blocks,
+        WARPS=shape.warps,
+        STAGES=shape.depth,
+        NORM=squares is not None,
+        GATED=gated,
+        GELU=gelu,
+        G_POW2=power_of_two(k // GROUP),
+        ASM=way.asm,
+        PDL=pdl,
+        **options(pdl, shape.warps, registers=shape.registers),
+    )

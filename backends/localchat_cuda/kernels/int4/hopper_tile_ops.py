@@ -1,0 +1,199 @@
+"""Device functions of the W4 product of Hopper GPUs (w4_hopper.py): which work a program has, how packed
+weights become an operand, and what becomes of a tile's sums.
+
+Letters as there. M_L is the layout of a warpgroup's sums, P_L that of its left operand in registers.
+"""
+
+from localchat_cuda.kernels.gluon_compat import barrier, gl, gluon
+from localchat_cuda.kernels.int4.tile_ops import SCALED_ASM
+
+
+@gluon.jit
+def items_here(items, tiles, K: gl.constexpr, EVEN: gl.constexpr):
+    """How many pieces of work this program has; at least one."""
+    grid = gl.num_programs(0)
+    lane = gl.program_id(0)
+    if EVEN:
+        G: gl.constexpr = K // 128
+        c = grid - 1 - lane
+        begin = c * (items * G) // grid
+        end = (c + 1) * (items * G) // grid
+        return (end + G - 1) // G - begin // G
+    else:
+        return (items - lane + grid - 1) // grid
+
+
+@gluon.jit
+def item(
+    i, items, tiles, splits, N: gl.constexpr, K: gl.constexpr, BLOCKS: gl.constexpr,
+    EVEN: gl.constexpr,
+):  # fmt: skip
+    """Its piece i: row tile, column tile, split, first group, one past the last. Row tiles run fastest, so
+    that programs side by side share weights in the L2 cache. EVEN: from the last program to the first, so
+    that a program waits only for those that started before it."""
+    G: gl.constexpr = K // 128
+    COLUMNS: gl.constexpr = N // (128 * BLOCKS)
+    grid = gl.num_programs(0)
+    lane = gl.program_id(0)
+    if EVEN:
+        c = grid - 1 - lane
+        begin = c * (items * G) // grid
+        end = (c + 1) * (items * G) // grid
+        tile = begin // G + i
+        first = gl.maximum(begin - tile * G, 0)
+        last = gl.minimum(end - tile * G, G)
+        return tile % tiles, tile // tiles, 0, first, last
+    else:
+        at = lane + i * grid
+        split = at // (tiles * COLUMNS)
+        first = split * G // splits
+        return at % tiles, at // tiles % COLUMNS, split, first, (split + 1) * G // splits
+
+
+@gluon.jit
+def _scaled(w, zero, scale):
+    """As in w4_many.py: int16 of two bytes -> four fp16 weights."""
+    return gl.inline_asm_elementwise(
+        SCALED_ASM,
+        "=&r,=&r,=&r,=&r,r,r,r",
+        [w, zero, scale],
+        dtype=(gl.float16, gl.float16, gl.float16, gl.float16),
+        is_pure=True,
+        pack=2,
+    )
+
+
+@gluon.jit
+def _beside(a, b, P_L: gl.constexpr):
+    """32 columns and 32 more."""
+    both = gl.reshape(gl.permute(gl.join(a, b), (0, 2, 1)), (64, 64))
+    return gl.convert_layout(both, P_L, assert_trivial=True)
+
+
+@gluon.jit
+def dequantized(words_held, steps_held, at, P_L: gl.constexpr):
+    """64 features of a group as two operands [64, 64], the planes of low and of high nibbles. The layouts say
+    who reads what, so that everything behind the loads stays where it is: `assert_trivial` holds the compiler
+    to that."""
+    W_L: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 128]], [[0, 4], [0, 8], [0, 16], [0, 32], [0, 64]], [[1, 0], [2, 0]],
+        [], [4, 256],
+    )  # fmt: skip
+    S_L: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 8]], [[0, 0], [0, 0], [0, 1], [0, 2], [0, 4]], [[1, 0], [2, 0]], [], [4, 16]
+    )
+    words = words_held.index(at).load(W_L)
+    step = gl.reshape(steps_held.index(at).load(S_L), (64,))
+    step = gl.convert_layout(step, gl.SliceLayout(1, P_L), assert_trivial=True)
+    w = gl.join(words.to(gl.int16), (words >> 16).to(gl.int16))
+    w = gl.permute(gl.reshape(w, (4, 2, 8, 4, 2, 2, 2)), (0, 5, 2, 1, 4, 3, 6))
+    w = gl.convert_layout(gl.reshape(w, (64, 32)), P_L, assert_trivial=True)
+    scale = (step & 0xFFFF).to(gl.int16).to(gl.float16, bitcast=True)
+    zero = (step >> 16).to(gl.int16).to(gl.float16, bitcast=True) + 1024.0
+    zero = zero.to(gl.float16)
+    a, b, c, d = _scaled(w, gl.broadcast(zero[:, None], w)[0], gl.broadcast(scale[:, None], w)[0])
+    return _beside(a, b, P_L), _beside(c, d, P_L)
+
+
+@gluon.jit
+def _own_order(TILE: gl.constexpr, M_L: gl.constexpr):
+    """Places of a warpgroup's sums [64, TILE] in its workspace, such that a thread's lie side by side."""
+    f = gl.arange(0, 64, gl.SliceLayout(1, M_L))
+    m = gl.arange(0, TILE, gl.SliceLayout(0, M_L))
+    row = f // 16 * (16 * TILE) + f // 8 % 2 * 64 + f % 8 * 8
+    return row[:, None] + (m // 8 * 128 + m % 8)[None, :]
+
+
+@gluon.jit
+def hand_over(
+    work, flags, acc, acc2, WG: gl.constexpr, TILE: gl.constexpr, BLOCKS: gl.constexpr,
+    M_L: gl.constexpr,
+):  # fmt: skip
+    """Leave sums of a tile's later groups to the program that has its first ones."""
+    c = gl.num_programs(0) - 1 - gl.program_id(0)
+    place = c * 2 + WG
+    mine = work + place * (64 * BLOCKS * TILE) + _own_order(TILE, M_L)
+    gl.store(mine, acc)
+    if BLOCKS == 2:
+        gl.store(mine + 64 * TILE, acc2)
+    barrier()
+    gl.atomic_xchg(flags + place, 1, sem="release")
+
+
+@gluon.jit
+def take_over(
+    work, flags, acc, acc2, WG: gl.constexpr, TILE: gl.constexpr, BLOCKS: gl.constexpr,
+    M_L: gl.constexpr,
+):  # fmt: skip
+    """Add what the program before left; it did so first of all, and this one needs it last of all. The flag
+    goes back to zero for the next launch."""
+    place = (gl.num_programs(0) - gl.program_id(0)) * 2 + WG
+    flag = flags + place
+    seen = gl.atomic_add(flag, 0, sem="acquire")
+    while seen == 0:
+        seen = gl.atomic_add(flag, 0, sem="acquire")
+    theirs = work + place * (64 * BLOCKS * TILE) + _own_order(TILE, M_L)
+    acc += gl.load(theirs, cache_modifier=".cg")
+    if BLOCKS == 2:
+        acc2 += gl.load(theirs + 64 * TILE, cache_modifier=".cg")
+    gl.store(flag, 0)
+    return acc, acc2
+
+
+@gluon.jit
+def _inverse_rms(squares, row, M, eps, TILE: gl.constexpr, G: gl.constexpr, G_POW2: gl.constexpr):
+    R_L: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
+    m = row * TILE + gl.arange(0, TILE, gl.SliceLayout(1, R_L))
+    j = gl.arange(0, G_POW2, gl.SliceLayout(0, R_L))
+    inside = (m < M)[:, None] & (j < G)[None, :]
+    parts = gl.load(squares + m[:, None] * G + j[None, :], mask=inside, other=0.0)
+    return gl.rsqrt(gl.sum(parts, 1) / (G * 128) + eps)
+
+
+@gluon.jit
+def _store_activated(
+    out, M, gate, up, row, column, WG: gl.constexpr, N: gl.constexpr, TILE: gl.constexpr,
+    GELU: gl.constexpr,
+):  # fmt: skip
+    """gated.py's activation of gate, times up, fp16 in slot order."""
+    slope = gate
+    if GELU:
+        slope = gate * (1.5957691216057308 + 0.07135481282553545 * gate * gate)
+        slope = gl.maximum(slope, -80.0)
+    v = gate / (1.0 + gl.exp(-slope)) * up
+    v = gl.minimum(gl.maximum(v, -65504.0), 65504.0).to(gl.float16)
+    # columns of half a group, (quad, half, pair, h, i), in slot order: (h, half, pair, quad, i)
+    v = gl.permute(gl.reshape(v, (4, 2, 2, 2, 2, TILE)), (5, 3, 1, 2, 0, 4))
+    O_L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    v = gl.convert_layout(gl.reshape(v, (TILE, 64)), O_L)
+    m = row * TILE + gl.arange(0, TILE, gl.SliceLayout(1, O_L))
+    spot = column * 128 + WG * 64 + gl.arange(0, 64, gl.SliceLayout(0, O_L))
+    gl.store(out + m.to(gl.int64)[:, None] * (N // 2) + spot[None, :], v, mask=(m < M)[:, None])
+
+
+@gluon.jit
+def finish(
+    out, squares, eps, M, acc, acc2, row, column, split, WG: gl.constexpr, N: gl.constexpr,
+    K: gl.constexpr, TILE: gl.constexpr, BLOCKS: gl.constexpr, NORM: gl.constexpr,
+    GATED: gl.constexpr, GELU: gl.constexpr, G_POW2: gl.constexpr,
+    M_L: gl.constexpr,
+):  # fmt: skip
+    """Divide a tile's sums by the rms of their rows, and store them or what is activated of them."""
+    if NORM:
+        shrink = _inverse_rms(squares, row, M, eps, TILE, K // 128, G_POW2)
+        shrink = gl.convert_layout(shrink, gl.SliceLayout(0, M_L))[None, :]
+        acc = acc * shrink
+        if BLOCKS == 2:
+            acc2 = acc2 * shrink
+    if GATED:
+        _store_activated(out, M, acc, acc2, row, column, WG, N, TILE, GELU)
+    else:
+        # As the registers have them, in pieces of 32 bytes: turned in shared memory first, into pieces of 256,
+        # takes as long.
+        m = row * TILE + gl.arange(0, TILE, gl.SliceLayout(0, M_L))
+        f = column * (128 * BLOCKS) + WG * (64 * BLOCKS) + gl.arange(0, 64, gl.SliceLayout(1, M_L))
+        at = m[None, :] * N + f[:, None]
+        base = out + split * M * N
+        gl.store(base + at, acc, mask=(m < M)[None, :])
+        if BLOCKS == 2:
+            gl.store(base + 64 + at, acc2, mask=(m < M)[None, :])

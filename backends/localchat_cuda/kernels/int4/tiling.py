@@ -1,0 +1,146 @@
+"""How each W4 product is cut: blocks, warps, depth and splits by form, shape and rows.
+
+The figures for the shapes of a 7B model were measured on an H200, inside the chain of a whole model
+(the best alone is often not the best in the chain); others follow the rule they suggest: the whole
+grid in one wave,
+35 to 50 KB of weights on their way for each multiprocessor, splits of K where N alone gives too few
+programs.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from localchat_cuda.kernels.int4.pack import GROUP
+
+Form = Literal["int8", "fp16", "wgmma", "many", "dense"]
+
+_LIMITS: tuple[tuple[int, Form], ...] = ((8, "int8"), (16, "fp16"), (32, "wgmma"), (1024, "many"))
+
+
+@dataclass(frozen=True, slots=True)
+class TileConfig:
+    """One cut. `blocks`: row blocks of 16 output features a warp owns. `warps`: warps that share
+    them along K (int8, fp16), or row blocks side by side (wgmma: 4 or 8). `depth`: chunks loaded
+    before the first is used (wgmma: pipeline stages). `splits`: programs along K. `registers`:
+    bound for the compiler, 0: none."""
+
+    blocks: int
+    warps: int
+    depth: int
+    splits: int
+    registers: int = 0
+
+    def fits(self, n: int, k: int, *, wide: bool = False) -> bool:
+        """Whether the cut divides a weight of N x K (`wide`: the wgmma form, warps along N)."""
+        groups = k // GROUP
+        if wide:
+            return n % (16 * self.blocks * self.warps) == 0 and self.splits <= groups
+        chunks = groups // self.warps
+        return (
+            n % (16 * self.blocks) == 0
+            and groups % self.warps == 0
+            and chunks >= self.splits
+            and chunks // self.splits >= self.depth
+        )
+
+    def check(self, n: int, k: int, *, wide: bool = False) -> None:
+        if not self.fits(n, k, wide=wide):
+            raise ValueError(f"shape: {self} does not divide a weight of {n}x{k}")
+
+
+def form_for(rows: int) -> Form:
+    """The fastest form for a number of rows, each on an H200; `dense`: dequantize, then the
+    library."""
+    for limit, form in _LIMITS:
+        if rows <= limit:
+            return form
+    return "dense"
+
+
+_GATE_UP, _DOWN, _QKV, _O = (37888, 3584), (3584, 18944), (4608, 3584), (3584, 3584)
+"""Qwen2.5-7B, as (N, K)."""
+
+_MEASURED: dict[tuple[Form, int], dict[tuple[int, int], TileConfig]] = {
+    ("int8", 4): {
+        _GATE_UP: TileConfig(1, 2, 1, 1, 64),
+        _DOWN: TileConfig(1, 4, 1, 5, 64),
+        _QKV: TileConfig(1, 4, 1, 4, 64),
+        _O: TileConfig(4, 1, 2, 14, 168),
+    },
+    ("int8", 8): {
+        _GATE_UP: TileConfig(2, 2, 1, 1, 96),
+        _DOWN: TileConfig(2, 2, 2, 9, 128),
+        _QKV: TileConfig(2, 1, 1, 14, 128),
+        _O: TileConfig(2, 1, 2, 14, 96),
+    },
+    ("fp16", 16): {
+        _GATE_UP: TileConfig(4, 1, 1, 2, 168),
+        _DOWN: TileConfig(2, 1, 3, 14, 168),
+        _QKV: TileConfig(2, 1, 2, 7, 168),
+        _O: TileConfig(2, 1, 2, 14, 168),
+    },
+    ("wgmma", 32): {
+        _GATE_UP: TileConfig(2, 4, 3, 1),
+        _DOWN: TileConfig(2, 8, 3, 8),
+        _QKV: TileConfig(2, 8, 3, 4),
+        _O: TileConfig(2, 4, 3, 7),
+    },
+}
+
+
+_CLASSES: dict[Form, tuple[int, ...]] = {
+    "int8": (4, 8),
+    "fp16": (8, 16),
+    "wgmma": (16, 32, 64, 128),
+}
+
+
+def row_class(form: Form, rows: int) -> int:
+    """The largest row count that shares a cut, and so its bits per row, with this one."""
+    limits = _CLASSES.get(form, ())
+    for limit in limits:
+        if rows <= limit:
+            return limit
+    raise ValueError(
+        f"rows: {rows} are more than the {form} form takes, at most {max(limits, default=0)}"
+    )
+
+
+@lru_cache(maxsize=512)
+def shape_for(form: Form, rows: int, n: int, k: int, sms: int) -> TileConfig:
+    """The cut of the int8, fp16 and wgmma forms (`many`: w4_many.cut_for) for a weight of N x K.
+    Depends on rows only through `row_class`, so that rows of a class are bit-equal. ValueError
+    where no cut divides the weight."""
+    size = row_class(form, rows)
+    found = _MEASURED.get((form, size), {}).get((n, k))
+    if found is not None:
+        return found
+    return _wide(size, n, k, sms) if form == "wgmma" else _narrow(size, n, k, sms)
+
+
+def _narrow(size: int, n: int, k: int, sms: int) -> TileConfig:
+    """int8 and fp16: about 10 warps a multiprocessor, no split longer than needed for that."""
+    groups = k // GROUP
+    blocks = 2 if size > 4 and n % 32 == 0 else 1
+    warps = next(w for w in ((2, 1) if size > 4 else (4, 2, 1)) if groups % w == 0)
+    programs = n // (16 * blocks)
+    if programs * warps >= 16 * sms:
+        warps = 2 if groups % 2 == 0 else 1
+    wanted = max(1, round(10 * sms / (programs * warps)))
+    splits = min(wanted, groups // warps, 16)
+    found = TileConfig(blocks, warps, 1, splits, 64 if size <= 4 else 128)
+    found.check(n, k)
+    return found
+
+
+def _wide(size: int, n: int, k: int, sms: int) -> TileConfig:
+    """wgmma: 64 output features a program or, up to 64 rows, 128; three programs a
+    multiprocessor."""
+    if n % 64:
+        raise ValueError(f"weight {n}x{k}: more than 16 rows need output features in 64s")
+    blocks = 2 if size <= 64 and n % 128 == 0 else 1
+    wanted = max(1, round(3 * sms / (n // (64 * blocks))))
+    found = TileConfig(blocks, 4, 3, min(wanted, k // GROUP, 8))
+    found.check(n, k, wide=True)
+    return found

@@ -1,0 +1,301 @@
+"""RMSNorm of what a sublayer gives before it joins the residual, and the next sublayer's norm behind it.
+
+Letters: T rows, H columns, S partial sums, G = H / 128.
+
+    y = sum over S;  residual += y / rms(y) * post;  out = residual / rms(residual) * weight
+
+`post_norm`, for products that read [T, H]: one program a row does all of it in fp32. y [S, T, H] fp32,
+fp16 or bf16; residual fp32 [T, H], read and written; post and weight [H]; out fp16 or bf16 [T, H].
+
+`feed`, for W4 products: programs of one group of 128 columns, as in w4_feed.py, in two kernels, since y's
+rms is of the whole row. The first leaves y [T, H] and four sums of each group; the second adds and writes
+rows, and leaves 1/rms of the residual to the product, as w4_feed.py does. Residuals of such models grow
+beyond the range of fp16, in which some rows are, so the rows are scaled down by a power of two near their rms,
+which the four sums tell well enough before the residual is there; the squares are those of the scaled rows.
+
+    grids (G, T / rows of a program); sums fp32 [T, G, 4]: of y^2, r^2, r z and z^2, with z = y * post
+    and r the residual before
+
+Post-norms: Gemma 2 (Gemma Team, 2024). The scale from four sums is our own.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from localchat_cuda.kernels.int4.activations import (
+    Int8Rows,
+    Rows,
+    check_rows,
+    format_of,
+    quantize,
+    sum_partials,
+    together,
+    write_rows,
+)
+from localchat_cuda.kernels.int4.pack import GROUP
+from localchat_cuda.kernels.launch import options, power_of_two, require, roomy, settle, traits
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _added(y: torch.Tensor, residual: torch.Tensor, post: torch.Tensor, eps: float) -> torch.Tensor:
+    total = y.float().sum(0)
+    inverse = torch.rsqrt(total.square().mean(-1, keepdim=True) + eps)
+    return residual + total * inverse * post.float()
+
+
+def reference(
+    y: torch.Tensor,
+    residual: torch.Tensor,
+    post: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    eps: float,
+) -> None:
+    """`post_norm` in plain torch, same arguments."""
+    residual.copy_(_added(y, residual, post, eps))
+    inverse = torch.rsqrt(residual.square().mean(-1, keepdim=True) + eps)
+    out.copy_(residual * inverse * weight.float())
+
+
+def feed_reference(
+    y: torch.Tensor,
+    residual: torch.Tensor,
+    post: torch.Tensor,
+    weight: torch.Tensor,
+    rows: Rows,
+    squares: torch.Tensor,
+    eps: float,
+    *,
+    order: torch.Tensor | None = None,
+) -> None:
+    """`feed` in plain torch, same arguments; its scale is that of the residual itself."""
+    residual.copy_(_added(y, residual, post, eps))
+    mean = residual.square().mean(-1, keepdim=True).clamp_min(1.0)
+    scaled = residual * torch.exp2(-torch.floor(0.5 * torch.log2(mean)))
+    if order is not None:
+        scaled, weight = scaled[:, order.long()], weight[order.long()]
+    squares.copy_(scaled.square().view(residual.shape[0], -1, GROUP).sum(-1))
+    quantize(scaled * weight.float(), rows)
+
+
+@triton.jit(do_not_specialize=["T"])
+def _row_kernel(
+    y,
+    residual,
+    post,
+    weight,
+    out,
+    eps,
+    T,
+    H: tl.constexpr,
+    H_POW2: tl.constexpr,
+    S: tl.constexpr,
+    ROOMY: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
+    t = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, H_POW2)
+    inside = i < H
+    first = tl.load(post + i, mask=inside, other=0.0).to(tl.float32)
+    gain = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_wait()
+    total = tl.zeros((H_POW2,), tl.float32)
+    for s in tl.static_range(S):
+        total += tl.load(y + (s * T + t) * H + i, mask=inside, other=0.0).to(tl.float32)
+    total = total * tl.rsqrt(tl.sum(total * total, 0) / H + eps) * first
+    x = tl.load(residual + t * H + i, mask=inside, other=0.0) + total
+    tl.store(residual + t * H + i, x, mask=inside)
+    x = x * tl.rsqrt(tl.sum(x * x, 0) / H + eps) * gain
+    tl.store(out + t * H + i, x.to(out.dtype.element_ty), mask=inside)
+
+
+def post_norm(
+    y: torch.Tensor,
+    residual: torch.Tensor,
+    post: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    eps: float,
+    *,
+    pdl: bool = True,
+) -> None:
+    """Normalize `y`, add it to the residual, normalize that; see the head of this file."""
+    t, h = residual.shape
+    device = residual.device
+    require("residual", residual, (t, h), (torch.float32,), device)
+    require("y", y, (y.shape[0], t, h), _FLOATS, device)
+    require("post", post, (h,), _FLOATS, device)
+    require("weight", weight, (h,), _FLOATS, device)
+    require("out", out, (t, h), _FLOATS, device)
+    if t == 0:
+        return
+    way = traits(device)
+    pdl = pdl and way.pdl
+    kernel = _row_kernel[(t,)](
+        y,
+        residual,
+        post,
+        weight,
+        out,
+        eps,
+        t,
+        H=h,
+        H_POW2=power_of_two(h),
+        S=y.shape[0],
+        ROOMY=roomy(t),
+        PDL=pdl,
+        **options(pdl, 8 if h > 1024 else 4),
+    )
+    settle(kernel, t)
+
+
+@triton.jit(do_not_specialize=["T"])
+def _sums_kernel(
+    source,
+    residual,
+    post,
+    y,
+    sums,
+    T,
+    H: tl.constexpr,
+    S: tl.constexpr,
+    ROWS: tl.constexpr,
+    ROOMY: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
+    group = tl.program_id(0)
+    i = group * 128 + tl.arange(0, 128)
+    t = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    there = t < T
+    inside = there[:, None]
+    gain = tl.load(post + i).to(tl.float32)
+    if PDL:
+        gdc_wait()
+    at = t[:, None] * H + i[None, :]
+    v = sum_partials(source, at, inside, T * H, S)
+    r = tl.load(residual + at, mask=inside, other=0.0)
+    tl.store(y + at, v, mask=inside)
+    z = v * gain[None, :]
+    to = sums + (t * (H // 128) + group) * 4
+    tl.store(to, tl.sum(v * v, 1), mask=there)
+    tl.store(to + 1, tl.sum(r * r, 1), mask=there)
+    tl.store(to + 2, tl.sum(r * z, 1), mask=there)
+    tl.store(to + 3, tl.sum(z * z, 1), mask=there)
+
+
+@triton.jit
+def _whole(sums, at, inside):
+    """A row's sum of what its groups left."""
+    return tl.sum(tl.load(sums + at, mask=inside, other=0.0, cache_modifier=".cg"), 1)
+
+
+@triton.jit(do_not_specialize=["T"])
+def _feed_kernel(
+    y,
+    sums,
+    residual,
+    post,
+    weight,
+    squares,
+    x,
+    factors,
+    order,
+    eps,
+    T,
+    H: tl.constexpr,
+    G_POW2: tl.constexpr,
+    MQ: tl.constexpr,
+    FORMAT: tl.constexpr,
+    ROWS: tl.constexpr,
+    ORDER: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
+    G: tl.constexpr = H // 128
+    group = tl.program_id(0)
+    i = group * 128 + tl.arange(0, 128)
+    if ORDER:
+        i = tl.load(order + i)
+    first = tl.load(post + i).to(tl.float32)
+    gain = tl.load(weight + i).to(tl.float32)
+    g = tl.arange(0, G_POW2)
+    t = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    there = t < T
+    inside = there[:, None]
+    known = inside & (g < G)[None, :]
+    four = (t * G)[:, None] * 4 + g[None, :] * 4
+    at = t[:, None] * H + i[None, :]
+    if PDL:
+        gdc_wait()
+    v = tl.load(y + at, mask=inside, other=0.0, cache_modifier=".cg")
+    r = tl.load(residual + at, mask=inside, other=0.0)
+    yy, rr = _whole(sums, four, known), _whole(sums, four + 1, known)
+    rz, zz = _whole(sums, four + 2, known), _whole(sums, four + 3, known)
+    inverse = tl.rsqrt(yy / H + eps)
+    zz = zz * inverse * inverse
+    # Where residual and sum cancel this is mostly rounding, and the rows are small whatever it says.
+    mean = (rr + 2.0 * rz * inverse + zz) / H
+    scale = tl.exp2(-tl.floor(0.5 * tl.log2(tl.maximum(mean, 1.0))))
+    v = v * inverse[:, None] * first[None, :] + r
+    tl.store(residual + at, v, mask=inside)
+    v = v * scale[:, None]
+    tl.store(squares + t * G + group, tl.sum(v * v, 1), mask=there)
+    write_rows(v * gain[None, :], x, factors, group, t, there, H, MQ, FORMAT)
+
+
+def feed(
+    y: torch.Tensor,
+    residual: torch.Tensor,
+    post: torch.Tensor,
+    weight: torch.Tensor,
+    rows: Rows,
+    squares: torch.Tensor,
+    eps: float,
+    *,
+    order: torch.Tensor | None = None,
+    pdl: bool = True,
+) -> None:
+    """Normalize `y` [S, T, H], add it to the residual, write `rows` and `squares` fp32 [T, G] for a product
+    that divides by the rms; see the head of this file. H in groups of 128. order int32 [H]: of the columns
+    of rows, as in w4_feed.py."""
+    t, h = residual.shape
+    device = residual.device
+    if h % GROUP:
+        raise ValueError(f"residual: columns in groups of {GROUP} wanted, {h} given")
+    require("residual", residual, (t, h), (torch.float32,), device)
+    require("y", y, (y.shape[0], t, h), _FLOATS, device)
+    require("post", post, (h,), _FLOATS, device)
+    require("weight", weight, (h,), _FLOATS, device)
+    require("squares", squares, (t, h // GROUP), (torch.float32,), device)
+    check_rows(rows, t, h, device)
+    if order is not None:
+        require("order", order, (h,), (torch.int32,), device)
+    way = traits(device)
+    pdl = pdl and way.pdl
+    splits, groups = y.shape[0], h // GROUP
+    several = together(t)
+    total = torch.empty(t, h, device=device)
+    sums = torch.empty(t, groups, 4, device=device)
+    grid = groups, triton.cdiv(t, several)
+    kernel = _sums_kernel[grid](
+        y, residual, post, total, sums, t,
+        H=h, S=splits, ROWS=several, ROOMY=roomy(t), PDL=pdl, **options(pdl, 1),
+    )  # fmt: skip
+    settle(kernel, t)
+    room = rows.factors.shape[1] if isinstance(rows, Int8Rows) else rows.factors.shape[2]
+    kernel = _feed_kernel[grid](
+        total, sums, residual, post, weight, squares, rows.x, rows.factors,
+        total if order is None else order, eps, t,
+        H=h, G_POW2=power_of_two(groups), MQ=room, FORMAT=format_of(rows), ROWS=several,
+        ORDER=order is not None, PDL=pdl, **options(pdl, 1),
+    )  # fmt: skip
+    settle(kernel, t)

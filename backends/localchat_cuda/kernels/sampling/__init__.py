@@ -1,0 +1,1 @@
+"""Sampling on the device: candidates, penalties and the draw."""

@@ -1,0 +1,270 @@
+"""The first four kernels of the sampler: process the logits, and find the tokens that may win. See
+sample.py."""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from localchat_cuda.kernels.sampling.state import DEEPEST, DEPTHS, FIGURES, LARGEST, SEEN
+
+
+@triton.jit(do_not_specialize=["context", "V"])
+def tally_kernel(tokens, prompts, counts, slots, positions, context, V, BLOCK: tl.constexpr):
+    p = tl.program_id(0)
+    slot = tl.load(slots + p).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    known = i < tl.load(positions + p)
+    token = tl.load(tokens + slot * context + i, mask=known, other=0)
+    known = known & (token >= 0) & (token < V)
+    output = i >= tl.load(prompts + slot)
+    place = counts + p.to(tl.int64) * V + token
+    tl.atomic_add(place, 1, mask=known & output)
+    tl.atomic_or(place, SEEN, mask=known & (i < tl.load(prompts + slot)))
+
+
+@triton.jit
+def clean(z):
+    z = tl.where(z != z, float("-inf"), z)
+    return tl.where(z > LARGEST, LARGEST, z)
+
+
+@triton.jit
+def exp_mass(z, top):
+    return tl.sum(tl.exp(z - tl.where(top == float("-inf"), 0.0, top)), 0)
+
+
+@triton.jit(do_not_specialize=["V", "words", "width"])
+def process_kernel(
+    logits,
+    rows,
+    slots,
+    floats,
+    bias_counts,
+    bias_ids,
+    bias_values,
+    masks,
+    mask_rows,
+    counts,
+    z,
+    blocks,
+    found,
+    V,
+    words,
+    width,
+    BLOCK: tl.constexpr,
+    MASKED: tl.constexpr,
+    TALLIED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    p = tl.program_id(0).to(tl.int64)
+    b = tl.program_id(1)
+    last = tl.num_programs(1)
+    i = b * BLOCK + tl.arange(0, BLOCK)
+    inside = i < V
+    slot = tl.load(slots + p).to(tl.int64)
+    x = tl.load(logits + tl.load(rows + p).to(tl.int64) * V + i, mask=inside, other=float("-inf"))
+    x = x.to(tl.float32)
+    raw = clean(x)
+    top = tl.max(raw, 0)
+    tl.store(blocks + p * FIGURES * last + b, top)
+    tl.store(blocks + (p * FIGURES + 1) * last + b, exp_mass(raw, top))
+    for e in range(tl.load(bias_counts + slot)):
+        hit = i == tl.load(bias_ids + slot * width + e)
+        x = tl.where(hit, x + tl.load(bias_values + slot * width + e), x)
+    if MASKED:
+        mask_row = tl.load(mask_rows + p)
+        if mask_row >= 0:
+            word = i // 32
+            held = tl.load(masks + mask_row.to(tl.int64) * words + word, mask=word < words, other=0)
+            x = tl.where(((held >> (i % 32)) & 1) == 1, x, float("-inf"))
+    if TALLIED:
+        count = tl.load(counts + p * V + i, mask=inside, other=0)
+        repetition = tl.load(floats + slot * 8 + 5)
+        output = count & (SEEN - 1)
+        minus = output.to(tl.float32) * tl.load(floats + slot * 8 + 6) + tl.load(
+            floats + slot * 8 + 7
+        )
+        repeated = tl.where(x > 0, x / repetition, x * repetition)
+        x = tl.where(count != 0, repeated - tl.where(output > 0, minus, 0.0), x)
+    x = clean(x)
+    x = tl.where(x == 0.0, 0.0, x)
+    top = tl.max(x, 0)
+    tl.store(blocks + (p * FIGURES + 2) * last + b, top)
+    tl.store(blocks + (p * FIGURES + 3) * last + b, exp_mass(x, top))
+    tl.store(z + p * V + i, x, mask=inside)
+    if b == 0:
+        tl.store(found + p, 0)
+
+
+@triton.jit
+def row_best(blocks, p, which, B, B_POW2: tl.constexpr):
+    """(maximum over the row, natural logarithm of its mass of exp(z - maximum), maxima of the
+    blocks)."""
+    b = tl.arange(0, B_POW2)
+    tops = tl.load(blocks + (p * FIGURES + which) * B + b, mask=b < B, other=float("-inf"))
+    masses = tl.load(blocks + (p * FIGURES + which + 1) * B + b, mask=b < B, other=0.0)
+    best = tl.max(tops, 0)
+    anchor = tl.where(best == float("-inf"), 0.0, best)
+    return best, tl.sum(masses * tl.exp(tops - anchor), 0), tops
+
+
+@triton.jit
+def _mix(x):
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    return (x ^ (x >> 27)) * 0x94D049BB133111EB
+
+
+@triton.jit
+def gumbel(key, token):
+    """Standard Gumbel noise of a token: -ln(-ln(1 - v)), v from the hash
+    (localchat/loop/noise.py)."""
+    h = _mix(key + (token.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15) >> 32
+    v = tl.minimum(
+        (h.to(tl.uint32).to(tl.float32) + 0.5) * 2.3283064365386963e-10, 1.0 - 5.960464477539063e-08
+    )
+    # -ln(1 - v) = 2 atanh(v / (2 - v)): the logarithm would lose a small v, and small v win
+    s = v / (2.0 - v)
+    t = s * s
+    tail = t * (
+        0.14285714 + t * (0.11111111 + t * (0.09090909 + t * (0.07692308 + t * 0.06666667)))
+    )
+    small = 2.0 * s * (1.0 + t * (0.33333334 + t * (0.2 + tail)))
+    return -tl.log(tl.where(v < 0.5, small, -tl.log(1.0 - v)))
+
+
+@triton.jit
+def noise(key, position):
+    """The key of a draw: the last step of `noise.draw_key`."""
+    x = _mix((key.to(tl.uint64) ^ position.to(tl.uint64)) + 0x9E3779B97F4A7C15)
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def depths():
+    """16 down to 1 nats below the best, in steps of a fifth."""
+    return tl.exp2(4.0 - 0.26666668 * tl.arange(0, DEPTHS).to(tl.float32))
+
+
+@triton.jit(do_not_specialize=["V", "B"])
+def measure_kernel(
+    z,
+    blocks,
+    slots,
+    positions,
+    floats,
+    top_k,
+    keys,
+    V,
+    B,
+    B_POW2: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    p = tl.program_id(0).to(tl.int64)
+    b = tl.program_id(1)
+    slot = tl.load(slots + p).to(tl.int64)
+    inverse = tl.load(floats + slot * 8)
+    best, _, _ = row_best(blocks, p, 2, B, B_POW2)
+    if (inverse > 0.0) & (best > float("-inf")):
+        i = b * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(z + p * V + i, mask=i < V, other=float("-inf"))
+        alive = x > float("-inf")
+        k = tl.load(top_k + slot)
+        typical = tl.load(floats + slot * 8 + 2)
+        top_p = tl.load(floats + slot * 8 + 3)
+        place = blocks + (p * FIGURES + 4) * B + b
+        if (k == 0) & (typical >= 1.0) & (top_p >= 1.0):
+            seed = noise(tl.load(keys + slot), tl.load(positions + p))
+            kept = alive & (x >= best + tl.load(floats + slot * 8 + 4))
+            score = tl.where(kept, (x - best) * inverse + gumbel(seed, i), float("-inf"))
+            top = tl.max(score, 0)
+            winner = tl.min(tl.where(kept & (score == top), i, 0x7FFFFF), 0)
+            tl.store(place, top)
+            tl.store(place + B, winner.to(tl.float32))
+        else:
+            near = alive[None, :] & (x[None, :] >= (best - depths())[:, None])
+            weight = tl.exp(x - best)
+            if k > 0:
+                weight = tl.full((BLOCK,), 1.0, tl.float32)
+            e = tl.arange(0, DEPTHS)
+            tl.store(place + (2 + e) * B, tl.sum(tl.where(near, weight[None, :], 0.0), 1))
+
+
+@triton.jit(do_not_specialize=["V", "B"])
+def collect_kernel(
+    z,
+    blocks,
+    slots,
+    floats,
+    top_k,
+    values,
+    ids,
+    found,
+    V,
+    B,
+    B_POW2: tl.constexpr,
+    BLOCK: tl.constexpr,
+    C: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    p = tl.program_id(0).to(tl.int64)
+    b = tl.program_id(1)
+    slot = tl.load(slots + p).to(tl.int64)
+    k = tl.load(top_k + slot)
+    top_p = tl.load(floats + slot * 8 + 3)
+    typical = tl.load(floats + slot * 8 + 2)
+    best, mass, _ = row_best(blocks, p, 2, B, B_POW2)
+    wanted = (k > 0) | ((top_p < 1.0) & (typical >= 1.0))
+    if wanted & (tl.load(floats + slot * 8) > 0.0) & (best > float("-inf")):
+        c = tl.arange(0, B_POW2)[None, :]
+        e = tl.arange(0, DEPTHS)[:, None]
+        within = tl.sum(tl.load(blocks + (p * FIGURES + 6 + e) * B + c, mask=c < B, other=0.0), 1)
+        needed = top_p * mass * 1.0001
+        if k > 0:
+            needed = k.to(tl.float32)
+        depth = tl.min(tl.where(within >= needed, depths(), DEEPEST), 0)
+        if k == 0:
+            # what cannot win is left out: the lowest of a prefix, so the others' sums stay the same
+            depth = tl.minimum(
+                depth, tl.minimum(tl.load(floats + slot * 8 + 1), -tl.load(floats + slot * 8 + 4))
+            )
+        least = best - depth
+        if tl.load(blocks + (p * FIGURES + 2) * B + b) >= least:
+            i = b * BLOCK + tl.arange(0, BLOCK)
+            x = tl.load(z + p * V + i, mask=i < V, other=float("-inf"))
+            kept = (x >= least) & (x > float("-inf"))
+            rank = tl.cumsum(kept.to(tl.int32), 0)
+            at = tl.atomic_add(found + p, tl.sum(kept.to(tl.int32), 0)) + rank - 1
+            kept = kept & (at < C)
+            tl.store(values + p * C + at, x, mask=kept)
+            tl.store(ids + p * C + at, i, mask=kept)
+
+
+@triton.jit
+def greedy(z, tops, V, BLOCK: tl.constexpr, B_POW2: tl.constexpr):
+    """Lowest id of the largest value: of the first block that has it."""
+    b = tl.arange(0, B_POW2)
+    best = tl.max(tops, 0)
+    block = tl.min(tl.where(tops == best, b, B_POW2), 0)
+    i = block * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(z + i, mask=i < V, other=float("-inf"))
+    return tl.min(tl.where(x == best, i, V), 0)
+
+
+@triton.jit
+def race(blocks, p, B, B_POW2: tl.constexpr):
+    """The winner among the blocks' winners."""
+    b = tl.arange(0, B_POW2)
+    place = blocks + (p * FIGURES + 4) * B + b
+    score = tl.load(place, mask=b < B, other=float("-inf"))
+    winner = tl.load(place + B, mask=b < B, other=8388607.0)
+    return tl.min(tl.where(score == tl.max(score, 0), winner, 8388607.0), 0).to(tl.int32)

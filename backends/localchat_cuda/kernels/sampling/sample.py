@@ -1,0 +1,399 @@
+"""Drawing tokens on the GPU by the contract of localchat/loop/sampling.py: the same token ids,
+except where two scores or a sum and its threshold come within rounding of each other (about 1e-6).
+
+Letters: P points (places whose token is drawn), R rows of logits, V vocabulary, B = V / 1024
+blocks, S slots of the state table, C = 16,384 candidates.
+
+Five kernels, no synchronisation with the CPU, no sort:
+1. `tally_kernel` (P, tokens / 1024): counts of the tokens before a point, where any is penalised.
+2. `process_kernel` (P, B): bias, mask, penalties; per block the maximum and the mass of exp.
+3. `measure_kernel` (P, B): per block, where there is no filter but min-p, the winner of the draw;
+   else how many tokens, or how much mass, lie within each of 16 depths below the best.
+4. `collect_kernel` (P, B): the tokens down to the first depth that suffices, in any order, into a
+   list of at most C.
+5. `_draw_kernel` (P,): the filters and the draw over that list. Where the list cannot hold what a
+   filter looks at (flat distributions, typical-p without top-k) the same code walks the row.
+
+A filter keeps a prefix of some order, so it is a search for the prefix's last element: halving the
+range of the 64-bit key (order, token id), with the range pulled in to elements that exist. Masses
+are summed as integers (40 fractional bits): the order of the candidates changes no bit. Noise:
+localchat/loop/noise.py. Gumbel-max without softmax: vLLM's model runner; threshold search: FlashInfer.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from localchat_cuda.kernels.launch import options, power_of_two, require, traits
+from localchat_cuda.kernels.sampling.candidates import (
+    clean,
+    collect_kernel,
+    greedy,
+    gumbel,
+    measure_kernel,
+    noise,
+    process_kernel,
+    race,
+    row_best,
+    tally_kernel,
+)
+from localchat_cuda.kernels.sampling.state import (
+    BLOCK,
+    CANDIDATES,
+    DEEPEST,
+    FRACTION,
+    HIGHEST,
+    LOWEST,
+    PenaltyTokens,
+    SamplingTensors,
+    Scratch,
+    check,
+)
+
+
+@triton.jit
+def _key(x, token):
+    """int64 that rises as x falls; among equals with the token id."""
+    bits = x.to(tl.int32, bitcast=True)
+    rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return ((-1 - rising).to(tl.int64) << 32) | token.to(tl.int64)
+
+
+@triton.jit
+def _chunk(values, ids, whole, n, c, CHUNK: tl.constexpr):
+    """Values and ids of one stretch of the list or, if `whole` is 1, of the row itself;
+    -inf past its end."""
+    at = c * CHUNK + tl.arange(0, CHUNK)
+    inside = at < n
+    x = tl.load(values + at, mask=inside, other=float("-inf"))
+    token = tl.load(ids + at, mask=at < n * (1 - whole), other=0)
+    return x, token + at * whole
+
+
+@triton.jit
+def _weight(x, best):
+    return (tl.exp(x - best) * FRACTION).to(tl.int64)
+
+
+@triton.jit
+def _distance(x, token, best, mean):
+    """The key of typical-p: rises with the distance of x - best from its mean."""
+    return _key(-tl.abs((x - best) - mean), token)
+
+
+@triton.jit
+def _kept(x, token, best, limit, far, mean):
+    """What top-k (keys up to `limit`) and typical-p (distances up to `far`) keep."""
+    return (
+        (x > float("-inf")) & (_key(x, token) <= limit) & (_distance(x, token, best, mean) <= far)
+    )
+
+
+@triton.jit
+def _total(values, ids, whole, n, best, limit, far, mean, CHUNK: tl.constexpr, FALL: tl.constexpr):
+    """Sum of the masses of what is kept; FALL: of the masses times best - x."""
+    total = tl.zeros((CHUNK,), tl.int64)
+    for c in range(tl.cdiv(n, CHUNK)):
+        x, token = _chunk(values, ids, whole, n, c, CHUNK)
+        kept = _kept(x, token, best, limit, far, mean)
+        if FALL:
+            fall = tl.where(kept, best - x, 0.0)
+            total += tl.where(kept, (tl.exp(-fall) * fall * FRACTION).to(tl.int64), 0)
+        else:
+            total += tl.where(kept, _weight(x, best), 0)
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def _search(
+    values, ids, whole, n, best, limit, far, mean, needed,
+    CHUNK: tl.constexpr, MASS: tl.constexpr, TYPICAL: tl.constexpr,
+):  # fmt: skip
+    """Key of the last element of the shortest prefix whose weights (tokens, or masses) sum to
+    `needed` or more, among what is kept; the order is that of falling x, or of rising distance.
+    All, if the sum is never reached."""
+    low = tl.full((), LOWEST, tl.int64)
+    high = tl.full((), HIGHEST, tl.int64)
+    # low: its prefix is too short. high: its prefix suffices, or it lies past the last element.
+    while low + 1 < high:
+        middle = (low >> 1) + (high >> 1) + (low & high & 1)
+        total = tl.zeros((CHUNK,), tl.int64)
+        below = tl.full((CHUNK,), LOWEST, tl.int64)
+        above = tl.full((CHUNK,), HIGHEST, tl.int64)
+        for c in range(tl.cdiv(n, CHUNK)):
+            x, token = _chunk(values, ids, whole, n, c, CHUNK)
+            kept = _kept(x, token, best, limit, far, mean)
+            if TYPICAL:
+                key = _distance(x, token, best, mean)
+            else:
+                key = _key(x, token)
+            inside = kept & (key <= middle)
+            if MASS:
+                total += tl.where(inside, _weight(x, best), 0)
+            else:
+                total += inside.to(tl.int64)
+            below = tl.maximum(below, tl.where(inside, key, LOWEST))
+            above = tl.minimum(above, tl.where(kept & (key > middle), key, HIGHEST))
+        if tl.sum(total, 0) >= needed:
+            high = tl.max(below, 0)
+        else:
+            low = tl.min(above, 0) - 1
+    return high
+
+
+@triton.jit
+def _sample(
+    row, listed, ids, n, V, best, mass, inverse, k, reach, typical, top_p, drop, seed,
+    C: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """The filters and the draw of one point."""
+    needed = (top_p.to(tl.float64) * mass.to(tl.float64) * FRACTION).to(tl.int64)
+    limit = tl.full((), HIGHEST, tl.int64)
+    far = tl.full((), HIGHEST, tl.int64)
+    mean = best * 0.0
+    # the list serves where it holds everything that a filter looks at
+    if k > 0:
+        whole = (n > C) | ((n < k) & (n < V))
+    elif typical < 1.0:
+        whole = n >= 0
+    else:
+        whole = n > C
+        if (top_p < 1.0) & (n <= C):
+            held = _total(listed, ids, n * 0, n, best, limit, far, mean, CHUNK, False)
+            whole = (held < needed) & (tl.minimum(reach, -drop) > DEEPEST)
+    whole = whole.to(tl.int32)
+    if whole != 0:
+        listed = row
+        n = V
+    if (k > 0) & (k < V):
+        limit = _search(
+            listed, ids, whole, n, best, limit, far, mean, k.to(tl.int64), CHUNK, False, False
+        )
+    top = best
+    if typical < 1.0:
+        total = _total(listed, ids, whole, n, best, limit, far, mean, CHUNK, False)
+        fall = _total(listed, ids, whole, n, best, limit, far, mean, CHUNK, True)
+        mean = -(fall.to(tl.float64) / total.to(tl.float64)).to(tl.float32)
+        goal = tl.maximum((typical.to(tl.float64) * total.to(tl.float64)).to(tl.int64), 1)
+        far = _search(listed, ids, whole, n, best, limit, far, mean, goal, CHUNK, True, True)
+        tops = tl.full((CHUNK,), float("-inf"), tl.float32)
+        for c in range(tl.cdiv(n, CHUNK)):
+            x, token = _chunk(listed, ids, whole, n, c, CHUNK)
+            tops = tl.maximum(
+                tops, tl.where(_kept(x, token, best, limit, far, mean), x, float("-inf"))
+            )
+        top = tl.max(tops, 0)
+    nucleus = limit
+    if top_p < 1.0:
+        if (k > 0) | (typical < 1.0):
+            total = _total(listed, ids, whole, n, best, limit, far, mean, CHUNK, False)
+            needed = (top_p.to(tl.float64) * total.to(tl.float64)).to(tl.int64)
+        needed = tl.maximum(needed, 1)
+        nucleus = _search(listed, ids, whole, n, best, limit, far, mean, needed, CHUNK, True, False)
+    won = tl.full((CHUNK,), float("-inf"), tl.float32)
+    winner = tl.full((CHUNK,), 0x7FFFFFFF, tl.int32)
+    for c in range(tl.cdiv(n, CHUNK)):
+        x, token = _chunk(listed, ids, whole, n, c, CHUNK)
+        kept = (
+            _kept(x, token, best, limit, far, mean)
+            & (_key(x, token) <= nucleus)
+            & (x >= top + drop)
+        )
+        score = tl.where(kept, (x - top) * inverse + gumbel(seed, token), float("-inf"))
+        better = kept & ((score > won) | ((score == won) & (token < winner)))
+        won = tl.where(better, score, won)
+        winner = tl.where(better, token, winner)
+    return tl.min(tl.where(won == tl.max(won, 0), winner, 0x7FFFFFFF), 0)
+
+
+@triton.jit(do_not_specialize=["V", "B"])
+def _draw_kernel(
+    logits,
+    rows,
+    slots,
+    positions,
+    floats,
+    top_k,
+    keys,
+    z,
+    blocks,
+    values,
+    ids,
+    found,
+    tokens,
+    logprobs,
+    normalizers,
+    V,
+    B,
+    B_POW2: tl.constexpr,
+    BLOCK: tl.constexpr,
+    C: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    p = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + p).to(tl.int64)
+    raw_best, raw_mass, _ = row_best(blocks, p, 0, B, B_POW2)
+    normalizer = tl.where(raw_best == float("-inf"), 0.0, raw_best) + tl.log(
+        tl.maximum(raw_mass, 1e-30)
+    )
+    best, mass, tops = row_best(blocks, p, 2, B, B_POW2)
+    inverse = tl.load(floats + slot * 8)
+    token = tl.full((), -1, tl.int32)
+    if best > float("-inf"):
+        k = tl.load(top_k + slot)
+        typical = tl.load(floats + slot * 8 + 2)
+        top_p = tl.load(floats + slot * 8 + 3)
+        if inverse == 0.0:
+            token = greedy(z + p * V, tops, V, BLOCK, B_POW2)
+        elif (k == 0) & (typical >= 1.0) & (top_p >= 1.0):
+            token = race(blocks, p, B, B_POW2)
+        else:
+            token = _sample(
+                z + p * V, values + p * C, ids + p * C, tl.load(found + p), V, best, mass,
+                inverse, k, tl.load(floats + slot * 8 + 1), typical, top_p, tl.load(floats + slot *
+                8 + 4), noise(tl.load(keys + slot), tl.load(positions + p)), C, CHUNK,
+            )  # fmt: skip
+    tl.store(tokens + p, token)
+    row = tl.load(rows + p).to(tl.int64) * V
+    own = tl.load(logits + row + tl.maximum(token, 0)).to(tl.float32)
+    own = tl.where(
+        (token < 0) | (raw_best == float("-inf")), float("-inf"), clean(own) - normalizer
+    )
+    tl.store(logprobs + p, own)
+    tl.store(normalizers + p, normalizer)
+
+
+def draw(
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    settings: SamplingTensors,
+    scratch: Scratch,
+    tokens: torch.Tensor,
+    logprobs: torch.Tensor,
+    normalizers: torch.Tensor,
+    *,
+    known: PenaltyTokens | None = None,
+    masks: torch.Tensor | None = None,
+    mask_rows: torch.Tensor | None = None,
+    pdl: bool = True,
+) -> None:
+    """Draw one token for each point; the reference is `localchat.loop.sampling.Sampler.draw`.
+
+    logits [R, V] fp32, fp16 or bf16, only read. Per point, int32 [P]: its row of logits, its slot
+    of `settings`, the position of the drawn token in its sequence. Results: tokens int32 [P] (-1:
+    nothing to draw), logprobs fp32 [P] of the raw logits, normalizers fp32 [P], so that row -
+    normalizer are all log probabilities. known: wanted when any point is penalised. masks int32 [N,
+    words] with mask_rows int32 [P] (-1: no mask).
+    """
+    check(logits, rows, slots, positions, settings, scratch)
+    vocabulary, device = logits.shape[1], logits.device
+    points = rows.shape[0]
+    require("tokens", tokens, (points,), (torch.int32,), device)
+    require("logprobs", logprobs, (points,), (torch.float32,), device)
+    require("normalizers", normalizers, (points,), (torch.float32,), device)
+    if (masks is None) != (mask_rows is None):
+        raise ValueError("masks, mask_rows: both or neither wanted")
+    way = traits(device)
+    pdl = pdl and way.pdl
+    blocks = -(-vocabulary // BLOCK)
+    if known is not None:
+        context = known.tokens.shape[1]
+        require("known.counts", known.counts, (points, vocabulary), (torch.int32,), device)
+        known.counts.zero_()
+        tally_kernel[(points, triton.cdiv(context, BLOCK))](
+            known.tokens,
+            known.prompts,
+            known.counts,
+            slots,
+            positions,
+            context,
+            vocabulary,
+            BLOCK=BLOCK,
+        )
+    process_kernel[(points, blocks)](
+        logits,
+        rows,
+        slots,
+        settings.floats,
+        settings.bias_counts,
+        settings.bias_ids,
+        settings.bias_values,
+        rows if masks is None else masks,
+        rows if mask_rows is None else mask_rows,
+        rows if known is None else known.counts,
+        scratch.z,
+        scratch.blocks,
+        scratch.counts,
+        vocabulary,
+        0 if masks is None else masks.shape[1],
+        settings.bias_ids.shape[1],
+        BLOCK=BLOCK,
+        MASKED=masks is not None,
+        TALLIED=known is not None,
+        PDL=pdl and known is None,
+        **options(pdl and known is None, 4),
+    )
+    measure_kernel[(points, blocks)](
+        scratch.z,
+        scratch.blocks,
+        slots,
+        positions,
+        settings.floats,
+        settings.top_k,
+        settings.keys,
+        vocabulary,
+        blocks,
+        B_POW2=power_of_two(blocks),
+        BLOCK=BLOCK,
+        PDL=pdl,
+        **options(pdl, 4),
+    )
+    collect_kernel[(points, blocks)](
+        scratch.z,
+        scratch.blocks,
+        slots,
+        settings.floats,
+        settings.top_k,
+        scratch.values,
+        scratch.ids,
+        scratch.counts,
+        vocabulary,
+        blocks,
+        B_POW2=power_of_two(blocks),
+        BLOCK=BLOCK,
+        C=CANDIDATES,
+        PDL=pdl,
+        **options(pdl, 4),
+    )
+    _draw_kernel[(points,)](
+        logits,
+        rows,
+        slots,
+        positions,
+        settings.floats,
+        settings.top_k,
+        settings.keys,
+        scratch.z,
+        scratch.blocks,
+        scratch.values,
+        scratch.ids,
+        scratch.counts,
+        tokens,
+        logprobs,
+        normalizers,
+        vocabulary,
+        blocks,
+        B_POW2=power_of_two(blocks),
+        BLOCK=BLOCK,
+        C=CANDIDATES,
+        CHUNK=2048,
+        PDL=pdl,
+        **options(pdl, 8),
+    )

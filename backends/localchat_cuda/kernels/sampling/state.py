@@ -1,0 +1,128 @@
+"""What the sampler's kernels read and write: settings of each slot, known tokens, workspace. See
+sample.py."""
+
+from dataclasses import dataclass
+
+import torch
+import triton.language as tl
+
+from localchat_cuda.kernels.launch import require
+
+BLOCK = 1024
+CANDIDATES = 16384
+NOTHING = -1
+FIELDS = (
+    "inverse_temperature",
+    "reach",
+    "typical_p",
+    "top_p",
+    "drop",
+    "repetition",
+    "frequency",
+    "presence",
+)
+"""Columns of `Settings.floats`. inverse_temperature: float32(1 / temperature), 0.0 for greedy.
+reach: how far below the best a candidate can still win, REACH * temperature, inf with typical-p.
+drop: ln(min_p), -inf for none."""
+SEEN = tl.constexpr(1 << 30)
+DEPTHS = tl.constexpr(16)
+DEEPEST = tl.constexpr(16.0)
+FIGURES = tl.constexpr(6 + 16)
+"""Rows of `Scratch.blocks`: raw maximum and mass, processed maximum and mass, score and id of the
+block's winner, and what lies within each depth: tokens where there is a top-k, else mass."""
+FRACTION = tl.constexpr(1099511627776.0)
+LARGEST = tl.constexpr(3.4028234663852886e38)
+LOWEST = tl.constexpr(-0x7FFFFFFFFFFFFFFF)
+HIGHEST = tl.constexpr(0x7FFFFFFFFFFFFFFF)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingTensors:
+    """Sampling of each slot. floats fp32 [S, 8] (FIELDS), top_k int32 [S] (0: off), keys int64 [S]:
+    `noise.draw_key` before its last step, mix(mix(seed + G) ^ choice + G). bias_counts int32 [S],
+    bias_ids int32 and bias_values fp32 [S, width]."""
+
+    floats: torch.Tensor
+    top_k: torch.Tensor
+    keys: torch.Tensor
+    bias_counts: torch.Tensor
+    bias_ids: torch.Tensor
+    bias_values: torch.Tensor
+
+    @staticmethod
+    def empty(slots: int, bias: int, device: torch.device) -> "SamplingTensors":
+        def whole(*extents: int) -> torch.Tensor:
+            return torch.zeros(*extents, dtype=torch.int32, device=device)
+
+        return SamplingTensors(
+            torch.zeros(slots, len(FIELDS), device=device),
+            whole(slots),
+            torch.zeros(slots, dtype=torch.int64, device=device),
+            whole(slots),
+            whole(slots, bias),
+            torch.zeros(slots, bias, device=device),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PenaltyTokens:
+    """For penalties: tokens int32 [S, context], the known tokens of each slot; prompts int32 [S],
+    how many of them are prompt; counts int32 [P, V], scratch."""
+
+    tokens: torch.Tensor
+    prompts: torch.Tensor
+    counts: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Workspace for P points: processed logits, block figures [P, 22, B], the candidates and their
+    number."""
+
+    z: torch.Tensor
+    blocks: torch.Tensor
+    values: torch.Tensor
+    ids: torch.Tensor
+    counts: torch.Tensor
+
+    @staticmethod
+    def empty(points: int, vocabulary: int, device: torch.device) -> "Scratch":
+        return Scratch(
+            torch.empty(points, vocabulary, device=device),
+            torch.empty(points, FIGURES.value, -(-vocabulary // BLOCK), device=device),
+            torch.empty(points, CANDIDATES, device=device),
+            torch.empty(points, CANDIDATES, dtype=torch.int32, device=device),
+            torch.empty(points, dtype=torch.int32, device=device),
+        )
+
+
+def check(
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    settings: SamplingTensors,
+    scratch: Scratch,
+) -> None:
+    """ValueError naming the argument that the kernels could not read."""
+    vocabulary, device = logits.shape[1], logits.device
+    points, slot_count = rows.shape[0], settings.top_k.shape[0]
+    whole = (torch.int32,)
+    require(
+        "logits", logits, (None, vocabulary), (torch.float32, torch.float16, torch.bfloat16), device
+    )
+    for name, tensor in (("rows", rows), ("slots", slots), ("positions", positions)):
+        require(name, tensor, (points,), whole, device)
+    require("settings.floats", settings.floats, (slot_count, len(FIELDS)), (torch.float32,), device)
+    require("settings.top_k", settings.top_k, (slot_count,), whole, device)
+    require("settings.keys", settings.keys, (slot_count,), (torch.int64,), device)
+    require("settings.bias_ids", settings.bias_ids, (slot_count, None), whole, device)
+    require("scratch.z", scratch.z, (points, vocabulary), (torch.float32,), device)
+    require(
+        "scratch.blocks",
+        scratch.blocks,
+        (points, FIGURES.value, -(-vocabulary // BLOCK)),
+        (torch.float32,),
+        device,
+    )
+    require("scratch.values", scratch.values, (points, CANDIDATES), (torch.float32,), device)

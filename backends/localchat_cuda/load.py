@@ -1,0 +1,153 @@
+"""From a checkpoint folder to a warm runner."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from localchat.errors import DoesNotFit
+from localchat.fit.kv_names import FP8
+from localchat.loop.backend import (
+    LAST,
+    Capabilities,
+    Enter,
+    LoadOptions,
+    Point,
+    Progress,
+    Row,
+    SamplingParams,
+    StepPlan,
+    Widths,
+)
+from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.compile_ahead.workers import CompileAhead
+from localchat_cuda.memory_plan import PAGE_TOKENS, kv_token_bytes, kv_types
+from localchat_cuda.model_config import ModelConfig
+from localchat_cuda.runner.input_batch import BESIDE, MIXED_BUCKETS, PROMPT_BUCKETS
+from localchat_cuda.runner.kv_pages import Pages
+from localchat_cuda.runner.model import SEEN_BEFORE_CAPTURE, LoadedModel
+from localchat_cuda.runner.runner import DEPTH, CudaRunner
+from localchat_cuda.weights.loader import load
+from localchat_cuda.weights.source import Checkpoint, RandomWeights, WeightSource
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_STEP_S, _SHARED_STEP_S = 0.2, 0.018
+"""Longest step that computes prompts, and while others write. 0.2 s, not 0.1: 7,000 tokens of a 7B model in one
+step instead of two are dequantized for once, and nobody waits but who asked."""
+_LIMITS = (
+    "texts of the same seed can differ at a near-tie: sums depend on how many rows a step has",
+    "no embeddings",
+)
+_ROUNDED = (
+    "this checkpoint was made for activations of 8 bits: GPUs with FP8 tensor cores round them in steps of "
+    "more than 64 rows"
+)
+_WARM_PROMPTS = (33, 100, 1100)
+"""One for each way through the products: with the fewest tiles, with more, and dequantized."""
+_WARM_POSITIONS = (1, 130, 260, 520, 1040)
+"""One for each number of ranges that a history is cut into."""
+
+
+def load_runner(
+    config: ModelConfig, folder: Path | None, place: str, options: LoadOptions, progress: Progress,
+    say: Callable[[str], None],
+) -> CudaRunner:  # fmt: skip
+    """Weights (of `folder`; None: random ones) and pages on `place`, and warm-up. Raises ModelInvalid,
+    DoesNotFit, EngineClosed."""
+    device = torch.device(place)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    plan, can = options.plan, capabilities(config, options)
+    total = max(plan.weights_bytes, 1)
+
+    def told(done: int, layers: int) -> bool:
+        # The last layer is not the end: the head follows, then `progress(total, total)`.
+        return progress(min(total * done // (layers + 1), total - 1), total)
+
+    with (
+        CompileAhead(config, can, device, say, head_int8=options.head_int8) as ahead,
+        _memory_or_advice(options),
+    ):
+        source: WeightSource = (
+            RandomWeights(device) if folder is None else Checkpoint(folder, device)
+        )
+        names = ARCHITECTURES[config.architecture].NAMES
+        weights = load(
+            config, names, source, device, head_int8=options.head_int8, progress=told, say=say
+        )
+        blocks = can.kv_tokens // can.block_tokens
+        pages = Pages(
+            config, blocks + 1, can.context_tokens, device, _DTYPES[config.dtype], can.block_tokens,
+            coded=can.kv_type == FP8,
+        )  # fmt: skip
+        network = LoadedModel(config, weights, pages, kernels=device.type == "cuda")
+        progress(total, total)
+        ahead.wait()
+        runner = CudaRunner(network, can)
+        warm_up(runner)
+    return runner
+
+
+def capabilities(config: ModelConfig, options: LoadOptions) -> Capabilities:
+    """What the loaded model can do, by its plan."""
+    plan = options.plan
+    per_token = kv_token_bytes(config, plan.kv_type)
+    pages = plan.kv_bytes // (per_token * PAGE_TOKENS)
+    return Capabilities(
+        context_tokens=plan.context_tokens,
+        kv_tokens=pages * PAGE_TOKENS,
+        max_slots=options.max_slots,
+        max_rows=options.max_slots,
+        max_step_tokens=plan.max_step_tokens,
+        depth=DEPTH,
+        block_tokens=PAGE_TOKENS,
+        bytes_per_token=per_token,
+        kv_type=plan.kv_type,
+        kv_types=kv_types(config),
+        step_target_s=_STEP_S,
+        shared_step_target_s=_SHARED_STEP_S,
+        widths=Widths(PROMPT_BUCKETS, BESIDE, MIXED_BUCKETS),
+        limits=(*_LIMITS, _ROUNDED) if config.rounded else _LIMITS,
+    )
+
+
+def warm_up(runner: CudaRunner) -> None:
+    """Prompts of several lengths, tokens at several, and the graph of one row: kernels are compiled or read
+    from Triton's cache. The pages that this writes belong to nobody yet."""
+    can = runner.capabilities
+    page = can.block_tokens
+    room = min(can.context_tokens, can.kv_tokens) - 1
+    longest = min(max(_WARM_PROMPTS), room, can.max_step_tokens)
+    if longest < 1:
+        return
+    blocks = tuple(range(-(-(longest + 1) // page)))
+    sampling = SamplingParams(temperature=0.0)
+    enter: tuple[Enter, ...] = (Enter(-1, 0, (0,) * longest, longest, sampling),)
+    for size in sorted({min(each, longest) for each in _WARM_PROMPTS}):
+        row = Row(-1, 0, 0, (0,) * size, (), blocks)
+        runner.launch(StepPlan(0, (row,), (Point(0, size - 1, -1),), (), enter))
+        runner.collect()
+        enter, blocks = (), ()
+    for position in (*_WARM_POSITIONS, *[1] * SEEN_BEFORE_CAPTURE):
+        if position < longest:
+            row = Row(-1, 0, position, LAST)
+            runner.launch(StepPlan(0, (row,), (Point(0, 0, -1),)))
+            runner.collect()
+    runner.launch(StepPlan(0, leave=(-1,)))
+    runner.collect()
+
+
+@contextmanager
+def _memory_or_advice(options: LoadOptions) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as trouble:
+        plan = options.plan
+        raise DoesNotFit(
+            f"The GPU had less room than planned: {plan.total_bytes:,} bytes were wanted.",
+            hint="Other programs may have taken memory meanwhile: close them, or use a shorter context "
+            "(--ctx) or less KV (--kv-gb).",
+            needed_bytes=plan.total_bytes,
+            free_bytes=plan.free_bytes,
+        ) from trouble

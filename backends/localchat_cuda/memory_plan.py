@@ -1,0 +1,336 @@
+"""What a checkpoint takes of a GPU, decided before anything is loaded: weights, KV pages, workspace, room
+for the driver. Imports no torch.
+
+Free memory is that of this moment; limits are absolute (`Limits`). The context is shrunk, with a sentence,
+where the one that was trained for does not fit.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from localchat.errors import UsageError
+from localchat.fit.kv_names import FP8, named
+from localchat.fit.machine import Gpu
+from localchat.fit.plan import LEAST_CONTEXT_TOKENS, LoadWish, MemoryPlan, largest, reserve_bytes
+from localchat.fit.safetensors_header import SafetensorsHeader
+from localchat.fit.words import flag_gigabytes, size, tokens
+from localchat_cuda.model_config import FloatType, ModelConfig
+from localchat_cuda.quantization_config import PACKED_GROUP, floating_bytes
+from localchat_cuda.rope_config import Dynamic, LongFactors
+from localchat_cuda.weights.source import is_text, usual_name
+
+PAGE_TOKENS = 64
+STEP_TOKENS = 2048
+"""Most tokens of a step, 50 ms for a 7B model on an H200."""
+_LARGE_STEPS = ((60_000_000_000, 8192), (30_000_000_000, 4096))
+"""The same where so many bytes or more may be used. 4,096 take 1.4 GB for activations, 8,192 twice that; each
+doubling dequantizes half as often."""
+OVERHEAD_BYTES = 900_000_000
+"""The driver's context, the libraries' handles and workspaces, compiled kernels, captured graphs."""
+HEAD_COLUMNS = 128
+"""An 8-bit head's columns are multiplied in runs of these."""
+_DECODED_PAGES, _DECODED_BYTES = 512, 1 << 27
+"""Bounds of what a step decodes of a cache in 8 bits: 32,768 tokens, fewer of models with many key heads."""
+_HOPPER_BYTES = 40_000_000_000
+"""No Hopper GPU has less memory."""
+_HALF, _FLOAT, _LARGEST_SLOTS = 2, 4, 256
+_KV_TYPES: dict[FloatType, str] = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The user's absolute bounds in bytes, None: none. gpu_bytes: everything on the GPU. kv_bytes: the
+    cache alone."""
+
+    gpu_bytes: int | None = None
+    kv_bytes: int | None = None
+
+
+def plan(
+    config: ModelConfig,
+    headers: Iterable[SafetensorsHeader],
+    wish: LoadWish,
+    gpu: Gpu,
+    limits: StepLimits | None = None,
+) -> MemoryPlan:
+    """The verdict on a load to one GPU. Never raises for memory: `fit.plan.demand` makes the error of a
+    plan that does not fit. Raises UsageError for a KV type the engine lacks, and for nonsense numbers."""
+    return _Planner(config, tuple(headers), wish, gpu, limits or StepLimits()).plan()
+
+
+def kv_types(config: ModelConfig) -> tuple[str, ...]:
+    """How the cache can be kept, best first: as the model's activations are, or in 8 bits."""
+    return _KV_TYPES[config.dtype], FP8
+
+
+def kv_token_bytes(config: ModelConfig, kv_type: str | None = None) -> int:
+    """Keys and values of one token in all layers; None: in the model's own type."""
+    heads = 2 * config.layers * config.key_heads
+    if kv_type == FP8:
+        return heads * (config.head_dim + 1)
+    return heads * config.head_dim * (_FLOAT if config.dtype == "float32" else _HALF)
+
+
+def weights_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> int:
+    """What the files' tensors of the text part take once loaded, floating ones in the config's type."""
+    wide = _FLOAT if config.dtype == "float32" else _HALF
+    taken = config.quantization.loaded_bytes if config.quantization else floating_bytes
+    return sum(
+        taken(tensor, wide)
+        for header in headers
+        for tensor in header.tensors
+        if is_text(tensor.name)
+        and not (config.tied and usual_name(tensor.name) == "lm_head.weight")
+    )
+
+
+def parameters(config: ModelConfig) -> int:
+    """Numbers in the weights, as people count a model's size."""
+    width, d = config.hidden, config.head_dim
+    norms = 4 if config.post_normed else 2
+    layer = width * (config.qkv_columns + config.heads * d + 3 * config.feed + norms)
+    layer += config.qkv_columns if config.biased else 0
+    layer += 2 * d if config.normed_heads else 0
+    return config.layers * layer + config.vocabulary * width * (1 if config.tied else 2) + width
+
+
+def dummy_bytes(config: ModelConfig) -> int:
+    """What random weights of this shape take."""
+    wide = _FLOAT if config.dtype == "float32" else _HALF
+    if config.quantization is None:
+        return parameters(config) * wide
+    width, heads, feed = config.hidden, config.heads * config.head_dim, config.feed
+    shapes = ((config.qkv_columns, width), (width, heads), (2 * feed, width), (width, feed))
+    layer = sum(config.quantization.product_bytes(n, k) for n, k in shapes)
+    plain = parameters(config) - config.layers * sum(n * k for n, k in shapes)
+    return config.layers * layer + plain * wide
+
+
+def rounded_head_bytes(config: ModelConfig) -> int:
+    """What an 8-bit head takes more than the floating one: less than nothing, but where the embedding is the
+    head and stays beside it."""
+    numbers = config.vocabulary * config.hidden
+    wide = _FLOAT if config.dtype == "float32" else _HALF
+    return numbers + _FLOAT * config.vocabulary - (0 if config.tied else numbers * wide)
+
+
+def step_tokens(free_bytes: int) -> int:
+    """Most tokens of a step on a GPU of which so many bytes may be used."""
+    return next((most for least, most in _LARGE_STEPS if free_bytes >= least), STEP_TOKENS)
+
+
+def workspace_bytes(config: ModelConfig, slots: int, step: int = STEP_TOKENS) -> int:
+    """Activations of a step of `step` tokens, logits of `slots` points with the sampler's copy, and the
+    dequantized weight that the library multiplies."""
+    width = max(config.qkv_columns, 2 * config.feed, config.hidden)
+    activations = step * (2 * width + 3 * config.hidden) * _FLOAT
+    logits = slots * config.vocabulary * 3 * _FLOAT
+    spread = 2 * config.feed * config.hidden * _HALF if config.quantization else 0
+    return activations + logits + spread
+
+
+def decoded_pages(key_heads: int, head_dim: int) -> int:
+    """Most pages of codes that a step decodes for its prompt chunks, in room that all layers share."""
+    return min(_DECODED_PAGES, _DECODED_BYTES // (2 * key_heads * PAGE_TOKENS * head_dim * _HALF))
+
+
+def decoded_bytes(config: ModelConfig, gpu: Gpu) -> int:
+    """That room, on GPUs that may have the kernel which wants it."""
+    if gpu.total_bytes < _HOPPER_BYTES:
+        return 0
+    page = 2 * config.key_heads * PAGE_TOKENS * config.head_dim * _HALF
+    return decoded_pages(config.key_heads, config.head_dim) * page
+
+
+def rotation_bytes(config: ModelConfig, context: int) -> int:
+    """Tables of cosines and sines: one, or two where layers with a window turn otherwise."""
+    tables = 1 if config.windowed_rotation is None else 2
+    return tables * context * config.head_dim * _FLOAT
+
+
+class _Planner:
+    def __init__(
+        self, config: ModelConfig, headers: tuple[SafetensorsHeader, ...], wish: LoadWish, gpu: Gpu,
+        limits: StepLimits,
+    ) -> None:  # fmt: skip
+        self.config, self.wish, self.limits = config, wish, limits
+        self.kv_types = kv_types(config)
+        self.kv_type = named(wish.kv_type) or self.kv_types[0]
+        self._check()
+        self.weights = weights_bytes(config, headers) if headers else dummy_bytes(config)
+        self.card_free = max(gpu.free_bytes - reserve_bytes(gpu.total_bytes), 0)
+        self.free = self.card_free
+        if limits.gpu_bytes is not None:
+            self.free = min(self.free, limits.gpu_bytes)
+        self.step = step_tokens(self.free)
+        self.workspace = workspace_bytes(config, wish.max_slots, self.step)
+        self.workspace += rotation_bytes(config, wish.context_tokens or config.context_train)
+        if self.kv_type == FP8:
+            self.workspace += decoded_bytes(config, gpu)
+        self.gpu = gpu
+        self.notes = [*_window_notes(config), *_bound_notes(config)]
+        if wish.head_int8:
+            self.weights += rounded_head_bytes(config)
+            self.notes.append("The output head is rounded to 8 bits.")
+
+    def _check(self) -> None:
+        wish = self.wish
+        if wish.context_tokens is not None and wish.context_tokens < 1:
+            raise UsageError(f"A context of {wish.context_tokens} tokens is not possible.")
+        bound = self.config.context_train
+        if self.config.bounded and (wish.context_tokens or 0) > bound:
+            raise UsageError(
+                f"A context of {wish.context_tokens:,} tokens is not possible: from {bound:,} on this model "
+                "scales its attention by the position, which is not done here.",
+                hint=f"Ask for --ctx {bound} at most, or take a GGUF of the model for llama.cpp.",
+            )
+        if not 1 <= wish.max_slots <= _LARGEST_SLOTS:
+            raise UsageError(
+                f"{wish.max_slots} sequences at once: 1 to {_LARGEST_SLOTS} are possible."
+            )
+        if wish.head_int8 and self.config.hidden % HEAD_COLUMNS:
+            raise UsageError(
+                f"The head of this model, with {self.config.hidden} columns, cannot be rounded to 8 bits.",
+                hint=f"Leave out --head-int8: it takes columns in {HEAD_COLUMNS}s.",
+            )
+        if self.kv_type not in self.kv_types:
+            raise UsageError(
+                f"The KV cache of this model cannot be {wish.kv_type} here.",
+                hint=f"Possible on the CUDA backend: {', '.join(self.kv_types)} (half the memory). "
+                "llama.cpp has others, for GGUF files.",
+            )
+
+    def kv(self, context: int, kv_type: str = "") -> int:
+        """Pages for one sequence of `context` tokens."""
+        pages = -(-context // PAGE_TOKENS)
+        return pages * PAGE_TOKENS * kv_token_bytes(self.config, kv_type or self.kv_type)
+
+    def room(self, kv_type: str = "") -> int:
+        """Bytes that the cache may take."""
+        left = self.free - self.weights - self.workspace - OVERHEAD_BYTES
+        if kv_type == FP8 != self.kv_type:
+            left -= decoded_bytes(self.config, self.gpu)
+        most = self.limits.kv_bytes
+        return max(left if most is None else min(left, most), 0)
+
+    def plan(self) -> MemoryPlan:
+        """See the function `plan`."""
+        trained, asked = self.config.context_train, self.wish.context_tokens
+        goal = asked or trained
+        longest = self._longest(max(trained, goal))
+        least = min(LEAST_CONTEXT_TOKENS, trained)
+        if asked is None and least <= longest < trained:
+            self.notes.append(
+                f"{tokens(longest)} of context fit; the model allows {tokens(trained)}."
+                + "".join(f" {line}" for line in self._with_fp8(longest, trained))
+            )
+            goal = longest
+        fits = longest >= goal
+        scaling = self.config.rotation.scaling
+        if isinstance(scaling, LongFactors | Dynamic) and goal > scaling.original_context:
+            self.notes.append(
+                f"Beyond {tokens(scaling.original_context)} positions are stretched, in short texts too: "
+                f"--ctx {scaling.original_context} leaves them as most of the training had them."
+            )
+        if asked is not None and asked > trained:
+            self.notes.append(
+                f"The model was trained for {tokens(trained)}; beyond, it may ramble."
+            )
+        advice = () if fits else tuple(self._advice(goal, longest, least))
+        return self._result(goal, longest, fits=fits, advice=advice)
+
+    def _longest(self, most: int, kv_type: str = "") -> int:
+        return largest(lambda count: self.kv(count, kv_type) <= self.room(kv_type), most)
+
+    def _with_fp8(self, longest: int, most: int) -> Iterator[str]:
+        """What a cache in 8 bits would bring, where it is more than `longest`."""
+        if self.kv_type == FP8:
+            return
+        possible = self._longest(most, FP8)
+        if possible > max(longest, LEAST_CONTEXT_TOKENS):
+            yield f"FP8 KV would give {tokens(possible)} (--kv-type {FP8})."
+
+    def _cache(self, context: int) -> int:
+        """What is useful and no more: every slot full, or what there is room for; one sequence at least."""
+        useful = self.kv(context) * self.wish.max_slots
+        page = self.kv(1)
+        return max(min(useful, self.room() // page * page), self.kv(context))
+
+    def _result(
+        self, context: int, longest: int, *, fits: bool, advice: tuple[str, ...]
+    ) -> MemoryPlan:
+        kv = self._cache(context) if fits else self.kv(context)
+        total = self.weights + kv + self.workspace + OVERHEAD_BYTES
+        return MemoryPlan(
+            backend="cuda",
+            weights_bytes=self.weights,
+            kv_bytes=kv,
+            compute_bytes=self.workspace,
+            overhead_bytes=OVERHEAD_BYTES,
+            free_bytes=self.free,
+            fits=fits,
+            context_tokens=context,
+            max_context_tokens=longest,
+            kv_type=self.kv_type,
+            flash_attention=True,
+            gpu_layers=self.config.layers + 1,
+            cache_ram_bytes=0,
+            max_step_tokens=self.step,
+            advice=advice,
+            notes=tuple(self.notes),
+            layers=self.config.layers + 1,
+            gpu_bytes=total,
+            gpu_free_bytes=self.free,
+            missing="" if fits else self._forbidden(context, total),
+            kv_types=self.kv_types,
+        )
+
+    def _forbidden(self, context: int, total: int) -> str:
+        """Where there is memory enough, and the user's limit on the cache is what a load would break."""
+        most = self.limits.kv_bytes
+        if most is None or total > self.free or self.kv(context) <= most:
+            return ""
+        return (
+            f"the KV cache of {tokens(context)} takes {size(self.kv(context))}, and --kv-gb allows "
+            f"{size(most)}."
+        )
+
+    def _raised_limits(self, goal: int) -> Iterator[str]:
+        """Limits of the user's that could be wider."""
+        kv, most = self.kv(goal), self.limits
+        total = self.weights + kv + self.workspace + OVERHEAD_BYTES
+        if most.kv_bytes is not None and most.kv_bytes < kv and total <= self.free:
+            yield f"--kv-gb {flag_gigabytes(kv)}: what {tokens(goal)} take."
+        if most.gpu_bytes is not None and most.gpu_bytes < total <= self.card_free:
+            yield f"--vram-gb {flag_gigabytes(total)}: what it takes with {tokens(goal)}."
+
+    def _advice(self, goal: int, longest: int, least: int) -> Iterator[str]:
+        yield from self._raised_limits(goal)
+        yield from self._with_fp8(longest, max(goal, self.config.context_train))
+        if least <= longest < goal:
+            yield f"--ctx {longest}: {size(self.kv(longest))} of cache."
+        if self.gpu.others_bytes > 1_000_000_000:
+            yield f"Other programs hold {size(self.gpu.others_bytes)} of this GPU: close them."
+        if self.config.quantization is None:
+            quarter = self.weights // 4 + self.workspace + OVERHEAD_BYTES + self.kv(least)
+            if quarter <= self.free:
+                yield f"An AWQ quantization of this model (groups of {PACKED_GROUP}) takes a third."
+        yield "A GGUF of this model: llama.cpp can leave some layers in RAM."
+
+
+def _bound_notes(config: ModelConfig) -> Iterator[str]:
+    if config.bounded:
+        yield (
+            f"The context ends at {tokens(config.context_train)}: beyond, this model scales its attention by "
+            "the position, which is not done here."
+        )
+
+
+def _window_notes(config: ModelConfig) -> Iterator[str]:
+    """What a window saves, and what it does not."""
+    widths = [width for width in config.windows if width]
+    if widths:
+        yield (
+            f"{len(widths)} of {config.layers} layers see the last {tokens(max(widths))} only; the cache "
+            "keeps all tokens for them, too."
+        )

@@ -1,0 +1,348 @@
+"""What config.json of a Hugging Face checkpoint says, checked once: the shapes that the engine runs on.
+
+Imports no torch. What cannot be run is refused with what can, and with the way through llama.cpp.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeGuard, get_args
+
+from localchat.errors import ModelInvalid, ModelMissing, reason
+from localchat.fit.checkpoint import weight_paths, whole_config
+from localchat.fit.safetensors_header import SafetensorsHeader, read_safetensors
+from localchat_cuda.config_fields import Fields
+from localchat_cuda.quantization_config import STORED, Quantization, parse_quantization
+from localchat_cuda.rope_config import Rotation, read_rotations
+from localchat_cuda.weights.source import is_text
+
+Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"]
+Activation = Literal["silu", "gelu_tanh"]
+FloatType = Literal["bfloat16", "float16", "float32"]
+
+CLASSES: dict[str, Architecture] = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Mistral3ForConditionalGeneration": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+    "Gemma3ForConditionalGeneration": "gemma3",
+    "Phi3ForCausalLM": "phi3",
+}
+"""Names in `architectures` of config.json."""
+FAMILIES = "Llama 3.x, Mistral, Qwen2, Qwen2.5, Qwen3, Gemma 2, Gemma 3, Phi-3 and Phi-4"
+HEAD_DIMENSIONS = (64, 96, 128, 256)
+_MOST_LAYERS = 10_000
+_LOADS = f"The CUDA backend loads {FAMILIES} in {STORED}."
+_OTHERWISE = f"{_LOADS} For other models take a GGUF file: llama.cpp runs it on this GPU too."
+_AGAIN = "The file may be cut off or damaged: download it again."
+_GEMMA: Mapping[str, Any] = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+_USUAL: dict[Architecture, Mapping[str, Any]] = {
+    "mistral": {"sliding_window": 4096, "num_key_value_heads": 8},
+    "qwen2": {"sliding_window": 4096, "num_key_value_heads": 32},
+    "qwen3": {"sliding_window": 4096, "num_key_value_heads": 32, "head_dim": 128},
+    "phi3": {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
+    "gemma2": {
+        **_GEMMA,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "sliding_window_pattern": 2,
+    },
+    "gemma3": {
+        **_GEMMA,
+        "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "sliding_window_pattern": 6,
+    },
+}
+"""What a config means where it is silent: those on the hub leave out what transformers takes as given."""
+_STORED: dict[str, FloatType] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+_ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A decoder of the Llama family. Numbers are per model: `hidden`, `feed` and `vocabulary` columns,
+    `heads` of queries and `key_heads` of keys and values, each of `head_dim`.
+
+    rotation: of positions; windowed_rotation: of the layers with a window, where it differs. tied: the head
+    is the embedding. quantization: of the layers, None: they are floating. ends: tokens that end a
+    generation, as far as config.json knows. windows: by layer, the keys that a query sees, 0 for all of
+    them. attention_scale: of logits, 0.0 for 1/sqrt(head_dim). attention_cap, head_cap: logits of the
+    attention and of the head become cap * tanh(logit / cap), 0.0: no cap. embedding_scale: of the rows of
+    the embedding. vision: the checkpoint sees images, too; that part is left out.
+    """
+
+    architecture: Architecture
+    layers: int
+    hidden: int
+    feed: int
+    heads: int
+    key_heads: int
+    head_dim: int
+    vocabulary: int
+    context_train: int
+    eps: float
+    rotation: Rotation
+    windowed_rotation: Rotation | None
+    tied: bool
+    biased: bool
+    quantization: Quantization | None
+    dtype: FloatType
+    ends: tuple[int, ...] = ()
+    windows: tuple[int, ...] = ()
+    attention_scale: float = 0.0
+    attention_cap: float = 0.0
+    head_cap: float = 0.0
+    activation: Activation = "silu"
+    embedding_scale: float = 1.0
+    vision: bool = False
+    bounded: bool = False
+
+    def window(self, layer: int) -> int:
+        """Keys that a query of a layer sees, 0 for all of them."""
+        return self.windows[layer] if self.windows else 0
+
+    @property
+    def rounded(self) -> bool:
+        """Whether products of many rows may round their activations to 8 bits."""
+        return self.quantization is not None and self.quantization.rounded
+
+    @property
+    def packed(self) -> bool:
+        """Whether layers become 4-bit codes in the order of the W4 products."""
+        return self.quantization is not None and self.quantization.packed
+
+    @property
+    def qkv_columns(self) -> int:
+        """Columns of the merged product of queries, keys and values."""
+        return (self.heads + 2 * self.key_heads) * self.head_dim
+
+    @property
+    def normed_heads(self) -> bool:
+        """Whether queries and keys are normalized per head."""
+        return self.architecture in ("qwen3", "gemma3")
+
+    @property
+    def post_normed(self) -> bool:
+        """Whether what attention and feed-forward give is normalized before it joins the residual."""
+        return self.architecture in ("gemma2", "gemma3")
+
+
+class Running(NamedTuple):
+    """The config as the engine runs it; `notes`: sentences on what is otherwise than the checkpoint has it."""
+
+    config: ModelConfig
+    notes: tuple[str, ...]
+
+
+def running(config: ModelConfig, *, gpu: bool) -> Running:
+    """In a floating type that the engine computes in. gpu: false for the references on a CPU."""
+    notes = []
+    if gpu and config.dtype == "float32":
+        notes.append("The weights are stored in fp32; they are loaded as bf16.")
+        config = replace(config, dtype="bfloat16")
+    if config.post_normed and config.dtype == "float16":
+        notes.append(
+            "Numbers in this model leave the range of fp16, in which it is stored: it runs in bf16."
+        )
+        config = replace(config, dtype="bfloat16")
+    return Running(config, tuple(notes))
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The config of a checkpoint folder. Raises ModelMissing, ModelInvalid."""
+    path = folder / "config.json"
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError as trouble:
+        raise ModelMissing(
+            f"{folder} has no config.json.", hint="Give the folder of a Hugging Face checkpoint."
+        ) from trouble
+    except (OSError, ValueError, RecursionError) as trouble:
+        raise ModelInvalid(f"{path} cannot be read: {reason(trouble)}.", hint=_AGAIN) from trouble
+    if not isinstance(found, dict):
+        raise ModelInvalid(f"{path} is no JSON object.", hint=_AGAIN)
+    raw = whole_config(folder, found)
+    headers = () if _states_type(raw) else map(read_safetensors, weight_paths(folder))
+    return parse_config(raw, str(path), headers)
+
+
+def parse_config(
+    raw: Mapping[str, Any], name: str, headers: Iterable[SafetensorsHeader] = ()
+) -> ModelConfig:
+    """The config in parsed JSON; `name` for messages. headers: of the weights, whose type is that of a config
+    which states none. Raises ModelInvalid."""
+    architecture = _Reader(raw, name).architecture()
+    text = raw.get("text_config")
+    vision = isinstance(text, dict)
+    usual = _USUAL.get(architecture, {})
+    reader = _Reader({**usual, **raw, **(text or {})} if vision else {**usual, **raw}, name)
+    reader.check(architecture)
+    heads, hidden = reader.whole("num_attention_heads"), reader.whole("hidden_size")
+    key_heads = reader.whole("num_key_value_heads", heads)
+    if heads % key_heads:
+        raise reader.refused(
+            f"{heads} query heads over {key_heads} key heads, of which they are no multiple"
+        )
+    head_dim = reader.head_dim(hidden // heads)
+    layers = reader.whole("num_hidden_layers", most=_MOST_LAYERS)
+    context = reader.whole("max_position_embeddings")
+    rotations = read_rotations(reader, head_dim, context)
+    context = max(context, rotations.context)
+    bounded = 0 < rotations.bound < context
+    gemma = architecture in ("gemma2", "gemma3")
+    return ModelConfig(
+        architecture=architecture,
+        layers=layers,
+        hidden=hidden,
+        feed=reader.whole("intermediate_size"),
+        heads=heads,
+        key_heads=key_heads,
+        head_dim=head_dim,
+        vocabulary=reader.whole("vocab_size"),
+        context_train=rotations.bound if bounded else context,
+        bounded=bounded,
+        eps=reader.real("rms_norm_eps", 1e-6),
+        rotation=rotations.all,
+        windowed_rotation=rotations.windowed,
+        tied=bool(reader.raw.get("tie_word_embeddings", False)),
+        biased=architecture == "qwen2",
+        quantization=parse_quantization(
+            reader.raw.get("quantization_config"), name, reader.refused
+        ),
+        dtype=reader.dtype(stored_type(headers)),
+        ends=token_ids(raw.get("eos_token_id", reader.raw.get("eos_token_id"))),
+        windows=read_windows(
+            reader, architecture, layers, context, turned=rotations.windowed is not None
+        ),
+        attention_scale=reader.real("query_pre_attn_scalar", 256.0) ** -0.5 if gemma else 0.0,
+        attention_cap=reader.cap("attn_logit_softcapping") if architecture == "gemma2" else 0.0,
+        head_cap=reader.cap("final_logit_softcapping") if gemma else 0.0,
+        activation=reader.activation(),
+        embedding_scale=hidden**0.5 if gemma else 1.0,
+        vision=vision,
+    )
+
+
+def stored_type(headers: Iterable[SafetensorsHeader]) -> FloatType:
+    """Of the floating tensors the type that has most of the numbers; fp16 where there is none."""
+    counts: Counter[FloatType] = Counter()
+    for header in headers:
+        for tensor in header.tensors:
+            if tensor.dtype in _STORED and is_text(tensor.name):
+                counts[_STORED[tensor.dtype]] += tensor.size_bytes // int(tensor.dtype[-2:])
+    return max(counts, key=lambda kind: counts[kind], default="float16")
+
+
+def _states_type(raw: Mapping[str, Any]) -> bool:
+    text = raw.get("text_config")
+    places = (raw, text) if isinstance(text, dict) else (raw,)
+    return any(each.get("dtype") or each.get("torch_dtype") for each in places)
+
+
+def read_windows(
+    fields: Fields, architecture: Architecture, layers: int, context: int, *, turned: bool = False
+) -> tuple[int, ...]:
+    """By layer the keys that a query sees, 0 for all of them. turned: layers with a window have a rotation of
+    their own. Raises ModelInvalid."""
+    raw = fields.raw
+    stated = raw.get("sliding_window")
+    if architecture == "llama" or (
+        architecture in ("qwen2", "qwen3") and not raw.get("use_sliding_window")
+    ):
+        stated = None
+    if stated is None:
+        return (0,) * layers
+    window = fields.whole("sliding_window")
+    kinds = raw.get("layer_types")
+    if kinds is not None:
+        if not isinstance(kinds, list) or len(kinds) != layers:
+            raise ModelInvalid(f"{fields.name}: layer_types is no list of {layers} kinds.")
+        for kind in kinds:
+            if kind not in ("full_attention", "sliding_attention"):
+                raise fields.refused(f"layers of kind {kind}")
+        windowed = [kind == "sliding_attention" for kind in kinds]
+    elif architecture in ("qwen2", "qwen3"):
+        first = raw.get("max_window_layers", 28)
+        if not isinstance(first, int):
+            raise ModelInvalid(f"{fields.name}: max_window_layers is {first!r}, no usable number.")
+        windowed = [layer >= first for layer in range(layers)]
+    elif architecture in ("gemma2", "gemma3"):
+        pattern = fields.whole("sliding_window_pattern")
+        windowed = [(layer + 1) % pattern != 0 for layer in range(layers)]
+    else:
+        windowed = [True] * layers
+    # A window as wide as the context hides nothing, but it may say how its layer turns.
+    kept = window if turned or window < context else 0
+    return tuple(kept if each else 0 for each in windowed)
+
+
+def token_ids(found: object) -> tuple[int, ...]:
+    """`eos_token_id` in its three spellings: nothing, a number, a list of numbers."""
+    listed = found if isinstance(found, list) else [found]
+    return tuple(token for token in listed if isinstance(token, int) and token >= 0)
+
+
+class _Reader(Fields):
+    """Fields of one config.json, each refused by name."""
+
+    def __init__(self, raw: Mapping[str, Any], name: str) -> None:
+        super().__init__(raw, name, _OTHERWISE)
+
+    def architecture(self) -> Architecture:
+        named = self.raw.get("architectures")
+        listed = [str(each) for each in named] if isinstance(named, list) else []
+        for each in listed:
+            if each in CLASSES:
+                return CLASSES[each]
+        raise self.refused(f"the architecture {', '.join(listed) or 'of no name'}")
+
+    def check(self, architecture: Architecture) -> None:
+        """Refuse what no layer here does."""
+        if self.raw.get("mlp_bias"):
+            raise self.refused("biases in the feed-forward layers")
+        if architecture != "qwen2" and self.raw.get("attention_bias"):
+            raise self.refused("biases in the attention layers of this architecture")
+        if self.raw.get("use_bidirectional_attention"):
+            raise self.refused("attention to later tokens")
+
+    def head_dim(self, usual: int) -> int:
+        found = self.whole("head_dim", usual)
+        if found not in HEAD_DIMENSIONS:
+            known = ", ".join(map(str, HEAD_DIMENSIONS))
+            raise self.refused(f"heads of {found} columns ({known} are possible)")
+        return found
+
+    def activation(self) -> Activation:
+        found = self.raw.get("hidden_activation") or self.raw.get("hidden_act") or "silu"
+        if not isinstance(found, str) or found not in _ACTIVATIONS:
+            raise self.refused(f"the activation {found}")
+        return _ACTIVATIONS[found]
+
+    def cap(self, field: str) -> float:
+        return self.real(field, 0.0) if self.raw.get(field) is not None else 0.0
+
+    def dtype(self, stored: FloatType) -> FloatType:
+        found = self.raw.get("dtype") or self.raw.get("torch_dtype") or stored
+        if not _is_float_type(found):
+            raise self.refused(f"weights in {found}")
+        return found
+
+
+def _is_float_type(found: object) -> TypeGuard[FloatType]:
+    return found in get_args(FloatType)

@@ -1,0 +1,246 @@
+"""How positions turn queries and keys: bases, scalings to longer contexts, and how config.json spells them.
+Imports no torch.
+
+Letters: D columns of a head, R of them that turn (R = D but for models with `partial_rotary_factor`), pair i
+of R/2: columns i and i + R/2. Pair i turns by theta^(-2i/R) radians a position, changed by a scaling. RoFormer
+(Su et al., 2021); linear scaling: Chen et al., 2023; YaRN, and the growing base that it calls dynamic NTK:
+Peng et al., 2023; long factors: LongRoPE (Ding et al., 2024); llama3: Llama Team, 2024.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+from localchat_cuda.config_fields import Fields
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3:
+    """Wavelengths beyond the original context are stretched by `factor`, those well inside it kept, and the
+    ones between blended."""
+
+    factor: float
+    low_frequency_factor: float
+    high_frequency_factor: float
+    original_context: int
+
+    def scaled(self, plain: list[float], context: int) -> list[float]:
+        """Radians a position of each pair, `plain` being the unscaled ones."""
+        low, high = self.low_frequency_factor, self.high_frequency_factor
+        found = []
+        for radians in plain:
+            turns = self.original_context * radians / (2 * math.pi)
+            kept = min(max((turns - low) / (high - low), 0.0), 1.0)
+            found.append(radians * (kept + (1.0 - kept) / self.factor))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """Positions are divided by `factor`."""
+
+    factor: float
+
+    def scaled(self, plain: list[float], context: int) -> list[float]:
+        """See Llama3."""
+        return [radians / self.factor for radians in plain]
+
+
+@dataclass(frozen=True, slots=True)
+class Yarn:
+    """Pairs that turn less than `slow` times in the original context are stretched by `factor`, those that
+    turn more than `fast` times kept, and a ramp over the pairs lies between. `whole`: the ends of the ramp
+    are whole pairs."""
+
+    factor: float
+    original_context: int
+    fast: float
+    slow: float
+    whole: bool
+    theta: float
+
+    def scaled(self, plain: list[float], context: int) -> list[float]:
+        """See Llama3."""
+        pairs = len(plain)
+        low, high = (self._pair(turns, pairs) for turns in (self.fast, self.slow))
+        if self.whole:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, 2 * pairs - 1)
+        width = (high - low) or 0.001
+        found = []
+        for i, radians in enumerate(plain):
+            stretched = min(max((i - low) / width, 0.0), 1.0)
+            found.append(radians * (1.0 - stretched + stretched / self.factor))
+        return found
+
+    def _pair(self, turns: float, pairs: int) -> float:
+        """The pair, fractions too, that turns so often in the original context."""
+        span = math.log(self.original_context / (turns * 2 * math.pi))
+        return pairs * span / math.log(self.theta)
+
+
+@dataclass(frozen=True, slots=True)
+class LongFactors:
+    """Pairs are slowed by a list of factors each: `long` where the loaded context is longer than the original
+    one, else `short`. One list serves all positions, so that what is in the cache stays true."""
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_context: int
+
+    def scaled(self, plain: list[float], context: int) -> list[float]:
+        """See Llama3. `context`: what is loaded, in tokens."""
+        factors = self.long if context > self.original_context else self.short
+        return [radians / factor for radians, factor in zip(plain, factors, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Dynamic:
+    """Where the loaded context is longer than the original one, the base grows, so that the slowest pair is
+    stretched by about as much as the context is, times `factor`. One base serves all positions, so that what
+    is in the cache stays true."""
+
+    factor: float
+    original_context: int
+    theta: float
+
+    def scaled(self, plain: list[float], context: int) -> list[float]:
+        """See LongFactors."""
+        pairs = len(plain)
+        if context <= self.original_context or pairs < 2:
+            return plain
+        grown = self.factor * (context / self.original_context - 1.0) + 1.0
+        theta = self.theta * grown ** (pairs / (pairs - 1))
+        return [theta ** (-i / pairs) for i in range(pairs)]
+
+
+Scaling: TypeAlias = Llama3 | Linear | Yarn | LongFactors | Dynamic
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """`columns`: R, 0 for all of a head. `magnitude`: cosines and sines are multiplied by it."""
+
+    theta: float
+    scaling: Scaling | None = None
+    columns: int = 0
+    magnitude: float = 1.0
+
+    def radians(self, d: int, context: int) -> tuple[float, ...]:
+        """A position's turn of each of the R/2 pairs, where `context` tokens are loaded."""
+        turning = self.columns or d
+        plain = [self.theta ** (-2 * i / turning) for i in range(turning // 2)]
+        return tuple(plain if self.scaling is None else self.scaling.scaled(plain, context))
+
+
+class Rotations(NamedTuple):
+    """Of a model. `windowed`: of layers with a window, where theirs differs. `context`: tokens that the
+    scaling reaches, 0: it says nothing. `bound`: tokens up to which all positions are attended to alike, 0:
+    everywhere; beyond, queries are scaled by their position, which no kernel here does."""
+
+    all: Rotation
+    windowed: Rotation | None
+    context: int
+    bound: int
+
+
+def read_rotations(fields: Fields, head_dim: int, context: int) -> Rotations:
+    """Rotations of a config. transformers 5 writes all into rope_parameters, by kind of layer where they
+    differ; 4 into several fields. `context`: max_position_embeddings. Raises ModelInvalid."""
+    held = fields.section("rope_parameters")
+    stated = held or fields.section("rope_scaling")
+    own = {**stated}
+    windowed: Mapping[str, Any] = {}
+    if isinstance(held.get("full_attention"), dict):
+        own = {**fields.section("full_attention", held)}
+        windowed = fields.section("sliding_attention", held)
+    elif fields.raw.get("rope_local_base_freq") is not None:
+        windowed = {"rope_theta": fields.real("rope_local_base_freq", 10000.0)}
+    found = _read(fields, own, head_dim, context)
+    reached = 0
+    if isinstance(found.scaling, Yarn):
+        reached = round(found.scaling.factor * found.scaling.original_context)
+    bound = _original(fields, own, context) if own.get("llama_4_scaling_beta") else 0
+    other = _read(fields, windowed, head_dim, context) if windowed else None
+    return Rotations(found, other, reached, bound)
+
+
+def _read(fields: Fields, held: Mapping[str, Any], head_dim: int, context: int) -> Rotation:
+    theta = fields.real("rope_theta", fields.real("rope_theta", 10000.0), held, above=1.0)
+    share = fields.real("partial_rotary_factor", fields.real("partial_rotary_factor", 1.0), held)
+    columns = int(head_dim * share)
+    if columns > head_dim or columns < 2 or columns % 2:
+        raise fields.refused(f"{columns} of {head_dim} columns of a head turned by positions")
+    turned = 0 if columns == head_dim else columns
+    kind = held.get("rope_type") or held.get("type") or "default"
+    if "short_factor" in held:
+        kind = "longrope"
+    if kind == "default":
+        return Rotation(theta, None, turned)
+    if kind == "linear":
+        return Rotation(theta, Linear(fields.real("factor", 1.0, held)), turned)
+    if kind == "dynamic":
+        return Rotation(theta, Dynamic(fields.real("factor", 1.0, held), context, theta), turned)
+    if kind == "llama3":
+        return Rotation(theta, _llama3(fields, held), turned)
+    if kind == "yarn":
+        return _yarn(fields, held, theta, turned, context)
+    if kind in ("longrope", "su"):
+        return _long(fields, held, theta, columns, head_dim, context)
+    raise fields.refused(f"rotary positions of type {kind}")
+
+
+def _original(fields: Fields, held: Mapping[str, Any], usual: float) -> int:
+    """Tokens of the context before it was stretched; of one alone, no stretching can be told."""
+    return math.ceil(fields.real("original_max_position_embeddings", usual, held, above=1.0))
+
+
+def _llama3(fields: Fields, held: Mapping[str, Any]) -> Llama3:
+    low = fields.real("low_freq_factor", 1.0, held)
+    return Llama3(
+        fields.real("factor", 8.0, held),
+        low,
+        fields.real("high_freq_factor", 4.0, held, above=low),
+        _original(fields, held, 8192),
+    )
+
+
+def _yarn(
+    fields: Fields, held: Mapping[str, Any], theta: float, turned: int, context: int
+) -> Rotation:
+    original = _original(fields, held, context)
+    factor = fields.real("factor", max(context / original, 1.0), held)
+    scaling = Yarn(
+        factor,
+        original,
+        fields.real("beta_fast", 32.0, held),
+        fields.real("beta_slow", 1.0, held),
+        bool(held.get("truncate", True)),
+        theta,
+    )
+
+    def sharpened(weight: float) -> float:
+        return 1.0 + 0.1 * weight * math.log(factor) if factor > 1.0 else 1.0
+
+    usual = sharpened(1.0)
+    if held.get("mscale") and held.get("mscale_all_dim"):
+        own, every = (fields.real(name, 1.0, held) for name in ("mscale", "mscale_all_dim"))
+        usual = sharpened(own) / sharpened(every)
+    return Rotation(theta, scaling, turned, fields.real("attention_factor", usual, held))
+
+
+def _long(
+    fields: Fields, held: Mapping[str, Any], theta: float, columns: int, head_dim: int, context: int
+) -> Rotation:
+    stated = fields.real("original_max_position_embeddings", context)
+    original = _original(fields, held, stated)
+    factor = fields.real("factor", context / original, held)
+    usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
+    scaling = LongFactors(
+        fields.reals("short_factor", columns // 2, held),
+        fields.reals("long_factor", columns // 2, held),
+        original,
+    )
+    magnitude = fields.real("attention_factor", usual, held)
+    return Rotation(theta, scaling, 0 if columns == head_dim else columns, magnitude)

@@ -1,0 +1,229 @@
+"""The tokenizer of a checkpoint folder: tokenizer.json through the tokenizers library, chat template and
+ends of generation from the files beside it.
+
+Callable from any thread: the library locks where it must, and what is kept here is written whole.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from localchat.errors import ModelInvalid, ModelMissing, reason
+from localchat_cuda.model_config import token_ids
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_HEX = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
+_SPECIAL = {
+    "fim_pre": ("<|fim_prefix|>", "<fim_prefix>", "<PRE>"),
+    "fim_suf": ("<|fim_suffix|>", "<fim_suffix>", "<SUF>"),
+    "fim_mid": ("<|fim_middle|>", "<fim_middle>", "<MID>"),
+    "fim_pad": ("<|fim_pad|>", "<fim_pad>"),
+    "fim_rep": ("<|repo_name|>", "<fim_repo>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+    "eot": ("<|eot_id|>", "<|im_end|>", "<|end_of_turn|>", "<end_of_turn>", "<|end|>"),
+}
+"""By the loop's name: how vocabularies write it."""
+_ENDS = (
+    *("<|eot_id|>", "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "</s>"),
+    *("<end_of_turn>", "<eos>", "<|end|>"),
+)
+"""Tokens that end a generation by what they are called, as llama.cpp takes them too."""
+
+_AGAIN = "The file may be cut off or damaged: download it again."
+_SPACES_MARKED = [{"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]
+"""The normalizer of Gemma."""
+
+
+def _bytes_of_letters() -> dict[str, int]:
+    """Byte-level vocabularies write each byte as one printable letter: itself where it is one, else from
+    U+0100 on in order (GPT-2, Radford et al., 2019)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + place): byte for place, byte in enumerate(others)
+    }
+
+
+class CheckpointTokenizer:
+    """See localchat.loop.backend.Tokenizer."""
+
+    def __init__(self, folder: Path, vocab_size: int = 0) -> None:
+        """`vocab_size`: rows of the model's embedding, 0: as many as there are tokens. Those beyond the
+        tokenizer's last token have no text; tokens that were added beyond the last row are only letters.
+        Raises ModelMissing, ModelInvalid."""
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ModelMissing(
+                f"{folder} has no tokenizer.json.",
+                hint="Download the whole checkpoint again, or take a GGUF of the model for llama.cpp.",
+            )
+        try:
+            raw, text = _with_rows(path.read_text("utf-8"), vocab_size)
+            self._plain, self._marked = Tokenizer.from_str(text), Tokenizer.from_str(text)
+        except Exception as trouble:  # the library raises bare Exception
+            raise _unreadable(path, trouble) from trouble
+        # Off: control tokens written in a text are only letters.
+        self._plain.encode_special_tokens = True
+        self.settings = _object(folder / "tokenizer_config.json")
+        self.vocab_size = vocab_size or self._plain.get_vocab_size(with_added_tokens=True)
+        known = self._plain.get_vocab()
+        last = max(known.values(), default=0)
+        if last >= self.vocab_size:
+            raise ModelInvalid(
+                f"{path} has tokens up to number {last:,}, and config.json says {self.vocab_size:,} in all.",
+                hint="config.json and tokenizer belong to different models: download both again.",
+            )
+        self._letters = _bytes_of_letters() if _is_byte_level(raw) else {}
+        added = raw.get("added_tokens") or []
+        self._added = {int(each["id"]): str(each["content"]) for each in added}
+        self._control = {int(each["id"]) for each in added if each.get("special")}
+        self._pieces: dict[tuple[int, bool], bytes] = {}
+        self.bos = self._named("bos_token")
+        self.eos = self._named("eos_token")
+        self.eog = self._ends(folder)
+        said = self.settings.get("add_bos_token")
+        begun = self._marked.encode("").ids[:1]
+        self.add_bos = bool(said) if said is not None else bool(begun) and begun[0] == self.bos
+        self.longest_piece = self._longest(raw, known)
+
+    def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
+        """Token ids of `text`. Lone surrogates become U+FFFD; never raises for any str."""
+        chosen = self._marked if special else self._plain
+        found = chosen.encode(_SURROGATE.sub("\ufffd", text), add_special_tokens=False)
+        begin = [self.bos] if add_bos and self.add_bos and self.bos >= 0 else []
+        return begin + list(found.ids)
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes of one token; control tokens are empty unless `special`. ValueError out of range."""
+        known = self._pieces.get((token, special))
+        if known is None:
+            if not 0 <= token < self.vocab_size:
+                raise ValueError(
+                    f"token {token} is outside the vocabulary 0..{self.vocab_size - 1}"
+                )
+            known = self._pieces[token, special] = self._bytes(token, special)
+        return known
+
+    def special(self, name: str) -> int:
+        """Id of `fim_pre`, `fim_suf`, `fim_mid`, `fim_pad`, `fim_rep`, `fim_sep`, `eot`, `sep`; -1: none."""
+        if name == "sep":
+            return self._named("sep_token")
+        found = (self._id(text) for text in _SPECIAL.get(name, ()))
+        return next((token for token in found if token >= 0), -1)
+
+    def _id(self, text: str) -> int:
+        found = self._plain.token_to_id(text)
+        return -1 if found is None else int(found)
+
+    def _named(self, field: str) -> int:
+        found = self.settings.get(field)
+        text = found.get("content") if isinstance(found, dict) else found
+        return self._id(text) if isinstance(text, str) else -1
+
+    def _ends(self, folder: Path) -> frozenset[int]:
+        files = ("generation_config.json", "config.json")
+        stated = [token_ids(_object(folder / name).get("eos_token_id")) for name in files]
+        named = [self._id(text) for text in _ENDS if self._id(text) in self._control]
+        found = {self.eos, *named, *(token for ids in stated for token in ids)}
+        return frozenset(token for token in found if 0 <= token < self.vocab_size)
+
+    def _bytes(self, token: int, special: bool) -> bytes:
+        if token in self._control and not special:
+            return b""
+        if token in self._added:
+            return self._added[token].encode()
+        text = self._plain.id_to_token(token)
+        if text is None:
+            return b""
+        if self._letters:
+            return bytes(self._letters[letter] for letter in text if letter in self._letters)
+        found = _HEX.match(text)
+        return bytes([int(found[1], 16)]) if found else text.replace("\u2581", " ").encode()
+
+    def _longest(self, raw: Mapping[str, Any], known: Iterable[str]) -> int:
+        """Bytes of the longest token. Vocabularies that fold text before they split it promise nothing, but
+        for those that only write another letter for a space and have a token for every byte."""
+        normalizer = raw.get("normalizer")
+        if normalizer in _SPACES_MARKED and (raw.get("model") or {}).get("byte_fallback"):
+            texts = (*known, *self._added.values())
+            return max(len(text.replace("\u2581", " ").encode()) for text in texts)
+        if normalizer is not None and normalizer.get("type") != "NFC":
+            return 1 << 40
+        if not self._letters:
+            return 1 << 40
+        # A letter of a byte-level token is one byte; NFC may halve a text or better, hence the factor.
+        longest = max((len(text) for text in known), default=1)
+        written = max((len(text.encode()) for text in self._added.values()), default=1)
+        return max(longest, written, 1) * (1 if normalizer is None else 4)
+
+
+def _with_rows(text: str, vocab_size: int) -> tuple[dict[str, Any], str]:
+    """tokenizer.json without the added tokens that the model has no row for, parsed and as text. Gemma 3's
+    files have one for images, those of its models that see none too."""
+    raw: dict[str, Any] = json.loads(text)
+    if not isinstance(raw, dict):
+        raise ValueError("no JSON object")
+    added = raw.get("added_tokens") or []
+    kept = [each for each in added if not vocab_size or int(each["id"]) < vocab_size]
+    if len(kept) == len(added):
+        return raw, text
+    raw["added_tokens"] = kept
+    held = raw["model"].get("vocab")
+    for each in added if isinstance(held, dict) else ():
+        if each not in kept:
+            held.pop(each["content"], None)
+    return raw, json.dumps(raw)
+
+
+def _is_byte_level(raw: Mapping[str, Any]) -> bool:
+    decoder = raw.get("decoder") or {}
+    parts = [decoder, *(decoder.get("decoders") or [])]
+    return any(part.get("type") == "ByteLevel" for part in parts)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where there is no file. Raises ModelInvalid."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as trouble:
+        raise _unreadable(path, trouble) from trouble
+    if not isinstance(found, dict):
+        raise ModelInvalid(f"{path} is no JSON object.", hint=_AGAIN)
+    return found
+
+
+def _unreadable(path: Path, trouble: Exception) -> ModelInvalid:
+    return ModelInvalid(f"{path} cannot be read: {reason(trouble)}.", hint=_AGAIN)
+
+
+def chat_template(folder: Path) -> str | None:
+    """The model's template: chat_template.jinja, else tokenizer_config.json's (of several, the one named
+    default), else chat_template.json's, as models that see images have it. None: it has none. Raises
+    ModelInvalid."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return path.read_text("utf-8")
+        except (OSError, ValueError) as trouble:
+            raise _unreadable(path, trouble) from trouble
+    found = _object(folder / "tokenizer_config.json").get("chat_template")
+    if found is None:
+        found = _object(folder / "chat_template.json").get("chat_template")
+    if isinstance(found, list):
+        named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
+        found = named.get("default")
+    return found if isinstance(found, str) else None
+
+
+def sampling_defaults(folder: Path) -> tuple[tuple[str, float], ...]:
+    """The model's own sampling settings, by our names, from generation_config.json. Raises ModelInvalid."""
+    stated = _object(folder / "generation_config.json")
+    fields = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    found = ((field, stated.get(field)) for field in fields)
+    return tuple((field, float(value)) for field, value in found if isinstance(value, int | float))

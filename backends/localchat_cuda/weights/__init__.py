@@ -1,0 +1,1 @@
+"""Reads checkpoints and brings their tensors into the layout of the kernels."""

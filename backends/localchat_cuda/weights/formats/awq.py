@@ -1,0 +1,39 @@
+"""AutoAWQ's layers of version gemm: 4 bits, groups of 128, zero points.
+
+Letters: N output and K input features, G = K / 128.
+
+    qweight  int32 [K, N/8]     eight output features in a word, in the order of w4_pack.AWQ_COLUMNS
+    qzeros   int32 [G, N/8]     in the same order
+    scales   fp16 [G, N]
+
+Lin et al., 2023 (arXiv 2306.00978).
+"""
+
+import torch
+
+from localchat.errors import ModelInvalid
+from localchat_cuda.kernels.int4 import pack as w4_pack
+from localchat_cuda.weights.formats.load_target import LoadTarget
+
+
+class Awq:
+    """See formats.Format."""
+
+    def __init__(self, place: LoadTarget) -> None:
+        self.place = place
+
+    def holds(self, prefix: str) -> bool:
+        return self.place.source.has(f"{prefix}.qweight")
+
+    def part(self, prefix: str, n: int, k: int) -> w4_pack.W4:
+        groups, tensor = k // w4_pack.GROUP, self.place.tensor
+        codes = tensor(f"{prefix}.qweight", (k, n // 8), torch.int32)
+        zeros = tensor(f"{prefix}.qzeros", (groups, n // 8), torch.int32)
+        scales = tensor(f"{prefix}.scales", (groups, n), torch.float16)
+        try:
+            return w4_pack.from_awq(codes, zeros, scales)
+        except ValueError as trouble:
+            raise ModelInvalid(
+                f"{prefix} cannot be packed: {trouble}.",
+                hint="AWQ layers need inputs in groups of 128 and outputs in 16s here.",
+            ) from trouble

@@ -1,0 +1,65 @@
+"""FP8 layers: e4m3 codes with scales per tensor, per output feature, or per block of 128 x 128.
+
+Letters: N output and K input features.
+
+    weight            float8_e4m3fn [N, K]
+    weight_scale_inv  [ceil(N / 128), ceil(K / 128)], what a code is multiplied by in spite of its name:
+                      DeepSeek's layout, Qwen's too
+    weight_scale      one number, or [N], or [N, 1], or blocks as above: compressed-tensors (float-quantized),
+                      vLLM's and Meta's own, ModelOpt
+    input_scale       of activations, where they were measured beforehand: not read, ours are taken as they come
+"""
+
+import torch
+
+from localchat.errors import ModelInvalid
+from localchat_cuda.kernels.fp8_int8.pack import BLOCK, E4M3, W8
+from localchat_cuda.quantization_config import Quantization
+from localchat_cuda.weights.formats.load_target import LoadTarget
+
+_NAMES = {0: "weight_scale", BLOCK: "weight_scale_inv"}
+"""Of the scales, by what config.json says; either may stand for the other."""
+
+
+class Fp8:
+    """See formats.Format."""
+
+    def __init__(self, place: LoadTarget, quantization: Quantization) -> None:
+        self.place = place
+        self.group = quantization.group
+        first = _NAMES[self.group]
+        self.names = sorted(_NAMES.values(), key=lambda name: name != first)
+
+    def holds(self, prefix: str) -> bool:
+        return any(self.place.source.has(f"{prefix}.{name}") for name in self.names)
+
+    def part(self, prefix: str, n: int, k: int) -> W8:
+        if k % BLOCK:
+            raise ModelInvalid(
+                f"{prefix} has {k} inputs; FP8 layers need them in {BLOCK}s here.",
+                hint="Take the model in bf16, or a GGUF of it for llama.cpp.",
+            )
+        codes = self.place.tensor(f"{prefix}.weight", (n, k), E4M3)
+        # Kernels load 16 bytes at a time; a view into a file may begin anywhere.
+        aligned = codes if codes.data_ptr() % 16 == 0 else codes.clone()
+        return W8(aligned, self._scales(prefix, n, k))
+
+    def _scales(self, prefix: str, n: int, k: int) -> torch.Tensor:
+        source = self.place.source
+        held = next((name for name in self.names if source.has(f"{prefix}.{name}")), self.names[0])
+        name = f"{prefix}.{held}"
+        blocks = (-(-n // BLOCK), k // BLOCK)
+        shape = source.shape(name)
+        if shape is None:
+            shape = blocks if self.group else (n,)
+        found = self.place.tensor(name, shape, torch.float32)
+        if found.numel() == 1:
+            return found.reshape(1).repeat(n)
+        if shape in ((n,), (n, 1)):
+            return found.reshape(n)
+        if shape == blocks:
+            return found.contiguous()
+        raise ModelInvalid(
+            f"{name} has the shape {shape}: one number, {n} of them or {blocks[0]}x{blocks[1]} are possible.",
+            hint="The file may be damaged, or its scales stand for blocks of another size than 128 x 128.",
+        )

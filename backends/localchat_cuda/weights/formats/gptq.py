@@ -1,0 +1,125 @@
+"""GPTQ's layers of 4 bits: symmetric and not, both conventions of the zeros, act-order.
+
+Letters: N output and K input features, G groups along K.
+
+    qweight  int32 [K/8, N]     eight input features in a word, the lowest bits first
+    qzeros   int32 [G, N/8]     eight output features in a word
+    scales   fp16 or bf16 [G, N]
+    g_idx    int32 [K]          the group of each column; with act-order groups are scattered
+
+Version 1 stores a zero minus one, version 2 as it is. The label in config.json is often wrong, so what is
+stored decides where it is clear: symmetric zeros are 8, all of them, after the right decoding; and zeros
+of the other kind are where a group's codes have their middle, since weights are as often negative as
+positive. Version 1 takes one from whole words (GPTQModel), so that a zero of 0 borrows from its neighbour,
+or from each code (others); where there is such a zero the middle of the codes decides too.
+
+Frantar et al., 2022 (arXiv 2210.17323); layouts of AutoGPTQ and GPTQModel.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from localchat_cuda.kernels.int4 import pack as w4_pack
+from localchat_cuda.quantization_config import Quantization
+from localchat_cuda.weights.formats.load_target import LoadTarget
+from localchat_cuda.weights.formats.packing import group_size, grouped, packed, unpacked
+
+_CLEARLY = 0.4
+"""Codes by which zeros of one convention must be nearer to the middle than those of the other. The right
+ones are off by 0.2 to 0.4 in groups of 128 normal weights, the wrong ones by about 1."""
+_ONES = 0x11111111
+_SYMMETRIC = 8
+
+
+class _Layer(NamedTuple):
+    """codes uint8 [N, K], sorted by `order` where there is one. words: qzeros as stored."""
+
+    codes: torch.Tensor
+    words: torch.Tensor
+    scales: torch.Tensor
+    order: torch.Tensor | None
+
+
+class Gptq:
+    """See formats.Format."""
+
+    def __init__(self, place: LoadTarget, quantization: Quantization) -> None:
+        self.place, self.quantization = place, quantization
+        self.less_one = quantization.less_one
+        """The convention of the zeros, as far as it is known by now."""
+
+    def holds(self, prefix: str) -> bool:
+        return self.place.source.has(f"{prefix}.qweight")
+
+    def part(self, prefix: str, n: int, k: int) -> w4_pack.W4:
+        found = self._read(prefix, n, k)
+        self._judge(found)
+        zeros = self._zeros(found)
+        return packed(prefix, found.codes, found.scales.t(), zeros, found.order)
+
+    def _read(self, prefix: str, n: int, k: int) -> _Layer:
+        size = group_size(prefix, k, self.quantization.group)
+        tensor, groups = self.place.tensor, None
+        if size < k and (self.quantization.ordered or self.place.source.has(f"{prefix}.g_idx")):
+            groups = tensor(f"{prefix}.g_idx", (k,), torch.int32)
+        order = grouped(prefix, groups, size)
+        codes = unpacked(tensor(f"{prefix}.qweight", (k // 8, n), torch.int32), 0).t()
+        return _Layer(
+            codes if order is None else codes[:, order],
+            tensor(f"{prefix}.qzeros", (k // size, n // 8), torch.int32),
+            tensor(f"{prefix}.scales", (k // size, n), torch.float16),
+            order,
+        )
+
+    def _judge(self, layer: _Layer) -> None:
+        """Follow the layer where it clearly contradicts what is known of the zeros, and say so."""
+        less_one = _less_one(layer)
+        if less_one is None or less_one == self.less_one:
+            return
+        self.less_one = less_one
+        said, found = ("as they are", "minus one") if less_one else ("minus one", "as they are")
+        self.place.say(
+            f"config.json says that zeros are stored {said} (GPTQ version {1 + less_one}); these are "
+            f"stored {found} (version {2 - less_one}), and are read so."
+        )
+
+    def _zeros(self, layer: _Layer) -> torch.Tensor:
+        """[N, G] in 0..15."""
+        stored = unpacked(layer.words, 1).t()
+        if not self.less_one:
+            return stored
+        alone = (stored + 1) & 15
+        if not bool((stored == 15).any()):
+            return alone
+        borrowed = _borrowed(layer.words)
+        middle, differ = _middles(layer), alone != borrowed
+        off = [(each - middle)[differ].abs().sum() for each in (alone.float(), borrowed.float())]
+        return alone if bool(off[0] < off[1]) else borrowed
+
+
+def _borrowed(words: torch.Tensor) -> torch.Tensor:
+    """Zeros [N, G] of words from which one was taken in each place, with borrows between them."""
+    whole = (words.to(torch.int64) & 0xFFFFFFFF) + _ONES & 0xFFFFFFFF
+    return unpacked(torch.where(whole >= 1 << 31, whole - (1 << 32), whole).to(torch.int32), 1).t()
+
+
+def _middles(layer: _Layer) -> torch.Tensor:
+    """The mean code of each group [N, G]."""
+    n, groups = layer.codes.shape[0], layer.words.shape[0]
+    runs = layer.codes.reshape(n, groups, -1)
+    return runs.sum(-1, dtype=torch.int32) / runs.shape[2]
+
+
+def _less_one(layer: _Layer) -> bool | None:
+    """Whether these zeros are stored minus one; None: they do not tell."""
+    stored = unpacked(layer.words, 1).t()
+    low, high = int(stored.min()), int(stored.max())
+    if low == high and low in (_SYMMETRIC - 1, _SYMMETRIC):
+        return low == _SYMMETRIC - 1
+    middles = _middles(layer)
+    as_is = float((middles - stored).abs().mean())
+    more = float((middles - ((stored + 1) & 15)).abs().mean())
+    if abs(as_is - more) < _CLEARLY:
+        return None
+    return more < as_is

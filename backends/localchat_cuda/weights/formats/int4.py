@@ -1,0 +1,52 @@
+"""compressed-tensors' packed layers of 4 bits (pack-quantized), as llm-compressor writes them after GPTQ,
+AWQ or plain rounding.
+
+Letters: N output and K input features, G groups along K.
+
+    weight_packed      int32 [N, K/8]     eight input features in a word, the lowest bits first, plus 8
+    weight_scale       bf16 or fp16 [N, G]
+    weight_zero_point  int32 [N/8, G]     where asymmetric: eight output features in a word, plus 8;
+                       int8 [N, G]        as early versions wrote it, -8 to 7
+    weight_g_idx       int32 [K]          where groups are scattered (act-order): each column's group
+"""
+
+import torch
+
+from localchat_cuda.kernels.int4 import pack as w4_pack
+from localchat_cuda.quantization_config import Quantization
+from localchat_cuda.weights.formats.load_target import LoadTarget
+from localchat_cuda.weights.formats.packing import group_size, grouped, packed, unpacked
+
+_MIDDLE = 8
+
+
+class Int4:
+    """See formats.Format."""
+
+    def __init__(self, place: LoadTarget, quantization: Quantization) -> None:
+        self.place, self.quantization = place, quantization
+
+    def holds(self, prefix: str) -> bool:
+        return self.place.source.has(f"{prefix}.weight_packed")
+
+    def part(self, prefix: str, n: int, k: int) -> w4_pack.W4:
+        size = group_size(prefix, k, self.quantization.group)
+        tensor, groups = self.place.tensor, None
+        if size < k and (
+            self.quantization.ordered or self.place.source.has(f"{prefix}.weight_g_idx")
+        ):
+            groups = tensor(f"{prefix}.weight_g_idx", (k,), torch.int32)
+        order = grouped(prefix, groups, size)
+        codes = unpacked(tensor(f"{prefix}.weight_packed", (n, k // 8), torch.int32), 1)
+        scales = tensor(f"{prefix}.weight_scale", (n, k // size), torch.float16)
+        if self.quantization.symmetric:
+            zeros = torch.full_like(scales, _MIDDLE)
+        else:
+            zeros = self._zeros(f"{prefix}.weight_zero_point", n, k // size)
+        return packed(prefix, codes if order is None else codes[:, order], scales, zeros, order)
+
+    def _zeros(self, name: str, n: int, groups: int) -> torch.Tensor:
+        """[N, G] in 0..15."""
+        if self.place.source.shape(name) == (n, groups):
+            return self.place.tensor(name, (n, groups), torch.int8) + _MIDDLE
+        return unpacked(self.place.tensor(name, (n // 8, groups), torch.int32), 0)

@@ -1,0 +1,76 @@
+"""What the 4-bit formats have in common: codes, scales, zeros and groups to the packed form.
+
+Letters: N output and K input features, G groups of the checkpoint along K.
+
+A group of the packed form is a run of 128 columns. A checkpoint's group may be longer: a scale and a zero
+are repeated then. It may also be scattered (act-order): columns are sorted by their group, and the weight
+says in which order its activations are to come.
+"""
+
+import torch
+
+from localchat.errors import ModelInvalid
+from localchat_cuda.kernels.int4 import pack as w4_pack
+
+_BITS = 4
+
+
+def unpacked(words: torch.Tensor, axis: int) -> torch.Tensor:
+    """int32 words, eight codes each along `axis` (0 or 1), the lowest bits first: codes uint8, eight times
+    as long there."""
+    # One place after the other: all at once would take eight bytes of scratch for each code.
+    each = [((words >> shift) & 15).to(torch.uint8) for shift in range(0, 32, _BITS)]
+    return torch.stack(each, axis + 1).flatten(axis, axis + 1)
+
+
+def grouped(prefix: str, groups: torch.Tensor | None, size: int) -> torch.Tensor | None:
+    """The order (int64 [K]) that makes runs of the groups; None where they are runs already. groups: the
+    number of each column's group [K]; -1, as compressed-tensors begins, is none. size: columns of a group.
+    Raises ModelInvalid for groups of any other size."""
+    if groups is None or bool((groups == -1).all()):
+        return None
+    k = groups.shape[0]
+    found = groups.to(torch.int64)
+    natural = torch.arange(k, device=groups.device) // size
+    if torch.equal(found, natural):
+        return None
+    order = torch.argsort(found, stable=True)
+    if not torch.equal(found[order], natural):
+        raise ModelInvalid(
+            f"{prefix}: its g_idx does not name {k // size} groups of {size} columns each.",
+            hint="The checkpoint is damaged or of an unknown kind: take another quantization of the model.",
+        )
+    return order
+
+
+def packed(
+    prefix: str,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor,
+    order: torch.Tensor | None,
+) -> w4_pack.W4:
+    """The packed weight. codes [N, K] in 0..15, their columns sorted by `order` already; scales and zeros
+    [N, G], G dividing K / 128. Raises ModelInvalid for shapes that the products do not take."""
+    times = codes.shape[1] // w4_pack.GROUP // scales.shape[1]
+    if times > 1:
+        scales, zeros = (each.repeat_interleave(times, 1) for each in (scales, zeros))
+    try:
+        found = w4_pack.pack(codes, scales, zeros)
+    except ValueError as trouble:
+        raise ModelInvalid(
+            f"{prefix} cannot be packed: {trouble}.",
+            hint="4-bit layers need inputs in groups of 128 and outputs in 16s here.",
+        ) from trouble
+    return found if order is None else found._replace(order=order.to(torch.int32))
+
+
+def group_size(prefix: str, k: int, group: int) -> int:
+    """Columns of a group in a layer of K (`group` 0: all). Raises ModelInvalid where that does not divide."""
+    size = group or k
+    if k % size or size % w4_pack.GROUP:
+        raise ModelInvalid(
+            f"{prefix}: {k} inputs in groups of {size} cannot be packed.",
+            hint="4-bit layers need inputs in groups of 128 here.",
+        )
+    return size

@@ -1,0 +1,236 @@
+"""Weights of a model to the device, one tensor at a time.
+
+What a model needs is named by its architecture in a `Names` table; `load` walks it and merges the parts
+that one product computes (q, k and v; gate and up) along N. How a linear layer is stored is known to
+formats/ alone. The peak is the model and one tensor.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from localchat.errors import EngineClosed, ModelInvalid
+from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
+from localchat_cuda.kernels.int4 import pack as w4_pack
+from localchat_cuda.model_config import ModelConfig
+from localchat_cuda.weights.formats import Floating, LoadTarget, format_of
+from localchat_cuda.weights.formats.weight import Weight, bytes_of, join, rows_sorted
+from localchat_cuda.weights.source import WeightSource
+
+Progress: TypeAlias = Callable[[int, int], bool]
+_DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Where an architecture keeps its tensors. In a layer, names follow `layer` with its number in place
+    of the braces; `merged` lists the linear layers (without `.weight`) of one product, in the order of
+    its output; one alone is stored merged. Those in `biased` have a bias. `norm_offset` is added to the
+    weights of norms, which are then kept in fp32."""
+
+    embedding: str
+    last_norm: str
+    head: str
+    layer: str
+    norms: Mapping[str, str]
+    merged: Mapping[str, tuple[str, ...]]
+    biased: frozenset[str] = frozenset()
+    norm_offset: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer: `norms` by their field in Names, [K] or [D] each; `products` [N, K]; `biases` [N]."""
+
+    norms: Mapping[str, torch.Tensor]
+    products: Mapping[str, Weight]
+    biases: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWeights:
+    """All weights. embedding and head [vocabulary, hidden], one tensor where they are tied and the head is
+    not rounded."""
+
+    embedding: torch.Tensor
+    layers: tuple[LayerWeights, ...]
+    last_norm: torch.Tensor
+    head: torch.Tensor | w8_pack.W8
+
+    @property
+    def bytes(self) -> int:
+        """What is held on the device."""
+        held = {id(weight): weight for weight in (self.embedding, self.head, self.last_norm)}
+        total = sum(bytes_of(weight) for weight in held.values())
+        for layer in self.layers:
+            plain = (*layer.norms.values(), *layer.biases.values())
+            total += sum(t.numel() * t.element_size() for t in plain)
+            total += sum(bytes_of(weight) for weight in layer.products.values())
+        return total
+
+    @property
+    def packed(self) -> bool:
+        """Whether every product of the layers is W4: few rows go through PackedFlow."""
+        return all(
+            isinstance(weight, w4_pack.W4)
+            for layer in self.layers
+            for weight in layer.products.values()
+        )
+
+
+def product_shapes(config: ModelConfig) -> dict[str, tuple[tuple[int, ...], int]]:
+    """By field of `Names.merged`: output features of each part, and input features."""
+    d = config.head_dim
+    return {
+        "qkv": ((config.heads * d, config.key_heads * d, config.key_heads * d), config.hidden),
+        "o": ((config.hidden,), config.heads * d),
+        "gate_up": ((config.feed, config.feed), config.hidden),
+        "down": ((config.hidden,), config.feed),
+    }
+
+
+class _Loader:
+    def __init__(self, config: ModelConfig, names: Names, place: LoadTarget) -> None:
+        self.config, self.names, self.place = config, names, place
+        self.format, self.floating = format_of(config.quantization, place), Floating(place)
+
+    def plain(self, name: str, *shape: int) -> torch.Tensor:
+        return self.place.tensor(name, shape, self.place.dtype)
+
+    def norm(self, name: str, width: int) -> torch.Tensor:
+        if not self.names.norm_offset:
+            return self.plain(name, width)
+        return self.place.tensor(name, (width,), torch.float32) + self.names.norm_offset
+
+    def head(self, embedding: torch.Tensor) -> torch.Tensor:
+        """The embedding where they are tied, but for a checkpoint that holds another one all the same."""
+        size, name = (self.config.vocabulary, self.config.hidden), self.names.head
+        if not self.config.tied:
+            self.refuse_head()
+            return self.plain(name, *size)
+        if self.place.source.has(name):
+            own = self.plain(name, *size)
+            if not torch.equal(own, embedding):
+                self.place.say(
+                    f"The checkpoint holds {name}, which config.json says is the embedding, and they differ: "
+                    "it is used."
+                )
+                return own
+        return embedding
+
+    def tell_unread(self) -> None:
+        """Say what was left over: config.json may be another model's."""
+        left = self.place.source.unread()
+        if left:
+            more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+            self.place.say(
+                f"The checkpoint holds {left[0]}{more}, which nothing in config.json asks for: left out."
+            )
+
+    def refuse_head(self) -> None:
+        """Raises ModelInvalid where the head is quantized as layers are: nothing multiplies that. Codes of FP8
+        have the name of floating weights."""
+        prefix, how = self.names.head.removesuffix(".weight"), self.config.quantization
+        named_alike = how is not None and how.method == "fp8"
+        if self.format.holds(prefix) and (
+            named_alike or not self.place.source.has(self.names.head)
+        ):
+            raise ModelInvalid(
+                f"{prefix} is quantized like the layers, and only a floating head can be loaded.",
+                hint="Take a checkpoint that leaves its head out of the quantization, or a GGUF.",
+            )
+
+    def refuse_biases(self, prefixes: list[str], parts: tuple[int, ...]) -> None:
+        """Raises ModelInvalid for a bias where the architecture has none. Early GPTQ checkpoints have one
+        everywhere, of zeros."""
+        for prefix, n in zip(prefixes, parts, strict=True):
+            name = f"{prefix}.bias"
+            if self.place.source.has(name) and bool(self.plain(name, n).any()):
+                raise ModelInvalid(
+                    f"The checkpoint has {name}, and this architecture adds no bias there.",
+                    hint="Take another quantization of the model, or a GGUF of it for llama.cpp.",
+                )
+
+    def layer(self, number: int) -> LayerWeights:
+        begin = self.names.layer.format(number)
+        widths = {"q_norm": self.config.head_dim, "k_norm": self.config.head_dim}
+        norms = {
+            field: self.norm(begin + name, widths.get(field, self.config.hidden))
+            for field, name in self.names.norms.items()
+        }
+        products: dict[str, Weight] = {}
+        biases = {}
+        for field, (parts, k) in product_shapes(self.config).items():
+            prefixes = [begin + name for name in self.names.merged[field]]
+            if len(prefixes) == 1:
+                parts = (sum(parts),)
+            products[field] = self.product(prefixes, parts, k)
+            if field in self.names.biased:
+                held = [self.plain(f"{p}.bias", n) for p, n in zip(prefixes, parts, strict=True)]
+                biases[field] = torch.cat(held)
+            else:
+                self.refuse_biases(prefixes, parts)
+        if "gate_up" not in biases:
+            _take_order(products)
+        return LayerWeights(norms, products, biases)
+
+    def product(self, prefixes: list[str], parts: tuple[int, ...], k: int) -> Weight:
+        found = (self.part(prefix, n, k) for prefix, n in zip(prefixes, parts, strict=True))
+        try:
+            return join(found, sum(parts), self.place.dtype)
+        except ValueError as trouble:
+            raise ModelInvalid(
+                f"{' and '.join(prefixes)} cannot be merged: {trouble}.",
+                hint="Take a quantization of the model without act-order (desc_act false), AWQ, or a GGUF.",
+            ) from trouble
+
+    def part(self, prefix: str, n: int, k: int) -> Weight:
+        """A quantized checkpoint keeps some layers floating; what it lacks altogether, the format names."""
+        left_out = not self.format.holds(prefix) and self.floating.holds(prefix)
+        return (self.floating if left_out else self.format).part(prefix, n, k)
+
+
+def _take_order(products: dict[str, Weight]) -> None:
+    """Where `down` wants its activations in another order, gate and up compute them in it: the features
+    between are nobody else's, and nothing is gathered then."""
+    down, gate_up = products["down"], products["gate_up"]
+    if not isinstance(down, w4_pack.W4) or down.order is None:
+        return
+    order = down.order.long()
+    products["gate_up"] = rows_sorted(gate_up, torch.cat((order, order + down.features_in)))
+    products["down"] = down._replace(order=None)
+
+
+def load(
+    config: ModelConfig,
+    names: Names,
+    source: WeightSource,
+    device: torch.device,
+    *,
+    dtype: torch.dtype | None = None,
+    head_int8: bool = False,
+    progress: Progress = lambda done, total: True,
+    say: Callable[[str], None] = lambda text: None,
+) -> ModelWeights:
+    """All weights on `device` in `dtype` (None: the checkpoint's; packed layers stay packed);
+    head_int8: with the head rounded to 8 bits, beside the embedding where they are tied. `progress` is
+    called after each layer with (layers done, layers in all); False raises EngineClosed. `say` takes what
+    the user should know of the checkpoint. Raises ModelInvalid."""
+    loader = _Loader(config, names, LoadTarget(source, device, dtype or _DTYPES[config.dtype], say))
+    embedding = loader.plain(names.embedding, config.vocabulary, config.hidden)
+    layers = []
+    for number in range(config.layers):
+        layers.append(loader.layer(number))
+        if not progress(number + 1, config.layers):
+            raise EngineClosed("The load was stopped.")
+    head = loader.head(embedding)
+    rounded = w8_pack.whole_rows(head) if head_int8 else head
+    last_norm = loader.norm(names.last_norm, config.hidden)
+    loader.tell_unread()
+    return ModelWeights(embedding, tuple(layers), last_norm, rounded)
