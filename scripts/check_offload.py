@@ -97,7 +97,7 @@ def _measured(model: Path, layers: str, kv_type: str, context: int) -> Measured:
     from localchat.fit.header import read_header
     from localchat.fit.machine import read_machine
     from localchat.fit.plan import LoadWish
-    from localchat_llamacpp.plan import plan
+    from localchat_llamacpp.memory_plan import plan
 
     wanted: int | Literal["all"] = "all" if layers == "all" else int(layers)
     wish = LoadWish(context_tokens=context, kv_type=kv_type, gpu_layers=wanted)

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping
 import pytest
 
 from localchat.fit.measures import Measures
-from localchat_llamacpp import speed
-from localchat_llamacpp.probing import Costs, Layer
+from localchat_llamacpp.speed import estimate
+from localchat_llamacpp.speed.benchmark import Costs, Layer
 
 
 def put_probe(
@@ -20,7 +20,7 @@ def put_probe(
         found = {code: rate for code in codes if (rate := rate_of(code)) is not None}
         return Costs(found, dict.fromkeys(layers, layer_s), 0.0)
 
-    patch.setattr(speed, "costs", costs)
+    patch.setattr(estimate, "costs", costs)
 
 
 def put_rates(patch: pytest.MonkeyPatch, rates: Mapping[int, float]) -> None:

@@ -14,11 +14,10 @@ from localchat.fit.plan import LoadWish, MemoryPlan
 from localchat.fit.pooling import DIFFUSION, ENCODERS, pooling_of, ranks
 from localchat.fit.reason import Kind
 from localchat.loop.backend import Availability, OpenModel
-from localchat_llamacpp.embedding import plan_embedding
-from localchat_llamacpp.rebuild import (
+from localchat_llamacpp.build_advice import (
     DISTRIBUTION,
     Facts,
-    WayOut,
+    Remedy,
     binding_version,
     build_key,
     can_offload,
@@ -27,6 +26,7 @@ from localchat_llamacpp.rebuild import (
     library_file,
     ways_out,
 )
+from localchat_llamacpp.embedding_plan import plan_embedding
 
 _FOREIGN_TENSORS = ("v.", "mm.", "vision_tower.", "vision_model.", "model.vision")
 _NO_WRITERS = frozenset(
@@ -53,7 +53,7 @@ class LlamaCppBackend:
         """What `doctor` shows of this build. Loads the library (0.1 s)."""
         return gather()
 
-    def ways_out(self) -> tuple[WayOut, ...]:
+    def ways_out(self) -> tuple[Remedy, ...]:
         """What would make this build better here, best first. Loads the library."""
         return ways_out(gather())
 
@@ -105,13 +105,13 @@ class LlamaCppBackend:
 
     def seen(self, machine: Machine) -> Machine:
         """With AMD's, Intel's and integrated GPUs, where this build is for one."""
-        from localchat_llamacpp.cards import look
+        from localchat_llamacpp.gpu_detection import look
 
         return look(machine)
 
     def plan(self, header: Header | Checkpoint, wish: LoadWish, machine: Machine) -> MemoryPlan:
         """What a load would take of this machine. Raises UsageError, also for a safetensors checkpoint."""
-        from localchat_llamacpp import plan as planner
+        from localchat_llamacpp import memory_plan as planner
 
         if isinstance(header, Checkpoint):
             raise UsageError(f"{header.name}: {self.objection(header)}", hint="Take a GGUF of it.")
@@ -130,7 +130,12 @@ class LlamaCppBackend:
         """By a probe of this build in a process of its own, about a second where `measures` do not know, and
         corrected by past runs; layers on a GPU by its bandwidth, None where that is not known."""
         from localchat.fit.machine import read_machine
-        from localchat_llamacpp.speed import Running, expected_rate, offloaded_rate, past_run
+        from localchat_llamacpp.speed.estimate import (
+            Running,
+            expected_rate,
+            offloaded_rate,
+            past_run,
+        )
 
         if isinstance(header, Checkpoint) or pooling_of(header) or not self.available().ok:
             return None

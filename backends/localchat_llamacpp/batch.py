@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from localchat_llamacpp.library import library
+from localchat_llamacpp.native import library
 
 
 class Batch:

@@ -15,10 +15,10 @@ from localchat.errors import DoesNotFit, EngineClosed, LocalchatError
 from localchat.fit.pooling import POOLING_NUMBERS
 from localchat.loop.backend import LoadOptions, MemoryReport, Progress
 from localchat_llamacpp.batch import Batch
-from localchat_llamacpp.embedding import MOST_TEXTS
-from localchat_llamacpp.library import Buffer, library
+from localchat_llamacpp.embedding_plan import MOST_TEXTS
 from localchat_llamacpp.loading import Target, report
-from localchat_llamacpp.weights import Weights, load_weights
+from localchat_llamacpp.native import Buffer, library
+from localchat_llamacpp.native_model import Weights, load_weights
 
 _STEP_TOKENS = 512
 """Short texts share a step up to this width: wider ones wait longer for nothing."""

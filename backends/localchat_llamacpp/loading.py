@@ -8,12 +8,10 @@ from typing import Any, Literal
 from localchat.errors import ModelInvalid
 from localchat.loop.backend import Capabilities, LoadOptions, MemoryReport, Progress
 from localchat_llamacpp.batch import Batch
-from localchat_llamacpp.buffers import SCRATCH_CELLS, context_cells
-from localchat_llamacpp.library import Buffer, library
-from localchat_llamacpp.rebuild import offload_advice
-from localchat_llamacpp.runner import LlamaCppRunner
-from localchat_llamacpp.warmup import Findings, WarmUp
-from localchat_llamacpp.weights import (
+from localchat_llamacpp.build_advice import offload_advice
+from localchat_llamacpp.compute_buffers import SCRATCH_CELLS, context_cells
+from localchat_llamacpp.native import Buffer, library
+from localchat_llamacpp.native_model import (
     KV_TYPES,
     ContextWish,
     Weights,
@@ -21,6 +19,8 @@ from localchat_llamacpp.weights import (
     open_context,
     outputs_max,
 )
+from localchat_llamacpp.runner import LlamaCppRunner
+from localchat_llamacpp.warmup import Findings, WarmUp
 
 _NO_REWIND = (
     "This model keeps one running state and cannot go back in it: no speculation, and an earlier prompt is "

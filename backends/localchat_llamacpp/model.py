@@ -13,15 +13,15 @@ from localchat.fit.plan import LoadWish, MemoryPlan, demand, kv_types
 from localchat.fit.pooling import pooling_of, ranks
 from localchat.fit.shape import model_shape
 from localchat.loop.backend import Embedder, LoadOptions, ModelInfo, Progress, Runner, Tokenizer
-from localchat_llamacpp import plan as planner
-from localchat_llamacpp.cards import with_cards
+from localchat_llamacpp import memory_plan as planner
+from localchat_llamacpp.build_advice import devices, offload_advice
 from localchat_llamacpp.embedder import load_embedder
-from localchat_llamacpp.embedding import plan_embedding
-from localchat_llamacpp.library import library
+from localchat_llamacpp.embedding_plan import plan_embedding
+from localchat_llamacpp.gpu_detection import with_cards
 from localchat_llamacpp.loading import Target, load_runner, refuse_other_kinds
-from localchat_llamacpp.rebuild import devices, offload_advice
-from localchat_llamacpp.vocabulary import Vocabulary
-from localchat_llamacpp.weights import load_vocabulary
+from localchat_llamacpp.native import library
+from localchat_llamacpp.native_model import load_vocabulary
+from localchat_llamacpp.tokenizer import LlamaTokenizer
 
 _SAMPLING = {
     "general.sampling.temp": "temperature",
@@ -57,7 +57,7 @@ class GgufModel:
         except ModelInvalid:
             library().api.llama_model_free(handle)
             raise
-        self._vocabulary = Vocabulary(handle, said)
+        self._vocabulary = LlamaTokenizer(handle, said)
         self.tokenizer: Tokenizer = self._vocabulary
         self.info = _info(self.header, self.tokenizer)
 

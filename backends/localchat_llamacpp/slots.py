@@ -21,7 +21,7 @@ from localchat.loop.backend import (
     Restore,
     Truncate,
 )
-from localchat_llamacpp.library import library
+from localchat_llamacpp.native import library
 
 _BYTES = ctypes.POINTER(ctypes.c_uint8)
 

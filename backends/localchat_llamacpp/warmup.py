@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from localchat.loop.backend import RowClass
 from localchat_llamacpp.batch import Batch
-from localchat_llamacpp.library import library
+from localchat_llamacpp.native import library
 
 _WIDEST = 7
 

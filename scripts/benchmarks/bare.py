@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from localchat_llamacpp.library import library
-from localchat_llamacpp.weights import ContextWish, Weights, open_context
+from localchat_llamacpp.native import library
+from localchat_llamacpp.native_model import ContextWish, Weights, open_context
 
 
 class Bare:

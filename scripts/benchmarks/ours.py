@@ -20,11 +20,11 @@ from localchat.loop.ngrams import EarlierTexts
 from localchat.loop.sampling import Draw, Sampler
 from localchat.loop.tally import Tally
 from localchat.loop.turns import Loop, Outlets
-from localchat_llamacpp.library import library
 from localchat_llamacpp.model import GgufModel
+from localchat_llamacpp.native import library
+from localchat_llamacpp.native_model import ContextWish, Weights
 from localchat_llamacpp.runner import LlamaCppRunner
-from localchat_llamacpp.threads import ThreadWatch
-from localchat_llamacpp.weights import ContextWish, Weights
+from localchat_llamacpp.thread_count import ThreadWatch
 
 SLOTS = 16
 BACKEND = "localchat_llamacpp:LlamaCppBackend"

@@ -18,7 +18,7 @@ from localchat.library.blueprint import drawn_for, drawn_header, read_blueprints
 from localchat.library.catalogue import Entry, read_catalogue
 from localchat.library.names import parse
 from localchat.paths import find_paths
-from localchat_llamacpp.plan import plan
+from localchat_llamacpp.memory_plan import plan
 
 TABLE = Path(__file__).with_name("fit_golden.txt")
 GB = 10**9

@@ -14,7 +14,7 @@ import pytest
 from localchat.errors import DoesNotFit, EngineClosed, LocalchatError, ModelInvalid, ModelMissing
 from localchat.fit.plan import LoadWish
 from localchat.loop.backend import Backend, LoadOptions, OpenModel
-from localchat_llamacpp import LlamaCppBackend, rebuild
+from localchat_llamacpp import LlamaCppBackend, build_advice
 from localchat_llamacpp.model import GgufModel
 from tests.localchat_llamacpp.llamacpp_driver import Driver, plan_of
 from tests.localchat_llamacpp.llamacpp_models import (
@@ -66,7 +66,7 @@ def test_a_build_is_named_by_its_files_and_the_cpu(tmp_path: Path) -> None:
     (tmp_path / "proc/cpuinfo").write_text(
         "model name : other\nflags : amx_int8\n\nprocessor : 1\n"
     )
-    assert rebuild.build_key(tmp_path) != key
+    assert build_advice.build_key(tmp_path) != key
 
 
 def test_a_missing_binding_is_said_with_the_command_that_installs_it(

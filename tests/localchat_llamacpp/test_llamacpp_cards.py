@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from localchat.fit.machine import Gpu, Machine
-from localchat_llamacpp.cards import look, with_cards
-from localchat_llamacpp.library import library
-from localchat_llamacpp.rebuild import Device
-from localchat_llamacpp.weights import load_vocabulary, load_weights
+from localchat_llamacpp.build_advice import Device
+from localchat_llamacpp.gpu_detection import look, with_cards
+from localchat_llamacpp.native import library
+from localchat_llamacpp.native_model import load_vocabulary, load_weights
 
 GB = 10**9
 MACHINE = Machine("x", frozenset(), 8, 32 * GB, 28 * GB)
@@ -51,16 +51,16 @@ def test_only_a_build_for_gpus_is_asked(monkeypatch: pytest.MonkeyPatch) -> None
         return SimpleNamespace(stdout=f"[{device}]")
 
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr("localchat_llamacpp.cards.can_offload", lambda: False)
+    monkeypatch.setattr("localchat_llamacpp.gpu_detection.can_offload", lambda: False)
     assert look(MACHINE) is MACHINE and not asked
-    monkeypatch.setattr("localchat_llamacpp.cards.can_offload", lambda: True)
+    monkeypatch.setattr("localchat_llamacpp.gpu_detection.can_offload", lambda: True)
     assert look(MACHINE).gpus == (Gpu(0, "RX", 3, 2),)
     look(replace(MACHINE, unified_memory=True))
     assert len(asked) == 1
 
 
 def test_the_real_library_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localchat_llamacpp.cards.can_offload", lambda: True)
+    monkeypatch.setattr("localchat_llamacpp.gpu_detection.can_offload", lambda: True)
     assert look(MACHINE).cores == MACHINE.cores
 
 

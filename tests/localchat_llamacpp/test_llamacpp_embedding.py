@@ -20,7 +20,7 @@ from localchat.library.facts import facts_of
 from localchat.loop.backend import LoadOptions
 from localchat_llamacpp import LlamaCppBackend
 from localchat_llamacpp.embedder import LlamaCppEmbedder
-from localchat_llamacpp.embedding import plan_embedding
+from localchat_llamacpp.embedding_plan import plan_embedding
 from localchat_llamacpp.model import GgufModel
 from tests.gguf_files import Size, Value
 from tests.gguf_files import llama as gguf_llama

@@ -14,10 +14,10 @@ from localchat.fit.header import read_header
 from localchat.fit.machine import Gpu, Machine
 from localchat.fit.plan import LoadWish, MemoryPlan, demand
 from localchat.fit.shape import model_shape
-from localchat_llamacpp.buffers import Steps, context_cells, window_cells
-from localchat_llamacpp.library import Buffer
+from localchat_llamacpp.compute_buffers import Steps, context_cells, window_cells
 from localchat_llamacpp.loading import report
-from localchat_llamacpp.plan import plan
+from localchat_llamacpp.memory_plan import plan
+from localchat_llamacpp.native import Buffer
 from tests.gguf_files import ARCHITECTURES, Q4_0, Size, Tensor, gemma3, llama, write_model
 
 GB = 10**9

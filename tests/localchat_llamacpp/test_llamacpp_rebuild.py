@@ -5,63 +5,65 @@ from pathlib import Path
 
 import pytest
 
-from localchat_llamacpp import rebuild
+from localchat_llamacpp import build_advice
 
 
 def test_facts_name_the_library_and_its_devices() -> None:
-    facts = rebuild.gather()
+    facts = build_advice.gather()
     assert facts.library.endswith((".so", ".dylib", ".dll"))
-    assert facts.version.startswith(rebuild.binding_version())
+    assert facts.version.startswith(build_advice.binding_version())
     assert any(device.kind == "cpu" and device.total_bytes > 0 for device in facts.devices)
 
 
 def test_features_are_those_that_are_on() -> None:
-    found = rebuild._features("CPU : SSE3 = 1 | AMX_INT8 = 0 | AVX2 = 1 | CUDA : ARCHS = 900 | ")
+    found = build_advice._features(
+        "CPU : SSE3 = 1 | AMX_INT8 = 0 | AVX2 = 1 | CUDA : ARCHS = 900 | "
+    )
     assert found == {"SSE3", "AVX2"}
 
 
-@pytest.mark.parametrize("kind", sorted(rebuild.CMAKE_ARGS))
+@pytest.mark.parametrize("kind", sorted(build_advice.CMAKE_ARGS))
 def test_a_rebuild_is_one_command_of_this_python_for_the_installed_version(kind: str) -> None:
-    way = rebuild.rebuild_command(kind)
+    way = build_advice.rebuild_command(kind)
     assert way.command[:3] == (sys.executable, "-m", "pip")
-    assert way.command[-1] == f"llama-cpp-python=={rebuild.binding_version()}"
-    assert way.environment == (("CMAKE_ARGS", rebuild.CMAKE_ARGS[kind]),)
+    assert way.command[-1] == f"llama-cpp-python=={build_advice.binding_version()}"
+    assert way.environment == (("CMAKE_ARGS", build_advice.CMAKE_ARGS[kind]),)
 
 
 def test_there_are_two_ways_out_of_the_amx_fault() -> None:
-    safe, build = rebuild.ways_out_of_amx()
+    safe, build = build_advice.ways_out_of_amx()
     assert safe.command == ()
     assert "-U__AMX_INT8__" in build.environment[0][1]
 
 
-def _facts(*, offload: bool = False, amx: bool = False) -> rebuild.Facts:
-    return rebuild.Facts("libllama.so", "0", "", frozenset(), offload, (), amx)
+def _facts(*, offload: bool = False, amx: bool = False) -> build_advice.Facts:
+    return build_advice.Facts("libllama.so", "0", "", frozenset(), offload, (), amx)
 
 
 def test_a_build_that_fits_the_machine_has_no_ways_out(tmp_path: Path) -> None:
-    assert rebuild.ways_out(_facts(), tmp_path) == ()
+    assert build_advice.ways_out(_facts(), tmp_path) == ()
 
 
 def test_a_card_that_the_build_cannot_use_and_the_amx_fault_are_told(tmp_path: Path) -> None:
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
-    ways = rebuild.ways_out(_facts(amx=True), tmp_path)
+    ways = build_advice.ways_out(_facts(amx=True), tmp_path)
     assert [dict(way.environment).get("CMAKE_ARGS") for way in ways] == [
-        rebuild.CMAKE_ARGS["cuda"],
+        build_advice.CMAKE_ARGS["cuda"],
         None,
-        rebuild.CMAKE_ARGS["no-amx"],
+        build_advice.CMAKE_ARGS["no-amx"],
     ]
-    assert rebuild.ways_out(_facts(offload=True), tmp_path) == ()
+    assert build_advice.ways_out(_facts(offload=True), tmp_path) == ()
 
 
 def test_what_the_library_file_tells_is_what_the_library_says() -> None:
-    assert rebuild.can_offload() == rebuild.gather().offload
+    assert build_advice.can_offload() == build_advice.gather().offload
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3moe", "gemma3", "gpt-oss", "mamba"])
 def test_the_architectures_of_a_build_are_found_in_its_file(name: str) -> None:
-    assert rebuild.knows_architecture(name)
+    assert build_advice.knows_architecture(name)
 
 
 @pytest.mark.parametrize("name", ["gptoss", "qwen25vl", "no-such-architecture"])
 def test_an_architecture_that_only_others_know_is_not_found(name: str) -> None:
-    assert not rebuild.knows_architecture(name)
+    assert not build_advice.knows_architecture(name)

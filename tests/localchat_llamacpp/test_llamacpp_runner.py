@@ -263,7 +263,7 @@ def test_memory_says_what_was_taken_and_counts_parked_state(start: Start) -> Non
 
 
 def test_layers_for_a_card_that_this_build_cannot_use_are_said(start: Start) -> None:
-    from localchat_llamacpp.library import library
+    from localchat_llamacpp.native import library
 
     if library().api.llama_supports_gpu_offload():
         pytest.skip("this build can offload")

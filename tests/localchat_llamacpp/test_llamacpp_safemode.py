@@ -6,7 +6,7 @@ from pathlib import Path
 from localchat.engine.local import EngineOptions, LocalEngine
 from localchat.engine.request import GenerateRequest, Sampling, Text
 from localchat.engine.safemode import SafeBuilds
-from localchat_llamacpp.rebuild import build_key
+from localchat_llamacpp.build_advice import build_key
 from tests.contract.contract_answer import ask
 
 REQUEST = GenerateRequest(

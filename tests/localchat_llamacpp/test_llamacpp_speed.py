@@ -12,16 +12,16 @@ from localchat.fit.gguf_header import Header
 from localchat.fit.header import read_header
 from localchat.fit.machine import Gpu, Machine
 from localchat.fit.measures import NOTHING_MEASURED, Estimate, Measures
-from localchat_llamacpp import probing, speed
-from localchat_llamacpp.probing import Costs, Finding, Layer, Question
-from localchat_llamacpp.speed import (
+from localchat_llamacpp.speed import benchmark, estimate
+from localchat_llamacpp.speed.benchmark import Costs, Finding, Layer, Question
+from localchat_llamacpp.speed.estimate import (
     Running,
     bytes_per_token,
     expected_rate,
     offloaded_rate,
     past_run,
 )
-from localchat_llamacpp.stand_in import StandIn, write
+from localchat_llamacpp.speed.synthetic_gguf import StandIn, write
 from tests.cli.test_cli_fit import PLAN
 from tests.gguf_files import F16, Q8_0, Size, Tensor, gemma3, llama, qwen2, write_model
 
@@ -49,7 +49,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Layer]:
         seen.extend(layers)
         return Costs(RATES, dict.fromkeys(seen, LAYER_S), STEP_S)
 
-    monkeypatch.setattr(speed, "costs", costs)
+    monkeypatch.setattr(estimate, "costs", costs)
     return seen
 
 
@@ -58,7 +58,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Layer]:
 
 def test_a_probe_of_the_real_build_gives_a_rate(tmp_path: Path) -> None:
     header = read_header(write_model(tmp_path / "m.gguf"))
-    found = probing.costs(1, bytes_per_token(header), [LAYER], NOTHING_MEASURED)
+    found = benchmark.costs(1, bytes_per_token(header), [LAYER], NOTHING_MEASURED)
     assert all(0 < rate < 1e13 for rate in found.bytes_per_s.values())
     assert found.bytes_per_s.keys() == bytes_per_token(header).keys()
     assert 0 < found.layer_s[LAYER] < 1
@@ -86,7 +86,7 @@ def test_a_probe_that_crashes_leaves_nothing_behind(
     monkeypatch.setattr(sys, "executable", str(probe))
     monkeypatch.setattr(tempfile, "tempdir", str(places))
     monkeypatch.setenv("TMPDIR", str(places))
-    assert not list(probing._ask(Question(1, (Q8_0,), ())))
+    assert not list(benchmark._ask(Question(1, (Q8_0,), ())))
     assert wrote.exists()
     assert not list(places.iterdir())
 
@@ -116,43 +116,43 @@ def questions(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
             *(Finding(True, layer=layer, layer_s=LAYER_S) for layer in question.layers),
         ]
 
-    monkeypatch.setattr(probing, "_ask", ask)
+    monkeypatch.setattr(benchmark, "_ask", ask)
     return seen
 
 
 def test_a_probe_that_crashed_is_asked_again_in_safe_mode(
     questions: list[Question], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = probing._ask
+    whole = benchmark._ask
 
     def ask(question: Question) -> list[Finding]:
         found = list(whole(question))
         return found if question.safe_mode else found[:-1]
 
-    monkeypatch.setattr(probing, "_ask", ask)
-    found = probing.costs(2, [8], [LAYER], Measures(tmp_path))
+    monkeypatch.setattr(benchmark, "_ask", ask)
+    found = benchmark.costs(2, [8], [LAYER], Measures(tmp_path))
     assert found.layer_s == {LAYER: LAYER_S}
     assert [one.safe_mode for one in questions] == [False, True, True]
 
 
 def test_what_was_measured_is_not_measured_again(questions: list[Question], tmp_path: Path) -> None:
-    first = probing.costs(2, [8, 1], [LAYER], Measures(tmp_path))
-    again = probing.costs(2, [1, 8], [LAYER], Measures(tmp_path))
+    first = benchmark.costs(2, [8, 1], [LAYER], Measures(tmp_path))
+    again = benchmark.costs(2, [1, 8], [LAYER], Measures(tmp_path))
     assert first == again == Costs({1: 1e9, 8: 1e9}, {LAYER: LAYER_S}, STEP_S, quiet=False)
     # What was taken beside other programs is used once and not kept.
     assert [one.codes for one in questions] == [(1, 8), (1,)]
     assert [one.layers for one in questions] == [(LAYER,), ()]
-    assert probing.costs(2, [8], [LAYER], Measures(tmp_path)).quiet
+    assert benchmark.costs(2, [8], [LAYER], Measures(tmp_path)).quiet
     assert len(questions) == 2
 
 
 def test_other_threads_and_another_build_are_measured_anew(
     questions: list[Question], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    probing.costs(2, [8], [], Measures(tmp_path))
-    probing.costs(1, [8], [], Measures(tmp_path))
-    monkeypatch.setattr(probing, "build_key", lambda: "another build")
-    probing.costs(2, [8], [], Measures(tmp_path))
+    benchmark.costs(2, [8], [], Measures(tmp_path))
+    benchmark.costs(1, [8], [], Measures(tmp_path))
+    monkeypatch.setattr(benchmark, "build_key", lambda: "another build")
+    benchmark.costs(2, [8], [], Measures(tmp_path))
     assert [one.threads for one in questions[::2]] == [2, 1, 2]  # two probes agree each time
 
 
@@ -187,11 +187,11 @@ def test_a_probe_that_was_badly_placed_is_not_believed(
     measures = Measures(tmp_path)
     if known is not None:
         monkeypatch.setattr(
-            probing, "_ask", lambda question: [Finding(True, code=Q8_0, bytes_per_s=known)]
+            benchmark, "_ask", lambda question: [Finding(True, code=Q8_0, bytes_per_s=known)]
         )
-        probing.costs(2, [Q8_0], [], measures)
-    monkeypatch.setattr(probing, "_ask", ask)
-    found = probing.costs(2, [Q8_0], [LAYER], measures)
+        benchmark.costs(2, [Q8_0], [], measures)
+    monkeypatch.setattr(benchmark, "_ask", ask)
+    found = benchmark.costs(2, [Q8_0], [LAYER], measures)
     assert found.layer_s[LAYER] == taken
     assert not coming
 
@@ -258,10 +258,10 @@ def test_what_was_measured_beside_other_programs_says_so(
 
     def found(layer_s: float, quiet: bool) -> Estimate:
         answer = Costs(RATES, {heads: layer_s}, 20e-3, quiet)
-        monkeypatch.setattr(speed, "costs", lambda *asked: answer)
-        estimate = expected_rate(plain(header), 2, NOTHING_MEASURED)
-        assert estimate is not None
-        return estimate
+        monkeypatch.setattr(estimate, "costs", lambda *asked: answer)
+        expected = expected_rate(plain(header), 2, NOTHING_MEASURED)
+        assert expected is not None
+        return expected
 
     # Threads that had to wait for a core say nothing about a layer.
     assert found(50e-3, quiet=False).disturbed

@@ -2,7 +2,7 @@
 
 import ctypes
 
-from localchat_llamacpp.stopping import StopFlag
+from localchat_llamacpp.runner import StopFlag
 
 _KIND = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)
 

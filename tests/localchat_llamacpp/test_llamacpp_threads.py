@@ -1,6 +1,6 @@
 """One thread fewer while another program is busy; the clock is ours."""
 
-from localchat_llamacpp.threads import Change, ThreadWatch
+from localchat_llamacpp.thread_count import ThreadChange, ThreadWatch
 
 
 class _Clock:
@@ -10,7 +10,7 @@ class _Clock:
 
     def steps(
         self, count: int, elapsed_s: float, *, rows: int = 1, cells: int = 500
-    ) -> list[Change]:
+    ) -> list[ThreadChange]:
         """So many steps of equal time; the changes asked for."""
         changes = []
         for _ in range(count):
@@ -52,7 +52,7 @@ def test_the_thread_is_tried_again_and_later_after_each_failure() -> None:
         began = clock.now_s
         while not (changes := clock.steps(1, 0.07)):
             pass
-        assert changes == [Change(2, "")]
+        assert changes == [ThreadChange(2, "")]
         waits.append(round(clock.now_s - began))
         assert [c.threads for c in clock.steps(16, 0.2)] == [1]
     assert waits == [20, 40, 80]
@@ -93,7 +93,7 @@ def test_longer_conversations_and_wider_steps_are_not_compared_with_short_ones()
     assert clock.steps(100, 3.0, rows=64) == []
 
 
-def notes(changes: list[Change]) -> list[str]:
+def notes(changes: list[ThreadChange]) -> list[str]:
     return [change.note for change in changes if change.note]
 
 

@@ -17,7 +17,7 @@ from localchat.paths import Paths
 from localchat.pool.finding import LibraryFinder, engine_options
 from localchat.pool.member import Wanted
 from localchat.settings import Settings
-from localchat_llamacpp.plan import _check
+from localchat_llamacpp.memory_plan import _check
 
 
 def test_settings_reach_the_options_of_an_engine(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from localchat.fit.plan import (
 from localchat.fit.pooling import ENCODERS
 from localchat.fit.shape import Shape, model_shape
 from localchat.fit.words import size
-from localchat_llamacpp.buffers import (
+from localchat_llamacpp.compute_buffers import (
     PROCESS_BYTES,
     TOKEN_BYTES,
     Repacked,

@@ -16,7 +16,7 @@ from localchat.fit.plan import (
     weights_split,
 )
 from localchat.fit.shape import Shape, model_shape
-from localchat_llamacpp.buffers import (
+from localchat_llamacpp.compute_buffers import (
     Repacked,
     Steps,
     borrowed_bytes,
@@ -35,7 +35,7 @@ _UNIFIED_SHARE = 0.75
 """Of the RAM of a machine with unified memory, what its GPU may hold (Metal's own limit is near it)."""
 
 
-class Way(NamedTuple):
+class LoadCandidate(NamedTuple):
     """One way of loading. window_only: sliding-window layers keep only their window."""
 
     kv_type: str
@@ -76,7 +76,7 @@ class Needs(NamedTuple):
         return Needs(whole[0], whole[1], whole[2], whole[3], self.flash, self.mapped)
 
 
-class Room:
+class MemoryCheck:
     """A model, a machine and what was asked: prices every way of loading."""
 
     def __init__(
@@ -120,7 +120,7 @@ class Room:
         """How the context is made when so many layers are offloaded."""
         return Steps(self.wish.max_slots, step_tokens(self.machine, gpu=gpu_layers >= self.layers))
 
-    def needs(self, context: int, way: Way) -> Needs:
+    def needs(self, context: int, way: LoadCandidate) -> Needs:
         """Bytes at one context, without flash attention where that is faster and has room."""
         with_flash = self._needs(context, way, flash=True)
         if way.gpu_layers or way.coarse:
@@ -129,7 +129,7 @@ class Room:
         small = max(SCORES_BYTES, self.ram_bytes // 8)
         return without if without.compute.ram <= small and self.holds(without) else with_flash
 
-    def _needs(self, context: int, way: Way, *, flash: bool) -> Needs:
+    def _needs(self, context: int, way: LoadCandidate, *, flash: bool) -> Needs:
         layers = way.gpu_layers
         steps = self.steps(layers)
         cells = context_cells(context)
@@ -173,16 +173,16 @@ class Room:
         most = self.wish.kv_limit_bytes
         return most is None or sum(needs.kv) <= most
 
-    def fits(self, context: int, way: Way, spare_bytes: int = 0) -> bool:
+    def fits(self, context: int, way: LoadCandidate, spare_bytes: int = 0) -> bool:
         """Whether there is room, `spare_bytes` of RAM left over, within the user's limits."""
         needs = self.needs(context, way)
         return self.allowed(needs) and self.holds(needs, spare_bytes)
 
-    def largest_context(self, way: Way, most: int, spare_bytes: int = 0) -> int:
+    def largest_context(self, way: LoadCandidate, most: int, spare_bytes: int = 0) -> int:
         """The longest context up to `most`; 0: none."""
         return largest(lambda context: self.fits(context, way, spare_bytes), most)
 
-    def largest_layers(self, context: int, way: Way) -> int:
+    def largest_layers(self, context: int, way: LoadCandidate) -> int:
         """The most layers that the GPU holds, where the RAM holds the others; 0: none."""
         layers = largest(
             lambda count: self.needs(context, way._replace(gpu_layers=count)).gpu <= self.gpu_bytes,

@@ -6,7 +6,8 @@ format, and some thirty operations a layer after each of which the threads wait 
 measured with the model's own heads. Weights stand between the layers, because they drive the cache out of the
 processor: attention over what is still there takes a third of the time (measured).
 
-Run as a process of its own (`python -m localchat_llamacpp.probe`, the question as JSON on stdin): native code
+Run as a process of its own (`python -m localchat_llamacpp.speed.benchmark_process`, the question as JSON on
+stdin): native code
 may crash, and a door stays light. Prints a line of JSON for each finding as it comes.
 """
 
@@ -21,8 +22,8 @@ from typing import Final
 
 import msgspec
 
-from localchat_llamacpp.probing import Finding, Layer, Question
-from localchat_llamacpp.stand_in import TOKENS, StandIn, write
+from localchat_llamacpp.speed.benchmark import Finding, Layer, Question
+from localchat_llamacpp.speed.synthetic_gguf import TOKENS, StandIn, write
 
 CONTEXT_TOKENS: Final = 384
 """In the cache while a layer is timed: a short conversation."""
@@ -105,8 +106,8 @@ class _Stage:
         """A function that decodes one token more behind `known` ones and those of the last calls: never the
         same twice in a row, for processors learn what repeats itself."""
         from localchat_llamacpp.batch import Batch
-        from localchat_llamacpp.library import library
-        from localchat_llamacpp.weights import ContextWish, load_weights, open_context
+        from localchat_llamacpp.native import library
+        from localchat_llamacpp.native_model import ContextWish, load_weights, open_context
 
         api = library().api
         weights = load_weights(

@@ -1,6 +1,7 @@
 """Graphics cards as llama.cpp finds them where NVIDIA's driver tells of none: AMD, Intel, integrated.
 
-Run as a process of its own (`python -m localchat_llamacpp.cards`): native code may crash, and a door stays
+Run as a process of its own (`python -m localchat_llamacpp.gpu_detection`): native code may crash, and a door
+stays
 light. Prints one JSON list of devices.
 """
 
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from localchat.fit.machine import Gpu, Machine
-from localchat_llamacpp.rebuild import Device, can_offload, devices
+from localchat_llamacpp.build_advice import Device, can_offload, devices
 
 _PATIENCE_S = 20.0
 
@@ -48,7 +49,7 @@ def look(machine: Machine) -> Machine:
     }
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "localchat_llamacpp.cards"],
+            [sys.executable, "-m", "localchat_llamacpp.gpu_detection"],
             capture_output=True,
             timeout=_PATIENCE_S,
             check=True,

@@ -47,7 +47,7 @@ class Facts(NamedTuple):
     amx_at_risk: bool
 
 
-class WayOut(NamedTuple):
+class Remedy(NamedTuple):
     """What a user can do, in a sentence; the command that does it where there is one, with its environment."""
 
     sentence: str
@@ -112,14 +112,14 @@ def build_key(root: Path = Path("/")) -> str:
     return f"llama.cpp-{digest[:24]}"
 
 
-def rebuild_command(kind: str) -> WayOut:
+def rebuild_command(kind: str) -> Remedy:
     """Build the installed version again for `cuda`, `metal`, `vulkan` or `no-amx`. KeyError otherwise."""
     requirement = f"{DISTRIBUTION}=={binding_version()}" if binding_version() else DISTRIBUTION
     command = (
         *(sys.executable, "-m", "pip", "install", "--force-reinstall", "--no-cache-dir"),
         *("--no-deps", f"--no-binary={DISTRIBUTION}", requirement),
     )
-    return WayOut(
+    return Remedy(
         f"Build llama.cpp again for {kind} (some minutes, needs a C++ compiler).",
         command,
         (("CMAKE_ARGS", CMAKE_ARGS[kind]),),
@@ -144,19 +144,19 @@ def offload_advice() -> str:
     )
 
 
-def ways_out_of_amx() -> tuple[WayOut, WayOut]:
+def ways_out_of_amx() -> tuple[Remedy, Remedy]:
     """The two ways out where the build's AMX code crashes: safe mode, and a build without it."""
-    safe = WayOut(
+    safe = Remedy(
         "Safe mode leaves that code alone (4 to 30 % slower, by model); localchat chooses it by itself after "
         "a crash and remembers it for this library and CPU."
     )
     return safe, rebuild_command("no-amx")
 
 
-def ways_out(facts: Facts, root: Path = Path("/")) -> tuple[WayOut, ...]:
+def ways_out(facts: Facts, root: Path = Path("/")) -> tuple[Remedy, ...]:
     """What would make this build better here, best first: a build for the graphics card that it cannot use,
     and the two ways out of the AMX fault. `root`: where /proc and /dev stand."""
-    ways: tuple[WayOut, ...] = ()
+    ways: tuple[Remedy, ...] = ()
     if not facts.offload and _has_graphics_card(root):
         ways += (rebuild_command(offload_kind(root)),)
     if facts.amx_at_risk:
@@ -173,7 +173,7 @@ def _has_graphics_card(root: Path) -> bool:
 
 def gather() -> Facts:
     """Ask the library. Imports it (0.1 s)."""
-    from localchat_llamacpp.library import library
+    from localchat_llamacpp.native import library
 
     api = library().api
     system = api.llama_print_system_info().decode("utf-8", "replace").strip()
@@ -196,7 +196,7 @@ def devices() -> tuple[Device, ...]:
     The binding does not bind these functions; they are reached through the loaded libllama, because the
     libggml beside it would be a second copy with a registry of its own.
     """
-    from localchat_llamacpp.library import library
+    from localchat_llamacpp.native import library
 
     native: ctypes.CDLL = library().api._lib
     native.ggml_backend_dev_count.restype = ctypes.c_size_t

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from localchat.errors import DoesNotFit, EngineClosed, ModelInvalid
 from localchat.loop.backend import Progress
-from localchat_llamacpp.buffers import Steps, context_cells
-from localchat_llamacpp.library import Buffer, library
+from localchat_llamacpp.compute_buffers import Steps, context_cells
+from localchat_llamacpp.native import Buffer, library
 
 KV_TYPES = {
     "f32": 0,

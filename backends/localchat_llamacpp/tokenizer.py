@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from localchat_llamacpp.library import library
+from localchat_llamacpp.native import library
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _TOLD_END = re.compile(r"EOG token\s*=\s*(\d+)")
@@ -29,7 +29,7 @@ _SPECIAL = {
 }
 
 
-class Vocabulary:
+class LlamaTokenizer:
     """Tokenizer of one model. Holds its native vocabulary until `close`; see backend.Tokenizer."""
 
     def __init__(self, model: int, said: Sequence[str] = ()) -> None:

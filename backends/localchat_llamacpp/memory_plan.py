@@ -21,7 +21,7 @@ from localchat.fit.plan import (
     smaller_quantization,
 )
 from localchat.fit.words import flag_gigabytes, size, tokens
-from localchat_llamacpp.ways import Needs, Room, Way
+from localchat_llamacpp.load_candidates import LoadCandidate, MemoryCheck, Needs
 
 GOAL_TOKENS = 8192
 """A context worth a quantized cache, cut windows or layers left in RAM; longer ones come only for free."""
@@ -41,7 +41,7 @@ def plan(
     Raises UsageError for a KV type that this model cannot have, and for nonsense numbers.
     """
     _check(wish)
-    room = Room(header, wish, machine, can_offload=can_offload, safe_mode=safe_mode)
+    room = MemoryCheck(header, wish, machine, can_offload=can_offload, safe_mode=safe_mode)
     return _Planner(room, can_offload=can_offload).plan()
 
 
@@ -65,7 +65,7 @@ def _check(wish: LoadWish) -> None:
 class _Planner:
     """Chooses among the ways of loading."""
 
-    def __init__(self, room: Room, *, can_offload: bool) -> None:
+    def __init__(self, room: MemoryCheck, *, can_offload: bool) -> None:
         self.room, self.can_offload = room, can_offload
         self.trained = room.shape.context_train
         self.notes: list[str] = []
@@ -128,13 +128,13 @@ class _Planner:
             )
         return min(asked, self.room.layers)
 
-    def _caches(self, layers: int) -> Iterator[Way]:
+    def _caches(self, layers: int) -> Iterator[LoadCandidate]:
         for kv_type in self.types:
-            yield Way(kv_type, False, layers)
+            yield LoadCandidate(kv_type, False, layers)
             if self.room.shape.window:
-                yield Way(kv_type, True, layers)
+                yield LoadCandidate(kv_type, True, layers)
 
-    def _ways(self) -> Iterator[Way]:
+    def _ways(self) -> Iterator[LoadCandidate]:
         """Ways of loading, best first; where layers are chosen here, all of them first, then as many as
         fit at the goal, then none."""
         if self.layers is not None:
@@ -182,7 +182,7 @@ class _Planner:
         )
 
     def _best(self) -> MemoryPlan:
-        found: list[tuple[int, Way]] = []
+        found: list[tuple[int, LoadCandidate]] = []
         for way in self._ways():
             longest = self.room.largest_context(way, self.most)
             if longest >= self.goal:
@@ -194,7 +194,7 @@ class _Planner:
         advice = tuple(self._advice(way))
         return self._result(way, self.goal, longest, fits=False, advice=advice)
 
-    def _fitting(self, way: Way, longest: int) -> MemoryPlan:
+    def _fitting(self, way: LoadCandidate, longest: int) -> MemoryPlan:
         context = self.wish.context_tokens
         if context is None:
             context = max(self._comfortable(way, longest), min(self.goal, longest))
@@ -210,7 +210,7 @@ class _Planner:
             self.notes.append(f"{way.gpu_layers} of {self.room.layers} layers go to the GPU.")
         return self._result(way, context, longest, fits=True)
 
-    def _comfortable(self, way: Way, longest: int) -> int:
+    def _comfortable(self, way: LoadCandidate, longest: int) -> int:
         """The context that is taken when nobody asks: the longest that leaves room for parked prefixes, and
         that does not force flash attention upon every step of a CPU."""
         spare = min(_PARKED_BYTES // 2, self.room.ram_bytes // 8)
@@ -220,7 +220,13 @@ class _Planner:
         return max(largest(lambda count: not self.room.needs(count, way).flash, context), self.goal)
 
     def _result(
-        self, way: Way, context: int, longest: int, *, fits: bool, advice: tuple[str, ...] = ()
+        self,
+        way: LoadCandidate,
+        context: int,
+        longest: int,
+        *,
+        fits: bool,
+        advice: tuple[str, ...] = (),
     ) -> MemoryPlan:
         needs = self.room.needs(context, way)
         return MemoryPlan(
@@ -278,7 +284,7 @@ class _Planner:
             return 0
         return room.ram_bytes - needs.ram
 
-    def _raised_limits(self, way: Way) -> Iterator[str]:
+    def _raised_limits(self, way: LoadCandidate) -> Iterator[str]:
         """Wishes of the user's that could be others."""
         needs, most = self.room.needs(self.goal, way), self.wish.gpu_limit_bytes
         if spare := self._beside(needs):
@@ -289,7 +295,7 @@ class _Planner:
         if most is not None and self.room.cards == 1 and most < needs.gpu <= self.room.card_bytes:
             yield f"--vram-gb {flag_gigabytes(needs.gpu)}: what {way.gpu_layers} layers take."
 
-    def _advice(self, way: Way) -> Iterator[str]:
+    def _advice(self, way: LoadCandidate) -> Iterator[str]:
         """What would help, in the order of what it costs the user."""
         yield from self._raised_limits(way)
         small = (
@@ -324,11 +330,11 @@ class _Planner:
         elif not self.room.fits(self.least, small):
             yield f"A smaller model: weights of {size(self._rest(self.least, small))} at most fit here now."
 
-    def _coarser(self, context: int, way: Way) -> str:
+    def _coarser(self, context: int, way: LoadCandidate) -> str:
         """The finest usual quantization that fits with so much context; empty: none."""
         return smaller_quantization(self.room.header, self._rest(context, way))
 
-    def _rest(self, context: int, way: Way) -> int:
+    def _rest(self, context: int, way: LoadCandidate) -> int:
         """Bytes of a file that there is room for beside all else that such a load takes."""
         needs = self.room.needs(context, way)
         weights = sum(needs.weights)
@@ -336,6 +342,6 @@ class _Planner:
         # A tied embedding on a GPU lies there twice, so that a byte of the file takes more than one.
         return max(rest, 0) * self.room.header.weights_bytes // max(weights, 1)
 
-    def _total(self, context: int, way: Way) -> str:
+    def _total(self, context: int, way: LoadCandidate) -> str:
         needs = self.room.needs(context, way)
         return size(needs.ram + needs.gpu)

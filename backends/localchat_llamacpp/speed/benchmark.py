@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from localchat.fit.measures import Measures
-from localchat_llamacpp.rebuild import build_key
+from localchat_llamacpp.build_advice import build_key
 
 _PATIENCE_S: Final = 30.0
 _SPIN: Final = "2000"
@@ -162,7 +162,7 @@ def _ask(question: Question) -> Iterator[Finding]:
 
 
 def _said(question: Question, folder: str) -> bytes:
-    command = [sys.executable, "-m", "localchat_llamacpp.probe"]
+    command = [sys.executable, "-m", "localchat_llamacpp.speed.benchmark_process"]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),

@@ -23,7 +23,7 @@ _WORSE = 2.0
 """Slower than what was last said by so much: news too."""
 
 
-class Change(NamedTuple):
+class ThreadChange(NamedTuple):
     """The new number of threads, and the sentence for the user; empty where it is no news."""
 
     threads: int
@@ -44,7 +44,7 @@ class ThreadWatch:
         self._told_times = 0.0
         self._whole_since_s: float | None = None
 
-    def step(self, rows: int, cells: int, elapsed_s: float, now_s: float) -> Change | None:
+    def step(self, rows: int, cells: int, elapsed_s: float, now_s: float) -> ThreadChange | None:
         """Take one step's time; says when the number should change.
 
         rows: tokens computed. cells: KV it had to read. Only steps of the same rows and about the same
@@ -80,7 +80,7 @@ class ThreadWatch:
             self._best_s[kind] = best_s = elapsed_s * share
         return best_s / share
 
-    def _fewer(self, now_s: float) -> Change:
+    def _fewer(self, now_s: float) -> ThreadChange:
         if self._trying:
             self._patience_s = min(self._patience_s * 2, _PATIENCE_MOST_S)
             self._trying = False
@@ -94,7 +94,7 @@ class ThreadWatch:
             )
         return self._to(self.threads - 1, now_s, note)
 
-    def _recovered(self, now_s: float) -> Change | None:
+    def _recovered(self, now_s: float) -> ThreadChange | None:
         """The end of a slowness that was told: every thread at work for long."""
         if not self._told_times or self.threads < self.wanted or self._trying:
             self._whole_since_s = None
@@ -103,14 +103,14 @@ class ThreadWatch:
         elif now_s - self._whole_since_s > _RECOVERED_S:
             self._told_times, self._whole_since_s = 0.0, None
             note = f"Steps are fast again: computing with {_threads(self.threads)}."
-            return Change(self.threads, note)
+            return ThreadChange(self.threads, note)
         return None
 
-    def _to(self, threads: int, now_s: float, note: str) -> Change:
+    def _to(self, threads: int, now_s: float, note: str) -> ThreadChange:
         self.threads, self._changed_s = threads, now_s
         self._recent.clear()
         self._slow = 0
-        return Change(threads, note)
+        return ThreadChange(threads, note)
 
 
 def _threads(count: int) -> str:

@@ -15,7 +15,7 @@ from localchat.fit.machine import Machine
 from localchat.fit.measures import Estimate, Measures
 from localchat.fit.plan import MemoryPlan
 from localchat.fit.shape import model_shape
-from localchat_llamacpp.probing import Costs, Layer, costs
+from localchat_llamacpp.speed.benchmark import Costs, Layer, costs
 
 _LOOP_S = 0.4e-3
 """A step of the loop beside llama.cpp's: books, sampling, text, frames (guide: 1.4 ms a step, 0.9 of them in
