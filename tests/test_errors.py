@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from localchat.config.settings_file import write_setting
 from localchat.errors import LocalchatError, reason
-from localchat.settings_file import write_setting
 
 
 def test_an_error_of_the_system_is_told_without_its_number_and_path(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ HEAVY = {
     ),
     *("numpy", "textual", "rich", "msgspec", "jinja2", "gguf", "psutil", "tomlkit", "platformdirs"),
     *("asyncio", "importlib.metadata", "http", "ssl", "localchat_llamacpp", "localchat_cuda"),
-    *("localchat.loop", "localchat.chatformat", "localchat.engine", "localchat.settings"),
+    *("localchat.loop", "localchat.chatformat", "localchat.engine", "localchat.config.settings"),
 }
 
 
@@ -49,7 +49,8 @@ def test_nothing_heavy_is_loaded_before_a_prompt(code: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "package", ["localchat.engine.request", "localchat.cli.converse", "localchat.settings_file"]
+    "package",
+    ["localchat.engine.request", "localchat.cli.converse", "localchat.config.settings_file"],
 )
 def test_what_a_prompt_needs_reaches_neither_the_child_nor_a_backend(package: str) -> None:
     loaded = modules_after(f"import {package}")

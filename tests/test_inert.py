@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localchat.inert import inert, inert_line
+from localchat.sanitize import sanitize, sanitize_line
 from tests.cli.door import HOSTILE
 
 _OBEYED = {chr(code) for code in (*range(0x20), *range(0x7F, 0xA0))} - {"\n", "\t"}
@@ -11,7 +11,7 @@ _OBEYED = {chr(code) for code in (*range(0x20), *range(0x7F, 0xA0))} - {"\n", "\
 
 @given(st.text(st.characters()))
 def test_nothing_obeyed_is_left_and_nothing_is_lost(text: str) -> None:
-    shown = inert(text)
+    shown = sanitize(text)
     assert not set(shown) & _OBEYED
     assert len(shown) == len(text)
     shown.encode("utf-8")
@@ -19,24 +19,24 @@ def test_nothing_obeyed_is_left_and_nothing_is_lost(text: str) -> None:
 
 @given(st.text(), st.integers(0, 50))
 def test_a_cut_anywhere_changes_nothing(text: str, cut: int) -> None:
-    assert inert(text[:cut]) + inert(text[cut:]) == inert(text)
+    assert sanitize(text[:cut]) + sanitize(text[cut:]) == sanitize(text)
 
 
 def test_ordinary_text_of_any_script_stays() -> None:
     text = "naïve\tשלום 日本 👩‍🚀\n"
-    assert inert(text) == text
+    assert sanitize(text) == text
 
 
 def test_escapes_and_direction_overrides_are_shown() -> None:
-    assert inert(HOSTILE) == "a␛]0;title␇b␛[2Jc\ufffd1md\ufffde␍f␀g"
+    assert sanitize(HOSTILE) == "a␛]0;title␇b␛[2Jc\ufffd1md\ufffde␍f␀g"
 
 
 def test_a_name_stays_on_its_line() -> None:
-    assert inert_line("a\nb\tc") == "a␊b c"
+    assert sanitize_line("a\nb\tc") == "a␊b c"
 
 
 def test_what_is_hidden_is_shown_and_what_scripts_need_stays() -> None:
     hidden = "a\U000e0068\U000e0069b\u2028c\u2029d\ufeffe\xadf"
-    assert inert(hidden) == "a\ufffd\ufffdb\u2424c\u2424d\ufffde\u2010f"
+    assert sanitize(hidden) == "a\ufffd\ufffdb\u2424c\u2424d\ufffde\u2010f"
     khmer = "ភាសា\u200bខ្មែរ \u200eא\u200f می\u200cخواهم ❤\ufe0f"
-    assert inert(khmer) == khmer
+    assert sanitize(khmer) == khmer

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from localchat.config.remotes import Remote, find_remote, read_remotes
+from localchat.config.settings_file import read_settings
 from localchat.errors import UsageError
-from localchat.remotes import Remote, find_remote, read_remotes
-from localchat.settings_file import read_settings
 
 BOX = Remote("box", "http://10.0.0.5:8000", "big", key_env="BOX_KEY")
 

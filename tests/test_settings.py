@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localchat.cli.ask import command as ask
-from localchat.engine.request import Sampling
-from localchat.errors import LocalchatError, UsageError
-from localchat.paths import find_paths
-from localchat.settings import (
+from localchat.config.paths import find_paths
+from localchat.config.settings import (
     KEYS,
     SAMPLING_KEYS,
     SERVER_KEYS,
@@ -22,7 +20,9 @@ from localchat.settings import (
     from_environment,
     resolve,
 )
-from localchat.settings_file import read_settings, write_setting
+from localchat.config.settings_file import read_settings, write_setting
+from localchat.engine.request import Sampling
+from localchat.errors import LocalchatError, UsageError
 
 
 def test_every_key_has_type_words_and_flag() -> None:

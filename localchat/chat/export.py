@@ -10,7 +10,7 @@ import msgspec
 from localchat.chat.conversation import Conversation, Node
 from localchat.chat.sending import unsent_ids
 from localchat.chat.titles import title_for
-from localchat.figures import stats_line
+from localchat.metrics import stats_line
 
 _NAMES: Final = {"user": "User", "assistant": "Assistant", "system": "System", "tool": "Tool"}
 _STATES: Final = {

@@ -12,9 +12,9 @@ def main(args: Sequence[str] | None = None, door: "Door | None" = None) -> NoRet
     import sys
 
     _end_at_ctrl_c()
-    from localchat import startup
+    from localchat import gc_control
 
-    startup.rest()
+    gc_control.pause_gc()
     from localchat.cli.app import run
 
     _fill_closed_descriptors()

@@ -120,13 +120,13 @@ def _usage_hint(problem: click.ClickException) -> str:
 
 def _say(message: str, hint: str) -> None:
     """An error on stderr, made inert where that is a terminal."""
-    from localchat.inert import inert
+    from localchat.sanitize import sanitize
 
     text = f"localchat: {message}\n" + "".join(f"  {line}\n" for line in hint.splitlines())
     if sys.stderr is None:
         return
     try:
-        shown = inert(text) if sys.stderr.isatty() else text
+        shown = sanitize(text) if sys.stderr.isatty() else text
         # A file name may be bytes that are no Unicode: shown escaped rather than not at all.
         sys.stderr.write(shown.encode("utf-8", "backslashreplace").decode("utf-8"))
         sys.stderr.flush()

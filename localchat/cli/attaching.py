@@ -10,9 +10,9 @@ from localchat.pool.registration import registered
 
 if TYPE_CHECKING:
     from localchat.cli.setup import Setup
+    from localchat.config.paths import Paths
     from localchat.engine.attached import Server
     from localchat.engine.engine import Engine
-    from localchat.paths import Paths
 
 
 def running_servers(paths: "Paths") -> "list[tuple[Server, bytes]]":

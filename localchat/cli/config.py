@@ -28,9 +28,9 @@ def show(door: Door, origin: bool, model: str | None, as_json: bool) -> None:
     import msgspec
 
     from localchat.cli.page import print_json, print_lines
-    from localchat.paths import find_paths
-    from localchat.settings import from_environment, resolve
-    from localchat.settings_file import read_settings
+    from localchat.config.paths import find_paths
+    from localchat.config.settings import from_environment, resolve
+    from localchat.config.settings_file import read_settings
 
     file = read_settings(find_paths(door.environ).settings_file)
     settings, origins = resolve(
@@ -54,7 +54,7 @@ def show(door: Door, origin: bool, model: str | None, as_json: bool) -> None:
 def path(door: Door) -> None:
     """Print the path of the settings file."""
     from localchat.cli.page import print_lines
-    from localchat.paths import find_paths
+    from localchat.config.paths import find_paths
 
     print_lines(door.environ, (str(find_paths(door.environ).settings_file),))
 
@@ -81,7 +81,7 @@ def unset(door: Door, key: str, model: str | None) -> None:
 @command.command("keys")
 def keys() -> None:
     """List every key with what it means, its flag and its values."""
-    from localchat.settings import KEYS, variable
+    from localchat.config.settings import KEYS, variable
 
     for key, words in KEYS.items():
         click.echo(
@@ -90,8 +90,8 @@ def keys() -> None:
 
 
 def _write(door: Door, key: str, value: str | None, model: str | None) -> None:
-    from localchat.paths import find_paths
-    from localchat.settings_file import write_setting
+    from localchat.config.paths import find_paths
+    from localchat.config.settings_file import write_setting
 
     file = find_paths(door.environ).settings_file
     write_setting(file, key.replace("-", "_"), value, model)

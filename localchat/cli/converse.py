@@ -7,7 +7,7 @@ from typing import NamedTuple
 import click
 import msgspec
 
-from localchat import startup
+from localchat import gc_control
 from localchat.chat.conversation import Conversation, Node
 from localchat.cli.advice import with_advice
 from localchat.cli.answer import Answer, Display, take
@@ -32,7 +32,7 @@ from localchat.errors import (
     ModelMissing,
     UsageError,
 )
-from localchat.figures import stats_line
+from localchat.metrics import stats_line
 
 
 class Wish(NamedTuple):
@@ -68,7 +68,7 @@ def converse(ctx: click.Context, words: str, model_word: str | None = None) -> i
         )
     if text and not wish.interactive:
         with ended(), opened_engine(setup) as engine:
-            startup.wake()
+            gc_control.resume_gc()
             with held():
                 return _answer_once(setup, engine, wish, conversation, text)
     from localchat.tui.launch import can_show
@@ -77,7 +77,7 @@ def converse(ctx: click.Context, words: str, model_word: str | None = None) -> i
         from localchat.cli.screen import open_screen
 
         return open_screen(ctx, setup, conversation)
-    startup.wake()
+    gc_control.resume_gc()
     from localchat.cli.keyboard import open_keyboard
     from localchat.cli.line import chat
 

@@ -16,12 +16,12 @@ def command(door: Door, word: str, name: str, as_json: bool) -> None:
     The alias follows its model when that is pulled anew; `localchat rm NAME` takes the alias alone away.
     """
     from localchat.cli.page import print_json
+    from localchat.config.paths import find_paths
     from localchat.errors import UsageError
-    from localchat.inert import inert_line
     from localchat.library.bookmarks import add_alias, check_name, read_bookmarks
     from localchat.library.locate import locate
     from localchat.library.shelf import read_shelf
-    from localchat.paths import find_paths
+    from localchat.sanitize import sanitize_line
 
     paths = find_paths(door.environ)
     check_name(name)
@@ -34,4 +34,4 @@ def command(door: Door, word: str, name: str, as_json: bool) -> None:
     if as_json:
         print_json(door.environ, {"name": name, "alias_of": target, "path": str(found.path)})
     else:
-        click.echo(f"localchat: {name} is {inert_line(target)} from now on", err=True)
+        click.echo(f"localchat: {name} is {sanitize_line(target)} from now on", err=True)

@@ -11,12 +11,12 @@ import msgspec
 from localchat import __version__
 from localchat.backends import Backend, Device, WayOut, find_backends
 from localchat.cli.door import Door
+from localchat.config.paths import Paths, find_paths
 from localchat.engine.safemode import SafeBuilds
 from localchat.errors import LocalchatError
-from localchat.figures import size
 from localchat.fit.reason import Kind, kind_name, runner_name
-from localchat.inert import inert_line
-from localchat.paths import Paths, find_paths
+from localchat.metrics import size
+from localchat.sanitize import sanitize_line
 
 
 class Way(msgspec.Struct, frozen=True):
@@ -110,10 +110,10 @@ def diagnose(door: Door) -> Diagnosis:
 
 def _troubles(paths: Paths, environ: Mapping[str, str]) -> Iterator[str]:
     """What every other command would end with: settings, the user's models.toml, aliases and folders."""
+    from localchat.config.settings import from_environment, resolve
+    from localchat.config.settings_file import read_settings
     from localchat.library.bookmarks import read_bookmarks
     from localchat.library.catalogue import read_catalogue
-    from localchat.settings import from_environment, resolve
-    from localchat.settings_file import read_settings
 
     def settings() -> None:
         resolve(read_settings(paths.settings_file).layer(), from_environment(environ))
@@ -204,7 +204,7 @@ def sentences(diagnosis: Diagnosis) -> Iterator[str]:
     yield from _aligned(rows)
     if diagnosis.troubles:
         yield ""
-        yield from (f"Wrong: {inert_line(trouble)}" for trouble in diagnosis.troubles)
+        yield from (f"Wrong: {sanitize_line(trouble)}" for trouble in diagnosis.troubles)
     yield ""
     yield from diagnosis.choices
     for backend in diagnosis.backends:

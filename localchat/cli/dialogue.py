@@ -31,9 +31,9 @@ from localchat.errors import (
     NetworkError,
     UsageError,
 )
-from localchat.figures import stats_line
 from localchat.history.autosave import Autosave
 from localchat.history.store import History
+from localchat.metrics import stats_line
 
 _SHOWN: Final = 200
 """Characters of a long question that are repeated on the screen."""

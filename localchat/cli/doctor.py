@@ -38,10 +38,10 @@ def command(door: Door, rebuild: bool, yes: bool, as_json: bool) -> int:
 def _rebuild(door: Door, ways: "tuple[WayOut, ...]", *, yes: bool) -> int:
     """Offer each command in turn and run the first that is wanted."""
     from localchat.cli.diagnosis import shell_line
+    from localchat.config.paths import find_paths
+    from localchat.config.settings import from_environment, resolve
+    from localchat.config.settings_file import read_settings
     from localchat.errors import LocalchatError, UsageError
-    from localchat.paths import find_paths
-    from localchat.settings import from_environment, resolve
-    from localchat.settings_file import read_settings
 
     offered = [way for way in ways if way.command]
     if not offered:

@@ -3,20 +3,20 @@
 from collections.abc import Iterator
 
 from localchat.fit.words import duration, rate, size
-from localchat.inert import inert_line
 from localchat.library.first_run import Card, FirstRun
+from localchat.sanitize import sanitize_line
 
 _MOST_ADOPTABLE = 6
 
 
 def welcome(found: FirstRun) -> Iterator[str]:
     """Lines for a terminal."""
-    yield inert_line(found.hardware)
+    yield sanitize_line(found.hardware)
     if found.adoptable:
         yield ""
         yield "Here already, used where it lies:"
         for model in found.adoptable[:_MOST_ADOPTABLE]:
-            yield f"  localchat run {inert_line(model.name)}   ({inert_line(model.origin)})"
+            yield f"  localchat run {sanitize_line(model.name)}   ({sanitize_line(model.origin)})"
         if len(found.adoptable) > _MOST_ADOPTABLE:
             yield f"  and {len(found.adoptable) - _MOST_ADOPTABLE} more: localchat list"
     if found.cards:

@@ -11,12 +11,12 @@ from localchat.cli.door import Door
 
 if TYPE_CHECKING:
     from localchat.cli.setup import Said
+    from localchat.config.paths import Paths
+    from localchat.config.settings import Settings
     from localchat.errors import ModelMissing, NetworkError
     from localchat.fit.plan import LoadWish
     from localchat.fit.verdict import Subject, Verdict
     from localchat.library.names import Reference
-    from localchat.paths import Paths
-    from localchat.settings import Settings
 
 _LEAST_CELLS, _MOST_CELLS = 16, 60
 """Of the bar."""
@@ -183,10 +183,10 @@ def verdict_lines(verdict: "Verdict") -> Iterator[str]:
     """The verdict with a bar, for people."""
     from localchat.fit.words import bar, parts, rate
     from localchat.fit.words import verdict as sentences
-    from localchat.inert import inert_line
+    from localchat.sanitize import sanitize_line
 
     first, _, *rest = sentences(verdict.plan)
-    yield f"{inert_line(verdict.name)}: {first[0].lower()}{first[1:]}"
+    yield f"{sanitize_line(verdict.name)}: {first[0].lower()}{first[1:]}"
     if verdict.plan.missing:
         # Of memory that is not there a bar says nothing.
         yield parts(verdict.plan)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localchat import startup
+from localchat import gc_control
 from localchat.cli.verbs import ALIASES, VERBS
 from localchat.errors import UsageError
 
@@ -83,7 +83,7 @@ def _command(module: str) -> click.Command:
     command = import_module(module).command
     assert isinstance(command, click.Command)
     if module != _ASK:
-        startup.wake()
+        gc_control.resume_gc()
     return command
 
 

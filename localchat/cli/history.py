@@ -154,7 +154,7 @@ def remove(door: Door, ids: tuple[str, ...], yes: bool) -> int:
     """Remove conversations. They can be restored for thirty days."""
     from localchat.cli.page import agreed
     from localchat.errors import ExitCode
-    from localchat.inert import inert_line
+    from localchat.sanitize import sanitize_line
 
     with _opened(door) as history:
         gone = [history.summary(id_) for id_ in ids]
@@ -163,7 +163,7 @@ def remove(door: Door, ids: tuple[str, ...], yes: bool) -> int:
             if not agreed(question, yes=yes, verb="history rm"):
                 return ExitCode.ERROR
             history.delete(summary.id)
-            told = f"removed {inert_line(summary.title)!r}; to take it back:"
+            told = f"removed {sanitize_line(summary.title)!r}; to take it back:"
             click.echo(f"{told} localchat history restore {summary.id}", err=True)
     return ExitCode.OK
 
@@ -184,7 +184,7 @@ _DIGITS = 12
 @contextmanager
 def _opened(door: Door) -> "Iterator[History]":
     from localchat.cli.talk import open_history
-    from localchat.paths import find_paths
+    from localchat.config.paths import find_paths
 
     with open_history(find_paths(door.environ), to_read=True) as history:
         if history.notice:
@@ -193,14 +193,14 @@ def _opened(door: Door) -> "Iterator[History]":
 
 
 def _hit_lines(hits: "list[Hit]") -> Iterator[str]:
-    from localchat.inert import inert_line
+    from localchat.sanitize import sanitize_line
 
     for hit in hits:
         summary = hit.summary
-        title = inert_line(summary.title)
+        title = sanitize_line(summary.title)
         yield f"{summary.id[:_DIGITS]}  {_moment(summary.updated_s)}  {title}"
         if hit.node_id is not None:
-            yield f"    {inert_line(hit.snippet)}"
+            yield f"    {sanitize_line(hit.snippet)}"
 
 
 def _record(summary: "Summary") -> dict[str, Any]:

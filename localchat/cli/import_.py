@@ -49,10 +49,10 @@ def _file(door: Door, path: Path, name: str | None, how: str, *, as_json: bool) 
     from typing import cast
 
     from localchat.backends import backend_for
+    from localchat.config.paths import find_paths
     from localchat.fit.header import read_header
     from localchat.library.links import How, link_model
     from localchat.library.origins import plain_stem
-    from localchat.paths import find_paths
 
     header = read_header(path)
     chosen = plain_stem(path) if name is None else name
@@ -72,10 +72,10 @@ def _file(door: Door, path: Path, name: str | None, how: str, *, as_json: bool) 
 
 def _checkpoint(door: Door, folder: Path, name: str, *, as_json: bool) -> None:
     from localchat.backends import choose_backend
+    from localchat.config.paths import find_paths
     from localchat.fit.checkpoint import read_checkpoint
     from localchat.library.bookmarks import add_alias
     from localchat.library.shelf import files_of
-    from localchat.paths import find_paths
 
     found = read_checkpoint(folder)
     _check_free(door, name)
@@ -93,10 +93,10 @@ def _checkpoint(door: Door, folder: Path, name: str, *, as_json: bool) -> None:
 
 def _check_free(door: Door, name: str) -> None:
     """Raises UsageError for what is no name, or somebody's."""
+    from localchat.config.paths import find_paths
     from localchat.errors import UsageError
     from localchat.library.bookmarks import check_name
     from localchat.library.shelf import read_shelf
-    from localchat.paths import find_paths
 
     check_name(name)
     there = read_shelf(find_paths(door.environ), door.environ).find(name)
@@ -110,26 +110,26 @@ def _check_free(door: Door, name: str) -> None:
 def _tell(door: Door, told: dict[str, Any], how: str, *, as_json: bool) -> None:
     from localchat.cli.page import print_json
     from localchat.fit.words import size
-    from localchat.inert import inert_line
+    from localchat.sanitize import sanitize_line
 
     if as_json:
         print_json(door.environ, told)
         return
-    place = inert_line(told["path"])
+    place = sanitize_line(told["path"])
     click.echo(
         f"localchat: {told['name']} is {place}, {how} ({size(told['size_bytes'])})", err=True
     )
     if told["warning"]:
-        click.echo(f"localchat: it cannot be run: {inert_line(told['warning'])}", err=True)
+        click.echo(f"localchat: it cannot be run: {sanitize_line(told['warning'])}", err=True)
 
 
 def _folder(door: Door, folder: Path, *, forget: bool, as_json: bool) -> None:
     from localchat.cli.page import print_json
+    from localchat.config.paths import find_paths
     from localchat.errors import UsageError
     from localchat.library.adopt import adopt
     from localchat.library.bookmarks import add_folder, remove_folder
     from localchat.library.origins import FOLDER
-    from localchat.paths import find_paths
 
     paths = find_paths(door.environ)
     if forget:

@@ -9,7 +9,7 @@ from localchat.chat.export import as_json_text, as_markdown
 from localchat.chat.overflow import send_everything
 from localchat.cli.dialogue import Dialogue
 from localchat.errors import LocalchatError
-from localchat.figures import stats_line
+from localchat.metrics import stats_line
 
 _HELP: Final = """\
 /help           this list

@@ -24,8 +24,8 @@ def command(door: Door, as_json: bool) -> None:
     Face cache and llama.cpp keep: they are used where they lie.
     """
     from localchat.cli.page import print_json, print_lines
+    from localchat.config.paths import find_paths
     from localchat.library.shelf import read_shelf
-    from localchat.paths import find_paths
 
     shelf = read_shelf(find_paths(door.environ), door.environ)
     rows = list(_inspected(shelf.models))
@@ -51,7 +51,7 @@ def _inspected(models: "Iterable[Model]") -> "Iterator[tuple[Model, Inspection]]
 
 def _lines(rows: "list[tuple[Model, Inspection]]") -> Iterator[str]:
     from localchat.cli.page import table
-    from localchat.inert import inert_line
+    from localchat.sanitize import sanitize_line
 
     yield from table(_HEAD, (_cells(model, seen) for model, seen in rows), right=(1, 3))
     troubled = [(model, seen.trouble) for model, seen in rows if seen.trouble]
@@ -59,7 +59,7 @@ def _lines(rows: "list[tuple[Model, Inspection]]") -> Iterator[str]:
         yield ""
         yield "These cannot be run:"
     for model, trouble in troubled:
-        yield f"  {inert_line(model.name)}: {inert_line(trouble)}"
+        yield f"  {sanitize_line(model.name)}: {sanitize_line(trouble)}"
 
 
 def _cells(model: "Model", seen: "Inspection") -> tuple[str, ...]:

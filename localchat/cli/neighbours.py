@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from localchat.paths import Paths
+    from localchat.config.paths import Paths
     from localchat.pool.member import LoadedModel
 
 
@@ -35,11 +35,11 @@ def neighbours(paths: "Paths", own: str) -> "Iterator[str]":
 
 
 def _held(models: "tuple[LoadedModel, ...]") -> str:
-    from localchat.inert import inert_line
+    from localchat.sanitize import sanitize_line
 
     if not models:
         return "no model now"
-    return ", ".join(inert_line(model.name) + _size(model) for model in models)
+    return ", ".join(sanitize_line(model.name) + _size(model) for model in models)
 
 
 def _size(model: "LoadedModel") -> str:

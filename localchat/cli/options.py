@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 if TYPE_CHECKING:
-    from localchat.settings import Given
+    from localchat.config.settings import Given
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., object])
 
@@ -155,7 +155,7 @@ def _thinking(ctx: click.Context, arg: str) -> str | None:
 
 def given_flags(ctx: click.Context) -> dict[str, "Given"]:
     """The settings that the command line itself names. Raises UsageError for an unknown `-o`."""
-    from localchat.settings import KEYS, Given
+    from localchat.config.settings import KEYS, Given
 
     found = dict(_options(ctx.params.get(OPTION, ())))
     for key, value in ctx.params.items():
@@ -168,8 +168,8 @@ def given_flags(ctx: click.Context) -> dict[str, "Given"]:
 
 
 def _options(pairs: Iterable[tuple[str, str]]) -> Iterable[tuple[str, "Given"]]:
+    from localchat.config.settings import SAMPLING_KEYS, Given, nearest
     from localchat.errors import UsageError
-    from localchat.settings import SAMPLING_KEYS, Given, nearest
 
     for key, value in pairs:
         name = key.replace("-", "_")

@@ -15,10 +15,10 @@ from localchat.chat.overflow import (
 from localchat.chat.sending import sent_messages
 from localchat.cli.answer import Answer, Display, take
 from localchat.cli.setup import request_for
+from localchat.config.settings import Settings
 from localchat.engine.engine import Engine
 from localchat.engine.request import GenerateRequest, Grammar, Messages
 from localchat.errors import ContextExceeded, LocalchatError
-from localchat.settings import Settings
 
 
 def take_fitting(

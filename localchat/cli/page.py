@@ -24,9 +24,9 @@ def table(
     head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = ()
 ) -> list[str]:
     """Columns as wide as their widest cell, two blanks apart. `right`: columns of numbers."""
-    from localchat.inert import inert_line
+    from localchat.sanitize import sanitize_line
 
-    cells = [list(head), *([inert_line(cell) for cell in row] for row in rows)]
+    cells = [list(head), *([sanitize_line(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     return [
         "  ".join(
@@ -42,10 +42,10 @@ def agreed(question: str, *, yes: bool, verb: str) -> bool:
     import click
 
     from localchat.errors import UsageError
-    from localchat.inert import inert
+    from localchat.sanitize import sanitize
 
     if yes:
         return True
     if sys.stdin is None or not sys.stdin.isatty():
         raise UsageError(f"{verb} asks first, and there is no terminal", hint="--yes agrees")
-    return click.confirm(inert(question), err=True)
+    return click.confirm(sanitize(question), err=True)

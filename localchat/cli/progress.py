@@ -1,7 +1,7 @@
 """Words for what an engine does before it speaks."""
 
 from localchat.engine.events import Event, Loading, Prefill, Queued
-from localchat.figures import sizes
+from localchat.metrics import sizes
 
 
 def progress_line(event: Event) -> str:

@@ -27,7 +27,7 @@ def command(door: Door, as_json: bool) -> None:
 
     from localchat.cli.attaching import running_servers
     from localchat.cli.page import print_json, print_lines
-    from localchat.paths import find_paths
+    from localchat.config.paths import find_paths
     from localchat.pool.member import ServerState
 
     servers = [
@@ -56,14 +56,14 @@ def _lines(servers: "list[tuple[str, tuple[LoadedModel, ...]]]") -> Iterator[str
 
 def _cells(model: "LoadedModel") -> tuple[str, ...]:
     from localchat.fit.words import size
-    from localchat.inert import inert_line
+    from localchat.sanitize import sanitize_line
 
     clients = sorted(set(model.clients))
     return (
-        inert_line(model.name),
+        sanitize_line(model.name),
         size(model.process_bytes or model.memory_bytes),
         f"{model.context_tokens:,}" if model.context_tokens else "-",
-        inert_line(", ".join(client or "somebody" for client in clients)) or "-",
+        sanitize_line(", ".join(client or "somebody" for client in clients)) or "-",
         _state(model),
     )
 

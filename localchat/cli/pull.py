@@ -10,12 +10,12 @@ import click
 if TYPE_CHECKING:
     from localchat.cli.pull_view import View
     from localchat.cli.setup import Said
+    from localchat.config.paths import Paths
     from localchat.library.hub import Hub
     from localchat.library.names import Reference
     from localchat.library.patience import Patience
     from localchat.library.pull import Choice
     from localchat.library.telling import PullEvent
-    from localchat.paths import Paths
 
 
 @click.command("pull")

@@ -7,10 +7,10 @@ import msgspec
 
 from localchat.cli.terminal import Terminal
 from localchat.errors import LocalchatError
-from localchat.figures import size, sizes
 from localchat.fit.words import duration, rate
-from localchat.inert import inert_line
 from localchat.library.telling import Checking, Done, Found, Judged, Note, Progress, PullEvent
+from localchat.metrics import size, sizes
+from localchat.sanitize import sanitize_line
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -149,7 +149,7 @@ class BarView:
             self._terminal.say(sentence)
         else:
             self._bars.console.print(
-                f"localchat: {inert_line(sentence)}", style="dim", markup=False, highlight=False
+                f"localchat: {sanitize_line(sentence)}", style="dim", markup=False, highlight=False
             )
 
 

@@ -23,11 +23,11 @@ def command(door: Door, words: tuple[str, ...], force: bool, yes: bool, as_json:
     the model behind it.
     """
     from localchat.cli.page import agreed, print_json
+    from localchat.config.paths import find_paths
     from localchat.fit.words import size
-    from localchat.inert import inert
     from localchat.library.removal import carry_out, plan_removal
     from localchat.library.shelf import find_model, read_shelf
-    from localchat.paths import find_paths
+    from localchat.sanitize import sanitize
 
     paths = find_paths(door.environ)
     shelf = read_shelf(paths, door.environ)
@@ -38,7 +38,7 @@ def command(door: Door, words: tuple[str, ...], force: bool, yes: bool, as_json:
     removals = [plan_removal(model, shelf, paths, force=force) for model in models.values()]
     total = sum(removal.freed_bytes for removal in removals)
     for removal in removals:
-        click.echo(inert(_told(removal)), err=True)
+        click.echo(sanitize(_told(removal)), err=True)
     if not agreed(f"Remove? It frees {size(total)}.", yes=yes, verb="rm"):
         return 1
     for removal in removals:

@@ -11,10 +11,10 @@ from localchat.chat.conversation import Conversation
 from localchat.cli.options import given_flags
 from localchat.cli.setup import Setup, engine_options, request_for, settle
 from localchat.cli.talk import FILE
+from localchat.config.paths import Paths
+from localchat.config.settings import Given, check_key
+from localchat.config.settings_file import read_settings
 from localchat.library.locate import LocatedModel, remember_model
-from localchat.paths import Paths
-from localchat.settings import Given, check_key
-from localchat.settings_file import read_settings
 from localchat.tui.launch import launch
 from localchat.tui.workplace import Foreseen, Settled, Workplace
 

@@ -10,6 +10,17 @@ import click
 from localchat.cli.door import Door
 from localchat.cli.options import given_flags
 from localchat.cli.terminal import Terminal
+from localchat.config.paths import Paths, find_paths
+from localchat.config.remotes import PREFIX, Remote, find_remote
+from localchat.config.settings import (
+    SAMPLING_KEYS,
+    Given,
+    Resolved,
+    Settings,
+    from_environment,
+    resolve,
+)
+from localchat.config.settings_file import read_settings
 from localchat.engine.request import GenerateRequest, Grammar, Prompt, Sampling
 from localchat.errors import DoesNotFit, EngineDied, LocalchatError, ModelInvalid, UsageError
 from localchat.library.locate import (
@@ -21,17 +32,6 @@ from localchat.library.locate import (
     remember_model,
     remote_model,
 )
-from localchat.paths import Paths, find_paths
-from localchat.remotes import PREFIX, Remote, find_remote
-from localchat.settings import (
-    SAMPLING_KEYS,
-    Given,
-    Resolved,
-    Settings,
-    from_environment,
-    resolve,
-)
-from localchat.settings_file import read_settings
 
 if TYPE_CHECKING:
     from localchat.engine.engine import Engine

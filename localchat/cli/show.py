@@ -8,10 +8,10 @@ import click
 from localchat.cli.door import Door
 
 if TYPE_CHECKING:
+    from localchat.config.paths import Paths
     from localchat.library.advised import Advice
     from localchat.library.inspection import Inspection
     from localchat.library.shelf import Model
-    from localchat.paths import Paths
 
 
 @click.command("show")
@@ -25,10 +25,10 @@ def command(door: Door, word: str, template: bool, as_json: bool) -> None:
     Reads the header of its file; no weights are loaded.
     """
     from localchat.cli.page import print_json, print_lines
+    from localchat.config.paths import find_paths
     from localchat.library.advised import NO_ADVICE
     from localchat.library.inspection import inspect
     from localchat.library.shelf import find_model, read_shelf
-    from localchat.paths import find_paths
 
     paths = find_paths(door.environ)
     model = find_model(word, read_shelf(paths, door.environ), paths, door.environ)
@@ -93,7 +93,7 @@ def _template(model: "Model", seen: "Inspection") -> str:
 
 
 def _lines(model: "Model", seen: "Inspection", here: _Here) -> Iterator[str]:
-    from localchat.inert import inert_line
+    from localchat.sanitize import sanitize_line
 
     advice = ", ".join(f"{key} {value:g}" for key, value in here.advice.sampling.items())
     told = (
@@ -102,7 +102,7 @@ def _lines(model: "Model", seen: "Inspection", here: _Here) -> Iterator[str]:
     )
     rows = [(name, text) for name, text in (*_where(model), *_what(seen), *told) if text]
     for name, text in rows:
-        yield f"{name:<13}{inert_line(text)}"
+        yield f"{name:<13}{sanitize_line(text)}"
     sentences = (
         ("can", seen.facts.can if seen.facts else ()),
         ("cannot", seen.facts.cannot if seen.facts else ()),
@@ -112,7 +112,7 @@ def _lines(model: "Model", seen: "Inspection", here: _Here) -> Iterator[str]:
         for number, text in enumerate(texts):
             yield f"{name if number == 0 else '':<13}{text}"
     if seen.trouble:
-        yield f"{'trouble':<13}It cannot be run: {inert_line(seen.trouble)}."
+        yield f"{'trouble':<13}It cannot be run: {sanitize_line(seen.trouble)}."
 
 
 def _where(model: "Model") -> tuple[tuple[str, str], ...]:

@@ -14,8 +14,8 @@ def command(door: Door, model: str | None) -> None:
     Requests that use the model end with an error.
     """
     from localchat.cli.attaching import running_servers
+    from localchat.config.paths import find_paths
     from localchat.errors import LocalchatError, ModelMissing
-    from localchat.paths import find_paths
 
     servers = [server for server, _ in running_servers(find_paths(door.environ))]
     if not servers:

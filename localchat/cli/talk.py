@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import click
 
 from localchat.cli.door import Door
+from localchat.config.paths import Paths, find_paths
 from localchat.errors import HistoryUnusable, LocalchatError, UsageError
-from localchat.paths import Paths, find_paths
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -54,7 +54,7 @@ def complete(ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
     """For a shell: ids that begin so, each with its title. Nothing where the history cannot be read."""
     from click.shell_completion import CompletionItem
 
-    from localchat.inert import inert_line
+    from localchat.sanitize import sanitize_line
 
     door = ctx.find_object(Door)
     if door is None:
@@ -62,7 +62,7 @@ def complete(ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
     paths = find_paths(door.environ)
     with suppress(HistoryUnusable), open_history(paths, to_read=True) as history:
         return [
-            CompletionItem(summary.id, help=inert_line(summary.title))
+            CompletionItem(summary.id, help=sanitize_line(summary.title))
             for summary in history.list(_COMPLETED)
             if summary.id.startswith(incomplete)
         ]

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Final, TextIO
 
 from localchat.errors import LocalchatError
-from localchat.inert import inert
+from localchat.sanitize import sanitize
 
 _ERASE: Final = "\r\x1b[2K"
 _DIM: Final = "\x1b[2m"
@@ -94,7 +94,7 @@ class Terminal:
         with self._lock:
             self.progress("")
             try:
-                self._out.write(inert(text) if self.stdout_is_terminal else text)
+                self._out.write(sanitize(text) if self.stdout_is_terminal else text)
                 self._out.flush()
             except BrokenPipeError as closed:
                 raise OutputClosed from closed
@@ -150,7 +150,7 @@ class Terminal:
                 self._write_talk(f"localchat: {line}\n")
 
     def _styled(self, text: str, dim: bool) -> str:
-        shown = inert(text) if self.stderr_is_terminal else text
+        shown = sanitize(text) if self.stderr_is_terminal else text
         return f"{_DIM}{shown}{_PLAIN}" if dim and self.colored else shown
 
     def _write_talk(self, text: str) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from localchat.chat.conversation import Conversation, Node
-from localchat.inert import inert_line
+from localchat.sanitize import sanitize_line
 
 _SHOWN = 60
 
@@ -30,4 +30,4 @@ def _line(node: Node) -> str:
     ending = (
         "" if node.state == "whole" else f" [{'stopped' if node.state == 'open' else node.state}]"
     )
-    return inert_line(f"{who}: {text}{ending}")
+    return sanitize_line(f"{who}: {text}{ending}")

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from localchat.remotes import Remote
+from localchat.config.remotes import Remote
 
 if TYPE_CHECKING:
     from localchat.fit.plan import LoadWish

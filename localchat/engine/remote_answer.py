@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from localchat import figures
+from localchat import metrics
 from localchat.engine.events import (
     Done,
     Event,
@@ -186,7 +186,7 @@ class RemoteAnswer:
     def _rate(self) -> float | None:
         if not self._times:
             return None
-        return figures.decode_rate(self._tokens(), self._times[0], self._times[-1])
+        return metrics.decode_rate(self._tokens(), self._times[0], self._times[-1])
 
     def figures(self, running: int) -> Figures:
         """The figures now, as far as our edge sees them."""
@@ -220,7 +220,7 @@ class RemoteAnswer:
             gaps = []
         own = self._own
         ttft_s = self._times[0] - self._arrived_s if self._times else None
-        prefill = figures.prefill_rate(own.prompt_tokens, own.cached_tokens, ttft_s or 0.0)
+        prefill = metrics.prefill_rate(own.prompt_tokens, own.cached_tokens, ttft_s or 0.0)
         return Done(
             usage=Usage(own.prompt_tokens, own.cached_tokens, self._tokens()),
             timings=Timings(
@@ -229,9 +229,9 @@ class RemoteAnswer:
                 ttft_s=ttft_s,
                 prefill_tokens_per_s=own.prefill_tokens_per_s or prefill,
                 decode_tokens_per_s=self._rate(),
-                tpot_ms_p50=figures.percentile(gaps, 0.5),
-                tpot_ms_p95=figures.percentile(gaps, 0.95),
-                tpot_ms_p99=figures.percentile(gaps, 0.99),
+                tpot_ms_p50=metrics.percentile(gaps, 0.5),
+                tpot_ms_p95=metrics.percentile(gaps, 0.95),
+                tpot_ms_p99=metrics.percentile(gaps, 0.99),
                 total_s=now_s - self._arrived_s,
             ),
             kv_used_tokens=own.kv_used_tokens,

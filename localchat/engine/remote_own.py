@@ -4,10 +4,10 @@ localchat. What it does not tell stays unknown."""
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from localchat import figures
+from localchat import metrics
 from localchat.engine.events import Speculation
 
-_NOTHING: Final = Speculation(off=figures.UNTOLD)
+_NOTHING: Final = Speculation(off=metrics.UNTOLD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class OwnFigures:
         """The times that it measured itself; empty for none."""
         told = []
         if self.ttft_s is not None:
-            told.append(f"TTFT {figures.number(self.ttft_s, 2)} s")
+            told.append(f"TTFT {metrics.number(self.ttft_s, 2)} s")
         if self.decode_tokens_per_s is not None:
-            told.append(f"{figures.number(self.decode_tokens_per_s, 1)} tok/s")
+            told.append(f"{metrics.number(self.decode_tokens_per_s, 1)} tok/s")
         return " · ".join(told)
 
 
@@ -73,7 +73,7 @@ def _usage(own: OwnFigures, usage: dict[str, Any]) -> OwnFigures:
 def _llamacpps(own: OwnFigures, timings: dict[str, Any]) -> OwnFigures:
     cached = count(timings.get("cache_n"))
     drafted = count(timings.get("draft_n"))
-    off = "" if "draft_n" in timings else figures.UNTOLD
+    off = "" if "draft_n" in timings else metrics.UNTOLD
     prompt_ms = _time(timings.get("prompt_ms"))
     return replace(
         own,
@@ -103,7 +103,7 @@ def _localchats(own: OwnFigures, timings: dict[str, Any]) -> OwnFigures:
             count(timings.get("drafted")),
             count(timings.get("accepted")),
             _time(timings.get("speedup")),
-            (off if isinstance(off, str) else "") if known else figures.UNTOLD,
+            (off if isinstance(off, str) else "") if known else metrics.UNTOLD,
         ),
         fingerprint=str(timings.get("fingerprint") or ""),
     )

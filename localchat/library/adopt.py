@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from localchat.config.paths import find_paths
 from localchat.errors import ModelInvalid, ModelMissing, UsageError
 from localchat.library.bookmarks import read_bookmarks
 from localchat.library.origins import (
@@ -21,7 +22,6 @@ from localchat.library.origins import (
     look,
     places,
 )
-from localchat.paths import find_paths
 
 _SAME = {"hf.co": "hf", "huggingface.co": "hf"}
 """Other first parts of a name that mean the Hugging Face cache."""

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from localchat.config.paths import Paths
 from localchat.errors import LocalchatError
 from localchat.library.catalogue import Catalogue, Entry, read_catalogue
 from localchat.library.locate import GUIDE, LocatedModel
@@ -17,7 +18,6 @@ from localchat.library.manifest import installed
 from localchat.library.names import parse
 from localchat.library.origins import plain_stem
 from localchat.library.quantizations import quantization_of
-from localchat.paths import Paths
 
 _KEEPERS: Final = ("ollama/", "lmstudio/", "hf/", "llamacpp/", "folder/")
 _SUFFIX: Final = re.compile(r"-(gguf|awq|gptq(-int[48])?|fp8|bf16)$")

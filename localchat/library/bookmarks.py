@@ -10,9 +10,9 @@ from typing import Final
 import msgspec
 
 from localchat.atomic import write_text
+from localchat.config.paths import Paths
 from localchat.errors import LocalchatError, UsageError, reason
 from localchat.library.origins import PREFIXES
-from localchat.paths import Paths
 
 _FILE: Final = "bookmarks.json"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,99}")

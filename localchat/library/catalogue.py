@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from localchat.config.paths import Paths
 from localchat.errors import LocalchatError, UsageError, reason
 from localchat.library.manifest import Format
 from localchat.library.quantizations import DEFAULT_QUANTIZATION, same_quantization
-from localchat.paths import Paths
 
 MODELS_FILE = "models.toml"
 

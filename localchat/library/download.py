@@ -8,11 +8,11 @@ from typing import Final, TypeVar
 import httpx2
 
 from localchat.errors import NetworkError
-from localchat.figures import size
 from localchat.library.hub import Hub, Listing, TryAgain
 from localchat.library.part import Part, RemoteFile
 from localchat.library.patience import Patience
 from localchat.library.telling import Checking, Meter, Note, Tell
+from localchat.metrics import size
 
 T = TypeVar("T")
 

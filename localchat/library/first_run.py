@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
+from localchat.config.paths import Paths
 from localchat.errors import LocalchatError
 from localchat.fit.gguf_header import Header
 from localchat.fit.machine import Machine
@@ -19,7 +20,6 @@ from localchat.library.blueprint import drawn_header, read_blueprints
 from localchat.library.catalogue import Catalogue, Entry, read_catalogue
 from localchat.library.download_rate import DownloadRate, download_rate
 from localchat.library.shelf import Model, read_shelf
-from localchat.paths import Paths
 
 Role = Literal["fast", "balanced", "best"]
 

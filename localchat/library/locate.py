@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from localchat.atomic import write_text
+from localchat.config.paths import Paths
+from localchat.config.remotes import Remote
 from localchat.errors import ModelInvalid, ModelMissing, UsageError
-from localchat.paths import Paths
-from localchat.remotes import Remote
 
 GUIDE = "guide"
 LAST_USED = "the model used last"

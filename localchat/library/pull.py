@@ -8,7 +8,6 @@ from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
 from localchat.errors import LocalchatError, ModelMissing, UsageError, reason
-from localchat.figures import size
 from localchat.library import manifest as manifests
 from localchat.library.download import Download, fetch_patiently
 from localchat.library.hub import Hub, Listing
@@ -25,6 +24,7 @@ from localchat.library.quantizations import (
     same_quantization,
 )
 from localchat.library.telling import Done, Found, Meter, Note, Tell
+from localchat.metrics import size
 
 _SPARE_BYTES: Final = 64 << 20
 """Left free on the disk: a file system that is full to the last block slows everything else."""

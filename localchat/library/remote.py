@@ -12,7 +12,6 @@ from typing import Final
 import httpx2
 
 from localchat.errors import ModelInvalid, NetworkError
-from localchat.figures import size
 from localchat.fit.checkpoint import (
     BESIDE,
     CONFIG,
@@ -28,6 +27,7 @@ from localchat.library.part import RemoteFile
 from localchat.library.patience import Patience
 from localchat.library.pull import Choice
 from localchat.library.telling import Tell
+from localchat.metrics import size
 
 MOST_BYTES: Final = 64 << 20
 """Of all headers of a model together: the largest vocabularies take a tenth of it."""

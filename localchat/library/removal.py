@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from localchat.config.paths import Paths
 from localchat.errors import LocalchatError, UsageError
 from localchat.library.bookmarks import remove_alias
 from localchat.library.manifest import forget, read
 from localchat.library.origins import FOLDER, HUGGING_FACE, OLLAMA
 from localchat.library.shelf import Model, Shelf
-from localchat.paths import Paths
 
 
 class Removal(NamedTuple):

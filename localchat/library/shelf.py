@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from localchat.config.paths import Paths
 from localchat.errors import LocalchatError, ModelMissing
 from localchat.fit.checkpoint import weight_files
 from localchat.library.adopt import adopt
@@ -14,7 +15,6 @@ from localchat.library.locate import GUIDE, locate
 from localchat.library.manifest import Installed, installed
 from localchat.library.origins import loose_names, parts
 from localchat.library.places import is_known_kind
-from localchat.paths import Paths
 
 Kind = Literal["guide", "file", "link", "pulled", "alias", "adopted"]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from localchat import figures
+from localchat import metrics
 from localchat.engine.events import Timings
 
 
@@ -42,7 +42,7 @@ class Clock:
         shared: list[float] = []
         if choice in self._last_of:
             elapsed_s = at_s - self._last_of[choice]
-            shared = figures.shared_tpot_ms(elapsed_s, tokens)
+            shared = metrics.shared_tpot_ms(elapsed_s, tokens)
             self._tpot_ms += shared
         self._last_of[choice] = at_s
         if self._first_s is None:
@@ -64,14 +64,14 @@ class Clock:
     def decode_tokens_per_s(self) -> float | None:
         if self._first_s is None or self._last_s is None:
             return None
-        return figures.decode_rate(self._tokens, self._first_s, self._last_s)
+        return metrics.decode_rate(self._tokens, self._first_s, self._last_s)
 
     def timings(self, prompt_tokens: int, cached: int, now_s: float) -> Timings:
         """Everything, at the end of the request."""
         prefill = None
         if self._admitted_s is not None and self._first_s is not None:
             elapsed_s = self._first_s - self._admitted_s
-            prefill = figures.prefill_rate(prompt_tokens, cached, elapsed_s)
+            prefill = metrics.prefill_rate(prompt_tokens, cached, elapsed_s)
         begun_s = now_s if self._admitted_s is None else self._admitted_s
         p50, p95, p99 = _percentiles(self._tpot_ms, (0.5, 0.95, 0.99))
         return Timings(
@@ -88,4 +88,4 @@ class Clock:
 
 
 def _percentiles(values: list[float], shares: Iterable[float]) -> list[float | None]:
-    return [figures.percentile(values, share) for share in shares]
+    return [metrics.percentile(values, share) for share in shares]

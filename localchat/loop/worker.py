@@ -17,7 +17,7 @@ from typing import BinaryIO, cast
 
 import msgspec
 
-from localchat import startup
+from localchat import gc_control
 from localchat.engine import frames as protocol
 from localchat.engine.engine import EngineInfo
 from localchat.engine.events import EngineStats, Event, Figures, Loading
@@ -94,7 +94,7 @@ class Worker:
         except LocalchatError as error:
             self._fail(0, error)
             return 0 if self._closing else 1
-        startup.wake()
+        gc_control.resume_gc()
         self._serve()
         self._model.close()
         return 0
@@ -379,7 +379,7 @@ def main() -> int:
     """Entry of the child."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked where it was started
-    startup.rest()
+    gc_control.pause_gc()
     source, sink = private_pipes()
     status = Worker(source, sink).run()
     sys.stderr.flush()

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from localchat.config.paths import Paths
+from localchat.config.settings import Settings
 from localchat.engine.options import EngineOptions
 from localchat.errors import ModelMissing
 from localchat.library.locate import GUIDE, LocatedModel, locate_named
-from localchat.paths import Paths
 from localchat.pool.member import Wanted
-from localchat.settings import Settings
 
 if TYPE_CHECKING:
     from localchat.engine.door_frames import Wish

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from localchat import __version__
-from localchat.paths import Paths
+from localchat.config.paths import Paths
 
 _FOLDER = "servers"
 

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from localchat.inert import inert_line
+from localchat.sanitize import sanitize_line
 from localchat.server.flight import Flight
 
 log = logging.getLogger("localchat.server.requests")
@@ -64,7 +64,7 @@ class Envelope:
             line += _told(flight) if flight is not None else []
             line.append(f"took_ms={(time.perf_counter() - begun_s) * 1000:.0f}")
             line.append(f'ua="{Headers(scope=scope).get("user-agent", "")[:_SHOWN]}"')
-            log.info("%s", inert_line(" ".join(line)))
+            log.info("%s", sanitize_line(" ".join(line)))
 
 
 def _with_a_path(scope: Scope) -> Scope:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from starlette.routing import Route
 
+from localchat.config.paths import Paths
 from localchat.library.locate import LocatedModel
-from localchat.paths import Paths
 from localchat.pool.finding import LibraryFinder, SettingsFor
 from localchat.pool.member import OpenEngine
 from localchat.pool.pool import EnginePool

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from localchat.engine.events import Done, EngineStats
-from localchat.figures import FIGURES
+from localchat.metrics import FIGURES
 from localchat.server.flight import Flight, Flights
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"

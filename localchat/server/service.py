@@ -6,7 +6,7 @@ from starlette.requests import Request
 
 from localchat.engine.engine import EngineInfo
 from localchat.errors import LocalchatError, ModelMissing, UsageError
-from localchat.inert import inert_line
+from localchat.sanitize import sanitize_line
 from localchat.server.asking import Asker
 from localchat.server.config import ServerConfig
 from localchat.server.engines import Engines, Lease
@@ -58,7 +58,7 @@ def service_of(request: Request) -> Service:
 
 def agent(request: Request) -> str:
     """What the client calls itself, fit for a line of the log."""
-    return inert_line(request.headers.get("user-agent", ""))[:_AGENT]
+    return sanitize_line(request.headers.get("user-agent", ""))[:_AGENT]
 
 
 def asker(request: Request) -> Asker:

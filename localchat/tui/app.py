@@ -14,7 +14,7 @@ from textual.binding import BindingType
 from textual.screen import Screen
 from textual.widgets import Input, TextArea
 
-from localchat import startup
+from localchat import gc_control
 from localchat.chat.conversation import Conversation
 from localchat.errors import LocalchatError
 from localchat.library.locate import GUIDE
@@ -124,7 +124,7 @@ class ChatApp(App[int]):
             chat.commander.resume(session.conversation)
         await self._open_history()
         await asyncio.to_thread(_load_drawing)
-        startup.wake()
+        gc_control.resume_gc()
         await self._greet()
         await asyncio.to_thread(_load_colours)
 

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from rich.cells import cell_len
 
-from localchat.inert import inert, inert_line
+from localchat.sanitize import sanitize, sanitize_line
 from localchat.tui.blocks import (
     AnswerBlock,
     Block,
@@ -72,7 +72,7 @@ def card(block: Block, width: int, *, opened: bool, rows: list[Row] | None = Non
 
 def clean(text: str) -> str:
     """Text of a block, made inert; line ends of any system are line ends."""
-    return inert(text.replace("\r\n", "\n").replace("\r", "\n"))
+    return sanitize(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def estimate(block: Block, width: int, *, opened: bool) -> int:
@@ -112,7 +112,7 @@ def _folded_lines(block: UserBlock, opened: bool) -> Iterator[list[Piece]]:
                 yield line
                 line = []
             sign = "▾" if opened else "▸"
-            line.append(Piece(f" {sign} {inert_line(fold.label)} ", Look("chip")))
+            line.append(Piece(f" {sign} {sanitize_line(fold.label)} ", Look("chip")))
             if not opened:
                 continue
             yield line
@@ -126,7 +126,7 @@ def _folded_lines(block: UserBlock, opened: bool) -> Iterator[list[Piece]]:
 
 
 def _words(text: str) -> list[Piece]:
-    return [Piece(inert_line(text.replace("\t", "    ")), PLAIN)] if text else []
+    return [Piece(sanitize_line(text.replace("\t", "    ")), PLAIN)] if text else []
 
 
 def _parts(block: UserBlock) -> Iterator[tuple[str, Fold | None]]:
@@ -146,7 +146,7 @@ def _answer(block: AnswerBlock, width: int, body: list[Row] | None) -> Card:
     if body is None:
         body = [indented(row) for row in layout(clean(block.text), text_width(width))]
     rows = [EMPTY, *body]
-    quiet = " · ".join(filter(None, (_branch(block.branch), inert_line(block.footer))))
+    quiet = " · ".join(filter(None, (_branch(block.branch), sanitize_line(block.footer))))
     if quiet:
         rows += [EMPTY] if body else []
         rows += _decoration(quiet, width)
@@ -188,7 +188,7 @@ def _reasoning(block: ReasoningBlock, width: int, opened: bool) -> Card:
 def _tool_call(block: ToolCallBlock, width: int, opened: bool) -> Card:
     title = [
         Piece("◆ ", Look("tool")),
-        Piece(inert_line(block.name) or "a tool", Look("tool", bold=True)),
+        Piece(sanitize_line(block.name) or "a tool", Look("tool", bold=True)),
         Piece("  asked for, not run", MUTED),
     ]
     rows = [EMPTY, *wrap(title, text_width(width) + GUTTER, (_INDENT,))]
@@ -243,7 +243,7 @@ def _notice(block: NoticeBlock, width: int) -> Card:
     rows += plain_rows(clean(block.text), text_width(width) + GUTTER, first, (_INDENT, blank))
     hits: dict[int, Hit] = {}
     for number, offer in enumerate(block.offers, 1):
-        label = [Piece(inert_line(offer.label), PLAIN)]
+        label = [Piece(sanitize_line(offer.label), PLAIN)]
         key = Piece(f"{number} ", Look("number", bold=True))
         for row in wrap(
             label, text_width(width) + GUTTER, (_INDENT, blank, key), (_INDENT, blank, blank)

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 from localchat.chat.conversation import Inclusion
 from localchat.errors import FileMissing, UsageError
-from localchat.figures import size
-from localchat.inert import inert, inert_line
+from localchat.metrics import size
+from localchat.sanitize import sanitize, sanitize_line
 
 PASTE_CHARACTERS: Final = 8_000
 PASTE_LINES: Final = 100
@@ -47,7 +47,7 @@ def is_long(text: str) -> bool:
 
 def clean(text: str) -> str:
     """A paste as it may stand in the composer: line ends as newlines, nothing that moves a cursor."""
-    return inert(text.replace("\r\n", "\n").replace("\r", "\n"))
+    return sanitize(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def chip_of_paste(text: str, number: int) -> Chip:
@@ -73,7 +73,7 @@ def chip_of_file(path: Path, shown: str, taken: Iterable[str] = ()) -> Chip:
         raise UsageError(f"{shown} is no text", hint="only text files can be included")
     text = data.decode("utf-8-sig", "replace").replace("\r\n", "\n")
     fence = "`" * max(3, _longest_run(text) + 1)
-    label = inert_line(shown)
+    label = sanitize_line(shown)
     sign, number = f"⟦{label}⟧", 1
     while sign in taken:
         number += 1

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from localchat.atomic import write_text
 from localchat.chat.conversation import Conversation
+from localchat.config.settings import KEYS, check_key
 from localchat.errors import LocalchatError, ModelMissing, UsageError
-from localchat.figures import stats_line
-from localchat.settings import KEYS, check_key
+from localchat.metrics import stats_line
 from localchat.tui.blocks import AnswerBlock, UserBlock
 from localchat.tui.chips import contract, expand
 from localchat.tui.commands import parse

@@ -2,8 +2,8 @@
 
 from typing import Final, NamedTuple
 
+from localchat.config.settings import nearest
 from localchat.errors import UsageError
-from localchat.settings import nearest
 
 
 class Command(NamedTuple):

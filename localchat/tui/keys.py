@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 from textual.binding import Binding
 from textual.keys import Keys
 
+from localchat.config.settings import nearest
 from localchat.errors import UsageError
-from localchat.settings import nearest
 
 
 class Key(NamedTuple):

@@ -3,7 +3,7 @@ Persian and of emoji, the wide space of Japanese, the space that does not break.
 
 import unicodedata
 
-from localchat.inert import inert
+from localchat.sanitize import sanitize
 
 
 def is_unseen_letter(character: str | None) -> bool:
@@ -13,5 +13,5 @@ def is_unseen_letter(character: str | None) -> bool:
         and len(character) == 1
         and not character.isprintable()
         and unicodedata.category(character) in ("Cf", "Zs")
-        and inert(character) == character
+        and sanitize(character) == character
     )

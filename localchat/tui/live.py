@@ -19,7 +19,7 @@ from localchat.engine.events import (
     Text,
     ToolCall,
 )
-from localchat.figures import sizes
+from localchat.metrics import sizes
 
 State: TypeAlias = Literal[
     "starting", "ready", "sent", "queued", "loading", "prefill", "thinking", "writing", "broken"

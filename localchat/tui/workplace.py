@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from localchat.paths import Paths
-from localchat.settings import Settings
+from localchat.config.paths import Paths
+from localchat.config.settings import Settings
 
 if TYPE_CHECKING:
     from pathlib import Path

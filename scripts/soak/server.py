@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from localchat.config.paths import find_paths
 from localchat.engine.attached import AttachedEngine, Server
 from localchat.engine.door_frames import Wish
 from localchat.engine.events import EngineStats
-from localchat.paths import find_paths
 from localchat.pool.registration import registered
 
 PATIENCE_S = 60.0

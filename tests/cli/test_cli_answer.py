@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from localchat.config.paths import find_paths
 from localchat.engine.events import Figures
 from localchat.errors import (
     DoesNotFit,
@@ -15,7 +16,6 @@ from localchat.errors import (
     NetworkError,
     TemplateError,
 )
-from localchat.paths import find_paths
 from tests.cli.conftest import Call
 from tests.cli.door import BEGIN, HOSTILE, SCENARIOS, ScriptedDoor, answer
 

@@ -13,16 +13,16 @@ from starlette.applications import Starlette
 
 from localchat.cli.attaching import holder
 from localchat.cli.neighbours import neighbours
+from localchat.config.paths import Paths, find_paths
+from localchat.config.settings import Settings
 from localchat.engine.attached import Server
 from localchat.engine.local import EngineOptions
 from localchat.engine.scripted import Answer, ScriptedEngine
 from localchat.library.locate import LocatedModel
-from localchat.paths import Paths, find_paths
 from localchat.pool.member import LoadedModel, ServerState
 from localchat.pool.pool import EnginePool
 from localchat.pool.registration import register
 from localchat.server.house import HouseWish, opened_house
-from localchat.settings import Settings
 from tests.cli.conftest import Call
 from tests.cli.door import ScriptedDoor, answer
 from tests.gguf_files import write_model

@@ -12,6 +12,8 @@ from localchat.cli.door import Door
 from localchat.cli.line import chat
 from localchat.cli.setup import Setup
 from localchat.cli.terminal import Terminal
+from localchat.config.paths import find_paths
+from localchat.config.settings import Settings
 from localchat.engine.events import Accepted, Done, Event, Finished, Text
 from localchat.engine.remote import RemoteEngine, RemoteOptions
 from localchat.engine.request import GenerateRequest, Messages
@@ -20,8 +22,6 @@ from localchat.engine.stream import Stream
 from localchat.errors import ContextExceeded, EngineDied, NetworkError, UsageError
 from localchat.history.store import History
 from localchat.library.locate import LocatedModel
-from localchat.paths import find_paths
-from localchat.settings import Settings
 from tests.cli.door import DONE
 from tests.engine.remote_server import Exchange, Server, piece
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from localchat.backends import Backend
+from localchat.config.paths import find_paths
 from localchat.engine.safemode import SafeBuilds
 from localchat.fit.checkpoint import Unloaded
 from localchat.fit.machine import Gpu, Machine
@@ -17,7 +18,6 @@ from localchat.fit.measures import NOTHING_MEASURED, Estimate, Measures
 from localchat.fit.paces import Past
 from localchat.fit.plan import LoadWish, MemoryPlan
 from localchat.fit.reason import Kind
-from localchat.paths import find_paths
 from tests.cli.conftest import Call
 from tests.cli.door import SCENARIOS
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from localchat.config.paths import find_paths
 from localchat.engine.request import Message, Messages
-from localchat.paths import find_paths
 from tests.cli.conftest import Call, Screen
 from tests.cli.door import DONE, SCENARIOS, ScriptedDoor
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from localchat.cli.talk import FILE
+from localchat.config.paths import find_paths
 from localchat.engine.request import Messages
 from localchat.history.store import History
-from localchat.paths import find_paths
 from tests.cli.conftest import Call, Outcome
 from tests.cli.door import SCENARIOS, ScriptedDoor
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from localchat.config.paths import find_paths
 from localchat.library.manifest import Manifest, PulledFile, record
-from localchat.paths import find_paths
 from tests.cli.conftest import Call, Outcome, Screen
 from tests.cli.door import SCENARIOS, ScriptedDoor
 from tests.gguf_files import write_split

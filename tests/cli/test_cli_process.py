@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from localchat.cli.talk import FILE
+from localchat.config.paths import find_paths
 from localchat.history.store import History
-from localchat.paths import find_paths
 from tests.cli.conftest import Screen
 from tests.cli.door import HOSTILE
 

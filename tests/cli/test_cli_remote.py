@@ -8,7 +8,7 @@ from localchat.cli.app import root
 from localchat.cli.ask import command
 from localchat.cli.screen import workplace_of
 from localchat.cli.setup import prepare
-from localchat.paths import find_paths
+from localchat.config.paths import find_paths
 from tests.cli.conftest import Call
 from tests.cli.door import ScriptedDoor, answer
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from localchat.config.settings import KEYS, from_environment, resolve, variable
 from localchat.errors import UsageError
-from localchat.settings import KEYS, from_environment, resolve, variable
 from tests.cli.conftest import Call
 from tests.cli.door import SCENARIOS, ScriptedDoor
 

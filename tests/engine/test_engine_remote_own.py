@@ -17,7 +17,7 @@ from localchat.errors import (
     NetworkError,
     UsageError,
 )
-from localchat.figures import UNTOLD, stats_line
+from localchat.metrics import UNTOLD, stats_line
 from tests.engine.remote_server import ASK, Exchange, Open, events, piece, text_of
 
 

@@ -165,7 +165,7 @@ def test_keys_in_answers_are_bound_on_the_screen() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the answers name the places of Linux")
 def test_places_in_answers_are_those_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     from localchat.cli.talk import FILE
-    from localchat.paths import find_paths
+    from localchat.config.paths import find_paths
 
     for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):
         monkeypatch.delenv(name, raising=False)
@@ -208,10 +208,10 @@ def test_models_named_in_answers_are_in_the_catalogue() -> None:
 
 
 def test_figures_are_those_of_the_program() -> None:
-    if importlib.util.find_spec("localchat.figures") is None:
-        pytest.skip("planned: localchat.figures")
+    if importlib.util.find_spec("localchat.metrics") is None:
+        pytest.skip("planned: localchat.metrics")
     source = (
-        Path(importlib.import_module("localchat.figures").__file__ or "").read_text("utf-8").lower()
+        Path(importlib.import_module("localchat.metrics").__file__ or "").read_text("utf-8").lower()
     )
     for word in ("ttft", "tpot", "fingerprint"):
         assert word in source, word

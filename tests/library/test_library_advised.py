@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from localchat.config.paths import Paths, find_paths
 from localchat.library.advised import NO_ADVICE, advised_sampling
 from localchat.library.locate import LocatedModel
 from localchat.library.manifest import Manifest, PulledFile, record
-from localchat.paths import Paths, find_paths
 
 SEVEN_B = {"temperature": 0.7, "top_p": 0.8, "top_k": 20.0, "repetition_penalty": 1.05}
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from localchat.config.paths import find_paths
 from localchat.fit.checkpoint import Checkpoint
 from localchat.fit.gguf_header import Header
 from localchat.fit.machine import Gpu, Machine
@@ -17,7 +18,6 @@ from localchat.fit.words import size
 from localchat.library.blueprint import drawn_for, drawn_header, read_blueprints
 from localchat.library.catalogue import Entry, read_catalogue
 from localchat.library.names import parse
-from localchat.paths import find_paths
 from localchat_llamacpp.memory_plan import plan
 
 TABLE = Path(__file__).with_name("fit_golden.txt")

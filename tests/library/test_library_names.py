@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from localchat.config.paths import Paths
 from localchat.errors import LocalchatError, ModelMissing, UsageError
 from localchat.library.catalogue import Entry, read_models, shipped_file
 from localchat.library.locate import locate, locate_named
@@ -13,7 +14,6 @@ from localchat.library.manifest import Manifest, PulledFile, record
 from localchat.library.names import parse
 from localchat.library.places import check_path
 from localchat.library.quantizations import gguf_variants, is_quantization, quantization_of
-from localchat.paths import Paths
 
 CATALOGUE: dict[str, Entry] = read_models(shipped_file())
 

@@ -12,7 +12,7 @@ import pytest
 
 from localchat.cli.app import run
 from localchat.cli.door import Door
-from localchat.paths import find_paths
+from localchat.config.paths import find_paths
 from tests.cli.conftest import Screen
 from tests.fake_hub import FakeHub, Fault, sha256
 from tests.gguf_files import Size, write_split

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from localchat.config.paths import Paths
+from localchat.config.settings import Settings
 from localchat.engine.door_frames import Wish
 from localchat.engine.local import EngineOptions
 from localchat.engine.scripted import ScriptedEngine
 from localchat.errors import ModelInvalid, ModelMissing, UsageError
 from localchat.library.locate import LocatedModel
-from localchat.paths import Paths
 from localchat.pool.finding import LibraryFinder
 from localchat.pool.member import Member, Wanted
 from localchat.pool.room import MachineRoom
-from localchat.settings import Settings
 from tests.gguf_files import write_model
 
 

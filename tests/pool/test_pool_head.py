@@ -6,6 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from localchat.config.paths import Paths
+from localchat.config.settings import Settings
 from localchat.engine.door_frames import Wish
 from localchat.engine.options import EngineOptions
 from localchat.errors import UsageError
@@ -13,10 +15,8 @@ from localchat.fit.plan import LoadWish
 from localchat.library.locate import LocatedModel
 from localchat.loop.backend import ModelInfo
 from localchat.loop.fingerprint import fingerprint
-from localchat.paths import Paths
 from localchat.pool.finding import LibraryFinder, engine_options
 from localchat.pool.member import Wanted
-from localchat.settings import Settings
 from localchat_llamacpp.memory_plan import _check
 
 

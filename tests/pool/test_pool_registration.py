@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from localchat.paths import Paths
+from localchat.config.paths import Paths
 from localchat.pool.registration import Registration, new_token, register, registered
 
 

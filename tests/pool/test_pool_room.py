@@ -162,7 +162,7 @@ def test_engines_with_other_limits_are_other_engines(folder: Path) -> None:
 
 
 def test_a_remote_takes_nothing(machine: Put) -> None:
-    from localchat.remotes import find_remote
+    from localchat.config.remotes import find_remote
 
     options = EngineOptions(Path("x"), remote=find_remote("http://127.0.0.1:9", {}))
     assert MachineRoom().judge(options, ()) == Verdict(True)

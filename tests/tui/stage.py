@@ -10,6 +10,9 @@ from unittest.mock import patch
 from textual.pilot import Pilot
 
 from localchat.chat.conversation import Conversation
+from localchat.config.paths import Paths, find_paths
+from localchat.config.settings import SAMPLING_KEYS, Given, Settings, resolve
+from localchat.config.settings_file import read_settings
 from localchat.engine.engine import EngineInfo, MemoryParts
 from localchat.engine.events import (
     Accepted,
@@ -33,9 +36,6 @@ from localchat.errors import LocalchatError, ModelMissing
 from localchat.fit.plan import LoadWish, MemoryPlan
 from localchat.library.first_run import FirstRun
 from localchat.library.locate import LocatedModel
-from localchat.paths import Paths, find_paths
-from localchat.settings import SAMPLING_KEYS, Given, Settings, resolve
-from localchat.settings_file import read_settings
 from localchat.tui.app import ChatApp
 from localchat.tui.engines import Engines
 from localchat.tui.workplace import Foreseen, Settled, Workplace

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from localchat.inert import inert
+from localchat.sanitize import sanitize
 from localchat.tui.markdown import Growing, Row, code, layout
 from localchat.tui.markdown.wrap import cuts
 
@@ -114,7 +114,7 @@ def shown(rows: list[Row]) -> str:
 
 @pytest.mark.parametrize("width", [4, 10, 24, 76, 104])
 def test_no_row_is_wider_than_asked_and_no_word_vanishes(width: int) -> None:
-    rows = layout(inert(DOCUMENT), width)
+    rows = layout(sanitize(DOCUMENT), width)
     assert max(cell_len(row.text) for row in rows) <= width
     for word in re.findall(r"[a-z]{4,}", DOCUMENT):
         if word not in ("https", "javascript", "python"):
@@ -124,9 +124,9 @@ def test_no_row_is_wider_than_asked_and_no_word_vanishes(width: int) -> None:
 @settings(max_examples=150, deadline=None)
 @given(TEXTS, st.sampled_from([6, 20, 80]))
 def test_any_text_keeps_its_width(text: str, width: int) -> None:
-    for row in layout(inert(text), width):
+    for row in layout(sanitize(text), width):
         assert cell_len(row.text) <= width
-        assert row.text == inert(row.text)
+        assert row.text == sanitize(row.text)
         assert "\n" not in row.text and "\t" not in row.text
 
 
@@ -214,7 +214,7 @@ def test_only_web_links_become_links() -> None:
 def test_an_escape_by_entity_or_by_link_is_inert() -> None:
     rows = layout("&#27;]0;x&#7; &#x9b;2J &#x202e; [a](https://x.org/&#27;]8) &#13;", 80)
     for row in rows:
-        assert row.text == inert(row.text)
+        assert row.text == sanitize(row.text)
         assert all(
             piece.look.link.isprintable() and piece.look.link.isascii() for piece in row.pieces
         )

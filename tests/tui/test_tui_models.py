@@ -11,6 +11,8 @@ from textual.pilot import Pilot
 
 from localchat.cli.screen import _Planner
 from localchat.cli.setup import Setup
+from localchat.config.paths import find_paths
+from localchat.config.settings import Settings
 from localchat.errors import ModelInvalid
 from localchat.fit.machine import Machine
 from localchat.fit.plan import LoadWish
@@ -18,8 +20,6 @@ from localchat.fit.verdict import Subject, judge
 from localchat.library.blueprint import drawn_for
 from localchat.library.catalogue import read_catalogue
 from localchat.library.names import parse
-from localchat.paths import find_paths
-from localchat.settings import Settings
 from localchat.tui.screens import models
 from localchat.tui.workplace import Foreseen
 from tests.tui.stage import Stage, play, until

@@ -12,7 +12,7 @@ from localchat.engine.events import Figures, Finished, Reasoning, Text, ToolCall
 from localchat.engine.request import Messages
 from localchat.engine.scripted import Answer
 from localchat.errors import ContextExceeded, EngineDied, UsageError
-from localchat.figures import stats_line
+from localchat.metrics import stats_line
 from localchat.tui.answering import Answering
 from localchat.tui.blocks import (
     AnswerBlock,

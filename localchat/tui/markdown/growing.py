@@ -7,7 +7,7 @@ one block that gets long while it stays last, is laid out line by line. `finish`
 import re
 from typing import TYPE_CHECKING, Final
 
-from localchat.inert import inert
+from localchat.sanitize import sanitize
 from localchat.tui.markdown import code, parser
 from localchat.tui.markdown.layout import Layout, code_rows, layout, top_level
 from localchat.tui.markdown.rows import EMPTY, Row
@@ -44,7 +44,7 @@ class Growing:
     def append(self, piece: str) -> None:
         piece = self._held + piece
         self._held = "\r" if piece.endswith("\r") else ""
-        piece = inert(piece.removesuffix("\r").replace("\r\n", "\n"))
+        piece = sanitize(piece.removesuffix("\r").replace("\r\n", "\n"))
         if piece:
             self._source.append(piece)
             self._tail += piece
@@ -72,7 +72,7 @@ class Growing:
         """The rows of the whole text, parsed at once."""
         if self._held:
             self._held = ""
-            self._source.append(inert("\r"))
+            self._source.append(sanitize("\r"))
         self._rows = layout(self.source, self.width)
         self._changed = False
         return self._rows

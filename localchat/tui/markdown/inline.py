@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from localchat.inert import inert_line
+from localchat.sanitize import sanitize_line
 from localchat.tui.markdown.parser import inline
 from localchat.tui.markdown.rows import PLAIN, Look, Piece
 
@@ -46,7 +46,7 @@ _kept = lru_cache(1024)(
 
 def shown(text: str) -> str:
     """Text of one line as it may stand in a row: entities can bring back what was inert before."""
-    return inert_line(text.replace("\t", "    "))
+    return sanitize_line(text.replace("\t", "    "))
 
 
 class _Lines:

@@ -13,7 +13,7 @@ from textual.widgets import Static
 
 from localchat.chat.titles import title_for
 from localchat.errors import LocalchatError
-from localchat.inert import inert_line
+from localchat.sanitize import sanitize_line
 from localchat.tui.blocks import NoticeBlock
 from localchat.tui.chips import Written
 from localchat.tui.keys import keys_of
@@ -96,11 +96,11 @@ class ChatFrame(Screen[None]):
         self.status.hint = urgent or ("Esc closes" if self.is_covered else "^O figures  F1 help")
         self.status.changed()
         self.panel.changed()
-        title = inert_line(title_for(session.conversation)) or "New conversation"
+        title = sanitize_line(title_for(session.conversation)) or "New conversation"
         self._say_once("#title", title)
         think = session.settled.settings.think
         thinking = "" if think == "auto" else f" · think {think}"
-        self._say_once("#model", f"{inert_line(session.live.model)}{thinking}")
+        self._say_once("#model", f"{sanitize_line(session.live.model)}{thinking}")
 
     def _hint_of_offers(self) -> str:
         blocks = self.transcript.blocks

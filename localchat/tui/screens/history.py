@@ -9,7 +9,7 @@ from textual.content import Content
 from textual.widgets import Input
 
 from localchat.errors import LocalchatError
-from localchat.inert import inert_line
+from localchat.sanitize import sanitize_line
 from localchat.tui.keys import bindings
 from localchat.tui.screens.dialog import ListDialog
 
@@ -65,7 +65,7 @@ class HistoryScreen(ListDialog[str]):
             return ""
         plural = "" if summary.messages == 1 else "s"
         return (
-            f"{summary.messages} message{plural} · {inert_line(summary.model) or 'no model'} · "
+            f"{summary.messages} message{plural} · {sanitize_line(summary.model) or 'no model'} · "
             f"begun {_date(summary.created_s)} · {_short(id_)}"
         )
 
@@ -99,7 +99,7 @@ class HistoryScreen(ListDialog[str]):
         self._history.delete(summary.id)
         self._deleted.append(summary)
         self._fill(self.query_one("#filter", Input).value)
-        self.tell_about(f"deleted: {inert_line(summary.title)} (Ctrl+Z takes it back)")
+        self.tell_about(f"deleted: {sanitize_line(summary.title)} (Ctrl+Z takes it back)")
 
     def action_undo(self) -> None:
         if not self._deleted:
@@ -108,7 +108,7 @@ class HistoryScreen(ListDialog[str]):
         summary = self._deleted.pop()
         self._history.restore(summary.id)
         self._fill(self.query_one("#filter", Input).value)
-        self.tell_about(f"back again: {inert_line(summary.title)}")
+        self.tell_about(f"back again: {sanitize_line(summary.title)}")
 
     def action_leave(self) -> None:
         if self._renaming is not None:
@@ -121,13 +121,13 @@ class HistoryScreen(ListDialog[str]):
 
 def _listed(summary: "Summary") -> Content:
     return Content.assemble(
-        (f"{_when(summary.updated_s):>9}  ", "$foreground 60%"), inert_line(summary.title)
+        (f"{_when(summary.updated_s):>9}  ", "$foreground 60%"), sanitize_line(summary.title)
     )
 
 
 def _found(hit: "Hit") -> Content:
     """The title, and below it the words where they stand."""
-    snippet = Content(inert_line(hit.snippet))
+    snippet = Content(sanitize_line(hit.snippet))
     for start, end in hit.marks:
         snippet = snippet.stylize(_MARK, start, end)
     head = _listed(hit.summary)

@@ -14,7 +14,7 @@ from textual.widgets import Input
 
 from localchat.errors import LocalchatError
 from localchat.fit.words import size, tokens
-from localchat.inert import inert_line
+from localchat.sanitize import sanitize_line
 from localchat.tui.costs import wish_of
 from localchat.tui.keys import bindings
 from localchat.tui.screens.dialog import ListDialog
@@ -91,7 +91,7 @@ class ModelScreen(ListDialog[Pick]):
             verdict.partition(" ")[0].rstrip(":,"), "$foreground 60%"
         )
         width = max(12, self.app.size.width // 2 - 14)
-        name = inert_line(entry.name)
+        name = sanitize_line(entry.name)
         name = name if len(name) <= width else f"{name[: width - 1]}…"
         taken = size(size_bytes) if size_bytes else ""
         mark = {"here": "●", "adopted": "◆", "catalogue": "↓", "unusable": "✕"}[entry.kind]
@@ -106,12 +106,12 @@ class ModelScreen(ListDialog[Pick]):
         entry = self._models.get(id_)
         if entry is None:
             return ""
-        return f"{_HEADINGS[entry.kind]} · {inert_line(entry.about)}"
+        return f"{_HEADINGS[entry.kind]} · {sanitize_line(entry.about)}"
 
     def chosen(self, id_: str) -> None:
         entry = self._models[id_]
         if entry.kind == "unusable":
-            self.tell_about(f"{entry.name} cannot be run: {inert_line(entry.about)}")
+            self.tell_about(f"{entry.name} cannot be run: {sanitize_line(entry.about)}")
             return
         self.dismiss(Pick(entry.name, pull=entry.kind == "catalogue"))
 

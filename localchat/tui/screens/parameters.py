@@ -7,8 +7,8 @@ from textual import work
 from textual.content import Content
 from textual.widgets import Input
 
+from localchat.config.settings import KEYS, Given, convert
 from localchat.errors import LocalchatError
-from localchat.settings import KEYS, Given, convert
 from localchat.tui.costs import Cost, costs_of
 from localchat.tui.screens.dialog import ListDialog
 

@@ -9,7 +9,7 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import TextArea
 
-from localchat.inert import inert, inert_line
+from localchat.sanitize import sanitize, sanitize_line
 
 _MOST = 200_000
 _LONGEST_LINE = 2_000
@@ -27,7 +27,7 @@ class ReadingScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog") as box:
-            box.border_title = Content(inert_line(self._title))
+            box.border_title = Content(sanitize_line(self._title))
             box.border_subtitle = Content("Esc back")
             yield TextArea(
                 _readable(self._text), id="reading", read_only=True, show_line_numbers=True
@@ -40,7 +40,7 @@ class ReadingScreen(ModalScreen[None]):
 def _readable(text: str) -> str:
     """Lines cut into pieces that a text area can take."""
     lines: list[str] = []
-    for line in inert(text[:_MOST]).split("\n"):
+    for line in sanitize(text[:_MOST]).split("\n"):
         lines += [line[at : at + _LONGEST_LINE] for at in range(0, len(line) or 1, _LONGEST_LINE)]
     if len(text) > _MOST:
         lines.append(f"… {len(text) - _MOST:,} more characters are sent, and not shown here")

@@ -7,10 +7,10 @@ from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widgets import Input
 
+from localchat.config.settings import KEYS
+from localchat.config.settings_file import read_settings, write_setting
 from localchat.errors import LocalchatError
-from localchat.inert import inert_line
-from localchat.settings import KEYS
-from localchat.settings_file import read_settings, write_setting
+from localchat.sanitize import sanitize_line
 from localchat.tui.screens.dialog import ListDialog
 
 if TYPE_CHECKING:
@@ -48,14 +48,16 @@ class SettingsScreen(ListDialog[dict[str, str | None]]):
     def _line(self, key: str, written: object) -> Content:
         value = getattr(self._session.settled.settings, key)
         if written is not None:
-            return Content.assemble(f"{key:<20} ", (inert_line(_worded(written)), "bold $accent"))
+            return Content.assemble(
+                f"{key:<20} ", (sanitize_line(_worded(written)), "bold $accent")
+            )
         shown = "not set" if value in (None, "", (), {}) else _worded(value)
-        return Content.assemble(f"{key:<20} ", (inert_line(shown), "$foreground 60%"))
+        return Content.assemble(f"{key:<20} ", (sanitize_line(shown), "$foreground 60%"))
 
     def about(self, id_: str) -> str:
         if id_ not in KEYS:
             return ""
-        return f"{KEYS[id_].about} It takes {KEYS[id_].valid}.\n{inert_line(str(self._path))}"
+        return f"{KEYS[id_].about} It takes {KEYS[id_].valid}.\n{sanitize_line(str(self._path))}"
 
     def chosen(self, id_: str) -> None:
         self._key = id_

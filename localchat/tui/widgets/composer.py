@@ -15,7 +15,7 @@ from textual.widgets.option_list import Option
 
 from localchat.chat.conversation import Inclusion
 from localchat.errors import FileMissing, LocalchatError
-from localchat.inert import inert_line
+from localchat.sanitize import sanitize_line
 from localchat.tui.chips import Chip, Written, chip_of_file, expand, present
 from localchat.tui.commands import COMMANDS, is_command, is_known, matching
 from localchat.tui.files import astray, inside, is_path, named, nearby, path_of, ranked_by
@@ -245,7 +245,7 @@ class Composer(Vertical):
                 self._files = await asyncio.to_thread(nearby, self.root)
             ranked = await asyncio.to_thread(ranked_by, word, self._files)
         if self._word_now() == f"@{word}":
-            self._offer([(f"@{name}", inert_line(name)) for name in ranked[:_OFFERED]])
+            self._offer([(f"@{name}", sanitize_line(name)) for name in ranked[:_OFFERED]])
 
     def _word_now(self) -> str:
         row, column = self.editor.cursor_location

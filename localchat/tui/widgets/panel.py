@@ -11,7 +11,7 @@ from textual.reactive import reactive
 from textual.strip import Strip
 from textual.widget import Widget
 
-from localchat.figures import FIGURES
+from localchat.metrics import FIGURES
 from localchat.tui.keys import bindings
 from localchat.tui.live import Live
 from localchat.tui.widgets.panel_rows import Piece, Row, rows_of

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from localchat import figures
+from localchat import metrics
 from localchat.engine.engine import MemoryParts
 from localchat.engine.events import EngineStats
 from localchat.fit.words import percent, size
-from localchat.inert import inert_line
+from localchat.sanitize import sanitize_line
 from localchat.tui.live import Live
 from localchat.tui.widgets.drawing import bar, histogram, shares, sparkline
 
@@ -59,7 +59,7 @@ def _line(label: str, value: str, figure: str, width: int, style: str = "plain")
 def _words(text: str, figure: str, width: int, style: str = "quiet") -> Iterator[Row]:
     from textwrap import wrap
 
-    for line in wrap(inert_line(text), width):
+    for line in wrap(sanitize_line(text), width):
         yield Row((Piece(line, style),), figure)
 
 
@@ -127,7 +127,7 @@ def _kv(live: Live, width: int) -> Iterator[Row]:
     if live.stats is not None and not live.busy:
         now = live.stats.now
         used = now.kv_used_tokens  # the last request holds nothing any more
-    yield _heading("KV cache", f"{figures.kv_share(used, total)}", width)
+    yield _heading("KV cache", f"{metrics.kv_share(used, total)}", width)
     shared = now.kv_shared_tokens if now else 0
     cached = now.kv_cached_tokens if now else 0
     parked = now.kv_parked_tokens if now else 0
@@ -157,19 +157,19 @@ def _speed(live: Live, width: int) -> Iterator[Row]:
     if live.ttft_s is None and rate is None and not times:
         return
     yield _heading("Speed", live.state, width)
-    yield _line("TTFT", f"{figures.number(live.ttft_s, 2)} s", "ttft_s", width)
+    yield _line("TTFT", f"{metrics.number(live.ttft_s, 2)} s", "ttft_s", width)
     yield _line(
-        "decode", f"{figures.number(rate, 1)} tok/s", "decode_tokens_per_s", width, "figure"
+        "decode", f"{metrics.number(rate, 1)} tok/s", "decode_tokens_per_s", width, "figure"
     )
     spark = sparkline(live.rates, width)
     if spark:
         yield Row((Piece(spark, "spark"),), "decode_tokens_per_s")
     done = live.done
     if done is not None and done.timings.prefill_tokens_per_s is not None:
-        prefill = figures.number(done.timings.prefill_tokens_per_s, 1)
+        prefill = metrics.number(done.timings.prefill_tokens_per_s, 1)
         yield _line("prefill", f"{prefill} tok/s", "prefill_tokens_per_s", width)
     for name, value in _percentiles(live, times):
-        yield _line(f"TPOT {name}", f"{figures.number(value, 1)} ms", f"tpot_ms_{name}", width)
+        yield _line(f"TPOT {name}", f"{metrics.number(value, 1)} ms", f"tpot_ms_{name}", width)
     drawn, low, high = histogram(times, width)
     if drawn:
         yield Row((Piece(drawn, "spark"),), "tpot_ms")
@@ -182,7 +182,7 @@ def _percentiles(live: Live, times: Sequence[float]) -> Iterator[tuple[str, floa
     """Of the last request once it is over, else of the tokens told last."""
     done = live.done.timings if live.done else None
     for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
-        yield name, getattr(done, f"tpot_ms_{name}") if done else figures.percentile(times, share)
+        yield name, getattr(done, f"tpot_ms_{name}") if done else metrics.percentile(times, share)
 
 
 # ---------------------------------------------------------------------------- speculation, prefix, engine
@@ -194,7 +194,7 @@ def _speculation(live: Live, width: int) -> Iterator[Row]:
     off = live.done.speculation.off if live.done else off
     if not drafted and not off:
         return
-    share = figures.acceptance(drafted, accepted)
+    share = metrics.acceptance(drafted, accepted)
     yield _heading("Speculation", "off" if off and not drafted else "on", width)
     if drafted:
         value = f"{accepted}/{drafted} ({percent(accepted, drafted)})" if share is not None else "-"
@@ -224,8 +224,8 @@ def _engine(live: Live, width: int) -> Iterator[Row]:
     info, stats = live.info, live.stats
     if info is None:
         return
-    yield _heading("Engine", inert_line(info.backend), width)
-    yield _line("model", inert_line(info.model)[: width - 8], "fingerprint", width)
+    yield _heading("Engine", sanitize_line(info.backend), width)
+    yield _line("model", sanitize_line(info.model)[: width - 8], "fingerprint", width)
     if info.context_tokens:
         yield _line("context", f"{info.context_tokens:,} tok", "context_tokens", width)
     if info.backend == "remote":
@@ -240,6 +240,6 @@ def _clients(stats: EngineStats, width: int) -> Iterator[Row]:
     yield _line("running", f"{stats.now.running}", "running", width)
     yield _line("waiting", f"{stats.now.waiting}", "waiting", width)
     for one in stats.requests:
-        who = inert_line(one.user) or "this chat"
+        who = sanitize_line(one.user) or "this chat"
         value = f"{one.phase} {one.completion_tokens:,} tok, {one.age_s:.0f} s"
         yield _line(f"  {who}"[: width - len(value) - 1], value, "running", width)

@@ -8,8 +8,8 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from localchat.figures import kv_share, number
-from localchat.inert import inert_line
+from localchat.metrics import kv_share, number
+from localchat.sanitize import sanitize_line
 from localchat.tui.live import Live
 from localchat.tui.unboxed import rows_in
 from localchat.tui.widgets.drawing import bar, sparkline
@@ -155,7 +155,7 @@ class StatusLine(Widget):
             if at:
                 segments.append(Segment(" " if part.glued else "   ", base))
             style = self._look(part.style)
-            segments.append(Segment(inert_line(part.text), style))
+            segments.append(Segment(sanitize_line(part.text), style))
         used = sum(segment.cell_length for segment in segments)
         room = width - used - len(self.hint) - 1
         if self.hint and room > 2:

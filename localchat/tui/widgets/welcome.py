@@ -9,7 +9,7 @@ from textual.content import Content
 from textual.message import Message
 from textual.widget import Widget
 
-from localchat.inert import inert_line
+from localchat.sanitize import sanitize_line
 from localchat.tui.blocks import Offer
 
 
@@ -56,7 +56,7 @@ class Welcome(Widget):
 
     def render(self) -> Content:
         width = max(10, self.size.width - 2)
-        said = [inert_line(line) for line in self.greeting]
+        said = [sanitize_line(line) for line in self.greeting]
         greeting = _fitted(said, width, self.size.height - 3 - len(self.offers))
         lines: list[Content] = [
             Content.assemble(("localchat", "bold $primary")),
@@ -67,7 +67,7 @@ class Welcome(Widget):
         if self.offers:
             lines.append(Content(""))
         for number, offer in enumerate(self.offers, 1):
-            text = _shortened(inert_line(offer.label), width - 8)
+            text = _shortened(sanitize_line(offer.label), width - 8)
             lines.append(Content.assemble((f" alt+{number} ", "bold $accent"), f" {text}"))
         above = max(0, (self.size.height - len(lines)) // 2)
         self._offer_rows = {above + first + n: n + 1 for n in range(len(self.offers))}

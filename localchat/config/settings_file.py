@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from localchat.config.remotes import Remote, read_remotes
+from localchat.config.settings import Given, check_key, convert
 from localchat.errors import LocalchatError, UsageError, reason
-from localchat.remotes import Remote, read_remotes
-from localchat.settings import Given, check_key, convert
 
 _SECTIONS = (
     'settings stand under [defaults] or under a model, as [models."NAME"]; keys of the screen under '

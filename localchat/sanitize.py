@@ -28,7 +28,7 @@ _DANGEROUS: Final = _table()
 _FEW: Final = 12
 
 
-def inert(text: str) -> str:
+def sanitize(text: str) -> str:
     """`text` without control characters other than newline and tab: C0 and DEL become their pictures; C1,
     overrides of the writing direction, hidden tags and lone surrogates the replacement character; Unicode's
     own line ends a sign for it, a soft hyphen a hyphen. Each character is
@@ -43,6 +43,6 @@ def inert(text: str) -> str:
     return text
 
 
-def inert_line(text: str) -> str:
+def sanitize_line(text: str) -> str:
     """The same for text that must stay on one line: names, paths, titles."""
-    return inert(text).replace("\n", "\u240a").replace("\t", " ")
+    return sanitize(text).replace("\n", "\u240a").replace("\t", " ")

@@ -9,12 +9,12 @@ there by then.
 import gc
 
 
-def rest() -> None:
+def pause_gc() -> None:
     """No collections until `wake`."""
     gc.disable()
 
 
-def wake() -> None:
+def resume_gc() -> None:
     """Collect from now on, apart from all that is there already. Idempotent; without a `rest` before it does
     nothing."""
     if not gc.isenabled():

@@ -1,0 +1,1 @@
+"""Settings, paths and remote servers of a user."""
