@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from localchat.backends import backend_for, find_backends
+from localchat.backend_api.registry import backend_for, find_backends
 from localchat.errors import LocalchatError, UsageError
 
 

@@ -17,7 +17,7 @@ HEAVY = {
     ),
     *("numpy", "textual", "rich", "msgspec", "jinja2", "gguf", "psutil", "tomlkit", "platformdirs"),
     *("asyncio", "importlib.metadata", "http", "ssl", "localchat_llamacpp", "localchat_cuda"),
-    *("localchat.loop", "localchat.chatformat", "localchat.engine", "localchat.config.settings"),
+    *("localchat.core", "localchat.chatformat", "localchat.engine", "localchat.config.settings"),
 }
 
 
@@ -61,14 +61,16 @@ def test_what_a_prompt_needs_reaches_neither_the_child_nor_a_backend(package: st
         "torch",
         "llama_cpp",
         "jinja2",
-        "localchat.loop",
+        "localchat.core",
         "sqlite3",
     }
     assert loaded & {*forbidden, "localchat.chatformat", "localchat_llamacpp"} == set()
 
 
 def test_finding_backends_loads_no_native_library() -> None:
-    loaded = modules_after("from localchat.backends import find_backends; find_backends()")
+    loaded = modules_after(
+        "from localchat.backend_api.registry import find_backends; find_backends()"
+    )
     assert loaded & {"torch", "triton", "llama_cpp", "numpy"} == set()
 
 
@@ -109,7 +111,7 @@ def test_the_first_frame_waits_for_nothing_that_only_an_answer_needs() -> None:
             "llama_cpp",
         ),
         *("pygments", "markdown_it", "huggingface_hub", "prometheus_client", "psutil", "gguf"),
-        *("jinja2", "sqlite3", "tomlkit", "filelock", "localchat.loop", "localchat.engine.local"),
+        *("jinja2", "sqlite3", "tomlkit", "filelock", "localchat.core", "localchat.engine.local"),
         *("localchat.history", "localchat.library.catalogue", "localchat.library.adopt"),
         *("localchat.fit.checkpoint", "localchat.tui.commanding", "localchat_llamacpp"),
     }

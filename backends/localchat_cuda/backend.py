@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from localchat.backend_api.interface import Availability, OpenModel
 from localchat.fit.checkpoint import Unloaded
 from localchat.fit.machine import Machine, read_gpus, read_machine
 from localchat.fit.measures import NOTHING_MEASURED, Estimate, Measures
 from localchat.fit.paces import Past
 from localchat.fit.plan import LoadWish, MemoryPlan
 from localchat.fit.reason import Kind
-from localchat.loop.backend import Availability, OpenModel
 from localchat_cuda import environment, preflight
 
 
@@ -43,7 +43,8 @@ class WayOut(NamedTuple):
 
 
 class CudaBackend:
-    """Folders of safetensors on an NVIDIA GPU. See localchat.backends.Backend and loop.backend.Backend."""
+    """Folders of safetensors on an NVIDIA GPU. See localchat.backend_api.registry.Backend and
+    loop.backend.Backend."""
 
     name = "cuda"
     kinds: tuple[Kind, ...] = preflight.KINDS

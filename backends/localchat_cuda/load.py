@@ -6,20 +6,20 @@ from pathlib import Path
 
 import torch
 
-from localchat.errors import DoesNotFit
-from localchat.fit.kv_names import FP8
-from localchat.loop.backend import (
+from localchat.backend_api.interface import (
     LAST,
     Capabilities,
     Enter,
     LoadOptions,
     Point,
     Progress,
-    Row,
     SamplingParams,
     StepPlan,
+    StepRow,
     Widths,
 )
+from localchat.errors import DoesNotFit
+from localchat.fit.kv_names import FP8
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.compile_ahead.workers import CompileAhead
 from localchat_cuda.memory_plan import PAGE_TOKENS, kv_token_bytes, kv_types
@@ -125,13 +125,13 @@ def warm_up(runner: CudaRunner) -> None:
     sampling = SamplingParams(temperature=0.0)
     enter: tuple[Enter, ...] = (Enter(-1, 0, (0,) * longest, longest, sampling),)
     for size in sorted({min(each, longest) for each in _WARM_PROMPTS}):
-        row = Row(-1, 0, 0, (0,) * size, (), blocks)
+        row = StepRow(-1, 0, 0, (0,) * size, (), blocks)
         runner.launch(StepPlan(0, (row,), (Point(0, size - 1, -1),), (), enter))
         runner.collect()
         enter, blocks = (), ()
     for position in (*_WARM_POSITIONS, *[1] * SEEN_BEFORE_CAPTURE):
         if position < longest:
-            row = Row(-1, 0, position, LAST)
+            row = StepRow(-1, 0, position, LAST)
             runner.launch(StepPlan(0, (row,), (Point(0, 0, -1),)))
             runner.collect()
     runner.launch(StepPlan(0, leave=(-1,)))

@@ -49,7 +49,7 @@ def _bytes_of_letters() -> dict[str, int]:
 
 
 class CheckpointTokenizer:
-    """See localchat.loop.backend.Tokenizer."""
+    """See localchat.backend_api.interface.Tokenizer."""
 
     def __init__(self, folder: Path, vocab_size: int = 0) -> None:
         """`vocab_size`: rows of the model's embedding, 0: as many as there are tokens. Those beyond the

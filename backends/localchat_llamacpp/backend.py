@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from localchat.backend_api.interface import Availability, OpenModel
 from localchat.errors import UsageError
 from localchat.fit.checkpoint import Checkpoint
 from localchat.fit.ggml_types import KV_FORMATS
@@ -13,7 +14,6 @@ from localchat.fit.paces import Past
 from localchat.fit.plan import LoadWish, MemoryPlan
 from localchat.fit.pooling import DIFFUSION, ENCODERS, pooling_of, ranks
 from localchat.fit.reason import Kind
-from localchat.loop.backend import Availability, OpenModel
 from localchat_llamacpp.build_advice import (
     DISTRIBUTION,
     Facts,

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from localchat.backend_api.interface import Capabilities, LoadOptions, MemoryReport, Progress
 from localchat.errors import ModelInvalid
-from localchat.loop.backend import Capabilities, LoadOptions, MemoryReport, Progress
 from localchat_llamacpp.batch import Batch
 from localchat_llamacpp.build_advice import offload_advice
 from localchat_llamacpp.compute_buffers import SCRATCH_CELLS, context_cells

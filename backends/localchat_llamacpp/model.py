@@ -5,6 +5,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from localchat.backend_api.interface import (
+    Embedder,
+    LoadOptions,
+    ModelInfo,
+    Progress,
+    Runner,
+    Tokenizer,
+)
 from localchat.errors import ModelInvalid
 from localchat.fit.gguf_header import Header
 from localchat.fit.header import read_header
@@ -12,7 +20,6 @@ from localchat.fit.machine import read_machine
 from localchat.fit.plan import LoadWish, MemoryPlan, demand, kv_types
 from localchat.fit.pooling import pooling_of, ranks
 from localchat.fit.shape import model_shape
-from localchat.loop.backend import Embedder, LoadOptions, ModelInfo, Progress, Runner, Tokenizer
 from localchat_llamacpp import memory_plan as planner
 from localchat_llamacpp.build_advice import devices, offload_advice
 from localchat_llamacpp.embedder import load_embedder

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from localchat.backend_api.interface import Progress
 from localchat.errors import DoesNotFit, EngineClosed, ModelInvalid
-from localchat.loop.backend import Progress
 from localchat_llamacpp.compute_buffers import Steps, context_cells
 from localchat_llamacpp.native import Buffer, library
 

@@ -12,21 +12,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localchat.loop.backend import (
+from localchat.backend_api.interface import (
     LAST,
     Capabilities,
     Enter,
     MemoryReport,
     Point,
-    Row,
     Sample,
     SamplingParams,
     StepPlan,
     StepResult,
+    StepRow,
     StepStatus,
 )
-from localchat.loop.sampling import Sampler
-from localchat.loop.tally import Tally
+from localchat.backend_api.sampling.reference import Sampler
+from localchat.backend_api.sampling.token_counts import TokenCounts
 from localchat_llamacpp.batch import Batch
 from localchat_llamacpp.native import library
 from localchat_llamacpp.native_model import Weights
@@ -70,9 +70,9 @@ class _Text:
 
     tokens: list[int]
     sampling: SamplingParams
-    tally: Tally | None
+    tally: TokenCounts | None
 
-    def tally_before(self, position: int, since: int) -> Tally | None:
+    def tally_before(self, position: int, since: int) -> TokenCounts | None:
         """The counts of the tokens before `position`; those from `since` on may have changed."""
         if self.tally is not None:
             begin = min(since, len(self.tally))
@@ -192,7 +192,7 @@ class LlamaCppRunner:
         for entry in plan.enter:
             self._texts[entry.seq] = _text(entry)
 
-    def _known(self, row: Row) -> tuple[int, ...]:
+    def _known(self, row: StepRow) -> tuple[int, ...]:
         """The token ids that a row computes, written into what is known of its sequence."""
         text = self._texts[row.seq]
         known = (text.tokens[row.start],) if row.tokens is LAST else row.tokens
@@ -326,7 +326,12 @@ class LlamaCppRunner:
         return samples
 
     def _draw(
-        self, number: int, point: Point, row: Row, logits: NDArray[np.float32], mask: bytes | None
+        self,
+        number: int,
+        point: Point,
+        row: StepRow,
+        logits: NDArray[np.float32],
+        mask: bytes | None,
     ) -> Sample:
         text = self._texts[point.seq]
         position = row.start + point.offset + 1
@@ -337,5 +342,5 @@ class LlamaCppRunner:
 
 
 def _text(entry: Enter) -> _Text:
-    tally = Tally(entry.tokens, entry.prompt_tokens) if entry.sampling.penalised else None
+    tally = TokenCounts(entry.tokens, entry.prompt_tokens) if entry.sampling.penalised else None
     return _Text(list(entry.tokens), entry.sampling, tally)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from localchat.loop.backend import (
+from localchat.backend_api.interface import (
     Alias,
     Copy,
     Discard,

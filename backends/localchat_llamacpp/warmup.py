@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from localchat.loop.backend import RowClass
+from localchat.backend_api.interface import RowClass
 from localchat_llamacpp.batch import Batch
 from localchat_llamacpp.native import library
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from localchat import __version__
-from localchat.backends import Backend, Device, WayOut, find_backends
+from localchat.backend_api.registry import Backend, Device, WayOut, find_backends
 from localchat.cli.door import Door
 from localchat.config.paths import Paths, find_paths
 from localchat.engine.safemode import SafeBuilds

@@ -10,7 +10,7 @@ import click
 from localchat.cli.door import Door
 
 if TYPE_CHECKING:
-    from localchat.backends import WayOut
+    from localchat.backend_api.registry import WayOut
 
 
 @click.command("doctor")

@@ -48,7 +48,7 @@ def command(
 def _file(door: Door, path: Path, name: str | None, how: str, *, as_json: bool) -> None:
     from typing import cast
 
-    from localchat.backends import backend_for
+    from localchat.backend_api.registry import backend_for
     from localchat.config.paths import find_paths
     from localchat.fit.header import read_header
     from localchat.library.links import How, link_model
@@ -71,7 +71,7 @@ def _file(door: Door, path: Path, name: str | None, how: str, *, as_json: bool) 
 
 
 def _checkpoint(door: Door, folder: Path, name: str, *, as_json: bool) -> None:
-    from localchat.backends import choose_backend
+    from localchat.backend_api.registry import choose_backend
     from localchat.config.paths import find_paths
     from localchat.fit.checkpoint import read_checkpoint
     from localchat.library.bookmarks import add_alias

@@ -49,7 +49,7 @@ class Child:
         self,
         receive: Callable[[FromChild], None],
         gone: Callable[["Child"], None],
-        module: str = "localchat.loop.worker",
+        module: str = "localchat.core.process",
     ) -> None:
         self._receive = receive
         self._gone = gone

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from localchat.backends import Backend, choose_backend, find_backends
+from localchat.backend_api.registry import Backend, choose_backend, find_backends
 from localchat.errors import ModelInvalid
 from localchat.fit.checkpoint import Checkpoint, Unloaded
 from localchat.fit.machine import Machine

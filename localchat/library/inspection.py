@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from localchat.backends import Backend, backend_for, choose_backend
+from localchat.backend_api.registry import Backend, backend_for, choose_backend
 from localchat.errors import LocalchatError
 from localchat.fit.checkpoint import read_checkpoint
 from localchat.fit.gguf_header import Header

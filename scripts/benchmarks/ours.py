@@ -7,19 +7,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from localchat.backend_api.interface import LoadOptions, SamplingParams
+from localchat.backend_api.sampling.reference import Draw, Sampler
+from localchat.backend_api.sampling.token_counts import TokenCounts
+from localchat.core.engine_core import EngineCore, Outlets
+from localchat.core.input_processor import InputProcessor
+from localchat.core.kv_cache import make_kv_cache_manager
+from localchat.core.spec_decode.ngram_index import EarlierTexts
+from localchat.core.spec_decode.step_cost import CostModel
 from localchat.engine.events import Done, Event
 from localchat.engine.local import EngineOptions, LocalEngine
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.errors import LocalchatError
 from localchat.fit.plan import LoadWish
-from localchat.loop.backend import LoadOptions, SamplingParams
-from localchat.loop.costs import CostModel
-from localchat.loop.desk import Desk
-from localchat.loop.kv import open_book
-from localchat.loop.ngrams import EarlierTexts
-from localchat.loop.sampling import Draw, Sampler
-from localchat.loop.tally import Tally
-from localchat.loop.turns import Loop, Outlets
 from localchat_llamacpp.model import GgufModel
 from localchat_llamacpp.native import library
 from localchat_llamacpp.native_model import ContextWish, Weights
@@ -44,7 +44,7 @@ class ReplaySampler(Sampler):
         row: NDArray[np.float32],
         params: SamplingParams,
         position: int,
-        tally: Tally | None = None,
+        tally: TokenCounts | None = None,
         mask: bytes | None = None,
     ) -> Draw:
         drawn = super().draw(row, params, position, tally, mask)
@@ -76,9 +76,11 @@ class Ours:
             threads=self.threads,
             window_only=plan.window_only,
         )
-        self._desk = Desk(self.model, plan.context_tokens, {}, self._say)
-        book = open_book(runner.capabilities, self.model.info.identity, plan.cache_ram_bytes)
-        self._loop = Loop(
+        self._desk = InputProcessor(self.model, plan.context_tokens, {}, self._say)
+        book = make_kv_cache_manager(
+            runner.capabilities, self.model.info.identity, plan.cache_ram_bytes
+        )
+        self._loop = EngineCore(
             runner, self.model.tokenizer, book, Outlets(self._take, self._fail, self._say)
         )
         self._ids = count(1)

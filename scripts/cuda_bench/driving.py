@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from localchat.backend_api.interface import Capabilities, LoadOptions, ModelInfo, Runner
+from localchat.core.engine_core import EngineCore, Outlets
+from localchat.core.input_processor import InputProcessor
+from localchat.core.kv_cache import make_kv_cache_manager
 from localchat.engine.events import Event, Text
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.errors import LocalchatError
 from localchat.fit.kv_names import FP8
 from localchat.fit.plan import MemoryPlan
-from localchat.loop.backend import Capabilities, LoadOptions, ModelInfo, Runner
-from localchat.loop.desk import Desk
-from localchat.loop.kv import open_book
-from localchat.loop.turns import Loop, Outlets
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.compile_ahead.workers import CompileAhead
 from localchat_cuda.load import capabilities, warm_up
@@ -110,16 +110,16 @@ class Engine:
 
     def __init__(self, runner: Runner, vocabulary: int, *, speculation: bool = False) -> None:
         self.runner = runner
-        self.book = open_book(runner.capabilities, "m", 0)
+        self.book = make_kv_cache_manager(runner.capabilities, "m", 0)
         model = _Model(vocabulary)
         self.asked: dict[int, Asked] = {}
         self.failures: list[str] = []
-        self.loop = Loop(
+        self.loop = EngineCore(
             runner, model.tokenizer, self.book, Outlets(self._events, self._failed, print),
             speculation=speculation,
         )  # fmt: skip
         context = runner.capabilities.context_tokens
-        self.desk = Desk(model, context, {}, print)  # type: ignore[arg-type]
+        self.desk = InputProcessor(model, context, {}, print)  # type: ignore[arg-type]
         self._ids = count(1)
 
     def _events(self, items: list[tuple[int, Event]]) -> None:

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from localchat.loop.sampling import Sampler
-from localchat.loop.step import SamplingParams
-from localchat.loop.tally import Tally
+from localchat.backend_api.sampling.reference import Sampler
+from localchat.backend_api.sampling.token_counts import TokenCounts
+from localchat.backend_api.step import SamplingParams
 from localchat_cuda.kernels import rope
 from localchat_cuda.kernels.attention import decode as decode_attention
 from localchat_cuda.kernels.attention import prefill as prefill_attention
@@ -138,6 +138,6 @@ def drawn() -> float:
     wrong = 0
     for i, p in enumerate(params):
         mask = allowed if i % 3 == 0 else None
-        wanted = sampler.draw(logits[i], p, len(known[i]), Tally(known[i], 2 * i), mask)
+        wanted = sampler.draw(logits[i], p, len(known[i]), TokenCounts(known[i], 2 * i), mask)
         wrong += wanted.token != int(tokens[i])
     return float(wrong)

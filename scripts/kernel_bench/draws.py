@@ -6,9 +6,9 @@ from functools import partial
 
 import torch
 
-from localchat.loop.noise import REACH, G, mix
-from localchat.loop.sampling import Sampler
-from localchat.loop.step import SamplingParams
+from localchat.backend_api.sampling.gumbel import REACH, G, mix
+from localchat.backend_api.sampling.reference import Sampler
+from localchat.backend_api.step import SamplingParams
 from localchat_cuda.kernels.sampling import sample
 from localchat_cuda.kernels.sampling import state as sample_state
 from scripts.kernel_bench.timing import GPU, VOCABULARY, Results, timed

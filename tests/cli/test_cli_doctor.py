@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from localchat.backends import Backend
+from localchat.backend_api.registry import Backend
 from localchat.config.paths import find_paths
 from localchat.engine.safemode import SafeBuilds
 from localchat.fit.checkpoint import Unloaded

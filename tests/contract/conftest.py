@@ -14,7 +14,7 @@ from localchat.engine.stream import Stream
 
 Open = Callable[[], LocalEngine]
 _TESTS = count()
-SCRIPTED = "localchat.loop.scripted:ScriptedBackend"
+SCRIPTED = "localchat.backend_api.scripted:ScriptedBackend"
 
 
 def _scripted(folder: Path) -> Path:

@@ -45,7 +45,10 @@ def engine_for(tmp_path: Path, said: list[str]) -> Iterator[Open]:
     def open_engine(*, options: dict[str, Any] | None = None, **script: Any) -> LocalEngine:
         path = tmp_path / f"model{len(engines)}.script"
         path.write_text(json.dumps(script))
-        wish: dict[str, Any] = {"model": path, "backend": "localchat.loop.scripted:ScriptedBackend"}
+        wish: dict[str, Any] = {
+            "model": path,
+            "backend": "localchat.backend_api.scripted:ScriptedBackend",
+        }
         engine = LocalEngine(
             EngineOptions(**{**wish, "audit": True, **(options or {})}), say=said.append
         )
@@ -283,7 +286,7 @@ def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "from localchat.engine.local import EngineOptions, LocalEngine\n"
         "engine = LocalEngine(EngineOptions(Path(sys.argv[1]),"
-        " backend='localchat.loop.scripted:ScriptedBackend'), say=print)\n"
+        " backend='localchat.backend_api.scripted:ScriptedBackend'), say=print)\n"
         "engine.tokenize('a')\n"
         "print(engine.child_pid, flush=True)\n"
         "time.sleep(60)\n"
@@ -358,7 +361,7 @@ def test_environment_of_the_child_holds_no_secrets() -> None:
 
 def test_noise_on_the_childs_output_disturbs_no_frame(engine_for: Open, tmp_path: Path) -> None:
     module = "import os\nos.system('echo noise; echo more >&2')\nprint('and python')\n"
-    module += "from localchat.loop.scripted import ScriptedBackend as Noisy\n"
+    module += "from localchat.backend_api.scripted import ScriptedBackend as Noisy\n"
     (tmp_path / "noisy_backend.py").write_text(module)
     sys.path.append(str(tmp_path))
     try:

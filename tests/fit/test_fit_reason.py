@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from localchat.fit.compare import surprise
+from localchat.core.engine_info import surprise
 from localchat.fit.reason import chosen_because, placed
 from tests.cli.test_cli_fit import PLAN
 

@@ -179,7 +179,7 @@ def test_places_in_answers_are_those_of_the_program(monkeypatch: pytest.MonkeyPa
 
 
 def test_defaults_in_answers_are_those_of_the_sampler() -> None:
-    from localchat.loop.desk import _DEFAULTS
+    from localchat.core.input_processor import _DEFAULTS
 
     sampling = next(t["answer"] for t in TOPICS if t["id"] == "what.sampling")
     for name, value in _DEFAULTS.items():

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from localchat.backends import find_backends
+from localchat.backend_api.interface import Availability
+from localchat.backend_api.registry import find_backends
 from localchat.cli.app import run
 from localchat.cli.door import Door
 from localchat.fit.machine import Gpu, Machine
-from localchat.loop.backend import Availability
 from localchat_cuda.backend import CudaBackend
 from tests.cli.conftest import Screen
 from tests.fake_hub import FakeHub, Fault
@@ -197,7 +197,7 @@ def test_a_checkpoint_where_no_backend_is_for_it(
     call: Call, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backends = {name: one for name, one in find_backends().items() if name != "cuda"}
-    monkeypatch.setattr("localchat.backends.find_backends", lambda: backends)
+    monkeypatch.setattr("localchat.backend_api.registry.find_backends", lambda: backends)
     monkeypatch.setattr("localchat.fit.verdict.find_backends", lambda: backends)
     hub.add("maker/Full", {"config.json": json.dumps(QWEN25).encode(), **SHARDS})
     code, _, err = call("fit", "maker/Full")

@@ -11,14 +11,14 @@ from unittest.mock import ANY
 import pytest
 import torch
 
-from localchat.backends import Backend, find_backends
+from localchat.backend_api.interface import LoadOptions
+from localchat.backend_api.registry import Backend, find_backends
+from localchat.backend_api.selection import select_backend
 from localchat.errors import DoesNotFit, LocalchatError, ModelMissing
 from localchat.fit.checkpoint import read_checkpoint
 from localchat.fit.machine import Gpu, Machine
 from localchat.fit.paces import Past
 from localchat.fit.plan import LoadWish
-from localchat.loop.backend import LoadOptions
-from localchat.loop.selection import select_backend
 from localchat_cuda.backend import CudaBackend, ReferenceBackend
 from localchat_cuda.checkpoint_model import CheckpointModel
 from localchat_cuda.environment import judge, torch_cuda

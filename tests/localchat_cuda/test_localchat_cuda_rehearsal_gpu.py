@@ -22,7 +22,7 @@ GPU = torch.device("cuda", 0)
 PLAYED = """
 import json, pickle, sys
 import torch, triton
-from localchat.loop.backend import StepPlan
+from localchat.backend_api.interface import StepPlan
 from localchat_cuda.compile_ahead import trace
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.load import warm_up

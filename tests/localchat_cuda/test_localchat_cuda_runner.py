@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from localchat.engine.request import GenerateRequest
-from localchat.loop.backend import (
+from localchat.backend_api.interface import (
     LAST,
     Copy,
     Enter,
     Mask,
     Point,
-    Row,
     SamplingParams,
     StepPlan,
+    StepRow,
 )
-from localchat.loop.sampling import Sampler
-from localchat.loop.tally import Tally
+from localchat.backend_api.sampling.reference import Sampler
+from localchat.backend_api.sampling.token_counts import TokenCounts
+from localchat.engine.request import GenerateRequest
 from localchat_cuda.runner.runner import CudaRunner
 from localchat_cuda.runner.step_output import PendingStep
 from tests.localchat_cuda import tiny_models
@@ -149,7 +149,7 @@ def test_a_step_of_packed_weights_is_the_same_alone_and_among_others(tmp_path: P
 # ---------------------------------------------------------------------------- points
 
 
-def step(runner: CudaRunner, number: int, *rows: Row, **fields: Any) -> dict[int, Any]:
+def step(runner: CudaRunner, number: int, *rows: StepRow, **fields: Any) -> dict[int, Any]:
     runner.launch(StepPlan(number, rows, **fields))
     result = runner.collect()
     assert result.status == "ok"
@@ -173,7 +173,7 @@ def test_points_draw_by_their_own_settings_from_a_shared_row(folder: Path) -> No
     )  # fmt: skip
     points = tuple(Point(0, 19, seq) for seq in (1, 2, 3))
     found = step(
-        tiny_runner(folder), 1, Row(1, 0, 0, tokens, (), (0,)), points=points, enter=enter,
+        tiny_runner(folder), 1, StepRow(1, 0, 0, tokens, (), (0,)), points=points, enter=enter,
         masks=(Mask(2, allowed),),
     )  # fmt: skip
     row, sampler = logits_of(folder, tokens), Sampler(VOCABULARY)
@@ -192,23 +192,29 @@ def test_penalties_see_the_cached_prefix_drafts_and_tokens_still_in_flight(folde
     )
     runner = tiny_runner(folder)
     enter = (Enter(1, 0, tokens, 20, harsh),)
-    runner.launch(StepPlan(1, (Row(1, 0, 0, tokens, (), (0,)),), (Point(0, 19, 1),), enter=enter))
-    runner.launch(StepPlan(2, (Row(1, 0, 20, LAST),), (Point(0, 0, 1),)))
+    runner.launch(
+        StepPlan(1, (StepRow(1, 0, 0, tokens, (), (0,)),), (Point(0, 19, 1),), enter=enter)
+    )
+    runner.launch(StepPlan(2, (StepRow(1, 0, 20, LAST),), (Point(0, 0, 1),)))
     drawn = [runner.collect().samples[0].token, runner.collect().samples[0].token]
     text, sampler = list(tokens), Sampler(VOCABULARY)
     for token in drawn:
         row = logits_of(folder, tuple(text))
-        assert token == sampler.draw(row, harsh, len(text), Tally(text, 20)).token
+        assert token == sampler.draw(row, harsh, len(text), TokenCounts(text, 20)).token
         text.append(token)
     # Verified drafts: point i sees the drafts before it; what follows a wrong one is left out.
-    right = sampler.draw(logits_of(folder, tuple(text)), harsh, len(text), Tally(text, 20)).token
+    right = sampler.draw(
+        logits_of(folder, tuple(text)), harsh, len(text), TokenCounts(text, 20)
+    ).token
     other = (right + 1) % VOCABULARY
     points = tuple(Point(0, i, 1) for i in range(4))
-    row_plan = Row(1, 0, 21, (text[-1],), (right, other, 3))
+    row_plan = StepRow(1, 0, 21, (text[-1],), (right, other, 3))
     found = step(runner, 3, row_plan, points=points)
     assert found[0].token == right
     text.append(right)
-    second = sampler.draw(logits_of(folder, tuple(text)), harsh, len(text), Tally(text, 20)).token
+    second = sampler.draw(
+        logits_of(folder, tuple(text)), harsh, len(text), TokenCounts(text, 20)
+    ).token
     assert found[1].token == second
     assert (2 in found) == (second == other)
 
@@ -217,10 +223,10 @@ def test_a_fork_goes_on_from_a_copied_page(folder: Path) -> None:
     tokens = tokens_of(33, 70)
     runner = tiny_runner(folder)
     enter = (Enter(1, 0, tokens, 70, GREEDY),)
-    step(runner, 1, Row(1, 0, 0, tokens, (), (4, 2)), points=(Point(0, 69, 1),), enter=enter)
+    step(runner, 1, StepRow(1, 0, 0, tokens, (), (4, 2)), points=(Point(0, 69, 1),), enter=enter)
     child = (*tokens, 9)
     found = step(
-        runner, 2, Row(2, 3, 70, (9,), (), (4, 7)), points=(Point(0, 0, 2),),
+        runner, 2, StepRow(2, 3, 70, (9,), (), (4, 7)), points=(Point(0, 0, 2),),
         memory=(Copy(2, 7, 6),), enter=(Enter(2, 3, child, 70, GREEDY),),
     )  # fmt: skip
     assert found[0].token == int(logits_of(folder, child).argmax())
@@ -234,7 +240,7 @@ def test_more_forks_than_rows_find_room(folder: Path) -> None:
         for n in range(2, 90)
     ))  # fmt: skip
     points = tuple(Point(0, 4, one.seq) for one in enter)
-    found = step(runner, 1, Row(1, 0, 0, tokens, (), (0,)), points=points, enter=enter)
+    found = step(runner, 1, StepRow(1, 0, 0, tokens, (), (0,)), points=points, enter=enter)
     row, sampler = logits_of(folder, tokens), Sampler(VOCABULARY)
     wanted = [sampler.draw(row, one.sampling, 5).token for one in enter]
     assert [found[i].token for i in range(89)] == wanted
@@ -255,15 +261,17 @@ def test_no_memory_in_a_step_is_a_result_and_the_one_behind_computes_nothing(
 
     monkeypatch.setattr(runner._network, "states", full)
     enter = (Enter(1, 0, tokens, 30, GREEDY),)
-    runner.launch(StepPlan(1, (Row(1, 0, 0, tokens, (), (0,)),), (Point(0, 29, 1),), enter=enter))
+    runner.launch(
+        StepPlan(1, (StepRow(1, 0, 0, tokens, (), (0,)),), (Point(0, 29, 1),), enter=enter)
+    )
     monkeypatch.setattr(runner._network, "states", states)
-    runner.launch(StepPlan(2, (Row(1, 0, 30, LAST),), (Point(0, 0, 1),)))
+    runner.launch(StepPlan(2, (StepRow(1, 0, 30, LAST),), (Point(0, 0, 1),)))
     first, second = runner.collect(), runner.collect()
     assert (first.status, first.computed, first.samples) == ("out_of_memory", (0,), ())
     assert first.notes
     assert (second.status, second.computed) == ("aborted", (0,))
     # The table of pages grew all the same.
-    found = step(runner, 3, Row(1, 0, 0, tokens), points=(Point(0, 29, 1),))
+    found = step(runner, 3, StepRow(1, 0, 0, tokens), points=(Point(0, 29, 1),))
     assert found[0].token == int(logits_of(folder, tokens).argmax())
 
 

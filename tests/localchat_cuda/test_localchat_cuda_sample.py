@@ -7,10 +7,10 @@ import torch
 import triton
 import triton.language as tl
 
-from localchat.loop.noise import REACH, G, draw_key, gumbel, mix
-from localchat.loop.sampling import Sampler
-from localchat.loop.step import SamplingParams
-from localchat.loop.tally import Tally
+from localchat.backend_api.sampling.gumbel import REACH, G, draw_key, gumbel, mix
+from localchat.backend_api.sampling.reference import Sampler
+from localchat.backend_api.sampling.token_counts import TokenCounts
+from localchat.backend_api.step import SamplingParams
 from localchat_cuda.kernels.sampling import candidates, sample
 from localchat_cuda.kernels.sampling import state as sample_state
 
@@ -140,7 +140,7 @@ def test_biases_masks_and_penalties_come_before_the_filters() -> None:
     tokens, _ = drawn(logits, params, positions, known, prompts, masks)
     sampler = Sampler(V)
     for i, p in enumerate(params):
-        tally = Tally(known[i], prompts[i])
+        tally = TokenCounts(known[i], prompts[i])
         assert tokens[i] == sampler.draw(logits[i], p, positions[i], tally, masks[i]).token, i
 
 

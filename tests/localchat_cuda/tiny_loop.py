@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
+from localchat.backend_api.interface import Capabilities, ModelInfo
+from localchat.core.engine_core import EngineCore, Outlets
+from localchat.core.input_processor import InputProcessor
+from localchat.core.kv_cache import make_kv_cache_manager
 from localchat.engine.events import Event, PromptLogprobs, Text, TokenLogprob
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.errors import LocalchatError
-from localchat.loop.backend import Capabilities, ModelInfo
-from localchat.loop.desk import Desk
-from localchat.loop.kv import open_book
-from localchat.loop.turns import Loop, Outlets
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.model_config import read_config
 from localchat_cuda.runner.kv_pages import Pages
@@ -120,15 +120,15 @@ class TinyLoop:
 
     def __init__(self, runner: CudaRunner, *, speculation: bool = True) -> None:
         self.runner = runner
-        self.book = open_book(runner.capabilities, "m", 0)
+        self.book = make_kv_cache_manager(runner.capabilities, "m", 0)
         self.sent: list[str] = []
         self.told: dict[int, Told] = {}
-        self.loop = Loop(
+        self.loop = EngineCore(
             runner, Bytes(), self.book, Outlets(self._events, self._failure, self.sent.append),
             speculation=speculation, audit=True,
         )  # fmt: skip
         context = runner.capabilities.context_tokens
-        self.desk = Desk(_Model(), context, {}, self.sent.append)  # type: ignore[arg-type]
+        self.desk = InputProcessor(_Model(), context, {}, self.sent.append)  # type: ignore[arg-type]
         self._ids = itertools.count(1)
 
     def _events(self, items: list[tuple[int, Event]]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from localchat.loop.backend import LoadOptions
+from localchat.backend_api.interface import LoadOptions
 from localchat_llamacpp.loading import Target, load_runner
 from localchat_llamacpp.runner import LlamaCppRunner
 from tests.localchat_llamacpp.llamacpp_driver import Driver, Start, plan_of

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from localchat.loop.backend import LoadOptions, Progress, Runner
+from localchat.backend_api.interface import LoadOptions, Progress, Runner
 from localchat_llamacpp import LlamaCppBackend
 from localchat_llamacpp.model import GgufModel
 

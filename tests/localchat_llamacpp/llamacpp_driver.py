@@ -5,19 +5,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from localchat.fit.plan import MemoryPlan
-from localchat.loop.backend import (
+from localchat.backend_api.interface import (
     LAST,
     Enter,
     Mask,
     MemoryOp,
     Point,
-    Row,
     Runner,
     SamplingParams,
     StepPlan,
     StepResult,
+    StepRow,
 )
+from localchat.fit.plan import MemoryPlan
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -51,7 +51,7 @@ class Driver:
 
     def step(
         self,
-        *rows: Row,
+        *rows: StepRow,
         points: Sequence[Point] = (),
         memory: Sequence[MemoryOp] = (),
         enter: Sequence[Enter] = (),
@@ -95,7 +95,7 @@ class Driver:
             piece = known[begin : begin + chunk]
             last = begin + len(piece) == len(known)
             points = (Point(0, len(piece) - 1, seq),) if last else ()
-            row = Row(seq, slot, begin, piece)
+            row = StepRow(seq, slot, begin, piece)
             result = self.step(row, points=points, enter=enter, memory=operations)
             enter, operations = (), ()
         return result
@@ -106,7 +106,7 @@ class Driver:
         """Sample `count` more tokens, one a step, from the last sampled one at `position`."""
         tokens = []
         for offset in range(count):
-            row = Row(seq, slot, position + offset, LAST)
+            row = StepRow(seq, slot, position + offset, LAST)
             result = self.step(row, points=(Point(0, 0, seq),), pad_to=pad_to)
             tokens.append(result.samples[0].token)
         return tokens

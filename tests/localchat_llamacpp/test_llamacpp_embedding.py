@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from gguf import PoolingType
 
+from localchat.backend_api.interface import LoadOptions
 from localchat.engine.engine import Engine
 from localchat.engine.local import EngineOptions, LocalEngine
 from localchat.engine.request import GenerateRequest, Text
@@ -17,7 +18,6 @@ from localchat.fit.machine import Gpu, read_machine
 from localchat.fit.plan import LoadWish, MemoryPlan
 from localchat.fit.pooling import pooling_of
 from localchat.library.facts import facts_of
-from localchat.loop.backend import LoadOptions
 from localchat_llamacpp import LlamaCppBackend
 from localchat_llamacpp.embedder import LlamaCppEmbedder
 from localchat_llamacpp.embedding_plan import plan_embedding

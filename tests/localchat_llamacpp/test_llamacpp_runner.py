@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from localchat.loop.backend import (
+from localchat.backend_api.interface import (
     LAST,
     Alias,
     Drop,
     Enter,
     Mask,
     Point,
-    Row,
     SamplingParams,
+    StepRow,
     Truncate,
 )
 from localchat_llamacpp.runner import LlamaCppRunner
@@ -70,7 +70,7 @@ def test_rows_of_several_sequences_do_not_mix(start: Start) -> None:
     alone = [driver.prefill(p, seq=i, slot=i).samples[0].token for i, p in enumerate(_three())]
     driver.step(memory=[Drop(0), Drop(1), Drop(2)], leave=[0, 1, 2])
     prompts = _three()
-    rows = [Row(i, i, 0, p) for i, p in enumerate(prompts)]
+    rows = [StepRow(i, i, 0, p) for i, p in enumerate(prompts)]
     together = driver.step(
         *rows,
         points=[Point(i, len(p) - 1, i) for i, p in enumerate(prompts)],
@@ -92,7 +92,7 @@ def test_drafts_change_nothing_but_the_number_of_steps(start: Start) -> None:
     first = plain.prefill(PROMPT, sampling=sampling).samples[0]
     expected = [(first.token, first.logprob)]
     for offset in range(8):
-        row = Row(0, 0, len(PROMPT) + offset, LAST)
+        row = StepRow(0, 0, len(PROMPT) + offset, LAST)
         sample = plain.step(row, points=[Point(0, 0, 0)], pad_to=2).samples[0]
         expected.append((sample.token, sample.logprob))
     text = [token for token, _ in expected]
@@ -102,7 +102,7 @@ def test_drafts_change_nothing_but_the_number_of_steps(start: Start) -> None:
     position, got = len(PROMPT), expected[:1]
     wrong = (text[3] + 1) % VOCAB
     for drafts in [(text[1], text[2], wrong, text[4]), (text[4], text[5]), ()]:
-        row = Row(0, 0, position, LAST, drafts)
+        row = StepRow(0, 0, position, LAST, drafts)
         memory = [Truncate(0, position)]
         points = [Point(0, offset, 0) for offset in range(len(drafts) + 1)]
         result = drafted.step(row, points=points, memory=memory, pad_to=2)
@@ -121,10 +121,10 @@ def test_penalties_count_what_stands_before_each_point_and_no_rejected_draft(sta
     sampling = replace(GREEDY, presence_penalty=1e6, logit_bias=bias)
     driver = start()
     assert driver.prefill([1, 2, 3], sampling=sampling).samples[0].token == text[0]
-    row = Row(0, 0, 3, LAST, (text[1], text[4], text[5]))
+    row = StepRow(0, 0, 3, LAST, (text[1], text[4], text[5]))
     result = driver.step(row, points=[Point(0, o, 0) for o in range(4)])
     assert [s.token for s in result.samples] == text[1:3]
-    rest = Row(0, 0, 5, LAST, tuple(text[3:5]))
+    rest = StepRow(0, 0, 5, LAST, tuple(text[3:5]))
     result = driver.step(rest, points=[Point(0, o, 0) for o in range(3)], memory=[Truncate(0, 5)])
     assert [s.token for s in result.samples] == text[3:6]
 
@@ -135,7 +135,7 @@ def test_the_second_row_of_logits_of_a_padded_step_is_not_taken_for_the_wanted_o
     rows = []
     for pad_to in (0, 2, 5):
         driver = start()
-        row = Row(0, 0, 0, PROMPT[:5])
+        row = StepRow(0, 0, 0, PROMPT[:5])
         enter = [Enter(0, 0, PROMPT[:5], 5, with_logprobs(GREEDY, 3))]
         rows.append(driver.step(row, points=[Point(0, 4, 0)], enter=enter, pad_to=pad_to).samples)
     assert rows[0][0].token == rows[1][0].token == rows[2][0].token
@@ -148,12 +148,12 @@ def test_choices_are_drawn_from_one_row_and_go_on_alone(start: Start) -> None:
     warm = SamplingParams(temperature=1.5, top_p=1.0, min_p=0.0, seed=9)
     enter = [Enter(i, i, PROMPT[:40], 40, replace(warm, choice=i)) for i in range(3)]
     result = driver.step(
-        Row(0, 0, 0, PROMPT[:40]), points=[Point(0, 39, i) for i in range(3)], enter=enter
+        StepRow(0, 0, 0, PROMPT[:40]), points=[Point(0, 39, i) for i in range(3)], enter=enter
     )
     firsts = [s.token for s in result.samples]
     assert len(set(firsts)) > 1
     seconds = driver.step(
-        *(Row(i, i, 40, LAST) for i in range(3)),
+        *(StepRow(i, i, 40, LAST) for i in range(3)),
         points=[Point(i, 0, i) for i in range(3)],
         memory=[Alias(0, 1, 40), Alias(0, 2, 40)],
     )
@@ -174,7 +174,7 @@ def test_prompt_logprobs_are_the_log_softmax_of_the_rows(start: Start) -> None:
     prompt = PROMPT[:100]
     enter = [Enter(0, 0, prompt, 100, with_logprobs(GREEDY, 2))]
     points = [Point(0, i, 0, "prompt", prompt[i + 1], 3) for i in range(99)]
-    result = driver.step(Row(0, 0, 0, prompt), points=[*points, Point(0, 99, 0)], enter=enter)
+    result = driver.step(StepRow(0, 0, 0, prompt), points=[*points, Point(0, 99, 0)], enter=enter)
     assert [s.point for s in result.samples] == list(range(100))
     reference = start(step=128)
     for offset in (0, 1, 63, 64, 65, 98):
@@ -197,7 +197,7 @@ def test_a_mask_leaves_only_its_tokens(start: Start) -> None:
     allowed[[7, 31, 200]] = 1
     words = np.packbits(allowed, bitorder="little").tobytes()
     enter = [Enter(0, 0, PROMPT[:10], 10, GREEDY)]
-    row = Row(0, 0, 0, PROMPT[:10])
+    row = StepRow(0, 0, 0, PROMPT[:10])
     result = driver.step(row, points=[Point(0, 9, 0)], enter=enter, masks=[Mask(0, words)])
     best = max([7, 31, 200], key=lambda t: _logits_of_last(driver)[t])
     assert result.samples[0].token == best
@@ -223,14 +223,14 @@ def test_no_room_is_a_result_and_the_cache_works_on(start: Start) -> None:
     driver.prefill(PROMPT, seq=0, slot=0)
     known = PROMPT[:120]
     full = driver.step(
-        Row(0, 0, 150, LAST),
-        Row(1, 1, 0, known),
+        StepRow(0, 0, 150, LAST),
+        StepRow(1, 1, 0, known),
         points=[Point(0, 0, 0), Point(1, 119, 1)],
         enter=[Enter(1, 1, known, 120, GREEDY)],
     )
     assert (full.status, full.computed, full.samples) == ("out_of_memory", (0, 0), ())
     result = driver.step(
-        Row(1, 1, 0, known), points=[Point(0, 119, 1)], memory=[Drop(0)], leave=[0]
+        StepRow(1, 1, 0, known), points=[Point(0, 119, 1)], memory=[Drop(0)], leave=[0]
     )
     assert result.status == "ok"
     assert len(result.samples) == 1
@@ -241,11 +241,11 @@ def test_an_aborted_step_says_what_holds_and_is_continued(start: Start) -> None:
     long = PROMPT * 13
     fresh = driver.prefill(long).samples[0].token
     driver.step(memory=[Drop(0)])
-    driver.step(Row(0, 0, 0, long[:5]))
+    driver.step(StepRow(0, 0, 0, long[:5]))
     with asking_to_abort(driver):
-        result = driver.step(Row(0, 0, 5, long[5:]), points=[Point(0, len(long) - 6, 0)])
+        result = driver.step(StepRow(0, 0, 5, long[5:]), points=[Point(0, len(long) - 6, 0)])
     assert (result.status, result.computed, result.samples) == ("aborted", (0,), ())
-    again = driver.step(Row(0, 0, 5, long[5:]), points=[Point(0, len(long) - 6, 0)])
+    again = driver.step(StepRow(0, 0, 5, long[5:]), points=[Point(0, len(long) - 6, 0)])
     assert again.samples[0].token == fresh
 
 

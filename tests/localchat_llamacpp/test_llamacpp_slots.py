@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from localchat.loop.backend import (
+from localchat.backend_api.interface import (
     Alias,
     Copy,
     Discard,
@@ -12,7 +12,7 @@ from localchat.loop.backend import (
     Park,
     Point,
     Restore,
-    Row,
+    StepRow,
     Truncate,
 )
 from tests.localchat_llamacpp.llamacpp_driver import GREEDY, Start, asking_to_abort
@@ -81,13 +81,15 @@ def test_a_restore_without_room_is_a_result_and_later_operations_are_done(start:
     driver.prefill(TEXT[:150])
     driver.step(memory=[Park(0, 1)])
     result = driver.step(
-        Row(1, 1, 150, (5,)),
+        StepRow(1, 1, 150, (5,)),
         points=[Point(0, 0, 1)],
         enter=[Enter(1, 1, (*TEXT[:150], 5), 151, GREEDY)],
         memory=[Restore(1, 1, 150), Drop(0)],
     )
     assert (result.status, result.computed) == ("out_of_memory", (0,))
-    result = driver.step(Row(1, 1, 150, (5,)), points=[Point(0, 0, 1)], memory=[Restore(1, 1, 150)])
+    result = driver.step(
+        StepRow(1, 1, 150, (5,)), points=[Point(0, 0, 1)], memory=[Restore(1, 1, 150)]
+    )
     assert result.samples[0].token == _fresh(start, (*TEXT[:150], 5))[0]
 
 
@@ -109,7 +111,7 @@ def test_a_row_that_leaves_a_gap_is_a_broken_invariant(start: Start) -> None:
     driver = start()
     driver.prefill(ONE)
     with pytest.raises(AssertionError, match="holds 120 tokens"):
-        driver.step(Row(0, 0, 90, TEXT[:5]))
+        driver.step(StepRow(0, 0, 90, TEXT[:5]))
 
 
 # ---------------------------------------------------------------- sliding windows
@@ -133,7 +135,7 @@ def test_a_saved_state_of_a_sliding_window_model_has_the_window_alone(start: Sta
     driver.step(memory=[Park(0, 1), Drop(0)])
     entered = Enter(1, 1, tuple(TEXT), len(TEXT), GREEDY)
     driver.step(memory=[Restore(1, 1, len(TEXT))], enter=[entered])
-    ahead = Row(1, 1, len(TEXT), (expected[0],))
+    ahead = StepRow(1, 1, len(TEXT), (expected[0],))
     result = driver.step(ahead, points=[Point(0, 0, 1)])
     assert result.earliest[0] >= len(TEXT) - WINDOW
     assert result.samples[0].token == expected[1]

@@ -11,6 +11,24 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
+from localchat.backend_api.interface import (
+    Capabilities,
+    LoadOptions,
+    ModelInfo,
+    Progress,
+    Runner,
+    SamplingParams,
+    Tokenizer,
+)
+from localchat.backend_api.sampling.reference import Sampler
+from localchat.backend_api.sampling.token_counts import TokenCounts
+from localchat.backend_api.scripted import EOS, VOCAB, Logits, ScriptedRunner, ScriptedTokenizer
+from localchat.core.engine_core import EngineCore, Outlets
+from localchat.core.input_processor import InputProcessor
+from localchat.core.kv_cache import make_kv_cache_manager
+from localchat.core.sequence import RequestState
+from localchat.core.structured_output.compiler import lexicon, wanted
+from localchat.core.structured_output.length_guard import LengthGuard, Schedule
 from localchat.engine.events import (
     Accepted,
     Done,
@@ -26,25 +44,6 @@ from localchat.engine.events import (
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.errors import LocalchatError
 from localchat.fit.plan import LoadWish, MemoryPlan
-from localchat.loop.backend import (
-    Capabilities,
-    LoadOptions,
-    ModelInfo,
-    Progress,
-    Runner,
-    SamplingParams,
-    Tokenizer,
-)
-from localchat.loop.closing import Endings, Schedule
-from localchat.loop.desk import Desk
-from localchat.loop.grammar import wanted
-from localchat.loop.kv import open_book
-from localchat.loop.lexicon import lexicon
-from localchat.loop.sampling import Sampler
-from localchat.loop.scripted import EOS, VOCAB, Logits, ScriptedRunner, Vocabulary
-from localchat.loop.sequence import Job
-from localchat.loop.tally import Tally
-from localchat.loop.turns import Loop, Outlets
 
 MOST_TURNS = 6000
 
@@ -159,14 +158,14 @@ class Bench:
         self.runner = ScriptedRunner(
             self.can, logits, stumble=frozenset(stumble), halt=frozenset(halt)
         )
-        self.book = open_book(self.can, "m", ram)
+        self.book = make_kv_cache_manager(self.can, "m", ram)
         self.sent: list[str] = []
         self.frames: list[list[Event]] = []
         """What was told together."""
         self.told: dict[int, Told] = {}
-        self.jobs: dict[int, Job] = {}
-        vocabulary = Vocabulary()
-        self.loop = Loop(
+        self.jobs: dict[int, RequestState] = {}
+        vocabulary = ScriptedTokenizer()
+        self.loop = EngineCore(
             self.runner,
             vocabulary,
             self.book,
@@ -175,7 +174,9 @@ class Bench:
             audit=True,
             together_s=together_s,
         )
-        self.desk = Desk(_Model(vocabulary), self.can.context_tokens, {}, self.sent.append)
+        self.desk = InputProcessor(
+            _Model(vocabulary), self.can.context_tokens, {}, self.sent.append
+        )
         self._ids = itertools.count(1)
 
     def _events(self, items: list[tuple[int, Event]]) -> None:
@@ -256,8 +257,8 @@ class Said:
     stop: str = ""
 
 
-LEXICON = lexicon(Vocabulary())
-ENDINGS = Endings(Vocabulary())
+LEXICON = lexicon(ScriptedTokenizer())
+ENDINGS = LengthGuard(ScriptedTokenizer())
 
 
 class Rules:
@@ -298,10 +299,10 @@ def simulate(asked: GenerateRequest, logits: Logits, sampling: SamplingParams, r
     tokens = list(asked.prompt.tokens)
     prompt = len(tokens)
     most = room if asked.max_tokens is None else min(asked.max_tokens, room)
-    sampler, vocabulary, raw = Sampler(VOCAB), Vocabulary(), b""
+    sampler, vocabulary, raw = Sampler(VOCAB), ScriptedTokenizer(), b""
     rules = Rules(asked, most) if asked.grammar is not None else None
     while len(tokens) - prompt < most:
-        tally = Tally(tokens, prompt) if sampling.penalised else None
+        tally = TokenCounts(tokens, prompt) if sampling.penalised else None
         mask = rules.mask() if rules is not None else None
         token = sampler.draw(logits(tokens, prompt), sampling, len(tokens), tally, mask).token
         tokens.append(token)
@@ -358,7 +359,7 @@ def check_told(bench: Bench, id_: int, logits: Logits) -> None:
     msgspec.msgpack.encode(told.events)
 
 
-def check_order(told: Told, job: Job) -> None:
+def check_order(told: Told, job: RequestState) -> None:
     """Accepted first, Done last, one Finished for each choice and nothing of it behind, prefill before
     text."""
     events = told.events

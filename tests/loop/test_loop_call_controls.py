@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
+from localchat.backend_api.scripted import VOCAB, ScriptedTokenizer
 from localchat.chatformat import ChatFormat, chat_format
+from localchat.core.structured_output.compiler import lexicon
+from localchat.core.structured_output.tool_grammar import answer_grammar
 from localchat.engine.request import GenerateRequest, Grammar, Message, Messages
-from localchat.loop.answer_grammar import answer_grammar
-from localchat.loop.lexicon import lexicon
-from localchat.loop.scripted import VOCAB, Vocabulary
 from tests.chatformat.test_chatformat_calls import BOTH, FORMS, TOOLS, gather
 from tests.loop.test_loop_grammar import ONE, SCHEMA, SIGNS
 
 _CONTROL = re.compile(r"<\|[^|>]*\|>|<｜[^｜>]*｜>|<\|[a-z_]*>|<[a-z_]*\|>")
 
 
-class Controls(Vocabulary):
+class Controls(ScriptedTokenizer):
     """Bytes, and a token for each control tag of a family."""
 
     def __init__(self, texts: tuple[str, ...]) -> None:

@@ -9,13 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
+from localchat.backend_api.scripted import ScriptedTokenizer
+from localchat.core.structured_output.compiler import lexicon, wanted
+from localchat.core.structured_output.json_schema import closed
 from localchat.engine.request import Grammar
-from localchat.loop.closed_schema import closed
-from localchat.loop.grammar import wanted
-from localchat.loop.lexicon import lexicon
-from localchat.loop.scripted import Vocabulary
 
-TOKENIZER = Vocabulary()
+TOKENIZER = ScriptedTokenizer()
 LEXICON = lexicon(TOKENIZER)
 A = {"properties": {"a": {"type": "integer"}}}
 B = {"properties": {"b": {"type": "integer"}}}

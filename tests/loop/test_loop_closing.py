@@ -7,20 +7,19 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
+from localchat.backend_api.scripted import ScriptedTokenizer
+from localchat.core.structured_output.compiler import GrammarCompiler, Wanted, lexicon, wanted
+from localchat.core.structured_output.length_guard import LengthGuard
 from localchat.engine.request import Grammar
-from localchat.loop.closing import Endings
-from localchat.loop.grammar import Grammars, Wanted, wanted
-from localchat.loop.lexicon import lexicon
-from localchat.loop.scripted import Vocabulary
 
-TOKENIZER = Vocabulary()
+TOKENIZER = ScriptedTokenizer()
 LEXICON = lexicon(TOKENIZER)
-GRAMMARS = Grammars(TOKENIZER)
+GRAMMARS = GrammarCompiler(TOKENIZER)
 
 
 def ending(source: Wanted, said: str) -> str | None:
     """The way to an end that is tried out."""
-    endings = Endings(TOKENIZER)
+    endings = LengthGuard(TOKENIZER)
     matcher = LLMatcher(LEXICON, source.source, log_level=0)
     assert matcher.consume_tokens(list(said.encode()))
     steps = endings.steps(matcher, 100)
@@ -55,7 +54,7 @@ def test_the_way_to_an_end_is_short(schema: dict[str, Any], said: str, end: str)
     assert ending(wanted(Grammar("json_schema", json.dumps(schema))), said) == end
 
 
-class Joined(Vocabulary):
+class Joined(ScriptedTokenizer):
     """A list's bracket and the beginning of its first item are one token, as they often are, and so are the end
     of a tag and a line break."""
 
@@ -70,20 +69,20 @@ def test_a_list_of_lists_is_closed_and_not_begun_once_more() -> None:
             "a": {"type": "array", "items": {"$ref": "#/$defs/n"}}}}}})))  # fmt: skip
     matcher = LLMatcher(lexicon(Joined()), source.source, log_level=0)
     assert matcher.consume_tokens(list(b'{"a": [{"a": '))
-    assert Endings(Joined()).steps(matcher, 100) == len("[]}]}")
+    assert LengthGuard(Joined()).steps(matcher, 100) == len("[]}]}")
 
 
 def test_the_last_call_is_closed_and_no_other_begun() -> None:
     source = wanted(Grammar("lark", 'start: call ("\\n" call)*\ncall: "<a>"'))
     matcher = LLMatcher(lexicon(Joined()), source.source, log_level=0)
-    assert Endings(Joined()).steps(matcher, 100) == len("<a>")
+    assert LengthGuard(Joined()).steps(matcher, 100) == len("<a>")
 
 
 def test_the_tag_that_ends_calls_is_found_on_either_side_of_the_one_that_begins_another() -> None:
     for more, end in ("ba", "ab"):
         source = wanted(Grammar("lark", f'start: "<x>" ("{more}<x>")* "{end}"'))
         matcher = LLMatcher(LEXICON, source.source, log_level=0)
-        assert Endings(TOKENIZER).steps(matcher, 100) == len("<x>") + 1
+        assert LengthGuard(TOKENIZER).steps(matcher, 100) == len("<x>") + 1
 
 
 def test_there_may_be_no_end_in_sight() -> None:
@@ -109,13 +108,13 @@ def test_nothing_changes_while_there_is_room_and_then_only_the_end_is_allowed() 
 
 def test_an_end_is_looked_for_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     places = []
-    real = Endings.look
+    real = LengthGuard.look
 
-    def look(self: Endings, matcher: Any, said: int, left: int) -> Any:
+    def look(self: LengthGuard, matcher: Any, said: int, left: int) -> Any:
         places.append(said)
         return real(self, matcher, said, left)
 
-    monkeypatch.setattr(Endings, "look", look)
+    monkeypatch.setattr(LengthGuard, "look", look)
     allowed_behind(b"[" + b"1, " * 100, 400)
     assert len(places) < 30
     assert places == sorted(set(places))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from localchat.loop.backend import StepPlan
+from localchat.backend_api.interface import StepPlan
 from tests.loop.loop_bench import Bench, capabilities, periodic, request
 
 AHEAD: dict[str, Any] = {"block_tokens": 4, "depth": 2}

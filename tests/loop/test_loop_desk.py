@@ -4,20 +4,20 @@ from dataclasses import replace
 
 import pytest
 
+from localchat.backend_api.scripted import ScriptedTokenizer
+from localchat.core.input_processor import InputProcessor
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.errors import UsageError
-from localchat.loop.desk import Desk
-from localchat.loop.scripted import Vocabulary
 from tests.loop.loop_bench import _Model
 
 
 def test_defaults_of_a_file_that_mean_nothing_are_left_out_and_named() -> None:
-    model = _Model(Vocabulary())
+    model = _Model(ScriptedTokenizer())
     nan = float("nan")
     advised = (("temperature", nan), ("top_k", -1.0), ("top_p", 0.5), ("min_p", 7.0))
     model.info = replace(model.info, sampling=advised)
     said: list[str] = []
-    desk = Desk(model, 400, {}, said.append)
+    desk = InputProcessor(model, 400, {}, said.append)
     job, _ = desk.accept(1, GenerateRequest(TokenIds((1, 2))))
     drawn = job.sampling
     assert (drawn.temperature, drawn.top_k, drawn.top_p, drawn.min_p) == (0.7, 0, 0.5, 0.05)
@@ -28,9 +28,9 @@ def test_defaults_of_a_file_that_mean_nothing_are_left_out_and_named() -> None:
 
 @pytest.mark.parametrize("beyond", [-1, 0, 1 << 20])
 def test_ids_that_are_no_tokens_of_the_model_are_refused_by_id_and_field(beyond: int) -> None:
-    vocabulary = Vocabulary()
+    vocabulary = ScriptedTokenizer()
     size = vocabulary.vocab_size
-    desk = Desk(_Model(vocabulary), 400, {}, print)
+    desk = InputProcessor(_Model(vocabulary), 400, {}, print)
     bad = beyond if beyond < 0 else size + beyond
     biased = GenerateRequest(TokenIds((1, 2)), Sampling(logit_bias={size - 1: 1.0, bad: 1.0}))
     with pytest.raises(UsageError, match=f"id {bad} of logit_bias .* of {size} ") as refusal:

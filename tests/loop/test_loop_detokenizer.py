@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localchat.loop.detokenizer import Detokenizer, Piece
+from localchat.core.detokenizer import Detokenizer, Piece
 
 # Invalid and cut-off sequences beside valid text of every length of code point.
 fragments = st.one_of(

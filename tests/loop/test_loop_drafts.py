@@ -9,9 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localchat.loop.costs import CostModel
-from localchat.loop.drafts import FIRST_CREDIT, PLAIN_CREDIT, PROBE_TOKENS, Acceptance, Drafts
-from localchat.loop.ngrams import LONGEST, SPAN, EarlierTexts, NgramIndex
+from localchat.core.spec_decode.ngram_index import LONGEST, SPAN, EarlierTexts, NgramIndex
+from localchat.core.spec_decode.ngram_proposer import (
+    FIRST_CREDIT,
+    PLAIN_CREDIT,
+    PROBE_TOKENS,
+    Acceptance,
+    NgramProposer,
+)
+from localchat.core.spec_decode.step_cost import CostModel
 
 # Cost of a step by its tokens, relative to one: llama.cpp on two cores, and a GPU bound by memory.
 CPU = {1: 1.0, 2: 1.25, 4: 1.7, 8: 3.0, 16: 4.8, 32: 9.3}
@@ -30,7 +36,7 @@ def cost(table: dict[int, float], rows: int) -> float:
 class Replay(NamedTuple):
     speedup: float
     steps: int
-    drafts: Drafts
+    drafts: NgramProposer
     history: list[tuple[int, int, int]]
     """(tokens said before, drafted, accepted) of each step."""
 
@@ -45,7 +51,7 @@ def replay(
     """The text is said, whatever is drafted; time is counted by the table, with the tremble of a machine."""
     model, jitter = CostModel(), random.Random(7)
     model.observe(1, cost(table, 1))
-    drafts = Drafts(prompt, model, earlier)
+    drafts = NgramProposer(prompt, model, earlier)
     drafts.advance(text[:1])
     said, spent, history = 1, cost(table, 1), []
     while said < len(text):
@@ -142,19 +148,19 @@ def test_a_period_goes_on_beyond_the_end_of_the_text() -> None:
     model = CostModel()
     model.observe(1, 1.0)
     model.observe(16, 1.01)
-    drafts = Drafts([9, 1, 2, 3, 1, 2, 3], model)
+    drafts = NgramProposer([9, 1, 2, 3, 1, 2, 3], model)
     assert drafts.propose(8)[:5] == (1, 2, 3, 1, 2)
 
 
 def test_the_majority_of_equal_places_is_drafted() -> None:
-    drafts = Drafts([1, 2, 3, 7, 0, 1, 2, 3, 7, 4, 1, 2, 3, 8, 5, 1, 2, 3], CostModel())
+    drafts = NgramProposer([1, 2, 3, 7, 0, 1, 2, 3, 7, 4, 1, 2, 3, 8, 5, 1, 2, 3], CostModel())
     assert drafts.propose(1, rows=1)[:1] == (7,)
 
 
 def test_nothing_is_proposed_without_a_match_or_a_limit() -> None:
-    assert Drafts(range(50), CostModel()).propose(8) == ()
-    assert Drafts([], CostModel()).propose(8) == ()
-    assert Drafts([5] * 20, CostModel()).propose(0) == ()
+    assert NgramProposer(range(50), CostModel()).propose(8) == ()
+    assert NgramProposer([], CostModel()).propose(8) == ()
+    assert NgramProposer([5] * 20, CostModel()).propose(0) == ()
 
 
 def test_beside_many_rows_a_weak_guess_does_not_pay() -> None:
@@ -162,7 +168,7 @@ def test_beside_many_rows_a_weak_guess_does_not_pay() -> None:
     model = CostModel()
     for rows in (1, 2, 4, 8, 16, 32, 64):
         model.observe(rows, rows * 0.01)
-    assert Drafts([5] * 20, model).propose(8, rows=4) == ()
+    assert NgramProposer([5] * 20, model).propose(8, rows=4) == ()
 
 
 def test_rows_that_are_padded_anyway_are_filled() -> None:
@@ -170,17 +176,17 @@ def test_rows_that_are_padded_anyway_are_filled() -> None:
     for rows, seconds in ((1, 1.0), (2, 1.9), (3, 2.8), (4, 3.8)):
         model.observe(rows, seconds)
     weak = [1, 2, 3, 4, 9, 1, 2, 3]
-    assert Drafts(weak, model).propose(3) == ()
-    assert Drafts(weak, model).propose(3, pad_to=2) == (4,)
-    assert Drafts(weak, model).propose(3, pad_to=3) == (4, 9)
+    assert NgramProposer(weak, model).propose(3) == ()
+    assert NgramProposer(weak, model).propose(3, pad_to=2) == (4,)
+    assert NgramProposer(weak, model).propose(3, pad_to=3) == (4, 9)
 
 
-def hopeless(steps: int) -> tuple[Drafts, float]:
+def hopeless(steps: int) -> tuple[NgramProposer, float]:
     """Drafts that were never right, and what they cost in plain steps."""
     model, lost = CostModel(), 0.0
     for rows, seconds in CPU.items():
         model.observe(rows, seconds)
-    drafts = Drafts(SOURCE, model)
+    drafts = NgramProposer(SOURCE, model)
     for step in range(steps):
         start = step * 37 % 1000
         drafts.advance(SOURCE[start : start + 8])
@@ -218,7 +224,7 @@ def test_what_hopeless_drafts_cost_is_bounded_by_the_credit() -> None:
 
 
 def test_a_fork_goes_its_own_way_from_the_same_text() -> None:
-    drafts = Drafts([1, 2, 3, 4, 5, 6], CostModel())
+    drafts = NgramProposer([1, 2, 3, 4, 5, 6], CostModel())
     drafts.digest()
     twin = drafts.fork()
     drafts.advance([1, 2, 3])
@@ -229,7 +235,7 @@ def test_a_fork_goes_its_own_way_from_the_same_text() -> None:
 
 def test_a_long_prompt_is_taken_in_slices_and_loses_no_token() -> None:
     prompt = words(20_000, 3)
-    drafts = Drafts(prompt, CostModel())
+    drafts = NgramProposer(prompt, CostModel())
     assert not drafts.digest()
     drafts.advance(prompt[7000:7010])
     drafts.advance(prompt[7010:7020])
@@ -251,7 +257,7 @@ def test_any_sequence_of_steps_keeps_the_books_straight(
 ) -> None:
     earlier = EarlierTexts()
     earlier.add("", [0, 1, 2, 3] * 3)
-    drafts = Drafts(prompt, CostModel(), earlier.of(""))
+    drafts = NgramProposer(prompt, CostModel(), earlier.of(""))
     drafted = accepted = 0
     for tokens, limit in steps:
         proposed = drafts.propose(limit, rows=2)
@@ -317,7 +323,7 @@ def test_matches_do_not_reach_across_texts() -> None:
     earlier = EarlierTexts()
     earlier.add("", [1, 2, 3])
     earlier.add("", [4, 5, 6])
-    assert Drafts([1, 2, 3], CostModel(), earlier.of("")).propose(4) == ()
+    assert NgramProposer([1, 2, 3], CostModel(), earlier.of("")).propose(4) == ()
 
 
 # ------------------------------------------------------------------ what steps cost

@@ -11,20 +11,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
+from localchat.backend_api.scripted import VOCAB, ScriptedTokenizer
 from localchat.chatformat import ChatFormat, chat_format
+from localchat.core.structured_output import compiler as grammar_module
+from localchat.core.structured_output.compiler import GrammarCompiler, lexicon, wanted
+from localchat.core.structured_output.matcher import GrammarMatcher
+from localchat.core.structured_output.tool_grammar import answer_grammar
 from localchat.engine.request import GenerateRequest, Grammar, Message, Messages, Text
 from localchat.errors import UsageError
-from localchat.loop import grammar as grammar_module
-from localchat.loop.answer_grammar import answer_grammar
-from localchat.loop.constraint import Constraint
-from localchat.loop.grammar import Grammars, wanted
-from localchat.loop.lexicon import lexicon
-from localchat.loop.scripted import VOCAB, Vocabulary
 from tests.chatformat.test_chatformat_calls import FORMS, NAMED, TOOLS
 
-TOKENIZER = Vocabulary()
+TOKENIZER = ScriptedTokenizer()
 LEXICON = lexicon(TOKENIZER)
-GRAMMARS = Grammars(TOKENIZER)
+GRAMMARS = GrammarCompiler(TOKENIZER)
 SCHEMA = Grammar(
     "json_schema",
     '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], '
@@ -186,7 +185,7 @@ def test_a_compilation_that_takes_too_long_is_refused_and_blocks_no_other(
 
     monkeypatch.setattr(grammar_module, "_build", slow)
     monkeypatch.setattr(grammar_module, "COMPILE_S", 0.1)
-    grammars = Grammars(TOKENIZER)
+    grammars = GrammarCompiler(TOKENIZER)
     with pytest.raises(UsageError, match=r"the regular expression takes more than 0\.1 s"):
         grammars.constraint(wanted(Grammar("regex", "slow")), room=9)
     monkeypatch.setattr(grammar_module, "COMPILE_S", 90.0)
@@ -263,7 +262,7 @@ _VALUES = st.recursive(
 )
 
 
-def tried(make: Callable[[], Constraint]) -> Constraint | UsageError:
+def tried(make: Callable[[], GrammarMatcher]) -> GrammarMatcher | UsageError:
     try:
         return make()
     except UsageError as refused:
@@ -295,7 +294,7 @@ def test_any_tools_bind_or_are_refused(tools: list[dict[str, Any]]) -> None:
     chat = template(SIGNS["hermes"])
     prompt = Messages((Message("user", "hi"),), tools=tuple(tools), tool_choice="required")
 
-    def bound() -> Constraint:
+    def bound() -> GrammarMatcher:
         source = answer_grammar(GenerateRequest(prompt), chat.render(prompt), chat, TOKENIZER)
         assert source is not None
         return GRAMMARS.constraint(source, room=60)

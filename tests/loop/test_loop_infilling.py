@@ -2,16 +2,16 @@
 
 import pytest
 
+from localchat.backend_api.scripted import BOS, ScriptedTokenizer
+from localchat.core.input_processor import InputProcessor
 from localchat.engine.request import GenerateRequest, Infill
 from localchat.errors import ContextExceeded, UsageError
-from localchat.loop.desk import Desk
-from localchat.loop.scripted import BOS, Vocabulary
 from tests.loop.loop_bench import _Model
 
 MARKS = {"fim_pre": 1, "fim_suf": 2, "fim_mid": 3, "fim_sep": 4, "fim_rep": 5}
 
 
-class Coder(Vocabulary):
+class Coder(ScriptedTokenizer):
     """Bytes, and marks at control characters."""
 
     def __init__(self, *without: str, add_bos: bool = False) -> None:
@@ -22,8 +22,8 @@ class Coder(Vocabulary):
         return self.marks.get(name, -1)
 
 
-def prompt(vocabulary: Vocabulary, infill: Infill) -> list[int]:
-    desk = Desk(_Model(vocabulary), 400, {}, lambda text: None)
+def prompt(vocabulary: ScriptedTokenizer, infill: Infill) -> list[int]:
+    desk = InputProcessor(_Model(vocabulary), 400, {}, lambda text: None)
     job, accepted = desk.accept(1, GenerateRequest(prompt=infill))
     assert accepted.prompt_tokens == len(job.tokens)
     return list(job.tokens)
@@ -52,7 +52,7 @@ def test_other_files_come_first_in_the_form_of_the_model() -> None:
 
 def test_model_without_the_tokens_refuses_and_names_what_is_missing() -> None:
     with pytest.raises(UsageError, match="fim_pre, fim_suf, fim_mid"):
-        prompt(Vocabulary(), Infill("a", "b"))
+        prompt(ScriptedTokenizer(), Infill("a", "b"))
     with pytest.raises(UsageError, match=r"\(fim_suf\)"):
         prompt(Coder("fim_suf"), Infill("a", "b"))
 

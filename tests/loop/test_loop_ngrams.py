@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localchat.loop.ngrams import SPAN, EarlierTexts, NgramIndex
+from localchat.core.spec_decode.ngram_index import SPAN, EarlierTexts, NgramIndex
 
 TOKENS = st.lists(st.sampled_from([-1, 0, 1, 2, 3, 2**21 - 1]), max_size=120)
 

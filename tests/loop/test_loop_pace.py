@@ -1,10 +1,10 @@
 """The time budget of a step."""
 
-from localchat.loop.pace import LEAST_TOKENS, Pace
+from localchat.core.scheduler.token_budget import LEAST_TOKENS, TokenBudget
 
 
 def test_the_budget_follows_what_steps_take() -> None:
-    pace = Pace(0.25, 512)
+    pace = TokenBudget(0.25, 512)
     pace.measured(64, 0.064)
     assert pace.budget() == 250
     for _ in range(50):
@@ -13,14 +13,14 @@ def test_the_budget_follows_what_steps_take() -> None:
 
 
 def test_narrow_steps_teach_nothing_about_wide_ones() -> None:
-    pace = Pace(0.25, 512)
+    pace = TokenBudget(0.25, 512)
     pace.measured(64, 0.064)
     pace.measured(1, 0.2)
     assert pace.budget() == 250
 
 
 def test_a_step_without_memory_halves_the_budget_and_good_ones_win_it_back() -> None:
-    pace = Pace(1.0, 512)
+    pace = TokenBudget(1.0, 512)
     pace.measured(64, 0.064)
     for _ in range(6):
         pace.out_of_memory()
@@ -31,7 +31,7 @@ def test_a_step_without_memory_halves_the_budget_and_good_ones_win_it_back() -> 
 
 
 def test_what_a_step_takes_whatever_its_width_is_no_price_of_a_token() -> None:
-    pace = Pace(0.1, 8192, shared_target_s=0.02)
+    pace = TokenBudget(0.1, 8192, shared_target_s=0.02)
     for tokens in (200, 4000, 600, 3000, 1000, 2000, 400, 4000, 800, 2500) * 3:
         pace.measured(tokens, 0.008 + 20e-6 * tokens)
     assert 4300 < pace.budget() < 4900
@@ -39,7 +39,7 @@ def test_what_a_step_takes_whatever_its_width_is_no_price_of_a_token() -> None:
 
 
 def test_steps_without_a_prompt_say_nothing_of_its_tokens() -> None:
-    pace = Pace(0.1, 8192)
+    pace = TokenBudget(0.1, 8192)
     pace.measured(1000, 0.02)
     pace.measured(32, 0.5, prompt=False)
     assert pace.budget() == 5000
@@ -47,7 +47,7 @@ def test_steps_without_a_prompt_say_nothing_of_its_tokens() -> None:
 
 def test_widths_that_hardly_differ_make_no_fixed_cost_out_of_noise() -> None:
     """It would pass for more than the target, and leave prompts nothing while others write."""
-    pace = Pace(0.1, 4096, shared_target_s=0.018)
+    pace = TokenBudget(0.1, 4096, shared_target_s=0.018)
     pace.measured(1, 0.0015, prompt=False)
     once_slow = ((583, 0.0497), (587, 0.0192), (1280, 0.0643), (1280, 0.0309))
     for tokens, elapsed_s in (*once_slow, (3328, 0.0741), (3328, 0.0779), (4096, 0.0888)):
@@ -56,7 +56,7 @@ def test_widths_that_hardly_differ_make_no_fixed_cost_out_of_noise() -> None:
 
 
 def test_a_machine_that_became_slower_is_believed_after_a_while() -> None:
-    pace = Pace(0.1, 4096)
+    pace = TokenBudget(0.1, 4096)
     pace.measured(1, 0.001, prompt=False)
     for tokens in (500, 1000, 2000, 4000) * 200:
         pace.measured(tokens, 0.04 + 10e-6 * tokens)

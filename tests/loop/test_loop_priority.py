@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from localchat.loop.backend import Widths
-from localchat.loop.scripted import hashed
+from localchat.backend_api.interface import Widths
+from localchat.backend_api.scripted import hashed
 from tests.loop.loop_bench import Bench, capabilities, check_told, copying, request
 
 AHEAD: dict[str, Any] = {"block_tokens": 4, "depth": 2}

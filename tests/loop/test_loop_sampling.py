@@ -11,10 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from localchat.loop.backend import SamplingParams
-from localchat.loop.noise import HIGHEST, LOWEST, M1, M2, MASK, G, draw_key, gumbel
-from localchat.loop.sampling import NOTHING, Draw, Sampler
-from localchat.loop.tally import Tally
+from localchat.backend_api.interface import SamplingParams
+from localchat.backend_api.sampling.gumbel import HIGHEST, LOWEST, M1, M2, MASK, G, draw_key, gumbel
+from localchat.backend_api.sampling.reference import NOTHING, Draw, Sampler
+from localchat.backend_api.sampling.token_counts import TokenCounts
 
 Row = NDArray[np.float32]
 PLAIN = SamplingParams(temperature=1.0, top_p=1.0, min_p=0.0)
@@ -127,9 +127,9 @@ def test_filters_keep_what_the_reference_keeps(
     z = processed(row, params, tokens, prompt, mask)
     before = row.copy()
     sampler = Sampler(len(row))
-    ids, kept = sampler.candidates(row, params, Tally(tokens, prompt), mask)
+    ids, kept = sampler.candidates(row, params, TokenCounts(tokens, prompt), mask)
     assert np.array_equal(row, before), "the row is only read"
-    token = sampler.draw(row, params, 7, Tally(tokens, prompt), mask).token
+    token = sampler.draw(row, params, 7, TokenCounts(tokens, prompt), mask).token
     if z.max() == -np.inf:
         assert ids.size == 0
         assert token == NOTHING
@@ -309,7 +309,7 @@ writes = st.lists(
 def test_counts_follow_the_tokens_through_every_rewrite(
     first: list[int], prompt: int, writes: list[tuple[int, list[int]]]
 ) -> None:
-    tally, tokens = Tally(first, prompt), list(first)
+    tally, tokens = TokenCounts(first, prompt), list(first)
     for where, new in writes:
         start = where % (len(tokens) + 1)
         tally.write(start, new)
@@ -321,7 +321,7 @@ def test_counts_follow_the_tokens_through_every_rewrite(
 
 
 def test_counts_grow_beyond_their_first_room_and_refuse_gaps() -> None:
-    tally = Tally(range(500), 400)
+    tally = TokenCounts(range(500), 400)
     assert tally.ids.tolist() == list(range(500))
     assert int(tally.output.sum()) == 100
     with pytest.raises(IndexError, match="502 cannot follow 500"):

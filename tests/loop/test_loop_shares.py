@@ -2,9 +2,9 @@
 
 import pytest
 
-from localchat.loop.backend import Widths
-from localchat.loop.scripted import hashed
-from localchat.loop.shares import Shares
+from localchat.backend_api.interface import Widths
+from localchat.backend_api.scripted import hashed
+from localchat.core.scheduler.scheduler import Shares
 from tests.loop.loop_bench import Bench, capabilities, check_told, request
 
 

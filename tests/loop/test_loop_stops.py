@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from localchat.loop.stops import Scan, StopPatterns, StopScanner
+from localchat.core.stop_strings import Scan, StopPatterns, StopScanner
 
 
 def naive(text: str, stops: list[str]) -> Scan:

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from localchat.core.event_sender import EventSender
+from localchat.core.kv_cache.manager import Usage
+from localchat.core.sequence import RequestState, Sequence
 from localchat.engine.events import Done, Event, Figures, Finished, Text, ToolCall
 from localchat.errors import EngineClosed
-from localchat.loop.kv.book import Usage
-from localchat.loop.sequence import Job, Sequence
-from localchat.loop.telling import Telling
 from tests.loop.loop_bench import Bench, capabilities, peaked, periodic, request
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
@@ -24,7 +24,7 @@ class Ear:
 
     def __init__(self, together_s: float = 0.015) -> None:
         self.frames: list[list[Event]] = []
-        self.telling = Telling(
+        self.telling = EventSender(
             lambda items: self.frames.append([event for _, event in items]),
             lambda id_, error: None,
             lambda: Usage(0, 0, 0, 0, 0, 0, 0),
@@ -32,7 +32,7 @@ class Ear:
             together_s,
         )
         bench = Bench(logits=periodic)
-        self.job: Job = bench.jobs[bench.ask(request("ab", max_tokens=1000))]
+        self.job: RequestState = bench.jobs[bench.ask(request("ab", max_tokens=1000))]
         self.sequence: Sequence = self.job.sequences[0]
 
     def token(self, number: int, now_s: float, next_s: float, event: Event | None = None) -> None:

@@ -6,8 +6,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from localchat.backend_api.interface import Capabilities
 from localchat.engine.request import GenerateRequest, Grammar
-from localchat.loop.backend import Capabilities
 from tests.loop.loop_bench import (
     Bench,
     capabilities,

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from localchat.backend_api.interface import RowClass
+from localchat.backend_api.scripted import EOS, VOCAB, hashed
 from localchat.engine.events import Figures, Prefill, PromptLogprobs, Queued
 from localchat.errors import DoesNotFit, EngineClosed, LocalchatError
-from localchat.loop.backend import RowClass
-from localchat.loop.scripted import EOS, VOCAB, hashed
 from tests.loop.loop_bench import (
     Bench,
     Told,

@@ -6,15 +6,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from localchat.backend_api.interface import ModelInfo
 from localchat.config.paths import Paths
 from localchat.config.settings import Settings
+from localchat.core.engine_info import fingerprint
 from localchat.engine.door_frames import Wish
 from localchat.engine.options import EngineOptions
 from localchat.errors import UsageError
 from localchat.fit.plan import LoadWish
 from localchat.library.locate import LocatedModel
-from localchat.loop.backend import ModelInfo
-from localchat.loop.fingerprint import fingerprint
 from localchat.pool.finding import LibraryFinder, engine_options
 from localchat.pool.member import Wanted
 from localchat_llamacpp.memory_plan import _check

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from localchat.backend_api.interface import Availability
 from localchat.engine.options import EngineOptions
 from localchat.engine.scripted import ScriptedEngine
 from localchat.errors import DoesNotFit, ModelInvalid, ModelMissing
 from localchat.fit.machine import Gpu, Machine
-from localchat.loop.backend import Availability
 from localchat.pool.member import Member, Wanted
 from localchat.pool.pool import EnginePool
 from localchat.pool.room import MachineRoom, Verdict

@@ -18,7 +18,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEngine]:
     model = tmp_path_factory.mktemp("model") / "hashed.script"
     model.write_text(json.dumps({"reply": None}))
     options = EngineOptions(
-        model, backend="localchat.loop.scripted:ScriptedBackend", context_tokens=4096
+        model, backend="localchat.backend_api.scripted:ScriptedBackend", context_tokens=4096
     )
     made = LocalEngine(options, say=lambda text: None)
     yield made

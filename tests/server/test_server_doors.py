@@ -206,7 +206,7 @@ def script(tmp_path: Path) -> Callable[..., EngineOptions]:
     def write(**script: object) -> EngineOptions:
         path = tmp_path / "model.script"
         path.write_text(json.dumps(script))
-        backend = "localchat.loop.scripted:ScriptedBackend"
+        backend = "localchat.backend_api.scripted:ScriptedBackend"
         return EngineOptions(path, backend=backend, audit=True, max_slots=4)
 
     return write

@@ -27,17 +27,17 @@ from triton.backends.compiler import GPUTarget
 from triton.errors import TritonError
 from triton.runtime.jit import JitFunctionInfo
 
-from localchat.fit.kv_names import FP8
-from localchat.loop.backend import (
+from localchat.backend_api.interface import (
     LAST,
     Capabilities,
     Enter,
     Mask,
     Point,
-    Row,
     SamplingParams,
     StepPlan,
+    StepRow,
 )
+from localchat.fit.kv_names import FP8
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.kernels import launch
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
@@ -202,7 +202,7 @@ def plan_of(scene: CompileShape, vocabulary: int) -> StepPlan:
         seq, tokens = -1 - slot, (0,) * width
         enter.append(Enter(seq, slot, tokens, start + width, scene.sampling))
         own = LAST if width - drafts == 1 else tokens[: width - drafts]
-        rows.append(Row(seq, slot, start, own, tokens[:drafts]))
+        rows.append(StepRow(seq, slot, start, own, tokens[:drafts]))
         points += [Point(slot, at, seq) for at in range(width - drafts - 1, width)]
     masks = (Mask(0, bytes(4 * -(-vocabulary // 32))),) if scene.masked else ()
     return StepPlan(0, tuple(rows), tuple(points), enter=tuple(enter), masks=masks)

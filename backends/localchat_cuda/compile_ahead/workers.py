@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 import triton
 
+from localchat.backend_api.interface import Capabilities
 from localchat.fit.machine import read_limits, read_machine
-from localchat.loop.backend import Capabilities
 from localchat_cuda.compile_ahead.trace import CompileJob, all_scenes
 from localchat_cuda.kernels import launch
 from localchat_cuda.model_config import ModelConfig

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from localchat.loop.backend import Enter, Row, SamplingParams
+from localchat.backend_api.interface import Enter, SamplingParams, StepRow
 from localchat_cuda.runner.step_buffer import BufferSlice, StepBuffer
 
 FORKS = 64
@@ -117,7 +117,7 @@ class StateTable:
 
     # ------------------------------------------------------------------------ a step's writes
 
-    def put(self, rows: Sequence[Row], inbox: StepBuffer, *, compute: bool) -> Writes:
+    def put(self, rows: Sequence[StepRow], inbox: StepBuffer, *, compute: bool) -> Writes:
         """Put tokens and pages of a plan's rows into the inbox. Tables grow also where nothing is computed."""
         token_places: list[NDArray[np.int64]] = []
         tokens: list[int] = []

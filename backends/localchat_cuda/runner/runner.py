@@ -13,13 +13,7 @@ from collections.abc import Iterator
 
 import torch
 
-from localchat.loop.backend import (
-    Capabilities,
-    Copy,
-    MemoryReport,
-    StepPlan,
-    StepResult,
-)
+from localchat.backend_api.interface import Capabilities, Copy, MemoryReport, StepPlan, StepResult
 from localchat_cuda.compile_ahead.triton_cache import hash_bottom_up
 from localchat_cuda.kernels.attention.prefill import best_cut
 from localchat_cuda.kernels.launch import interpreted, traits

@@ -12,10 +12,10 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from localchat.loop.noise import REACH, G, mix
-from localchat.loop.sampling import GREEDY_BELOW, Sampler
-from localchat.loop.step import Mask, SamplingParams
-from localchat.loop.tally import Tally
+from localchat.backend_api.sampling.gumbel import REACH, G, mix
+from localchat.backend_api.sampling.reference import GREEDY_BELOW, Sampler
+from localchat.backend_api.sampling.token_counts import TokenCounts
+from localchat.backend_api.step import Mask, SamplingParams
 from localchat_cuda.kernels.sampling import sample
 from localchat_cuda.kernels.sampling import state as sample_state
 from localchat_cuda.runner.device_state import SequenceSlot, StateTable
@@ -89,7 +89,7 @@ class ReferenceSampler:
             row = logits[number].numpy()
             tally = None
             if known.sampling.penalised:
-                tally = Tally(table[known.row, :position].tolist(), known.prompt_tokens)
+                tally = TokenCounts(table[known.row, :position].tolist(), known.prompt_tokens)
             words = mask.words if mask is not None else None
             found = self._sampler.draw(row, known.sampling, position, tally, words)
             drawn.tokens[i] = found.token

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from localchat.loop.backend import Mask, Point, SamplingParams, StepPlan
+from localchat.backend_api.interface import Mask, Point, SamplingParams, StepPlan
 from localchat_cuda.runner.device_state import SequenceSlot, StateTable
 from localchat_cuda.runner.input_batch import (
     InputBatch,

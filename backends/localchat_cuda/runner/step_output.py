@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from localchat.loop.backend import Point, Sample, StepPlan, StepResult, StepStatus
+from localchat.backend_api.interface import Point, Sample, StepPlan, StepResult, StepStatus
 
 
 class TopLogprobs(NamedTuple):

@@ -4,9 +4,16 @@ always."""
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from localchat.loop.backend import Capabilities, Enter, MemoryOp, Row, SamplingParams, StepPlan
-from localchat.loop.kv.book import Book, Growth, Hit
-from localchat.loop.kv.storage import BlockStorage, SlotStorage, storage_for
+from localchat.backend_api.interface import (
+    Capabilities,
+    Enter,
+    MemoryOp,
+    SamplingParams,
+    StepPlan,
+    StepRow,
+)
+from localchat.backend_api.scripted_kv import BlockStorage, SlotStorage, storage_for
+from localchat.core.kv_cache.manager import Growth, KVCacheManager, PrefixHit
 
 
 def capabilities(**changes: object) -> Capabilities:
@@ -38,7 +45,7 @@ class Sequenced:
 class Bench:
     """Checks after every verb: integrity, sums, and that storage holds what the sequences say."""
 
-    def __init__(self, book: Book, can: Capabilities) -> None:
+    def __init__(self, book: KVCacheManager, can: Capabilities) -> None:
         self.book = book
         self.can = can
         self.storage = storage_for(can)
@@ -52,7 +59,7 @@ class Bench:
 
     # ---------------------------------------------------------------- verbs
 
-    def match(self, tokens: Sequence[int], salt: str = "") -> Hit:
+    def match(self, tokens: Sequence[int], salt: str = "") -> PrefixHit:
         before = self.book.usage()
         hit = self.book.match(tokens, salt)
         assert self.book.usage() == before
@@ -130,7 +137,7 @@ class Bench:
         it.room = max(it.room, len(wide))
         self.flush()
         wide = wide if done is None else wide[:done]
-        plan_row = Row(seq, self.book.slot(seq), it.computed, tuple(self._tagged(it, wide)))
+        plan_row = StepRow(seq, self.book.slot(seq), it.computed, tuple(self._tagged(it, wide)))
         self.storage.write(plan_row, self._tagged(it, wide))
         it.known[it.computed + len(row) :] = [
             *it.known[it.computed + len(row) :],
@@ -167,7 +174,7 @@ class Bench:
             slot = self.book.slot(it.seq)
             if isinstance(self.storage, BlockStorage):
                 blocks, it.new_blocks = tuple(it.new_blocks), []
-                self.storage.write(Row(it.seq, slot, it.computed, (), new_blocks=blocks), ())
+                self.storage.write(StepRow(it.seq, slot, it.computed, (), new_blocks=blocks), ())
             assert self.storage.held(slot) == self._tagged(it, it.known[: it.computed])
         if isinstance(self.storage, SlotStorage):
             usage = self.book.usage()

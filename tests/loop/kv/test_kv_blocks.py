@@ -2,15 +2,15 @@
 
 import pytest
 
-from localchat.loop.backend import Copy
-from localchat.loop.kv import tree
-from localchat.loop.kv.blocks import BlocksBook
+from localchat.backend_api.interface import Copy
+from localchat.core.kv_cache import prefix_tree
+from localchat.core.kv_cache.paged import PagedKVCacheManager
 from tests.loop.kv.kv_bench import Bench, capabilities
 
 
 def bench(blocks: int = 8, slots: int = 4) -> Bench:
     can = capabilities(kv_tokens=blocks * 4, block_tokens=4, max_slots=slots)
-    return Bench(BlocksBook(4, blocks, slots, "model"), can)
+    return Bench(PagedKVCacheManager(4, blocks, slots, "model"), can)
 
 
 def run(b: Bench, tokens: list[int], salt: str = "", *, keep: bool = True) -> None:
@@ -186,7 +186,7 @@ def test_a_fork_copies_only_the_partly_filled_block() -> None:
 def test_a_collision_of_digests_is_a_miss_and_never_another_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tree, "_digest", lambda before, text: b"same")
+    monkeypatch.setattr(prefix_tree, "_digest", lambda before, text: b"same")
     b = bench(blocks=16)
     run(b, TEN)
     assert b.match(TEN).cached < 9
@@ -223,7 +223,7 @@ def test_never_fits_is_about_the_whole_pool() -> None:
 def test_check_finds_a_lost_block() -> None:
     b = bench()
     run(b, TEN)
-    assert isinstance(b.book, BlocksBook)
+    assert isinstance(b.book, PagedKVCacheManager)
     b.book._free.pop()
     with pytest.raises(AssertionError, match="a block is lost"):
         b.book.check()

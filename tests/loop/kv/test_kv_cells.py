@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from localchat.loop.kv.cells import Cells
+from localchat.core.kv_cache.slot_cells import Cells
 
 VERB = st.tuples(
     st.sampled_from(["extend", "share", "truncate"]),

@@ -11,10 +11,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from localchat.loop.backend import Capabilities
-from localchat.loop.kv.blocks import BlocksBook
-from localchat.loop.kv.book import Book
-from localchat.loop.kv.slots import SlotsBook
+from localchat.backend_api.interface import Capabilities
+from localchat.core.kv_cache.manager import KVCacheManager
+from localchat.core.kv_cache.paged import PagedKVCacheManager
+from localchat.core.kv_cache.slots import SlotKVCacheManager
 from tests.loop.kv.kv_bench import Bench, capabilities, common
 
 TOKEN = st.integers(0, 2)
@@ -24,7 +24,7 @@ SALT = st.sampled_from(["", "b"])
 class Life(RuleBasedStateMachine):
     """Requests come, compute, draft, fork, are cut short, end; the pool is small."""
 
-    def book_of(self, can: Capabilities, ram: int) -> Book:
+    def book_of(self, can: Capabilities, ram: int) -> KVCacheManager:
         raise NotImplementedError
 
     def capabilities_of(self, size: int) -> Capabilities:
@@ -113,8 +113,8 @@ class BlocksLife(Life):
             kv_tokens=size // 4 * 4 + 12, context_tokens=60, block_tokens=4, max_slots=3, depth=2
         )
 
-    def book_of(self, can: Capabilities, ram: int) -> Book:
-        return BlocksBook(can.block_tokens, can.kv_tokens // 4, can.max_slots, "model")
+    def book_of(self, can: Capabilities, ram: int) -> KVCacheManager:
+        return PagedKVCacheManager(can.block_tokens, can.kv_tokens // 4, can.max_slots, "model")
 
 
 class SlotsLife(Life):
@@ -123,8 +123,8 @@ class SlotsLife(Life):
     def capabilities_of(self, size: int) -> Capabilities:
         return capabilities(kv_tokens=size, max_slots=3, state_bytes=20, **self.changes)
 
-    def book_of(self, can: Capabilities, ram: int) -> Book:
-        return SlotsBook(can, ram, worth_parking=3)
+    def book_of(self, can: Capabilities, ram: int) -> KVCacheManager:
+        return SlotKVCacheManager(can, ram, worth_parking=3)
 
 
 KINDS: dict[str, dict[str, object]] = {
@@ -167,7 +167,11 @@ def test_with_room_for_all_the_hit_is_the_longest_prefix_to_the_token(
     requests: list[tuple[int, int, list[int]]], paged: bool
 ) -> None:
     can = capabilities(kv_tokens=2000, context_tokens=2000, block_tokens=4 if paged else 0)
-    book = BlocksBook(4, 500, 4, "model") if paged else SlotsBook(can, 10**6, worth_parking=1)
+    book = (
+        PagedKVCacheManager(4, 500, 4, "model")
+        if paged
+        else SlotKVCacheManager(can, 10**6, worth_parking=1)
+    )
     bench = Bench(book, can)
     texts: list[list[int]] = [[]]
     for base, part, tail in requests:

@@ -3,8 +3,8 @@ allows."""
 
 import pytest
 
-from localchat.loop.backend import Alias, Discard, Drop, MemoryOp, Park, Restore, Truncate
-from localchat.loop.kv.slots import SlotsBook
+from localchat.backend_api.interface import Alias, Discard, Drop, MemoryOp, Park, Restore, Truncate
+from localchat.core.kv_cache.slots import SlotKVCacheManager
 from tests.loop.kv.kv_bench import Bench, capabilities
 
 TEN = list(range(10))
@@ -12,7 +12,7 @@ TEN = list(range(10))
 
 def bench(ram: int = 10_000, worth: int = 1, **changes: object) -> Bench:
     can = capabilities(**changes)
-    return Bench(SlotsBook(can, ram, worth_parking=worth), can)
+    return Bench(SlotKVCacheManager(can, ram, worth_parking=worth), can)
 
 
 def run(b: Bench, tokens: list[int], salt: str = "", *, keep: bool = True) -> None:
@@ -362,7 +362,7 @@ def test_a_stale_hit_is_refused() -> None:
 def test_check_finds_a_miscounted_cell() -> None:
     b = bench()
     start(b, TEN)
-    assert isinstance(b.book, SlotsBook)
+    assert isinstance(b.book, SlotKVCacheManager)
     b.book._cells.free -= 1
     with pytest.raises(AssertionError, match="cells used"):
         b.book.check()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from localchat.loop.backend import (
+from localchat.backend_api.interface import (
     Alias,
     Copy,
     Drop,
@@ -10,12 +10,12 @@ from localchat.loop.backend import (
     MemoryOp,
     Park,
     Restore,
-    Row,
     SamplingParams,
     StepPlan,
+    StepRow,
     Truncate,
 )
-from localchat.loop.kv.storage import BlockStorage, SlotStorage, storage_for
+from localchat.backend_api.scripted_kv import BlockStorage, SlotStorage, storage_for
 from tests.loop.kv.kv_bench import capabilities
 
 
@@ -23,7 +23,7 @@ def slots(**changes: object) -> SlotStorage:
     """Slot 0 holds 1, 2, 3."""
     storage = storage_for(capabilities(**changes))
     assert isinstance(storage, SlotStorage)
-    storage.write(Row(0, 0, 0, (1, 2, 3)), (1, 2, 3))
+    storage.write(StepRow(0, 0, 0, (1, 2, 3)), (1, 2, 3))
     return storage
 
 
@@ -58,7 +58,7 @@ def test_an_impossible_operation_is_refused(op: MemoryOp, message: str) -> None:
 def test_positions_are_dense() -> None:
     for start in (2, 4):
         with pytest.raises(AssertionError, match="gap or overlap"):
-            slots().write(Row(0, 0, start, (9,)), (9,))
+            slots().write(StepRow(0, 0, start, (9,)), (9,))
 
 
 def test_cells_run_out_also_while_a_state_is_restored() -> None:
@@ -74,8 +74,8 @@ def test_kinds_of_models_refuse_what_they_cannot() -> None:
     with pytest.raises(AssertionError, match="cannot share"):
         slots(share=False).apply(Alias(0, 1, 3))
     window = slots(rewind="last_n", rewind_tokens=2)
-    window.write(Row(0, 0, 3, (4, 5, 6)), (4, 5, 6))
-    window.write(Row(0, 0, 6, (7,)), (7,))
+    window.write(StepRow(0, 0, 3, (4, 5, 6)), (4, 5, 6))
+    window.write(StepRow(0, 0, 6, (7,)), (7,))
     assert window.earliest(0) == 4
     with pytest.raises(AssertionError, match="the window moved on to 4"):
         window.apply(Truncate(0, 5))
@@ -92,14 +92,14 @@ def blocks() -> BlockStorage:
     storage = storage_for(capabilities(block_tokens=4))
     assert isinstance(storage, BlockStorage)
     storage.begin(StepPlan(0, enter=(enter(1, 0),)))
-    storage.write(Row(1, 0, 0, tuple(range(6)), new_blocks=(3, 4)), range(6))
+    storage.write(StepRow(1, 0, 0, tuple(range(6)), new_blocks=(3, 4)), range(6))
     return storage
 
 
 def test_a_table_shares_blocks_and_goes_on_in_a_copy() -> None:
     s = blocks()
     s.begin(StepPlan(1, memory=(Copy(4, 5, 1),), enter=(enter(2, 1),)))
-    s.write(Row(2, 1, 5, (50,), new_blocks=(3, 5)), (50,))
+    s.write(StepRow(2, 1, 5, (50,), new_blocks=(3, 5)), (50,))
     assert (s.held(0), s.held(1)) == ([*range(6)], [0, 1, 2, 3, 4, 50])
 
 
@@ -107,11 +107,11 @@ def test_shared_and_missing_blocks_are_not_written() -> None:
     s = blocks()
     s.begin(StepPlan(1, enter=(enter(2, 1),)))
     with pytest.raises(AssertionError, match="read by another"):
-        s.write(Row(2, 1, 3, (9,), new_blocks=(3,)), (9,))
+        s.write(StepRow(2, 1, 3, (9,), new_blocks=(3,)), (9,))
     with pytest.raises(AssertionError, match="no block at 9"):
-        s.write(Row(1, 0, 6, (6, 7, 8)), (6, 7, 8))
+        s.write(StepRow(1, 0, 6, (6, 7, 8)), (6, 7, 8))
     with pytest.raises(AssertionError, match="gap before 8"):
-        s.write(Row(1, 0, 8, (8,), new_blocks=(6,)), (8,))
+        s.write(StepRow(1, 0, 8, (8,), new_blocks=(6,)), (8,))
 
 
 def test_a_copy_reads_what_is_written_and_writes_what_nobody_reads() -> None:

@@ -1,6 +1,6 @@
 """The books of a model whose layers see a window: what can be cut, and what only seems so."""
 
-from localchat.loop.backend import Drop
+from localchat.backend_api.interface import Drop
 from tests.loop.kv.test_kv_slots import TEN, bench, start
 
 

@@ -120,7 +120,7 @@ def _mix(x):
 @triton.jit
 def gumbel(key, token):
     """Standard Gumbel noise of a token: -ln(-ln(1 - v)), v from the hash
-    (localchat/loop/noise.py)."""
+    (localchat/backend_api/sampling/gumbel.py)."""
     h = _mix(key + (token.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15) >> 32
     v = tl.minimum(
         (h.to(tl.uint32).to(tl.float32) + 0.5) * 2.3283064365386963e-10, 1.0 - 5.960464477539063e-08

@@ -1,4 +1,4 @@
-"""Drawing tokens on the GPU by the contract of localchat/loop/sampling.py: the same token ids,
+"""Drawing tokens on the GPU by the contract of localchat/backend_api/sampling/reference.py: the same token ids,
 except where two scores or a sum and its threshold come within rounding of each other (about 1e-6).
 
 Letters: P points (places whose token is drawn), R rows of logits, V vocabulary, B = V / 1024
@@ -17,7 +17,8 @@ Five kernels, no synchronisation with the CPU, no sort:
 A filter keeps a prefix of some order, so it is a search for the prefix's last element: halving the
 range of the 64-bit key (order, token id), with the range pulled in to elements that exist. Masses
 are summed as integers (40 fractional bits): the order of the candidates changes no bit. Noise:
-localchat/loop/noise.py. Gumbel-max without softmax: vLLM's model runner; threshold search: FlashInfer.
+localchat/backend_api/sampling/gumbel.py. Gumbel-max without softmax: vLLM's model runner; threshold search:
+FlashInfer.
 """
 
 import torch
@@ -284,7 +285,7 @@ def draw(
     mask_rows: torch.Tensor | None = None,
     pdl: bool = True,
 ) -> None:
-    """Draw one token for each point; the reference is `localchat.loop.sampling.Sampler.draw`.
+    """Draw one token for each point; the reference is `localchat.backend_api.sampling.reference.Sampler.draw`.
 
     logits [R, V] fp32, fp16 or bf16, only read. Per point, int32 [P]: its row of logits, its slot
     of `settings`, the position of the drawn token in its sequence. Results: tokens int32 [P] (-1:

@@ -1,0 +1,323 @@
+"""Waist 2: what the loop asks of a backend, and the plain data that goes to a runner and comes back.
+
+The Protocols stand here, with their caller; llama.cpp and CUDA implement them without inheriting. A plan
+is ints and tuples only and says differences, so that a tensor-parallel runner can broadcast it.
+
+Words: a *sequence* (`seq`) is a logical text, numbered without reuse. A *slot* is a place in the runner's
+state table and KV cache, `0 <= slot < Capabilities.max_slots`, reused. A *row* is one stretch of tokens of
+one sequence in a step. A *point* is a position whose logits are wanted.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol, TypeAlias
+
+from localchat.backend_api.step import (
+    LAST,
+    Alias,
+    Copy,
+    Discard,
+    Drop,
+    Enter,
+    Mask,
+    MemoryOp,
+    Park,
+    Point,
+    PointKind,
+    Restore,
+    Sample,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+    StepRow,
+    StepStatus,
+    Truncate,
+)
+from localchat.fit.plan import LoadWish, MemoryPlan
+
+__all__ = [
+    "LAST",
+    "Alias",
+    "Availability",
+    "Backend",
+    "Capabilities",
+    "Copy",
+    "Discard",
+    "Drop",
+    "Embedder",
+    "EmbeddingModel",
+    "Enter",
+    "LoadOptions",
+    "Mask",
+    "MemoryOp",
+    "MemoryReport",
+    "ModelInfo",
+    "OpenModel",
+    "Park",
+    "Point",
+    "PointKind",
+    "Progress",
+    "Restore",
+    "RowClass",
+    "Runner",
+    "Sample",
+    "SamplingParams",
+    "StepPlan",
+    "StepResult",
+    "StepRow",
+    "StepStatus",
+    "Tokenizer",
+    "Truncate",
+    "Widths",
+]
+
+
+# ---------------------------------------------------------------------------- what a model can do
+
+
+class RowClass(NamedTuple):
+    """Steps of `low` to `high` tokens in all compute bit-equal rows."""
+
+    low: int
+    high: int
+
+
+class Widths(NamedTuple):
+    """Row counts that a runner pads its steps to, ascending. prompts: of a step that computes prompts alone;
+    beside: of the rows that only write, in a step that computes prompts too; mixed: of such a step in all."""
+
+    prompts: tuple[int, ...] = ()
+    beside: tuple[int, ...] = ()
+    mixed: tuple[int, ...] = ()
+
+
+_ANY_WIDTH = Widths()
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a loaded model can do, as data.
+
+    rewind: `any` — a slot may be cut anywhere; `last_n` — a cut to position n counts only while the slot's
+    `earliest <= max(0, n - rewind_tokens)` (sliding window); `checkpoint` — never, only whole saved states
+    (recurrent and hybrid models): no drafts, prefix hits at checkpoints only.
+    share: one slot's prefix can be aliased by another. depth: steps in flight, 1 or 2.
+    kv_tokens: cells of the cache, all slots together. context_tokens: longest single sequence.
+    block_tokens: page size, 0 where the cache is not paged. bytes_per_token: KV of one token.
+    state_bytes: fixed part of a saved state (recurrent models). equal_rows: see RowClass.
+    step_target_s: longest step; shared_step_target_s: where a prompt is computed while others write, whose
+    next tokens wait for it (0: the same). widths: see Widths; empty: every width costs what it computes.
+    """
+
+    context_tokens: int
+    kv_tokens: int
+    max_slots: int
+    max_rows: int
+    max_step_tokens: int
+    depth: int = 1
+    rewind: Literal["any", "last_n", "checkpoint"] = "any"
+    rewind_tokens: int = 0
+    share: bool = True
+    block_tokens: int = 0
+    bytes_per_token: int = 0
+    state_bytes: int = 0
+    equal_rows: tuple[RowClass, ...] = ()
+    embeddings: bool = False
+    kv_type: str = "f16"
+    kv_types: tuple[str, ...] = ("f16",)
+    step_target_s: float = 0.25
+    shared_step_target_s: float = 0.0
+    widths: Widths = _ANY_WIDTH
+    limits: tuple[str, ...] = ()
+    """What this model cannot do, in sentences for `show` and for why_missed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the file says about itself. `sampling`: the model's own defaults, by Sampling field name."""
+
+    name: str
+    architecture: str
+    quantization: str
+    parameters: int
+    context_train: int
+    vocab_size: int
+    file_bytes: int
+    chat_template: str | None
+    sampling: tuple[tuple[str, float], ...] = ()
+    layers: int = 0
+    pooling: str = ""
+    """How the tokens of a text become its embedding (`mean`, `cls`, `last`); empty: the model writes text. Of
+    one that does not, the open model is an EmbeddingModel too."""
+    identity: str = ""
+    """Names the weights for prefix caches and fingerprints (sizes, header digest)."""
+
+
+class MemoryReport(NamedTuple):
+    """Bytes really taken, as the runner knows them; -1 where it cannot know."""
+
+    weights_bytes: int
+    kv_bytes: int
+    compute_bytes: int
+    other_bytes: int
+
+
+class Tokenizer(Protocol):
+    """Text to tokens and back. Callable from any thread, at any time, also while a step runs."""
+
+    vocab_size: int
+    bos: int
+    eos: int
+    eog: frozenset[int]
+    """Every token that ends a generation."""
+    add_bos: bool
+    longest_piece: int
+    """Bytes of the longest token: a text needs at least len(bytes) / longest_piece tokens."""
+
+    def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
+        """Token ids. `special`: control tokens written in the text are recognised. Lone surrogates and NUL
+        are kept as the model's vocabulary allows; never raises for any str."""
+        ...
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes of one token; control tokens are empty unless `special`. ValueError out of range."""
+        ...
+
+    def special(self, name: str) -> int:
+        """Id of `fim_pre`, `fim_suf`, `fim_mid`, `fim_pad`, `fim_rep`, `fim_sep`, `eot`, `sep`; -1: none."""
+        ...
+
+
+class Runner(Protocol):
+    """Executes plans of one loaded model. `launch` and `collect` are called from one thread, first in first
+    out, at most `capabilities.depth` steps ahead. Only `abort` may be called from another thread."""
+
+    capabilities: Capabilities
+
+    def launch(self, plan: StepPlan) -> None:
+        """Begin a step. Raises only on a broken invariant; trouble with memory is a result."""
+        ...
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest launched step."""
+        ...
+
+    def abort(self) -> None:
+        """Ask the running step to end early; its result says what was computed. Best effort."""
+        ...
+
+    def memory(self) -> MemoryReport: ...
+
+    def close(self) -> None:
+        """Give everything back. Idempotent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How to load. The plan has the numbers; the rest is the user's word.
+
+    threads: 0 = physical cores. safe_mode: avoid what is known to crash here.
+    max_slots: sequences at once. dummy_weights: random ones, to measure speed.
+    head_int8: round the output head to 8 bits.
+    """
+
+    plan: MemoryPlan
+    threads: int = 0
+    safe_mode: bool = False
+    max_slots: int = 16
+    dummy_weights: bool = False
+    head_int8: bool = False
+
+
+Progress: TypeAlias = Callable[[int, int], bool]
+"""(done_bytes, total_bytes) -> go on? False makes the load raise EngineClosed."""
+
+
+class OpenModel(Protocol):
+    """A model whose vocabulary and header are read and whose weights are not: answers tokenize and render
+    at once, and can refuse a request before the load."""
+
+    info: ModelInfo
+    tokenizer: Tokenizer
+
+    def plan(self, wish: LoadWish) -> MemoryPlan:
+        """What a load would take now. Raises DoesNotFit with advice when nothing fits."""
+        ...
+
+    def load(self, options: LoadOptions, progress: Progress, say: Callable[[str], None]) -> Runner:
+        """Read the weights and warm up. `say` takes sentences for the user. Raises ModelInvalid,
+        DoesNotFit."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Embedder(Protocol):
+    """A loaded embedding model. Belongs to one thread, but for `abort`."""
+
+    context_tokens: int
+    """Most tokens of one text."""
+
+    def embed(self, texts: Sequence[Sequence[int]]) -> list[list[float]]:
+        """A vector of length 1 (Euclidean) for each text of 1 to `context_tokens` tokens. Raises EngineClosed
+        after `abort`."""
+        ...
+
+    def abort(self) -> None:
+        """From any thread: `embed` ends soon."""
+        ...
+
+    def memory(self) -> MemoryReport: ...
+
+    def close(self) -> None:
+        """Give everything back. Idempotent."""
+        ...
+
+
+class EmbeddingModel(Protocol):
+    """What an open model can do besides, where its info names a pooling."""
+
+    def text_tokens(self, text: str) -> list[int]:
+        """A whole text in tokens, with those that begin and end one. From any thread."""
+        ...
+
+    def load_embedder(
+        self, options: LoadOptions, progress: Progress, say: Callable[[str], None]
+    ) -> Embedder:
+        """As OpenModel.load."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Availability:
+    """Whether a backend can run here. `reason` and `hint` are sentences; `versions` go into fingerprints."""
+
+    ok: bool
+    reason: str
+    hint: str = ""
+    versions: tuple[tuple[str, str], ...] = field(default=())
+
+
+class Backend(Protocol):
+    """Found through the entry-point group `localchat.backends`; made without arguments."""
+
+    name: str
+
+    def build_key(self) -> str:
+        """Names the native build and this CPU (library file, size, date; CPU model): what safe mode is
+        remembered by. Empty where there is nothing native that could crash."""
+        ...
+
+    def available(self) -> Availability:
+        """Answers without importing anything heavy."""
+        ...
+
+    def accepts(self, path: Path) -> bool:
+        """Whether this backend is for the file or folder at `path`, by its header or name."""
+        ...
+
+    def open(self, path: Path, say: Callable[[str], None]) -> OpenModel:
+        """Read header and vocabulary. Raises ModelMissing, ModelInvalid."""
+        ...

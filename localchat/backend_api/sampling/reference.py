@@ -1,0 +1,349 @@
+"""The sampler contract: which token is drawn from a row of logits. The llama.cpp runner calls this;
+the CUDA kernel is tested against it.
+
+Letters: V = tokens of the vocabulary, z = processed logits, float32.
+
+1. z = logits. **Logit bias** is added (ids outside 0..V-1 are ignored).
+2. **Grammar mask**: tokens whose bit is clear get -inf; tokens beyond the mask's end too.
+3. **Penalties**, on the tokens that occur in the known tokens before the drawn position:
+   *repetition*, over prompt and output: z > 0 is divided by it, z <= 0 multiplied. Then *frequency*
+   and *presence*, over output alone: z -= count * frequency + presence where count > 0.
+   Now NaN becomes -inf and +inf the largest float32. Tokens at -inf are never drawn.
+4. The filters, in this order; each works on p = the softmax of z *before temperature* over the
+   tokens that the earlier filters kept, and keeps at least one token:
+   **top-k** (0: off) keeps the k largest z.
+   **typical-p** (1: off), with H the entropy of p: in the order of |-ln p - H|, the shortest prefix
+   whose p sum to typical_p or more.
+   **top-p** (1: off): in the order of falling z, the shortest prefix whose p sum to top_p or more.
+   **min-p** (0: off): z >= max z + ln(min_p), in float32.
+   Every tie goes to the lower token id. Sums may be rounded: two implementations agree except where
+   a sum comes within 1e-6 of its threshold.
+5. **Temperature and draw**: the largest (z - max z) * (1 / temperature) + noise, float32, ties to
+   the lower id; noise.py has the noise of a token. Below GREEDY_BELOW the temperature is 0: the
+   largest z, ties to the lower id, and no filter counts.
+
+A row with nothing to draw (all -inf or NaN) gives the token NOTHING. Log probabilities are those of
+the raw logits (natural log, softmax over all of V, before step 1), whatever was drawn from.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localchat.backend_api.interface import SamplingParams
+from localchat.backend_api.sampling.gumbel import REACH, draw_key, gumbel
+from localchat.backend_api.sampling.token_counts import TokenCounts
+
+Row = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+NOTHING = -1
+GREEDY_BELOW = 1e-5
+_GROUP = 128
+_SORTED_AT_ONCE = 4096
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+class Draw(NamedTuple):
+    """A drawn token. `logprob` and `top` ((token, logprob), best first) are of the raw logits; None
+    and empty where the parameters ask for none."""
+
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Sampler:
+    """Draws from rows of `vocab_size` logits. Holds scratch memory, because fresh temporaries of
+    152k floats cost more in page faults than the arithmetic on them. Not for several threads at
+    once."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self._processed = np.empty(vocab_size, np.float32)
+        self._work = np.empty(vocab_size, np.float32)
+        self._flags = np.empty(vocab_size, np.bool_)
+        bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+        self._bars = np.where(bits, np.float32(0), np.float32(-np.inf))
+
+    def draw(
+        self,
+        row: Row,
+        params: SamplingParams,
+        position: int,
+        tally: TokenCounts | None = None,
+        mask: bytes | None = None,
+    ) -> Draw:
+        """Draw the token at `position` from `row` (V,), which is only read: several choices may
+        draw from it.
+
+        `tally`: the tokens before `position`; needed where the parameters are penalised. `mask`:
+        bit t of the little-endian words allows token t.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            token = self._token(row, params, position, tally, mask)
+            if params.top_logprobs < 0:
+                return Draw(token)
+            return self.judge(row, token, params.top_logprobs)
+
+    def judge(self, row: Row, token: int, top: int) -> Draw:
+        """The log probability of a given `token` in `row` (V,), with the `top` best
+        alternatives."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            best = float(row.max())
+            if not math.isfinite(best):
+                row = _cleaned(row)
+                best = float(row.max())
+            if token == NOTHING or best == -math.inf:
+                return Draw(token, -math.inf)
+            whole = best + math.log(self._mass(row, best))
+            ids = (
+                self._largest(row, min(top, self.vocab_size)) if top > 0 else np.empty(0, np.int64)
+            )
+            values = row[ids]
+            order = np.lexsort((ids, -values))
+            ranked = zip(ids[order].tolist(), values[order].tolist(), strict=True)
+            return Draw(token, float(row[token]) - whole, tuple((t, z - whole) for t, z in ranked))
+
+    def candidates(
+        self,
+        row: Row,
+        params: SamplingParams,
+        tally: TokenCounts | None = None,
+        mask: bytes | None = None,
+    ) -> tuple[Ids, Row]:
+        """What the filters leave of `row`: ids ascending (n,) and their processed logits (n,).
+        Empty where there is nothing to draw. For tests of other implementations."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            z, best = self._process(row, params, tally, mask)
+            if best == -math.inf:
+                return np.empty(0, np.int64), np.empty(0, np.float32)
+            return self._filter(z, best, params, -math.inf)
+
+    def _token(
+        self,
+        row: Row,
+        params: SamplingParams,
+        position: int,
+        tally: TokenCounts | None,
+        mask: bytes | None,
+    ) -> int:
+        if params.temperature < GREEDY_BELOW:
+            return _best(self._change(row, params, tally, mask))
+        z, best = self._process(row, params, tally, mask)
+        if best == -math.inf:
+            return NOTHING
+        # What noise cannot lift above the best need not be looked at; typical-p may drop the best
+        # itself.
+        reach = best - REACH * params.temperature if params.typical_p >= 1 else -math.inf
+        ids, values = self._filter(z, best, params, reach)
+        if ids.size == 1:
+            return int(ids[0])
+        score = (values - values.max()) * np.float32(1.0 / params.temperature)
+        score += gumbel(draw_key(params.seed, params.choice, position), ids)
+        return int(ids[score.argmax()])
+
+    def _process(
+        self, row: Row, params: SamplingParams, tally: TokenCounts | None, mask: bytes | None
+    ) -> tuple[Row, float]:
+        """Steps 1 to 3: the processed logits and their maximum."""
+        z = self._change(row, params, tally, mask)
+        best = float(z.max())
+        if not math.isfinite(best):
+            z = _cleaned(z)
+            best = float(z.max())
+        return z, best
+
+    def _change(
+        self, row: Row, params: SamplingParams, tally: TokenCounts | None, mask: bytes | None
+    ) -> Row:
+        """Bias, mask and penalties: the row itself where nothing changes it."""
+        z = row
+        if params.logit_bias or params.penalised or mask is not None:
+            z = self._processed
+            np.copyto(z, row)
+        if params.logit_bias:
+            _bias(z, params.logit_bias)
+        if mask is not None:
+            self._mask(z, mask)
+        if params.penalised:
+            assert tally is not None, "penalties look at the known tokens"
+            _penalise(z, params, tally)
+        return z
+
+    def _mask(self, z: Row, mask: bytes) -> None:
+        # Adding 0 or -inf by a table of bytes costs a fifth of a masked assignment.
+        whole = np.frombuffer(mask, np.uint8, min(len(mask), z.size // 8))
+        known = whole.size * 8
+        np.take(self._bars, whole, axis=0, out=self._work[:known].reshape(-1, 8), mode="clip")
+        z[:known] += self._work[:known]
+        rest = np.frombuffer(mask, np.uint8, min(len(mask) - whole.size, 1), whole.size)
+        tail = z[known : known + 8]
+        tail += self._bars[rest].reshape(-1)[: tail.size] if rest.size else np.float32(-np.inf)
+        z[known + 8 :] = -np.inf
+
+    def _filter(self, z: Row, best: float, params: SamplingParams, reach: float) -> tuple[Ids, Row]:
+        """Step 4. Tokens below `reach` are left out, after they have counted in every sum."""
+        drop = np.float32(min(0.0, math.log(params.min_p)) if params.min_p > 0 else -math.inf)
+        if 0 < params.top_k < z.size or params.typical_p < 1:
+            ids = self._largest(z, params.top_k) if params.top_k > 0 else self._above(z, -math.inf)
+            values = z.take(ids)
+            ids, values = _picked(ids, values, (values > -math.inf).nonzero()[0])
+            if params.typical_p < 1:
+                ids, values = _picked(ids, values, _typical(values, params.typical_p))
+            best = float(values.max())
+            if params.top_p < 1:
+                weights = np.exp(values - np.float32(best))
+                needed = params.top_p * float(weights.sum())
+                ids, values = _picked(ids, values, _shortest(-values, weights, needed))
+            if params.min_p > 0:
+                floor = np.float32(best) + drop
+                ids, values = _picked(ids, values, (values >= floor).nonzero()[0])
+            return ids, values
+        # Top-p and min-p both keep a prefix of the falling order, so they may be applied in either order, once
+        # top-p knows the whole sum.
+        least = max(float(np.float32(best) + drop), reach)
+        if params.top_p >= 1:
+            ids = self._above(z, least)
+            return ids, z.take(ids)
+        needed = params.top_p * self._mass(z, best)
+        ids = self._head(z, best, least, needed)
+        values = z.take(ids)
+        return _picked(ids, values, _shortest(-values, self._work.take(ids), needed))
+
+    def _mass(self, z: Row, best: float) -> float:
+        """Sum of exp(z - best)."""
+        np.subtract(z, np.float32(best), out=self._work)
+        np.exp(self._work, out=self._work)
+        return float(self._work.sum())
+
+    def _head(self, z: Row, best: float, least: float, needed: float) -> Ids:
+        """Ids, rising, of a head of the falling order that holds the top-p prefix, or of all down
+        to `least`. Called after `_mass`, whose terms are still in the scratch."""
+        for depth in (4.0, 12.0):
+            if best - depth <= least:
+                break
+            ids = self._above(z, best - depth)
+            if float(self._work.take(ids).sum(dtype=np.float64)) >= needed:
+                return ids
+        return self._above(z, least)
+
+    def _above(self, z: Row, floor: float) -> Ids:
+        """Ids of the finite z that are `floor` or more, rising."""
+        if floor > -math.inf:
+            np.greater_equal(z, np.float32(floor), out=self._flags)
+        else:
+            np.greater(z, np.float32(-np.inf), out=self._flags)
+        return self._flags.nonzero()[0]
+
+    def _largest(self, z: Row, count: int) -> Ids:
+        """Ids of the `count` largest z, ascending ids; among equals the lower id."""
+        if count >= z.size:
+            return np.arange(z.size)
+        groups = z.size // _GROUP
+        if groups >= 2 * count:
+            # Of `groups` disjoint groups, `count` have a maximum of at least `floor`: so have
+            # `count` tokens.
+            highest = z[: groups * _GROUP].reshape(_GROUP, groups).max(axis=0)
+            floor = np.partition(highest, groups - count)[groups - count]
+            np.greater_equal(z, floor, out=self._flags)
+            ids = self._flags.nonzero()[0]
+        else:
+            ids = np.arange(z.size)
+        if ids.size > count:
+            values = z.take(ids)
+            border = -np.partition(values, ids.size - count)[-count]
+            ids = ids.take(_lowest(-values, border, count))
+        return ids
+
+
+def _picked(ids: Ids, values: Row, picked: Ids | None) -> tuple[Ids, Row]:
+    """Those at the indices `picked`; None: all."""
+    if picked is None or picked.size == ids.size:
+        return ids, values
+    return ids.take(picked), values.take(picked)
+
+
+def _cleaned(z: Row) -> Row:
+    return np.nan_to_num(z, nan=-np.inf, posinf=_LARGEST, neginf=-np.inf)
+
+
+def _best(z: Row) -> int:
+    """The largest z, the lower id among equals. One pass: a row that was just computed is cold, and reading
+    152k floats once takes 30 µs, looking for their maximum first and then for its place 75."""
+    token = int(z.argmax())  # of a NaN, where there is one
+    if math.isfinite(z[token]):
+        return token
+    z = _cleaned(z)
+    token = int(z.argmax())
+    return token if z[token] > -math.inf else NOTHING
+
+
+def _bias(z: Row, bias: tuple[tuple[int, float], ...]) -> None:
+    ids = np.array([token for token, _ in bias], np.int64)
+    values = np.array([value for _, value in bias], np.float32)
+    known = (ids >= 0) & (ids < z.size)
+    z[ids[known]] += values[known]
+
+
+def _penalise(z: Row, params: SamplingParams, tally: TokenCounts) -> None:
+    ids, counts = tally.ids, tally.output
+    values = z[ids]
+    repetition = np.float32(params.repetition_penalty)
+    values = np.where(values > 0, values / repetition, values * repetition)
+    minus = counts * np.float32(params.frequency_penalty) + np.float32(params.presence_penalty)
+    z[ids] = values - np.where(counts > 0, minus, 0).astype(np.float32)
+
+
+def _lowest(keys: NDArray[np.floating], border: float, count: int) -> Ids:
+    """Indices, rising, of the `count` lowest keys, the last of which is `border`; the first among
+    equals."""
+    kept = keys < border
+    kept[np.flatnonzero(keys == border)[: count - np.count_nonzero(kept)]] = True
+    return np.flatnonzero(kept)
+
+
+def _shortest(
+    keys: NDArray[np.floating], weights: NDArray[np.floating], needed: float
+) -> Ids | None:
+    """Indices, rising, of the shortest prefix, in the order of rising keys, whose weights sum to
+    `needed` or more; None where they do not. Equal keys stand in the order of the arrays."""
+    if float(weights.sum(dtype=np.float64)) < needed:
+        return None
+    # Sorting 152k floats takes 7 ms: halve the range of keys until the border lies among few.
+    # (Picking by index: by flags it takes four times as long.)
+    pool, its_weights, before, count = keys, weights, 0.0, 0
+    while pool.size > _SORTED_AT_ONCE:
+        least, most = pool.min(), pool.max()
+        lower = pool <= least + (most - least) / 2
+        picked = np.flatnonzero(lower)
+        if picked.size == pool.size:
+            break
+        inside = its_weights.take(picked)
+        mass = float(inside.sum(dtype=np.float64))
+        if before + mass >= needed:
+            pool, its_weights = pool.take(picked), inside
+        else:
+            before += mass
+            count += picked.size
+            picked = np.flatnonzero(~lower)
+            pool, its_weights = pool.take(picked), its_weights.take(picked)
+    order = pool.argsort(kind="stable")
+    sums = its_weights.take(order).cumsum(dtype=np.float64)
+    last = min(int(sums.searchsorted(needed - before)), pool.size - 1)
+    if pool is keys:
+        return np.sort(order[: last + 1])
+    return _lowest(keys, pool[order[last]], count + last + 1)
+
+
+def _typical(values: Row, needed: float) -> Ids | None:
+    """Indices of the tokens whose surprise is nearest to the entropy (locally typical sampling,
+    Meister et al. 2022)."""
+    shifted = values - values.max()
+    p = np.exp(shifted, dtype=np.float64)
+    mass = float(p.sum())
+    p /= mass
+    surprise = math.log(mass) - shifted.astype(np.float64)
+    return _shortest(np.abs(surprise - float(p @ surprise)), p, needed)

@@ -1,0 +1,82 @@
+"""How often each token stands in a sequence: what penalties look at."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class TokenCounts:
+    """Counts over the known tokens of one sequence. It is a pure function of them: drafts are
+    written like any tokens and taken back by writing over them, at the cost of the tokens that
+    change.
+
+    Kept for the distinct tokens alone, in the order of their first occurrence. Taking tokens back
+    from the end therefore empties entries from the end, and the arrays stay dense.
+    """
+
+    def __init__(self, tokens: Sequence[int], prompt_tokens: int) -> None:
+        """`prompt_tokens`: the first so many positions count as prompt, whatever is written
+        there."""
+        self._prompt_tokens = prompt_tokens
+        self._tokens: list[int] = []
+        self._entry: dict[int, int] = {}
+        self._ids = np.zeros(64, np.int64)
+        self._seen = np.zeros(64, np.int32)
+        self._output = np.zeros(64, np.int32)
+        self.write(0, tokens)
+
+    def __len__(self) -> int:
+        """Tokens counted, prompt and output."""
+        return len(self._tokens)
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """Distinct tokens that occur, (n,); valid until the next write."""
+        return self._ids[: len(self._entry)]
+
+    @property
+    def output(self) -> NDArray[np.int32]:
+        """How often each of `ids` occurs after the prompt, (n,)."""
+        return self._output[: len(self._entry)]
+
+    def write(self, start: int, tokens: Sequence[int]) -> None:
+        """The sequence is now what it was up to `start`, and then `tokens`. Costs only what
+        differs. IndexError when `start` leaves a gap."""
+        have = self._tokens
+        if start > len(have):
+            raise IndexError(f"token {start} cannot follow {len(have)} counted tokens")
+        same = 0
+        most = min(len(have) - start, len(tokens))
+        if have[start : start + most] == list(tokens[:most]):
+            same = most
+        else:
+            while have[start + same] == tokens[same]:
+                same += 1
+        self._cut(start + same)
+        for token in tokens[same:]:
+            self._append(token)
+
+    def _cut(self, length: int) -> None:
+        have = self._tokens
+        while len(have) > length:
+            position = len(have) - 1
+            token = have.pop()
+            entry = self._entry[token]
+            self._seen[entry] -= 1
+            if position >= self._prompt_tokens:
+                self._output[entry] -= 1
+            if not self._seen[entry]:
+                del self._entry[token]
+
+    def _append(self, token: int) -> None:
+        entry = self._entry.setdefault(token, len(self._entry))
+        if entry == len(self._ids):
+            self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
+            self._seen = np.concatenate((self._seen, np.zeros_like(self._seen)))
+            self._output = np.concatenate((self._output, np.zeros_like(self._output)))
+        self._ids[entry] = token
+        self._seen[entry] += 1
+        if len(self._tokens) >= self._prompt_tokens:
+            self._output[entry] += 1
+        self._tokens.append(token)

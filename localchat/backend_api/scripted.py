@@ -1,0 +1,386 @@
+"""A backend without a model: every rule of waist 2 kept, logits made up. For tests of the loop, and of doors
+through a real child process; shipped so that others can test theirs.
+
+A script is a JSON file (`Script` below). Its tokens are bytes, and a few control tokens. A runner keeps the
+tokens that a real one would keep as KV (kv/storage.py refuses what a real cache would do wrongly), and logits
+are a function of exactly those tokens, so a wrong byte in the cache changes the text.
+"""
+
+import hashlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from localchat.backend_api.interface import (
+    Availability,
+    Capabilities,
+    LoadOptions,
+    MemoryReport,
+    ModelInfo,
+    Point,
+    Progress,
+    RowClass,
+    Runner,
+    Sample,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+    StepRow,
+    StepStatus,
+    Tokenizer,
+)
+from localchat.backend_api.sampling.reference import Sampler
+from localchat.backend_api.sampling.token_counts import TokenCounts
+from localchat.backend_api.scripted_kv import storage_for
+from localchat.errors import ContextExceeded, EngineClosed, ModelInvalid, ModelMissing
+from localchat.fit.plan import LoadWish, MemoryPlan
+
+BOS, EOS, THINK, END_THINK = 256, 257, 258, 259
+VOCAB = 260
+_KV_TYPES = ("f16", "q8_0", "q4_0")
+_SPECIALS = {BOS: b"<s>", EOS: b"</s>", THINK: b"<think>", END_THINK: b"</think>"}
+
+
+class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the model does. reply: its answer to everything, then its end; None: text by hash of all that
+    came before. crash: where the process dies by SIGSEGV (`step` after `crash_after` steps), not in safe
+    mode but for `open` and `always`, which dies in any warm-up. step_s, load_s: how long they take."""
+
+    reply: str | None = None
+    crash: Literal["", "open", "load", "warmup", "always", "step"] = ""
+    crash_after: int = 3
+    step_s: float = 0.0
+    load_s: float = 0.0
+    context_tokens: int = 4096
+    template: str | None = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}[assistant]"
+    )
+
+
+class ScriptedTokenizer:
+    """Bytes are tokens. See backend.Tokenizer."""
+
+    vocab_size = VOCAB
+    bos = BOS
+    eos = EOS
+    eog = frozenset({EOS})
+    add_bos = False
+    longest_piece = 1
+
+    def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
+        tokens = list(text.encode("utf-8", "surrogatepass"))
+        if special:
+            for token, mark in _SPECIALS.items():
+                tokens = _joined(tokens, list(mark), token)
+        return [BOS, *tokens] if add_bos else tokens
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        if not 0 <= token < VOCAB:
+            raise ValueError(f"token {token} is not in 0..{VOCAB - 1}")
+        if token < 256:
+            return bytes([token])
+        return _SPECIALS[token] if special else b""
+
+    def special(self, name: str) -> int:
+        return -1
+
+
+def _joined(tokens: list[int], mark: list[int], token: int) -> list[int]:
+    found, at = [], 0
+    while at < len(tokens):
+        if tokens[at : at + len(mark)] == mark:
+            found.append(token)
+            at += len(mark)
+        else:
+            found.append(tokens[at])
+            at += 1
+    return found
+
+
+Logits = Callable[[list[int], int], NDArray[np.float32]]
+"""(tokens up to here, prompt tokens of the sequence) -> logits of the next, (VOCAB,)."""
+
+
+def hashed(tokens: list[int], prompt_tokens: int) -> NDArray[np.float32]:
+    """Logits by hash of all tokens: any difference in them gives another text. Peaked, without an end."""
+    digest = hashlib.blake2b(np.asarray(tokens, np.int32).tobytes(), digest_size=8).digest()
+    random = np.random.default_rng(int.from_bytes(digest, "little"))
+    logits = random.normal(0, 2, VOCAB).astype(np.float32)
+    logits[32:127] += 4
+    logits[256:] = -20
+    return logits
+
+
+def spoken(reply: str) -> Logits:
+    """Logits of a fixed answer, then the end."""
+    said = list(reply.encode())
+
+    def logits(tokens: list[int], prompt_tokens: int) -> NDArray[np.float32]:
+        row = np.zeros(VOCAB, np.float32)
+        at = len(tokens) - prompt_tokens
+        row[said[at] if at < len(said) else EOS] = 30
+        return row
+
+    return logits
+
+
+class ScriptedRunner:
+    """See backend.Runner. `stumble`: numbers of steps that find no memory. `halt`: of steps that are cut short:
+    some rows are computed by half, nothing is sampled. A step launched behind either computes nothing. With
+    `equal_rows`, logits depend on the class of the step's number of rows, by `noise` (standard deviation)."""
+
+    def __init__(
+        self,
+        capabilities: Capabilities,
+        logits: Logits = hashed,
+        *,
+        step_s: float = 0.0,
+        stumble: frozenset[int] = frozenset(),
+        halt: frozenset[int] = frozenset(),
+        crash_after: int | None = None,
+        noise: float = 0.3,
+    ) -> None:
+        self._noise = noise
+        self.capabilities = capabilities
+        self.storage = storage_for(capabilities)
+        self.steps: list[StepPlan] = []
+        self._logits = logits
+        self._step_s = step_s
+        self._stumble = stumble
+        self._halt = halt
+        self._crash_after = crash_after
+        self._sampler = Sampler(VOCAB)
+        self.known: dict[int, tuple[list[int], int, SamplingParams]] = {}
+        self._results: list[StepResult] = []
+        self._masks: dict[int, bytes] = {}
+        self._abort = False
+
+    def launch(self, plan: StepPlan) -> None:
+        assert len(self._results) < self.capabilities.depth, "too many steps in flight"
+        width = max(sum(row.width for row in plan.rows), plan.pad_to)
+        assert width <= self.capabilities.max_step_tokens, f"a step of {width} tokens"
+        self.steps.append(plan)
+        if self._crash_after is not None and len(self.steps) > self._crash_after:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        self.storage.begin(plan)
+        for seq in plan.leave:
+            self.known.pop(seq, None)
+        for enter in plan.enter:
+            self.known[enter.seq] = (list(enter.tokens), enter.prompt_tokens, enter.sampling)
+        self._results.append(self._result(plan, width))
+
+    def _result(self, plan: StepPlan, width: int) -> StepResult:
+        short = self._stumble | self._halt
+        behind_short = any(result.number in short for result in self._results)
+        if plan.number in self._stumble or behind_short:
+            for row in plan.rows:
+                self.storage.skip(row)
+            status: StepStatus = "aborted" if behind_short else "out_of_memory"
+            return self._short(plan, status, (0,) * len(plan.rows))
+        if plan.number in self._halt:
+            half = tuple(
+                self._compute(row)[: row.width // 2] if place % 2 else self._compute(row)
+                for place, row in enumerate(plan.rows)
+            )
+            for row, tokens in zip(plan.rows, half, strict=True):
+                self.storage.write(row, tokens)
+            return self._short(plan, "aborted", tuple(map(len, half)))
+        return self._execute(plan, width)
+
+    def _short(self, plan: StepPlan, status: StepStatus, computed: tuple[int, ...]) -> StepResult:
+        return StepResult(plan.number, (), computed, self._earliest(plan), status)
+
+    def _earliest(self, plan: StepPlan) -> tuple[int, ...]:
+        return tuple(self.storage.earliest(row.slot) for row in plan.rows)
+
+    def collect(self) -> StepResult:
+        begun_s = time.perf_counter()
+        while time.perf_counter() - begun_s < self._step_s and not self._abort:
+            time.sleep(min(self._step_s, 0.002))
+        self._abort = False
+        return self._results.pop(0)
+
+    def abort(self) -> None:
+        self._abort = True
+
+    def memory(self) -> MemoryReport:
+        return MemoryReport(1000, 100, 10, 1)
+
+    def close(self) -> None:
+        self.known.clear()
+
+    def _execute(self, plan: StepPlan, width: int) -> StepResult:
+        for row in plan.rows:
+            self.storage.write(row, self._compute(row))
+        samples: list[Sample] = []
+        rejected: set[int] = set()
+        self._masks = {mask.point: mask.words for mask in plan.masks}
+        for number, point in enumerate(plan.points):
+            if (
+                point.kind != "sample"
+                or point.row not in rejected
+                or not self._drafted(plan, point)
+            ):
+                samples.append(self._sample(plan, number, point, width))
+            row = plan.rows[point.row]
+            at = point.offset - (row.width - len(row.drafts) - 1)
+            if point.kind != "sample" or at >= len(row.drafts):
+                continue
+            if samples[-1].token != row.drafts[at]:
+                rejected.add(point.row)
+        return StepResult(
+            number=plan.number,
+            samples=tuple(samples),
+            computed=tuple(row.width for row in plan.rows),
+            earliest=self._earliest(plan),
+            elapsed_s=self._step_s or 1e-4 * (1 + 0.1 * width),
+        )
+
+    def _compute(self, row: StepRow) -> list[int]:
+        """The tokens of a row, LAST resolved, drafts included."""
+        known = self.known[row.seq][0]
+        if isinstance(row.tokens, tuple):
+            known[row.start :] = (*row.tokens, *row.drafts)
+        return known[row.start : row.start + row.width]
+
+    def _drafted(self, plan: StepPlan, point: Point) -> bool:
+        return bool(plan.rows[point.row].drafts)
+
+    def _sample(self, plan: StepPlan, number: int, point: Point, width: int) -> Sample:
+        row = plan.rows[point.row]
+        position = row.start + point.offset + 1
+        text = self.storage.held(row.slot)[:position]
+        known, prompt_tokens, sampling = self.known[point.seq]
+        logits = self._logits(text, prompt_tokens) + self._class_noise(width, position)
+        if point.kind == "prompt":
+            drawn = self._sampler.judge(logits, point.token, point.top)
+        else:
+            tally = TokenCounts(text, prompt_tokens) if sampling.penalised else None
+            drawn = self._sampler.draw(logits, sampling, position, tally, self._masks.get(number))
+            if not row.drafts:
+                known[position:] = [drawn.token]
+        return Sample(number, drawn.token, drawn.logprob, drawn.top)
+
+    def _class_noise(self, width: int, position: int) -> NDArray[np.float32]:
+        """Rows of different classes differ by little: enough to turn near-ties."""
+        for place, one in enumerate(self.capabilities.equal_rows):
+            if one.low <= width <= one.high:
+                return (
+                    np.random.default_rng((place, position))
+                    .normal(0, self._noise, VOCAB)
+                    .astype(np.float32)
+                )
+        if not self.capabilities.equal_rows:
+            return np.zeros(VOCAB, np.float32)
+        return (
+            np.random.default_rng((width, position))
+            .normal(0, self._noise, VOCAB)
+            .astype(np.float32)
+        )
+
+
+class ScriptedModel:
+    """See backend.OpenModel."""
+
+    def __init__(self, path: Path, script: Script) -> None:
+        self._script = script
+        self.tokenizer: Tokenizer = ScriptedTokenizer()
+        self.info = ModelInfo(
+            name=path.stem,
+            architecture="script",
+            quantization="none",
+            parameters=0,
+            context_train=script.context_tokens,
+            vocab_size=VOCAB,
+            file_bytes=path.stat().st_size,
+            chat_template=script.template,
+            identity=hashlib.sha256(path.read_bytes()).hexdigest(),
+        )
+
+    def plan(self, wish: LoadWish) -> MemoryPlan:
+        context = wish.context_tokens or self._script.context_tokens
+        if context > 1 << 20:
+            raise ContextExceeded("a script has no such context", context_tokens=1 << 20)
+        return MemoryPlan(
+            backend="scripted",
+            weights_bytes=1000,
+            kv_bytes=100,
+            compute_bytes=10,
+            overhead_bytes=1,
+            free_bytes=1 << 30,
+            fits=True,
+            context_tokens=context,
+            max_context_tokens=context,
+            kv_type=wish.kv_type or "f16",
+            flash_attention=False,
+            gpu_layers=0,
+            cache_ram_bytes=1 << 20,
+            max_step_tokens=64,
+            kv_types=_KV_TYPES,
+        )
+
+    def load(self, options: LoadOptions, progress: Progress, say: Callable[[str], None]) -> Runner:
+        script = self._script
+        for tenth in range(10):
+            if not progress(tenth * 100, 1000):
+                raise EngineClosed("the load was stopped")
+            time.sleep(script.load_s / 10)
+        if script.crash == "load" and not options.safe_mode:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        progress(1000, 1000)
+        if script.crash == "always" or (script.crash == "warmup" and not options.safe_mode):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return ScriptedRunner(
+            Capabilities(
+                context_tokens=options.plan.context_tokens,
+                kv_tokens=options.plan.context_tokens,
+                max_slots=options.max_slots,
+                max_rows=options.max_slots,
+                max_step_tokens=options.plan.max_step_tokens,
+                bytes_per_token=4,
+                equal_rows=(RowClass(1, 1), RowClass(2, 7)),
+                kv_type=options.plan.kv_type,
+                kv_types=_KV_TYPES,
+            ),
+            hashed if script.reply is None else spoken(script.reply),
+            step_s=script.step_s,
+            crash_after=script.crash_after if script.crash == "step" else None,
+            noise=0.02,
+        )
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class ScriptedBackend:
+    """See backend.Backend. Not an entry point: asked for as
+    `localchat.backend_api.scripted:ScriptedBackend`."""
+
+    name = "scripted"
+
+    def build_key(self) -> str:
+        return "scripted build"
+
+    def available(self) -> Availability:
+        return Availability(True, "a script needs nothing")
+
+    def accepts(self, path: Path) -> bool:
+        return path.suffix == ".script"
+
+    def open(self, path: Path, say: Callable[[str], None]) -> ScriptedModel:
+        if not path.is_file():
+            raise ModelMissing(f"no script at {path}")
+        try:
+            script = msgspec.json.decode(path.read_bytes(), type=Script)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise ModelInvalid(f"{path} is no script: {error}") from error
+        if script.crash == "open":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return ScriptedModel(path, script)

@@ -1,0 +1,269 @@
+"""A plain-data interpreter of memory operations, for the scripted runner and for tests.
+
+It keeps token ids where a runner keeps keys and values, does what a plan says, and refuses with
+AssertionError whatever a real cache would do wrongly in silence or die of: a gap between positions,
+a write into text that another slot reads, a cut that a sliding window no longer covers, more cells
+than there are.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from localchat.backend_api.interface import (
+    Alias,
+    Capabilities,
+    Copy,
+    Discard,
+    Drop,
+    MemoryOp,
+    Park,
+    Restore,
+    StepPlan,
+    StepRow,
+    Truncate,
+)
+
+
+class Storage(Protocol):
+    """What a runner remembers between steps. Raises AssertionError on a plan that breaks a rule."""
+
+    def begin(self, plan: StepPlan) -> None:
+        """What comes before the rows: leave, memory operations in order, enter."""
+        ...
+
+    def write(self, row: StepRow, tokens: Sequence[int]) -> None:
+        """Compute a row: `tokens` are the row's, LAST resolved, drafts included."""
+        ...
+
+    def skip(self, row: StepRow) -> None:
+        """What is done for a row whose step computes nothing."""
+        ...
+
+    def held(self, slot: int) -> list[int]:
+        """The tokens that a slot holds, rejected drafts included until they are cut or
+        overwritten."""
+        ...
+
+    def earliest(self, slot: int) -> int:
+        """The lowest position that a slot still holds."""
+        ...
+
+
+def storage_for(capabilities: Capabilities) -> Storage:
+    """A storage that behaves as a model with these capabilities."""
+    return (BlockStorage if capabilities.block_tokens else SlotStorage)(capabilities)
+
+
+# ---------------------------------------------------------------------------- one unified cache
+
+
+class _Cell:
+    __slots__ = ("slots", "token")
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+        self.slots = 0
+
+
+class _Slot:
+    __slots__ = ("cells", "earliest")
+
+    def __init__(self) -> None:
+        self.cells: list[_Cell] = []
+        self.earliest = 0
+
+
+class SlotStorage:
+    """Slots over shared cells, as llama.cpp's unified cache. A sliding window moves in strides of
+    its own width, so that some cuts are still possible and others not; whoever writes moves those of all
+    slots. A saved state has its window alone."""
+
+    def __init__(self, capabilities: Capabilities) -> None:
+        self._can = capabilities
+        self._slots = [_Slot() for _ in range(capabilities.max_slots)]
+        self._saved: dict[int, tuple[tuple[int, ...], int]] = {}
+        self.used = 0
+
+    def begin(self, plan: StepPlan) -> None:
+        for op in plan.memory:
+            self.apply(op)
+        for enter in plan.enter:
+            if enter.slot < 0:
+                continue
+            known = self.held(enter.slot)
+            assert tuple(known) == enter.tokens[: len(known)], f"slot {enter.slot} has another text"
+
+    def apply(self, op: MemoryOp) -> None:
+        """Execute one operation."""
+        match op:
+            case Alias(src, dst, tokens):
+                assert self._can.share, "this model cannot share"
+                self._check_cut(self._slots[src], tokens)
+                self._fill(dst, self._slots[src].cells[:tokens], self._slots[src].earliest)
+            case Truncate(slot, tokens):
+                assert self._can.rewind != "checkpoint", "this model cannot rewind"
+                self._check_cut(self._slots[slot], tokens)
+                self._keep(slot, tokens)
+            case Drop(slot):
+                self._keep(slot, 0)
+                self._slots[slot].earliest = 0
+            case Park(slot, key):
+                assert key not in self._saved, f"key {key} is taken"
+                assert self._slots[slot].cells, f"slot {slot} is empty"
+                text, earliest = self.held(slot), self._slots[slot].earliest
+                if self._can.rewind == "last_n":
+                    earliest = max(earliest, len(text) - self._can.rewind_tokens)
+                self._saved[key] = (tuple(text), earliest)
+            case Restore(key, slot, tokens):
+                saved, earliest = self._saved[key]
+                self._fill(slot, [_Cell(token) for token in saved], earliest)
+                self._check_cut(self._slots[slot], tokens)
+                self._keep(slot, tokens)
+            case Discard(key):
+                del self._saved[key]
+            case Copy():
+                raise AssertionError("a unified cache has no blocks to copy")
+
+    def _check_cut(self, slot: _Slot, tokens: int) -> None:
+        length = len(slot.cells)
+        assert 0 < tokens <= length, f"{tokens} of {length} tokens wanted"
+        if tokens == length or self._can.rewind == "any":
+            return
+        assert self._can.rewind == "last_n", "this model cannot rewind"
+        self._check_window(slot, tokens)
+
+    def _check_window(self, slot: _Slot, start: int) -> None:
+        if self._can.rewind == "last_n":
+            first = max(0, start - self._can.rewind_tokens)
+            assert slot.earliest <= first, f"the window moved on to {slot.earliest}: {first} wanted"
+
+    def _fill(self, slot: int, cells: list[_Cell], earliest: int) -> None:
+        assert not self._slots[slot].cells, f"slot {slot} is not empty"
+        self._add(slot, cells)
+        self._slots[slot].earliest = earliest
+
+    def _add(self, slot: int, cells: list[_Cell]) -> None:
+        for cell in cells:
+            self.used += not cell.slots
+            cell.slots += 1
+        assert self.used <= self._can.kv_tokens, f"{self.used} cells of {self._can.kv_tokens}"
+        self._slots[slot].cells.extend(cells)
+
+    def _keep(self, slot: int, tokens: int) -> None:
+        cells = self._slots[slot].cells
+        for cell in cells[tokens:]:
+            cell.slots -= 1
+            self.used -= not cell.slots
+        del cells[tokens:]
+
+    def write(self, row: StepRow, tokens: Sequence[int]) -> None:
+        slot = self._slots[row.slot]
+        assert row.start == len(slot.cells), f"slot {row.slot}: gap or overlap at {row.start}"
+        assert not row.new_blocks, "a unified cache has no blocks"
+        self._check_window(slot, row.start)
+        self._add(row.slot, [_Cell(token) for token in tokens])
+        if self._can.rewind == "last_n":
+            self._move(slot, row.start)
+            for other in self._slots:
+                if other is not slot and all(cell.slots == 1 for cell in other.cells):
+                    self._move(other, len(other.cells))
+
+    def _move(self, slot: _Slot, start: int) -> None:
+        gone = max(0, start - self._can.rewind_tokens)
+        slot.earliest = max(slot.earliest, gone - gone % max(1, self._can.rewind_tokens))
+
+    def skip(self, row: StepRow) -> None:
+        """Nothing."""
+
+    def held(self, slot: int) -> list[int]:
+        return [cell.token for cell in self._slots[slot].cells]
+
+    def earliest(self, slot: int) -> int:
+        return self._slots[slot].earliest
+
+    def saved(self) -> dict[int, int]:
+        """Tokens saved under each key."""
+        return {key: len(text) for key, (text, _) in self._saved.items()}
+
+
+# ---------------------------------------------------------------------------- a paged cache
+
+
+class _Table:
+    __slots__ = ("blocks", "length")
+
+    def __init__(self) -> None:
+        self.blocks: list[int] = []
+        self.length = 0
+
+
+_UNWRITTEN = -1
+
+
+class BlockStorage:
+    """Blocks and block tables, as the CUDA runner's cache. A sequence that left may no longer be
+    read, so its blocks may be written by others from that plan on."""
+
+    def __init__(self, capabilities: Capabilities) -> None:
+        size = self._size = capabilities.block_tokens
+        self._blocks = [[_UNWRITTEN] * size for _ in range(capabilities.kv_tokens // size)]
+        self._readers = [0] * len(self._blocks)
+        self._tables = [_Table() for _ in range(capabilities.max_slots)]
+        self._slot_of: dict[int, int] = {}
+
+    def begin(self, plan: StepPlan) -> None:
+        for seq in plan.leave:
+            slot = self._slot_of.pop(seq)
+            if slot >= 0:
+                self._close(slot)
+        for op in plan.memory:
+            self.apply(op)
+        for enter in plan.enter:
+            taken = enter.slot >= 0 and enter.slot in self._slot_of.values()
+            assert not taken, f"slot {enter.slot} is taken"
+            assert enter.seq not in self._slot_of, f"sequence {enter.seq} enters twice"
+            self._slot_of[enter.seq] = enter.slot
+
+    def apply(self, op: MemoryOp) -> None:
+        """Execute one operation: a paged cache knows `Copy` only."""
+        assert isinstance(op, Copy), f"a paged cache cannot {op}"
+        assert 0 < op.tokens <= self._size
+        text = self._blocks[op.src_block][: op.tokens]
+        assert op.src_block != op.dst_block, "a copy onto itself"
+        assert _UNWRITTEN not in text, f"block {op.src_block} holds fewer than {op.tokens} tokens"
+        assert not self._readers[op.dst_block], f"block {op.dst_block} is read by a slot"
+        self._blocks[op.dst_block] = text + [_UNWRITTEN] * (self._size - op.tokens)
+
+    def _close(self, slot: int) -> None:
+        for block in self._tables[slot].blocks:
+            self._readers[block] -= 1
+        self._tables[slot] = _Table()
+
+    def write(self, row: StepRow, tokens: Sequence[int]) -> None:
+        table = self._tables[row.slot]
+        self.skip(row)
+        end = row.start + len(tokens)
+        assert end <= len(table.blocks) * self._size, f"slot {row.slot}: no block at {end}"
+        for position, token in enumerate(tokens, row.start):
+            block = table.blocks[position // self._size]
+            assert self._readers[block] == 1, f"block {block} is read by another slot too"
+            self._blocks[block][position % self._size] = token
+        table.length = end
+        assert _UNWRITTEN not in self.held(row.slot), f"slot {row.slot}: gap before {row.start}"
+
+    def skip(self, row: StepRow) -> None:
+        """The table grows: the books will not say it again."""
+        assert self._slot_of.get(row.seq) == row.slot, f"sequence {row.seq} is not in this slot"
+        table = self._tables[row.slot]
+        for block in row.new_blocks:
+            assert block not in table.blocks, f"block {block} twice in a table"
+            self._readers[block] += 1
+            table.blocks.append(block)
+
+    def held(self, slot: int) -> list[int]:
+        table = self._tables[slot]
+        text = [token for block in table.blocks for token in self._blocks[block]]
+        return text[: table.length]
+
+    def earliest(self, slot: int) -> int:
+        return 0

@@ -1,0 +1,112 @@
+"""Embedding in the child: texts are read and refused at the desk, and computed one request after the other.
+
+There is no loop here: a text is one step, and nothing of it is sampled, cached or drafted.
+"""
+
+import queue
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from localchat.backend_api.interface import Embedder, EmbeddingModel
+from localchat.core.stats import EngineCounters
+from localchat.engine.events import EngineStats, Figures
+from localchat.errors import ContextExceeded, LocalchatError, UsageError
+
+MOST_TEXTS = 4096
+ONLY_EMBEDS = "It gives embeddings and writes no text."
+
+Phase: TypeAlias = Literal["queued", "loading"]
+Give = Callable[[int, list[list[float]], tuple[int, ...]], None]
+"""(request, its vectors, how many tokens each text took)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    id: int
+    tokens: list[list[int]]
+
+
+class Embedding:
+    """`take` belongs to desk threads, `run` to the main one, `stop` and `stats` to any. `give` and `fail` are
+    told what comes of a request. context_tokens: the longest text."""
+
+    def __init__(
+        self,
+        model: EmbeddingModel,
+        name: str,
+        context_tokens: int,
+        counts: EngineCounters,
+        give: Give,
+        fail: Callable[[int, LocalchatError], None],
+    ) -> None:
+        self._model = model
+        self._name = name
+        self._context = context_tokens
+        self._counts = counts
+        self._give = give
+        self._fail = fail
+        self._waiting: queue.SimpleQueue[_Texts | None] = queue.SimpleQueue()
+        self._embedder: Embedder | None = None
+        self._running = False
+
+    def take(self, id_: int, texts: Sequence[str]) -> None:
+        """Read a request and queue it, also before the model is loaded. Raises UsageError,
+        ContextExceeded."""
+        try:
+            tokens = self._read(texts)
+        except LocalchatError as error:
+            self._counts.fail(error)
+            raise
+        self._waiting.put(_Texts(id_, tokens))
+
+    def _read(self, texts: Sequence[str]) -> list[list[int]]:
+        if len(texts) > MOST_TEXTS:
+            raise UsageError(f"{len(texts)} texts at once: at most {MOST_TEXTS} are taken")
+        read = []
+        for number, text in enumerate(texts):
+            which = f"text {number + 1} of {len(texts)}" if len(texts) > 1 else "the text"
+            tokens = self._model.text_tokens(text)
+            if not tokens:
+                raise UsageError(f"{which} is empty: there is nothing to embed")
+            if len(tokens) > self._context:
+                raise ContextExceeded(
+                    f"{which} has {len(tokens):,} tokens, and {self._name} reads {self._context:,} at once",
+                    hint="embed it in parts",
+                    prompt_tokens=len(tokens),
+                    context_tokens=self._context,
+                )
+            read.append(tokens)
+        return read
+
+    def run(self, embedder: Embedder) -> None:
+        """Serve until `stop`."""
+        self._embedder = embedder
+        while (texts := self._waiting.get()) is not None:
+            self._running = True
+            try:
+                vectors = embedder.embed(texts.tokens)
+            except LocalchatError as error:
+                self._counts.fail(error)
+                self._fail(texts.id, error)
+            else:
+                lengths = tuple(map(len, texts.tokens))
+                self._counts.embed(sum(lengths))
+                self._give(texts.id, vectors, lengths)
+            self._running = False
+
+    def stop(self) -> None:
+        """End `run` after its step."""
+        self._waiting.put(None)
+        if self._embedder is not None:
+            self._embedder.abort()
+
+    def stats(self) -> EngineStats:
+        """What was counted, and how many requests there are now."""
+        phase: Phase = "loading" if self._embedder is None else "queued"
+        figures = Figures(
+            phase="prefill" if self._running else phase,
+            running=int(self._running),
+            waiting=self._waiting.qsize(),
+        )
+        return self._counts.stats(figures, [])

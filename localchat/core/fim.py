@@ -1,0 +1,50 @@
+"""Filling in the middle: a gap's surroundings in the tokens that a model was trained on for it.
+
+Prefix, suffix, middle is the order that these models share (Bavarian et al. 2022); files of the same
+repository come before, as Qwen2.5-Coder's report describes: a name of the repository, then each file behind a
+separator with its name.
+"""
+
+from collections.abc import Callable
+
+from localchat.backend_api.interface import Tokenizer
+from localchat.engine.request import Infill
+from localchat.errors import UsageError
+
+_NAMES = ("fim_pre", "fim_suf", "fim_mid")
+_REPOSITORY, _THIS_FILE = "repository\n", "file\n"
+"""Names that nobody told, where the form wants one."""
+
+
+def infill_tokens(
+    infill: Infill, tokenizer: Tokenizer, plain: Callable[[str], list[int]]
+) -> list[int]:
+    """The whole prompt. `plain` tokenizes text without markup. Raises UsageError for a model that has no such
+    tokens, and what `plain` raises."""
+    before, after, middle = (tokenizer.special(name) for name in _NAMES)
+    missing = [name for name in _NAMES if tokenizer.special(name) < 0]
+    if missing:
+        raise UsageError(
+            f"this model has no fill-in-the-middle tokens ({', '.join(missing)})",
+            hint="use a coder model that was trained for it, such as qwen2.5-coder",
+        )
+    begin = [tokenizer.bos] if tokenizer.add_bos and tokenizer.bos >= 0 else []
+    others = _other_files(infill, tokenizer, plain) if infill.extra else []
+    gap = [before, *plain(infill.prefix), after, *plain(infill.suffix), middle]
+    return [*begin, *others, *gap]
+
+
+def _other_files(
+    infill: Infill, tokenizer: Tokenizer, plain: Callable[[str], list[int]]
+) -> list[int]:
+    separator, repository = tokenizer.special("fim_sep"), tokenizer.special("fim_rep")
+    if separator < 0:
+        return [token for name, text in infill.extra for token in plain(f"{name}\n{_ended(text)}")]
+    tokens = [repository, *plain(_REPOSITORY)] if repository >= 0 else []
+    for name, text in infill.extra:
+        tokens += [separator, *plain(f"{name}\n{_ended(text)}")]
+    return [*tokens, separator, *plain(_THIS_FILE)]
+
+
+def _ended(text: str) -> str:
+    return text if text.endswith("\n") else f"{text}\n"

@@ -1,0 +1,281 @@
+"""The desk: takes a request before the loop does. Renders, tokenizes, refuses, and makes the job.
+
+It runs in threads beside the loop and needs the vocabulary only, so it never waits for a step, nor for the
+weights.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Several
+from dataclasses import replace
+from functools import partial
+from itertools import count
+
+import msgspec
+
+from localchat.backend_api.interface import OpenModel, SamplingParams, Tokenizer
+from localchat.chatformat import ChatFormat, chat_format
+from localchat.chatformat.rendered import Rendered
+from localchat.core.detokenizer import ChoiceOutput
+from localchat.core.fim import infill_tokens
+from localchat.core.request_timer import RequestTimer
+from localchat.core.sequence import RequestState, Sequence
+from localchat.core.stop_strings import StopPatterns
+from localchat.core.structured_output.compiler import GrammarCompiler
+from localchat.core.structured_output.matcher import GrammarMatcher
+from localchat.core.structured_output.tool_grammar import answer_grammar
+from localchat.engine.events import Accepted
+from localchat.engine.request import (
+    GenerateRequest,
+    Infill,
+    Messages,
+    Text,
+    TokenIds,
+)
+from localchat.errors import ContextExceeded, UsageError
+
+_DEFAULTS = {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05}
+_SEED_MASK = (1 << 64) - 1
+_MOST_CHOICES = 64
+_MOST_STOPS = 64
+_MOST_LOGPROBS = 100
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "temperature": (0.0, 100.0),
+    "top_k": (0, 1 << 31),
+    "typical_p": (0.0, 1.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1e-3, 100.0),
+    "frequency_penalty": (-100.0, 100.0),
+    "presence_penalty": (-100.0, 100.0),
+}
+
+
+class InputProcessor:
+    """Answers for an open model. `context_tokens`: the longest sequence. `sampling`: defaults by name, before
+    the model's own. Thread-safe."""
+
+    def __init__(
+        self,
+        model: OpenModel,
+        context_tokens: int,
+        sampling: Mapping[str, float],
+        say: Callable[[str], None],
+    ) -> None:
+        self._model = model
+        self._context = context_tokens
+        self._say = say
+        self._said: set[str] = set()
+        self._defaults = {**_DEFAULTS, **self._advised(), **sampling}
+        self._numbers = count(1)
+        tokenizer = model.tokenizer
+        self.format: ChatFormat = chat_format(model.info.chat_template, _special_texts(tokenizer))
+        self._grammars = GrammarCompiler(tokenizer)
+        self._shown = _control_tokens(tokenizer, self.format.markup)
+        self._shown_calls = _control_tokens(tokenizer, self.format.calls.markup)
+
+    def _advised(self) -> dict[str, float]:
+        """The model's own defaults, without those that mean nothing."""
+        advised = dict(self._model.info.sampling)
+        for name, value in self._model.info.sampling:
+            low, high = _RANGES[name]
+            if name == "top_k" and value < 0:
+                advised[name] = 0  # others' word for off
+            elif not low <= value <= high:
+                del advised[name]
+                self._say(
+                    f"The model's file advises {name} {value:g}, which means nothing: left out."
+                )
+        return advised
+
+    # ------------------------------------------------------------------------ requests
+
+    def accept(self, id_: int, request: GenerateRequest) -> tuple[RequestState, Accepted]:
+        """The job of a request, ready for the loop. Raises UsageError, TemplateError, ContextExceeded."""
+        arrived_s = time.perf_counter()
+        _check(request)
+        rendered, tokens = self._prompt(request)
+        if not tokens:
+            raise UsageError("the prompt is empty: there is nothing to go on from")
+        room = self._context - len(tokens)
+        if room < 1:
+            self._too_long(len(tokens))
+        wanted = request.max_tokens
+        max_tokens = room if wanted is None else min(wanted, room)
+        constraints = self._constraints(request, rendered, max_tokens)
+        sampling = self._sampling(request)
+        exact = request.exact if request.exact is not None else request.sampling.seed is not None
+        job = RequestState(
+            id_, request, tuple(tokens), sampling, max_tokens, exact, RequestTimer(arrived_s)
+        )
+        stops = StopPatterns((*request.stop, *(rendered.stop if rendered else ())))
+        for choice in range(request.n):
+            job.sequences.append(
+                Sequence(
+                    number=next(self._numbers),
+                    job=job,
+                    choice=choice,
+                    sampling=replace(sampling, choice=choice),
+                    tokens=list(tokens),
+                    limit=len(tokens) + max_tokens,
+                    voice=self._voice(choice, stops, rendered),
+                    constraint=constraints[choice] if constraints else None,
+                )
+            )
+        return job, Accepted(len(tokens), max_tokens, sampling.seed)
+
+    def _constraints(
+        self, request: GenerateRequest, rendered: Rendered | None, room: int
+    ) -> list[GrammarMatcher]:
+        """What binds the choices of a request, one each; none where nothing does."""
+        grammar = answer_grammar(request, rendered, self.format, self._model.tokenizer)
+        if grammar is None:
+            return []
+        bind = self._grammars.constraint
+        return [bind(grammar, room=room, ignore_ends=request.ignore_eos) for _ in range(request.n)]
+
+    def _voice(self, choice: int, stops: StopPatterns, rendered: Rendered | None) -> ChoiceOutput:
+        if rendered is None:
+            return ChoiceOutput(choice, partial(self._piece, self._shown), stops, None)
+        shown = self._shown | self._shown_calls if rendered.tools else self._shown
+        return ChoiceOutput(
+            choice, partial(self._piece, shown), stops, self.format.splitter(rendered)
+        )
+
+    def _piece(self, shown: frozenset[int], token: int) -> bytes:
+        return self._model.tokenizer.piece(token, special=token in shown)
+
+    def _sampling(self, request: GenerateRequest) -> SamplingParams:
+        asked = {
+            name: value
+            for name, value in msgspec.structs.asdict(request.sampling).items()
+            if value is not None and name not in ("seed", "logit_bias")
+        }
+        chosen = {**self._defaults, **asked}
+        chosen["top_k"] = int(chosen.get("top_k", 0))
+        biases = request.sampling.logit_bias
+        self._check_tokens(biases, "logit_bias")
+        seed = request.sampling.seed
+        top = request.logprobs
+        return SamplingParams(
+            **chosen,
+            logit_bias=tuple(sorted(biases.items())),
+            seed=secrets.randbits(64) if seed is None else seed & _SEED_MASK,
+            top_logprobs=-1 if top is None else top,
+        )
+
+    def _check_tokens(self, tokens: Iterable[int], field: str) -> None:
+        """Raises UsageError with the first that is no token of this model, and the field that it stands in."""
+        size = self._model.tokenizer.vocab_size
+        bad = next((token for token in tokens if not 0 <= token < size), None)
+        if bad is not None:
+            raise UsageError(
+                f"token id {bad} of {field} is not in the vocabulary of {size} (0 to {size - 1})",
+                hint="ids are one model's own: another has another token there, or none",
+                field=field,
+            )
+
+    # ------------------------------------------------------------------------ prompts
+
+    def _prompt(self, request: GenerateRequest) -> tuple[Rendered | None, Several[int]]:
+        tokenizer = self._model.tokenizer
+        match request.prompt:
+            case Messages() as messages:
+                rendered = self.format.render(messages)
+                self._warn(rendered.warnings)
+                return rendered, self._encode(
+                    rendered.text, special=True, add_bos=rendered.add_bos and tokenizer.add_bos
+                )
+            case Text(text, special):
+                return None, self._encode(text, special=special, add_bos=tokenizer.add_bos)
+            case TokenIds(tokens):
+                self._check_tokens(tokens, "prompt")
+                return None, tokens
+            case Infill() as infill:
+                return None, self._infill(infill)
+
+    def _encode(self, text: str, *, special: bool, add_bos: bool) -> list[int]:
+        """Tokens of a text; refused before it is tokenized where it cannot fit by its bytes alone."""
+        tokenizer = self._model.tokenizer
+        least = len(text.encode("utf-8", "replace")) // max(1, tokenizer.longest_piece)
+        if least >= self._context:
+            self._too_long(least, at_least=True)
+        return tokenizer.encode(text, special=special, add_bos=add_bos)
+
+    def _too_long(self, tokens: int, *, at_least: bool = False) -> None:
+        about = "at least " if at_least else ""
+        raise ContextExceeded(
+            f"the prompt has {about}{tokens:,} tokens and the context holds {self._context:,}, "
+            "with room for at least one of the answer",
+            prompt_tokens=tokens,
+            context_tokens=self._context,
+            context_train=self._model.info.context_train,
+            at_least=at_least,
+        )
+
+    def _infill(self, infill: Infill) -> list[int]:
+        """See infilling.py. What is too long by its bytes alone is refused first."""
+        plain = partial(self._encode, special=False, add_bos=False)
+        return infill_tokens(infill, self._model.tokenizer, plain)
+
+    def _warn(self, sentences: tuple[str, ...]) -> None:
+        for sentence in sentences:
+            if sentence not in self._said:
+                self._said.add(sentence)
+                self._say(sentence)
+
+    # ------------------------------------------------------------------------ questions
+
+    @property
+    def warning(self) -> str:
+        """What may spoil answers, so far."""
+        return " ".join(sorted(self._said))
+
+    def render(self, messages: Messages) -> str:
+        return self.format.render(messages).text
+
+    def tokenize(self, text: str, special: bool) -> tuple[int, ...]:
+        return tuple(self._model.tokenizer.encode(text, special=special))
+
+    def detokenize(self, tokens: Several[int]) -> str:
+        self._check_tokens(tokens, "tokens")
+        piece = self._model.tokenizer.piece
+        return b"".join(piece(token, special=True) for token in tokens).decode("utf-8", "replace")
+
+
+def _check(request: GenerateRequest) -> None:
+    """Values that no engine can mean. Raises UsageError naming the field, the value and the range."""
+    sampling = msgspec.structs.asdict(request.sampling)
+    for name, (low, high) in _RANGES.items():
+        value = sampling[name]
+        if value is not None and not low <= value <= high:
+            raise UsageError(f"{name} {value}: it must be {low} to {high}")
+    for name, value, high in (
+        ("n", request.n, _MOST_CHOICES),
+        ("max_tokens", request.max_tokens, 1 << 31),
+        ("logprobs", request.logprobs, _MOST_LOGPROBS),
+        ("prompt_logprobs", request.prompt_logprobs, _MOST_LOGPROBS),
+    ):
+        low = 1 if name == "n" else 0
+        if value is not None and not low <= value <= high:
+            raise UsageError(f"{name} {value}: it must be {low} to {high}")
+    if len(request.stop) > _MOST_STOPS:
+        raise UsageError(f"{len(request.stop)} stop strings: at most {_MOST_STOPS} are taken")
+
+
+def _special_texts(tokenizer: Tokenizer) -> dict[str, str]:
+    texts = {}
+    for name, token in (("bos_token", tokenizer.bos), ("eos_token", tokenizer.eos)):
+        if token >= 0:
+            texts[name] = tokenizer.piece(token, special=True).decode("utf-8", "replace")
+    return texts
+
+
+def _control_tokens(tokenizer: Tokenizer, markup: Several[str]) -> frozenset[int]:
+    """Control tokens that the parser of answers must see: they print nothing otherwise."""
+    shown: set[int] = set()
+    for text in markup:
+        tokens = tokenizer.encode(text, special=True)
+        shown.update(token for token in tokens if not tokenizer.piece(token))
+    return frozenset(shown - tokenizer.eog)

@@ -1,0 +1,308 @@
+"""The KV books of a paged cache (the CUDA runner): blocks, reference counts, a prefix cache,
+eviction.
+
+A block is *live* (held by running sequences), *cached* (held by nobody, its text findable) or
+*free*. Cached blocks are evicted least recently used first; because a sequence gives its blocks
+back from the last to the first, a leaf always goes before what it continues, and no block in the
+middle of a text is ever lost first. A partly shared block is copied (`Copy`), or taken over where
+nobody else needs it; a fork is the same operation. Ideas: vLLM's block manager (chained hashes,
+reverse release), exllamav3's eviction (leaf first).
+"""
+
+import heapq
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from localchat.backend_api.interface import Copy, MemoryOp
+from localchat.core.kv_cache.manager import Growth, PrefixHit, Usage
+from localchat.core.kv_cache.prefix_tree import PrefixNode, Text, Tree, Walk
+
+
+class _Held:
+    """A running sequence. `tip`: its last published full node, None once its text can no longer be
+    published (a collision of digests). `tail`: its partly filled node."""
+
+    __slots__ = ("salt", "settled", "slot", "table", "tail", "tip")
+
+    def __init__(
+        self, slot: int, salt: str, table: list[int], settled: int, tip: PrefixNode | None
+    ) -> None:
+        self.slot = slot
+        self.salt = salt
+        self.table = table
+        self.settled = settled
+        self.tip = tip
+        self.tail: PrefixNode | None = None
+
+
+class _Source(NamedTuple):
+    version: int
+    walk: Walk
+
+
+class PagedKVCacheManager:
+    """See `Book`. `identity` names everything besides the text that KV depends on (weights, KV
+    type): it is hashed under every text. Counts of `Usage` are blocks times `block_tokens`."""
+
+    def __init__(self, block_tokens: int, blocks: int, max_slots: int, identity: str) -> None:
+        self._block_tokens = block_tokens
+        self._refs = [0] * blocks
+        self._free = list(range(blocks - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._node_of: dict[int, PrefixNode] = {}
+        self._tree = Tree(block_tokens, identity)
+        self._held: dict[int, _Held] = {}
+        self._slots = list(range(max_slots))
+        self._max_slots = max_slots
+        self._shared = 0
+        self._evictions = 0
+        self._version = 0
+
+    # ------------------------------------------------------------------------ the prefix
+
+    def match(self, tokens: Sequence[int], salt: str) -> PrefixHit:
+        limit = len(tokens) - 1
+        walk = self._tree.walk(array("i", tokens), limit, salt)
+        cached = len(walk.nodes) * self._block_tokens + walk.shared
+        why = "" if cached >= limit else self._why(walk, cached)
+        return PrefixHit(cached, why, _Source(self._version, walk))
+
+    def _why(self, walk: Walk, cached: int) -> str:
+        if walk.was_known:
+            return "evicted to make room"
+        node = walk.nodes[-1] if walk.nodes else walk.root
+        parts = walk.shared < len(walk.partial.tokens) if walk.partial else node and node.children
+        return f"the text differs from token {cached + 1} on" if cached and parts else ""
+
+    def admit(self, seq: int, tokens: Sequence[int], hit: PrefixHit, salt: str) -> Growth | None:
+        assert seq not in self._held, f"sequence {seq} is admitted already"
+        assert isinstance(hit.source, _Source)
+        assert hit.source.version == self._version, "the hit is older than the last change"
+        nodes, partial, shared, _, _ = hit.source.walk
+        blocks = [node.blocks[0] for node in nodes]
+        room = len(self._free) + len(self._cached) - sum(not self._refs[b] for b in blocks)
+        take_over = False
+        if partial is not None and not self._refs[partial.blocks[0]]:
+            room -= 1
+            take_over = room < 1 or shared == len(partial.tokens)
+        if not self._slots or (room < 1 and not take_over):
+            return None
+        for block in blocks:
+            self._hold(block)
+        last, memory = self._last_block(partial, shared, take_over)
+        root = self._tree.enter(salt)
+        table = [*blocks, last]
+        held = _Held(
+            heapq.heappop(self._slots), salt, table, hit.cached, nodes[-1] if nodes else root
+        )
+        self._held[seq] = held
+        if shared:
+            self._begin_tail(held, array("i", tokens[hit.cached - shared : hit.cached]))
+        self._version += 1
+        return Growth(memory, tuple(table))
+
+    def _last_block(
+        self, partial: PrefixNode | None, shared: int, take_over: bool
+    ) -> tuple[int, tuple[MemoryOp, ...]]:
+        """The block that a sequence goes on in, with `shared` tokens of `partial` in it."""
+        if partial is None:
+            return self._take(), ()
+        source = partial.blocks[0]
+        if take_over:
+            # Nobody else holds it, and either all its text is shared or there is no other block
+            # left (then it has no children: they would have been evicted before it).
+            del self._cached[source], self._node_of[source]
+            self._tree.remove(partial, evicted=shared < len(partial.tokens))
+            self._evictions += shared < len(partial.tokens)
+            self._hold(source)
+            return source, ()
+        idle = not self._refs[source]
+        if idle:
+            del self._cached[source]
+        block = self._take()
+        if idle:
+            self._cached[source] = None
+        return block, (Copy(source, block, shared),)
+
+    def _begin_tail(self, held: _Held, text: Text) -> None:
+        if held.tip is not None:
+            block = held.table[held.tip.end // self._block_tokens]
+            held.tail = self._node_of[block] = self._tree.begin(held.tip, text, block)
+
+    # ------------------------------------------------------------------------ blocks
+
+    def _hold(self, block: int) -> None:
+        self._cached.pop(block, None)
+        self._refs[block] += 1
+        self._shared += self._refs[block] == 2
+
+    def _take(self) -> int:
+        """A block for new text: a free one, else the cached one that was used longest ago."""
+        if not self._free:
+            block, _ = self._cached.popitem(last=False)
+            self._tree.remove(self._node_of.pop(block), evicted=True)
+            self._evictions += 1
+            self._free.append(block)
+        block = self._free.pop()
+        self._hold(block)
+        return block
+
+    def _give_back(self, block: int, keep: bool) -> None:
+        node = self._node_of.get(block)
+        if node is not None:
+            node.kept |= keep
+        self._refs[block] -= 1
+        self._shared -= self._refs[block] == 1
+        if self._refs[block]:
+            return
+        if node is not None and node.kept and len(node.blocks) == 1:
+            self._cached[block] = None
+            return
+        self._free.append(block)
+        if node is not None:
+            del self._node_of[block]
+            node.blocks.remove(block)
+            if not node.blocks:
+                self._tree.remove(node, evicted=False)
+
+    # ------------------------------------------------------------------------ running
+
+    def slot(self, seq: int) -> int:
+        return self._held[seq].slot
+
+    def grow(self, seq: int, tokens: int) -> Growth | None:
+        held = self._held[seq]
+        missing = -(-tokens // self._block_tokens) - len(held.table)
+        if missing <= 0:
+            return Growth()
+        if missing > len(self._free) + len(self._cached):
+            return None
+        new = tuple(self._take() for _ in range(missing))
+        held.table.extend(new)
+        self._version += 1
+        return Growth(new_blocks=new)
+
+    def settle(self, seq: int, tokens: Sequence[int], computed: int, earliest: int = 0) -> Growth:
+        held = self._held[seq]
+        assert held.settled <= computed <= len(held.table) * self._block_tokens, (
+            f"sequence {seq}: {computed} tokens computed, {held.settled} were before"
+        )
+        while held.settled < computed:
+            end = min(computed, (held.settled // self._block_tokens + 1) * self._block_tokens)
+            self._publish(held, array("i", tokens[held.settled : end]))
+            held.settled = end
+            self._version += 1
+        return Growth()
+
+    def _publish(self, held: _Held, text: Text) -> None:
+        """More computed text of one block."""
+        if held.tip is None:
+            return
+        if held.tail is None:
+            self._begin_tail(held, text)
+        else:
+            self._tree.extend(held.tail, text)
+        tail = held.tail
+        assert tail is not None
+        if len(tail.tokens) < self._block_tokens:
+            return
+        block = tail.blocks[0]
+        held.tip = self._tree.complete(tail)
+        held.tail = None
+        if held.tip is None:
+            del self._node_of[block]
+        elif held.tip is not tail:
+            self._node_of[block] = held.tip
+            self._keep_live_copies(held.tip)
+
+    def _keep_live_copies(self, node: PrefixNode) -> None:
+        """A live copy of a text makes a cached one needless."""
+        for block in [b for b in node.blocks if b in self._cached]:
+            node.blocks.remove(block)
+            del self._cached[block], self._node_of[block]
+            self._free.append(block)
+
+    def checkpoint(self, seq: int) -> Growth:
+        return Growth()
+
+    def fork(self, seq: int, child: int) -> Growth | None:
+        assert child not in self._held, f"sequence {child} is admitted already"
+        held = self._held[seq]
+        if not self._slots or not (self._free or self._cached):
+            return None
+        full, part = divmod(held.settled, self._block_tokens)
+        block = self._take()
+        table = [*held.table[:full], block]
+        for shared in table[:-1]:
+            self._hold(shared)
+        self._tree.enter(held.salt)
+        other = _Held(heapq.heappop(self._slots), held.salt, table, held.settled, held.tip)
+        self._held[child] = other
+        if held.tail is not None:
+            self._begin_tail(other, held.tail.tokens[:])
+        self._version += 1
+        memory = (Copy(held.table[full], block, part),) if part else ()
+        return Growth(memory, tuple(table))
+
+    def release(self, seq: int, *, keep: bool) -> Growth:
+        held = self._held.pop(seq)
+        for block in reversed(held.table):
+            self._give_back(block, keep)
+        self._tree.leave(held.salt)
+        heapq.heappush(self._slots, held.slot)
+        self._version += 1
+        return Growth()
+
+    # ------------------------------------------------------------------------ figures
+
+    def usage(self) -> Usage:
+        size = self._block_tokens
+        total, cached, free = len(self._refs), len(self._cached), len(self._free)
+        live = total - cached - free
+        return Usage(
+            live=live * size,
+            shared=self._shared * size,
+            cached=cached * size,
+            parked=0,
+            free=free * size,
+            total=total * size,
+            evictions=self._evictions,
+        )
+
+    def never_fits(self, tokens: int) -> bool:
+        return tokens > len(self._refs) * self._block_tokens
+
+    def check(self) -> None:
+        refs = Counter(block for held in self._held.values() for block in held.table)
+        for block, count in enumerate(self._refs):
+            assert count == refs[block], f"block {block}: {count} references, {refs[block]} holders"
+        assert self._shared == sum(count > 1 for count in self._refs), "shared blocks are off"
+        live = {block for block, count in enumerate(self._refs) if count}
+        parts = [*self._free, *self._cached, *live]
+        assert sorted(parts) == list(range(len(self._refs))), "a block is lost or in two places"
+        slots = [*self._slots, *(held.slot for held in self._held.values())]
+        assert sorted(slots) == list(range(self._max_slots)), "a slot is lost or held twice"
+        self._check_nodes(live)
+
+    def _check_nodes(self, live: set[int]) -> None:
+        self._tree.check(Counter(held.salt for held in self._held.values()))
+        order = {block: age for age, block in enumerate(self._cached)}
+        copies = {block: node for node in self._tree for block in node.blocks}
+        assert copies == self._node_of, "blocks and nodes do not name each other"
+        assert order.keys() <= copies.keys(), "a cached block without text"
+        for block, node in copies.items():
+            assert block in order or block in live, f"block {block} has text and is free"
+            above = node.parent.blocks if node.parent else []
+            assert block not in order or len(node.blocks) == 1, "a cached copy beside another"
+            if block in order and above and above[0] in order:
+                assert order[block] < order[above[0]], "a block would go before its continuation"
+            if block in live and above:
+                assert live.issuperset(above), "live text after text that nobody holds"
+        for seq, held in self._held.items():
+            size = self._block_tokens
+            assert held.settled <= len(held.table) * size, f"sequence {seq} outgrew its table"
+            if held.tip is not None:
+                tail = len(held.tail.tokens) if held.tail else 0
+                assert held.tip.end + tail == held.settled, f"sequence {seq}: text unpublished"

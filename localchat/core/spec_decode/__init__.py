@@ -1,0 +1,1 @@
+"""Speculative decoding by n-grams."""

@@ -1,0 +1,123 @@
+"""What an engine has counted since its load: one object, written where things happen, read by `stats`.
+
+The loop's thread writes the counts of steps and tokens; ends of requests come from the desk's threads too and
+take a lock. A reader may see a step half counted and never half a number.
+"""
+
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterable
+from typing import Literal
+
+import psutil
+
+from localchat.core.sequence import RequestState, State
+from localchat.engine.events import EngineStats, Figures, Running
+from localchat.errors import LocalchatError
+
+_REMEMBERED_TOKENS = 512
+
+
+class EngineCounters:
+    """See EngineStats for what each count means."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._failed: Counter[str] = Counter()
+        self._cancelled = 0
+        self._finished = 0
+        self.steps = 0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.completion_tokens = 0
+        self.drafted = 0
+        self.accepted = 0
+        self.draft_steps = 0
+        self.late_rows = 0
+        self._tpot_ms: deque[float] = deque(maxlen=_REMEMBERED_TOKENS)
+
+    def finish(self) -> None:
+        """A request came to its end."""
+        with self._lock:
+            self._finished += 1
+
+    def cancel(self) -> None:
+        """A request was given up by its reader."""
+        with self._lock:
+            self._cancelled += 1
+
+    def fail(self, error: LocalchatError) -> None:
+        """A request ended by an error, at the desk or in the loop."""
+        with self._lock:
+            self._failed[error.code] += 1
+
+    def admit(self, prompt_tokens: int, cached_tokens: int) -> None:
+        """A request's first step came back."""
+        self.prompt_tokens += prompt_tokens
+        self.cached_tokens += cached_tokens
+
+    def embed(self, tokens: int) -> None:
+        """Texts of so many tokens became vectors."""
+        self.steps += 1
+        self.prompt_tokens += tokens
+        self.finish()
+
+    def say(self, tokens: int, tpot_ms: Iterable[float]) -> None:
+        """Tokens that a step gave to one choice, with the time of each."""
+        self.completion_tokens += tokens
+        self._tpot_ms.extend(tpot_ms)
+
+    def draft(self, drafted: int, accepted: int) -> None:
+        """A row with drafts came back."""
+        self.draft_steps += 1
+        self.drafted += drafted
+        self.accepted += accepted
+
+    def stats(
+        self,
+        now: Figures,
+        jobs: Iterable[RequestState],
+        *,
+        preemptions: int = 0,
+        evictions: int = 0,
+    ) -> EngineStats:
+        """All of it, with the requests that the engine holds."""
+        now_s = time.perf_counter()
+        with self._lock:
+            ends = (self._finished, self._cancelled, dict(self._failed))
+        return EngineStats(
+            now,
+            *ends,
+            steps=self.steps,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            completion_tokens=self.completion_tokens,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            draft_steps=self.draft_steps,
+            preemptions=preemptions,
+            evictions=evictions,
+            late_rows=self.late_rows,
+            tpot_ms=tuple(
+                self._tpot_ms.copy()
+            ),  # one step of the interpreter: nobody writes between
+            requests=tuple(running(job, now_s) for job in jobs),
+            process_bytes=int(psutil.Process(os.getpid()).memory_info().rss),
+        )
+
+
+def running(job: RequestState, now_s: float) -> Running:
+    """A request as it stands."""
+    waits = all(one.state in (State.WAITING, State.JOINING) for one in job.sequences)
+    tokens = job.completion_tokens
+    phase: Literal["queued", "prefill", "decode"] = "decode" if tokens else "prefill"
+    return Running(
+        phase="queued" if waits and not tokens else phase,
+        prompt_tokens=job.prompt_tokens,
+        cached_tokens=job.cached,
+        completion_tokens=tokens,
+        age_s=now_s - job.clock.arrived_s,
+        user=job.request.user,
+    )

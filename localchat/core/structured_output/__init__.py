@@ -1,0 +1,1 @@
+"""Grammars and JSON schemas: compilation, token masks, and tool calls."""

@@ -1,0 +1,208 @@
+"""The grammar of a whole answer: reasoning first, free, where the model reasons; then what the request asks.
+
+With a grammar and tools together, an answer is either: a text of the grammar, or calls. With `tool_choice`
+`required`, or the name of a tool, it is calls alone, whatever the grammar.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from localchat.backend_api.interface import Tokenizer
+from localchat.chatformat import ChatFormat
+from localchat.chatformat.call_style import CallStyle
+from localchat.chatformat.rendered import Rendered
+from localchat.chatformat.tag_forms import NUMBER
+from localchat.core.structured_output.compiler import Wanted, check_schema, entry_of, styled, wanted
+from localchat.core.structured_output.lark import TEXT, Markup
+from localchat.core.structured_output.tool_arguments import argument_rules
+from localchat.engine.request import GenerateRequest, Messages
+from localchat.errors import UsageError
+
+# Tool calls as a grammar: the model's own syntax around the JSON schemas of the tools.
+
+
+_BREAKS = re.compile(f"(\n|{NUMBER})")
+_ANY_NUMBER = "/[0-9]{1,4}/"
+
+
+class Tool(NamedTuple):
+    """What a request says of a tool. `strict`: its arguments always keep to the schema."""
+
+    name: str
+    schema: Mapping[str, Any]
+    strict: bool = False
+
+
+def tool_of(description: Mapping[str, Any]) -> Tool:
+    """A tool of a request, whether or not it is wrapped as a function. Raises UsageError."""
+    function = description.get("function", description)
+    if not isinstance(function, Mapping) or not function.get("name"):
+        raise UsageError("a tool of the request has no name")
+    name = str(function["name"])
+    schema = function.get("parameters") or {"type": "object", "properties": {}}
+    if not isinstance(schema, Mapping):
+        raise UsageError(f"the parameters of the tool {name!r} are no JSON schema")
+    return Tool(name, schema, bool(function.get("strict")))
+
+
+def call_rules(
+    style: CallStyle, tools: Sequence[Tool], markup: Markup, *, many: bool, tagged: bool = False
+) -> list[str]:
+    """Rules that define `calls`: one call of one of `tools` or, with `many`, one after the other. `tagged`: a
+    tag tells them from another answer also where the family usually writes a bare object."""
+    form = style.form
+    begin = form.begin
+    if tagged and style.bare and not (begin + form.head).startswith(style.opens):
+        begin = style.opens[0] + begin
+    return [*_call_rules(style, tools, markup), f"calls: {_calls(style, begin, markup, many=many)}"]
+
+
+def free_rules(style: CallStyle, tools: Sequence[Tool], markup: Markup, *, many: bool) -> list[str]:
+    """Rules that define `free`: any text, in which a call, once its tag is written, keeps to the schemas."""
+    form = style.form
+    lines = _call_rules(style, tools, markup)
+    if form.others:
+        calls = _calls(style, form.begin, markup, many=many)
+        return [
+            *lines,
+            f"free: (other {_terms(markup, form.again)})* (other | {calls}) | {TEXT}",
+            f"other: ({' | '.join(markup.terms(other) for other in form.others)}) {TEXT}",
+        ]
+    lead = form.begin + form.head
+    tag = next((tag for tag in style.opens if lead.startswith(tag)), "")
+    rest = _more(style, markup, many=many)
+    if not tag:
+        # A bare object is a call at the very beginning only.
+        return [*lines, f"free: /[^{{](.|\\n)*/ | {_terms(markup, lead)} {rest}"]
+    repeated = "*" if many and style.many else "?"
+    return [
+        *lines,
+        f"free: tagged{repeated} {TEXT}",
+        *markup.up_to("opening", tag),
+        f"tagged: opening {_terms(markup, lead[len(tag) :])} {rest}",
+    ]
+
+
+def _calls(style: CallStyle, begin: str, markup: Markup, *, many: bool) -> str:
+    lead = f"{_terms(markup, begin)} {_terms(markup, style.form.head)}"
+    return f"{lead} {_more(style, markup, many=many)}"
+
+
+def _more(style: CallStyle, markup: Markup, *, many: bool) -> str:
+    """A call from its name on, others behind it, and the end."""
+    form = style.form
+    more = f" ({_terms(markup, form.between)} {_terms(markup, form.head)} call)*"
+    return f"call{more if many and style.many else ''} {_terms(markup, form.end)}"
+
+
+def _call_rules(style: CallStyle, tools: Sequence[Tool], markup: Markup) -> list[str]:
+    """`call`: a call from its name on."""
+    form = style.form
+    lines = ["call: " + " | ".join(f"call_{place}" for place in range(len(tools)))]
+    for place, tool in enumerate(tools):
+        arguments = f"arguments_{place}"
+        lead, tail = _terms(markup, tool.name + form.middle), _terms(markup, form.tail)
+        lines.append(f"call_{place}: {lead} {arguments} {tail}")
+        lines += argument_rules(arguments, form, tool.schema, markup)
+    return lines
+
+
+def _terms(markup: Markup, text: str) -> str:
+    """A part of a form. A line break stands for itself, because what is behind it may be one thing or another
+    and the lexer does not go back; NUMBER is any number."""
+    parts = [part for part in _BREAKS.split(text) if part]
+    return " ".join(_ANY_NUMBER if part == NUMBER else markup.terms(part) for part in parts) or '""'
+
+
+_CHOICES = ("auto", "none", "required")
+_GAP = r"/[ \t\r\n]{0,8}/"
+
+
+def answer_grammar(
+    request: GenerateRequest, rendered: Rendered | None, chat: ChatFormat, tokenizer: Tokenizer
+) -> Wanted | None:
+    """What binds the answer to `request`; None: nothing does. Raises UsageError."""
+    messages = request.prompt if isinstance(request.prompt, Messages) else None
+    tools = _tools(messages)
+    entries = [] if request.grammar is None else [entry_of(request.grammar)]
+    forced = messages is not None and messages.tool_choice not in ("auto", "none")
+    strict = bool(tools) and any(tool.strict for tool in tools)
+    if not (entries or forced or strict):
+        return None
+    markup = Markup(tokenizer, (*chat.calls.markup, *chat.reasoning.markup))
+    lines: list[str] = []
+    bodies: list[str] = []
+    if entries and not forced:
+        bodies.append("@answer")
+    if tools:
+        many = messages is not None and messages.parallel_tool_calls
+        if strict and not bodies and not forced:
+            lines += free_rules(chat.calls, tools, markup, many=many)
+            bodies.append("free")
+        else:
+            lines += call_rules(chat.calls, tools, markup, many=many, tagged=bool(bodies))
+            bodies.append("calls")
+    before, more = _reasoning(rendered, chat, markup)
+    lark = "\n".join([f"start: {before}body", f"body: {' | '.join(bodies)}", *lines, *more])
+    main = {"name": "main", "lark_grammar": lark}
+    used = entries if "@answer" in bodies else []
+    parts = [Wanted(json.dumps({"grammars": [_schema(tool)]}), _called(tool)) for tool in tools]
+    if used and request.grammar is not None:
+        parts.insert(0, wanted(request.grammar))
+    source = json.dumps({"grammars": [main, *used]})
+    return Wanted(source, parts[0].name if len(parts) == 1 else "the tools", tuple(parts))
+
+
+def _called(tool: Tool) -> str:
+    return f"the parameters of the tool {tool.name!r}"
+
+
+def _schema(tool: Tool) -> dict[str, Any]:
+    return {"name": "answer", "json_schema": styled(tool.schema)}
+
+
+def _tools(messages: Messages | None) -> Sequence[Tool]:
+    """The tools that the answer may call."""
+    if messages is None:
+        return ()
+    choice = messages.tool_choice
+    tools = [tool_of(tool) for tool in messages.tools]
+    if choice == "none" or (choice == "auto" and not tools):
+        return ()
+    for tool in tools:
+        check_schema(tool.schema, _called(tool))
+    if not tools:
+        raise UsageError(f"tool_choice {choice!r}: the request has no tools")
+    if choice in _CHOICES:
+        return tools
+    named = [tool for tool in tools if tool.name == choice]
+    if not named:
+        raise UsageError(
+            f"tool_choice {choice!r}: no tool of the request is called so",
+            hint=f"auto, none, required, or one of: {', '.join(tool.name for tool in tools)}",
+        )
+    return named
+
+
+def _reasoning(
+    rendered: Rendered | None, chat: ChatFormat, markup: Markup
+) -> tuple[str, list[str]]:
+    """What comes before the answer proper, as a term and the rules behind it."""
+    if rendered is None or not (rendered.opens_reasoning or rendered.may_reason):
+        return "", []
+    family = chat.reasoning
+    lines: list[str] = []
+    for place, tag in enumerate(family.closes):
+        lines += markup.up_to(f"thought_{place}", tag)
+    thoughts = " | ".join(f"thought_{place}" for place in range(len(family.closes)))
+    lines.append(f"thought: {thoughts}")
+    passed = [tag for tag in family.dropped if tag not in family.closes]
+    around = " | ".join(markup.terms(tag) for tag in passed)
+    lines.append(f"gap: {_GAP}" + (f" ({around})*" if around else ""))
+    if rendered.opens_reasoning:
+        return "thought gap ", lines
+    opens = " | ".join(markup.terms(tag) for tag in family.opens)
+    lines.append(f"opening_thought: {_GAP} ({opens})")
+    return "(opening_thought thought)? gap " if around else "(opening_thought thought gap)? ", lines
