@@ -95,7 +95,7 @@ def _as_the_child_runs() -> None:
     if os.environ.get(SPINS) and str(ROOT) in sys.path:
         return
     sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
-    from localchat.engine.child import child_environment
+    from localchat.engine.local.process import child_environment
 
     environment = child_environment(os.environ)
     places = [str(ROOT), str(ROOT / "backends"), environment.get("PYTHONPATH", "")]

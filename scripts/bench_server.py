@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from localchat.engine.events import Text
-from localchat.engine.local import EngineOptions, LocalEngine
+from localchat.engine.load_options import EngineOptions
+from localchat.engine.local.engine import LocalEngine
 from localchat.engine.request import GenerateRequest, Message, Messages, Sampling
 from localchat.server.app import create_app
 from localchat.server.config import ServerConfig

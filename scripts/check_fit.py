@@ -24,9 +24,10 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
 
-from localchat.engine.engine import EngineInfo  # noqa: E402
 from localchat.engine.events import Done  # noqa: E402
-from localchat.engine.local import EngineOptions, LocalEngine  # noqa: E402
+from localchat.engine.interface import EngineInfo  # noqa: E402
+from localchat.engine.load_options import EngineOptions  # noqa: E402
+from localchat.engine.local.engine import LocalEngine  # noqa: E402
 from localchat.engine.request import GenerateRequest, Sampling, Text  # noqa: E402
 from localchat.fit.header import read_header  # noqa: E402
 from localchat.fit.machine import read_machine  # noqa: E402

@@ -92,7 +92,8 @@ def _written(path: Path, asked: argparse.Namespace) -> Path:
 
 def _measured(model: Path, layers: str, kv_type: str, context: int) -> Measured:
     from localchat.engine.events import Done
-    from localchat.engine.local import EngineOptions, LocalEngine
+    from localchat.engine.load_options import EngineOptions
+    from localchat.engine.local.engine import LocalEngine
     from localchat.engine.request import GenerateRequest, Sampling, TokenIds
     from localchat.fit.header import read_header
     from localchat.fit.machine import read_machine

@@ -14,7 +14,8 @@ import statistics
 import sys
 from pathlib import Path
 
-from localchat.engine.local import EngineOptions, LocalEngine
+from localchat.engine.load_options import EngineOptions
+from localchat.engine.local.engine import LocalEngine
 from scripts.schemas.answers import MOST_TOKENS, judged
 
 LEAST_FINISHED = 0.95

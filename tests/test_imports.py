@@ -111,7 +111,14 @@ def test_the_first_frame_waits_for_nothing_that_only_an_answer_needs() -> None:
             "llama_cpp",
         ),
         *("pygments", "markdown_it", "huggingface_hub", "prometheus_client", "psutil", "gguf"),
-        *("jinja2", "sqlite3", "tomlkit", "filelock", "localchat.core", "localchat.engine.local"),
+        *(
+            "jinja2",
+            "sqlite3",
+            "tomlkit",
+            "filelock",
+            "localchat.core",
+            "localchat.engine.local.engine",
+        ),
         *("localchat.history", "localchat.library.catalogue", "localchat.library.adopt"),
         *("localchat.fit.checkpoint", "localchat.tui.commanding", "localchat_llamacpp"),
     }

@@ -10,7 +10,7 @@ import msgspec
 
 from localchat.chat.conversation import Conversation, Node
 from localchat.chat.overflow import Count
-from localchat.chat.sending import SUMMARY_ROLE, as_sent, exchanges, sent_nodes
+from localchat.chat.prompt_messages import SUMMARY_ROLE, as_sent, exchanges, sent_nodes
 from localchat.engine.request import GenerateRequest, Message, Messages, Sampling
 from localchat.errors import ContextExceeded, UsageError
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from localchat.chat.conversation import Conversation, Node
-from localchat.chat.sending import unsent_ids
+from localchat.chat.prompt_messages import unsent_ids
 from localchat.chat.titles import title_for
 from localchat.metrics import stats_line
 

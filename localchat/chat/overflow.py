@@ -11,8 +11,8 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from localchat.chat.conversation import Conversation, Policy
-from localchat.chat.sending import Exchange, as_sent, exchanges, left_out, sent_nodes
-from localchat.engine.engine import Engine, EngineInfo
+from localchat.chat.prompt_messages import Exchange, as_sent, exchanges, left_out, sent_nodes
+from localchat.engine.interface import Engine, EngineInfo
 from localchat.engine.request import Message, Messages, ReasoningChoice
 from localchat.errors import ContextExceeded, UsageError
 from localchat.fit.kv_names import smaller

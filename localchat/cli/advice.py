@@ -1,6 +1,6 @@
 """What helps when a prompt is longer than the context, in the order in which it costs the user least."""
 
-from localchat.engine.engine import Engine, EngineInfo
+from localchat.engine.interface import Engine, EngineInfo
 from localchat.errors import ContextExceeded, LocalchatError
 from localchat.fit.kv_names import smaller
 

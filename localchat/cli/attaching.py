@@ -5,21 +5,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from localchat.engine.door_frames import Wish
-from localchat.pool.registration import registered
+from localchat.engine.attached.protocol import Wish
+from localchat.pool.server_registry import registered
 
 if TYPE_CHECKING:
     from localchat.cli.setup import Setup
     from localchat.config.paths import Paths
-    from localchat.engine.attached import Server
-    from localchat.engine.engine import Engine
+    from localchat.engine.attached.engine import Server
+    from localchat.engine.interface import Engine
 
 
 def running_servers(paths: "Paths") -> "list[tuple[Server, bytes]]":
     """Servers that answer, the newest first, each with what it has loaded, as JSON."""
     found = []
     for about in registered(paths):
-        from localchat.engine.attached import Server  # http.client, only where somebody may answer
+        from localchat.engine.attached.engine import (
+            Server,  # http.client, only where somebody may answer
+        )
 
         server = Server(about.url, about.token)
         if (loaded := server.loaded()) is not None:
@@ -34,7 +36,7 @@ def attached_engine(setup: "Setup", user: str, say: Callable[[str], None]) -> "E
     servers = running_servers(setup.paths) if wanted else []
     if not servers:
         return None
-    from localchat.engine.attached import AttachedEngine
+    from localchat.engine.attached.engine import AttachedEngine
 
     server = holder(servers, setup.model.path)
     say(f"attached to the server at {server.url}")
@@ -45,7 +47,7 @@ def holder(servers: "Sequence[tuple[Server, bytes]]", model: Path) -> "Server":
     """The first server that has this file loaded; the first of all where none has."""
     import msgspec
 
-    from localchat.pool.member import ServerState
+    from localchat.pool.entry import ServerState
 
     for server, told in servers:
         if any(
@@ -56,7 +58,7 @@ def holder(servers: "Sequence[tuple[Server, bytes]]", model: Path) -> "Server":
 
 
 def _wish(setup: "Setup") -> Wish:
-    from localchat.pool.finding import gigabytes
+    from localchat.pool.resolver import gigabytes
 
     settings = setup.settings
     cache = settings.cache_ram_mib

@@ -22,7 +22,7 @@ from localchat.cli.report import context_line, report
 from localchat.cli.setup import Setup, opened_engine, prepare, remember, request_for
 from localchat.cli.talk import add_answers, opened_for_writing, resumed
 from localchat.cli.terminal import Terminal
-from localchat.engine.engine import Engine
+from localchat.engine.interface import Engine
 from localchat.engine.request import Grammar, Message, Text
 from localchat.errors import (
     ContextExceeded,

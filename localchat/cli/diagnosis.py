@@ -12,7 +12,7 @@ from localchat import __version__
 from localchat.backend_api.registry import Backend, Device, WayOut, find_backends
 from localchat.cli.door import Door
 from localchat.config.paths import Paths, find_paths
-from localchat.engine.safemode import SafeBuilds
+from localchat.engine.local.crash_record import SafeBuilds
 from localchat.errors import LocalchatError
 from localchat.fit.reason import Kind, kind_name, runner_name
 from localchat.metrics import size

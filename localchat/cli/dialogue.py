@@ -22,7 +22,7 @@ from localchat.cli.converse import tell_engine
 from localchat.cli.outgrown import offer_lines, take_fitting
 from localchat.cli.setup import Setup, remember
 from localchat.cli.talk import figures_of, state_of
-from localchat.engine.engine import Engine
+from localchat.engine.interface import Engine
 from localchat.engine.request import Message
 from localchat.errors import (
     ContextExceeded,

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from localchat.cli.setup import Setup
-    from localchat.engine.engine import Engine
-    from localchat.engine.options import EngineOptions
-    from localchat.pool.member import OpenEngine, PooledEngine
+    from localchat.engine.interface import Engine
+    from localchat.engine.load_options import EngineOptions
+    from localchat.pool.entry import OpenEngine, PooledEngine
 
     Attach = Callable[[Setup, str, Callable[[str], None]], Engine | None]
 
 
 def _open_engine(options: "EngineOptions", say: Callable[[str], None]) -> "PooledEngine":
     if options.remote is not None:
-        from localchat.engine.remote import RemoteEngine, RemoteOptions
+        from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
 
         remote = options.remote
         key = remote.key(os.environ)
         return RemoteEngine(RemoteOptions(remote.url, remote.model, key), say=say)
-    from localchat.engine.local import LocalEngine
+    from localchat.engine.local.engine import LocalEngine
 
     return LocalEngine(options, say=say)
 

@@ -161,7 +161,7 @@ def _unknown_shape(reference: "Reference", by: str) -> "NetworkError":
 def wish_of(settings: "Settings", slots: int) -> "LoadWish":
     """What these settings ask of a load."""
     from localchat.fit.plan import LoadWish
-    from localchat.pool.finding import gigabytes
+    from localchat.pool.resolver import gigabytes
 
     cache = settings.cache_ram_mib
     return LoadWish(

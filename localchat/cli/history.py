@@ -11,7 +11,7 @@ from localchat.cli.door import Door
 from localchat.cli.group import LoneGroup
 
 if TYPE_CHECKING:
-    from localchat.history.finding import Hit, Summary
+    from localchat.history.queries import SearchHit, Summary
     from localchat.history.store import History
 
 _AGAIN = "localchat -c goes on with the last one, --conversation ID with any."
@@ -192,7 +192,7 @@ def _opened(door: Door) -> "Iterator[History]":
         yield history
 
 
-def _hit_lines(hits: "list[Hit]") -> Iterator[str]:
+def _hit_lines(hits: "list[SearchHit]") -> Iterator[str]:
     from localchat.sanitize import sanitize_line
 
     for hit in hits:
@@ -207,7 +207,7 @@ def _record(summary: "Summary") -> dict[str, Any]:
     return dict(summary._asdict())
 
 
-def _found(hit: "Hit") -> dict[str, Any]:
+def _found(hit: "SearchHit") -> dict[str, Any]:
     return {
         **_record(hit.summary),
         "message": hit.node_id,

@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from localchat.config.paths import Paths
-    from localchat.pool.member import LoadedModel
+    from localchat.pool.entry import LoadedModel
 
 
 def neighbours(paths: "Paths", own: str) -> "Iterator[str]":
@@ -15,7 +15,7 @@ def neighbours(paths: "Paths", own: str) -> "Iterator[str]":
     import msgspec
 
     from localchat.cli.attaching import running_servers
-    from localchat.pool.member import ServerState
+    from localchat.pool.entry import ServerState
 
     found = running_servers(paths)
     for server, told in found:

@@ -12,11 +12,11 @@ from localchat.chat.overflow import (
     unsent_sentence,
     what_to_leave_out,
 )
-from localchat.chat.sending import sent_messages
+from localchat.chat.prompt_messages import sent_messages
 from localchat.cli.answer import Answer, Display, take
 from localchat.cli.setup import request_for
 from localchat.config.settings import Settings
-from localchat.engine.engine import Engine
+from localchat.engine.interface import Engine
 from localchat.engine.request import GenerateRequest, Grammar, Messages
 from localchat.errors import ContextExceeded, LocalchatError
 

@@ -8,7 +8,7 @@ import click
 from localchat.cli.door import Door
 
 if TYPE_CHECKING:
-    from localchat.pool.member import LoadedModel
+    from localchat.pool.entry import LoadedModel
 
 _HEAD = ("NAME", "MEMORY", "CONTEXT", "CLIENTS", "STATE")
 _MINUTE_S = 60
@@ -28,7 +28,7 @@ def command(door: Door, as_json: bool) -> None:
     from localchat.cli.attaching import running_servers
     from localchat.cli.page import print_json, print_lines
     from localchat.config.paths import find_paths
-    from localchat.pool.member import ServerState
+    from localchat.pool.entry import ServerState
 
     servers = [
         (server.url, msgspec.json.decode(told, type=ServerState))

@@ -3,8 +3,8 @@
 from typing import Any
 
 from localchat.cli.answer import Answer
-from localchat.engine.engine import EngineInfo
 from localchat.engine.events import Timings
+from localchat.engine.interface import EngineInfo
 
 _TIMINGS = (
     *("load_s", "ttft_s", "prefill_tokens_per_s", "decode_tokens_per_s"),

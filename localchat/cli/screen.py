@@ -19,8 +19,8 @@ from localchat.tui.launch import launch
 from localchat.tui.workplace import Foreseen, Settled, Workplace
 
 if TYPE_CHECKING:
-    from localchat.engine.engine import Engine, EngineInfo
     from localchat.engine.events import Done
+    from localchat.engine.interface import Engine, EngineInfo
     from localchat.fit.machine import Machine
     from localchat.fit.plan import LoadWish, MemoryPlan
     from localchat.library.catalogue import Catalogue

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from localchat.cli.setup import Setup
-    from localchat.engine.engine import EngineInfo
+    from localchat.engine.interface import EngineInfo
     from localchat.server.config import ServerConfig
 
 _SLOTS = 16

@@ -34,9 +34,9 @@ from localchat.library.locate import (
 )
 
 if TYPE_CHECKING:
-    from localchat.engine.engine import Engine
     from localchat.engine.events import Done
-    from localchat.engine.options import EngineOptions
+    from localchat.engine.interface import Engine
+    from localchat.engine.load_options import EngineOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ def _own_engine(setup: Setup) -> "Engine":
 
 def engine_options(setup: Setup) -> "EngineOptions":
     """How the engine of the settled model is opened."""
-    from localchat.pool.finding import engine_options as options_of
+    from localchat.pool.resolver import engine_options as options_of
 
     slots = max(2, setup.settings.n)
     return options_of(setup.model, setup.settings, setup.paths, max_slots=slots)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from localchat.chat.conversation import AnswerFigures, Conversation, Node, NodeState
     from localchat.cli.answer import Answer
     from localchat.cli.terminal import Terminal
-    from localchat.engine.engine import Engine
+    from localchat.engine.interface import Engine
     from localchat.history.store import History
 
 FILE = "history.sqlite3"

@@ -7,8 +7,8 @@ from localchat import __version__
 from localchat.backend_api.interface import Capabilities, MemoryReport, ModelInfo
 from localchat.backend_api.selection import Selection
 from localchat.core.embedding import ONLY_EMBEDS
-from localchat.engine import frames as protocol
-from localchat.engine.engine import EngineInfo, MemoryParts
+from localchat.engine.interface import EngineInfo, MemoryParts
+from localchat.engine.local import protocol
 from localchat.fit.machine import read_cores
 from localchat.fit.plan import MemoryPlan
 from localchat.fit.reason import placed

@@ -35,9 +35,9 @@ from localchat.core.input_processor import InputProcessor
 from localchat.core.kv_cache import make_kv_cache_manager
 from localchat.core.sequence import RequestState
 from localchat.core.stats import EngineCounters
-from localchat.engine import frames as protocol
-from localchat.engine.engine import EngineInfo
 from localchat.engine.events import EngineStats, Event, Figures, Loading
+from localchat.engine.interface import EngineInfo
+from localchat.engine.local import protocol
 from localchat.errors import EngineClosed, LocalchatError, UsageError
 from localchat.fit.plan import LoadWish, MemoryPlan
 
@@ -158,7 +158,9 @@ class EngineProcess:
                 wish.name,
                 self._plan.context_tokens,
                 self._counts,
-                lambda id_, vectors, tokens: self._send(protocol.Vectors(id_, vectors, tokens)),
+                lambda id_, vectors, tokens: self._send(
+                    protocol.VectorsFrame(id_, vectors, tokens)
+                ),
                 self._fail,
             )
         self._ready.set()

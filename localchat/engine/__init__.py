@@ -1,6 +1,6 @@
 """What a door holds: an Engine, the request that goes in and the events that come out."""
 
-from localchat.engine.engine import Engine, EngineInfo
+from localchat.engine.interface import Engine, EngineInfo
 from localchat.engine.request import GenerateRequest
 from localchat.engine.stream import Stream
 

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from localchat.engine.engine import EngineInfo, Vectors
 from localchat.engine.events import (
     Accepted,
     Done,
@@ -20,6 +19,7 @@ from localchat.engine.events import (
     Timings,
     Usage,
 )
+from localchat.engine.interface import EngineInfo, Vectors
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.stream import Stream
 from localchat.errors import EngineClosed, LocalchatError

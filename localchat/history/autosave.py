@@ -12,8 +12,8 @@ from typing import Final
 from localchat.chat.conversation import Conversation, Node
 from localchat.chat.titles import title_for
 from localchat.errors import HistoryUnusable
-from localchat.history.rows import Cover, NodeRow, cover_of, row_of
 from localchat.history.store import History
+from localchat.history.tables import ConversationRow, NodeRow, cover_of, row_of
 
 CADENCE_S: Final = 0.4
 _LAST_WORDS_S: Final = 10.0
@@ -30,7 +30,7 @@ class Autosave:
         self._conversation = conversation
         self._cadence_s = cadence_s
         self._lock = threading.Condition()
-        self._cover: Cover | None = None
+        self._cover: ConversationRow | None = None
         self._nodes: dict[str, Node] = {}
         self._drafts: dict[str | None, str] = {}
         self._nameless = not conversation.nodes
@@ -141,7 +141,7 @@ class Autosave:
                 self._lock.wait_for(lambda: self._urgent or self._closing, max(rest, 0.0))
 
     def _write(
-        self, cover: Cover | None, nodes: dict[str, Node], drafts: dict[str | None, str]
+        self, cover: ConversationRow | None, nodes: dict[str, Node], drafts: dict[str | None, str]
     ) -> HistoryUnusable | None:
         rows: list[NodeRow] = [row_of(self._conversation.id, node) for node in nodes.values()]
         try:

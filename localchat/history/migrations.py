@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from localchat.history.words import segmented
+from localchat.history.search_query import segmented
 
 Step: TypeAlias = Callable[[sqlite3.Connection], None]
 

@@ -14,22 +14,20 @@ from localchat.chat.conversation import Conversation, Node
 from localchat.chat.titles import title_for
 from localchat.errors import UsageError
 from localchat.history.database import Database
-from localchat.history.finding import Hit, Summary, found, listed, summary_of
-from localchat.history.rows import (
-    Cover,
+from localchat.history.queries import SearchHit, Summary, found, listed, summary_of
+from localchat.history.tables import (
+    ConversationRow,
     NodeRow,
     cover_of,
+    deleted_before,
+    erase,
     node_of,
     opened,
     packed,
+    revive,
     row_of,
     searchable,
     unpacked,
-)
-from localchat.history.writing import (
-    deleted_before,
-    erase,
-    revive,
     write_cover,
     write_node,
     write_title,
@@ -38,12 +36,12 @@ from localchat.history.writing import (
 _KEPT_S: Final = 30 * 24 * 3600.0
 """How long a deleted conversation can be restored."""
 _SHORTEST_PREFIX: Final = 4
-_COVER: Final = ", ".join(Cover._fields)
+_COVER: Final = ", ".join(ConversationRow._fields)
 _NODE: Final = ", ".join(NodeRow._fields)
 
 
 Summaries: TypeAlias = list[Summary]
-Hits: TypeAlias = list[Hit]
+Hits: TypeAlias = list[SearchHit]
 """Named here, because `History.list` hides the type in the class."""
 
 
@@ -58,7 +56,7 @@ class History:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._known: dict[str, Cover] = {}
+        self._known: dict[str, ConversationRow] = {}
 
     @classmethod
     def open(cls, path: Path | None) -> "History":
@@ -103,7 +101,7 @@ class History:
         rows = [row_of(conversation.id, node) for node in nodes]
         self.write(cover_of(conversation, title_for(conversation)), rows)
 
-    def write(self, cover: Cover | None, rows: Iterable[NodeRow]) -> None:
+    def write(self, cover: ConversationRow | None, rows: Iterable[NodeRow]) -> None:
         """One transaction of what `rows.py` made. A conversation that is written to is not deleted any
         more."""
         with self._database.write() as connection:
@@ -153,7 +151,7 @@ class History:
                 f"SELECT {_NODE} FROM nodes WHERE conversation = ? ORDER BY number",  # noqa: S608
                 (id_,),
             ).fetchall()
-        known = Cover(*cover)
+        known = ConversationRow(*cover)
         conversation = opened(known)
         for row in rows:
             node = node_of(NodeRow(*row))

@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from localchat.engine.engine import EngineInfo
 from localchat.engine.events import Done
+from localchat.engine.interface import EngineInfo
 from localchat.fit.machine import read_cores
 from localchat.fit.paces import Paces, Run
 

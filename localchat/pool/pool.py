@@ -11,18 +11,18 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
-from localchat.engine.engine import Engine
+from localchat.engine.interface import Engine
 from localchat.errors import EngineBusy, EngineClosed
-from localchat.pool.member import (
+from localchat.pool.admission import AdmissionResult, Room, all_used, never_fits
+from localchat.pool.entry import (
     NEVER,
     RETRY_AFTER_S,
     LoadedModel,
-    Member,
+    ModelSpec,
     OpenEngine,
     PooledEngine,
-    Wanted,
+    PoolEntry,
 )
-from localchat.pool.room import Room, Verdict, all_used, never_fits
 
 _KNOWN_WORD_S = 2.0
 _KNOWN_WORDS = 256
@@ -31,7 +31,7 @@ _KNOWN_WORDS = 256
 class Finder(Protocol):
     """From the word of a client to a model and the way it is loaded."""
 
-    def find(self, word: str) -> Wanted:
+    def find(self, word: str) -> ModelSpec:
         """Reads the disk. Raises ModelMissing, ModelInvalid, UsageError."""
         ...
 
@@ -87,7 +87,7 @@ class EnginePool:
         self._say = say
         self._changed = threading.Condition()
         self._opening = threading.Lock()
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, PoolEntry] = {}
         self._leaving = 0
         self._words: dict[str, tuple[float, str]] = {}
         self._numbers = itertools.count(1)
@@ -117,7 +117,7 @@ class EnginePool:
         return lease
 
     def lease_wanted(
-        self, wanted: Wanted, user: str = "", *, given_up: threading.Event | None = None
+        self, wanted: ModelSpec, user: str = "", *, given_up: threading.Event | None = None
     ) -> Lease:
         """The engine of a model, started where it does not run. Waits while others use the memory that it
         needs, `patience_s` at most, and no longer than until `given_up`.
@@ -142,7 +142,7 @@ class EnginePool:
                 if self._closed:
                     engine.close()
                     raise EngineClosed("the server is stopping")
-                member = Member(
+                member = PoolEntry(
                     wanted, engine, verdict.needed_bytes, time.monotonic(), verdict.gpu_bytes
                 )
                 self._members[wanted.key] = member
@@ -164,7 +164,7 @@ class EnginePool:
             return None
         return self._take(member, user)
 
-    def _take(self, member: Member, user: str) -> Lease:
+    def _take(self, member: PoolEntry, user: str) -> Lease:
         """Count one more user. Call with the lock held."""
         waiting = len(member.users) - member.wanted.options.max_slots
         if waiting >= self._queue:
@@ -179,7 +179,7 @@ class EnginePool:
         member.users[number] = user
         return Lease(member.wanted.name, member.engine, lambda: self._give_back(member, number))
 
-    def _give_back(self, member: Member, number: int) -> None:
+    def _give_back(self, member: PoolEntry, number: int) -> None:
         with self._changed:
             member.users.pop(number, None)
             if not member.users:
@@ -188,7 +188,9 @@ class EnginePool:
 
     # ------------------------------------------------------------------------ memory
 
-    def _make_room(self, wanted: Wanted, until_s: float, given_up: threading.Event) -> Verdict:
+    def _make_room(
+        self, wanted: ModelSpec, until_s: float, given_up: threading.Event
+    ) -> AdmissionResult:
         """Unload idle engines, the least recently used first, until this model fits; then wait for one to
         become idle. Raises DoesNotFit where that cannot help, EngineBusy where it did not."""
         while True:
@@ -212,7 +214,7 @@ class EnginePool:
                     raise all_used(wanted, verdict, members)
                 self._changed.wait(min(left_s, 0.5))
 
-    def _unload_idlest(self, verdict: Verdict) -> bool:
+    def _unload_idlest(self, verdict: AdmissionResult) -> bool:
         """Of those whose memory is of use. Whether there was one."""
         with self._changed:
             idle = [
@@ -227,12 +229,12 @@ class EnginePool:
         self._end(oldest)
         return True
 
-    def _remove(self, member: Member) -> None:
+    def _remove(self, member: PoolEntry) -> None:
         """Out of the table, so that nobody leases it; its memory is free after `_end`. With the lock held."""
         del self._members[member.wanted.key]
         self._leaving += 1
 
-    def _end(self, member: Member) -> None:
+    def _end(self, member: PoolEntry) -> None:
         try:
             member.engine.close()
         finally:
@@ -284,7 +286,7 @@ class EnginePool:
                 if member.engine.alive
             ]
 
-    def _described(self, member: Member) -> LoadedModel:
+    def _described(self, member: PoolEntry) -> LoadedModel:
         stats = member.stats()
         with self._changed:
             return member.described(stats, time.monotonic(), self._keep_s)

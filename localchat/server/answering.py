@@ -14,7 +14,6 @@ from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
-from localchat.engine.engine import Engine
 from localchat.engine.events import (
     Accepted,
     Done,
@@ -29,6 +28,7 @@ from localchat.engine.events import (
     ToolCall,
     Usage,
 )
+from localchat.engine.interface import Engine
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.stream import Stream
 from localchat.errors import (

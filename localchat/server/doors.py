@@ -17,21 +17,21 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from localchat import __version__
-from localchat.engine import frames as protocol
-from localchat.engine.door_frames import (
+from localchat.engine.attached.protocol import (
     MEDIA_TYPE,
     PREFIX,
-    AskDoor,
+    GenerateCall,
     Query,
-    QueryDoor,
+    QueryCall,
     StopDoor,
     Stopped,
     Wish,
 )
-from localchat.engine.engine import Engine
+from localchat.engine.interface import Engine
+from localchat.engine.local import protocol
 from localchat.engine.stream import Stream
 from localchat.errors import LocalchatError
-from localchat.pool.member import ServerState
+from localchat.pool.entry import ServerState
 from localchat.server.pooled import PooledEngines
 
 T = TypeVar("T")
@@ -78,10 +78,10 @@ class Doors:
 
     async def generate(self, request: Request) -> Response:
         """A stream of frames until Done or Failed; its reader's leaving cancels the request."""
-        ask = await _decoded(request, AskDoor)
+        ask = await _decoded(request, GenerateCall)
         return _FrameStream(self._told(ask))
 
-    async def _told(self, ask: AskDoor) -> AsyncGenerator[msgspec.Struct, None]:
+    async def _told(self, ask: GenerateCall) -> AsyncGenerator[msgspec.Struct, None]:
         try:
             async with await self._lease(ask.wish, ask.request.user) as lease:
                 stream = await self._asked(lease.engine, ask)
@@ -91,7 +91,7 @@ class Doors:
         except LocalchatError as error:
             yield _failed(error)
 
-    async def _asked(self, engine: Engine, ask: AskDoor) -> Stream:
+    async def _asked(self, engine: Engine, ask: GenerateCall) -> Stream:
         """In a thread: a long prompt waits for the child to read it."""
         asking = asyncio.ensure_future(
             self._engines.in_thread(lambda: engine.generate(ask.request))
@@ -104,7 +104,7 @@ class Doors:
 
     async def query(self, request: Request) -> Response:
         """One question, one frame."""
-        asked = await _decoded(request, QueryDoor)
+        asked = await _decoded(request, QueryCall)
         try:
             async with await self._lease(asked.wish, asked.user) as lease:
                 answer = await self._engines.in_thread(lambda: _answer(lease.engine, asked.query))
@@ -163,7 +163,7 @@ def _answer(engine: Engine, query: Query) -> msgspec.Struct:
             return protocol.Plain(id_, engine.render(messages))
         case protocol.Embed(id_, texts):
             vectors = engine.embed(texts)
-            return protocol.Vectors(id_, vectors, vectors.tokens)
+            return protocol.VectorsFrame(id_, vectors, vectors.tokens)
         case protocol.AskInfo(id_):
             return protocol.Info(id_, engine.info())
         case protocol.AskStats(id_):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol
 
-from localchat.engine.engine import Engine, EngineInfo
+from localchat.engine.interface import Engine, EngineInfo
 from localchat.errors import ModelMissing
 
 

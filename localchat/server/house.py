@@ -10,11 +10,11 @@ from starlette.routing import Route
 
 from localchat.config.paths import Paths
 from localchat.library.locate import LocatedModel
-from localchat.pool.finding import LibraryFinder, SettingsFor
-from localchat.pool.member import OpenEngine
+from localchat.pool.admission import MemoryAdmission
+from localchat.pool.entry import OpenEngine
 from localchat.pool.pool import EnginePool
-from localchat.pool.registration import new_token, register
-from localchat.pool.room import MachineRoom
+from localchat.pool.resolver import ModelResolver, SettingsFor
+from localchat.pool.server_registry import new_token, register
 from localchat.server.doors import Doors
 from localchat.server.pooled import PooledEngines
 
@@ -70,13 +70,13 @@ class House:
 @contextmanager
 def opened_house(wish: HouseWish) -> Iterator[House]:
     """A house whose engines end with the block."""
-    finder = LibraryFinder(
+    finder = ModelResolver(
         wish.own, wish.settings_for, wish.paths, wish.environ, max_slots=wish.max_slots
     )
     pool = EnginePool(
         finder,
         wish.open_engine,
-        MachineRoom(),
+        MemoryAdmission(),
         keep_alive_s=wish.keep_alive_s,
         queue=wish.queue,
         say=wish.say,

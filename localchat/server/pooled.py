@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import TypeVar
 
-from localchat.engine.engine import Engine, EngineInfo
+from localchat.engine.interface import Engine, EngineInfo
 from localchat.errors import LocalchatError
-from localchat.pool.finding import LibraryFinder
-from localchat.pool.member import Wanted
+from localchat.pool.entry import ModelSpec
 from localchat.pool.pool import EnginePool
 from localchat.pool.pool import Lease as PoolLease
+from localchat.pool.resolver import ModelResolver
 from localchat.server.engines import Lease, ModelCard
 
 R = TypeVar("R")
@@ -44,7 +44,7 @@ class PooledLease:
 class PooledEngines:
     """See engines.Engines."""
 
-    def __init__(self, pool: EnginePool, finder: LibraryFinder) -> None:
+    def __init__(self, pool: EnginePool, finder: ModelResolver) -> None:
         self.pool = pool
         self.finder = finder
         self._threads = ThreadPoolExecutor(_THREADS, "leases")
@@ -61,7 +61,7 @@ class PooledEngines:
             ready.release()
         return await self._leased(lambda gone: self.pool.lease(model_word, user, given_up=gone))
 
-    async def lease_wanted(self, wanted: Callable[[], Wanted], user: str) -> Lease:
+    async def lease_wanted(self, wanted: Callable[[], ModelSpec], user: str) -> Lease:
         """The same for a model that was found otherwise; `wanted` is called in a thread."""
         return await self._leased(
             lambda gone: self.pool.lease_wanted(wanted(), user, given_up=gone)

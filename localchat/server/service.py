@@ -4,7 +4,7 @@ import hashlib
 
 from starlette.requests import Request
 
-from localchat.engine.engine import EngineInfo
+from localchat.engine.interface import EngineInfo
 from localchat.errors import LocalchatError, ModelMissing, UsageError
 from localchat.sanitize import sanitize_line
 from localchat.server.asking import Asker

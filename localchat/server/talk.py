@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from localchat.engine.engine import Engine
+from localchat.engine.interface import Engine
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.errors import NetworkError, TemplateError, UsageError
 from localchat.server.answering import Wish

@@ -9,8 +9,8 @@ from typing import Final
 import msgspec
 
 from localchat.chat.conversation import AnswerFigures, Conversation, Node, NodeState
-from localchat.engine.engine import EngineInfo
 from localchat.engine.events import Accepted, Done, Event, Finished, Reasoning, Text, ToolCall
+from localchat.engine.interface import EngineInfo
 from localchat.engine.request import CalledTool, Message
 from localchat.tui.blocks import AnswerBlock, ReasoningBlock, ToolCallBlock
 from localchat.tui.page import Page, branch_of, node_blocks, reasoning_id

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from localchat.engine.engine import Engine
+    from localchat.engine.interface import Engine
 
 Say = Callable[[str], None]
 OpenEngine = Callable[[Say], "Engine"]

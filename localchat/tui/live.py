@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
-from localchat.engine.engine import EngineInfo
 from localchat.engine.events import (
     Accepted,
     Done,
@@ -19,6 +18,7 @@ from localchat.engine.events import (
     Text,
     ToolCall,
 )
+from localchat.engine.interface import EngineInfo
 from localchat.metrics import sizes
 
 State: TypeAlias = Literal[

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 from localchat.chat.conversation import Conversation, Inclusion, Node
-from localchat.chat.sending import sent_messages
-from localchat.engine.engine import Engine, EngineInfo
+from localchat.chat.prompt_messages import sent_messages
 from localchat.engine.events import Event, Figures, Reasoning, Text
+from localchat.engine.interface import Engine, EngineInfo
 from localchat.engine.request import Message, Messages
 from localchat.engine.stream import Stream
 from localchat.errors import ContextExceeded, EngineClosed, LocalchatError, UsageError

@@ -10,9 +10,9 @@ from localchat.config.settings import Settings
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from localchat.engine.engine import EngineInfo
     from localchat.engine.events import Done
-    from localchat.engine.options import EngineOptions
+    from localchat.engine.interface import EngineInfo
+    from localchat.engine.load_options import EngineOptions
     from localchat.engine.request import GenerateRequest, Prompt
     from localchat.fit.plan import LoadWish, MemoryPlan
     from localchat.library.first_run import FirstRun

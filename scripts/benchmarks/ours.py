@@ -16,7 +16,8 @@ from localchat.core.kv_cache import make_kv_cache_manager
 from localchat.core.spec_decode.ngram_index import EarlierTexts
 from localchat.core.spec_decode.step_cost import CostModel
 from localchat.engine.events import Done, Event
-from localchat.engine.local import EngineOptions, LocalEngine
+from localchat.engine.load_options import EngineOptions
+from localchat.engine.local.engine import LocalEngine
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.errors import LocalchatError
 from localchat.fit.plan import LoadWish

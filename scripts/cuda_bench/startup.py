@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from localchat.engine.events import Text
-from localchat.engine.local import EngineOptions, LocalEngine
+from localchat.engine.load_options import EngineOptions
+from localchat.engine.local.engine import LocalEngine
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.quantization_config import PACKED_GROUP

@@ -18,7 +18,8 @@ from localchat.cli.app import root  # noqa: E402
 from localchat.cli.door import Door  # noqa: E402
 from localchat.cli.verbs import ALIASES, VERBS  # noqa: E402
 from localchat.engine.events import Finished, Text  # noqa: E402
-from localchat.engine.local import EngineOptions, LocalEngine  # noqa: E402
+from localchat.engine.load_options import EngineOptions  # noqa: E402
+from localchat.engine.local.engine import LocalEngine  # noqa: E402
 from localchat.engine.request import (  # noqa: E402
     GenerateRequest,
     Message,

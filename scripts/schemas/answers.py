@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import jsonschema
 
-from localchat.engine.engine import Engine
 from localchat.engine.events import Done, Finished, Text
+from localchat.engine.interface import Engine
 from localchat.engine.request import GenerateRequest, Grammar, Message, Messages, Sampling
 from scripts.schemas.generator import Schema, schema
 

@@ -22,7 +22,8 @@ from typing import Any
 import msgspec
 
 from localchat.engine.events import Done
-from localchat.engine.local import EngineOptions, LocalEngine
+from localchat.engine.load_options import EngineOptions
+from localchat.engine.local.engine import LocalEngine
 from localchat.engine.request import GenerateRequest, Message, Messages, Sampling
 from scripts.soak.clients import QUESTIONS, Plan, Report
 from scripts.soak.server import Watched, clients, serving

@@ -11,10 +11,10 @@ import msgspec
 import psutil
 
 from localchat.config.paths import find_paths
-from localchat.engine.attached import AttachedEngine, Server
-from localchat.engine.door_frames import Wish
+from localchat.engine.attached.engine import AttachedEngine, Server
+from localchat.engine.attached.protocol import Wish
 from localchat.engine.events import EngineStats
-from localchat.pool.registration import registered
+from localchat.pool.server_registry import registered
 
 PATIENCE_S = 60.0
 _PARKED_MIB = "16"

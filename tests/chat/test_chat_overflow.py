@@ -18,8 +18,8 @@ from localchat.chat.overflow import (
     send_everything,
     what_to_leave_out,
 )
-from localchat.chat.sending import left_out, sent_messages, unsent_ids
-from localchat.engine.engine import MemoryParts
+from localchat.chat.prompt_messages import left_out, sent_messages, unsent_ids
+from localchat.engine.interface import MemoryParts
 from localchat.engine.request import GenerateRequest, Message, Messages
 from localchat.engine.scripted import ScriptedEngine
 from localchat.errors import ContextExceeded, UsageError

@@ -10,7 +10,6 @@ from typing import TypeAlias
 
 from localchat.cli import main
 from localchat.cli.door import Door
-from localchat.engine.engine import EngineInfo
 from localchat.engine.events import (
     Accepted,
     Done,
@@ -25,7 +24,8 @@ from localchat.engine.events import (
     Timings,
     Usage,
 )
-from localchat.engine.local import EngineOptions
+from localchat.engine.interface import EngineInfo
+from localchat.engine.load_options import EngineOptions
 from localchat.engine.request import GenerateRequest
 from localchat.engine.scripted import ScriptedEngine
 from localchat.engine.stream import Stream

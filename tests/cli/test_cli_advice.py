@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from localchat.cli.advice import with_advice
-from localchat.engine.engine import EngineInfo
+from localchat.engine.interface import EngineInfo
 from localchat.engine.scripted import ScriptedEngine
 from localchat.errors import ContextExceeded
 

@@ -15,13 +15,13 @@ from localchat.cli.attaching import holder
 from localchat.cli.neighbours import neighbours
 from localchat.config.paths import Paths, find_paths
 from localchat.config.settings import Settings
-from localchat.engine.attached import Server
-from localchat.engine.local import EngineOptions
+from localchat.engine.attached.engine import Server
+from localchat.engine.load_options import EngineOptions
 from localchat.engine.scripted import Answer, ScriptedEngine
 from localchat.library.locate import LocatedModel
-from localchat.pool.member import LoadedModel, ServerState
+from localchat.pool.entry import LoadedModel, ServerState
 from localchat.pool.pool import EnginePool
-from localchat.pool.registration import register
+from localchat.pool.server_registry import register
 from localchat.server.house import HouseWish, opened_house
 from tests.cli.conftest import Call
 from tests.cli.door import ScriptedDoor, answer

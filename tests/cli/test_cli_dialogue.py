@@ -15,7 +15,7 @@ from localchat.cli.terminal import Terminal
 from localchat.config.paths import find_paths
 from localchat.config.settings import Settings
 from localchat.engine.events import Accepted, Done, Event, Finished, Text
-from localchat.engine.remote import RemoteEngine, RemoteOptions
+from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.scripted import Answer, ScriptedEngine
 from localchat.engine.stream import Stream

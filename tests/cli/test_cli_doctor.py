@@ -11,7 +11,7 @@ import pytest
 
 from localchat.backend_api.registry import Backend
 from localchat.config.paths import find_paths
-from localchat.engine.safemode import SafeBuilds
+from localchat.engine.local.crash_record import SafeBuilds
 from localchat.fit.checkpoint import Unloaded
 from localchat.fit.machine import Gpu, Machine
 from localchat.fit.measures import NOTHING_MEASURED, Estimate, Measures

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from localchat.engine.local import EngineOptions, LocalEngine
+from localchat.engine.load_options import EngineOptions
+from localchat.engine.local.engine import LocalEngine
 from localchat.engine.request import GenerateRequest
 from localchat.engine.stream import Stream
 

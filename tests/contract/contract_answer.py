@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from localchat.engine.engine import Engine
 from localchat.engine.events import (
     Accepted,
     Done,
@@ -17,6 +16,7 @@ from localchat.engine.events import (
     Text,
     TokenLogprob,
 )
+from localchat.engine.interface import Engine
 from localchat.engine.request import GenerateRequest
 
 

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from localchat.engine.local import LocalEngine
+from localchat.engine.local.engine import LocalEngine
 from localchat.engine.request import GenerateRequest, Message, Messages, Sampling, Text
 from localchat.errors import ContextExceeded, UsageError
 from tests.contract.conftest import Open

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from localchat.engine.remote import RemoteEngine, RemoteOptions
+from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
 from tests.engine.remote_server import Handler, Open, Server
 
 

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from localchat.engine.events import Event, Text
-from localchat.engine.remote import RemoteEngine
+from localchat.engine.remote.engine import RemoteEngine
 from localchat.engine.request import GenerateRequest, Message, Messages
 
 Handler = Callable[["Exchange"], None]

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from localchat.engine.child import child_environment
 from localchat.engine.events import Accepted, Done, Event, Finished, Loading, Prefill, Text
-from localchat.engine.local import EngineOptions, LocalEngine
+from localchat.engine.load_options import EngineOptions
+from localchat.engine.local.engine import LocalEngine
+from localchat.engine.local.process import child_environment
 from localchat.engine.request import GenerateRequest, Message, Messages, Sampling
 from localchat.engine.request import Text as PlainText
 from localchat.errors import (
@@ -284,7 +285,7 @@ def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
     code = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from localchat.engine.local import EngineOptions, LocalEngine\n"
+        "from localchat.engine.local.engine import EngineOptions, LocalEngine\n"
         "engine = LocalEngine(EngineOptions(Path(sys.argv[1]),"
         " backend='localchat.backend_api.scripted:ScriptedBackend'), say=print)\n"
         "engine.tokenize('a')\n"

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from localchat.engine.events import Accepted, Done, Event, Finished, Reasoning, Text, ToolCall
-from localchat.engine.remote import RemoteEngine, RemoteOptions
+from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
 from localchat.engine.request import (
     GenerateRequest,
     Grammar,

@@ -15,9 +15,9 @@ from localchat.engine.events import (
     Text,
     ToolCall,
 )
-from localchat.engine.remote import RemoteEngine, RemoteOptions
-from localchat.engine.remote_http import base_of
-from localchat.engine.remote_refusal import refusal_of
+from localchat.engine.remote.client import base_of
+from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
+from localchat.engine.remote.errors import refusal_of
 from localchat.engine.request import GenerateRequest
 from localchat.errors import (
     ContextExceeded,
@@ -188,7 +188,7 @@ def test_ends_of_lines_that_only_unicode_knows_are_text(opened: Open) -> None:
 
 
 def test_a_line_without_end_is_refused(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localchat.engine.remote_http._MOST_LINE_BYTES", 10_000)
+    monkeypatch.setattr("localchat.engine.remote.client._MOST_LINE_BYTES", 10_000)
 
     def answer(exchange: Exchange) -> None:
         exchange.stream(end=False)

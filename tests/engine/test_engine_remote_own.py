@@ -11,7 +11,7 @@ from localchat.engine.events import (
     Speculation,
     Text,
 )
-from localchat.engine.remote import RemoteEngine
+from localchat.engine.remote.engine import RemoteEngine
 from localchat.engine.request import GenerateRequest, Infill, Sampling
 from localchat.errors import (
     NetworkError,

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from localchat.engine.local import EngineOptions, LocalEngine
+from localchat.engine.load_options import EngineOptions
+from localchat.engine.local.engine import LocalEngine
 from scripts.schemas.answers import judged
 from scripts.schemas.generator import schema
 

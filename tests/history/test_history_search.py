@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from localchat.chat.conversation import Conversation, Node
 from localchat.engine.request import Message
+from localchat.history.search_query import parse, snippet
 from localchat.history.store import History
-from localchat.history.words import parse, snippet
 from tests.history.test_history_store import kept, talk
 
 

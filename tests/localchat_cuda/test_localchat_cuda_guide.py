@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from localchat.engine.local import EngineOptions, LocalEngine
+from localchat.engine.load_options import EngineOptions
+from localchat.engine.local.engine import LocalEngine
 from localchat.engine.request import GenerateRequest, Message, Messages, Sampling
 from tests.contract.contract_answer import Answer, ask, told_apart
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from localchat.engine.local import EngineOptions, LocalEngine
+from localchat.engine.load_options import EngineOptions
+from localchat.engine.local.engine import LocalEngine
 from localchat.engine.request import GenerateRequest, Sampling, Text
 from localchat.errors import UsageError
 from localchat.fit.plan import LoadWish

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from localchat.engine.local import EngineOptions, LocalEngine
+from localchat.engine.load_options import EngineOptions
+from localchat.engine.local.engine import LocalEngine
 from localchat.errors import UsageError
 from localchat.fit.kv_names import FP8
 from localchat.fit.plan import LoadWish

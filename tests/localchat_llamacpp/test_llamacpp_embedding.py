@@ -9,8 +9,9 @@ import pytest
 from gguf import PoolingType
 
 from localchat.backend_api.interface import LoadOptions
-from localchat.engine.engine import Engine
-from localchat.engine.local import EngineOptions, LocalEngine
+from localchat.engine.interface import Engine
+from localchat.engine.load_options import EngineOptions
+from localchat.engine.local.engine import LocalEngine
 from localchat.engine.request import GenerateRequest, Text
 from localchat.errors import ContextExceeded, EngineClosed, ModelInvalid, UsageError
 from localchat.fit.header import read_header

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from localchat.engine.local import EngineOptions, LocalEngine
+from localchat.engine.load_options import EngineOptions
+from localchat.engine.local.engine import LocalEngine
 from localchat.engine.request import GenerateRequest, Sampling, Text
 from localchat.errors import DoesNotFit
 from tests.gguf_files import F32, Size, write_model

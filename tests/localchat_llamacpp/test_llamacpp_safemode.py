@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from localchat.engine.local import EngineOptions, LocalEngine
+from localchat.engine.load_options import EngineOptions
+from localchat.engine.local.crash_record import SafeBuilds
+from localchat.engine.local.engine import LocalEngine
 from localchat.engine.request import GenerateRequest, Sampling, Text
-from localchat.engine.safemode import SafeBuilds
 from localchat_llamacpp.build_advice import build_key
 from tests.contract.contract_answer import ask
 

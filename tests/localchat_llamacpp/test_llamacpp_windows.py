@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from localchat.engine.local import EngineOptions, LocalEngine
+from localchat.engine.load_options import EngineOptions
+from localchat.engine.local.engine import LocalEngine
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from tests.contract.contract_answer import ask
 from tests.localchat_llamacpp.llamacpp_models import VOCAB, WINDOW

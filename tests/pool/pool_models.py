@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from localchat.engine.local import EngineOptions
+from localchat.engine.load_options import EngineOptions
 from localchat.engine.scripted import ScriptedEngine
 from localchat.errors import ModelMissing
-from localchat.pool.member import Member, Wanted
-from localchat.pool.room import Verdict
+from localchat.pool.admission import AdmissionResult
+from localchat.pool.entry import ModelSpec, PoolEntry
 
 
 @dataclass(slots=True)
@@ -24,11 +24,11 @@ class House:
     engines: dict[str, ScriptedEngine] = field(default_factory=dict)
     before_open: Callable[[], None] = lambda: None
 
-    def find(self, word: str) -> Wanted:
+    def find(self, word: str) -> ModelSpec:
         name = {"alias": "a"}.get(word, word)
         if name not in self.sizes:
             raise ModelMissing(f"no model {word}")
-        return Wanted(name, EngineOptions(Path("/models") / name, max_slots=self.max_slots))
+        return ModelSpec(name, EngineOptions(Path("/models") / name, max_slots=self.max_slots))
 
     def open(self, options: EngineOptions, say: Callable[[str], None]) -> ScriptedEngine:
         self.before_open()
@@ -37,12 +37,12 @@ class House:
         self.engines[name] = ScriptedEngine(model=name)
         return self.engines[name]
 
-    def judge(self, options: EngineOptions, beside: Iterable[Member]) -> Verdict:
+    def judge(self, options: EngineOptions, beside: Iterable[PoolEntry]) -> AdmissionResult:
         others = list(beside)
         free = self.total_bytes - sum(self.sizes[one.wanted.name] for one in others)
         needed = self.sizes[options.model.name]
         cramped = options.model.name in self.cramped and bool(others)
-        return Verdict(needed <= free, cramped, needed, free)
+        return AdmissionResult(needed <= free, cramped, needed, free)
 
     def alive(self) -> list[str]:
         return [name for name, engine in self.engines.items() if engine.alive]

@@ -8,14 +8,14 @@ import pytest
 
 from localchat.config.paths import Paths
 from localchat.config.settings import Settings
-from localchat.engine.door_frames import Wish
-from localchat.engine.local import EngineOptions
+from localchat.engine.attached.protocol import Wish
+from localchat.engine.load_options import EngineOptions
 from localchat.engine.scripted import ScriptedEngine
 from localchat.errors import ModelInvalid, ModelMissing, UsageError
 from localchat.library.locate import LocatedModel
-from localchat.pool.finding import LibraryFinder
-from localchat.pool.member import Member, Wanted
-from localchat.pool.room import MachineRoom
+from localchat.pool.admission import MemoryAdmission
+from localchat.pool.entry import ModelSpec, PoolEntry
+from localchat.pool.resolver import ModelResolver
 from tests.gguf_files import write_model
 
 
@@ -38,12 +38,12 @@ def settings_for(names: Iterable[str]) -> Settings:
 
 
 @pytest.fixture
-def finder(own: LocatedModel, paths: Paths) -> LibraryFinder:
-    return LibraryFinder(own, settings_for, paths, {}, max_slots=5)
+def finder(own: LocatedModel, paths: Paths) -> ModelResolver:
+    return ModelResolver(own, settings_for, paths, {}, max_slots=5)
 
 
 def test_empty_word_and_own_name_mean_the_servers_own_model(
-    finder: LibraryFinder, own: LocatedModel
+    finder: ModelResolver, own: LocatedModel
 ) -> None:
     for word in ("", "mine", own.word):
         wanted = finder.find(word)
@@ -51,7 +51,7 @@ def test_empty_word_and_own_name_mean_the_servers_own_model(
     assert wanted.options.max_slots == 5 and wanted.options.threads == 3
 
 
-def test_model_of_the_library_has_its_own_settings(finder: LibraryFinder, paths: Paths) -> None:
+def test_model_of_the_library_has_its_own_settings(finder: ModelResolver, paths: Paths) -> None:
     wanted = finder.find("small")
     assert wanted.options.model == paths.models_dir / "small.gguf"
     assert wanted.options.context_tokens == 99
@@ -59,7 +59,7 @@ def test_model_of_the_library_has_its_own_settings(finder: LibraryFinder, paths:
 
 
 def test_client_names_no_file(
-    finder: LibraryFinder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finder: ModelResolver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = write_model(tmp_path / "other.gguf", "llama")
     monkeypatch.chdir(tmp_path)
@@ -69,7 +69,7 @@ def test_client_names_no_file(
 
 
 def test_owner_names_a_file_and_what_it_insists_on(
-    finder: LibraryFinder, own: LocatedModel
+    finder: ModelResolver, own: LocatedModel
 ) -> None:
     plain = finder.find_wish(Wish(os.fsencode(own.path), "whatever"))
     assert plain.key == finder.find("").key
@@ -82,7 +82,7 @@ def test_owner_names_a_file_and_what_it_insists_on(
 
 
 def test_list_has_the_own_model_first_and_what_can_be_run(
-    finder: LibraryFinder, paths: Paths
+    finder: ModelResolver, paths: Paths
 ) -> None:
     assert [one.name for one in finder.models()] == ["mine"]
     assert finder.stale
@@ -103,7 +103,7 @@ def test_list_has_the_own_model_first_and_what_can_be_run(
 
 
 def test_a_header_is_read_once_for_each_state_of_its_file(
-    finder: LibraryFinder, paths: Paths, monkeypatch: pytest.MonkeyPatch
+    finder: ModelResolver, paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finder.look()
 
@@ -121,10 +121,10 @@ def test_a_header_is_read_once_for_each_state_of_its_file(
 
 
 def test_room_is_judged_by_live_memory_and_by_what_still_loads(own: LocatedModel) -> None:
-    room, options = MachineRoom(), EngineOptions(own.path, context_tokens=512)
+    room, options = MemoryAdmission(), EngineOptions(own.path, context_tokens=512)
     free = room.judge(options, [])
     assert free.fits and not free.cramped and 0 < free.needed_bytes < free.free_bytes
-    loading = Member(Wanted("x", options), _Loading(), free.free_bytes, 0.0)
+    loading = PoolEntry(ModelSpec("x", options), _Loading(), free.free_bytes, 0.0)
     beside = room.judge(options, [loading])
     assert not beside.fits and beside.free_bytes < free.needed_bytes
 
@@ -133,7 +133,7 @@ def test_file_that_is_no_model_is_refused_before_a_process_starts(tmp_path: Path
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF nonsense")
     with pytest.raises(ModelInvalid):
-        MachineRoom().judge(EngineOptions(broken), [])
+        MemoryAdmission().judge(EngineOptions(broken), [])
 
 
 class _Loading(ScriptedEngine):

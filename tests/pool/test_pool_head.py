@@ -10,13 +10,13 @@ from localchat.backend_api.interface import ModelInfo
 from localchat.config.paths import Paths
 from localchat.config.settings import Settings
 from localchat.core.engine_info import fingerprint
-from localchat.engine.door_frames import Wish
-from localchat.engine.options import EngineOptions
+from localchat.engine.attached.protocol import Wish
+from localchat.engine.load_options import EngineOptions
 from localchat.errors import UsageError
 from localchat.fit.plan import LoadWish
 from localchat.library.locate import LocatedModel
-from localchat.pool.finding import LibraryFinder, engine_options
-from localchat.pool.member import Wanted
+from localchat.pool.entry import ModelSpec
+from localchat.pool.resolver import ModelResolver, engine_options
 from localchat_llamacpp.memory_plan import _check
 
 
@@ -31,13 +31,13 @@ def test_settings_reach_the_options_of_an_engine(tmp_path: Path) -> None:
 def test_engines_with_and_without_are_two(tmp_path: Path) -> None:
     options = EngineOptions(tmp_path)
     other = EngineOptions(tmp_path, head_int8=True)
-    assert Wanted("m", options).key != Wanted("m", other).key
+    assert ModelSpec("m", options).key != ModelSpec("m", other).key
 
 
 def test_another_program_may_insist_on_it(tmp_path: Path) -> None:
     own = LocatedModel("m", "m", tmp_path, "")
     paths = Paths(*[tmp_path] * 5)
-    finder = LibraryFinder(own, lambda names: Settings(), paths, {})
+    finder = ModelResolver(own, lambda names: Settings(), paths, {})
     wish = Wish(os.fsencode(tmp_path), "m")
     assert not finder.find_wish(wish).options.head_int8
     assert finder.find_wish(msgspec.structs.replace(wish, head_int8=True)).options.head_int8

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from localchat.errors import DoesNotFit, EngineBusy, EngineClosed, ModelMissing
-from localchat.pool.member import NEVER
+from localchat.pool.entry import NEVER
 from localchat.pool.pool import EnginePool
 from tests.pool.pool_models import House
 

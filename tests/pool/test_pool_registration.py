@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from localchat.config.paths import Paths
-from localchat.pool.registration import Registration, new_token, register, registered
+from localchat.pool.server_registry import Registration, new_token, register, registered
 
 
 @pytest.fixture

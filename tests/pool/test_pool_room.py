@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from localchat.backend_api.interface import Availability
-from localchat.engine.options import EngineOptions
+from localchat.engine.load_options import EngineOptions
 from localchat.engine.scripted import ScriptedEngine
 from localchat.errors import DoesNotFit, ModelInvalid, ModelMissing
 from localchat.fit.machine import Gpu, Machine
-from localchat.pool.member import Member, Wanted
+from localchat.pool.admission import AdmissionResult, MemoryAdmission
+from localchat.pool.entry import ModelSpec, PoolEntry
 from localchat.pool.pool import EnginePool
-from localchat.pool.room import MachineRoom, Verdict
 from localchat_cuda.backend import CudaBackend
 from tests.gguf_files import Size, llama
 from tests.pool.pool_models import House
@@ -67,15 +67,15 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-def judged(model: Path, *beside: Member, context: int | None = 8192) -> Verdict:
+def judged(model: Path, *beside: PoolEntry, context: int | None = 8192) -> AdmissionResult:
     options = EngineOptions(model, name=model.name, context_tokens=context, max_slots=2)
-    return MachineRoom().judge(options, beside)
+    return MemoryAdmission().judge(options, beside)
 
 
-def loading(model: Path, ram: int, gpu: int) -> Member:
+def loading(model: Path, ram: int, gpu: int) -> PoolEntry:
     """An engine that was planned and has taken nothing yet."""
-    wanted = Wanted(model.name, EngineOptions(model))
-    return Member(wanted, ScriptedEngine(), ram + gpu, time.monotonic(), gpu)
+    wanted = ModelSpec(model.name, EngineOptions(model))
+    return PoolEntry(wanted, ScriptedEngine(), ram + gpu, time.monotonic(), gpu)
 
 
 def test_a_folder_is_judged_by_its_headers(machine: Put, folder: Path) -> None:
@@ -113,7 +113,7 @@ def test_what_no_build_can_run_is_said_before_a_load(machine: Put, folder: Path)
 def test_weights_of_chance_need_no_files(machine: Put, folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     options = EngineOptions(folder, context_tokens=4096, max_slots=2, dummy_weights=True)
-    assert MachineRoom().judge(options, ()).fits
+    assert MemoryAdmission().judge(options, ()).fits
 
 
 def test_a_load_under_way_counts_where_it_will_lie(
@@ -129,7 +129,7 @@ def test_a_load_under_way_counts_where_it_will_lie(
 
 def test_a_model_of_the_card_can_make_room_on_the_card_alone(machine: Put, folder: Path) -> None:
     on_card, in_ram = loading(folder, 0, 18 * GB), loading(folder, 20 * GB, 0)
-    wanted = Verdict(False, False, 20 * GB, 4 * GB, (), 20 * GB, 4 * GB)
+    wanted = AdmissionResult(False, False, 20 * GB, 4 * GB, (), 20 * GB, 4 * GB)
     assert wanted.helped_by(on_card) and not wanted.helped_by(in_ram)
     assert not wanted.never([on_card])
     assert wanted.never([in_ram])
@@ -138,17 +138,17 @@ def test_a_model_of_the_card_can_make_room_on_the_card_alone(machine: Put, folde
 def test_the_users_limit_counts_whoever_leaves_the_card(machine: Put, folder: Path) -> None:
     other = loading(folder, 0, 9 * GB)
     options = EngineOptions(folder, context_tokens=4096, max_slots=2, gpu_limit_bytes=3 * GB)
-    found = MachineRoom().judge(options, [other])
+    found = MemoryAdmission().judge(options, [other])
     assert not found.fits and found.never([other])
     wider = replace(options, gpu_limit_bytes=12 * GB)
-    assert MachineRoom().judge(wider, ()).fits
-    assert not MachineRoom().judge(wider, [other, other]).never([other, other])
+    assert MemoryAdmission().judge(wider, ()).fits
+    assert not MemoryAdmission().judge(wider, [other, other]).never([other, other])
 
 
 def test_a_cache_that_the_user_forbids_unloads_nobody(machine: Put, folder: Path) -> None:
     options = EngineOptions(folder, name="it", context_tokens=16_384, kv_limit_bytes=1_000_000)
     with pytest.raises(DoesNotFit, match=r"it is not loaded: .*--kv-gb allows 1\.0 MB"):
-        MachineRoom().judge(options, ())
+        MemoryAdmission().judge(options, ())
 
 
 def test_engines_with_other_limits_are_other_engines(folder: Path) -> None:
@@ -158,27 +158,27 @@ def test_engines_with_other_limits_are_other_engines(folder: Path) -> None:
         replace(plain, kv_limit_bytes=GB),
         replace(plain, dummy_weights=True),
     )
-    assert len({Wanted("it", one).key for one in (plain, *others)}) == 4
+    assert len({ModelSpec("it", one).key for one in (plain, *others)}) == 4
 
 
 def test_a_remote_takes_nothing(machine: Put) -> None:
     from localchat.config.remotes import find_remote
 
     options = EngineOptions(Path("x"), remote=find_remote("http://127.0.0.1:9", {}))
-    assert MachineRoom().judge(options, ()) == Verdict(True)
+    assert MemoryAdmission().judge(options, ()) == AdmissionResult(True)
 
 
 class Cards(House):
     """A house whose models that end in `gpu` lie on a card of 50 bytes."""
 
-    def judge(self, options: EngineOptions, beside: object) -> Verdict:
+    def judge(self, options: EngineOptions, beside: object) -> AdmissionResult:
         others = [one.wanted.name for one in beside]  # type: ignore[attr-defined]
         need = self.sizes[options.model.name]
         if not options.model.name.endswith("gpu"):
             free = self.total_bytes - sum(self.sizes[o] for o in others if not o.endswith("gpu"))
-            return Verdict(need <= free, False, need, free)
+            return AdmissionResult(need <= free, False, need, free)
         free = 50 - sum(self.sizes[name] for name in others if name.endswith("gpu"))
-        return Verdict(need <= free, False, need, free, (), need, free)
+        return AdmissionResult(need <= free, False, need, free, (), need, free)
 
 
 def test_room_on_a_card_is_not_made_by_unloading_what_lies_in_ram() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from localchat.cli import main
 from localchat.cli.door import Door
-from localchat.engine.local import EngineOptions
+from localchat.engine.load_options import EngineOptions
 from localchat.engine.scripted import ScriptedEngine
 
 

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.applications import Starlette
 
-from localchat.engine.attached import AttachedEngine, Server
-from localchat.engine.door_frames import Wish
-from localchat.engine.local import EngineOptions
+from localchat.engine.attached.engine import AttachedEngine, Server
+from localchat.engine.attached.protocol import Wish
+from localchat.engine.load_options import EngineOptions
 from localchat.errors import ModelMissing
-from localchat.pool.finding import Known
-from localchat.pool.member import Member, OpenEngine, Wanted
+from localchat.pool.admission import AdmissionResult
+from localchat.pool.entry import ModelSpec, OpenEngine, PoolEntry
 from localchat.pool.pool import EnginePool
-from localchat.pool.room import Verdict
+from localchat.pool.resolver import Known
 from localchat.server.doors import Doors
 from localchat.server.pooled import PooledEngines
 
@@ -31,13 +31,13 @@ class Shelf:
     def __init__(self, options: dict[str, EngineOptions]) -> None:
         self._options = options
 
-    def find(self, word: str) -> Wanted:
+    def find(self, word: str) -> ModelSpec:
         name = word or next(iter(self._options))
         if name not in self._options:
             raise ModelMissing(f"no model {word}")
-        return Wanted(name, self._options[name])
+        return ModelSpec(name, self._options[name])
 
-    def find_wish(self, wish: Wish) -> Wanted:
+    def find_wish(self, wish: Wish) -> ModelSpec:
         return self.find(wish.name)
 
     def models(self) -> tuple[Known, ...]:
@@ -46,8 +46,8 @@ class Shelf:
     def look(self) -> None:
         pass
 
-    def judge(self, options: EngineOptions, beside: Iterable[Member]) -> Verdict:
-        return Verdict(fits=True)
+    def judge(self, options: EngineOptions, beside: Iterable[PoolEntry]) -> AdmissionResult:
+        return AdmissionResult(fits=True)
 
 
 class Running:

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from localchat.engine.engine import Engine
 from localchat.engine.events import Event
+from localchat.engine.interface import Engine
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.request import Text as Prompt
 from localchat.engine.scripted import Answer, ScriptedEngine

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from localchat.engine.remote import RemoteEngine, RemoteOptions
+from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
 from localchat.engine.request import Message, Messages
 from localchat.server.anthropic.guess import guessed_tokens
 from tests.engine.remote_server import Exchange, Handler, Server, piece

@@ -9,8 +9,9 @@ import pytest
 
 import localchat
 from localchat.engine.events import Done, Event, Reasoning, Text
-from localchat.engine.local import EngineOptions, LocalEngine
-from localchat.engine.remote import RemoteEngine, RemoteOptions
+from localchat.engine.load_options import EngineOptions
+from localchat.engine.local.engine import LocalEngine
+from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
 from localchat.engine.request import GenerateRequest, Infill, Message, Messages, Sampling
 from localchat.errors import ContextExceeded
 from localchat.server.anthropic.guess import guessed_tokens

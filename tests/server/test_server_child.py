@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from localchat.engine.local import EngineOptions, LocalEngine
+from localchat.engine.load_options import EngineOptions
+from localchat.engine.local.engine import LocalEngine
 from tests.server.serving import Wire, running
 
 BODY = {"messages": [{"role": "user", "content": "hi"}], "stream": True, "ignore_eos": True}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from localchat.engine.door_frames import PREFIX, Wish
+from localchat.engine.attached.protocol import PREFIX, Wish
 from localchat.engine.events import (
     Accepted,
     Done,
@@ -20,7 +20,8 @@ from localchat.engine.events import (
     TokenLogprob,
     ToolCall,
 )
-from localchat.engine.local import EngineOptions, LocalEngine
+from localchat.engine.load_options import EngineOptions
+from localchat.engine.local.engine import LocalEngine
 from localchat.engine.request import GenerateRequest, Message, Messages, Sampling
 from localchat.engine.request import Text as PlainText
 from localchat.engine.scripted import Answer, ScriptedEngine
@@ -184,7 +185,7 @@ def test_stop_unloads_a_model_or_ends_the_server(house: Running, engine: Scripte
 
 
 def test_server_that_is_gone_is_an_error_that_says_so(house: Running) -> None:
-    from localchat.engine.attached import AttachedEngine, Server
+    from localchat.engine.attached.engine import AttachedEngine, Server
 
     nowhere = Server("http://127.0.0.1:1", "t")
     assert nowhere.loaded() is None

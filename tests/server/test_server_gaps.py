@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 import localchat
-from localchat.engine.engine import Engine
 from localchat.engine.events import Text
-from localchat.engine.local import EngineOptions, LocalEngine
+from localchat.engine.interface import Engine
+from localchat.engine.load_options import EngineOptions
+from localchat.engine.local.engine import LocalEngine
 from localchat.engine.request import GenerateRequest
 from localchat.engine.request import Text as Prompt
 from tests.server.llamavim import VIM, VIM_CHECK, VIM_WARM

@@ -13,7 +13,6 @@ from localchat.chat.conversation import Conversation
 from localchat.config.paths import Paths, find_paths
 from localchat.config.settings import SAMPLING_KEYS, Given, Settings, resolve
 from localchat.config.settings_file import read_settings
-from localchat.engine.engine import EngineInfo, MemoryParts
 from localchat.engine.events import (
     Accepted,
     Done,
@@ -28,7 +27,8 @@ from localchat.engine.events import (
     Timings,
     Usage,
 )
-from localchat.engine.local import EngineOptions
+from localchat.engine.interface import EngineInfo, MemoryParts
+from localchat.engine.load_options import EngineOptions
 from localchat.engine.request import GenerateRequest, Messages, Prompt, Sampling
 from localchat.engine.scripted import Answer, ScriptedEngine
 from localchat.engine.stream import Stream

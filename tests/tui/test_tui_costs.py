@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from localchat.engine.options import EngineOptions
+from localchat.engine.load_options import EngineOptions
 from localchat.errors import UsageError
 from localchat.fit.plan import LoadWish, MemoryPlan
 from localchat.tui.costs import costs_of

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localchat.engine.engine import Engine
+from localchat.engine.interface import Engine
 from localchat.errors import UsageError
 from localchat.server.body import decoded, read_body
 from localchat.server.config import Limits

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from localchat.engine.engine import Engine
+from localchat.engine.interface import Engine
 from localchat.engine.request import Messages
 from localchat.errors import NetworkError, TemplateError
 from localchat.server.answering import Wish

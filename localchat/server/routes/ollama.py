@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localchat.engine.engine import EngineInfo
+from localchat.engine.interface import EngineInfo
 from localchat.errors import LocalchatError
 from localchat.server.body import decoded, read_body
 from localchat.server.engines import ModelCard

@@ -7,8 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localchat import __version__
-from localchat.engine.engine import Engine
 from localchat.engine.events import EngineStats
+from localchat.engine.interface import Engine
 from localchat.engine.request import Message, Messages
 from localchat.errors import LocalchatError, TemplateError
 from localchat.server.engines import ModelCard

@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localchat.engine.engine import Engine
+from localchat.engine.interface import Engine
 from localchat.server.body import decoded, read_body
 from localchat.server.conversing import conversation
 from localchat.server.failures import refused

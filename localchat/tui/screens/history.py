@@ -14,7 +14,7 @@ from localchat.tui.keys import bindings
 from localchat.tui.screens.dialog import ListDialog
 
 if TYPE_CHECKING:
-    from localchat.history.finding import Hit, Summary
+    from localchat.history.queries import SearchHit, Summary
     from localchat.history.store import History
 
 _SHOWN = 100
@@ -125,7 +125,7 @@ def _listed(summary: "Summary") -> Content:
     )
 
 
-def _found(hit: "Hit") -> Content:
+def _found(hit: "SearchHit") -> Content:
     """The title, and below it the words where they stand."""
     snippet = Content(sanitize_line(hit.snippet))
     for start, end in hit.marks:

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from localchat import metrics
-from localchat.engine.engine import MemoryParts
 from localchat.engine.events import EngineStats
+from localchat.engine.interface import MemoryParts
 from localchat.fit.words import percent, size
 from localchat.sanitize import sanitize_line
 from localchat.tui.live import Live

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from localchat.engine.remote_refusal import refusal_of
+from localchat.engine.remote.errors import refusal_of
 from localchat.errors import EngineClosed, LocalchatError, NetworkError, UsageError
 
 CONNECT_S: Final = 10.0

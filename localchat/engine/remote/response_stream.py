@@ -21,8 +21,8 @@ from localchat.engine.events import (
     ToolCall,
     Usage,
 )
-from localchat.engine.remote_own import OwnFigures
-from localchat.engine.remote_refusal import broken_off, is_error
+from localchat.engine.remote.errors import broken_off, is_error
+from localchat.engine.remote.server_timings import OwnFigures
 from localchat.engine.request import GenerateRequest
 from localchat.errors import LocalchatError, NetworkError
 

@@ -6,9 +6,9 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from localchat.engine.engine import Engine, EngineInfo
 from localchat.engine.events import EngineStats
-from localchat.engine.options import EngineOptions
+from localchat.engine.interface import Engine, EngineInfo
+from localchat.engine.load_options import EngineOptions
 from localchat.errors import LocalchatError
 
 NEVER = -1.0
@@ -60,7 +60,7 @@ class PooledEngine(Engine, Protocol):
 OpenEngine = Callable[[EngineOptions, Callable[[str], None]], PooledEngine]
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class ModelSpec(msgspec.Struct, frozen=True):
     """A model that is asked for: what it is called, and how it is to be loaded."""
 
     name: str
@@ -81,12 +81,12 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class PoolEntry:
     """`users`: who holds it, by the number of the lease. `planned_bytes`: what its load was said to take,
     `planned_gpu_bytes` of it in graphics memory. `idle_since_s`: monotonic seconds, of meaning while
     nobody holds it."""
 
-    wanted: Wanted
+    wanted: ModelSpec
     engine: PooledEngine
     planned_bytes: int
     idle_since_s: float

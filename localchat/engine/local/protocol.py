@@ -10,8 +10,8 @@ from typing import IO, Any, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from localchat.engine.engine import EngineInfo
 from localchat.engine.events import EngineStats, Event
+from localchat.engine.interface import EngineInfo
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.errors import Detail
 
@@ -141,7 +141,7 @@ class Plain(msgspec.Struct, frozen=True, tag="text"):
     text: str
 
 
-class Vectors(msgspec.Struct, frozen=True, tag="vectors"):
+class VectorsFrame(msgspec.Struct, frozen=True, tag="vectors"):
     """`tokens`: how many each text took."""
 
     id: int
@@ -165,7 +165,9 @@ class Say(msgspec.Struct, frozen=True, tag="say"):
     text: str
 
 
-FromChild: TypeAlias = Entered | Events | Failed | Tokens | Plain | Vectors | Info | Stats | Say
+FromChild: TypeAlias = (
+    Entered | Events | Failed | Tokens | Plain | VectorsFrame | Info | Stats | Say
+)
 
 T = TypeVar("T")
 

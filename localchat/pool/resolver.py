@@ -11,13 +11,13 @@ import msgspec
 
 from localchat.config.paths import Paths
 from localchat.config.settings import Settings
-from localchat.engine.options import EngineOptions
+from localchat.engine.load_options import EngineOptions
 from localchat.errors import ModelMissing
 from localchat.library.locate import GUIDE, LocatedModel, locate_named
-from localchat.pool.member import Wanted
+from localchat.pool.entry import ModelSpec
 
 if TYPE_CHECKING:
-    from localchat.engine.door_frames import Wish
+    from localchat.engine.attached.protocol import Wish
     from localchat.library.facts import Facts
     from localchat.library.inspection import Inspection
 
@@ -82,7 +82,7 @@ class Known(msgspec.Struct, frozen=True):
     abilities: frozenset[str] = frozenset()
 
 
-class LibraryFinder:
+class ModelResolver:
     """Finds models by the names of the library, never by a path, which is not a client's to choose; but for
     `own`, the server's own model, which an empty word means too."""
 
@@ -104,7 +104,7 @@ class LibraryFinder:
         self._read: dict[tuple[Path, int, int], Inspection] = {}
         """Headers by path, date and size of their file."""
 
-    def find(self, word: str) -> Wanted:
+    def find(self, word: str) -> ModelSpec:
         """See pool.Finder."""
         mine = word in ("", self.own.name, self.own.word)
         model = (
@@ -112,14 +112,14 @@ class LibraryFinder:
             if mine
             else locate_named(word, self._paths, "asked for by a client", self._environ)
         )
-        return Wanted(model.name, self._options(model, word))
+        return ModelSpec(model.name, self._options(model, word))
 
-    def find_wish(self, wish: "Wish") -> Wanted:
+    def find_wish(self, wish: "Wish") -> ModelSpec:
         """The model that another program of the owner asks for: its file, and what it insists on beside the
         settings in force here. Raises ModelMissing, ModelInvalid, UsageError."""
         path = Path(os.fsdecode(wish.model))
         if not path.exists():
-            from localchat.engine import frames as protocol
+            from localchat.engine.local import protocol
 
             raise ModelMissing(f"there is no file {protocol.whole(str(path))}")
         same = path.resolve() == self.own.path.resolve()
@@ -139,7 +139,7 @@ class LibraryFinder:
         }
         insisted = {name: value for name, value in asked.items() if value is not None}
         options = replace(self._options(model, wish.word), **insisted)  # type: ignore[arg-type]
-        return Wanted(model.name, options)
+        return ModelSpec(model.name, options)
 
     def _options(self, model: LocatedModel, word: str) -> EngineOptions:
         settings = self._settings_for(dict.fromkeys((model.name, model.word, word)))

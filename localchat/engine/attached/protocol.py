@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from localchat.engine import frames as protocol
+from localchat.engine.local import protocol
 from localchat.engine.request import GenerateRequest
 
 PREFIX = "/localchat/v1"
@@ -38,7 +38,7 @@ class Wish(msgspec.Struct, frozen=True, omit_defaults=True):
     head_int8: bool = False
 
 
-class AskDoor(msgspec.Struct, frozen=True):
+class GenerateCall(msgspec.Struct, frozen=True):
     wish: Wish
     request: GenerateRequest
 
@@ -53,7 +53,7 @@ Query: TypeAlias = (
 )
 
 
-class QueryDoor(msgspec.Struct, frozen=True):
+class QueryCall(msgspec.Struct, frozen=True):
     """`user`: who asks, for `ps`."""
 
     wish: Wish

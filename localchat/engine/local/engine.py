@@ -9,13 +9,13 @@ from typing import TypeVar
 
 import msgspec
 
-from localchat.engine import frames as protocol
-from localchat.engine.child import Child
-from localchat.engine.engine import EngineInfo, Vectors
 from localchat.engine.events import Accepted, Done, EngineStats, Event, Figures, Loading, Queued
-from localchat.engine.options import EngineOptions as EngineOptions
+from localchat.engine.interface import EngineInfo, Vectors
+from localchat.engine.load_options import EngineOptions
+from localchat.engine.local import protocol
+from localchat.engine.local.crash_record import SafeBuilds
+from localchat.engine.local.process import Child
 from localchat.engine.request import GenerateRequest, Messages
-from localchat.engine.safemode import SafeBuilds
 from localchat.engine.stream import HEED_S, Stream
 from localchat.errors import EngineClosed, EngineDied, LocalchatError, UsageError, from_wire
 
@@ -114,7 +114,7 @@ class LocalEngine:
         return stream
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        answer = self._query(lambda id_: protocol.Embed(id_, tuple(texts)), protocol.Vectors)
+        answer = self._query(lambda id_: protocol.Embed(id_, tuple(texts)), protocol.VectorsFrame)
         return Vectors(answer.vectors, answer.tokens)
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:

@@ -4,8 +4,8 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from localchat.history.rows import searchable, unpacked
-from localchat.history.words import Query, Snippet, parse, snippet
+from localchat.history.search_query import Query, Snippet, parse, snippet
+from localchat.history.tables import searchable, unpacked
 
 _SUMMARY: Final = (
     "SELECT c.id, c.title, c.updated_s, c.model, "
@@ -38,7 +38,7 @@ class Summary(NamedTuple):
     created_s: float
 
 
-class Hit(NamedTuple):
+class SearchHit(NamedTuple):
     """A conversation that was found. node_id: the message, None where the title alone matched. marks:
     (start, end) characters of the snippet that match."""
 
@@ -78,7 +78,7 @@ def _summary(row: Sequence[object]) -> Summary:
     return Summary(id_, title, updated_s, unpacked(model), messages, created_s)
 
 
-def found(connection: sqlite3.Connection, text: str, limit: int) -> list[Hit]:
+def found(connection: sqlite3.Connection, text: str, limit: int) -> list[SearchHit]:
     """Up to `limit` conversations, the newest first. Of each the newest message that matches."""
     query = parse(searchable(text))
     if not query.parts:
@@ -96,9 +96,11 @@ def found(connection: sqlite3.Connection, text: str, limit: int) -> list[Hit]:
     return hits[:limit]
 
 
-def _hit(connection: sqlite3.Connection, match: _Match, query: Query) -> Hit:
+def _hit(connection: sqlite3.Connection, match: _Match, query: Query) -> SearchHit:
     shown: Snippet = snippet(match.text, query.parts)
-    return Hit(summary_of(connection, match.conversation), shown.text, match.node, shown.marks)
+    return SearchHit(
+        summary_of(connection, match.conversation), shown.text, match.node, shown.marks
+    )
 
 
 def _indexed(connection: sqlite3.Connection, query: Query) -> Iterator[_Match]:

@@ -13,19 +13,19 @@ from typing import TypeVar
 
 import msgspec
 
-from localchat.engine import frames as protocol
-from localchat.engine.door_frames import (
+from localchat.engine.attached.protocol import (
     MEDIA_TYPE,
     PREFIX,
-    AskDoor,
+    GenerateCall,
     Query,
-    QueryDoor,
+    QueryCall,
     StopDoor,
     Stopped,
     Wish,
 )
-from localchat.engine.engine import EngineInfo, Vectors
 from localchat.engine.events import Done, EngineStats
+from localchat.engine.interface import EngineInfo, Vectors
+from localchat.engine.local import protocol
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.stream import Stream
 from localchat.errors import EngineClosed, EngineDied, LocalchatError, UsageError, from_wire
@@ -60,7 +60,7 @@ class Server:
         """Unload a model, or end the server. Raises LocalchatError."""
         return msgspec.msgpack.decode(self._post("stop", StopDoor(model)), type=Stopped)
 
-    def query(self, asked: QueryDoor, kind: type[R]) -> R:
+    def query(self, asked: QueryCall, kind: type[R]) -> R:
         """One question, one frame of the kind. Raises LocalchatError."""
         body = self._post("query", asked)
         answer = msgspec.msgpack.decode(body, type=protocol.FromChild)
@@ -84,7 +84,7 @@ class Server:
             raise self._refusal(response.status, body)
         return body
 
-    def follow(self, asked: AskDoor, stream: "Stream", call: "Call") -> None:
+    def follow(self, asked: GenerateCall, stream: "Stream", call: "Call") -> None:
         """Put the events of a request into its stream, until its end or the call's."""
         try:
             body = _encoded(asked)
@@ -192,17 +192,17 @@ class AttachedEngine:
             self._calls.add(call)
         named = msgspec.structs.replace(request, user=request.user or self._user)
         threading.Thread(
-            target=self._follow, args=(AskDoor(self._wish, named), stream, call), daemon=True
+            target=self._follow, args=(GenerateCall(self._wish, named), stream, call), daemon=True
         ).start()
         return stream
 
-    def _follow(self, asked: AskDoor, stream: Stream, call: Call) -> None:
+    def _follow(self, asked: GenerateCall, stream: Stream, call: Call) -> None:
         self._server.follow(asked, stream, call)
         with self._lock:
             self._calls.discard(call)
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        answer = self._query(protocol.Embed(0, tuple(texts)), protocol.Vectors)
+        answer = self._query(protocol.Embed(0, tuple(texts)), protocol.VectorsFrame)
         return Vectors(answer.vectors, answer.tokens)
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
@@ -230,7 +230,7 @@ class AttachedEngine:
     def _query(self, query: Query, kind: type[R]) -> R:
         if self._closed:
             raise EngineClosed("the engine was closed")
-        return self._server.query(QueryDoor(self._wish, query, self._user), kind)
+        return self._server.query(QueryCall(self._wish, query, self._user), kind)
 
 
 def _encoded(asked: msgspec.Struct) -> bytes:

@@ -13,7 +13,14 @@ from typing import IO
 
 import msgspec
 
-from localchat.engine.frames import Entered, FrameError, FrameReader, FrameWriter, FromChild, Phase
+from localchat.engine.local.protocol import (
+    Entered,
+    FrameError,
+    FrameReader,
+    FrameWriter,
+    FromChild,
+    Phase,
+)
 from localchat.errors import EngineDied, UsageError
 
 _LOG_LINES = 200

@@ -3,19 +3,19 @@
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
-from localchat.engine.options import EngineOptions
+from localchat.engine.load_options import EngineOptions
 from localchat.errors import DoesNotFit, EngineBusy
 from localchat.fit.checkpoint import Checkpoint, read_unloaded
 from localchat.fit.plan import demand
 from localchat.fit.verdict import Subject, judge, usable_machine
 from localchat.fit.words import size
-from localchat.pool.member import RETRY_AFTER_S, Member, Wanted
+from localchat.pool.entry import RETRY_AFTER_S, ModelSpec, PoolEntry
 
 _GOAL_TOKENS = 8192
 """A context that is worth unloading an idle model for."""
 
 
-class Verdict(NamedTuple):
+class AdmissionResult(NamedTuple):
     """fits: it can be loaded now. cramped: only with a context shorter than it should have. needed_bytes,
     free_bytes: of RAM and graphics memory together; gpu_bytes, gpu_free_bytes: the part that is graphics
     memory. Bytes are 0 where nothing is loaded here. advice: what would help, best first. gpu_most_bytes: what
@@ -35,7 +35,7 @@ class Verdict(NamedTuple):
         """What is needed of the RAM."""
         return self.needed_bytes - self.gpu_bytes
 
-    def never(self, members: Iterable[Member]) -> bool:
+    def never(self, members: Iterable[PoolEntry]) -> bool:
         """Whether it would not fit, had all of these members left."""
         listed = list(members)
         gpu = self.gpu_free_bytes + sum(member.gpu_bytes for member in listed)
@@ -44,7 +44,7 @@ class Verdict(NamedTuple):
         ram = self.free_bytes - self.gpu_free_bytes + sum(member.ram_bytes for member in listed)
         return self.gpu_bytes > gpu or self.ram_bytes > ram
 
-    def helped_by(self, member: Member) -> bool:
+    def helped_by(self, member: PoolEntry) -> bool:
         """Whether this member holds memory of the kind that is needed."""
         return bool((self.gpu_bytes and member.gpu_bytes) or (self.ram_bytes and member.ram_bytes))
 
@@ -52,17 +52,17 @@ class Verdict(NamedTuple):
 class Room(Protocol):
     """Judges a load beside the engines that are there."""
 
-    def judge(self, options: EngineOptions, beside: Iterable[Member]) -> Verdict:
+    def judge(self, options: EngineOptions, beside: Iterable[PoolEntry]) -> AdmissionResult:
         """Raises LocalchatError for a file or wish that no load can be made of."""
         ...
 
 
-class MachineRoom:
+class MemoryAdmission:
     """By live free memory, less what engines hold of it without the system's knowing."""
 
-    def judge(self, options: EngineOptions, beside: Iterable[Member]) -> Verdict:
+    def judge(self, options: EngineOptions, beside: Iterable[PoolEntry]) -> AdmissionResult:
         if options.remote is not None or ":" in (options.backend or ""):
-            return Verdict(
+            return AdmissionResult(
                 fits=True
             )  # nothing is loaded here, or by a stranger's class that plans itself
         model = read_unloaded(options.model, dummy_weights=options.dummy_weights)
@@ -81,7 +81,7 @@ class MachineRoom:
         trained = (
             model.context_train if isinstance(model, Checkpoint) else model.number("context_length")
         )
-        return Verdict(
+        return AdmissionResult(
             fits=plan.fits and gpu <= gpu_free and ram <= ram_free,
             cramped=options.context_tokens is None
             and plan.context_tokens < min(trained, _GOAL_TOKENS),
@@ -94,7 +94,7 @@ class MachineRoom:
         )
 
 
-def never_fits(wanted: Wanted, verdict: Verdict) -> DoesNotFit:
+def never_fits(wanted: ModelSpec, verdict: AdmissionResult) -> DoesNotFit:
     """Not even alone."""
     return DoesNotFit(
         f"{wanted.name} needs {size(verdict.needed_bytes)}, and {size(verdict.free_bytes)} are free",
@@ -104,7 +104,9 @@ def never_fits(wanted: Wanted, verdict: Verdict) -> DoesNotFit:
     )
 
 
-def all_used(wanted: Wanted, verdict: Verdict, members: Iterable[Member]) -> EngineBusy:
+def all_used(
+    wanted: ModelSpec, verdict: AdmissionResult, members: Iterable[PoolEntry]
+) -> EngineBusy:
     """It would fit if somebody left."""
     uses = "; ".join(
         f"{one.wanted.name} ({size(one.memory_bytes)}) by {one.client_names()}" for one in members

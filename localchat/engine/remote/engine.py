@@ -14,12 +14,12 @@ from typing import Any, Final
 
 import httpx2
 
-from localchat.engine.engine import EngineInfo, Vectors
 from localchat.engine.events import Accepted, EngineStats, Event, Figures
-from localchat.engine.remote_answer import RemoteAnswer
-from localchat.engine.remote_http import Call, RemoteServer, whole
-from localchat.engine.remote_own import count
-from localchat.engine.remote_wire import body_of, gap_of, path_of
+from localchat.engine.interface import EngineInfo, Vectors
+from localchat.engine.remote.client import Call, RemoteServer, whole
+from localchat.engine.remote.request_body import body_of, gap_of, path_of
+from localchat.engine.remote.response_stream import RemoteAnswer
+from localchat.engine.remote.server_timings import count
 from localchat.engine.request import GenerateRequest, Infill, Messages
 from localchat.engine.stream import Stream
 from localchat.errors import (

@@ -1,0 +1,1 @@
+"""An engine in a child process."""

@@ -1,0 +1,1 @@
+"""An engine behind any OpenAI-compatible server."""
