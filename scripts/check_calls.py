@@ -15,9 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from localchat.chatformat.parts import Call, Part, Thought
-from localchat.chatformat.rendered import Rendered
-from localchat.chatformat.templated import TemplateFormat
+from localchat.chat_format.parser import Call, Part, Rendered, Thought
+from localchat.chat_format.template_format import TemplateFormat
 from localchat.engine.request import CalledTool, Message, Messages
 from localchat.errors import TemplateError
 

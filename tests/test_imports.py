@@ -17,7 +17,7 @@ HEAVY = {
     ),
     *("numpy", "textual", "rich", "msgspec", "jinja2", "gguf", "psutil", "tomlkit", "platformdirs"),
     *("asyncio", "importlib.metadata", "http", "ssl", "localchat_llamacpp", "localchat_cuda"),
-    *("localchat.core", "localchat.chatformat", "localchat.engine", "localchat.config.settings"),
+    *("localchat.core", "localchat.chat_format", "localchat.engine", "localchat.config.settings"),
 }
 
 
@@ -64,7 +64,7 @@ def test_what_a_prompt_needs_reaches_neither_the_child_nor_a_backend(package: st
         "localchat.core",
         "sqlite3",
     }
-    assert loaded & {*forbidden, "localchat.chatformat", "localchat_llamacpp"} == set()
+    assert loaded & {*forbidden, "localchat.chat_format", "localchat_llamacpp"} == set()
 
 
 def test_finding_backends_loads_no_native_library() -> None:

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from localchat.chatformat.parts import Answer, Call, Parser, Part
+from localchat.chat_format.parser import Answer, Call, Parser, Part
 from localchat.core.stop_strings import StopPatterns, StopScanner
 from localchat.engine.events import Event, Reasoning, Text, TokenLogprob, ToolCall
 

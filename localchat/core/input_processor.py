@@ -15,8 +15,8 @@ from itertools import count
 import msgspec
 
 from localchat.backend_api.interface import OpenModel, SamplingParams, Tokenizer
-from localchat.chatformat import ChatFormat, chat_format
-from localchat.chatformat.rendered import Rendered
+from localchat.chat_format import ChatFormat, chat_format
+from localchat.chat_format.parser import Rendered
 from localchat.core.detokenizer import ChoiceOutput
 from localchat.core.fim import infill_tokens
 from localchat.core.request_timer import RequestTimer

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localchat.chatformat import chat_format
-from localchat.chatformat.call_style import CallStyle
-from localchat.chatformat.calls import CallParser
-from localchat.chatformat.chain import Chain, with_calls
-from localchat.chatformat.parts import Answer, Call, Parser, Part, Thought
-from localchat.chatformat.reasoning import Family, Splitter
-from localchat.chatformat.styles import STYLES, UNKNOWN, style_of
+from localchat.chat_format import chat_format
+from localchat.chat_format.answer_parser import AnswerParser, with_calls
+from localchat.chat_format.parser import Answer, Call, Parser, Part, Thought
+from localchat.chat_format.reasoning_parser import Family, Splitter
+from localchat.chat_format.tool_calls.families import STYLES, UNKNOWN, style_of
+from localchat.chat_format.tool_calls.family import ToolCallFamily
+from localchat.chat_format.tool_calls.parser import CallParser
 from localchat.engine.request import Message, Messages
 
 WEATHER: dict[str, Any] = {
@@ -216,7 +216,7 @@ PIECES = st.lists(
 @given(st.sampled_from([*STYLES, UNKNOWN]), PIECES, st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_hostile_text_is_read_alike_in_pieces(
-    style: CallStyle, said: list[str], opened: bool
+    style: ToolCallFamily, said: list[str], opened: bool
 ) -> None:
     family = (
         Family("harmony", (), ("<think>",), ("</think>",))
@@ -352,7 +352,7 @@ def test_ids_are_unique_and_as_long_as_the_family_wants() -> None:
 
 
 def test_calls_are_looked_for_behind_reasoning_only() -> None:
-    one = Chain(Splitter(Family.default()), parser("hermes"))
+    one = AnswerParser(Splitter(Family.default()), parser("hermes"))
     said = f"<think>Shall I {FORMS['hermes']}?</think>\n\n{FORMS['hermes']}"
     parts = [*one.feed(said), *one.finish()]
     assert gather(parts) == ("", BOTH)
@@ -375,7 +375,7 @@ def test_calls_are_looked_for_behind_reasoning_only() -> None:
     ],
 )
 def test_the_template_shows_the_family(template: str, style: str) -> None:
-    found: CallStyle = style_of(template)
+    found: ToolCallFamily = style_of(template)
     assert found.name == style
 
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localchat.chatformat import chat_format
-from localchat.chatformat.chain import with_calls
-from localchat.chatformat.parts import Parser, Part, Thought
-from localchat.chatformat.reasoning import FAMILIES, Family
-from localchat.chatformat.styles import STYLES
+from localchat.chat_format import chat_format
+from localchat.chat_format.answer_parser import with_calls
+from localchat.chat_format.parser import Parser, Part, Thought
+from localchat.chat_format.reasoning_parser import FAMILIES, Family
+from localchat.chat_format.tool_calls.families import STYLES
 from localchat.engine.request import Message, Messages
 from tests.chatformat.test_chatformat_calls import TOOLS, gather
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from localchat.chatformat import chat_format
-from localchat.chatformat.parts import Answer, Thought
-from localchat.chatformat.plain import NO_TEMPLATE, NO_TOOLS
-from localchat.chatformat.templated import NO_SWITCH
+from localchat.chat_format import chat_format
+from localchat.chat_format.parser import Answer, Thought
+from localchat.chat_format.plain_format import NO_TEMPLATE, NO_TOOLS
+from localchat.chat_format.template_format import NO_SWITCH
 from localchat.engine.request import CalledTool, Message, Messages
 from localchat.errors import TemplateError
 

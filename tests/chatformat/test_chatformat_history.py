@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from localchat.chatformat import chat_format
+from localchat.chat_format import chat_format
 from localchat.engine.request import CalledTool, Message, Messages
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {}}}

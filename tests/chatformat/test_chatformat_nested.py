@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from localchat.chatformat.calls import CallParser
+from localchat.chat_format.tool_calls.parser import CallParser
 from tests.chatformat.test_chatformat_calls import NAMED, whole
 
 M = "]<]minimax[>["

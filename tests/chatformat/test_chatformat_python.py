@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localchat.chatformat.calls import CallParser
-from localchat.chatformat.loose_value import LooseValue
-from localchat.chatformat.styles import STYLES, UNKNOWN
+from localchat.chat_format.tool_calls.families import STYLES, UNKNOWN
+from localchat.chat_format.tool_calls.parser import CallParser
+from localchat.chat_format.tool_calls.python_literals import LooseValue
 from tests.chatformat.test_chatformat_calls import NAMED, TOOLS, gather, whole
 
 LFM = next(style for style in STYLES if style.name == "lfm2")

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localchat.chatformat.parts import Answer, Part, Thought
-from localchat.chatformat.reasoning import FAMILIES, Family, Splitter
+from localchat.chat_format.parser import Answer, Part, Thought
+from localchat.chat_format.reasoning_parser import FAMILIES, Family, Splitter
 
 THINK = Family.default()
 

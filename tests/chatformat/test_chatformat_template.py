@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from localchat.chatformat.meter import Limits, Meter
-from localchat.chatformat.template import ChatTemplate
+from localchat.chat_format.meter import Limits, Meter
+from localchat.chat_format.template import ChatTemplate
 from localchat.errors import TemplateError
 
 USER = {"role": "user", "content": "hi"}

@@ -8,7 +8,7 @@ import pytest
 from llguidance import LLMatcher
 
 from localchat.backend_api.scripted import VOCAB, ScriptedTokenizer
-from localchat.chatformat import ChatFormat, chat_format
+from localchat.chat_format import ChatFormat, chat_format
 from localchat.core.structured_output.compiler import lexicon
 from localchat.core.structured_output.tool_grammar import answer_grammar
 from localchat.engine.request import GenerateRequest, Grammar, Message, Messages

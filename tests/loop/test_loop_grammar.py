@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 
 from localchat.backend_api.scripted import VOCAB, ScriptedTokenizer
-from localchat.chatformat import ChatFormat, chat_format
+from localchat.chat_format import ChatFormat, chat_format
 from localchat.core.structured_output import compiler as grammar_module
 from localchat.core.structured_output.compiler import GrammarCompiler, lexicon, wanted
 from localchat.core.structured_output.matcher import GrammarMatcher

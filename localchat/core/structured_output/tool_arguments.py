@@ -7,9 +7,8 @@ binds where the value is JSON.
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from localchat.chatformat.call_style import CallForm
-from localchat.chatformat.nested_body import MARK
-from localchat.chatformat.tag_forms import TagForm
+from localchat.chat_format.tool_calls.family import TagForm, ToolCallSyntax
+from localchat.chat_format.tool_calls.minimax_body import MARK
 from localchat.core.structured_output.compiler import styled
 from localchat.core.structured_output.lark import Markup, json_rule, literal
 
@@ -29,7 +28,7 @@ class Argument(NamedTuple):
     lines: list[str]
 
 
-def argument_rules(rule: str, form: CallForm, schema: Schema, markup: Markup) -> list[str]:
+def argument_rules(rule: str, form: ToolCallSyntax, schema: Schema, markup: Markup) -> list[str]:
     """Rules that define `rule`: the arguments of a tool as `form` writes them."""
     match form.written:
         case "json":

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from localchat.backend_api.interface import Tokenizer
-from localchat.chatformat import ChatFormat
-from localchat.chatformat.call_style import CallStyle
-from localchat.chatformat.rendered import Rendered
-from localchat.chatformat.tag_forms import NUMBER
+from localchat.chat_format import ChatFormat
+from localchat.chat_format.parser import Rendered
+from localchat.chat_format.tool_calls.family import NUMBER, ToolCallFamily
 from localchat.core.structured_output.compiler import Wanted, check_schema, entry_of, styled, wanted
 from localchat.core.structured_output.lark import TEXT, Markup
 from localchat.core.structured_output.tool_arguments import argument_rules
@@ -48,7 +47,12 @@ def tool_of(description: Mapping[str, Any]) -> Tool:
 
 
 def call_rules(
-    style: CallStyle, tools: Sequence[Tool], markup: Markup, *, many: bool, tagged: bool = False
+    style: ToolCallFamily,
+    tools: Sequence[Tool],
+    markup: Markup,
+    *,
+    many: bool,
+    tagged: bool = False,
 ) -> list[str]:
     """Rules that define `calls`: one call of one of `tools` or, with `many`, one after the other. `tagged`: a
     tag tells them from another answer also where the family usually writes a bare object."""
@@ -59,7 +63,9 @@ def call_rules(
     return [*_call_rules(style, tools, markup), f"calls: {_calls(style, begin, markup, many=many)}"]
 
 
-def free_rules(style: CallStyle, tools: Sequence[Tool], markup: Markup, *, many: bool) -> list[str]:
+def free_rules(
+    style: ToolCallFamily, tools: Sequence[Tool], markup: Markup, *, many: bool
+) -> list[str]:
     """Rules that define `free`: any text, in which a call, once its tag is written, keeps to the schemas."""
     form = style.form
     lines = _call_rules(style, tools, markup)
@@ -85,19 +91,19 @@ def free_rules(style: CallStyle, tools: Sequence[Tool], markup: Markup, *, many:
     ]
 
 
-def _calls(style: CallStyle, begin: str, markup: Markup, *, many: bool) -> str:
+def _calls(style: ToolCallFamily, begin: str, markup: Markup, *, many: bool) -> str:
     lead = f"{_terms(markup, begin)} {_terms(markup, style.form.head)}"
     return f"{lead} {_more(style, markup, many=many)}"
 
 
-def _more(style: CallStyle, markup: Markup, *, many: bool) -> str:
+def _more(style: ToolCallFamily, markup: Markup, *, many: bool) -> str:
     """A call from its name on, others behind it, and the end."""
     form = style.form
     more = f" ({_terms(markup, form.between)} {_terms(markup, form.head)} call)*"
     return f"call{more if many and style.many else ''} {_terms(markup, form.end)}"
 
 
-def _call_rules(style: CallStyle, tools: Sequence[Tool], markup: Markup) -> list[str]:
+def _call_rules(style: ToolCallFamily, tools: Sequence[Tool], markup: Markup) -> list[str]:
     """`call`: a call from its name on."""
     form = style.form
     lines = ["call: " + " | ".join(f"call_{place}" for place in range(len(tools)))]

@@ -7,14 +7,13 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from localchat.chatformat.call_style import CallStyle
-from localchat.chatformat.chain import with_calls
-from localchat.chatformat.messages import Dialect, to_dicts, whole_tool
-from localchat.chatformat.parts import Parser
-from localchat.chatformat.reasoning import Family
-from localchat.chatformat.rendered import Rendered
-from localchat.chatformat.styles import UNSURE, style_of
-from localchat.chatformat.template import ChatTemplate
+from localchat.chat_format.answer_parser import with_calls
+from localchat.chat_format.parser import Parser, Rendered
+from localchat.chat_format.reasoning_parser import Family
+from localchat.chat_format.template import ChatTemplate
+from localchat.chat_format.template_messages import ToolCallConvention, to_dicts, whole_tool
+from localchat.chat_format.tool_calls.families import UNSURE, style_of
+from localchat.chat_format.tool_calls.family import ToolCallFamily
 from localchat.engine.request import CalledTool, Message, Messages
 from localchat.errors import TemplateError
 
@@ -36,7 +35,7 @@ class TemplateFormat:
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         self._voices = {
-            name: _Voice(ChatTemplate(source, special_tokens, now=now))
+            name: _TemplateProbe(ChatTemplate(source, special_tokens, now=now))
             for name, source in sources.items()
         }
         whole = "\n".join(sources.values())
@@ -47,7 +46,7 @@ class TemplateFormat:
         self._reasons = any(tag in whole for tag in self.reasoning.markup)
 
     @cached_property
-    def calls(self) -> CallStyle:
+    def calls(self) -> ToolCallFamily:
         """By the template's source; where that tells too little, by a call as it renders one."""
         found = style_of(self._whole)
         if found.name in UNSURE and "tool" in self._whole:
@@ -108,7 +107,7 @@ class TemplateFormat:
     def _today(self) -> str:
         return self._now().strftime("%B %d, %Y")
 
-    def _voice(self, *, with_tools: bool) -> "_Voice":
+    def _voice(self, *, with_tools: bool) -> "_TemplateProbe":
         if with_tools and "tool_use" in self._voices:
             return self._voices["tool_use"]
         if len(self._voices) == 1:
@@ -122,19 +121,19 @@ class TemplateFormat:
         return self._voices["default"]
 
 
-class _Voice:
+class _TemplateProbe:
     """A template and what it wants of tool calls, found by trying."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self.template = template
 
     @cached_property
-    def dialect(self) -> Dialect:
+    def dialect(self) -> ToolCallConvention:
         """The first way of writing a tool call that shows its arguments, and not in Python's
         quotes."""
         for null in (False, True):
             for text in (False, True):
-                dialect = Dialect(arguments_as_text=text, no_content_as_null=null)
+                dialect = ToolCallConvention(arguments_as_text=text, no_content_as_null=null)
                 shown = self._shown(_probe(_SHORT_ID), dialect)
                 if _KEY in shown and f"'{_KEY}'" not in shown:
                     short = _KEY not in self._shown(_probe(_LONG_ID), dialect)
@@ -143,10 +142,10 @@ class _Voice:
                     dialect = replace(dialect, short_ids=short, one_call=two.count(_KEY) < 2)
                     dialect = replace(dialect, mappings_only=_KEY not in cut)
                     return replace(dialect, text_apart=self._wants_text_apart(dialect))
-        results = _RESULT in self._shown(_probe(_SHORT_ID), Dialect())
-        return Dialect(calls_as_text=True, results_as_users=not results)
+        results = _RESULT in self._shown(_probe(_SHORT_ID), ToolCallConvention())
+        return ToolCallConvention(calls_as_text=True, results_as_users=not results)
 
-    def _wants_text_apart(self, dialect: Dialect) -> bool:
+    def _wants_text_apart(self, dialect: ToolCallConvention) -> bool:
         """Whether what is said beside a call, or the call, is shown in messages of their own only, and the
         template bears that in the middle of a conversation."""
         after = Message("assistant", "probe"), Message("user", "probe")
@@ -161,7 +160,7 @@ class _Voice:
         """A call as the template writes it; empty where it writes none."""
         return self._shown(_probe(_SHORT_ID), self.dialect)
 
-    def _shown(self, probe: tuple[Message, ...], dialect: Dialect) -> str:
+    def _shown(self, probe: tuple[Message, ...], dialect: ToolCallConvention) -> str:
         """A probe as the template writes it; empty where it refuses."""
         try:
             return self.template.render(to_dicts(probe, dialect), tools=[_PROBE_TOOL])

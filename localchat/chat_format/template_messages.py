@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from localchat.chatformat.call_style import CallForm
-from localchat.chatformat.written import results_by_users, text_apart, written_calls
+from localchat.chat_format.tool_calls.as_text import results_by_users, text_apart, written_calls
+from localchat.chat_format.tool_calls.family import ToolCallSyntax
 from localchat.engine.request import CalledTool, Message
 
 _SHORT = 9
@@ -28,7 +28,7 @@ _WHOLE = "arguments"
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class ToolCallConvention:
     """What a template wants of a message with tool calls. mappings_only: it fails on arguments that are text,
     such as those of a call that was cut off; calls_as_text, results_as_users: it shows none; text_apart: it
     shows a call, or what is said beside it, and not both."""
@@ -44,11 +44,13 @@ class Dialect:
 
 
 def to_dicts(
-    messages: Sequence[Message], dialect: Dialect | None = None, form: CallForm | None = None
+    messages: Sequence[Message],
+    dialect: ToolCallConvention | None = None,
+    form: ToolCallSyntax | None = None,
 ) -> list[dict[str, Any]]:
     """One dict a message, empty fields left out; `content` is always there. form: how calls are written that
     the template has no place for; None: they are left to it."""
-    wanted = dialect or Dialect()
+    wanted = dialect or ToolCallConvention()
     if form is not None and wanted.calls_as_text:
         messages = written_calls(messages, form)
     if form is not None and wanted.results_as_users:
@@ -85,7 +87,7 @@ def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
         yield from results
 
 
-def _message(message: Message, dialect: Dialect) -> dict[str, Any]:
+def _message(message: Message, dialect: ToolCallConvention) -> dict[str, Any]:
     made: dict[str, Any] = {}
     if message.reasoning:
         made["thinking"] = message.reasoning
@@ -104,7 +106,7 @@ def _message(message: Message, dialect: Dialect) -> dict[str, Any]:
     return made
 
 
-def _call(call: CalledTool, dialect: Dialect) -> dict[str, Any]:
+def _call(call: CalledTool, dialect: ToolCallConvention) -> dict[str, Any]:
     arguments = call.arguments if dialect.arguments_as_text else _mapping(call.arguments)
     if dialect.mappings_only and isinstance(arguments, str):
         arguments = {_WHOLE: arguments}
@@ -112,7 +114,7 @@ def _call(call: CalledTool, dialect: Dialect) -> dict[str, Any]:
     return made | {"type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
-def _id(text: str, dialect: Dialect) -> str:
+def _id(text: str, dialect: ToolCallConvention) -> str:
     """An id as the template wants it: the same for the same, so that results find their calls."""
     if not dialect.short_ids or (len(text) == _SHORT and text.isalnum()):
         return text

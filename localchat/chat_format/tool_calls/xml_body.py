@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from localchat.chatformat.call_bodies import Arguments, SteppedBody
-from localchat.chatformat.tag_forms import TagForm
-from localchat.chatformat.tags import first, half
+from localchat.chat_format.parser import first, half
+from localchat.chat_format.tool_calls.family import TagForm
+from localchat.chat_format.tool_calls.json_body import Arguments, SteppedBody
 
 _MOST_NAME = 256
 _MOST_PYTHON = 2_000

@@ -15,8 +15,8 @@ from typing import Any
 import jinja2
 from jinja2 import meta
 
-from localchat.chatformat.meter import Limits, Meter, exceeded
-from localchat.chatformat.sandbox import Sandbox
+from localchat.chat_format.meter import Limits, Meter, exceeded
+from localchat.chat_format.sandbox import Sandbox
 from localchat.errors import TemplateError
 
 _FILE = "<chat template>"

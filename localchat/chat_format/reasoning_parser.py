@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from localchat.chatformat.parts import Answer, Part, Thought
-from localchat.chatformat.tags import first, half
+from localchat.chat_format.parser import Answer, Part, Thought, first, half
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from localchat.chatformat.call_bodies import Arguments, State
-from localchat.chatformat.loose_value import LooseValue
-from localchat.chatformat.tag_forms import BARE
-from localchat.chatformat.tagged_body import TaggedBody
+from localchat.chat_format.tool_calls.family import BARE
+from localchat.chat_format.tool_calls.json_body import Arguments, State
+from localchat.chat_format.tool_calls.python_literals import LooseValue
+from localchat.chat_format.tool_calls.xml_body import TaggedBody
 
 _MOST_HEADER = 256
 _NAME = re.compile(r"[\w.:/-]{1,128}\Z")

@@ -8,11 +8,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from localchat.chatformat.call_style import CallStyle
-from localchat.chatformat.calls import CallParser, described
-from localchat.chatformat.channels import FUNCTIONARY, HARMONY, MUSE, ChannelParser
-from localchat.chatformat.parts import Answer, Call, Parser, Part, Thought
-from localchat.chatformat.reasoning import Family, Splitter
+from localchat.chat_format.harmony_parser import FUNCTIONARY, HARMONY, MUSE, ChannelParser
+from localchat.chat_format.parser import Answer, Call, Parser, Part, Thought
+from localchat.chat_format.reasoning_parser import Family, Splitter
+from localchat.chat_format.tool_calls.family import ToolCallFamily
+from localchat.chat_format.tool_calls.parser import CallParser, described
 
 _CHANNELS = {"harmony": HARMONY, "muse": MUSE, "functionary-3.2": FUNCTIONARY}
 _MOST_PLACES = 16
@@ -20,7 +20,7 @@ _MOST_KEPT = 262_144
 """Characters of an unfinished thought in which a call is looked for."""
 
 
-class Chain:
+class AnswerParser:
     """Reasoning is split off first; calls are looked for in the rest. `late`: a parser for calls in an
     unfinished thought."""
 
@@ -81,7 +81,7 @@ class Chain:
 
 
 def with_calls(
-    family: Family, style: CallStyle, tools: Sequence[Mapping[str, Any]], *, opened: bool
+    family: Family, style: ToolCallFamily, tools: Sequence[Mapping[str, Any]], *, opened: bool
 ) -> Parser:
     """The parser of a whole answer; without tools there are no calls to look for. `opened`: the prompt ends
     inside of what the model thinks."""
@@ -91,9 +91,9 @@ def with_calls(
         channels = ChannelParser(form, names, thinking=opened)
         if form is HARMONY or not tools:
             return channels
-        return Chain(channels, CallParser(style, tools))
+        return AnswerParser(channels, CallParser(style, tools))
     ends = tuple(tag for tag in style.opens if tag[:2] in ("<|", "<｜", "[T")) if tools else ()
     splitter = Splitter(family, opened=opened, ends=ends)
     if not tools:
         return splitter
-    return Chain(splitter, CallParser(style, tools), CallParser(style, tools))
+    return AnswerParser(splitter, CallParser(style, tools), CallParser(style, tools))

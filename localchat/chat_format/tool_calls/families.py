@@ -2,9 +2,15 @@
 
 from dataclasses import replace
 
-from localchat.chatformat import tag_forms
-from localchat.chatformat.call_style import CallForm, CallStyle, tagged, wrapped
-from localchat.chatformat.tag_forms import NUMBER, TagForm
+from localchat.chat_format.tool_calls import family
+from localchat.chat_format.tool_calls.family import (
+    NUMBER,
+    TagForm,
+    ToolCallFamily,
+    ToolCallSyntax,
+    tagged,
+    wrapped,
+)
 
 _OBJECT = ('{"name": "', '", "arguments": ', "}")
 _DEEP_OPENS = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
@@ -21,64 +27,68 @@ _HARMONY = (
 )
 
 
-def _glm(name: str, signs: tuple[str, ...], tags: TagForm) -> CallStyle:
-    form = CallForm("<tool_call>", tags.gap, tags.end, between=tags.gap, written="tags", tags=tags)
-    return CallStyle(name, signs, form, ("<tool_call>",), ("</tool_call>",))
+def _glm(name: str, signs: tuple[str, ...], tags: TagForm) -> ToolCallFamily:
+    form = ToolCallSyntax(
+        "<tool_call>", tags.gap, tags.end, between=tags.gap, written="tags", tags=tags
+    )
+    return ToolCallFamily(name, signs, form, ("<tool_call>",), ("</tool_call>",))
 
 
-def _dsml(name: str, outer: str) -> CallStyle:
+def _dsml(name: str, outer: str) -> ToolCallFamily:
     begin, end = f"<｜DSML｜{outer}>", f"</｜DSML｜{outer}>"
-    form = tagged(tag_forms.DSML, begin + "\n", end="\n" + end)
-    return CallStyle(
-        name, (begin,), form, (begin, tag_forms.DSML.name[0]), (end,), controls=("｜DSML｜",)
+    form = tagged(family.DSML, begin + "\n", end="\n" + end)
+    return ToolCallFamily(
+        name, (begin,), form, (begin, family.DSML.name[0]), (end,), controls=("｜DSML｜",)
     )
 
 
-def _listed(name: str, sign: str, begin: str, end: str) -> CallStyle:
+def _listed(name: str, sign: str, begin: str, end: str) -> ToolCallFamily:
     """A list of objects between two tags."""
-    form = CallForm(*_OBJECT, begin=begin + "[", between=", ", end="]" + end)
-    return CallStyle(name, (sign,), form, (begin,), (end,), bare=True)
+    form = ToolCallSyntax(*_OBJECT, begin=begin + "[", between=", ", end="]" + end)
+    return ToolCallFamily(name, (sign,), form, (begin,), (end,), bare=True)
 
 
-def _lfm(name: str, sign: str) -> CallStyle:
+def _lfm(name: str, sign: str) -> ToolCallFamily:
     begin, end = "<|tool_call_start|>", "<|tool_call_end|>"
-    form = CallForm("", "(", ")", begin=begin + "[", between=", ", end="]" + end, written="python")
-    return CallStyle(name, (sign,), form, (begin,), (end,), bare=True)
+    form = ToolCallSyntax(
+        "", "(", ")", begin=begin + "[", between=", ", end="]" + end, written="python"
+    )
+    return ToolCallFamily(name, (sign,), form, (begin,), (end,), bare=True)
 
 
-HERMES = CallStyle(
+HERMES = ToolCallFamily(
     "hermes",
     ("<tool_call>",),
-    CallForm('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"),
+    ToolCallSyntax('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"),
     ("<tool_call>",),
     ("</tool_call>",),
     bare=True,
 )
 
-_MISTRAL = CallStyle(
+_MISTRAL = ToolCallFamily(
     "mistral",
     ("[TOOL_CALLS]", "[ARGS]"),
-    CallForm("[TOOL_CALLS]", "[ARGS]", "", between=""),
+    ToolCallSyntax("[TOOL_CALLS]", "[ARGS]", "", between=""),
     ("[TOOL_CALLS]",),
     ("[/TOOL_CALLS]",),
     ("[CALL_ID]", "[ARGS]"),
     short_ids=True,
 )
 
-_LLAMA = CallStyle(
+_LLAMA = ToolCallFamily(
     "llama3",
     ('{"name": function name, "parameters"',),
-    CallForm('{"name": "', '", "parameters": ', "}", between="; "),
+    ToolCallSyntax('{"name": "', '", "parameters": ', "}", between="; "),
     ("<|python_tag|>",),
     bare=True,
     many=False,
 )
 
-STYLES: tuple[CallStyle, ...] = (
-    CallStyle(
+STYLES: tuple[ToolCallFamily, ...] = (
+    ToolCallFamily(
         "harmony",
         ("<|channel|>commentary", "functions."),
-        CallForm(
+        ToolCallSyntax(
             "<|channel|>commentary to=functions.",
             " <|constrain|>json<|message|>",
             "",
@@ -92,24 +102,24 @@ STYLES: tuple[CallStyle, ...] = (
         controls=_HARMONY,
         many=False,
     ),
-    CallStyle(
+    ToolCallFamily(
         "muse",
         ("<atem:function_calls>", "<|message|>"),
-        tagged(tag_forms.ATEM, "<atem:function_calls>\n", end="\n</atem:function_calls>"),
-        ("<atem:function_calls>", tag_forms.ATEM.name[0]),
+        tagged(family.ATEM, "<atem:function_calls>\n", end="\n</atem:function_calls>"),
+        ("<atem:function_calls>", family.ATEM.name[0]),
         ("</atem:function_calls>",),
         controls=("<|start|>", "<|message|>", "<|eom|>"),
     ),
-    CallStyle(
+    ToolCallFamily(
         "functionary-3.2",
         (">>>all", "<|end_header_id|>"),
-        CallForm("", "\n", "", between=">>>", others=("all\n",), again=">>>"),
+        ToolCallSyntax("", "\n", "", between=">>>", others=("all\n",), again=">>>"),
         (">>>",),
     ),
-    CallStyle(
+    ToolCallFamily(
         "minimax-3",
         ("]<]minimax[>[",),
-        CallForm(
+        ToolCallSyntax(
             ']<]minimax[>[<invoke name="',
             '">',
             "]<]minimax[>[</invoke>",
@@ -121,73 +131,73 @@ STYLES: tuple[CallStyle, ...] = (
         ("]<]minimax[>[</tool_call>",),
         controls=("]<]minimax[>[",),
     ),
-    CallStyle(
+    ToolCallFamily(
         "minimax-2",
         ("<minimax:tool_call>",),
-        tagged(tag_forms.INVOKE, "<minimax:tool_call>\n", end="\n</minimax:tool_call>"),
-        ("<minimax:tool_call>", tag_forms.INVOKE.name[0]),
+        tagged(family.INVOKE, "<minimax:tool_call>\n", end="\n</minimax:tool_call>"),
+        ("<minimax:tool_call>", family.INVOKE.name[0]),
         ("</minimax:tool_call>",),
     ),
-    CallStyle(
+    ToolCallFamily(
         "seed",
         ("<seed:tool_call>",),
-        wrapped(tag_forms.SEED, "seed:tool_call"),
+        wrapped(family.SEED, "seed:tool_call"),
         ("<seed:tool_call>", "<function="),
         ("</seed:tool_call>", "</function>"),
     ),
-    CallStyle(
+    ToolCallFamily(
         "qwen3-coder",
         ("<function=", "<parameter="),
-        wrapped(tag_forms.QWEN, "tool_call"),
+        wrapped(family.QWEN, "tool_call"),
         ("<tool_call>", "<function="),
         ("</tool_call>", "</function>"),
     ),
-    CallStyle(
+    ToolCallFamily(
         "functionary-3.1",
         ("<function=example_function_name>", "</function>"),
-        CallForm("<function=", ">", "</function>", between=""),
+        ToolCallSyntax("<function=", ">", "</function>", between=""),
         ("<function=", "<|python_tag|>"),
         ("</function>",),
     ),
-    CallStyle(
+    ToolCallFamily(
         "minicpm",
         ('<function name="', '<param name="'),
-        tagged(tag_forms.MINICPM),
-        (tag_forms.MINICPM.name[0],),
+        tagged(family.MINICPM),
+        (family.MINICPM.name[0],),
         ("</function>",),
     ),
-    CallStyle(
+    ToolCallFamily(
         "hunyuan",
         ("<tool_call:opensource>",),
-        CallForm(
+        ToolCallSyntax(
             "<tool_call:opensource>",
             "<tool_sep:opensource>\n",
             "</tool_call:opensource>",
             begin="<tool_calls:opensource>\n",
             end="\n</tool_calls:opensource>",
             written="tags",
-            tags=tag_forms.HUNYUAN,
+            tags=family.HUNYUAN,
         ),
         ("<tool_calls:opensource>", "<tool_call:opensource>"),
         ("</tool_call:opensource>", "</tool_calls:opensource>"),
         ("<tool_sep:opensource>",),
     ),
-    _glm("glm-dense", ("<tool_call>probe_tool<arg_key>",), tag_forms.GLM_DENSE),
-    _glm("glm", ("<tool_call>", "<arg_key>"), tag_forms.GLM),
+    _glm("glm-dense", ("<tool_call>probe_tool<arg_key>",), family.GLM_DENSE),
+    _glm("glm", ("<tool_call>", "<arg_key>"), family.GLM),
     _dsml("deepseek-v3.2", "function_calls"),
     _dsml("deepseek-v4", "tool_calls"),
-    CallStyle(
+    ToolCallFamily(
         "kimi-3",
         ("<|open|>", "<|sep|>"),
-        tagged(tag_forms.KIMI, "<|open|>tools<|sep|>", "", "<|close|>tools<|sep|>"),
-        ("<|open|>tools<|sep|>", tag_forms.KIMI.name[0]),
+        tagged(family.KIMI, "<|open|>tools<|sep|>", "", "<|close|>tools<|sep|>"),
+        ("<|open|>tools<|sep|>", family.KIMI.name[0]),
         ("<|close|>tools<|sep|>", "<|close|>message<|sep|>"),
         controls=("<|open|>", "<|close|>", "<|sep|>"),
     ),
-    CallStyle(
+    ToolCallFamily(
         "kimi-2",
         ("<|tool_call_argument_begin|>",),
-        CallForm(
+        ToolCallSyntax(
             "<|tool_call_begin|>functions.",
             f":{NUMBER}<|tool_call_argument_begin|>",
             "<|tool_call_end|>",
@@ -199,10 +209,10 @@ STYLES: tuple[CallStyle, ...] = (
         ("<|tool_call_end|>", "<|tool_calls_section_end|>"),
         ("<|tool_call_argument_begin|>",),
     ),
-    CallStyle(
+    ToolCallFamily(
         "solar",
         ("<|tool_call:name|>",),
-        CallForm(
+        ToolCallSyntax(
             f"<|tool_call:begin|>{NUMBER}<|tool_call:name|>",
             "<|tool_call:args|>",
             "<|tool_call:end|>",
@@ -214,18 +224,18 @@ STYLES: tuple[CallStyle, ...] = (
         ("<|tool_call:name|>", "<|tool_call:args|>"),
         ("<|tool_call:name|>",),
     ),
-    CallStyle(
+    ToolCallFamily(
         "gemma-4",
         ("<|tool_call>call:",),
-        CallForm("<|tool_call>call:", "", "<tool_call|>", between="", written="gemma"),
+        ToolCallSyntax("<|tool_call>call:", "", "<tool_call|>", between="", written="gemma"),
         ("<|tool_call>",),
         ("<tool_call|>",),
         controls=('<|"|>',),
     ),
-    CallStyle(
+    ToolCallFamily(
         "command",
         ("<|START_ACTION|>",),
-        CallForm(
+        ToolCallSyntax(
             f'{{"tool_call_id": "{NUMBER}", "tool_name": "',
             '", "parameters": ',
             "}",
@@ -236,10 +246,10 @@ STYLES: tuple[CallStyle, ...] = (
         ("<|START_ACTION|>",),
         ("<|END_ACTION|>",),
     ),
-    CallStyle(
+    ToolCallFamily(
         "command-plus",
         ("Action:", "directly-answer"),
-        CallForm(
+        ToolCallSyntax(
             '{\n        "tool_name": "',
             '",\n        "parameters": ',
             "\n    }",
@@ -249,10 +259,10 @@ STYLES: tuple[CallStyle, ...] = (
         ),
         ("Action:",),
     ),
-    CallStyle(
+    ToolCallFamily(
         "apertus",
         ("<|tools_prefix|>",),
-        CallForm(
+        ToolCallSyntax(
             '{"', '": ', "}", begin="<|tools_prefix|>[", between=", ", end="]<|tools_suffix|>"
         ),
         ("<|tools_prefix|>",),
@@ -261,25 +271,25 @@ STYLES: tuple[CallStyle, ...] = (
     _lfm("lfm2", "<|tool_list_start|>"),
     _lfm("lfm2.5", "<|tool_call_start|>"),
     _lfm("lfm2.5-bare", "List of tools: ["),
-    CallStyle(
+    ToolCallFamily(
         "gigachat-3.1",
         ("<|function_call|>",),
-        CallForm("<|function_call|>" + _OBJECT[0], *_OBJECT[1:]),
+        ToolCallSyntax("<|function_call|>" + _OBJECT[0], *_OBJECT[1:]),
         ("<|function_call|>", "function call<|role_sep|>"),
         many=False,
     ),
-    CallStyle(
+    ToolCallFamily(
         "gigachat",
         ("function call<|role_sep|>",),
-        CallForm("<|message_sep|>\n\nfunction call<|role_sep|>\n" + _OBJECT[0], *_OBJECT[1:]),
+        ToolCallSyntax("<|message_sep|>\n\nfunction call<|role_sep|>\n" + _OBJECT[0], *_OBJECT[1:]),
         ("<|message_sep|>\n\nfunction call<|role_sep|>", "function call<|role_sep|>"),
         controls=("<|message_sep|>", "<|role_sep|>"),
         many=False,
     ),
-    CallStyle(
+    ToolCallFamily(
         "deepseek-r1",
         ("<｜tool▁sep｜>", "```json"),
-        CallForm(
+        ToolCallSyntax(
             "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
             "\n```json\n",
             "\n```<｜tool▁call▁end｜>",
@@ -290,10 +300,10 @@ STYLES: tuple[CallStyle, ...] = (
         _DEEP_CLOSES,
         _DEEP_SPLITS,
     ),
-    CallStyle(
+    ToolCallFamily(
         "deepseek-v3.1",
         ("<｜tool▁sep｜>",),
-        CallForm(
+        ToolCallSyntax(
             "<｜tool▁call▁begin｜>",
             "<｜tool▁sep｜>",
             "<｜tool▁call▁end｜>",
@@ -310,29 +320,29 @@ STYLES: tuple[CallStyle, ...] = (
         _MISTRAL,
         name="mistral-list",
         signs=("[TOOL_CALLS]",),
-        form=CallForm(*_OBJECT, begin="[TOOL_CALLS][", between=", ", end="]"),
+        form=ToolCallSyntax(*_OBJECT, begin="[TOOL_CALLS][", between=", ", end="]"),
     ),
-    CallStyle(
+    ToolCallFamily(
         "phi",
         ("<|tool_call|>",),
-        CallForm(*_OBJECT, begin="<|tool_call|>[", between=", ", end="]<|/tool_call|>"),
+        ToolCallSyntax(*_OBJECT, begin="<|tool_call|>[", between=", ", end="]<|/tool_call|>"),
         ("<|tool_call|>", "functools"),
         ("<|/tool_call|>",),
         bare=True,
     ),
-    CallStyle(
+    ToolCallFamily(
         "firefunction",
         ("functools[",),
-        CallForm(*_OBJECT, begin="functools[", between=", ", end="]"),
+        ToolCallSyntax(*_OBJECT, begin="functools[", between=", ", end="]"),
         ("functools",),
         bare=True,
     ),
     _listed("nemotron", "<TOOLCALL>", "<TOOLCALL>", "</TOOLCALL>"),
     _listed("apriel", "<tool_calls>[", "<tool_calls>", "</tool_calls>"),
-    CallStyle(
+    ToolCallFamily(
         "minimax-1",
         ("<tool_calls>",),
-        CallForm(*_OBJECT, begin="<tool_calls>\n", end="\n</tool_calls>"),
+        ToolCallSyntax(*_OBJECT, begin="<tool_calls>\n", end="\n</tool_calls>"),
         ("<tool_calls>",),
         ("</tool_calls>",),
         bare=True,
@@ -343,7 +353,7 @@ STYLES: tuple[CallStyle, ...] = (
 )
 """Families, the more telling signs first."""
 
-UNKNOWN = CallStyle(
+UNKNOWN = ToolCallFamily(
     "unknown",
     (),
     HERMES.form,
@@ -377,7 +387,7 @@ UNSURE = ("glm", "minimax-1", "hermes", "unknown")
 """Families that share their signs with others: how a call is rendered tells more than the source."""
 
 
-def style_of(template: str) -> CallStyle:
+def style_of(template: str) -> ToolCallFamily:
     """The family that a template's source shows, or a call as it renders one."""
     for style in STYLES:
         if all(sign in template for sign in style.signs):

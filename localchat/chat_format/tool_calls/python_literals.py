@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from localchat.chatformat.tags import half
+from localchat.chat_format.parser import half
 
 _Kind: TypeAlias = Literal["call", "dict", "list"]
 

@@ -9,15 +9,14 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from localchat.chatformat.call_style import CallForm
-from localchat.chatformat.styles import HERMES
-from localchat.chatformat.tag_forms import NUMBER
+from localchat.chat_format.tool_calls.families import HERMES
+from localchat.chat_format.tool_calls.family import NUMBER, ToolCallSyntax
 from localchat.engine.request import CalledTool, Message
 
 _BETWEEN = "\n\n"
 
 
-def written_calls(messages: Sequence[Message], form: CallForm) -> list[Message]:
+def written_calls(messages: Sequence[Message], form: ToolCallSyntax) -> list[Message]:
     """Messages with their calls at the end of what they say."""
     return [
         msgspec.structs.replace(
@@ -57,7 +56,7 @@ def text_apart(messages: Sequence[Message]) -> Iterator[Message]:
         yield message
 
 
-def _written(calls: Sequence[CalledTool], form: CallForm) -> str:
+def _written(calls: Sequence[CalledTool], form: ToolCallSyntax) -> str:
     if form.written not in ("json", "python"):
         form = HERMES.form
     said = [
@@ -69,7 +68,7 @@ def _written(calls: Sequence[CalledTool], form: CallForm) -> str:
     return f"{form.begin}{form.between.join(said)}{form.end}"
 
 
-def _arguments(call: CalledTool, form: CallForm) -> str:
+def _arguments(call: CalledTool, form: ToolCallSyntax) -> str:
     if form.written == "json":
         return call.arguments
     try:

@@ -14,10 +14,10 @@ from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 
-from localchat.chatformat.meter import Value
+from localchat.chat_format.meter import Value
 
 if TYPE_CHECKING:
-    from localchat.chatformat.sandbox import Sandbox
+    from localchat.chat_format.sandbox import Sandbox
 
 
 class MeteredCode(CodeGenerator):

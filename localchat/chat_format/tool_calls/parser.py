@@ -10,14 +10,12 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from localchat.chatformat.call_bodies import Body, ObjectBody
-from localchat.chatformat.call_style import CallStyle
-from localchat.chatformat.named_body import NamedBody
-from localchat.chatformat.nested_body import INVOKE, NestedBody
-from localchat.chatformat.parts import Answer, Call, Part
-from localchat.chatformat.tag_forms import HEADED
-from localchat.chatformat.tagged_body import TaggedBody
-from localchat.chatformat.tags import first, half
+from localchat.chat_format.parser import Answer, Call, Part, first, half
+from localchat.chat_format.tool_calls.family import HEADED, ToolCallFamily
+from localchat.chat_format.tool_calls.json_body import Body, ObjectBody
+from localchat.chat_format.tool_calls.minimax_body import INVOKE, NestedBody
+from localchat.chat_format.tool_calls.python_body import NamedBody
+from localchat.chat_format.tool_calls.xml_body import TaggedBody
 
 _FENCES = ("```json", "```tool_call", "```tool_code", "```xml", "```python", "```")
 _TAIL = re.compile(r"\s*`{1,3}\w{0,12}\Z")
@@ -32,7 +30,7 @@ class CallParser:
     """The parser of what a model says beside its reasoning. `tools`: what it was offered, as requests have
     them."""
 
-    def __init__(self, style: CallStyle, tools: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, style: ToolCallFamily, tools: Sequence[Mapping[str, Any]]) -> None:
         self._style = style
         self._tools = tools
         self._schemas = {name: schema for name, schema in map(described, tools) if name}

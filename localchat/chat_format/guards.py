@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, TypeAlias
 
-from localchat.chatformat.meter import MOST_BITS, Meter, Value, exceeded
+from localchat.chat_format.meter import MOST_BITS, Meter, Value, exceeded
 
 Arguments: TypeAlias = tuple[Any, ...]
 Options: TypeAlias = dict[str, Any]

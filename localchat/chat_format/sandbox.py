@@ -28,10 +28,10 @@ from jinja2.sandbox import (
 )
 from markupsafe import Markup
 
-from localchat.chatformat import guards
-from localchat.chatformat.compiler import GenerationTag, MeteredCode
-from localchat.chatformat.meter import Limits, Measure, Meter, Value, exceeded
-from localchat.chatformat.names import TemplateDict, TemplateNamespace, refuse
+from localchat.chat_format import guards
+from localchat.chat_format.compiler import GenerationTag, MeteredCode
+from localchat.chat_format.meter import Limits, Measure, Meter, Value, exceeded
+from localchat.chat_format.names import TemplateDict, TemplateNamespace, refuse
 
 _OPERATORS = frozenset({"+", "-", "*", "/", "//", "**", "%"})
 

@@ -11,9 +11,8 @@ import secrets
 from dataclasses import dataclass
 from typing import Literal
 
-from localchat.chatformat.call_bodies import Arguments
-from localchat.chatformat.parts import Answer, Call, Part, Thought
-from localchat.chatformat.tags import first, half
+from localchat.chat_format.parser import Answer, Call, Part, Thought, first, half
+from localchat.chat_format.tool_calls.json_body import Arguments
 
 _MOST_HEADER = 256
 _TO = re.compile(r"\bto=([^\s<]+)")

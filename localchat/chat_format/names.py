@@ -5,8 +5,8 @@ from typing import Any
 import jinja2
 from jinja2.utils import Namespace
 
-from localchat.chatformat import guards
-from localchat.chatformat.meter import Value
+from localchat.chat_format import guards
+from localchat.chat_format.meter import Value
 
 
 class TemplateDict:

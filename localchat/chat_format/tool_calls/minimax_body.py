@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from localchat.chatformat.call_bodies import SteppedBody
-from localchat.chatformat.tags import half
+from localchat.chat_format.parser import half
+from localchat.chat_format.tool_calls.json_body import SteppedBody
 
 MARK = "]<]minimax[>["
 INVOKE = MARK + '<invoke name="'

@@ -5,11 +5,10 @@ No markup of another model family is guessed: a model that never saw it continue
 nobody would know why. Plain labels work a little with any model, base models too.
 """
 
-from localchat.chatformat.chain import with_calls
-from localchat.chatformat.parts import Parser
-from localchat.chatformat.reasoning import Family
-from localchat.chatformat.rendered import Rendered
-from localchat.chatformat.styles import UNKNOWN
+from localchat.chat_format.answer_parser import with_calls
+from localchat.chat_format.parser import Parser, Rendered
+from localchat.chat_format.reasoning_parser import Family
+from localchat.chat_format.tool_calls.families import UNKNOWN
 from localchat.engine.request import Message, Messages
 
 _LABELS = {"user": "User", "assistant": "Assistant", "system": "System", "tool": "Tool"}

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Protocol
 
-from localchat.chatformat.call_style import CallStyle
-from localchat.chatformat.parts import Parser
-from localchat.chatformat.plain import PlainFormat
-from localchat.chatformat.reasoning import Family
-from localchat.chatformat.rendered import Rendered
+from localchat.chat_format.parser import Parser, Rendered
+from localchat.chat_format.plain_format import PlainFormat
+from localchat.chat_format.reasoning_parser import Family
+from localchat.chat_format.tool_calls.family import ToolCallFamily
 from localchat.engine.request import Messages
 
 __all__ = ["ChatFormat", "chat_format"]
@@ -26,7 +25,7 @@ class ChatFormat(Protocol):
     """Texts whose control tokens the detokenizer must print, so that the parser sees them."""
 
     @property
-    def calls(self) -> CallStyle:
+    def calls(self) -> ToolCallFamily:
         """How the model writes tool calls; its tags count as markup where tools were offered."""
         ...
 
@@ -58,6 +57,6 @@ def chat_format(
     named = {name: source for name, source in named.items() if source.strip()}
     if not named:
         return PlainFormat()
-    from localchat.chatformat.templated import TemplateFormat
+    from localchat.chat_format.template_format import TemplateFormat
 
     return TemplateFormat(named, special_tokens, now=now)

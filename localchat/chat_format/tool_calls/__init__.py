@@ -1,0 +1,1 @@
+"""Tool-call syntaxes of model families: parsing and writing."""
