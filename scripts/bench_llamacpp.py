@@ -119,7 +119,7 @@ def _rounded(figures: dict[str, float]) -> dict[str, float]:
 def _circumstances(seed: int) -> dict[str, str | int | float]:
     import llama_cpp
 
-    from localchat.fit.machine import read_machine
+    from localchat.fit.hardware import read_machine
 
     return {
         "llama_cpp_python": llama_cpp.__version__,

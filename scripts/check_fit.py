@@ -29,12 +29,12 @@ from localchat.engine.interface import EngineInfo  # noqa: E402
 from localchat.engine.load_options import EngineOptions  # noqa: E402
 from localchat.engine.local.engine import LocalEngine  # noqa: E402
 from localchat.engine.request import GenerateRequest, Sampling, Text  # noqa: E402
-from localchat.fit.header import read_header  # noqa: E402
-from localchat.fit.machine import read_machine  # noqa: E402
-from localchat.fit.paces import Paces  # noqa: E402
-from localchat.fit.plan import LoadWish  # noqa: E402
-from localchat.fit.verdict import Subject, Verdict, judge  # noqa: E402
-from localchat.library.pace import remember_pace  # noqa: E402
+from localchat.fit.hardware import read_machine  # noqa: E402
+from localchat.fit.memory_plan import LoadWish  # noqa: E402
+from localchat.fit.speed_history import SpeedHistory  # noqa: E402
+from localchat.model_files.open_gguf import read_header  # noqa: E402
+from localchat.models.assess import FitReport, Subject, assess  # noqa: E402
+from localchat.models.record_speed import remember_pace  # noqa: E402
 from tests.gguf_files import ARCHITECTURES, F16, Q4_0, Q4_K, Q6_K, Q8_0, Size, Tensor  # noqa: E402
 
 SLOTS = 2
@@ -89,7 +89,7 @@ CASES = (
 class Seen(NamedTuple):
     """Bytes and tokens a second, predicted and measured."""
 
-    verdict: Verdict
+    verdict: FitReport
     plain: float | None
     info: EngineInfo
     peak_bytes: int
@@ -124,8 +124,10 @@ def _look(case: Case, folder: Path, state: Path, quick: bool) -> Seen:
     subject = Subject(case.name, read_header(path), path)
     wish = LoadWish(case.context_tokens, case.kv_type, max_slots=SLOTS, cache_ram_bytes=0)
     machine = read_machine()
-    plain = judge(subject, wish, machine, None).pace
-    verdict = judge(subject, wish, machine, Paces(state))  # the same, with what ran here before
+    plain = assess(subject, wish, machine, None).pace
+    verdict = assess(
+        subject, wish, machine, SpeedHistory(state)
+    )  # the same, with what ran here before
     options = EngineOptions(
         path,
         name=case.name,

@@ -95,9 +95,9 @@ def _measured(model: Path, layers: str, kv_type: str, context: int) -> Measured:
     from localchat.engine.load_options import EngineOptions
     from localchat.engine.local.engine import LocalEngine
     from localchat.engine.request import GenerateRequest, Sampling, TokenIds
-    from localchat.fit.header import read_header
-    from localchat.fit.machine import read_machine
-    from localchat.fit.plan import LoadWish
+    from localchat.fit.hardware import read_machine
+    from localchat.fit.memory_plan import LoadWish
+    from localchat.model_files.open_gguf import read_header
     from localchat_llamacpp.memory_plan import plan
 
     wanted: int | Literal["all"] = "all" if layers == "all" else int(layers)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import pytest
 
-from localchat.fit.measures import Measures
+from localchat.fit.speed_history import Measures
 from localchat_llamacpp.speed import estimate
 from localchat_llamacpp.speed.benchmark import Costs, Layer
 

@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from localchat.backend_api.interface import Availability, OpenModel
-from localchat.fit.checkpoint import Unloaded
-from localchat.fit.machine import Machine, read_gpus, read_machine
-from localchat.fit.measures import NOTHING_MEASURED, Estimate, Measures
-from localchat.fit.paces import Past
-from localchat.fit.plan import LoadWish, MemoryPlan
-from localchat.fit.reason import Kind
+from localchat.fit.hardware import Machine, read_gpus, read_machine
+from localchat.fit.memory_plan import LoadWish, MemoryPlan
+from localchat.fit.report import Kind
+from localchat.fit.speed_history import NOTHING_MEASURED, Estimate, Measures, Past
+from localchat.model_files.checkpoint import Unloaded
 from localchat_cuda import environment, preflight
 
 

@@ -8,10 +8,10 @@ from typing import Literal
 
 from localchat.backend_api.interface import LoadOptions, ModelInfo, Progress, Runner, Tokenizer
 from localchat.errors import LocalchatError, ModelMissing
-from localchat.fit.checkpoint import weight_paths
-from localchat.fit.machine import Gpu, read_gpus, read_machine
-from localchat.fit.plan import LoadWish, MemoryPlan, demand
-from localchat.fit.safetensors_header import SafetensorsHeader, read_safetensors
+from localchat.fit.hardware import Gpu, read_gpus, read_machine
+from localchat.fit.memory_plan import LoadWish, MemoryPlan, demand
+from localchat.model_files.checkpoint import weight_paths
+from localchat.model_files.safetensors import SafetensorsHeader, read_safetensors
 from localchat_cuda import memory_plan as planner
 from localchat_cuda.environment import best
 from localchat_cuda.model_config import ModelConfig, read_config, running

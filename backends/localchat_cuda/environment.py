@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from localchat.fit.machine import Gpu, read_gpus
+from localchat.fit.hardware import Gpu, read_gpus
 
 LEAST_CAPABILITY = (8, 0)
 LIBRARIES = {

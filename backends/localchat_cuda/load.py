@@ -19,7 +19,7 @@ from localchat.backend_api.interface import (
     Widths,
 )
 from localchat.errors import DoesNotFit
-from localchat.fit.kv_names import FP8
+from localchat.fit.kv_types import FP8
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.compile_ahead.workers import CompileAhead
 from localchat_cuda.memory_plan import PAGE_TOKENS, kv_token_bytes, kv_types

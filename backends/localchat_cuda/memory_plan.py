@@ -9,11 +9,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from localchat.errors import UsageError
-from localchat.fit.kv_names import FP8, named
-from localchat.fit.machine import Gpu
-from localchat.fit.plan import LEAST_CONTEXT_TOKENS, LoadWish, MemoryPlan, largest, reserve_bytes
-from localchat.fit.safetensors_header import SafetensorsHeader
-from localchat.fit.words import flag_gigabytes, size, tokens
+from localchat.fit.hardware import Gpu
+from localchat.fit.kv_types import FP8, named
+from localchat.fit.memory_plan import (
+    LEAST_CONTEXT_TOKENS,
+    LoadWish,
+    MemoryPlan,
+    largest,
+    reserve_bytes,
+)
+from localchat.fit.report import flag_gigabytes, size, tokens
+from localchat.model_files.safetensors import SafetensorsHeader
 from localchat_cuda.model_config import FloatType, ModelConfig
 from localchat_cuda.quantization_config import PACKED_GROUP, floating_bytes
 from localchat_cuda.rope_config import Dynamic, LongFactors

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeGuard, get_args
 
 from localchat.errors import ModelInvalid, ModelMissing, reason
-from localchat.fit.checkpoint import weight_paths, whole_config
-from localchat.fit.safetensors_header import SafetensorsHeader, read_safetensors
+from localchat.model_files.checkpoint import weight_paths, whole_config
+from localchat.model_files.safetensors import SafetensorsHeader, read_safetensors
 from localchat_cuda.config_fields import Fields
 from localchat_cuda.quantization_config import STORED, Quantization, parse_quantization
 from localchat_cuda.rope_config import Rotation, read_rotations

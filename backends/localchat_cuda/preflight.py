@@ -6,11 +6,11 @@ from statistics import median
 from typing import Final
 
 from localchat.errors import ModelInvalid, UsageError
-from localchat.fit.checkpoint import Checkpoint, Unloaded
-from localchat.fit.machine import Gpu, Machine
-from localchat.fit.paces import Past
-from localchat.fit.plan import LoadWish, MemoryPlan
-from localchat.fit.reason import Kind
+from localchat.fit.hardware import Gpu, Machine
+from localchat.fit.memory_plan import LoadWish, MemoryPlan
+from localchat.fit.report import Kind
+from localchat.fit.speed_history import Past
+from localchat.model_files.checkpoint import Checkpoint, Unloaded
 from localchat_cuda import memory_plan as planner
 from localchat_cuda.environment import best
 from localchat_cuda.model_config import ModelConfig, parse_config, running

@@ -14,7 +14,7 @@ from math import prod
 from typing import Any, Literal
 
 from localchat.errors import ModelInvalid
-from localchat.fit.safetensors_header import Tensor
+from localchat.model_files.safetensors import Tensor
 
 Method = Literal["awq", "gptq", "int4", "fp8"]
 Refused = Callable[[str], ModelInvalid]

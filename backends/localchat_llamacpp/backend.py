@@ -5,15 +5,14 @@ from pathlib import Path
 
 from localchat.backend_api.interface import Availability, OpenModel
 from localchat.errors import UsageError
-from localchat.fit.checkpoint import Checkpoint
-from localchat.fit.ggml_types import KV_FORMATS
-from localchat.fit.gguf_header import Header
-from localchat.fit.machine import Machine
-from localchat.fit.measures import NOTHING_MEASURED, Estimate, Measures
-from localchat.fit.paces import Past
-from localchat.fit.plan import LoadWish, MemoryPlan
-from localchat.fit.pooling import DIFFUSION, ENCODERS, pooling_of, ranks
-from localchat.fit.reason import Kind
+from localchat.fit.hardware import Machine
+from localchat.fit.memory_plan import LoadWish, MemoryPlan
+from localchat.fit.report import Kind
+from localchat.fit.speed_history import NOTHING_MEASURED, Estimate, Measures, Past
+from localchat.model_files.architecture import DIFFUSION, ENCODERS, pooling_of, ranks
+from localchat.model_files.checkpoint import Checkpoint
+from localchat.model_files.ggml_types import KV_FORMATS
+from localchat.model_files.gguf import Header
 from localchat_llamacpp.build_advice import (
     DISTRIBUTION,
     Facts,
@@ -129,7 +128,7 @@ class LlamaCppBackend:
     ) -> Estimate | None:
         """By a probe of this build in a process of its own, about a second where `measures` do not know, and
         corrected by past runs; layers on a GPU by its bandwidth, None where that is not known."""
-        from localchat.fit.machine import read_machine
+        from localchat.fit.hardware import read_machine
         from localchat_llamacpp.speed.estimate import (
             Running,
             expected_rate,

@@ -7,10 +7,10 @@ the attention scores (without flash attention), the feed-forward block, or the l
 
 from typing import NamedTuple
 
-from localchat.fit.gguf_header import Header, Tensor
-from localchat.fit.machine import Gpu, Machine
-from localchat.fit.plan import layer_of, rounded
-from localchat.fit.shape import Shape
+from localchat.fit.hardware import Gpu, Machine
+from localchat.fit.memory_plan import layer_of, rounded
+from localchat.model_files.architecture import ModelShape
+from localchat.model_files.gguf import Header, Tensor
 
 SCRATCH_CELLS = 16
 """Cells beyond the promised context: exact mode pads steps with rows of a scratch sequence."""
@@ -51,13 +51,13 @@ def context_cells(context_tokens: int) -> int:
     return rounded(context_tokens + SCRATCH_CELLS)
 
 
-def window_cells(shape: Shape, cells: int, steps: Steps) -> int:
+def window_cells(shape: ModelShape, cells: int, steps: Steps) -> int:
     """Cells of a sliding-window layer that keeps only its window, for all sequences together."""
     return min(cells, rounded(shape.window * steps.sequences + steps.tokens))
 
 
 def compute_bytes(
-    shape: Shape, cells: int, sliding_cells: int, steps: Steps, *, flash: bool
+    shape: ModelShape, cells: int, sliding_cells: int, steps: Steps, *, flash: bool
 ) -> int:
     """The scratch buffer of one device that runs the whole graph."""
     tokens = steps.reserved_tokens
@@ -78,7 +78,7 @@ def compute_bytes(
     )
 
 
-def input_bytes(shape: Shape, cells: int, steps: Steps) -> int:
+def input_bytes(shape: ModelShape, cells: int, steps: Steps) -> int:
     """What stays in RAM of a graph that runs on a GPU: embedded tokens and masks."""
     masks = 2 if shape.window else 1
     return steps.reserved_tokens * (4 * shape.embedding + 4 * masks * cells)
@@ -108,7 +108,7 @@ def borrowed_bytes(header: Header, gpu_layers: int) -> int:
     return sum(left[-2:])
 
 
-def overhead_bytes(shape: Shape, steps: Steps) -> int:
+def overhead_bytes(shape: ModelShape, steps: Steps) -> int:
     """RAM of the child itself: process, vocabulary, copied logits."""
     logits = 4 * steps.output_rows * shape.vocab_size
     return PROCESS_BYTES + TOKEN_BYTES * shape.vocab_size + logits

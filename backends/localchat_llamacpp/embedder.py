@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from localchat.backend_api.interface import LoadOptions, MemoryReport, Progress
 from localchat.errors import DoesNotFit, EngineClosed, LocalchatError
-from localchat.fit.pooling import POOLING_NUMBERS
+from localchat.model_files.architecture import POOLING_NUMBERS
 from localchat_llamacpp.batch import Batch
 from localchat_llamacpp.embedding_plan import MOST_TEXTS
 from localchat_llamacpp.loading import Target, report

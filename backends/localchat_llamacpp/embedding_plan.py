@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Final
 
 from localchat.errors import UsageError
-from localchat.fit.gguf_header import Header
-from localchat.fit.machine import Machine
-from localchat.fit.plan import (
+from localchat.fit.hardware import Machine
+from localchat.fit.memory_plan import (
     CacheWish,
     LoadWish,
     MemoryPlan,
@@ -20,9 +19,9 @@ from localchat.fit.plan import (
     spendable_ram,
     weights_split,
 )
-from localchat.fit.pooling import ENCODERS
-from localchat.fit.shape import Shape, model_shape
-from localchat.fit.words import size
+from localchat.fit.report import size
+from localchat.model_files.architecture import ENCODERS, ModelShape, model_shape
+from localchat.model_files.gguf import Header
 from localchat_llamacpp.compute_buffers import (
     PROCESS_BYTES,
     TOKEN_BYTES,
@@ -85,7 +84,7 @@ class _Needs:
     ) -> None:
         self._header, self._machine, self._layers = header, machine, layers
         self._gpu_bytes = spendable_gpu(machine, gpu_limit_bytes)
-        self._shape: Shape = model_shape(header)
+        self._shape: ModelShape = model_shape(header)
         weights = weights_split(header, layers)
         again = Repacked() if safe_mode else repacked_weights(header, machine, layers)
         self._weights = Split(weights.ram - again.originals + again.copies, weights.gpu)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from localchat.fit.machine import Gpu, Machine
+from localchat.fit.hardware import Gpu, Machine
 from localchat_llamacpp.build_advice import Device, can_offload, devices
 
 _PATIENCE_S = 20.0

@@ -3,9 +3,8 @@
 from itertools import pairwise
 from typing import NamedTuple
 
-from localchat.fit.gguf_header import Header
-from localchat.fit.machine import Machine
-from localchat.fit.plan import (
+from localchat.fit.hardware import Machine
+from localchat.fit.memory_plan import (
     CacheWish,
     LoadWish,
     Split,
@@ -15,7 +14,8 @@ from localchat.fit.plan import (
     spendable_ram,
     weights_split,
 )
-from localchat.fit.shape import Shape, model_shape
+from localchat.model_files.architecture import ModelShape, model_shape
+from localchat.model_files.gguf import Header
 from localchat_llamacpp.compute_buffers import (
     Repacked,
     Steps,
@@ -89,7 +89,7 @@ class MemoryCheck:
         safe_mode: bool,
     ) -> None:
         self.header, self.wish, self.machine = header, wish, machine
-        self.shape: Shape = model_shape(header)
+        self.shape: ModelShape = model_shape(header)
         self.layers = self.shape.all_layers + 1
         """As llama.cpp counts what can be offloaded: the output is one more."""
         self.unified = machine.unified_memory and can_offload

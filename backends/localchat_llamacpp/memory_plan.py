@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from localchat.errors import UsageError
-from localchat.fit.gguf_header import Header
-from localchat.fit.kv_names import FP8, named
-from localchat.fit.machine import Machine
-from localchat.fit.plan import (
+from localchat.fit.hardware import Machine
+from localchat.fit.kv_types import FP8, named
+from localchat.fit.memory_plan import (
     LEAST_CONTEXT_TOKENS,
     LoadWish,
     MemoryPlan,
@@ -20,7 +19,8 @@ from localchat.fit.plan import (
     largest,
     smaller_quantization,
 )
-from localchat.fit.words import flag_gigabytes, size, tokens
+from localchat.fit.report import flag_gigabytes, size, tokens
+from localchat.model_files.gguf import Header
 from localchat_llamacpp.load_candidates import LoadCandidate, MemoryCheck, Needs
 
 GOAL_TOKENS = 8192

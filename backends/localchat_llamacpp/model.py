@@ -14,12 +14,11 @@ from localchat.backend_api.interface import (
     Tokenizer,
 )
 from localchat.errors import ModelInvalid
-from localchat.fit.gguf_header import Header
-from localchat.fit.header import read_header
-from localchat.fit.machine import read_machine
-from localchat.fit.plan import LoadWish, MemoryPlan, demand, kv_types
-from localchat.fit.pooling import pooling_of, ranks
-from localchat.fit.shape import model_shape
+from localchat.fit.hardware import read_machine
+from localchat.fit.memory_plan import LoadWish, MemoryPlan, demand, kv_types
+from localchat.model_files.architecture import model_shape, pooling_of, ranks
+from localchat.model_files.gguf import Header
+from localchat.model_files.open_gguf import read_header
 from localchat_llamacpp import memory_plan as planner
 from localchat_llamacpp.build_advice import devices, offload_advice
 from localchat_llamacpp.embedder import load_embedder

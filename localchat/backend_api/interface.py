@@ -34,7 +34,7 @@ from localchat.backend_api.step import (
     StepStatus,
     Truncate,
 )
-from localchat.fit.plan import LoadWish, MemoryPlan
+from localchat.fit.memory_plan import LoadWish, MemoryPlan
 
 __all__ = [
     "LAST",

@@ -15,12 +15,11 @@ from localchat.errors import LocalchatError, UsageError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-    from localchat.fit.checkpoint import Unloaded
-    from localchat.fit.machine import Machine
-    from localchat.fit.measures import Estimate, Measures
-    from localchat.fit.paces import Past
-    from localchat.fit.plan import LoadWish, MemoryPlan
-    from localchat.fit.reason import Kind
+    from localchat.fit.hardware import Machine
+    from localchat.fit.memory_plan import LoadWish, MemoryPlan
+    from localchat.fit.report import Kind
+    from localchat.fit.speed_history import Estimate, Measures, Past
+    from localchat.model_files.checkpoint import Unloaded
 
 GROUP = "localchat.backends"
 
@@ -235,7 +234,7 @@ def backend_for(path: Path, wanted: str | None = None) -> Backend:
 def choose_backend(model: "Unloaded", kind: "Kind", wanted: str | None = None) -> Chosen:
     """The backend for a model that is known by its headers alone, here or on a hub; one that can run it
     before one that cannot. Raises UsageError, LocalchatError."""
-    from localchat.fit.reason import chosen_because, kind_name
+    from localchat.fit.report import chosen_because, kind_name
 
     backends = find_backends()
     fitting = [backend for backend in backends.values() if kind in backend.kinds]

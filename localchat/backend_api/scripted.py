@@ -40,7 +40,7 @@ from localchat.backend_api.sampling.reference import Sampler
 from localchat.backend_api.sampling.token_counts import TokenCounts
 from localchat.backend_api.scripted_kv import storage_for
 from localchat.errors import ContextExceeded, EngineClosed, ModelInvalid, ModelMissing
-from localchat.fit.plan import LoadWish, MemoryPlan
+from localchat.fit.memory_plan import LoadWish, MemoryPlan
 
 BOS, EOS, THINK, END_THINK = 256, 257, 258, 259
 VOCAB = 260

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from localchat.backend_api.interface import Backend
 from localchat.errors import LocalchatError, ModelInvalid, UsageError
-from localchat.fit.reason import Kind, chosen_because
+from localchat.fit.report import Kind, chosen_because
 
 GROUP = "localchat.backends"
 

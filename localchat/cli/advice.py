@@ -2,7 +2,7 @@
 
 from localchat.engine.interface import Engine, EngineInfo
 from localchat.errors import ContextExceeded, LocalchatError
-from localchat.fit.kv_names import smaller
+from localchat.fit.kv_types import smaller
 
 
 def with_advice(problem: ContextExceeded, engine: Engine) -> ContextExceeded:

@@ -18,9 +18,9 @@ def command(door: Door, word: str, name: str, as_json: bool) -> None:
     from localchat.cli.page import print_json
     from localchat.config.paths import find_paths
     from localchat.errors import UsageError
-    from localchat.library.bookmarks import add_alias, check_name, read_bookmarks
-    from localchat.library.locate import locate
-    from localchat.library.shelf import read_shelf
+    from localchat.models.aliases import add_alias, check_name, read_bookmarks
+    from localchat.models.index import read_shelf
+    from localchat.models.resolve import locate
     from localchat.sanitize import sanitize_line
 
     paths = find_paths(door.environ)

@@ -14,7 +14,7 @@ from localchat.cli.door import Door
 from localchat.config.paths import Paths, find_paths
 from localchat.engine.local.crash_record import SafeBuilds
 from localchat.errors import LocalchatError
-from localchat.fit.reason import Kind, kind_name, runner_name
+from localchat.fit.report import Kind, kind_name, runner_name
 from localchat.metrics import size
 from localchat.sanitize import sanitize_line
 
@@ -82,7 +82,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 def diagnose(door: Door) -> Diagnosis:
     """Look at the machine and ask every backend; what fails is reported as found. Memory is what `fit` and
     every load count with: within the limits of a container, and apart from what a library says of it."""
-    from localchat.fit.machine import read_machine
+    from localchat.fit.hardware import read_machine
 
     paths = find_paths(door.environ)
     machine = read_machine()
@@ -112,8 +112,8 @@ def _troubles(paths: Paths, environ: Mapping[str, str]) -> Iterator[str]:
     """What every other command would end with: settings, the user's models.toml, aliases and folders."""
     from localchat.config.settings import from_environment, resolve
     from localchat.config.settings_file import read_settings
-    from localchat.library.bookmarks import read_bookmarks
-    from localchat.library.catalogue import read_catalogue
+    from localchat.models.aliases import read_bookmarks
+    from localchat.models.catalog import read_catalogue
 
     def settings() -> None:
         resolve(read_settings(paths.settings_file).layer(), from_environment(environ))

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from localchat.fit.words import duration, rate, size
-from localchat.library.first_run import Card, FirstRun
+from localchat.fit.report import duration, rate, size
+from localchat.models.onboarding import Card, FirstRun
 from localchat.sanitize import sanitize_line
 
 _MOST_ADOPTABLE = 6

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from localchat.config.paths import Paths
     from localchat.config.settings import Settings
     from localchat.errors import ModelMissing, NetworkError
-    from localchat.fit.plan import LoadWish
-    from localchat.fit.verdict import Subject, Verdict
-    from localchat.library.names import Reference
+    from localchat.fit.memory_plan import LoadWish
+    from localchat.models.assess import FitReport, Subject
+    from localchat.models.names import Reference
 
 _LEAST_CELLS, _MOST_CELLS = 16, 60
 """Of the bar."""
@@ -58,14 +58,14 @@ def command(
     """
     from localchat.cli.page import print_json, print_lines
     from localchat.errors import ExitCode
-    from localchat.fit.paces import Paces
-    from localchat.fit.verdict import judge, usable_machine
+    from localchat.fit.speed_history import SpeedHistory
+    from localchat.models.assess import assess, usable_machine
 
     seen = _look(ctx, word)
     slots = parallel or max(LEAST_SLOTS, seen.settings.n)
     subject = seen.subject
     wish = wish_of(seen.settings, slots)
-    verdict = judge(subject, wish, usable_machine(), Paces(seen.paths.state_dir))
+    verdict = assess(subject, wish, usable_machine(), SpeedHistory(seen.paths.state_dir))
     environ = seen.door.environ
     if as_json:
         path = str(subject.path) if subject.path is not None else None
@@ -89,8 +89,8 @@ def _look(ctx: click.Context, word: str) -> _Seen:
     """The model that is here under this word, else the one that could be pulled. Raises LocalchatError."""
     from localchat.cli.setup import Said, prepare
     from localchat.errors import ModelMissing
-    from localchat.fit.checkpoint import read_unloaded
-    from localchat.fit.verdict import Subject
+    from localchat.model_files.checkpoint import read_unloaded
+    from localchat.models.assess import Subject
 
     try:
         setup = prepare(ctx, word)
@@ -110,15 +110,15 @@ def _elsewhere(word: str, said: "Said", settings: "Settings", missing: "ModelMis
     from localchat.cli.pull import forbidden_by
     from localchat.cli.terminal import Terminal
     from localchat.errors import ModelMissing, UsageError
-    from localchat.fit.verdict import Subject
-    from localchat.library.blueprint import drawn_for
-    from localchat.library.catalogue import read_catalogue
-    from localchat.library.hub import hub_for
-    from localchat.library.names import parse
-    from localchat.library.patience import Patience
-    from localchat.library.pull import look_up
-    from localchat.library.remote import look_into
-    from localchat.library.telling import Note, PullEvent
+    from localchat.models.assess import Subject
+    from localchat.models.catalog import read_catalogue
+    from localchat.models.hub.client import hub_for
+    from localchat.models.hub.events import Note, PullEvent
+    from localchat.models.hub.pull import look_up
+    from localchat.models.hub.remote_header import look_into
+    from localchat.models.hub.retry import RetryPolicy
+    from localchat.models.names import parse
+    from localchat.models.synthetic.gguf import drawn_for
 
     try:
         reference = parse(word, read_catalogue(said.paths))
@@ -136,7 +136,7 @@ def _elsewhere(word: str, said: "Said", settings: "Settings", missing: "ModelMis
             raise _unknown_shape(reference, by)
         terminal.say(f"{drawn.name} is not here and offline is set: its published shape stands in")
         return Subject(drawn.name, drawn, None, settings.backend)
-    hub, patience = hub_for(said.door.environ), Patience()
+    hub, patience = hub_for(said.door.environ), RetryPolicy()
     choice = look_up(reference, hub, tell, patience)
     terminal.say(
         f"{choice.name} is not here; its headers are read from {choice.listing.repository}"
@@ -147,7 +147,7 @@ def _elsewhere(word: str, said: "Said", settings: "Settings", missing: "ModelMis
 def _unknown_shape(reference: "Reference", by: str) -> "NetworkError":
     """Nothing is known of a model without its headers. `by`: who forbids the network."""
     from localchat.errors import NetworkError
-    from localchat.library.blueprint import drawable
+    from localchat.models.synthetic.gguf import drawable
 
     others = ", ".join(drawable(reference))
     return NetworkError(
@@ -160,7 +160,7 @@ def _unknown_shape(reference: "Reference", by: str) -> "NetworkError":
 
 def wish_of(settings: "Settings", slots: int) -> "LoadWish":
     """What these settings ask of a load."""
-    from localchat.fit.plan import LoadWish
+    from localchat.fit.memory_plan import LoadWish
     from localchat.pool.resolver import gigabytes
 
     cache = settings.cache_ram_mib
@@ -179,10 +179,10 @@ def wish_of(settings: "Settings", slots: int) -> "LoadWish":
     )
 
 
-def verdict_lines(verdict: "Verdict") -> Iterator[str]:
+def verdict_lines(verdict: "FitReport") -> Iterator[str]:
     """The verdict with a bar, for people."""
-    from localchat.fit.words import bar, parts, rate
-    from localchat.fit.words import verdict as sentences
+    from localchat.fit.report import bar, parts, rate
+    from localchat.fit.report import verdict as sentences
     from localchat.sanitize import sanitize_line
 
     first, _, *rest = sentences(verdict.plan)

@@ -27,7 +27,7 @@ def command(
     of safetensors is a model itself, and is used where it lies.
     """
     from localchat.errors import UsageError
-    from localchat.fit.checkpoint import is_checkpoint
+    from localchat.model_files.checkpoint import is_checkpoint
 
     given = path.expanduser().absolute()
     alone = is_checkpoint(given) and (name is not None or not any(given.glob("*.gguf")))
@@ -50,9 +50,9 @@ def _file(door: Door, path: Path, name: str | None, how: str, *, as_json: bool) 
 
     from localchat.backend_api.registry import backend_for
     from localchat.config.paths import find_paths
-    from localchat.fit.header import read_header
-    from localchat.library.links import How, link_model
-    from localchat.library.origins import plain_stem
+    from localchat.model_files.open_gguf import read_header
+    from localchat.models.external.ollama import plain_stem
+    from localchat.models.link import How, link_model
 
     header = read_header(path)
     chosen = plain_stem(path) if name is None else name
@@ -73,9 +73,9 @@ def _file(door: Door, path: Path, name: str | None, how: str, *, as_json: bool) 
 def _checkpoint(door: Door, folder: Path, name: str, *, as_json: bool) -> None:
     from localchat.backend_api.registry import choose_backend
     from localchat.config.paths import find_paths
-    from localchat.fit.checkpoint import read_checkpoint
-    from localchat.library.bookmarks import add_alias
-    from localchat.library.shelf import files_of
+    from localchat.model_files.checkpoint import read_checkpoint
+    from localchat.models.aliases import add_alias
+    from localchat.models.index import files_of
 
     found = read_checkpoint(folder)
     _check_free(door, name)
@@ -95,8 +95,8 @@ def _check_free(door: Door, name: str) -> None:
     """Raises UsageError for what is no name, or somebody's."""
     from localchat.config.paths import find_paths
     from localchat.errors import UsageError
-    from localchat.library.bookmarks import check_name
-    from localchat.library.shelf import read_shelf
+    from localchat.models.aliases import check_name
+    from localchat.models.index import read_shelf
 
     check_name(name)
     there = read_shelf(find_paths(door.environ), door.environ).find(name)
@@ -109,7 +109,7 @@ def _check_free(door: Door, name: str) -> None:
 
 def _tell(door: Door, told: dict[str, Any], how: str, *, as_json: bool) -> None:
     from localchat.cli.page import print_json
-    from localchat.fit.words import size
+    from localchat.fit.report import size
     from localchat.sanitize import sanitize_line
 
     if as_json:
@@ -127,9 +127,9 @@ def _folder(door: Door, folder: Path, *, forget: bool, as_json: bool) -> None:
     from localchat.cli.page import print_json
     from localchat.config.paths import find_paths
     from localchat.errors import UsageError
-    from localchat.library.adopt import adopt
-    from localchat.library.bookmarks import add_folder, remove_folder
-    from localchat.library.origins import FOLDER
+    from localchat.models.aliases import add_folder, remove_folder
+    from localchat.models.external import adopt
+    from localchat.models.external.ollama import FOLDER
 
     paths = find_paths(door.environ)
     if forget:

@@ -9,7 +9,7 @@ from localchat.cli.setup import Setup, opened_engine
 from localchat.cli.talk import opened_for_writing
 from localchat.errors import ExitCode, LocalchatError
 from localchat.history.store import History
-from localchat.library.locate import GUIDE
+from localchat.models.resolve import GUIDE
 from localchat.tui.commands import is_command
 
 
@@ -32,7 +32,7 @@ def _greet(setup: Setup) -> None:
     if setup.model.word != GUIDE or setup.settings.quiet or not setup.terminal.animated:
         return
     from localchat.cli.first_run import welcome
-    from localchat.library.first_run import first_run, is_first_run
+    from localchat.models.onboarding import first_run, is_first_run
 
     environ = setup.door.environ
     try:

@@ -8,8 +8,8 @@ import click
 from localchat.cli.door import Door
 
 if TYPE_CHECKING:
-    from localchat.library.inspection import Inspection
-    from localchat.library.shelf import Model
+    from localchat.models.index import Model
+    from localchat.models.info.inspect import Inspection
 
 _HEAD = ("NAME", "SIZE", "QUANT", "CONTEXT", "ORIGIN")
 
@@ -25,7 +25,7 @@ def command(door: Door, as_json: bool) -> None:
     """
     from localchat.cli.page import print_json, print_lines
     from localchat.config.paths import find_paths
-    from localchat.library.shelf import read_shelf
+    from localchat.models.index import read_shelf
 
     shelf = read_shelf(find_paths(door.environ), door.environ)
     rows = list(_inspected(shelf.models))
@@ -39,7 +39,7 @@ def command(door: Door, as_json: bool) -> None:
 
 def _inspected(models: "Iterable[Model]") -> "Iterator[tuple[Model, Inspection]]":
     """Each header once, whatever names its file has."""
-    from localchat.library.inspection import inspect
+    from localchat.models.info.inspect import inspect
 
     known: dict[object, Inspection] = {}
     for model in models:
@@ -63,7 +63,7 @@ def _lines(rows: "list[tuple[Model, Inspection]]") -> Iterator[str]:
 
 
 def _cells(model: "Model", seen: "Inspection") -> tuple[str, ...]:
-    from localchat.fit.words import size
+    from localchat.fit.report import size
 
     facts = seen.facts
     return (

@@ -43,14 +43,14 @@ def _held(models: "tuple[LoadedModel, ...]") -> str:
 
 
 def _size(model: "LoadedModel") -> str:
-    from localchat.fit.words import size
+    from localchat.fit.report import size
 
     bytes_ = model.process_bytes or model.memory_bytes
     return f" ({size(bytes_)})" if bytes_ else ""
 
 
 def _cost(model: "LoadedModel") -> str:
-    from localchat.fit.words import size
+    from localchat.fit.report import size
 
     bytes_ = model.process_bytes or model.memory_bytes
     return f", for about as much memory again ({size(bytes_)})" if bytes_ else ""

@@ -55,7 +55,7 @@ def _lines(servers: "list[tuple[str, tuple[LoadedModel, ...]]]") -> Iterator[str
 
 
 def _cells(model: "LoadedModel") -> tuple[str, ...]:
-    from localchat.fit.words import size
+    from localchat.fit.report import size
     from localchat.sanitize import sanitize_line
 
     clients = sorted(set(model.clients))

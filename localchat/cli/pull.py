@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from localchat.cli.pull_view import View
     from localchat.cli.setup import Said
     from localchat.config.paths import Paths
-    from localchat.library.hub import Hub
-    from localchat.library.names import Reference
-    from localchat.library.patience import Patience
-    from localchat.library.pull import Choice
-    from localchat.library.telling import PullEvent
+    from localchat.models.hub.client import Hub
+    from localchat.models.hub.events import PullEvent
+    from localchat.models.hub.pull import Choice
+    from localchat.models.hub.retry import RetryPolicy
+    from localchat.models.names import Reference
 
 
 @click.command("pull")
@@ -66,9 +66,9 @@ def _reference(name: str, said: "Said") -> "Reference":
     """What a name means. Raises UsageError, ModelMissing; of a model that is no matter of the hub and here
     already, with the command that runs it."""
     from localchat.errors import LocalchatError, ModelMissing, UsageError
-    from localchat.library.catalogue import read_catalogue
-    from localchat.library.locate import locate
-    from localchat.library.names import parse
+    from localchat.models.catalog import read_catalogue
+    from localchat.models.names import parse
+    from localchat.models.resolve import locate
 
     catalogue = read_catalogue(said.paths)
     try:
@@ -87,13 +87,13 @@ def _reference(name: str, said: "Said") -> "Reference":
 
 
 def _pull(reference: "Reference", said: "Said", view: "View", *, asks: bool) -> None:
-    from localchat.library.download_rate import remember_rate
-    from localchat.library.hub import hub_for
-    from localchat.library.patience import Patience
-    from localchat.library.pull import fetch, kept, look_up
-    from localchat.library.telling import Done
+    from localchat.models.hub.client import hub_for
+    from localchat.models.hub.download import remember_rate
+    from localchat.models.hub.events import Done
+    from localchat.models.hub.pull import fetch, kept, look_up
+    from localchat.models.hub.retry import RetryPolicy
 
-    patience = Patience()
+    patience = RetryPolicy()
     hub = hub_for(said.door.environ)
     choice = look_up(reference, hub, view.tell, patience)
     # What was begun was judged then.
@@ -112,7 +112,7 @@ def _pull(reference: "Reference", said: "Said", view: "View", *, asks: bool) -> 
 
 
 def _judge(
-    choice: "Choice", hub: "Hub", said: "Said", view: "View", patience: "Patience", *, asks: bool
+    choice: "Choice", hub: "Hub", said: "Said", view: "View", patience: "RetryPolicy", *, asks: bool
 ) -> None:
     """Show the verdict. A model whose header cannot be read beforehand is fetched all the same: that may be
     the server's fault. Raises DoesNotFit where the user would rather not."""
@@ -120,10 +120,10 @@ def _judge(
 
     from localchat.cli.fit import LEAST_SLOTS, wish_of
     from localchat.errors import DoesNotFit, LocalchatError
-    from localchat.fit.paces import Paces
-    from localchat.fit.verdict import Subject, judge, usable_machine
-    from localchat.library.remote import look_into
-    from localchat.library.telling import Judged, Note
+    from localchat.fit.speed_history import SpeedHistory
+    from localchat.models.assess import Subject, assess, usable_machine
+    from localchat.models.hub.events import Judged, Note
+    from localchat.models.hub.remote_header import look_into
 
     settings = said.settings((choice.name,)).settings
     wish = wish_of(settings, max(LEAST_SLOTS, settings.n))
@@ -131,7 +131,7 @@ def _judge(
         subject = Subject(
             choice.name, look_into(choice, hub, view.tell, patience), None, settings.backend
         )
-        verdict = judge(subject, wish, usable_machine(), Paces(said.paths.state_dir))
+        verdict = assess(subject, wish, usable_machine(), SpeedHistory(said.paths.state_dir))
     except LocalchatError as problem:
         view.tell(Note(f"whether it will run here is not known: {problem.message}"))
         return
@@ -160,10 +160,10 @@ def _show_what_is_here(
     reference: "Reference", paths: "Paths", forbidden_by: str, view: "View"
 ) -> None:
     """Without the network a model that is here whole is enough. Raises NetworkError."""
-    from localchat.library.hub import offline
-    from localchat.library.manifest import installed
-    from localchat.library.names import among
-    from localchat.library.telling import Done
+    from localchat.models.hub.client import offline
+    from localchat.models.hub.events import Done
+    from localchat.models.hub.manifest import installed
+    from localchat.models.names import among
 
     found = among(reference, installed(paths.models_dir))
     if found is None or not found.complete:

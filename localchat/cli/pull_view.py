@@ -7,9 +7,9 @@ import msgspec
 
 from localchat.cli.terminal import Terminal
 from localchat.errors import LocalchatError
-from localchat.fit.words import duration, rate
-from localchat.library.telling import Checking, Done, Found, Judged, Note, Progress, PullEvent
+from localchat.fit.report import duration, rate
 from localchat.metrics import size, sizes
+from localchat.models.hub.events import Checking, Done, Found, Judged, Note, Progress, PullEvent
 from localchat.sanitize import sanitize_line
 
 if TYPE_CHECKING:

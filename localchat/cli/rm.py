@@ -7,7 +7,7 @@ import click
 from localchat.cli.door import Door
 
 if TYPE_CHECKING:
-    from localchat.library.removal import Removal
+    from localchat.models.remove import Removal
 
 
 @click.command("rm")
@@ -24,9 +24,9 @@ def command(door: Door, words: tuple[str, ...], force: bool, yes: bool, as_json:
     """
     from localchat.cli.page import agreed, print_json
     from localchat.config.paths import find_paths
-    from localchat.fit.words import size
-    from localchat.library.removal import carry_out, plan_removal
-    from localchat.library.shelf import find_model, read_shelf
+    from localchat.fit.report import size
+    from localchat.models.index import find_model, read_shelf
+    from localchat.models.remove import carry_out, plan_removal
     from localchat.sanitize import sanitize
 
     paths = find_paths(door.environ)
@@ -59,7 +59,7 @@ def command(door: Door, words: tuple[str, ...], force: bool, yes: bool, as_json:
 
 
 def _told(removal: "Removal") -> str:
-    from localchat.fit.words import size
+    from localchat.fit.report import size
 
     lines = [f"{removal.model.name}: frees {size(removal.freed_bytes)}"]
     if removal.kept:

@@ -14,17 +14,17 @@ from localchat.cli.talk import FILE
 from localchat.config.paths import Paths
 from localchat.config.settings import Given, check_key
 from localchat.config.settings_file import read_settings
-from localchat.library.locate import LocatedModel, remember_model
+from localchat.models.resolve import ResolvedModel, remember_model
 from localchat.tui.launch import launch
 from localchat.tui.workplace import Foreseen, Settled, Workplace
 
 if TYPE_CHECKING:
     from localchat.engine.events import Done
     from localchat.engine.interface import Engine, EngineInfo
-    from localchat.fit.machine import Machine
-    from localchat.fit.plan import LoadWish, MemoryPlan
-    from localchat.library.catalogue import Catalogue
-    from localchat.library.first_run import FirstRun
+    from localchat.fit.hardware import Machine
+    from localchat.fit.memory_plan import LoadWish, MemoryPlan
+    from localchat.models.catalog import Catalogue
+    from localchat.models.onboarding import FirstRun
 
 _HERE = "set in this chat"
 _MACHINE_STAYS_S = 5.0
@@ -83,20 +83,20 @@ class _Planner:
         self._catalogue: Catalogue = {}
 
     def plan(self, settled: Settled, wish: "LoadWish") -> "MemoryPlan":
-        from localchat.fit.checkpoint import read_unloaded
-        from localchat.fit.verdict import Subject, judge
+        from localchat.model_files.checkpoint import read_unloaded
+        from localchat.models.assess import Subject, assess
 
         model = settled.model
         unloaded = read_unloaded(model.path, dummy_weights=settled.settings.dummy_weights)
         subject = Subject(model.name, unloaded, model.path, settled.settings.backend)
-        return judge(subject, wish, self._here(), None, speed=False).plan
+        return assess(subject, wish, self._here(), None, speed=False).plan
 
     def foresee(self, name: str, setup: Setup) -> Foreseen | None:
         from localchat.cli.fit import LEAST_SLOTS, wish_of
-        from localchat.fit.verdict import Subject, judge
-        from localchat.library.blueprint import drawn_for
-        from localchat.library.catalogue import read_catalogue
-        from localchat.library.names import parse
+        from localchat.models.assess import Subject, assess
+        from localchat.models.catalog import read_catalogue
+        from localchat.models.names import parse
+        from localchat.models.synthetic.gguf import drawn_for
 
         if not self._catalogue:
             self._catalogue = read_catalogue(setup.paths)
@@ -106,11 +106,11 @@ class _Planner:
         settings = setup.settings_for((drawn.name,))
         wish = wish_of(settings, max(LEAST_SLOTS, settings.n))
         subject = Subject(drawn.name, drawn, None, settings.backend)
-        plan = judge(subject, wish, self._here(), None, speed=False).plan
+        plan = assess(subject, wish, self._here(), None, speed=False).plan
         return Foreseen(plan, drawn.file_bytes)
 
     def _here(self) -> "Machine":
-        from localchat.fit.verdict import usable_machine
+        from localchat.models.assess import usable_machine
 
         if self._machine is None or time.monotonic() - self._looked_s > _MACHINE_STAYS_S:
             self._machine, self._looked_s = usable_machine(), time.monotonic()
@@ -118,9 +118,9 @@ class _Planner:
 
 
 def _remember(
-    paths: Paths, model: LocatedModel, info: "EngineInfo | None", done: "Done | None"
+    paths: Paths, model: ResolvedModel, info: "EngineInfo | None", done: "Done | None"
 ) -> None:
-    from localchat.library.pace import remember_pace  # looks at the machine
+    from localchat.models.record_speed import remember_pace  # looks at the machine
 
     if model.remote is not None:
         return
@@ -130,7 +130,7 @@ def _remember(
 
 
 def _first_run(setup: Setup) -> "FirstRun | None":
-    from localchat.library.first_run import first_run, is_first_run
+    from localchat.models.onboarding import first_run, is_first_run
 
     environ = setup.door.environ
     return first_run(setup.paths, environ) if is_first_run(setup.paths, environ) else None

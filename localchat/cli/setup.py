@@ -23,10 +23,10 @@ from localchat.config.settings import (
 from localchat.config.settings_file import read_settings
 from localchat.engine.request import GenerateRequest, Grammar, Prompt, Sampling
 from localchat.errors import DoesNotFit, EngineDied, LocalchatError, ModelInvalid, UsageError
-from localchat.library.locate import (
+from localchat.models.resolve import (
     GUIDE,
     LAST_USED,
-    LocatedModel,
+    ResolvedModel,
     locate,
     locate_default,
     remember_model,
@@ -47,7 +47,7 @@ class Setup:
     paths: Paths
     settings: Settings
     origins: Mapping[str, str]
-    model: LocatedModel
+    model: ResolvedModel
     terminal: Terminal
     settings_for: Callable[[Iterable[str]], Settings] = lambda names: Settings()
     """The settings in force for a model that goes by these names."""
@@ -205,7 +205,7 @@ def remember(setup: Setup, engine: "Engine | None" = None, done: "Done | None" =
     try:
         remember_model(setup.model, setup.paths)
         if engine is not None and done is not None:
-            from localchat.library.pace import remember_pace  # looks at the machine
+            from localchat.models.record_speed import remember_pace  # looks at the machine
 
             remember_pace(engine.info(), done, setup.paths.state_dir)
     except (OSError, LocalchatError) as problem:

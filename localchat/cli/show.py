@@ -9,9 +9,9 @@ from localchat.cli.door import Door
 
 if TYPE_CHECKING:
     from localchat.config.paths import Paths
-    from localchat.library.advised import Advice
-    from localchat.library.inspection import Inspection
-    from localchat.library.shelf import Model
+    from localchat.models.index import Model
+    from localchat.models.info.inspect import Inspection
+    from localchat.models.recommended_sampling import Advice
 
 
 @click.command("show")
@@ -26,9 +26,9 @@ def command(door: Door, word: str, template: bool, as_json: bool) -> None:
     """
     from localchat.cli.page import print_json, print_lines
     from localchat.config.paths import find_paths
-    from localchat.library.advised import NO_ADVICE
-    from localchat.library.inspection import inspect
-    from localchat.library.shelf import find_model, read_shelf
+    from localchat.models.index import find_model, read_shelf
+    from localchat.models.info.inspect import inspect
+    from localchat.models.recommended_sampling import NO_ADVICE
 
     paths = find_paths(door.environ)
     model = find_model(word, read_shelf(paths, door.environ), paths, door.environ)
@@ -58,19 +58,19 @@ def _here(door: Door, model: "Model", paths: "Paths") -> _Here:
     from localchat.cli.fit import LEAST_SLOTS, wish_of
     from localchat.cli.setup import Said
     from localchat.errors import LocalchatError
-    from localchat.fit.checkpoint import read_unloaded
-    from localchat.fit.verdict import Subject, judge, usable_machine
-    from localchat.library.advised import NO_ADVICE, advised_sampling
-    from localchat.library.locate import LocatedModel
+    from localchat.model_files.checkpoint import read_unloaded
+    from localchat.models.assess import Subject, assess, usable_machine
+    from localchat.models.recommended_sampling import NO_ADVICE, advised_sampling
+    from localchat.models.resolve import ResolvedModel
 
     if model.path is None:
         return _Here("", NO_ADVICE)
-    located = LocatedModel(model.stands_for or model.name, model.name, model.path, "")
+    located = ResolvedModel(model.stands_for or model.name, model.name, model.path, "")
     settings = Said(door, {}).settings((located.word, located.name)).settings
     wish = wish_of(settings, max(LEAST_SLOTS, settings.n))
     try:
         subject = Subject(model.name, read_unloaded(model.path), model.path, settings.backend)
-        found = judge(subject, wish, usable_machine(), None, speed=False)
+        found = assess(subject, wish, usable_machine(), None, speed=False)
     except LocalchatError:  # the line of trouble says it
         return _Here("", advised_sampling(located, paths))
     why = "" if found.plan.missing else found.why
@@ -116,7 +116,7 @@ def _lines(model: "Model", seen: "Inspection", here: _Here) -> Iterator[str]:
 
 
 def _where(model: "Model") -> tuple[tuple[str, str], ...]:
-    from localchat.fit.words import size
+    from localchat.fit.report import size
 
     files = len(model.files)
     return (
@@ -131,7 +131,7 @@ def _where(model: "Model") -> tuple[tuple[str, str], ...]:
 
 
 def _what(seen: "Inspection") -> Iterator[tuple[str, str]]:
-    from localchat.fit.words import size, tokens
+    from localchat.fit.report import size, tokens
 
     facts = seen.facts
     if facts is None:

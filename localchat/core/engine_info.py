@@ -9,10 +9,9 @@ from localchat.backend_api.selection import Selection
 from localchat.core.embedding import ONLY_EMBEDS
 from localchat.engine.interface import EngineInfo, MemoryParts
 from localchat.engine.local import protocol
-from localchat.fit.machine import read_cores
-from localchat.fit.plan import MemoryPlan
-from localchat.fit.reason import placed
-from localchat.fit.words import percent, size
+from localchat.fit.hardware import read_cores
+from localchat.fit.memory_plan import MemoryPlan
+from localchat.fit.report import percent, placed, size
 
 # What a load took beside what was planned: a planner that is wrong says so itself.
 

@@ -17,7 +17,7 @@ from localchat.core.spec_decode.step_cost import CostModel
 from localchat.core.stats import EngineCounters
 from localchat.engine.events import Event, FinishReason, TokenLogprob
 from localchat.errors import DoesNotFit, LocalchatError, UsageError
-from localchat.fit.kv_names import smaller
+from localchat.fit.kv_types import smaller
 
 _TRIES_WITHOUT_MEMORY = 4
 

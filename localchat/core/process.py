@@ -39,7 +39,7 @@ from localchat.engine.events import EngineStats, Event, Figures, Loading
 from localchat.engine.interface import EngineInfo
 from localchat.engine.local import protocol
 from localchat.errors import EngineClosed, LocalchatError, UsageError
-from localchat.fit.plan import LoadWish, MemoryPlan
+from localchat.fit.memory_plan import LoadWish, MemoryPlan
 
 # The frames' pipes of a child, out of the reach of native code that prints.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from localchat.config.remotes import Remote
 
 if TYPE_CHECKING:
-    from localchat.fit.plan import LoadWish
+    from localchat.fit.memory_plan import LoadWish
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class EngineOptions:
 
     def load_wish(self) -> "LoadWish":
         """What a planner is asked before the load."""
-        from localchat.fit.plan import LoadWish
+        from localchat.fit.memory_plan import LoadWish
 
         return LoadWish(
             context_tokens=self.context_tokens,

@@ -5,10 +5,10 @@ from typing import NamedTuple, Protocol
 
 from localchat.engine.load_options import EngineOptions
 from localchat.errors import DoesNotFit, EngineBusy
-from localchat.fit.checkpoint import Checkpoint, read_unloaded
-from localchat.fit.plan import demand
-from localchat.fit.verdict import Subject, judge, usable_machine
-from localchat.fit.words import size
+from localchat.fit.memory_plan import demand
+from localchat.fit.report import size
+from localchat.model_files.checkpoint import Checkpoint, read_unloaded
+from localchat.models.assess import Subject, assess, usable_machine
 from localchat.pool.entry import RETRY_AFTER_S, ModelSpec, PoolEntry
 
 _GOAL_TOKENS = 8192
@@ -68,7 +68,7 @@ class MemoryAdmission:
         model = read_unloaded(options.model, dummy_weights=options.dummy_weights)
         subject = Subject(options.name, model, options.model, options.backend)
         machine, limit = usable_machine(), options.gpu_limit_bytes
-        plan = judge(subject, options.load_wish(), machine, None, speed=False).plan
+        plan = assess(subject, options.load_wish(), machine, None, speed=False).plan
         if plan.missing:
             demand(plan, options.name)
         members = list(beside)

@@ -13,13 +13,13 @@ from localchat.config.paths import Paths
 from localchat.config.settings import Settings
 from localchat.engine.load_options import EngineOptions
 from localchat.errors import ModelMissing
-from localchat.library.locate import GUIDE, LocatedModel, locate_named
+from localchat.models.resolve import GUIDE, ResolvedModel, locate_named
 from localchat.pool.entry import ModelSpec
 
 if TYPE_CHECKING:
     from localchat.engine.attached.protocol import Wish
-    from localchat.library.facts import Facts
-    from localchat.library.inspection import Inspection
+    from localchat.models.info.gguf_info import GGUFInfo
+    from localchat.models.info.inspect import Inspection
 
 _MIB = 2**20
 _FRESH_S = 10.0
@@ -29,7 +29,7 @@ SettingsFor = Callable[[Iterable[str]], Settings]
 
 
 def engine_options(
-    model: LocatedModel, settings: Settings, paths: Paths, *, max_slots: int
+    model: ResolvedModel, settings: Settings, paths: Paths, *, max_slots: int
 ) -> EngineOptions:
     """How this model is loaded under these settings. max_slots: requests computed at once."""
     cache = settings.cache_ram_mib
@@ -60,10 +60,10 @@ def gigabytes(limit: float | None) -> int | None:
     return None if limit is None else int(limit * 1e9)
 
 
-def _advised(model: LocatedModel, paths: Paths) -> dict[str, float]:
+def _advised(model: ResolvedModel, paths: Paths) -> dict[str, float]:
     if model.word == GUIDE:
         return {}
-    from localchat.library.advised import advised_sampling  # reads the catalogue
+    from localchat.models.recommended_sampling import advised_sampling  # reads the catalogue
 
     return advised_sampling(model, paths).sampling
 
@@ -88,7 +88,7 @@ class ModelResolver:
 
     def __init__(
         self,
-        own: LocatedModel,
+        own: ResolvedModel,
         settings_for: SettingsFor,
         paths: Paths,
         environ: Mapping[str, str],
@@ -123,7 +123,7 @@ class ModelResolver:
 
             raise ModelMissing(f"there is no file {protocol.whole(str(path))}")
         same = path.resolve() == self.own.path.resolve()
-        model = self.own if same else LocatedModel(wish.word or wish.name, wish.name, path, "")
+        model = self.own if same else ResolvedModel(wish.word or wish.name, wish.name, path, "")
         asked = {
             "backend": wish.backend,
             "context_tokens": wish.context_tokens,
@@ -141,7 +141,7 @@ class ModelResolver:
         options = replace(self._options(model, wish.word), **insisted)  # type: ignore[arg-type]
         return ModelSpec(model.name, options)
 
-    def _options(self, model: LocatedModel, word: str) -> EngineOptions:
+    def _options(self, model: ResolvedModel, word: str) -> EngineOptions:
         settings = self._settings_for(dict.fromkeys((model.name, model.word, word)))
         return engine_options(model, settings, self._paths, max_slots=self._max_slots)
 
@@ -157,8 +157,8 @@ class ModelResolver:
     def look(self) -> None:
         """Read the library anew; the header of each new file, with its vocabulary, takes some 0.2 s. Raises
         LocalchatError, OSError."""
-        from localchat.library.inspection import inspect
-        from localchat.library.shelf import Model, read_shelf
+        from localchat.models.index import Model, read_shelf
+        from localchat.models.info.inspect import inspect
 
         models = read_shelf(self._paths, self._environ).models
         own = Model(self.own.name, "file", "", None if self.own.remote else self.own.path)
@@ -177,7 +177,7 @@ class ModelResolver:
         self._read = read
         self._listed = (time.monotonic(), tuple(found.values()))
 
-    def _known(self, name: str, path: Path, facts: "Facts | None", size_bytes: int = 0) -> Known:
+    def _known(self, name: str, path: Path, facts: "GGUFInfo | None", size_bytes: int = 0) -> Known:
         _, changed_ns, size = _as_it_is(path)
         created = changed_ns // 1_000_000_000
         if facts is None:

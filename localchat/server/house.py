@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from starlette.routing import Route
 
 from localchat.config.paths import Paths
-from localchat.library.locate import LocatedModel
+from localchat.models.resolve import ResolvedModel
 from localchat.pool.admission import MemoryAdmission
 from localchat.pool.entry import OpenEngine
 from localchat.pool.pool import EnginePool
@@ -24,7 +24,7 @@ class HouseWish:
     """How a house is opened. own: the server's own model. keep_alive_s: see EnginePool. queue: requests that
     may wait for one engine."""
 
-    own: LocatedModel
+    own: ResolvedModel
     settings_for: SettingsFor
     paths: Paths
     environ: Mapping[str, str]

@@ -17,7 +17,7 @@ from textual.widgets import Input, TextArea
 from localchat import gc_control
 from localchat.chat.conversation import Conversation
 from localchat.errors import LocalchatError
-from localchat.library.locate import GUIDE
+from localchat.models.resolve import GUIDE
 from localchat.tui import clipboard
 from localchat.tui.commands import COMMANDS
 from localchat.tui.engines import Engines

@@ -129,7 +129,7 @@ class Commander:
         session = self._screen.session
 
         async def fit() -> None:
-            from localchat.fit.words import verdict
+            from localchat.fit.report import verdict
             from localchat.tui.costs import wish_of
 
             settled = session.workplace.settle(word or session.settled.model.word, session.changes)

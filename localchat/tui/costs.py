@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from localchat.errors import LocalchatError
-from localchat.fit.kv_names import FP8
-from localchat.fit.plan import LoadWish
-from localchat.fit.words import size, tokens
+from localchat.fit.kv_types import FP8
+from localchat.fit.memory_plan import LoadWish
+from localchat.fit.report import size, tokens
 from localchat.tui.workplace import Settled, Workplace
 
 _MIB: Final = 2**20

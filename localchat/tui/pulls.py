@@ -8,7 +8,7 @@ from localchat.errors import LocalchatError, NetworkError, UsageError
 from localchat.metrics import sizes
 
 if TYPE_CHECKING:
-    from localchat.library.telling import PullEvent
+    from localchat.models.hub.events import PullEvent
     from localchat.tui.workplace import Workplace
 
 
@@ -43,14 +43,14 @@ class Pulls:
         threading.Thread(target=self._run, args=(name,), name="pull", daemon=True).start()
 
     def _run(self, name: str) -> None:
-        from localchat.library.catalogue import read_catalogue
-        from localchat.library.hub import hub_for
-        from localchat.library.names import parse
-        from localchat.library.patience import Patience
-        from localchat.library.pull import fetch, look_up
+        from localchat.models.catalog import read_catalogue
+        from localchat.models.hub.client import hub_for
+        from localchat.models.hub.pull import fetch, look_up
+        from localchat.models.hub.retry import RetryPolicy
+        from localchat.models.names import parse
 
         paths, environ = self._workplace.paths, self._workplace.environ
-        patience = Patience()
+        patience = RetryPolicy()
         problem: LocalchatError | None = None
         found = name
         try:
@@ -70,7 +70,7 @@ class Pulls:
             self._failed(name, problem)
 
     def _tell(self, event: "PullEvent") -> None:
-        from localchat.library.telling import Checking, Found, Note, Progress
+        from localchat.models.hub.events import Checking, Found, Note, Progress
 
         match event:
             case Progress(done_bytes=done, total_bytes=total, left_s=left):

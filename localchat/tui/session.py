@@ -19,7 +19,7 @@ from localchat.engine.interface import Engine, EngineInfo
 from localchat.engine.request import Message, Messages
 from localchat.engine.stream import Stream
 from localchat.errors import ContextExceeded, EngineClosed, LocalchatError, UsageError
-from localchat.library.locate import GUIDE
+from localchat.models.resolve import GUIDE
 from localchat.tui.answering import SAVE_EVERY_S, Answering, joined
 from localchat.tui.blocks import NoticeBlock, Offer
 from localchat.tui.engines import Engines

@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from localchat.fit.words import duration, rate, size
-from localchat.library.locate import GUIDE
+from localchat.fit.report import duration, rate, size
+from localchat.models.resolve import GUIDE
 from localchat.tui.blocks import Offer
 from localchat.tui.workplace import Settled
 
 if TYPE_CHECKING:
-    from localchat.library.first_run import Card, FirstRun
+    from localchat.models.onboarding import Card, FirstRun
 
 _MOST_ADOPTABLE = 2
 _HOW = (

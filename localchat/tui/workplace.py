@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from localchat.engine.interface import EngineInfo
     from localchat.engine.load_options import EngineOptions
     from localchat.engine.request import GenerateRequest, Prompt
-    from localchat.fit.plan import LoadWish, MemoryPlan
-    from localchat.library.first_run import FirstRun
-    from localchat.library.locate import LocatedModel
+    from localchat.fit.memory_plan import LoadWish, MemoryPlan
+    from localchat.models.onboarding import FirstRun
+    from localchat.models.resolve import ResolvedModel
     from localchat.tui.engines import OpenEngine
 
 
@@ -31,7 +31,7 @@ class Foreseen(NamedTuple):
 class Settled(NamedTuple):
     """A model that exists, the settings in force for it, how its engine is opened, and what opens it."""
 
-    model: "LocatedModel"
+    model: "ResolvedModel"
     settings: Settings
     options: "EngineOptions"
     open_engine: "OpenEngine"
@@ -54,7 +54,7 @@ class Workplace:
     request: "Callable[[Settings, Prompt], GenerateRequest]"
     plan: "Callable[[Settled, LoadWish], MemoryPlan]"
     foresee: "Callable[[str], Foreseen | None]"
-    remember: "Callable[[LocatedModel, EngineInfo | None, Done | None], None]"
+    remember: "Callable[[ResolvedModel, EngineInfo | None, Done | None], None]"
     first_run: "Callable[[], FirstRun | None]"
     keys: Mapping[str, str]
     history_file: "Path | None"

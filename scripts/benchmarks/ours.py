@@ -20,7 +20,7 @@ from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.errors import LocalchatError
-from localchat.fit.plan import LoadWish
+from localchat.fit.memory_plan import LoadWish
 from localchat_llamacpp.model import GgufModel
 from localchat_llamacpp.native import library
 from localchat_llamacpp.native_model import ContextWish, Weights

@@ -16,8 +16,8 @@ from localchat.core.kv_cache import make_kv_cache_manager
 from localchat.engine.events import Event, Text
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.errors import LocalchatError
-from localchat.fit.kv_names import FP8
-from localchat.fit.plan import MemoryPlan
+from localchat.fit.kv_types import FP8
+from localchat.fit.memory_plan import MemoryPlan
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.compile_ahead.workers import CompileAhead
 from localchat_cuda.load import capabilities, warm_up

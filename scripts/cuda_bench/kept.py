@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from localchat.fit.kv_names import FP8
+from localchat.fit.kv_types import FP8
 from scripts.cuda_bench.driving import Engine, config_of, random_tokens, runner_of
 from scripts.cuda_bench.speed import LONG, SHORT, Figures, first_token_ms, walls_rate
 

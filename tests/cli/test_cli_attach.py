@@ -18,7 +18,7 @@ from localchat.config.settings import Settings
 from localchat.engine.attached.engine import Server
 from localchat.engine.load_options import EngineOptions
 from localchat.engine.scripted import Answer, ScriptedEngine
-from localchat.library.locate import LocatedModel
+from localchat.models.resolve import ResolvedModel
 from localchat.pool.entry import LoadedModel, ServerState
 from localchat.pool.pool import EnginePool
 from localchat.pool.server_registry import register
@@ -62,7 +62,7 @@ def served(paths: Paths, model: Path) -> Iterator[Served]:
     """A server with a model of its own, registered until the end of the test."""
     served = Served()
     wish = HouseWish(
-        own=LocatedModel(str(model), "tiny", model, "a test"),
+        own=ResolvedModel(str(model), "tiny", model, "a test"),
         settings_for=lambda names: Settings(),
         paths=paths,
         environ={},

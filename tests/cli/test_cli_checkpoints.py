@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from localchat.fit.machine import Gpu, Machine
+from localchat.fit.hardware import Gpu, Machine
 from tests.cli.conftest import Call, Outcome
 from tests.cli.door import SCENARIOS
 from tests.library.cabinets import gguf
@@ -41,7 +41,7 @@ def test_show_tells_of_a_checkpoint_as_of_a_gguf(
     verb: Verb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bare = Machine("x", frozenset(), 2, 8 * 10**9, 6 * 10**9)
-    monkeypatch.setattr("localchat.fit.machine.read_machine", lambda: bare)
+    monkeypatch.setattr("localchat.fit.hardware.read_machine", lambda: bare)
     folder = write(tmp_path / "qwen", {"a": ("BF16", (1000, 100), 200_000)})
     (folder / "tokenizer_config.json").write_text('{"chat_template": "{{ tools }}"}')
     found = json.loads(verb("show", folder, "--json").out)
@@ -66,7 +66,7 @@ def test_show_says_where_the_users_settings_put_the_layers(
     gguf(shelf / "m.gguf")
     card = Gpu(0, "a card", 24 * 10**9, 20 * 10**9)
     here = Machine("x", frozenset(), 2, 32 * 10**9, 30 * 10**9, gpus=(card,))
-    monkeypatch.setattr("localchat.fit.machine.read_machine", lambda: here)
+    monkeypatch.setattr("localchat.fit.hardware.read_machine", lambda: here)
     monkeypatch.setattr("localchat_llamacpp.backend.can_offload", lambda: True)
     assert "all layers on the GPU" in verb("show", "m").out
     monkeypatch.setenv("LOCALCHAT_GPU_LAYERS", "0")

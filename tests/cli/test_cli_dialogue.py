@@ -21,7 +21,7 @@ from localchat.engine.scripted import Answer, ScriptedEngine
 from localchat.engine.stream import Stream
 from localchat.errors import ContextExceeded, EngineDied, NetworkError, UsageError
 from localchat.history.store import History
-from localchat.library.locate import LocatedModel
+from localchat.models.resolve import ResolvedModel
 from tests.cli.door import DONE
 from tests.engine.remote_server import Exchange, Server, piece
 
@@ -83,7 +83,7 @@ def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
     ) -> Talk:
         used = engine or TightEngine(context_tokens=1500)
         paths = find_paths({})
-        model = LocatedModel("tiny", "tiny", Path("tiny.gguf"), "a test")
+        model = ResolvedModel("tiny", "tiny", Path("tiny.gguf"), "a test")
         door = Door(open_engine=lambda options, say: used, environ={})
         setup = Setup(door, paths, settings or Settings(), {}, model, Terminal({}))
         assert chat(setup, Keys(list(lines)), conversation or Conversation()) == 0

@@ -12,12 +12,11 @@ import pytest
 from localchat.backend_api.registry import Backend
 from localchat.config.paths import find_paths
 from localchat.engine.local.crash_record import SafeBuilds
-from localchat.fit.checkpoint import Unloaded
-from localchat.fit.machine import Gpu, Machine
-from localchat.fit.measures import NOTHING_MEASURED, Estimate, Measures
-from localchat.fit.paces import Past
-from localchat.fit.plan import LoadWish, MemoryPlan
-from localchat.fit.reason import Kind
+from localchat.fit.hardware import Gpu, Machine
+from localchat.fit.memory_plan import LoadWish, MemoryPlan
+from localchat.fit.report import Kind
+from localchat.fit.speed_history import NOTHING_MEASURED, Estimate, Measures, Past
+from localchat.model_files.checkpoint import Unloaded
 from tests.cli.conftest import Call
 from tests.cli.door import SCENARIOS
 
@@ -176,7 +175,7 @@ def test_memory_is_told_once_and_by_whom(
 ) -> None:
     gpu = Gpu(0, "RTX 4090", 24_000_000_000, 21_000_000_000)
     machine = Machine("a CPU", frozenset(), 1, 16_000_000_000, 9_000_000_000, gpus=(gpu,))
-    monkeypatch.setattr("localchat.fit.machine.read_machine", lambda: machine)
+    monkeypatch.setattr("localchat.fit.hardware.read_machine", lambda: machine)
     backend = install()
     backend.build = Build(devices=(Card("CPU", "a CPU", "cpu", 16 * 10**9, 16 * 10**9), Card()))
     out = doctor(call)[1]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from localchat.fit.machine import Gpu, Machine
-from localchat.fit.plan import MemoryPlan
-from localchat.fit.words import bar
+from localchat.fit.hardware import Gpu, Machine
+from localchat.fit.memory_plan import MemoryPlan
+from localchat.fit.report import bar
 from tests.cli.conftest import Call, Outcome, Screen
 from tests.cli.door import SCENARIOS
 from tests.gguf_files import F32, Q4_0, Size, llama
@@ -39,7 +39,7 @@ def fit(call: Call, monkeypatch: pytest.MonkeyPatch) -> Fit:
     """`localchat fit` on a machine of our choice."""
 
     def asked(machine: Machine, *args: str | Path) -> Outcome:
-        monkeypatch.setattr("localchat.fit.machine.read_machine", lambda: machine)
+        monkeypatch.setattr("localchat.fit.hardware.read_machine", lambda: machine)
         put_rates(monkeypatch, RATES)
         return call(SCENARIOS["hello"], "fit", *args, named=False)
 

@@ -109,7 +109,7 @@ def test_a_name_is_found_in_the_models_folder(
 def test_without_any_model_it_ends_with_3_and_says_what_to_do(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("localchat.library.locate._guide_file", lambda: Path("/nowhere/guide.gguf"))
+    monkeypatch.setattr("localchat.models.resolve._guide_file", lambda: Path("/nowhere/guide.gguf"))
     code, out, err = call(HELLO, "hi", named=False)
     assert (code, out) == (3, "")
     assert "LOCALCHAT_MODEL" in err

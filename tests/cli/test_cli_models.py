@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from localchat.config.paths import find_paths
-from localchat.library.manifest import Manifest, PulledFile, record
+from localchat.models.hub.manifest import Manifest, PulledFile, record
 from tests.cli.conftest import Call, Outcome, Screen
 from tests.cli.door import SCENARIOS, ScriptedDoor
 from tests.gguf_files import write_split

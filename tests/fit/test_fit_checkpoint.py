@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from localchat.errors import ModelInvalid
-from localchat.fit.checkpoint import Checkpoint, read_checkpoint, read_unloaded
+from localchat.model_files.checkpoint import Checkpoint, read_checkpoint, read_unloaded
 
 EMPTY = (2).to_bytes(8, "little") + b"{}"
 

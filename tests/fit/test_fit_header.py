@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from localchat.errors import ModelInvalid, ModelMissing
-from localchat.fit.ggml_types import FILE_TYPES, NUMBER_FORMATS
-from localchat.fit.gguf_header import Array, read_gguf
-from localchat.fit.header import check_model, read_header, read_source
-from localchat.fit.source import BytesSource
+from localchat.model_files.byte_source import BytesSource
+from localchat.model_files.ggml_types import FILE_TYPES, NUMBER_FORMATS
+from localchat.model_files.gguf import Array, read_gguf
+from localchat.model_files.open_gguf import check_model, read_header, read_source
 from tests.gguf_files import (
     ARCHITECTURES,
     CHATML,

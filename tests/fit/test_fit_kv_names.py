@@ -2,7 +2,7 @@
 
 import pytest
 
-from localchat.fit.kv_names import FP8, named, number_bytes, smaller
+from localchat.fit.kv_types import FP8, named, number_bytes, smaller
 
 LLAMACPP = ("f32", "f16", "bf16", "q8_0", "q4_0")
 CUDA = ("bf16", FP8)

@@ -5,8 +5,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from localchat.fit import machine
-from localchat.fit.machine import Gpu, read_limits, read_machine, visible
+from localchat.fit import hardware
+from localchat.fit.hardware import Gpu, read_limits, read_machine, visible
 
 GB = 10**9
 
@@ -26,7 +26,7 @@ def put(path: Path, text: str) -> None:
 
 
 def allow(monkeypatch: pytest.MonkeyPatch, *cpus: int) -> None:
-    monkeypatch.setattr(machine, "_allowed", lambda: frozenset(cpus))
+    monkeypatch.setattr(hardware, "_allowed", lambda: frozenset(cpus))
 
 
 def test_this_machine_can_be_read() -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from localchat.fit.measures import MEASURES_FILE, NOTHING_MEASURED, Measures
+from localchat.fit.speed_history import MEASURES_FILE, NOTHING_MEASURED, Measures
 
 
 def test_numbers_are_kept_by_name_and_replaced(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from localchat.engine.events import Done, Speculation
-from localchat.fit.header import read_header
-from localchat.fit.paces import MOST_RUNS, Paces, Run
-from localchat.library.pace import remember_pace, run_of
+from localchat.fit.speed_history import MOST_RUNS, Run, SpeedHistory
+from localchat.model_files.open_gguf import read_header
+from localchat.models.record_speed import remember_pace, run_of
 from tests.cli.door import DONE, INFO
 from tests.gguf_files import Size, write_model
 
@@ -37,14 +37,16 @@ def run(path: Path | str, rate: float, **how: int | str | bool) -> Run:
     return msgspec.convert({**values, "rates": [rate]}, Run)
 
 
-def measured(paces: Paces, path: Path, threads: int = 2, kv_type: str = "f16") -> float | None:
+def measured(
+    paces: SpeedHistory, path: Path, threads: int = 2, kv_type: str = "f16"
+) -> float | None:
     return paces.measured(path, backend="llamacpp", threads=threads, gpu_layers=0, kv_type=kv_type)
 
 
 def test_the_middle_of_the_last_runs_of_a_file_is_its_pace(tmp_path: Path) -> None:
     model = write_model(tmp_path / "m.gguf")
     bytes_ = model.stat().st_size
-    paces = Paces(tmp_path / "state")
+    paces = SpeedHistory(tmp_path / "state")
     assert measured(paces, model) is None
     for rate in (10.0, 50.0, 12.0):
         paces.record(run(model, rate, file_bytes=bytes_))
@@ -57,7 +59,7 @@ def test_the_middle_of_the_last_runs_of_a_file_is_its_pace(tmp_path: Path) -> No
 
 
 def test_other_models_that_ran_are_told_newest_first(tmp_path: Path) -> None:
-    paces = Paces(tmp_path / "state")
+    paces = SpeedHistory(tmp_path / "state")
     for number in range(3):
         path = write_model(tmp_path / f"{number}.gguf")
         paces.record(run(path, 10.0 + number, file_bytes=path.stat().st_size))
@@ -72,7 +74,7 @@ def test_other_models_that_ran_are_told_newest_first(tmp_path: Path) -> None:
 
 
 def test_the_file_stays_small_and_what_cannot_be_read_counts_as_empty(tmp_path: Path) -> None:
-    paces = Paces(tmp_path)
+    paces = SpeedHistory(tmp_path)
     for number in range(MOST_RUNS + 5):
         paces.record(run(f"{number}.gguf", 1.0))
     for _ in range(30):
@@ -88,13 +90,13 @@ def test_the_file_stays_small_and_what_cannot_be_read_counts_as_empty(tmp_path: 
 
 def test_two_processes_lose_nothing_of_each_other(tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from localchat.fit.paces import Paces\n"
+        "import sys; from pathlib import Path; from localchat.fit.speed_history import Paces\n"
         "from tests.fit.test_fit_paces import run\n"
         "for number in range(15): Paces(Path(sys.argv[1])).record(run(f'{sys.argv[2]}{number}', 1.0))"
     )
     both = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path), name]) for name in "ab"]
     assert [one.wait() for one in both] == [0, 0]
-    found = {one.path for one in Paces(tmp_path).runs()}
+    found = {one.path for one in SpeedHistory(tmp_path).runs()}
     assert found == {f"{name}{number}" for name in "ab" for number in range(15)}
 
 
@@ -112,7 +114,7 @@ def test_two_processes_lose_nothing_of_each_other(tmp_path: Path) -> None:
 def test_answers_that_tell_nothing_are_left_out(done: Done, tmp_path: Path) -> None:
     assert run_of(INFO, done) is None
     remember_pace(INFO, done, tmp_path)
-    assert Paces(tmp_path).runs() == ()
+    assert SpeedHistory(tmp_path).runs() == ()
 
 
 def test_what_drafts_gained_is_taken_out_again() -> None:
@@ -124,8 +126,8 @@ def test_what_drafts_gained_is_taken_out_again() -> None:
 
 def test_an_answer_is_remembered_with_how_it_ran(tmp_path: Path) -> None:
     remember_pace(INFO, LONG, tmp_path)
-    (found,) = Paces(tmp_path).runs()
+    (found,) = SpeedHistory(tmp_path).runs()
     assert found.rates == (62.04,)
     assert (found.path, found.backend, found.threads) == ("tiny.gguf", "llamacpp", INFO.threads)
     remember_pace(msgspec.structs.replace(INFO, threads=0), LONG, tmp_path)
-    assert Paces(tmp_path).runs()[-1].threads >= 1
+    assert SpeedHistory(tmp_path).runs()[-1].threads >= 1

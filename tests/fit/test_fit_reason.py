@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from localchat.core.engine_info import surprise
-from localchat.fit.reason import chosen_because, placed
+from localchat.fit.report import chosen_because, placed
 from tests.cli.test_cli_fit import PLAN
 
 

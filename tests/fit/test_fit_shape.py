@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from localchat.fit.gguf_header import Header, read_gguf
-from localchat.fit.plan import CacheWish, kv_layer_bytes, kv_types, weights_split
-from localchat.fit.shape import Shape, model_shape
-from localchat.fit.source import BytesSource
+from localchat.fit.memory_plan import CacheWish, kv_layer_bytes, kv_types, weights_split
+from localchat.model_files.architecture import ModelShape, model_shape
+from localchat.model_files.byte_source import BytesSource
+from localchat.model_files.gguf import Header, read_gguf
 from tests.gguf_files import Gguf, Size, Value, gemma3, llama, mamba, qwen2
 
 
@@ -21,12 +21,16 @@ def header(raw: Gguf, extra: Mapping[str, Value] | None = None, name: str = "") 
     return read_gguf(BytesSource(replace(raw, metadata=metadata | dict(extra or {})).encode()))
 
 
-def shape(raw: Gguf, extra: Mapping[str, Value] | None = None, name: str = "") -> Shape:
+def shape(raw: Gguf, extra: Mapping[str, Value] | None = None, name: str = "") -> ModelShape:
     return model_shape(header(raw, extra, name))
 
 
 def kv(
-    found: Shape, cells: int = 256, kv_type: str = "f16", window_cells: int = 0, sequences: int = 1
+    found: ModelShape,
+    cells: int = 256,
+    kv_type: str = "f16",
+    window_cells: int = 0,
+    sequences: int = 1,
 ) -> int:
     return sum(kv_layer_bytes(found, CacheWish(cells, window_cells or cells, sequences, kv_type)))
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from localchat.errors import DoesNotFit, ExitCode
-from localchat.fit.plan import MemoryPlan, demand, largest, reserve_bytes, rounded
-from localchat.fit.words import percent, rate, size, tokens, verdict
+from localchat.fit.memory_plan import MemoryPlan, demand, largest, reserve_bytes, rounded
+from localchat.fit.report import percent, rate, size, tokens, verdict
 
 PLAN = MemoryPlan(
     backend="llama.cpp",

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from localchat.library.hub import Hub
-from localchat.library.manifest import Installed
-from localchat.library.names import parse
-from localchat.library.patience import Patience
-from localchat.library.pull import fetch, look_up
-from localchat.library.telling import PullEvent
+from localchat.models.hub.client import Hub
+from localchat.models.hub.events import PullEvent
+from localchat.models.hub.manifest import Installed
+from localchat.models.hub.pull import fetch, look_up
+from localchat.models.hub.retry import RetryPolicy
+from localchat.models.names import parse
 from tests.fake_hub import FakeHub
 
 
@@ -41,10 +41,10 @@ class Puller:
         self.silence_s = 5.0
 
     def __call__(self, word: str, catalogue: Path | None = None) -> Installed:
-        from localchat.library.catalogue import read_models
+        from localchat.models.catalog import read_models
 
         known = read_models(catalogue) if catalogue else {}
-        patience = Patience(sleep=self.waits.append)
+        patience = RetryPolicy(sleep=self.waits.append)
         hub = Hub(self.hub.url, self.token, self.silence_s)
         choice = look_up(parse(word, known), hub, self.events.append, patience)
         return fetch(choice, hub, self.models_dir, self.events.append, patience)

@@ -9,10 +9,10 @@ import pytest
 
 from localchat.config.paths import find_paths
 from localchat.errors import ModelInvalid, ModelMissing, UsageError
-from localchat.library.adopt import Adopted, adopt, find_adopted
-from localchat.library.bookmarks import add_folder
-from localchat.library.locate import locate
-from localchat.library.origins import quantization
+from localchat.models.aliases import add_folder
+from localchat.models.external import Adopted, adopt, find_adopted
+from localchat.models.external.ollama import quantization
+from localchat.models.resolve import locate
 from tests.gguf_files import write_split
 from tests.library.cabinets import ADAPTER, MODEL, TENSOR, Hub, Ollama, gguf
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from localchat.config.paths import Paths, find_paths
-from localchat.library.advised import NO_ADVICE, advised_sampling
-from localchat.library.locate import LocatedModel
-from localchat.library.manifest import Manifest, PulledFile, record
+from localchat.models.hub.manifest import Manifest, PulledFile, record
+from localchat.models.recommended_sampling import NO_ADVICE, advised_sampling
+from localchat.models.resolve import ResolvedModel
 
 SEVEN_B = {"temperature": 0.7, "top_p": 0.8, "top_k": 20.0, "repetition_penalty": 1.05}
 
@@ -34,7 +34,7 @@ def paths() -> Paths:
     ],
 )
 def test_every_name_of_a_model_finds_its_advice(word: str, path: str, paths: Paths) -> None:
-    found = advised_sampling(LocatedModel(word, word, Path(path), ""), paths)
+    found = advised_sampling(ResolvedModel(word, word, Path(path), ""), paths)
     assert found.sampling == SEVEN_B
     assert found.entry == "qwen2.5:7b"
 
@@ -53,7 +53,7 @@ def test_every_name_of_a_model_finds_its_advice(word: str, path: str, paths: Pat
     ],
 )
 def test_what_the_catalogue_does_not_know_gets_none(word: str, path: str, paths: Paths) -> None:
-    assert advised_sampling(LocatedModel(word, word, Path(path), ""), paths) == NO_ADVICE
+    assert advised_sampling(ResolvedModel(word, word, Path(path), ""), paths) == NO_ADVICE
 
 
 def test_a_repository_that_was_pulled_is_found_behind_any_name(paths: Paths) -> None:
@@ -72,5 +72,5 @@ def test_a_repository_that_was_pulled_is_found_behind_any_name(paths: Paths) -> 
             pulled_at="now",
         ),
     )
-    found = advised_sampling(LocatedModel("fast", "fast", folder / "odd.gguf", ""), paths)
+    found = advised_sampling(ResolvedModel("fast", "fast", folder / "odd.gguf", ""), paths)
     assert found.sampling == SEVEN_B

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from localchat.errors import UsageError
-from localchat.library.catalogue import Entry, read_models, shipped_file
-from localchat.library.names import parse
-from localchat.library.quantizations import is_quantization
+from localchat.models.catalog import Entry, read_models, shipped_file
+from localchat.models.names import parse
+from localchat.models.quantizations import is_quantization
 
 CATALOGUE: dict[str, Entry] = read_models(shipped_file())
 BODY = (

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from localchat.library.inspection import Inspection, inspect
-from localchat.library.shelf import Model, files_of
+from localchat.models.index import Model, files_of
+from localchat.models.info.inspect import Inspection, inspect
 from tests.localchat_cuda.test_localchat_cuda_config import QWEN25
 
 CARD = "---\nlanguage: en\nlicense: apache-2.0\n---\n# A model\nlicense: another\n"

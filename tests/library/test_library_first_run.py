@@ -8,9 +8,9 @@ import pytest
 
 from localchat.cli.first_run import welcome
 from localchat.config.paths import Paths, find_paths
-from localchat.fit.machine import Gpu, Machine
-from localchat.library.download_rate import DownloadRate, download_rate, remember_rate
-from localchat.library.first_run import FirstRun, first_run, hardware_line, is_first_run
+from localchat.fit.hardware import Gpu, Machine
+from localchat.models.hub.download import DownloadRate, download_rate, remember_rate
+from localchat.models.onboarding import FirstRun, first_run, hardware_line, is_first_run
 from tests.gguf_files import write_model
 from tests.library.cabinets import Ollama, gguf
 from tests.probing import put_probe

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from localchat.config.paths import find_paths
-from localchat.fit.checkpoint import Checkpoint
-from localchat.fit.gguf_header import Header
-from localchat.fit.machine import Gpu, Machine
-from localchat.fit.plan import LoadWish
-from localchat.fit.words import size
-from localchat.library.blueprint import drawn_for, drawn_header, read_blueprints
-from localchat.library.catalogue import Entry, read_catalogue
-from localchat.library.names import parse
+from localchat.fit.hardware import Gpu, Machine
+from localchat.fit.memory_plan import LoadWish
+from localchat.fit.report import size
+from localchat.model_files.checkpoint import Checkpoint
+from localchat.model_files.gguf import Header
+from localchat.models.catalog import Entry, read_catalogue
+from localchat.models.names import parse
+from localchat.models.synthetic.gguf import drawn_for, drawn_header, read_blueprints
 from localchat_llamacpp.memory_plan import plan
 
 TABLE = Path(__file__).with_name("fit_golden.txt")

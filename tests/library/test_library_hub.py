@@ -4,8 +4,8 @@ import huggingface_hub
 import pytest
 
 from localchat.errors import ModelMissing, NetworkError
-from localchat.library.hub import DEFAULT_ENDPOINT, Hub, TryAgain, hub_for
-from localchat.library.patience import Patience, retry_after_s
+from localchat.models.hub.client import DEFAULT_ENDPOINT, Hub, TryAgain, hub_for
+from localchat.models.hub.retry import RetryPolicy, retry_after_s
 from tests.fake_hub import FakeHub, Fault
 from tests.library.conftest import Puller
 
@@ -68,14 +68,14 @@ def test_hub_that_nobody_reaches_is_said_soon(pull: Puller, hub: FakeHub) -> Non
     hub.close()
     with pytest.raises(NetworkError, match="connection"):
         pull(NAME)
-    assert len(pull.waits) == Patience().first_tries - 1
+    assert len(pull.waits) == RetryPolicy().first_tries - 1
 
 
 def test_hub_that_is_busy_is_given_time(pull: Puller, hub: FakeHub) -> None:
     hub.faults.extend(Fault(at="api", status=503) for _ in range(9))
     with pytest.raises(NetworkError, match="503"):
         pull(NAME)
-    assert len(pull.waits) == Patience().tries - 1
+    assert len(pull.waits) == RetryPolicy().tries - 1
 
 
 def test_redirect_without_end_is_refused(pull: Puller, hub: FakeHub) -> None:

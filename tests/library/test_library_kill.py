@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from random import Random
 
-from localchat.library.manifest import installed
+from localchat.models.hub.manifest import installed
 from tests.fake_hub import FakeHub
 
 NAME = "maker/Large-GGUF"
@@ -17,11 +17,11 @@ import faulthandler, os, signal, socket, sys
 from pathlib import Path
 import filelock  # what every child needs, once
 from huggingface_hub import HfApi, get_session
-from localchat.library.hub import Hub
-from localchat.library.names import parse
-from localchat.library.patience import Patience
-from localchat.library.pull import fetch, look_up
-from localchat.library.telling import Meter
+from localchat.models.hub.client import Hub
+from localchat.models.names import parse
+from localchat.models.hub.retry import RetryPolicy
+from localchat.models.hub.pull import fetch, look_up
+from localchat.models.hub.events import ProgressMeter
 
 connect = socket.socket.connect
 
@@ -34,13 +34,13 @@ url, models, name, *points = sys.argv[1:]
 get_session()
 
 def pull(point):
-    came = Meter.came
+    came = ProgressMeter.came
     def came_and_died(self, file, count):
         came(self, file, count)
         if self._done >= point:
             os.kill(os.getpid(), signal.SIGKILL)
-    Meter.came = came_and_died
-    hub, patience = Hub(url), Patience()
+    ProgressMeter.came = came_and_died
+    hub, patience = Hub(url), RetryPolicy()
     fetch(look_up(parse(name, {}), hub, print, patience), hub, Path(models), print, patience)
 
 def ended(point):

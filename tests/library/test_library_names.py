@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from localchat.config.paths import Paths
 from localchat.errors import LocalchatError, ModelMissing, UsageError
-from localchat.library.catalogue import Entry, read_models, shipped_file
-from localchat.library.locate import locate, locate_named
-from localchat.library.manifest import Manifest, PulledFile, record
-from localchat.library.names import parse
-from localchat.library.places import check_path
-from localchat.library.quantizations import gguf_variants, is_quantization, quantization_of
+from localchat.models.catalog import Entry, read_models, shipped_file
+from localchat.models.hub.manifest import Manifest, PulledFile, record
+from localchat.models.hub.safe_paths import check_path
+from localchat.models.names import parse
+from localchat.models.quantizations import gguf_variants, is_quantization, quantization_of
+from localchat.models.resolve import locate, locate_named
 
 CATALOGUE: dict[str, Entry] = read_models(shipped_file())
 

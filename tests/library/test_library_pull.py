@@ -8,8 +8,8 @@ from random import Random
 import pytest
 
 from localchat.errors import NetworkError
-from localchat.library.manifest import MANIFEST, installed
-from localchat.library.telling import Done, Found, Meter, Note, Progress, PullEvent
+from localchat.models.hub.events import Done, Found, Note, Progress, ProgressMeter, PullEvent
+from localchat.models.hub.manifest import MANIFEST, installed
 from tests.fake_hub import FakeHub, Fault, sha256
 from tests.library.conftest import Puller
 
@@ -277,7 +277,7 @@ def test_bar_never_goes_back(pull: Puller, hub: FakeHub) -> None:
 def test_bytes_that_are_thrown_away_stop_the_bar_and_never_move_it_back() -> None:
     told: list[PullEvent] = []
     now = iter(range(100))
-    meter = Meter(1_000, 100, told.append, clock=lambda: float(next(now)))
+    meter = ProgressMeter(1_000, 100, told.append, clock=lambda: float(next(now)))
     meter.came("f", 500)
     meter.lost(600)
     meter.came("f", 200)

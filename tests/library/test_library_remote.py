@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from localchat.errors import ModelInvalid, NetworkError
-from localchat.fit.checkpoint import Checkpoint, Unloaded, read_checkpoint
-from localchat.fit.gguf_header import Header
-from localchat.fit.header import read_header
-from localchat.library import remote
-from localchat.library.hub import Hub
-from localchat.library.names import parse
-from localchat.library.patience import Patience
-from localchat.library.pull import look_up
-from localchat.library.remote import look_into
+from localchat.model_files.checkpoint import Checkpoint, Unloaded, read_checkpoint
+from localchat.model_files.gguf import Header
+from localchat.model_files.open_gguf import read_header
+from localchat.models.hub import remote_header
+from localchat.models.hub.client import Hub
+from localchat.models.hub.pull import look_up
+from localchat.models.hub.remote_header import look_into
+from localchat.models.hub.retry import RetryPolicy
+from localchat.models.names import parse
 from tests.fake_hub import FakeHub, Fault
 from tests.gguf_files import Q4_0, Size, llama, write_split
 from tests.localchat_cuda.test_localchat_cuda_config import QWEN25
@@ -33,7 +33,7 @@ class Looker:
         self.waits: list[float] = []
 
     def __call__(self, word: str) -> Unloaded:
-        patience = Patience(tries=3, sleep=self.waits.append)
+        patience = RetryPolicy(tries=3, sleep=self.waits.append)
         hub = Hub(self.hub.url, None, 5.0)
         choice = look_up(parse(word, {}), hub, lambda _: None, patience)
         return look_into(choice, hub, lambda _: None, patience)
@@ -155,7 +155,7 @@ def test_a_server_that_ignores_ranges_is_borne_up_to_a_bound(
     hub.faults += [Fault("header", no_range=True)] * 20
     assert look("maker/Model").weights_bytes
     hub.faults.clear()
-    monkeypatch.setattr(remote, "MOST_IGNORED_BYTES", 300_000)
+    monkeypatch.setattr(remote_header, "MOST_IGNORED_BYTES", 300_000)
     hub.faults += [Fault("header", no_range=True)] * 20
     with pytest.raises(NetworkError, match="ignores ranges"):
         look("maker/Model")
@@ -169,7 +169,7 @@ def test_a_wrong_range_is_refused(look: Looker, hub: FakeHub) -> None:
 
 
 def test_a_header_without_end_is_given_up(look: Looker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "MOST_BYTES", 400_000)
+    monkeypatch.setattr(remote_header, "MOST_BYTES", 400_000)
     look.add({"model-q4_0.gguf": llama(LARGE).encode()})
     with pytest.raises(ModelInvalid, match=r"goes on after 400\.0 kB"):
         look("maker/Model")

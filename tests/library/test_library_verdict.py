@@ -14,7 +14,7 @@ from localchat.backend_api.interface import Availability
 from localchat.backend_api.registry import find_backends
 from localchat.cli.app import run
 from localchat.cli.door import Door
-from localchat.fit.machine import Gpu, Machine
+from localchat.fit.hardware import Gpu, Machine
 from localchat_cuda.backend import CudaBackend
 from tests.cli.conftest import Screen
 from tests.fake_hub import FakeHub, Fault
@@ -39,7 +39,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine], None]:
     put_rates(monkeypatch, {})
 
     def put(found: Machine) -> None:
-        monkeypatch.setattr("localchat.fit.machine.read_machine", lambda: found)
+        monkeypatch.setattr("localchat.fit.hardware.read_machine", lambda: found)
         monkeypatch.setattr("localchat_cuda.backend.read_machine", lambda: found)
 
     put(LAPTOP)
@@ -198,7 +198,7 @@ def test_a_checkpoint_where_no_backend_is_for_it(
 ) -> None:
     backends = {name: one for name, one in find_backends().items() if name != "cuda"}
     monkeypatch.setattr("localchat.backend_api.registry.find_backends", lambda: backends)
-    monkeypatch.setattr("localchat.fit.verdict.find_backends", lambda: backends)
+    monkeypatch.setattr("localchat.models.assess.find_backends", lambda: backends)
     hub.add("maker/Full", {"config.json": json.dumps(QWEN25).encode(), **SHARDS})
     code, _, err = call("fit", "maker/Full")
     assert code == 1
@@ -252,9 +252,9 @@ def test_pull_that_goes_on_judges_no_second_time(call: Call, hub: FakeHub) -> No
 
 _TINY_MACHINE = """
 import sys
-from localchat.fit import machine
+from localchat.fit import hardware
 from localchat.cli import main
-machine.read_machine = lambda: machine.Machine("tiny", frozenset(), 1, 10**9, 10**8)
+hardware.read_machine = lambda: hardware.Machine("tiny", frozenset(), 1, 10**9, 10**8)
 main(sys.argv[1:])
 """
 

@@ -15,10 +15,10 @@ from localchat.backend_api.interface import LoadOptions
 from localchat.backend_api.registry import Backend, find_backends
 from localchat.backend_api.selection import select_backend
 from localchat.errors import DoesNotFit, LocalchatError, ModelMissing
-from localchat.fit.checkpoint import read_checkpoint
-from localchat.fit.machine import Gpu, Machine
-from localchat.fit.paces import Past
-from localchat.fit.plan import LoadWish
+from localchat.fit.hardware import Gpu, Machine
+from localchat.fit.memory_plan import LoadWish
+from localchat.fit.speed_history import Past
+from localchat.model_files.checkpoint import read_checkpoint
 from localchat_cuda.backend import CudaBackend, ReferenceBackend
 from localchat_cuda.checkpoint_model import CheckpointModel
 from localchat_cuda.environment import judge, torch_cuda

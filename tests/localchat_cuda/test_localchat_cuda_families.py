@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from localchat.fit.safetensors_header import read_safetensors
+from localchat.model_files.safetensors import read_safetensors
 from localchat_cuda import memory_plan
 from localchat_cuda.checkpoint_model import CheckpointModel, Place
 from localchat_cuda.model_config import read_config

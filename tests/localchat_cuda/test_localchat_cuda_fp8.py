@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 
 from localchat.errors import ModelInvalid
-from localchat.fit.safetensors_header import read_safetensors
+from localchat.model_files.safetensors import read_safetensors
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.pack import W8

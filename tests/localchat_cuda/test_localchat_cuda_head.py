@@ -11,7 +11,7 @@ from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.request import GenerateRequest, Sampling, Text
 from localchat.errors import UsageError
-from localchat.fit.plan import LoadWish
+from localchat.fit.memory_plan import LoadWish
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.pack import W8

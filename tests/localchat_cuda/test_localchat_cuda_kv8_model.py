@@ -9,8 +9,8 @@ import torch
 from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.engine import LocalEngine
 from localchat.errors import UsageError
-from localchat.fit.kv_names import FP8
-from localchat.fit.plan import LoadWish
+from localchat.fit.kv_types import FP8
+from localchat.fit.memory_plan import LoadWish
 from localchat_cuda.backend import ReferenceBackend
 from localchat_cuda.memory_plan import kv_token_bytes
 from tests.contract.contract_answer import ask

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from localchat.errors import DoesNotFit, UsageError
-from localchat.fit.machine import Gpu
-from localchat.fit.plan import LoadWish, demand
-from localchat.fit.safetensors_header import SafetensorsHeader, Tensor
+from localchat.fit.hardware import Gpu
+from localchat.fit.memory_plan import LoadWish, demand
+from localchat.model_files.safetensors import SafetensorsHeader, Tensor
 from localchat_cuda.memory_plan import StepLimits, kv_token_bytes, plan, weights_bytes
 from localchat_cuda.model_config import ModelConfig, parse_config
 from tests.localchat_cuda.hub_configs import CONFIGS

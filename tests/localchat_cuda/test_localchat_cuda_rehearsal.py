@@ -18,8 +18,8 @@ import triton
 from triton.runtime.jit import JitFunctionInfo
 
 from localchat.backend_api.interface import Capabilities, LoadOptions, StepPlan
-from localchat.fit.machine import Limits, read_machine
-from localchat.fit.plan import MemoryPlan
+from localchat.fit.hardware import Limits, read_machine
+from localchat.fit.memory_plan import MemoryPlan
 from localchat_cuda.compile_ahead import trace, workers
 from localchat_cuda.compile_ahead.trace import CompileJob, CompileShape
 from localchat_cuda.kernels import launch

@@ -17,7 +17,7 @@ from localchat.backend_api.interface import (
     StepResult,
     StepRow,
 )
-from localchat.fit.plan import MemoryPlan
+from localchat.fit.memory_plan import MemoryPlan
 
 GREEDY = SamplingParams(temperature=0.0)
 

@@ -13,7 +13,7 @@ import pytest
 
 from localchat.backend_api.interface import Backend, LoadOptions, OpenModel
 from localchat.errors import DoesNotFit, EngineClosed, LocalchatError, ModelInvalid, ModelMissing
-from localchat.fit.plan import LoadWish
+from localchat.fit.memory_plan import LoadWish
 from localchat_llamacpp import LlamaCppBackend, build_advice
 from localchat_llamacpp.model import GgufModel
 from tests.localchat_llamacpp.llamacpp_driver import Driver, plan_of

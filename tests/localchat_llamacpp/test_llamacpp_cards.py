@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from localchat.fit.machine import Gpu, Machine
+from localchat.fit.hardware import Gpu, Machine
 from localchat_llamacpp.build_advice import Device
 from localchat_llamacpp.gpu_detection import look, with_cards
 from localchat_llamacpp.native import library

@@ -14,11 +14,11 @@ from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.request import GenerateRequest, Text
 from localchat.errors import ContextExceeded, EngineClosed, ModelInvalid, UsageError
-from localchat.fit.header import read_header
-from localchat.fit.machine import Gpu, read_machine
-from localchat.fit.plan import LoadWish, MemoryPlan
-from localchat.fit.pooling import pooling_of
-from localchat.library.facts import facts_of
+from localchat.fit.hardware import Gpu, read_machine
+from localchat.fit.memory_plan import LoadWish, MemoryPlan
+from localchat.model_files.architecture import pooling_of
+from localchat.model_files.open_gguf import read_header
+from localchat.models.info.gguf_info import facts_of
 from localchat_llamacpp import LlamaCppBackend
 from localchat_llamacpp.embedder import LlamaCppEmbedder
 from localchat_llamacpp.embedding_plan import plan_embedding

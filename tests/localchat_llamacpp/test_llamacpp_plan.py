@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from localchat.errors import DoesNotFit, UsageError
-from localchat.fit.gguf_header import Header
-from localchat.fit.header import read_header
-from localchat.fit.machine import Gpu, Machine
-from localchat.fit.plan import LoadWish, MemoryPlan, demand
-from localchat.fit.shape import model_shape
+from localchat.fit.hardware import Gpu, Machine
+from localchat.fit.memory_plan import LoadWish, MemoryPlan, demand
+from localchat.model_files.architecture import model_shape
+from localchat.model_files.gguf import Header
+from localchat.model_files.open_gguf import read_header
 from localchat_llamacpp.compute_buffers import Steps, context_cells, window_cells
 from localchat_llamacpp.loading import report
 from localchat_llamacpp.memory_plan import plan

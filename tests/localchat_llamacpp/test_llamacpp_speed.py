@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from localchat.fit.gguf_header import Header
-from localchat.fit.header import read_header
-from localchat.fit.machine import Gpu, Machine
-from localchat.fit.measures import NOTHING_MEASURED, Estimate, Measures
+from localchat.fit.hardware import Gpu, Machine
+from localchat.fit.speed_history import NOTHING_MEASURED, Estimate, Measures
+from localchat.model_files.gguf import Header
+from localchat.model_files.open_gguf import read_header
 from localchat_llamacpp.speed import benchmark, estimate
 from localchat_llamacpp.speed.benchmark import Costs, Finding, Layer, Question
 from localchat_llamacpp.speed.estimate import (

@@ -43,7 +43,7 @@ from localchat.engine.events import (
 )
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.errors import LocalchatError
-from localchat.fit.plan import LoadWish, MemoryPlan
+from localchat.fit.memory_plan import LoadWish, MemoryPlan
 
 MOST_TURNS = 6000
 

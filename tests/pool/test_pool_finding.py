@@ -12,7 +12,7 @@ from localchat.engine.attached.protocol import Wish
 from localchat.engine.load_options import EngineOptions
 from localchat.engine.scripted import ScriptedEngine
 from localchat.errors import ModelInvalid, ModelMissing, UsageError
-from localchat.library.locate import LocatedModel
+from localchat.models.resolve import ResolvedModel
 from localchat.pool.admission import MemoryAdmission
 from localchat.pool.entry import ModelSpec, PoolEntry
 from localchat.pool.resolver import ModelResolver
@@ -28,9 +28,9 @@ def paths(tmp_path: Path) -> Paths:
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> LocatedModel:
+def own(tmp_path: Path) -> ResolvedModel:
     path = write_model(tmp_path / "mine.gguf", "llama")
-    return LocatedModel(str(path), "mine", path, "a test")
+    return ResolvedModel(str(path), "mine", path, "a test")
 
 
 def settings_for(names: Iterable[str]) -> Settings:
@@ -38,12 +38,12 @@ def settings_for(names: Iterable[str]) -> Settings:
 
 
 @pytest.fixture
-def finder(own: LocatedModel, paths: Paths) -> ModelResolver:
+def finder(own: ResolvedModel, paths: Paths) -> ModelResolver:
     return ModelResolver(own, settings_for, paths, {}, max_slots=5)
 
 
 def test_empty_word_and_own_name_mean_the_servers_own_model(
-    finder: ModelResolver, own: LocatedModel
+    finder: ModelResolver, own: ResolvedModel
 ) -> None:
     for word in ("", "mine", own.word):
         wanted = finder.find(word)
@@ -69,7 +69,7 @@ def test_client_names_no_file(
 
 
 def test_owner_names_a_file_and_what_it_insists_on(
-    finder: ModelResolver, own: LocatedModel
+    finder: ModelResolver, own: ResolvedModel
 ) -> None:
     plain = finder.find_wish(Wish(os.fsencode(own.path), "whatever"))
     assert plain.key == finder.find("").key
@@ -111,7 +111,7 @@ def test_a_header_is_read_once_for_each_state_of_its_file(
         raise AssertionError("it is known already")
 
     with monkeypatch.context() as patched:
-        patched.setattr("localchat.library.inspection.read_header", unexpected)
+        patched.setattr("localchat.models.info.inspect.read_header", unexpected)
         finder.look()
     before = {one.name: one for one in finder.models()}["small"]
     os.utime(paths.models_dir / "small.gguf", (1_700_000_000, 1_700_000_000))
@@ -120,7 +120,7 @@ def test_a_header_is_read_once_for_each_state_of_its_file(
     assert after.created == 1_700_000_000 != before.created
 
 
-def test_room_is_judged_by_live_memory_and_by_what_still_loads(own: LocatedModel) -> None:
+def test_room_is_judged_by_live_memory_and_by_what_still_loads(own: ResolvedModel) -> None:
     room, options = MemoryAdmission(), EngineOptions(own.path, context_tokens=512)
     free = room.judge(options, [])
     assert free.fits and not free.cramped and 0 < free.needed_bytes < free.free_bytes

@@ -13,15 +13,15 @@ from localchat.core.engine_info import fingerprint
 from localchat.engine.attached.protocol import Wish
 from localchat.engine.load_options import EngineOptions
 from localchat.errors import UsageError
-from localchat.fit.plan import LoadWish
-from localchat.library.locate import LocatedModel
+from localchat.fit.memory_plan import LoadWish
+from localchat.models.resolve import ResolvedModel
 from localchat.pool.entry import ModelSpec
 from localchat.pool.resolver import ModelResolver, engine_options
 from localchat_llamacpp.memory_plan import _check
 
 
 def test_settings_reach_the_options_of_an_engine(tmp_path: Path) -> None:
-    model = LocatedModel("m", "m", tmp_path, "")
+    model = ResolvedModel("m", "m", tmp_path, "")
     paths = Paths(*[tmp_path] * 5)
     for wanted in (True, False):
         options = engine_options(model, Settings(head_int8=wanted), paths, max_slots=1)
@@ -35,7 +35,7 @@ def test_engines_with_and_without_are_two(tmp_path: Path) -> None:
 
 
 def test_another_program_may_insist_on_it(tmp_path: Path) -> None:
-    own = LocatedModel("m", "m", tmp_path, "")
+    own = ResolvedModel("m", "m", tmp_path, "")
     paths = Paths(*[tmp_path] * 5)
     finder = ModelResolver(own, lambda names: Settings(), paths, {})
     wish = Wish(os.fsencode(tmp_path), "m")

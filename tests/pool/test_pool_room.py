@@ -13,7 +13,7 @@ from localchat.backend_api.interface import Availability
 from localchat.engine.load_options import EngineOptions
 from localchat.engine.scripted import ScriptedEngine
 from localchat.errors import DoesNotFit, ModelInvalid, ModelMissing
-from localchat.fit.machine import Gpu, Machine
+from localchat.fit.hardware import Gpu, Machine
 from localchat.pool.admission import AdmissionResult, MemoryAdmission
 from localchat.pool.entry import ModelSpec, PoolEntry
 from localchat.pool.pool import EnginePool
@@ -45,7 +45,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Put:
     def put(found: Machine) -> None:
         able = Availability(bool(found.gpus), "torch is installed." if found.gpus else "no GPU.")
         monkeypatch.setattr(CudaBackend, "available", lambda self: able)
-        monkeypatch.setattr("localchat.fit.machine.read_machine", lambda: found)
+        monkeypatch.setattr("localchat.fit.hardware.read_machine", lambda: found)
 
     put(MACHINE)
     return put

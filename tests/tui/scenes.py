@@ -10,8 +10,8 @@ from textual.pilot import Pilot
 from localchat.engine.events import Figures, Loading, Prefill, Queued, Reasoning, Text, ToolCall
 from localchat.engine.scripted import Answer
 from localchat.errors import ContextExceeded, EngineDied
-from localchat.library.download_rate import DownloadRate
-from localchat.library.first_run import Card, FirstRun
+from localchat.models.hub.download import DownloadRate
+from localchat.models.onboarding import Card, FirstRun
 from localchat.tui.blocks import NoticeBlock
 from tests.tui.stage import HOLD, INFO, app_of, say, told, until
 

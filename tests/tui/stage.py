@@ -33,9 +33,9 @@ from localchat.engine.request import GenerateRequest, Messages, Prompt, Sampling
 from localchat.engine.scripted import Answer, ScriptedEngine
 from localchat.engine.stream import Stream
 from localchat.errors import LocalchatError, ModelMissing
-from localchat.fit.plan import LoadWish, MemoryPlan
-from localchat.library.first_run import FirstRun
-from localchat.library.locate import LocatedModel
+from localchat.fit.memory_plan import LoadWish, MemoryPlan
+from localchat.models.onboarding import FirstRun
+from localchat.models.resolve import ResolvedModel
 from localchat.tui.app import ChatApp
 from localchat.tui.engines import Engines
 from localchat.tui.workplace import Foreseen, Settled, Workplace
@@ -217,7 +217,7 @@ class Stage:
             max_slots=2,
         )
         return Settled(
-            LocatedModel(word, word, path, "test"),
+            ResolvedModel(word, word, path, "test"),
             settings,
             options,
             lambda say: self.open_engine(options, say),

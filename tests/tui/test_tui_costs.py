@@ -8,7 +8,7 @@ import pytest
 
 from localchat.engine.load_options import EngineOptions
 from localchat.errors import UsageError
-from localchat.fit.plan import LoadWish, MemoryPlan
+from localchat.fit.memory_plan import LoadWish, MemoryPlan
 from localchat.tui.costs import costs_of
 from localchat.tui.workplace import Settled, Workplace
 

@@ -14,12 +14,12 @@ from localchat.cli.setup import Setup
 from localchat.config.paths import find_paths
 from localchat.config.settings import Settings
 from localchat.errors import ModelInvalid
-from localchat.fit.machine import Machine
-from localchat.fit.plan import LoadWish
-from localchat.fit.verdict import Subject, judge
-from localchat.library.blueprint import drawn_for
-from localchat.library.catalogue import read_catalogue
-from localchat.library.names import parse
+from localchat.fit.hardware import Machine
+from localchat.fit.memory_plan import LoadWish
+from localchat.models.assess import Subject, assess
+from localchat.models.catalog import read_catalogue
+from localchat.models.names import parse
+from localchat.models.synthetic.gguf import drawn_for
 from localchat.tui.screens import models
 from localchat.tui.workplace import Foreseen
 from tests.tui.stage import Stage, play, until
@@ -34,13 +34,13 @@ def _room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_list_says_what_fit_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localchat.fit.machine.read_machine", lambda: LAPTOP)
+    monkeypatch.setattr("localchat.fit.hardware.read_machine", lambda: LAPTOP)
     paths = find_paths(os.environ)
     setup = cast(Setup, SimpleNamespace(paths=paths, settings_for=lambda names: Settings()))
     planner = _Planner()
     drawn = drawn_for(parse("qwen2.5:7b", read_catalogue(paths)))
     assert drawn is not None
-    plan = judge(Subject(drawn.name, drawn), LoadWish(max_slots=2), LAPTOP, None, speed=False).plan
+    plan = assess(Subject(drawn.name, drawn), LoadWish(max_slots=2), LAPTOP, None, speed=False).plan
     assert planner.foresee("qwen2.5:7b", setup) == Foreseen(plan, drawn.file_bytes)
     assert planner.foresee("nomic-embed-text:v1.5", setup) is None
 

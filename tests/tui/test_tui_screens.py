@@ -11,8 +11,8 @@ from textual.widgets import Input, Static
 
 from localchat.errors import LocalchatError
 from localchat.history.store import History
-from localchat.library.first_run import FirstRun
-from localchat.library.shelf import Model
+from localchat.models.index import Model
+from localchat.models.onboarding import FirstRun
 from localchat.tui.blocks import NoticeBlock
 from localchat.tui.commands import COMMANDS
 from localchat.tui.screens.dialog import ListDialog

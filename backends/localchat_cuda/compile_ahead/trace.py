@@ -37,7 +37,7 @@ from localchat.backend_api.interface import (
     StepPlan,
     StepRow,
 )
-from localchat.fit.kv_names import FP8
+from localchat.fit.kv_types import FP8
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.kernels import launch
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack

@@ -20,7 +20,7 @@ import torch
 import triton
 
 from localchat.backend_api.interface import Capabilities
-from localchat.fit.machine import read_limits, read_machine
+from localchat.fit.hardware import read_limits, read_machine
 from localchat_cuda.compile_ahead.trace import CompileJob, all_scenes
 from localchat_cuda.kernels import launch
 from localchat_cuda.model_config import ModelConfig

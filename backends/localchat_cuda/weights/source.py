@@ -9,8 +9,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from localchat.errors import ModelInvalid, ModelMissing, reason
-from localchat.fit.checkpoint import weight_paths
-from localchat.fit.safetensors_header import SafetensorsHeader, read_safetensors
+from localchat.model_files.checkpoint import weight_paths
+from localchat.model_files.safetensors import SafetensorsHeader, read_safetensors
 
 _PREFIXES = (
     ("language_model.model.", "model."),

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from localchat.fit.measures import Measures
+from localchat.fit.speed_history import Measures
 from localchat_llamacpp.build_advice import build_key
 
 _PATIENCE_S: Final = 30.0

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from localchat.fit.ggml_types import KV_FORMATS, NUMBER_FORMATS
-from localchat.fit.gguf_header import Header
-from localchat.fit.machine import Machine
-from localchat.fit.measures import Estimate, Measures
-from localchat.fit.plan import MemoryPlan
-from localchat.fit.shape import model_shape
+from localchat.fit.hardware import Machine
+from localchat.fit.memory_plan import MemoryPlan
+from localchat.fit.speed_history import Estimate, Measures
+from localchat.model_files.architecture import model_shape
+from localchat.model_files.ggml_types import KV_FORMATS, NUMBER_FORMATS
+from localchat.model_files.gguf import Header
 from localchat_llamacpp.speed.benchmark import Costs, Layer, costs
 
 _LOOP_S = 0.4e-3

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from localchat.fit.ggml_types import NUMBER_FORMATS, stored_bytes
+from localchat.model_files.ggml_types import NUMBER_FORMATS, stored_bytes
 
 _ALIGNMENT: Final = 32
 _VERSION: Final = 3

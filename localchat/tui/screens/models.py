@@ -13,14 +13,14 @@ from textual.fuzzy import FuzzySearch
 from textual.widgets import Input
 
 from localchat.errors import LocalchatError
-from localchat.fit.words import size, tokens
+from localchat.fit.report import size, tokens
 from localchat.sanitize import sanitize_line
 from localchat.tui.costs import wish_of
 from localchat.tui.keys import bindings
 from localchat.tui.screens.dialog import ListDialog
 
 if TYPE_CHECKING:
-    from localchat.fit.plan import MemoryPlan
+    from localchat.fit.memory_plan import MemoryPlan
     from localchat.tui.workplace import Workplace
 
 
@@ -156,9 +156,9 @@ class ModelScreen(ListDialog[Pick]):
 
 def _entries(workplace: "Workplace") -> tuple[Entry, ...]:
     """What is on the shelf, then the catalogue's models that are not."""
-    from localchat.library.catalogue import read_catalogue
-    from localchat.library.inspection import inspect
-    from localchat.library.shelf import read_shelf
+    from localchat.models.catalog import read_catalogue
+    from localchat.models.index import read_shelf
+    from localchat.models.info.inspect import inspect
 
     found: list[Entry] = []
     for model in read_shelf(workplace.paths, workplace.environ).models:
@@ -188,8 +188,8 @@ def _estimate(parameters: int) -> int:
 
 def _room_bytes() -> int:
     """Memory that a model may take now. Asks the machine: some tenths of a second."""
-    from localchat.fit.machine import read_machine
-    from localchat.fit.plan import spendable_gpu, spendable_ram
+    from localchat.fit.hardware import read_machine
+    from localchat.fit.memory_plan import spendable_gpu, spendable_ram
 
     machine = read_machine()
     return max(spendable_ram(machine), spendable_gpu(machine))

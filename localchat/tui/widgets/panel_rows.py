@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from localchat import metrics
 from localchat.engine.events import EngineStats
 from localchat.engine.interface import MemoryParts
-from localchat.fit.words import percent, size
+from localchat.fit.report import percent, size
 from localchat.sanitize import sanitize_line
 from localchat.tui.live import Live
 from localchat.tui.widgets.drawing import bar, histogram, shares, sparkline

@@ -1,0 +1,45 @@
+"""How a KV cache can be kept, by the names of `--kv-type`: ggml's formats under llama.cpp, and the CUDA
+backend's `fp8` (e4m3 with an exponent for each token and head)."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from localchat.model_files.ggml_types import KV_FORMATS
+
+FP8 = "fp8"
+_OTHER_NAMES = {"fp8_e4m3": FP8}
+_SMALL = ("q8_0", FP8)
+"""What loses nothing that can be noticed."""
+_HEAD_WIDTH = 128
+"""Numbers that share an exponent in most models."""
+
+
+class Smaller(NamedTuple):
+    """A KV type, and its size as a share of another's."""
+
+    kv_type: str
+    share: float
+
+
+def named(kv_type: str | None) -> str | None:
+    """The one name of a KV type; what is no other name of one stays as it is."""
+    return None if kv_type is None else _OTHER_NAMES.get(kv_type, kv_type)
+
+
+def number_bytes(kv_type: str) -> float | None:
+    """Bytes of one number, None for a name that nobody knows."""
+    if kv_type == FP8:
+        return 1 + 1 / _HEAD_WIDTH
+    form = KV_FORMATS.get(kv_type)
+    return None if form is None else form.block_bytes / form.block
+
+
+def smaller(kv_type: str, possible: Sequence[str]) -> Smaller | None:
+    """What to propose where the cache takes too much; None: it is small already. possible: the types that the
+    model's cache can have; where nobody knows, llama.cpp's."""
+    now = number_bytes(kv_type)
+    for name in _SMALL:
+        size = number_bytes(name)
+        if now is not None and size is not None and size < now and name in (possible or _SMALL):
+            return Smaller(name, size / now)
+    return None

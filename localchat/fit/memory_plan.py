@@ -1,0 +1,251 @@
+"""What a load takes and whether it fits: formulas stand here once, and each backend's plan.py adds its buffers.
+
+Sizes are bytes. A *cell* is the place of one token in a KV cache.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from localchat.errors import DoesNotFit
+from localchat.fit.hardware import Machine
+from localchat.fit.report import size
+from localchat.model_files.architecture import LayerShape, ModelShape
+from localchat.model_files.ggml_types import FILE_TYPES, KV_FORMATS, NumberFormat, stored_bytes
+from localchat.model_files.gguf import Header
+
+GpuLayers = int | Literal["auto", "all"]
+
+ROUNDING_TOKENS = 256
+LEAST_CONTEXT_TOKENS = 512
+"""A context that the planner would choose by itself is never shorter (the trained one may be)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadWish:
+    """What the user asked of a load; None and `auto`: decide for the machine.
+
+    context_tokens: longest sequence. kv_type: f16, q8_0, q4_0, fp8, ... max_slots: sequences at once.
+    cache_ram_bytes: RAM for parked prefixes. require_gpu: refuse rather than compute on the CPU alone.
+    gpu_limit_bytes, kv_limit_bytes: most of each GPU's memory, most memory for the KV cache. dummy_weights:
+    random weights, to measure speed without a model's files. head_int8: round the output head to 8 bits.
+    """
+
+    context_tokens: int | None = None
+    kv_type: str | None = None
+    gpu_layers: GpuLayers = "auto"
+    max_slots: int = 16
+    cache_ram_bytes: int | None = None
+    threads: int = 0
+    require_gpu: bool = False
+    gpu_limit_bytes: int | None = None
+    kv_limit_bytes: int | None = None
+    dummy_weights: bool = False
+    head_int8: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The verdict before a load, all sizes in bytes of the memory that bounds it.
+
+    max_context_tokens: the largest context that fits with this KV type. advice: what would help, best
+    first. notes: what was decided, in sentences, for the user. gpu_layers: of `layers`, which counts the
+    output layer too. gpu_bytes, gpu_free_bytes: the part of the totals that is graphics memory.
+    window_only: sliding-window layers keep only their window (then a prefix cannot be cut anywhere).
+    mapped_bytes: file pages in RAM beside weights that were copied in another order; the system drops them
+    where memory is short, so they count neither as needed nor as free. missing: what the load lacks besides
+    memory, a sentence (then it does not fit). kv_types: how this model's cache can be kept, best first; empty
+    where nobody knows.
+    """
+
+    backend: str
+    weights_bytes: int
+    kv_bytes: int
+    compute_bytes: int
+    overhead_bytes: int
+    free_bytes: int
+    fits: bool
+    context_tokens: int
+    max_context_tokens: int
+    kv_type: str
+    flash_attention: bool
+    gpu_layers: int
+    cache_ram_bytes: int
+    max_step_tokens: int
+    advice: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    layers: int = 0
+    gpu_bytes: int = 0
+    gpu_free_bytes: int = 0
+    window_only: bool = False
+    mapped_bytes: int = 0
+    missing: str = ""
+    kv_types: tuple[str, ...] = ()
+
+    @property
+    def total_bytes(self) -> int:
+        """Everything that will be taken."""
+        return self.weights_bytes + self.kv_bytes + self.compute_bytes + self.overhead_bytes
+
+
+def demand(plan: MemoryPlan, name: str) -> MemoryPlan:
+    """The plan, where it fits. DoesNotFit with both numbers and the advice otherwise. `name`: the model."""
+    if plan.fits:
+        return plan
+    if plan.missing:
+        raise DoesNotFit(f"{name} is not loaded: {plan.missing}", hint="\n".join(plan.advice))
+    raise DoesNotFit(
+        f"{name} with {plan.context_tokens:,} tokens of context needs {size(plan.total_bytes)}, and "
+        f"{size(plan.free_bytes)} are free.",
+        hint="\n".join(plan.advice),
+        needed_bytes=plan.total_bytes,
+        free_bytes=plan.free_bytes,
+        context_tokens=plan.context_tokens,
+        max_context_tokens=plan.max_context_tokens,
+    )
+
+
+# ---------------------------------------------------------------------------- memory that may be taken
+
+
+def reserve_bytes(total_bytes: int) -> int:
+    """What is left alone of a memory of `total_bytes`: half a gigabyte, or a twentieth."""
+    return max(500_000_000, total_bytes // 20)
+
+
+def spendable_ram(machine: Machine) -> int:
+    """RAM that a load may take now."""
+    return max(machine.ram_free_bytes - reserve_bytes(machine.ram_total_bytes), 0)
+
+
+def spendable_gpu(machine: Machine, most_bytes: int | None = None) -> int:
+    """Graphics memory that a load may take now, all cards together. most_bytes: of each, None: all that is
+    free."""
+    free = (max(gpu.free_bytes - reserve_bytes(gpu.total_bytes), 0) for gpu in machine.gpus)
+    return sum(each if most_bytes is None else min(each, most_bytes) for each in free)
+
+
+# ---------------------------------------------------------------------------- weights
+
+
+class Split(NamedTuple):
+    """Bytes in RAM and bytes on the GPU."""
+
+    ram: int
+    gpu: int
+
+
+def weights_split(header: Header, gpu_layers: int) -> Split:
+    """Where the weights lie when the last `gpu_layers` layers (the output counts as the last) are offloaded.
+
+    The input embedding stays in RAM; where it is the output matrix too, the GPU gets a copy.
+    """
+    layers = header.number("block_count")
+    first = max(layers + 1 - gpu_layers, 0)
+    ram = gpu = 0
+    tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
+    for tensor in header.tensors:
+        layer = layer_of(tensor.name)
+        if tensor.name == "token_embd.weight":
+            ram += tensor.size_bytes
+            gpu += tensor.size_bytes if tied and gpu_layers > 0 else 0
+        elif gpu_layers > 0 and (layers if layer is None else layer) >= first:
+            gpu += tensor.size_bytes
+        else:
+            ram += tensor.size_bytes
+    return Split(ram, gpu)
+
+
+def layer_of(name: str) -> int | None:
+    """The layer that a tensor belongs to, by its name; None: to no layer."""
+    if not name.startswith("blk."):
+        return None
+    number = name[4:].partition(".")[0]
+    return int(number) if number.isdigit() else None
+
+
+# ---------------------------------------------------------------------------- keys and values
+
+
+class CacheWish(NamedTuple):
+    """A KV cache. cells: tokens of all sequences. window_cells: cells of layers with a sliding window
+    (`cells` where they keep everything). sequences: states of recurrent layers. padded_values: all layers'
+    values are as wide as the widest (llama.cpp without flash attention)."""
+
+    cells: int
+    window_cells: int
+    sequences: int
+    kv_type: str = "f16"
+    padded_values: bool = False
+
+
+def kv_layer_bytes(shape: ModelShape, wish: CacheWish) -> tuple[int, ...]:
+    """Keys, values and recurrent states per layer."""
+    form = KV_FORMATS[wish.kv_type]
+    widest = max((layer.values for layer in shape.layers), default=0) if wish.padded_values else 0
+    return tuple(_layer_bytes(layer, wish, form, widest) for layer in shape.layers)
+
+
+def _layer_bytes(layer: LayerShape, wish: CacheWish, form: NumberFormat, widest: int) -> int:
+    cells = wish.window_cells if layer.sliding else wish.cells
+    values = max(layer.values, widest if layer.values else 0)
+    row = stored_bytes(form, layer.keys) + stored_bytes(form, values)
+    return cells * row + wish.sequences * layer.state * 4
+
+
+def kv_types(shape: ModelShape) -> tuple[str, ...]:
+    """KV types whose blocks divide this model's head width, best first."""
+    rows = {width for layer in shape.layers for width in (layer.keys, layer.values) if width}
+    return tuple(
+        name
+        for name, form in KV_FORMATS.items()
+        if shape.head_width % form.block == 0 and all(row % form.block == 0 for row in rows)
+    )
+
+
+# ---------------------------------------------------------------------------- the largest that fits
+
+
+def rounded(tokens: int) -> int:
+    """Up to the next multiple of 256."""
+    return -(-tokens // ROUNDING_TOKENS) * ROUNDING_TOKENS
+
+
+def largest(fits: Callable[[int], bool], most: int, step: int = ROUNDING_TOKENS) -> int:
+    """The largest multiple of `step` up to `most` (or `most` itself) for which `fits`, which must be true
+    below and false above one border; 0: none."""
+    if fits(most):
+        return most
+    low, high = 0, -(-most // step)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle * step) else (low, middle)
+    return low * step
+
+
+# ---------------------------------------------------------------------------- another quantization
+
+_BITS_PER_WEIGHT = {
+    "Q8_0": 8.5,
+    "Q6_K": 6.6,
+    "Q5_K_M": 5.7,
+    "Q4_K_M": 4.9,
+    "Q3_K_M": 3.9,
+    "Q2_K": 3.0,
+    "IQ2_XXS": 2.2,
+}
+"""Of whole files: embeddings and outputs are stored finer than the name says."""
+
+
+def smaller_quantization(header: Header, most_bytes: int) -> str:
+    """The finest usual quantization of these weights that takes at most `most_bytes` and less than now;
+    empty: none."""
+    now = header.weights_bytes
+    names = list(_BITS_PER_WEIGHT)
+    finer = names.index(header.quantization) + 1 if header.quantization in names else 0
+    for name in names[finer:]:
+        bits = _BITS_PER_WEIGHT[name]
+        wanted = int(header.parameters * bits / 8)
+        if wanted <= most_bytes and wanted < 0.95 * now and name in FILE_TYPES.values():
+            return name
+    return ""

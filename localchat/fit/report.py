@@ -1,0 +1,174 @@
+"""Sizes, counts and verdicts in words. Nothing here prints."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from localchat.fit.memory_plan import MemoryPlan
+
+
+_UNITS = ("kB", "MB", "GB", "TB")
+
+
+def size(count_bytes: int) -> str:
+    """`4.7 GB`, `640 MB`, `12 bytes`: decimal units, as disks and downloads are sold."""
+    if abs(count_bytes) < 1000:
+        return f"{count_bytes} bytes"
+    power = 1
+    # 999.5 would be written 1000.
+    while power < len(_UNITS) and abs(count_bytes) >= 999.5 * 1000**power:
+        power += 1
+    value, unit = count_bytes / 1000**power, _UNITS[power - 1]
+    return f"{value:.1f} {unit}" if abs(value) < 9.95 or power >= 3 else f"{value:.0f} {unit}"
+
+
+def flag_gigabytes(count_bytes: int) -> str:
+    """`4.8`: as a flag that allows so many bytes takes it, rounded up."""
+    return f"{-(-count_bytes // 100_000_000) / 10:.1f}"
+
+
+def tokens(count: int) -> str:
+    """`32,768 tokens`, `1 token`."""
+    return f"{count:,} token{'' if count == 1 else 's'}"
+
+
+def rate(per_second: float) -> str:
+    """`62.0 tok/s`; from a thousand on `1,200 tok/s`."""
+    return f"{per_second:,.0f} tok/s" if per_second >= 999.5 else f"{per_second:.1f} tok/s"
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `6 min 05 s`, `2 h 10 min`."""
+    whole = round(seconds)
+    if whole < 100:
+        return f"{whole} s"
+    if whole < 100 * 60:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
+def percent(part: float, whole: float) -> str:
+    """`1 %`; `<1 %` for what is more than nothing; `0 %` of nothing."""
+    if part > 0 and (whole <= 0 or part / whole < 0.005):
+        return "<1 %"
+    return f"{100 * part / whole:.0f} %" if whole else "0 %"
+
+
+_SIGNS = (
+    ("█", "weights"),
+    ("▓", "KV"),
+    ("▒", "compute"),
+    ("░", "overhead"),
+    ("╱", "other processes"),
+)
+_KEPT, _FREE = "-", "·"
+
+
+def bar(
+    plan: "MemoryPlan", memory_bytes: int, others_bytes: int, width: int = 60
+) -> tuple[str, ...]:
+    """The memory that bounds a plan as a bar of `width` cells, and what its signs mean. Where the plan does
+    not fit, `|` stands where the memory ends. memory_bytes: all of it; others_bytes: taken already."""
+    parts = (
+        *(plan.weights_bytes, plan.kv_bytes, plan.compute_bytes, plan.overhead_bytes),
+        others_bytes,
+    )
+    kept = max(memory_bytes - others_bytes - plan.free_bytes, 0)
+    free = max(plan.free_bytes - plan.total_bytes, 0)
+    signs = (*(sign for sign, _ in _SIGNS), _KEPT, _FREE)
+    drawn = _cells(tuple(zip(signs, (*parts, kept, free), strict=True)), width)
+    if plan.total_bytes > plan.free_bytes:
+        whole = sum((*parts, kept))
+        end = min(width * memory_bytes // max(whole, 1), width - 1)
+        drawn = f"{drawn[:end]}|{drawn[end:]}"
+    told = [f"{sign} {name} {size(part)}" for (sign, name), part in zip(_SIGNS, parts, strict=True)]
+    told += [f"{_KEPT} kept free {size(kept)}", f"{_FREE} left over {size(free)}"]
+    return (f"[{drawn}] {size(memory_bytes)}", ", ".join(told[:4]), ", ".join(told[4:]))
+
+
+def _cells(parts: tuple[tuple[str, int], ...], width: int) -> str:
+    """`width` cells shared in proportion, by rounding the running sum, so that nothing is lost."""
+    whole = max(sum(count for _, count in parts), 1)
+    done, text = 0, ""
+    for sign, count in parts:
+        done += count
+        text += sign * (round(width * done / whole) - len(text))
+    return text
+
+
+def parts(plan: "MemoryPlan") -> str:
+    """What a load that lacks something would take, one sentence."""
+    return f"It would take {size(plan.total_bytes)}: {_shares(plan)}."
+
+
+def _shares(plan: "MemoryPlan") -> str:
+    return (
+        f"weights {size(plan.weights_bytes)} · KV {size(plan.kv_bytes)} ({plan.kv_type}) · "
+        f"compute {size(plan.compute_bytes)} · overhead {size(plan.overhead_bytes)}"
+    )
+
+
+def verdict(plan: "MemoryPlan") -> tuple[str, ...]:
+    """The plan in a few lines: whether it fits, of what it consists, what would help."""
+    word = "Fits" if plan.fits else "Does not fit"
+    if plan.missing:
+        return (f"{word}: {plan.missing}", "", *plan.notes, *plan.advice)
+    lines = [
+        f"{word}: {size(plan.total_bytes)} of {size(plan.free_bytes)} free, "
+        f"{tokens(plan.context_tokens)} of context.",
+        _shares(plan),
+    ]
+    if plan.gpu_layers:
+        where = (
+            f"{size(plan.gpu_bytes)} of {size(plan.gpu_free_bytes)} free"
+            if plan.gpu_bytes
+            else "unified memory"
+        )
+        lines.append(f"GPU: {plan.gpu_layers} of {plan.layers} layers, {where}.")
+    if plan.fits and plan.max_context_tokens > plan.context_tokens:
+        lines.append(f"Up to {tokens(plan.max_context_tokens)} of context would fit.")
+    return (*lines, *plan.notes, *plan.advice)
+
+
+# Why this backend, and where the layers go: one sentence, the same in `fit`, `show`, `--stats` and the UI.
+
+
+Kind: TypeAlias = Literal["gguf", "safetensors"]
+_RUNNERS: Final = {"llamacpp": "llama.cpp", "cuda": "the CUDA backend"}
+_KINDS: Final[dict[Kind, str]] = {"gguf": "a GGUF file", "safetensors": "a safetensors checkpoint"}
+
+
+def runner_name(backend: str) -> str:
+    """What people call the backend of this name."""
+    return _RUNNERS.get(backend, backend)
+
+
+def kind_name(kind: Kind) -> str:
+    """`a GGUF file`, `a safetensors checkpoint`."""
+    return _KINDS[kind]
+
+
+def chosen_because(backend: str, kind: Kind, *, asked: bool, refusals: Iterable[str] = ()) -> str:
+    """The first half of the sentence. `asked`: the user named the backend.
+    `refusals`: what other backends said, where one would have been taken before."""
+    if asked:
+        return f"{runner_name(backend)} was asked for"
+    others = "; ".join(refusal.rstrip(".") for refusal in refusals)
+    return f"{kind_name(kind)} runs on {runner_name(backend)}{f' ({others})' if others else ''}"
+
+
+def placed(why: str, plan: "MemoryPlan") -> str:
+    """The whole sentence: `why` (chosen_because) and where the plan puts the layers."""
+    # A name keeps its letters: llama.cpp.
+    first = f"{why[:1].upper()}{why[1:]}" if why.startswith("a ") else why
+    return f"{first}, {_place(plan)}." if why else ""
+
+
+def _place(plan: "MemoryPlan") -> str:
+    if not plan.gpu_layers:
+        return "on the CPU"
+    if plan.gpu_layers < plan.layers:
+        return f"{plan.gpu_layers} of {plan.layers} layers on the GPU, the rest in RAM"
+    if not plan.gpu_bytes:
+        return "all layers on the GPU, which shares the RAM"
+    return "all layers on the GPU"

@@ -1,0 +1,1 @@
+"""Bounded readers for GGUF and safetensors headers."""

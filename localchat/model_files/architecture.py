@@ -1,0 +1,288 @@
+"""What of a model's architecture costs memory while it runs: read from the header, layer by layer.
+
+The rules follow llama.cpp's (src/llama-hparams.cpp and src/models/): which layers keep keys and values, which
+see a sliding window only, which carry a recurrent state. An architecture that is not listed is taken as
+plain attention on every layer, which is never too little.
+"""
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from localchat.model_files.gguf import Array, Header
+
+
+class Window(NamedTuple):
+    """Sliding windows of an architecture: every `period`-th layer sees everything (the first of them, or
+    the last), the others `window` tokens. 0: the header must say."""
+
+    window: int
+    period: int
+    dense_first: bool = False
+
+
+_WINDOWS: dict[str, Window] = {
+    "afmoe": Window(0, 4),
+    "cohere2": Window(0, 4),
+    "cohere2moe": Window(0, 4, dense_first=True),
+    "exaone-moe": Window(128, 4),
+    "exaone4": Window(4096, 4),
+    "gemma2": Window(4096, 2),
+    "gemma3": Window(0, 6),
+    "gemma3n": Window(0, 5),
+    "gemma4": Window(0, 0),
+    "gpt-oss": Window(0, 2),
+    "granite_swa": Window(0, 0),
+    "laguna": Window(0, 4, dense_first=True),
+    "llama4": Window(8192, 4),
+    "maple": Window(0, 0),
+    "mellum": Window(0, 4),
+    "mimo2": Window(0, 0),
+    "muse-glimmer": Window(0, 4),
+    "olmo2": Window(0, 4),
+    "plamo3": Window(0, 8),
+    "smallthinker": Window(4096, 4, dense_first=True),
+    "spark2_5": Window(0, 0),
+    "step35": Window(0, 0),
+}
+"""Architectures whose windows llama.cpp honours. Others may name a window in the header (Mistral, Qwen2,
+Phi-3): llama.cpp keeps everything there. Period 0: the header's pattern alone decides."""
+
+_RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
+_HYBRID_BY_HEADS = frozenset(
+    {
+        *("bailingmoe3", "glm5-next", "granitehybrid", "jamba", "kimi-k3", "kimi-linear"),
+        *("lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "plamo2"),
+    }
+)
+"""A layer without key-value heads is recurrent."""
+_HYBRID_BY_INTERVAL = frozenset({"minimax-01", "qwen35", "qwen35moe", "qwen3next", "qwen4exp"})
+"""Every fourth layer (or as the header says) attends, the others are recurrent."""
+
+
+class LayerShape(NamedTuple):
+    """Memory of one layer. keys, values: numbers per token; sliding: only a window of them is needed;
+    state: numbers per sequence, whatever its length."""
+
+    keys: int
+    values: int
+    sliding: bool = False
+    state: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A model's memory at a glance. `layers`: the trunk; `all_layers`: with prediction layers behind it,
+    as the file counts. `window`: tokens that sliding layers need, 0 where there are none.
+    `feed_forward`: the widest layer's, per token (experts in use counted). `experts`: in use per token.
+    `inner`: width of a recurrent layer's inside."""
+
+    architecture: str
+    layers: tuple[LayerShape, ...]
+    all_layers: int
+    embedding: int
+    heads: int
+    head_width: int
+    feed_forward: int
+    vocab_size: int
+    context_train: int
+    window: int = 0
+    experts: int = 0
+    inner: int = 0
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether some layer carries a state that cannot be cut back."""
+        return any(layer.state for layer in self.layers)
+
+
+def model_shape(header: Header) -> ModelShape:
+    """The shape behind a checked header (header.check_model)."""
+    all_layers = header.number("block_count")
+    count = all_layers - header.number("nextn_predict_layers")
+    # A file of prediction layers alone keeps them all.
+    count = count if count > 0 else all_layers
+    heads = header.numbers("attention.head_count", all_layers)
+    sliding, window = _sliding(header, count)
+    return ModelShape(
+        architecture=header.architecture,
+        layers=_layers(header, count, heads, sliding),
+        all_layers=all_layers,
+        embedding=header.number("embedding_length"),
+        heads=max(heads),
+        head_width=_head_width(header, heads[0]),
+        feed_forward=_feed_forward(header, all_layers),
+        vocab_size=_vocab_size(header),
+        context_train=header.number("context_length"),
+        window=window if any(sliding) else 0,
+        experts=max(header.numbers("expert_used_count", all_layers)),
+        inner=header.number("ssm.inner_size"),
+    )
+
+
+def _head_width(header: Header, heads: int) -> int:
+    default = header.number("embedding_length") // heads if heads else 0
+    return header.number("attention.key_length", default)
+
+
+def _vocab_size(header: Header) -> int:
+    for tensor in header.tensors:
+        if tensor.name in ("token_embd.weight", "output.weight") and len(tensor.shape) > 1:
+            return tensor.shape[1]
+    return header.vocab_size
+
+
+def _feed_forward(header: Header, layers: int) -> int:
+    dense = max(header.numbers("feed_forward_length", layers))
+    used = max(header.numbers("expert_used_count", layers))
+    if not used:
+        return dense
+    expert = max(header.numbers("expert_feed_forward_length", layers)) or dense
+    shared = max(header.numbers("expert_shared_feed_forward_length", layers))
+    return max(used * expert, shared)
+
+
+def _sliding(header: Header, count: int) -> tuple[tuple[bool, ...], int]:
+    """Per layer, whether it sees a window only; and the window in tokens."""
+    rule = _WINDOWS.get(header.architecture)
+    if rule is None or (header.architecture == "exaone4" and count != 64):
+        return (False,) * count, 0
+    window = header.number("attention.sliding_window", rule.window)
+    if header.architecture == "llama4" and window:
+        window = rule.window
+    pattern = header.metadata.get(f"{header.architecture}.attention.sliding_window_pattern")
+    if not window:
+        return (False,) * count, 0
+    if isinstance(pattern, Array):
+        values = pattern.values or ()
+        return tuple(bool(values[i]) if i < len(values) else False for i in range(count)), window
+    period = pattern if isinstance(pattern, int) and pattern else rule.period
+    if period == 0:
+        return (False,) * count, 0
+    dense = 0 if rule.dense_first else period - 1
+    return tuple(i % period != dense for i in range(count)), window
+
+
+def _layers(
+    header: Header, count: int, heads: tuple[int, ...], sliding: tuple[bool, ...]
+) -> tuple[LayerShape, ...]:
+    kv_key = f"{header.architecture}.attention.head_count_kv"
+    kv_heads = (
+        header.numbers("attention.head_count_kv", count) if kv_key in header.metadata else heads
+    )
+    keys = _head_width(header, heads[0])
+    default = header.number("embedding_length") // heads[0] if heads[0] else 0
+    values = header.number("attention.value_length", default)
+    # Multi-head latent attention caches one compressed row per token, in the keys.
+    latent = bool(
+        header.number("attention.key_length_mla") and header.number("attention.value_length_mla")
+    )
+    attends, carries = _kinds(header, count, kv_heads)
+    kept = _layers_with_kv(header, count)
+    state = _state_numbers(header, heads[0])
+    found = []
+    for i in range(count):
+        width_keys = header.number("attention.key_length_swa", keys) if sliding[i] else keys
+        width_values = header.number("attention.value_length_swa", values) if sliding[i] else values
+        has_kv = attends[i] and i < kept
+        found.append(
+            LayerShape(
+                keys=width_keys * kv_heads[i] if has_kv else 0,
+                values=width_values * kv_heads[i] if has_kv and not latent else 0,
+                sliding=sliding[i],
+                state=state if carries[i] else 0,
+            )
+        )
+    return tuple(found)
+
+
+def _layers_with_kv(header: Header, count: int) -> int:
+    """Layers from the first on that have keys and values of their own; later ones reuse them (Gemma 3n, 4)."""
+    if header.architecture == "gemma3n":
+        return 20
+    if header.architecture == "gemma4":
+        return header.number("block_count") - header.number("attention.shared_kv_layers")
+    return count
+
+
+def _kinds(
+    header: Header, count: int, kv_heads: tuple[int, ...]
+) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
+    """Per layer: does it keep keys and values, does it carry a state."""
+    name = header.architecture
+    if name in _RECURRENT:
+        return (False,) * count, (True,) * count
+    if name == "falcon-h1":
+        return (True,) * count, (True,) * count
+    if name in _HYBRID_BY_HEADS:
+        feed_forward = (
+            header.numbers("feed_forward_length", count)
+            if name.startswith("nemotron")
+            else (0,) * count
+        )
+        mixes = tuple(width == 0 for width in feed_forward)
+        return (
+            tuple(bool(kv_heads[i]) and mixes[i] for i in range(count)),
+            tuple(not kv_heads[i] and mixes[i] for i in range(count)),
+        )
+    if name in _HYBRID_BY_INTERVAL:
+        if f"{name}.attention.recurrent_layers" in header.metadata:
+            carries = tuple(
+                bool(flag) for flag in header.numbers("attention.recurrent_layers", count)
+            )
+        else:
+            interval = max(header.number("full_attention_interval", 4), 1)
+            carries = tuple((i + 1) % interval != 0 for i in range(count))
+        return tuple(not flag for flag in carries), carries
+    return (True,) * count, (False,) * count
+
+
+def _state_numbers(header: Header, heads: int) -> int:
+    """Numbers (f32) of one recurrent layer's state: convolution tail and state proper."""
+    embedding = header.number("embedding_length")
+    if head := header.number("wkv.head_size"):
+        return embedding * (header.number("token_shift_count", 2) + head)
+    if cache := header.number("shortconv.l_cache"):
+        return embedding * (cache - 1)
+    kernel, inner = header.number("ssm.conv_kernel"), header.number("ssm.inner_size")
+    if head := header.number("kda.head_dim"):
+        return 3 * max(kernel - 1, 0) * heads * head + head * head * heads
+    if header.architecture == "minimax-01":
+        return _head_width(header, heads) ** 2 * heads
+    states = header.number("ssm.state_size")
+    tail = max(kernel - 1, 0) * (inner + 2 * header.number("ssm.group_count") * states)
+    return tail + states * inner
+
+
+# Which models make vectors of whole texts instead of writing on, and how, by their headers alone.
+
+
+ENCODERS: Final = frozenset(
+    {
+        *("bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2"),
+        *("jina-bert-v3", "eurobert", "gemma-embedding"),
+    }
+)
+"""Architectures that keep no cache: every token sees the whole text."""
+DIFFUSION: Final = frozenset({"dream", "llada", "llada-moe", "rnd1"})
+"""Architectures whose tokens see the whole text too, and that write it in many passes."""
+POOLING_NUMBERS: Final = {"mean": 1, "cls": 2, "last": 3}
+"""llama.cpp's numbers. A file that names none is pooled by the mean, as its users do."""
+_NAMES: Final = {number: name for name, number in POOLING_NUMBERS.items()}
+_RANK: Final = 4
+
+
+def pooling_of(header: Header) -> str:
+    """`mean`, `cls` or `last`; empty for a model that gives no embeddings. 0 stands for no pooling: llama.cpp's
+    own tools write it into every model that they save, so it makes no embedding model of one that writes."""
+    name = header.architecture
+    sees_all = header.metadata.get(f"{name}.attention.causal") is False and name not in DIFFUSION
+    embeds = sees_all or name in ENCODERS or name == "llama-embed"
+    stated = header.metadata.get(f"{name}.pooling_type")
+    if not isinstance(stated, int) or isinstance(stated, bool) or stated == 0:
+        return "mean" if embeds else ""
+    return _NAMES.get(stated, "")
+
+
+def ranks(header: Header) -> bool:
+    """Whether it scores pairs of texts (a reranker)."""
+    return header.metadata.get(f"{header.architecture}.pooling_type") == _RANK

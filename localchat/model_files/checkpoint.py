@@ -1,0 +1,206 @@
+"""A safetensors checkpoint as far as it is known before it is loaded: config.json and the headers of its
+weights, from a folder or from anything else that answers range requests."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from localchat.errors import ModelInvalid, ModelMissing
+from localchat.model_files.byte_source import ByteSource, FileSource
+from localchat.model_files.gguf import Header
+from localchat.model_files.open_gguf import read_header
+from localchat.model_files.safetensors import SafetensorsHeader, read_safetensors_source
+
+CONFIG: Final = "config.json"
+_LONGEST_CONFIG: Final = 4 << 20
+BESIDE: Final = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
+"""Files of early quantized checkpoints, and of ModelOpt's, whose config.json says nothing of it, and their
+methods."""
+_EARLY_WORDS: Final = {"w_bit": "bits", "q_group_size": "group_size"}
+_MOST_FILES: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """`config`: config.json as it is. `headers`: of every file of weights."""
+
+    name: str
+    config: Mapping[str, Any]
+    headers: tuple[SafetensorsHeader, ...]
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(header.weights_bytes for header in self.headers)
+
+    @property
+    def file_bytes(self) -> int:
+        """Of all files of weights."""
+        return sum(header.file_bytes for header in self.headers)
+
+    @property
+    def quantization(self) -> str:
+        """AWQ, GPTQ, FP8, … as config.json says; else the type that most bytes have."""
+        found = self.config.get("quantization_config")
+        method = found.get("quant_method") if isinstance(found, Mapping) else None
+        if isinstance(found, Mapping) and method == "compressed-tensors":
+            return _compressed(found)
+        if isinstance(method, str) and method:
+            return method.upper()
+        sizes: dict[str, int] = {}
+        for header in self.headers:
+            for tensor in header.tensors:
+                sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.size_bytes
+        return max(sizes, key=lambda name: sizes[name], default="")
+
+    @property
+    def architecture(self) -> str:
+        """The first class that config.json names; empty where it names none."""
+        named = self.config.get("architectures")
+        return str(named[0]) if isinstance(named, list) and named else ""
+
+    @property
+    def context_train(self) -> int:
+        """Tokens, 0 where config.json does not say."""
+        return self.number("max_position_embeddings")
+
+    def number(self, field: str) -> int:
+        """A whole number of the part that is about text, 0 where config.json does not say it."""
+        text = self.config.get("text_config")
+        held = {**self.config, **text} if isinstance(text, Mapping) else self.config
+        found = held.get(field)
+        return found if isinstance(found, int) and found > 0 and found is not True else 0
+
+
+def _compressed(found: Mapping[str, Any]) -> str:
+    """INT4 or FP8, as the first group of compressed layers says."""
+    groups = found.get("config_groups")
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        if isinstance(weights, Mapping):
+            kind = "FP" if weights.get("type") == "float" else "INT"
+            return f"{kind}{weights.get('num_bits', '')}"
+    return "COMPRESSED-TENSORS"
+
+
+def whole_config(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """config.json with the quantization that a file beside it describes, where it says nothing of one itself.
+    Raises ModelInvalid."""
+    path = next((folder / name for name in BESIDE if (folder / name).is_file()), None)
+    if path is None or config.get("quantization_config"):
+        return config
+    try:
+        with FileSource(path) as source:
+            return _with_beside(config, path.name, source)
+    except OSError as problem:
+        raise ModelInvalid(f"{path} cannot be read: {problem}.", path=str(path)) from problem
+
+
+def _with_beside(config: Mapping[str, Any], name: str, source: ByteSource) -> Mapping[str, Any]:
+    """With what the file of this name says of the quantization. Raises ModelInvalid."""
+    stated = {_EARLY_WORDS.get(key, key): value for key, value in _object(source).items()}
+    return {**config, "quantization_config": {"quant_method": BESIDE[name], **stated}}
+
+
+def _object(source: ByteSource) -> dict[str, Any]:
+    """The settings in a file of JSON. Raises ModelInvalid."""
+    if source.size > _LONGEST_CONFIG:
+        raise ModelInvalid(
+            f"{source.name} has {source.size:,} bytes; no settings are that long.", path=source.name
+        )
+    try:
+        found = json.loads(source.read(0, source.size))
+    except (ValueError, RecursionError) as problem:
+        raise ModelInvalid(f"{source.name} is no JSON: {problem}.", path=source.name) from problem
+    if not isinstance(found, dict):
+        raise ModelInvalid(f"{source.name} is no JSON object.", path=source.name)
+    return found
+
+
+Unloaded: TypeAlias = Header | Checkpoint
+"""What is known of a model that is not loaded."""
+
+
+def read_unloaded(path: Path, *, dummy_weights: bool = False) -> Unloaded:
+    """The header of a GGUF, or the checkpoint in a folder. dummy_weights: of a folder nothing is wanted but
+    its config. Raises ModelMissing, ModelInvalid."""
+    if dummy_weights and path.is_dir():
+        return read_config(path)
+    return read_checkpoint(path) if is_checkpoint(path) else read_header(path)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether this is a folder of a Hugging Face checkpoint."""
+    return path.is_dir() and (path / CONFIG).is_file() and any(path.glob("*.safetensors"))
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """The checkpoint in a folder, no weights read. Raises ModelMissing, ModelInvalid."""
+    config = folder / CONFIG
+    weights = [path.name for path in weight_paths(folder)]
+    if not config.is_file() or not weights:
+        raise ModelMissing(
+            f"{folder} holds no checkpoint: {'config.json' if weights else 'safetensors files'} missing.",
+            hint="Give the folder of a Hugging Face checkpoint, or the path of a .gguf file.",
+            path=str(folder),
+        )
+    try:
+        sources = [FileSource(folder / name) for name in (CONFIG, *weights)]
+    except OSError as problem:
+        raise ModelInvalid(f"{folder} cannot be read: {problem}.", path=str(folder)) from problem
+    try:
+        found = read_checkpoint_sources(str(folder), sources[0], sources[1:])
+        return replace(found, config=whole_config(folder, found.config))
+    finally:
+        for source in sources:
+            source.close()
+
+
+def read_config(folder: Path) -> Checkpoint:
+    """The checkpoint by its config.json alone, for weights of chance. Raises ModelMissing, ModelInvalid."""
+    try:
+        with FileSource(folder / CONFIG) as config:
+            found = read_checkpoint_sources(str(folder), config, ())
+        return replace(found, config=whole_config(folder, found.config))
+    except OSError as problem:
+        raise ModelMissing(
+            f"{folder / CONFIG} cannot be read: {problem}.",
+            hint="Give the folder of a Hugging Face checkpoint.",
+            path=str(folder),
+        ) from problem
+
+
+def weight_paths(folder: Path) -> list[Path]:
+    """The files in a folder that are the model's weights, in order of their names."""
+    names = sorted(path.name for path in folder.glob("*.safetensors"))
+    return [folder / name for name in weight_files(names)]
+
+
+def weight_files(names: Sequence[str]) -> tuple[str, ...]:
+    """Of safetensors files those that are the model: where the weights are there in two forms, the usual
+    one."""
+    usual = tuple(name for name in names if name.startswith("model"))
+    return usual or tuple(names)
+
+
+def read_checkpoint_sources(
+    name: str,
+    config: ByteSource,
+    weights: Sequence[ByteSource],
+    beside: Mapping[str, ByteSource] | None = None,
+) -> Checkpoint:
+    """The checkpoint behind sources of bytes. `beside`: by their names those of BESIDE that are there. Raises
+    ModelInvalid."""
+    if len(weights) > _MOST_FILES:
+        raise ModelInvalid(f"{name}: its weights are {len(weights):,} files; no model has as many.")
+    found: Mapping[str, Any] = _object(config)
+    early = next((file for file in BESIDE if file in (beside or {})), None)
+    if early is not None and beside is not None and not found.get("quantization_config"):
+        found = _with_beside(found, early, beside[early])
+    return Checkpoint(name, found, tuple(read_safetensors_source(source) for source in weights))

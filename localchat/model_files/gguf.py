@@ -1,0 +1,309 @@
+"""GGUF headers, read with bounds on everything before native code sees the file.
+
+The format is described in ggml's docs/gguf.md; the reader follows what llama.cpp accepts (versions 2 and 3,
+little endian, tensors one after another without holes) and adds what llama.cpp takes on trust and dies of.
+A vocabulary of 152,000 tokens and as many merges is stepped over in about 30 ms.
+"""
+
+import struct
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from localchat.errors import ModelInvalid
+from localchat.model_files.byte_source import ByteSource, Cursor, Truncated
+from localchat.model_files.ggml_types import FILE_TYPES, NUMBER_FORMATS, NumberFormat, stored_bytes
+
+MOST_KEYS = 1 << 16
+MOST_TENSORS = 1 << 17
+MOST_STRINGS = 1 << 23
+"""Array elements that are strings, in the whole header: the largest vocabularies hold under a million."""
+LONGEST_KEY = 1 << 16
+LONGEST_STRING = 64 << 20
+LONGEST_TENSOR_NAME = 63
+KEPT_ELEMENTS = 4096
+"""Numeric arrays up to this length keep their values (per-layer settings); longer ones only their length."""
+
+_SCALARS: dict[int, struct.Struct] = {
+    0: struct.Struct("<B"),
+    1: struct.Struct("<b"),
+    2: struct.Struct("<H"),
+    3: struct.Struct("<h"),
+    4: struct.Struct("<I"),
+    5: struct.Struct("<i"),
+    6: struct.Struct("<f"),
+    7: struct.Struct("<?"),
+    10: struct.Struct("<Q"),
+    11: struct.Struct("<q"),
+    12: struct.Struct("<d"),
+}
+_STRING, _ARRAY = 8, 9
+_U32, _U64, _I64 = _SCALARS[4], _SCALARS[10], _SCALARS[11]
+
+
+class Array(NamedTuple):
+    """An array of the metadata. `values` is None where they were stepped over (strings not asked for,
+    long numeric arrays)."""
+
+    length: int
+    values: tuple[int | float | str, ...] | None = None
+
+
+Value: TypeAlias = int | float | bool | str | Array
+
+
+class Tensor(NamedTuple):
+    """One tensor. `shape`: fastest dimension first, as ggml counts. `offset`: from the file's beginning.
+    `part`: which file of a split model."""
+
+    name: str
+    shape: tuple[int, ...]
+    form: NumberFormat
+    offset: int
+    size_bytes: int
+    part: int = 0
+
+    @property
+    def elements(self) -> int:
+        """How many numbers."""
+        count = 1
+        for side in self.shape:
+            count *= side
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a GGUF file says of itself. `file_bytes`: all parts; `parts`: their paths in order (empty for a
+    source that is not a file)."""
+
+    name: str
+    version: int
+    metadata: Mapping[str, Value]
+    tensors: tuple[Tensor, ...]
+    data_offset: int
+    file_bytes: int
+    parts: tuple[Path, ...] = ()
+
+    @property
+    def architecture(self) -> str:
+        """`general.architecture`, empty where it is missing."""
+        found = self.metadata.get("general.architecture", "")
+        return found if isinstance(found, str) else ""
+
+    def number(self, key: str, default: int = 0) -> int:
+        """A whole number of the architecture: `number("block_count")` reads `llama.block_count`."""
+        found = self.metadata.get(f"{self.architecture}.{key}")
+        return int(found) if isinstance(found, int) else default
+
+    def numbers(self, key: str, count: int, default: int = 0) -> tuple[int, ...]:
+        """A number per layer: an array, or one number for all. Missing layers get `default`."""
+        found = self.metadata.get(f"{self.architecture}.{key}")
+        if isinstance(found, Array) and found.values is not None:
+            values = [int(value) for value in found.values[:count] if not isinstance(value, str)]
+            return tuple(values + [default] * (count - len(values)))
+        return (int(found) if isinstance(found, int) else default,) * count
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens, 0 where the file has none."""
+        tokens = self.metadata.get("tokenizer.ggml.tokens")
+        return tokens.length if isinstance(tokens, Array) else self.number("vocab_size")
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in all tensors."""
+        return sum(tensor.elements for tensor in self.tensors)
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.size_bytes for tensor in self.tensors)
+
+    @property
+    def quantization(self) -> str:
+        """Name of the mix, such as Q4_K_M: what the file says, else the format of most bytes."""
+        code = self.metadata.get("general.file_type")
+        if isinstance(code, int) and code in FILE_TYPES:
+            return FILE_TYPES[code]
+        sizes: dict[str, int] = {}
+        for tensor in self.tensors:
+            sizes[tensor.form.name] = sizes.get(tensor.form.name, 0) + tensor.size_bytes
+        return max(sizes, key=lambda name: sizes[name], default="")
+
+
+def read_gguf(source: ByteSource, strings: Collection[str] = ()) -> Header:
+    """The header of one GGUF file, its structure checked. `strings`: keys whose arrays of strings are built.
+
+    Reads the header only, through `source.read`. Raises ModelInvalid.
+    """
+    cursor = Cursor(source)
+    try:
+        return _read(source, cursor, strings)
+    except Truncated:
+        raise _invalid(
+            source, f"the file ends after {source.size:,} bytes, inside its header", _AGAIN
+        ) from None
+
+
+_AGAIN = "The file is cut off or damaged: download it again."
+
+
+def _invalid(source: ByteSource, found: str, hint: str = "") -> ModelInvalid:
+    return ModelInvalid(
+        f"{source.name} is no usable GGUF model: {found}.", hint=hint or _AGAIN, path=source.name
+    )
+
+
+def _read(source: ByteSource, cursor: Cursor, strings: Collection[str]) -> Header:
+    if cursor.take(4) != b"GGUF":
+        raise _invalid(source, "it does not begin with GGUF")
+    version = _uint(cursor, _U32)
+    if version & 0xFFFF == 0 and version:
+        raise _invalid(
+            source,
+            "it is big endian",
+            "Download the little-endian file; most repositories have only that.",
+        )
+    if version not in (2, 3):
+        raise _invalid(
+            source,
+            f"its format version is {version}, and 2 and 3 can be read",
+            "Download a current conversion of the model.",
+        )
+    tensor_count, key_count = _uint(cursor, _U64), _uint(cursor, _U64)
+    _bounded(source, "tensors", tensor_count, min(MOST_TENSORS, cursor.remaining // 24))
+    _bounded(source, "metadata keys", key_count, min(MOST_KEYS, cursor.remaining // 13))
+    metadata = _metadata(source, cursor, key_count, strings)
+    alignment = metadata.get("general.alignment", 32)
+    if (
+        not isinstance(alignment, int)
+        or not 0 < alignment <= 1 << 20
+        or alignment & (alignment - 1)
+    ):
+        raise _invalid(source, f"its alignment is {alignment!r}, not a power of two")
+    tensors = _tensors(source, cursor, tensor_count)
+    start = -(-cursor.position // alignment) * alignment
+    return Header(
+        name=source.name,
+        version=version,
+        metadata=metadata,
+        tensors=_placed(source, tensors, start, alignment),
+        data_offset=start,
+        file_bytes=source.size,
+    )
+
+
+def _uint(cursor: Cursor, form: struct.Struct) -> int:
+    return int(cursor.value(form))
+
+
+def _bounded(source: ByteSource, what: str, found: int, most: int) -> None:
+    if found > most:
+        raise _invalid(source, f"it claims {found:,} {what}, and {most:,} are possible here")
+
+
+def _string(source: ByteSource, cursor: Cursor, longest: int, what: str) -> str:
+    length = _uint(cursor, _U64)
+    if length > longest:
+        raise _invalid(source, f"{what} claims {length:,} bytes, and {longest:,} are the most")
+    return cursor.take(length).decode("utf-8", "replace")
+
+
+def _metadata(
+    source: ByteSource, cursor: Cursor, count: int, strings: Collection[str]
+) -> dict[str, Value]:
+    found: dict[str, Value] = {}
+    left = MOST_STRINGS
+    for number in range(count):
+        key = _string(source, cursor, LONGEST_KEY, f"the name of metadata key {number + 1}")
+        if not key or key in found:
+            raise _invalid(
+                source, f"metadata key {number + 1} is {'repeated' if key else 'empty'}: {key!r}"
+            )
+        kind = _uint(cursor, _U32)
+        if kind == _STRING:
+            found[key] = _string(source, cursor, LONGEST_STRING, key)
+        elif kind == _ARRAY:
+            found[key] = array = _array(source, cursor, key, left, wanted=key in strings)
+            left -= array.length if array.values is None or key in strings else 0
+        elif kind in _SCALARS:
+            found[key] = cursor.value(_SCALARS[kind])
+        else:
+            raise _invalid(source, f"{key} has the unknown type {kind}")
+    return found
+
+
+def _array(
+    source: ByteSource, cursor: Cursor, key: str, strings_left: int, *, wanted: bool
+) -> Array:
+    kind, length = _uint(cursor, _U32), _uint(cursor, _U64)
+    if kind == _STRING:
+        _bounded(source, f"strings in {key}", length, min(strings_left, cursor.remaining // 8))
+        if wanted:
+            return Array(
+                length, tuple(_string(source, cursor, LONGEST_STRING, key) for _ in range(length))
+            )
+        cursor.skip_strings(length)
+        return Array(length)
+    if kind not in _SCALARS:
+        raise _invalid(
+            source, f"{key} is an array of {'arrays' if kind == _ARRAY else f'type {kind}'}"
+        )
+    form = _SCALARS[kind]
+    _bounded(source, f"values in {key}", length, cursor.remaining // form.size)
+    if length > KEPT_ELEMENTS:
+        cursor.skip(length * form.size)
+        return Array(length)
+    values = struct.unpack(f"<{length}{form.format[1:]}", cursor.take(length * form.size))
+    return Array(length, values)
+
+
+def _tensors(source: ByteSource, cursor: Cursor, count: int) -> list[Tensor]:
+    found: list[Tensor] = []
+    names: set[str] = set()
+    for number in range(count):
+        name = _string(source, cursor, LONGEST_TENSOR_NAME, f"the name of tensor {number + 1}")
+        if name in names:
+            raise _invalid(source, f"tensor {name} stands in it twice")
+        names.add(name)
+        dimensions = _uint(cursor, _U32)
+        _bounded(source, f"dimensions of {name}", dimensions, 4)
+        shape = tuple(_uint(cursor, _U64) for _ in range(dimensions)) or (1,)
+        code, offset = _uint(cursor, _U32), _uint(cursor, _U64)
+        form = NUMBER_FORMATS.get(code)
+        if form is None:
+            raise _invalid(
+                source,
+                f"tensor {name} has the number format {code}, which is unknown here",
+                "The file may be newer than this localchat, or use a format that was withdrawn.",
+            )
+        tensor = Tensor(name, shape, form, offset, 0)
+        if not 0 < tensor.elements < 1 << 60 or shape[0] % form.block:
+            raise _invalid(source, f"tensor {name} has the shape {shape} in {form.name}")
+        found.append(tensor._replace(size_bytes=stored_bytes(form, tensor.elements)))
+    return found
+
+
+def _placed(
+    source: ByteSource, tensors: list[Tensor], start: int, alignment: int
+) -> tuple[Tensor, ...]:
+    """The tensors with offsets from the beginning of the file: in order, aligned, without holes or overlap,
+    all inside the file."""
+    expected, placed = 0, []
+    for tensor in tensors:
+        if tensor.offset != expected:
+            raise _invalid(
+                source,
+                f"tensor {tensor.name} lies at {tensor.offset:,}, where {expected:,} is its place",
+            )
+        end = start + expected + tensor.size_bytes
+        if end > source.size:
+            raise _invalid(
+                source,
+                f"tensor {tensor.name} ends at byte {end:,}, and the file at {source.size:,}",
+            )
+        placed.append(tensor._replace(offset=start + expected))
+        expected += -(-tensor.size_bytes // alignment) * alignment
+    return tuple(placed)

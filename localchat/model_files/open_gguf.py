@@ -1,0 +1,291 @@
+"""From a path that a user gave to a checked header: each way of being no model gets its own words.
+
+`read_header` is the way in; what it returns is a `Header` of gguf_header.py.
+"""
+
+import codecs
+import difflib
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from localchat.errors import ModelInvalid, ModelMissing
+from localchat.model_files.byte_source import ByteSource, FileSource
+from localchat.model_files.gguf import Array, Header, Tensor, read_gguf
+
+__all__ = ["Header", "check_model", "joined", "read_header", "read_source"]
+
+MOST_LAYERS = 512
+"""llama.cpp ends the process (an assertion) at 0 layers and above this."""
+MOST_CONTEXT_TOKENS = 1 << 24
+MOST_WIDTH = 1 << 20
+MOST_PARTS = 1024
+
+_PART = re.compile(
+    r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$", re.IGNORECASE | re.DOTALL
+)
+_AGAIN = "The download may be cut off or damaged: download it again."
+
+_FOREIGN: tuple[tuple[Callable[[bytes], bool], str, str], ...] = (
+    (
+        lambda head: head[:4] in (b"FUGG", b"GGUF"[::-1]),
+        "a big-endian GGUF",
+        "Download the little-endian file.",
+    ),
+    (
+        lambda head: head[:4] in (b"lmgg", b"ggml", b"fmgg", b"tjgg", b"algg"),
+        "a model file from before GGUF (GGML)",
+        "Download a current conversion of the model: a file named .gguf.",
+    ),
+    (
+        lambda head: head.startswith(b"version https://git-lfs"),
+        "a Git LFS pointer, not the model itself",
+        "Fetch the real file: `git lfs pull`, or download it again.",
+    ),
+    (
+        lambda head: head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 32,
+        "a safetensors file",
+        "llama.cpp runs GGUF files: take a GGUF of the same model.",
+    ),
+    (
+        lambda head: head[:4] == b"PK\x03\x04",
+        "a zip archive or a PyTorch checkpoint",
+        "Download a GGUF of the model.",
+    ),
+    (
+        lambda head: head.lstrip()[:1] == b"<",
+        "an HTML page, as a failed download leaves one",
+        "Download the model again; a gated one needs HF_TOKEN.",
+    ),
+    (lambda head: _looks_like_text(head), "a text file", "Give the path of a .gguf file."),
+)
+
+
+def _looks_like_text(head: bytes) -> bool:
+    try:
+        # What is cut inside a letter is still text.
+        text = codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return all(letter.isprintable() or letter.isspace() for letter in text)
+
+
+def read_header(path: str | Path, strings: Collection[str] = ()) -> Header:
+    """The checked header of the model at `path`; of a split model any part may be given, and all parts are
+    read. `strings`: keys whose arrays of strings are wanted.
+
+    Raises ModelMissing where a file is not there, ModelInvalid where it is no model that can be used.
+    """
+    first = Path(path)
+    if part := _PART.match(first.name):
+        return _read_split(first, part, strings)
+    header = replace(_read_file(first, strings), parts=(first,))
+    if header.metadata.get("split.count", 1) not in (0, 1):
+        raise ModelInvalid(
+            f"{first} is one part of a split model, and its name does not say which.",
+            hint="Give the parts their names back: NAME-00001-of-00002.gguf and so on.",
+            path=str(first),
+        )
+    check_model(header)
+    return header
+
+
+def _read_file(path: Path, strings: Collection[str]) -> Header:
+    try:
+        if path.is_dir():
+            raise _folder(path)
+        if not path.exists():
+            raise _missing(path)
+        if not path.is_file():
+            raise ModelInvalid(
+                f"{path} is no file (a pipe or a device).", hint="Give the path of a .gguf file."
+            )
+        with FileSource(path) as source:
+            return read_source(source, strings)
+    except (OSError, ValueError) as trouble:  # ValueError: a NUL in the name
+        reason = (
+            trouble.strerror if isinstance(trouble, OSError) and trouble.strerror else str(trouble)
+        )
+        raise ModelInvalid(
+            f"{path} cannot be read: {reason}.",
+            hint="Check the path and its permissions.",
+            path=str(path),
+        ) from trouble
+
+
+def read_source(source: ByteSource, strings: Collection[str] = ()) -> Header:
+    """The header behind `source`, not yet checked as a model: see `check_model`. Raises ModelInvalid."""
+    head = source.read(0, 512)
+    if not head:
+        raise ModelInvalid(f"{source.name} is empty.", hint=_AGAIN, path=source.name)
+    for fits, what, hint in _FOREIGN:
+        if not head.startswith(b"GGUF") and fits(head):
+            raise ModelInvalid(f"{source.name} is {what}.", hint=hint, path=source.name)
+    return read_gguf(source, strings)
+
+
+def _missing(path: Path) -> ModelMissing:
+    hint = "Check the path, or see what is here with `localchat list`."
+    if path.parent.is_dir():
+        names = [found.name for found in path.parent.glob("*.gguf")]
+        if near := difflib.get_close_matches(path.name, names, n=1):
+            hint = f"Did you mean {path.parent / near[0]}?"
+    return ModelMissing(f"There is no file {path}.", hint=hint, path=str(path))
+
+
+def _folder(path: Path) -> ModelInvalid:
+    models = sorted(found for found in path.glob("*.gguf") if found.is_file())
+    firsts = [
+        found
+        for found in models
+        if not (part := _PART.match(found.name)) or int(part["number"]) == 1
+    ]
+    if len(firsts) == 1:
+        hint = f"It holds one model: give {firsts[0]}"
+    elif firsts:
+        names = ", ".join(found.name for found in firsts[:5])
+        hint = f"It holds {len(firsts)} models: give the path of one of {names}"
+    else:
+        hint = "It holds no .gguf file."
+    return ModelInvalid(f"{path} is a folder.", hint=hint, path=str(path))
+
+
+# ---------------------------------------------------------------------------- split models
+
+
+def _read_split(given: Path, part: re.Match[str], strings: Collection[str]) -> Header:
+    count = int(part["count"])
+    if not 1 <= int(part["number"]) <= count <= MOST_PARTS:
+        raise ModelInvalid(
+            f"{given.name} is named as part {int(part['number'])} of {count}.", path=str(given)
+        )
+    suffix = given.name[-5:]
+    paths = [
+        given.with_name(f"{part['stem']}-{number:05}-of-{count:05}{suffix}")
+        for number in range(1, count + 1)
+    ]
+    if missing := [path.name for path in paths if not path.exists()]:
+        raise ModelMissing(
+            f"{given.name}: {len(missing)} of the {count} parts of this model are missing: "
+            f"{', '.join(missing[:5])}{' …' if len(missing) > 5 else ''}.",
+            hint=f"Download them into {given.parent}.",
+            path=str(given),
+        )
+    headers = [
+        _read_file(path, strings if number == 0 else ()) for number, path in enumerate(paths)
+    ]
+    return replace(joined(headers, given.name), parts=tuple(paths))
+
+
+def joined(headers: Sequence[Header], name: str) -> Header:
+    """One checked header of all parts of a split model, in their order. Raises ModelInvalid."""
+    count = len(headers)
+    for number, header in enumerate(headers):
+        _check_part(header, number, count)
+    tensors = tuple(
+        tensor._replace(part=number)
+        for number, header in enumerate(headers)
+        for tensor in header.tensors
+    )
+    _check_whole(headers[0], tensors, name)
+    whole = replace(
+        headers[0],
+        tensors=tensors,
+        file_bytes=sum(header.file_bytes for header in headers),
+    )
+    check_model(whole)
+    return whole
+
+
+def _check_part(header: Header, number: int, count: int) -> None:
+    says = header.metadata.get("split.count"), header.metadata.get("split.no")
+    # llama.cpp writes both into every part; a whole file named like the only part has neither.
+    if says != (count, number) and not (count == 1 and says == (None, None)):
+        raise ModelInvalid(
+            f"{header.name} is named as part {number + 1} of {count}, and says of itself: "
+            f"split.count {says[0]}, split.no {says[1]}.",
+            hint="The parts may be of different models, or renamed: download them again.",
+            path=header.name,
+        )
+
+
+def _check_whole(first: Header, tensors: tuple[Tensor, ...], name: str) -> None:
+    names = {tensor.name for tensor in tensors}
+    expected = first.metadata.get("split.tensors.count", len(tensors))
+    if len(names) != len(tensors) or expected != len(tensors):
+        raise ModelInvalid(
+            f"{name}: the parts hold {len(names)} different tensors, and {expected} are expected.",
+            hint="The parts may be of different models: download them again.",
+            path=name,
+        )
+
+
+# ---------------------------------------------------------------------------- what native code trusts
+
+
+_SIZES = ("block_count", "context_length", "embedding_length")
+
+
+def check_model(header: Header) -> None:
+    """ModelInvalid unless the header describes a language model whose numbers native code can be given."""
+    name = header.architecture
+    if not name:
+        raise _unusable(header, "it names no architecture (general.architecture)")
+    kind = header.metadata.get("general.type", "model")
+    if name == "clip" or kind in ("mmproj", "adapter", "imatrix"):
+        what = "a vision projector" if name == "clip" or kind == "mmproj" else f"an {kind}"
+        raise _unusable(
+            header,
+            f"it is {what}, a part that goes with a model",
+            "Give the path of the model itself.",
+        )
+    if not header.tensors:
+        raise _unusable(
+            header, "it holds a vocabulary and no weights", "Give the path of the whole model."
+        )
+    if not any(f"{name}.{key}" in header.metadata for key in _SIZES):
+        raise _unusable(
+            header,
+            f"it is of the architecture {name} and has none of the numbers of a language model, as files have "
+            "that make pictures or hear speech",
+            "Give the path of a model that writes text.",
+        )
+    layers = _within(header, "block_count", 1, MOST_LAYERS)
+    _within(header, "context_length", 1, MOST_CONTEXT_TOKENS)
+    _within(header, "embedding_length", 1, MOST_WIDTH)
+    for key, most in (("nextn_predict_layers", layers), ("expert_count", 1 << 16)):
+        if f"{name}.{key}" in header.metadata:
+            _within(header, key, 0, most)
+    _check_experts(header, layers)
+    _check_heads(header, layers)
+
+
+def _check_experts(header: Header, layers: int) -> None:
+    used = max(header.numbers("expert_used_count", layers))
+    if used > header.number("expert_count"):
+        raise _unusable(header, f"it uses {used} experts of {header.number('expert_count')}")
+
+
+def _check_heads(header: Header, layers: int) -> None:
+    for key in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
+        found = header.metadata.get(f"{header.architecture}.{key}")
+        if isinstance(found, Array) and (found.values is None or found.length < layers):
+            raise _unusable(header, f"{key} has {found.length} values for {layers} layers")
+        low, high = min(header.numbers(key, layers)), max(header.numbers(key, layers))
+        if low < 0 or high > MOST_WIDTH:
+            raise _unusable(header, f"{key} is {low if low < 0 else high:,}")
+
+
+def _within(header: Header, key: str, low: int, high: int) -> int:
+    found = header.metadata.get(f"{header.architecture}.{key}")
+    if isinstance(found, bool) or not isinstance(found, int) or not low <= found <= high:
+        says = "is missing" if found is None else f"is {found!r}"
+        raise _unusable(
+            header, f"{header.architecture}.{key} {says}; {low:,} to {high:,} is possible"
+        )
+    return found
+
+
+def _unusable(header: Header, found: str, hint: str = _AGAIN) -> ModelInvalid:
+    return ModelInvalid(f"{header.name} is no usable model: {found}.", hint=hint, path=header.name)

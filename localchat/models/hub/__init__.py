@@ -1,0 +1,1 @@
+"""Downloads from the hub: listing, resumable transfer, verification."""

@@ -1,0 +1,240 @@
+"""The hub: what a repository holds, and its files by range requests.
+
+huggingface-hub gives listing, token, endpoint and the HTTP client. The bytes come over requests of our own,
+because its downloads begin again after a kill and check no hash (2.4.0); redirects are followed here, so that
+a token is shown to the endpoint alone.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+from urllib.parse import quote
+
+import httpx2
+
+from localchat.errors import LocalchatError, ModelMissing, NetworkError
+from localchat.models.hub.partial_file import RemoteFile
+from localchat.models.hub.retry import AGAIN, retry_after_s
+
+DEFAULT_ENDPOINT: Final = "https://huggingface.co"
+LARGEST_FILE: Final = 1 << 43
+MOST_FILES: Final = 20_000
+_MOST_REDIRECTS: Final = 10
+_CONNECT_S: Final = 15.0
+_LISTING_S: Final = 30.0
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_SHA1: Final = re.compile(r"[0-9a-f]{40}")
+_DENIED: Final = frozenset({401, 403})
+
+
+class Listing(NamedTuple):
+    """A repository at one commit. `repository`: as the hub spells it."""
+
+    repository: str
+    revision: str
+    files: tuple[RemoteFile, ...]
+
+
+class TryAgain(Exception):
+    """A failure that may pass. `asked_s`: how long the server wants us to wait. `reached`: whether there was
+    a server."""
+
+    def __init__(self, why: str, asked_s: float | None = None, *, reached: bool = True) -> None:
+        super().__init__(why)
+        self.asked_s = asked_s
+        self.reached = reached
+
+
+class Hub:
+    """A hub at an endpoint, as one user."""
+
+    def __init__(
+        self,
+        endpoint: str = DEFAULT_ENDPOINT,
+        token: str | None = None,
+        silence_s: float = 30.0,
+    ) -> None:
+        """`silence_s`: how long a server may say nothing before it is asked again."""
+        self.endpoint = endpoint.rstrip("/")
+        self._token = token
+        self._timeout = httpx2.Timeout(silence_s, connect=_CONNECT_S)
+        self._origin = _origin(httpx2.URL(self.endpoint))
+
+    def list(self, repository: str) -> Listing:
+        """What a repository holds now. Raises TryAgain, ModelMissing, NetworkError."""
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import (
+            GatedRepoError,
+            HfHubHTTPError,
+            OfflineModeIsEnabled,
+            RepositoryNotFoundError,
+        )
+
+        api = HfApi(endpoint=self.endpoint, token=self._token or False)
+        try:
+            info = api.model_info(repository, files_metadata=True, timeout=_LISTING_S)
+            return _listing(repository, info.id, info.sha, info.siblings)
+        except GatedRepoError as problem:
+            raise self._gated(repository) from problem
+        except RepositoryNotFoundError as problem:
+            raise self._missing(repository) from problem
+        except OfflineModeIsEnabled as problem:
+            raise offline(repository, "HF_HUB_OFFLINE") from problem
+        except HfHubHTTPError as problem:
+            raise self._refused(repository, problem.response) from problem
+        except httpx2.HTTPError as problem:
+            reached = not isinstance(problem, httpx2.ConnectError)
+            raise TryAgain(_words(problem, self.endpoint), reached=reached) from problem
+        except (ValueError, TypeError, KeyError, AttributeError) as problem:
+            raise NetworkError(
+                f"{self.endpoint} answers for {repository}, and not with a listing: {problem}",
+                hint="HF_ENDPOINT names the hub; a proxy or a login page may stand in between",
+            ) from problem
+
+    @contextmanager
+    def open(
+        self, listing: Listing, path: str, start: int = 0, etag: str = "", end: int | None = None
+    ) -> Iterator[httpx2.Response]:
+        """The bytes of a file from `start` on (up to `end`, which is not among them), as a response of status
+        200, 206 or 416 that is to be read raw. `etag`: bytes before `start` came under it; if it is another
+        now, the whole file comes (RFC 9110, If-Range). Raises TryAgain, LocalchatError."""
+        headers = {"Accept-Encoding": "identity"}
+        if start or end is not None:
+            headers["Range"] = f"bytes={start}-{'' if end is None else end - 1}"
+        if start and etag:
+            headers["If-Range"] = etag
+        url = httpx2.URL(
+            f"{self.endpoint}/{listing.repository}/resolve/{listing.revision}/{quote(path)}"
+        )
+        try:
+            response = self._follow(url, headers)
+        except httpx2.HTTPError as problem:
+            reached = not isinstance(problem, httpx2.ConnectError)
+            raise TryAgain(_words(problem, self.endpoint), reached=reached) from problem
+        try:
+            if response.status_code not in (200, 206, 416):
+                raise self._refused(listing.repository, response)
+            yield response
+        except httpx2.HTTPError as problem:
+            raise TryAgain(_words(problem, response.url.host)) from problem
+        finally:
+            response.close()
+
+    def _follow(self, url: httpx2.URL, headers: Mapping[str, str]) -> httpx2.Response:
+        from huggingface_hub import get_session
+
+        client = get_session()
+        for _ in range(_MOST_REDIRECTS):
+            own = _origin(url) == self._origin
+            token = {"Authorization": f"Bearer {self._token}"} if own and self._token else {}
+            request = client.build_request(
+                "GET", url, headers={**headers, **token}, timeout=self._timeout
+            )
+            response = client.send(request, stream=True, follow_redirects=False)
+            place = response.headers.get("location")
+            if not 300 <= response.status_code < 400 or not place:
+                return response
+            response.close()
+            try:
+                following = url.join(place)
+            except httpx2.InvalidURL as problem:
+                raise NetworkError(f"{url.host} leads nowhere: {problem}") from problem
+            if following.scheme not in ("http", "https") or (
+                url.scheme == "https" and following.scheme == "http"
+            ):
+                raise NetworkError(f"{url.host} leads to {following.scheme}://{following.host}")
+            url = following
+        raise NetworkError(f"{self.endpoint} redirects more than {_MOST_REDIRECTS} times")
+
+    # ------------------------------------------------------------------ words
+
+    def _refused(self, repository: str, response: httpx2.Response) -> Exception:
+        """What a status that is no answer means."""
+        status = response.status_code
+        if response.headers.get("x-error-code") == "GatedRepo" or status in _DENIED:
+            return self._gated(repository)
+        if status in AGAIN:
+            asked = retry_after_s(response.headers.get("retry-after"))
+            return TryAgain(f"{response.url.host} answers {status} {response.reason_phrase}", asked)
+        return NetworkError(
+            f"{response.url.host} answers {status} {response.reason_phrase} for {repository}",
+            hint="the same command later goes on where it stopped",
+        )
+
+    def _gated(self, repository: str) -> LocalchatError:
+        page = f"{self.endpoint}/{repository}"
+        if self._token is None:
+            return NetworkError(
+                f"{repository} is not for everybody: its makers ask who downloads it",
+                hint=f"1. accept the conditions on {page}\n2. make a token that reads: {self.endpoint}"
+                "/settings/tokens\n3. export HF_TOKEN=… and run the same command again",
+            )
+        return NetworkError(
+            f"{repository} refuses this token",
+            hint=f"accept the conditions on {page} as the user of the token; it must be allowed to read",
+        )
+
+    def _missing(self, repository: str) -> ModelMissing:
+        token = "" if self._token else "; a private one wants a token in HF_TOKEN"
+        return ModelMissing(
+            f"there is no repository {repository} on {self.endpoint}",
+            hint=f"look at its spelling{token}",
+        )
+
+
+def hub_for(environ: Mapping[str, str]) -> Hub:
+    """The hub of this environment: HF_ENDPOINT, HF_TOKEN or the token of `hf auth login`; proxies are read
+    from the environment as every tool does."""
+    from huggingface_hub import get_token
+
+    token = environ.get("HF_TOKEN", "").strip() or get_token()
+    return Hub(environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT, token)
+
+
+def offline(what: str, by: str) -> NetworkError:
+    """The network is wanted, and was forbidden."""
+    return NetworkError(
+        f"{what} is not here, and it cannot be fetched: offline is set ({by})",
+        hint="with a network, take that away and run the same command again",
+    )
+
+
+def _listing(asked: str, name: object, revision: object, siblings: object) -> Listing:
+    """The hub's answer, checked: it decides what is written where. Raises ValueError."""
+    if not isinstance(revision, str) or not _SHA1.fullmatch(revision):
+        raise ValueError("it names no commit")
+    if not isinstance(siblings, list) or len(siblings) > MOST_FILES:
+        raise ValueError(f"it lists no files, or over {MOST_FILES:,}")
+    files = tuple(_file(one) for one in siblings)
+    if len({file.path for file in files}) != len(files):
+        raise ValueError("it lists a file twice")
+    # another spelling of the same name is the hub's own; another name is a repository that moved
+    same = isinstance(name, str) and name.lower() == asked.lower()
+    return Listing(str(name) if same else asked, revision, files)
+
+
+def _file(listed: object) -> RemoteFile:
+    path, size, lfs = (getattr(listed, key, None) for key in ("rfilename", "size", "lfs"))
+    sha256 = getattr(lfs, "sha256", None)
+    sha1 = getattr(listed, "blob_id", None)
+    if not isinstance(path, str) or not path:
+        raise ValueError("a file has no name")
+    if not isinstance(size, int) or not 0 <= size <= LARGEST_FILE:
+        raise ValueError(f"{path[:200]!r} has the size {size!r}")
+    return RemoteFile(
+        path,
+        size,
+        sha256 if isinstance(sha256, str) and _SHA256.fullmatch(sha256) else None,
+        sha1 if isinstance(sha1, str) and _SHA1.fullmatch(sha1) else None,
+    )
+
+
+def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port
+
+
+def _words(problem: httpx2.HTTPError, host: str) -> str:
+    if isinstance(problem, httpx2.TimeoutException):
+        return f"{host} does not answer in time"
+    return f"the connection to {host} failed: {problem or type(problem).__name__}"

@@ -1,0 +1,202 @@
+"""One file from the hub to the disk: resumed, counted, and named only when its hash is right."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Final, NamedTuple, TypeVar
+
+import httpx2
+import msgspec
+from msgspec import Meta
+
+from localchat.atomic import write_text
+from localchat.errors import NetworkError
+from localchat.metrics import size
+from localchat.models.hub.client import Hub, Listing, TryAgain
+from localchat.models.hub.events import Checking, Note, ProgressMeter, Tell
+from localchat.models.hub.partial_file import PartialFile, RemoteFile
+from localchat.models.hub.retry import RetryPolicy
+
+T = TypeVar("T")
+
+_RANGE: Final = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
+_TELLING_BYTES: Final = 64 << 20
+"""A part above this takes a moment to read again, so that is said."""
+_MOST_RESTARTS: Final = 3
+
+
+class Download:
+    """Files of one listing, fetched one after another."""
+
+    def __init__(
+        self, hub: Hub, listing: Listing, meter: ProgressMeter, tell: Tell, patience: RetryPolicy
+    ) -> None:
+        self._hub = hub
+        self._listing = listing
+        self._meter = meter
+        self._tell = tell
+        self._patience = patience
+
+    def fetch(self, file: RemoteFile, target: Path) -> str:
+        """Make `target` this file; returns its sha256. What is here of it is used. A wrong hash discards
+        what came and fetches it once more. Raises NetworkError, and LocalchatError of the disk."""
+        if not file.hash:
+            self._tell(Note(f"the hub gives no hash of {file.path}: its length alone is checked"))
+        with PartialFile(target, file) as part:
+            if part.length > _TELLING_BYTES:
+                self._tell(Checking(file.path, part.length))
+            part.hash_existing(lambda _: None)
+            for last in (False, True):
+                self._fill(part, file)
+                if part.matches:
+                    part.finish()
+                    self._meter.show(file.path)
+                    return part.sha256
+                found = part.found_hash
+                self._discard(part)
+                if not last:
+                    self._tell(
+                        Note(f"{file.path} came with a wrong hash; it is fetched once more, whole")
+                    )
+        raise NetworkError(
+            f"{file.path} came with a wrong hash twice: {file.hash} is right, {found} came",
+            hint="what came is discarded. The server or something on the way alters the file: try another "
+            "network, or another repository of the same model",
+        )
+
+    def _fill(self, part: PartialFile, file: RemoteFile) -> None:
+        failures, restarts = 0, part.restarts
+        while part.length < file.size:
+            before = part.length
+            try:
+                self._stream(part, file)
+            except TryAgain as problem:
+                why = f"{file.path}: {problem}"
+                if part.restarts - restarts > _MOST_RESTARTS:
+                    raise NetworkError(
+                        f"{why}; it had to begin again {_MOST_RESTARTS} times",
+                        hint="the server has another file each time, or cannot go on in the middle of one; "
+                        "run the same command again later",
+                    ) from problem
+                gained = part.length - before
+                failures = 1 if gained >= max(1, min(1 << 20, file.size // 100)) else failures + 1
+                self._wait(why, failures, problem.asked_s, part.length)
+
+    def _wait(self, why: str, failures: int, asked_s: float | None, kept: int) -> None:
+        if self._patience.ends(failures, asked_s):
+            told = f"; it asks to wait {asked_s / 60:.0f} minutes" if asked_s else ""
+            raise NetworkError(
+                f"{why}{told}",
+                hint=f"{size(kept)} of the file are kept: the same command goes on there",
+            )
+        wait = self._patience.wait_s(failures, asked_s)
+        self._tell(Note(f"{why}; next try in {wait:.0f} s"))
+        self._patience.sleep(wait)
+
+    def _stream(self, part: PartialFile, file: RemoteFile) -> None:
+        """One request, as far as it goes. Raises TryAgain where it ends early."""
+        start = part.length
+        with self._hub.open(self._listing, file.path, start, etag=part.etag) as response:
+            etag = _strong(response.headers.get("etag"))
+            if response.status_code == 416:
+                self._discard(part)
+                raise TryAgain("it is shorter on the server than what is here")
+            wrong = _mismatch(response, start, file)
+            changed = bool(start and part.etag and etag and etag != part.etag)
+            if wrong or (changed and response.status_code == 206):
+                self._discard(part)
+                raise TryAgain(wrong or "it changed on the server")
+            if start and response.status_code == 200:
+                why = (
+                    "it changed on the server"
+                    if changed
+                    else "the server cannot go on in its middle"
+                )
+                self._tell(Note(f"{file.path}: {why}; it begins again"))
+                self._discard(part)
+            part.came_under(etag)
+            for piece in response.iter_raw():
+                wanted = piece[: file.size - part.length]
+                part.write(wanted)
+                self._meter.came(file.path, len(wanted))
+                if part.length == file.size:
+                    return
+        raise TryAgain(f"the connection ended after {size(part.length)}")
+
+    def _discard(self, part: PartialFile) -> None:
+        self._meter.lost(part.length)
+        part.restart()
+
+
+def fetch_patiently(read: Callable[[], T], patience: RetryPolicy, tell: Tell) -> T:
+    """A listing or a piece of a file, however often it takes. Raises LocalchatError."""
+    failures = 0
+    while True:
+        try:
+            return read()
+        except TryAgain as problem:
+            failures += 1
+            if patience.ends(failures, problem.asked_s, reached=problem.reached):
+                raise NetworkError(
+                    str(problem), hint="look at the network; HF_ENDPOINT names another hub"
+                ) from problem
+            wait = patience.wait_s(failures, problem.asked_s)
+            tell(Note(f"{problem}; next try in {wait:.0f} s"))
+            patience.sleep(wait)
+
+
+def _strong(etag: str | None) -> str:
+    """An ETag that If-Range may carry: a weak one promises no equal bytes."""
+    return etag if etag and etag.startswith('"') and len(etag) <= 300 else ""
+
+
+def _mismatch(response: httpx2.Response, start: int, file: RemoteFile) -> str:
+    """How this answer cannot be the rest of the file; empty where it can."""
+    if response.status_code == 200:
+        length = response.headers.get("content-length", "")
+        total = length if length.isdigit() else "*"
+    else:
+        found = _RANGE.fullmatch(response.headers.get("content-range", "").strip())
+        if found is None or int(found[1]) != start:
+            return "the server sends another part than was asked for"
+        total = found[3]
+    if total != "*" and int(total[:20]) != file.size:
+        return f"it has {total[:20]} bytes on the server and {file.size} in the listing"
+    return ""
+
+
+# How fast this machine's network was in the last pull: what download times are told by.
+
+
+_FILE: Final = "download-rate.json"
+ASSUMED_BYTES_PER_S: Final = 12_500_000
+"""100 Mbit/s."""
+_LEAST_BYTES: Final = 20_000_000
+"""Less says more of the first seconds than of the line."""
+
+
+class DownloadRate(NamedTuple):
+    """`measured`: by the last pull; otherwise it is assumed, and said to be."""
+
+    bytes_per_s: float
+    measured: bool
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    bytes_per_s: Annotated[float, Meta(gt=0)]
+
+
+def download_rate(state_dir: Path) -> DownloadRate:
+    """What is known, else the assumption."""
+    try:
+        kept = msgspec.json.decode((state_dir / _FILE).read_bytes(), type=_Kept)
+    except (OSError, msgspec.DecodeError):
+        return DownloadRate(ASSUMED_BYTES_PER_S, False)
+    return DownloadRate(kept.bytes_per_s, True)
+
+
+def remember_rate(state_dir: Path, fetched_bytes: int, elapsed_s: float) -> None:
+    """After a pull. Raises OSError."""
+    if fetched_bytes >= _LEAST_BYTES and elapsed_s > 0:
+        kept = msgspec.json.encode(_Kept(fetched_bytes / elapsed_s))
+        write_text(state_dir / _FILE, f"{kept.decode()}\n")

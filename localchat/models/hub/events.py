@@ -1,0 +1,134 @@
+"""What a pull tells while it runs. Each is one line of `pull --json`; its type stands in `event`."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+import msgspec
+
+_EVERY_S: Final = 0.1
+_WINDOW_S: Final = 10.0
+"""The rate is that of the last ten seconds: steady to read, and honest after a pause."""
+
+
+class Found(msgspec.Struct, frozen=True, tag_field="event", tag="found"):
+    """What will be fetched. `done_bytes`: here already, from before."""
+
+    name: str
+    repository: str
+    revision: str
+    quantization: str
+    format: str
+    files: tuple[str, ...]
+    done_bytes: int
+    total_bytes: int
+
+
+class Judged(msgspec.Struct, frozen=True, tag_field="event", tag="verdict"):
+    """Whether the model will run here, before it is fetched: what `fit --json` says, by the same names."""
+
+    name: str
+    backend: str
+    why: str
+    alternatives: tuple[str, ...]
+    fits: bool
+    missing: str | None
+    context_tokens: int
+    max_context_tokens: int
+    kv_type: str
+    weights_bytes: int
+    kv_bytes: int
+    compute_bytes: int
+    overhead_bytes: int
+    total_bytes: int
+    free_bytes: int
+    memory_bytes: int
+    others_bytes: int
+    gpu_layers: int
+    layers: int
+    gpu_bytes: int
+    gpu_free_bytes: int
+    expected_tokens_per_s: float | None
+    expected_by: str | None
+    advice: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+class Checking(msgspec.Struct, frozen=True, tag_field="event", tag="checking"):
+    """What is here of a file is read again, so that its hash covers the whole."""
+
+    file: str
+    total_bytes: int
+
+
+class Progress(msgspec.Struct, frozen=True, tag_field="event", tag="progress"):
+    """All files together. `done_bytes` never falls, also where something must be fetched again."""
+
+    file: str
+    done_bytes: int
+    total_bytes: int
+    bytes_per_s: float | None
+    left_s: float | None
+
+
+class Note(msgspec.Struct, frozen=True, tag_field="event", tag="note"):
+    """Something that went differently, and what is done about it."""
+
+    text: str
+
+
+class Done(msgspec.Struct, frozen=True, tag_field="event", tag="done"):
+    """The model is here. `path`: what an engine opens; `fetched_bytes`: what came over the network now."""
+
+    name: str
+    path: str
+    total_bytes: int
+    fetched_bytes: int
+
+
+PullEvent: TypeAlias = Found | Judged | Checking | Progress | Note | Done
+Tell: TypeAlias = Callable[[PullEvent], None]
+
+
+class ProgressMeter:
+    """Counts bytes over all files, and tells ten times a second at most."""
+
+    def __init__(
+        self,
+        total_bytes: int,
+        done_bytes: int,
+        tell: Tell,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.fetched_bytes = 0
+        self._total = total_bytes
+        self._done = self._shown = done_bytes
+        self._tell = tell
+        self._clock = clock
+        self._next_s = clock()
+        self._seen: deque[tuple[float, int]] = deque([(clock(), 0)])
+
+    def came(self, file: str, count: int) -> None:
+        """Bytes of a file came and are on the disk."""
+        self.fetched_bytes += count
+        self._done += count
+        self._shown = max(self._shown, min(self._done, self._total))
+        if self._clock() >= self._next_s:
+            self.show(file)
+
+    def lost(self, count: int) -> None:
+        """Bytes that counted as done were thrown away."""
+        self._done -= count
+
+    def show(self, file: str) -> None:
+        """Tell where things stand now."""
+        now = self._clock()
+        self._next_s = now + _EVERY_S
+        self._seen.append((now, self.fetched_bytes))
+        while len(self._seen) > 2 and now - self._seen[0][0] > _WINDOW_S:
+            self._seen.popleft()
+        since, before = self._seen[0]
+        rate = (self.fetched_bytes - before) / (now - since) if now > since else 0.0
+        left = (self._total - self._done) / rate if rate > 0 else None
+        self._tell(Progress(file, self._shown, self._total, rate or None, left))

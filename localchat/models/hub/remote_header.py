@@ -1,0 +1,142 @@
+"""A model on the hub, looked into before it is fetched: its headers alone, by range requests.
+
+A vocabulary stands in front of the list of tensors, so a GGUF takes a few megabytes; the weights stay where
+they are.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import PurePosixPath
+from typing import Final
+
+import httpx2
+
+from localchat.errors import ModelInvalid, NetworkError
+from localchat.metrics import size
+from localchat.model_files.checkpoint import (
+    BESIDE,
+    CONFIG,
+    Checkpoint,
+    read_checkpoint_sources,
+    weight_files,
+)
+from localchat.model_files.gguf import Header
+from localchat.model_files.open_gguf import check_model, joined, read_source
+from localchat.models.hub.client import Hub, TryAgain
+from localchat.models.hub.download import fetch_patiently
+from localchat.models.hub.events import Tell
+from localchat.models.hub.partial_file import RemoteFile
+from localchat.models.hub.pull import Choice
+from localchat.models.hub.retry import RetryPolicy
+
+MOST_BYTES: Final = 64 << 20
+"""Of all headers of a model together: the largest vocabularies take a tenth of it."""
+MOST_IGNORED_BYTES: Final = 8 << 20
+"""Read and thrown away of a server that ignores ranges, and no more."""
+_LEAST_BYTES: Final = 256 << 10
+_RANGE: Final = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
+
+
+class Budget:
+    """Bytes that a look may still take."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = self._left = most_bytes
+
+    def spend(self, count: int, name: str) -> None:
+        """Raises ModelInvalid where there is no more."""
+        self._left -= count
+        if self._left < 0:
+            raise ModelInvalid(
+                f"{name}: its header goes on after {size(self._most)}.",
+                hint="No model that runs here has such a header; take another repository.",
+                path=name,
+            )
+
+
+class HubSource:
+    """A file on the hub. See fit.source.ByteSource. Keeps what it read last, so that small reads beside each
+    other are one request."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        choice: Choice,
+        file: RemoteFile,
+        budget: Budget,
+        patiently: Callable[[Callable[[], bytes]], bytes],
+    ) -> None:
+        self.name = file.path
+        self.size = file.size
+        self._hub, self._listing, self._file = hub, choice.listing, file
+        self._budget, self._patiently = budget, patiently
+        self._start, self._window = 0, b""
+
+    def read(self, offset: int, count: int) -> bytes:
+        """See ByteSource. Raises NetworkError, and ModelInvalid beyond the budget."""
+        end = min(offset + count, self.size)
+        if offset >= end:
+            return b""
+        if not (self._start <= offset and end <= self._start + len(self._window)):
+            wanted = min(max(end - offset, _LEAST_BYTES), self.size - offset)
+            self._budget.spend(wanted, self.name)
+            self._window = self._patiently(lambda: self._fetch(offset, wanted))
+            self._start = offset
+        return self._window[offset - self._start : end - self._start]
+
+    def _fetch(self, offset: int, count: int) -> bytes:
+        """One request. Raises TryAgain."""
+        with self._hub.open(self._listing, self.name, offset, end=offset + count) as response:
+            skipped = self._skipped(response, offset, count)
+            body = bytearray()
+            for piece in response.iter_raw():
+                body += piece
+                if len(body) >= skipped + count:
+                    return bytes(body[skipped : skipped + count])
+        raise TryAgain(f"{self.name}: the connection ended inside its header")
+
+    def _skipped(self, response: httpx2.Response, offset: int, count: int) -> int:
+        """Bytes of the answer that stand before the wanted ones: none where the range was honoured."""
+        if response.status_code == 206:
+            found = _RANGE.fullmatch(response.headers.get("content-range", "").strip())
+            if found is None or int(found[1]) != offset:
+                raise NetworkError(f"{self.name}: the server sends another part than was asked for")
+            return 0
+        if response.status_code == 416:
+            raise TryAgain(f"{self.name} is shorter on the server than in the listing")
+        if offset + count > min(MOST_IGNORED_BYTES, self.size):
+            raise NetworkError(
+                f"{response.url.host} ignores ranges, so the header of {self.name} cannot be read alone",
+                hint="a proxy may stand in between; the download itself does not need ranges",
+            )
+        return offset
+
+
+def look_into(choice: Choice, hub: Hub, tell: Tell, patience: RetryPolicy) -> Header | Checkpoint:
+    """The header of a GGUF (of a split one all parts), or config.json and the headers of the weights of a
+    safetensors repository. Raises NetworkError, ModelInvalid."""
+    budget = Budget(MOST_BYTES)
+
+    def patiently(read: Callable[[], bytes]) -> bytes:
+        return fetch_patiently(read, patience, tell)
+
+    def source(file: RemoteFile) -> HubSource:
+        return HubSource(hub, choice, file, budget, patiently)
+
+    by_path = {file.path: file for file in choice.files}
+    if choice.variant.format == "gguf":
+        headers = [read_source(source(file)) for file in choice.files]
+        if len(headers) > 1:
+            return joined(headers, choice.name)
+        check_model(headers[0])
+        return headers[0]
+    weights = weight_files([path for path in by_path if path.endswith(".safetensors")])
+    config = next((path for path in by_path if PurePosixPath(path).name == CONFIG), None)
+    if config is None:
+        raise ModelInvalid(f"{choice.listing.repository} has no {CONFIG}.")
+    return read_checkpoint_sources(
+        choice.listing.repository,
+        source(by_path[config]),
+        [source(by_path[path]) for path in weights],
+        {path: source(by_path[path]) for path in BESIDE if path in by_path},
+    )

@@ -1,0 +1,144 @@
+"""Everything that can be run here, on one shelf: the guide, files of the models folder, what was pulled,
+aliases, and what other programs keep."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from localchat.config.paths import Paths
+from localchat.errors import LocalchatError, ModelMissing
+from localchat.model_files.checkpoint import weight_files
+from localchat.models.aliases import read_bookmarks
+from localchat.models.external import adopt
+from localchat.models.external.ollama import loose_names, parts
+from localchat.models.hub.manifest import Installed, installed
+from localchat.models.hub.safe_paths import is_known_kind
+from localchat.models.resolve import GUIDE, locate
+
+Kind = Literal["guide", "file", "link", "pulled", "alias", "adopted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One model. `origin`: where it comes from, in words. `path`: what an engine opens; None where there is
+    nothing to open. `files`: all of it. `trouble`: why it cannot be used, as far as that is known without
+    opening it. `stands_for`: the word behind an alias. `ticket`, `notes`: see origins.Found."""
+
+    name: str
+    kind: Kind
+    origin: str
+    path: Path | None
+    files: tuple[Path, ...] = ()
+    trouble: str = ""
+    stands_for: str = ""
+    ticket: Path | None = None
+    notes: tuple[str, ...] = ()
+    installed: Installed | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files that are there."""
+        return sum(file.stat().st_size for file in self.files if file.is_file())
+
+
+class ModelIndex(NamedTuple):
+    """`notices`: what could not be read, in sentences."""
+
+    models: tuple[Model, ...]
+    notices: tuple[str, ...]
+
+    def find(self, word: str) -> Model | None:
+        """The model of exactly this name, letter case apart."""
+        same = word.casefold()
+        return next((model for model in self.models if model.name.casefold() == same), None)
+
+
+def read_shelf(paths: Paths, environ: Mapping[str, str], *, root: Path = Path("/")) -> ModelIndex:
+    """Look everywhere. No model is opened. `root`: where /usr stands. Raises LocalchatError
+    for bookmarks that cannot be read."""
+    own = [*_guide(paths), *_pulled(paths), *_loose(paths)]
+    known = {file.resolve() for model in own for file in model.files if model.kind != "link"}
+    adoption = adopt(environ, root=root)
+    adopted = (
+        Model(
+            name=one.name,
+            kind="adopted",
+            origin=one.origin,
+            path=one.path,
+            files=parts(one.path) if one.path is not None else (),
+            trouble=one.trouble,
+            ticket=one.ticket,
+            notes=one.notes,
+        )
+        for one in adoption.models
+        if one.path is None or one.path.resolve() not in known
+    )
+    aliases = _aliases(paths, environ)
+    return ModelIndex((*own, *aliases, *adopted), adoption.notices)
+
+
+def find_model(word: str, shelf: ModelIndex, paths: Paths, environ: Mapping[str, str]) -> Model:
+    """The model that `word` means, by the shelf or by `locate` (paths, short forms of a name). Raises
+    ModelMissing, ModelInvalid, UsageError."""
+    if model := shelf.find(word):
+        return model
+    found = locate(word, paths, "the model named in the command", environ)
+    if (model := shelf.find(found.name)) and model.path == found.path:
+        return model
+    here = found.path.resolve()
+    for model in shelf.models:
+        if model.kind != "alias" and model.path is not None and model.path.resolve() == here:
+            return model
+    return Model(found.name, "file", f"the path {found.path}", found.path, files_of(found.path))
+
+
+def files_of(path: Path) -> tuple[Path, ...]:
+    """All files of the model at a path: the parts of a split GGUF, or what belongs to a checkpoint in its
+    folder."""
+    if not path.is_dir():
+        return parts(path)
+    known = sorted(file for file in path.iterdir() if is_known_kind(file.name) and file.is_file())
+    weights = {*weight_files([file.name for file in known if file.suffix == ".safetensors"])}
+    settings = [file for file in known if file.suffix not in (".safetensors", ".gguf")]
+    return (*settings, *(path / name for name in sorted(weights)))
+
+
+# ---------------------------------------------------------------------------- the parts of the shelf
+
+
+def _guide(paths: Paths) -> Iterator[Model]:
+    try:
+        path = locate(GUIDE, paths, "").path
+    except ModelMissing:
+        return
+    yield Model(GUIDE, "guide", "built in", path, (path,))
+
+
+def _pulled(paths: Paths) -> Iterator[Model]:
+    for one in installed(paths.models_dir):
+        name, repository = one.manifest.name, one.manifest.repository
+        trouble = "" if one.complete else "files of it are missing: pull it again"
+        yield Model(name, "pulled", repository, one.path, one.files, trouble, installed=one)
+
+
+def _loose(paths: Paths) -> Iterator[Model]:
+    """GGUF files of the models folder that no manifest lists."""
+    listed = {file for one in installed(paths.models_dir) for file in one.files}
+    for name, path in loose_names(paths.models_dir).items():
+        if path in listed:
+            continue
+        if path.is_symlink():
+            yield Model(name, "link", f"link to {path.resolve()}", path, parts(path))
+        else:
+            yield Model(name, "file", "models folder", path, parts(path))
+
+
+def _aliases(paths: Paths, environ: Mapping[str, str]) -> Iterator[Model]:
+    for name, word in read_bookmarks(paths).aliases.items():
+        try:
+            path = locate(word, paths, f"the alias {name}", environ).path
+        except LocalchatError as problem:
+            yield Model(name, "alias", f"alias of {word}", None, (), problem.message, word)
+            continue
+        yield Model(name, "alias", f"alias of {word}", path, files_of(path), "", word)

@@ -1,0 +1,1 @@
+"""Facts about a model file, as `localchat show` prints them."""

@@ -1,0 +1,159 @@
+"""What a safetensors checkpoint tells a user, by its settings and the headers of its weights: the facts of a
+GGUF, as far as such a folder says them."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+from localchat.errors import ModelInvalid, reason
+from localchat.model_files.checkpoint import Checkpoint
+from localchat.model_files.safetensors import Tensor
+from localchat.models.info.gguf_info import GGUFInfo, abilities_of, sentences_of
+
+_JINJA: Final = "chat_template.jinja"
+_MORE_TEMPLATES: Final = "additional_chat_templates"
+_TEMPLATES_BESIDE: Final = ("tokenizer_config.json", "chat_template.json")
+_LONGEST_BYTES: Final = 64 << 20
+"""Of a tokenizer: the largest vocabularies take a third of it."""
+_MIDDLE_TOKENS: Final = ("<|fim_middle|>", "<fim_middle>", "<MID>")
+"""The tokens for the middle that the CUDA backend knows."""
+_CODES: Final = (".qweight", ".weight_packed")
+_BESIDE_CODES: Final = (
+    *(".qzeros", ".scales", "_scale", "_scale_inv", "_zero_point", ".weight_shape", "g_idx"),
+    *("_scale_2", ".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map"),
+)
+"""What quantized weights are read with; no weights themselves."""
+_LICENCE: Final = re.compile(r"^license(?:_name)?:[ \t]*['\"]?([\w .+-]{1,80}?)['\"]?[ \t]*$", re.M)
+_HALF: Final = 2
+
+
+def checkpoint_facts(folder: Path, model: Checkpoint, *, vocabulary: bool = False) -> GGUFInfo:
+    """The facts. vocabulary: also whether it fills in the middle, for which the tokenizer is searched. Raises
+    ModelInvalid for settings that cannot be read."""
+    templates = checkpoint_templates(folder)
+    abilities = abilities_of(templates, infill=vocabulary and _fills_in(folder))
+    can, cannot = sentences_of(abilities, templates)
+    layers = model.number("num_hidden_layers")
+    return GGUFInfo(
+        architecture=model.architecture,
+        parameters=sum(_numbers(tensor, _bits(model)) for tensor in _tensors(model)),
+        quantization=model.quantization,
+        context_tokens=model.context_train,
+        layers=layers,
+        vocab_size=model.number("vocab_size") or _rows(model, "embed_tokens.weight"),
+        licence=_licence(folder),
+        templates=templates,
+        kv_bytes_per_token=2 * _HALF * layers * _key_width(model),
+        kv_types=(),
+        state_bytes=0,
+        abilities=abilities,
+        can=can,
+        cannot=cannot,
+    )
+
+
+def checkpoint_templates(folder: Path) -> dict[str, str]:
+    """Chat templates by name, `default` first. Raises ModelInvalid."""
+    found = dict(_templates(folder))
+    default = {"default": found.pop("default")} if "default" in found else {}
+    return default | dict(sorted(found.items()))
+
+
+def _templates(folder: Path) -> Iterator[tuple[str, str]]:
+    """Files of their own count before those in settings: the last of a name stands."""
+    for name in reversed(_TEMPLATES_BESIDE):
+        stated = _settings(folder / name).get("chat_template")
+        if isinstance(stated, str) and stated.strip():
+            yield "default", stated
+        for each in stated if isinstance(stated, list) else ():
+            if isinstance(each, dict) and isinstance(each.get("template"), str):
+                yield str(each.get("name")), each["template"]
+    for path in sorted((folder / _MORE_TEMPLATES).glob("*.jinja")):
+        yield path.stem, _text(path)
+    if (folder / _JINJA).is_file():
+        yield "default", _text(folder / _JINJA)
+
+
+def _settings(path: Path) -> Mapping[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(_text(path))
+    except (ValueError, RecursionError) as problem:
+        raise ModelInvalid(f"{path} is no JSON: {problem}.", path=str(path)) from problem
+    return found if isinstance(found, dict) else {}
+
+
+def _text(path: Path) -> str:
+    """Raises ModelInvalid."""
+    try:
+        with path.open("rb") as file:
+            return file.read(_LONGEST_BYTES).decode("utf-8", "replace")
+    except OSError as problem:
+        raise ModelInvalid(
+            f"{path} cannot be read: {reason(problem)}.", path=str(path)
+        ) from problem
+
+
+def _fills_in(folder: Path) -> bool:
+    path = folder / "tokenizer.json"
+    text = _text(path) if path.is_file() else ""
+    return any(json.dumps(token) in text for token in _MIDDLE_TOKENS)
+
+
+def _licence(folder: Path) -> str:
+    """As the model card's head names it, where the card lies beside."""
+    card = folder / "README.md"
+    head = _text(card)[:4096] if card.is_file() else ""
+    if not head.startswith("---"):
+        return ""
+    found = _LICENCE.search(head.partition("\n---")[0])
+    return found[1].strip() if found else ""
+
+
+# ---------------------------------------------------------------------------- numbers
+
+
+def _tensors(model: Checkpoint) -> Iterator[Tensor]:
+    return (tensor for header in model.headers for tensor in header.tensors)
+
+
+def _numbers(tensor: Tensor, bits: int) -> int:
+    """Weights in a tensor: several in a word where it holds codes."""
+    if tensor.name.endswith(_BESIDE_CODES):
+        return 0
+    if tensor.name.endswith(_CODES):
+        return tensor.size_bytes * 8 // bits
+    return prod(tensor.shape)
+
+
+def _bits(model: Checkpoint) -> int:
+    """Of a code, 4 where nothing says it."""
+    stated = model.config.get("quantization_config")
+    held = stated if isinstance(stated, Mapping) else {}
+    groups = held.get("config_groups")
+    weights = [
+        group.get("weights")
+        for group in (groups.values() if isinstance(groups, Mapping) else ())
+        if isinstance(group, Mapping)
+    ]
+    named = [held.get("bits"), *(one.get("num_bits") for one in weights if isinstance(one, dict))]
+    return next((one for one in named if isinstance(one, int) and 1 <= one <= 16), 4)
+
+
+def _key_width(model: Checkpoint) -> int:
+    """Numbers of one token's keys in a layer; 0 where nothing says it."""
+    heads = model.number("num_key_value_heads") or model.number("num_attention_heads")
+    attention = model.number("num_attention_heads")
+    head = model.number("head_dim") or (
+        model.number("hidden_size") // attention if attention else 0
+    )
+    return heads * head or _rows(model, "self_attn.k_proj.weight")
+
+
+def _rows(model: Checkpoint, name: str) -> int:
+    found = (tensor for tensor in _tensors(model) if tensor.name.endswith(name))
+    return next((tensor.shape[0] for tensor in found if len(tensor.shape) == 2), 0)

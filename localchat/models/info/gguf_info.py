@@ -1,0 +1,185 @@
+"""What a model's header tells a user: sizes, template, what it can do and what it cannot."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from localchat.fit.memory_plan import CacheWish, kv_layer_bytes, kv_types
+from localchat.fit.report import tokens
+from localchat.model_files.architecture import ENCODERS, ModelShape, model_shape, pooling_of
+from localchat.model_files.gguf import Array, Header
+
+_TEMPLATE: Final = "tokenizer.chat_template"
+_CODE: Final = re.compile(r"\{[{%](.*?)[%}]\}", re.DOTALL)
+_STRINGS: Final = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
+_SWITCHES: Final = frozenset({"enable_thinking", "thinking", "reasoning_effort"})
+_THOUGHTS: Final = (
+    "<think>",
+    "<|channel|>analysis",
+    "<|START_THINKING|>",
+    "[THINK]",
+    "<seed:think>",
+)
+_MIDDLE: Final = ("tokenizer.ggml.fim_mid_token_id", "tokenizer.ggml.middle_token_id")
+_MIDDLE_TOKENS: Final = frozenset(
+    {
+        *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>"),
+        *("<|code_middle|>", "<|middle|>"),
+    }
+)
+"""Tokens that llama.cpp takes for the middle where the header names none."""
+_MANY: Final = 100_000
+
+Ability: TypeAlias = Literal["chat", "tools", "thinking", "infill", "embedding"]
+"""What programs ask of a model: a chat template, one that knows of tools, reasoning, filling in the middle; or
+vectors of texts, and then nothing else."""
+
+_EMBEDDING_CAN: Final = ("It gives embeddings: a vector of numbers for each text.",)
+_EMBEDDING_CANNOT: Final = (
+    "It reads no images and hears no sound here.",
+    "It writes no text: chats and completions are refused.",
+)
+
+VOCABULARY: Final = "tokenizer.ggml.tokens"
+"""To be asked of read_header as strings, where it matters whether a model fills in the middle."""
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFInfo:
+    """About one model. `licence`: as the file names it, empty where it does not. `templates`: chat templates
+    by name, `default` first. `kv_bytes_per_token`: with `kv_type` f16, of what grows with the text.
+    `state_bytes`: of what does not, per conversation. `can`, `cannot`: sentences about `abilities` and more."""
+
+    architecture: str
+    parameters: int
+    quantization: str
+    context_tokens: int
+    layers: int
+    vocab_size: int
+    licence: str
+    templates: Mapping[str, str]
+    kv_bytes_per_token: int
+    kv_types: tuple[str, ...]
+    state_bytes: int
+    abilities: frozenset[Ability]
+    can: tuple[str, ...]
+    cannot: tuple[str, ...]
+
+
+def facts_of(header: Header) -> GGUFInfo:
+    """The facts behind a checked header (fit.header.read_header, with VOCABULARY)."""
+    shape = model_shape(header)
+    templates = _templates(header)
+    abilities = abilities_of(templates, infill=_fills_in(header))
+    can, cannot = sentences_of(abilities, templates)
+    more, less = _shape_sentences(shape)
+    if pooling_of(header):
+        abilities = frozenset({"embedding"})
+        can, cannot = _EMBEDDING_CAN, _EMBEDDING_CANNOT
+        more, less = (), ()
+    return GGUFInfo(
+        architecture=header.architecture,
+        parameters=header.parameters,
+        quantization=header.quantization,
+        context_tokens=shape.context_train,
+        layers=len(shape.layers),
+        vocab_size=shape.vocab_size,
+        licence=_text(header, "general.license.name") or _text(header, "general.license"),
+        templates=templates,
+        kv_bytes_per_token=0 if header.architecture in ENCODERS else _growth(shape),
+        kv_types=kv_types(shape),
+        state_bytes=sum(4 * layer.state for layer in shape.layers),
+        abilities=abilities,
+        can=(*can, *more),
+        cannot=(*cannot, *less),
+    )
+
+
+def _growth(shape: ModelShape) -> int:
+    """KV bytes of one more token: of many tokens, so that a sliding window does not count."""
+    whole = CacheWish(_MANY, min(shape.window or _MANY, _MANY), 0)
+    more = whole._replace(cells=_MANY + 1)
+    return sum(kv_layer_bytes(shape, more)) - sum(kv_layer_bytes(shape, whole))
+
+
+def _text(header: Header, key: str) -> str:
+    found = header.metadata.get(key)
+    return found.strip() if isinstance(found, str) else ""
+
+
+def _templates(header: Header) -> dict[str, str]:
+    found = {
+        key.removeprefix(_TEMPLATE).lstrip(".") or "default": value
+        for key, value in sorted(header.metadata.items())
+        if (key == _TEMPLATE or key.startswith(f"{_TEMPLATE}.")) and isinstance(value, str)
+    }
+    return {name: source for name, source in found.items() if source.strip()}
+
+
+def _names(templates: Mapping[str, str]) -> frozenset[str]:
+    """The words in the templates' code, texts left out."""
+    code = " ".join(part for source in templates.values() for part in _CODE.findall(source))
+    return frozenset(re.findall(r"[A-Za-z_]\w*", _STRINGS.sub(" ", code)))
+
+
+def _fills_in(header: Header) -> bool:
+    if any(key in header.metadata for key in _MIDDLE):
+        return True
+    known = header.metadata.get(VOCABULARY)
+    return isinstance(known, Array) and not _MIDDLE_TOKENS.isdisjoint(known.values or ())
+
+
+def abilities_of(templates: Mapping[str, str], *, infill: bool) -> frozenset[Ability]:
+    """What these templates, by name, are for. infill: whether the model has a token for the middle."""
+    names = _names(templates)
+    thoughts = any(sign in source for source in templates.values() for sign in _THOUGHTS)
+    found: dict[Ability, bool] = {
+        "chat": bool(templates),
+        "tools": "tools" in names,
+        "thinking": bool(names & _SWITCHES) or thoughts,
+        "infill": infill,
+    }
+    return frozenset(ability for ability, there in found.items() if there)
+
+
+def sentences_of(
+    abilities: frozenset[Ability], templates: Mapping[str, str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What a model can do, and what it cannot."""
+    can, cannot = [], ["It reads no images and hears no sound here."]
+    if templates:
+        can.append("It has a chat template.")
+    else:
+        cannot.append(
+            "It brings no chat template: a conversation reaches it as plain text, and it may be a base model."
+        )
+    if "tools" in abilities:
+        can.append("Its template tells it of tools.")
+    elif templates:
+        cannot.append("Its template has no place for tools.")
+    if _names(templates) & _SWITCHES:
+        can.append("Its reasoning can be turned on and off (--think).")
+    elif "thinking" in abilities:
+        can.append("It reasons before it answers.")
+    if "infill" in abilities:
+        can.append("It fills in the middle of code.")
+    else:
+        cannot.append("It does not fill in the middle of code.")
+    return tuple(can), tuple(cannot)
+
+
+def _shape_sentences(shape: ModelShape) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    can, cannot = [], []
+    if shape.recurrent:
+        cannot.append(
+            "It keeps a running state that cannot be cut back: no speculation, and an earlier prompt is "
+            "reused only from where the state was saved."
+        )
+    if shape.window:
+        can.append(
+            f"Some of its layers see the last {tokens(shape.window)} only, which saves memory."
+        )
+    if "q8_0" not in kv_types(shape):
+        cannot.append("Its KV cache cannot be quantized.")
+    return tuple(can), tuple(cannot)

@@ -1,0 +1,195 @@
+"""What people call a model: `family:size-quant`, `family:size`, `hf.co/user/repo:QUANT`, `user/repo`.
+
+A name ends up as a repository and a quantization; which files those are is found by listing the repository,
+so that split and renamed files work.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from localchat.errors import ModelMissing, UsageError
+from localchat.models.catalog import Catalogue, Entry
+from localchat.models.hub.manifest import Format, Installed
+from localchat.models.quantizations import (
+    DEFAULT_QUANTIZATION,
+    canonical,
+    is_quantization,
+    same_quantization,
+)
+
+_HOSTS: Final = ("https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/")
+_PART: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_-])?")
+_TAG: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
+_PART_NUMBER: Final = re.compile(r"-\d{5}-of-\d{5}$")
+_FORM: Final = "a name is qwen2.5:7b-q4_k_m, qwen2.5:7b, hf.co/user/repo:QUANT or user/repo"
+
+
+class Reference(NamedTuple):
+    """A model on the hub, as a name means it. `name`: in its own spelling, a name of the catalogue with its
+    quantization; `exact`: whether the word named the quantization itself; `quantization` and `format` are
+    None where the repository's listing is to decide."""
+
+    name: str
+    repository: str
+    quantization: str | None
+    exact: bool
+    format: Format | None
+    entry: Entry | None
+
+    @property
+    def repositories(self) -> tuple[str, ...]:
+        """Where the model can have come from, in small letters."""
+        sources = self.entry.sources if self.entry is not None and not self.exact else ()
+        return tuple(
+            dict.fromkeys(
+                name.lower() for name in (self.repository, *(s.repository for s in sources))
+            )
+        )
+
+    def stored_name(self, quantization: str) -> str:
+        """The name that the model gets once its quantization is known."""
+        if self.entry is not None:
+            quantization = quantization or self.quantization or ""
+            return f"{self.entry.name}-{quantization.lower()}"
+        return f"hf.co/{self.repository}" + (f":{quantization}" if quantization else "")
+
+
+def is_hub_name(word: str) -> bool:
+    """Whether a word has the form of a repository of the hub: `user/repo`, `hf.co/user/repo:QUANT`."""
+    try:
+        return "/" in word and bool(_hub(word).repository)
+    except UsageError:
+        return False
+
+
+def parse(word: str, catalogue: Catalogue) -> Reference:
+    """What a name means. Raises UsageError for one that is ambiguous or has no such form, ModelMissing for
+    one that nobody knows, each with the nearest names."""
+    if "/" in word:
+        return _hub(word)
+    entry, quantization = _entry(word.lower(), catalogue)
+    chosen = entry.source(quantization)
+    if chosen is None and quantization is not None and is_quantization(quantization):
+        gguf = next((source for source in entry.sources if source.format == "gguf"), None)
+        chosen = (gguf, canonical(quantization)) if gguf else None
+    if chosen is None:
+        raise ModelMissing(f"there is no {quantization} of {entry.name}", hint=_quantized(entry))
+    source, written = chosen
+    name = f"{entry.name}-{written.lower()}"
+    return Reference(
+        name, source.repository, written, quantization is not None, source.format, entry
+    )
+
+
+def _hub(word: str) -> Reference:
+    path = next(
+        (_page(word[len(host) :]) for host in _HOSTS if word.lower().startswith(host)), word
+    ).rstrip("/")
+    repository, colon, tag = path.partition(":")
+    parts = repository.split("/")
+    usable = len(parts) == 2 and all(_usable(part) for part in parts)
+    if not usable or (colon and not _TAG.fullmatch(tag)) or ".." in tag:
+        raise UsageError(f"{word!r} names no repository", hint=_FORM)
+    if tag.lower() == "latest":  # as users of Ollama write for what is meant where nothing is said
+        tag, path = "", repository
+    return Reference(f"hf.co/{path}", repository, tag or None, bool(tag), None, None)
+
+
+def _page(path: str) -> str:
+    """The name behind the address of a page of the hub: of a repository's list of files, or of a file of its
+    main branch; or behind a repository and a file of it."""
+    parts = path.partition("?")[0].rstrip("/").split("/")
+    if parts[2:] in (["tree", "main"], []):
+        return "/".join(parts[:2])
+    inside = parts[2:]
+    if parts[2] in ("blob", "resolve", "tree"):
+        inside = parts[4:] if parts[2] != "tree" and parts[3:4] == ["main"] else []
+    file, dot, kind = inside[-1].rpartition(".") if inside else ("", "", "")
+    if dot and kind.lower() == "gguf" and all(_usable(part) for part in inside):
+        return f"{parts[0]}/{parts[1]}:{_PART_NUMBER.sub('', file)}"
+    return f"{parts[0]}/{parts[1]}" if len(inside) == 1 and len(parts) == 5 else path
+
+
+def _usable(part: str) -> bool:
+    return _PART.fullmatch(part) is not None and ".." not in part
+
+
+def _entry(word: str, catalogue: Catalogue) -> tuple[Entry, str | None]:
+    """The entry and the quantization, which is what the word has behind the name."""
+    word = word.removesuffix(":latest")
+    if word in catalogue:
+        return catalogue[word], None
+    fitting = [name for name in catalogue if word.startswith((f"{name}-", f"{name}:"))]
+    if fitting:
+        name = max(fitting, key=len)
+        return catalogue[name], word[len(name) + 1 :]
+    family = [name for name, entry in catalogue.items() if entry.family == word]
+    if len(family) == 1:
+        return catalogue[family[0]], None
+    if family:
+        raise UsageError(
+            f"{word} is a family of {len(family)} models", hint=f"name one: {', '.join(family)}"
+        )
+    raise ModelMissing(
+        f"there is no model {word!r} in the catalogue", hint=nearest(word, catalogue)
+    )
+
+
+def _quantized(entry: Entry) -> str:
+    names = [each for source in entry.sources for each in source.quantizations]
+    return f"there are {', '.join(f'{entry.name}-{each.lower()}' for each in names)}"
+
+
+def offered(word: str, catalogue: Catalogue) -> str:
+    """A hint: the quantizations of the model that a word begins with; empty where it begins with none."""
+    try:
+        entry, quantization = _entry(word.lower(), catalogue)
+    except (ModelMissing, UsageError):
+        return ""
+    return _quantized(entry) if quantization is not None else ""
+
+
+def nearest(word: str, names: Iterable[str]) -> str:
+    """A hint: the names that are most like this word, or the forms that a name can have."""
+    from difflib import get_close_matches
+
+    known = {name.lower(): name for name in sorted(names)}
+    near = [known[name] for name in get_close_matches(word.lower(), known, n=4, cutoff=0.5)]
+    family = word.lower().partition(":")[0]
+    kin = [
+        name
+        for lower, name in known.items()
+        if lower.partition(":")[0] == family or lower.startswith(f"{family}/")
+    ]
+    close = list(dict.fromkeys(kin + near))[:8]
+    return f"the nearest names: {', '.join(close)}" if close else _FORM
+
+
+def among(reference: Reference, models: Iterable[Installed]) -> Installed | None:
+    """The pulled model that is meant. Where the word named no quantization: the default one, else the only
+    one that is here. Raises UsageError where several are meant alike."""
+    found = [one for one in models if one.manifest.repository.lower() in reference.repositories]
+    wanted = reference.quantization or DEFAULT_QUANTIZATION
+    # Of two names for the same files the one that was said.
+    found.sort(key=lambda one: one.manifest.name.lower() != reference.name.lower())
+    for one in found:
+        if _is(one, reference, wanted):
+            return one
+    if reference.exact or not found:
+        return None
+    if len(found) == 1:
+        return found[0]
+    raise UsageError(
+        f"{len(found)} models are here that {reference.name} can mean",
+        hint=f"name one: {', '.join(one.manifest.name for one in found)}",
+    )
+
+
+def _is(one: Installed, reference: Reference, wanted: str) -> bool:
+    """Whether this is the quantization, or the file of that name."""
+    manifest = one.manifest
+    return same_quantization(manifest.quantization, wanted) or manifest.name.lower() in (
+        reference.name.lower(),
+        f"hf.co/{reference.repository}:{wanted}".lower().removesuffix(".gguf"),
+    )

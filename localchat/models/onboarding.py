@@ -1,0 +1,220 @@
+"""What somebody sees who has no model yet: the hardware in a line, what other programs have here already, and
+three models of the catalogue that fit this machine. Plain data; nothing is asked of the network.
+
+`first_run` takes a second or two, most of it the probe of the machine's speed: call it beside the first paint.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+from localchat.config.paths import Paths
+from localchat.errors import LocalchatError
+from localchat.fit.hardware import Machine
+from localchat.fit.memory_plan import LoadWish, MemoryPlan
+from localchat.fit.report import size
+from localchat.fit.speed_history import SpeedHistory
+from localchat.model_files.gguf import Header
+from localchat.models.assess import FitReport, Subject, assess, usable_machine
+from localchat.models.catalog import Catalogue, Entry, read_catalogue
+from localchat.models.hub.download import DownloadRate, download_rate
+from localchat.models.index import Model, read_shelf
+from localchat.models.synthetic.gguf import drawn_header, read_blueprints
+
+Role = Literal["fast", "balanced", "best"]
+
+_AIMS: Final[tuple[tuple[Role, float], ...]] = (("best", 5.0), ("balanced", 15.0), ("fast", 40.0))
+"""Tokens a second that a model of each role must write at least; people read some five words a second."""
+_STEP: Final = 0.6
+"""A card must be clearly smaller than the one above it."""
+_GOAL_TOKENS: Final = 4096
+_SLOTS: Final = 2
+_OWN: Final = frozenset({"file", "link", "pulled", "alias"})
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One model to begin with. `name`: what to pull. `download_s`: at the rate of `FirstRun.rate`.
+    `tokens_per_s`: an estimate; None where there is none. `command`: fetches it."""
+
+    role: Role
+    name: str
+    about: str
+    parameters: int
+    size_bytes: int
+    download_s: float
+    context_tokens: int
+    gpu_layers: int
+    layers: int
+    tokens_per_s: float | None
+    why: str
+
+    @property
+    def command(self) -> str:
+        """What fetches it."""
+        return f"localchat pull {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRun:
+    """`hardware`: one line. `adoptable`: models of other programs that can be run where they lie. `cards`:
+    fast, balanced, best, as many as fit."""
+
+    hardware: str
+    adoptable: tuple[Model, ...]
+    cards: tuple[Card, ...]
+    rate: DownloadRate
+
+
+def first_run(paths: Paths, environ: Mapping[str, str], machine: Machine | None = None) -> FirstRun:
+    """Look at machine, shelf and catalogue. Raises LocalchatError for a catalogue or bookmarks of the user
+    that cannot be read."""
+    here = machine or usable_machine()
+    shelf = read_shelf(paths, environ)
+    rate = download_rate(paths.state_dir)
+    catalogue = read_catalogue(paths)
+    return FirstRun(
+        hardware=hardware_line(here),
+        adoptable=tuple(one for one in shelf.models if one.kind == "adopted" and not one.trouble),
+        cards=tuple(_cards(catalogue, here, SpeedHistory(paths.state_dir), rate)),
+        rate=rate,
+    )
+
+
+def is_first_run(paths: Paths, environ: Mapping[str, str]) -> bool:
+    """Whether there is no model of the user's own yet: nothing pulled, imported or put into the folder."""
+    return not any(model.kind in _OWN for model in read_shelf(paths, environ).models)
+
+
+def hardware_line(machine: Machine) -> str:
+    """`AMD EPYC 7B13, 2 cores · 8.1 GB of RAM, 6.0 GB free · RTX 4090, 24.0 GB, 21.0 GB free`."""
+    cores = f"{machine.cores} core{'' if machine.cores == 1 else 's'}"
+    unified = ", shared with its GPU" if machine.unified_memory else ""
+    parts = [
+        ", ".join(part for part in (machine.cpu_name.strip(), cores) if part),
+        f"{size(machine.ram_total_bytes)} of RAM{unified}, {size(machine.ram_free_bytes)} free",
+    ]
+    parts += [
+        f"{gpu.name}, {size(gpu.total_bytes)}, {size(gpu.free_bytes)} free" for gpu in machine.gpus
+    ]
+    return " · ".join([*parts, *([machine.gpu_note.rstrip(".")] if machine.gpu_note else [])])
+
+
+# ---------------------------------------------------------------------------- the three cards
+
+
+class _Candidate(NamedTuple):
+    """`strength`: how good its answers are, as a number of parameters of a dense model. `read_bytes`: what
+    one token reads."""
+
+    entry: Entry
+    name: str
+    header: Header
+    verdict: FitReport
+    strength: float
+    read_bytes: float
+
+
+def _cards(
+    catalogue: Catalogue, machine: Machine, paces: SpeedHistory, rate: DownloadRate
+) -> Iterator[Card]:
+    """From the fast to the best."""
+    candidates = sorted(_candidates(catalogue, machine), key=lambda one: one.strength)
+    speed = _speed(candidates, machine, paces)
+    for role, one in _chosen(candidates, speed):
+        plan = one.verdict.plan
+        yield Card(
+            role=role,
+            name=one.name,
+            about=one.entry.about,
+            parameters=one.entry.parameters,
+            size_bytes=one.header.file_bytes,
+            download_s=one.header.file_bytes / rate.bytes_per_s,
+            context_tokens=plan.context_tokens,
+            gpu_layers=plan.gpu_layers,
+            layers=plan.layers,
+            tokens_per_s=_rate(one, speed, machine, paces),
+            why=one.verdict.why,
+        )
+
+
+def _rate(
+    one: _Candidate, speed: float | None, machine: Machine, paces: SpeedHistory
+) -> float | None:
+    """Tokens a second. On a CPU by its bytes; on a GPU a token has a constant part, and no probe is needed."""
+    if speed is None or not one.verdict.plan.gpu_layers:
+        return speed / one.read_bytes if speed is not None else None
+    wish = LoadWish(max_slots=_SLOTS)
+    pace = assess(Subject(one.name, one.header), wish, machine, paces).pace
+    return pace.tokens_per_s if pace is not None else None
+
+
+def _chosen(candidates: list[_Candidate], speed: float | None) -> list[tuple[Role, _Candidate]]:
+    """From the fast to the best. candidates: from weak to strong. speed: bytes a second, None: not known."""
+    found: list[tuple[Role, _Candidate]] = []
+    for role, least in _AIMS:
+        most = found[-1][1].strength * _STEP if found else float("inf")
+        left = [one for one in candidates if one.strength <= most]
+        quick = [one for one in left if speed is None or speed / one.read_bytes >= least]
+        found += [(role, one) for one in quick[-1:]]
+    ladder: list[_Candidate] = []
+    for one in candidates:
+        if not ladder or one.strength * _STEP >= ladder[-1].strength:
+            ladder.append(one)
+    if len(found) < min(len(ladder), len(_AIMS)):
+        # A machine too slow for the aims still gets the smallest ones, in order.
+        names: tuple[Role, ...] = ("fast", "balanced", "best")
+        return list(zip(names, ladder, strict=False))
+    return found[::-1]
+
+
+def _candidates(catalogue: Catalogue, machine: Machine) -> Iterator[_Candidate]:
+    """Models for everyday talk that fit: chat and tools, no specialists for code, in their default
+    quantization; on a machine with a GPU those that fit on it whole."""
+    shapes = read_blueprints()
+    seen: set[tuple[object, ...]] = set()
+    for name, entry in catalogue.items():
+        found = entry.source(None)
+        if name not in shapes or not {"chat", "tools"} <= set(entry.uses) or "code" in entry.uses:
+            continue
+        header = drawn_header(entry, shapes[name], found[1]) if found else None
+        if header is None or found is None:
+            continue
+        full = f"{name}-{found[1].lower()}"
+        wish = LoadWish(max_slots=_SLOTS)
+        try:
+            verdict = assess(Subject(full, header), wish, machine, None, speed=False)
+        except LocalchatError:
+            continue  # no backend here runs it
+        short = verdict.plan.context_tokens < min(_GOAL_TOKENS, entry.context_tokens)
+        if not verdict.plan.fits or short or _slowed(verdict.plan, machine):
+            continue
+        key = (shapes[name], entry.uses)
+        if key in seen:
+            continue
+        seen.add(key)
+        active = entry.active_parameters or entry.parameters
+        yield _Candidate(
+            entry,
+            full,
+            header,
+            verdict,
+            # A mixture of experts answers like a dense model between its two numbers (geometric mean).
+            (entry.parameters * active) ** 0.5,
+            header.weights_bytes * active / entry.parameters,
+        )
+
+
+def _slowed(plan: MemoryPlan, machine: Machine) -> bool:
+    """Whether a GPU would wait for layers in RAM."""
+    return bool(machine.gpus or machine.unified_memory) and 0 < plan.gpu_layers < plan.layers
+
+
+def _speed(candidates: list[_Candidate], machine: Machine, paces: SpeedHistory) -> float | None:
+    """Bytes of weights that one second reads here, by an estimate for a model of middling size."""
+    if not candidates:
+        return None
+    middle = candidates[len(candidates) // 2]
+    wish = LoadWish(max_slots=_SLOTS)
+    pace = assess(Subject(middle.name, middle.header), wish, machine, paces).pace
+    return pace.tokens_per_s * middle.read_bytes if pace is not None else None

@@ -1,0 +1,153 @@
+"""Quantizations as they stand in the names of files, and the files that make up each."""
+
+import re
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+from typing import Final, NamedTuple
+
+from localchat.errors import ModelInvalid, ModelMissing, UsageError
+from localchat.models.hub.manifest import Format
+
+DEFAULT_QUANTIZATION: Final = "Q4_K_M"
+"""Four bits and a half: the smallest mix whose answers are hard to tell from the whole model's."""
+
+_GGUF: Final = re.compile(
+    r"(?<![A-Za-z0-9])((?:UD-)?(?:I?Q[1-8]|TQ[12])(?:_[0-9A-Z]+)*|MXFP4(?:_MOE)?|BF16|F16|F32|FP16|FP32)"
+    r"(?![A-Za-z0-9])",
+    re.IGNORECASE,
+)
+_SAFETENSORS: Final = re.compile(r"(?<![A-Za-z])(AWQ|GPTQ|FP8|BF16)(?![A-Za-z])", re.IGNORECASE)
+_PART: Final = re.compile(r"-(\d{5})-of-(\d{5})$")
+_MOST_SHOWN: Final = 20
+
+
+class Variant(NamedTuple):
+    """One model of a repository: the files that belong together, parts of a split one in order.
+    `quantization` is empty where the names do not tell. `trouble`: what of it is missing there, a sentence."""
+
+    quantization: str
+    format: Format
+    stem: str
+    files: tuple[str, ...]
+    trouble: str = ""
+
+
+def canonical(quantization: str) -> str:
+    """How quantizations are compared: case, the kind of dash and the older FP16 for F16 do not count."""
+    written = quantization.upper().replace("-", "_")
+    return written[:1] + written[2:] if written in ("FP16", "FP32") else written
+
+
+def same_quantization(one: str, other: str) -> bool:
+    """Whether two spellings mean the same."""
+    return canonical(one) == canonical(other)
+
+
+def is_quantization(word: str) -> bool:
+    """Whether a word is the name of a GGUF quantization."""
+    return _GGUF.fullmatch(word.replace("-", "_").replace("UD_", "UD-", 1)) is not None
+
+
+def quantization_of(path: str) -> str:
+    """The quantization that a file's name tells, in capitals; empty where it tells none."""
+    found = _GGUF.findall(PurePosixPath(path).stem)
+    return str(found[-1]).upper() if found else ""
+
+
+def safetensors_quantization(repository: str) -> str:
+    """What the name of a repository of safetensors tells; empty where it tells nothing, as for the weights
+    that the makers published."""
+    found = _SAFETENSORS.search(repository)
+    return found[0].upper() if found else ""
+
+
+def gguf_variants(paths: Iterable[str]) -> list[Variant]:
+    """The models among these files. Projectors for images and importance matrices are none."""
+    groups: dict[str, dict[int, str]] = {}
+    counts: dict[str, set[int]] = {}
+    for path in sorted(paths):
+        pure = PurePosixPath(path)
+        if (
+            pure.suffix.lower() != ".gguf"
+            or "mmproj" in pure.name.lower()
+            or "imatrix" in pure.name.lower()
+        ):
+            continue
+        part = _PART.search(pure.stem)
+        stem = str(pure.with_name(pure.stem[: part.start()] if part else pure.stem))
+        number, count = (int(part[1]), int(part[2])) if part else (1, 1)
+        groups.setdefault(stem, {})[number] = path
+        counts.setdefault(stem, set()).add(count)
+    return [_variant(stem, parts, counts[stem]) for stem, parts in groups.items()]
+
+
+def _variant(stem: str, parts: dict[int, str], counts: set[int]) -> Variant:
+    count = max(counts)
+    trouble = ""
+    if len(counts) > 1 or sorted(parts) != list(range(1, count + 1)):
+        missing = sorted(set(range(1, min(count, 10_000) + 1)) - set(parts))
+        trouble = f"{stem} is split into {count} parts, and the repository has {len(parts)}" + (
+            f": part {missing[0]} is missing" if missing else ""
+        )
+    files = tuple(parts[number] for number in sorted(parts))
+    return Variant(quantization_of(f"{stem}.gguf"), "gguf", stem, files, trouble)
+
+
+def choose(variants: list[Variant], wanted: str | None, repository: str) -> Variant:
+    """The variant of this quantization, or whose file is called so; without one the default, or the only
+    one there is. Raises ModelMissing for a quantization that is not there, UsageError for several, ModelInvalid
+    for one that is not there whole."""
+    if not variants:
+        raise ModelMissing(
+            f"{repository} holds no GGUF model",
+            hint="repositories with GGUF files mostly end in -GGUF",
+        )
+    if wanted is None:
+        found = [
+            one for one in variants if same_quantization(one.quantization, DEFAULT_QUANTIZATION)
+        ]
+        found = found or (variants if len(variants) == 1 else [])
+    else:
+        found = [
+            one
+            for one in variants
+            if same_quantization(one.quantization, wanted)
+            or PurePosixPath(one.stem).name.lower() == wanted.lower().removesuffix(".gguf")
+        ]
+    found = [one for one in found if not one.trouble] or found
+    if len(found) == 1:
+        return _whole(found[0], variants)
+    if found:
+        names = [PurePosixPath(one.stem).name for one in found]
+        raise UsageError(
+            f"{repository} holds {len(found)} files of {found[0].quantization or 'one kind'}",
+            hint=f"name one of them behind the colon: {_listed(names)}",
+        )
+    offered = _listed([one.quantization or PurePosixPath(one.stem).name for one in variants])
+    if wanted is None and len({one.quantization for one in variants}) == 1:
+        names = [PurePosixPath(one.stem).name for one in variants]
+        raise UsageError(
+            f"{repository} holds {len(variants)} files of {variants[0].quantization or 'one kind'}",
+            hint=f"name one of them behind a colon: {_listed(names)}",
+        )
+    if wanted is None:
+        raise UsageError(
+            f"{repository} holds {len(variants)} quantizations, and none is {DEFAULT_QUANTIZATION}",
+            hint=f"name one behind a colon, as hf.co/{repository}:QUANT; it has {offered}",
+        )
+    raise ModelMissing(f"{repository} has no {wanted}", hint=f"it has {offered}")
+
+
+def _whole(found: Variant, variants: list[Variant]) -> Variant:
+    if not found.trouble:
+        return found
+    whole = [
+        one.quantization or PurePosixPath(one.stem).name for one in variants if not one.trouble
+    ]
+    others = f"choose another quantization ({_listed(whole)})" if whole else "nothing else is whole"
+    raise ModelInvalid(found.trouble, hint=f"{others}, or another repository of the same model")
+
+
+def _listed(names: list[str]) -> str:
+    once = list(dict.fromkeys(names))
+    return ", ".join(once[:_MOST_SHOWN]) + (" …" if len(once) > _MOST_SHOWN else "")

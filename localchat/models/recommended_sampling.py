@@ -1,0 +1,105 @@
+"""The sampling that the makers of a model advise, from the catalogue, whatever name the model goes by here.
+
+It lies under the settings file and over what the model's file says of itself.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from localchat.config.paths import Paths
+from localchat.errors import LocalchatError
+from localchat.models.catalog import Catalogue, Entry, read_catalogue
+from localchat.models.external.ollama import plain_stem
+from localchat.models.hub.manifest import installed
+from localchat.models.names import parse
+from localchat.models.quantizations import quantization_of
+from localchat.models.resolve import GUIDE, ResolvedModel
+
+_KEEPERS: Final = ("ollama/", "lmstudio/", "hf/", "llamacpp/", "folder/")
+_SUFFIX: Final = re.compile(r"-(gguf|awq|gptq(-int[48])?|fp8|bf16)$")
+
+
+class Advice(NamedTuple):
+    """Sampling by its field names, and the entry of the catalogue that says so (`qwen2.5:7b`)."""
+
+    sampling: dict[str, float]
+    entry: str
+
+
+NO_ADVICE: Final = Advice({}, "")
+
+
+def advised_sampling(model: ResolvedModel, paths: Paths) -> Advice:
+    """The advice for a model that is here: pulled, adopted, imported, or a file whose name tells what it is.
+    Nothing, where the catalogue does not know it. Raises UsageError for a user's models.toml that is not
+    right."""
+    if model.word == GUIDE:
+        return NO_ADVICE
+    catalogue = read_catalogue(paths)
+    entry = _entry(model, paths, catalogue)
+    if entry is None:
+        return NO_ADVICE
+    stated = msgspec.structs.asdict(entry.sampling)
+    found = {key: float(value) for key, value in stated.items() if value is not None}
+    return Advice(found, entry.name) if found else NO_ADVICE
+
+
+def _entry(model: ResolvedModel, paths: Paths, catalogue: Catalogue) -> Entry | None:
+    for word in _words(model, paths):
+        try:
+            reference = parse(word, catalogue)
+        except LocalchatError:
+            continue
+        if reference.entry is not None:
+            return reference.entry
+        if entry := _of_repository(reference.repository, catalogue):
+            return entry
+    return _of_title(_title(model.path), catalogue)
+
+
+def _words(model: ResolvedModel, paths: Paths) -> Iterator[str]:
+    """Names under which the catalogue may know it, surest first."""
+    for one in installed(paths.models_dir):
+        if one.path == model.path:
+            yield f"hf.co/{one.manifest.repository}"
+    for name in (model.name, model.word):
+        bare = next((name[len(k) :] for k in _KEEPERS if name.startswith(k)), name)
+        # Ollama's own names are the catalogue's; another user's of the same word are somebody else's model.
+        if bare and not bare.startswith("/") and not name.lower().endswith(".gguf"):
+            yield bare
+
+
+def _of_repository(repository: str, catalogue: Catalogue) -> Entry | None:
+    wanted = repository.lower()
+    for entry in catalogue.values():
+        if any(source.repository.lower() == wanted for source in entry.sources):
+            return entry
+    return _of_title(wanted.partition("/")[2], catalogue)
+
+
+def _of_title(title: str, catalogue: Catalogue) -> Entry | None:
+    """By the makers' own title: a repository's name, or a file's, without what says only how it is stored."""
+    bare = _bare(title)
+    for entry in catalogue.values():
+        if bare and any(
+            _bare(source.repository.partition("/")[2]) == bare for source in entry.sources
+        ):
+            return entry
+    return None
+
+
+def _bare(title: str) -> str:
+    return _SUFFIX.sub("", title.lower())
+
+
+def _title(path: Path) -> str:
+    """`qwen2.5-7b-instruct` of `Qwen2.5-7B-Instruct-Q4_K_M.gguf`, of its parts too."""
+    stem = plain_stem(path) if path.suffix.lower() == ".gguf" else path.name
+    quantization = quantization_of(f"{stem}.gguf")
+    if quantization:
+        stem = re.sub(rf"[-_.]{re.escape(quantization)}$", "", stem, flags=re.IGNORECASE)
+    return stem

@@ -1,0 +1,50 @@
+"""From an answer to what it shows of this machine's speed: for any door, after a request that had the engine to
+itself."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from localchat.engine.events import Done
+from localchat.engine.interface import EngineInfo
+from localchat.fit.hardware import read_cores
+from localchat.fit.speed_history import Run, SpeedHistory
+
+_LEAST_TOKENS: Final = 24
+"""An answer of fewer says little."""
+_MOST_KV_TOKENS: Final = 2048
+"""Beyond, attention is a part of its own, and the estimate is for a short context."""
+
+
+def run_of(info: EngineInfo, done: Done) -> Run | None:
+    """What one answer, given alone, tells about this machine; None where it tells nothing: too short, far
+    into a long context, or with drafts whose gain was not measured. A gain that was is taken out again."""
+    rate = done.timings.decode_tokens_per_s
+    gain = 1.0
+    if done.speculation.accepted:
+        gain = done.speculation.speedup or 0.0
+    if (
+        rate is None
+        or min(rate, gain) <= 0
+        or done.usage.completion_tokens < _LEAST_TOKENS
+        or done.kv_used_tokens > _MOST_KV_TOKENS
+    ):
+        return None
+    return Run(
+        path=info.path,
+        file_bytes=info.file_bytes,
+        quantization=info.quantization,
+        backend=info.backend,
+        threads=info.threads or read_cores(),
+        gpu_layers=info.gpu_layers,
+        kv_type=info.kv_type,
+        safe_mode=info.safe_mode,
+        rates=(rate / gain,),
+        at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def remember_pace(info: EngineInfo, done: Done, state_dir: Path) -> None:
+    """Record what an answer showed, if it shows anything. Raises OSError."""
+    if (run := run_of(info, done)) is not None:
+        SpeedHistory(state_dir).record(run)

@@ -1,0 +1,164 @@
+"""Taking a model away: which files go, what that frees, and what is never touched."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from localchat.config.paths import Paths
+from localchat.errors import LocalchatError, UsageError
+from localchat.models.aliases import remove_alias
+from localchat.models.external.ollama import FOLDER, HUGGING_FACE, OLLAMA
+from localchat.models.hub.manifest import forget, read
+from localchat.models.index import Model, ModelIndex
+
+
+class Removal(NamedTuple):
+    """What will happen. `files`: to be deleted, in order. `freed_bytes`: of the disk. `kept`: why less than
+    the model's size is freed, a sentence; empty where all of it is. `orphans`: aliases of it."""
+
+    model: Model
+    files: tuple[Path, ...]
+    freed_bytes: int
+    kept: str
+    orphans: tuple[str, ...]
+
+
+def plan_removal(model: Model, shelf: ModelIndex, paths: Paths, *, force: bool) -> Removal:
+    """What removing a model means. Raises UsageError for the guide, and without `force` for whatever belongs
+    to others."""
+    _refuse(model, paths, force=force)
+    orphans = tuple(one.name for one in shelf.models if one.stands_for == model.name)
+    if model.kind == "alias":
+        kept = f"it is an alias; {model.stands_for} stays"
+        return Removal(model, (), 0, kept, orphans)
+    files = tuple(dict.fromkeys(_files(model, shelf)))
+    freed = sum(_freed(file) for file in files)
+    return Removal(model, files, freed, _kept(model, files, freed), orphans)
+
+
+def carry_out(removal: Removal, paths: Paths) -> None:
+    """Do it. A file that is gone already is no trouble. Raises LocalchatError where one cannot be deleted."""
+    model = removal.model
+    if model.kind == "alias":
+        remove_alias(paths, model.name)
+        return
+    try:
+        for file in removal.files:
+            file.unlink(missing_ok=True)
+        if model.installed is not None:
+            forget(model.installed.folder, model.installed.manifest.name)
+    except OSError as problem:
+        raise LocalchatError(
+            f"{model.name} cannot be removed: {problem.strerror or problem} ({problem.filename})",
+            hint="what is left of it stays as it is; check the permissions and try again",
+        ) from problem
+    if model.kind != "adopted":
+        _sweep(removal.files, paths.models_dir)
+
+
+def _refuse(model: Model, paths: Paths, *, force: bool) -> None:
+    if model.kind == "guide":
+        raise UsageError("the guide is part of localchat and cannot be removed")
+    if force or model.kind == "alias":
+        return
+    if model.kind == "adopted":
+        whose = f"belongs to {model.origin}" if model.origin != "folder" else "lies in your folder"
+        raise UsageError(
+            f"{model.name} {whose} and is not touched",
+            hint=f"{_elsewhere(model)}; --force deletes its files all the same",
+        )
+    if model.path is not None and not model.path.is_relative_to(paths.models_dir):
+        raise UsageError(
+            f"{model.path} lies outside the models folder and is not touched",
+            hint="delete the file yourself, or say --force",
+        )
+
+
+def _elsewhere(model: Model) -> str:
+    if model.origin == OLLAMA:
+        return f"ollama rm {model.name.removeprefix('ollama/')} removes it there"
+    if model.origin == HUGGING_FACE:
+        return "hf cache rm removes it there"
+    if model.origin == FOLDER:
+        return "delete the file yourself, or look there no longer: localchat import FOLDER --forget"
+    return "remove it with the program that it belongs to"
+
+
+# ---------------------------------------------------------------------------- which files
+
+
+def _files(model: Model, shelf: ModelIndex) -> Iterator[Path]:
+    if model.ticket is not None:
+        yield model.ticket
+        if _is_shared(model, shelf):
+            return
+    if model.installed is not None:
+        others = _listed_beside(model)
+        yield from (file for file in model.files if file not in others)
+        return
+    for file in model.files:
+        if model.origin == HUGGING_FACE and file.is_symlink():
+            blob = file.resolve()
+            yield from _links_to(blob, _snapshots(file))
+            yield blob
+        else:
+            yield file
+
+
+def _is_shared(model: Model, shelf: ModelIndex) -> bool:
+    """Whether another name of the same program means the same file."""
+    return any(
+        one.path == model.path and one.name != model.name and one.origin == model.origin
+        for one in shelf.models
+    )
+
+
+def _listed_beside(model: Model) -> frozenset[Path]:
+    """Files that other models of the same repository need too."""
+    assert model.installed is not None
+    folder, name = model.installed.folder, model.installed.manifest.name
+    return frozenset(
+        folder / file.path for one in read(folder) if one.name != name for file in one.files
+    )
+
+
+def _snapshots(link: Path) -> Path:
+    return next((folder for folder in link.parents if folder.name == "snapshots"), link.parent)
+
+
+def _links_to(blob: Path, folder: Path) -> Iterator[Path]:
+    for path in folder.rglob("*"):
+        if path.is_symlink() and path.resolve() == blob:
+            yield path
+
+
+def _freed(file: Path) -> int:
+    """Bytes that come free with this name: none for a link, and none while another hard link stays."""
+    if file.is_symlink() or not file.is_file():
+        return 0
+    about = file.stat()
+    return about.st_size if about.st_nlink == 1 else 0
+
+
+def _kept(model: Model, files: tuple[Path, ...], freed: int) -> str:
+    if freed >= model.size_bytes:
+        return ""
+    if model.installed is not None and len(files) < len(model.files):
+        return "another name of it stays, and needs its files"
+    if any(file.is_symlink() for file in files):
+        return f"only the link goes; {model.files[0].resolve()} stays"
+    if model.ticket in files and len(files) == 1:
+        return "another name of it stays, and with it the file"
+    return "another link to the file stays"
+
+
+def _sweep(files: tuple[Path, ...], models_dir: Path) -> None:
+    """Take away the folders that became empty."""
+    for file in files:
+        for folder in file.parents:
+            if folder == models_dir or not folder.is_relative_to(models_dir):
+                break
+            try:
+                folder.rmdir()
+            except OSError:
+                break  # something else lies in it

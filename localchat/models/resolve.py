@@ -1,0 +1,220 @@
+"""From the word that a user writes to the file of a model: a path, the built-in guide, the name of a file
+in the models folder, or a name that was pulled. The model of the last run is remembered in the state folder.
+
+Where a word may be a name is read only for words that are none of the simpler things: it stands before every
+first frame and every first token.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from localchat.atomic import write_text
+from localchat.config.paths import Paths
+from localchat.config.remotes import Remote
+from localchat.errors import ModelInvalid, ModelMissing, UsageError
+
+GUIDE = "guide"
+LAST_USED = "the model used last"
+_LAST_MODEL = "last-model"
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """A model file that exists, or the model of a `remote` server, whose path means nothing. `word`: what finds
+    it again; `why`: who chose it, one phrase."""
+
+    word: str
+    name: str
+    path: Path
+    why: str
+    remote: Remote | None = None
+
+
+def locate(
+    word: str, paths: Paths, why: str, environ: Mapping[str, str] = os.environ
+) -> ResolvedModel:
+    """The model that `word` means. Raises ModelMissing saying where was looked, UsageError for a folder that
+    is no checkpoint of the Hugging Face kind.
+    `environ`: says where other programs keep their models."""
+    if word == GUIDE:
+        return _locate(word, paths, why, environ)
+    if not word.strip():
+        raise UsageError(
+            f"the name of a model cannot be empty ({why})", hint="localchat list shows those here"
+        )
+    from localchat.models.aliases import read_bookmarks
+
+    if target := read_bookmarks(paths).aliases.get(word):
+        return replace(_locate(target, paths, f"{word} is its alias; {why}", environ), word=word)
+    return _locate(word, paths, why, environ)
+
+
+def locate_named(
+    word: str, paths: Paths, why: str, environ: Mapping[str, str] = os.environ
+) -> ResolvedModel:
+    """The model of this name, for those who may not choose files (clients of the server): never a path, but
+    for what an alias of the owner stands for. Raises ModelMissing, UsageError."""
+    from localchat.models.aliases import read_bookmarks
+    from localchat.models.external import find_adopted
+    from localchat.models.external.ollama import find_loose
+
+    if word == GUIDE or word in read_bookmarks(paths).aliases:
+        return locate(word, paths, why, environ)
+    if stored := find_loose(word, paths.models_dir) or find_adopted(word, environ):
+        return ResolvedModel(word, word, stored, why)
+    if _is_path(word):
+        raise ModelMissing(f"there is no model {word!r} here ({why})")
+    return _pulled(word, paths, why)
+
+
+def remote_model(remote: Remote, why: str) -> ResolvedModel:
+    """The model of a server elsewhere."""
+    name = f"{remote.model} on {remote.name}" if remote.model else remote.name
+    return ResolvedModel(remote.word, name, Path(remote.name), why, remote)
+
+
+def _locate(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> ResolvedModel:
+    if word == GUIDE:
+        return ResolvedModel(GUIDE, GUIDE, _guide(why), why)
+    from localchat.models.external import find_adopted, missing
+    from localchat.models.external.ollama import find_loose
+
+    given = Path(word).expanduser()
+    if not given.exists():
+        if stored := find_loose(word, paths.models_dir):
+            return ResolvedModel(word, word, stored, why)
+        if adopted := find_adopted(word, environ):
+            return ResolvedModel(word, word, adopted, why)
+    if _is_path(word) or given.exists():
+        from localchat.model_files.checkpoint import is_checkpoint
+
+        if is_checkpoint(given) or (given / "config.json").is_file():
+            return ResolvedModel(str(given.absolute()), given.name, given.absolute(), why)
+        if given.is_dir():
+            raise UsageError(f"{word} is a folder ({why})", hint=_inside(given))
+        if not given.exists():
+            raise missing(word, why) or ModelMissing(
+                f"there is no file {word} ({why})", hint="give the path of a GGUF file that exists"
+            )
+        return ResolvedModel(str(given.absolute()), given.stem, given.absolute(), why)
+    return _pulled(word, paths, why)
+
+
+def _pulled(word: str, paths: Paths, why: str) -> ResolvedModel:
+    """A model that was pulled, by any of its names. Raises ModelMissing with the command that fetches it, or
+    with the nearest names; UsageError for a name that can mean several."""
+    from localchat.models.catalog import read_catalogue
+    from localchat.models.external import missing
+    from localchat.models.external.ollama import loose_names
+    from localchat.models.hub.manifest import installed
+    from localchat.models.names import among, nearest, offered, parse
+
+    models = installed(paths.models_dir)
+    named = [one for one in models if word.lower() in (one.manifest.name.lower(), one.family)]
+    if len(named) == 1:
+        found = named[0]
+    else:
+        catalogue = read_catalogue(paths)
+        try:
+            reference = parse(word, catalogue)
+        except ModelMissing as problem:
+            listed = {file for one in models for file in one.files}
+            loose = {
+                name: path
+                for name, path in loose_names(paths.models_dir).items()
+                if path not in listed
+            }
+            same = [name for name in loose if name.casefold() == word.casefold()]
+            if len(same) == 1:  # in other letters, as with every other name
+                return ResolvedModel(same[0], same[0], loose[same[0]], why)
+            names = {*catalogue, *(one.manifest.name for one in models), *loose}
+            near = offered(word, catalogue) or nearest(word, names)
+            raise ModelMissing(
+                f"there is no model {word!r} here ({why})",
+                hint=f"looked for a file of that name, for {word}.gguf in {paths.models_dir} and in the "
+                f"catalogue; {near}; or give the path of a GGUF file",
+            ) from problem
+        here = among(reference, models)
+        if here is None:
+            raise missing(word, why) or ModelMissing(
+                f"{word} is not here ({why})", hint=f"fetch it: localchat pull {reference.name}"
+            )
+        found = here
+    name = found.manifest.name
+    if not found.complete:
+        raise ModelMissing(
+            f"a file of {name} is missing in {found.folder} ({why})",
+            hint=f"fetch it again: localchat pull {name}",
+        )
+    return ResolvedModel(name, name, found.path, why)
+
+
+def locate_default(
+    chosen: str | None, chosen_by: str, paths: Paths, environ: Mapping[str, str] = os.environ
+) -> ResolvedModel:
+    """The model when no one is named in the command: the environment's or the settings file's (`chosen`),
+    else the last used if it is still there, else the guide. Raises ModelMissing."""
+    if chosen is not None:
+        return locate(chosen, paths, chosen_by, environ)
+    last = last_model(paths)
+    if last is not None:
+        try:
+            return locate(last, paths, LAST_USED, environ)
+        except (ModelMissing, ModelInvalid, UsageError):
+            pass  # it moved since; the guide stands in, and the answer names the model anyway
+    try:
+        return locate(GUIDE, paths, "the built-in model")
+    except ModelMissing as problem:
+        raise ModelMissing(
+            "no model was named, and there is none to fall back on",
+            hint="name one: localchat run PATH.gguf, or set LOCALCHAT_MODEL to its path",
+        ) from problem
+
+
+def last_model(paths: Paths) -> str | None:
+    """The word of the model that answered last."""
+    try:
+        return (paths.state_dir / _LAST_MODEL).read_text("utf-8", "surrogateescape").strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def remember_model(model: ResolvedModel, paths: Paths) -> None:
+    """Make this the model of the next run. Raises OSError."""
+    if last_model(paths) != model.word:
+        write_text(paths.state_dir / _LAST_MODEL, f"{model.word}\n")
+
+
+def _guide_file() -> Path:
+    import localchat
+
+    return Path(localchat.__file__).with_name("guide") / "guide.gguf"
+
+
+def _guide(why: str) -> Path:
+    path = _guide_file()
+    if not path.is_file():
+        raise ModelMissing(
+            f"the built-in guide is not part of this installation ({why})",
+            hint="give the path of a GGUF file: localchat run PATH.gguf",
+        )
+    return path
+
+
+def _is_path(word: str) -> bool:
+    if word.startswith((".", "~", "/")) or word.lower().endswith(".gguf"):
+        return True
+    if "/" not in word:
+        return False
+    from localchat.models.names import is_hub_name
+
+    return not is_hub_name(word)
+
+
+def _inside(folder: Path) -> str:
+    names = sorted(path.name for path in folder.iterdir() if path.suffix.lower() == ".gguf")
+    if not names:
+        return "it holds no GGUF file; give the path of one"
+    return f"give one of the files in it: {', '.join(names[:5])}{' …' if len(names) > 5 else ''}"

@@ -1,0 +1,1 @@
+"""Model headers made from published shapes, for verdicts before a download."""

@@ -1,0 +1,162 @@
+"""A safetensors checkpoint drawn from a model's published shape: config.json and the tensors' sizes, as
+repositories of AWQ, GPTQ, FP8 and plain 16 bits have them."""
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any, Final, NamedTuple
+
+from localchat.model_files.checkpoint import Checkpoint
+from localchat.model_files.safetensors import SafetensorsHeader, Tensor
+from localchat.models.catalog import Entry
+from localchat.models.synthetic.gguf import PublishedShape
+
+_CLASSES: Final = {
+    "gemma3": "Gemma3ForCausalLM",
+    "gpt-oss": "GptOssForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+}
+_MISTRAL: Final = "MistralForCausalLM"
+"""What GGUF calls llama, too."""
+_GROUP: Final = 128
+
+
+_BYTES: Final = {"F8_E4M3": 1, "F16": 2, "BF16": 2, "I32": 4}
+
+
+class _Form(NamedTuple):
+    """How matrices are stored. kind: of everything else, as config.json says it; stored: as a header does.
+    quantized: its quantization_config."""
+
+    kind: str
+    stored: str
+    quantized: dict[str, Any] | None = None
+
+
+_FORMS: Final = {
+    "BF16": _Form("bfloat16", "BF16"),
+    "F16": _Form("float16", "F16"),
+    "AWQ": _Form(
+        "float16",
+        "F16",
+        {
+            "quant_method": "awq",
+            "bits": 4,
+            "group_size": _GROUP,
+            "version": "gemm",
+            "zero_point": True,
+        },
+    ),
+    **{
+        f"GPTQ-INT{bits}": _Form(
+            "float16",
+            "F16",
+            {
+                "quant_method": "gptq",
+                "bits": bits,
+                "group_size": _GROUP,
+                "sym": True,
+                "desc_act": False,
+            },
+        )
+        for bits in (4, 8)
+    },
+    "FP8": _Form(
+        "bfloat16",
+        "BF16",
+        {
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [_GROUP, _GROUP],
+        },
+    ),
+}
+
+
+def drawn_checkpoint(entry: Entry, shape: PublishedShape, quantization: str) -> Checkpoint | None:
+    """The checkpoint that a repository of this model would hold, as far as memory goes; None for a
+    quantization, or a layer's form, that is not known here."""
+    form = _FORMS.get(quantization.upper())
+    if form is None or shape.architecture not in _CLASSES:
+        return None
+    config: dict[str, Any] = {
+        "architectures": [_class(entry, shape)],
+        "hidden_size": shape.embedding,
+        "intermediate_size": shape.feed,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head,
+        "vocab_size": shape.vocabulary,
+        "max_position_embeddings": entry.context_tokens,
+        "tie_word_embeddings": shape.tied,
+        "sliding_window": shape.window or None,
+        "torch_dtype": form.kind,
+    }
+    if form.quantized is not None:
+        config["quantization_config"] = form.quantized
+    tensors = tuple(_tensors(shape, form))
+    name = f"{entry.name}-{quantization.lower()}"
+    whole = sum(tensor.size_bytes for tensor in tensors)
+    return Checkpoint(name, config, (SafetensorsHeader(name, {}, tensors, whole),))
+
+
+def _class(entry: Entry, shape: PublishedShape) -> str:
+    mistral = shape.architecture == "llama" and entry.family.startswith("mistral")
+    return _MISTRAL if mistral else _CLASSES[shape.architecture]
+
+
+def _tensors(shape: PublishedShape, form: _Form) -> Iterator[Tensor]:
+    width, feed, stored = shape.embedding, shape.feed, form.stored
+    queries, keys = shape.heads * shape.head, shape.kv_heads * shape.head
+    yield _tensor("model.embed_tokens.weight", (shape.vocabulary, width), stored)
+    yield _tensor("model.norm.weight", (width,), stored)
+    if not shape.tied:
+        yield _tensor("lm_head.weight", (shape.vocabulary, width), stored)
+    attention = {
+        "q": (width, queries),
+        "k": (width, keys),
+        "v": (width, keys),
+        "o": (queries, width),
+    }
+    forward = {"gate": (width, feed), "up": (width, feed), "down": (feed, width)}
+    for layer in range(shape.layers):
+        at = f"model.layers.{layer}."
+        yield _tensor(f"{at}input_layernorm.weight", (width,), stored)
+        yield _tensor(f"{at}post_attention_layernorm.weight", (width,), stored)
+        for name, sides in attention.items():
+            yield from _product(f"{at}self_attn.{name}_proj", sides, form)
+        for expert in range(max(shape.experts, 1)):
+            part = f"mlp.experts.{expert}." if shape.experts else "mlp."
+            for name, sides in forward.items():
+                yield from _product(f"{at}{part}{name}_proj", sides, form)
+
+
+def _product(name: str, sides: tuple[int, int], form: _Form) -> Iterator[Tensor]:
+    """A matrix from `sides[0]` to `sides[1]` columns."""
+    columns, rows = sides
+    groups, method = -(-columns // _GROUP), (form.quantized or {}).get("quant_method")
+    if method == "awq":
+        yield _tensor(f"{name}.qweight", (columns, rows // 8), "I32")
+        yield _tensor(f"{name}.qzeros", (groups, rows // 8), "I32")
+        yield _tensor(f"{name}.scales", (groups, rows), form.stored)
+    elif method == "gptq":
+        bits = int((form.quantized or {})["bits"])
+        yield _tensor(f"{name}.qweight", (columns * bits // 32, rows), "I32")
+        yield _tensor(f"{name}.qzeros", (groups, rows * bits // 32), "I32")
+        yield _tensor(f"{name}.scales", (groups, rows), form.stored)
+        yield _tensor(f"{name}.g_idx", (columns,), "I32")
+    elif method == "fp8":
+        yield _tensor(f"{name}.weight", (rows, columns), "F8_E4M3")
+        yield _tensor(f"{name}.weight_scale_inv", (-(-rows // _GROUP), groups), form.stored)
+    else:
+        yield _tensor(f"{name}.weight", (rows, columns), form.stored)
+
+
+def _tensor(name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
+    return Tensor(name, shape, dtype, 0, prod(shape) * _BYTES[dtype])
