@@ -23,8 +23,8 @@ from localchat.engine.local.engine import LocalEngine
 from localchat.engine.request import GenerateRequest, Message, Messages, Sampling
 from localchat.server.app import create_app
 from localchat.server.config import ServerConfig
-from localchat.server.engines import OneEngine
-from localchat.server.run import Server, bound
+from localchat.server.leases import OneEngine
+from localchat.server.uvicorn_server import UvicornServer, bound
 
 PROMPT = "Tell me about the sea, round {}."
 
@@ -61,7 +61,7 @@ def main() -> None:
     tokens = int(sys.argv[3]) if len(sys.argv) > 3 else 64
     engine = LocalEngine(EngineOptions(model, context_tokens=4096), say=lambda text: None)
     sockets = bound("127.0.0.1", 0)
-    server = Server(create_app(OneEngine(engine, "m"), ServerConfig(loop_guard=True)), 0.0)
+    server = UvicornServer(create_app(OneEngine(engine, "m"), ServerConfig(loop_guard=True)), 0.0)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets)), daemon=True)
     thread.start()
     port = str(sockets[0].getsockname()[1])

@@ -28,7 +28,7 @@ from localchat.engine.events import Done  # noqa: E402
 from localchat.engine.interface import EngineInfo  # noqa: E402
 from localchat.engine.load_options import EngineOptions  # noqa: E402
 from localchat.engine.local.engine import LocalEngine  # noqa: E402
-from localchat.engine.request import GenerateRequest, Sampling, Text  # noqa: E402
+from localchat.engine.request import GenerateRequest, Sampling, TextPrompt  # noqa: E402
 from localchat.fit.hardware import read_machine  # noqa: E402
 from localchat.fit.memory_plan import LoadWish  # noqa: E402
 from localchat.fit.speed_history import SpeedHistory  # noqa: E402
@@ -154,7 +154,7 @@ def _look(case: Case, folder: Path, state: Path, quick: bool) -> Seen:
 
 def _written(engine: LocalEngine, count: int) -> Done:
     request = GenerateRequest(
-        Text("the quick brown fox " * 20),
+        TextPrompt("the quick brown fox " * 20),
         sampling=Sampling(temperature=0.0),
         max_tokens=count,
         speculation=False,

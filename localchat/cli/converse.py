@@ -23,7 +23,7 @@ from localchat.cli.setup import Setup, opened_engine, prepare, remember, request
 from localchat.cli.talk import add_answers, opened_for_writing, resumed
 from localchat.cli.terminal import Terminal
 from localchat.engine.interface import Engine
-from localchat.engine.request import Grammar, Message, Text
+from localchat.engine.request import Grammar, Message, TextPrompt
 from localchat.errors import (
     ContextExceeded,
     ExitCode,
@@ -122,7 +122,7 @@ def _answer_once(
     try:
         if wish.raw_prompt:
             take(
-                engine.generate(request_for(settings, Text(text, special=True), wish.form)),
+                engine.generate(request_for(settings, TextPrompt(text, special=True), wish.form)),
                 display,
                 answer,
             )

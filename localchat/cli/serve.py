@@ -90,16 +90,16 @@ def command(
     from dataclasses import replace
 
     from localchat.cli.setup import prepare
-    from localchat.server.config import Limits, ServerConfig
-    from localchat.server.guard import checked_names, checked_origins
+    from localchat.server.config import ServerConfig, ServerLimits
     from localchat.server.keys import read_keys
+    from localchat.server.middleware.security import checked_names, checked_origins
 
     setup = prepare(ctx, model_word)
     keys = read_keys(api_key_file, setup.door.environ)
     names, origins = checked_names(allow_host), checked_origins(allow_origin)
     sockets = _bound(setup, host, port)
     addresses = [str(each.getsockname()[0]) for each in sockets]
-    limits = replace(Limits(), answer_tokens=longest) if longest else Limits()
+    limits = replace(ServerLimits(), answer_tokens=longest) if longest else ServerLimits()
     config = ServerConfig(
         hosts=frozenset((*names, *_names(host, addresses))),
         any_address="0.0.0.0" in addresses or "::" in addresses,  # noqa: S104 - asked for by the user
@@ -120,7 +120,7 @@ def command(
 def _bound(setup: "Setup", host: str, port: int) -> "list[socket.socket]":
     """Where to listen. Servers that run are told of in any case: one of them may have the port."""
     from localchat.cli.neighbours import neighbours
-    from localchat.server.run import bound
+    from localchat.server.uvicorn_server import bound
 
     for sentence in neighbours(setup.paths, setup.model.name):
         setup.terminal.say(sentence)
@@ -160,9 +160,8 @@ def _serve(
     from functools import partial
 
     from localchat.server.app import create_app
-    from localchat.server.house import HouseWish, opened_house
-    from localchat.server.run import serve
-    from localchat.server.starting import starting
+    from localchat.server.bootstrap import HouseWish, opened_house, starting
+    from localchat.server.uvicorn_server import serve
 
     wish = HouseWish(
         own=setup.model,

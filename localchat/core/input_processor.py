@@ -26,13 +26,7 @@ from localchat.core.structured_output.compiler import GrammarCompiler
 from localchat.core.structured_output.matcher import GrammarMatcher
 from localchat.core.structured_output.tool_grammar import answer_grammar
 from localchat.engine.events import Accepted
-from localchat.engine.request import (
-    GenerateRequest,
-    Infill,
-    Messages,
-    Text,
-    TokenIds,
-)
+from localchat.engine.request import GenerateRequest, Infill, Messages, TextPrompt, TokenIds
 from localchat.errors import ContextExceeded, UsageError
 
 _DEFAULTS = {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05}
@@ -187,7 +181,7 @@ class InputProcessor:
                 return rendered, self._encode(
                     rendered.text, special=True, add_bos=rendered.add_bos and tokenizer.add_bos
                 )
-            case Text(text, special):
+            case TextPrompt(text, special):
                 return None, self._encode(text, special=special, add_bos=tokenizer.add_bos)
             case TokenIds(tokens):
                 self._check_tokens(tokens, "prompt")

@@ -47,7 +47,7 @@ class Messages(msgspec.Struct, frozen=True, tag="messages", omit_defaults=True):
     continue_last: bool = False
 
 
-class Text(msgspec.Struct, frozen=True, tag="text", omit_defaults=True):
+class TextPrompt(msgspec.Struct, frozen=True, tag="text", omit_defaults=True):
     """Plain text to go on from. `special`: markup such as `<|im_start|>` becomes control tokens."""
 
     text: str
@@ -68,7 +68,7 @@ class Infill(msgspec.Struct, frozen=True, tag="infill", omit_defaults=True):
     extra: tuple[tuple[str, str], ...] = ()
 
 
-Prompt: TypeAlias = Messages | Text | TokenIds | Infill
+Prompt: TypeAlias = Messages | TextPrompt | TokenIds | Infill
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -6,3 +6,6 @@ Each protocol translates what it gets into a chat and writes the answer in its o
 `create_app` (app.py) makes the ASGI application from an `Engines` (engines.py) and a `ServerConfig`
 (config.py). Nothing is imported here, so that the command line can name the package cheaply.
 """
+
+
+# The routes, a file each; app.py lists them.

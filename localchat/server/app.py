@@ -6,23 +6,23 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, Route
 
+from localchat.server.anthropic.serving import count_tokens, messages
 from localchat.server.config import ServerConfig
-from localchat.server.engines import Engines
-from localchat.server.envelope import Envelope
-from localchat.server.failures import ApiError
-from localchat.server.guard import Guard
-from localchat.server.handlers import HANDLERS
-from localchat.server.routes.chat import chat
-from localchat.server.routes.completions import completions
-from localchat.server.routes.embeddings import embeddings
-from localchat.server.routes.infill import completion, infill
-from localchat.server.routes.messages import count_tokens, messages
-from localchat.server.routes.models import model, models
-from localchat.server.routes.ollama import elsewhere, running, show, tags, version
-from localchat.server.routes.responses import responses
-from localchat.server.routes.state import health, metrics, props, root
-from localchat.server.routes.tokens import apply_template, detokenize, tokenize
-from localchat.server.service import Service
+from localchat.server.errors import ApiError
+from localchat.server.exception_handlers import HANDLERS
+from localchat.server.health import health, metrics, props, root
+from localchat.server.leases import Engines
+from localchat.server.llamacpp.serving import completion, infill
+from localchat.server.middleware.access_log import Envelope
+from localchat.server.middleware.security import Guard
+from localchat.server.ollama.serving import elsewhere, running, show, tags, version
+from localchat.server.openai.chat import chat
+from localchat.server.openai.completions import completions
+from localchat.server.openai.embeddings import embeddings
+from localchat.server.openai.models import model, models
+from localchat.server.openai_responses.serving import responses
+from localchat.server.state import Service
+from localchat.server.tokenize import apply_template, detokenize, tokenize
 
 _GET, _POST = ["GET"], ["POST"]
 

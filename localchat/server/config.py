@@ -7,7 +7,7 @@ _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServerLimits:
     """What one client can cost. Sizes in bytes, times in seconds.
 
     body_bytes: of a body as it is sent. unpacked_bytes: of one that was compressed. depth, values: of JSON
@@ -56,7 +56,7 @@ class ServerConfig:
     loop_guard: bool = True
     heartbeat_s: float = 5.0
     event_s: float = 15.0
-    limits: Limits = Limits()
+    limits: ServerLimits = ServerLimits()
 
     @property
     def host_names(self) -> frozenset[str]:

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from localchat.engine.events import Done, EngineStats
 from localchat.metrics import FIGURES
-from localchat.server.flight import Flight, Flights
+from localchat.server.tracker import Flights, TrackedRequest
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _LABELS: Final = ("prompt", "cache", "guided", "speculation")
@@ -57,7 +57,7 @@ class Metrics:
         """A request was answered with an error."""
         self._errors.labels(code, str(status)).inc()
 
-    def landed(self, flight: Flight) -> None:
+    def landed(self, flight: TrackedRequest) -> None:
         """A request to an engine is over."""
         if flight.gone:
             self._gone.inc()
@@ -70,7 +70,7 @@ class Metrics:
         if flight.done is not None:
             self._observe(flight, flight.done)
 
-    def _observe(self, flight: Flight, done: Done) -> None:
+    def _observe(self, flight: TrackedRequest, done: Done) -> None:
         labels = (
             prompt_bucket(done.usage.prompt_tokens),
             "hit" if done.usage.cached_tokens else "miss",

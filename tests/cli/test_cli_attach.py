@@ -22,7 +22,7 @@ from localchat.models.resolve import ResolvedModel
 from localchat.pool.entry import LoadedModel, ServerState
 from localchat.pool.pool import EnginePool
 from localchat.pool.server_registry import register
-from localchat.server.house import HouseWish, opened_house
+from localchat.server.bootstrap import HouseWish, opened_house
 from tests.cli.conftest import Call
 from tests.cli.door import ScriptedDoor, answer
 from tests.gguf_files import write_model

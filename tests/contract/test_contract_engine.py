@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from localchat.engine.local.engine import LocalEngine
-from localchat.engine.request import GenerateRequest, Message, Messages, Sampling, Text
+from localchat.engine.request import GenerateRequest, Message, Messages, Sampling, TextPrompt
 from localchat.errors import ContextExceeded, UsageError
 from tests.contract.conftest import Open
 from tests.contract.contract_answer import Answer, ask, told_apart
@@ -16,7 +16,7 @@ GREEDY = Sampling(temperature=0)
 
 def request(text: str = CHAIN, tokens: int = 40, **fields: object) -> GenerateRequest:
     chosen = {"sampling": GREEDY, "max_tokens": tokens, "ignore_eos": True, **fields}
-    return GenerateRequest(Text(text), **chosen)  # type: ignore[arg-type]
+    return GenerateRequest(TextPrompt(text), **chosen)  # type: ignore[arg-type]
 
 
 def test_events_come_in_order_and_the_figures_add_up(start: Open) -> None:

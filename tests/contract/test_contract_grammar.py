@@ -12,7 +12,7 @@ from localchat.engine.request import (
     Message,
     Messages,
     Sampling,
-    Text,
+    TextPrompt,
 )
 from localchat.errors import UsageError
 from tests.contract.conftest import Open
@@ -46,7 +46,7 @@ TOOL = {
 
 def bound(grammar: Grammar, **fields: object) -> GenerateRequest:
     chosen = {"sampling": HOT, "max_tokens": 300, **fields}
-    return GenerateRequest(Text("abc " * 10), grammar=grammar, **chosen)  # type: ignore[arg-type]
+    return GenerateRequest(TextPrompt("abc " * 10), grammar=grammar, **chosen)  # type: ignore[arg-type]
 
 
 def check(text: str) -> None:

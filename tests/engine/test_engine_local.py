@@ -19,7 +19,7 @@ from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.local.process import child_environment
 from localchat.engine.request import GenerateRequest, Message, Messages, Sampling
-from localchat.engine.request import Text as PlainText
+from localchat.engine.request import TextPrompt as PlainText
 from localchat.errors import (
     ContextExceeded,
     EngineClosed,

@@ -6,7 +6,7 @@ import pytest
 
 from localchat.engine.events import Text, TokenLogprob, ToolCall
 from localchat.engine.request import GenerateRequest, Grammar
-from localchat.engine.request import Text as Prompt
+from localchat.engine.request import TextPrompt as Prompt
 from localchat.errors import NetworkError, TemplateError, UsageError
 from tests.engine.remote_server import ASK, Exchange, Open, events, piece, text_of
 

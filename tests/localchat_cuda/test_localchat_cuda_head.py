@@ -9,7 +9,7 @@ import torch
 
 from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.engine import LocalEngine
-from localchat.engine.request import GenerateRequest, Sampling, Text
+from localchat.engine.request import GenerateRequest, Sampling, TextPrompt
 from localchat.errors import UsageError
 from localchat.fit.memory_plan import LoadWish
 from localchat_cuda.architectures import ARCHITECTURES
@@ -110,6 +110,6 @@ def test_the_wish_reaches_the_load_of_a_child(tmp_path: Path) -> None:
     )
     with closing(LocalEngine(options, say=said.append)) as engine:
         sampling = Sampling(temperature=0)
-        answer = ask(engine, GenerateRequest(Text("hello"), sampling=sampling, max_tokens=4))
+        answer = ask(engine, GenerateRequest(TextPrompt("hello"), sampling=sampling, max_tokens=4))
     assert answer.text
     assert "The output head is rounded to 8 bits." in said

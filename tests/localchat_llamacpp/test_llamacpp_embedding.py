@@ -12,7 +12,7 @@ from localchat.backend_api.interface import LoadOptions
 from localchat.engine.interface import Engine
 from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.engine import LocalEngine
-from localchat.engine.request import GenerateRequest, Text
+from localchat.engine.request import GenerateRequest, TextPrompt
 from localchat.errors import ContextExceeded, EngineClosed, ModelInvalid, UsageError
 from localchat.fit.hardware import Gpu, read_machine
 from localchat.fit.memory_plan import LoadWish, MemoryPlan
@@ -246,7 +246,7 @@ def test_engine_embeds_counts_tokens_and_writes_no_text(
     expected = pooled(bert(weights_of(path), [BEGIN, 97, END]), "mean")
     np.testing.assert_allclose(vectors[0], expected, atol=2e-3)
     with pytest.raises(UsageError, match="embedding model"):
-        list(engine.generate(GenerateRequest(prompt=Text("hello"))))
+        list(engine.generate(GenerateRequest(prompt=TextPrompt("hello"))))
     with pytest.raises(ContextExceeded, match="text 2 of 2") as caught:
         engine.embed(["a", "b" * 100])
     assert caught.value.details == {"prompt_tokens": 102, "context_tokens": 64}

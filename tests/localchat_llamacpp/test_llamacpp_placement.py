@@ -8,7 +8,7 @@ import pytest
 
 from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.engine import LocalEngine
-from localchat.engine.request import GenerateRequest, Sampling, Text
+from localchat.engine.request import GenerateRequest, Sampling, TextPrompt
 from localchat.errors import DoesNotFit
 from tests.gguf_files import F32, Size, write_model
 
@@ -43,7 +43,7 @@ def test_a_load_takes_what_was_planned(architecture: str, kv_type: str, tmp_path
     engine = LocalEngine(options, say=said.append)
     try:
         with engine.generate(
-            GenerateRequest(Text("a b"), sampling=Sampling(temperature=0), max_tokens=2)
+            GenerateRequest(TextPrompt("a b"), sampling=Sampling(temperature=0), max_tokens=2)
         ) as stream:
             assert list(stream)
         info = engine.info()
@@ -75,7 +75,7 @@ def test_a_required_gpu_is_refused_before_the_load(
     try:
         with (
             pytest.raises(DoesNotFit, match="a GPU is required"),
-            engine.generate(GenerateRequest(Text("a"))) as stream,
+            engine.generate(GenerateRequest(TextPrompt("a"))) as stream,
         ):
             list(stream)
     finally:

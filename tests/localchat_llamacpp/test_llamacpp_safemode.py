@@ -6,12 +6,12 @@ from pathlib import Path
 from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.crash_record import SafeBuilds
 from localchat.engine.local.engine import LocalEngine
-from localchat.engine.request import GenerateRequest, Sampling, Text
+from localchat.engine.request import GenerateRequest, Sampling, TextPrompt
 from localchat_llamacpp.build_advice import build_key
 from tests.contract.contract_answer import ask
 
 REQUEST = GenerateRequest(
-    Text("hello"), sampling=Sampling(temperature=0), max_tokens=4, ignore_eos=True
+    TextPrompt("hello"), sampling=Sampling(temperature=0), max_tokens=4, ignore_eos=True
 )
 
 

@@ -17,7 +17,7 @@ from localchat.core.structured_output import compiler as grammar_module
 from localchat.core.structured_output.compiler import GrammarCompiler, lexicon, wanted
 from localchat.core.structured_output.matcher import GrammarMatcher
 from localchat.core.structured_output.tool_grammar import answer_grammar
-from localchat.engine.request import GenerateRequest, Grammar, Message, Messages, Text
+from localchat.engine.request import GenerateRequest, Grammar, Message, Messages, TextPrompt
 from localchat.errors import UsageError
 from tests.chatformat.test_chatformat_calls import FORMS, NAMED, TOOLS
 
@@ -138,7 +138,7 @@ def test_tools_bind_nothing_where_nobody_asks() -> None:
     chat = template(SIGNS["hermes"])
     prompt = Messages((Message("user", "hi"),), tools=TOOLS)
     assert answer_grammar(GenerateRequest(prompt), chat.render(prompt), chat, TOKENIZER) is None
-    assert answer_grammar(GenerateRequest(Text("x")), None, chat, TOKENIZER) is None
+    assert answer_grammar(GenerateRequest(TextPrompt("x")), None, chat, TOKENIZER) is None
 
 
 def test_a_model_may_reason_before_it_is_bound() -> None:

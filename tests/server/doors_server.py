@@ -17,8 +17,8 @@ from localchat.pool.admission import AdmissionResult
 from localchat.pool.entry import ModelSpec, OpenEngine, PoolEntry
 from localchat.pool.pool import EnginePool
 from localchat.pool.resolver import Known
-from localchat.server.doors import Doors
-from localchat.server.pooled import PooledEngines
+from localchat.server.leases import PooledEngines
+from localchat.server.local_api import Doors
 
 TOKEN = "the-token"
 

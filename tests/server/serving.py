@@ -13,14 +13,14 @@ from typing import Any
 from localchat.engine.events import Event
 from localchat.engine.interface import Engine
 from localchat.engine.request import GenerateRequest, Messages
-from localchat.engine.request import Text as Prompt
+from localchat.engine.request import TextPrompt as Prompt
 from localchat.engine.scripted import Answer, ScriptedEngine
 from localchat.engine.stream import Stream
 from localchat.errors import LocalchatError
 from localchat.server.app import create_app
-from localchat.server.config import Limits, ServerConfig
-from localchat.server.engines import OneEngine
-from localchat.server.run import Server, bound
+from localchat.server.config import ServerConfig, ServerLimits
+from localchat.server.leases import OneEngine
+from localchat.server.uvicorn_server import UvicornServer, bound
 
 NAME = "scripted"
 
@@ -54,7 +54,7 @@ class StageEngine(ScriptedEngine):
 UNHURRIED = ServerConfig(
     heartbeat_s=600.0,
     event_s=600.0,
-    limits=Limits(header_s=600.0, body_s=600.0, idle_s=600.0, stall_s=600.0),
+    limits=ServerLimits(header_s=600.0, body_s=600.0, idle_s=600.0, stall_s=600.0),
 )
 """What tests that are about nothing of this need: a machine that does something else adds no heartbeat and
 closes no connection."""
@@ -66,7 +66,7 @@ class Stage:
 
     port: int
     engine: StageEngine
-    server: Server
+    server: UvicornServer
     scripts: dict[str, Answer | Callable[[GenerateRequest], Answer]]
 
     @property
@@ -111,11 +111,11 @@ def running(
     *,
     drain_s: float = 0.0,
     engines: type[OneEngine] = OneEngine,
-) -> Iterator[tuple[int, Server]]:
+) -> Iterator[tuple[int, UvicornServer]]:
     """The port of a server over any engine, until the end of the block."""
     sockets = bound("127.0.0.1", 0)
     app = create_app(engines(engine, NAME, created=1_700_000_000), config or UNHURRIED)
-    server = Server(app, drain_s)
+    server = UvicornServer(app, drain_s)
     thread = threading.Thread(target=server.run, args=(sockets,), daemon=True)
     thread.start()
     assert settled(lambda: server.started)

@@ -13,7 +13,7 @@ from localchat.errors import (
     ModelInvalid,
     TemplateError,
 )
-from localchat.server.config import Limits, ServerConfig
+from localchat.server.config import ServerConfig, ServerLimits
 from tests.server.serving import Stage, StageEngine, ask, message, serving
 
 USER = [{"role": "user", "content": "hi"}]
@@ -95,7 +95,7 @@ def test_what_an_engine_refuses_is_a_status(
 
 
 def test_whatever_refuses_speaks_this_protocol() -> None:
-    config = ServerConfig(api_keys=("sk-01234567",), limits=Limits(body_bytes=1000))
+    config = ServerConfig(api_keys=("sk-01234567",), limits=ServerLimits(body_bytes=1000))
     with serving(config) as stage:
         body = {"max_tokens": 5, "messages": USER}
         key = {"x-api-key": "sk-01234567"}

@@ -8,7 +8,7 @@ import pytest
 
 from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
 from localchat.engine.request import Message, Messages
-from localchat.server.anthropic.guess import guessed_tokens
+from localchat.server.anthropic.serving import guessed_tokens
 from tests.engine.remote_server import Exchange, Handler, Server, piece
 from tests.server.serving import Reply, Wire, running
 

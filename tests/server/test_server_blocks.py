@@ -6,17 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localchat.engine.events import Reasoning, Text, ToolCall
-from localchat.server.answering import End, Told
-from localchat.server.blocks import Blocks, Change, Closed, Grown, Opened
+from localchat.server.content_blocks import Blocks, Change, Closed, Grown, Opened
+from localchat.server.generation import End, OutputEvent
 
 WORDS = st.text("ab ", max_size=3)
 CALL = st.lists(WORDS.filter(bool), max_size=3)
 
 
 @st.composite
-def answers(draw: st.DrawFn) -> list[Told]:
+def answers(draw: st.DrawFn) -> list[OutputEvent]:
     """What `Answering` tells of one choice: calls one after the other, each begun by its name."""
-    told: list[Told] = []
+    told: list[OutputEvent] = []
     calls = 0
     for kind in draw(st.lists(st.sampled_from(("text", "reasoning", "call")), max_size=8)):
         if kind == "call":
@@ -30,7 +30,7 @@ def answers(draw: st.DrawFn) -> list[Told]:
 
 
 @given(answers())
-def test_blocks_are_opened_filled_and_closed_in_turn(told: list[Told]) -> None:
+def test_blocks_are_opened_filled_and_closed_in_turn(told: list[OutputEvent]) -> None:
     blocks = Blocks()
     changes: list[Change] = [change for each in told for change in blocks.take(each)]
     opened = [change.block for change in changes if isinstance(change, Opened)]
@@ -51,7 +51,7 @@ def test_blocks_are_opened_filled_and_closed_in_turn(told: list[Told]) -> None:
 
 
 @given(answers())
-def test_no_word_is_lost_and_neighbours_differ(told: list[Told]) -> None:
+def test_no_word_is_lost_and_neighbours_differ(told: list[OutputEvent]) -> None:
     blocks = Blocks()
     for each in told:
         blocks.take(each)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from localchat.server.config import Limits, ServerConfig
-from localchat.server.failures import ApiError
-from localchat.server.unpacking import UNPACKERS, unpacked
+from localchat.server.config import ServerConfig, ServerLimits
+from localchat.server.errors import ApiError
+from localchat.server.request_body import UNPACKERS, unpacked
 from tests.server.serving import Reply, Stage, ask, serving
 
 ASKED = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
@@ -43,7 +43,7 @@ Packer = Callable[[bytes], bytes]
 @pytest.fixture(scope="module")
 def small() -> Iterator[Stage]:
     """A server whose limit is small."""
-    with serving(ServerConfig(limits=Limits(unpacked_bytes=MOST))) as stage:
+    with serving(ServerConfig(limits=ServerLimits(unpacked_bytes=MOST))) as stage:
         yield stage
 
 
@@ -97,7 +97,7 @@ def test_without_its_library_zstd_is_refused_with_the_list(
     small: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = {name: make for name, make in UNPACKERS.items() if name != "zstd"}
-    monkeypatch.setattr("localchat.server.unpacking.UNPACKERS", left)
+    monkeypatch.setattr("localchat.server.request_body.UNPACKERS", left)
     reply = send(small, b"\x28\xb5\x2f\xfd", "zstd")
     assert reply.status == 415
     assert reply.headers["accept-encoding"] == "gzip, deflate"
@@ -121,4 +121,4 @@ def test_a_plain_body_is_left_as_it_is() -> None:
 
 
 def test_the_limit_is_twenty_mebibytes() -> None:
-    assert Limits().unpacked_bytes == 20 << 20
+    assert ServerLimits().unpacked_bytes == 20 << 20

@@ -2,7 +2,7 @@
 
 import pytest
 
-from localchat.server.llamacpp.brake import LineBrake
+from localchat.server.llamacpp.early_stop import LineBrake
 
 
 def told(brake: LineBrake, *pieces: str) -> str:

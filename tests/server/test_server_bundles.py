@@ -11,8 +11,8 @@ from localchat.engine.request import GenerateRequest, Message, Messages
 from localchat.engine.scripted import Answer, ScriptedEngine
 from localchat.engine.stream import Stream
 from localchat.errors import EngineDied, LocalchatError
-from localchat.server.answering import Answering, Brake, End, Told, Wish
-from localchat.server.flight import Flight
+from localchat.server.generation import EarlyStop, End, Generation, GenerationSpec, OutputEvent
+from localchat.server.tracker import TrackedRequest
 from tests.tui.stage import DONE
 
 ASKED = GenerateRequest(prompt=Messages((Message("user", "?"),)))
@@ -34,13 +34,13 @@ class Hand(ScriptedEngine):
 
 
 def told_of(
-    steps: list[tuple[Event | LocalchatError, ...]], brake: Callable[[], Brake] | None = None
-) -> tuple[list[list[Told]], Flight]:
+    steps: list[tuple[Event | LocalchatError, ...]], brake: Callable[[], EarlyStop] | None = None
+) -> tuple[list[list[OutputEvent]], TrackedRequest]:
     """What is told after each step, in which events come together."""
 
-    async def run() -> tuple[list[list[Told]], Flight]:
-        engine, flight = Hand(), Flight(id="f", model="m", user="u")
-        answering = Answering(engine, Wish([[ASKED]], brake=brake), flight)
+    async def run() -> tuple[list[list[OutputEvent]], TrackedRequest]:
+        engine, flight = Hand(), TrackedRequest(id="f", model="m", user="u")
+        answering = Generation(engine, GenerationSpec([[ASKED]], brake=brake), flight)
         await answering.begin()
         found = []
         telling = answering.told()
@@ -102,9 +102,11 @@ def test_nothing_is_told_or_counted_behind_the_place_of_a_cut() -> None:
 
 
 def test_prompts_beside_each_other_keep_their_own_order() -> None:
-    async def run() -> list[Told]:
+    async def run() -> list[OutputEvent]:
         engine = Hand()
-        answering = Answering(engine, Wish([[ASKED], [ASKED]]), Flight(id="f", model="m", user=""))
+        answering = Generation(
+            engine, GenerationSpec([[ASKED], [ASKED]]), TrackedRequest(id="f", model="m", user="")
+        )
         await answering.begin()
         one, two = engine.streams
         one.put(Text(0, "a"), Text(0, "b"))
@@ -112,7 +114,7 @@ def test_prompts_beside_each_other_keep_their_own_order() -> None:
         one.put(Text(0, "c"), *ENDED)
         return [told async for together in answering.told() for told in together]
 
-    work: Coroutine[Any, Any, list[Told]] = run()
+    work: Coroutine[Any, Any, list[OutputEvent]] = run()
     told = asyncio.run(work)
     assert [one for one in told if one.choice == 0] == [
         *(Text(0, x) for x in "abc"),

@@ -14,7 +14,7 @@ from localchat.engine.local.engine import LocalEngine
 from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
 from localchat.engine.request import GenerateRequest, Infill, Message, Messages, Sampling
 from localchat.errors import ContextExceeded
-from localchat.server.anthropic.guess import guessed_tokens
+from localchat.server.anthropic.serving import guessed_tokens
 from tests.server.serving import Stage, running
 
 GUIDE = Path(localchat.__file__).with_name("guide") / "guide.gguf"

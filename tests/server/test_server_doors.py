@@ -23,7 +23,7 @@ from localchat.engine.events import (
 from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.request import GenerateRequest, Message, Messages, Sampling
-from localchat.engine.request import Text as PlainText
+from localchat.engine.request import TextPrompt as PlainText
 from localchat.engine.scripted import Answer, ScriptedEngine
 from localchat.errors import (
     ContextExceeded,

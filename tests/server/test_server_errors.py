@@ -18,7 +18,7 @@ from localchat.errors import (
     TemplateError,
     UsageError,
 )
-from localchat.server.config import Limits, ServerConfig
+from localchat.server.config import ServerConfig, ServerLimits
 from tests.server.serving import Stage, Wire, ask, chat, serving, settled
 
 USER = [{"role": "user", "content": "hi"}]
@@ -344,7 +344,7 @@ def test_an_unknown_model_is_the_servers_own_unless_that_is_off(stage: Stage) ->
 
 
 def test_a_request_that_takes_too_long_is_ended() -> None:
-    with serving(ServerConfig(limits=Limits(request_s=1.0))) as stage:
+    with serving(ServerConfig(limits=ServerLimits(request_s=1.0))) as stage:
         stage.scripts["slow"] = Answer(("a",) * 1000, gap_s=0.1)
         reply = chat(stage, "slow")
         assert (reply.status, reply.error["code"]) == (504, "timeout")
@@ -353,7 +353,7 @@ def test_a_request_that_takes_too_long_is_ended() -> None:
 
 
 def test_a_full_queue_is_said_at_once() -> None:
-    with serving(ServerConfig(limits=Limits(waiting=0))) as stage:
+    with serving(ServerConfig(limits=ServerLimits(waiting=0))) as stage:
         reply = chat(stage)
     assert (reply.status, reply.error["code"]) == (503, "server_busy")
     assert reply.headers["retry-after"] == "1"

@@ -11,7 +11,7 @@ from localchat.engine.interface import Engine
 from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.request import GenerateRequest
-from localchat.engine.request import Text as Prompt
+from localchat.engine.request import TextPrompt as Prompt
 from tests.server.llamavim import VIM, VIM_CHECK, VIM_WARM
 from tests.server.serving import Wire, running
 

@@ -7,8 +7,8 @@ import pytest
 
 from localchat.errors import FileMissing, UsageError
 from localchat.server.config import ServerConfig
-from localchat.server.guard import checked_names, checked_origins
 from localchat.server.keys import read_keys
+from localchat.server.middleware.security import checked_names, checked_origins
 from tests.server.serving import Stage, Wire, ask, serving
 
 CHAT = "/v1/chat/completions"

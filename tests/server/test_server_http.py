@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from localchat.engine.scripted import Answer
-from localchat.server.protocol import HEAD_BYTES, Connection
+from localchat.server.uvicorn_http import HEAD_BYTES, Connection
 from tests.server.serving import Reply, Stage, Wire, ask, serving, settled
 
 ENDLESS = Answer(("word ",) * 100_000, gap_s=0.01)

@@ -8,10 +8,10 @@ import pytest
 
 from localchat.engine.events import Finished, Text, TokenLogprob
 from localchat.engine.request import Infill, Sampling, TokenIds
-from localchat.engine.request import Text as Prompt
+from localchat.engine.request import TextPrompt as Prompt
 from localchat.engine.scripted import Answer
 from localchat.errors import ContextExceeded, UsageError
-from localchat.server.llamacpp.reply import projected
+from localchat.server.llamacpp.serving import projected
 from tests.server.llamavim import VIM, VIM_CHECK, VIM_FIELDS, VIM_WARM
 from tests.server.serving import Reply, Stage, Wire, ask, settled
 

@@ -10,9 +10,9 @@ import pytest
 
 from localchat.engine.events import Finished, Text
 from localchat.engine.scripted import Answer, ScriptedEngine
-from localchat.server.config import Limits, ServerConfig
-from localchat.server.engines import Lease, OneEngine
-from localchat.server.protocol import Connection
+from localchat.server.config import ServerConfig, ServerLimits
+from localchat.server.leases import Lease, OneEngine
+from localchat.server.uvicorn_http import Connection
 from tests.server.serving import Reply, Stage, StageEngine, Wire, chat, serving, settled
 
 ENDLESS = Answer(("word ",) * 100_000, gap_s=0.01)
@@ -68,7 +68,10 @@ def test_the_guard_against_circles_can_be_off() -> None:
 
 
 def test_headers_that_come_a_byte_at_a_time_are_cut_off() -> None:
-    with serving(ServerConfig(limits=Limits(header_s=0.3))) as stage, Wire(stage.port) as wire:
+    with (
+        serving(ServerConfig(limits=ServerLimits(header_s=0.3))) as stage,
+        Wire(stage.port) as wire,
+    ):
         stopped = threading.Event()
 
         def trickle() -> None:
@@ -92,7 +95,10 @@ def test_headers_that_come_a_byte_at_a_time_are_cut_off() -> None:
 
 
 def test_a_connection_that_says_nothing_is_cut_off() -> None:
-    with serving(ServerConfig(limits=Limits(header_s=0.1))) as stage, Wire(stage.port) as wire:
+    with (
+        serving(ServerConfig(limits=ServerLimits(header_s=0.1))) as stage,
+        Wire(stage.port) as wire,
+    ):
         assert wire.reply().status == 408
 
 
@@ -103,7 +109,7 @@ def test_the_second_request_of_a_connection_has_its_own_time() -> None:
         (connection,) = stage.server.server_state.connections
         assert isinstance(connection, Connection)
         assert settled(lambda: connection._headers_due is None), "none runs between two requests"
-        vars(connection)["limits"] = Limits(header_s=0.1)
+        vars(connection)["limits"] = ServerLimits(header_s=0.1)
         wire.ask("/health")
         assert wire.reply().status == 200
         wire.send(b"GET /health HT")
@@ -111,7 +117,7 @@ def test_the_second_request_of_a_connection_has_its_own_time() -> None:
 
 
 def test_a_body_that_does_not_come_is_cut_off() -> None:
-    with serving(ServerConfig(limits=Limits(body_s=0.2))) as stage, Wire(stage.port) as wire:
+    with serving(ServerConfig(limits=ServerLimits(body_s=0.2))) as stage, Wire(stage.port) as wire:
         wire.ask("/v1/chat/completions", b"{", headers={"content-length": "100"})
         reply = wire.reply()
         assert (reply.status, reply.error["code"]) == (408, "timeout")
@@ -119,7 +125,7 @@ def test_a_body_that_does_not_come_is_cut_off() -> None:
 
 
 def test_a_body_that_is_too_large_is_refused_before_and_while_it_comes() -> None:
-    with serving(ServerConfig(limits=Limits(body_bytes=1000))) as stage:
+    with serving(ServerConfig(limits=ServerLimits(body_bytes=1000))) as stage:
         with Wire(stage.port) as wire:
             wire.ask("/v1/chat/completions", b"{", headers={"content-length": "2000"})
             assert wire.reply().error["code"] == "request_too_large"
@@ -131,7 +137,7 @@ def test_a_body_that_is_too_large_is_refused_before_and_while_it_comes() -> None
 
 
 def test_too_many_connections_are_refused() -> None:
-    with serving(ServerConfig(limits=Limits(connections=2))) as stage:
+    with serving(ServerConfig(limits=ServerLimits(connections=2))) as stage:
         with Wire(stage.port) as one, Wire(stage.port) as two:
             one.ask("/health")
             two.ask("/health")
@@ -161,7 +167,7 @@ def test_a_slow_reader_slows_nobody_else(stage: Stage) -> None:
 
 
 def test_a_reader_that_takes_nothing_is_dropped() -> None:
-    with serving(ServerConfig(limits=Limits(stall_s=0.2), loop_guard=False)) as stage:
+    with serving(ServerConfig(limits=ServerLimits(stall_s=0.2), loop_guard=False)) as stage:
         stage.scripts["flood"] = Answer((("x" * 1000 + "y") * 100,) * 2000)
         with Wire(stage.port) as slow:
             messages = [{"role": "user", "content": "flood"}]

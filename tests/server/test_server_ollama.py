@@ -7,7 +7,7 @@ import pytest
 
 from localchat.engine.scripted import ScriptedEngine
 from localchat.server.config import ServerConfig
-from localchat.server.engines import Lease, ModelCard, OneEngine
+from localchat.server.leases import Lease, ModelCard, OneEngine
 from tests.server.serving import NAME, Reply, Stage, Wire, ask, chat, running, serving
 
 CODER = ModelCard(

@@ -22,13 +22,13 @@ from localchat.engine.request import (
     Sampling,
     TokenIds,
 )
-from localchat.engine.request import Text as Prompt
+from localchat.engine.request import TextPrompt as Prompt
 from localchat.engine.scripted import Answer
 from localchat.errors import TemplateError
-from localchat.server.config import Limits
+from localchat.server.config import ServerLimits
 from tests.server.serving import Stage, ask, chat
 
-LONGEST = Limits().answer_tokens
+LONGEST = ServerLimits().answer_tokens
 TOOL = {"type": "function", "function": {"name": "look"}}
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from localchat.errors import LocalchatError, UsageError
-from localchat.server.config import Limits
-from localchat.server.run import Server, bound
+from localchat.server.config import ServerLimits
+from localchat.server.uvicorn_server import UvicornServer, bound
 from tests.server.serving import settled
 
 
@@ -100,7 +100,11 @@ def test_the_verb_tells_where_it_is_and_ends_well(number: signal.Signals) -> Non
 @pytest.mark.parametrize(("ending", "told"), [(True, 0), (False, 1)])
 def test_an_end_before_it_listens_again_is_no_fault(ending: bool, told: int) -> None:
     """asyncio tries a second after it ran out of files; by then a server that ends has closed its place."""
-    server, loop, said = object.__new__(Server), asyncio.new_event_loop(), list[dict[str, Any]]()
+    server, loop, said = (
+        object.__new__(UvicornServer),
+        asyncio.new_event_loop(),
+        list[dict[str, Any]](),
+    )
     server.should_exit = ending
     loop.set_exception_handler(server._complain)
     setattr(loop, "default_exception_handler", said.append)  # noqa: B010
@@ -130,7 +134,7 @@ def test_a_server_has_files_for_all_its_connections_or_says_that_it_has_not(few_
             url = process.stdout.readline().strip()
             assert settled(lambda: _answers(f"{url}/health"))
             most = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)[0]
-            assert most >= min(Limits().connections, few_files)
+            assert most >= min(ServerLimits().connections, few_files)
             here = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
             resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (here + 4, few_files))
             address = ("127.0.0.1", int(url.removesuffix("/v1").rpartition(":")[2]))

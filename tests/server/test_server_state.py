@@ -9,8 +9,8 @@ import struct
 import pytest
 
 from localchat.engine.scripted import Answer
-from localchat.server.engines import OneEngine
-from localchat.server.loopguard import LoopGuard
+from localchat.server.leases import OneEngine
+from localchat.server.repetition import LoopGuard
 from tests.conftest import ROOT
 from tests.server.serving import NAME, Stage, Wire, ask, chat, settled
 

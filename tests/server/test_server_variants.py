@@ -6,7 +6,7 @@ import pytest
 
 from localchat.engine.events import Finished, Text, ToolCall
 from localchat.engine.request import CalledTool, Grammar, Message, Sampling, TokenIds
-from localchat.engine.request import Text as Prompt
+from localchat.engine.request import TextPrompt as Prompt
 from localchat.errors import ContextExceeded
 from tests.server.serving import NAME, Stage, ask, chat, message
 

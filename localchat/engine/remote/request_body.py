@@ -9,7 +9,7 @@ from localchat.engine.request import (
     Message,
     Messages,
     Sampling,
-    Text,
+    TextPrompt,
     TokenIds,
 )
 from localchat.errors import UsageError
@@ -92,7 +92,7 @@ def _prompt(request: GenerateRequest) -> dict[str, Any]:
     match request.prompt:
         case Messages() as messages:
             return _chat(messages)
-        case Text(text):
+        case TextPrompt(text):
             return {"prompt": text}
         case TokenIds(tokens):
             return {"prompt": list(tokens)}

@@ -1,0 +1,103 @@
+"""GET /, /health, /props and /metrics: is it there, what is it, how is it doing."""
+
+import asyncio
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localchat import __version__
+from localchat.engine.events import EngineStats
+from localchat.engine.interface import Engine
+from localchat.engine.request import Message, Messages
+from localchat.errors import LocalchatError, TemplateError
+from localchat.server.errors import busy
+from localchat.server.leases import ModelCard
+from localchat.server.metrics import CONTENT_TYPE
+from localchat.server.openai.models import json
+from localchat.server.state import service_of
+
+_PROBE = {
+    "type": "function",
+    "function": {
+        "name": "probe_of_tools",
+        "description": "",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
+
+
+async def root(request: Request) -> Response:
+    """Probes of clients and people end here."""
+    return Response("localchat is running\n", headers={"content-type": "text/plain"})
+
+
+async def health(request: Request) -> Response:
+    """503 until the server's own model can answer for the first time, and from when the server stops."""
+    service = service_of(request)
+    service.flights.check_open()
+    if not service.ready:
+        raise busy("The model is being loaded.", "model_loading", retry_s=2)
+    return json({"status": "ok"})
+
+
+async def props(request: Request) -> Response:
+    """What llama.cpp's clients look at: context and abilities. `?model=` names another model than the server's
+    own. They ask it again and again, so it loads nothing and keeps nothing loaded."""
+    engines = service_of(request).engines
+    cards = {card.name: card for card in engines.models()}
+    word = request.query_params.get("model", "")
+    card = cards.get(word) or next(iter(cards.values()))
+    told = _described(card)
+    for name, engine in engines.loaded():
+        if name == card.name:
+            try:
+                told |= await asyncio.to_thread(_of_engine, engine)
+            except LocalchatError:
+                break  # it ends just now
+    return json(told)
+
+
+def _described(card: ModelCard) -> dict[str, Any]:
+    return {
+        "default_generation_settings": {"n_ctx": card.context_tokens or card.context_train},
+        "model_alias": card.name,
+        "build_info": f"localchat {__version__}",
+        "modalities": {"vision": False, "audio": False},
+        "n_ctx_train": card.context_train,
+    }
+
+
+def _of_engine(engine: Engine) -> dict[str, Any]:
+    """What a loaded engine knows better."""
+    info = engine.info()
+    tools = _reads_tools(engine)
+    return {
+        "default_generation_settings": {"n_ctx": info.context_tokens},
+        "chat_template_caps": {"supports_tools": tools, "supports_tool_calls": tools},
+        "architecture": info.architecture,
+        "quantization": info.quantization,
+        "n_ctx_train": info.context_train,
+        "kv_type": info.kv_type,
+        "limits": info.limits,
+    }
+
+
+def _reads_tools(engine: Engine) -> bool:
+    """Whether the model's template tells it of tools."""
+    try:
+        shown = engine.render(Messages((Message("user", "probe"),), tools=(_PROBE,)))
+    except TemplateError:
+        return False
+    return "probe_of_tools" in shown
+
+
+async def metrics(request: Request) -> Response:
+    service = service_of(request)
+    stats: list[tuple[str, EngineStats]] = []
+    for name, engine in service.engines.loaded():
+        try:
+            stats.append((name, await asyncio.to_thread(engine.stats)))
+        except LocalchatError:
+            continue  # it ends just now; the next page is without it
+    return Response(service.metrics.page(stats), headers={"content-type": CONTENT_TYPE})

@@ -1,0 +1,1 @@
+"""ASGI middleware: access log and security."""

@@ -1,0 +1,1 @@
+"""The part of Ollama's API that clients ask for."""

@@ -1,0 +1,206 @@
+"""GET /api/version, /api/tags, /api/ps and POST /api/show: what programs that look for Ollama read before they
+go on in OpenAI's words at /v1. Nothing here loads a model or waits for one; what would change something or
+answer a prompt is refused with the way to go."""
+
+import asyncio
+import hashlib
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localchat.engine.interface import EngineInfo
+from localchat.errors import LocalchatError
+from localchat.server.errors import ApiError, no_model, refused
+from localchat.server.leases import ModelCard
+from localchat.server.openai.models import json
+from localchat.server.request_body import decoded, read_body
+from localchat.server.state import Service, service_of
+
+_VERSION: Final = "0.6.4"
+"""Of Ollama's API that these answers are like; programs refuse what is older."""
+_INSTEAD: Final = {
+    "chat": "POST /v1/chat/completions",
+    "generate": "POST /v1/completions (with `suffix` to fill a gap)",
+    "embed": "POST /v1/embeddings",
+    "embeddings": "POST /v1/embeddings",
+    **dict.fromkeys(
+        ("pull", "push", "create", "copy", "delete", "blobs"),
+        "the localchat command, as models are not changed over HTTP",
+    ),
+}
+_FOR_EVER: Final = timedelta(days=365)
+
+
+class ShowBody(msgspec.Struct, frozen=True):
+    """POST /api/show. `name` is the older word for `model`."""
+
+    model: str | None = None
+    name: str | None = None
+
+
+async def version(request: Request) -> Response:
+    return json({"version": _VERSION})
+
+
+async def tags(request: Request) -> Response:
+    return json({"models": [_listed(card) for card in service_of(request).engines.models()]})
+
+
+async def show(request: Request) -> Response:
+    """What is known of a model without a look into its file."""
+    service = service_of(request)
+    limits = service.config.limits
+    body = decoded(await read_body(request, limits), ShowBody, limits)
+    word = body.model or body.name
+    if not word:
+        raise refused(
+            "The field 'model' is required.", param="model", code="missing_required_parameter"
+        )
+    card = _found(service, word)
+    context = card.context_tokens or card.context_train
+    family = _family(card)
+    return json(
+        {
+            "license": "",
+            "modelfile": "",
+            "parameters": f"num_ctx {context}" if context else "",
+            "template": _template(card),
+            "details": _details(card),
+            "model_info": {
+                "general.architecture": family,
+                "general.parameter_count": card.parameters,
+                **({f"{family}.context_length": context} if context else {}),
+            },
+            "capabilities": _capabilities(card),
+            "modified_at": _time(card.created),
+        }
+    )
+
+
+async def running(request: Request) -> Response:
+    """GET /api/ps: what is loaded. How long it stays is the pool's to know; `expires_at` is far away."""
+    service = service_of(request)
+    cards = {card.name: card for card in service.engines.models()}
+    made = []
+    for name, engine in service.engines.loaded():
+        try:
+            info = await asyncio.to_thread(engine.info)
+        except LocalchatError:
+            continue  # it ends just now
+        made.append(_running(cards.get(name) or ModelCard(name, loaded=True), info))
+    return json({"models": made})
+
+
+async def elsewhere(request: Request) -> Response:
+    """Every other route of Ollama's API. Raises ApiError."""
+    verb = str(request.path_params["rest"]).partition("/")[0]
+    instead = _INSTEAD.get(verb)
+    if instead is None:
+        raise ApiError(
+            404,
+            None,
+            f"There is no /api/{verb[:50]} here; the API of localchat is OpenAI's, at /v1.",
+            kind="not_found_error",
+        )
+    raise ApiError(
+        501,
+        "not_supported",
+        f"localchat does not answer /api/{verb}: use {instead}. Of Ollama's API there are version, tags, show "
+        "and ps, so that programs find the models; chats go to /v1 (base URL http://HOST:PORT/v1).",
+    )
+
+
+# ---------------------------------------------------------------------------- parts
+
+
+def _found(service: Service, word: str) -> ModelCard:
+    """The model of this name; `:latest`, which programs add where a name has no tag, counts for nothing."""
+    cards = service.engines.models()
+    for wanted in (word, word.removesuffix(":latest")):
+        for card in cards:
+            if card.name == wanted:
+                return card
+    raise no_model(word)
+
+
+def _listed(card: ModelCard) -> dict[str, Any]:
+    return {
+        "name": card.name,
+        "model": card.name,
+        "modified_at": _time(card.created),
+        "size": card.size_bytes,
+        "digest": _digest(card),
+        "details": _details(card),
+    }
+
+
+def _running(card: ModelCard, info: EngineInfo) -> dict[str, Any]:
+    there = info.gpu_layers / info.layers if info.layers else 0.0
+    size = info.actual_bytes or info.predicted_bytes or card.size_bytes
+    return {
+        "name": card.name,
+        "model": card.name,
+        "size": size,
+        "digest": _digest(card),
+        "details": _details(card),
+        "expires_at": (datetime.now(UTC) + _FOR_EVER).isoformat(timespec="seconds"),
+        "size_vram": int(size * min(1.0, there)),
+        "context_length": info.context_tokens,
+    }
+
+
+def _details(card: ModelCard) -> dict[str, Any]:
+    family = _family(card)
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": family,
+        "families": [family],
+        "parameter_size": _parameters(card.parameters),
+        "quantization_level": card.quantization,
+    }
+
+
+def _capabilities(card: ModelCard) -> list[str]:
+    if "embedding" in card.abilities:
+        return ["embedding"]
+    return [
+        "completion",
+        *(["tools"] if "tools" in card.abilities else []),
+        *(["insert"] if "infill" in card.abilities else []),
+        *(["thinking"] if "thinking" in card.abilities else []),
+    ]
+
+
+def _template(card: ModelCard) -> str:
+    """Not what the model is prompted with, which is its own template, but the marks that programs look for:
+    `.Suffix` says that a gap can be filled, `.Tools` that tools are told."""
+    marks = ["{{ .System }}"]
+    marks += ["{{ .Tools }}"] if "tools" in card.abilities else []
+    marks += ["{{ .Prompt }}"]
+    marks += ["{{ .Suffix }}"] if "infill" in card.abilities else []
+    return "".join(marks)
+
+
+def _family(card: ModelCard) -> str:
+    return card.architecture or "unknown"
+
+
+def _parameters(count: int) -> str:
+    """As Ollama writes it: 7.6B, 494.03M."""
+    if count >= 1_000_000_000:
+        return f"{count / 1e9:.1f}B"
+    return f"{count / 1e6:.2f}M" if count else ""
+
+
+def _digest(card: ModelCard) -> str:
+    """Of what is known of the model, as its file is too large to read for a list."""
+    told = f"{card.name}\0{card.size_bytes}\0{card.created}"
+    return hashlib.sha256(told.encode()).hexdigest()
+
+
+def _time(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,84 @@
+"""POST /v1/embeddings."""
+
+import asyncio
+import base64
+import struct
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localchat.engine.interface import Engine
+from localchat.errors import UsageError
+from localchat.server.config import ServerLimits
+from localchat.server.errors import ApiError, refused
+from localchat.server.openai.models import json
+from localchat.server.openai.protocol import EmbeddingsBody
+from localchat.server.request_body import decoded, read_body
+from localchat.server.state import service_of
+
+
+async def embeddings(request: Request) -> Response:
+    """Vectors as lists, or as base64 of little-endian float32, which is what the clients' libraries ask for
+    by default."""
+    service = service_of(request)
+    limits = service.config.limits
+    body = decoded(await read_body(request, limits), EmbeddingsBody, limits)
+    texts = _texts(body, limits)
+    form = body.encoding_format or "float"
+    if form not in ("float", "base64"):
+        raise refused(
+            f"The encoding {form[:50]!r} is not known; there are float and base64.",
+            param="encoding_format",
+        )
+    async with await service.lease(body.model, request) as lease:
+        vectors, tokens = await asyncio.to_thread(_embedded, lease.engine, texts)
+        name = body.model or lease.name
+    size = len(vectors[0]) if vectors else 0
+    if body.dimensions is not None and body.dimensions != size:
+        raise refused(
+            f"This model's vectors have {size} dimensions and cannot be cut to {body.dimensions}.",
+            param="dimensions",
+        )
+    data = [
+        {"object": "embedding", "index": at, "embedding": _written(vector, form)}
+        for at, vector in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return json({"object": "list", "data": data, "model": name, "usage": usage})
+
+
+def _texts(body: EmbeddingsBody, limits: ServerLimits) -> list[str]:
+    given = [body.input] if isinstance(body.input, str) else body.input
+    if not given or len(given) > limits.inputs:
+        raise refused(
+            f"There are {len(given)} inputs; 1 to {limits.inputs} are taken.", param="input"
+        )
+    texts = [each for each in given if isinstance(each, str)]
+    if len(texts) < len(given):
+        raise refused(
+            "The input holds ids of tokens, which are another tokenizer's; send text. In LangChain: "
+            "OpenAIEmbeddings(check_embedding_ctx_length=False).",
+            param="input",
+            code="invalid_type",
+        )
+    if not all(texts):
+        raise refused("The input holds an empty text.", param="input")
+    return texts
+
+
+def _embedded(engine: Engine, texts: Sequence[str]) -> tuple[list[list[float]], int]:
+    try:
+        vectors = engine.embed(texts)
+    except UsageError as error:
+        if "embedding" in error.message:
+            message = "This model gives no embeddings; load an embedding model and name it."
+            raise ApiError(501, "not_supported", message, param="model") from error
+        raise
+    return vectors, sum(vectors.tokens)
+
+
+def _written(vector: Sequence[float], form: str) -> list[float] | str:
+    if form == "float":
+        return list(vector)
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

@@ -1,0 +1,189 @@
+"""A client's conversation as the engine takes it, made bearable for chat templates without losing a word.
+
+Templates are rigid: many refuse two system messages, or two of the same role in a row. What can be joined
+is joined; a system message in the middle becomes the user's, or is moved, only where the template refuses
+it or leaves it out.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from localchat.engine.request import CalledTool, Message
+from localchat.server.config import ServerLimits
+from localchat.server.errors import ApiError, refused
+from localchat.server.openai.protocol import Call, ChatMessage, Content, Part
+
+_ROLES: Final = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+_TEXTS: Final = frozenset({"text", "input_text", "output_text", "refusal"})
+_BETWEEN: Final = "\n\n"
+
+
+def engine_messages(given: Sequence[ChatMessage], limits: ServerLimits) -> tuple[Message, ...]:
+    """The messages in the engine's words, neighbours of one role joined. Raises ApiError."""
+    if not given:
+        raise refused(
+            "The field 'messages' is empty: there is nothing to answer.",
+            param="messages",
+            code="missing_required_parameter",
+        )
+    if len(given) > limits.messages:
+        raise refused(
+            f"There are {len(given)} messages; {limits.messages} are taken.", param="messages"
+        )
+    return joined(_named([_message(at, message) for at, message in enumerate(given)]))
+
+
+def joined(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Neighbours of the same role as one message, where they are text alone."""
+    made: list[Message] = []
+    for message in messages:
+        if made and _plain(made[-1]) and _plain(message) and made[-1].role == message.role:
+            parts = [text for text in (made[-1].content, message.content) if text]
+            made[-1] = msgspec.structs.replace(made[-1], content=_BETWEEN.join(parts))
+        else:
+            made.append(message)
+    return tuple(made)
+
+
+def _named(messages: Sequence[Message]) -> list[Message]:
+    """Results of tools with the tool's name, which templates print and clients leave out: they send the id of
+    the call alone."""
+    names: dict[str, str] = {}
+    made: list[Message] = []
+    for message in messages:
+        names |= {call.id: call.name for call in message.tool_calls}
+        if message.role == "tool" and not message.name and message.tool_call_id in names:
+            message = msgspec.structs.replace(message, name=names[message.tool_call_id])
+        made.append(message)
+    return made
+
+
+def has_late_system(messages: Sequence[Message]) -> bool:
+    """Whether a system message stands behind the first place: what many templates refuse or leave out."""
+    return any(message.role == "system" for message in messages[1:])
+
+
+def late_as_users(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """System messages behind the first place as the user's, where they stand: what comes before them stays
+    what it was, and with it what the cache holds."""
+    return joined(
+        [
+            msgspec.structs.replace(message, role="user")
+            if at and message.role == "system"
+            else message
+            for at, message in enumerate(messages)
+        ]
+    )
+
+
+def hoisted(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """All system messages as one, at the beginning."""
+    system = [message for message in messages if message.role == "system"]
+    rest = [message for message in messages if message.role != "system"]
+    return joined([*system, *rest])
+
+
+def without_system(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """System messages at the head of what the user says, for templates that know no such role."""
+    asked = [
+        msgspec.structs.replace(message, role="user") if message.role == "system" else message
+        for message in messages
+    ]
+    return joined(asked)
+
+
+def with_results_last(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """What the user says right behind the results of tools as part of the last of them: some templates want an
+    answer in between."""
+    made: list[Message] = []
+    for message in messages:
+        if made and made[-1].role == "tool" and message.role == "user" and message.content:
+            parts = [text for text in (made[-1].content, message.content) if text]
+            made[-1] = msgspec.structs.replace(made[-1], content=_BETWEEN.join(parts))
+        else:
+            made.append(message)
+    return tuple(made)
+
+
+def with_one_voice(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """What was said beside a tool call as part of the reasoning before it: some templates have one place for
+    both."""
+    return tuple(
+        msgspec.structs.replace(
+            message, reasoning=f"{message.reasoning}{_BETWEEN}{message.content}", content=""
+        )
+        if message.tool_calls and message.reasoning and message.content
+        else message
+        for message in messages
+    )
+
+
+def _plain(message: Message) -> bool:
+    bare = not (message.tool_calls or message.tool_call_id or message.reasoning or message.name)
+    return bare and message.role != "tool"
+
+
+def _message(at: int, message: ChatMessage) -> Message:
+    calls = message.tool_calls or (
+        [Call(message.function_call)] if message.function_call is not None else []
+    )
+    return Message(
+        role=engine_role(message.role, f"messages[{at}].role"),
+        content=text_of(message.content, f"messages[{at}].content") or message.refusal or "",
+        reasoning=message.reasoning_content or message.reasoning or "",
+        tool_calls=tuple(_call(call) for call in calls),
+        tool_call_id=message.tool_call_id or "",
+        name=message.name or "",
+    )
+
+
+def engine_role(role: str, param: str) -> str:
+    """The role in the engine's words. Raises ApiError."""
+    known = _ROLES.get(role)
+    if known is None:
+        raise refused(
+            f"The role {role[:50]!r} is not known; there are {', '.join(_ROLES)}.", param=param
+        )
+    return known
+
+
+def _call(call: Call) -> CalledTool:
+    arguments = call.function.arguments
+    if isinstance(arguments, dict):  # some clients send what they have parsed
+        arguments = msgspec.json.encode(arguments).decode()
+    return CalledTool(call.function.name, arguments or "{}", call.id or "")
+
+
+def text_of(content: Content, param: str) -> str:
+    """The text of a message's content. Raises ApiError for what is no text: a picture, a sound, a file."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(_text(part, f"{param}[{at}]") for at, part in enumerate(content))
+
+
+def _text(part: Part | str, param: str) -> str:
+    if isinstance(part, str):
+        return part
+    if part.type not in _TEXTS:
+        raise refused(
+            f"This model reads text only; a part of type {part.type[:50]!r} cannot be read.",
+            param=param,
+        )
+    text = part.refusal if part.type == "refusal" else part.text
+    if text is None:
+        raise ApiError(
+            400,
+            "missing_required_parameter",
+            f"The field '{param}.text' is required.",
+            param=f"{param}.text",
+        )
+    return text

@@ -1,0 +1,469 @@
+"""From the body of a request to what an engine is asked: every value checked, or refused by its name."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from localchat.engine.request import (
+    GenerateRequest,
+    Grammar,
+    Infill,
+    Messages,
+    Prompt,
+    ReasoningChoice,
+    Sampling,
+    TextPrompt,
+    TokenIds,
+)
+from localchat.server.config import ServerLimits
+from localchat.server.errors import refused
+from localchat.server.openai.messages import engine_messages
+from localchat.server.openai.protocol import (
+    AllowedTools,
+    ChatBody,
+    CompletionBody,
+    Function,
+    NamedTool,
+    ResponseFormat,
+    Shared,
+    TemplateBody,
+    TokenizeBody,
+    Tool,
+)
+from localchat.server.request_body import check_size
+
+# The conversation of a chat as the engine takes it: messages, tools, and what the template is told.
+
+
+_Tools: TypeAlias = tuple[dict[str, Any], ...]
+_EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh")
+_SWITCHES: Final = ("enable_thinking", "thinking")
+_OPTIONS: Final = frozenset({*_SWITCHES, "reasoning_effort", "thinking_budget", "date_string"})
+"""What a request may hand to a chat template: each a plain value that templates read as a switch."""
+_NAME: Final = re.compile(r'(?!\s)[^"\\<>\x00-\x1f\x7f]{1,256}(?<!\s)')
+"""Names of tools: with another sign, the form of one family or another would give back a different name."""
+_NO_OBJECTS: Final = ("string", "number", "integer", "boolean", "array", "null")
+
+
+def conversation(body: ChatBody | TemplateBody | TokenizeBody, limits: ServerLimits) -> Messages:
+    """The conversation with its tools, as the model's template gets it. Raises ApiError."""
+    messages = engine_messages(body.messages or (), limits)
+    tools = _tools(body.tools, limits)
+    options: dict[str, Any] = {}
+    thinking: ReasoningChoice = "auto"
+    choice = "auto"
+    if not isinstance(body, TokenizeBody):
+        choice, tools = _tool_choice(body.tool_choice, tools)
+        options = _template_options(body.chat_template_kwargs or {})
+        effort = body.reasoning_effort
+        if isinstance(body, ChatBody):
+            effort = effort or _others_wish(body, options)
+        thinking = _thinking(options, effort)
+    last = messages[-1]
+    prolongs = last.role == "assistant" and not last.tool_calls
+    if prolongs and not last.content and not last.reasoning and len(messages) > 1:
+        messages, prolongs = messages[:-1], False  # an empty answer to go on from is none
+    return Messages(
+        messages=messages,
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=not (isinstance(body, ChatBody) and body.parallel_tool_calls is False),
+        template_options=options,
+        thinking=thinking,
+        continue_last=prolongs,
+    )
+
+
+def _tools(tools: list[Tool] | None, limits: ServerLimits) -> _Tools:
+    given = tools or []
+    if len(given) > limits.tools:
+        raise refused(f"There are {len(given)} tools; {limits.tools} are taken.", param="tools")
+    return tuple(_tool(at, tool, limits) for at, tool in enumerate(given))
+
+
+def _tool(at: int, tool: Tool, limits: ServerLimits) -> dict[str, Any]:
+    function: Function | None = tool.function
+    if tool.type != "function":
+        raise refused(
+            f"Tools are functions; one of type {tool.type[:50]!r} cannot be called here.",
+            param=f"tools[{at}]",
+        )
+    if function is None:
+        raise refused(
+            f"The field 'tools[{at}].function' is required.",
+            param=f"tools[{at}].function",
+            code="missing_required_parameter",
+        )
+    if not _NAME.fullmatch(function.name):
+        raise refused(
+            f"No model can call a tool of the name {function.name[:50]!r}: it must have 1 to 256 characters, "
+            "such as letters, digits, - and _, and no quote, backslash, angle bracket or line break.",
+            param=f"tools[{at}].function.name",
+        )
+    parameters = function.parameters or {"type": "object", "properties": {}}
+    if (kind := parameters.get("type")) in _NO_OBJECTS:
+        raise refused(
+            f"The parameters of the tool {function.name!r} have the type {kind!r}; they must be an object.",
+            param=f"tools[{at}].function.parameters",
+        )
+    check_size(parameters, limits, f"tools[{at}].function.parameters")
+    described: dict[str, Any] = {"name": function.name}
+    if function.description is not None:
+        described["description"] = function.description
+    described["parameters"] = parameters
+    if function.strict is not None:
+        described["strict"] = function.strict
+    return {"type": "function", "function": described}
+
+
+def _tool_choice(choice: str | NamedTool | None, tools: _Tools) -> tuple[str, _Tools]:
+    """`auto`, `none`, `required` or a tool's name; and the tools that it leaves."""
+    if isinstance(choice, NamedTool):
+        if choice.type == "function":
+            name = choice.function.name if choice.function else choice.name or ""
+            _among(name, tools, "tool_choice.function.name")
+            return name, tools
+        if choice.type == "allowed_tools" and choice.allowed_tools is not None:
+            allowed = choice.allowed_tools
+            tools = _allowed(allowed, tools)
+            return _word(allowed.mode or "auto", tools, "tool_choice.allowed_tools.mode"), tools
+        choice = choice.type
+    return _word(choice or "auto", tools, "tool_choice"), tools
+
+
+def _word(choice: str, tools: _Tools, param: str) -> str:
+    word = {"any": "required"}.get(choice, choice)  # as Mistral and Anthropic call it
+    if word not in ("auto", "none", "required"):
+        raise refused(
+            f"The tool choice {choice[:50]!r} is not known; there are auto, none, required and "
+            '{"type": "function", "function": {"name": NAME}}.',
+            param=param,
+        )
+    if word == "required" and not tools:
+        raise refused("A tool is required and none is given.", param=param)
+    return word
+
+
+def _allowed(allowed: AllowedTools, tools: _Tools) -> _Tools:
+    names = [tool.function.name if tool.function else tool.name or "" for tool in allowed.tools]
+    for at, name in enumerate(names):
+        _among(name, tools, f"tool_choice.allowed_tools.tools[{at}]")
+    return tuple(tool for tool in tools if tool["function"]["name"] in names)
+
+
+def _among(name: str, tools: _Tools, param: str) -> None:
+    if name not in [tool["function"]["name"] for tool in tools]:
+        raise refused(f"The tool {name[:100]!r} is not among 'tools'.", param=param)
+
+
+def _template_options(given: dict[str, Any]) -> dict[str, Any]:
+    for name, value in given.items():
+        param = f"chat_template_kwargs.{name[:50]}"
+        if name not in _OPTIONS:
+            raise refused(
+                f"The template option {name[:50]!r} is not taken; these are: "
+                f"{', '.join(sorted(_OPTIONS))}.",
+                param=param,
+            )
+        if not isinstance(value, str | bool | int | float | None):
+            raise refused("A template option is a plain value.", param=param)
+    return dict(given)
+
+
+def _others_wish(body: ChatBody, options: dict[str, Any]) -> str | None:
+    """What other servers' fields say of thinking: a switch goes to the options, where there is none yet, and an
+    effort is returned. What is of no known shape says nothing."""
+    switches = [body.enable_thinking, body.thinking, body.reasoning]
+    for at, value in enumerate(switches):
+        if isinstance(value, dict):
+            word = {"enabled": True, "disabled": False}.get(str(value.get("type")))
+            switches[at] = word if word is not None else value.get("enabled")
+    if not any(options.get(name) is not None for name in _SWITCHES):
+        found = [value for value in switches if isinstance(value, bool)]
+        options |= {"enable_thinking": found[0]} if found else {}
+    effort = body.reasoning.get("effort") if isinstance(body.reasoning, dict) else None
+    return effort if effort in _EFFORTS else None
+
+
+def _thinking(options: dict[str, Any], effort: str | None) -> ReasoningChoice:
+    """Whether the model is to think; its switches are taken out of the options, because the engine knows
+    their names. `effort`: OpenAI's word for it, which some templates read too."""
+    asked = [value for name in _SWITCHES if (value := options.pop(name, None)) is not None]
+    if effort:
+        effort = {"max": "xhigh"}.get(effort, effort)
+        if effort not in _EFFORTS:
+            raise refused(
+                f"The field 'reasoning_effort' is {effort[:50]!r}; there are {', '.join(_EFFORTS)}.",
+                param="reasoning_effort",
+            )
+        if effort != "none":
+            options.setdefault("reasoning_effort", "low" if effort == "minimal" else effort)
+        asked.append(effort not in ("none", "minimal"))
+    if not asked:
+        return "auto"
+    return "on" if asked[0] else "off"
+
+
+CHAT, INFILL = 0, 1
+"""Priorities: an editor that completes a line waits for milliseconds, a chat for its reader."""
+_SEED_MASK: Final = (1 << 64) - 1
+_SCHEMA_BYTES: Final = 256 << 10
+_LOGPROBS: Final = 20
+_BIAS: Final = 100.0
+
+
+class Asker(NamedTuple):
+    """Who asks. salt: separates its prefix cache; user: its name, for the engine's figures."""
+
+    salt: str = ""
+    user: str = ""
+
+
+def chat_request(body: ChatBody, limits: ServerLimits, asker: Asker) -> GenerateRequest:
+    """What a chat asks of the engine. Raises ApiError."""
+    top = body.top_logprobs
+    if top and not body.logprobs:
+        raise refused("The field 'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
+    named = {
+        "max_tokens": body.max_tokens,
+        "max_completion_tokens": body.max_completion_tokens,
+        "n_predict": body.n_predict,
+    }
+    wanted = {name: each for name, each in named.items() if each is not None}
+    return generation(
+        body,
+        conversation(body, limits),
+        limits,
+        asker=asker,
+        max_tokens=answer_tokens(wanted, limits, least=0 if body.n_predict == 0 else 1),
+        logprobs=checked_logprobs(top or 0, "top_logprobs") if body.logprobs else None,
+    )
+
+
+def completion_requests(
+    body: CompletionBody, limits: ServerLimits, asker: Asker
+) -> tuple[GenerateRequest, ...]:
+    """What a completion asks of the engine, one request for each prompt. Raises ApiError."""
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise refused("The field 'best_of' cannot differ from 'n'.", param="best_of")
+    if body.suffix is not None and body.echo:
+        raise refused("The fields 'suffix' and 'echo' do not go together.", param="echo")
+    wanted = {"max_tokens": body.max_tokens} if body.max_tokens is not None else {}
+    tokens = answer_tokens(wanted, limits, least=0 if body.echo else 1)
+    logprobs = None if body.logprobs is None else checked_logprobs(body.logprobs, "logprobs")
+    prompts = _prompts(body, limits)
+    if len(prompts) * _choices(body, limits) > limits.choices:
+        raise refused(f"More than {limits.choices} answers at once.", param="prompt")
+    return tuple(
+        generation(
+            body,
+            prompt,
+            limits,
+            asker=asker,
+            max_tokens=tokens,
+            logprobs=logprobs,
+            prompt_logprobs=logprobs if body.echo else None,
+            priority=INFILL if isinstance(prompt, Infill) else CHAT,
+        )
+        for prompt in prompts
+    )
+
+
+# ---------------------------------------------------------------------------- parts of a request
+
+
+def generation(
+    body: Shared,
+    prompt: Prompt,
+    limits: ServerLimits,
+    *,
+    asker: Asker,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+    priority: int = CHAT,
+) -> GenerateRequest:
+    """The request of a prompt, its options checked. Raises ApiError."""
+    return GenerateRequest(
+        prompt=prompt,
+        sampling=_sampling(body, limits),
+        n=_choices(body, limits),
+        max_tokens=max_tokens,
+        stop=_stops(body.stop, limits),
+        grammar=_grammar(body, limits),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        salt="\0".join(part for part in (asker.salt, body.cache_salt or "") if part),
+        priority=priority,
+        speculation=body.speculation is not False,
+        ignore_eos=bool(body.ignore_eos),
+        user=asker.user,
+    )
+
+
+def _sampling(body: Shared, limits: ServerLimits) -> Sampling:
+    biases = body.logit_bias or {}
+    if len(biases) > limits.biases:
+        raise refused(
+            f"There are {len(biases)} biases; {limits.biases} are taken.", param="logit_bias"
+        )
+    if any(not -_BIAS <= bias <= _BIAS for bias in biases.values()):
+        raise refused(f"A bias must be {-_BIAS:g} to {_BIAS:g}.", param="logit_bias")
+    if any(not 0 <= token < 1 << 31 for token in biases):
+        raise refused("The keys must be ids of tokens.", param="logit_bias")
+    _check_range(body)
+    repetition = (
+        body.repetition_penalty if body.repetition_penalty is not None else body.repeat_penalty
+    )
+    return Sampling(
+        temperature=body.temperature,
+        top_k=None if body.top_k is None else max(0, body.top_k),
+        typical_p=body.typical_p,
+        top_p=body.top_p,
+        min_p=body.min_p,
+        repetition_penalty=repetition,
+        frequency_penalty=body.frequency_penalty,
+        presence_penalty=body.presence_penalty,
+        logit_bias=biases,
+        seed=None if body.seed is None else body.seed & _SEED_MASK,
+    )
+
+
+_RANGES: Final = {
+    "temperature": (0.0, 10.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (-1, 1 << 31),
+    "min_p": (0.0, 1.0),
+    "typical_p": (0.0, 1.0),
+    "repetition_penalty": (1e-3, 10.0),
+    "repeat_penalty": (1e-3, 10.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "presence_penalty": (-2.0, 2.0),
+}
+
+
+def _check_range(body: Shared) -> None:
+    for name, (low, high) in _RANGES.items():
+        value = getattr(body, name)
+        if value is not None and not low <= value <= high:
+            raise refused(f"The field {name!r} is {value}; it must be {low} to {high}.", param=name)
+
+
+def _choices(body: Shared, limits: ServerLimits) -> int:
+    n = 1 if body.n is None else body.n
+    if not 1 <= n <= limits.choices:
+        raise refused(f"The field 'n' is {n}; it must be 1 to {limits.choices}.", param="n")
+    return n
+
+
+def answer_tokens(wanted: Mapping[str, int], limits: ServerLimits, *, least: int) -> int:
+    """Tokens of the longest answer: what was asked for, never more than the server allows, never endless.
+    `wanted`: by the field that asked. -1 is how some clients write «no limit»."""
+    for name, tokens in wanted.items():
+        if tokens < least and tokens != -1:
+            raise refused(f"The field {name!r} is {tokens}; it must be positive.", param=name)
+    return min([limits.answer_tokens, *(tokens for tokens in wanted.values() if tokens >= 0)])
+
+
+def _stops(stop: str | list[str] | None, limits: ServerLimits) -> tuple[str, ...]:
+    given = [stop] if isinstance(stop, str) else stop or []
+    texts = [text for text in given if text]
+    if len(texts) > limits.stops:
+        raise refused(f"There are {len(texts)} stop texts; {limits.stops} are taken.", param="stop")
+    if any(len(text.encode()) > limits.stop_bytes for text in texts):
+        raise refused(f"A stop text is longer than {limits.stop_bytes} bytes.", param="stop")
+    return tuple(texts)
+
+
+def checked_logprobs(count: int, param: str) -> int:
+    """How many candidates are told of each token. Raises ApiError."""
+    if not 0 <= count <= _LOGPROBS:
+        raise refused(f"The field {param!r} is {count}; it must be 0 to {_LOGPROBS}.", param=param)
+    return count
+
+
+def _grammar(body: Shared, limits: ServerLimits) -> Grammar | None:
+    made = [
+        *([Grammar("lark", body.grammar)] if body.grammar else []),
+        *([Grammar("regex", body.regex)] if body.regex else []),
+        *([_format(body.response_format, limits)] if body.response_format else []),
+    ]
+    bounds = [grammar for grammar in made if grammar is not None]
+    if len(bounds) > 1:
+        raise refused(
+            "Only one of 'response_format', 'grammar' and 'regex' can bind an answer.",
+            param="response_format",
+        )
+    if bounds and len(bounds[0].source.encode()) > _SCHEMA_BYTES:
+        raise refused(
+            f"The schema or grammar is larger than {_SCHEMA_BYTES} bytes.", param="response_format"
+        )
+    return bounds[0] if bounds else None
+
+
+def _format(wanted: ResponseFormat, limits: ServerLimits) -> Grammar | None:
+    match wanted.type:
+        case "text":
+            return None
+        case "json_object" if wanted.schema is None:
+            return Grammar("json_object")
+        case "json_object":
+            schema: dict[str, Any] | bool | None = wanted.schema
+        case "json_schema":
+            schema = wanted.json_schema.schema if wanted.json_schema else wanted.schema
+        case other:
+            raise refused(
+                f"The response format {other[:50]!r} is not known; there are text, json_object and "
+                "json_schema.",
+                param="response_format.type",
+            )
+    if schema is None:
+        raise refused(
+            "The field 'response_format.json_schema.schema' is required.",
+            param="response_format.json_schema.schema",
+            code="missing_required_parameter",
+        )
+    check_size(schema, limits, "response_format")
+    return Grammar("json_schema", msgspec.json.encode(schema).decode())
+
+
+def _prompts(body: CompletionBody, limits: ServerLimits) -> list[Prompt]:
+    """Markup in a plain prompt means what it says: its sender has written the whole of it, and editors write a
+    gap in the model's own tokens."""
+    given = body.prompt
+    if body.suffix is not None:
+        if given is not None and not isinstance(given, str):
+            raise refused("With 'suffix' the prompt is one text.", param="prompt")
+        return [Infill(given or "", body.suffix)]
+    if given is None:
+        raise refused(
+            "The field 'prompt' is required.", param="prompt", code="missing_required_parameter"
+        )
+    if isinstance(given, str):
+        return [TextPrompt(given, special=True)]
+    if given and all(isinstance(each, int) for each in given):
+        return [TokenIds(tuple(checked_ids(given)))]
+    if not given or len(given) > limits.prompts:
+        raise refused(
+            f"There are {len(given)} prompts; 1 to {limits.prompts} are taken.", param="prompt"
+        )
+    if any(isinstance(each, int) for each in given):
+        raise refused(
+            "The prompt mixes ids of tokens with texts.", param="prompt", code="invalid_type"
+        )
+    return [
+        TextPrompt(each, special=True)
+        if isinstance(each, str)
+        else TokenIds(tuple(checked_ids(each)))
+        for each in given
+        if not isinstance(each, int)
+    ]
+
+
+def checked_ids(given: list[Any]) -> list[int]:
+    """Ids of tokens, as far as can be told without a vocabulary. Raises ApiError."""
+    if any(not 0 <= token < 1 << 31 for token in given):
+        raise refused("The prompt holds numbers that are no ids of tokens.", param="prompt")
+    return given

@@ -1,1 +1,0 @@
-"""The routes, a file each; app.py lists them."""

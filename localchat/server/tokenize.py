@@ -1,0 +1,72 @@
+"""POST /tokenize, /detokenize and /apply-template: what the model's own tokenizer and template make of it."""
+
+import asyncio
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localchat.engine.interface import Engine
+from localchat.server.errors import refused
+from localchat.server.openai.models import json
+from localchat.server.openai.protocol import DetokenizeBody, TemplateBody, TokenizeBody
+from localchat.server.openai.requests import conversation
+from localchat.server.request_body import decoded, read_body
+from localchat.server.state import service_of
+
+
+async def tokenize(request: Request) -> Response:
+    """A text, or a conversation as the model will see it. Control tokens written in a text are text, unless
+    `parse_special` says otherwise."""
+    service = service_of(request)
+    limits = service.config.limits
+    body = decoded(await read_body(request, limits), TokenizeBody, limits)
+    messages = conversation(body, limits) if body.messages is not None else None
+    text = body.content if body.content is not None else body.prompt
+    if messages is None and text is None:
+        raise refused(
+            "One of 'content' and 'messages' is required.",
+            param="content",
+            code="missing_required_parameter",
+        )
+    async with await service.lease(body.model, request) as lease:
+        special = bool(body.parse_special)
+        if messages is not None:
+            text, special = await asyncio.to_thread(lease.engine.render, messages), True
+        tokens = await asyncio.to_thread(lease.engine.tokenize, text or "", special=special)
+        told: list[int] | list[dict[str, Any]] = tokens
+        if body.with_pieces:
+            if len(tokens) > limits.values:
+                raise refused(
+                    f"There are {len(tokens)} tokens; the pieces of {limits.values} are told.",
+                    param="with_pieces",
+                )
+            told = await asyncio.to_thread(_with_pieces, lease.engine, tokens)
+        context = lease.info.context_tokens
+    return json({"tokens": told, "count": len(tokens), "max_model_len": context})
+
+
+def _with_pieces(engine: Engine, tokens: list[int]) -> list[dict[str, Any]]:
+    pieces = {token: engine.detokenize([token]) for token in set(tokens)}
+    return [{"id": token, "piece": pieces[token]} for token in tokens]
+
+
+async def detokenize(request: Request) -> Response:
+    service = service_of(request)
+    limits = service.config.limits
+    body = decoded(await read_body(request, limits), DetokenizeBody, limits)
+    if any(not 0 <= token < 1 << 31 for token in body.tokens):
+        raise refused("The field 'tokens' holds numbers that are no ids of tokens.", param="tokens")
+    async with await service.lease(body.model, request) as lease:
+        text = await asyncio.to_thread(lease.engine.detokenize, body.tokens)
+    return json({"content": text, "prompt": text})
+
+
+async def apply_template(request: Request) -> Response:
+    """The prompt text that a conversation becomes."""
+    service = service_of(request)
+    limits = service.config.limits
+    body = decoded(await read_body(request, limits), TemplateBody, limits)
+    messages = conversation(body, limits)
+    async with await service.lease(body.model, request) as lease:
+        return json({"prompt": await asyncio.to_thread(lease.engine.render, messages)})

@@ -1,0 +1,222 @@
+"""The running server: its sockets, its signals, its end."""
+
+import asyncio
+import errno
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+
+from localchat.errors import LocalchatError, UsageError
+from localchat.server.state import Service
+from localchat.server.uvicorn_http import HEAD_BYTES, limited
+
+log = logging.getLogger("localchat.server")
+
+_BACKLOG = 1024
+_THREADS = 64
+_POLL_S = 0.05
+_GRACE_S = 2
+_FILES = 256
+"""Open files beside the connections: pipes of models, logs, what is read on the way."""
+_CROWDED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_SAY_S = 10.0
+_AGAIN = "._start_serving("
+"""What asyncio calls for every connection that could not be taken, when a second has passed."""
+
+
+class UvicornServer(uvicorn.Server):
+    """uvicorn's server with an end of its own: nobody new, a while for what runs, then an error event for
+    what still does. `drain_s`: how long that while is; a second signal cuts it short."""
+
+    def __init__(self, app: Starlette, drain_s: float) -> None:
+        service = app.state.service
+        assert isinstance(service, Service)
+        self._service = service
+        self._drain_s = drain_s
+        self._say_again_s = 0.0
+        limits = service.config.limits
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=limited(limits),
+                ws="none",
+                loop="asyncio",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                backlog=_BACKLOG,
+                h11_max_incomplete_event_size=HEAD_BYTES,
+                timeout_keep_alive=int(limits.idle_s),
+                timeout_graceful_shutdown=_GRACE_S,
+            )
+        )
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        # Python's own choice is six threads on two cores: six long texts to tokenize would keep every chat out.
+        threads = ThreadPoolExecutor(_THREADS, "server")
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(threads)
+        loop.set_exception_handler(self._complain)
+        make_room(self._service.config.limits.connections)
+        await super().serve(sockets)
+
+    def _complain(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Without a file for a new connection, the loop complains with a traceback for each that may wait,
+        every second anew: once is enough."""
+        error = context.get("exception")
+        if self.should_exit and isinstance(error, ValueError) and _AGAIN in context["message"]:
+            return  # it wanted to listen again a second later, at a place that was closed meanwhile
+        if not isinstance(error, OSError) or error.errno not in _CROWDED:
+            loop.default_exception_handler(context)
+        elif loop.time() >= self._say_again_s:
+            self._say_again_s = loop.time() + _SAY_S
+            log.warning(
+                "no connection can be taken (%s): new clients wait until others leave; a higher `ulimit -n` "
+                "helps",
+                error.strerror,
+            )
+
+    def stop(self) -> None:
+        """End the server; from any thread."""
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        flights = self._service.flights
+        flights.refuse()
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + self._drain_s
+        while flights.running + flights.waiting and loop.time() < end_s and not self.force_exit:
+            await asyncio.sleep(_POLL_S)
+        flights.end_all()
+        await super().shutdown(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            self.force_exit = True
+        self.should_exit = True
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Ctrl+C, SIGTERM and a terminal that closes end the server well; they are no failure. Under nohup
+        SIGHUP stays ignored."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {
+            number: signal.signal(number, self.handle_exit)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def serve(
+    app: Starlette,
+    sockets: Sequence[socket.socket],
+    *,
+    drain_s: float = 5.0,
+    beside: Callable[[UvicornServer], Awaitable[None]] | None = None,
+) -> None:
+    """Answer on these sockets until a signal comes. `beside`: what runs in the same loop, such as the load of
+    the first model; it is cancelled at the end, and its failure ends the server and is raised here."""
+    server = UvicornServer(app, drain_s)
+
+    async def run() -> None:
+        task = asyncio.ensure_future(beside(server)) if beside is not None else None
+        if task is not None:
+            task.add_done_callback(lambda done: server.stop() if _failed(done) else None)
+        await server.serve(list(sockets))
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            if _failed(task):
+                task.result()
+
+    asyncio.run(run())
+
+
+def _failed(task: "asyncio.Future[None]") -> bool:
+    return not task.cancelled() and task.exception() is not None
+
+
+def make_room(connections: int) -> None:
+    """Let this process open as many files as its connections need, where it may: macOS begins with 256."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def bound(host: str, port: int) -> list[socket.socket]:
+    """Listening places of a host: for 127.0.0.1 also IPv6's loopback, where it has one. Port 0 takes a free
+    one. Raises UsageError for a name that is none here, LocalchatError where the port is taken."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise UsageError(
+            f"--host {host}: this is no address of a machine ({error.strerror or error})",
+            hint="127.0.0.1 is this machine alone, 0.0.0.0 every network that it is in",
+        ) from error
+    family, _, _, _, address = found[0]
+    first = _listening(family, (str(address[0]), port), host)
+    sockets = [first]
+    if address[0] == "127.0.0.1" and socket.has_ipv6:
+        try:
+            sockets.append(_listening(socket.AF_INET6, ("::1", first.getsockname()[1]), "::1"))
+        except LocalchatError:
+            log.debug("no IPv6 loopback")
+    return sockets
+
+
+def _listening(family: int, address: tuple[str, int], shown: str) -> socket.socket:
+    # The protocol is named, because asyncio turns off Nagle's algorithm only where it is: with it on, the
+    # end of a response waits 40 ms for the client's acknowledgement.
+    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind(address)
+        made.listen(_BACKLOG)
+    except OSError as error:
+        made.close()
+        raise _unusable(error, shown, address[1]) from error
+    return made
+
+
+def _unusable(error: OSError, host: str, port: int) -> LocalchatError:
+    if error.errno == errno.EADDRINUSE:
+        return LocalchatError(
+            f"port {port} of {host} is taken by another program",
+            hint="it may be a localchat that runs already (localchat ps); another port: "
+            f"--port {port + 1}",
+        )
+    if error.errno == errno.EACCES:
+        return LocalchatError(
+            f"port {port} of {host} needs more rights",
+            hint="ports from 1024 on need none: --port 8114",
+        )
+    return LocalchatError(
+        f"{host} port {port} cannot be used: {error.strerror}",
+        hint="choose another: --host, --port",
+    )
