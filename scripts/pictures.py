@@ -37,15 +37,15 @@ async def pictures(folder: Path) -> None:
     from localchat.cli.door import Door
     from localchat.cli.screen import workplace_of
     from localchat.cli.setup import prepare
+    from localchat.session.engine_holder import EngineHolder
     from localchat.tui.app import ChatApp
-    from localchat.tui.engines import Engines
 
     door = Door()
     parent = root.make_context("localchat", [], obj=door)
     with parent, command.make_context("ask", [], parent=parent) as ctx:
         setup = prepare(ctx)
         workplace, settled = workplace_of(ctx, setup)
-    engines = Engines()
+    engines = EngineHolder()
     app = ChatApp(workplace, settled, engines, Conversation(model=setup.model.word))
 
     def save(name: str) -> None:

@@ -120,6 +120,10 @@ def test_the_first_frame_waits_for_nothing_that_only_an_answer_needs() -> None:
             "localchat.engine.local.engine",
         ),
         *("localchat.history", "localchat.models.catalog", "localchat.models.external"),
-        *("localchat.model_files.checkpoint", "localchat.tui.commanding", "localchat_llamacpp"),
+        *(
+            "localchat.model_files.checkpoint",
+            "localchat.tui.command_handlers",
+            "localchat_llamacpp",
+        ),
     }
     assert loaded & forbidden == set()

@@ -10,7 +10,7 @@ from localchat.cli.talk import opened_for_writing
 from localchat.errors import ExitCode, LocalchatError
 from localchat.history.store import History
 from localchat.models.resolve import GUIDE
-from localchat.tui.commands import is_command
+from localchat.session.commands import is_command
 
 
 def chat(setup: Setup, keyboard: Keyboard, conversation: Conversation, first: str = "") -> int:

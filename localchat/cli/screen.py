@@ -15,8 +15,8 @@ from localchat.config.paths import Paths
 from localchat.config.settings import Given, check_key
 from localchat.config.settings_file import read_settings
 from localchat.models.resolve import ResolvedModel, remember_model
+from localchat.session.context import CatalogEstimate, ModelSetup, SessionContext
 from localchat.tui.launch import launch
-from localchat.tui.workplace import Foreseen, Settled, Workplace
 
 if TYPE_CHECKING:
     from localchat.engine.events import Done
@@ -37,12 +37,12 @@ def open_screen(ctx: click.Context, setup: Setup, conversation: Conversation) ->
     return launch(workplace, settled, conversation)
 
 
-def workplace_of(ctx: click.Context, setup: Setup) -> tuple[Workplace, Settled]:
+def workplace_of(ctx: click.Context, setup: Setup) -> tuple[SessionContext, ModelSetup]:
     """What the screen works with, and the model it begins with. Raises LocalchatError."""
     # The word of the model that the screen begins with names its server; another word is of this machine.
     flags = {key: given for key, given in given_flags(ctx).items() if key != "remote"}
 
-    def settled(word: str | None, changes: Mapping[str, str]) -> Settled:
+    def settled(word: str | None, changes: Mapping[str, str]) -> ModelSetup:
         given = {key: Given(text, _HERE) for key, text in changes.items()}
         for key in given:
             check_key(key, _HERE)
@@ -50,7 +50,7 @@ def workplace_of(ctx: click.Context, setup: Setup) -> tuple[Workplace, Settled]:
         return _settled(settle(setup.door, {**flags, **given}, model, setup.terminal))
 
     planner = _Planner()
-    workplace = Workplace(
+    workplace = SessionContext(
         paths=setup.paths,
         environ=setup.door.environ,
         settle=settled,
@@ -65,13 +65,13 @@ def workplace_of(ctx: click.Context, setup: Setup) -> tuple[Workplace, Settled]:
     return workplace, _settled(setup)
 
 
-def _settled(setup: Setup) -> Settled:
+def _settled(setup: Setup) -> ModelSetup:
     options = engine_options(setup)
 
     def open_engine(say: Callable[[str], None]) -> "Engine":
         return setup.door.attach(setup, "terminal", say) or setup.door.open_engine(options, say)
 
-    return Settled(setup.model, setup.settings, options, open_engine)
+    return ModelSetup(setup.model, setup.settings, options, open_engine)
 
 
 class _Planner:
@@ -82,7 +82,7 @@ class _Planner:
         self._looked_s = float("-inf")
         self._catalogue: Catalogue = {}
 
-    def plan(self, settled: Settled, wish: "LoadWish") -> "MemoryPlan":
+    def plan(self, settled: ModelSetup, wish: "LoadWish") -> "MemoryPlan":
         from localchat.model_files.checkpoint import read_unloaded
         from localchat.models.assess import Subject, assess
 
@@ -91,7 +91,7 @@ class _Planner:
         subject = Subject(model.name, unloaded, model.path, settled.settings.backend)
         return assess(subject, wish, self._here(), None, speed=False).plan
 
-    def foresee(self, name: str, setup: Setup) -> Foreseen | None:
+    def foresee(self, name: str, setup: Setup) -> CatalogEstimate | None:
         from localchat.cli.fit import LEAST_SLOTS, wish_of
         from localchat.models.assess import Subject, assess
         from localchat.models.catalog import read_catalogue
@@ -107,7 +107,7 @@ class _Planner:
         wish = wish_of(settings, max(LEAST_SLOTS, settings.n))
         subject = Subject(drawn.name, drawn, None, settings.backend)
         plan = assess(subject, wish, self._here(), None, speed=False).plan
-        return Foreseen(plan, drawn.file_bytes)
+        return CatalogEstimate(plan, drawn.file_bytes)
 
     def _here(self) -> "Machine":
         from localchat.models.assess import usable_machine

@@ -18,18 +18,18 @@ from localchat import gc_control
 from localchat.chat.conversation import Conversation
 from localchat.errors import LocalchatError
 from localchat.models.resolve import GUIDE
+from localchat.session.commands import COMMANDS
+from localchat.session.context import ModelSetup, SessionContext
+from localchat.session.engine_holder import EngineHolder
+from localchat.session.recorder import ConversationRecorder
+from localchat.session.session import ChatSession
 from localchat.tui import clipboard
-from localchat.tui.commands import COMMANDS
-from localchat.tui.engines import Engines
-from localchat.tui.keeping import Keeper
-from localchat.tui.keys import KEYS, bindings, checked
+from localchat.tui.keymap import KEYS, bindings, checked
 from localchat.tui.launch import ENDS
-from localchat.tui.letters import is_unseen_letter
 from localchat.tui.screens.chat import ChatScreen
-from localchat.tui.session import Session
+from localchat.tui.textual_internals.driver import is_unseen_letter
 from localchat.tui.themes import NAMES, THEMES, textual_name
-from localchat.tui.welcoming import first_greeting, greeting
-from localchat.tui.workplace import Settled, Workplace
+from localchat.tui.widgets.welcome import first_greeting, greeting
 
 if TYPE_CHECKING:
     from localchat.history.store import History
@@ -51,9 +51,9 @@ class ChatApp(App[int]):
 
     def __init__(
         self,
-        workplace: Workplace,
-        settled: Settled,
-        engines: Engines,
+        workplace: SessionContext,
+        settled: ModelSetup,
+        engines: EngineHolder,
         conversation: Conversation,
     ) -> None:
         super().__init__()
@@ -69,8 +69,8 @@ class ChatApp(App[int]):
         if settled.settings.reduced_motion:
             self.animation_level = "none"
         self.chat = ChatScreen()
-        self.keeper = Keeper()
-        self.session = Session(
+        self.keeper = ConversationRecorder()
+        self.session = ChatSession(
             workplace, engines, settled, self.chat.page, self.keeper, conversation
         )
         self.chat.session = self.session
@@ -238,13 +238,13 @@ class ChatApp(App[int]):
 
 def _load_drawing() -> None:
     # markdown-it, which the first frame does not wait for.
-    from localchat.tui.markdown import parser
+    from localchat.tui.transcript.markdown import parser
 
     parser.load()
 
 
 def _load_colours() -> None:
-    from localchat.tui.markdown import code
+    from localchat.tui.transcript.markdown import code
 
     code.load()
 

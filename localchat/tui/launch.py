@@ -12,7 +12,7 @@ from localchat.errors import ExitCode, LocalchatError
 
 if TYPE_CHECKING:
     from localchat.chat.conversation import Conversation
-    from localchat.tui.workplace import Settled, Workplace
+    from localchat.session.context import ModelSetup, SessionContext
 
 ENDS: Final = (signal.SIGTERM, signal.SIGHUP)
 
@@ -25,15 +25,15 @@ def can_show(environ: Mapping[str, str]) -> bool:
     return all(stream is not None and stream.isatty() for stream in streams)
 
 
-def launch(workplace: "Workplace", settled: "Settled", conversation: "Conversation") -> int:
+def launch(workplace: "SessionContext", settled: "ModelSetup", conversation: "Conversation") -> int:
     """Open the screen on a conversation that is new or goes on; returns the exit code when the person leaves.
     Raises LocalchatError where what was said last could not be kept."""
-    from localchat.tui.engines import Engines
+    from localchat.session.engine_holder import EngineHolder
 
-    engines = Engines()
+    engines = EngineHolder()
     _prepare(settled.settings.reduced_motion)
     from localchat.tui.app import ChatApp
-    from localchat.tui.terminal import lasting
+    from localchat.tui.textual_internals.driver import lasting
 
     app = ChatApp(workplace, settled, engines, conversation)
     app.driver_class = lasting(app.driver_class)

@@ -37,8 +37,8 @@ def widget(messages: int, tokens: int, rate: float) -> None:
     from textual.app import App, ComposeResult
     from textual.widgets import Input
 
-    from localchat.tui.blocks import AnswerBlock, Block, NoticeBlock, UserBlock
-    from localchat.tui.transcript import Transcript
+    from localchat.session.blocks import AnswerBlock, Block, NoticeBlock, UserBlock
+    from localchat.tui.transcript.widget import Transcript
     from scripts.tui_bench.prose import markdown, pieces
 
     class Widget(App[None]):

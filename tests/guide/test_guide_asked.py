@@ -110,7 +110,7 @@ def test_a_question_that_leans_on_any_topic_is_answered() -> None:
 
 
 def test_what_the_guide_calls_unknown_is_unknown_to_the_program() -> None:
-    from localchat.tui.commands import COMMANDS
+    from localchat.session.commands import COMMANDS
 
     for word in UNKNOWN["command"]:
         assert "is no verb" in refusal(f"localchat {word}"), word

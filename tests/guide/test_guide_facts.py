@@ -147,13 +147,13 @@ def test_flags_are_those_of_the_command_line() -> None:
 
 
 def test_slash_commands_are_those_of_the_screen() -> None:
-    from localchat.tui.commands import COMMANDS
+    from localchat.session.commands import COMMANDS
 
     assert sorted(FACTS["slash"]) == sorted(f"/{command.name}" for command in COMMANDS)
 
 
 def test_keys_in_answers_are_bound_on_the_screen() -> None:
-    from localchat.tui.keys import KEYS, keys_of
+    from localchat.tui.keymap import KEYS, keys_of
 
     bound = {key for one in KEYS for key in keys_of(one.id, {}).lower().split(", ")}
     for where, answer in answers():

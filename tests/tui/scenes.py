@@ -12,7 +12,7 @@ from localchat.engine.scripted import Answer
 from localchat.errors import ContextExceeded, EngineDied
 from localchat.models.hub.download import DownloadRate
 from localchat.models.onboarding import Card, FirstRun
-from localchat.tui.blocks import NoticeBlock
+from localchat.session.blocks import NoticeBlock
 from tests.tui.stage import HOLD, INFO, app_of, say, told, until
 
 Act = Callable[[Pilot[int]], Awaitable[None]]

@@ -5,10 +5,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from localchat.chat.conversation import Conversation
-from localchat.tui.blocks import Block, NoticeBlock
-from localchat.tui.engines import Engines
-from localchat.tui.keeping import Keeper
-from localchat.tui.session import Session
+from localchat.session.blocks import Block, NoticeBlock
+from localchat.session.engine_holder import EngineHolder
+from localchat.session.recorder import ConversationRecorder
+from localchat.session.session import ChatSession
 from tests.tui.stage import Stage
 
 
@@ -54,13 +54,18 @@ class Chat:
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.page = Sheet()
-        engines = Engines()
+        engines = EngineHolder()
         app = stage.app()
         settled = stage.settle(None, {})
         engines.open(settled.open_engine)
         self.engines = engines
-        self.session = Session(
-            app.session.workplace, engines, settled, self.page, Keeper(), Conversation(model="tiny")
+        self.session = ChatSession(
+            app.session.workplace,
+            engines,
+            settled,
+            self.page,
+            ConversationRecorder(),
+            Conversation(model="tiny"),
         )
 
     async def until(self, true: Callable[[], object]) -> None:

@@ -36,9 +36,9 @@ from localchat.errors import LocalchatError, ModelMissing
 from localchat.fit.memory_plan import LoadWish, MemoryPlan
 from localchat.models.onboarding import FirstRun
 from localchat.models.resolve import ResolvedModel
+from localchat.session.context import CatalogEstimate, ModelSetup, SessionContext
+from localchat.session.engine_holder import EngineHolder
 from localchat.tui.app import ChatApp
-from localchat.tui.engines import Engines
-from localchat.tui.workplace import Foreseen, Settled, Workplace
 
 GB = 1_000_000_000
 DONE = Done(
@@ -198,7 +198,7 @@ class Stage:
         self.opened.append((options, engine))
         return engine
 
-    def settle(self, word: str | None, changes: Mapping[str, str]) -> Settled:
+    def settle(self, word: str | None, changes: Mapping[str, str]) -> ModelSetup:
         word = word or self.models[0]
         if word not in self.models:
             raise ModelMissing(
@@ -216,14 +216,14 @@ class Stage:
             kv_type=settings.kv_cache_type,
             max_slots=2,
         )
-        return Settled(
+        return ModelSetup(
             ResolvedModel(word, word, path, "test"),
             settings,
             options,
             lambda say: self.open_engine(options, say),
         )
 
-    def plan(self, settled: Settled, wish: LoadWish) -> MemoryPlan:
+    def plan(self, settled: ModelSetup, wish: LoadWish) -> MemoryPlan:
         context = wish.context_tokens or 32768
         kv_bytes = context * (57344 if wish.kv_type in (None, "f16") else 30464)
         total = int(4.6 * GB) + kv_bytes + 230_000_000
@@ -245,15 +245,15 @@ class Stage:
             layers=29,
         )
 
-    def foresee(self, name: str) -> Foreseen | None:
+    def foresee(self, name: str) -> CatalogEstimate | None:
         """Of the catalogue the Qwens alone have a shape that is known, all the same."""
         if not name.startswith("qwen"):
             return None
         plan = self.plan(self.settle(None, {}), LoadWish())
-        return Foreseen(plan, plan.weights_bytes)
+        return CatalogEstimate(plan, plan.weights_bytes)
 
     def app(self) -> ChatApp:
-        workplace = Workplace(
+        workplace = SessionContext(
             paths=self.paths,
             environ={"LOCALCHAT_DATA_DIR": str(self.tmp), **self.environ},
             settle=self.settle,
@@ -266,7 +266,7 @@ class Stage:
             history_file=self.tmp / "history.sqlite3",
         )
         settled = self.settle(None, {})
-        return ChatApp(workplace, settled, Engines(), self.conversation)
+        return ChatApp(workplace, settled, EngineHolder(), self.conversation)
 
     @asynccontextmanager
     async def play(self, width: int = 80, height: int = 24) -> AsyncIterator[Pilot[int]]:

@@ -16,8 +16,8 @@ import pyte
 _PROGRAM = """
 import sys
 from textual.app import App
-from localchat.tui.blocks import *
-from localchat.tui.transcript import Transcript
+from localchat.session.blocks import *
+from localchat.tui.transcript.widget import Transcript
 
 NASTY = {nasty!r}
 

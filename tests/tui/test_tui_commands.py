@@ -10,11 +10,11 @@ import pytest
 from textual.pilot import Pilot
 
 from localchat.errors import ModelMissing, NetworkError, UsageError
-from localchat.tui.blocks import AnswerBlock, NoticeBlock
-from localchat.tui.commands import COMMANDS, matching, parse
-from localchat.tui.pulls import Pulls
-from localchat.tui.screens.dialog import ListDialog
-from localchat.tui.widgets.finder import Finder
+from localchat.session.blocks import AnswerBlock, NoticeBlock
+from localchat.session.commands import COMMANDS, matching, parse
+from localchat.tui.background_pull import Pulls
+from localchat.tui.screens.list_dialog import ListDialog
+from localchat.tui.widgets.find_bar import FindBar
 from tests.tui.stage import Stage, app_of, play, say, sent, told, until
 
 
@@ -290,7 +290,7 @@ def test_search_fit_help_and_quit(tmp_path: Path) -> None:
         await command(pilot, "/search needle")
         assert str(app.chat.query_one("#found").render()) == "2 found  ↑ ↓"
         await pilot.press("escape")
-        assert not app.chat.query_one(Finder).display
+        assert not app.chat.query_one(FindBar).display
         await command(pilot, "/fit other")
         await until(pilot, lambda: notices(pilot))
         assert "Fits: 6.7 GB of 11.0 GB free" in notices(pilot)[-1]

@@ -9,8 +9,8 @@ import pytest
 from localchat.engine.load_options import EngineOptions
 from localchat.errors import UsageError
 from localchat.fit.memory_plan import LoadWish, MemoryPlan
-from localchat.tui.costs import costs_of
-from localchat.tui.workplace import Settled, Workplace
+from localchat.session.context import ModelSetup, SessionContext
+from localchat.tui.parameter_costs import costs_of
 
 PLAN = MemoryPlan(
     "cuda", 5 << 30, 2 << 30, 0, 0, 9 << 30, True, 4096, 8192, "bf16", True, 29, 0, 2048
@@ -43,7 +43,7 @@ class _Settled:
 def test_the_usual_kv_types_of_a_backend_are_offered(
     kv_types: tuple[str, ...], offered: list[str]
 ) -> None:
-    place, settled = cast("Workplace", _Workplace(kv_types)), cast("Settled", _Settled())
+    place, settled = cast("SessionContext", _Workplace(kv_types)), cast("ModelSetup", _Settled())
     costs = costs_of("kv_cache_type", place, settled)
     assert [cost.value for cost in costs] == offered
     assert all(cost.fits for cost in costs)
@@ -60,7 +60,7 @@ def test_what_a_choice_costs_is_counted_within_the_users_limits() -> None:
             asked.append(wish)
             return super().plan(settled, wish)
 
-    place, settled = cast("Workplace", Watched(("bf16", "fp8"))), cast("Settled", Limited())
+    place, settled = cast("SessionContext", Watched(("bf16", "fp8"))), cast("ModelSetup", Limited())
     for key in ("context_length", "kv_cache_type", "gpu_layers"):
         assert costs_of(key, place, settled)
     assert {(one.gpu_limit_bytes, one.kv_limit_bytes, one.dummy_weights) for one in asked} == {

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from textual.pilot import Pilot
 
-from localchat.tui.blocks import AnswerBlock
+from localchat.session.blocks import AnswerBlock
 from localchat.tui.screens.history import HistoryScreen
 from tests.tui.stage import Stage, app_of, play, say, until
 

@@ -13,14 +13,14 @@ from textual.widgets import Input, Static
 
 from localchat.engine.scripted import Answer
 from localchat.errors import UsageError
-from localchat.tui.keys import KEYS, checked, keys_of
+from localchat.tui.keymap import KEYS, checked, keys_of
 from localchat.tui.screens.help import HelpScreen
 from localchat.tui.screens.history import HistoryScreen
 from localchat.tui.screens.models import ModelScreen
 from localchat.tui.screens.parameters import ParameterScreen
-from localchat.tui.screens.reading import ReadingScreen
 from localchat.tui.screens.settings import SettingsScreen
-from localchat.tui.widgets.finder import Finder
+from localchat.tui.screens.viewer import ReadingScreen
+from localchat.tui.widgets.find_bar import FindBar
 from tests.tui.stage import Stage, app_of, play, say, sent, told, until
 
 
@@ -51,9 +51,9 @@ def test_a_word_above_the_composer_has_its_own_time(
 ) -> None:
     async def what(pilot: Pilot[int]) -> None:
         chat = app_of(pilot).chat
-        monkeypatch.setattr("localchat.tui.screens.chat_frame._HINT_S", 0.1)
+        monkeypatch.setattr("localchat.tui.screens.chat._HINT_S", 0.1)
         chat.hint("one")
-        monkeypatch.setattr("localchat.tui.screens.chat_frame._HINT_S", 3600.0)
+        monkeypatch.setattr("localchat.tui.screens.chat._HINT_S", 3600.0)
         chat.hint("two")
         await asyncio.sleep(0.3)
         assert str(chat.query_one("#banner", Static).render()) == "two"
@@ -298,7 +298,7 @@ def test_finding_and_moving_about(tmp_path: Path) -> None:
         await until(pilot, lambda: view.scroll_y == view.max_scroll_y)
         await pilot.press("pageup", "pagedown")
         await pilot.press("ctrl+f", *"q")
-        finder = app.chat.query_one(Finder)
+        finder = app.chat.query_one(FindBar)
         assert finder.display
         await until(pilot, lambda: view.scroll_y < 5)
         await pilot.press("backspace", *"needle")

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from localchat.sanitize import sanitize
-from localchat.tui.markdown import Growing, Row, code, layout
-from localchat.tui.markdown.wrap import cuts
+from localchat.tui.transcript.markdown import Growing, Row, code, layout
+from localchat.tui.transcript.markdown.wrap import cuts
 
 DOCUMENT = """# Title
 Some *emphasis*, **strong**, `code`, ~~gone~~, [words](https://x.org/a), https://e.com/f(o)).

@@ -20,8 +20,8 @@ from localchat.models.assess import Subject, assess
 from localchat.models.catalog import read_catalogue
 from localchat.models.names import parse
 from localchat.models.synthetic.gguf import drawn_for
+from localchat.session.context import CatalogEstimate
 from localchat.tui.screens import models
-from localchat.tui.workplace import Foreseen
 from tests.tui.stage import Stage, play, until
 
 GB = 10**9
@@ -41,7 +41,7 @@ def test_the_list_says_what_fit_says(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = drawn_for(parse("qwen2.5:7b", read_catalogue(paths)))
     assert drawn is not None
     plan = assess(Subject(drawn.name, drawn), LoadWish(max_slots=2), LAPTOP, None, speed=False).plan
-    assert planner.foresee("qwen2.5:7b", setup) == Foreseen(plan, drawn.file_bytes)
+    assert planner.foresee("qwen2.5:7b", setup) == CatalogEstimate(plan, drawn.file_bytes)
     assert planner.foresee("nomic-embed-text:v1.5", setup) is None
 
 
@@ -50,7 +50,7 @@ def test_what_is_marked_is_weighed_first_and_the_list_is_there_before(tmp_path: 
     go = threading.Event()
 
     class Slow(Stage):
-        def foresee(self, name: str) -> Foreseen | None:
+        def foresee(self, name: str) -> CatalogEstimate | None:
             asked.append(name)
             assert go.wait(60)
             if name == "qwen3:8b":
@@ -81,7 +81,7 @@ def test_leaving_the_list_ends_the_weighing(tmp_path: Path) -> None:
     asked: list[str] = []
 
     class Counting(Stage):
-        def foresee(self, name: str) -> Foreseen | None:
+        def foresee(self, name: str) -> CatalogEstimate | None:
             asked.append(name)
             return super().foresee(name)
 

@@ -7,10 +7,10 @@ from textual.pilot import Pilot
 
 from localchat.engine.events import Figures, Text
 from localchat.errors import DoesNotFit
-from localchat.tui.blocks import NoticeBlock, Offer
-from localchat.tui.live import Live
+from localchat.session.blocks import NoticeBlock, Offer
+from localchat.session.engine_status import EngineStatus
 from localchat.tui.screens.models import ModelScreen
-from localchat.tui.widgets.status import beside, fitted, parts_of
+from localchat.tui.widgets.status_bar import beside, fitted, parts_of
 from localchat.tui.widgets.welcome import Welcome
 from tests.tui.stage import Stage, app_of, play, until
 
@@ -61,7 +61,7 @@ def test_a_key_means_one_offer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [52, 58, 60])
 def test_how_to_stop_comes_before_ornaments(width: int) -> None:
-    live = Live()
+    live = EngineStatus()
     live.begin()
     live.take(Text(0, "so"))
     for rate in range(190, 210):

@@ -11,10 +11,10 @@ from rich.cells import cell_len
 from textual.theme import BUILTIN_THEMES
 
 from localchat.tui import clipboard
-from localchat.tui.heights import Heights
-from localchat.tui.markdown import Look, Piece, Row
-from localchat.tui.pacing import FAST_S, SLOW_S, Pace
-from localchat.tui.paint import Painter, Palette, contrast
+from localchat.tui.transcript.layout import Heights
+from localchat.tui.transcript.markdown import Look, Piece, Row
+from localchat.tui.transcript.redraw_rate import FAST_S, SLOW_S, RedrawRate
+from localchat.tui.transcript.strips import Palette, StripRenderer, contrast
 
 _CHANGES = st.lists(
     st.tuples(st.sampled_from(["set", "append", "remove"]), st.integers(0, 20), st.integers(0, 9)),
@@ -49,7 +49,7 @@ def test_a_row_belongs_to_the_block_around_it() -> None:
 
 
 def test_a_dear_drawing_and_a_slow_terminal_make_it_wait() -> None:
-    pace = Pace()
+    pace = RedrawRate()
     assert pace.wait_s(0.0) == FAST_S
     pace.drew(0.1)
     assert pace.wait_s(0.0) == pytest.approx(0.4)
@@ -104,7 +104,9 @@ def test_every_theme_gives_readable_colours(name: str) -> None:
 
 @given(st.text(st.sampled_from("ab日👩\u200d🚀é "), max_size=40), st.integers(4, 30))
 def test_a_strip_has_exactly_its_width(text: str, width: int) -> None:
-    painter = Painter(Palette({"background": "#101010", "foreground": "#eeeeee"}), width, width - 2)
+    painter = StripRenderer(
+        Palette({"background": "#101010", "foreground": "#eeeeee"}), width, width - 2
+    )
     assume(cell_len(text) + 2 <= width)  # rows are wrapped before
     row = Row((Piece("▌ ", Look("user.bar")), Piece(text, Look())), 1, None, "user")
     for strip in (painter.strip(row), painter.laid_over(row, [(1, 4, painter.palette.mark())])):

@@ -14,13 +14,13 @@ from textual.scrollbar import ScrollBar
 from textual.widget import Widget
 
 from localchat.engine.events import Event, Figures, Finished, Reasoning, Text, TokenLogprob
-from localchat.tui.answering import joined
-from localchat.tui.blocks import AnswerBlock
-from localchat.tui.reelview import ReelView
-from localchat.tui.repainting import ChangedOnly
+from localchat.session.answer_builder import joined
+from localchat.session.blocks import AnswerBlock
 from localchat.tui.screens.chat import ChatScreen
-from localchat.tui.unboxed import Bar
-from localchat.tui.widgets.status import StatusLine
+from localchat.tui.textual_internals.compositor import ChangedOnly
+from localchat.tui.textual_internals.flat_widget import Bar
+from localchat.tui.transcript.scroll_view import VirtualScrollView
+from localchat.tui.widgets.status_bar import StatusLine
 from tests.tui.stage import Stage, app_of, play, say, until
 
 WIDTH, HEIGHT = 120, 30
@@ -75,7 +75,7 @@ def test_only_the_widgets_that_are_seen_where_it_changed_are_asked(
 
             return noting
 
-        for kind in (Widget, ReelView, StatusLine, Bar):
+        for kind in (Widget, VirtualScrollView, StatusLine, Bar):
             monkeypatch.setattr(kind, "render_lines", noted(kind.render_lines))
         drawn(screen, [screen.status.region], ChangedOnly)
         assert asked == [("status", 1)]

@@ -13,12 +13,11 @@ from localchat.errors import LocalchatError
 from localchat.history.store import History
 from localchat.models.index import Model
 from localchat.models.onboarding import FirstRun
-from localchat.tui.blocks import NoticeBlock
-from localchat.tui.commands import COMMANDS
-from localchat.tui.screens.dialog import ListDialog
+from localchat.session.blocks import NoticeBlock
+from localchat.session.commands import COMMANDS
+from localchat.tui.screens.list_dialog import ListDialog
 from localchat.tui.themes import textual_name
-from localchat.tui.welcoming import first_greeting
-from localchat.tui.widgets.welcome import Welcome
+from localchat.tui.widgets.welcome import Welcome, first_greeting
 from tests.tui.scenes import FIRST
 from tests.tui.stage import Stage, app_of, play, say, until
 

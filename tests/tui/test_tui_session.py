@@ -13,14 +13,9 @@ from localchat.engine.request import Messages
 from localchat.engine.scripted import Answer
 from localchat.errors import ContextExceeded, EngineDied, UsageError
 from localchat.metrics import stats_line
-from localchat.tui.answering import Answering
-from localchat.tui.blocks import (
-    AnswerBlock,
-    ReasoningBlock,
-    ToolCallBlock,
-    UserBlock,
-)
-from localchat.tui.engines import Engines
+from localchat.session.answer_builder import AnswerBuilder
+from localchat.session.blocks import AnswerBlock, ReasoningBlock, ToolCallBlock, UserBlock
+from localchat.session.engine_holder import EngineHolder
 from tests.tui.sessions import Chat, run
 from tests.tui.stage import DONE, INFO, Stage, sent, told
 
@@ -47,14 +42,14 @@ def test_a_question_is_answered_and_its_figures_are_those_of_the_engine(tmp_path
 def test_a_question_before_the_engine_is_opened_waits_for_it(tmp_path: Path) -> None:
     async def play() -> None:
         stage = Stage(tmp_path)
-        engines = Engines()
+        engines = EngineHolder()
         asked = asyncio.create_task(engines.engine())
         await asyncio.sleep(0)
         assert not asked.done()
         engines.open(stage.settle(None, {}).open_engine)
         assert await asked is stage.engine
         engines.close()
-        Engines().close()  # never opened: there is nothing to wait for
+        EngineHolder().close()  # never opened: there is nothing to wait for
 
     asyncio.run(play())
 
@@ -319,7 +314,9 @@ def test_many_figures_are_shown_a_few_times_and_the_last_of_them_are(tmp_path: P
             session.watch(Figures("decode", kv_used_tokens=tokens))
         assert shown[0] == 1
         assert len(shown) < 50
-        saving = asyncio.create_task(session._save(Answering(session.conversation, chat.page, "")))
+        saving = asyncio.create_task(
+            session._save(AnswerBuilder(session.conversation, chat.page, ""))
+        )
         await chat.until(lambda: shown[-1] == 100)
         saving.cancel()
         session.watch(Figures("decode", kv_used_tokens=101))

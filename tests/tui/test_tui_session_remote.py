@@ -8,8 +8,8 @@ import msgspec
 from localchat.engine.events import EngineStats, Figures
 from localchat.engine.scripted import Answer
 from localchat.errors import ContextExceeded, NetworkError
-from localchat.tui.live import Live
-from localchat.tui.widgets.panel_rows import rows_of
+from localchat.session.engine_status import EngineStatus
+from localchat.tui.widgets.metrics_panel import rows_of
 from tests.tui.sessions import Chat, run
 from tests.tui.stage import INFO, Stage, told
 
@@ -79,12 +79,14 @@ def test_a_remote_that_drops_leaves_what_it_said_and_can_be_asked_again(tmp_path
 
 def test_of_a_remote_nothing_is_shown_that_it_does_not_tell() -> None:
     about = msgspec.structs.replace(INFO, backend="remote", context_tokens=0, threads=0, layers=0)
-    live = Live(info=about, stats=EngineStats(Figures("decode")))
+    live = EngineStatus(info=about, stats=EngineStats(Figures("decode")))
     assert live.kv == (0, 0)
     shown = " ".join(piece.text for row in rows_of(live, 40) for piece in row.pieces)
     assert about.model in shown
     for word in ("Memory", "KV", "context", "threads", "layers", "running"):
         assert word not in shown
     told = msgspec.structs.replace(about, context_tokens=8192)
-    shown = " ".join(piece.text for row in rows_of(Live(info=told), 40) for piece in row.pieces)
+    shown = " ".join(
+        piece.text for row in rows_of(EngineStatus(info=told), 40) for piece in row.pieces
+    )
     assert "8,192 tok" in shown

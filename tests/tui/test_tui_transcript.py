@@ -12,7 +12,7 @@ from textual.app import App, ComposeResult
 from textual.selection import Selection
 from textual.widgets import Input
 
-from localchat.tui.blocks import (
+from localchat.session.blocks import (
     AnswerBlock,
     Block,
     Branch,
@@ -24,7 +24,7 @@ from localchat.tui.blocks import (
     ToolCallBlock,
     UserBlock,
 )
-from localchat.tui.transcript import Transcript
+from localchat.tui.transcript.widget import Transcript
 from tests.cli.door import HOSTILE
 
 
@@ -360,8 +360,10 @@ async def test_on_a_slow_terminal_the_end_moves_by_half_a_screen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     behind = [True]
-    monkeypatch.setattr("localchat.tui.reelview.writer_is_behind", lambda app: behind[0])
-    monkeypatch.setattr("localchat.tui.pacing.SLOW_S", 0.05)
+    monkeypatch.setattr(
+        "localchat.tui.transcript.scroll_view.writer_is_behind", lambda app: behind[0]
+    )
+    monkeypatch.setattr("localchat.tui.transcript.redraw_rate.SLOW_S", 0.05)
     app = Stage(answers(20))
     async with app.run_test(size=(60, 20)) as pilot:
         await pilot.pause()

@@ -11,7 +11,7 @@ from textual.app import App, ComposeResult
 from textual.pilot import Pilot
 from textual.selection import Selection
 
-from localchat.tui.blocks import (
+from localchat.session.blocks import (
     AnswerBlock,
     Block,
     Branch,
@@ -23,7 +23,7 @@ from localchat.tui.blocks import (
     ToolCallBlock,
     UserBlock,
 )
-from localchat.tui.transcript import Transcript
+from localchat.tui.transcript.widget import Transcript
 
 ANSWER = """A **KV cache** keeps the *keys* and *values* of every token that was computed, so that the next one
 needs a step and not all of them. It grows by `2 × layers × heads × width` numbers per token.

@@ -9,8 +9,8 @@ from textual.pilot import Pilot
 from localchat.engine.events import Text
 from localchat.engine.scripted import Answer
 from localchat.errors import NetworkError, UsageError
-from localchat.tui.blocks import NoticeBlock
-from localchat.tui.commands import is_command
+from localchat.session.blocks import NoticeBlock
+from localchat.session.commands import is_command
 from tests.tui.stage import HOLD, Stage, StagedEngine, app_of, play, say, sent, until
 
 PASTE = "line\n" * 500

@@ -12,8 +12,8 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from localchat.tui.commands import COMMANDS
-from localchat.tui.keys import KEYS, keys_of
+from localchat.session.commands import COMMANDS
+from localchat.tui.keymap import KEYS, keys_of
 
 _TITLES = {
     "chat": "Anywhere",

@@ -10,8 +10,8 @@ from textual.widgets import Input
 
 from localchat.errors import LocalchatError
 from localchat.sanitize import sanitize_line
-from localchat.tui.keys import bindings
-from localchat.tui.screens.dialog import ListDialog
+from localchat.tui.keymap import bindings
+from localchat.tui.screens.list_dialog import ListDialog
 
 if TYPE_CHECKING:
     from localchat.history.queries import SearchHit, Summary

@@ -15,13 +15,13 @@ from textual.widgets import Input
 from localchat.errors import LocalchatError
 from localchat.fit.report import size, tokens
 from localchat.sanitize import sanitize_line
-from localchat.tui.costs import wish_of
-from localchat.tui.keys import bindings
-from localchat.tui.screens.dialog import ListDialog
+from localchat.tui.keymap import bindings
+from localchat.tui.parameter_costs import wish_of
+from localchat.tui.screens.list_dialog import ListDialog
 
 if TYPE_CHECKING:
     from localchat.fit.memory_plan import MemoryPlan
-    from localchat.tui.workplace import Workplace
+    from localchat.session.context import SessionContext
 
 
 class Pick(NamedTuple):
@@ -63,7 +63,7 @@ class ModelScreen(ListDialog[Pick]):
     KEYS_TEXT = "Enter use or fetch · Esc back"
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("models")]
 
-    def __init__(self, workplace: "Workplace") -> None:
+    def __init__(self, workplace: "SessionContext") -> None:
         super().__init__()
         self._workplace = workplace
         self._models: dict[str, Entry] = {}
@@ -154,7 +154,7 @@ class ModelScreen(ListDialog[Pick]):
         return any(option.id == name for option in self.entries.options)
 
 
-def _entries(workplace: "Workplace") -> tuple[Entry, ...]:
+def _entries(workplace: "SessionContext") -> tuple[Entry, ...]:
     """What is on the shelf, then the catalogue's models that are not."""
     from localchat.models.catalog import read_catalogue
     from localchat.models.index import read_shelf
@@ -195,7 +195,7 @@ def _room_bytes() -> int:
     return max(spendable_ram(machine), spendable_gpu(machine))
 
 
-def _verdict(workplace: "Workplace", entry: Entry, room_bytes: int) -> Judged:
+def _verdict(workplace: "SessionContext", entry: Entry, room_bytes: int) -> Judged:
     """Whether it fits, with how much context: by the planner that decides at the load."""
     try:
         if entry.kind != "catalogue":

@@ -9,11 +9,11 @@ from textual.widgets import Input
 
 from localchat.config.settings import KEYS, Given, convert
 from localchat.errors import LocalchatError
-from localchat.tui.costs import Cost, costs_of
-from localchat.tui.screens.dialog import ListDialog
+from localchat.tui.parameter_costs import Cost, costs_of
+from localchat.tui.screens.list_dialog import ListDialog
 
 if TYPE_CHECKING:
-    from localchat.tui.session import Session
+    from localchat.session.session import ChatSession
 
 _LOADING = ("context_length", "kv_cache_type", "gpu_layers", "threads")
 _FREE = (
@@ -30,7 +30,7 @@ class ParameterScreen(ListDialog[dict[str, str]]):
     TITLE_TEXT = "Parameters"
     KEYS_TEXT = "Enter choose · Esc back"
 
-    def __init__(self, session: "Session") -> None:
+    def __init__(self, session: "ChatSession") -> None:
         super().__init__()
         self._session = session
         self._key: str | None = None

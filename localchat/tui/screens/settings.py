@@ -11,10 +11,10 @@ from localchat.config.settings import KEYS
 from localchat.config.settings_file import read_settings, write_setting
 from localchat.errors import LocalchatError
 from localchat.sanitize import sanitize_line
-from localchat.tui.screens.dialog import ListDialog
+from localchat.tui.screens.list_dialog import ListDialog
 
 if TYPE_CHECKING:
-    from localchat.tui.session import Session
+    from localchat.session.session import ChatSession
 
 
 class SettingsScreen(ListDialog[dict[str, str | None]]):
@@ -26,7 +26,7 @@ class SettingsScreen(ListDialog[dict[str, str | None]]):
         Binding("ctrl+x", "forget", show=False, priority=True),
     ]
 
-    def __init__(self, session: "Session") -> None:
+    def __init__(self, session: "ChatSession") -> None:
         super().__init__()
         self._session = session
         self._path = session.workplace.paths.settings_file

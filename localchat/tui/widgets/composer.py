@@ -16,9 +16,9 @@ from textual.widgets.option_list import Option
 from localchat.chat.conversation import Inclusion
 from localchat.errors import FileMissing, LocalchatError
 from localchat.sanitize import sanitize_line
-from localchat.tui.chips import Chip, Written, chip_of_file, expand, present
-from localchat.tui.commands import COMMANDS, is_command, is_known, matching
-from localchat.tui.files import astray, inside, is_path, named, nearby, path_of, ranked_by
+from localchat.session.commands import COMMANDS, is_command, is_known, matching
+from localchat.tui.attachments import Attachment, Written, chip_of_file, expand, present
+from localchat.tui.file_completion import astray, inside, is_path, named, nearby, path_of, ranked_by
 from localchat.tui.widgets.editor import Editor
 
 CountTokens = Callable[[str], Awaitable[int]]
@@ -103,7 +103,7 @@ class Composer(Vertical):
         return self.editor.text
 
     @property
-    def chips(self) -> tuple[Chip, ...]:
+    def chips(self) -> tuple[Attachment, ...]:
         return present(self.editor.text, self.editor.chips)
 
     @property
@@ -111,7 +111,7 @@ class Composer(Vertical):
         """Text and chips together."""
         return Written(self.text, self.chips)
 
-    def write(self, text: str, chips: Sequence[Chip] = ()) -> None:
+    def write(self, text: str, chips: Sequence[Attachment] = ()) -> None:
         """Put a text into the editor, to be changed and sent."""
         self._silent = text
         self.editor.write(text, chips)
@@ -352,7 +352,7 @@ class Composer(Vertical):
             else:
                 self.editor.put_chip(f"@{name}", chip)
 
-    async def _chip_of(self, name: str) -> Chip | None:
+    async def _chip_of(self, name: str) -> Attachment | None:
         signs = [chip.sign for chip in self.editor.chips]
         try:
             return await asyncio.to_thread(chip_of_file, path_of(name, self.root), name, signs)
@@ -374,14 +374,14 @@ class Composer(Vertical):
         if any(chip.text not in self._counted for chip in chips):
             self._count(chips)
 
-    def _tokens_of(self, chip: Chip) -> str:
+    def _tokens_of(self, chip: Attachment) -> str:
         if chip.text not in self._counted:
             return "counting …"
         count = self._counted[chip.text]
         return "tokens unknown" if count is None else f"{count:,} tokens"
 
     @work(exclusive=True, group="count")
-    async def _count(self, chips: Sequence[Chip]) -> None:
+    async def _count(self, chips: Sequence[Attachment]) -> None:
         if self.count_tokens is None:
             return
         for chip in chips:

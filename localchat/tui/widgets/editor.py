@@ -10,8 +10,8 @@ from textual.binding import BindingType
 from textual.message import Message
 from textual.widgets import TextArea
 
-from localchat.tui.chips import Chip, chip_of_paste, clean, is_long, present
-from localchat.tui.keys import bindings
+from localchat.tui.attachments import Attachment, chip_of_paste, clean, is_long, present
+from localchat.tui.keymap import bindings
 
 
 class Editor(TextArea):
@@ -32,7 +32,7 @@ class Editor(TextArea):
     class Opened(Message):
         """A chip is to be shown whole."""
 
-        chip: Chip
+        chip: Attachment
 
     def __init__(self, decide: Callable[[str], None], *, id: str) -> None:  # noqa: A002 - textual's word
         super().__init__(
@@ -45,7 +45,7 @@ class Editor(TextArea):
             max_checkpoints=200,
         )
         self.match_cursor_bracket = False
-        self.chips: tuple[Chip, ...] = ()
+        self.chips: tuple[Attachment, ...] = ()
         self.completing = False
         self._decide = decide
         self._pastes = 0
@@ -121,13 +121,13 @@ class Editor(TextArea):
             chip = chip_of_paste(text, self._pastes)
         self.take_chip(chip)
 
-    def take_chip(self, chip: Chip) -> None:
+    def take_chip(self, chip: Attachment) -> None:
         """Insert the sign of a chip at the cursor. Chips whose sign was deleted stay known: undoing brings the
         sign back, and it must stand for something."""
         self.chips = (*self.chips, chip)
         self.insert(f"{chip.sign} ")
 
-    def put_chip(self, word: str, chip: Chip) -> None:
+    def put_chip(self, word: str, chip: Attachment) -> None:
         """Put the sign of a chip where a word stands, if it still does."""
         for row, line in enumerate(self.text.split("\n")):
             found = re.search(rf"(?<!\S){re.escape(word)}", line)
@@ -136,7 +136,7 @@ class Editor(TextArea):
                 self.replace(chip.sign, (row, found.start()), (row, found.end()))
                 return
 
-    def write(self, text: str, chips: Sequence[Chip] = ()) -> None:
+    def write(self, text: str, chips: Sequence[Attachment] = ()) -> None:
         """Replace everything; the cursor stands at the end."""
         self.chips = tuple(chips)
         self.load_text(text)

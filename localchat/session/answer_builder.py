@@ -1,0 +1,205 @@
+"""One answer on its way: from the events of a stream to a node of the conversation and the blocks of a page."""
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Final
+
+import msgspec
+
+from localchat.chat.conversation import AnswerFigures, Conversation, Node, NodeState
+from localchat.engine.events import Accepted, Done, Event, Finished, Reasoning, Text, ToolCall
+from localchat.engine.interface import EngineInfo
+from localchat.engine.request import CalledTool, Message
+from localchat.session.blocks import AnswerBlock, ReasoningBlock, ToolCallBlock
+from localchat.session.view import SessionView, branch_of, node_blocks, reasoning_id
+
+SAVE_EVERY_S: Final = 0.25
+"""How often a growing answer is handed to the history, which writes 0.4 s later at the latest: together well
+below the second that a kill may cost."""
+
+_STATES: Final[dict[str, NodeState]] = {
+    "stop": "whole",
+    "tool_calls": "whole",
+    "length": "length",
+    "cancelled": "stopped",
+}
+
+
+@dataclass(slots=True)
+class _Call:
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
+
+
+class AnswerBuilder:
+    """Grows one assistant node. `parent`: the question; `prolonged`: an answer that is continued."""
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        page: SessionView,
+        parent: str,
+        prolonged: Node | None = None,
+    ) -> None:
+        self._conversation = conversation
+        self._page = page
+        self._parent = parent
+        self.node = prolonged
+        self._text = [prolonged.message.content] if prolonged else []
+        self._reasoning = [prolonged.message.reasoning] if prolonged else []
+        self._calls: dict[int, _Call] = {}
+        self._accepted: Accepted | None = None
+        self._done: Done | None = None
+        self._state: NodeState = "open"
+        self._thinking_since: float | None = None
+        self._text_begun = prolonged is not None
+        self._grown = False
+
+    def take(self, event: Event) -> None:
+        """Show what an event brings."""
+        self._grown = True
+        match event:
+            case Accepted():
+                self._accepted = event
+            case Text(choice=0, text=text) if text:
+                self._begin_text()
+                self._text.append(text)
+                self._page.append_text(self._id, text)
+            case Reasoning(choice=0, text=text) if text:
+                self._begin_reasoning()
+                self._reasoning.append(text)
+                self._page.append_text(reasoning_id(self._id), text)
+            case ToolCall(choice=0):
+                self._take_call(event)
+            case Finished(choice=0, reason=reason):
+                self._state = _STATES[reason]
+            case Done():
+                self._done = event
+            case _:
+                pass
+
+    def grown(self) -> Node | None:
+        """The node as it stands now; None where nothing has come since this was asked last."""
+        if self.node is None or not self._grown:
+            return None
+        self._grown = False
+        return self._put(self.node.figures, "open", "")
+
+    def end(self, info: EngineInfo | None, state: NodeState | None = None, error: str = "") -> Node:
+        """The answer is over: its last state, shown and returned. `state`: where it did not end by itself."""
+        if self.node is None:
+            self._open()
+        assert self.node is not None
+        self._end_reasoning()
+        figures = _figures(info, self._accepted, self._done)
+        ended = state or (self._state if self._state != "open" else "whole")
+        node = self._put(figures, ended, error)
+        for block in node_blocks(self._conversation, node):
+            if isinstance(block, ReasoningBlock):
+                continue  # finished with its seconds already
+            if isinstance(block, AnswerBlock):
+                self._begin_text()
+                self._page.finish(block)
+            elif isinstance(block, ToolCallBlock):
+                self._page.put(block)
+        return node
+
+    @property
+    def whole(self) -> bool:
+        """Whether the engine has said everything about it, figures included."""
+        return self._done is not None
+
+    @property
+    def text(self) -> str:
+        """What was said so far."""
+        return "".join(self._text)
+
+    # ------------------------------------------------------------------ blocks
+
+    @property
+    def _id(self) -> str:
+        assert self.node is not None
+        return self.node.id
+
+    def _open(self) -> None:
+        if self.node is None:
+            message = Message("assistant")
+            self.node = self._conversation.add(message, parent=self._parent, state="open")
+
+    def _begin_text(self) -> None:
+        self._open()
+        self._end_reasoning()
+        if not self._text_begun:
+            self._text_begun = True
+            assert self.node is not None
+            self._page.put(AnswerBlock(self._id, "", branch_of(self._conversation, self.node)))
+
+    def _begin_reasoning(self) -> None:
+        self._open()
+        if self._thinking_since is None:
+            self._thinking_since = time.monotonic()
+            if not any(self._reasoning):
+                self._page.put(ReasoningBlock(reasoning_id(self._id), ""))
+
+    def _end_reasoning(self) -> None:
+        if self._thinking_since is not None:
+            seconds = time.monotonic() - self._thinking_since
+            self._thinking_since = None
+            block = ReasoningBlock(reasoning_id(self._id), "".join(self._reasoning), seconds)
+            self._page.finish(block)
+
+    def _take_call(self, event: ToolCall) -> None:
+        self._open()
+        call = self._calls.setdefault(event.call, _Call())
+        call.id, call.name = event.id or call.id, event.name or call.name
+        call.arguments.append(event.arguments)
+        arguments = "".join(call.arguments)
+        self._page.put(ToolCallBlock(f"{self._id}/call/{event.call}", call.name, arguments))
+
+    def _put(self, figures: AnswerFigures | None, state: NodeState, error: str) -> Node:
+        assert self.node is not None
+        calls = tuple(
+            CalledTool(call.name, "".join(call.arguments), call.id)
+            for _, call in sorted(self._calls.items())
+        )
+        message = Message(
+            "assistant", self.text, reasoning="".join(self._reasoning), tool_calls=calls
+        )
+        self.node = msgspec.structs.replace(
+            self.node, message=message, figures=figures, state=state, error=error
+        )
+        self._conversation.put(self.node)
+        return self.node
+
+
+def joined(events: Iterable[Event]) -> Iterator[Event]:
+    """The same events, with neighbouring pieces of one text as one piece, without log probabilities: what is
+    done for each piece of a fast answer is then done once for each time that it is shown."""
+    for voice, run in groupby(events, _voice):
+        if voice is None:
+            yield from run
+        else:
+            kind, choice = voice
+            yield kind(choice, "".join(event.text for event in run if isinstance(event, kind)))
+
+
+def _voice(event: Event) -> tuple[type[Text] | type[Reasoning], int] | None:
+    return (type(event), event.choice) if isinstance(event, Text | Reasoning) else None
+
+
+def _figures(
+    info: EngineInfo | None, accepted: Accepted | None, done: Done | None
+) -> AnswerFigures | None:
+    if info is None or accepted is None:
+        return None
+    return AnswerFigures(
+        model=info.model,
+        backend=info.backend,
+        quantization=info.quantization,
+        kv_type=info.kv_type,
+        draw_seed=accepted.seed,
+        done=done,
+    )

@@ -1,0 +1,87 @@
+"""The slash commands: one table, which completion, help and the palette read."""
+
+from typing import Final, NamedTuple
+
+from localchat.config.settings import nearest
+from localchat.errors import UsageError
+
+
+class Command(NamedTuple):
+    """One command. `arguments` as help shows them; `about`: one line. `needs`: it does nothing without an
+    argument. `also`: other words for it."""
+
+    name: str
+    arguments: str
+    about: str
+    needs: bool = False
+    also: tuple[str, ...] = ()
+
+
+COMMANDS: Final = (
+    Command("model", "[NAME]", "Choose the model that answers; the conversation goes on."),
+    Command("new", "", "Begin a new conversation; this one stays in the history."),
+    Command("clear", "", "The same as /new, with the same instructions."),
+    Command("system", "[TEXT]", "Set the instructions that come first; without TEXT, show them."),
+    Command("set", "[KEY VALUE]", "Change a parameter; without one, all of them with their cost."),
+    Command("think", "[on|off|auto]", "Let the model reason before it answers, or not."),
+    Command("regen", "", "Answer the last question again; the old answer stays as a branch."),
+    Command("edit", "", "Change the last question and send it as a new branch."),
+    Command("undo", "", "Take the last question and its answer off the conversation."),
+    Command("compact", "", "Let the model sum up what was said, and send the summary instead."),
+    Command("copy", "[N|code]", "Copy the last answer, the last N messages, or the last code."),
+    Command("export", "[FILE]", "Write the conversation to a file: Markdown, or JSON by its name."),
+    Command("search", "[TEXT]", "Find text in this conversation."),
+    Command("stats", "", "The figures of the last answer, and the panel."),
+    Command("fit", "[MODEL]", "Say whether a model fits into memory."),
+    Command("pull", "NAME", "Fetch a model while the chat goes on.", needs=True),
+    Command("help", "", "Keys and commands.", also=("?",)),
+    Command("quit", "", "Leave; everything is kept.", also=("exit", "bye")),
+)
+
+_BY_NAME: Final = {word: command for command in COMMANDS for word in (command.name, *command.also)}
+
+
+class CommandCall(NamedTuple):
+    """A command as it was typed; `argument` is stripped and may be empty."""
+
+    command: Command
+    argument: str
+
+
+def is_command(text: str) -> bool:
+    """Whether a message is one. A path at its beginning, as in a pasted error, is text."""
+    word = text.split(maxsplit=1)[0] if text.startswith("/") else ""
+    return bool(word) and "/" not in word[1:]
+
+
+def is_known(word: str) -> bool:
+    """Whether a word with its slash is a command already."""
+    return word.removeprefix("/").lower() in _BY_NAME
+
+
+def parse(line: str) -> CommandCall:
+    """What a line that begins with a slash asks for. Raises UsageError naming the nearest command."""
+    word, _, rest = line.removeprefix("/").partition(" ")
+    if "\n" in word:
+        word, _, rest = line.removeprefix("/").partition("\n")
+    command = _BY_NAME.get(word.strip().lower())
+    if command is None:
+        hint = nearest(word.lower(), _BY_NAME) if word else "/help lists the commands"
+        raise UsageError(
+            f"there is no command /{word}",
+            hint=f"{hint}; to send a text that begins with a slash, put a space before it",
+        )
+    argument = rest.strip()
+    if command.needs and not argument:
+        raise UsageError(f"/{command.name} needs {command.arguments}", hint=command.about)
+    return CommandCall(command, argument)
+
+
+def matching(prefix: str) -> tuple[Command, ...]:
+    """The commands that a beginning (without its slash) may become, in the order of the table."""
+    start = prefix.lower()
+    return tuple(
+        command
+        for command in COMMANDS
+        if any(word.startswith(start) for word in (command.name, *command.also))
+    )

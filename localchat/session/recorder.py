@@ -1,0 +1,80 @@
+"""Holds the conversation of the screen on the disk. The history is opened after the first frame, in a thread:
+until then what changed waits here."""
+
+import threading
+from typing import TYPE_CHECKING
+
+from localchat.chat.conversation import Conversation, Node
+from localchat.errors import LocalchatError
+
+if TYPE_CHECKING:
+    from localchat.history.autosave import Autosave
+    from localchat.history.store import History
+
+
+class ConversationRecorder:
+    """`changed` and `draft` never wait for the disk. `trouble`: why nothing can be saved, once known."""
+
+    def __init__(self) -> None:
+        self.history: History | None = None
+        self._autosave: Autosave | None = None
+        self._conversation: Conversation | None = None
+        self._lock = threading.Lock()
+
+    def attach(self, history: "History") -> None:
+        """The history is open: what was said until now is written."""
+        with self._lock:
+            self.history = history
+            if self._conversation is not None:
+                self._begin(self._conversation, history)
+                for node in self._conversation.nodes.values():
+                    self.changed(node)
+
+    def hold(self, conversation: Conversation) -> None:
+        """From now on this conversation is kept; what is left of the one before is written. Raises
+        HistoryUnusable where that cannot be: nothing has changed then."""
+        with self._lock:
+            if self._autosave is not None:
+                self._autosave.close()
+            self._conversation, self._autosave = conversation, None
+            if self.history is not None:
+                self._begin(conversation, self.history)
+
+    def _begin(self, conversation: Conversation, history: "History") -> None:
+        from localchat.history.autosave import Autosave
+
+        self._autosave = Autosave(history, conversation)
+
+    def changed(self, node: Node | None = None) -> None:
+        """A message is new or has grown; None: head, title, model or policy have changed."""
+        if self._autosave is not None:
+            self._autosave.changed(node)
+
+    def draft(self, text: str) -> None:
+        """What is written and not sent."""
+        if self._autosave is not None:
+            self._autosave.draft(text)
+
+    def kept_draft(self) -> str:
+        """What was written and not sent when the program ended; empty: nothing."""
+        if self.history is None:
+            return ""
+        conversation = self._conversation
+        return self.history.draft(conversation.id if conversation and conversation.nodes else None)
+
+    @property
+    def trouble(self) -> LocalchatError | None:
+        """Why the last write failed."""
+        return self._autosave.problem if self._autosave is not None else None
+
+    def close(self) -> None:
+        """Write what is left. Raises HistoryUnusable."""
+        with self._lock:
+            try:
+                if self._autosave is not None:
+                    self._autosave.close()
+            finally:
+                self._autosave = None
+                if self.history is not None:
+                    self.history.close()
+                    self.history = None

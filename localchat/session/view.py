@@ -1,0 +1,135 @@
+"""From a conversation to the blocks that the transcript shows, and what a session asks of a page."""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from localchat.chat.conversation import Conversation, Node
+from localchat.chat.overflow import unsent_sentence
+from localchat.chat.prompt_messages import left_out, unsent_ids
+from localchat.metrics import stats_line
+from localchat.session.blocks import (
+    AnswerBlock,
+    Block,
+    Branch,
+    Fold,
+    NoticeBlock,
+    ReasoningBlock,
+    SummaryBlock,
+    ToolCallBlock,
+    UserBlock,
+)
+
+
+class SessionView(Protocol):
+    """Where a session shows what happens. Called on the event loop only."""
+
+    def show(self, blocks: Sequence[Block]) -> None:
+        """All blocks anew: another conversation, or another branch."""
+        ...
+
+    def put(self, block: Block) -> None:
+        """A new block at the end, or a newer state of the one with its id."""
+        ...
+
+    def append_text(self, id_: str, text: str) -> None:
+        """More of the text of a block that is being written."""
+        ...
+
+    def finish(self, block: Block) -> None:
+        """The whole of a block that was being written."""
+        ...
+
+    def figures_changed(self) -> None:
+        """State, figures or title are not what they were."""
+        ...
+
+
+def reasoning_id(node_id: str) -> str:
+    """The block of what a message's model thought."""
+    return f"{node_id}/reasoning"
+
+
+def node_of(block_id: str) -> str:
+    """The message that a block belongs to."""
+    return block_id.partition("/")[0]
+
+
+def transcript_blocks(conversation: Conversation) -> tuple[Block, ...]:
+    """Everything that the shown path holds, oldest first."""
+    blocks: list[Block] = []
+    unsent = unsent_ids(conversation)
+    out = {node.id for node in left_out(conversation)}
+    last = next((node.id for node in reversed(conversation.path()) if node.id in out), None)
+    for node in conversation.path():
+        blocks += node_blocks(conversation, node, dimmed=node.id in unsent)
+        if node.id == last:
+            tokens = conversation.policy.left_out_tokens
+            blocks.append(NoticeBlock("unsent", f"above: {unsent_sentence(len(out), tokens)}"))
+    return tuple(blocks)
+
+
+def node_blocks(conversation: Conversation, node: Node, *, dimmed: bool = False) -> Iterator[Block]:
+    """The blocks of one message. `dimmed`: it is not sent."""
+    branch = branch_of(conversation, node)
+    message = node.message
+    if node.replaces:
+        yield SummaryBlock(node.id, message.content, len(node.replaces), 0, dimmed)
+        return
+    if message.role == "user":
+        folds = tuple(Fold(one.label, one.start, one.end) for one in node.inclusions)
+        yield UserBlock(node.id, message.content, folds, branch, dimmed)
+        return
+    if message.reasoning:
+        yield ReasoningBlock(reasoning_id(node.id), message.reasoning, None, dimmed)
+    for number, call in enumerate(message.tool_calls):
+        yield ToolCallBlock(f"{node.id}/call/{number}", call.name, call.arguments, dimmed)
+    if message.content or not message.tool_calls:
+        yield AnswerBlock(
+            node.id,
+            message.content,
+            branch,
+            footer_of(node, other_model=_changes(conversation, node)),
+            dimmed,
+        )
+    if node.error:
+        yield NoticeBlock(f"{node.id}/error", node.error, "error")
+
+
+def branch_of(conversation: Conversation, node: Node) -> Branch:
+    """Which version of its message a node is."""
+    siblings = conversation.siblings(node.id)
+    number = next((n for n, one in enumerate(siblings, 1) if one.id == node.id), 1)
+    return Branch(number, max(1, len(siblings)))
+
+
+def _changes(conversation: Conversation, node: Node) -> bool:
+    """Whether the answer before this one came from another model."""
+    at = node.parent
+    while at is not None:
+        before = conversation.nodes[at]
+        if before.figures is not None:
+            return node.figures is not None and node.figures.model != before.figures.model
+        at = before.parent
+    return False
+
+
+_ENDED = {
+    "stopped": "stopped",
+    "length": "stopped at the longest answer",
+    "failed": "broke off",
+    "open": "broke off",
+}
+
+
+def footer_of(node: Node, *, other_model: bool = False) -> str:
+    """The quiet line below an answer: its figures digit for digit, and why it stopped. `other_model`: the
+    answer before it came from another one, so this one says from which."""
+    parts = []
+    if node.figures is not None:
+        if other_model:
+            parts.append(node.figures.model)
+        if node.figures.done is not None:
+            parts.append(stats_line(node.figures.done))
+    if node.state in _ENDED:
+        parts.append(_ENDED[node.state])
+    return " · ".join(part for part in parts if part)

@@ -1,0 +1,90 @@
+"""A model is fetched while the chat goes on: one pull at a time, in a thread."""
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from localchat.errors import LocalchatError, NetworkError, UsageError
+from localchat.metrics import sizes
+
+if TYPE_CHECKING:
+    from localchat.models.hub.events import PullEvent
+    from localchat.session.context import SessionContext
+
+
+class Pulls:
+    """`show` gets a short line as it changes (empty at the end), `done` the name of a model that is here,
+    `failed` why one is not; all called from the thread of the pull."""
+
+    def __init__(
+        self,
+        workplace: "SessionContext",
+        show: Callable[[str], None],
+        done: Callable[[str], None],
+        failed: Callable[[str, LocalchatError], None],
+    ) -> None:
+        self._workplace = workplace
+        self._show = show
+        self._done = done
+        self._failed = failed
+        self._name = ""
+        self._lock = threading.Lock()
+
+    def begin(self, name: str, *, offline: bool) -> None:
+        """Fetch a model by its name. Raises UsageError while another one comes, NetworkError offline."""
+        if offline:
+            raise NetworkError(
+                f"{name} cannot be fetched: the setting offline is on", hint="/set offline false"
+            )
+        with self._lock:
+            if self._name:
+                raise UsageError(f"{self._name} is being fetched", hint="one pull at a time")
+            self._name = name
+        threading.Thread(target=self._run, args=(name,), name="pull", daemon=True).start()
+
+    def _run(self, name: str) -> None:
+        from localchat.models.catalog import read_catalogue
+        from localchat.models.hub.client import hub_for
+        from localchat.models.hub.pull import fetch, look_up
+        from localchat.models.hub.retry import RetryPolicy
+        from localchat.models.names import parse
+
+        paths, environ = self._workplace.paths, self._workplace.environ
+        patience = RetryPolicy()
+        problem: LocalchatError | None = None
+        found = name
+        try:
+            reference = parse(name, read_catalogue(paths))
+            hub = hub_for(environ)
+            choice = look_up(reference, hub, self._tell, patience)
+            found = fetch(choice, hub, paths.models_dir, self._tell, patience).manifest.name
+        except LocalchatError as error:
+            problem = error
+        finally:
+            with self._lock:
+                self._name = ""
+        self._show("")
+        if problem is None:
+            self._done(found)
+        else:
+            self._failed(name, problem)
+
+    def _tell(self, event: "PullEvent") -> None:
+        from localchat.models.hub.events import Checking, Found, Note, Progress
+
+        match event:
+            case Progress(done_bytes=done, total_bytes=total, left_s=left):
+                rest = f", {_minutes(left)}" if left is not None else ""
+                self._show(f"pull {self._name} {sizes(done, total)}{rest}")
+            case Found(name=name, total_bytes=total, done_bytes=done):
+                self._show(f"pull {name} {sizes(done, total)}")
+            case Checking(file=file):
+                self._show(f"checking {file}")
+            case Note(text=text):
+                self._show(text)
+            case _:
+                pass
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s left" if seconds < 90 else f"{seconds / 60:.0f} min left"

@@ -1,0 +1,202 @@
+"""Every key of the screen: one registry, from which bindings, help and the palette are made, and against
+which the `[keys]` table of the settings file is checked."""
+
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+from textual.binding import Binding
+from textual.keys import Keys
+
+from localchat.config.settings import nearest
+from localchat.errors import UsageError
+
+
+class KeyBinding(NamedTuple):
+    """One thing that keys do. `keys`: by default, split by commas. `scope`: the widget or screen that has the
+    focus; `app` is everywhere, `chat` is the conversation as a whole and reaches into `composer` and
+    `transcript`. `first`: it comes before what the focused widget does with the key."""
+
+    id: str
+    keys: str
+    action: str
+    about: str
+    scope: str = "chat"
+    first: bool = True
+
+
+KEYS: Final = (
+    KeyBinding("composer.send", "enter", "send", "Send the message", "composer"),
+    KeyBinding(
+        "composer.newline",
+        "ctrl+j,shift+enter,alt+enter,ctrl+enter,shift+\r",
+        "newline",
+        "Begin a new line",
+        "composer",
+    ),
+    KeyBinding(
+        "composer.accept", "tab", "accept", "Take the completion, or go to the text", "composer"
+    ),
+    KeyBinding("composer.up", "up", "up", "Up; at the top: the message before", "composer"),
+    KeyBinding(
+        "composer.down", "down", "down", "Down; at the bottom: the message after", "composer"
+    ),
+    KeyBinding("composer.editor", "ctrl+g", "editor", "Write in your own editor", "composer"),
+    KeyBinding(
+        "composer.open_chip", "alt+o", "open_chip", "Open the file or paste here", "composer"
+    ),
+    KeyBinding("chat.stop", "escape", "stop", "Stop the answer; leave what is open", first=False),
+    KeyBinding("chat.interrupt", "ctrl+c", "interrupt", "Copy, else stop; twice: leave", "app"),
+    KeyBinding("chat.leave", "ctrl+d", "leave_if_empty", "Leave, where nothing is written"),
+    KeyBinding("chat.new", "ctrl+n", "command('/new')", "A new conversation"),
+    KeyBinding("chat.regenerate", "f5", "command('/regen')", "Answer the last question again"),
+    KeyBinding("chat.edit", "f6", "edit_marked", "Change the last question, or the marked one"),
+    KeyBinding("chat.continue", "f7", "go_on", "Continue an answer that was stopped"),
+    KeyBinding("chat.undo", "f8", "command('/undo')", "Take the last question off"),
+    KeyBinding("chat.copy", "f9", "copy_answer", "Copy the last answer, or what is marked"),
+    KeyBinding("chat.think", "ctrl+t", "think", "Reasoning: auto, on, off"),
+    KeyBinding("chat.search", "ctrl+f", "command('/search')", "Find in this conversation"),
+    KeyBinding("branch.previous", "alt+left", "branch(-1)", "The version before"),
+    KeyBinding("branch.next", "alt+right", "branch(1)", "The version after"),
+    KeyBinding("view.up", "pageup", "page(-1)", "A page up"),
+    KeyBinding("view.down", "pagedown", "page(1)", "A page down"),
+    KeyBinding("view.end", "ctrl+end", "to_end", "To the end"),
+    KeyBinding("view.panel", "ctrl+o", "panel", "The panel of figures"),
+    KeyBinding("screen.help", "f1", "command('/help')", "Keys and commands"),
+    KeyBinding("screen.settings", "f2", "open_settings", "Settings"),
+    KeyBinding("screen.models", "f3", "command('/model')", "Models"),
+    KeyBinding("screen.parameters", "f4", "command('/set')", "Parameters and what they cost"),
+    KeyBinding("screen.history", "ctrl+r", "open_history", "Conversations"),
+    KeyBinding("screen.palette", "ctrl+p", "palette", "Everything there is, by name"),
+    KeyBinding("screen.theme", "f10", "theme", "The next theme", "app"),
+    KeyBinding("app.quit", "ctrl+q", "quit", "Leave; everything is kept", "app"),
+    KeyBinding("offer.first", "alt+1", "offer(1)", "Take the first offer of the last notice"),
+    KeyBinding("offer.second", "alt+2", "offer(2)", "Take the second one"),
+    KeyBinding("offer.third", "alt+3", "offer(3)", "Take the third one"),
+    KeyBinding("offer.fourth", "alt+4", "offer(4)", "Take the fourth one"),
+    KeyBinding("offer.fifth", "alt+5", "offer(5)", "Take the fifth one"),
+    KeyBinding(
+        "transcript.previous", "up,k", "screen.mark(-1)", "The message before", "transcript"
+    ),
+    KeyBinding("transcript.next", "down,j", "screen.mark(1)", "The message after", "transcript"),
+    KeyBinding("transcript.open", "enter,space", "screen.open", "Open or fold it", "transcript"),
+    KeyBinding("transcript.copy", "y", "screen.copy_marked", "Copy it", "transcript"),
+    KeyBinding(
+        "transcript.edit", "e", "screen.edit_marked", "Change it, as a new branch", "transcript"
+    ),
+    KeyBinding(
+        "transcript.regenerate", "r", "screen.regenerate_marked", "Answer again", "transcript"
+    ),
+    KeyBinding(
+        "transcript.older",
+        "left_square_bracket",
+        "screen.branch(-1)",
+        "Version before",
+        "transcript",
+    ),
+    KeyBinding(
+        "transcript.newer",
+        "right_square_bracket",
+        "screen.branch(1)",
+        "Version after",
+        "transcript",
+    ),
+    KeyBinding("transcript.leave", "tab,i", "screen.write", "Back to the message", "transcript"),
+    KeyBinding("panel.previous", "up,k", "figure(-1)", "The figure before", "panel", first=False),
+    KeyBinding("panel.next", "down,j", "figure(1)", "The figure after", "panel", first=False),
+    KeyBinding("models.pull", "ctrl+s", "pull", "Fetch it, and chat on meanwhile", "models"),
+    KeyBinding("history.rename", "ctrl+s", "rename", "Give it another title", "history"),
+    KeyBinding("history.delete", "delete,ctrl+x", "delete", "Delete it", "history"),
+    KeyBinding("history.undo", "ctrl+z", "undo", "Take the last deletion back", "history"),
+)
+
+_REACHES: Final = {"composer", "transcript", "panel"}
+_MODIFIERS: Final = ("ctrl+", "alt+", "shift+", "super+", "meta+", "hyper+")
+_NAMED: Final = frozenset(
+    {key.value for key in Keys if not key.value.startswith("<") and "+" not in key.value}
+    | {"\r", "comma", "space", "minus", "plus", "slash", "full_stop", "colon", "semicolon", "tilde"}
+    | {"left_square_bracket", "right_square_bracket", "question_mark", "exclamation_mark"}
+    | {"backslash", "apostrophe", "quotation_mark", "equals_sign", "underscore", "number_sign"}
+    | {"asterisk", "ampersand", "percent_sign", "dollar_sign", "at", "circumflex_accent"}
+    | {"vertical_line", "less_than_sign", "greater_than_sign", "grave_accent"}
+    | {"left_parenthesis", "right_parenthesis", "left_curly_bracket", "right_curly_bracket"}
+)
+
+
+def bindings(scope: str) -> list[Binding]:
+    """The bindings of one scope."""
+    return [
+        Binding(key.keys, key.action, key.about, show=False, priority=key.first, id=key.id)
+        for key in KEYS
+        if key.scope == scope
+    ]
+
+
+def checked(table: Mapping[str, str], where: str = "[keys]") -> dict[str, str]:
+    """The keymap of the settings, by id. Raises UsageError naming an id or a key that does not exist, or two
+    ids that clash."""
+    known = {key.id: key for key in KEYS}
+    for id_, keys in table.items():
+        if id_ not in known:
+            raise UsageError(f"{where}: nothing is called {id_!r}", hint=nearest(id_, known))
+        for one in _split(keys):
+            if not _is_key(one):
+                raise UsageError(
+                    f"{where} {id_}: there is no key {one!r}",
+                    hint=f"{nearest(one.rpartition('+')[2], _NAMED)[:200]}; modifiers stand first, "
+                    "as in ctrl+k or alt+enter",
+                )
+    _refuse_clashes(table, where)
+    return dict(table)
+
+
+def keys_of(id_: str, table: Mapping[str, str]) -> str:
+    """The keys that do something now, as a person reads them: `Ctrl+J, Shift+Enter`."""
+    keys = table.get(id_) or next(key.keys for key in KEYS if key.id == id_)
+    return ", ".join(dict.fromkeys(_written(one) for one in _split(keys)))
+
+
+def _split(keys: str) -> Iterator[str]:
+    return (one.strip(" ") for one in keys.split(","))
+
+
+def _is_key(key: str) -> bool:
+    rest = key
+    while rest.startswith(_MODIFIERS):
+        rest = rest.partition("+")[2]
+    return (len(rest) == 1 and rest.isprintable() and not rest.isspace()) or rest in _NAMED
+
+
+def _refuse_clashes(table: Mapping[str, str], where: str) -> None:
+    taken: dict[tuple[str, str], str] = {}
+    for key in KEYS:
+        for one in _split(table.get(key.id, key.keys)):
+            scopes = {key.scope, *(_REACHES if key.scope in ("chat", "app") and key.first else ())}
+            if key.scope == "app":
+                scopes |= {"chat", "models", "history"}
+            for scope in sorted(scopes):
+                other = taken.setdefault((scope, one), key.id)
+                if other != key.id:
+                    raise UsageError(
+                        f"{where}: {one} would do two things, {other} and {key.id}",
+                        hint="give one of them another key",
+                    )
+
+
+_SIGNS: Final = {
+    "left_square_bracket": "[",
+    "right_square_bracket": "]",
+    "escape": "Esc",
+    "pageup": "PgUp",
+    "pagedown": "PgDn",
+    "shift+\r": "Shift+Enter",
+    "comma": ",",
+}
+
+
+def _written(key: str) -> str:
+    """`ctrl+j` as `Ctrl+J`."""
+    if key in _SIGNS:
+        return _SIGNS[key]
+    *modifiers, last = key.split("+")
+    shown = _SIGNS.get(last) or (last if len(last) == 1 and not modifiers else last.capitalize())
+    return "+".join((*(each.capitalize() for each in modifiers), shown))

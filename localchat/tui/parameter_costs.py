@@ -1,0 +1,77 @@
+"""What a choice costs before it is made: plans of a load, read from the header alone."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from localchat.errors import LocalchatError
+from localchat.fit.kv_types import FP8
+from localchat.fit.memory_plan import LoadWish
+from localchat.fit.report import size, tokens
+from localchat.session.context import ModelSetup, SessionContext
+
+_MIB: Final = 2**20
+_CONTEXTS: Final = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
+_KV_TYPES: Final = ("f16", "q8_0", "q4_0")
+"""Where nobody knows what a model's cache can be."""
+
+
+class Cost(NamedTuple):
+    """One value of a parameter, and what it means in words. `now`: it is in force."""
+
+    value: str
+    words: str
+    fits: bool = True
+    now: bool = False
+
+
+def wish_of(settled: ModelSetup) -> LoadWish:
+    """The load that the settings ask for."""
+    return settled.options.load_wish()
+
+
+def costs_of(key: str, workplace: SessionContext, settled: ModelSetup) -> tuple[Cost, ...]:
+    """The usual values of a parameter that decides about memory, each with what a load would take. Blocks
+    for some milliseconds. Raises LocalchatError where the model's header cannot be read."""
+    return tuple(_costs(key, workplace, settled))
+
+
+def _costs(key: str, workplace: SessionContext, settled: ModelSetup) -> Iterator[Cost]:
+    wish = wish_of(settled)
+    now = workplace.plan(settled, wish)
+    match key:
+        case "context_length":
+            limit = max(now.max_context_tokens, now.context_tokens)
+            for count in sorted({*(n for n in _CONTEXTS if n <= 2 * limit), now.context_tokens}):
+                yield _cost(
+                    workplace, settled, replace(wish, context_tokens=count), str(count), now
+                )
+        case "kv_cache_type":
+            for name in _kv_types(now.kv_types):
+                yield _cost(workplace, settled, replace(wish, kv_type=name), name, now)
+        case "gpu_layers":
+            values = [0, now.layers // 2, now.layers] if now.gpu_free_bytes else [0]
+            for count in dict.fromkeys(values):
+                yield _cost(workplace, settled, replace(wish, gpu_layers=count), str(count), now)
+        case _:
+            return
+
+
+def _kv_types(known: tuple[str, ...]) -> tuple[str, ...]:
+    """What the backend has of the usual ones."""
+    plain = "bf16" if known and "f16" not in known else "f16"
+    usual = (plain, FP8, "q8_0", "q4_0")
+    return tuple(name for name in usual if name in known) or _KV_TYPES
+
+
+def _cost(
+    workplace: SessionContext, settled: ModelSetup, wish: LoadWish, value: str, now: object
+) -> Cost:
+    try:
+        plan = workplace.plan(settled, wish)
+    except LocalchatError as problem:
+        return Cost(value, problem.message, fits=False)
+    words = f"{size(plan.total_bytes)} of {size(plan.free_bytes)} free, KV {size(plan.kv_bytes)}"
+    if wish.kv_type is not None:
+        words += f", room for {tokens(plan.max_context_tokens)}"
+    return Cost(value, words if plan.fits else f"does not fit: {words}", plan.fits, plan == now)

@@ -1,0 +1,1 @@
+"""Everything that touches private parts of Textual."""

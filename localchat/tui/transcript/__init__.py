@@ -1,0 +1,1 @@
+"""The transcript: one line-rendering widget over laid-out blocks."""

@@ -1,0 +1,253 @@
+"""Each kind of block as rows: its gutter, its text, and the quiet lines around it."""
+
+import json
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from rich.cells import cell_len
+
+from localchat.sanitize import sanitize, sanitize_line
+from localchat.session.blocks import (
+    AnswerBlock,
+    Block,
+    Branch,
+    Fold,
+    NoticeBlock,
+    ReasoningBlock,
+    SummaryBlock,
+    ToolCallBlock,
+    UserBlock,
+)
+from localchat.tui.transcript.markdown import Look, Piece, Row, layout
+from localchat.tui.transcript.markdown.code import highlight
+from localchat.tui.transcript.markdown.layout import code_rows, plain_rows
+from localchat.tui.transcript.markdown.parser import split_long
+from localchat.tui.transcript.markdown.rows import EMPTY, MUTED, PLAIN
+from localchat.tui.transcript.markdown.wrap import wrap
+
+GUTTER: Final = 2
+WIDEST: Final = 104
+"""Cells of text at most: longer lines are hard to read. Code and tables obey, too."""
+
+_INDENT: Final = Piece("  ", PLAIN)
+_BLANK: Final = Row((_INDENT,), 1)
+_SIGNS: Final = {"info": "●", "warning": "▲", "error": "✕"}
+_PREVIEW: Final = 3  # rows of a tool call's arguments while it is folded
+
+
+class RowHit(NamedTuple):
+    """What a click on a row does: open or fold the block, or take an offer."""
+
+    action: str = ""
+
+
+class BlockRows(NamedTuple):
+    """`hits`: by number of the row."""
+
+    rows: list[Row]
+    hits: dict[int, RowHit]
+
+
+def text_width(width: int) -> int:
+    """Cells for text in a transcript of this width."""
+    return max(4, min(width - 2 * GUTTER, WIDEST))
+
+
+def card(block: Block, width: int, *, opened: bool, rows: list[Row] | None = None) -> BlockRows:
+    """A block at a width. `rows`: the Markdown of an answer, `indented`, where it is laid out already."""
+    match block:
+        case UserBlock():
+            return _user(block, width, opened)
+        case AnswerBlock():
+            return _answer(block, width, rows)
+        case ReasoningBlock():
+            return _reasoning(block, width, opened)
+        case ToolCallBlock():
+            return _tool_call(block, width, opened)
+        case SummaryBlock():
+            return _summary(block, width, opened)
+        case NoticeBlock():
+            return _notice(block, width)
+
+
+def clean(text: str) -> str:
+    """Text of a block, made inert; line ends of any system are line ends."""
+    return sanitize(text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def estimate(block: Block, width: int, *, opened: bool) -> int:
+    """About how many rows a block takes, without laying it out."""
+    room = text_width(width)
+    folded = isinstance(block, ReasoningBlock | SummaryBlock) and not opened
+    if folded:
+        return 2
+    text = block.arguments if isinstance(block, ToolCallBlock) else block.text
+    lines = text.count("\n") + 1
+    return 2 + max(lines, lines // 2 + len(text) // room)
+
+
+def _user(block: UserBlock, width: int, opened: bool) -> BlockRows:
+    bar = Piece("▌ ", Look("user.bar"))
+    hits: dict[int, RowHit] = {}
+    rows = [EMPTY]
+    blank = Row((bar,), 1, None, "user")
+    for line in _folded_lines(block, opened):
+        if not line:
+            rows.append(blank)
+            continue
+        for row in wrap(line, text_width(width) + GUTTER, (bar,), ground="user"):
+            if any(piece.look.tint == "chip" for piece in row.pieces):
+                hits[len(rows)] = RowHit()
+            rows.append(row)
+    if mark := _branch(block.branch):
+        rows.append(Row((bar, Piece(mark, MUTED)), 2, None, "user"))
+    return BlockRows(rows, hits)
+
+
+def _folded_lines(block: UserBlock, opened: bool) -> Iterator[list[Piece]]:
+    line: list[Piece] = []
+    for text, fold in _parts(block):
+        if fold is not None:
+            if line and opened:
+                yield line
+                line = []
+            sign = "▾" if opened else "▸"
+            line.append(Piece(f" {sign} {sanitize_line(fold.label)} ", Look("chip")))
+            if not opened:
+                continue
+            yield line
+            line = []
+        first, *rest = split_long(clean(text)).split("\n")
+        line += _words(first)
+        for part in rest:
+            yield line
+            line = _words(part)
+    yield line
+
+
+def _words(text: str) -> list[Piece]:
+    return [Piece(sanitize_line(text.replace("\t", "    ")), PLAIN)] if text else []
+
+
+def _parts(block: UserBlock) -> Iterator[tuple[str, Fold | None]]:
+    """Stretches of the text, with the fold that each is."""
+    at = 0
+    for fold in sorted(block.folds, key=lambda fold: fold.start):
+        if at <= fold.start <= fold.end <= len(block.text):
+            if fold.start > at:
+                yield block.text[at : fold.start], None
+            yield block.text[fold.start : fold.end], fold
+            at = fold.end
+    if at < len(block.text) or at == 0:
+        yield block.text[at:], None
+
+
+def _answer(block: AnswerBlock, width: int, body: list[Row] | None) -> BlockRows:
+    if body is None:
+        body = [indented(row) for row in layout(clean(block.text), text_width(width))]
+    rows = [EMPTY, *body]
+    quiet = " · ".join(filter(None, (_branch(block.branch), sanitize_line(block.footer))))
+    if quiet:
+        rows += [EMPTY] if body else []
+        rows += _decoration(quiet, width)
+    return BlockRows(rows, {})
+
+
+def indented(row: Row) -> Row:
+    """A row of text behind the gutter."""
+    if row is EMPTY:
+        return _BLANK
+    return Row((_INDENT, *row.pieces), row.lead + 1, row.joint, row.ground, row.bare + 1)
+
+
+def _decoration(text: str, width: int, look: Look = MUTED) -> Iterator[Row]:
+    """Words of the program: shown, never part of a copied text."""
+    for row in wrap([Piece(text, look)], text_width(width) + GUTTER, (_INDENT,)):
+        yield row._replace(lead=len(row.pieces))
+
+
+def _branch(branch: Branch) -> str:
+    return f"‹ {branch.number}/{branch.total} ›" if branch.total > 1 else ""
+
+
+def _reasoning(block: ReasoningBlock, width: int, opened: bool) -> BlockRows:
+    words = len(block.text.split())
+    spent = "thinking" if block.seconds is None else f"thought for {block.seconds:,.1f} s"
+    title = f"{'▾' if opened else '▸'} {spent} · {words:,} word{'' if words == 1 else 's'}"
+    look = Look("muted", italic=True)
+    rows = [EMPTY, *_decoration(title, width, look)]
+    hits = {number: RowHit() for number in range(1, len(rows))}
+    if opened:
+        bar = (_INDENT, Piece("│ ", Look("rule")))
+        rows += plain_rows(
+            clean(block.text).strip("\n"), text_width(width) + GUTTER, bar, look=look
+        )
+    return BlockRows(rows, hits)
+
+
+def _tool_call(block: ToolCallBlock, width: int, opened: bool) -> BlockRows:
+    title = [
+        Piece("◆ ", Look("tool")),
+        Piece(sanitize_line(block.name) or "a tool", Look("tool", bold=True)),
+        Piece("  asked for, not run", MUTED),
+    ]
+    rows = [EMPTY, *wrap(title, text_width(width) + GUTTER, (_INDENT,))]
+    lines = highlight(split_long(_pretty(block.arguments)), "json")
+    lead = (_INDENT, Piece("  ", PLAIN))
+    body = list(code_rows(lines, "", text_width(width) + GUTTER, lead))
+    hits = {}
+    if len(body) > _PREVIEW + 1:
+        more = f"▾ {len(body)} lines" if opened else f"▸ {len(body) - _PREVIEW} more lines"
+        hits = {number: RowHit() for number in range(1, len(rows))}
+        body = body if opened else body[:_PREVIEW]
+        body += [
+            row._replace(pieces=(_INDENT, *row.pieces), lead=row.lead + 1)
+            for row in _decoration(more, width - GUTTER)
+        ]
+        hits[len(rows) + len(body) - 1] = RowHit()
+    return BlockRows(rows + body, hits)
+
+
+def _pretty(arguments: str) -> str:
+    """JSON with one value a line; what is no JSON (yet) as it is."""
+    if len(arguments) > 64 * 1024:
+        return clean(arguments)
+    try:
+        return clean(json.dumps(json.loads(arguments), indent=2, ensure_ascii=False))
+    except (ValueError, RecursionError):
+        return clean(arguments)
+
+
+def _summary(block: SummaryBlock, width: int, opened: bool) -> BlockRows:
+    sign = "▾" if opened else "▸"
+    messages = f"{block.messages:,} message{'' if block.messages == 1 else 's'}"
+    title = f"{sign} summary of {messages}, {block.tokens:,} tokens"
+    rows = [EMPTY, *_decoration(title, width, Look("bullet", italic=True))]
+    hits = {number: RowHit() for number in range(1, len(rows))}
+    if opened:
+        bar = Piece("│ ", Look("rule"))
+        for row in layout(clean(block.text), text_width(width) - cell_len(bar.text)):
+            rows.append(
+                row._replace(
+                    pieces=(_INDENT, bar, *row.pieces), lead=row.lead + 2, bare=row.bare + 2
+                )
+            )
+    return BlockRows(rows, hits)
+
+
+def _notice(block: NoticeBlock, width: int) -> BlockRows:
+    sign = Piece(f"{_SIGNS[block.kind]} ", Look(block.kind))
+    blank = Piece("  ", PLAIN)
+    rows = [EMPTY]
+    first: tuple[Piece, ...] = (_INDENT, sign)
+    rows += plain_rows(clean(block.text), text_width(width) + GUTTER, first, (_INDENT, blank))
+    hits: dict[int, RowHit] = {}
+    for number, offer in enumerate(block.offers, 1):
+        label = [Piece(sanitize_line(offer.label), PLAIN)]
+        key = Piece(f"{number} ", Look("number", bold=True))
+        for row in wrap(
+            label, text_width(width) + GUTTER, (_INDENT, blank, key), (_INDENT, blank, blank)
+        ):
+            hits[len(rows)] = RowHit(offer.action)
+            rows.append(row)
+    return BlockRows(rows, hits)

@@ -1,0 +1,153 @@
+"""The inside of a paragraph: markdown-it's inline tokens as lines of pieces."""
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from localchat.sanitize import sanitize_line
+from localchat.tui.transcript.markdown.parser import inline
+from localchat.tui.transcript.markdown.rows import PLAIN, Look, Piece
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
+
+_URL: Final = re.compile(r"https?://[!#-;=?-\[\]_a-z~]+", re.IGNORECASE)
+_KEPT_MOST: Final = 2000
+_BY_HAND: Final = range(60, 101)
+_ENDS: Final = (".", ":", ";", "!", "?", "")
+_TRAILING: Final = ".,;:!?'\""
+
+Line = Sequence[Piece]
+
+
+def web_link(target: str) -> str:
+    """`target` if it is a link that may be given to a terminal and a browser, else nothing."""
+    return target if len(target) < 2048 and _URL.fullmatch(target) else ""
+
+
+def inline_lines(content: str, base: Look = PLAIN) -> Sequence[Line]:
+    """The lines of a paragraph. A single line end in the source is one here, too: models mean it. But after a
+    line of 60 to 100 characters within a sentence it is prose wrapped by hand, and becomes a space."""
+    return _kept(content, base) if len(content) <= _KEPT_MOST else _read(content, base)
+
+
+def _read(content: str, base: Look) -> Sequence[Line]:
+    tokens = inline(content)
+    if tokens is None:
+        return [[Piece(shown(line), base)] for line in content.split("\n")]
+    return _Lines(base).read(tokens)
+
+
+_kept = lru_cache(1024)(
+    _read
+)  # items of a list that grows, cells of a table, are read again and again
+
+
+def shown(text: str) -> str:
+    """Text of one line as it may stand in a row: entities can bring back what was inert before."""
+    return sanitize_line(text.replace("\t", "    "))
+
+
+class _Lines:
+    """Collects lines while it walks over tokens; the look is a stack."""
+
+    def __init__(self, base: Look) -> None:
+        self.lines: list[list[Piece]] = [[]]
+        self.looks = [base]
+        self.targets: list[str] = []
+        self._begun = 0  # characters of the last line before the source's line begins
+
+    def read(self, tokens: "list[Token]") -> Sequence[Line]:
+        for token in tokens:
+            self._take(token)
+        return self.lines
+
+    def _take(self, token: "Token") -> None:
+        look = self.looks[-1]
+        match token.type:
+            case "text":
+                self._text(token.content, look)
+            case "softbreak" if self._wrapped_by_hand():
+                self._add(" ", look)
+                self._begun = self._length()
+            case "softbreak" | "hardbreak":
+                self.lines.append([])
+                self._begun = 0
+            case "code_inline":
+                self._add(token.content, look._replace(tint="code"))
+            case "strong_open":
+                self.looks.append(look._replace(bold=True))
+            case "em_open":
+                self.looks.append(look._replace(italic=True))
+            case "s_open":
+                self.looks.append(look._replace(strike=True))
+            case "link_open":
+                self._open_link(str(token.attrGet("href") or ""), look)
+            case "image":
+                self._image(token, look)
+            case "link_close":
+                self._close_link()
+            case "strong_close" | "em_close" | "s_close":
+                self.looks.pop()
+            case _:
+                self._add(token.content, look)
+
+    def _length(self) -> int:
+        return sum(len(piece.text) for piece in self.lines[-1])
+
+    def _wrapped_by_hand(self) -> bool:
+        line = self.lines[-1]
+        inside = bool(line) and line[-1].text[-1:] not in _ENDS
+        return inside and self._length() - self._begun in _BY_HAND
+
+    def _open_link(self, target: str, look: Look) -> None:
+        link = web_link(target)
+        self.targets.append("" if link else target)
+        self.looks.append(look._replace(tint="link", underline=True, link=link) if link else look)
+
+    def _close_link(self) -> None:
+        self.looks.pop()
+        target = self.targets.pop()
+        if target:  # a link that is not followed shows where it leads
+            self._add(f" ({target})", self.looks[-1]._replace(tint="muted"))
+
+    def _image(self, token: "Token", look: Look) -> None:
+        target = str(token.attrGet("src") or "")
+        link = web_link(target)
+        label = token.content or target or "image"
+        self._add("▧ ", look._replace(tint="muted"))
+        self._add(label, look._replace(tint="link", underline=True, link=link) if link else look)
+        if not link and target and target != label:
+            self._add(f" ({target})", look._replace(tint="muted"))
+
+    def _text(self, text: str, look: Look) -> None:
+        if look.link or "://" not in text:
+            self._add(text, look)
+            return
+        for part, link in _with_links(text):
+            self._add(part, look._replace(tint="link", underline=True, link=link) if link else look)
+
+    def _add(self, text: str, look: Look) -> None:
+        if not text:
+            return
+        line = self.lines[-1]
+        text = shown(text)
+        if line and line[-1].look == look:
+            line[-1] = Piece(line[-1].text + text, look)
+        else:
+            line.append(Piece(text, look))
+
+
+def _with_links(text: str) -> Iterator[tuple[str, str]]:
+    at = 0
+    for match in _URL.finditer(text):
+        url = match.group().rstrip(_TRAILING)
+        while url.endswith(")") and url.count(")") > url.count("("):
+            url = url[:-1].rstrip(_TRAILING)
+        if match.start() > at:
+            yield text[at : match.start()], ""
+        yield url, web_link(url)
+        at = match.start() + len(url)
+    if at < len(text):
+        yield text[at:], ""

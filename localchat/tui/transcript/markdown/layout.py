@@ -1,0 +1,256 @@
+"""Block tokens as rows of the screen."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from rich.cells import cell_len
+
+from localchat.tui.transcript.markdown import code, parser
+from localchat.tui.transcript.markdown.inline import Line, inline_lines, shown
+from localchat.tui.transcript.markdown.rows import PLAIN, Look, Piece, Row
+from localchat.tui.transcript.markdown.table import MOST_ROWS, Table, table_rows
+from localchat.tui.transcript.markdown.wrap import wrap
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
+
+_HEADINGS: Final = {
+    "h1": Look("heading", bold=True, underline=True),
+    "h2": Look("heading", bold=True),
+    "h3": Look("heading", bold=True, italic=True),
+}
+_SMALL_HEADING: Final = Look("muted", bold=True)
+_BULLETS: Final = ("•", "◦", "▪")
+_TASK: Final = re.compile(r"\[([ xX])\](?=\s|$)")
+_QUOTE: Final = Piece("▏ ", Look("quote"))
+_MARKDOWN_MOST: Final = 128 * 1024  # 30,000 tokens, laid out in 0.2 s; a list of short items in 1 s
+_LINES_MOST: Final = 8_000
+_TAKES: Final = 12  # cells that an indent leaves for text
+
+Lead = tuple[Piece, ...]
+
+
+def layout(text: str, width: int) -> list[Row]:
+    """The rows of an inert Markdown text; of one over 128 KB or 8,000 lines as it is written."""
+    text = parser.split_long(text)
+    if len(text) > _MARKDOWN_MOST or text.count("\n") > _LINES_MOST:
+        return list(plain_rows(text, width))
+    return MarkdownLayout(width, text).rows(parser.blocks(text))
+
+
+def plain_rows(
+    text: str,
+    width: int,
+    first: Lead = (),
+    later: Lead | None = None,
+    *,
+    look: Look = PLAIN,
+    ground: str = "",
+) -> Iterator[Row]:
+    """The rows of an inert text that is no Markdown. `first` leads its first line, `later` the others."""
+    later = first if later is None else later
+    blank = next(wrap([], width, later, later, ground))
+    for number, line in enumerate(parser.split_long(text).split("\n")):
+        if line or not number:
+            words = [Piece(shown(line), look)] if line else []
+            yield from wrap(words, width, later if number else first, later, ground)
+        else:
+            yield blank
+
+
+def top_level(tokens: "list[Token]") -> list[int]:
+    """Indices of the tokens that begin a top-level block."""
+    return [index for index, token in enumerate(tokens) if token.level == 0 and token.nesting >= 0]
+
+
+class MarkdownLayout:
+    """Lays tokens out. `source`: the text that they were parsed from; their `map` counts its lines."""
+
+    def __init__(self, width: int, source: str) -> None:
+        self.width = width
+        self._source = source
+        self._lines: list[str] | None = None
+
+    def rows(self, tokens: "list[Token]", *, first: bool = True) -> list[Row]:
+        """Rows with a blank one between blocks; also before the first unless `first`."""
+        return list(self._blocks(tokens, (), (), first, False, 0))
+
+    def _blocks(
+        self, tokens: "list[Token]", lead: Lead, later: Lead, first: bool, tight: bool, depth: int
+    ) -> Iterator[Row]:
+        """`lead` stands before the first row, `later` before all others."""
+        index = 0
+        while index < len(tokens):
+            end = _close(tokens, index)
+            if not first and not tight:
+                yield Row(later, len(later))
+            yield from self._block(tokens[index : end + 1], lead, later, depth)
+            lead, first, index = later, False, end + 1
+        if first and lead != later:  # an item without content still has its bullet
+            yield Row(lead, len(lead))
+
+    def _block(self, tokens: "list[Token]", lead: Lead, later: Lead, depth: int) -> Iterator[Row]:
+        token, inside = tokens[0], tokens[1:-1]
+        match token.type:
+            case "paragraph_open":
+                yield from self._lines_of(inline_lines(inside[0].content), lead, later)
+            case "heading_open":
+                look = _HEADINGS.get(token.tag, _SMALL_HEADING)
+                yield from self._lines_of(inline_lines(inside[0].content, look), lead, later)
+            case "fence" | "code_block":
+                content = token.content.removesuffix("\n")
+                lines = code.highlight(content, code.language(token.info))
+                yield from code_rows(lines, code.label(token.info), self.width, lead, later)
+            case "bullet_list_open" | "ordered_list_open":
+                yield from self._list(token, inside, lead, later, depth)
+            case "blockquote_open":
+                bar = self._deeper(later, (_QUOTE,))
+                yield from self._blocks(
+                    inside, self._deeper(lead, (_QUOTE,)), bar, True, False, depth
+                )
+            case "hr":
+                room = max(1, self.width - _cells(lead))
+                yield Row((*lead, Piece("─" * room, Look("rule"))), len(lead) + 1)
+            case "table_open":
+                yield from self._table(token, inside, lead, later)
+            case _:
+                plain = [[Piece(shown(line), PLAIN)] for line in token.content.split("\n")]
+                yield from self._lines_of(plain, lead, later)
+
+    def _lines_of(self, lines: Sequence[Line], lead: Lead, later: Lead) -> Iterator[Row]:
+        for line in lines:
+            start = True
+            for row in wrap(line, self.width, lead, later):
+                # bullets and indents are copied with the line that they begin, bars of quotes are not
+                yield row._replace(lead=_bars(lead)) if start else row
+                start = False
+            lead = later
+
+    def _deeper(self, lead: Lead, more: Lead) -> Lead:
+        """`lead` and `more`, unless too little would be left for text."""
+        return lead + more if _cells(lead) + _cells(more) + _TAKES <= self.width else lead
+
+    def _list(
+        self, token: "Token", inside: "list[Token]", lead: Lead, later: Lead, depth: int
+    ) -> Iterator[Row]:
+        ordered = token.type == "ordered_list_open"
+        number = int(str(token.attrGet("start") or 1)) if ordered else 0
+        if ordered and token.attrGet("start") == 0:
+            number = 0
+        items = list(_items(inside))
+        digits = len(str(number + len(items) - 1))
+        tight = all(
+            t.hidden for t in inside if t.type == "paragraph_open" and t.level == token.level + 2
+        )
+        for position, item in enumerate(items):
+            mark = f"{number + position:>{digits}}." if ordered else _BULLETS[depth % len(_BULLETS)]
+            item, task = _task(item)
+            bullet = Piece(f"{task or mark} ", Look("bullet"))
+            blank = Piece(" " * cell_len(bullet.text), PLAIN)
+            if position and not tight:
+                yield Row(later, len(later))
+            below = self._deeper(later, (blank,))
+            start = lead if below is later else (*lead, bullet)
+            if below is later:  # too deep to indent: the bullet is part of the text
+                start = lead
+                item = _marked(item, bullet.text)
+            yield from self._blocks(item, start, below, True, tight, depth + 1)
+            lead = later
+
+    def _table(
+        self, token: "Token", inside: "list[Token]", lead: Lead, later: Lead
+    ) -> Iterator[Row]:
+        rows: list[list[Line]] = []
+        aligns: list[str] = []
+        for index, part in enumerate(inside):
+            if part.type == "tr_open":
+                rows.append([])
+            elif part.type in ("th_open", "td_open"):
+                head = part.type == "th_open"
+                look = Look(bold=True) if head else PLAIN
+                cell: list[Piece] = []
+                for line in inline_lines(inside[index + 1].content, look):
+                    cell += line
+                rows[-1].append(cell)
+                if head:
+                    aligns.append(
+                        str(part.attrGet("style") or "").removeprefix("text-align:") or "left"
+                    )
+        if len(rows) > MOST_ROWS:
+            yield from self._as_written(token, lead, later)
+            return
+        yield from table_rows(Table(rows, aligns), self.width, later)
+
+    def _as_written(self, token: "Token", lead: Lead, later: Lead) -> Iterator[Row]:
+        if self._lines is None:
+            self._lines = self._source.split("\n")
+        start, end = token.map or (0, 0)
+        lines = [[Piece(shown(line), PLAIN)] for line in self._lines[start:end]]
+        yield from self._lines_of(lines, lead, later)
+
+
+def code_rows(
+    lines: tuple[code.Line, ...] | list[code.Line],
+    label: str,
+    width: int,
+    lead: Lead,
+    later: Lead | None = None,
+) -> Iterator[Row]:
+    """A panel of code: its label above (if any), then the lines."""
+    later = lead if later is None else later
+    pad = Piece(" ", Look("code.text"))
+    if label:
+        words = [Piece(label, Look("code.label"))]
+        for row in wrap(words, width - 1, (*lead, pad), (*later, pad), "code"):
+            yield row._replace(bare=len(lead), lead=len(row.pieces))
+        lead = later
+    for line in lines:
+        for row in wrap(line, width - 1, (*lead, pad), (*later, pad), "code"):
+            yield row._replace(bare=len(lead))
+        lead = later
+
+
+def _close(tokens: "list[Token]", index: int) -> int:
+    """Where the block that begins at `index` ends."""
+    token = tokens[index]
+    if token.nesting != 1:
+        return index
+    for at in range(index + 1, len(tokens)):
+        if tokens[at].level == token.level and tokens[at].nesting == -1:
+            return at
+    return len(tokens) - 1
+
+
+def _items(inside: "list[Token]") -> "Iterator[list[Token]]":
+    index = 0
+    while index < len(inside):
+        end = _close(inside, index)
+        yield inside[index + 1 : end]
+        index = end + 1
+
+
+def _task(item: "list[Token]") -> "tuple[list[Token], str]":
+    """An item without its `[x]`, and the sign for it; or as it was, and nothing."""
+    if len(item) < 2 or item[0].type != "paragraph_open":
+        return item, ""
+    match = _TASK.match(item[1].content)
+    if match is None:
+        return item, ""
+    text = item[1].copy(content=item[1].content[match.end() :].lstrip())
+    return [item[0], text, *item[2:]], "☐" if match.group(1) == " " else "☑"
+
+
+def _marked(item: "list[Token]", bullet: str) -> "list[Token]":
+    if len(item) >= 2 and item[0].type == "paragraph_open":
+        return [item[0], item[1].copy(content=bullet + item[1].content), *item[2:]]
+    return item
+
+
+def _bars(lead: Lead) -> int:
+    """How many pieces there are up to the last bar of a quote."""
+    return max((index + 1 for index, piece in enumerate(lead) if piece == _QUOTE), default=0)
+
+
+def _cells(lead: Lead) -> int:
+    return sum(cell_len(piece.text) for piece in lead)

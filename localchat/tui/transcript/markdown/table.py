@@ -1,0 +1,98 @@
+"""Tables, wrapped to a width: columns share the room, a long cell takes several rows."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from rich.cells import cell_len
+
+from localchat.tui.transcript.markdown.inline import Line
+from localchat.tui.transcript.markdown.rows import Look, Piece, Row
+from localchat.tui.transcript.markdown.wrap import wrap
+
+MOST_ROWS: Final = 300
+"""Longer tables are shown as they are written: laying them out takes seconds."""
+
+_GAP: Final = 2
+_RULE: Final = Look("rule")
+_PLAIN: Final = Look()
+
+
+class Table(NamedTuple):
+    """Cells, each a line; `rows[0]` is the header. `aligns`: "left", "right" or "center" by column."""
+
+    rows: list[list[Line]]
+    aligns: list[str]
+
+
+def table_rows(table: Table, width: int, lead: tuple[Piece, ...]) -> Iterator[Row]:
+    room = max(2, width - sum(cell_len(piece.text) for piece in lead))
+    columns = max(len(row) for row in table.rows)
+    if columns * 3 + (columns - 1) * _GAP > room:
+        yield from _stacked(table, width, lead)
+        return
+    widths = shares(_natural(table, columns), room - (columns - 1) * _GAP)
+    for number, row in enumerate(table.rows):
+        yield from _line(row, widths, table.aligns, lead)
+        if number == 0:
+            rule = (" " * _GAP).join("─" * cells for cells in widths)
+            yield Row((*lead, Piece(rule, _RULE)), len(lead) + 1)
+
+
+def shares(natural: Sequence[int], room: int) -> list[int]:
+    """Widths of columns: what they want if it fits, else the widest give first."""
+    widths = [max(1, cells) for cells in natural]
+    while sum(widths) > room:
+        widest = max(widths)
+        if widest <= 3:
+            break
+        second = max((cells for cells in widths if cells < widest), default=3)
+        count = widths.count(widest)
+        over = sum(widths) - room
+        step = max(1, min(widest - max(second, 3), -(-over // count)))
+        for index, cells in enumerate(widths):
+            if cells == widest and sum(widths) > room:
+                widths[index] = cells - min(step, sum(widths) - room)
+    return widths
+
+
+def _natural(table: Table, columns: int) -> list[int]:
+    return [
+        max((_cells(row[column]) for row in table.rows if column < len(row)), default=1)
+        for column in range(columns)
+    ]
+
+
+def _cells(line: Sequence[Piece]) -> int:
+    return sum(cell_len(piece.text) for piece in line)
+
+
+def _line(
+    row: list[Line], widths: list[int], aligns: list[str], lead: tuple[Piece, ...]
+) -> Iterator[Row]:
+    cells = [
+        list(wrap(row[column] if column < len(row) else [], room))
+        for column, room in enumerate(widths)
+    ]
+    for index in range(max(len(cell) for cell in cells)):
+        pieces: list[Piece] = list(lead)
+        for column, room in enumerate(widths):
+            content = cells[column][index].pieces if index < len(cells[column]) else ()
+            free = room - _cells(content)
+            align = aligns[column] if column < len(aligns) else "left"
+            before = free if align == "right" else free // 2 if align == "center" else 0
+            after = free - before + (_GAP if column < len(widths) - 1 else 0)
+            pieces += [
+                *([Piece(" " * before, _PLAIN)] if before else []),
+                *content,
+                *([Piece(" " * after, _PLAIN)] if after and column < len(widths) - 1 else []),
+            ]
+        yield Row(tuple(pieces), len(lead))
+
+
+def _stacked(table: Table, width: int, lead: tuple[Piece, ...]) -> Iterator[Row]:
+    """More columns than the width can hold: each cell on a line of its own, a rule between rows."""
+    for number, row in enumerate(table.rows):
+        if number:
+            yield Row((*lead, Piece("─" * 3, _RULE)), len(lead) + 1)
+        for cell in row:
+            yield from wrap(cell, width, lead)

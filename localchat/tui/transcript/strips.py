@@ -1,0 +1,242 @@
+"""Rows as strips in the colours of a theme."""
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Final
+
+from rich.cells import cell_len, split_graphemes
+from rich.color import Color as RichColor
+from rich.color_triplet import ColorTriplet
+from rich.segment import Segment
+from rich.style import Style
+from textual.cache import LRUCache
+from textual.color import Color, ColorParseError
+from textual.strip import Strip
+
+from localchat.tui.transcript.markdown.rows import Look, Row
+
+_TINTS: Final[Mapping[str, str]] = {
+    "heading": "primary",
+    "code": "accent",
+    "link": "primary",
+    "bullet": "primary",
+    "code.comment": "muted",
+    "code.label": "muted",
+    "code.keyword": "primary",
+    "code.function": "warning",
+    "code.class": "warning",
+    "code.builtin": "accent",
+    "code.string": "success",
+    "code.number": "accent",
+    "code.operator": "muted",
+    "code.error": "error",
+    "user.bar": "primary",
+    "tool": "accent",
+    "info": "primary",
+    "warning": "warning",
+    "error": "error",
+    "number": "primary",
+}
+"""Role of a piece: the theme's colour for it. What is not here has the colour of text."""
+
+_MUTED: Final = ("muted", "rule", "quote")
+_KEPT_STRIPS: Final = 3000
+_CONTRAST: Final = 4.5  # of WCAG, for text
+_ANSI: Final[Mapping[str, int]] = {
+    "black": 0,
+    "red": 1,
+    "green": 2,
+    "yellow": 3,
+    "blue": 4,
+    "magenta": 5,
+    "cyan": 6,
+    "white": 7,
+}
+
+
+class Palette:
+    """The styles of one theme. `variables`: the app's theme variables, by name without the dollar sign."""
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self._variables = variables
+        self._styles: dict[tuple[Look, str, bool], Style] = {}
+        self.ansi = variables.get("background", "").startswith("ansi")
+
+    def style(self, look: Look, ground: str = "", dimmed: bool = False) -> Style:
+        """The style of a piece. A dimmed one keeps its shape and loses its colour."""
+        key = (look, ground, dimmed)
+        style = self._styles.get(key)
+        if style is None:
+            style = self._styles[key] = self._made(look, ground, dimmed)
+        return style
+
+    def ground(self, name: str) -> Style:
+        """The style of empty space."""
+        return self.style(Look("text"), name)
+
+    def selection(self) -> Style:
+        """What is laid over selected text."""
+        if self.ansi:
+            return Style(reverse=True)
+        return Style(bgcolor=self._color("primary").blend(self._base(), 0.55).rich_color)
+
+    def mark(self, *, current: bool = False) -> Style:
+        """What is laid over a search hit."""
+        if self.ansi:
+            return Style(reverse=True, bold=current)
+        color = self._color("warning")
+        back = color if current else color.blend(self._base(), 0.55)
+        return Style(color=back.get_contrast_text(1.0).rich_color, bgcolor=back.rich_color)
+
+    def _made(self, look: Look, ground: str, dimmed: bool) -> Style:
+        muted = dimmed or look.tint in _MUTED or _TINTS.get(look.tint) == "muted"
+        return Style(
+            color=self._foreground(look.tint, muted, ground),
+            bgcolor=self._background("chip" if look.tint == "chip" else ground),
+            bold=look.bold or None,
+            italic=look.italic or None,
+            strike=look.strike or None,
+            underline=look.underline or None,
+            dim=True if muted and self.ansi else None,
+            link=look.link or None,
+        )
+
+    def _foreground(self, tint: str, muted: bool, ground: str) -> RichColor | None:
+        role = _TINTS.get(tint, "foreground")
+        if self.ansi:
+            return None if muted or role == "foreground" else self._ansi_color(role)
+        if muted:
+            text, back = self._color("foreground"), self._ground_color(ground)
+            if tint in ("rule", "quote"):
+                return text.blend(back, 0.7).rich_color
+            return self._readable(text.blend(back, 0.42), back).rich_color
+        if role == "foreground":
+            return self._color(role).rich_color
+        return self._readable(self._color(role), self._ground_color(ground)).rich_color
+
+    def _readable(self, color: Color, ground: Color) -> Color:
+        """The colour, nearer to that of text where it would be hard to read: themes choose accents for
+        borders, and many are too pale on a light ground."""
+        text = self._color("foreground")
+        for _ in range(8):
+            if (
+                contrast(color.rich_color.get_truecolor(), ground.rich_color.get_truecolor())
+                >= _CONTRAST
+            ):
+                break
+            color = color.blend(text, 0.2)
+        return color
+
+    def _background(self, ground: str) -> RichColor | None:
+        return None if self.ansi else self._ground_color(ground).rich_color
+
+    def _ground_color(self, ground: str) -> Color:
+        base = self._base()
+        match ground:
+            case "code":
+                return base.blend(self._color("foreground"), 0.055)
+            case "user":
+                return base.blend(self._color("primary"), 0.10)
+            case "chip":
+                return base.blend(self._color("primary"), 0.35)
+            case _:
+                return base
+
+    def _base(self) -> Color:
+        return self._color("background")
+
+    def _color(self, name: str) -> Color:
+        fallback = "black" if name == "background" else "white"
+        try:
+            return Color.parse(self._variables.get(name, fallback))
+        except ColorParseError:
+            return Color.parse(fallback)
+
+    def _ansi_color(self, role: str) -> RichColor | None:
+        name = self._variables.get(role, "").removeprefix("ansi_")
+        number = _ANSI.get(name.removeprefix("bright_"))
+        if number is None:
+            return None
+        return RichColor.from_ansi(number + 8 * name.startswith("bright_"))
+
+
+def contrast(one: ColorTriplet, other: ColorTriplet) -> float:
+    """The ratio of WCAG 2: 1 for the same colour, 21 for black on white."""
+    lights = sorted(_luminance(color) for color in (one, other))
+    return (lights[1] + 0.05) / (lights[0] + 0.05)
+
+
+def _luminance(color: ColorTriplet) -> float:
+    parts = [part / 255 for part in color]
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+class StripRenderer:
+    """Strips of exactly one width, kept while they are the same."""
+
+    def __init__(self, palette: Palette, width: int, column: int) -> None:
+        """`column`: where the ground of a row ends, in cells; `width` is of the whole strip."""
+        self.palette = palette
+        self.width = width
+        self.column = min(column, width)
+        self._kept: LRUCache[tuple[Row, bool], Strip] = LRUCache(_KEPT_STRIPS)
+
+    def strip(self, row: Row, *, dimmed: bool = False) -> Strip:
+        """The row, filled to the width."""
+        key = (row, dimmed)
+        strip = self._kept.get(key)
+        if strip is None:
+            strip = self._kept[key] = self._painted(row, dimmed)
+        return strip
+
+    def laid_over(
+        self, row: Row, spans: list[tuple[int, int, Style]], *, dimmed: bool = False
+    ) -> Strip:
+        """The row with styles over stretches of its characters; not kept. A stretch that begins or ends inside
+        of a grapheme takes all of it: half an emoji has another width."""
+        segments: list[Segment] = []
+        at = 0
+        for text, style, _ in self._segments(row, dimmed):
+            for low, high in pairwise(_edges(text, at, spans)):
+                shown = style
+                for start, end, over in spans:
+                    if start < at + high and at + low < end:
+                        shown = over if shown is None else shown + over
+                segments.append(Segment(text[low:high], shown))
+            at += len(text)
+        return self._filled(segments, row)
+
+    def _painted(self, row: Row, dimmed: bool) -> Strip:
+        return self._filled(self._segments(row, dimmed), row)
+
+    def _segments(self, row: Row, dimmed: bool) -> list[Segment]:
+        style = self.palette.style
+        return [
+            Segment(text, style(look, row.ground if index >= row.bare else "", dimmed))
+            for index, (text, look) in enumerate(row.pieces)
+        ]
+
+    def _filled(self, segments: list[Segment], row: Row) -> Strip:
+        cells = sum(cell_len(segment.text) for segment in segments)
+        fills = [(self.column, row.ground), (self.width, "")] if row.ground else [(self.width, "")]
+        at = cells
+        for end, ground in fills:
+            if at < end:
+                segments.append(Segment(" " * (end - at), self.palette.ground(ground)))
+                at = end
+        strip = Strip(segments, at)
+        return strip if at <= self.width else strip.crop(0, self.width)
+
+
+def _edges(text: str, at: int, spans: list[tuple[int, int, Style]]) -> list[int]:
+    """Where a segment that begins at character `at` of its row is cut, its ends among them."""
+    wanted = {edge - at for start, end, _ in spans for edge in (start, end)}
+    inside = {edge for edge in wanted if 0 < edge < len(text)}
+    if inside and not text.isascii():
+        whole = [start for start, _, _ in split_graphemes(text)[0]]
+        inside = {whole[bisect_right(whole, edge) - 1] for edge in inside}
+    return sorted({0, *inside, len(text)})

@@ -1,0 +1,437 @@
+"""What the panel says, row by row. Pure: figures in, rows of styled pieces out."""
+
+from collections.abc import Iterator, Sequence
+from textwrap import wrap
+from typing import ClassVar, Final, NamedTuple
+
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.binding import BindingType
+from textual.reactive import reactive
+from textual.strip import Strip
+from textual.widget import Widget
+
+from localchat import metrics
+from localchat.engine.events import EngineStats
+from localchat.engine.interface import MemoryParts
+from localchat.fit.report import percent, size
+from localchat.metrics import FIGURES
+from localchat.sanitize import sanitize_line
+from localchat.session.engine_status import EngineStatus
+from localchat.tui.keymap import bindings
+from localchat.tui.widgets.charts import bar, histogram, shares, sparkline
+
+
+class Piece(NamedTuple):
+    """Text in a style: a component class of the panel without its prefix."""
+
+    text: str
+    style: str = "plain"
+
+
+class Row(NamedTuple):
+    """One row. `figure`: its name in figures.py, where it can be explained; empty for rules and headings."""
+
+    pieces: tuple[Piece, ...]
+    figure: str = ""
+
+
+_BLANK: Final = Row(())
+_MEMORY: Final = (
+    ("weights", "weights_bytes", "weights"),
+    ("KV", "kv_bytes", "kv"),
+    ("compute", "compute_bytes", "compute"),
+    ("overhead", "overhead_bytes", "overhead"),
+)
+
+
+def rows_of(live: EngineStatus, width: int) -> tuple[Row, ...]:
+    """All rows for a panel whose inside is `width` cells wide."""
+    sections = (_memory, _kv, _speed, _speculation, _prefix, _engine)
+    rows: list[Row] = []
+    for section in sections:
+        found = list(section(live, width))
+        if found:
+            rows += [_BLANK, *found] if rows else found
+    return tuple(rows)
+
+
+def _heading(left: str, right: str, width: int) -> Row:
+    space = max(1, width - len(left) - len(right))
+    return Row((Piece(left, "heading"), Piece(" " * space), Piece(right, "quiet")))
+
+
+def _line(label: str, value: str, figure: str, width: int, style: str = "plain") -> Row:
+    space = max(1, width - len(label) - len(value))
+    return Row((Piece(label, "quiet"), Piece(" " * space), Piece(value, style)), figure)
+
+
+def _words(text: str, figure: str, width: int, style: str = "quiet") -> Iterator[Row]:
+    from textwrap import wrap
+
+    for line in wrap(sanitize_line(text), width):
+        yield Row((Piece(line, style),), figure)
+
+
+# ---------------------------------------------------------------------------- memory
+
+
+def _memory(live: EngineStatus, width: int) -> Iterator[Row]:
+    info = live.info
+    if info is None:
+        yield _heading("Memory", "after the load", width)
+        return
+    if info.backend == "remote":
+        return
+    actual, predicted = info.actual, info.predicted
+    total = info.actual_bytes or info.predicted_bytes
+    yield _heading("Memory", f"{size(total)} of {size(info.free_bytes)}" if total else "-", width)
+    if actual is not None:
+        yield _stacked(actual, info.free_bytes, width, "actual", "actual_bytes")
+    if predicted is not None:
+        yield _stacked(predicted, info.free_bytes, width, "planned", "predicted_bytes")
+    shown = actual or predicted
+    if shown is None:
+        return
+    for label, name, style in _MEMORY:
+        now = getattr(shown, name)
+        planned = getattr(predicted, name) if predicted is not None else -1
+        beside = f"  planned {size(planned)}" if actual is not None and planned >= 0 else ""
+        value = "-" if now < 0 else size(now)
+        space = max(1, width - 2 - len(label) - len(value) - len(beside))
+        yield Row(
+            (
+                Piece("█ ", style),
+                Piece(label, "quiet"),
+                Piece(" " * space),
+                Piece(value),
+                Piece(beside, "quiet"),
+            ),
+            name,
+        )
+    left = info.free_bytes - total
+    if info.free_bytes:
+        yield _line("· left over", size(max(0, left)), "free_bytes", width)
+
+
+def _stacked(parts: MemoryParts, free: int, width: int, label: str, figure: str) -> Row:
+    """Weights, KV, buffers and what stays free, as one bar."""
+    room = width - len(label) - 1
+    counts = [max(0, getattr(parts, name)) for _, name, _ in _MEMORY]
+    counts.append(max(0, free - sum(counts)))
+    cells = shares(counts, room)
+    styles = [style for _, _, style in _MEMORY]
+    pieces = [Piece("█" * n, style) for n, style in zip(cells[:-1], styles, strict=True) if n]
+    pieces += [Piece("·" * cells[-1], "quiet"), Piece(f" {label}", "quiet")]
+    return Row(tuple(pieces), figure)
+
+
+# ---------------------------------------------------------------------------- KV
+
+
+def _kv(live: EngineStatus, width: int) -> Iterator[Row]:
+    used, total = live.kv
+    if not total:
+        return
+    now = live.figures or (live.stats.now if live.stats else None)
+    if live.stats is not None and not live.busy:
+        now = live.stats.now
+        used = now.kv_used_tokens  # the last request holds nothing any more
+    yield _heading("KV cache", f"{metrics.kv_share(used, total)}", width)
+    shared = now.kv_shared_tokens if now else 0
+    cached = now.kv_cached_tokens if now else 0
+    parked = now.kv_parked_tokens if now else 0
+    cells = shares([used, cached, max(0, total - used - cached)], width)
+    yield Row(
+        (
+            Piece("█" * cells[0], "kv"),
+            Piece("▒" * cells[1], "kv"),
+            Piece("·" * cells[2], "quiet"),
+        ),
+        "kv_total_tokens",
+    )
+    yield _line("live", f"{used:,} tok", "kv_used_tokens", width)
+    yield _line("  shared of it", f"{shared:,} tok", "kv_shared_tokens", width)
+    yield _line("cached", f"{cached:,} tok", "kv_cached_tokens", width)
+    yield _line("parked in RAM", f"{parked:,} tok", "kv_parked_tokens", width)
+    if live.stats is not None and live.stats.evictions:
+        yield _line("evictions", f"{live.stats.evictions:,}", "evictions", width)
+
+
+# ---------------------------------------------------------------------------- speed
+
+
+def _speed(live: EngineStatus, width: int) -> Iterator[Row]:
+    rate = live.decode_tokens_per_s
+    times = live.stats.tpot_ms if live.stats else ()
+    if live.ttft_s is None and rate is None and not times:
+        return
+    yield _heading("Speed", live.state, width)
+    yield _line("TTFT", f"{metrics.number(live.ttft_s, 2)} s", "ttft_s", width)
+    yield _line(
+        "decode", f"{metrics.number(rate, 1)} tok/s", "decode_tokens_per_s", width, "figure"
+    )
+    spark = sparkline(live.rates, width)
+    if spark:
+        yield Row((Piece(spark, "spark"),), "decode_tokens_per_s")
+    done = live.done
+    if done is not None and done.timings.prefill_tokens_per_s is not None:
+        prefill = metrics.number(done.timings.prefill_tokens_per_s, 1)
+        yield _line("prefill", f"{prefill} tok/s", "prefill_tokens_per_s", width)
+    for name, value in _percentiles(live, times):
+        yield _line(f"TPOT {name}", f"{metrics.number(value, 1)} ms", f"tpot_ms_{name}", width)
+    drawn, low, high = histogram(times, width)
+    if drawn:
+        yield Row((Piece(drawn, "spark"),), "tpot_ms")
+        left, right = f"{low:.1f}", f"{high:.1f} ms"
+        space = " " * max(1, width - len(left) - len(right))
+        yield Row((Piece(left + space + right, "quiet"),), "tpot_ms")
+
+
+def _percentiles(live: EngineStatus, times: Sequence[float]) -> Iterator[tuple[str, float | None]]:
+    """Of the last request once it is over, else of the tokens told last."""
+    done = live.done.timings if live.done else None
+    for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
+        yield name, getattr(done, f"tpot_ms_{name}") if done else metrics.percentile(times, share)
+
+
+# ---------------------------------------------------------------------------- speculation, prefix, engine
+
+
+def _speculation(live: EngineStatus, width: int) -> Iterator[Row]:
+    accepted, drafted = live.drafts
+    off = live.figures.speculation_off if live.figures else ""
+    off = live.done.speculation.off if live.done else off
+    if not drafted and not off:
+        return
+    share = metrics.acceptance(drafted, accepted)
+    yield _heading("Speculation", "off" if off and not drafted else "on", width)
+    if drafted:
+        value = f"{accepted}/{drafted} ({percent(accepted, drafted)})" if share is not None else "-"
+        yield _line("accepted", value, "acceptance", width)
+        yield Row((Piece(bar(accepted, drafted, width), "bar"),), "acceptance")
+    stats = live.stats
+    if stats is not None and stats.draft_steps:
+        length = f"{stats.accepted / stats.draft_steps:.2f} tok"
+        yield _line("mean accepted", length, "accepted_length", width)
+    if live.done is not None and live.done.speculation.speedup is not None:
+        yield _line("net gain", f"× {live.done.speculation.speedup:.2f}", "speedup", width)
+    if off:
+        yield from _words(off, "speculation_off", width)
+
+
+def _prefix(live: EngineStatus, width: int) -> Iterator[Row]:
+    prefill = live.prefill
+    if prefill is None:
+        return
+    yield _heading("Prefix cache", f"{prefill.cached:,}/{prefill.total:,} tok", width)
+    yield Row((Piece(bar(prefill.cached, prefill.total, width), "bar"),), "cached_tokens")
+    if prefill.why_missed:
+        yield from _words(f"missed: {prefill.why_missed}", "why_missed", width)
+
+
+def _engine(live: EngineStatus, width: int) -> Iterator[Row]:
+    info, stats = live.info, live.stats
+    if info is None:
+        return
+    yield _heading("Engine", sanitize_line(info.backend), width)
+    yield _line("model", sanitize_line(info.model)[: width - 8], "fingerprint", width)
+    if info.context_tokens:
+        yield _line("context", f"{info.context_tokens:,} tok", "context_tokens", width)
+    if info.backend == "remote":
+        return  # the rest of it is not told
+    yield _line("threads", f"{info.threads}", "threads", width)
+    yield _line("layers on the GPU", f"{info.gpu_layers}/{info.layers}", "gpu_layers", width)
+    if stats is not None:
+        yield from _clients(stats, width)
+
+
+def _clients(stats: EngineStats, width: int) -> Iterator[Row]:
+    yield _line("running", f"{stats.now.running}", "running", width)
+    yield _line("waiting", f"{stats.now.waiting}", "waiting", width)
+    for one in stats.requests:
+        who = sanitize_line(one.user) or "this chat"
+        value = f"{one.phase} {one.completion_tokens:,} tok, {one.age_s:.0f} s"
+        yield _line(f"  {who}"[: width - len(value) - 1], value, "running", width)
+
+
+# The panel of figures: one widget that paints its rows, and explains the figure that is marked.
+
+
+_EXPLAINING_ROWS = 4
+_TWO_COLUMNS = 76
+"""From this width on the rows stand in two columns: none of theirs is cut by half of it."""
+_STYLES = (
+    *("plain", "quiet", "heading", "figure", "spark", "bar", "rule", "about", "marked"),
+    *("weights", "kv", "compute", "overhead"),
+)
+
+
+class Panel(Widget, can_focus=True):
+    """Rows of figures above, one sentence about the marked one below. Cheapest as one widget: twelve small
+    ones cost twice as much."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings("panel")]
+    COMPONENT_CLASSES: ClassVar[set[str]] = {f"panel--{style}" for style in _STYLES}
+
+    marked: reactive[int] = reactive(0, repaint=True)
+
+    def __init__(self, live: EngineStatus, *, id: str) -> None:  # noqa: A002 - textual's word
+        super().__init__(id=id)
+        self._live = live
+        self._rows: tuple[Row, ...] = ()
+        self._looks: dict[str, Style] = {}
+        self._top = 0
+
+    def follow(self, live: EngineStatus) -> None:
+        """Draw these figures from now on."""
+        self._live = live
+        self.changed()
+
+    def changed(self) -> None:
+        """The figures may be other ones."""
+        if not self.display:
+            return
+        rows = rows_of(self._live, max(8, self._column_width - 3))
+        if rows != self._rows:
+            self._rows = rows
+            self.refresh()
+
+    def on_show(self) -> None:
+        self.changed()
+
+    def on_resize(self) -> None:
+        self.changed()
+        self._reveal()
+
+    # ------------------------------------------------------------------ the marked figure
+
+    def action_figure(self, step: int) -> None:
+        """Mark the next figure, or the one before."""
+        places = self._places()
+        if not places:
+            return
+        at = next((n for n, row in enumerate(places) if row >= self.marked), 0)
+        if places[at] == self.marked or step < 0:
+            at = max(0, min(len(places) - 1, at + step))
+        self.marked = places[at]
+        self._reveal()
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        self._mark_at(event.x, event.y)
+
+    def on_click(self, event: events.Click) -> None:
+        self.focus()
+        self._mark_at(event.x, event.y)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        self._top = max(0, min(self._top + 2, len(self._rows) - self._shown))
+        self.refresh()
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        self._top = max(0, self._top - 2)
+        self.refresh()
+
+    def _mark_at(self, x: int, y: int) -> None:
+        at = self._top + min(x // self._column_width, self._columns - 1) * self._room + y
+        if y < self._room and at < len(self._rows) and self._rows[at].figure:
+            self.marked = at
+
+    def _places(self) -> list[int]:
+        """The first row of each figure."""
+        found, before = [], ""
+        for at, row in enumerate(self._rows):
+            if row.figure and row.figure != before:
+                found.append(at)
+            before = row.figure
+        return found
+
+    def _reveal(self) -> None:
+        self._top = max(0, min(self._top, self.marked - 1))
+        if self.marked >= self._top + self._shown:
+            self._top = self.marked - self._shown + 1
+
+    @property
+    def _room(self) -> int:
+        """Rows for figures; the rest is for the sentence."""
+        return max(1, self.size.height - self._explaining)
+
+    @property
+    def _columns(self) -> int:
+        return 2 if self.size.width >= _TWO_COLUMNS else 1
+
+    @property
+    def _column_width(self) -> int:
+        return max(1, self.size.width // self._columns)
+
+    @property
+    def _explaining(self) -> int:
+        """Rows of the sentence: a wide one takes fewer."""
+        return _EXPLAINING_ROWS - self._columns + 1
+
+    @property
+    def _shown(self) -> int:
+        """How many rows there are to see, in all columns."""
+        return self._room * self._columns
+
+    @property
+    def figure(self) -> str:
+        """The name of the marked figure; empty where none is."""
+        row = self._rows[self.marked] if self.marked < len(self._rows) else None
+        return row.figure if row else ""
+
+    # ------------------------------------------------------------------ painting
+
+    def render_line(self, y: int) -> Strip:
+        width = self.size.width
+        if y >= self._room:
+            return self._painted(self._about(y - self._room, width - 3), width, marked=False)
+        first = self._top + y
+        columns = (self._cell(first + n * self._room) for n in range(self._columns))
+        return Strip.join(columns).adjust_cell_length(width, self._look("plain"))
+
+    def _cell(self, at: int) -> Strip:
+        row = self._rows[at] if at < len(self._rows) else Row(())
+        marked = bool(row.figure) and row.figure == self.figure and self.has_focus
+        return self._painted(row.pieces, self._column_width, marked=marked)
+
+    def _about(self, line: int, width: int) -> tuple[Piece, ...]:
+        if line == 0:
+            more = "── ↓ more " if self._top + self._shown < len(self._rows) else ""
+            return (Piece(more.ljust(width, "─"), "rule"),)
+        if not self.figure:
+            hint = "Point at one, or Tab and ↑ ↓: what it is."
+            return (Piece(hint[:width], "quiet"),) if line == 1 else ()
+        sentences = wrap(FIGURES[self.figure].about, width)
+        rows = self._explaining - 1
+        if line - 1 >= len(sentences):
+            return ()
+        last = line == rows and len(sentences) > rows
+        text = sentences[line - 1]
+        return (Piece(text[: width - 1] + "…" if last else text, "about"),)
+
+    def _painted(self, pieces: tuple[Piece, ...], width: int, *, marked: bool) -> Strip:
+        base = self._look("plain")
+        sign = Segment("▎" if marked else " ", self._look("marked"))
+        segments = [sign, Segment(" ", base)]
+        segments += [Segment(piece.text, self._look(piece.style)) for piece in pieces]
+        return Strip(segments).adjust_cell_length(width, base)
+
+    def _look(self, name: str) -> Style:
+        """A style of the panel; Textual makes each anew whenever it is asked for."""
+        if name not in self._looks:
+            self._looks[name] = self.get_component_rich_style(f"panel--{name}")
+        return self._looks[name]
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._looks = {}
+
+    def on_focus(self) -> None:
+        if not self.figure:
+            self.action_figure(1)
+        self.refresh()
+
+    def on_blur(self) -> None:
+        self.refresh()

@@ -1,0 +1,164 @@
+"""The one quiet line of figures at the foot of the screen."""
+
+from typing import ClassVar, Final, NamedTuple
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+from localchat.metrics import kv_share, number
+from localchat.sanitize import sanitize_line
+from localchat.session.engine_status import EngineStatus
+from localchat.tui.textual_internals.flat_widget import rows_in
+from localchat.tui.widgets.charts import bar, sparkline
+
+_KV_CELLS: Final = 6
+_SPARK_CELLS: Final = 12
+_ORNAMENT: Final = 7
+"""From this rank on a part says nothing that is not said elsewhere."""
+
+
+class Part(NamedTuple):
+    """A piece of the line. `style`: a component class without its prefix; `rank`: the higher, the sooner it
+    is left out where the line is short."""
+
+    text: str
+    style: str = "quiet"
+    rank: int = 0
+    glued: bool = False
+
+
+_MARKS: Final = {
+    "starting": ("◌", "wait"),
+    "ready": ("●", "ready"),
+    "sent": ("○", "wait"),
+    "queued": ("◌", "wait"),
+    "loading": ("◔", "wait"),
+    "prefill": ("◑", "busy"),
+    "thinking": ("◕", "busy"),
+    "writing": ("●", "busy"),
+    "broken": ("●", "broken"),
+}
+
+
+def parts_of(live: EngineStatus) -> tuple[Part, ...]:
+    """What the line says, in order."""
+    mark, style = _MARKS[live.state]
+    found = [Part(mark, style), Part(live.words, "state", glued=True)]
+    if live.pulling:
+        found.append(Part(live.pulling, "busy", 6))
+    if live.ttft_s is not None:
+        found.append(Part(f"TTFT {number(live.ttft_s, 2)} s", rank=3))
+    if live.decode_tokens_per_s is not None:
+        found.append(Part(f"{number(live.decode_tokens_per_s, 1)} tok/s", "figure", 1))
+        spark = sparkline(live.rates, _SPARK_CELLS)
+        if spark:
+            found.append(Part(spark, "spark", 8, glued=True))
+    used, total = live.kv
+    if total:
+        found.append(Part(f"KV {kv_share(used, total)}", rank=2))
+        found.append(Part(bar(used, total, _KV_CELLS), "bar", 7, glued=True))
+    accepted, drafted = live.drafts
+    if drafted:
+        found.append(Part(f"drafts {accepted}/{drafted}", rank=5))
+    if live.where:
+        found.append(Part(live.where, rank=9))
+    return tuple(found)
+
+
+def fitted(parts: tuple[Part, ...], width: int) -> tuple[Part, ...]:
+    """The parts that fit into `width` cells, the least important left out first."""
+    kept = list(parts)
+    while _length(kept) > width and any(part.rank for part in kept):
+        kept.remove(max(kept, key=lambda part: part.rank))
+    return tuple(kept)
+
+
+def beside(hint: str, parts: tuple[Part, ...], width: int) -> tuple[Part, ...]:
+    """The parts that leave room for a hint in `width` cells, where that costs ornaments alone; else those that
+    fit."""
+    shorter = fitted(parts, width - len(hint))
+    if all(part in shorter or part.rank >= _ORNAMENT for part in parts):
+        return shorter
+    return fitted(parts, width)
+
+
+def _length(parts: list[Part]) -> int:
+    return sum(len(part.text) + (1 if part.glued else 3) for part in parts)
+
+
+class StatusLine(Widget):
+    """Paints one row; asked to again only where its text is another one. `hint`: which key does what now;
+    `urgent`: it is about what is going on, and comes before ornaments."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        "status--quiet",
+        "status--state",
+        "status--figure",
+        "status--spark",
+        "status--bar",
+        "status--ready",
+        "status--wait",
+        "status--busy",
+        "status--broken",
+    }
+
+    def __init__(self, live: EngineStatus, *, id: str) -> None:  # noqa: A002 - textual's word
+        super().__init__(id=id)
+        self._live = live
+        self._shown: tuple[Part, ...] = ()
+        self._looks: dict[str, Style] = {}
+        self.hint = self._hinted = ""
+        self.urgent = False
+
+    def follow(self, live: EngineStatus) -> None:
+        """Draw these figures from now on."""
+        self._live = live
+        self.changed()
+
+    def changed(self) -> None:
+        """The figures may be other ones."""
+        asked = self.hint if self.urgent else ""
+        parts = beside(asked, parts_of(self._live), self.size.width - 2)
+        if (parts, self.hint) != (self._shown, self._hinted):
+            self._shown, self._hinted = parts, self.hint
+            self.refresh(Region(0, 0, self.size.width, 1))
+
+    def on_resize(self) -> None:
+        self._shown = ()
+        self.changed()
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._looks = {}
+
+    def _look(self, name: str) -> Style:
+        """A style of the line; Textual makes each anew, which takes as long as all the rest of a drawing."""
+        if name not in self._looks:
+            self._looks[name] = (
+                self.get_component_rich_style(f"status--{name}") if name else self.rich_style
+            )
+        return self._looks[name]
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        return rows_in(self, crop, self.render_line)
+
+    def render_line(self, y: int) -> Strip:
+        width = self.size.width
+        base = self._look("")
+        if y:
+            return Strip.blank(width, base)
+        segments = [Segment(" ", base)]
+        for at, part in enumerate(self._shown):
+            if at:
+                segments.append(Segment(" " if part.glued else "   ", base))
+            style = self._look(part.style)
+            segments.append(Segment(sanitize_line(part.text), style))
+        used = sum(segment.cell_length for segment in segments)
+        room = width - used - len(self.hint) - 1
+        if self.hint and room > 2:
+            style = self._look("quiet")
+            segments += [Segment(" " * room, base), Segment(self.hint, style)]
+        return Strip(segments).adjust_cell_length(width, base)
