@@ -32,15 +32,15 @@ async def until(pilot: Pilot[int], true: Callable[[], object]) -> None:
 async def pictures(folder: Path) -> None:
     """Start, the first run, an answer, the panel, the models."""
     from localchat.chat.conversation import Conversation
-    from localchat.cli.app import root
     from localchat.cli.ask import command
-    from localchat.cli.door import Door
-    from localchat.cli.screen import workplace_of
-    from localchat.cli.setup import prepare
+    from localchat.cli.context import AppContext
+    from localchat.cli.launch_tui import workplace_of
+    from localchat.cli.main import root
+    from localchat.cli.resolve import prepare
     from localchat.session.engine_holder import EngineHolder
     from localchat.tui.app import ChatApp
 
-    door = Door()
+    door = AppContext()
     parent = root.make_context("localchat", [], obj=door)
     with parent, command.make_context("ask", [], parent=parent) as ctx:
         setup = prepare(ctx)

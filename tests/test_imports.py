@@ -34,14 +34,14 @@ def modules_after(code: str) -> set[str]:
     "code",
     [
         pytest.param("import localchat", id="package"),
-        pytest.param("from localchat.cli.app import run; run(['--help'])", id="help"),
-        pytest.param("from localchat.cli.app import run; run(['--version'])", id="version"),
-        pytest.param("from localchat.cli.app import run; run(['run', '--help'])", id="verb-help"),
+        pytest.param("from localchat.cli.main import run; run(['--help'])", id="help"),
+        pytest.param("from localchat.cli.main import run; run(['--version'])", id="version"),
+        pytest.param("from localchat.cli.main import run; run(['run', '--help'])", id="verb-help"),
         *(
-            pytest.param(f"from localchat.cli.app import run; run(['{verb}', '--help'])", id=verb)
+            pytest.param(f"from localchat.cli.main import run; run(['{verb}', '--help'])", id=verb)
             for verb in ("list", "show", "cp", "rm", "import", "fit", "history")
         ),
-        pytest.param("from localchat.cli.app import run; run(['dcotor'])", id="usage-error"),
+        pytest.param("from localchat.cli.main import run; run(['dcotor'])", id="usage-error"),
     ],
 )
 def test_nothing_heavy_is_loaded_before_a_prompt(code: str) -> None:
@@ -76,14 +76,14 @@ def test_finding_backends_loads_no_native_library() -> None:
 
 @pytest.mark.parametrize("verb", ["list", "show guide", "fit guide"])
 def test_looking_at_models_loads_no_native_library(verb: str) -> None:
-    loaded = modules_after(f"from localchat.cli.app import run; assert run({verb.split()}) == 0")
+    loaded = modules_after(f"from localchat.cli.main import run; assert run({verb.split()}) == 0")
     assert loaded & {"torch", "triton", "llama_cpp", "numpy", "huggingface_hub", "rich"} == set()
 
 
 _FIRST_FRAME = """
 import localchat.cli.converse as converse, localchat.tui.launch as launch
 from textual.app import App
-from localchat.cli.app import run
+from localchat.cli.main import run
 from localchat.tui.app import ChatApp
 
 async def leave(app): app.exit(0)

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from localchat.cli.door import Door
+    from localchat.cli.context import AppContext
 
 
-def main(args: Sequence[str] | None = None, door: "Door | None" = None) -> NoReturn:
+def main(args: Sequence[str] | None = None, door: "AppContext | None" = None) -> NoReturn:
     """Run the command and exit with its code. `args` None: those of the process."""
     import sys
 
@@ -15,7 +15,7 @@ def main(args: Sequence[str] | None = None, door: "Door | None" = None) -> NoRet
     from localchat import gc_control
 
     gc_control.pause_gc()
-    from localchat.cli.app import run
+    from localchat.cli.main import run
 
     _fill_closed_descriptors()
     sys.exit(run(sys.argv[1:] if args is None else args, door))

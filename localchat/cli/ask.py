@@ -1,6 +1,7 @@
 """`localchat "prompt"`: one answer, or a conversation where nothing is asked and a person sits there."""
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -9,6 +10,7 @@ from localchat.cli.options import ThinkingCommand, engine_options
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+
 FORCED = "localchat.cli.ask.forced"
 
 
@@ -16,7 +18,7 @@ def complete_conversation(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> "list[CompletionItem]":
     """The latest conversations whose id begins so, with their titles."""
-    from localchat.cli.talk import complete
+    from localchat.cli.conversation_options import complete
 
     return complete(ctx, incomplete)
 
@@ -89,3 +91,32 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **_: object) -> int:
     from localchat.cli.converse import converse  # loads what a prompt needs
 
     return converse(ctx, " ".join(words))
+
+
+# The first fenced code block of a Markdown text (CommonMark's fences; the indentation of the opening fence
+# is taken off the lines).
+
+
+_OPEN: Final = re.compile(r"^( {0,3})(`{3,}(?=[^`\n]*$)|~{3,})[^\n]*$", re.MULTILINE)
+
+
+def first_code_block(text: str, *, finished: bool = True) -> str | None:
+    """The code between the first fences, without them; None where there is none. A block that is never
+    closed reaches to the end of a finished text, and is none yet in an unfinished one."""
+    opening = _OPEN.search(text)
+    if opening is None:
+        return None
+    indent, fence = opening.group(1), opening.group(2)
+    code: list[str] = []
+    for line in text[opening.end() + 1 :].splitlines(keepends=True):
+        bare = line.strip()
+        closes = bare and not bare.strip(fence[0]) and len(bare) >= len(fence)
+        if closes and len(line) - len(line.lstrip(" ")) <= 3 and (finished or line.endswith("\n")):
+            return "".join(code)
+        code.append(_without(indent, line))
+    return "".join(code) if finished else None
+
+
+def _without(indent: str, line: str) -> str:
+    spaces = len(line) - len(line.lstrip(" "))
+    return line[min(len(indent), spaces) :]

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from localchat.cli.door import Door
+from localchat.cli.context import AppContext
 from localchat.cli.group import LoneGroup
 
 
@@ -23,11 +23,11 @@ def command() -> None:
 @click.option("--for", "model", metavar="MODEL", help="As they are for this model.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def show(door: Door, origin: bool, model: str | None, as_json: bool) -> None:
+def show(door: AppContext, origin: bool, model: str | None, as_json: bool) -> None:
     """Print every setting in force."""
     import msgspec
 
-    from localchat.cli.page import print_json, print_lines
+    from localchat.cli.output import print_json, print_lines
     from localchat.config.paths import find_paths
     from localchat.config.settings import from_environment, resolve
     from localchat.config.settings_file import read_settings
@@ -51,9 +51,9 @@ def show(door: Door, origin: bool, model: str | None, as_json: bool) -> None:
 
 @command.command("path")
 @click.pass_obj
-def path(door: Door) -> None:
+def path(door: AppContext) -> None:
     """Print the path of the settings file."""
-    from localchat.cli.page import print_lines
+    from localchat.cli.output import print_lines
     from localchat.config.paths import find_paths
 
     print_lines(door.environ, (str(find_paths(door.environ).settings_file),))
@@ -64,7 +64,7 @@ def path(door: Door) -> None:
 @click.argument("value")
 @click.option("--for", "model", metavar="MODEL", help="For this model only.")
 @click.pass_obj
-def set_value(door: Door, key: str, value: str, model: str | None) -> None:
+def set_value(door: AppContext, key: str, value: str, model: str | None) -> None:
     """Write a setting into the file; comments stay."""
     _write(door, key, value, model)
 
@@ -73,7 +73,7 @@ def set_value(door: Door, key: str, value: str, model: str | None) -> None:
 @click.argument("key")
 @click.option("--for", "model", metavar="MODEL", help="For this model only.")
 @click.pass_obj
-def unset(door: Door, key: str, model: str | None) -> None:
+def unset(door: AppContext, key: str, model: str | None) -> None:
     """Take a setting out of the file."""
     _write(door, key, None, model)
 
@@ -89,7 +89,7 @@ def keys() -> None:
         )
 
 
-def _write(door: Door, key: str, value: str | None, model: str | None) -> None:
+def _write(door: AppContext, key: str, value: str | None, model: str | None) -> None:
     from localchat.config.paths import find_paths
     from localchat.config.settings_file import write_setting
 

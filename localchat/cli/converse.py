@@ -9,19 +9,18 @@ import msgspec
 
 from localchat import gc_control
 from localchat.chat.conversation import Conversation, Node
-from localchat.cli.advice import with_advice
-from localchat.cli.answer import Answer, Display, take
-from localchat.cli.door import Door
-from localchat.cli.extract import first_code_block
-from localchat.cli.form import refuse_unfinished, wanted_form
-from localchat.cli.interrupts import ended, held
-from localchat.cli.options import given_flags
+from localchat.cli.ask import first_code_block
+from localchat.cli.context import AppContext
+from localchat.cli.context_advice import with_advice
+from localchat.cli.conversation_options import add_answers, opened_for_writing, resumed
+from localchat.cli.json_report import context_line, report
+from localchat.cli.options import given_flags, refuse_unfinished, wanted_form
 from localchat.cli.outgrown import take_fitting
 from localchat.cli.prompt import decoded_words, join_parts, read_files, read_stdin
-from localchat.cli.report import context_line, report
-from localchat.cli.setup import Setup, opened_engine, prepare, remember, request_for
-from localchat.cli.talk import add_answers, opened_for_writing, resumed
-from localchat.cli.terminal import Terminal
+from localchat.cli.render_answer import Answer, Display, take
+from localchat.cli.resolve import Setup, opened_engine, prepare, remember, request_for
+from localchat.cli.signals import deferred, terminate_gracefully
+from localchat.cli.streams import Terminal
 from localchat.engine.interface import Engine
 from localchat.engine.request import Grammar, Message, TextPrompt
 from localchat.errors import (
@@ -67,19 +66,19 @@ def converse(ctx: click.Context, words: str, model_word: str | None = None) -> i
             "--schema, --grammar and --regex are for one answer, and there is no prompt"
         )
     if text and not wish.interactive:
-        with ended(), opened_engine(setup) as engine:
+        with terminate_gracefully(), opened_engine(setup) as engine:
             gc_control.resume_gc()
-            with held():
+            with deferred():
                 return _answer_once(setup, engine, wish, conversation, text)
     from localchat.tui.launch import can_show
 
     if not text and not wish.interactive and can_show(setup.door.environ):
-        from localchat.cli.screen import open_screen
+        from localchat.cli.launch_tui import open_screen
 
         return open_screen(ctx, setup, conversation)
     gc_control.resume_gc()
-    from localchat.cli.keyboard import open_keyboard
     from localchat.cli.line import chat
+    from localchat.cli.line_input import open_keyboard
 
     keyboard = open_keyboard(setup.terminal)
     return chat(setup, keyboard, conversation, text)
@@ -211,7 +210,7 @@ def tell_engine(terminal: Terminal, engine: Engine) -> None:
 
 
 def _prompt_text(ctx: click.Context, words: str) -> str:
-    door = ctx.find_object(Door)
+    door = ctx.find_object(AppContext)
     assert door is not None
     early = Terminal(door.environ, quiet=bool(ctx.params["quiet"]))
     files = read_files(ctx.params["files"], early.say)

@@ -2,7 +2,7 @@
 
 import click
 
-from localchat.cli.door import Door
+from localchat.cli.context import AppContext
 
 
 @click.command("cp")
@@ -10,12 +10,12 @@ from localchat.cli.door import Door
 @click.argument("name", metavar="NAME")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def command(door: Door, word: str, name: str, as_json: bool) -> None:
+def command(door: AppContext, word: str, name: str, as_json: bool) -> None:
     """Give a model another name.
 
     The alias follows its model when that is pulled anew; `localchat rm NAME` takes the alias alone away.
     """
-    from localchat.cli.page import print_json
+    from localchat.cli.output import print_json
     from localchat.config.paths import find_paths
     from localchat.errors import UsageError
     from localchat.models.aliases import add_alias, check_name, read_bookmarks

@@ -16,12 +16,12 @@ from localchat.chat.overflow import (
     leave_out,
     unsent_sentence,
 )
-from localchat.cli.advice import with_advice
-from localchat.cli.answer import Answer, Display, take
+from localchat.cli.context_advice import with_advice
+from localchat.cli.conversation_options import figures_of, state_of
 from localchat.cli.converse import tell_engine
 from localchat.cli.outgrown import offer_lines, take_fitting
-from localchat.cli.setup import Setup, remember
-from localchat.cli.talk import figures_of, state_of
+from localchat.cli.render_answer import Answer, Display, take
+from localchat.cli.resolve import Setup, remember
 from localchat.engine.interface import Engine
 from localchat.engine.request import Message
 from localchat.errors import (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localchat.cli.door import Door
+from localchat.cli.context import AppContext
 
 if TYPE_CHECKING:
     from localchat.backend_api.registry import WayOut
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def command(door: Door, rebuild: bool, yes: bool, as_json: bool) -> int:
+def command(door: AppContext, rebuild: bool, yes: bool, as_json: bool) -> int:
     """Say what this machine and this build can do."""
-    from localchat.cli.diagnosis import diagnose, sentences
-    from localchat.cli.page import print_json, print_lines
+    from localchat.cli.doctor_report import diagnose, sentences
+    from localchat.cli.output import print_json, print_lines
 
     diagnosis = diagnose(door)
     if rebuild:
@@ -35,9 +35,9 @@ def command(door: Door, rebuild: bool, yes: bool, as_json: bool) -> int:
     return 0
 
 
-def _rebuild(door: Door, ways: "tuple[WayOut, ...]", *, yes: bool) -> int:
+def _rebuild(door: AppContext, ways: "tuple[WayOut, ...]", *, yes: bool) -> int:
     """Offer each command in turn and run the first that is wanted."""
-    from localchat.cli.diagnosis import shell_line
+    from localchat.cli.doctor_report import shell_line
     from localchat.config.paths import find_paths
     from localchat.config.settings import from_environment, resolve
     from localchat.config.settings_file import read_settings

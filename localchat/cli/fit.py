@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from localchat.cli.door import Door
+from localchat.cli.context import AppContext
 
 if TYPE_CHECKING:
-    from localchat.cli.setup import Said
+    from localchat.cli.resolve import Inputs
     from localchat.config.paths import Paths
     from localchat.config.settings import Settings
     from localchat.errors import ModelMissing, NetworkError
@@ -56,7 +56,7 @@ def command(
     megabytes. No weights are loaded. The speed is an estimate from a short probe and from what ran here
     before. Ends with 0 where the model fits and with 4 where it does not.
     """
-    from localchat.cli.page import print_json, print_lines
+    from localchat.cli.output import print_json, print_lines
     from localchat.errors import ExitCode
     from localchat.fit.speed_history import SpeedHistory
     from localchat.models.assess import assess, usable_machine
@@ -82,12 +82,12 @@ class _Seen(NamedTuple):
     subject: "Subject"
     settings: "Settings"
     paths: "Paths"
-    door: Door
+    door: AppContext
 
 
 def _look(ctx: click.Context, word: str) -> _Seen:
     """The model that is here under this word, else the one that could be pulled. Raises LocalchatError."""
-    from localchat.cli.setup import Said, prepare
+    from localchat.cli.resolve import Inputs, prepare
     from localchat.errors import ModelMissing
     from localchat.model_files.checkpoint import read_unloaded
     from localchat.models.assess import Subject
@@ -95,7 +95,7 @@ def _look(ctx: click.Context, word: str) -> _Seen:
     try:
         setup = prepare(ctx, word)
     except ModelMissing as missing:
-        said = Said.of(ctx, word)
+        said = Inputs.of(ctx, word)
         settings = said.settings((word,)).settings
         subject = _elsewhere(word, said, settings, missing)
         return _Seen(subject, settings, said.paths, said.door)
@@ -105,10 +105,12 @@ def _look(ctx: click.Context, word: str) -> _Seen:
     return _Seen(subject, setup.settings, setup.paths, setup.door)
 
 
-def _elsewhere(word: str, said: "Said", settings: "Settings", missing: "ModelMissing") -> "Subject":
+def _elsewhere(
+    word: str, said: "Inputs", settings: "Settings", missing: "ModelMissing"
+) -> "Subject":
     """The model on the hub, by its headers. Raises `missing` where the word names none there."""
     from localchat.cli.pull import forbidden_by
-    from localchat.cli.terminal import Terminal
+    from localchat.cli.streams import Terminal
     from localchat.errors import ModelMissing, UsageError
     from localchat.models.assess import Subject
     from localchat.models.catalog import read_catalogue

@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from localchat.chat.conversation import Conversation, Node
 from localchat.cli.ask import complete_conversation
-from localchat.cli.door import Door
+from localchat.cli.context import AppContext
 from localchat.cli.group import LoneGroup
+from localchat.sanitize import sanitize_line
 
 if TYPE_CHECKING:
     from localchat.history.queries import SearchHit, Summary
     from localchat.history.store import History
+
 
 _AGAIN = "localchat -c goes on with the last one, --conversation ID with any."
 
@@ -31,7 +34,7 @@ def command() -> None:
 @click.option("--all", "everything", is_flag=True, help="All of them.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def list_(door: Door, limit: int, everything: bool, as_json: bool) -> None:
+def list_(door: AppContext, limit: int, everything: bool, as_json: bool) -> None:
     """List the conversations, the newest first."""
     with _opened(door) as history:
         rows = history.list(-1 if everything else limit + 1)
@@ -45,8 +48,8 @@ def list_(door: Door, limit: int, everything: bool, as_json: bool) -> None:
         click.echo(f"localchat: there are more than {limit}; --all lists them", err=True)
 
 
-def _print_rows(door: Door, rows: "Sequence[Summary]") -> None:
-    from localchat.cli.page import print_lines, table
+def _print_rows(door: AppContext, rows: "Sequence[Summary]") -> None:
+    from localchat.cli.output import print_lines, table
 
     cells = [(r.id[:_DIGITS], _moment(r.updated_s), str(r.messages), r.title) for r in rows]
     print_lines(door.environ, table(("ID", "LAST", "MESSAGES", "TITLE"), cells, right=(2,)))
@@ -57,13 +60,13 @@ def _print_rows(door: Door, rows: "Sequence[Summary]") -> None:
 @click.option("-n", "--limit", type=click.IntRange(1), default=20, show_default=True, metavar="N")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def search(door: Door, words: tuple[str, ...], limit: int, as_json: bool) -> None:
+def search(door: AppContext, words: tuple[str, ...], limit: int, as_json: bool) -> None:
     """Find conversations by what was said in them.
 
     All words must occur in one message, each as the beginning of a word; text in double quotes must occur as
     it is. Ends with 1 where nothing is found.
     """
-    from localchat.cli.page import print_lines
+    from localchat.cli.output import print_lines
     from localchat.errors import LocalchatError
 
     with _opened(door) as history:
@@ -84,11 +87,10 @@ def search(door: Door, words: tuple[str, ...], limit: int, as_json: bool) -> Non
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with the figures.")
 @click.option("--tree", is_flag=True, help="All branches; with text, as an outline.")
 @click.pass_obj
-def show(door: Door, id_: str, as_json: bool, tree: bool) -> None:
+def show(door: AppContext, id_: str, as_json: bool, tree: bool) -> None:
     """Show a conversation: what was said, or with --json every message with its figures."""
     from localchat.chat.export import as_data, as_markdown
-    from localchat.cli.page import print_lines
-    from localchat.cli.tree import outline
+    from localchat.cli.output import print_lines
 
     with _opened(door) as history:
         conversation = history.load(id_)
@@ -106,7 +108,7 @@ def show(door: Door, id_: str, as_json: bool, tree: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="JSON with all branches and figures.")
 @click.option("--force", is_flag=True, help="Replace FILE.")
 @click.pass_obj
-def export(door: Door, id_: str, output: str | None, as_json: bool, force: bool) -> None:
+def export(door: AppContext, id_: str, output: str | None, as_json: bool, force: bool) -> None:
     """Write a conversation as Markdown or JSON.
 
     JSON is also what a FILE that ends in .json gets.
@@ -115,7 +117,7 @@ def export(door: Door, id_: str, output: str | None, as_json: bool, force: bool)
 
     from localchat.atomic import write_text
     from localchat.chat.export import as_json_text, as_markdown
-    from localchat.cli.page import print_lines
+    from localchat.cli.output import print_lines
     from localchat.errors import LocalchatError, UsageError
 
     with _opened(door) as history:
@@ -138,7 +140,7 @@ def export(door: Door, id_: str, output: str | None, as_json: bool, force: bool)
 @click.argument("id_", metavar="ID", shell_complete=complete_conversation)
 @click.argument("title", nargs=-1, required=True)
 @click.pass_obj
-def rename(door: Door, id_: str, title: tuple[str, ...]) -> None:
+def rename(door: AppContext, id_: str, title: tuple[str, ...]) -> None:
     """Give a conversation another title."""
     with _opened(door) as history:
         history.rename(id_, " ".join(title))
@@ -150,9 +152,9 @@ def rename(door: Door, id_: str, title: tuple[str, ...]) -> None:
 )
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.pass_obj
-def remove(door: Door, ids: tuple[str, ...], yes: bool) -> int:
+def remove(door: AppContext, ids: tuple[str, ...], yes: bool) -> int:
     """Remove conversations. They can be restored for thirty days."""
-    from localchat.cli.page import agreed
+    from localchat.cli.output import agreed
     from localchat.errors import ExitCode
     from localchat.sanitize import sanitize_line
 
@@ -171,7 +173,7 @@ def remove(door: Door, ids: tuple[str, ...], yes: bool) -> int:
 @command.command("restore")
 @click.argument("id_", metavar="ID")
 @click.pass_obj
-def restore(door: Door, id_: str) -> None:
+def restore(door: AppContext, id_: str) -> None:
     """Take a removal back. ID is the whole id."""
     with _opened(door) as history:
         history.restore(id_)
@@ -182,8 +184,8 @@ _DIGITS = 12
 
 
 @contextmanager
-def _opened(door: Door) -> "Iterator[History]":
-    from localchat.cli.talk import open_history
+def _opened(door: AppContext) -> "Iterator[History]":
+    from localchat.cli.conversation_options import open_history
     from localchat.config.paths import find_paths
 
     with open_history(find_paths(door.environ), to_read=True) as history:
@@ -218,7 +220,7 @@ def _found(hit: "SearchHit") -> dict[str, Any]:
 
 def _print_json(environ: Mapping[str, str], data: object) -> None:
     from localchat.chat.export import json_text
-    from localchat.cli.page import print_lines
+    from localchat.cli.output import print_lines
 
     print_lines(environ, (json_text(data),))
 
@@ -227,3 +229,34 @@ def _moment(seconds: float) -> str:
     import time
 
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+# A conversation with its branches, as an outline.
+
+
+_SHOWN = 60
+
+
+def outline(conversation: Conversation) -> Iterator[str]:
+    """A line a message. A branch is set in by two where several messages follow one; `*` marks the path."""
+    shown = {node.id for node in conversation.path()}
+    children: dict[str | None, list[Node]] = {}
+    for node in conversation.nodes.values():
+        children.setdefault(node.parent, []).append(node)
+    waiting = [(node, 0) for node in reversed(children.get(None, []))]
+    while waiting:  # no recursion: a path can be thousands of messages long
+        node, depth = waiting.pop()
+        yield f"{'*' if node.id in shown else ' '} {'  ' * depth}{_line(node)}"
+        after = children.get(node.id, [])
+        deeper = depth + (len(after) > 1)
+        waiting += [(child, deeper) for child in reversed(after)]
+
+
+def _line(node: Node) -> str:
+    text = " ".join(node.message.content.split())
+    text = f"{text[: _SHOWN - 1]}…" if len(text) > _SHOWN else text
+    who = "summary" if node.replaces else node.message.role
+    ending = (
+        "" if node.state == "whole" else f" [{'stopped' if node.state == 'open' else node.state}]"
+    )
+    return sanitize_line(f"{who}: {text}{ending}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from localchat.cli.door import Door
+from localchat.cli.context import AppContext
 
 
 @click.command("import")
@@ -18,7 +18,7 @@ from localchat.cli.door import Door
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def command(
-    door: Door, path: Path, name: str | None, how: str | None, forget: bool, as_json: bool
+    door: AppContext, path: Path, name: str | None, how: str | None, forget: bool, as_json: bool
 ) -> None:
     """Use a model file under a name, or all models of a folder.
 
@@ -45,7 +45,7 @@ def command(
         _file(door, given, name, how or "hard link", as_json=as_json)
 
 
-def _file(door: Door, path: Path, name: str | None, how: str, *, as_json: bool) -> None:
+def _file(door: AppContext, path: Path, name: str | None, how: str, *, as_json: bool) -> None:
     from typing import cast
 
     from localchat.backend_api.registry import backend_for
@@ -70,7 +70,7 @@ def _file(door: Door, path: Path, name: str | None, how: str, *, as_json: bool) 
     _tell(door, told, f"a {linked.how}", as_json=as_json)
 
 
-def _checkpoint(door: Door, folder: Path, name: str, *, as_json: bool) -> None:
+def _checkpoint(door: AppContext, folder: Path, name: str, *, as_json: bool) -> None:
     from localchat.backend_api.registry import choose_backend
     from localchat.config.paths import find_paths
     from localchat.model_files.checkpoint import read_checkpoint
@@ -91,7 +91,7 @@ def _checkpoint(door: Door, folder: Path, name: str, *, as_json: bool) -> None:
     _tell(door, told, "used where it lies", as_json=as_json)
 
 
-def _check_free(door: Door, name: str) -> None:
+def _check_free(door: AppContext, name: str) -> None:
     """Raises UsageError for what is no name, or somebody's."""
     from localchat.config.paths import find_paths
     from localchat.errors import UsageError
@@ -107,8 +107,8 @@ def _check_free(door: Door, name: str) -> None:
         )
 
 
-def _tell(door: Door, told: dict[str, Any], how: str, *, as_json: bool) -> None:
-    from localchat.cli.page import print_json
+def _tell(door: AppContext, told: dict[str, Any], how: str, *, as_json: bool) -> None:
+    from localchat.cli.output import print_json
     from localchat.fit.report import size
     from localchat.sanitize import sanitize_line
 
@@ -123,8 +123,8 @@ def _tell(door: Door, told: dict[str, Any], how: str, *, as_json: bool) -> None:
         click.echo(f"localchat: it cannot be run: {sanitize_line(told['warning'])}", err=True)
 
 
-def _folder(door: Door, folder: Path, *, forget: bool, as_json: bool) -> None:
-    from localchat.cli.page import print_json
+def _folder(door: AppContext, folder: Path, *, forget: bool, as_json: bool) -> None:
+    from localchat.cli.output import print_json
     from localchat.config.paths import find_paths
     from localchat.errors import UsageError
     from localchat.models.aliases import add_folder, remove_folder

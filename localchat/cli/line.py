@@ -1,12 +1,12 @@
 """A conversation, line by line: for terminals of every kind, for -i, and over a slow connection."""
 
 from localchat.chat.conversation import Conversation
+from localchat.cli.conversation_options import opened_for_writing
 from localchat.cli.dialogue import Dialogue
-from localchat.cli.interrupts import held, opened
-from localchat.cli.keyboard import Keyboard
 from localchat.cli.line_commands import run_command
-from localchat.cli.setup import Setup, opened_engine
-from localchat.cli.talk import opened_for_writing
+from localchat.cli.line_input import Keyboard
+from localchat.cli.resolve import Setup, opened_engine
+from localchat.cli.signals import deferred, immediate
 from localchat.errors import ExitCode, LocalchatError
 from localchat.history.store import History
 from localchat.models.resolve import GUIDE
@@ -19,7 +19,7 @@ def chat(setup: Setup, keyboard: Keyboard, conversation: Conversation, first: st
     with history or History.open(None) as kept, opened_engine(setup) as engine:
         if not first and not conversation.nodes:
             _greet(setup)
-        with held():
+        with deferred():
             dialogue = Dialogue(setup, engine, kept, conversation)
             try:
                 return _talk(setup, keyboard, dialogue, first)
@@ -52,7 +52,7 @@ def _talk(setup: Setup, keyboard: Keyboard, dialogue: Dialogue, first: str) -> i
             if first:
                 asked, first = first, ""
                 dialogue.ask(asked)
-            with opened():
+            with immediate():
                 line = keyboard.read()
             if line is None or line in ("/quit", "/exit", "/bye"):
                 if line is None:

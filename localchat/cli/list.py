@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from localchat.cli.door import Door
+from localchat.cli.context import AppContext
 
 if TYPE_CHECKING:
     from localchat.models.index import Model
@@ -17,13 +17,13 @@ _HEAD = ("NAME", "SIZE", "QUANT", "CONTEXT", "ORIGIN")
 @click.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def command(door: Door, as_json: bool) -> None:
+def command(door: AppContext, as_json: bool) -> None:
     """List the models on this machine.
 
     Pulled and imported ones, files put into the models folder, and those that Ollama, LM Studio, the Hugging
     Face cache and llama.cpp keep: they are used where they lie.
     """
-    from localchat.cli.page import print_json, print_lines
+    from localchat.cli.output import print_json, print_lines
     from localchat.config.paths import find_paths
     from localchat.models.index import read_shelf
 
@@ -50,7 +50,7 @@ def _inspected(models: "Iterable[Model]") -> "Iterator[tuple[Model, Inspection]]
 
 
 def _lines(rows: "list[tuple[Model, Inspection]]") -> Iterator[str]:
-    from localchat.cli.page import table
+    from localchat.cli.output import table
     from localchat.sanitize import sanitize_line
 
     yield from table(_HEAD, (_cells(model, seen) for model, seen in rows), right=(1, 3))

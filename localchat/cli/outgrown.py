@@ -13,8 +13,8 @@ from localchat.chat.overflow import (
     what_to_leave_out,
 )
 from localchat.chat.prompt_messages import sent_messages
-from localchat.cli.answer import Answer, Display, take
-from localchat.cli.setup import request_for
+from localchat.cli.render_answer import Answer, Display, take
+from localchat.cli.resolve import request_for
 from localchat.config.settings import Settings
 from localchat.engine.interface import Engine
 from localchat.engine.request import GenerateRequest, Grammar, Messages

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from localchat.cli.door import Door
+from localchat.cli.context import AppContext
 
 if TYPE_CHECKING:
     from localchat.pool.entry import LoadedModel
@@ -17,7 +17,7 @@ _MINUTE_S = 60
 @click.command("ps")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def command(door: Door, as_json: bool) -> None:
+def command(door: AppContext, as_json: bool) -> None:
     """List the models that a running server has loaded.
 
     With the memory they take, who uses them, and when they will be unloaded for idleness. Models that a
@@ -25,8 +25,8 @@ def command(door: Door, as_json: bool) -> None:
     """
     import msgspec
 
-    from localchat.cli.attaching import running_servers
-    from localchat.cli.page import print_json, print_lines
+    from localchat.cli.attach import running_servers
+    from localchat.cli.output import print_json, print_lines
     from localchat.config.paths import find_paths
     from localchat.pool.entry import ServerState
 
@@ -44,7 +44,7 @@ def command(door: Door, as_json: bool) -> None:
 
 
 def _lines(servers: "list[tuple[str, tuple[LoadedModel, ...]]]") -> Iterator[str]:
-    from localchat.cli.page import table
+    from localchat.cli.output import table
 
     if not servers:
         yield "No server is running: localchat serve starts one."

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from localchat.cli.pull_view import View
-    from localchat.cli.setup import Said
+    from localchat.cli.pull_progress import View
+    from localchat.cli.resolve import Inputs
     from localchat.config.paths import Paths
     from localchat.models.hub.client import Hub
     from localchat.models.hub.events import PullEvent
@@ -37,12 +37,12 @@ def command(ctx: click.Context, /, name: str, yes: bool, as_json: bool, **_: obj
     Says first whether the model will fit into memory here; where it will not, asks on a terminal, and warns
     and goes on elsewhere.
     """
-    from localchat.cli.pull_view import view_for
-    from localchat.cli.setup import Said
-    from localchat.cli.terminal import Terminal
+    from localchat.cli.pull_progress import view_for
+    from localchat.cli.resolve import Inputs
+    from localchat.cli.streams import Terminal
     from localchat.errors import LocalchatError
 
-    said = Said.of(ctx)
+    said = Inputs.of(ctx)
     settings = said.settings().settings
     terminal = Terminal(said.door.environ, quiet=settings.quiet, color=settings.color)
     asks = not (yes or as_json or settings.quiet) and terminal.stderr_is_terminal
@@ -62,7 +62,7 @@ def command(ctx: click.Context, /, name: str, yes: bool, as_json: bool, **_: obj
     return 0
 
 
-def _reference(name: str, said: "Said") -> "Reference":
+def _reference(name: str, said: "Inputs") -> "Reference":
     """What a name means. Raises UsageError, ModelMissing; of a model that is no matter of the hub and here
     already, with the command that runs it."""
     from localchat.errors import LocalchatError, ModelMissing, UsageError
@@ -86,7 +86,7 @@ def _reference(name: str, said: "Said") -> "Reference":
         ) from missing
 
 
-def _pull(reference: "Reference", said: "Said", view: "View", *, asks: bool) -> None:
+def _pull(reference: "Reference", said: "Inputs", view: "View", *, asks: bool) -> None:
     from localchat.models.hub.client import hub_for
     from localchat.models.hub.download import remember_rate
     from localchat.models.hub.events import Done
@@ -112,7 +112,13 @@ def _pull(reference: "Reference", said: "Said", view: "View", *, asks: bool) -> 
 
 
 def _judge(
-    choice: "Choice", hub: "Hub", said: "Said", view: "View", patience: "RetryPolicy", *, asks: bool
+    choice: "Choice",
+    hub: "Hub",
+    said: "Inputs",
+    view: "View",
+    patience: "RetryPolicy",
+    *,
+    asks: bool,
 ) -> None:
     """Show the verdict. A model whose header cannot be read beforehand is fetched all the same: that may be
     the server's fault. Raises DoesNotFit where the user would rather not."""
@@ -145,7 +151,7 @@ def _judge(
         )
 
 
-def forbidden_by(said: "Said") -> str:
+def forbidden_by(said: "Inputs") -> str:
     """Who forbids the network: the setting, or the variable that tells every tool of the hub to stay offline;
     empty where nobody does."""
     settings, origins = said.settings()

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localchat.cli.door import Door
+from localchat.cli.context import AppContext
 
 if TYPE_CHECKING:
     from localchat.models.remove import Removal
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def command(door: Door, words: tuple[str, ...], force: bool, yes: bool, as_json: bool) -> int:
+def command(door: AppContext, words: tuple[str, ...], force: bool, yes: bool, as_json: bool) -> int:
     """Remove models, aliases and imported links.
 
     Files that belong to other programs are not touched without --force, and an alias or a link goes without
     the model behind it.
     """
-    from localchat.cli.page import agreed, print_json
+    from localchat.cli.output import agreed, print_json
     from localchat.config.paths import find_paths
     from localchat.fit.report import size
     from localchat.models.index import find_model, read_shelf

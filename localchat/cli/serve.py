@@ -7,11 +7,14 @@ import click
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from localchat.cli.setup import Setup
+    from localchat.cli.resolve import Setup
+    from localchat.config.paths import Paths
     from localchat.engine.interface import EngineInfo
+    from localchat.pool.entry import LoadedModel
     from localchat.server.config import ServerConfig
+
 
 _SLOTS = 16
 _PORT = 8114
@@ -89,7 +92,7 @@ def command(
     """
     from dataclasses import replace
 
-    from localchat.cli.setup import prepare
+    from localchat.cli.resolve import prepare
     from localchat.server.config import ServerConfig, ServerLimits
     from localchat.server.keys import read_keys
     from localchat.server.middleware.security import checked_names, checked_origins
@@ -119,7 +122,6 @@ def command(
 
 def _bound(setup: "Setup", host: str, port: int) -> "list[socket.socket]":
     """Where to listen. Servers that run are told of in any case: one of them may have the port."""
-    from localchat.cli.neighbours import neighbours
     from localchat.server.uvicorn_server import bound
 
     for sentence in neighbours(setup.paths, setup.model.name):
@@ -213,7 +215,7 @@ def _tell(
     info: "EngineInfo",
 ) -> None:
     """The address on stdout, for programs; the rest beside it."""
-    from localchat.cli.report import context_line
+    from localchat.cli.json_report import context_line
 
     host, port = sockets[0].getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
@@ -229,3 +231,53 @@ def _tell(
     if not setup.terminal.stdout_is_closed:  # daemons are started so, and nobody asked to be told
         setup.terminal.answer(base)
         setup.terminal.end_answer(empty=False)
+
+
+# Servers of this user that run already: said before another one starts, because each loads its own models.
+
+
+def neighbours(paths: "Paths", own: str) -> "Iterator[str]":
+    """A sentence for each server that answers: where it is, what it holds, and what a second one costs. `own`:
+    the name of the model that this one will load."""
+    import msgspec
+
+    from localchat.cli.attach import running_servers
+    from localchat.pool.entry import ServerState
+
+    found = running_servers(paths)
+    for server, told in found:
+        models = msgspec.json.decode(told, type=ServerState).models
+        yield f"another server runs at {server.url} and holds {_held(models)}"
+        twice = next((model for model in models if model.name == own), None)
+        if twice is not None:
+            yield (
+                f"{own} is loaded there and will be loaded here once more{_cost(twice)}: servers share no "
+                "memory and no cache"
+            )
+    if found:
+        yield (
+            "one server is enough for all clients and several models (the names of `localchat list`); "
+            "`localchat stop` ends those that run"
+        )
+
+
+def _held(models: "tuple[LoadedModel, ...]") -> str:
+    from localchat.sanitize import sanitize_line
+
+    if not models:
+        return "no model now"
+    return ", ".join(sanitize_line(model.name) + _size(model) for model in models)
+
+
+def _size(model: "LoadedModel") -> str:
+    from localchat.fit.report import size
+
+    bytes_ = model.process_bytes or model.memory_bytes
+    return f" ({size(bytes_)})" if bytes_ else ""
+
+
+def _cost(model: "LoadedModel") -> str:
+    from localchat.fit.report import size
+
+    bytes_ = model.process_bytes or model.memory_bytes
+    return f", for about as much memory again ({size(bytes_)})" if bytes_ else ""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from localchat.cli.door import Door
+from localchat.cli.context import AppContext
 
 if TYPE_CHECKING:
     from localchat.config.paths import Paths
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 @click.option("--template", is_flag=True, help="Print the chat template and nothing else.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def command(door: Door, word: str, template: bool, as_json: bool) -> None:
+def command(door: AppContext, word: str, template: bool, as_json: bool) -> None:
     """Say what a model is and what it can do.
 
     Reads the header of its file; no weights are loaded.
     """
-    from localchat.cli.page import print_json, print_lines
+    from localchat.cli.output import print_json, print_lines
     from localchat.config.paths import find_paths
     from localchat.models.index import find_model, read_shelf
     from localchat.models.info.inspect import inspect
@@ -52,11 +52,11 @@ class _Here(NamedTuple):
     kv_types: tuple[str, ...] = ()
 
 
-def _here(door: Door, model: "Model", paths: "Paths") -> _Here:
+def _here(door: AppContext, model: "Model", paths: "Paths") -> _Here:
     """What this machine under the user's settings, and the catalogue, add to what the file says. Raises
     UsageError for settings that are not right."""
     from localchat.cli.fit import LEAST_SLOTS, wish_of
-    from localchat.cli.setup import Said
+    from localchat.cli.resolve import Inputs
     from localchat.errors import LocalchatError
     from localchat.model_files.checkpoint import read_unloaded
     from localchat.models.assess import Subject, assess, usable_machine
@@ -66,7 +66,7 @@ def _here(door: Door, model: "Model", paths: "Paths") -> _Here:
     if model.path is None:
         return _Here("", NO_ADVICE)
     located = ResolvedModel(model.stands_for or model.name, model.name, model.path, "")
-    settings = Said(door, {}).settings((located.word, located.name)).settings
+    settings = Inputs(door, {}).settings((located.word, located.name)).settings
     wish = wish_of(settings, max(LEAST_SLOTS, settings.n))
     try:
         subject = Subject(model.name, read_unloaded(model.path), model.path, settings.backend)

@@ -2,18 +2,18 @@
 
 import click
 
-from localchat.cli.door import Door
+from localchat.cli.context import AppContext
 
 
 @click.command("stop")
 @click.argument("model", metavar="[MODEL]", required=False)
 @click.pass_obj
-def command(door: Door, model: str | None) -> None:
+def command(door: AppContext, model: str | None) -> None:
     """End the running server, or unload one of its models.
 
     Requests that use the model end with an error.
     """
-    from localchat.cli.attaching import running_servers
+    from localchat.cli.attach import running_servers
     from localchat.config.paths import find_paths
     from localchat.errors import LocalchatError, ModelMissing
 

@@ -14,9 +14,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
 
 import click  # noqa: E402 - from here on the checkout's own localchat counts
 
-from localchat.cli.app import root  # noqa: E402
-from localchat.cli.door import Door  # noqa: E402
-from localchat.cli.verbs import ALIASES, VERBS  # noqa: E402
+from localchat.cli.context import AppContext  # noqa: E402
+from localchat.cli.group import ALIASES, VERBS  # noqa: E402
+from localchat.cli.main import root  # noqa: E402
 from localchat.engine.events import Finished, Text  # noqa: E402
 from localchat.engine.load_options import EngineOptions  # noqa: E402
 from localchat.engine.local.engine import LocalEngine  # noqa: E402
@@ -92,7 +92,7 @@ def refusal(command: str) -> str:
     try:
         with (
             redirect_stdout(io.StringIO()),
-            root.make_context("localchat", words, obj=Door()) as context,
+            root.make_context("localchat", words, obj=AppContext()) as context,
         ):
             name, verb, rest = root.resolve_command(
                 context, [*context._protected_args, *context.args]

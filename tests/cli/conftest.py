@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from localchat.cli.app import run
+from localchat.cli.main import run
 from tests.cli.door import Item, ScriptedDoor
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from localchat.cli import main
-from localchat.cli.door import Door
+from localchat.cli.context import AppContext
 from localchat.engine.events import (
     Accepted,
     Done,
@@ -157,7 +157,7 @@ class ScriptedDoor:
         self._info = info
         self.options: list[EngineOptions] = []
         self.engines: list[ScenarioEngine] = []
-        self.door = Door(open_engine=self._open)
+        self.door = AppContext(open_engine=self._open)
 
     def _open(self, options: EngineOptions, say: Callable[[str], None]) -> ScenarioEngine:
         say("the engine speaks")

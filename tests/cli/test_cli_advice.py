@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from localchat.cli.advice import with_advice
+from localchat.cli.context_advice import with_advice
 from localchat.engine.interface import EngineInfo
 from localchat.engine.scripted import ScriptedEngine
 from localchat.errors import ContextExceeded

@@ -231,7 +231,7 @@ def test_ctrl_c_keeps_what_was_said_cancels_and_ends_with_130(
         if len(pieces) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("localchat.cli.terminal.Terminal.answer", interrupted)
+    monkeypatch.setattr("localchat.cli.streams.Terminal.answer", interrupted)
     assert call(door, "hi").code == 130
     assert pieces[0] == "kept"
     assert door.engines[0].closed
@@ -245,7 +245,7 @@ def test_json_of_an_interrupted_answer_says_cancelled_and_what_is_known(
             raise KeyboardInterrupt
         return ""
 
-    monkeypatch.setattr("localchat.cli.answer.progress_line", interrupting)
+    monkeypatch.setattr("localchat.cli.render_answer.progress_line", interrupting)
     code, out, _ = call(SCENARIOS["slow"], "--json", "hi")
     told = json.loads(out)
     assert code == 130

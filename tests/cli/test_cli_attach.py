@@ -11,8 +11,8 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 
-from localchat.cli.attaching import holder
-from localchat.cli.neighbours import neighbours
+from localchat.cli.attach import holder
+from localchat.cli.serve import neighbours
 from localchat.config.paths import Paths, find_paths
 from localchat.config.settings import Settings
 from localchat.engine.attached.engine import Server

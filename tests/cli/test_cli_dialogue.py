@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from localchat.chat.conversation import Conversation
-from localchat.cli.door import Door
+from localchat.cli.context import AppContext
 from localchat.cli.line import chat
-from localchat.cli.setup import Setup
-from localchat.cli.terminal import Terminal
+from localchat.cli.resolve import Setup
+from localchat.cli.streams import Terminal
 from localchat.config.paths import find_paths
 from localchat.config.settings import Settings
 from localchat.engine.events import Accepted, Done, Event, Finished, Text
@@ -84,7 +84,7 @@ def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
         used = engine or TightEngine(context_tokens=1500)
         paths = find_paths({})
         model = ResolvedModel("tiny", "tiny", Path("tiny.gguf"), "a test")
-        door = Door(open_engine=lambda options, say: used, environ={})
+        door = AppContext(open_engine=lambda options, say: used, environ={})
         setup = Setup(door, paths, settings or Settings(), {}, model, Terminal({}))
         assert chat(setup, Keys(list(lines)), conversation or Conversation()) == 0
         opened.append(History.open(paths.data_dir / "history.sqlite3"))

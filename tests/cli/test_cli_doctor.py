@@ -109,7 +109,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
     def installed(**how: object) -> FakeBackend:
         backend = FakeBackend(**how)  # type: ignore[arg-type]
         found: dict[str, Backend] = {"llamacpp": backend}
-        monkeypatch.setattr("localchat.cli.diagnosis.find_backends", lambda: found)
+        monkeypatch.setattr("localchat.cli.doctor_report.find_backends", lambda: found)
         return backend
 
     return installed

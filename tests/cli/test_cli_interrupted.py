@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from localchat.cli.talk import FILE
+from localchat.cli.conversation_options import FILE
 from localchat.config.paths import find_paths
 from localchat.engine.request import Messages
 from localchat.history.store import History
@@ -72,7 +72,7 @@ class Talk:
                 Keys.begin()
                 return next(lines, None)
 
-        monkeypatch.setattr("localchat.cli.keyboard.open_keyboard", lambda terminal: Keys())
+        monkeypatch.setattr("localchat.cli.line_input.open_keyboard", lambda terminal: Keys())
         self._door = ScriptedDoor(SCENARIOS["hello"])
         self.outcome: Outcome = call(self._door, "-i")
         sys.settrace(None)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from localchat.cli.interrupts import heard
+from localchat.cli.signals import interruptible
 from tests.cli.conftest import Screen
 
 _RESCUE_S = 60.0
@@ -68,7 +68,7 @@ def wait() -> Iterator[Wait]:
 def _hears(wait: Wait, act: Callable[[], object]) -> bool:
     """Whether Ctrl+C ended what `act` waits for."""
     try:
-        with heard():
+        with interruptible():
             act()
     except KeyboardInterrupt:
         return not wait.rescued
@@ -113,7 +113,7 @@ def test_other_errors_of_finalizers_are_told_as_before(monkeypatch: pytest.Monke
         def __del__(self) -> None:
             raise ValueError
 
-    with heard():
+    with interruptible():
         Broken()
     assert told == [ValueError]
 
@@ -126,7 +126,7 @@ def test_everything_is_left_as_it_was_found() -> None:
         return signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGURG), descriptor, hook
 
     before = found()
-    with heard():
+    with interruptible():
         assert found() != before
     assert found() == before
     assert "interrupts" not in [thread.name for thread in threading.enumerate()]
@@ -135,7 +135,7 @@ def test_everything_is_left_as_it_was_found() -> None:
 def test_an_ignored_ctrl_c_stays_ignored() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with heard():
+        with interruptible():
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
             signal.raise_signal(signal.SIGINT)
     finally:
@@ -146,7 +146,7 @@ def test_another_thread_hears_nothing_and_does_no_harm() -> None:
     went: list[bool] = []
 
     def run() -> None:
-        with heard():
+        with interruptible():
             went.append(True)
 
     thread = threading.Thread(target=run)
@@ -157,12 +157,12 @@ def test_another_thread_hears_nothing_and_does_no_harm() -> None:
 
 _AT_THE_PROMPT = """
 import signal, sys, threading
-from localchat.cli.interrupts import heard
-from localchat.cli.keyboard import TerminalKeyboard
-from localchat.cli.terminal import Terminal
+from localchat.cli.signals import interruptible
+from localchat.cli.line_input import TerminalKeyboard
+from localchat.cli.streams import Terminal
 late = lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT)
 try:
-    with heard():
+    with interruptible():
         threading.Timer(0.2, late).start()
         TerminalKeyboard(Terminal({})).read()
 except KeyboardInterrupt:
@@ -186,7 +186,7 @@ def test_while_the_program_loads_ctrl_c_ends_it_without_a_traceback() -> None:
         "import sys, os, signal\n"
         "class Held:\n"
         "    def find_spec(self, name, path, target=None):\n"
-        "        if name == 'localchat.cli.app':\n"
+        "        if name == 'localchat.cli.main':\n"
         "            os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Held())\n"
         "from localchat.cli import main\n"

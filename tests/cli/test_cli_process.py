@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from localchat.cli.talk import FILE
+from localchat.cli.conversation_options import FILE
 from localchat.config.paths import find_paths
 from localchat.history.store import History
 from tests.cli.conftest import Screen

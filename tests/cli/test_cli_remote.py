@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from localchat.cli.app import root
 from localchat.cli.ask import command
-from localchat.cli.screen import workplace_of
-from localchat.cli.setup import prepare
+from localchat.cli.launch_tui import workplace_of
+from localchat.cli.main import root
+from localchat.cli.resolve import prepare
 from localchat.config.paths import find_paths
 from tests.cli.conftest import Call
 from tests.cli.door import ScriptedDoor, answer

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localchat import __version__
-from localchat.cli.verbs import VERBS, meant
+from localchat.cli.group import VERBS, meant
 from tests.cli.conftest import Call
 from tests.cli.door import SCENARIOS, ScriptedDoor
 

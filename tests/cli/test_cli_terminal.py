@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from localchat.cli.terminal import OutputClosed, Terminal
+from localchat.cli.streams import OutputClosed, Terminal
 from localchat.errors import LocalchatError
 
 OnTty = Callable[[], tuple[Terminal, "FakeTty"]]
@@ -76,7 +76,7 @@ def test_off_a_terminal_progress_takes_a_line_every_ten_seconds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = 0.0
-    monkeypatch.setattr("localchat.cli.terminal.time.monotonic", lambda: now)
+    monkeypatch.setattr("localchat.cli.streams.time.monotonic", lambda: now)
     terminal = Terminal({})
     for now in (1.0, 9.0, 10.5, 11.0, 19.0, 21.0):
         terminal.progress(f"at {now}")

@@ -121,7 +121,7 @@ def test_the_arithmetic_is_right() -> None:
 
 def test_verbs_and_flags_are_those_of_the_command_line() -> None:
     """Tightens by itself: it holds from the moment that the command line exists."""
-    from localchat.cli.verbs import ALIASES, VERBS
+    from localchat.cli.group import ALIASES, VERBS
 
     missing = set(FACTS["verbs"]) - {*VERBS, *ALIASES}
     if missing & {"serve", "history"}:
@@ -132,8 +132,8 @@ def test_verbs_and_flags_are_those_of_the_command_line() -> None:
 def test_flags_are_those_of_the_command_line() -> None:
     import click
 
-    from localchat.cli.app import root
-    from localchat.cli.verbs import VERBS
+    from localchat.cli.group import VERBS
+    from localchat.cli.main import root
 
     def flags(command: click.Command) -> set[str]:
         own = {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
@@ -164,7 +164,7 @@ def test_keys_in_answers_are_bound_on_the_screen() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the answers name the places of Linux")
 def test_places_in_answers_are_those_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    from localchat.cli.talk import FILE
+    from localchat.cli.conversation_options import FILE
     from localchat.config.paths import find_paths
 
     for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):

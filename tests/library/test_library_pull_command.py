@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from localchat.cli.app import run
-from localchat.cli.door import Door
+from localchat.cli.context import AppContext
+from localchat.cli.main import run
 from localchat.config.paths import find_paths
 from tests.cli.conftest import Screen
 from tests.fake_hub import FakeHub, Fault, sha256
@@ -37,7 +37,7 @@ def call(
 
     def called(*args: str) -> Outcome:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
-        return run(args, Door()), *capfd.readouterr()
+        return run(args, AppContext()), *capfd.readouterr()
 
     return called
 

@@ -12,8 +12,8 @@ import pytest
 
 from localchat.backend_api.interface import Availability
 from localchat.backend_api.registry import find_backends
-from localchat.cli.app import run
-from localchat.cli.door import Door
+from localchat.cli.context import AppContext
+from localchat.cli.main import run
 from localchat.fit.hardware import Gpu, Machine
 from localchat_cuda.backend import CudaBackend
 from tests.cli.conftest import Screen
@@ -59,7 +59,7 @@ def call(
 
     def called(*args: str) -> Outcome:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
-        return run(args, Door()), *capfd.readouterr()
+        return run(args, AppContext()), *capfd.readouterr()
 
     return called
 

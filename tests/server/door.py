@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 
 from localchat.cli import main
-from localchat.cli.door import Door
+from localchat.cli.context import AppContext
 from localchat.engine.load_options import EngineOptions
 from localchat.engine.scripted import ScriptedEngine
 
@@ -14,4 +14,4 @@ def _scripted(options: EngineOptions, say: Callable[[str], None]) -> ScriptedEng
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:], Door(open_engine=_scripted))
+    main(sys.argv[1:], AppContext(open_engine=_scripted))

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 from textual.pilot import Pilot
 
-from localchat.cli.screen import _Planner
-from localchat.cli.setup import Setup
+from localchat.cli.launch_tui import _Planner
+from localchat.cli.resolve import Setup
 from localchat.config.paths import find_paths
 from localchat.config.settings import Settings
 from localchat.errors import ModelInvalid

@@ -4,21 +4,40 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from localchat.cli.interrupts import opened
-from localchat.cli.progress import progress_line
-from localchat.cli.terminal import Terminal
+from localchat.cli.signals import immediate
+from localchat.cli.streams import Terminal
 from localchat.engine.events import (
     Accepted,
     Done,
+    Event,
     Figures,
     Finished,
     FinishReason,
+    Loading,
     Prefill,
+    Queued,
     Reasoning,
     Text,
     ToolCall,
 )
 from localchat.engine.stream import Stream
+from localchat.metrics import sizes
+
+# Words for what an engine does before it speaks.
+
+
+def progress_line(event: Event) -> str:
+    """One quiet line for a phase before the first text; empty for every other event."""
+    match event:
+        case Queued(ahead=ahead):
+            return f"queued, {ahead} ahead"
+        case Loading(done_bytes=done, total_bytes=total):
+            return f"loading {sizes(done, total)}"
+        case Prefill(done=done, cached=cached, total=total):
+            came = f" of which {cached:,} cached" if cached else ""
+            return f"prefill {done:,}/{total:,}{came}"
+        case _:
+            return ""
 
 
 @dataclass(slots=True)
@@ -58,7 +77,7 @@ def take(stream: Stream, display: Display, answer: Answer | None = None) -> Answ
         with stream:
             events = iter(stream)
             while True:
-                with opened():
+                with immediate():
                     event = next(events, None)
                 match event:
                     case None:

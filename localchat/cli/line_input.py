@@ -8,7 +8,7 @@ import termios
 from contextlib import suppress
 from typing import Protocol
 
-from localchat.cli.terminal import Terminal
+from localchat.cli.streams import Terminal
 from localchat.errors import UsageError
 
 _FENCE = '"""'

@@ -10,7 +10,7 @@ import msgspec
 
 from localchat import __version__
 from localchat.backend_api.registry import Backend, Device, WayOut, find_backends
-from localchat.cli.door import Door
+from localchat.cli.context import AppContext
 from localchat.config.paths import Paths, find_paths
 from localchat.engine.local.crash_record import SafeBuilds
 from localchat.errors import LocalchatError
@@ -79,7 +79,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(way for backend in self.backends for way in backend.ways_out)
 
 
-def diagnose(door: Door) -> Diagnosis:
+def diagnose(door: AppContext) -> Diagnosis:
     """Look at the machine and ask every backend; what fails is reported as found. Memory is what `fit` and
     every load count with: within the limits of a container, and apart from what a library says of it."""
     from localchat.fit.hardware import read_machine

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localchat.cli.door import Door
+from localchat.cli.context import AppContext
 from localchat.config.paths import Paths, find_paths
 from localchat.errors import HistoryUnusable, LocalchatError, UsageError
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from localchat.chat.conversation import AnswerFigures, Conversation, Node, NodeState
-    from localchat.cli.answer import Answer
-    from localchat.cli.terminal import Terminal
+    from localchat.cli.render_answer import Answer
+    from localchat.cli.streams import Terminal
     from localchat.engine.interface import Engine
     from localchat.history.store import History
 
@@ -39,7 +39,7 @@ def resumed(ctx: click.Context) -> "Conversation | None":
         return None
     if named and last:
         raise UsageError("--continue is the last conversation; --conversation names another")
-    door = ctx.find_object(Door)
+    door = ctx.find_object(AppContext)
     assert door is not None
     with open_history(find_paths(door.environ), to_read=True) as history:
         if named:
@@ -56,7 +56,7 @@ def complete(ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
 
     from localchat.sanitize import sanitize_line
 
-    door = ctx.find_object(Door)
+    door = ctx.find_object(AppContext)
     if door is None:
         return []
     paths = find_paths(door.environ)

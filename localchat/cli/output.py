@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
-from localchat.cli.terminal import Terminal
+from localchat.cli.streams import Terminal
 
 
 def print_lines(environ: Mapping[str, str], lines: Iterable[str]) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Protocol, assert_never
 
 import msgspec
 
-from localchat.cli.terminal import Terminal
+from localchat.cli.streams import Terminal
 from localchat.errors import LocalchatError
 from localchat.fit.report import duration, rate
 from localchat.metrics import size, sizes

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from localchat.cli.answer import Answer
+from localchat.cli.render_answer import Answer
 from localchat.engine.events import Timings
 from localchat.engine.interface import EngineInfo
 

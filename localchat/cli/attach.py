@@ -9,7 +9,7 @@ from localchat.engine.attached.protocol import Wish
 from localchat.pool.server_registry import registered
 
 if TYPE_CHECKING:
-    from localchat.cli.setup import Setup
+    from localchat.cli.resolve import Setup
     from localchat.config.paths import Paths
     from localchat.engine.attached.engine import Server
     from localchat.engine.interface import Engine

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import click
 
 from localchat import __version__
-from localchat.cli.door import Door
+from localchat.cli.context import AppContext
 from localchat.cli.group import RootGroup, other_spelling
-from localchat.cli.interrupts import heard
+from localchat.cli.signals import interruptible
 from localchat.errors import ExitCode, LocalchatError
 
 _SIGPIPE_STATUS = 141
@@ -39,17 +39,17 @@ def root() -> None:
     """
 
 
-def run(args: Sequence[str], door: Door | None = None) -> int:
+def run(args: Sequence[str], door: AppContext | None = None) -> int:
     """Run the command with these arguments; returns the exit code and never raises what a user can cause."""
-    used = door if door is not None else Door()
+    used = door if door is not None else AppContext()
     try:
-        with heard():
+        with interruptible():
             return _flushed(args, used)
     except KeyboardInterrupt:  # a second one, while the first one's end was being said
         return ExitCode.INTERRUPTED
 
 
-def _flushed(args: Sequence[str], used: Door) -> int:
+def _flushed(args: Sequence[str], used: AppContext) -> int:
     status = _status(args, used)
     try:
         if sys.stdout is not None:
@@ -60,8 +60,8 @@ def _flushed(args: Sequence[str], used: Door) -> int:
     return status
 
 
-def _status(args: Sequence[str], used: Door) -> int:
-    from localchat.cli.terminal import OutputClosed, stdout_trouble
+def _status(args: Sequence[str], used: AppContext) -> int:
+    from localchat.cli.streams import OutputClosed, stdout_trouble
 
     try:
         status = _completed(used) if _COMPLETE in used.environ else _invoked(args, used)
@@ -94,13 +94,13 @@ def _status(args: Sequence[str], used: Door) -> int:
         return ExitCode.ERROR
 
 
-def _invoked(args: Sequence[str], door: Door) -> object:
+def _invoked(args: Sequence[str], door: AppContext) -> object:
     """What click's own `main` does, without its opinions on errors and closed pipes."""
     with root.make_context("localchat", list(args), obj=door) as context:
         return root.invoke(context)
 
 
-def _completed(door: Door) -> int:
+def _completed(door: AppContext) -> int:
     """Answer a shell that asks what could stand here (the script of `localchat completion` does)."""
     from click.shell_completion import shell_complete
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from localchat.cli.setup import Setup
+    from localchat.cli.resolve import Setup
     from localchat.engine.interface import Engine
     from localchat.engine.load_options import EngineOptions
     from localchat.pool.entry import OpenEngine, PooledEngine
@@ -27,13 +27,13 @@ def _open_engine(options: "EngineOptions", say: Callable[[str], None]) -> "Poole
 
 
 def _attach(setup: "Setup", user: str, say: "Callable[[str], None]") -> "Engine | None":
-    from localchat.cli.attaching import attached_engine
+    from localchat.cli.attach import attached_engine
 
     return attached_engine(setup, user, say)
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class AppContext:
     """Carried as click's `ctx.obj`. `attach`: the settled model on a running server, where there
     is one, for a user that `ps` can name; `say` is told."""
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from localchat.chat.conversation import Conversation
+from localchat.cli.conversation_options import FILE
 from localchat.cli.options import given_flags
-from localchat.cli.setup import Setup, engine_options, request_for, settle
-from localchat.cli.talk import FILE
+from localchat.cli.resolve import Setup, engine_options, request_for, settle
 from localchat.config.paths import Paths
 from localchat.config.settings import Given, check_key
 from localchat.config.settings_file import read_settings

@@ -36,7 +36,7 @@ _LAST_S: Final = 60.0
 
 
 @contextmanager
-def heard() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """Within, no Ctrl+C is lost. For the main thread; elsewhere, and where SIGINT is ignored or somebody
     else's, it does nothing."""
     before = signal.getsignal(signal.SIGINT)
@@ -76,7 +76,7 @@ def heard() -> Iterator[None]:
 
 
 @contextmanager
-def held() -> Iterator[None]:
+def deferred() -> Iterator[None]:
     """Within, Ctrl+C waits for the next `opened` or for the end: what belongs together is done together. A
     second one does not wait: something hangs. Elsewhere than in the main thread it does nothing."""
     note = _Note()
@@ -87,7 +87,7 @@ def held() -> Iterator[None]:
 
 
 @contextmanager
-def ended() -> Iterator[None]:
+def terminate_gracefully() -> Iterator[None]:
     """Within, SIGTERM and SIGHUP do what Ctrl+C does, so that what was said is kept; then the process ends by
     them, as it would have at once. For the main thread. One that is ignored or somebody else's stays so."""
     came: list[int] = []
@@ -117,7 +117,7 @@ def ended() -> Iterator[None]:
 
 
 @contextmanager
-def opened() -> Iterator[None]:
+def immediate() -> Iterator[None]:
     """Within, Ctrl+C is raised at once, also one that came while it was `held`."""
     with _handled_by(signal.default_int_handler) as before:
         if isinstance(before, _Note) and before.came:

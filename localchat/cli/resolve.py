@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localchat.cli.door import Door
+from localchat.cli.context import AppContext
 from localchat.cli.options import given_flags
-from localchat.cli.terminal import Terminal
+from localchat.cli.streams import Terminal
 from localchat.config.paths import Paths, find_paths
 from localchat.config.remotes import PREFIX, Remote, find_remote
 from localchat.config.settings import (
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 class Setup:
     """Everything that is settled before an engine starts."""
 
-    door: Door
+    door: AppContext
     paths: Paths
     settings: Settings
     origins: Mapping[str, str]
@@ -53,11 +53,11 @@ class Setup:
     """The settings in force for a model that goes by these names."""
 
 
-class Said:
+class Inputs:
     """What flags, environment and settings file say, before a model is known."""
 
     def __init__(
-        self, door: Door, given: Mapping[str, Given], model_word: str | None = None
+        self, door: AppContext, given: Mapping[str, Given], model_word: str | None = None
     ) -> None:
         """`given`: by flags. `model_word`: a model that the command names apart from `-m`.
         Raises UsageError."""
@@ -75,9 +75,9 @@ class Said:
         return self._file.remotes
 
     @classmethod
-    def of(cls, ctx: click.Context, model_word: str | None = None) -> "Said":
+    def of(cls, ctx: click.Context, model_word: str | None = None) -> "Inputs":
         """The same for the flags of a command."""
-        door = ctx.find_object(Door)
+        door = ctx.find_object(AppContext)
         assert door is not None
         return cls(door, given_flags(ctx), model_word)
 
@@ -89,20 +89,20 @@ class Said:
 def prepare(ctx: click.Context, model_word: str | None = None) -> Setup:
     """Settle settings and model. `model_word`: a model that the command names apart from `-m`. Raises
     UsageError, ModelMissing."""
-    door = ctx.find_object(Door)
+    door = ctx.find_object(AppContext)
     assert door is not None
     return settle(door, given_flags(ctx), model_word)
 
 
 def settle(
-    door: Door,
+    door: AppContext,
     given: Mapping[str, Given],
     model_word: str | None = None,
     terminal: Terminal | None = None,
 ) -> Setup:
     """The same from flags that are known already. `terminal`: where a screen holds the streams, the one from
     before. Raises UsageError, ModelMissing."""
-    said = Said(door, given, model_word)
+    said = Inputs(door, given, model_word)
     paths = said.paths
     chosen = said.settings()
     word = chosen.settings.model
@@ -126,7 +126,7 @@ def settle(
     return Setup(door, paths, settings, origins, model, terminal, settings_for)
 
 
-def _remote(said: Said, chosen: Resolved) -> Remote | None:
+def _remote(said: Inputs, chosen: Resolved) -> Remote | None:
     """The engine elsewhere that is meant. A model that is named beside it is the server's; one named by flag
     alone is of this machine, whatever the settings file says of a remote."""
     word, place = chosen.settings.model, chosen.settings.remote
