@@ -35,7 +35,7 @@ from localchat.fit.speed_history import SpeedHistory  # noqa: E402
 from localchat.model_files.open_gguf import read_header  # noqa: E402
 from localchat.models.assess import FitReport, Subject, assess  # noqa: E402
 from localchat.models.record_speed import remember_pace  # noqa: E402
-from tests.gguf_files import ARCHITECTURES, F16, Q4_0, Q4_K, Q6_K, Q8_0, Size, Tensor  # noqa: E402
+from tests.support.gguf_files import ARCHITECTURES, F16, Q4_0, Q4_K, Q6_K, Q8_0, Size, Tensor  # noqa: E402
 
 SLOTS = 2
 """Sequences at once, as a chat loads."""

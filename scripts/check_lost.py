@@ -26,7 +26,7 @@ from pathlib import Path
 
 from localchat.chat.conversation import Conversation, Node
 from localchat.history.store import History
-from tests.tui.program import Program, endless, letters
+from tests.support.terminal_program import Program, endless, letters
 
 ROOT = Path(__file__).resolve().parents[1]
 LOST_S = 1.0

@@ -9,8 +9,8 @@ import sys
 from collections import Counter
 from contextlib import ExitStack
 
-from tests.server.fuzzing import fuzzed, refusal
-from tests.server.serving import Wire, serving
+from tests.support.http_server import Wire, serving
+from tests.support.request_fuzzer import fuzzed, refusal
 
 
 def main() -> None:

@@ -18,8 +18,8 @@ def main() -> int:
     import torch
 
     from scripts.cuda_bench.stress import stress
-    from tests.localchat_cuda import tiny_models
-    from tests.localchat_cuda.tiny_loop import tiny_runner
+    from tests.support import tiny_models
+    from tests.support.tiny_engine_core import tiny_runner
 
     torch.set_num_threads(1)
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 2000

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.paths import ROOT
+
 # Read once, when Triton is first imported, whichever test does so: kernels run in its interpreter on a CPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-ROOT = Path(__file__).parent.parent
 _SENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGWINCH)
 _LOOPBACK = re.compile(r"127\.|::1$|localhost$|::ffff:127\.")
 

@@ -128,7 +128,7 @@ def _folder(door: AppContext, folder: Path, *, forget: bool, as_json: bool) -> N
     from localchat.config.paths import find_paths
     from localchat.errors import UsageError
     from localchat.models.aliases import add_folder, remove_folder
-    from localchat.models.external import adopt
+    from localchat.models.external.discovery import adopt
     from localchat.models.external.ollama import FOLDER
 
     paths = find_paths(door.environ)

@@ -10,7 +10,7 @@ from localchat.config.paths import Paths
 from localchat.errors import LocalchatError, ModelMissing
 from localchat.model_files.checkpoint import weight_files
 from localchat.models.aliases import read_bookmarks
-from localchat.models.external import adopt
+from localchat.models.external.discovery import adopt
 from localchat.models.external.ollama import loose_names, parts
 from localchat.models.hub.manifest import Installed, installed
 from localchat.models.hub.safe_paths import is_known_kind

@@ -57,7 +57,7 @@ def locate_named(
     """The model of this name, for those who may not choose files (clients of the server): never a path, but
     for what an alias of the owner stands for. Raises ModelMissing, UsageError."""
     from localchat.models.aliases import read_bookmarks
-    from localchat.models.external import find_adopted
+    from localchat.models.external.discovery import find_adopted
     from localchat.models.external.ollama import find_loose
 
     if word == GUIDE or word in read_bookmarks(paths).aliases:
@@ -78,7 +78,7 @@ def remote_model(remote: Remote, why: str) -> ResolvedModel:
 def _locate(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> ResolvedModel:
     if word == GUIDE:
         return ResolvedModel(GUIDE, GUIDE, _guide(why), why)
-    from localchat.models.external import find_adopted, missing
+    from localchat.models.external.discovery import find_adopted, missing
     from localchat.models.external.ollama import find_loose
 
     given = Path(word).expanduser()
@@ -106,7 +106,7 @@ def _pulled(word: str, paths: Paths, why: str) -> ResolvedModel:
     """A model that was pulled, by any of its names. Raises ModelMissing with the command that fetches it, or
     with the nearest names; UsageError for a name that can mean several."""
     from localchat.models.catalog import read_catalogue
-    from localchat.models.external import missing
+    from localchat.models.external.discovery import missing
     from localchat.models.external.ollama import loose_names
     from localchat.models.hub.manifest import installed
     from localchat.models.names import among, nearest, offered, parse

@@ -8,7 +8,7 @@ import sys
 from localchat.engine.events import Finished, Reasoning, Text, ToolCall
 from localchat.engine.scripted import Answer
 from localchat.errors import ContextExceeded, EngineDied, TemplateError
-from tests.server.serving import serving
+from tests.support.http_server import serving
 
 
 def main() -> None:

@@ -5,8 +5,8 @@ import random
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.errors import ContextExceeded
 from localchat_cuda.runner.runner import CudaRunner
-from tests.localchat_cuda.tiny_loop import TinyLoop
-from tests.localchat_cuda.tiny_models import VOCABULARY
+from tests.support.tiny_engine_core import TinyLoop
+from tests.support.tiny_models import VOCABULARY
 
 _TEXTS = 12
 _BUSY = 10

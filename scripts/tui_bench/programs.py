@@ -83,7 +83,7 @@ def app(messages: int, tokens: int, rate: float) -> None:
     from localchat.engine.request import Message
     from localchat.engine.scripted import Answer
     from scripts.tui_bench.prose import markdown, pieces
-    from tests.tui.stage import INFO, Stage
+    from tests.support.tui_stage import INFO, Stage
 
     conversation = Conversation()
     for number in range(messages):

@@ -1,37 +1,15 @@
 """What the tests of the command share: a call in this process, and a program on a terminal of its own."""
 
 import io
-import os
-import pty
-import select
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from localchat.cli.main import run
-from tests.cli.door import Item, ScriptedDoor
-
-
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Call = Callable[..., Outcome]
-
-_OWN_TERMINAL = """
-import fcntl, os, sys, termios
-fcntl.ioctl(os.open(sys.argv[1], os.O_RDWR), termios.TIOCSCTTY, 0)
-os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
-"""
-_PATIENCE_S = 90.0
+from tests.support.cli_program import Item, ScriptedDoor
+from tests.support.terminal_screen import Call, Outcome, Screen
 
 
 @pytest.fixture
@@ -63,61 +41,6 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], mod
     return called
 
 
-class Screen:
-    """A program on a pseudo-terminal: what it writes, and keys for it."""
-
-    def __init__(self, args: Sequence[str], *, stdin: bytes | None = None, term: str) -> None:
-        self._master, slave = pty.openpty()
-        self._seen = ""
-        os.set_blocking(self._master, False)
-        pipe = subprocess.PIPE if stdin is not None else slave
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _OWN_TERMINAL, os.ttyname(slave), *args],
-            stdin=pipe,
-            stdout=slave,
-            stderr=slave,
-            start_new_session=True,
-            env={**os.environ, "TERM": term},
-        )
-        os.close(slave)
-        if stdin is not None and self.process.stdin is not None:
-            self.process.stdin.write(stdin)
-            self.process.stdin.close()
-
-    def press(self, keys: str) -> None:
-        os.write(self._master, keys.encode())
-
-    def wait_for(self, text: str) -> str:
-        """Everything since the last wait, up to and with `text`."""
-        end = time.monotonic() + _PATIENCE_S
-        while text not in self._seen:
-            assert time.monotonic() < end, f"{text!r} did not come; on the screen: {self._seen!r}"
-            select.select([self._master], [], [], 0.2)
-            self._read()
-        before, _, self._seen = self._seen.partition(text)
-        return before + text
-
-    def finish(self) -> tuple[int, str]:
-        """Exit code and what was not read yet."""
-        end = time.monotonic() + _PATIENCE_S
-        while self.process.poll() is None:
-            assert time.monotonic() < end, f"it does not end; on the screen: {self._seen!r}"
-            select.select([self._master], [], [], 0.1)
-            self._read()
-        self._read()
-        return self.process.returncode, self._seen
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        os.close(self._master)
-
-    def _read(self) -> None:
-        with suppress(OSError):  # nothing there, or the other side has closed
-            self._seen += os.read(self._master, 65536).decode("utf-8", "replace")
-
-
 @pytest.fixture
 def on_terminal() -> Iterator[Callable[..., Screen]]:
     """Start Python with these arguments, on a terminal."""
@@ -136,10 +59,12 @@ def on_terminal() -> Iterator[Callable[..., Screen]]:
 def screen(
     model: Path, monkeypatch: pytest.MonkeyPatch, on_terminal: Callable[..., Screen]
 ) -> Callable[..., Screen]:
-    """Start `localchat` on a scenario of tests.cli.door, on a terminal."""
+    """Start `localchat` on a scenario of tests.support.cli_program, on a terminal."""
     monkeypatch.setenv("LOCALCHAT_MODEL", str(model))
 
     def start(scenario: str, *args: str, stdin: bytes | None = None, term: str = "xterm") -> Screen:
-        return on_terminal("-m", "tests.cli.door", scenario, *args, stdin=stdin, term=term)
+        return on_terminal(
+            "-m", "tests.support.cli_program", scenario, *args, stdin=stdin, term=term
+        )
 
     return start

@@ -1,7 +1,7 @@
 """One suite over every backend that runs here, through LocalEngine and a real child process."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
@@ -12,8 +12,8 @@ from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.request import GenerateRequest
 from localchat.engine.stream import Stream
+from tests.support.contract_engines import Open
 
-Open = Callable[[], LocalEngine]
 _TESTS = count()
 SCRIPTED = "localchat.backend_api.scripted:ScriptedBackend"
 
@@ -25,13 +25,13 @@ def _scripted(folder: Path) -> Path:
 
 
 def _llamacpp(folder: Path) -> Path:
-    from tests.localchat_llamacpp.llamacpp_models import write_chain
+    from tests.support.llamacpp_models import write_chain
 
     return write_chain(folder / "chain.gguf")
 
 
 def _cuda(folder: Path) -> Path:
-    from tests.localchat_cuda.speaking import write_speaking
+    from tests.support.speaking_checkpoint import write_speaking
 
     return write_speaking(folder)
 

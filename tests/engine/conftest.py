@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
-from tests.engine.remote_server import Handler, Open, Server
+from tests.support.remote_server import Handler, Open, Server
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 from localchat.backend_api.interface import LoadOptions
 from localchat_llamacpp.loading import Target, load_runner
 from localchat_llamacpp.runner import LlamaCppRunner
-from tests.localchat_llamacpp.llamacpp_driver import Driver, Start, plan_of
-from tests.localchat_llamacpp.llamacpp_models import write_gemma3, write_llama, write_mamba
+from tests.support.llamacpp_driver import Driver, Start, plan_of
+from tests.support.llamacpp_models import write_gemma3, write_llama, write_mamba
 
 WRITERS = {"llama": write_llama, "gemma3": write_gemma3, "mamba": write_mamba}
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.server.serving import Stage, serving
+from tests.support.http_server import Stage, serving
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,57 @@
+"""The form of an answer: --schema, --grammar and --regex."""
+
+from pathlib import Path
+
+import pytest
+
+from localchat.engine.events import Finished, Text
+from localchat.engine.request import Grammar
+from tests.support.cli_program import BEGIN, DONE, SCENARIOS, ScriptedDoor
+from tests.support.terminal_screen import Call
+
+SCHEMA = '{"type": "integer"}'
+
+
+def asked(call: Call, *args: str | Path) -> Grammar | None:
+    door = ScriptedDoor(SCENARIOS["hello"])
+    assert call(door, *args, "hi").code == 0
+    return door.engines[0].requests[0].grammar
+
+
+def test_a_schema_is_a_file_or_the_json_itself(call: Call, tmp_path: Path) -> None:
+    file = tmp_path / "answer.json"
+    file.write_text(SCHEMA)
+    assert asked(call, "--schema", file) == Grammar("json_schema", SCHEMA)
+    assert asked(call, "--schema", SCHEMA) == Grammar("json_schema", SCHEMA)
+
+
+def test_grammars_come_from_files_and_patterns_from_the_line(call: Call, tmp_path: Path) -> None:
+    file = tmp_path / "answer.lark"
+    file.write_text('start: "a"')
+    assert asked(call, "--grammar", file) == Grammar("lark", 'start: "a"')
+    assert asked(call, "--regex", "a|b") == Grammar("regex", "a|b")
+    assert asked(call) is None
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (("--schema", "nowhere.json", "hi"), 3, "--schema: there is no file nowhere.json"),
+        (("--schema", ".", "hi"), 2, "cannot be read"),
+        (("--schema", "{}", "--regex", "a", "hi"), 2, "--schema and --regex: only one of them"),
+        (("--regex", "a", "-i", "hi"), 2, "for one answer"),
+        (("--regex", "a"), 2, "nothing to ask"),
+    ],
+)
+def test_nonsense_is_refused(call: Call, args: tuple[str, ...], code: int, said: str) -> None:
+    outcome = call(SCENARIOS["hello"], *args)
+    assert (outcome.code, outcome.out) == (code, "")
+    assert said in outcome.err
+
+
+def test_an_answer_that_was_cut_off_is_printed_and_an_error(call: Call) -> None:
+    script = (*BEGIN, Text(0, '{"a": '), Finished(0, "length"), DONE)
+    outcome = call(script, "--schema", "{}", "hi")
+    assert (outcome.code, outcome.out) == (1, '{"a": \n')
+    assert "cut off" in outcome.err
+    assert call(script, "hi").code == 0

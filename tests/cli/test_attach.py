@@ -1,0 +1,197 @@
+"""A prompt beside a running server: attached to and told in one line; without a server it does alone."""
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+
+from localchat.cli.attach import holder
+from localchat.cli.serve import neighbours
+from localchat.config.paths import Paths, find_paths
+from localchat.config.settings import Settings
+from localchat.engine.attached.engine import Server
+from localchat.engine.load_options import EngineOptions
+from localchat.engine.scripted import Answer, ScriptedEngine
+from localchat.models.resolve import ResolvedModel
+from localchat.pool.entry import LoadedModel, ServerState
+from localchat.pool.pool import EnginePool
+from localchat.pool.server_registry import register
+from localchat.server.bootstrap import HouseWish, opened_house
+from tests.support.cli_program import ScriptedDoor, answer
+from tests.support.gguf_files import write_model
+from tests.support.local_api_server import until
+from tests.support.terminal_screen import Call
+
+HERE = answer("from here\n")
+
+
+class Served:
+    """`opened`: what the server's pool loaded."""
+
+    def __init__(self) -> None:
+        self.opened: list[EngineOptions] = []
+        self.engine = ScriptedEngine(script=lambda request: Answer(pieces=("from the server",)))
+        self.stopped = threading.Event()
+        self.pool: EnginePool | None = None
+
+    def open(self, options: EngineOptions, say: Callable[[str], None]) -> ScriptedEngine:
+        self.opened.append(options)
+        self.engine.closed = False
+        return self.engine
+
+
+@pytest.fixture
+def paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Paths:
+    monkeypatch.setenv("LOCALCHAT_DATA_DIR", str(tmp_path / "all"))
+    return find_paths({"LOCALCHAT_DATA_DIR": str(tmp_path / "all")})
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "tiny.gguf", "llama")
+
+
+@pytest.fixture
+def served(paths: Paths, model: Path) -> Iterator[Served]:
+    """A server with a model of its own, registered until the end of the test."""
+    served = Served()
+    wish = HouseWish(
+        own=ResolvedModel(str(model), "tiny", model, "a test"),
+        settings_for=lambda names: Settings(),
+        paths=paths,
+        environ={},
+        open_engine=served.open,
+        say=lambda text: None,
+        keep_alive_s=-1.0,
+    )
+    with opened_house(wish) as house, socket.socket() as listening:
+        served.pool = house.engines.pool
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(32)
+        house.stopping(served.stopped.set)
+        app = Starlette(routes=house.private)
+        config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        until(lambda: server.started)
+        try:
+            with house.registered(f"http://127.0.0.1:{listening.getsockname()[1]}"):
+                yield served
+        finally:
+            server.should_exit = True
+            thread.join(90)
+
+
+def test_prompt_is_answered_by_the_server_and_says_so(served: Served, call: Call) -> None:
+    door = ScriptedDoor(HERE)
+    code, out, err = call(door, "hello")
+    assert (code, out) == (0, "from the server\n")
+    assert err.count("attached to the server at http://127.0.0.1:") == 1
+    assert door.engines == []
+    (asked,) = served.engine.requests
+    assert asked.user == "command line"
+    assert served.pool is not None and served.pool.loaded()[0].clients == ()
+
+
+def test_second_prompt_finds_the_model_loaded(served: Served, call: Call) -> None:
+    for _ in range(2):
+        assert call(HERE, "hello").out == "from the server\n"
+    assert len(served.opened) == 1
+
+
+def test_of_several_servers_the_one_that_holds_the_model_is_asked() -> None:
+    def telling(*models: str) -> tuple[Server, bytes]:
+        loaded = tuple(LoadedModel(Path(path).stem, path, "ready") for path in models)
+        told = msgspec.json.encode(ServerState("1", loaded))
+        return Server(f"http://{len(models)}.test", "token"), told
+
+    newest, other = telling("/m/a.gguf"), telling("/m/b.gguf", "/m/c.gguf")
+    assert holder((newest, other), Path("/m/c.gguf")) is other[0]
+    assert holder((newest, other), Path("/m/a.gguf")) is newest[0]
+    assert holder((newest, other), Path("/m/d.gguf")) is newest[0]
+
+
+def test_what_the_user_insists_on_is_loaded_that_way(served: Served, call: Call) -> None:
+    call(HERE, "hello")
+    call(HERE, "--ctx", "1024", "--threads", "1", "hello")
+    assert [(one.context_tokens, one.threads) for one in served.opened] == [(None, 0), (1024, 1)]
+
+
+def test_the_users_limits_reach_the_server(served: Served, call: Call) -> None:
+    call(HERE, "hello")
+    limits = ("--vram-gb", "3.5", "--kv-gb", "0.5", "--require-gpu", "--dummy-weights")
+    call(HERE, *limits[:4], "hello")
+    plain, limited = served.opened
+    assert (plain.gpu_limit_bytes, plain.kv_limit_bytes) == (None, None)
+    assert (limited.gpu_limit_bytes, limited.kv_limit_bytes) == (3_500_000_000, 500_000_000)
+    call(HERE, "--dummy-weights", "hello")
+    assert served.opened[-1].dummy_weights and not limited.dummy_weights
+    assert call(HERE, *limits, "hello").code == 4
+
+
+def test_no_attach_and_a_server_that_is_gone_are_answered_here(
+    served: Served, call: Call, paths: Paths
+) -> None:
+    assert call(HERE, "--no-attach", "hello").out == "from here\n"
+    served.opened.clear()
+    for file in (paths.state_dir / "servers").iterdir():
+        file.unlink()
+    register(paths, "http://127.0.0.1:1", "token", 0.0)
+    outcome = call(HERE, "hello")
+    assert (outcome.out, "attached" in outcome.err) == ("from here\n", False)
+    assert served.opened == []
+
+
+def test_ps_lists_what_is_loaded(served: Served, call: Call) -> None:
+    assert "no model is loaded" in call(HERE, "ps").out
+    call(HERE, "hello")
+    assert "tiny" in call(HERE, "ps").out
+    (record,) = json.loads(call(HERE, "ps", "--json").out)
+    assert (record["name"], record["state"], record["clients"]) == ("tiny", "ready", [])
+    assert record["server"].startswith("http://127.0.0.1:")
+
+
+def test_ps_without_a_server_says_so(call: Call, paths: Paths) -> None:
+    assert "No server is running" in call(HERE, "ps").out
+    assert call(HERE, "ps", "--json").out == "[]\n"
+
+
+def test_stop_unloads_one_model_or_ends_the_server(served: Served, call: Call) -> None:
+    call(HERE, "hello")
+    code, out, err = call(HERE, "stop", "tiny")
+    assert (code, out) == (0, "") and "unloaded tiny" in err
+    assert served.engine.closed
+    assert call(HERE, "stop", "tiny").code == 3
+    assert not served.stopped.is_set()
+    assert "ends" in call(HERE, "stop").err
+    until(served.stopped.is_set)
+
+
+def test_stop_without_a_server_is_an_error(call: Call, paths: Paths) -> None:
+    code, _, err = call(HERE, "stop")
+    assert code == 1 and "no server is running" in err
+
+
+def test_a_second_server_says_what_the_first_holds(
+    served: Served, call: Call, paths: Paths
+) -> None:
+    assert call(HERE, "hello").code == 0
+    assert served.pool is not None
+    (held,) = served.pool.loaded()
+    first, again, advice = neighbours(paths, held.name)
+    assert first.startswith("another server runs at http://127.0.0.1:")
+    assert held.name in first
+    assert "once more" in again
+    assert "localchat stop" in advice
+    assert len(list(neighbours(paths, "another"))) == 2
+
+
+def test_without_another_server_nothing_is_said(paths: Paths) -> None:
+    assert list(neighbours(paths, "any")) == []

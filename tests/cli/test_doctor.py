@@ -1,0 +1,266 @@
+"""`doctor` on backends of our own making: what it finds, what it says, and what it runs after asking."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from localchat.backend_api.registry import Backend
+from localchat.config.paths import find_paths
+from localchat.engine.local.crash_record import SafeBuilds
+from localchat.fit.hardware import Gpu, Machine
+from localchat.fit.memory_plan import LoadWish, MemoryPlan
+from localchat.fit.report import Kind
+from localchat.fit.speed_history import NOTHING_MEASURED, Estimate, Measures, Past
+from localchat.model_files.checkpoint import Unloaded
+from tests.support.cli_program import SCENARIOS
+from tests.support.terminal_screen import Call
+
+
+@dataclass
+class Available:
+    ok: bool = True
+    reason: str = "the binding is installed"
+    hint: str = ""
+    versions: tuple[tuple[str, str], ...] = (("llama-cpp-python", "0.3.36"),)
+
+
+@dataclass
+class Card:
+    name: str = "GPU0"
+    description: str = "a card"
+    kind: str = "gpu"
+    free_bytes: int = 10_000_000_000
+    total_bytes: int = 12_000_000_000
+
+
+@dataclass
+class Build:
+    library: str = "/lib/libllama.so"
+    version: str = "0.3.36"
+    features: frozenset[str] = frozenset({"AVX2", "AMX_INT8"})
+    offload: bool = False
+    devices: tuple[Card, ...] = (Card(),)
+
+
+@dataclass
+class Way:
+    sentence: str
+    command: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+class FakeBackend:
+    name = "llamacpp"
+    kinds: tuple[Kind, ...] = ("gguf",)
+
+    def __init__(self, *, available: Available | None = None, broken: bool = False) -> None:
+        self._available = available or Available()
+        self._broken = broken
+        self.ways: tuple[Way, ...] = ()
+        self.build = Build()
+
+    def available(self) -> Available:
+        return self._available
+
+    def accepts(self, path: Path) -> bool:
+        return True
+
+    def objection(self, model: Unloaded) -> str:
+        return ""
+
+    def seen(self, machine: Machine) -> Machine:
+        return machine
+
+    def plan(self, model: Unloaded, wish: LoadWish, machine: Machine) -> MemoryPlan:
+        raise AssertionError("doctor plans nothing")
+
+    def expected_rate(
+        self,
+        model: Unloaded,
+        plan: MemoryPlan,
+        threads: int,
+        past: Sequence[Past] = (),
+        measures: Measures = NOTHING_MEASURED,
+    ) -> Estimate | None:
+        return None
+
+    def build_key(self) -> str:
+        return "this build"
+
+    def facts(self) -> Build:
+        if self._broken:
+            raise OSError("libcudart.so.12: cannot open shared object file")
+        return self.build
+
+    def ways_out(self) -> tuple[Way, ...]:
+        return self.ways
+
+
+Install = Callable[..., FakeBackend]
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Install:
+    def installed(**how: object) -> FakeBackend:
+        backend = FakeBackend(**how)  # type: ignore[arg-type]
+        found: dict[str, Backend] = {"llamacpp": backend}
+        monkeypatch.setattr("localchat.cli.doctor_report.find_backends", lambda: found)
+        return backend
+
+    return installed
+
+
+def doctor(call: Call, *args: str) -> tuple[int, str, str]:
+    return call(SCENARIOS["hello"], "doctor", *args, named=False)
+
+
+def test_it_tells_machine_build_and_devices(call: Call, install: Install) -> None:
+    install()
+    code, out, _ = doctor(call)
+    assert code == 0
+    for word in (
+        "Python",
+        "cores",
+        "free of",
+        "AMX_INT8",
+        "a card",
+        "uses none",
+        "llamacpp: available",
+        "A GGUF file runs on llama.cpp.",
+        "A safetensors checkpoint cannot be run here",
+    ):
+        assert word in out
+    assert "safe mode" not in out
+
+
+def test_json_holds_the_same(call: Call, install: Install) -> None:
+    install()
+    code, out, _ = doctor(call, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["backends"][0]["features"] == ["AMX_INT8", "AVX2"]
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+
+
+def test_what_is_wrong_in_the_users_files_is_told(
+    call: Call, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install()
+    assert json.loads(doctor(call, "--json")[1])["troubles"] == []
+    paths = find_paths(os.environ)
+    paths.settings_file.parent.mkdir(parents=True)
+    paths.settings_file.write_text("[nonsense]")
+    paths.settings_file.with_name("models.toml").write_text("[models")
+    paths.data_dir.mkdir(parents=True, exist_ok=True)
+    (paths.data_dir / "bookmarks.json").write_text("{")
+    code, out, _ = doctor(call, "--json")
+    settings, catalogue, bookmarks = json.loads(out)["troubles"]
+    assert code == 0
+    assert "nonsense" in settings and "models.toml is not TOML" in catalogue
+    assert "bookmarks.json cannot be read" in bookmarks
+    text = doctor(call)[1]
+    assert text.count("\nWrong: ") == 3
+    paths.settings_file.unlink()
+    monkeypatch.setenv("LOCALCHAT_THREADS", "many")
+    assert "LOCALCHAT_THREADS: 'many'" in doctor(call)[1]
+
+
+def test_memory_is_told_once_and_by_whom(
+    call: Call, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu(0, "RTX 4090", 24_000_000_000, 21_000_000_000)
+    machine = Machine("a CPU", frozenset(), 1, 16_000_000_000, 9_000_000_000, gpus=(gpu,))
+    monkeypatch.setattr("localchat.fit.hardware.read_machine", lambda: machine)
+    backend = install()
+    backend.build = Build(devices=(Card("CPU", "a CPU", "cpu", 16 * 10**9, 16 * 10**9), Card()))
+    out = doctor(call)[1]
+    rows = {line[2:12].strip(): line[12:] for line in out.splitlines() if line.startswith("  ")}
+    assert rows["memory"] == "9.0 GB free of 16.0 GB"
+    assert "RTX 4090, 21.0 GB free of 24.0 GB" in out
+    # The library calls all of the RAM free; of a card it is said that this is its count.
+    assert "CPU (cpu): a CPU\n" in out
+    assert "a card; by its own count 10.0 GB free of 12.0 GB" in out
+    assert "1 core," in rows["CPU"]
+    found = json.loads(doctor(call, "--json")[1])
+    assert found["memory_available_bytes"] == 9_000_000_000
+    assert found["gpus"] == [
+        {"name": "RTX 4090", "free_bytes": 21_000_000_000, "total_bytes": 24_000_000_000}
+    ]
+    cpu, card = found["backends"][0]["devices"]
+    assert "free_bytes" not in cpu
+    assert card["free_bytes"] == 10_000_000_000
+
+
+def test_a_remembered_crash_is_reported_with_both_ways_out(call: Call, install: Install) -> None:
+    import os
+
+    backend = install()
+    backend.ways = (
+        Way("Stay in safe mode."),
+        Way("Build it again.", ("pip", "install", "x y"), (("CMAKE_ARGS", "-DA -DB"),)),
+    )
+    SafeBuilds(find_paths(os.environ).state_dir / "safe-builds.json").add("this build")
+    out = doctor(call)[1]
+    assert "safe mode" in out
+    assert "Stay in safe mode." in out
+    assert "CMAKE_ARGS='-DA -DB' pip install 'x y'" in out
+    assert '"safe_mode":true' in doctor(call, "--json")[1]
+
+
+def test_a_backend_that_cannot_run_says_why_and_what_to_do(call: Call, install: Install) -> None:
+    install(
+        available=Available(ok=False, reason="no torch here", hint="install localchat-app[cuda]")
+    )
+    code, out, _ = doctor(call)
+    assert code == 0
+    assert "not available" in out
+    assert "no torch here" in out
+    assert "localchat-app[cuda]" in out
+
+
+def test_a_library_that_does_not_load_is_a_finding(call: Call, install: Install) -> None:
+    install(broken=True)
+    code, out, _ = doctor(call)
+    assert code == 0
+    assert "libcudart.so.12" in out
+
+
+def test_rebuild_asks_first_and_is_refused_without_a_terminal(call: Call, install: Install) -> None:
+    backend = install()
+    assert "nothing to rebuild" in doctor(call, "--rebuild")[2]
+    backend.ways = (Way("Build.", (sys.executable, "-c", "raise SystemExit(9)")),)
+    code, _, err = doctor(call, "--rebuild")
+    assert code == 2
+    assert "--yes" in err
+
+
+def test_rebuild_runs_the_command_with_its_variables(
+    call: Call, install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tmp_path / "made"
+    script = "import os, pathlib; pathlib.Path(os.environ['MADE']).touch(); print('building')"
+    backend = install()
+    backend.ways = (
+        Way("Safe mode."),
+        Way("Build.", (sys.executable, "-c", script), (("MADE", str(made)),)),
+    )
+    monkeypatch.setenv("LOCALCHAT_OFFLINE", "1")
+    assert doctor(call, "--rebuild", "--yes")[0] == 2
+    assert not made.exists()
+    monkeypatch.delenv("LOCALCHAT_OFFLINE")
+    code, out, err = doctor(call, "--rebuild", "--yes")
+    assert (code, out) == (0, "")
+    assert "Build." in err
+    assert made.exists()
+
+
+def test_a_rebuild_that_fails_ends_with_1(call: Call, install: Install) -> None:
+    install().ways = (Way("Build.", (sys.executable, "-c", "raise SystemExit(9)")),)
+    code, _, err = doctor(call, "--rebuild", "--yes")
+    assert code == 1
+    assert "status 9" in err

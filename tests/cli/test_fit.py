@@ -1,0 +1,216 @@
+"""fit: the planner's verdict in words, a bar and JSON, on simulated machines."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localchat.fit.hardware import Gpu, Machine
+from localchat.fit.report import bar
+from tests.support.cli_program import SCENARIOS
+from tests.support.cuda_configs import QWEN25
+from tests.support.gguf_files import F32, Q4_0, Size, llama
+from tests.support.memory_plans import GB, PLAN
+from tests.support.speed_benchmark import put_rates
+from tests.support.terminal_screen import Call, Outcome, Screen
+
+EIGHT_B = Size(32, 4096, 32, 8, 128, 14336, 1024, 131072, Q4_0)
+SMALL = Machine("small", frozenset({"avx2"}), 4, 8 * GB, 6 * GB)
+NAMES = {
+    *("weights_bytes", "kv_bytes", "compute_bytes", "overhead_bytes", "free_bytes", "fits"),
+    *("backend", "gpu_layers", "max_context_tokens", "expected_tokens_per_s", "advice"),
+}
+RATES = {Q4_0: 20 * GB, F32: 20 * GB}
+Fit = Callable[..., Outcome]
+
+
+@pytest.fixture
+def eight_b(tmp_path: Path) -> Path:
+    """An 8B model in Q4_0, of nothing."""
+    return llama(EIGHT_B).sparse(tmp_path / "8b.gguf")
+
+
+@pytest.fixture
+def fit(call: Call, monkeypatch: pytest.MonkeyPatch) -> Fit:
+    """`localchat fit` on a machine of our choice."""
+
+    def asked(machine: Machine, *args: str | Path) -> Outcome:
+        monkeypatch.setattr("localchat.fit.hardware.read_machine", lambda: machine)
+        put_rates(monkeypatch, RATES)
+        return call(SCENARIOS["hello"], "fit", *args, named=False)
+
+    return asked
+
+
+def told(outcome: Outcome) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(outcome.out)
+    return found
+
+
+def test_a_model_that_fits(fit: Fit, eight_b: Path) -> None:
+    roomy = replace(SMALL, ram_total_bytes=32 * GB, ram_free_bytes=28 * GB)
+    outcome = fit(roomy, eight_b, "--ctx", "8192", "--json")
+    found = told(outcome)
+    assert outcome.code == 0
+    assert found["fits"]
+    assert found.keys() >= NAMES
+    assert found["context_tokens"] == 8192
+    assert found["max_context_tokens"] > 8192
+    assert found["others_bytes"] == 4 * GB
+    assert found["weights_bytes"] >= eight_b.stat().st_size * 0.99
+    text = fit(roomy, eight_b, "--ctx", "8192").out
+    assert text.startswith("8b: fits: ")
+    assert "other processes 4.0 GB" in text
+    assert "About " in text
+
+
+def test_the_expected_rate_follows_the_bytes_of_a_token(
+    fit: Fit, eight_b: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roomy = replace(SMALL, ram_total_bytes=32 * GB, ram_free_bytes=28 * GB)
+    expected = told(fit(roomy, eight_b, "--json"))["expected_tokens_per_s"]
+    # All weights but the input embedding, 4096 x 1024 in 4.5 bits.
+    assert expected == pytest.approx(0.93 * 20 * GB / (eight_b.stat().st_size - 2.4e6), rel=0.01)
+    monkeypatch.setitem(RATES, Q4_0, 10 * GB)
+    assert told(fit(roomy, eight_b, "--json"))["expected_tokens_per_s"] == pytest.approx(
+        expected / 2, rel=0.01
+    )
+
+
+def test_a_model_that_does_not_fit_ends_with_4_and_says_what_would(fit: Fit, eight_b: Path) -> None:
+    tight = replace(SMALL, ram_free_bytes=4 * GB)
+    outcome = fit(tight, eight_b, "--ctx", "8192", "--json")
+    found = told(outcome)
+    assert outcome.code == 4
+    assert not found["fits"]
+    assert found["advice"]
+    sentences = fit(tight, eight_b, "--ctx", "8192").out
+    assert "does not fit" in sentences
+    assert all(advice in sentences for advice in found["advice"])
+
+
+def test_a_smaller_quantization_is_advised_for_the_context_that_was_asked_for(
+    fit: Fit, eight_b: Path
+) -> None:
+    tight = replace(SMALL, ram_total_bytes=8 * GB, ram_free_bytes=4 * GB)
+    advice = told(fit(tight, eight_b, "--json"))["advice"]
+    assert advice and not any("shorter --ctx" in line for line in advice)
+    long = told(fit(tight, eight_b, "--ctx", "131072", "--json"))["advice"]
+    assert long[-1].startswith("A smaller quantization of this model, such as ")
+    assert long[-1].endswith(", and a shorter --ctx.")
+
+
+def test_the_flags_reach_the_planner(fit: Fit, eight_b: Path) -> None:
+    roomy = replace(SMALL, ram_total_bytes=64 * GB, ram_free_bytes=60 * GB)
+    plain = told(fit(roomy, eight_b, "--ctx", "8192", "--json"))
+    small = told(fit(roomy, eight_b, "--ctx", "8192", "--kv-type", "q8_0", "--json"))
+    many = told(fit(roomy, eight_b, "--ctx", "8192", "--parallel", "64", "--json"))
+    assert small["kv_type"] == "q8_0"
+    assert small["kv_bytes"] < 0.6 * plain["kv_bytes"]
+    assert many["parallel"] == 64
+    assert many["overhead_bytes"] >= plain["overhead_bytes"]
+    assert fit(roomy, eight_b, "--kv-type", "q9_9").code == 2
+
+
+def test_cards_are_counted_where_the_build_uses_them(
+    fit: Fit, eight_b: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = Gpu(0, "RTX 4090", 24 * GB, 21 * GB)
+    with_card = replace(SMALL, ram_total_bytes=32 * GB, ram_free_bytes=28 * GB, gpus=(card,))
+    assert told(fit(with_card, eight_b, "--json"))["gpu_layers"] == 0
+    monkeypatch.setattr("localchat_llamacpp.backend.can_offload", lambda: True)
+    found = told(fit(with_card, eight_b, "--json"))
+    assert found["gpu_layers"] == found["layers"] == 33
+    assert found["memory_bytes"] == (32 + 24) * GB
+    assert found["others_bytes"] == (4 + 3) * GB
+
+
+def test_the_users_limits_reach_the_planner(
+    fit: Fit, eight_b: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localchat_llamacpp.backend.can_offload", lambda: True)
+    card = Gpu(0, "RTX 4090", 24 * GB, 23 * GB)
+    roomy = replace(SMALL, ram_total_bytes=64 * GB, ram_free_bytes=60 * GB, gpus=(card,))
+    free = told(fit(roomy, eight_b, "--ctx", "8192", "--json"))
+    part = told(fit(roomy, eight_b, "--ctx", "8192", "--vram-gb", "4", "--json"))
+    assert free["gpu_layers"] == 33 and 0 < part["gpu_layers"] < 33
+    assert part["gpu_bytes"] <= part["gpu_free_bytes"] == 4 * GB
+    monkeypatch.setenv("LOCALCHAT_VRAM_GB", "4")
+    assert told(fit(roomy, eight_b, "--ctx", "8192", "--json")) == part
+    whole = fit(roomy, eight_b, "--ctx", "8192", "--gpu-layers", "all", "--json")
+    assert whole.code == 4
+    assert told(whole)["advice"][0].startswith("--vram-gb ")
+    for wrong in ("0", "-1", "nan", "inf", "1e400", "8GB"):
+        assert fit(roomy, eight_b, "--vram-gb", wrong).code == 2
+
+
+def test_a_limit_on_the_cache_bounds_the_context(fit: Fit, eight_b: Path) -> None:
+    roomy = replace(SMALL, ram_total_bytes=64 * GB, ram_free_bytes=60 * GB)
+    found = told(fit(roomy, eight_b, "--kv-gb", "0.5", "--json"))
+    assert found["fits"] and found["kv_bytes"] <= GB / 2
+    outcome = fit(roomy, eight_b, "--ctx", "32768", "--kv-gb", "0.5", "--json")
+    found = told(outcome)
+    assert outcome.code == 4 and "--kv-gb allows 500 MB" in found["missing"]
+    enough = found["advice"][0].partition(":")[0].split()
+    assert enough[0] == "--kv-gb"
+    assert not any("smaller" in line.lower() for line in found["advice"])
+    assert fit(roomy, eight_b, "--ctx", "32768", *enough).code == 0
+
+
+def test_ram_for_parked_prefixes_that_is_not_there_is_said_to_be_the_trouble(
+    fit: Fit, eight_b: Path
+) -> None:
+    roomy = replace(SMALL, ram_total_bytes=16 * GB, ram_free_bytes=14 * GB)
+    outcome = fit(roomy, eight_b, "--ctx", "8192", "--cache-ram", "20000", "--json")
+    found = told(outcome)
+    assert outcome.code == 4
+    assert "--cache-ram keeps 21.0 GB" in found["missing"]
+    flag, value = found["advice"][0].partition(":")[0].split()
+    assert flag == "--cache-ram" and "smaller" not in " ".join(found["advice"])
+    assert fit(roomy, eight_b, "--ctx", "8192", flag, value).code == 0
+
+
+def test_random_weights_are_judged_without_files(fit: Fit, tmp_path: Path) -> None:
+    folder = tmp_path / "shape"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(QWEN25))
+    assert fit(SMALL, folder).code != 0
+    outcome = fit(SMALL, folder, "--dummy-weights", "--json")
+    assert outcome.code == 4
+    assert told(outcome)["weights_bytes"] == pytest.approx(15.2 * GB, rel=0.01)
+
+
+def test_a_file_that_cannot_be_run_is_refused(fit: Fit, tmp_path: Path) -> None:
+    extra = {"tokenizer.ggml.model": "none"}
+    path = llama(replace(EIGHT_B, layers=1, extra=extra)).sparse(tmp_path / "m.gguf")
+    outcome = fit(SMALL, path)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert "no vocabulary" in outcome.err
+
+
+def test_the_bar_shares_its_cells_by_bytes() -> None:
+    drawn, mine, others = bar(PLAN, 16 * GB, 4 * GB, width=16)
+    assert drawn == "[████▓▓▒░╱╱╱╱--··] 16.0 GB"
+    assert "weights 4.0 GB" in mine
+    assert "other processes 4.0 GB" in others
+    assert "kept free 2.0 GB" in others
+
+
+def test_the_bar_shows_where_the_memory_ends() -> None:
+    tight = replace(PLAN, free_bytes=4 * GB, fits=False)
+    drawn, _, _ = bar(tight, 8 * GB, 4 * GB, width=12)
+    assert drawn == "[████▓▓▒░|╱╱╱╱] 8.0 GB"
+
+
+def test_the_bar_fits_a_narrow_terminal(
+    screen: Callable[..., Screen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for columns, cells in (("40", 28), ("10", 16), ("200", 60)):
+        monkeypatch.setenv("COLUMNS", columns)
+        code, shown = screen("hello", "fit", "guide", "--ctx", "512").finish()
+        assert code == 0
+        drawn = shown.splitlines()[1]
+        assert drawn.index("]") - drawn.index("[") - 1 == cells

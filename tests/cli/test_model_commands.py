@@ -1,0 +1,357 @@
+"""list, show, cp, rm and import, on models of this machine and of other programs."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localchat.config.paths import find_paths
+from localchat.models.hub.manifest import Manifest, PulledFile, record
+from tests.support.cli_program import SCENARIOS, ScriptedDoor
+from tests.support.external_stores import Hub, Ollama, gguf
+from tests.support.gguf_files import write_split
+from tests.support.terminal_screen import Call, Outcome, Screen
+
+OLLAMA = "registry.ollama.ai/library"
+Verb = Callable[..., Outcome]
+
+
+@pytest.fixture
+def home() -> Path:
+    return Path(os.environ["HOME"])
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Path:
+    """The models folder."""
+    folder = find_paths(os.environ).models_dir
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def verb(call: Call) -> Verb:
+    def called(*args: str | Path, **how: Any) -> Outcome:
+        return call(SCENARIOS["hello"], *args, named=False, **how)
+
+    return called
+
+
+def rows(verb: Verb) -> dict[str, Any]:
+    code, out, _ = verb("list", "--json")
+    assert code == 0
+    return {row["name"]: row for row in json.loads(out)}
+
+
+# ---------------------------------------------------------------------------- list
+
+
+def test_list_names_every_origin(verb: Verb, shelf: Path, home: Path, tmp_path: Path) -> None:
+    gguf(shelf / "mine.gguf")
+    Ollama(home / ".ollama/models").model(f"{OLLAMA}/qwen2.5/7b", gguf(tmp_path / "a.gguf", 2))
+    gguf(home / ".lmstudio/models/pub/repo/m-Q4_0.gguf", 3)
+    found = rows(verb)
+    assert {name: row["origin"] for name, row in found.items()} == {
+        "guide": "built in",
+        "mine": "models folder",
+        "ollama/qwen2.5:7b": "Ollama",
+        "lmstudio/repo/m-Q4_0": "LM Studio",
+    }
+    assert found["mine"]["context_tokens"] == 512
+    assert found["mine"]["quantization"] == "F16"
+    assert found["mine"]["size_bytes"] == (shelf / "mine.gguf").stat().st_size
+    code, out, err = verb("ls")
+    assert (code, err) == (0, "")
+    assert "ollama/qwen2.5:7b" in out
+    assert out.splitlines()[0].split() == ["NAME", "SIZE", "QUANT", "CONTEXT", "ORIGIN"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "told"),
+    [
+        ({"general__architecture": "gptoss", "gptoss__block_count": 2}, "context_length"),
+        ({"general__type": "adapter"}, "adapter"),
+        ({"tokenizer__ggml__model": "none"}, "no vocabulary"),
+    ],
+)
+def test_list_says_why_a_file_cannot_be_run(
+    extra: dict[str, Any], told: str, verb: Verb, shelf: Path
+) -> None:
+    gguf(shelf / "odd.gguf", **extra)
+    row = rows(verb)["odd"]
+    assert not row["usable"]
+    assert told in row["reason"]
+    assert "odd:" in verb("list").out.partition("cannot be run:")[2]
+
+
+def test_an_architecture_that_this_llama_cpp_does_not_know_is_told(verb: Verb, shelf: Path) -> None:
+    ours = ("block_count", "context_length", "embedding_length", "attention.head_count")
+    extra: dict[str, Any] = {f"gptoss__{key.replace('.', '__')}": 2 for key in ours}
+    gguf(shelf / "odd.gguf", general__architecture="gptoss", **extra)
+    assert "does not know its architecture, gptoss" in rows(verb)["odd"]["reason"]
+
+
+def test_a_name_cannot_move_the_cursor(
+    verb: Verb, shelf: Path, screen: Callable[..., Screen]
+) -> None:
+    gguf(shelf / "a\x1b[2Jb.gguf")
+    shown = screen("hello", "list")
+    code, text = shown.finish()
+    assert code == 0
+    assert "\x1b[2J" not in text
+    assert "a\u241b[2Jb" in text
+
+
+# ---------------------------------------------------------------------------- show
+
+
+def test_show_tells_facts_and_limits(verb: Verb, shelf: Path) -> None:
+    gguf(shelf / "m.gguf", architecture="gemma3", general__license="gemma")
+    gguf(shelf / "state.gguf", architecture="mamba")
+    seen = json.loads(verb("show", "m", "--json").out)
+    assert (seen["licence"], seen["architecture"], seen["context_tokens"]) == (
+        "gemma",
+        "gemma3",
+        512,
+    )
+    # Two layers, both with a window of 64 tokens: nothing grows but what sees everything.
+    assert seen["kv_bytes_per_token"] == 0
+    assert any("64 tokens" in sentence for sentence in seen["can"])
+    assert any("tools" in sentence for sentence in seen["cannot"])
+    state = json.loads(verb("show", "state", "--json").out)
+    assert state["state_bytes"] > 0
+    assert any("no speculation" in sentence for sentence in state["cannot"])
+    text = verb("show", "m").out
+    for part in ("licence      gemma", "quantization F16", "origin       models folder"):
+        assert part in text
+
+
+def test_show_template_prints_it_alone(verb: Verb, shelf: Path) -> None:
+    gguf(shelf / "m.gguf", tokenizer__chat_template="{{ tools }}\nsecond line")
+    gguf(shelf / "bare.gguf", tokenizer__chat_template=" ")
+    assert verb("show", "m", "--template").out == "{{ tools }}\nsecond line\n"
+    assert any(
+        "tools" in sentence for sentence in json.loads(verb("show", "m", "--json").out)["can"]
+    )
+    code, out, err = verb("show", "bare", "--template")
+    assert (code, out) == (1, "")
+    assert "no chat template" in err
+
+
+def test_show_of_what_is_not_here_ends_with_3(verb: Verb) -> None:
+    code, out, err = verb("show", "nothing-here")
+    assert (code, out) == (3, "")
+    assert "nothing-here" in err
+
+
+# ---------------------------------------------------------------------------- cp
+
+
+def test_an_alias_runs_lists_and_leaves(call: Call, verb: Verb, home: Path, tmp_path: Path) -> None:
+    blob = Ollama(home / ".ollama/models").model(f"{OLLAMA}/qwen2.5/7b", gguf(tmp_path / "a.gguf"))
+    assert verb("cp", "ollama/qwen2.5:7b", "fast").code == 0
+    assert verb("cp", "fast", "faster").code == 0
+    door = ScriptedDoor(SCENARIOS["hello"])
+    assert call(door, "run", "faster", "hi", named=False).code == 0
+    assert door.options[0].model == blob
+    assert rows(verb)["faster"]["alias_of"] == "ollama/qwen2.5:7b"
+    assert verb("rm", "fast", "-y").code == 0
+    assert "fast" not in rows(verb)
+    assert blob.exists()
+
+
+@pytest.mark.parametrize("name", ["a/b", "../x", "guide", "ollama", "-x", "x.gguf", ""])
+def test_a_name_that_means_something_else_is_refused(name: str, verb: Verb, shelf: Path) -> None:
+    gguf(shelf / "m.gguf")
+    assert verb("cp", "m", "--", name).code == 2
+
+
+def test_an_alias_does_not_hide_a_model(verb: Verb, shelf: Path) -> None:
+    gguf(shelf / "m.gguf")
+    gguf(shelf / "n.gguf", 2)
+    code, _, err = verb("cp", "m", "n")
+    assert code == 2
+    assert "n already" in err
+
+
+# ---------------------------------------------------------------------------- rm
+
+
+def test_rm_frees_what_it_says(verb: Verb, shelf: Path) -> None:
+    path = gguf(shelf / "m.gguf")
+    size = path.stat().st_size
+    code, out, _ = verb("rm", "m", "-y", "--json")
+    assert code == 0
+    assert json.loads(out)["freed_bytes"] == size
+    assert not path.exists()
+    assert shelf.is_dir()
+
+
+def test_rm_without_a_terminal_wants_yes(verb: Verb, shelf: Path) -> None:
+    path = gguf(shelf / "m.gguf")
+    code, _, err = verb("rm", "m")
+    assert code == 2
+    assert "--yes" in err
+    assert path.exists()
+
+
+def test_a_pulled_model_leaves_what_its_neighbour_needs(verb: Verb, shelf: Path) -> None:
+    folder = shelf / "org/repo"
+    for seed, name in enumerate(("one", "two")):
+        path = gguf(folder / f"{name}.gguf", seed)
+        files = [path, folder / "config.json"]
+        files[1].write_text("{}")
+        pulled = tuple(
+            PulledFile(path=file.name, size=file.stat().st_size, sha256="0" * 64) for file in files
+        )
+        about = {"repository": "org/repo", "revision": "aaa", "quantization": "Q4_K_M"}
+        record(
+            folder,
+            Manifest(name=f"{name}:1b-q4_k_m", format="gguf", files=pulled, pulled_at="", **about),
+        )
+    assert rows(verb)["one:1b-q4_k_m"]["origin"] == "org/repo"
+    assert verb("rm", "one:1b-q4_k_m", "-y").code == 0
+    assert set(rows(verb)) == {"guide", "two:1b-q4_k_m"}
+    assert (folder / "config.json").exists()
+    assert verb("rm", "two:1b-q4_k_m", "-y").code == 0
+    assert list(shelf.iterdir()) == []
+
+
+@pytest.mark.parametrize("gone", ["qwen2.5:7b-q8_0", "hf.co/a/b:Q8_0"])
+def test_rm_of_one_of_two_names_takes_that_name(verb: Verb, shelf: Path, gone: str) -> None:
+    folder = shelf / "a/b"
+    size = gguf(folder / "x.gguf").stat().st_size
+    pulled = (PulledFile(path="x.gguf", size=size, sha256="0" * 64),)
+    names = ("hf.co/a/b:Q8_0", "qwen2.5:7b-q8_0")
+    for name in names:
+        about = {"repository": "Qwen/Qwen2.5-7B-Instruct-GGUF", "revision": "r"}
+        record(
+            folder,
+            Manifest(
+                name=name, quantization="Q8_0", format="gguf", files=pulled, pulled_at="", **about
+            ),
+        )
+    assert json.loads(verb("show", gone.lower(), "--json").out)["name"] == gone
+    code, _, err = verb("rm", gone, "-y")
+    assert code == 0 and "another name of it stays" in err
+    assert set(names) - rows(verb).keys() == {gone}
+    assert (folder / "x.gguf").is_file()
+
+
+@pytest.mark.parametrize(("answer", "there"), [("n\n", True), ("y\n", False)])
+def test_rm_asks_on_a_terminal(
+    answer: str, there: bool, shelf: Path, screen: Callable[..., Screen]
+) -> None:
+    path = gguf(shelf / "m.gguf")
+    shown = screen("hello", "rm", "m")
+    shown.wait_for("Remove?")
+    shown.press(answer)
+    shown.finish()
+    assert path.exists() == there
+
+
+@pytest.mark.parametrize("word", ["ollama/qwen2.5:7b", "hf/org/repo", "lmstudio/repo/m", "guide"])
+def test_rm_touches_nothing_of_others(word: str, verb: Verb, home: Path, tmp_path: Path) -> None:
+    Ollama(home / ".ollama/models").model(f"{OLLAMA}/qwen2.5/7b", gguf(tmp_path / "a.gguf"))
+    Hub(home / ".cache/huggingface/hub")
+    hub = Hub(Path(os.environ["XDG_CACHE_HOME"]) / "huggingface/hub")
+    hub.file("org/repo", "aaa", "m-Q8_0.gguf", gguf(tmp_path / "b.gguf", 2))
+    gguf(home / ".lmstudio/models/pub/repo/m.gguf", 3)
+    before = sorted(path for path in home.rglob("*"))
+    assert verb("rm", word, "-y").code == 2
+    assert sorted(path for path in home.rglob("*")) == before
+
+
+def test_rm_force_takes_ollamas_file_when_no_other_name_needs_it(
+    verb: Verb, home: Path, tmp_path: Path
+) -> None:
+    cabinet, source = Ollama(home / ".ollama/models"), gguf(tmp_path / "a.gguf")
+    blob = cabinet.model(f"{OLLAMA}/m/one", source)
+    cabinet.model(f"{OLLAMA}/m/two", source)
+    code, _, err = verb("rm", "ollama/m:one", "--force", "-y")
+    assert code == 0
+    assert "another name of it stays" in err
+    assert blob.exists()
+    assert set(rows(verb)) == {"guide", "ollama/m:two"}
+    verb("rm", "ollama/m:two", "--force", "-y")
+    assert not blob.exists()
+
+
+def test_rm_force_takes_every_link_of_the_hub_cache(verb: Verb, tmp_path: Path) -> None:
+    hub = Hub(Path(os.environ["XDG_CACHE_HOME"]) / "huggingface/hub")
+    source = gguf(tmp_path / "a.gguf")
+    links = [hub.file("org/repo", revision, "m-Q8_0.gguf", source) for revision in ("aaa", "bbb")]
+    blob = links[0].resolve()
+    size = blob.stat().st_size
+    freed = json.loads(verb("rm", "hf/org/repo:Q8_0", "--force", "-y", "--json").out)["freed_bytes"]
+    assert freed == size
+    assert not blob.exists()
+    assert not any(link.is_symlink() for link in links)
+
+
+def test_rm_of_a_path_outside_the_models_folder_is_refused(verb: Verb, tmp_path: Path) -> None:
+    path = gguf(tmp_path / "else/m.gguf")
+    assert verb("rm", path, "-y").code == 2
+    assert path.exists()
+
+
+# ---------------------------------------------------------------------------- import
+
+
+@pytest.mark.parametrize(
+    ("flags", "how"),
+    [((), "hard link"), (("--symlink",), "symbolic link"), (("--copy",), "copy")],
+)
+def test_import_puts_a_file_under_a_name(
+    flags: tuple[str, ...], how: str, call: Call, verb: Verb, tmp_path: Path
+) -> None:
+    source = gguf(tmp_path / "else/long-name.gguf")
+    code, out, _ = verb("import", source, "mine", "--json", *flags)
+    told = json.loads(out)
+    assert (code, told["how"]) == (0, how)
+    path = Path(told["path"])
+    assert path.samefile(source) == (how != "copy")
+    assert path.is_symlink() == (how == "symbolic link")
+    door = ScriptedDoor(SCENARIOS["hello"])
+    assert call(door, "run", "mine", "hi", named=False).code == 0
+    assert door.options[0].model == path
+    assert json.loads(verb("rm", "mine", "-y", "--json").out)["freed_bytes"] == (
+        source.stat().st_size if how == "copy" else 0
+    )
+    assert source.exists()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_import_takes_all_parts_of_a_split_model(call: Call, verb: Verb, tmp_path: Path) -> None:
+    parts = write_split(tmp_path, "big", 3)
+    assert verb("import", parts[1], "mine").code == 0
+    door = ScriptedDoor(SCENARIOS["hello"])
+    assert call(door, "run", "mine", "hi", named=False).code == 0
+    assert door.options[0].model.samefile(parts[0])
+    assert rows(verb)["mine"]["size_bytes"] == sum(part.stat().st_size for part in parts)
+
+
+def test_import_refuses_what_is_no_model_and_a_name_that_is_taken(
+    verb: Verb, shelf: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "text.gguf").write_text("hello")
+    assert verb("import", tmp_path / "text.gguf").code == 1
+    assert verb("import", tmp_path / "nothing.gguf").code == 3
+    gguf(shelf / "mine.gguf")
+    code, _, err = verb("import", gguf(tmp_path / "x.gguf", 2), "mine")
+    assert code == 2
+    assert "already" in err
+
+
+def test_a_folder_is_looked_into_until_it_is_forgotten(verb: Verb, tmp_path: Path) -> None:
+    path = gguf(tmp_path / "disk/m.gguf")
+    told = json.loads(verb("import", tmp_path / "disk", "--json").out)
+    assert told["models"] == [{"name": "folder/m", "path": str(path)}]
+    assert rows(verb)["folder/m"]["path"] == str(path)
+    assert verb("import", tmp_path / "disk", "--forget").code == 0
+    assert set(rows(verb)) == {"guide"}
+    assert verb("import", tmp_path / "disk", "--forget").code == 2
+    assert path.exists()

@@ -1,0 +1,164 @@
+"""Verbs, prompts that look like verbs, help, and how usage errors end."""
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localchat import __version__
+from localchat.cli.group import VERBS, meant
+from tests.support.cli_program import SCENARIOS, ScriptedDoor
+from tests.support.cli_questions import asked
+from tests.support.terminal_screen import Call
+
+README = Path(__file__).parents[2] / "README.md"
+NOTHING = SCENARIOS["hello"]
+
+
+def test_version_is_the_packages(call: Call) -> None:
+    assert call(NOTHING, "--version") == (0, f"localchat {__version__}\n", "")
+
+
+def test_help_names_every_verb_and_is_what_the_readme_shows(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, err = call(NOTHING, "--help")
+    assert (code, err) == (0, "")
+    assert all(f"\n  {verb} " in out for verb in VERBS)
+    assert out.strip() in README.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_overview_says_of_a_verb_what_its_own_help_says(verb: str) -> None:
+    command = import_module(VERBS[verb].module).command
+    assert command.name == verb
+    assert command.help.splitlines()[0] == VERBS[verb].about
+
+
+@pytest.mark.parametrize("word", ["rnu", "rn", "doctr", "dcotor", "confgi", "completions"])
+def test_lone_word_near_a_verb_is_refused_with_the_verb(call: Call, word: str) -> None:
+    code, out, err = call(NOTHING, word)
+    assert (code, out) == (2, "")
+    assert "did you mean" in err
+    assert f"localchat -- {word}" in err
+
+
+@pytest.mark.parametrize(
+    "args", [["hi"], ["hello"], ["why"], ["--", "rnu"], ["--", "run"], ["a run"]]
+)
+def test_other_words_are_a_prompt(call: Call, args: list[str]) -> None:
+    door = ScriptedDoor(NOTHING)
+    assert call(door, *args).code == 0
+    assert asked(door) == args[-1]
+
+
+def test_words_without_quotes_are_one_prompt(call: Call) -> None:
+    door = ScriptedDoor(NOTHING)
+    assert call(door, "what", "is", "this").code == 0
+    assert asked(door) == "what is this"
+
+
+def test_verb_behind_flags_is_a_usage_error(call: Call) -> None:
+    code, out, err = call(NOTHING, "-q", "run", "x.gguf")
+    assert (code, out) == (2, "")
+    assert "flags stand after the verb" in err
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["--remote", "box", "serve"], "localchat serve remote:box"),
+        (["--remote=box", "run", "m", "hi"], "localchat run m hi --remote box"),
+        (["-m", "two words", "show"], "localchat show 'two words'"),
+        (["--ctx", "512", "-q", "serve"], "localchat serve --ctx 512 --quiet"),
+        (["--no-attach", "serve"], "localchat serve (serve takes no --no-attach)"),
+        (["--remote", "box", "ps"], "localchat ps (ps takes no --remote)"),
+        (["--json", "ls"], "localchat ls --json"),
+        (["serve", "--remote", "box"], "localchat serve remote:NAME"),
+        (["show", "-m", "x"], "localchat show MODEL"),
+    ],
+)
+def test_flags_before_a_verb_are_refused_with_the_command_that_was_meant(
+    call: Call, args: list[str], told: str
+) -> None:
+    code, _, err = call(NOTHING, *args)
+    assert code == 2
+    assert told in err
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["--frobnicate", "hi"], "--frobnicate"),
+        (["-5 plus 3"], "stands behind --"),
+        (["run"], "MODEL"),
+        (["config", "shwo"], "shwo"),
+        (["completion", "tcsh"], "tcsh"),
+        (["-m"], "-m"),
+        ([], "nothing to ask"),
+    ],
+)
+def test_wrong_usage_ends_with_2_and_one_clear_message(
+    call: Call, args: list[str], told: str
+) -> None:
+    code, out, err = call(NOTHING, *args)
+    assert (code, out) == (2, "")
+    assert err.startswith("localchat: ")
+    assert told in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script_of_the_shell(call: Call, shell: str) -> None:
+    code, out, _ = call(NOTHING, "completion", shell)
+    assert code == 0
+    assert "_LOCALCHAT_COMPLETE" in out
+
+
+@given(st.text(max_size=12))
+def test_a_meant_verb_is_a_verb_and_verbs_mean_themselves(word: str) -> None:
+    assert meant(word) in (None, *VERBS)
+    assert all(meant(verb) == verb for verb in VERBS)
+
+
+def test_a_lone_history_or_config_shows_what_there_is(call: Call) -> None:
+    assert call(SCENARIOS["hello"], "is it kept?").code == 0
+    assert "is it kept?" in call(SCENARIOS["hello"], "history").out
+    assert call(SCENARIOS["hello"], "config").out.startswith("model ")
+
+
+def test_a_missing_choice_is_one_sentence(call: Call) -> None:
+    result = call(SCENARIOS["hello"], "completion")
+    assert result.code == 2
+    assert "Choose from: bash, zsh, fish" in result.err
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("list --nope", "localchat list --help tells more"),
+        ("history list --nope", "localchat history list --help tells more"),
+        (
+            "run tiny --nope",
+            "localchat run --help lists the flags; a prompt that begins with a dash",
+        ),
+        ("--nope", "localchat --help lists the flags; a prompt that begins with a dash"),
+    ],
+)
+def test_an_unknown_flag_names_the_help_of_its_verb(call: Call, line: str, hint: str) -> None:
+    code, out, err = call((), *line.split())
+    assert (code, out) == (2, "")
+    assert hint in err
+
+
+def test_a_verb_with_verbs_takes_the_flags_of_its_first_one(call: Call) -> None:
+    call(SCENARIOS["hello"], "is it kept?")
+    assert call((), "history", "--json").out == call((), "history", "list", "--json").out
+    assert call((), "config", "--origin").out == call((), "config", "show", "--origin").out
+    assert "search" in call((), "history", "--help").out
+    unknown = call((), "history", "--nope")
+    assert unknown.code == 2
+    assert "history list --help" in unknown.err

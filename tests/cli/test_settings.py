@@ -1,0 +1,97 @@
+"""Settings as a user meets them: who wins, what an error says, `config`."""
+
+from pathlib import Path
+
+import pytest
+
+from localchat.config.settings import KEYS, from_environment, resolve, variable
+from localchat.errors import UsageError
+from tests.support.cli_program import SCENARIOS, ScriptedDoor
+from tests.support.terminal_screen import Call
+
+
+@pytest.fixture
+def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    path = tmp_path / "mine.toml"
+    monkeypatch.setenv("LOCALCHAT_CONFIG", str(path))
+    return path
+
+
+def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(
+    call: Call, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def temperature(*args: str) -> float | None:
+        door = ScriptedDoor(SCENARIOS["hello"])
+        assert call(door, *args, "hi").code == 0
+        return door.engines[0].requests[0].sampling.temperature
+
+    assert temperature() is None
+    file.write_text('[defaults]\ntemperature = 0.1\n[models."tiny"]\ntemperature = 0.2\n')
+    assert temperature() == 0.2
+    monkeypatch.setenv("LOCALCHAT_TEMPERATURE", "0.3")
+    assert temperature() == 0.3
+    assert temperature("-o", "temperature", "0.4") == 0.4
+    assert temperature("-o", "temperature", "0.4", "--temperature", "0.5") == 0.5
+
+
+def test_a_setting_reaches_the_engine_from_the_environment(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALCHAT_CONTEXT_LENGTH", "1024")
+    monkeypatch.setenv("LOCALCHAT_KV_CACHE_TYPE", "q4_0")
+    monkeypatch.setenv("LOCALCHAT_STATS", "1")
+    door = ScriptedDoor(SCENARIOS["hello"])
+    _, _, err = call(door, "hi")
+    assert (door.options[0].context_tokens, door.options[0].kv_type) == (1024, "q4_0")
+    assert "TTFT" in err
+    assert "TTFT" not in call(SCENARIOS["hello"], "--no-stats", "hi").err
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[defaults]\ntemprature = 1\n", ("temprature", "did you mean temperature?")),
+        ("[defaults]\ntemperature = 'hot'\n", ("temperature", "'hot'", "from 0 to 10")),
+        ("[defaults]\ntop_p = 1.5\n", ("top_p", "1.5", "from 0 to 1")),
+        ("[defaults]\nkv_cache_type = 'q9'\n", ("kv_cache_type", "f16, q8_0 or q4_0")),
+        ("[defaults]\nspeculation = 'perhaps'\n", ("speculation", "true or false")),
+        ("[models.'a b']\nseed = 1.5\n", ('[models."a b"]', "seed", "whole number")),
+        ("[models.x]\nmodel = 'y'\n", ("cannot name a model",)),
+        ("[default]\nseed = 1\n", ("'default'", "[defaults]")),
+        ("defaults = 3\n", ("not a section",)),
+        ("[defaults\n", ("not TOML", "line 1")),
+    ],
+)
+def test_errors_name_the_file_the_key_and_what_is_valid(
+    call: Call, file: Path, text: str, told: tuple[str, ...]
+) -> None:
+    file.write_text(text)
+    code, out, err = call(SCENARIOS["hello"], "hi")
+    assert (code, out) == (2, "")
+    assert str(file) in err
+    assert all(word in err for word in told)
+
+
+def test_values_from_flag_and_environment_are_refused_in_the_same_words(call: Call) -> None:
+    with pytest.raises(UsageError, match="LOCALCHAT_SEED: 'x' is not a value of seed"):
+        resolve(from_environment({"LOCALCHAT_SEED": "x"}))
+    assert "--seed: 'x' is not a value of seed" in call(SCENARIOS["hello"], "--seed", "x", "q").err
+    assert "did you mean top_k" in call(SCENARIOS["hello"], "-o", "topk", "1", "q").err
+
+
+def test_config_shows_sets_and_unsets(
+    call: Call, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = SCENARIOS["hello"]
+    assert call(nothing, "config", "path", named=False).out == f"{file}\n"
+    assert call(nothing, "config", "set", "context-length", "4096", named=False).code == 0
+    assert call(nothing, "config", "set", "seed", "x", named=False).code == 2
+    monkeypatch.setenv("LOCALCHAT_SEED", "5")
+    shown = call(nothing, "config", "show", "--origin", named=False).out
+    assert f"context_length     = 4096  ({file} [defaults])" in shown
+    assert "seed               = 5  (LOCALCHAT_SEED)" in shown
+    assert '"origin":"default"' in call(nothing, "config", "show", "--origin", "--json").out
+    assert call(nothing, "config", "unset", "context-length", named=False).code == 0
+    assert "context_length     = (decided" in call(nothing, "config", "show", named=False).out
+    listed = call(nothing, "config", "keys", named=False).out
+    assert all(variable(key) in listed for key in KEYS)

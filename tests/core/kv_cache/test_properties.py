@@ -1,0 +1,185 @@
+"""Random lives of the books, beside a storage that refuses what a real cache would do wrongly."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from localchat.backend_api.interface import Capabilities
+from localchat.core.kv_cache.manager import KVCacheManager
+from localchat.core.kv_cache.paged import PagedKVCacheManager
+from localchat.core.kv_cache.slots import SlotKVCacheManager
+from tests.support.kv_cache_bench import Bench, capabilities, common
+
+TOKEN = st.integers(0, 2)
+SALT = st.sampled_from(["", "b"])
+
+
+class Life(RuleBasedStateMachine):
+    """Requests come, compute, draft, fork, are cut short, end; the pool is small."""
+
+    def book_of(self, can: Capabilities, ram: int) -> KVCacheManager:
+        raise NotImplementedError
+
+    def capabilities_of(self, size: int) -> Capabilities:
+        raise NotImplementedError
+
+    @initialize(size=st.integers(2, 8), ram=st.sampled_from([0, 150, 10_000]))
+    def begin(self, size: int, ram: int) -> None:
+        can = self.capabilities_of(size * 6)
+        self.bench = Bench(self.book_of(can, ram), can)
+        self.texts: list[list[int]] = [[0]]
+
+    def pick(self, number: int) -> int:
+        running = sorted(self.bench.running)
+        return running[number % len(running)]
+
+    @rule(
+        base=st.integers(0, 99),
+        part=st.integers(0, 30),
+        tail=st.lists(TOKEN, min_size=1, max_size=12),
+        salt=SALT,
+    )
+    def arrive(self, base: int, part: int, tail: list[int], salt: str) -> None:
+        tokens = self.texts[base % len(self.texts)][:part] + tail
+        if self.bench.book.never_fits(len(tokens) + 1):
+            return
+        seq = self.bench.admit(tokens, salt)
+        assert seq is not None or self.bench.running, "nothing runs and there is no room"
+        self.texts.append(tokens)
+
+    @precondition(lambda self: self.bench.running)
+    @rule(number=st.integers(0, 9), tokens=st.integers(1, 9), done=st.none() | st.integers(0, 9))
+    def compute(self, number: int, tokens: int, done: int | None) -> None:
+        seq = self.pick(number)
+        it = self.bench.running[seq]
+        if it.computed == len(it.known):
+            it.known.append(number % 3)
+        alone = len(self.bench.running) == 1
+        fits = not self.bench.book.never_fits(it.computed + tokens)
+        done = None if self.bench.can.rewind == "checkpoint" else done
+        assert self.bench.compute(seq, tokens, done=done) or not alone or not fits
+
+    @precondition(lambda self: self.bench.running and self.bench.can.rewind != "checkpoint")
+    @rule(number=st.integers(0, 9), drafts=st.lists(TOKEN, max_size=4), accept=st.integers(0, 4))
+    def verify(self, number: int, drafts: list[int], accept: int) -> None:
+        seq = self.pick(number)
+        it = self.bench.running[seq]
+        if it.computed == len(it.known):
+            it.known.append(number % 3)
+        self.bench.compute(seq, drafts=drafts, accept=min(accept, len(drafts)))
+        self.texts.append(list(it.known))
+
+    @precondition(lambda self: self.bench.running)
+    @rule(number=st.integers(0, 9))
+    def fork(self, number: int) -> None:
+        self.bench.fork(self.pick(number))
+
+    @precondition(lambda self: self.bench.running)
+    @rule(number=st.integers(0, 9))
+    def checkpoint(self, number: int) -> None:
+        self.bench.checkpoint(self.pick(number))
+
+    @precondition(lambda self: self.bench.running)
+    @rule(number=st.integers(0, 9), keep=st.sampled_from([True, True, False]))
+    def release(self, number: int, keep: bool) -> None:
+        self.bench.release(self.pick(number), keep=keep)
+
+    @rule()
+    def flush(self) -> None:
+        self.bench.flush()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "bench"):
+            return
+        for seq in sorted(self.bench.running):
+            self.bench.release(seq)
+        self.bench.flush()
+        assert self.bench.book.usage().live == 0
+        for _ in range(self.bench.can.max_slots):
+            assert self.bench.admit([7]) is not None
+        assert self.bench.admit([7]) is None
+
+
+class BlocksLife(Life):
+    def capabilities_of(self, size: int) -> Capabilities:
+        return capabilities(
+            kv_tokens=size // 4 * 4 + 12, context_tokens=60, block_tokens=4, max_slots=3, depth=2
+        )
+
+    def book_of(self, can: Capabilities, ram: int) -> KVCacheManager:
+        return PagedKVCacheManager(can.block_tokens, can.kv_tokens // 4, can.max_slots, "model")
+
+
+class SlotsLife(Life):
+    changes: dict[str, object]
+
+    def capabilities_of(self, size: int) -> Capabilities:
+        return capabilities(kv_tokens=size, max_slots=3, state_bytes=20, **self.changes)
+
+    def book_of(self, can: Capabilities, ram: int) -> KVCacheManager:
+        return SlotKVCacheManager(can, ram, worth_parking=3)
+
+
+KINDS: dict[str, dict[str, object]] = {
+    "any": {},
+    "any without sharing": {"share": False},
+    "sliding window": {"rewind": "last_n", "rewind_tokens": 6},
+    "sliding window without sharing": {"rewind": "last_n", "rewind_tokens": 6, "share": False},
+    "checkpoint": {"rewind": "checkpoint"},
+    "checkpoint without sharing": {"rewind": "checkpoint", "share": False},
+}
+
+SETTINGS = settings(
+    max_examples=30,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+def test_paged_books_keep_every_text_whole_and_leak_nothing() -> None:
+    run_state_machine_as_test(BlocksLife, settings=settings(SETTINGS, max_examples=60))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_slot_books_keep_every_text_whole_and_leak_nothing(kind: str) -> None:
+    life = type("KindOfLife", (SlotsLife,), {"changes": KINDS[kind]})
+    run_state_machine_as_test(life, settings=SETTINGS)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    requests=st.lists(
+        st.tuples(st.integers(0, 9), st.integers(0, 30), st.lists(TOKEN, min_size=1, max_size=12)),
+        min_size=1,
+        max_size=10,
+    ),
+    paged=st.booleans(),
+)
+def test_with_room_for_all_the_hit_is_the_longest_prefix_to_the_token(
+    requests: list[tuple[int, int, list[int]]], paged: bool
+) -> None:
+    can = capabilities(kv_tokens=2000, context_tokens=2000, block_tokens=4 if paged else 0)
+    book = (
+        PagedKVCacheManager(4, 500, 4, "model")
+        if paged
+        else SlotKVCacheManager(can, 10**6, worth_parking=1)
+    )
+    bench = Bench(book, can)
+    texts: list[list[int]] = [[]]
+    for base, part, tail in requests:
+        tokens = texts[base % len(texts)][:part] + tail
+        longest = max(common(text, tokens[:-1]) for text in texts)
+        assert bench.match(tokens).cached == longest
+        seq = bench.admit(tokens)
+        assert seq is not None
+        assert bench.compute(seq)
+        bench.release(seq)
+        texts.append(tokens)

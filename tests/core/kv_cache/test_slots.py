@@ -1,0 +1,354 @@
+"""The books of a unified cache: in place, shared, parked, restored; what each kind of model
+allows."""
+
+import pytest
+
+from localchat.backend_api.interface import Alias, Discard, Drop, MemoryOp, Park, Restore, Truncate
+from localchat.core.kv_cache.slots import SlotKVCacheManager
+from tests.support.kv_cache_bench import Bench
+from tests.support.slot_benches import TEN, bench, start
+
+
+def run(b: Bench, tokens: list[int], salt: str = "", *, keep: bool = True) -> None:
+    """One whole sequence, computed and released."""
+    seq = start(b, tokens, salt)
+    b.checkpoint(seq)
+    b.release(seq, keep=keep)
+
+
+def since(b: Bench, before: int) -> list[MemoryOp]:
+    return b.log[before:]
+
+
+# ---------------------------------------------------------------------------- idle texts
+
+
+def test_the_next_turn_goes_on_in_place() -> None:
+    b = bench()
+    run(b, TEN)
+    assert b.book.usage().cached == 10
+    start(b, [*TEN, 10, 11])
+    assert [op for op in b.log if not isinstance(op, Drop)] == []
+    assert b.book.usage()[:3] == (12, 0, 0)
+
+
+def test_a_changed_turn_parks_the_old_one_and_is_cut_to_the_common_part() -> None:
+    b = bench()
+    run(b, TEN)
+    hit = b.match([0, 1, 2, 3, 90])
+    assert (hit.cached, hit.why_missed) == (4, "")
+    hit = b.match([0, 1, 2, 3, 90, 91])
+    assert (hit.cached, hit.why_missed) == (4, "the text differs from token 5 on")
+    before = len(b.log)
+    b.admit([0, 1, 2, 3, 90])
+    assert since(b, before) == [Park(0, 1), Truncate(0, 4)]
+    assert b.match(TEN).cached == 9
+
+
+def test_another_conversation_parks_the_idle_one_and_its_return_restores_it() -> None:
+    b = bench()
+    run(b, TEN)
+    before = len(b.log)
+    seq = start(b, [50, 51])
+    assert since(b, before)[:2] == [Park(0, 1), Drop(0)]
+    assert b.book.usage().parked == 10
+    b.release(seq)
+    before = len(b.log)
+    assert b.match([*TEN, 10]).cached == 10
+    b.admit([*TEN, 10])
+    assert since(b, before) == [Park(0, 2), Drop(0), Restore(1, 0, 10)]
+
+
+def test_what_ends_beside_others_is_parked_at_once() -> None:
+    b = bench()
+    first = start(b, TEN)
+    start(b, [50, 51])
+    b.release(first)
+    assert b.log[-2:] == [Park(0, 1), Drop(0)]
+    assert b.book.usage().cached == 0
+
+
+def test_a_text_that_grew_takes_the_place_of_its_older_parked_self() -> None:
+    b = bench()
+    for tokens in (TEN, [50], [*TEN, 10, 11], [50]):
+        run(b, tokens)
+    assert Discard(1) in b.log
+    assert b.book.usage().parked == 12 + 1
+    assert b.match([*TEN, 10, 11, 12]).cached == 12
+
+
+def test_short_texts_are_dropped_instead_of_parked() -> None:
+    b = bench(worth=11)
+    run(b, TEN)
+    run(b, [50])
+    assert b.book.usage().parked == 0
+
+
+# ---------------------------------------------------------------------------- parking memory
+
+
+def test_parking_is_bounded_and_the_longest_unused_goes_first() -> None:
+    b = bench(ram=250, state_bytes=20)
+    for tokens in (TEN, [20 + t for t in TEN], [40 + t for t in TEN], [60]):
+        run(b, tokens)
+    assert b.book.usage().parked == 20
+    assert b.book.usage().evictions == 1
+    assert b.match(TEN).why_missed == "evicted to make room"
+    assert b.match([20 + t for t in TEN]).cached == 9
+
+
+def test_a_text_that_outgrew_the_parking_memory_leaves_its_older_self_there() -> None:
+    b = bench(ram=110)
+    for tokens in (TEN, [50], [*TEN, 10, 11], [50]):
+        run(b, tokens)
+    assert b.match([*TEN, 10, 11, 12]).cached == 10
+
+
+def test_a_branch_left_behind_never_costs_another_conversation_its_place() -> None:
+    b = bench(ram=220)
+    run(b, TEN)
+    run(b, [50 + t for t in TEN])
+    run(b, [50, 51, 52, 90])
+    assert b.book.usage().parked == 20
+    run(b, [50, 51, 52, 91])
+    assert b.match(TEN).cached == 9
+    run(b, [70 + t for t in TEN])
+    assert b.match(TEN).cached == 9
+    assert b.match([50 + t for t in TEN]).cached == 3
+
+
+def test_a_branch_left_behind_is_lost_rather_than_evict() -> None:
+    b = bench(ram=120)
+    run(b, TEN)
+    run(b, [50 + t for t in TEN])
+    run(b, [50, 51, 52, 90])
+    assert b.match(TEN).cached == 9
+    assert b.match([50 + t for t in TEN]).why_missed == "evicted to make room"
+
+
+def test_a_second_choice_is_spare_and_the_first_is_not() -> None:
+    b = bench(ram=250)
+    first = start(b, TEN)
+    second = b.fork(first)
+    assert second is not None
+    for seq in (first, second):
+        b.running[seq].known.append(20 + seq)
+        assert b.compute(seq)
+    b.release(second)
+    b.release(first)
+    run(b, [50 + t for t in TEN])
+    run(b, [70])
+    assert b.match([*TEN, 21, 1]).cached == 11
+    assert b.match([*TEN, 22, 1]).cached == 10
+
+
+def test_a_restored_text_counts_as_used_now() -> None:
+    b = bench(ram=200, worth=2)
+    for tokens in (TEN, [20 + t for t in TEN], [90]):
+        run(b, tokens)
+    run(b, TEN, keep=False)
+    run(b, [40 + t for t in TEN])
+    run(b, [91])
+    assert b.match([*TEN, 10]).cached == 10
+    assert b.match([20 + t for t in TEN]).cached == 0
+
+
+def test_growing_again_needs_only_the_room_that_the_older_self_gives_back() -> None:
+    b = bench(ram=220, worth=2)
+    for tokens in ([20 + t for t in TEN], TEN, [*TEN, 10, 11]):
+        run(b, tokens)
+        run(b, [90])
+    assert b.book.usage().parked == 22
+    assert b.match([*TEN, 10, 11, 12]).cached == 12
+
+
+def test_without_parking_memory_the_text_is_dropped_and_the_miss_says_so() -> None:
+    b = bench(ram=0)
+    run(b, TEN)
+    run(b, [50])
+    assert not [op for op in b.log if isinstance(op, Park)]
+    assert "parking in RAM is off" in b.match(TEN).why_missed
+
+
+def test_a_text_larger_than_the_parking_memory_says_so() -> None:
+    b = bench(ram=90)
+    run(b, TEN)
+    run(b, [50])
+    assert "larger than the parking memory" in b.match(TEN).why_missed
+
+
+def test_what_is_about_to_be_restored_is_not_evicted_for_what_is_parked() -> None:
+    b = bench(ram=150)
+    run(b, TEN)
+    run(b, [50 + t for t in TEN])
+    assert b.match([*TEN, 10]).cached == 10
+    start(b, [*TEN, 10])
+    assert b.book.usage().evictions == 1
+
+
+def test_a_restore_waits_for_nothing_when_there_is_no_room_for_it() -> None:
+    b = bench(kv_tokens=21)
+    run(b, TEN)
+    start(b, [50 + t for t in TEN[:9]])
+    start(b, [70])
+    assert (b.match([*TEN, 10]).cached, b.book.usage().free) == (10, 11)
+    start(b, [80])
+    assert b.match([*TEN, 10]).cached == 0
+    assert "no room now to restore it" in b.match([*TEN, 10]).why_missed
+
+
+def test_a_restore_needs_room_for_all_that_was_saved() -> None:
+    b = bench(kv_tokens=21)
+    run(b, TEN)
+    start(b, [50 + t for t in range(12)])
+    hit = b.match([*TEN[:4], 90, 91])
+    assert hit.cached == 0
+    assert "no room now to restore it" in hit.why_missed
+
+
+def test_a_short_prefix_of_a_long_parked_text_is_not_restored() -> None:
+    b = bench(kv_tokens=200, context_tokens=200)
+    run(b, list(range(101)))
+    run(b, [500])
+    assert b.match([0, 1, 900]).cached == 0
+    assert b.match([0, 1, 2, 900]).cached == 3
+
+
+# ---------------------------------------------------------------------------- sharing
+
+
+def test_a_running_prefix_is_shared_without_a_copy_and_counted_once() -> None:
+    b = bench()
+    start(b, TEN)
+    start(b, [*TEN, 10, 11])
+    assert b.log == [Alias(0, 1, 10)]
+    usage = b.book.usage()
+    assert (usage.live, usage.shared) == (12, 10)
+
+
+def test_a_shared_prefix_outlives_the_sequence_that_computed_it() -> None:
+    b = bench()
+    first = start(b, TEN)
+    start(b, [*TEN, 10])
+    b.release(first, keep=False)
+    b.flush()
+    assert b.book.usage()[:2] == (11, 0)
+
+
+def test_a_model_that_cannot_share_computes_again_and_says_why() -> None:
+    b = bench(share=False)
+    start(b, TEN)
+    hit = b.match([*TEN, 10])
+    assert hit.cached == 0
+    assert "cannot share" in hit.why_missed
+
+
+def test_a_fork_shares_and_without_sharing_copies_through_ram() -> None:
+    b = bench()
+    assert b.fork(start(b, TEN)) is not None
+    assert b.log == [Alias(0, 1, 10)]
+    b = bench(share=False, ram=0)
+    assert b.fork(start(b, TEN)) is not None
+    assert b.log == [Park(0, 1), Restore(1, 1, 10), Discard(1)]
+    b.flush()
+
+
+def test_room_is_counted_in_cells_not_in_tokens() -> None:
+    b = bench(kv_tokens=16)
+    seq = start(b, TEN)
+    for _ in range(3):
+        child = b.fork(seq) or 0
+        assert child
+    assert b.book.usage().free == 3
+    assert b.book.grow(child, 15) is None
+    assert b.book.grow(child, 14) is not None
+    assert b.book.usage().free == 0
+
+
+# ---------------------------------------------------------------------------- kinds of models
+
+
+def test_rejected_drafts_are_cut() -> None:
+    b = bench()
+    seq = b.admit([1, 2])
+    assert seq is not None
+    assert b.compute(seq, drafts=[3, 4, 5], accept=1)
+    assert b.log == [Truncate(0, 3)]
+    assert b.book.usage().live == 3
+
+
+def test_a_recurrent_model_goes_on_only_at_its_checkpoints() -> None:
+    b = bench(rewind="checkpoint", state_bytes=100)
+    seq = start(b, TEN)
+    b.checkpoint(seq)
+    b.running[seq].known.extend([10, 11])
+    b.compute(seq)
+    assert b.match([*TEN, 10, 11, 12]).cached == 10
+    b.checkpoint(seq)
+    b.release(seq)
+    run(b, [50, 51])
+    assert b.match([*TEN, 10, 11, 12]).cached == 12
+    assert b.match([*TEN, 10, 99]).cached == 10
+    assert "cannot rewind" in b.match([*TEN, 10, 99, 100]).why_missed
+    assert b.match(TEN).cached == 0
+    b.admit([*TEN, 10, 99])
+    assert b.log[-1] == Restore(1, 0, 10)
+    assert not [op for op in b.log if isinstance(op, Alias | Truncate)]
+
+
+def test_a_model_that_can_rewind_saves_no_checkpoints() -> None:
+    b = bench()
+    seq = start(b, TEN)
+    b.checkpoint(seq)
+    assert b.log == []
+
+
+# ---------------------------------------------------------------------------- salts and limits
+
+
+def test_nothing_is_found_or_told_across_salts() -> None:
+    b = bench(ram=0)
+    run(b, TEN, "mine")
+    assert b.match([*TEN, 1], "yours")[:2] == (0, "")
+    run(b, [50], "mine")
+    assert b.match([*TEN, 1], "yours")[:2] == (0, "")
+    assert b.match([*TEN, 1], "mine").why_missed
+
+
+def test_neither_running_nor_parked_texts_are_found_under_another_salt() -> None:
+    b = bench()
+    run(b, TEN, "mine")
+    start(b, [50 + t for t in TEN], "mine")
+    assert b.match([*TEN, 1], "mine").cached == 10
+    assert b.match([*TEN, 1], "yours")[:2] == (0, "")
+    assert b.match([50 + t for t in TEN], "yours")[:2] == (0, "")
+
+
+def test_never_fits_is_about_cells_and_context() -> None:
+    book = bench(kv_tokens=30, context_tokens=20).book
+    assert not book.never_fits(20)
+    assert book.never_fits(21)
+
+
+def test_an_idle_text_gives_way_when_slots_or_cells_run_out() -> None:
+    b = bench(max_slots=1, kv_tokens=12, ram=0)
+    run(b, TEN)
+    assert start(b, [50 + t for t in TEN]) is not None
+    assert b.admit([1]) is None
+
+
+def test_a_stale_hit_is_refused() -> None:
+    b = bench()
+    hit = b.match(TEN)
+    b.admit(TEN)
+    with pytest.raises(AssertionError, match="older than the last change"):
+        b.book.admit(99, TEN, hit, "")
+
+
+def test_check_finds_a_miscounted_cell() -> None:
+    b = bench()
+    start(b, TEN)
+    assert isinstance(b.book, SlotKVCacheManager)
+    b.book._cells.free -= 1
+    with pytest.raises(AssertionError, match="cells used"):
+        b.book.check()

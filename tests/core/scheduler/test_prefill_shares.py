@@ -1,0 +1,64 @@
+"""How prompts share a step: few at once, none a scrap, none left out."""
+
+import pytest
+
+from localchat.backend_api.interface import Widths
+from localchat.backend_api.scripted import hashed
+from localchat.core.scheduler.scheduler import Shares
+from tests.support.engine_core_bench import Bench, capabilities, check_told, request
+
+
+def test_of_many_prompts_the_first_end_first_and_few_go_on_at_once() -> None:
+    """Each with an equal part, all of them would end in the last step."""
+    bench = Bench(
+        capabilities(
+            max_rows=12, max_slots=12, kv_tokens=20480, max_step_tokens=512, step_target_s=1e9,
+            context_tokens=2048,
+        ),
+        hashed,
+    )  # fmt: skip
+    ids = [bench.ask(request(f"{n:03}" * 500, max_tokens=2, salt=str(n))) for n in range(10)]
+    bench.settle()
+    numbers = {bench.jobs[id_].sequences[0].number: place for place, id_ in enumerate(ids)}
+    ended: dict[int, int] = {}
+    for plan in bench.runner.steps:
+        pieces = [row for row in plan.rows if row.width > 1]
+        assert len(pieces) <= 5  # four, and what the last of them leaves
+        for row in pieces:
+            ended[numbers[row.seq]] = plan.number
+    ends = [ended[place] for place in range(len(ids))]
+    assert ends == sorted(ends)
+    assert ends[0] <= ends[-1] // 2
+    for id_ in ids:
+        check_told(bench, id_, hashed)
+
+
+def test_a_runner_that_pads_gives_no_prompt_less_than_its_smallest_width() -> None:
+    widths = Widths((64, 128), (0, 8), (64, 128))
+    bench = Bench(
+        capabilities(
+            max_rows=12, max_slots=12, kv_tokens=8192, max_step_tokens=128, step_target_s=1e9,
+            context_tokens=2048, widths=widths,
+        ),
+        hashed,
+    )  # fmt: skip
+    ids = [bench.ask(request(f"{n:03}" * 60, max_tokens=2, salt=str(n))) for n in range(10)]
+    bench.settle()
+    for id_ in ids:
+        number = bench.jobs[id_].sequences[0].number
+        rows = [row for plan in bench.runner.steps for row in plan.rows if row.seq == number]
+        pieces = [row.width for row in rows if row.width > 1]
+        assert all(piece >= 64 for piece in pieces[:-1]), pieces
+        check_told(bench, id_, hashed)
+
+
+@pytest.mark.parametrize(("left", "wanted"), [(512, 4), (128, 2), (64, 1), (10, 1)])
+def test_as_many_share_a_step_as_get_their_least_part(left: int, wanted: int) -> None:
+    shares = Shares(capabilities(max_step_tokens=4096, widths=Widths((64, 128), (0,), (64,))))
+    assert shares.at_once(left) == wanted
+    assert shares.of(left, wanted) >= min(64, left)
+
+
+def test_the_least_part_is_no_more_than_a_step() -> None:
+    assert Shares(capabilities(max_step_tokens=8)).least == 8
+    assert Shares(capabilities(max_step_tokens=512)).least == 32

@@ -1,0 +1,267 @@
+"""Grammars of answers: reasoning, tool calls and forms together, in every family's syntax; limits; endings."""
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher
+
+from localchat.backend_api.scripted import VOCAB, ScriptedTokenizer
+from localchat.chat_format import ChatFormat, chat_format
+from localchat.core.structured_output import compiler as grammar_module
+from localchat.core.structured_output.compiler import GrammarCompiler, lexicon, wanted
+from localchat.core.structured_output.matcher import GrammarMatcher
+from localchat.core.structured_output.tool_grammar import answer_grammar
+from localchat.engine.request import GenerateRequest, Grammar, Message, Messages, TextPrompt
+from localchat.errors import UsageError
+from tests.support.answer_grammars import ONE, SCHEMA, SIGNS
+from tests.support.tool_calls import NAMED, TOOLS
+
+TOKENIZER = ScriptedTokenizer()
+LEXICON = lexicon(TOKENIZER)
+GRAMMARS = GrammarCompiler(TOKENIZER)
+BARE = tuple(style for style in SIGNS if NAMED[style].form.written in ("tags", "gemma", "minimax"))
+"""Where strings stand bare: any letter is one of theirs."""
+
+
+def template(sign: str, end: str = "") -> ChatFormat:
+    said = f"{{% if tools %}}{{{{ {sign!r} }}}}{{% endif %}}"
+    return chat_format(said + "{{ messages[0].content }}" + end)
+
+
+def whole(chat: ChatFormat, text: str, grammar: Grammar | None = None, **fields: Any) -> bool:
+    """Whether a whole answer may be `text`."""
+    prompt = Messages((Message("user", "hi"),), **fields)
+    request = GenerateRequest(prompt, grammar=grammar)
+    source = answer_grammar(request, chat.render(prompt), chat, TOKENIZER)
+    assert source is not None
+    GRAMMARS.constraint(source, room=1000)
+    matcher = LLMatcher(LEXICON, source.source, log_level=0)
+    tokens = TOKENIZER.encode(text, special=True)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("style", SIGNS)
+def test_required_calls_are_written_as_the_family_writes_them(style: str) -> None:
+    chat = template(SIGNS[style])
+    assert chat.calls.name == style
+    assert whole(chat, ONE[style], tools=TOOLS, tool_choice="required")
+    assert not whole(chat, "Hello.", tools=TOOLS, tool_choice="required")
+    assert (
+        not whole(chat, ONE[style].replace("Köln", "Köln\\q"), tools=TOOLS, tool_choice="required")
+        or style in BARE
+    )
+    assert not whole(chat, ONE[style].replace("get_", "got_"), tools=TOOLS, tool_choice="required")
+
+
+@pytest.mark.parametrize("style", [style for style in SIGNS if style != "llama3"])
+def test_calls_are_one_or_several_and_of_the_tool_that_was_named(style: str) -> None:
+    chat = template(SIGNS[style])
+    assert not whole(
+        chat, ONE[style], tools=TOOLS, tool_choice="required", parallel_tool_calls=False
+    )
+    assert not whole(chat, ONE[style], tools=TOOLS, tool_choice="get_time")
+
+
+@pytest.mark.parametrize("style", SIGNS)
+def test_an_answer_of_a_form_or_calls_where_both_are_asked(style: str) -> None:
+    chat = template(SIGNS[style])
+    call = ("<|python_tag|>" if style == "llama3" else "") + ONE[style]
+    assert whole(chat, '{"a": 1}', SCHEMA, tools=TOOLS)
+    assert whole(chat, call, SCHEMA, tools=TOOLS)
+    assert not whole(chat, "Hello.", SCHEMA, tools=TOOLS)
+    assert not whole(chat, call, SCHEMA, tools=TOOLS, tool_choice="none")
+    assert not whole(chat, '{"a": 1}', SCHEMA, tools=TOOLS, tool_choice="required")
+
+
+@pytest.mark.parametrize("style", SIGNS)
+def test_strict_tools_leave_text_free_and_bind_calls(style: str) -> None:
+    chat = template(SIGNS[style])
+    tools = ({**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1])
+    assert whole(chat, "Hello, {you} <there>!\n", tools=tools)
+    assert whole(chat, ONE[style], tools=tools)
+    assert not whole(chat, ONE[style].replace("days", "nights"), tools=tools) or style not in BARE
+    if style != "llama3":
+        assert whole(chat, f"Look:\n{ONE[style]}\nDone.", tools=tools)
+
+
+def test_tools_bind_nothing_where_nobody_asks() -> None:
+    chat = template(SIGNS["hermes"])
+    prompt = Messages((Message("user", "hi"),), tools=TOOLS)
+    assert answer_grammar(GenerateRequest(prompt), chat.render(prompt), chat, TOKENIZER) is None
+    assert answer_grammar(GenerateRequest(TextPrompt("x")), None, chat, TOKENIZER) is None
+
+
+def test_a_model_may_reason_before_it_is_bound() -> None:
+    thinks = template("<think></think>")
+    assert whole(thinks, '{"a": 1}', SCHEMA)
+    assert whole(thinks, '<think>what {now}</think>\n\n{"a": 1}', SCHEMA)
+    assert not whole(thinks, "<think>what {now}</think>\n\nHello", SCHEMA)
+    assert not whole(thinks, "<think>what", SCHEMA)
+    assert not whole(template("x"), '<think>a</think>{"a": 1}', SCHEMA)
+
+
+def test_reasoning_that_the_template_opened_or_closed_is_known() -> None:
+    opened = template("", "<think>\n")
+    assert whole(opened, 'so</think>{"a": 1}', SCHEMA)
+    assert not whole(opened, '{"a": 1}', SCHEMA)
+    closed = template("", "<think>\n\n</think>\n\n")
+    assert whole(closed, '{"a": 1}', SCHEMA)
+    assert not whole(closed, '<think>so</think>{"a": 1}', SCHEMA)
+
+
+def test_tags_that_are_no_control_tokens_are_text() -> None:
+    chat = template("[THINK][/THINK]")
+    assert whole(chat, '[THINK]so[/THINK]{"a": 1}', SCHEMA)
+    assert not whole(chat, '[THINK]so{"a": 1}', SCHEMA)
+
+
+def test_an_error_names_the_tool() -> None:
+    bad = {"name": "draw", "parameters": {"type": "object", "properties": {"x": {"type": "ink"}}}}
+    chat = template(SIGNS["hermes"])
+    with pytest.raises(UsageError, match=r"the parameters of the tool 'draw' cannot be used.*ink"):
+        whole(chat, "x", tools=(*TOOLS, bad), tool_choice="required")
+
+
+def test_a_compilation_that_takes_too_long_is_refused_and_blocks_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = grammar_module._build
+    over = threading.Event()
+
+    def slow(words: Any, source: str) -> Any:
+        if "slow" in source:
+            over.wait()
+        return real(words, source)
+
+    monkeypatch.setattr(grammar_module, "_build", slow)
+    monkeypatch.setattr(grammar_module, "COMPILE_S", 0.1)
+    grammars = GrammarCompiler(TOKENIZER)
+    with pytest.raises(UsageError, match=r"the regular expression takes more than 0\.1 s"):
+        grammars.constraint(wanted(Grammar("regex", "slow")), room=9)
+    monkeypatch.setattr(grammar_module, "COMPILE_S", 90.0)
+    assert grammars.constraint(wanted(Grammar("regex", "quick")), room=9).forced is not None
+    over.set()
+
+
+def test_a_schema_may_say_how_its_json_is_written() -> None:
+    loose = Grammar("json_schema", '{"enum": [[1, 2]], "x-guidance": {"item_separator": ","}}')
+    source = wanted(loose)
+    matcher = LLMatcher(LEXICON, source.source, log_level=0)
+    assert matcher.try_consume_tokens(list(b"[1,2]")) == 5
+
+
+# ---------------------------------------------------------------------------- one choice
+
+
+def test_what_is_forced_comes_without_a_mask_and_what_is_not_is_refused() -> None:
+    one = GRAMMARS.constraint(wanted(Grammar("regex", "abc(d|e)f")), room=50)
+    said = []
+    while one.forced is not None:
+        said.append(one.forced)
+        assert one.take(one.forced)
+    assert bytes(said) == b"abc"
+    (words,) = one.masks(())
+    assert np.flatnonzero(
+        np.unpackbits(np.frombuffer(words(), np.uint8), bitorder="little")
+    ).tolist() == [ord("d"), ord("e")]
+    assert len(words()) == 4 * ((VOCAB + 31) // 32)
+    ends = []
+    for token in b"df":
+        assert one.take(token)
+        ends.append(one.ended)
+    assert ends == [False, True]
+    other = GRAMMARS.constraint(wanted(Grammar("regex", "[ab]c")), room=50)
+    assert not other.take(ord("x"))
+    assert other.error
+
+
+def test_drafts_are_cut_where_the_grammar_ends_and_leave_no_trace() -> None:
+    one = GRAMMARS.constraint(wanted(Grammar("regex", "[ab]+cd[0-9]")), room=50)
+    assert bytes(one.cut(list(b"abacd7x"))) == b"abacd7"
+    assert bytes(one.cut(list(b"abx"))) == b"ab"
+    assert bytes(one.cut(list(b"abcx"))) == b"abc"
+    masks = [words() for words in one.masks(tuple(b"abacd"))]
+    assert len(masks) == 6
+    assert one.take(ord("a"))
+    assert one.forced is None
+
+
+def test_a_text_without_end_is_forced_in_portions() -> None:
+    one = GRAMMARS.constraint(wanted(Grammar("regex", "a{1000}b")), room=2000)
+    for _ in range(1000):
+        assert one.forced == ord("a")
+        one.take(ord("a"))
+    assert one.forced == ord("b")
+
+
+# ---------------------------------------------------------------------------- bad input
+
+_KEYS = st.sampled_from(
+    ["type", "properties", "items", "enum", "anyOf", "$ref", "required", "pattern", "minimum", "x"]
+)
+_LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-9, 9),
+    st.sampled_from(["object", "array", "string", "integer", "#", "#/$defs/x", "(", "[a", "\0"]),
+)
+_VALUES = st.recursive(
+    _LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def tried(make: Callable[[], GrammarMatcher]) -> GrammarMatcher | UsageError:
+    try:
+        return make()
+    except UsageError as refused:
+        return refused
+
+
+@given(st.dictionaries(_KEYS, _VALUES, max_size=5))
+@example({"properties": {"type": None}, "required": [[]]})
+@settings(max_examples=80, deadline=None)
+def test_any_schema_binds_or_is_refused_in_words(schema: dict[str, Any]) -> None:
+    asked = Grammar("json_schema", json.dumps(schema))
+    one = tried(lambda: GRAMMARS.constraint(wanted(asked), room=60))
+    if isinstance(one, UsageError):
+        assert "the JSON schema" in one.message
+        return
+    for _ in range(20):
+        if one.ended:
+            break
+        words = np.frombuffer(one.masks(())[0](), np.uint8)
+        token = int(np.flatnonzero(np.unpackbits(words, bitorder="little"))[0])
+        if token in TOKENIZER.eog:
+            break
+        assert one.take(token), one.error
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["function", "name", "x"]), _VALUES), max_size=3))
+@settings(max_examples=60, deadline=None)
+def test_any_tools_bind_or_are_refused(tools: list[dict[str, Any]]) -> None:
+    chat = template(SIGNS["hermes"])
+    prompt = Messages((Message("user", "hi"),), tools=tuple(tools), tool_choice="required")
+
+    def bound() -> GrammarMatcher:
+        source = answer_grammar(GenerateRequest(prompt), chat.render(prompt), chat, TOKENIZER)
+        assert source is not None
+        return GRAMMARS.constraint(source, room=60)
+
+    one = tried(bound)
+    assert one.message if isinstance(one, UsageError) else not one.error
+
+
+@pytest.mark.parametrize("kind", ["lark", "regex"])
+@given(source=st.text("ab()[]{}|*+?/\\:\n\"'%@<>1, startTX", max_size=30))
+@settings(max_examples=60, deadline=None)
+def test_any_grammar_binds_or_is_refused(kind: Any, source: str) -> None:
+    one = tried(lambda: GRAMMARS.constraint(wanted(Grammar(kind, source)), room=60))
+    assert one.message if isinstance(one, UsageError) else not one.error

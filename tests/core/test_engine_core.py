@@ -1,0 +1,286 @@
+"""The loop, case by case: ends, failures, drafts, exactness, what is told."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from localchat.backend_api.interface import RowClass
+from localchat.backend_api.scripted import EOS, VOCAB, hashed
+from localchat.engine.events import Figures, Prefill, PromptLogprobs, Queued
+from localchat.errors import DoesNotFit, EngineClosed, LocalchatError
+from tests.support.engine_core_bench import (
+    Bench,
+    Told,
+    capabilities,
+    check_told,
+    copying,
+    peaked,
+    periodic,
+    request,
+)
+
+AHEAD: dict[str, Any] = {"block_tokens": 4, "depth": 2}
+CLASSES = (RowClass(1, 1), RowClass(2, 7), RowClass(8, 64))
+ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+
+
+def nothing_after(tokens: int) -> Any:
+    """Logits that are no numbers once a text has so many tokens."""
+
+    def logits(text: list[int], prompt_tokens: int) -> NDArray[np.float32]:
+        return np.full(VOCAB, np.nan, np.float32) if len(text) >= tokens else periodic(text, 0)
+
+    return logits
+
+
+@pytest.mark.parametrize("kind", [{}, AHEAD, {"block_tokens": 4}])
+@pytest.mark.parametrize("n", [1, 3])
+def test_logits_that_are_no_numbers_end_the_request_and_leave_no_prefix(
+    kind: dict[str, Any], n: int
+) -> None:
+    bench = Bench(capabilities(**kind), nothing_after(60))
+    broken = bench.say(request(ALPHABET * 2 + "a" * 5, n=n, max_tokens=30))
+    assert isinstance(broken.error, LocalchatError)
+    assert "no usable logits" in broken.error.message
+    again = bench.ask(request(ALPHABET, max_tokens=3))
+    bench.settle()
+    assert bench.told[again].text() == "abc"
+    assert bench.told[again].done.usage.cached_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("kv_types", "plain", "small"),
+    [
+        (("bf16", "fp8"), "bf16", "or fp8 KV (--kv-type fp8)"),
+        (("f32", "f16", "q8_0"), "f16", "or q8_0 KV (--kv-type q8_0)"),
+        (("f16",), "f16", ""),
+    ],
+)
+def test_hints_name_the_kv_types_that_there_are(
+    kv_types: tuple[str, ...], plain: str, small: str
+) -> None:
+    bench = Bench(capabilities(kv_type=plain, kv_types=kv_types), nothing_after(60))
+    broken = bench.say(request(ALPHABET * 2 + "a" * 5, max_tokens=30))
+    assert broken.error is not None
+    assert f"(--kv-type {plain})" in broken.error.hint
+    assert bench.loop.decisions.or_smaller_kv.strip() == small
+
+
+@pytest.mark.parametrize("kind", [{}, AHEAD])
+def test_periodic_text_is_drafted_and_the_figures_say_so(kind: dict[str, Any]) -> None:
+    bench = Bench(capabilities(**kind), periodic)
+    told = bench.say(request(ALPHABET * 3, max_tokens=100))
+    assert told.text() == (ALPHABET * 4)[:100]
+    drafts = told.done.speculation
+    assert drafts.accepted > 50
+    assert drafts.accepted <= drafts.drafted
+    assert drafts.speedup is not None and drafts.speedup > 1
+    assert drafts.off == ""
+    assert len(bench.runner.steps) < 60
+
+
+def test_no_drafts_where_they_are_not_asked_for() -> None:
+    for asked, engine in ((False, True), (True, False)):
+        bench = Bench(logits=periodic, speculation=engine)
+        told = bench.say(request(ALPHABET * 3, max_tokens=60, speculation=asked))
+        assert told.done.speculation.drafted == 0
+        assert not any(row.drafts for plan in bench.runner.steps for row in plan.rows)
+
+
+@pytest.mark.parametrize(("target_s", "most"), [(0.25, 15), (0.1, 31)])
+def test_drafts_are_as_long_as_this_kind_of_runner_takes(target_s: float, most: int) -> None:
+    bench = Bench(capabilities(step_target_s=target_s), periodic)
+    bench.say(request(ALPHABET * 3, max_tokens=200))
+    assert max(len(row.drafts) for plan in bench.runner.steps for row in plan.rows) == most
+
+
+@pytest.mark.parametrize("logits", [hashed, copying])
+def test_exact_text_does_not_depend_on_drafts_nor_on_neighbours(logits: Any) -> None:
+    can = capabilities(equal_rows=CLASSES)
+    asked = [
+        request("abab" * 5 + letter, exact=True, max_tokens=40, salt=letter, ignore_eos=True)
+        for letter in "abc"
+    ]
+    free = request("ba" * 30, max_tokens=30, ignore_eos=True)
+    alone = [Bench(can, logits).say(one).text() for one in asked]
+    plain = [Bench(can, logits, speculation=False).say(one).text() for one in asked]
+    assert alone == plain
+    together = Bench(can, logits)
+    numbers = [together.ask(one) for one in (asked[0], free, asked[1])]
+    together.turn(7)
+    numbers.append(together.ask(asked[2]))
+    together.settle()
+    assert [together.told[numbers[place]].text() for place in (0, 2, 3)] == alone
+
+
+def test_exact_text_survives_being_set_back() -> None:
+    tight = capabilities(equal_rows=CLASSES, kv_tokens=120, context_tokens=120)
+    asked = [
+        request("ab" * 10 + letter, exact=True, max_tokens=60, salt=letter, ignore_eos=True)
+        for letter in "abc"
+    ]
+    alone = [Bench(tight, hashed).say(one).text() for one in asked]
+    bench = Bench(tight, hashed)
+    numbers = [bench.ask(one) for one in asked]
+    bench.settle()
+    assert bench.loop.preemptions
+    assert [bench.told[number].text() for number in numbers] == alone
+
+
+@pytest.mark.parametrize("kind", [{}, AHEAD])
+@pytest.mark.parametrize("n", [1, 3])
+def test_no_answer_asked_ends_when_the_prompt_is_computed(kind: dict[str, Any], n: int) -> None:
+    bench = Bench(capabilities(**kind, max_step_tokens=16))
+    told = bench.say(request("ab" * 30, n=n, max_tokens=0, prompt_logprobs=1))
+    assert told.text() == ""
+    assert {one.reason for one in told.finished().values()} == {"length"}
+    assert len(told.all(PromptLogprobs)[0].tokens) == 59
+    assert told.done.usage.completion_tokens == 0
+
+
+def test_prompt_logprobs_of_a_single_token_are_told_empty() -> None:
+    told = Bench().say(request("a", prompt_logprobs=2))
+    assert told.all(PromptLogprobs) == [PromptLogprobs(())]
+
+
+@pytest.mark.parametrize("halt", [[], [1], [2, 3]])
+def test_prompt_logprobs_are_complete_and_in_order(halt: list[int]) -> None:
+    bench = Bench(capabilities(max_step_tokens=8), halt=halt)
+    told = bench.say(request("abcabcabcabcabc", prompt_logprobs=0))
+    entries = told.all(PromptLogprobs)[0].tokens
+    assert bytes(entry.token for entry in entries) == b"bcabcabcabcabc"
+
+
+def test_logprobs_are_one_for_each_token_that_is_told() -> None:
+    bench = Bench()
+    number = bench.ask(request("ab", logprobs=1, max_tokens=25, ignore_eos=True))
+    bench.settle()
+    check_told(bench, number, peaked)
+    tokens = [entry.token for entry in bench.told[number].logprobs()]
+    assert tokens == bench.jobs[number].sequences[0].tokens[2:]
+
+
+def test_second_turn_computes_only_what_is_new() -> None:
+    bench = Bench()
+    first = bench.ask(request("ab" * 40, max_tokens=10, ignore_eos=True))
+    bench.settle()
+    whole = bench.jobs[first].sequences[0].tokens
+    told = bench.say(request([*whole, 97, 98, 99]))
+    assert told.done.usage.cached_tokens == len(whole) - 1
+    other = bench.say(request([*whole, 97, 98, 99], salt="other"))
+    assert other.done.usage.cached_tokens == 0
+
+
+def test_priority_goes_before_arrival_and_equals_keep_theirs() -> None:
+    bench = Bench(capabilities(max_rows=1), periodic)
+    numbers = [
+        bench.ask(request(prompt, max_tokens=5, priority=priority))
+        for prompt, priority in (("a", 0), ("b", 0), ("c", 2), ("d", 0))
+    ]
+    bench.settle()
+    first = {plan.rows[0].seq: plan.number for plan in reversed(bench.runner.steps) if plan.rows}
+    order = sorted(numbers, key=lambda number: first[bench.jobs[number].sequences[0].number])
+    assert [numbers.index(number) for number in order] == [2, 0, 1, 3]
+    assert bench.told[numbers[3]].all(Queued)
+
+
+def test_what_can_never_fit_is_refused_and_the_rest_goes_on() -> None:
+    bench = Bench(capabilities(context_tokens=400, kv_tokens=100))
+    large, small = bench.ask(request("a" * 200)), bench.ask(request("a"))
+    growing = bench.ask(request("ab" * 40, max_tokens=None, ignore_eos=True))
+    bench.settle()
+    assert isinstance(bench.told[large].error, DoesNotFit)
+    check_told(bench, small, peaked)
+    assert isinstance(bench.told[growing].error, DoesNotFit)
+    assert bench.told[growing].text()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("kind", [{}, AHEAD])
+def test_memory_that_never_comes_back_is_one_error_for_each_request(
+    kind: dict[str, Any], exact: bool
+) -> None:
+    can = capabilities(**kind, equal_rows=CLASSES if exact else ())
+    bench = Bench(can, stumble=range(1, 1000))
+    numbers = [bench.ask(request("ab" * 20, exact=exact)) for _ in range(4)]
+    bench.settle()
+    for number in numbers:
+        assert isinstance(bench.told[number].error, DoesNotFit)
+
+
+def test_figures_are_told_at_each_phase_and_at_the_end() -> None:
+    told: Told = Bench().say(request("ab" * 50, ignore_eos=True))
+    figures = told.all(Figures)
+    assert {one.phase for one in figures} == {"prefill", "decode"}
+    assert figures[-1].completion_tokens == told.done.usage.completion_tokens == 20
+    assert told.done.timings.ttft_s is not None
+
+
+def test_cached_tokens_are_those_of_the_cache_also_after_being_set_back() -> None:
+    bench = Bench(capabilities(kv_tokens=100, context_tokens=100, max_step_tokens=8))
+    numbers = [bench.ask(request(letter * 60, max_tokens=30)) for letter in "ab"]
+    bench.settle()
+    for number in numbers:
+        check_told(bench, number, peaked)
+        assert bench.told[number].done.usage.cached_tokens == 0
+        assert {one.cached for one in bench.told[number].all(Prefill)} == {0}
+
+
+@pytest.mark.parametrize("kind", [{}, AHEAD])
+def test_stopping_fails_what_is_under_way(kind: dict[str, Any]) -> None:
+    bench = Bench(capabilities(**kind))
+    number = bench.ask(request("ab", max_tokens=50, ignore_eos=True))
+    bench.turn(4)
+    bench.loop.stop()
+    bench.loop.run()
+    assert isinstance(bench.told[number].error, EngineClosed)
+
+
+def test_nothing_is_told_of_a_cancelled_request() -> None:
+    bench = Bench(capabilities(**AHEAD))
+    number = bench.ask(request("ab", n=3, max_tokens=50, ignore_eos=True))
+    bench.turn()
+    bench.loop.cancel(number)
+    told = len(bench.told[number].events)
+    bench.settle()
+    assert len(bench.told[number].events) == told
+
+
+def test_a_long_prompt_is_taken_in_by_drafts_while_it_is_computed() -> None:
+    can = replace(capabilities(), context_tokens=40_000, kv_tokens=40_000, max_step_tokens=8192)
+    bench = Bench(can, periodic)
+    number = bench.ask(request(ALPHABET * 1200, max_tokens=40))
+    while not bench.jobs[number].completion_tokens:
+        bench.turn()
+    drafts = bench.jobs[number].sequences[0].drafts
+    assert drafts is not None
+    assert drafts.digest()
+    bench.settle()
+    assert bench.told[number].done.speculation.accepted > 20
+
+
+def test_end_token_is_an_end_unless_it_is_ignored() -> None:
+    def ending(text: list[int], prompt_tokens: int) -> NDArray[np.float32]:
+        logits = periodic(text, 0) if text[-1] < 256 else np.zeros(VOCAB, np.float32)
+        logits[EOS] = 50 if len(text) == 5 else 0
+        return logits
+
+    assert Bench(logits=ending).say(request("abc")).text() == "de"
+    told = Bench(logits=ending).say(request("abc", max_tokens=3, ignore_eos=True, logprobs=0))
+    assert told.text() == "de"
+    assert [entry.token for entry in told.logprobs()] == [100, 101, EOS]
+
+
+def test_a_prompt_comes_on_while_others_take_the_whole_budget() -> None:
+    """Steps that seem dear leave 32 tokens: as many as write already."""
+    can = capabilities(max_rows=40, max_slots=40, kv_tokens=40_000, step_target_s=1e-9)
+    bench = Bench(can, hashed)
+    for letter in range(34):
+        bench.ask(request(chr(97 + letter % 26) * 3, max_tokens=400, ignore_eos=True))
+    bench.turn(40)
+    late = bench.ask(request("z" * 200, max_tokens=2))
+    bench.turn(30)
+    assert bench.told[late].text()

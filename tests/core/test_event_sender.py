@@ -1,0 +1,168 @@
+"""What waits to be told together, and what does not: nothing is lost, nothing overtakes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localchat.core.event_sender import EventSender
+from localchat.core.kv_cache.manager import Usage
+from localchat.core.sequence import RequestState, Sequence
+from localchat.engine.events import Done, Event, Figures, Finished, Text, ToolCall
+from localchat.errors import EngineClosed
+from tests.support.engine_core_bench import Bench, capabilities, peaked, periodic, request
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+FOR_EVER = 1e9
+AHEAD: dict[str, Any] = {"block_tokens": 4, "depth": 2}
+
+
+class Ear:
+    """A telling, and the frames that came of it."""
+
+    def __init__(self, together_s: float = 0.015) -> None:
+        self.frames: list[list[Event]] = []
+        self.telling = EventSender(
+            lambda items: self.frames.append([event for _, event in items]),
+            lambda id_, error: None,
+            lambda: Usage(0, 0, 0, 0, 0, 0, 0),
+            "",
+            together_s,
+        )
+        bench = Bench(logits=periodic)
+        self.job: RequestState = bench.jobs[bench.ask(request("ab", max_tokens=1000))]
+        self.sequence: Sequence = self.job.sequences[0]
+
+    def token(self, number: int, now_s: float, next_s: float, event: Event | None = None) -> None:
+        """A turn that says the `number`th token of the text."""
+        self.sequence.tokens[2:] = [97] * number
+        self.telling.text(self.sequence, [event or Text(0, f"{number} ")], now_s)
+        self.telling.turned(now_s, next_s)
+
+
+def test_steps_of_a_slow_model_are_told_one_by_one() -> None:
+    ear = Ear()
+    for number in range(100, 120):
+        ear.token(number, number * 0.01, 0.01)
+    assert [len(frame) for frame in ear.frames] == [1] * 20
+
+
+def test_fast_steps_are_told_together_within_the_time() -> None:
+    ear = Ear()
+    for number in range(100, 148):
+        ear.token(number, number * 0.001, 0.001)
+    assert {len(frame) for frame in ear.frames[1:]} == {15}
+    assert [event.text for frame in ear.frames for event in frame if isinstance(event, Text)] == [
+        f"{number} " for number in range(100, 100 + sum(map(len, ear.frames)))
+    ]
+
+
+def test_first_words_never_wait() -> None:
+    ear = Ear()
+    for number in range(1, 12):
+        ear.token(number, number * 0.001, 0.001)
+    assert [len(frame) for frame in ear.frames] == [1] * 8
+
+
+@pytest.mark.parametrize("next_s", [0.2, float("inf")])
+def test_what_waits_is_told_before_a_long_step(next_s: float) -> None:
+    ear = Ear()
+    ear.token(100, 1.0, 0.001)
+    ear.token(101, 1.001, 0.001)
+    ear.token(102, 1.002, next_s)
+    assert [len(frame) for frame in ear.frames] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "tell",
+    [
+        lambda ear: ear.token(102, 1.002, 0.001, ToolCall(0, 0, "id", "name")),
+        lambda ear: ear.telling.queued(ear.job, 3),
+        lambda ear: ear.telling.prefill(ear.job, 2),
+        lambda ear: ear.telling.finished(ear.sequence, "stop", ""),
+        lambda ear: ear.telling.done(ear.job, Usage(0, 0, 0, 0, 0, 0, 0), 1.002),
+        lambda ear: ear.telling.figures(ear.job, 1, 0, 1.002),
+    ],
+)
+def test_what_does_not_wait_takes_along_what_waited(tell: Callable[[Ear], None]) -> None:
+    ear = Ear()
+    ear.token(100, 1.0, 0.001)
+    ear.token(101, 1.001, 0.001)
+    tell(ear)
+    ear.telling.turned(1.002, 0.001)
+    assert [len(frame) for frame in ear.frames] == [1, 2]
+    assert ear.frames[1][0] == Text(0, "101 ")
+
+
+def test_figures_of_the_same_phase_wait_with_the_text() -> None:
+    ear = Ear()
+    ear.token(100, 1.0, 0.001)
+    ear.telling.figures(ear.job, 1, 0, 1.0)
+    ear.telling.turned(1.0, 0.001)
+    told = len(ear.frames)
+    ear.telling.figures(ear.job, 1, 0, 2.0)
+    ear.telling._sent_s = 2.0
+    ear.telling.turned(2.0, 0.001)
+    assert len(ear.frames) == told
+    ear.telling.flush()
+    assert isinstance(ear.frames[-1][0], Figures)
+
+
+def test_nothing_of_a_cancelled_request_is_told_afterwards() -> None:
+    bench = Bench(logits=periodic, together_s=FOR_EVER)
+    gone, stays = (
+        bench.ask(request(ALPHABET, max_tokens=60)),
+        bench.ask(request("bcd", max_tokens=60)),
+    )
+    bench.turn(40)
+    told = len(bench.told[gone].events)
+    bench.loop.cancel(gone)
+    bench.settle()
+    assert len(bench.told[gone].events) == told
+    assert bench.told[stays].text() == ((ALPHABET * 4)[4:])[:60]
+
+
+def test_a_closed_engine_tells_first_what_waited() -> None:
+    bench = Bench(logits=periodic, together_s=FOR_EVER, speculation=False)
+    id_ = bench.ask(request(ALPHABET, max_tokens=200))
+    bench.turn(60)
+    assert len(bench.told[id_].text()) < bench.jobs[id_].completion_tokens
+    bench.loop.stop()
+    bench.loop.run()
+    assert len(bench.told[id_].text()) == bench.jobs[id_].completion_tokens > 50
+    assert isinstance(bench.told[id_].error, EngineClosed)
+
+
+@pytest.mark.parametrize("kind", [{}, AHEAD])
+@given(
+    asked=st.lists(
+        st.tuples(st.integers(1, 3), st.integers(1, 60), st.booleans()), min_size=1, max_size=4
+    )
+)
+@settings(max_examples=15, deadline=None)
+def test_waiting_changes_only_how_events_are_bundled(
+    kind: dict[str, Any], asked: list[tuple[int, int, bool]]
+) -> None:
+    def events(together_s: float) -> tuple[list[list[Event]], int]:
+        bench = Bench(capabilities(**kind), peaked, together_s=together_s, speculation=False)
+        ids = [
+            bench.ask(
+                request(f"prompt {n}", n=n, max_tokens=most, seed=7, stop=("ab",) if stop else ())
+            )
+            for n, most, stop in asked
+        ]
+        bench.settle()
+        told = [bench.told[id_].events for id_ in ids]
+        return [_without_times(one) for one in told], len(bench.frames)
+
+    (at_once, frames), (together, fewer) = events(0.0), events(FOR_EVER)
+    assert together == at_once
+    assert fewer <= frames
+
+
+def _without_times(events: list[Event]) -> list[Event]:
+    assert isinstance(events[-1], Done)
+    kept = (event for event in events[:-1] if not isinstance(event, Figures))
+    return [*kept, Finished(0, "stop")]

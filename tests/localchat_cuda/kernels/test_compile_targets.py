@@ -1,0 +1,103 @@
+"""What newer architectures need compiles for every card that is meant, without a GPU, and fits its shared
+memory: windows, soft caps, heads of 256 columns, partial rotations, post-norms, GELU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SHARED_BYTES = {86: 101_376, 90: 232_448}
+"""Most that a program may take, by compute capability; 89 is as 86, and 80 has more."""
+SCRIPT = """
+import json, sys, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from localchat_cuda.kernels.attention import decode as decode_attention, prefill as prefill_attention
+from localchat_cuda.kernels import activation, permute_columns, rms_norm_post, rope
+from localchat_cuda.kernels.int4 import activations as w4_activations
+
+def compiled(kernel, types, warps, cc, **values):
+    names = kernel.arg_names
+    source = ASTSource(
+        kernel, {n: types.get(n, "constexpr") for n in names},
+        {(names.index(n),): v for n, v in values.items()},
+        {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if "*" in types.get(n, "")})
+    made = triton.compile(source, target=GPUTarget("cuda", cc, 32), options=dict(num_warps=warps))
+    return made.metadata.shared
+
+cc = int(sys.argv[1])
+pdl = cc >= 90
+index = {n: "*i32" for n in ("starts", "counts", "lengths", "slots", "tables", "tiles", "positions")}
+whole = {n: "i32" for n in ("T", "M", "width", "page_stride", "mark_stride")}
+paged = dict(q="*bf16", k="*bf16", v="*bf16", marks="*bf16", out="*bf16", sums="*fp32", peaks="*fp32",
+             masses="*fp32", scale="fp32", **index, **whole)
+found = {}
+rules = dict(WINDOW=1024, SOFT_CAP=50.0, CODED=0)
+cut = decode_attention.cut_for(256, 64)
+found["few"] = compiled(
+    decode_attention._few_kernel, paged, cut.warps, cc, H=16, J=8, D=256, D_POW2=256, P=64,
+    TILE=cut.tile, ROWS=64, ROW_BLOCKS=1, STAGES=cut.stages, ROOMY=True, PDL=pdl, **rules)
+cut = prefill_attention.cut_for(256)
+found["many"] = compiled(
+    prefill_attention._many_kernel, paged, cut.warps, cc, H=16, J=8, D=256, D_POW2=256, P=64,
+    M=cut.rows, TILE=cut.tile, STAGES=cut.stages, **rules)
+turning = dict(qkv="*fp32", bias="*bf16", table="*fp32", q_norm="*fp32", k_norm="*fp32", eps="fp32",
+               exponents="*bf16", **{**paged, **whole})
+for d, r in ((256, 256), (128, 96)):
+    found[f"rope {d} {r}"] = compiled(
+        rope._rope_kernel, turning, 1, cc, H=8, J=4, D=d, HALF=d // 2, R=r, P=64, S=4, S_POW2=4,
+        BIAS=False, NORM=d == r, HEADS=1, CODED=False, ROOMY=False, PDL=pdl)
+normed = dict(y="*fp32", source="*fp32", residual="*fp32", post="*fp32", weight="*fp32", out="*bf16",
+              sums="*fp32", squares="*fp32", factors="*fp32", ids="*i32", order="*i32", eps="fp32",
+              factor="fp32", T="i32", M="i32")
+found["post-norm"] = compiled(
+    rms_norm_post._row_kernel, normed, 8, cc, H=3840, H_POW2=4096, S=1, ROOMY=True, PDL=pdl)
+found["sums"] = compiled(
+    rms_norm_post._sums_kernel, normed, 1, cc, H=3840, S=14, ROWS=16, ROOMY=True,
+    PDL=pdl)
+for form, x in ((0, "*i8"), (2, "*fp16")):
+    found[f"feed {form}"] = compiled(
+        rms_norm_post._feed_kernel, dict(normed, x=x), 1, cc, H=3840, G_POW2=32, MQ=8, FORMAT=form,
+        ROWS=4 if form else 1, ORDER=form == 0, PDL=pdl)
+found["merge"] = compiled(
+    decode_attention._merge_kernel, dict(paged, out="*i8", factors="*fp32"), 1, cc, H=28,
+    D=128, SPLITS=4, SPLITS_POW2=4, MQ=4, FORMAT=0, ROOMY=False,
+    PDL=pdl)
+for mode, n in (("norm", 3584), ("gated", 7168)):
+    found[f"{mode} in order"] = compiled(
+        w4_activations._feed_kernel, dict(normed, x="*i8"), 1, cc, N=n, K=3584, MQ=4, S=4,
+        MODE=w4_activations._MODES[mode], FORMAT=0, ROWS=1, GELU=False, ORDER=True, PDL=pdl)
+found["gated feed"] = compiled(
+    w4_activations._feed_kernel, dict(normed, x="*i8"), 1, cc, N=30720, K=15360, MQ=4, S=1,
+    MODE=2, FORMAT=0, ROWS=1, GELU=True, ORDER=False, PDL=pdl)
+found["gated"] = compiled(
+    activation._gated_kernel, dict(gate_up="*bf16", out="*bf16", T="i32"), 4, cc, F=15360, S=2, GELU=True,
+    BLOCK=1024, ROOMY=True, PDL=pdl)
+found["gather"] = compiled(
+    permute_columns._gather_kernel, dict(x="*bf16", order="*i32", out="*bf16", T="i32"), 4, cc, K=3584,
+    ROWS=permute_columns._ROWS, BLOCK=permute_columns._BLOCK)
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("capability", sorted(SHARED_BYTES))
+def test_kernels_compile_and_fit_the_card(capability: int) -> None:
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "0",
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'backends'}",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(capability)],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) == 14
+    wide = {name: held for name, held in found.items() if held > SHARED_BYTES[capability]}
+    assert not wide, f"of {SHARED_BYTES[capability]} bytes"

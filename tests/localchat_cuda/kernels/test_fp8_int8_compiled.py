@@ -1,0 +1,97 @@
+"""What the compiler makes of products of weights of a byte, without a GPU, for every card that is meant."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SHARED_BYTES = {80: 101_376, 90: 232_448}
+"""Most that a program may take, by compute capability: 86 and 89 have the least, and run what 80 runs."""
+SCRIPT = r"""
+import json, re, sys, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from localchat_cuda.kernels.fp8_int8 import gemm_dequant as w8_dequant, gemm_fp8, gemm_small as w8_small
+from localchat_cuda.kernels.fp8_int8 import gemm_tiled as w8_tiled, gemv as w8_gemv, tiling as w8_tiling
+
+def compiled(kernel, types, warps, **values):
+    names = kernel.arg_names
+    source = ASTSource(
+        kernel, {n: types.get(n, "constexpr") for n in names},
+        {(names.index(n),): v for n, v in values.items()},
+        {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if "*" in types.get(n, "")})
+    return triton.compile(source, target=GPUTarget("cuda", cc, 32), options=dict(num_warps=warps))
+
+cc = int(sys.argv[1])
+hopper, way = cc >= 90, 2 if cc >= 89 else 1
+made = {}
+types = dict(codes="*u8", scales="*fp32", out="*fp32", M="i32", N="i32", first="i32")
+whole = dict(N=4608, K=3584, SPLITS=2, PDL=hopper)
+for x, blocks, parts, shared, weights in (
+    ("*bf16", 1, 1, True, False), ("*fp16", 2, 2, False, hopper)):
+    made[f"few {x} {shared} {weights}"] = compiled(
+        w8_small._few_kernel, dict(types, x=x), 1, PARTS=parts, BLOCKS=blocks, WARPS=1, SHARED=shared,
+        WHOLE=weights, WAY=way, **whole)
+for x, rows, shared in (("*bf16", 64, False),):
+    cut = w8_tiling.tiles_cut(rows, 4608, 3584, 132)
+    made[f"tiles {x}"] = compiled(
+        w8_tiled._tiles_kernel, dict(types, x=x), cut.warps, MP=rows, BN=16 * cut.blocks,
+        STAGES=cut.stages, SHARED=shared, WHOLE=False, WAY=way, FOUR=not hopper, **whole)
+one = w8_tiling.one_cut(4608, 3584, 132)
+made["one"] = compiled(
+    w8_gemv._one_kernel, dict(types, x="*bf16", N="constexpr"), one.warps, N=4608, K=3584, ROWS=one.rows,
+    RUN=one.run, UNROLL=one.unroll, SHARED=True, WHOLE=False, WAY=way, PDL=hopper)
+made["dequantize"] = compiled(
+    w8_dequant._dequantize_kernel, dict(types, out="*bf16"), 4, K=3584, ROWS=4, COLUMNS=1024,
+    SHARED=True, WHOLE=False, WAY=way)
+if cc >= 89:
+    pair = dict(types, x="*fp8e4nv", factors="*fp32", codes="*fp8e4nv", out="*bf16", N="constexpr")
+    made["blocks"] = compiled(
+        gemm_fp8._blocks_kernel, pair, 8, N=4608, K=3584, BM=128, BN=128, STAGES=3)
+    rows = dict(x="*bf16", codes="*u8", scales="*fp32")
+    made["rows"] = compiled(gemm_fp8._rows_kernel, rows, 4, K=3584, RUN=1024)
+ptx = made["few *bf16 True False"].asm["ptx"]
+turn = re.search(r"(\$L__BB\d+_\d+):((?:(?!\$L__BB).)*mma(?:(?!\$L__BB).)*)bra\s+\1;", ptx, re.S)[2]
+tiles = made["tiles *bf16"].asm["ttgir"]
+turns = tiles[tiles.index("scf.for"):tiles.index("scf.yield")]
+print(json.dumps(dict(
+    shared={name: one.metadata.shared for name, one in made.items()},
+    eights=[name for name, one in made.items() if "e4m3" in one.asm["ptx"]],
+    products=turn.count("mma.sync"), through=turn.count(".shared"), spread=turn.count("prmt.b32"),
+    wide=len(re.findall(r"ld\.global[^;]*\.v4\.b32", turn)),
+    dots=turns.count("ttng.warp_group_dot "), waits=turns.count("ttng.warp_group_dot_wait "))))
+"""
+
+
+def made_for(capability: int) -> dict[str, Any]:
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "0",
+        "TRITON_DEFAULT_FP_FUSION": "1",
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'backends'}",
+    }
+    command = [sys.executable, "-c", SCRIPT, str(capability)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+@pytest.mark.parametrize("capability", sorted(SHARED_BYTES))
+def test_products_compile_and_fit_the_card(capability: int) -> None:
+    found = made_for(capability)
+    assert max(found["shared"].values()) <= SHARED_BYTES[capability]
+    # the conversions and the tensor cores for FP8 begin with 8.9
+    assert bool(found["eights"]) == (capability >= 89)
+    # 128 columns of 16 features: eight products of 16, four wide loads of weights and four of x, each
+    # word spread by two permutations, nothing through shared memory
+    assert (found["products"], found["wide"], found["through"]) == (8, 8, 0)
+    assert found["spread"] == 2 * 16
+    if capability == 90:
+        assert found["dots"] == 1
+        assert found["waits"] == found["dots"]

@@ -1,0 +1,338 @@
+from itertools import product
+
+import pytest
+import torch
+
+from localchat_cuda.kernels.int4 import activations as w4_activations
+from localchat_cuda.kernels.int4 import gemm_dequant as w4_dequant
+from localchat_cuda.kernels.int4 import gemm_fp16 as w4_fp16
+from localchat_cuda.kernels.int4 import gemm_int8 as w4_int8
+from localchat_cuda.kernels.int4 import gemm_tiled as w4_tiled
+from localchat_cuda.kernels.int4 import gemm_wgmma as w4_wgmma
+from localchat_cuda.kernels.int4 import pack as w4_pack
+from localchat_cuda.kernels.int4.activations import HalfRows, Int8Rows
+from localchat_cuda.kernels.int4.pack import GROUP
+from localchat_cuda.kernels.int4.tiling import Form, TileConfig, form_for, shape_for
+from tests.support.int4_weights import CPU, relative, values, weight
+
+
+def test_packing_is_undone_exactly() -> None:
+    codes = torch.randint(0, 16, (48, 384))
+    scales, zeros = torch.rand(48, 3).half(), torch.randint(0, 16, (48, 3))
+    found = w4_pack.unpack(w4_pack.pack(codes, scales, zeros))
+    assert torch.equal(found[0], codes.to(torch.uint8))
+    assert torch.equal(found[1], scales)
+    assert torch.equal(found[2], zeros.half())
+
+
+def test_an_awq_layer_means_the_same_after_repacking() -> None:
+    codes, scales, zeros = (
+        torch.randint(0, 16, (32, 256)),
+        torch.rand(32, 2).half(),
+        torch.randint(0, 16, (32, 2)),
+    )
+    qweight, qzeros, awq_scales = w4_pack.to_awq(codes, scales, zeros)
+    assert qweight.shape == (256, 4)
+    # the layout as AutoAWQ documents it: nibble i of a word holds column (0, 2, 4, 6, 1, 3, 5,
+    # 7)[i]
+    assert int(qweight[5, 2] >> 4) & 15 == int(codes[16 + 2, 5])
+    packed = w4_pack.from_awq(qweight, qzeros, awq_scales)
+    wanted = (codes - zeros.repeat_interleave(128, 1)) * scales.float().repeat_interleave(128, 1)
+    assert torch.equal(w4_pack.dense(packed), wanted)
+
+
+def test_sorted_rows_are_the_rows() -> None:
+    w, rows = weight(64, 384), torch.randperm(64, generator=torch.Generator().manual_seed(4))
+    assert torch.equal(w4_pack.dense(w4_pack.rows_sorted(w, rows)), w4_pack.dense(w)[rows])
+
+
+def test_activations_in_another_order_are_the_same_but_for_it() -> None:
+    order = torch.randperm(256, generator=torch.Generator().manual_seed(6)).int()
+    x = values(3, 256)
+    held = [HalfRows.empty(3, 256, CPU) for _ in range(2)]
+    w4_activations.feed("plain", x[None], held[0], order=order)
+    w4_activations.feed("plain", x[:, order.long()][None].contiguous(), held[1])
+    assert torch.equal(held[0].x, held[1].x)
+    assert torch.equal(held[0].factors, held[1].factors)
+    with pytest.raises(ValueError, match="order"):
+        w4_activations.feed("plain", x[None], held[0], order=order[:128])
+
+
+def test_packing_refuses_shapes_that_do_not_divide() -> None:
+    with pytest.raises(ValueError, match="codes"):
+        w4_pack.pack(torch.zeros(24, 128), torch.zeros(24, 1), torch.zeros(24, 1))
+    with pytest.raises(ValueError, match="AWQ layer"):
+        w4_pack.from_awq(
+            torch.zeros(128, 4, dtype=torch.int32),
+            torch.zeros(2, 4, dtype=torch.int32),
+            torch.zeros(2, 32),
+        )
+
+
+@pytest.mark.parametrize(
+    ("rows", "shape"),
+    [
+        (1, TileConfig(1, 1, 1, 1)),
+        (3, TileConfig(1, 4, 1, 1)),
+        (4, TileConfig(2, 2, 1, 2)),
+        (4, TileConfig(1, 1, 2, 2)),
+        (5, TileConfig(1, 4, 1, 1)),
+        (5, TileConfig(1, 1, 2, 2)),
+        (8, TileConfig(2, 2, 1, 2)),
+    ],
+)
+def test_int8_product_is_the_reference(rows: int, shape: TileConfig) -> None:
+    w = weight(32, 640 if shape.warps == 1 else 512)
+    x = values(rows, w.features_in)
+    held = Int8Rows.empty(rows, w.features_in, CPU)
+    w4_activations.quantize(x, held)
+    out = torch.full((shape.splits, rows, 32), float("nan"))
+    w4_int8.product(held.x, held.factors, w, out, shape)
+    assert relative(out.sum(0), w4_int8.reference(held.x, held.factors, w, None, 0.0)) < 1e-5
+    assert relative(out.sum(0), x @ w4_pack.dense(w).t()) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("rows", "shape"),
+    [
+        (1, TileConfig(2, 2, 1, 2)),
+        (9, TileConfig(1, 1, 2, 2)),
+        (16, TileConfig(1, 1, 1, 1)),
+        (16, TileConfig(2, 2, 1, 2)),
+    ],
+)
+def test_fp16_product_is_the_reference(rows: int, shape: TileConfig) -> None:
+    w = weight(32, 640 if shape.warps == 1 else 512)
+    x = values(rows, w.features_in)
+    held = HalfRows.empty(rows, w.features_in, CPU)
+    w4_activations.quantize(x, held)
+    out = torch.full((shape.splits, rows, 32), float("nan"))
+    w4_fp16.product(held, w, out, shape)
+    assert relative(out.sum(0), w4_fp16.reference(held, w, None, 0.0)) < 1e-4
+    assert relative(out.sum(0), x @ w4_pack.dense(w).t()) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("rows", "shape"),
+    [
+        (1, TileConfig(1, 4, 2, 1)),
+        (17, TileConfig(2, 4, 2, 3)),
+        (33, TileConfig(1, 4, 2, 1)),
+        (65, TileConfig(2, 4, 2, 3)),
+    ],
+)
+def test_wgmma_product_is_the_reference(rows: int, shape: TileConfig) -> None:
+    w = weight(128, 384)
+    x = values(rows, w.features_in)
+    held = HalfRows.empty(rows, w.features_in, CPU, "slots")
+    w4_activations.quantize(x, held)
+    out = torch.full((shape.splits, rows, 128), float("nan"))
+    w4_wgmma.product(held, w, out, shape)
+    assert relative(out.sum(0), w4_fp16.reference(held, w, None, 0.0)) < 1e-4
+    assert relative(out.sum(0), x @ w4_pack.dense(w).t()) < 1e-3
+
+
+@pytest.mark.parametrize("form", ["int8", "fp16", "wgmma"])
+def test_every_form_applies_the_norm_of_each_row(form: Form) -> None:
+    w, rows = weight(64, 256), 3
+    x = values(rows, 256)
+    squares = x.square().view(rows, 2, 128).sum(-1)
+    wanted = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)) @ w4_pack.dense(w).t()
+    out = torch.empty(1, rows, 64)
+    if form == "int8":
+        held = Int8Rows.empty(rows, 256, CPU)
+        w4_activations.quantize(x, held)
+        w4_int8.product(
+            held.x, held.factors, w, out, TileConfig(1, 2, 1, 1), squares=squares, eps=1e-6
+        )
+    else:
+        half = HalfRows.empty(rows, 256, CPU, "slots" if form == "wgmma" else "lanes")
+        w4_activations.quantize(x, half)
+        module = w4_wgmma if form == "wgmma" else w4_fp16
+        cut = TileConfig(1, 4, 2, 1) if form == "wgmma" else TileConfig(1, 1, 1, 1)
+        module.product(half, w, out, cut, squares=squares, eps=1e-6)
+    assert relative(out[0], wanted) < 1e-3
+
+
+def test_one_outlier_costs_the_others_of_its_group_little() -> None:
+    w = weight(16, 256)
+    x = values(1, 256)
+    x[0, 7] = 300.0
+    held = Int8Rows.empty(1, 256, CPU)
+    w4_activations.quantize(x, held)
+    out = torch.empty(1, 1, 16)
+    w4_int8.product(held.x, held.factors, w, out, TileConfig(1, 1, 1, 1))
+    assert relative(out[0], x @ w4_pack.dense(w).t()) < 2e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_dequantized_weights_are_the_dense_ones(dtype: torch.dtype) -> None:
+    w = weight(64, 640)
+    out = torch.full((32, 640), float("nan"), dtype=dtype)
+    w4_dequant.dequantize(w, out, 16)
+    # Triton's interpreter cuts to bf16 where a GPU rounds: one unit in the last place
+    rtol = 0.0 if dtype == torch.float16 else 2.0**-7
+    assert torch.allclose(
+        out.float(), w4_pack.dense(w)[16:48].to(dtype).float(), rtol=rtol, atol=0.0
+    )
+
+
+def test_dense_product_is_whole_in_pieces() -> None:
+    w, x = weight(80, 256), values(5, 256).half()
+    out = torch.full((5, 80), float("nan"), dtype=torch.float16)
+    w4_dequant.product(x, w, out, torch.empty(40 * 256, dtype=torch.float16))
+    assert relative(out.float(), x.float() @ w4_pack.dense(w).t()) < 2e-3
+
+
+@pytest.mark.parametrize("mode", ["embed", "norm", "gated", "plain"])
+@pytest.mark.parametrize(
+    ("kind", "rows", "ordered"),
+    [
+        *product(["int8", "lanes", "slots"], [1, 5], [False]),
+        *product(["int8", "lanes", "slots"], [2, 5], [True]),
+        *product(["lanes", "slots"], [45], [False, True]),
+    ],
+)
+def test_feed_is_the_reference(
+    mode: w4_activations.Mode, kind: str, rows: int, ordered: bool
+) -> None:
+    k, splits = 384, 3
+    order = torch.randperm(k, generator=torch.Generator().manual_seed(5)).int() if ordered else None
+    columns = 2 * k + 16 if mode == "gated" else k + 16 if mode == "plain" else k
+    source = (
+        values(rows + 1, k)
+        if mode == "embed"
+        else values(splits * rows, columns).view(splits, rows, columns)
+    )
+    found: list[torch.Tensor] = []
+    wanted: list[torch.Tensor] = []
+    for call, held in ((w4_activations.feed, found), (w4_activations.reference, wanted)):
+        out: w4_activations.Rows = (
+            Int8Rows.empty(rows, k, CPU)
+            if kind == "int8"
+            else HalfRows.empty(rows, k, CPU, "lanes" if kind == "lanes" else "slots")
+        )
+        residual, squares = values(rows, k) + 1, torch.full((rows, 3), float("nan"))
+        ids = torch.arange(rows) + 1 if mode == "embed" else None
+        call(
+            mode, source, out, ids=ids, residual=residual, weight=values(1, k)[0], squares=squares,
+            order=order,
+        )  # fmt: skip
+        held += [out.x.float(), out.factors, residual]
+        if mode in ("embed", "norm"):
+            held.append(squares.sum(1))  # by which columns is nobody's business
+    # a step's rounding may differ by one unit of the low byte where a value lies between two
+    assert float((found[0] - wanted[0]).abs().max()) <= (1.0 if kind == "int8" else 1e-2)
+    for one, other in zip(found[1:], wanted[1:], strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("mode", ["embed", "norm", "gated"])
+def test_feeding_many_rows_ends_with_the_last_one(mode: w4_activations.Mode) -> None:
+    """Programs take several rows each; what lies behind the rows of a step belongs to others."""
+    rows, more, k = 45, 64, 256
+    source = values(50, k) if mode == "embed" else values(rows, 2 * k)[None]
+    source = source[:, :, :k].contiguous() if mode == "norm" else source
+    half = torch.full((more, k), 7.0, dtype=torch.float16)
+    factors = torch.full((2, k // GROUP, more), 7.0)
+    residual, squares = torch.full((more, k), 7.0), torch.full((more, k // GROUP), 7.0)
+    w4_activations.feed(
+        mode, source, HalfRows(half[:rows], factors, "slots"),
+        ids=torch.arange(rows) if mode == "embed" else None, residual=residual[:rows],
+        weight=values(1, k)[0], squares=squares[:rows],
+    )  # fmt: skip
+    for held in (half, residual, squares, factors.permute(2, 0, 1)):
+        assert bool((held[rows:] == 7).all())
+    assert bool((half[:rows] != 7).any(1).all())
+
+
+@pytest.mark.parametrize(
+    ("n", "k"), [(1152, 896), (896, 4864), (6144, 4096), (28672, 4096), (4096, 14336), (64, 128)]
+)
+@pytest.mark.parametrize("rows", [1, 8, 16, 32])
+def test_the_plan_finds_a_cut_for_every_shape(n: int, k: int, rows: int) -> None:
+    form = form_for(rows)
+    shape_for(form, rows, n, k, 132).check(n, k, wide=form == "wgmma")
+
+
+def test_rows_choose_the_form() -> None:
+    rows = (1, 8, 9, 16, 17, 32, 33, 1024, 1025)
+    wanted = ["int8"] * 2 + ["fp16"] * 2 + ["wgmma"] * 2 + ["many"] * 2 + ["dense"]
+    assert [form_for(m) for m in rows] == wanted
+    with pytest.raises(ValueError, match="more than the int8 form takes"):
+        shape_for("int8", 9, 64, 128, 132)
+
+
+def test_rows_of_a_class_share_their_cut() -> None:
+    for rows in (1, 2, 3):
+        assert shape_for("int8", rows, 4608, 3584, 132) == shape_for("int8", 4, 4608, 3584, 132)
+
+
+def test_wrong_arguments_are_named() -> None:
+    w = weight(32, 256)
+    held = Int8Rows.empty(1, 256, CPU)
+    with pytest.raises(ValueError, match="out"):
+        w4_int8.product(held.x, held.factors, w, torch.empty(2, 1, 32), TileConfig(1, 1, 1, 1))
+    with pytest.raises(ValueError, match="factors"):
+        w4_int8.product(held.x, held.factors[:1], w, torch.empty(1, 1, 32), TileConfig(1, 1, 1, 1))
+    with pytest.raises(ValueError, match="shape"):
+        w4_int8.product(held.x, held.factors, w, torch.empty(3, 1, 32), TileConfig(1, 1, 1, 3))
+
+
+@pytest.mark.parametrize(
+    ("rows", "tile", "shape"),
+    [
+        (1, 16, TileConfig(2, 4, 2, 3)),
+        (17, 16, TileConfig(1, 4, 2, 1)),
+        (40, 64, TileConfig(2, 4, 2, 3)),
+    ],
+)
+def test_many_product_is_the_reference(rows: int, tile: int, shape: TileConfig) -> None:
+    w = weight(128, 384)
+    x = values(rows, w.features_in)
+    held = HalfRows.empty(rows, w.features_in, CPU, "slots")
+    w4_activations.quantize(x, held)
+    out = torch.full((shape.splits, rows, 128), float("nan"))
+    squares = x.square().view(rows, 3, 128).sum(-1)
+    w4_tiled.product(held, w, out, w4_tiled.TiledGemmConfig(shape, tile), squares=squares, eps=1e-6)
+    assert relative(out.sum(0), w4_fp16.reference(held, w, squares, 1e-6)) < 1e-3
+
+
+def test_the_many_rule_divides_every_shape() -> None:
+    for n, k in ((1152, 896), (896, 4864), (37888, 3584), (3584, 18944), (4608, 3584), (64, 128)):
+        for rows in (17, 128, 512):
+            w4_tiled.cut_for(rows, n, k, 132).shape.check(n, k, wide=True)
+
+
+@pytest.mark.parametrize(("rows", "tile", "warps"), [(70, 64, 4), (33, 64, 8), (140, 128, 4)])
+@pytest.mark.parametrize("gelu", [False, True])
+def test_gate_and_up_are_activated_in_the_product(
+    rows: int, tile: int, warps: int, gelu: bool
+) -> None:
+    w = weight(512, 384)
+    x = values(rows, w.features_in) / 30
+    held = HalfRows.empty(rows, w.features_in, CPU, "slots")
+    w4_activations.quantize(x, held)
+    squares = x.square().view(rows, 3, 128).sum(-1)
+    found, wanted = (HalfRows.empty(rows, 256, CPU, "slots") for _ in range(2))
+    found.x.fill_(float("nan"))
+    cut = w4_tiled.TiledGemmConfig(TileConfig(2, warps, 3, 1), tile)
+    w4_tiled.gated_product(held, w, found, cut, squares=squares, eps=0.5, gelu=gelu)
+    sums = w4_fp16.reference(held, w, squares, 0.5)[None]
+    w4_activations.reference("gated", sums, wanted, gelu=gelu)
+    assert relative(found.x.float(), wanted.x.float()) < 1e-3
+
+
+def test_a_gated_product_refuses_what_it_cannot_halve() -> None:
+    w = weight(128, 256)
+    held, into = (HalfRows.empty(40, k, CPU, "slots") for k in (256, 64))
+    with pytest.raises(ValueError, match="two blocks and one split of 128 features"):
+        w4_tiled.gated_product(held, w, into, w4_tiled.TiledGemmConfig(TileConfig(1, 4, 3, 1), 64))
+    square = weight(512, 256)
+    with pytest.raises(ValueError, match="into: memory of its own"):
+        w4_tiled.gated_product(
+            held, square, held, w4_tiled.TiledGemmConfig(TileConfig(2, 4, 3, 1), 64)
+        )
+    lanes = HalfRows.empty(40, 64, CPU, "lanes")
+    with pytest.raises(ValueError, match="into: slot order wanted"):
+        w4_tiled.gated_product(held, w, lanes, w4_tiled.TiledGemmConfig(TileConfig(2, 4, 3, 1), 64))

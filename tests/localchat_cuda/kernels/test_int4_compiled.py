@@ -1,0 +1,75 @@
+"""What the compiler makes of the products' inner loop, without a GPU. Triton's choice of layouts
+changes between versions; a shuffle or a trip through shared memory in this loop would cost a third
+of the speed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = """
+import json, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from localchat_cuda.kernels.int4 import gemm_int8 as w4_int8, gemm_tiled as w4_tiled
+TYPES = dict(x="*i8", factors="*fp32", codes="*i8", steps="*i32", out="*fp32", squares="*fp32",
+             eps="fp32", M="i32")
+
+def compiled(kernel, types, warps, **values):
+    names = kernel.arg_names
+    source = ASTSource(
+        kernel, {n: types.get(n, "constexpr") for n in names},
+        {(names.index(n),): v for n, v in values.items()},
+        {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if "*" in types.get(n, "")})
+    target = GPUTarget("cuda", 90, 32)
+    return triton.compile(source, target=target, options=dict(num_warps=warps)).asm
+
+ptx = compiled(w4_int8._int8_kernel, TYPES, 1, N=4608, K=3584, MQ=4, SPLITS=14, BLOCKS=2, WARPS=1,
+               DEPTH=1, NORM=False, G_POW2=32, ASM=True, PDL=True)["ptx"]
+many = compiled(w4_tiled._many_kernel, dict(TYPES, x="*fp16", codes="*i16"), 8, N=4608, K=3584,
+                TILE=128, SPLITS=1, BLOCKS=1, WARPS=8, STAGES=3, NORM=False, G_POW2=32, ASM=True,
+                PDL=True)["ttgir"]
+loop = many[many.index("scf.for"):many.index("scf.yield")]
+print(json.dumps(dict(
+    products=ptx.count("mma.sync.aligned.m16n8k32"), shared=ptx.count(".shared"),
+    wait=ptx.count("griddepcontrol.wait"), wide=ptx.count("v4.b32") + ptx.count("v4.u32"),
+    unpacked=ptx.count("0x0f0f0f0f") + ptx.count("0xf0f0f0f0"),
+    dots=loop.count("ttng.warp_group_dot "), waits=loop.count("ttng.warp_group_dot_wait "))))
+"""
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "0",
+        "TRITON_DEFAULT_FP_FUSION": "1",
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'backends'}",
+    }
+    command = [sys.executable, "-c", SCRIPT]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def test_the_integer_loop_has_no_shared_memory_and_wide_loads(found: dict[str, Any]) -> None:
+    # two chunks stand in the code, the peeled one and the loop's, each of two row blocks; a block
+    # is four products of 32 k, two wide loads and eight words a lane, unpacked by two ANDs each
+    assert found["products"] == 2 * 2 * 4
+    assert found["shared"] == 0
+    assert found["wait"] == 1
+    assert found["wide"] >= 2 * 2 * 2
+    assert found["unpacked"] == 2 * 2 * 8 * 2
+
+
+def test_no_multiplication_is_in_flight_when_its_weights_are_overwritten(
+    found: dict[str, Any],
+) -> None:
+    assert found["dots"] == 4
+    assert found["waits"] == found["dots"]

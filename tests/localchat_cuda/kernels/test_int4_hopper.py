@@ -1,0 +1,331 @@
+"""The W4 product of Hopper GPUs without one: how it is cut, where it is chosen, what the compiler makes
+of it."""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from localchat_cuda.kernels import int4
+from localchat_cuda.kernels.int4 import activations as w4_activations
+from localchat_cuda.kernels.int4 import gemm_fp16 as w4_fp16
+from localchat_cuda.kernels.int4 import gemm_hopper as w4_hopper
+from localchat_cuda.kernels.int4 import gemm_tiled as w4_tiled
+from localchat_cuda.kernels.int4 import hopper_tiling
+from localchat_cuda.kernels.int4 import tiling as w4_tiling
+from localchat_cuda.kernels.int4.hopper_tiling import HopperTileConfig
+from localchat_cuda.kernels.launch import Traits
+from tests.support import gluon_emulation
+from tests.support.gluon_emulation import Boxes, Pointer
+from tests.support.int4_weights import CPU, relative, values, weight
+
+ROOT = Path(__file__).parents[3]
+SEVEN = {(37888, 3584, True), (3584, 18944, False), (4608, 3584, False), (3584, 3584, False)}
+EVEN = HopperTileConfig(64, 2, even=True)
+
+
+# ---------------------------------------------------------------------------- the plan
+
+
+def test_a_cut_fits_what_it_divides() -> None:
+    assert HopperTileConfig(128, 2, 4).fits(3584, 18944, gated=False)
+    assert not HopperTileConfig(128, 2).fits(3712, 3584, gated=False)
+    assert HopperTileConfig(128, 1).fits(3712, 3584, gated=False)
+    assert not HopperTileConfig(128, 1).fits(37888, 3584, gated=True)
+    assert not HopperTileConfig(128, 2, 2).fits(37888, 3584, gated=True)
+    assert not HopperTileConfig(64, 2, 2, even=True).fits(512, 512, gated=False)
+    assert not HopperTileConfig(64, 2, 5).fits(512, 512, gated=False)
+    assert not HopperTileConfig(96, 2).fits(512, 512, gated=False)
+    with pytest.raises(ValueError, match="does not divide a gated product of 384x512"):
+        HopperTileConfig(64, 2).check(384, 512, gated=True)
+
+
+def test_stages_fit_a_multiprocessor() -> None:
+    for rows in (64, 128):
+        for blocks in (1, 2):
+            for gated in (False, True):
+                cut = HopperTileConfig(rows, blocks)
+                if not cut.fits(512, 512, gated=gated):
+                    continue
+                group = rows * 256 + 2 * blocks * 64 * (64 + 4)
+                turned = 2 * 64 * rows * 2 if gated else 0
+                assert cut.stages(gated=gated) * group + turned <= 232_000
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "gated"),
+    [*sorted(SEVEN), (6144, 4096, False), (28672, 4096, True), (4096, 14336, False)],
+)
+def test_the_rule_fits_and_keeps_most_multiprocessors_busy(n: int, k: int, gated: bool) -> None:
+    for rows in (33, 64, 65, 100, 129, 300, 512, 1024):
+        cut = hopper_tiling.cut_for(rows, n, k, 132, gated)
+        assert cut is not None
+        assert cut.fits(n, k, gated=gated)
+        assert cut.items(rows, n) >= (132 if cut.even else 60)
+    assert hopper_tiling.cut_for(32, n, k, 132, gated) is None
+    assert hopper_tiling.cut_for(1025, n, k, 132, gated) is None
+
+
+def test_the_rule_leaves_small_weights_alone() -> None:
+    for n, k, gated in ((64, 128, False), (896, 896, False), (384, 512, True), (832, 4096, True)):
+        assert hopper_tiling.cut_for(64, n, k, 132, gated) is None
+
+
+def test_runs_of_an_even_cut_are_long_enough_that_two_share_a_tile() -> None:
+    """What hand_over and take_over rest upon: as w4_hopper_tile.items_here and item deal work out."""
+    for items, groups, sms in ((148, 28, 132), (132, 3, 132), (1184, 148, 132), (7, 5, 4)):
+        grid = min(items, sms)
+        bounds = [c * items * groups // grid for c in range(grid + 1)]
+        assert all(b - a >= groups for a, b in pairwise(bounds))
+
+
+# ---------------------------------------------------------------------------- the kernel's text
+
+
+def scaled(w: torch.Tensor, zero: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """w4_hopper_tile._scaled without inline instructions."""
+    w, plain = w.int() & 0xFFFF, zero.float() - 1024
+    codes = w & 15, (w >> 8) & 15, ((w >> 4) & 15) ^ 8, ((w >> 12) & 15) ^ 8
+    return tuple((each - plain).half() * scale for each in codes)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "rows", "cut", "programs", "gelu"),
+    [
+        (512, 640, 100, HopperTileConfig(64, 1, 3), 5, None),
+        (512, 512, 65, HopperTileConfig(64, 2, 2), 3, None),
+        (256, 384, 129, HopperTileConfig(128, 2, 3), 9, None),
+        (1024, 384, 70, HopperTileConfig(64, 2, even=True), 5, None),
+        (768, 640, 100, HopperTileConfig(64, 2, even=True), 4, False),
+        (512, 384, 150, HopperTileConfig(128, 2), 2, True),
+        (1024, 256, 130, HopperTileConfig(128, 2, even=True), 7, True),
+    ],
+)
+def test_its_text_is_the_reference_and_lowers_its_flags(
+    n: int, k: int, rows: int, cut: HopperTileConfig, programs: int, gelu: bool | None
+) -> None:
+    """gelu None: sums."""
+    w, x, groups, gated = weight(n, k), values(rows, k) / 30, k // 128, gelu is not None
+    held = w4_activations.HalfRows.empty(rows, k, CPU, "slots")
+    w4_activations.quantize(x, held)
+    squares = x.square().view(rows, groups, 128).sum(-1)
+    shape = (rows, n // 2) if gated else (cut.splits, rows, n)
+    out = torch.full(shape, float("nan"), dtype=torch.float16 if gated else torch.float32)
+    items, tiles = cut.items(rows, n), -(-rows // cut.rows)
+    programs = min(programs, items)
+    work = torch.full((programs * 128 * cut.blocks * cut.rows,), float("nan"))
+    flags = torch.zeros(2 * programs, dtype=torch.int32)
+    gluon_emulation.run(
+        w4_hopper._hopper_kernel,
+        programs,
+        (
+            Boxes(held.x, cut.rows, 64),
+            Boxes(w.codes.view(torch.int32).view(n // 16, groups * 256), 4, 256),
+            Boxes(w.steps.view(n // 16, groups * 16), 4, 16),
+            *(Pointer(each) for each in (out.view(-1), work, flags, squares.view(-1))),
+            0.5, rows, items, tiles, cut.splits, n, k, cut.rows, cut.blocks,
+            cut.stages(gated=gated), True, gated, bool(gelu), 8, True, cut.even,
+        ),
+        gdc_wait=lambda: None, gdc_launch_dependents=lambda: None, _scaled=scaled,
+    )  # fmt: skip
+    assert not flags.any()
+    sums = w4_fp16.reference(held, w, squares, 0.5)
+    if gelu is None:
+        assert relative(out.sum(0), sums) < 1e-3
+    else:
+        wanted = w4_activations.HalfRows.empty(rows, n // 2, CPU, "slots")
+        w4_activations.reference("gated", sums[None], wanted, gelu=gelu)
+        assert relative(out.float(), wanted.x.float()) < 1e-3
+
+
+# ---------------------------------------------------------------------------- the choice
+
+
+@pytest.fixture
+def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(w4_hopper, "serves", lambda device: True)
+    monkeypatch.setattr(int4, "traits", lambda device: Traits(True, True, 132))
+    ruled = hopper_tiling.cut_for
+
+    def cut_for(rows: int, n: int, k: int, sms: int, gated: bool) -> HopperTileConfig | None:
+        """A weight that a CPU can have, too."""
+        small = EVEN if gated else HopperTileConfig(64, 1, 3)
+        return small if rows <= 256 and (n, k) == (512, 384) else ruled(rows, n, k, sms, gated)
+
+    monkeypatch.setattr(hopper_tiling, "cut_for", cut_for)
+
+
+@pytest.mark.usefixtures("on_hopper")
+def test_hopper_gets_its_kernel_and_others_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda", 0)
+    assert int4.cut_for(40, 512, 384, device, gated=True) == EVEN
+    assert isinstance(int4.cut_for(32, 4608, 3584, device), w4_tiling.TileConfig)
+    assert isinstance(int4.cut_for(33, 4608, 3584, device), HopperTileConfig)
+    assert isinstance(int4.cut_for(300, 512, 384, device, gated=True), w4_tiled.TiledGemmConfig)
+    assert int4.cut_for(300, 64, 128, device) == w4_tiled.cut_for(300, 64, 128, 132)
+    assert (int4.packed_rows(device), int4.packed_rows(CPU)) == (1024, 1024)
+    monkeypatch.setattr(w4_hopper, "serves", lambda device: False)
+    assert int4.cut_for(40, 512, 384, device, gated=True) == w4_tiled.gated_cut_for(40, 512)
+    monkeypatch.setattr(int4, "hopper", None)
+    assert int4.cut_for(33, 4608, 3584, device) == w4_tiled.cut_for(33, 4608, 3584, 132)
+
+
+def test_only_compute_capability_9_is_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not w4_hopper.serves(CPU)
+    for capability, wanted in (((8, 9), False), ((9, 0), True), ((10, 0), False)):
+        found = Traits.of(capability, 132)
+        monkeypatch.setattr(w4_hopper, "traits", lambda device, found=found: found)
+        assert w4_hopper.serves(torch.device("cuda", 0)) == wanted
+
+
+@pytest.mark.usefixtures("on_hopper")
+def test_products_go_where_the_cut_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(
+        w4_hopper, "gated_product", lambda r, w, into, cut, **more: said.append((cut, more))
+    )
+    monkeypatch.setattr(
+        w4_hopper, "product", lambda r, w, out, cut, **more: said.append((cut, out.shape))
+    )
+    w = weight(512, 384)
+    rows, into = (w4_activations.HalfRows.empty(40, k, CPU, "slots") for k in (384, 256))
+    int4.gemm_silu_mul(rows, w, into, eps=0.5, gelu=True)
+    assert said.pop() == (EVEN, {"squares": None, "eps": 0.5, "gelu": True})
+    int4.gemm(rows, w)
+    assert said.pop() == (HopperTileConfig(64, 1, 3), (3, 40, 512))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    w = weight(512, 384)
+    x = values(40, 384)
+    rows, into = (w4_activations.HalfRows.empty(40, k, CPU, "slots") for k in (384, 256))
+    w4_activations.quantize(x, rows)
+    with pytest.raises(ValueError, match=r"cut: .* does not divide a product"):
+        w4_hopper.product(rows, w, torch.empty(4, 40, 512), HopperTileConfig(64, 2, 4))
+    with pytest.raises(ValueError, match="out: shape 2x40x512 wanted"):
+        w4_hopper.product(rows, w, torch.empty(1, 40, 512), HopperTileConfig(64, 2, 2))
+    lanes = w4_activations.HalfRows.empty(40, 256, CPU, "lanes")
+    with pytest.raises(ValueError, match="into: slot order wanted"):
+        w4_hopper.gated_product(rows, w, lanes, EVEN)
+    with pytest.raises(ValueError, match=r"rows: .* in slot order wanted"):
+        w4_hopper.gated_product(
+            w4_activations.HalfRows.empty(40, 384, CPU, "lanes"), w, into, HopperTileConfig(64, 2)
+        )
+
+
+def test_descriptors_go_with_their_weight() -> None:
+    held = w4_hopper._BOXES_OF_WEIGHTS
+    before = len(held)
+    w = weight(512, 384)
+    boxes = w4_hopper._boxes(w)
+    assert w4_hopper._boxes(w) is boxes
+    assert [list(each.shape) for each in boxes] == [[32, 768], [32, 48]]
+    assert len(held) == before + 1
+    del w, boxes
+    assert len(held) == before
+
+
+# ---------------------------------------------------------------------------- the compiler
+
+SCRIPT = """
+import json, re, subprocess, tempfile, triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon._runtime import GluonASTSource
+from localchat_cuda.kernels.int4 import gemm_hopper as w4_hopper
+from localchat_cuda.kernels.int4.hopper_tiling import HopperTileConfig
+
+def boxes(kind, rows, columns, swizzle, bits):
+    layout = f"NVMMASharedLayout(swizzle_byte_width={swizzle}, element_bitwidth={bits}, rank=2)"
+    return f"tensordesc<{kind}[{rows}, {columns}],{layout}>"
+
+def compiled(n, k, cut, gated, gelu):
+    kernel, names = w4_hopper._hopper_kernel, w4_hopper._hopper_kernel.arg_names
+    types = dict(
+        x_boxes=boxes("fp16", cut.rows, 64, 128, 16), w_boxes=boxes("i32", 4, 256, 0, 32),
+        s_boxes=boxes("i32", 4, 16, 0, 32), out="*fp16" if gated else "*fp32", work="*fp32",
+        flags="*i32", squares="*fp32", eps="fp32", M="i32", items="i32", tiles="i32", splits="i32")
+    values = dict(
+        N=n, K=k, TILE=cut.rows, BLOCKS=cut.blocks, STAGES=cut.stages(gated=gated), NORM=gated,
+        GATED=gated, GELU=gelu, G_POW2=32, PDL=True, EVEN=cut.even)
+    source = GluonASTSource(
+        kernel, {n: types.get(n, "constexpr") for n in names},
+        {(names.index(n),): v for n, v in values.items()},
+        {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if "*" in types.get(n, "")})
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32),
+                          options=dict(num_warps=4, maxnreg=168))
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        tool = [triton.knobs.nvidia.cuobjdump.path, file.name]
+        usage = subprocess.run([tool[0], "-res-usage", file.name], capture_output=True, text=True).stdout
+        sass = subprocess.run([tool[0], "-sass", file.name], capture_output=True, text=True).stdout
+    lines = [line for line in sass.splitlines() if re.search("/\\\\*[0-9a-f]{4,5}\\\\*/", line)]
+    at = [i for i, line in enumerate(lines) if "HGMMA" in line]
+    half = next(i for i, (a, b) in enumerate(zip(at, at[1:])) if b - a > 1000 or i + 1 == len(at) // 2)
+    loops = lines[at[0]:at[half]], lines[at[half + 1]:at[-1]]
+    return dict(
+        shared=made.metadata.shared, warps=made.metadata.num_warps,
+        stack=int(re.search("STACK:([0-9]+)", usage)[1]), products=len(at),
+        ends=sum("gsb0" in lines[i] for i in at), waits=sass.count("WARPGROUP.DEPBAR"),
+        spilled=sum("STL" in line or "LDL" in line for loop in loops for line in loop),
+        boxes=sass.count("UTMALDG"), barriers=made.asm["ptx"].count("mbarrier.init"),
+        stages=cut.stages(gated=gated))
+
+G, D = (37888, 3584), (3584, 18944)
+print(json.dumps({
+    "even 64": compiled(*G, HopperTileConfig(64, 2, even=True), True, False),
+    "even 128": compiled(*G, HopperTileConfig(128, 2, even=True), True, True),
+    "sums 128": compiled(*D, HopperTileConfig(128, 2, 4), False, False),
+    "block 64": compiled(*D, HopperTileConfig(64, 1, 4), False, False)}))
+"""
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, dict[str, int]]:
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "0",
+        "TRITON_DEFAULT_FP_FUSION": "1",
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'backends'}",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, dict[str, int]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_block_1_is_dequantized_while_products_of_block_0_run(
+    made: dict[str, dict[str, int]],
+) -> None:
+    assert len(made) == 4
+    for name, one in made.items():
+        # Per warpgroup two planes of each block, four instructions of 16 k each. The compiler that runs
+        # them one after the other would end and await each.
+        blocks = 1 if name == "block 64" else 2
+        assert one["products"] == 2 * blocks * 2 * 4, name
+        assert one["ends"] == 2 * blocks * 2, name
+        assert one["waits"] == 2 * blocks, name
+        assert one["boxes"] > 2 + 2 * 2 * blocks, name
+
+
+def test_it_fits_and_its_loops_stay_in_registers(made: dict[str, dict[str, int]]) -> None:
+    for name, one in made.items():
+        assert one["shared"] <= 232_448, name
+        assert one["warps"] == 12, name
+        assert one["spilled"] == 0, name
+        assert one["stack"] <= (512 if "128" in name else 0), name
+
+
+def test_every_barrier_is_waited_for(made: dict[str, dict[str, int]]) -> None:
+    """The memory of another one would go to somebody else, and a GPU that comes back from another process would
+    write the barrier's state over it: two a stage, `full` and `empty`, and no more."""
+    for name, one in made.items():
+        assert one["barriers"] == 2 * one["stages"], name

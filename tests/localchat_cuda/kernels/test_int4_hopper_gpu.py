@@ -1,0 +1,230 @@
+"""The W4 product of Hopper GPUs on one: every kind of cut beside the reference, again and again, one after the
+other, and in graphs. TRITON_INTERPRET=0 pytest tests/localchat_cuda."""
+
+from functools import lru_cache
+
+import pytest
+import torch
+
+from localchat_cuda.kernels import int4
+from localchat_cuda.kernels.int4 import activations as w4_activations
+from localchat_cuda.kernels.int4 import gemm_tiled as w4_tiled
+from localchat_cuda.kernels.int4 import pack as w4_pack
+from localchat_cuda.kernels.int4.activations import HalfRows
+from localchat_cuda.kernels.int4.hopper_tiling import HopperTileConfig
+from localchat_cuda.kernels.int4.pack import GROUP, W4
+from localchat_cuda.kernels.int4.tiling import TileConfig
+from localchat_cuda.kernels.launch import traits
+from tests.support.tiny_engine_core import ON_GPU
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not ON_GPU or torch.cuda.get_device_capability()[0] != 9,
+        reason="no Hopper GPU, or TRITON_INTERPRET is not 0",
+    ),
+]
+EPS = 1e-6
+GATE_UP, DOWN, QKV, OUT, SMALL = (
+    (37888, 3584),
+    (3584, 18944),
+    (4608, 3584),
+    (3584, 3584),
+    (768, 640),
+)
+GATED = [
+    HopperTileConfig(64, 2),
+    HopperTileConfig(64, 2, even=True),
+    HopperTileConfig(128, 2),
+    HopperTileConfig(128, 2, even=True),
+]
+SUMS = [
+    HopperTileConfig(64, 1, 3),
+    HopperTileConfig(64, 2, 2),
+    HopperTileConfig(128, 1),
+    HopperTileConfig(128, 2, 5),
+    HopperTileConfig(128, 2, 3),
+]
+EVEN = [HopperTileConfig(64, 2, even=True), HopperTileConfig(128, 2, even=True)]
+
+
+@lru_cache(maxsize=2)
+def weight(n: int, k: int) -> tuple[W4, torch.Tensor]:
+    """And what it means, fp32."""
+    generator = torch.Generator(device="cuda").manual_seed(n + k)
+
+    def drawn(low: int, high: int, *extents: int) -> torch.Tensor:
+        return torch.randint(low, high, extents, device="cuda", generator=generator)
+
+    scales = drawn(8, 24, n, k // GROUP) / (128 * k**0.5)
+    found = w4_pack.pack(drawn(0, 16, n, k), scales, drawn(6, 10, n, k // GROUP))
+    return found, w4_pack.dense(found)
+
+
+class Scene:
+    """Rows, their squares, and what of them is wanted."""
+
+    def __init__(self, rows: int, n: int, k: int, normed: bool = True) -> None:
+        self.weight, whole = weight(n, k)
+        generator = torch.Generator(device="cuda").manual_seed(rows)
+        x = (torch.randn(rows, k, device="cuda", generator=generator) * 2).half().float()
+        self.rows = HalfRows.empty(rows, k, x.device, "slots")
+        w4_activations.quantize(x, self.rows)
+        self.squares = x.square().view(rows, -1, GROUP).sum(-1) if normed else None
+        self.sums = x @ whole.t()
+        if normed:
+            self.sums *= torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
+
+    def activated(self, gelu: bool) -> torch.Tensor:
+        gate, up = self.sums.chunk(2, 1)
+        if gelu:
+            return torch.nn.functional.gelu(gate, approximate="tanh") * up
+        return torch.nn.functional.silu(gate) * up
+
+
+def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found.float() - wanted).norm() / wanted.norm())
+
+
+def product(scene: Scene, cut: HopperTileConfig) -> torch.Tensor:
+    shape = cut.splits, scene.rows.x.shape[0], scene.weight.features_out
+    out = torch.full(shape, float("nan"), device="cuda")
+    assert int4.hopper is not None
+    int4.hopper.product(scene.rows, scene.weight, out, cut, squares=scene.squares, eps=EPS)
+    return out
+
+
+def gated(scene: Scene, cut: HopperTileConfig, gelu: bool = False) -> torch.Tensor:
+    into = HalfRows.empty(
+        scene.rows.x.shape[0], scene.weight.features_out // 2, scene.rows.x.device, "slots"
+    )
+    into.x.fill_(float("nan"))
+    assert int4.hopper is not None
+    int4.hopper.gated_product(
+        scene.rows, scene.weight, into, cut, squares=scene.squares, eps=EPS, gelu=gelu
+    )
+    return w4_activations.natural_order(into.x, "slots")
+
+
+@pytest.mark.parametrize("cut", [*SUMS, *EVEN], ids=str)
+@pytest.mark.parametrize("rows", [33, 65, 100, 300])
+def test_sums_of_a_small_weight_are_the_reference_again_and_again(
+    rows: int, cut: HopperTileConfig
+) -> None:
+    scene = Scene(rows, *SMALL, normed=cut.blocks == 2)
+    first = product(scene, cut)
+    assert off(first.sum(0), scene.sums) < 1e-3
+    for _ in range(4):
+        assert torch.equal(product(scene, cut), first)
+
+
+@pytest.mark.parametrize("cut", GATED, ids=str)
+@pytest.mark.parametrize("rows", [33, 65, 129, 300])
+def test_a_small_gated_product_is_the_reference_again_and_again(
+    rows: int, cut: HopperTileConfig
+) -> None:
+    scene, gelu = Scene(rows, *SMALL), cut.even
+    first = gated(scene, cut, gelu)
+    assert off(first, scene.activated(gelu)) < 1e-3
+    for _ in range(4):
+        assert torch.equal(gated(scene, cut, gelu), first)
+
+
+@pytest.mark.parametrize("rows", [6200, 12001])
+def test_tiles_that_two_programs_share_are_whole(rows: int) -> None:
+    """More tiles than multiprocessors, dealt out evenly; each cut's neighbours find the workspace used."""
+    scene = Scene(rows, *SMALL)
+    wanted = scene.activated(True)
+    for _ in range(3):
+        for cut in EVEN:
+            assert cut.items(rows, SMALL[0]) > traits(scene.rows.x.device).sms
+            assert off(product(scene, cut)[0], scene.sums) < 1e-3
+        for cut in (each for each in GATED if each.even):
+            assert off(gated(scene, cut, gelu=True), wanted) < 1e-3
+
+
+@pytest.mark.parametrize("cut", GATED, ids=str)
+def test_gate_and_up_of_a_large_model_one_launch_after_the_other(cut: HopperTileConfig) -> None:
+    """Other rows and other cuts in between, as one starts before its predecessor has ended."""
+    scenes = [Scene(rows, *GATE_UP) for rows in (100, 64, 300)]
+    found = [[gated(scene, each) for each in (cut, GATED[1], GATED[3])] for scene in scenes * 3]
+    for several, scene in zip(found, scenes * 3, strict=True):
+        wanted = scene.activated(False)
+        assert all(off(each, wanted) < 1e-3 for each in several)
+
+
+@pytest.mark.parametrize(("n", "k"), [DOWN, QKV, OUT])
+def test_sums_of_a_large_model_one_launch_after_the_other(n: int, k: int) -> None:
+    scenes = [Scene(rows, n, k, normed=(n, k) == QKV) for rows in (64, 129, 1024)]
+    for scene in scenes:
+        found = [(cut, product(scene, cut)) for cut in SUMS * 2]
+        for cut, each in found:
+            assert off(each.sum(0), scene.sums) < 1e-3, cut
+
+
+def test_what_is_chosen_is_the_reference() -> None:
+    taken = 0
+    for n, k in (GATE_UP, DOWN, QKV, OUT, (6144, 4096), SMALL):
+        for rows in (33, 64, 96, 128, 200, 256, 512, 1024):
+            scene = Scene(rows, n, k, normed=(n, k) in (GATE_UP, QKV))
+            halves = (n, k) == GATE_UP
+            cut = int4.cut_for(rows, n, k, scene.rows.x.device, gated=halves)
+            taken += isinstance(cut, HopperTileConfig)
+            for _ in range(2):
+                if halves:
+                    into = HalfRows.empty(rows, n // 2, scene.rows.x.device, "slots")
+                    into.x.fill_(float("nan"))
+                    int4.gemm_silu_mul(
+                        scene.rows, scene.weight, into, squares=scene.squares, eps=EPS
+                    )
+                    found = w4_activations.natural_order(into.x, "slots")
+                    wanted = scene.activated(False)
+                else:
+                    found = int4.gemm(scene.rows, scene.weight, squares=scene.squares, eps=EPS).sum(
+                        0
+                    )
+                    wanted = scene.sums
+                assert off(found, wanted) < 1e-3, (n, k, rows, cut)
+    assert taken
+
+
+def test_graphs_replay_both_kinds_with_other_rows() -> None:
+    """A chain: gate and up evenly cut, then down of what they made, then gate and up of another weight."""
+    device = torch.device("cuda")
+    wide, _ = weight(2048, 512)
+    narrow, _ = weight(512, 1024)
+    first = HalfRows.empty(100, 512, device, "slots")
+    into, last = (HalfRows.empty(100, 1024, device, "slots") for _ in range(2))
+    out = torch.empty(3, 100, 512, device=device)
+    again = HalfRows.empty(100, 512, device, "slots")
+    hopper, even = int4.hopper, HopperTileConfig(64, 2, even=True)
+    assert hopper is not None
+
+    def chain() -> None:
+        hopper.gated_product(first, wide, into, even)
+        hopper.product(into, narrow, out, HopperTileConfig(128, 2, 3))
+        w4_activations.feed("plain", out, again)
+        hopper.gated_product(again, wide, last, HopperTileConfig(128, 2, even=True))
+
+    chain()
+    torch.cuda.synchronize()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):
+        chain()
+    held = [HalfRows.empty(100, k, device, "slots") for k in (1024, 512, 1024)]
+    sums = torch.empty(1, 100, 512, device=device)
+    for seed in range(3):
+        generator = torch.Generator(device="cuda").manual_seed(seed)
+        w4_activations.quantize(torch.randn(100, 512, device=device, generator=generator), first)
+        last.x.fill_(float("nan"))
+        for _ in range(5):
+            graph.replay()
+        many, cut = (
+            w4_tiled.gated_cut_for(100, 2048),
+            w4_tiled.TiledGemmConfig(TileConfig(1, 8, 3, 1), 64),
+        )
+        w4_tiled.gated_product(first, wide, held[0], many)
+        w4_tiled.product(held[0], narrow, sums, cut)
+        w4_activations.feed("plain", sums, held[1])
+        w4_tiled.gated_product(held[1], wide, held[2], many)
+        assert off(last.x, held[2].x.float()) < 3e-3

@@ -1,0 +1,123 @@
+"""What the compiler makes of the kernels that read and write 8-bit keys and values, for every kind of
+card and without one: they fit, the pages still come through the pipeline, and codes become numbers
+where the multiplication wants them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SHARED_BYTES = {80: 101_376, 89: 101_376, 90: 232_448}
+"""Most that a program may take, by compute capability; 86 runs what is made for 80 and has less."""
+SCRIPT = """
+import json, re, sys, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from localchat_cuda.kernels.attention import decode as decode_attention, kv_fp8, kv_fp8_dequant
+from localchat_cuda.kernels.attention import prefill as prefill_attention
+from localchat_cuda.kernels import rope
+
+def compiled(kernel, types, warps, cc, **values):
+    names = kernel.arg_names
+    source = ASTSource(
+        kernel, {n: types.get(n, "constexpr") for n in names},
+        {(names.index(n),): v for n, v in values.items()},
+        {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names)
+         if "*" in types.get(n, "") or "stride" in n})
+    made = triton.compile(source, target=GPUTarget("cuda", cc, 32), options=dict(num_warps=warps))
+    whole, ptx = made.asm["ttgir"], made.asm["ptx"]
+    loop = whole[whole.index("scf.for"):] if "scf.for" in whole else ""
+    loop = loop[:loop.find("scf.yield")]
+    return dict(
+        shared=made.metadata.shared, copies=loop.count("ttg.async_copy_global_to_local"),
+        moved=loop.count("ttg.convert_layout"), stored=loop.count("ttg.local_alloc"),
+        loaded=loop.count("ttg.local_load"),
+        converted=ptx.count("cvt.rn.f16x2.e4m3x2"), shifted=ptx.count("0x3f803f80"),
+        dots=loop.count("ttng.warp_group_dot "), waits=loop.count("ttng.warp_group_dot_wait "))
+
+cc = int(sys.argv[1])
+pdl, way = cc >= 90, kv_fp8.CONVERTED if cc >= 89 else kv_fp8.BITS
+index = {n: "*i32" for n in ("starts", "counts", "lengths", "slots", "tables", "tiles", "positions")}
+whole = {n: "i32" for n in ("T", "width", "page_stride", "mark_stride")}
+paged = dict(k="*i16", v="*i16", marks="*i16", sums="*fp32", peaks="*fp32", masses="*fp32",
+             scale="fp32", **index, **whole)
+found = {}
+for q, d, rows, window, cap in (
+    ("*fp16", 128, 16, 0, 0.0), ("*bf16", 256, 64, 1024, 50.0),
+):
+    types, rules = dict(paged, q=q, out=q), dict(WINDOW=window, SOFT_CAP=cap, CODED=way, D=d, P=64,
+                                                 D_POW2=1 << (d - 1).bit_length(), H=28, J=4)
+    cut = decode_attention.cut_for(d, rows, True)
+    found[f"few {d} {rows}"] = compiled(
+        decode_attention._few_kernel, types, cut.warps, cc, TILE=cut.tile, ROWS=rows, ROW_BLOCKS=1,
+        STAGES=cut.stages, ROOMY=False, PDL=pdl, **rules)
+    cut = prefill_attention.cut_for(d)
+    found[f"many {d}"] = compiled(
+        prefill_attention._many_kernel, types, cut.warps, cc, M=cut.rows, TILE=cut.tile,
+        STAGES=cut.stages, **rules)
+found["plain"] = compiled(
+    kv_fp8_dequant._plain_kernel, dict(paged, sources="*i32", pool="*bf16", table="*i32"), 4, cc, J=4, P=64,
+    D=128,
+    CODED=way)
+writing = dict(qkv="*fp32", bias="*bf16", table="*fp32", q_norm="*fp32", k_norm="*fp32", eps="fp32",
+               q="*bf16", exponents="*u8", **paged)
+for d, r in ((128, 128), (128, 96)):
+    found[f"rope {d} {r}"] = compiled(
+        rope._rope_kernel, writing, 1, cc, H=8, J=4, D=d, HALF=d // 2, R=r, P=64, S=4, S_POW2=4,
+        BIAS=True, NORM=True, HEADS=1, CODED=True, ROOMY=False, PDL=pdl)
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module", params=sorted(SHARED_BYTES))
+def made(request: pytest.FixtureRequest) -> tuple[int, dict[str, dict[str, Any]]]:
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "0",
+        "TRITON_DEFAULT_FP_FUSION": "1",
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'backends'}",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(request.param)],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return request.param, json.loads(done.stdout.splitlines()[-1])
+
+
+def test_kernels_fit_the_card_and_decode_as_it_can(
+    made: tuple[int, dict[str, dict[str, Any]]],
+) -> None:
+    capability, found = made
+    assert len(found) == 7
+    for name, one in found.items():
+        assert one["shared"] <= SHARED_BYTES[capability], name
+        reads = not name.startswith("rope")
+        assert (one["converted"] > 0) == (reads and capability >= 89), name
+        assert (one["shifted"] > 0) == (reads and capability < 89), name
+
+
+def test_decoding_sequences_read_codes_through_the_pipeline_as_operands(
+    made: tuple[int, dict[str, dict[str, Any]]],
+) -> None:
+    _, found = made
+    one = found["few 128 16"]
+    assert one["copies"] == 2
+    assert one["moved"] == 0
+    # the weights alone are put into shared memory; keys, values, both halves of the query and the
+    # weights are read from there
+    assert one["stored"] == 1
+    assert one["loaded"] == 5
+
+
+def test_no_multiplication_is_in_flight_when_its_operands_are_overwritten(
+    made: tuple[int, dict[str, dict[str, Any]]],
+) -> None:
+    capability, found = made
+    one = found["many 128"]
+    assert one["waits"] == one["dots"] == (4 if capability == 90 else 0)

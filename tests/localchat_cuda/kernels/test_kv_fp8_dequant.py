@@ -1,0 +1,126 @@
+"""Codes of 8 bits decoded for prompt chunks: the kernel, which pages a step wants, and a model over them."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from localchat_cuda.kernels.attention import kv_fp8, kv_fp8_dequant
+from localchat_cuda.kernels.attention import prefill as prefill_attention
+from localchat_cuda.kernels.attention import reference as attention_reference
+from localchat_cuda.kernels.attention.kv_fp8_dequant import Plain
+from localchat_cuda.kernels.attention.prefill import HOPPER
+from localchat_cuda.kernels.attention.reference import AttentionBatch, Rules
+from localchat_cuda.memory_plan import decoded_pages
+from localchat_cuda.runner.input_batch import Sizes, TokenSpan, lay_out
+from tests.support import tiny_models
+from tests.support.attention_scenes import PAGE
+from tests.support.kv_fp8_scenes import coded_scene
+from tests.support.kv_fp8_sources import sources_of
+from tests.support.tiny_models import Tiny, tokens_of
+
+CODED = Sizes(4, 2, 128, 64, 132, coded=True, chunks=HOPPER)
+SCRATCH = 9
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("d", [64, 128])
+def test_decoded_pages_are_the_references(d: int, dtype: torch.dtype) -> None:
+    work = [(65, 130), (1, 64), (30, 70)]
+    q, k, v, exponents, batch = coded_scene(work, 2, 2, d)
+    plain = Plain.empty(8, 2, PAGE, d, dtype, batch.tables)
+    plain.pool.fill_(7.0)
+    kv_fp8_dequant.decode(k, v, exponents, batch.tables, sources_of(batch, 8), plain)
+    at = 0
+    for slot, (_, length) in zip(batch.slots.tolist(), work, strict=True):
+        for n in range(-(-length // PAGE)):
+            page, held = batch.tables[slot, n], min(PAGE, length - n * PAGE)
+            for i, words in enumerate((k, v)):
+                exact = kv_fp8.decode_reference(words[page], exponents[page, ..., i])[:, :held]
+                assert torch.equal(plain.pool[at, i, :, :held], exact.to(dtype))
+            at += 1
+    assert bool((plain.pool[at:] == 7.0).all())
+    keys, values = plain.pool.unbind(1)
+    found = attention_reference.reference(q, keys, values, plain.batch(batch), Rules())
+    assert torch.allclose(
+        found, attention_reference.reference(q, k, v, batch, Rules(), exponents), atol=1e-4
+    )
+
+
+def test_what_was_no_number_stays_none() -> None:
+    q, k, v, exponents, batch = coded_scene([(64, 64)], 1, 1, 64)
+    exponents[int(batch.tables[1, 0]), 0, 5, 1] = kv_fp8.NONE.value
+    plain = Plain.empty(1, 1, PAGE, 64, q.dtype, batch.tables)
+    kv_fp8_dequant.decode(k, v, exponents, batch.tables, sources_of(batch, 1), plain)
+    assert plain.pool.isnan().any(-1).nonzero().tolist() == [[0, 1, 0, 5]]
+
+
+# ---------------------------------------------------------------------------- which pages
+
+
+def test_chunks_pages_are_listed_beside_those_of_padding_in_room_for_a_graph() -> None:
+    layout = lay_out(
+        [TokenSpan(3, 100, 40), TokenSpan(1, 0, 200), TokenSpan(2, 5, 1)], 0, CODED, SCRATCH
+    )
+    own = [(3, 0), (3, 1), (3, 2), *[(1, n) for n in range(4)]]
+    assert sorted(layout.decoded) == sorted([*own, (SCRATCH, 0)])
+    assert layout.shape.decoded == 64
+    assert layout.cut == HOPPER
+
+
+def test_long_histories_take_the_larger_room_and_the_longest_read_codes() -> None:
+    most = decoded_pages(2, 128)
+    assert most == 512
+    for length, room in ((4096, 64), (4097, most), (most * 64, most), (most * 64 + 1, 0)):
+        layout = lay_out([TokenSpan(0, length - 4096, 4096)], 0, CODED, SCRATCH)
+        assert layout.shape.decoded == room
+        assert layout.cut == (HOPPER if room else prefill_attention.cut_for(128))
+        assert len(layout.decoded) == (-(-length // 64) if room else 0)
+
+
+@pytest.mark.parametrize("coded", [False, True])
+@pytest.mark.parametrize("chunks", [None, prefill_attention.cut_for(128), HOPPER])
+def test_nothing_is_decoded_of_plain_pages_or_for_other_kernels(
+    coded: bool, chunks: prefill_attention.PrefillTileConfig | None
+) -> None:
+    sizes = Sizes(4, 2, 128, 64, 132, coded=coded, chunks=chunks)
+    layout = lay_out([TokenSpan(0, 0, 500)], 0, sizes, SCRATCH)
+    assert bool(layout.decoded) == (coded and chunks == HOPPER)
+    assert layout.cut == (HOPPER if chunks == HOPPER else prefill_attention.cut_for(128))
+    tiles = {tile for tile in layout.tiles if tile[0] == 0}
+    assert tiles == {(0, first) for first in range(0, 500, layout.cut.rows)}
+
+
+def test_room_is_bounded_for_models_with_many_key_heads() -> None:
+    assert decoded_pages(8, 128) == 512
+    assert decoded_pages(32, 128) == 128
+    assert decoded_pages(8, 64) == 512
+
+
+# ---------------------------------------------------------------------------- a model
+
+
+@pytest.mark.parametrize(("kind", "coded"), [("qwen2", True), ("mistral", False)])
+def test_a_model_decodes_its_chunks_and_attends_with_the_other_kernel(
+    kind: str, coded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Hopper kernel's place is taken by the reference: everything around it is the product's."""
+    tiny_models.save(tiny_models.reference(kind), tmp_path)
+    calls = []
+
+    def launch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: AttentionBatch,
+               tiles: torch.Tensor, out: torch.Tensor, rules: Rules) -> None:  # fmt: skip
+        assert k.dtype == q.dtype
+        calls.append(k.shape[0])
+        rows = int(batch.starts[0])
+        out[rows:] = attention_reference.reference(q, k, v, batch, rules)[rows:].to(out.dtype)
+
+    monkeypatch.setattr(prefill_attention, "hopper", SimpleNamespace(launch=launch))
+    half, tokens = torch.float32, tokens_of(50, 84)
+    usual = Tiny(tmp_path, half, coded=coded)
+    other = Tiny(tmp_path, half, kernels=True, coded=coded, chunks=HOPPER)
+    wanted, found = usual.prompt(tokens, 42), other.prompt(tokens, 42)
+    assert torch.allclose(found, wanted, atol=2e-3)
+    assert len(calls) == 2 * other.config.layers
+    assert set(calls) == {64 if coded else other.pages.pool.shape[1]}

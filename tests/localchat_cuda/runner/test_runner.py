@@ -1,0 +1,328 @@
+"""The runner under the real loop, on a CPU over the kernels' references: right, and the same however it is
+cut, cached, set back, guessed ahead or mixed."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from localchat.backend_api.interface import (
+    LAST,
+    Copy,
+    Enter,
+    Mask,
+    Point,
+    SamplingParams,
+    StepPlan,
+    StepRow,
+)
+from localchat.backend_api.sampling.reference import Sampler
+from localchat.backend_api.sampling.token_counts import TokenCounts
+from localchat.engine.request import GenerateRequest
+from localchat_cuda.runner.runner import CudaRunner
+from localchat_cuda.runner.step_output import PendingStep
+from tests.support import tiny_models
+from tests.support.tiny_engine_core import ON_GPU, TinyLoop, Told, request, tiny_runner
+from tests.support.tiny_models import KINDS, VOCABULARY, tokens_of
+
+GREEDY = SamplingParams(temperature=0.0)
+NEAR = 0.1 if ON_GPU else 1e-3
+"""Where texts may part: the two best candidates so close. On a GPU numbers are fp16."""
+CLOSE = 0.15 if ON_GPU else 2e-3
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Path]]:
+    """A checkpoint of every architecture, beside its model in transformers."""
+    found = {}
+    for kind in sorted(KINDS):
+        folder = tmp_path_factory.mktemp(kind)
+        model = tiny_models.reference(kind)
+        tiny_models.save(model, folder)
+        found[kind] = (model, folder)
+    return found
+
+
+@pytest.fixture
+def folder(models: dict[str, tuple[Any, Path]]) -> Path:
+    return models["qwen3"][1]
+
+
+def apart(one: Told, other: Told) -> float:
+    """How far the two best candidates were apart where two texts first differ; 0 where they are equal."""
+    for mine, theirs in zip(one.logprobs(), other.logprobs(), strict=True):
+        if mine.token != theirs.token:
+            return mine.top[0][2] - mine.top[1][2]
+    return 0.0
+
+
+# ---------------------------------------------------------------------------- against transformers
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_prompt_logprobs_and_greedy_text_are_transformers(
+    models: dict[str, tuple[Any, Path]], kind: str
+) -> None:
+    model, folder = models[kind]
+    prompt = tokens_of(2, 90)
+    told = TinyLoop(tiny_runner(folder)).say(
+        request(prompt, max_tokens=64, prompt_logprobs=3, logprobs=0)
+    )
+    with torch.no_grad():
+        whole = model.generate(
+            torch.tensor([prompt]), attention_mask=torch.ones(1, 90), max_new_tokens=64,
+            min_new_tokens=64, do_sample=False, pad_token_id=0,
+        )  # fmt: skip
+        logs = model(whole).logits[0].log_softmax(-1)
+    assert told.tokens() == whole[0, 90:].tolist() or ON_GPU
+    own = [float(logs[i, token]) for i, token in enumerate(whole[0, 1:].tolist())]
+    found = [entry.logprob for entry in told.prompt_logprobs]
+    assert np.allclose(found, own[:89], atol=CLOSE)
+    if not ON_GPU:
+        assert np.allclose([one.logprob for one in told.logprobs()], own[89:], atol=CLOSE)
+        best = logs[:89].topk(3, 1)
+        assert [[t for t, *_ in e.top] for e in told.prompt_logprobs] == best.indices.tolist()
+
+
+# ---------------------------------------------------------------------------- the same text
+
+
+def variants(folder: Path) -> dict[str, Told]:
+    """One greedy text, made in every way that should not matter."""
+    prompt = tokens_of(11, 50) * 3
+    asked = request(prompt, max_tokens=30, salt="a")
+    found = {f"chunks of {n}": TinyLoop(tiny_runner(folder, step=n)).say(asked) for n in (1, 7, 64)}
+    warm = TinyLoop(tiny_runner(folder))
+    warm.say(asked)
+    found["warm"] = warm.say(asked)
+    found["drafts"] = TinyLoop(tiny_runner(folder)).say(
+        request(prompt, max_tokens=30, speculation=True)
+    )
+    found["preempted"] = _preempted(folder, asked)
+    found["mixed"] = _mixed(folder, asked)
+    return found
+
+
+def _preempted(folder: Path, asked: GenerateRequest) -> Told:
+    # 150 and 30 tokens take three pages; five are there, so the younger of two cannot stay.
+    loop = TinyLoop(tiny_runner(folder, blocks=5))
+    loop.ask(request(tokens_of(12, 100), max_tokens=80))
+    id_ = loop.ask(asked)
+    loop.settle()
+    assert loop.loop.preemptions
+    return loop.told[id_]
+
+
+def _mixed(folder: Path, asked: GenerateRequest) -> Told:
+    loop = TinyLoop(tiny_runner(folder, step=40))
+    for seed in (13, 14):
+        loop.ask(request(tokens_of(seed, 60), max_tokens=40, temperature=1.0))
+    loop.turn(4)
+    id_ = loop.ask(asked)
+    loop.settle()
+    return loop.told[id_]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_greedy_text_is_the_same_however_it_is_made(
+    models: dict[str, tuple[Any, Path]], kind: str
+) -> None:
+    folder = models[kind][1]
+    plain = TinyLoop(tiny_runner(folder)).say(
+        request(tokens_of(11, 50) * 3, max_tokens=30, salt="a")
+    )
+    for way, told in variants(folder).items():
+        assert apart(plain, told) < NEAR, way
+
+
+def test_a_step_of_packed_weights_is_the_same_alone_and_among_others(tmp_path: Path) -> None:
+    tiny_models.save_awq(tiny_models.reference("qwen3"), tmp_path)
+    asked = request(tokens_of(21, 40), max_tokens=20)
+    alone = TinyLoop(tiny_runner(tmp_path)).say(asked)
+    # activations are rounded to 16 bits a group up to 8 rows and to fp16 beyond
+    assert apart(alone, _mixed(tmp_path, asked)) < 0.1
+
+
+# ---------------------------------------------------------------------------- points
+
+
+def step(runner: CudaRunner, number: int, *rows: StepRow, **fields: Any) -> dict[int, Any]:
+    runner.launch(StepPlan(number, rows, **fields))
+    result = runner.collect()
+    assert result.status == "ok"
+    return {sample.point: sample for sample in result.samples}
+
+
+def logits_of(folder: Path, tokens: tuple[int, ...]) -> np.ndarray:
+    return tiny_models.Tiny(folder, torch.float32).prompt(tokens, 64)[-1].numpy()
+
+
+def test_points_draw_by_their_own_settings_from_a_shared_row(folder: Path) -> None:
+    tokens = tokens_of(31, 20)
+    many = [
+        SamplingParams(seed=5, choice=i, temperature=1.3, top_p=1.0, min_p=0.0, top_logprobs=2)
+        for i in range(3)
+    ]
+    allowed = bytes([0b10101010] * 20)
+    enter = (
+        Enter(1, 0, tokens, 20, many[0]), Enter(2, -1, tokens, 20, many[1]),
+        Enter(3, -1, tokens, 20, many[2]),
+    )  # fmt: skip
+    points = tuple(Point(0, 19, seq) for seq in (1, 2, 3))
+    found = step(
+        tiny_runner(folder), 1, StepRow(1, 0, 0, tokens, (), (0,)), points=points, enter=enter,
+        masks=(Mask(2, allowed),),
+    )  # fmt: skip
+    row, sampler = logits_of(folder, tokens), Sampler(VOCABULARY)
+    for i, params in enumerate(many):
+        mask = allowed if i == 2 else None
+        wanted = sampler.draw(row, params, 20, None, mask)
+        assert found[i].token == wanted.token
+        assert found[i].logprob == pytest.approx(wanted.logprob, abs=CLOSE)
+        assert [t for t, _ in found[i].top] == [t for t, _ in wanted.top]
+
+
+def test_penalties_see_the_cached_prefix_drafts_and_tokens_still_in_flight(folder: Path) -> None:
+    tokens = tokens_of(32, 20)
+    harsh = SamplingParams(
+        temperature=0.0, repetition_penalty=1.3, frequency_penalty=3.0, presence_penalty=1.0
+    )
+    runner = tiny_runner(folder)
+    enter = (Enter(1, 0, tokens, 20, harsh),)
+    runner.launch(
+        StepPlan(1, (StepRow(1, 0, 0, tokens, (), (0,)),), (Point(0, 19, 1),), enter=enter)
+    )
+    runner.launch(StepPlan(2, (StepRow(1, 0, 20, LAST),), (Point(0, 0, 1),)))
+    drawn = [runner.collect().samples[0].token, runner.collect().samples[0].token]
+    text, sampler = list(tokens), Sampler(VOCABULARY)
+    for token in drawn:
+        row = logits_of(folder, tuple(text))
+        assert token == sampler.draw(row, harsh, len(text), TokenCounts(text, 20)).token
+        text.append(token)
+    # Verified drafts: point i sees the drafts before it; what follows a wrong one is left out.
+    right = sampler.draw(
+        logits_of(folder, tuple(text)), harsh, len(text), TokenCounts(text, 20)
+    ).token
+    other = (right + 1) % VOCABULARY
+    points = tuple(Point(0, i, 1) for i in range(4))
+    row_plan = StepRow(1, 0, 21, (text[-1],), (right, other, 3))
+    found = step(runner, 3, row_plan, points=points)
+    assert found[0].token == right
+    text.append(right)
+    second = sampler.draw(
+        logits_of(folder, tuple(text)), harsh, len(text), TokenCounts(text, 20)
+    ).token
+    assert found[1].token == second
+    assert (2 in found) == (second == other)
+
+
+def test_a_fork_goes_on_from_a_copied_page(folder: Path) -> None:
+    tokens = tokens_of(33, 70)
+    runner = tiny_runner(folder)
+    enter = (Enter(1, 0, tokens, 70, GREEDY),)
+    step(runner, 1, StepRow(1, 0, 0, tokens, (), (4, 2)), points=(Point(0, 69, 1),), enter=enter)
+    child = (*tokens, 9)
+    found = step(
+        runner, 2, StepRow(2, 3, 70, (9,), (), (4, 7)), points=(Point(0, 0, 2),),
+        memory=(Copy(2, 7, 6),), enter=(Enter(2, 3, child, 70, GREEDY),),
+    )  # fmt: skip
+    assert found[0].token == int(logits_of(folder, child).argmax())
+
+
+def test_more_forks_than_rows_find_room(folder: Path) -> None:
+    tokens = tokens_of(34, 5)
+    runner = tiny_runner(folder)
+    enter = (Enter(1, 0, tokens, 5, GREEDY), *(
+        Enter(n, -1, tokens, 5, SamplingParams(temperature=2.0, seed=1, choice=n, top_p=1.0))
+        for n in range(2, 90)
+    ))  # fmt: skip
+    points = tuple(Point(0, 4, one.seq) for one in enter)
+    found = step(runner, 1, StepRow(1, 0, 0, tokens, (), (0,)), points=points, enter=enter)
+    row, sampler = logits_of(folder, tokens), Sampler(VOCABULARY)
+    wanted = [sampler.draw(row, one.sampling, 5).token for one in enter]
+    assert [found[i].token for i in range(89)] == wanted
+
+
+# ---------------------------------------------------------------------------- steps that come back short
+
+
+def test_no_memory_in_a_step_is_a_result_and_the_one_behind_computes_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = tiny_runner(folder)
+    tokens = tokens_of(41, 30)
+    states = runner._network.states  # type: ignore[union-attr]
+
+    def full(inputs: Any) -> Any:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(runner._network, "states", full)
+    enter = (Enter(1, 0, tokens, 30, GREEDY),)
+    runner.launch(
+        StepPlan(1, (StepRow(1, 0, 0, tokens, (), (0,)),), (Point(0, 29, 1),), enter=enter)
+    )
+    monkeypatch.setattr(runner._network, "states", states)
+    runner.launch(StepPlan(2, (StepRow(1, 0, 30, LAST),), (Point(0, 0, 1),)))
+    first, second = runner.collect(), runner.collect()
+    assert (first.status, first.computed, first.samples) == ("out_of_memory", (0,), ())
+    assert first.notes
+    assert (second.status, second.computed) == ("aborted", (0,))
+    # The table of pages grew all the same.
+    found = step(runner, 3, StepRow(1, 0, 0, tokens), points=(Point(0, 29, 1),))
+    assert found[0].token == int(logits_of(folder, tokens).argmax())
+
+
+def test_requests_outlive_steps_without_memory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = request(tokens_of(42, 60), max_tokens=20)
+    plain = TinyLoop(tiny_runner(folder)).say(asked)
+    loop = TinyLoop(tiny_runner(folder))
+    network = loop.runner._network
+    assert network is not None
+    states, calls = network.states, [0]
+
+    def sometimes(inputs: Any) -> torch.Tensor:
+        calls[0] += 1
+        if calls[0] % 7 == 3:
+            raise torch.OutOfMemoryError
+        return states(inputs)
+
+    monkeypatch.setattr(network, "states", sometimes)
+    others = [loop.ask(request(tokens_of(43 + i, 40), max_tokens=20)) for i in range(3)]
+    told = loop.told[loop.ask(asked)]
+    loop.settle()
+    assert told.error is None and apart(plain, told) < NEAR
+    assert all(loop.told[id_].error is None for id_ in others)
+    assert any("memory" in sentence for sentence in loop.sent)
+
+
+def test_a_closed_runner_holds_nothing(folder: Path) -> None:
+    runner = tiny_runner(folder)
+    assert runner.memory().weights_bytes > 0
+    runner.close()
+    runner.close()
+    assert runner.memory() == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("host_s", "elapsed_s", "graphs", "wanted"),
+    [
+        (0.001, 0.0015, True, True),  # one row, replayed
+        (0.035, 0.034, True, False),  # kernel by kernel: the GPU waited
+        (0.84, 0.8415, True, False),  # a kernel was compiled
+        (0.041, 0.126, True, True),  # thousands of rows
+        (0.035, 0.034, False, True),  # never any other way
+    ],
+)
+def test_a_step_that_waited_for_the_host_tells_nothing_of_the_next(
+    host_s: float, elapsed_s: float, graphs: bool, wanted: bool
+) -> None:
+    runner = SimpleNamespace(graphs=SimpleNamespace(enabled=graphs))
+    flight = PendingStep(StepPlan(1), 0.0, host_s=host_s)
+    assert CudaRunner._is_typical(runner, flight, elapsed_s) == wanted  # type: ignore[arg-type]
+    flight.typical = False
+    assert not CudaRunner._is_typical(runner, flight, elapsed_s)  # type: ignore[arg-type]

@@ -1,0 +1,196 @@
+"""Every architecture against transformers, in fp32 on a CPU; and the kernels' way against the references'."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.layers import DenseLayers
+from localchat_cuda.quantization_config import Quantization
+from localchat_cuda.weights.loader import load
+from localchat_cuda.weights.source import RandomWeights
+from tests.support import tiny_models
+from tests.support.tiny_models import CPU, KINDS, Stretch, Tiny, tokens_of
+
+PROMPT = 70
+
+
+@pytest.fixture(scope="module", params=sorted(KINDS))
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, Path]:
+    folder = tmp_path_factory.mktemp(request.param)
+    model = tiny_models.reference(request.param)
+    tiny_models.save(model, folder)
+    return model, folder
+
+
+@pytest.fixture(
+    scope="module", params=["qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3-long"]
+)
+def quantized(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, Path]:
+    folder = tmp_path_factory.mktemp(request.param)
+    model = tiny_models.reference(request.param)
+    tiny_models.save_awq(model, folder)
+    return model, folder
+
+
+def wanted_of(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(torch.tensor([tokens])).logits[0]
+    return found
+
+
+def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("chunk", [1, 17, 64, 70])
+def test_prompt_logits_are_transformers_for_any_chunk(pair: tuple[Any, Path], chunk: int) -> None:
+    model, folder = pair
+    tokens = tokens_of(1, PROMPT)
+    found = Tiny(folder, torch.float32).prompt(tokens, chunk)
+    assert torch.allclose(found, wanted_of(model, tokens), atol=2e-3, rtol=1e-4)
+
+
+def test_greedy_text_is_transformers(pair: tuple[Any, Path]) -> None:
+    model, folder = pair
+    prompt, ours = tokens_of(2, 50), Tiny(folder, torch.float32)
+    model.generation_config.eos_token_id = None  # no token is forbidden, and none ends the text
+    with torch.no_grad():
+        wanted = model.generate(
+            torch.tensor([prompt]),
+            max_new_tokens=64,
+            do_sample=False,
+            pad_token_id=0,
+        )[0, len(prompt) :].tolist()
+    known, found = list(prompt), []
+    logits = ours.prompt(prompt, 32)[-1:]
+    for _ in range(64):
+        found.append(int(logits[-1].argmax()))
+        known.append(found[-1])
+        logits = ours.step(Stretch(0, len(known) - 1, (found[-1],)))
+    assert found == wanted
+
+
+def test_sequences_in_one_step_do_not_touch_each_other(pair: tuple[Any, Path]) -> None:
+    model, folder = pair
+    ours = Tiny(folder, torch.float32)
+    texts = [tokens_of(3, 70), tokens_of(4, 33), tokens_of(5, 20)]
+    for slot, text in enumerate(texts[:2]):
+        ours.prompt(text[:-1], 40, slot)
+    stretches = [Stretch(2, 0, texts[2], 2), *(
+        Stretch(slot, len(text) - 1, text[-1:]) for slot, text in enumerate(texts[:2])
+    )]  # fmt: skip
+    found = ours.step(*stretches)
+    wanted = [
+        wanted_of(model, texts[2])[-2:],
+        wanted_of(model, texts[0])[-1:],
+        wanted_of(model, texts[1])[-1:],
+    ]
+    assert torch.allclose(found, torch.cat(wanted), atol=2e-3, rtol=1e-4)
+
+
+def test_a_copied_page_continues_like_its_original(pair: tuple[Any, Path]) -> None:
+    model, folder = pair
+    ours, text = Tiny(folder, torch.float32), tokens_of(6, 40)
+    ours.prompt(text[:30], 30)
+    ours.pages.copy(int(ours.tables[0, 0]), int(ours.tables[1, 0]), 30)
+    found = ours.step(Stretch(1, 30, text[30:]))
+    assert torch.allclose(found, wanted_of(model, text)[-1:], atol=2e-3, rtol=1e-4)
+
+
+def rows_of_products(monkeypatch: pytest.MonkeyPatch, kind: type[DenseLayers]) -> list[int]:
+    """How many rows each product of a step has, in order; filled as it runs."""
+    seen: list[int] = []
+    whole = kind.product
+
+    def product(self: Any, x: Any, weight: Any) -> torch.Tensor:
+        found: torch.Tensor = whole(self, x, weight)
+        seen.append(found.shape[1])
+        return found
+
+    monkeypatch.setattr(kind, "product", product)
+    return seen
+
+
+@pytest.mark.parametrize("wanted", [1, 3, 30])
+def test_behind_the_last_attention_only_wanted_tokens_go_on(
+    pair: tuple[Any, Path], wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 40 tokens; where most are wanted, all do."""
+    model, folder = pair
+    tokens = tokens_of(12, 40)
+    seen = rows_of_products(monkeypatch, DenseLayers)
+    found = Tiny(folder, torch.float32).step(Stretch(0, 0, tokens, wanted))
+    assert torch.allclose(found, wanted_of(model, tokens)[-wanted:], atol=2e-3, rtol=1e-4)
+    computed = seen[0]
+    assert computed >= 40
+    assert set(seen[:-3]) == {computed}
+    assert seen[-3:] == [wanted if 2 * wanted <= computed else computed] * 3
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("quantized", ["qwen2", "gemma3"], indirect=True)
+def test_behind_the_last_attention_only_wanted_rows_are_packed(
+    quantized: tuple[Any, Path], kernels: bool
+) -> None:
+    model, folder = quantized
+    ours = Tiny(folder, torch.float16 if kernels else torch.float32, kernels=kernels)
+    tokens = tokens_of(13, 34)
+    found = ours.step(Stretch(0, 0, tokens, 2), packed=True)
+    assert distance(found, wanted_of(model, tokens)[-2:]) < (2e-2 if kernels else 5e-3)
+    several = [Stretch(slot, 0, tokens_of(14 + slot, 5)) for slot in (1, 2)]
+    found = ours.step(*several, packed=True)
+    wanted = [wanted_of(model, each.tokens)[-1:] for each in several]
+    assert distance(found, torch.cat(wanted)) < (2e-2 if kernels else 5e-3)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("chunk", [1, 16, 40])
+def test_awq_logits_are_those_of_the_dequantized_weights(
+    quantized: tuple[Any, Path], packed: bool, chunk: int
+) -> None:
+    model, folder = quantized
+    tokens = tokens_of(7, 40)
+    found = Tiny(folder, torch.float32).prompt(tokens, chunk, packed=packed)
+    wanted = wanted_of(model, tokens)
+    # packed activations are rounded to 16 bits a group (up to 8 rows) or to fp16
+    assert distance(found, wanted) < (5e-3 if packed else 1e-5)
+
+
+@pytest.mark.parametrize("quantized", ["qwen2"], indirect=True)
+@pytest.mark.parametrize("chunk", [9, 17])
+def test_kernels_of_packed_weights_are_their_references(
+    quantized: tuple[Any, Path], chunk: int
+) -> None:
+    model, folder = quantized
+    tokens = tokens_of(8, 17)
+    found = Tiny(folder, torch.float16, kernels=True).prompt(tokens, chunk, packed=True)
+    assert distance(found, wanted_of(model, tokens)) < 2e-2
+
+
+@pytest.mark.parametrize("pair", ["qwen3"], indirect=True)
+def test_kernels_of_dense_weights_are_their_references(pair: tuple[Any, Path]) -> None:
+    model, folder = pair
+    ours, tokens = Tiny(folder, torch.float16, kernels=True), tokens_of(9, 18)
+    ours.step(Stretch(0, 0, tokens[:17]))
+    found = ours.step(Stretch(0, 17, tokens[17:]), Stretch(1, 0, tokens_of(10, 17)))
+    wanted = torch.cat((wanted_of(model, tokens)[-1:], wanted_of(model, tokens_of(10, 17))[-1:]))
+    assert distance(found, wanted) < 2e-2
+
+
+@pytest.mark.parametrize("quantization", [None, Quantization("awq")])
+def test_random_weights_run(pair: tuple[Any, Path], quantization: Quantization | None) -> None:
+    ours = Tiny(pair[1], torch.float32)
+    ours.config = replace(ours.config, quantization=quantization)
+    names = ARCHITECTURES[ours.config.architecture].NAMES
+    ours.weights = load(ours.config, names, RandomWeights(CPU), CPU, dtype=torch.float32)
+    found = ours.prompt(tokens_of(11, 9), 9)
+    assert bool(found.isfinite().all())
+    assert float(found.std()) > 0.0

@@ -1,0 +1,345 @@
+"""Compiling ahead, without a GPU: which kernels are met, by whom they are compiled, and what is left behind."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import triton
+from triton.runtime.jit import JitFunctionInfo
+
+from localchat.backend_api.interface import StepPlan
+from localchat.fit.hardware import Limits, read_machine
+from localchat_cuda.compile_ahead import trace, workers
+from localchat_cuda.compile_ahead.trace import CompileJob, CompileShape
+from localchat_cuda.kernels import launch
+from localchat_cuda.kernels.launch import Traits
+from localchat_cuda.model_config import ModelConfig, parse_config
+from localchat_cuda.runner.input_batch import BESIDE, BUCKETS, LONGEST_FEW, PROMPT_BUCKETS
+from tests.support.compile_ahead_steps import (
+    TINY,
+    can_of,
+    child,
+    steps_by_chance,
+)
+from tests.support.cuda_configs import AWQ, GPTQ, QWEN25
+from tests.support.hub_configs import CONFIGS
+
+HOPPER, AMPERE, NEWER = Traits.of((9, 0), 132), Traits.of((8, 6), 82), Traits.of((12, 0), 170)
+SURVEY = """
+import collections, json, pickle, sys
+from localchat_cuda.compile_ahead import trace
+
+class Counted(trace.Claims):
+    def skip(self, *, key, fn, **rest):
+        self.met.setdefault((fn.module.rpartition(".")[2], key))
+        return True
+
+scripts, found = pickle.load(sys.stdin.buffer), {}
+claims = Counted("")
+trace.only_compile(next(iter(scripts.values())).gpu, claims)
+for name, script in scripts.items():
+    claims.met = {}
+    trace.launch.imagine(script.gpu)
+    troubles = trace.walk(
+        trace.runner_of(script), script.config.vocabulary, trace.scenes(script.can))
+    assert not troubles, (name, troubles[:3])
+    found[name] = collections.Counter(module for module, _ in claims.met)
+print(json.dumps(found))
+"""
+UNMET = """
+import json, pickle, sys
+from localchat_cuda.compile_ahead import trace
+
+class Seen(trace.Claims):
+    def skip(self, *, key, fn, **rest):
+        self.kept.setdefault(fn.module + fn.name + key, f"{fn.name}: {key}")
+        return True
+
+(script, more), claims = pickle.load(sys.stdin.buffer), Seen("")
+claims.kept = {}
+trace.only_compile(script.gpu, claims)
+runner = trace.runner_of(script)
+assert not trace.walk(runner, script.config.vocabulary, trace.scenes(script.can))
+count = len(claims.kept)
+assert not trace.walk(runner, script.config.vocabulary, more)
+print(json.dumps([count, list(claims.kept.values())[count:]]))
+"""
+
+
+def script_of(raw: dict[str, Any], gpu: Traits, **wishes: Any) -> CompileJob:
+    config = parse_config(raw, "it")
+    return CompileJob(config, can_of(config, **wishes), gpu)
+
+
+def met(scripts: dict[str, CompileJob]) -> dict[str, dict[str, int]]:
+    """By script, how many kernels of which module steps need; none is compiled."""
+    found: dict[str, dict[str, int]] = json.loads(child(["-c", SURVEY], scripts))
+    return found
+
+
+# ---------------------------------------------------------------------------- what is met
+
+
+@pytest.fixture(scope="module")
+def by_format() -> dict[str, dict[str, int]]:
+    def stored(**how: Any) -> dict[str, Any]:
+        return {**QWEN25, "quantization_config": how}
+
+    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    floating = script_of(QWEN25, HOPPER)
+    return met({
+        "awq": script_of(stored(**AWQ), HOPPER),
+        "awq before hopper": script_of(stored(**AWQ), AMPERE),
+        "awq behind hopper": script_of(stored(**AWQ), NEWER),
+        "scattered": script_of(stored(**{**GPTQ, "desc_act": True}), HOPPER),
+        "fp8": script_of(stored(**fp8), HOPPER),
+        "fp8 before": script_of(stored(**fp8), AMPERE),
+        "bf16": floating,
+        "head": floating._replace(head_int8=True),
+        "coded": script_of(QWEN25, HOPPER, kv_type="fp8"),
+    })  # fmt: skip
+
+
+def test_every_form_of_a_product_is_met(by_format: dict[str, dict[str, int]]) -> None:
+    products = {"w4_int8", "w4_fp16", "w4_wgmma", "w4_dense"}
+    assert products | {"w4_hopper", "attention_hopper"} <= by_format["awq"].keys()
+    for elsewhere in ("awq before hopper", "awq behind hopper"):
+        assert products | {"w4_many", "attention_many"} <= by_format[elsewhere].keys()
+        assert not {"w4_hopper", "attention_hopper"} & by_format[elsewhere].keys()
+    assert {"w8_one", "w8_few", "w8_tiles", "w8a8"} <= by_format["fp8"].keys()
+    assert {"w8_one", "w8_few", "w8_tiles", "w8_dense"} <= by_format["fp8 before"].keys()
+    assert {"dense_few", "gated", "norm"} <= by_format["bf16"].keys()
+    assert not any(name.startswith("w") for name in by_format["bf16"])
+    assert {"w8_one", "w8_tiles"} <= by_format["head"].keys()
+
+
+def test_what_stands_between_products_is_met(by_format: dict[str, dict[str, int]]) -> None:
+    for name, kernels in by_format.items():
+        assert {"rope", "attention_few", "sample"} <= kernels.keys(), name
+        assert kernels["rope"] >= 3, name
+    assert by_format["scattered"]["w4_feed"] > by_format["awq"]["w4_feed"]
+    assert "kv8_plain" in by_format["coded"]
+    assert all(sum(kernels.values()) < 200 for kernels in by_format.values())
+
+
+def test_every_architecture_can_be_rehearsed() -> None:
+    raws = {raw["architectures"][0]: raw for raw, _ in CONFIGS.values()}
+    found = met({name: script_of(raw, HOPPER, slots=1) for name, raw in raws.items()})
+    assert len(found) > 5
+    assert all({"rope", "attention_few", "sample"} <= kernels.keys() for kernels in found.values())
+    assert "post_norm" in found["Gemma2ForCausalLM"]
+
+
+def test_a_layer_of_each_kind_is_kept_and_the_last_stays_the_last() -> None:
+    config = parse_config(QWEN25, "it")
+    assert trace.shortened(config).layers == 2
+    windowed = trace.shortened(
+        ModelConfig(**{
+            **{field: getattr(config, field) for field in config.__dataclass_fields__},
+            "windows": (512,) * 5 + (0,) + (512,) * 5 + (0,) * 17,
+        })
+    )  # fmt: skip
+    assert windowed.windows == (512, 0, 0)
+
+
+def test_scenes_stay_within_what_a_model_can() -> None:
+    config = parse_config(QWEN25, "it")
+    for slots, context in ((1, 64), (4, 200), (128, 8192), (300, 40_000)):
+        can = can_of(config, slots=slots, context=context)
+        widths = set()
+        for scene in trace.scenes(can):
+            assert 1 <= len(scene.rows) <= can.max_slots
+            assert sum(width for _, width, _ in scene.rows) <= max(can.max_step_tokens, BUCKETS[-1])
+            assert sum(start + width for start, width, _ in scene.rows) <= can.kv_tokens
+            assert all(start >= 0 and start + width < context for start, width, _ in scene.rows)
+            widths |= {width for _, width, _ in scene.rows}
+        assert widths >= {size for size in PROMPT_BUCKETS if LONGEST_FEW < size < context}
+    assert max(BESIDE) <= 300
+
+
+@pytest.mark.parametrize("raw", [QWEN25, TINY], ids=["7B", "tiny"])
+def test_steps_of_any_kind_need_no_other_kernels(raw: dict[str, Any]) -> None:
+    awq = script_of({**raw, "quantization_config": AWQ}, HOPPER)
+    told = child(["-c", UNMET], (awq, steps_by_chance(300)))
+    kernels, missed = json.loads(told)
+    assert kernels > 100
+    assert not missed
+
+
+# ---------------------------------------------------------------------------- who compiles
+
+
+def test_a_kernel_is_compiled_by_whoever_claims_it_first(tmp_path: Path) -> None:
+    (tmp_path / "claims").mkdir()
+    script = script_of(TINY, AMPERE, slots=1, context=40)._replace(claims=str(tmp_path / "claims"))
+    command = ["-m", "localchat_cuda.compile_ahead.trace"]
+    count = int(child(command, script, tmp_path / "cache"))
+    assert count == len(list((tmp_path / "claims").iterdir())) > 5
+    made = {path.name for path in (tmp_path / "cache").rglob("*.cubin")}
+    assert {"_rope_kernel.cubin", "_few_kernel.cubin", "_few_rows_kernel.cubin"} <= made
+    assert len(list((tmp_path / "cache").rglob("*.cubin"))) == count
+    assert int(child(command, script, tmp_path / "cache")) == 0
+
+
+HASHED = """
+import json
+from triton.runtime.jit import JITFunction
+from localchat_cuda.runner import runner
+from localchat_cuda.kernels.attention import decode as decode_attention, kv_fp8
+from localchat_cuda.compile_ahead import triton_cache
+
+order = []
+JITFunction.cache_key = property(lambda self: order.append(id(self)))
+triton_cache.hash_bottom_up()
+asked = [order.index(id(each)) for each in (decode_attention._few_kernel, kv_fp8.decode)]
+print(json.dumps([*asked, len(order), len(set(order))]))
+"""
+
+
+def test_what_a_kernel_calls_is_hashed_before_it() -> None:
+    """Else Triton 3.6 gives it another key in each order of launches."""
+    kernel, called, hashed, functions = json.loads(child(["-c", HASHED], None))
+    assert called < kernel
+    assert hashed == functions > 100
+
+
+def test_nothing_is_compiled_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    claims, kernel = trace.Claims(""), JitFunctionInfo("module", "kernel", None)
+    assert claims.skip(key="a", fn=kernel) is False
+    assert claims.count == 1
+    monkeypatch.setattr(os, "getppid", lambda: claims._starter + 1)
+    with pytest.raises(SystemExit):
+        claims.skip(key="b", fn=kernel)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "limit", "free_gb", "wanted"),
+    [(16, 0.0, 100, 16), (16, 2.5, 100, 2), (16, 0.5, 100, 1), (16, 0.0, 6, 3), (64, 0.0, 500, 24)],
+)
+def test_compiling_keeps_to_what_a_container_may_take(
+    allowed: int, limit: float, free_gb: int, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = replace(read_machine(), ram_free_bytes=free_gb * 10**9)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(allowed)))
+    monkeypatch.setattr(workers, "read_limits", lambda: Limits(cpus=limit))
+    monkeypatch.setattr(workers, "read_machine", lambda: machine)
+    assert workers._processes() == wanted
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> torch.device:
+    """A device that is taken for a GPU, and a cache of its own."""
+    monkeypatch.setattr(launch, "traits", lambda device: HOPPER)
+    monkeypatch.setattr(launch, "interpreted", lambda: False)
+    monkeypatch.setattr(workers, "_processes", lambda: 2)
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+    return torch.device("cuda", 0)
+
+
+def told_to(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    monkeypatch.setattr(workers, "_COMMAND", (sys.executable, "-c", program))
+
+
+READS = "import os, sys; assert sys.stdin.buffer.read(); open({!r} + str(os.getpid()), 'w')"
+
+
+def test_what_was_compiled_once_is_not_compiled_again(
+    gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told_to(monkeypatch, READS.format(str(tmp_path / "ran-")))
+    config, said = parse_config(TINY, "it"), list[str]()
+    for context in (8192, 8192, 4096):
+        with workers.CompileAhead(config, can_of(config, context=context), gpu, said.append) as one:
+            one.wait()
+    assert len(said) == 2
+    assert "compiled, once, by 2 processes" in said[0]
+    assert len(list(tmp_path.glob("ran-*"))) == 4
+    assert len(list(tmp_path.glob("localchat-*"))) == 2
+
+
+def test_processes_that_fail_are_asked_again_next_time(
+    gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told_to(monkeypatch, "import sys; sys.exit(3)")
+    config, said = parse_config(TINY, "it"), list[str]()
+    for _ in range(2):
+        with workers.CompileAhead(config, can_of(config), gpu, said.append) as one:
+            one.wait()
+    assert len(said) == 2
+    assert not list(tmp_path.glob("localchat-*"))
+
+
+def test_a_load_that_fails_ends_its_processes(
+    gpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told_to(monkeypatch, "import time; time.sleep(600)")
+    config = parse_config(TINY, "it")
+    with (
+        pytest.raises(ValueError, match="no room"),
+        workers.CompileAhead(config, can_of(config), gpu, lambda text: None) as one,
+    ):
+        raise ValueError("no room")
+    assert [each.poll() is not None for each in one._started] == [True, True]
+
+
+@pytest.mark.parametrize(("allowed", "words"), [(0, "first needed: No room"), (1, "by 1 proc")])
+def test_where_processes_cannot_be_started_the_load_goes_on(
+    allowed: int, words: str, gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told_to(monkeypatch, READS.format(str(tmp_path / "ran-")))
+    begin, begun = subprocess.Popen, list[object]()
+
+    def popen(*command: Any, **how: Any) -> Any:
+        if len(begun) == allowed:
+            raise OSError(errno.ENOMEM, "No room")
+        begun.append(command)
+        return begin(*command, **how)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    config, said = parse_config(TINY, "it"), list[str]()
+    with workers.CompileAhead(config, can_of(config), gpu, said.append) as one:
+        one.wait()
+    assert len(said) == 1 and words in said[0]
+    assert len(list(tmp_path.glob("localchat-*"))) == len(list(tmp_path.glob("ran-*"))) == allowed
+
+
+def test_a_compiler_that_cannot_be_started_ends_no_walk() -> None:
+    def launch(plan: StepPlan) -> None:
+        if plan.rows:
+            raise OSError(errno.EAGAIN, "No process")
+
+    runner = SimpleNamespace(launch=launch, forget=lambda: None)
+    assert len(trace.walk(runner, 9, [CompileShape(((0, 1, 0),))] * 2)) == 2  # type: ignore[arg-type]
+
+
+def test_what_had_no_room_in_a_small_cache_is_compiled_once_there_is_room(
+    gpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told_to(monkeypatch, "import sys; sys.stdin.buffer.read()")
+    config, said = parse_config(TINY, "it"), list[str]()
+    can, counts = can_of(config), list[int]()
+    for tokens in (8192, 9000, 10**6, 2 * 10**6):
+        held = replace(can, kv_tokens=tokens)
+        with workers.CompileAhead(config, held, gpu, said.append) as one:
+            one.wait()
+        counts.append(len(said))
+    steps = [len(list(trace.scenes(replace(can, kv_tokens=n)))) for n in (8192, 9000, 10**6)]
+    assert steps[0] < steps[2]
+    assert counts == [1, 1 + (steps[1] > steps[0]), counts[1] + 1, counts[1] + 1]
+
+
+def test_on_a_cpu_nothing_is_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_digest", None)
+    config, said = parse_config(TINY, "it"), list[str]()
+    with workers.CompileAhead(config, can_of(config), torch.device("cpu"), said.append) as one:
+        one.wait()
+    assert not said
+    assert not one._started

@@ -1,0 +1,67 @@
+"""On an NVIDIA GPU: once a model was rehearsed, its steps compile nothing."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from localchat_cuda.compile_ahead import workers
+from localchat_cuda.compile_ahead.trace import CompileJob
+from localchat_cuda.kernels.launch import traits
+from localchat_cuda.model_config import parse_config
+from tests.support.compile_ahead_steps import TINY, can_of, child, steps_by_chance
+from tests.support.cuda_configs import AWQ
+from tests.support.tiny_engine_core import ON_GPU
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not ON_GPU, reason="no NVIDIA GPU, or TRITON_INTERPRET is not 0"),
+]
+GPU = torch.device("cuda", 0)
+PLAYED = """
+import json, pickle, sys
+import torch, triton
+from localchat.backend_api.interface import StepPlan
+from localchat_cuda.compile_ahead import trace
+from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.load import warm_up
+from localchat_cuda.runner.model import LoadedModel
+from localchat_cuda.runner.kv_pages import Pages
+from localchat_cuda.runner.runner import CudaRunner
+from localchat_cuda.weights.source import RandomWeights
+from localchat_cuda.weights.loader import load
+
+made, found = [], []
+def told(*, src, metadata, metadata_group, times, cache_hit):
+    (found if cache_hit else made).append(f"{src.name} {src.constants} {src.attrs}")
+
+triton.knobs.compilation.listener = told
+(script, more), gpu = pickle.load(sys.stdin.buffer), torch.device("cuda", 0)
+config, can = script.config, script.can
+weights = load(config, ARCHITECTURES[config.architecture].NAMES, RandomWeights(gpu), gpu)
+pages = Pages(config, can.kv_tokens // 64 + 1, can.context_tokens, gpu, torch.float16)
+runner = CudaRunner(LoadedModel(config, weights, pages, kernels=True), can)
+warm_up(runner)
+for scene in (*trace.scenes(can), *more):
+    plan = trace.plan_of(scene, config.vocabulary)
+    for step in (plan, StepPlan(0, leave=tuple(one.seq for one in plan.enter))):
+        runner.launch(step)
+        runner.collect()
+runner.close()
+print(json.dumps([len(found), made]))
+"""
+
+
+def test_after_a_rehearsal_nothing_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    config = parse_config({**TINY, "torch_dtype": "float16", "quantization_config": AWQ}, "it")
+    can = can_of(config)
+    with workers.CompileAhead(config, can, GPU, print) as ahead:
+        ahead.wait()
+    script = CompileJob(config, can, traits(GPU))
+    found, made = json.loads(child(["-c", PLAYED], (script, steps_by_chance(200)), tmp_path))
+    assert found > 50
+    assert not made

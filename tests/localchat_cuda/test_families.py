@@ -1,0 +1,190 @@
+"""Windows, post-norms, merged products and parts that are left out, from a checkpoint to the text."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from localchat.model_files.safetensors import read_safetensors
+from localchat_cuda import memory_plan
+from localchat_cuda.checkpoint_model import CheckpointModel, Place
+from localchat_cuda.model_config import read_config
+from tests.support import tiny_models
+from tests.support.hub_configs import CONFIGS
+from tests.support.speaking_checkpoint import write_speaking
+from tests.support.tiny_engine_core import ON_GPU, TinyLoop, request, tiny_runner
+from tests.support.tiny_models import KINDS, Stretch, Tiny, tokens_of
+
+NEWER = ("mistral", "qwen2-window", "gemma2", "gemma3", "phi3-long", "qwen3-yarn")
+
+
+def logits_of(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(torch.tensor([tokens])).logits[0]
+    return found
+
+
+def greedy(model: Any, prompt: tuple[int, ...], count: int) -> list[int]:
+    with torch.no_grad():
+        whole = model.generate(
+            torch.tensor([prompt]), max_new_tokens=count, do_sample=False, pad_token_id=0
+        )  # fmt: skip
+    found: list[int] = whole[0, len(prompt) :].tolist()
+    return found
+
+
+def lost(model: Any, prompt: tuple[int, ...], found: list[int]) -> float:
+    """By how much a drawn token was worse than the best one, at most, as a logit."""
+    logits = logits_of(model, (*prompt, *found))[len(prompt) - 1 : -1]
+    own = logits.gather(1, torch.tensor(found)[:, None])[:, 0]
+    return float((logits.max(1).values - own).max())
+
+
+@pytest.mark.parametrize("kind", NEWER)
+def test_drafts_chunks_and_neighbours_leave_the_text_of_transformers(
+    kind: str, tmp_path: Path
+) -> None:
+    """Prompts longer than the window in chunks beside others that decode, and drafts of repeated text."""
+    model = tiny_models.reference(kind)
+    tiny_models.save(model, tmp_path)
+    loop = TinyLoop(tiny_runner(tmp_path, step=24))
+    prompts = [tokens_of(20, 9) * 7, tokens_of(21, 50), tokens_of(22, 70)]
+    ids = [
+        loop.ask(request(prompt, max_tokens=64, speculation=i == 0))
+        for i, prompt in enumerate(prompts)
+    ]
+    loop.settle()
+    for id_, prompt in zip(ids, prompts, strict=True):
+        found = loop.told[id_].tokens()
+        assert found == greedy(model, prompt, 64) or (ON_GPU and lost(model, prompt, found) < 0.1)
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "mistral"])
+def test_prompt_logprobs_are_transformers(kind: str, tmp_path: Path) -> None:
+    model, tokens = tiny_models.reference(kind), tokens_of(23, 100)
+    tiny_models.save(model, tmp_path)
+    asked = request(tokens, prompt_logprobs=0, max_tokens=1)
+    told = TinyLoop(tiny_runner(tmp_path, step=32)).say(asked)
+    logs = logits_of(model, tokens).log_softmax(-1)[:-1]
+    wanted = logs.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
+    found = torch.tensor([entry.logprob for entry in told.prompt_logprobs])
+    assert torch.allclose(found, wanted, atol=0.15 if ON_GPU else 2e-3)
+
+
+def test_layers_whose_window_is_wider_than_the_context_turn_as_those_with_one(
+    tmp_path: Path,
+) -> None:
+    model, tokens = tiny_models.reference("gemma3", sliding_window=4096), tokens_of(26, 40)
+    tiny_models.save(model, tmp_path)
+    found = Tiny(tmp_path, torch.float32).prompt(tokens, 40)
+    assert torch.allclose(found, logits_of(model, tokens), atol=2e-3, rtol=1e-4)
+
+
+def test_only_gemma_2_caps_its_attention(tmp_path: Path) -> None:
+    caps = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}
+    model, tokens = tiny_models.reference("gemma3", **caps), tokens_of(27, 40)
+    tiny_models.save(model, tmp_path)
+    found = Tiny(tmp_path, torch.float32).prompt(tokens, 40)
+    assert torch.allclose(found, logits_of(model, tokens), atol=2e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma3"])
+def test_quantized_layers_serve_windows_drafts_and_batches(kind: str, tmp_path: Path) -> None:
+    model = tiny_models.reference(kind)
+    tiny_models.save_awq(model, tmp_path)
+    prompts = [tokens_of(24, 9) * 5, tokens_of(25, 60)]
+    loop = TinyLoop(tiny_runner(tmp_path, step=40))
+    ids = [loop.ask(request(prompt, max_tokens=32, speculation=True)) for prompt in prompts]
+    loop.settle()
+    for id_, prompt in zip(ids, prompts, strict=True):
+        found = loop.told[id_].tokens()
+        # activations are rounded to 16 bits a group, so a text may part where two tokens are as good
+        assert lost(model, prompt, found) < 0.1
+        assert len(found) == 32
+
+
+@pytest.mark.skipif(ON_GPU, reason="for the interpreter")
+@pytest.mark.parametrize(("kind", "chunk"), [("gemma3", 9), ("phi3-long", 17)])
+def test_kernels_of_packed_weights_say_what_transformers_says(
+    kind: str, chunk: int, tmp_path: Path
+) -> None:
+    model, tokens = tiny_models.reference(kind), tokens_of(8, chunk)
+    tiny_models.save_awq(model, tmp_path)
+    found = Tiny(tmp_path, torch.float16, kernels=True).prompt(tokens, chunk, packed=True)
+    wanted = logits_of(model, tokens)
+    assert float((found - wanted).norm() / wanted.norm()) < 2e-2
+
+
+@pytest.mark.skipif(ON_GPU, reason="for the interpreter")
+@pytest.mark.parametrize("kind", ["gemma3", "phi3-long"])
+def test_kernels_of_dense_weights_say_what_transformers_says(kind: str, tmp_path: Path) -> None:
+    """A prompt chunk longer than the window and, in the next step, one token and a short chunk."""
+    model, tokens = tiny_models.reference(kind), tokens_of(9, 30)
+    tiny_models.save(model, tmp_path)
+    ours = Tiny(tmp_path, torch.float16, kernels=True)
+    ours.step(Stretch(0, 0, tokens[:29]))
+    found = ours.step(Stretch(0, 29, tokens[29:]), Stretch(1, 0, tokens[:3]))
+    wanted = logits_of(model, tokens)[[29, 2]]
+    assert float((found - wanted).norm() / wanted.norm()) < 2e-2
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_the_text_part_of_a_model_that_sees_is_loaded_alone(prefix: str, tmp_path: Path) -> None:
+    model = tiny_models.reference("gemma3")
+    held = {
+        name.replace("model.", prefix, 1): tensor.clone()
+        for name, tensor in model.state_dict().items()
+        if name != "lm_head.weight"
+    }
+    text_bytes = 2 * sum(tensor.numel() for tensor in held.values())
+    begin = "model." if prefix.startswith("model.") else ""
+    held[f"{begin}vision_tower.weight"] = torch.zeros(1000, 1000)
+    held[f"{begin}multi_modal_projector.weight"] = torch.zeros(100)
+    safetensors.torch.save_file(held, tmp_path / "model.safetensors")
+    text = model.config.to_dict()
+    raw = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "dtype": "bfloat16",
+        "eos_token_id": [1, 106],
+        "text_config": {**text, "architectures": None, "eos_token_id": 1},
+        "vision_config": {"hidden_size": 8, "num_hidden_layers": 3},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(raw, default=str))
+    config, tokens = read_config(tmp_path), tokens_of(1, 40)
+    assert config.vision and config.ends == (1, 106)
+    header = read_safetensors(tmp_path / "model.safetensors")
+    assert memory_plan.weights_bytes(config, [header]) == text_bytes
+    found = Tiny(tmp_path, torch.float32).prompt(tokens, 40)
+    assert torch.allclose(found, logits_of(model, tokens), atol=2e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_random_weights_are_as_many_as_the_plan_counts(kind: str, tmp_path: Path) -> None:
+    model = tiny_models.reference(kind)
+    tiny_models.save(model, tmp_path)
+    config = read_config(tmp_path)
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    assert memory_plan.parameters(config) == counted
+    packed = replace(config, dtype="bfloat16")
+    assert memory_plan.dummy_bytes(packed) == 2 * counted
+
+
+@pytest.mark.parametrize("place", ["cuda", "cpu"])
+def test_what_is_left_out_and_what_is_computed_otherwise_is_said(
+    place: Place, tmp_path: Path
+) -> None:
+    write_speaking(tmp_path)
+    raw = {**CONFIGS["gemma3:4b"][0], "torch_dtype": "float16"}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    said: list[str] = []
+    model = CheckpointModel(tmp_path, place, said.append)
+    assert [line.split(":")[0] for line in said] == [
+        "Numbers in this model leave the range of fp16, in which it is stored",
+        "This model sees images, too; its vision part is left out, so images are refused.",
+    ]
+    assert model.config.dtype == "bfloat16"
+    assert model.info.context_train == 131072

@@ -1,0 +1,223 @@
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from localchat.errors import DoesNotFit, UsageError
+from localchat.fit.memory_plan import LoadWish, demand
+from localchat.model_files.safetensors import SafetensorsHeader, Tensor
+from localchat_cuda.memory_plan import StepLimits, kv_token_bytes, plan, weights_bytes
+from localchat_cuda.model_config import ModelConfig, parse_config
+from tests.support.cuda_configs import AWQ, QWEN25
+from tests.support.cuda_machines import CONFIG, GB, gpu, header
+from tests.support.hub_configs import CONFIGS
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_cache_of_every_slot_is_planned_and_no_more() -> None:
+    found = plan(CONFIG, [header(15 * GB)], LoadWish(max_slots=2), gpu(140 * GB, 141 * GB))
+    assert found.fits
+    assert found.context_tokens == found.max_context_tokens == 32768
+    assert found.kv_bytes == 2 * 32768 * kv_token_bytes(CONFIG)
+    assert kv_token_bytes(CONFIG) == 2 * 28 * 4 * 128 * 2
+    assert found.notes == ()
+
+
+def test_a_context_that_does_not_fit_is_shrunk_and_said() -> None:
+    found = plan(CONFIG, [header(15 * GB)], LoadWish(max_slots=4), gpu(19 * GB))
+    assert found.fits
+    assert 512 <= found.context_tokens < 32768
+    assert found.total_bytes <= found.free_bytes
+    (note,) = found.notes
+    assert f"{found.context_tokens:,}" in note and "32,768" in note
+
+
+def test_a_context_asked_for_is_never_shrunk() -> None:
+    wish = LoadWish(context_tokens=32768, max_slots=4)
+    found = plan(CONFIG, [header(15 * GB)], wish, gpu(18 * GB))
+    assert not found.fits
+    assert found.context_tokens == 32768
+    assert any(line.startswith(f"--ctx {found.max_context_tokens}") for line in found.advice)
+    with pytest.raises(DoesNotFit, match="32,768"):
+        demand(found, "it")
+
+
+def test_weights_that_do_not_fit_are_told_with_ways_out() -> None:
+    found = plan(CONFIG, [header(15 * GB)], LoadWish(), gpu(10 * GB))
+    assert not found.fits
+    assert found.max_context_tokens == 0
+    assert any("AWQ" in line for line in found.advice)
+    assert any("Other programs hold 14" in line for line in found.advice)
+    assert "llama.cpp" in found.advice[-1]
+
+
+@pytest.mark.parametrize("limits", [StepLimits(gpu_bytes=18 * GB), StepLimits(kv_bytes=GB)])
+def test_limits_are_absolute(limits: StepLimits) -> None:
+    found = plan(CONFIG, [header(15 * GB)], LoadWish(), gpu(140 * GB, 141 * GB), limits)
+    assert found.fits
+    assert found.total_bytes <= (limits.gpu_bytes or 141 * GB)
+    assert found.kv_bytes <= (limits.kv_bytes or 141 * GB)
+    assert found.context_tokens < 32768
+
+
+def test_packed_scales_and_tied_heads_are_counted_as_they_will_lie() -> None:
+    awq: ModelConfig = replace(
+        parse_config({**QWEN25, "quantization_config": AWQ}, "it"), tied=True
+    )
+    tensors = (
+        Tensor("a.qweight", (1024, 128), "I32", 8, 524288),
+        Tensor("a.qzeros", (8, 128), "I32", 8, 4096),
+        Tensor("a.scales", (8, 1024), "F16", 8, 16384),
+        Tensor("lm_head.weight", (10, 10), "F16", 8, 200),
+    )
+    held = SafetensorsHeader("m", {}, tensors, 0)
+    assert weights_bytes(awq, [held]) == 524288 + 4 * 8 * 1024
+    assert weights_bytes(CONFIG, [held]) == 524288 + 4096 + 16384 + 200
+
+
+@pytest.mark.parametrize(
+    "wish", [LoadWish(kv_type="q8_0"), LoadWish(context_tokens=0), LoadWish(max_slots=0)]
+)
+def test_nonsense_is_refused(wish: LoadWish) -> None:
+    with pytest.raises(UsageError):
+        plan(CONFIG, [header(GB)], wish, gpu(20 * GB))
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3"])
+def test_a_cache_of_8_bits_holds_twice_the_tokens(name: str) -> None:
+    limits = StepLimits(kv_bytes=10 * GB)
+    room = gpu(140 * GB, 141 * GB)
+    wish = LoadWish(max_slots=256)
+    plain = plan(CONFIG, [header(15 * GB)], wish, room, limits)
+    found = plan(CONFIG, [header(15 * GB)], replace(wish, kv_type=name), room, limits)
+    assert (plain.kv_type, found.kv_type) == ("bf16", "fp8")
+    assert plain.kv_types == found.kv_types == ("bf16", "fp8")
+    assert kv_token_bytes(CONFIG, found.kv_type) == 2 * 28 * 4 * (128 + 1)
+    tokens = [one.kv_bytes // kv_token_bytes(CONFIG, one.kv_type) for one in (plain, found)]
+    assert tokens[1] / tokens[0] == pytest.approx(256 / 129, rel=1e-3)
+
+
+def test_a_cache_of_8_bits_is_proposed_where_it_helps() -> None:
+    room = gpu(19 * GB)
+    found = plan(CONFIG, [header(15 * GB)], LoadWish(max_slots=4), room)
+    (note,) = found.notes
+    coded = plan(CONFIG, [header(15 * GB)], LoadWish(max_slots=4, kv_type="fp8"), room)
+    assert f"FP8 KV would give {coded.max_context_tokens:,} tokens (--kv-type fp8)" in note
+    asked = LoadWish(context_tokens=coded.max_context_tokens, max_slots=4)
+    refused = plan(CONFIG, [header(15 * GB)], asked, room)
+    assert any("--kv-type fp8" in line for line in refused.advice)
+    assert not any("FP8" in line for line in coded.notes)
+
+
+def test_ggml_types_are_refused_with_what_there_is() -> None:
+    with pytest.raises(UsageError, match="q8_0") as caught:
+        plan(CONFIG, [header(GB)], LoadWish(kv_type="q8_0"), gpu(20 * GB))
+    assert "bf16, fp8" in caught.value.hint and "llama.cpp" in caught.value.hint
+
+
+def test_planning_imports_no_torch() -> None:
+    code = "import sys, localchat_cuda.memory_plan; sys.exit('torch' in sys.modules)"
+    path = f"{ROOT}:{ROOT / 'backends'}"
+    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": path}, check=False)
+    assert done.returncode == 0
+
+
+def test_windows_are_said_and_their_cache_is_kept_whole() -> None:
+    config = parse_config(CONFIGS["gemma3:4b"][0], "it")
+    found = plan(config, [], LoadWish(dummy_weights=True), gpu(140 * GB, 141 * GB))
+    assert any("29 of 34 layers see the last 1,024 tokens" in note for note in found.notes)
+    assert found.kv_bytes >= 131072 * kv_token_bytes(config)
+    assert kv_token_bytes(config) == 2 * 34 * 4 * 256 * 2
+
+
+def test_two_rotations_take_two_tables() -> None:
+    config = parse_config(CONFIGS["gemma3:4b"][0], "it")
+    one = replace(config, windowed_rotation=None)
+    sizes = [
+        plan(each, [], LoadWish(context_tokens=8192), gpu(140 * GB)).compute_bytes
+        for each in (one, config)
+    ]
+    assert sizes[1] - sizes[0] == 8192 * 256 * 4
+
+
+def test_stretched_positions_are_said_where_they_begin() -> None:
+    config = parse_config(CONFIGS["phi4-mini:3.8b"][0], "it")
+    for context, said in ((4096, False), (4097, True)):
+        found = plan(config, [], LoadWish(context_tokens=context), gpu(140 * GB, 141 * GB))
+        assert any("--ctx 4096" in note for note in found.notes) is said
+
+
+def test_a_context_ends_where_attention_would_be_scaled_by_the_position() -> None:
+    raw, _ = CONFIGS["mistral-small:24b"]
+    rotation = {
+        "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "llama_4_scaling_beta": 0.1,
+        "original_max_position_embeddings": 16384,
+    }  # fmt: skip
+    config = parse_config(
+        {**raw, "text_config": {**raw["text_config"], "rope_parameters": rotation}}, "it"
+    )
+    found = plan(config, [], LoadWish(), gpu(140 * GB, 141 * GB))
+    assert found.context_tokens == 16384
+    assert any("ends at 16,384" in note for note in found.notes)
+    with pytest.raises(UsageError, match="by the position"):
+        plan(config, [], LoadWish(context_tokens=16385), gpu(140 * GB, 141 * GB))
+
+
+def test_floating_weights_count_in_the_type_that_they_are_loaded_in() -> None:
+    stored = SafetensorsHeader(
+        "m",
+        {},
+        (
+            Tensor("a.weight", (100, 10), "F32", 8, 4000),
+            Tensor("b.weight", (10,), "BF16", 8, 20),
+            Tensor("positions", (5,), "I64", 8, 40),
+        ),
+        4068,
+    )
+    assert weights_bytes(CONFIG, [stored]) == 2 * 1000 + 2 * 10 + 40
+    assert weights_bytes(replace(CONFIG, dtype="float32"), [stored]) == 4 * 1000 + 4 * 10 + 40
+    awq = parse_config({**QWEN25, "quantization_config": AWQ}, "it")
+    assert weights_bytes(awq, [stored]) == 2 * 1000 + 2 * 10 + 40
+
+
+def test_a_limit_on_the_cache_alone_is_said_to_be_what_forbids_the_load() -> None:
+    wish = LoadWish(context_tokens=32768, max_slots=1)
+    found = plan(CONFIG, [header(GB)], wish, gpu(20 * GB), StepLimits(kv_bytes=GB))
+    needed = kv_token_bytes(CONFIG) * 32768
+    assert not found.fits and found.total_bytes < found.free_bytes
+    assert "--kv-gb allows 1.0 GB" in found.missing
+    flag, value = found.advice[0].partition(":")[0].split()
+    assert flag == "--kv-gb" and needed <= float(value) * GB < needed + GB / 10
+    enough = StepLimits(kv_bytes=int(float(value) * GB))
+    assert plan(CONFIG, [header(GB)], wish, gpu(20 * GB), enough).fits
+    with pytest.raises(DoesNotFit, match="it is not loaded: the KV cache"):
+        demand(found, "it")
+    scarce = plan(CONFIG, [header(GB)], wish, gpu(5 * GB), StepLimits(kv_bytes=GB))
+    assert not scarce.missing and not any("--kv-gb" in line for line in scarce.advice)
+
+
+def test_a_limit_on_the_gpu_can_be_raised_where_there_is_memory() -> None:
+    wish = LoadWish(context_tokens=2048, max_slots=1)
+    found = plan(CONFIG, [header(15 * GB)], wish, gpu(23 * GB), StepLimits(gpu_bytes=10 * GB))
+    assert not found.fits and not found.missing
+    flag, value = found.advice[0].partition(":")[0].split()
+    assert flag == "--vram-gb"
+    enough = StepLimits(gpu_bytes=int(float(value) * GB))
+    assert plan(CONFIG, [header(15 * GB)], wish, gpu(23 * GB), enough).fits
+    scarce = plan(CONFIG, [header(15 * GB)], wish, gpu(12 * GB), StepLimits(gpu_bytes=10 * GB))
+    assert not any("--vram-gb" in line for line in scarce.advice)
+
+
+def test_fp8_plans_the_room_that_prompt_chunks_decode_into_where_a_hopper_may_be() -> None:
+    for total, extra in (
+        (24 * GB, 0),
+        (80 * GB, 512 * 2 * CONFIG.key_heads * 64 * CONFIG.head_dim * 2),
+    ):
+        held = [
+            plan(CONFIG, [header(5 * GB)], LoadWish(kv_type=name), gpu(total, total)).compute_bytes
+            for name in (None, "fp8")
+        ]
+        assert held[1] - held[0] == extra

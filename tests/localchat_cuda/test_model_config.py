@@ -1,0 +1,287 @@
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from localchat.errors import ModelInvalid, ModelMissing
+from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.memory_plan import parameters
+from localchat_cuda.model_config import CLASSES, parse_config, read_config
+from localchat_cuda.quantization_config import Quantization
+from localchat_cuda.rope_config import Linear, Llama3, Rotation
+from tests.support.cuda_configs import AWQ, GPTQ, QWEN25
+from tests.support.hub_configs import CONFIGS
+
+ROUND = {**GPTQ, "quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"}
+SCALING = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}
+
+
+def scheme(**changed: Any) -> dict[str, Any]:
+    """As llm-compressor writes it."""
+    weights = {
+        "num_bits": 4,
+        "type": "int",
+        "strategy": "group",
+        "group_size": 128,
+        "symmetric": True,
+    }
+    group = {"targets": ["Linear"], "weights": weights | changed, "input_activations": None}
+    return {
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
+        "config_groups": {"group_0": group},
+    }  # fmt: skip
+
+
+def test_qwen25_is_read() -> None:
+    found = parse_config(QWEN25, "it")
+    assert (found.architecture, found.layers, found.head_dim) == ("qwen2", 28, 128)
+    assert found.qkv_columns == 36 * 128
+    assert found.biased and not found.normed_heads
+    assert found.quantization is None and not found.packed
+    assert (found.rotation, found.ends) == (Rotation(1e6), (151645,))
+    assert not any(found.windows)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"rope_theta": 5e5, "rope_scaling": SCALING},
+        {"rope_theta": None, "rope_parameters": {**SCALING, "rope_theta": 5e5}},
+    ],
+)
+def test_scaled_rotations_are_read_in_both_spellings(how: dict[str, Any]) -> None:
+    raw = {**QWEN25, "architectures": ["LlamaForCausalLM"], "eos_token_id": [1, 2], **how}
+    found = parse_config({key: value for key, value in raw.items() if value is not None}, "it")
+    assert found.rotation == Rotation(5e5, Llama3(8.0, 1.0, 4.0, 8192))
+    assert found.ends == (1, 2)
+    assert not found.biased
+
+
+def test_awq_and_qwen3_are_read() -> None:
+    raw = {
+        **QWEN25,
+        "architectures": ["Qwen3ForCausalLM"],
+        "head_dim": 96,
+        "quantization_config": AWQ,
+    }
+    found = parse_config(raw, "it")
+    assert found.packed and found.normed_heads and found.head_dim == 96
+
+
+@pytest.mark.parametrize(
+    ("raw", "wanted"),
+    [
+        (GPTQ, Quantization("gptq", symmetric=True, less_one=True)),
+        (
+            {**GPTQ, "sym": False, "checkpoint_format": "gptq_v2", "dynamic": {"-:.*o_proj": {}}},
+            Quantization("gptq"),
+        ),
+        (
+            {**GPTQ, "desc_act": True, "static_groups": False, "group_size": 256},
+            Quantization("gptq", group=256, symmetric=True, ordered=True, less_one=True),
+        ),
+        (
+            {**GPTQ, "desc_act": True, "group_size": -1},
+            Quantization("gptq", group=0, symmetric=True, less_one=True),
+        ),
+        (ROUND, Quantization("gptq", symmetric=True, less_one=True)),
+        ({**ROUND, "packing_format": "auto_round:auto_awq"}, Quantization("awq")),
+        ({**AWQ, "version": None, "checkpoint_format": "gemm"}, Quantization("awq")),
+        (scheme(), Quantization("int4", symmetric=True)),
+        (
+            scheme(symmetric=False, actorder="group"),
+            Quantization("int4", ordered=True),
+        ),
+        (scheme(actorder="weight"), Quantization("int4", symmetric=True)),
+        (
+            scheme(strategy="channel", group_size=None),
+            Quantization("int4", group=0, symmetric=True),
+        ),
+    ],
+)
+def test_each_librarys_config_is_read(raw: dict[str, Any], wanted: Quantization) -> None:
+    assert parse_config({**QWEN25, "quantization_config": raw}, "it").quantization == wanted
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
+        ({"architectures": None}, "of no name"),
+        ({"num_attention_heads": 27}, "no multiple"),
+        ({"head_dim": 80}, "heads of 80"),
+        ({"use_bidirectional_attention": True}, "later tokens"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"hidden_act": ["silu"]}, "silu"),
+        ({"rope_scaling": {"type": "spiral", "factor": 2.0}}, "spiral"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "as bitsandbytes\\."),
+        ({"quantization_config": {"bits": 4}}, "in no named way, 4 bits"),
+        ({"quantization_config": {**AWQ, "group_size": 64}}, "groups of 64"),
+        ({"quantization_config": {**AWQ, "version": "gemv"}}, "gemv"),
+        ({"quantization_config": {**GPTQ, "bits": 8}}, "8 bits"),
+        ({"quantization_config": {**GPTQ, "group_size": 32}}, "groups of 32"),
+        ({"quantization_config": {**GPTQ, "checkpoint_format": "marlin"}}, "marlin"),
+        ({"quantization_config": {**GPTQ, "is_marlin_format": True}}, "marlin"),
+        ({"quantization_config": {**GPTQ, "lm_head": True}}, "quantized head"),
+        ({"quantization_config": {**GPTQ, "dynamic": {"+:.*down": {"bits": 8}}}}, "otherwise"),
+        ({"quantization_config": {**ROUND, "packing_format": "auto_round:gguf"}}, "gguf"),
+        ({"quantization_config": scheme(num_bits=8)}, "int of 8 bits"),
+        ({"quantization_config": scheme(group_size=64)}, "groups of 64"),
+        ({"quantization_config": scheme(strategy="tensor")}, "each tensor"),
+        ({"quantization_config": {**scheme(), "transform_config": {"R1": {}}}}, "rotated"),
+        ({"quantization_config": {**scheme(), "config_groups": {}}}, "0 kinds"),
+        ({"torch_dtype": "float8"}, "float8"),
+        ({"use_sliding_window": True, "layer_types": ["chunked_attention"] * 28}, "chunked"),
+        ({"use_sliding_window": True, "layer_types": ["full_attention"]}, "layer_types"),
+        ({"use_sliding_window": True, "max_window_layers": "all"}, "max_window_layers"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_what_can(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelInvalid, match=words) as caught:
+        parse_config({**QWEN25, **change}, "it")
+    if "layer" not in words:
+        assert all(name in caught.value.hint for name in ("Qwen3", "Gemma 3", "Mistral", "Phi-4"))
+        assert "llama.cpp" in caught.value.hint
+
+
+def test_the_readme_lists_what_loads() -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    listed = set(re.findall(r"`(\w+For(?:CausalLM|ConditionalGeneration))`", text))
+    assert listed == set(CLASSES)
+    assert {*ARCHITECTURES} == set(CLASSES.values())
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_models_of_the_hub_are_read_to_the_last_parameter(name: str) -> None:
+    raw, count = CONFIGS[name]
+    assert parameters(parse_config(raw, name)) == count
+
+
+def test_gemma_3_is_read_where_its_config_is_silent() -> None:
+    found = parse_config(CONFIGS["gemma3:4b"][0], "it")
+    assert (found.heads, found.key_heads, found.head_dim) == (8, 4, 256)
+    assert (found.vocabulary, found.context_train, found.ends) == (262208, 131072, (1, 106))
+    assert (found.rotation, found.windowed_rotation) == (Rotation(1e6, Linear(8.0)), Rotation(1e4))
+    assert found.windows[:7] == (1024, 1024, 1024, 1024, 1024, 0, 1024)
+    assert (found.attention_scale, found.embedding_scale) == (1 / 16, 2560**0.5)
+    assert found.tied and found.vision and found.normed_heads and found.post_normed
+    assert found.activation == "gelu_tanh"
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen2", "Qwen3", "Phi3", "Gemma2"])
+def test_where_a_config_is_silent_transformers_default_is_meant(name: str) -> None:
+    default = getattr(transformers, f"{name}Config")(use_sliding_window=True)
+    needed = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    raw = {field: getattr(default, field) for field in (*needed, "vocab_size")}
+    raw |= {"architectures": [f"{name}ForCausalLM"], "max_position_embeddings": 8192}
+    found = parse_config({**raw, "use_sliding_window": True}, "it")
+    heads = default.num_attention_heads
+    each = getattr(default, "head_dim", None) or default.hidden_size // heads
+    assert (found.key_heads, found.head_dim) == (default.num_key_value_heads, each)
+    assert (found.eps, found.tied) == (default.rms_norm_eps, default.tie_word_embeddings)
+    assert found.rotation == Rotation(default.rope_parameters["rope_theta"])
+    assert max(found.windows) == (getattr(default, "sliding_window", None) or 0)
+    null = parse_config({**raw, "num_key_value_heads": None}, "it")
+    assert null.key_heads == heads
+
+
+def test_gemma_2_is_read_where_its_config_is_silent() -> None:
+    found = parse_config(CONFIGS["gemma-2-9b"][0], "it")
+    assert (found.attention_cap, found.head_cap, found.tied) == (50.0, 30.0, True)
+    assert found.windows[:3] == (4096, 0, 4096)
+    assert found.windowed_rotation is None
+
+
+@pytest.mark.parametrize(
+    ("change", "windows"),
+    [
+        ({}, (0, 0, 0, 0)),
+        ({"use_sliding_window": True}, (0, 0, 0, 0)),
+        ({"use_sliding_window": True, "max_window_layers": 3}, (0, 0, 0, 64)),
+        (
+            {
+                "use_sliding_window": True,
+                "layer_types": ["full_attention", "sliding_attention"] * 2,
+            },
+            (0, 64, 0, 64),
+        ),
+        ({"architectures": ["MistralForCausalLM"]}, (64,) * 4),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, (0,) * 4),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 32768}, (0,) * 4),
+        ({"architectures": ["LlamaForCausalLM"]}, (0,) * 4),
+    ],
+)
+def test_windows_are_those_of_the_layers(change: dict[str, Any], windows: tuple[int, ...]) -> None:
+    raw = {**QWEN25, "num_hidden_layers": 4, "sliding_window": 64, **change}
+    assert parse_config(raw, "it").windows == windows
+
+
+def test_a_number_that_is_missing_is_told() -> None:
+    with pytest.raises(ModelInvalid, match="hidden_size is missing") as caught:
+        parse_config({**QWEN25, "hidden_size": None}, "it")
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("field", ["vocab_size", "num_hidden_layers", "rms_norm_eps"])
+@pytest.mark.parametrize("value", ["x", -1, 0, True, 1e30, 1 << 29])
+def test_nonsense_numbers_are_named(field: str, value: object) -> None:
+    if field != "num_hidden_layers" and value == 1 << 29:
+        return
+    with pytest.raises(ModelInvalid, match=field):
+        parse_config({**QWEN25, field: value}, "it")
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "wanted"),
+    [
+        (
+            "quantize_config.json",
+            {"bits": 4, "group_size": 128, "desc_act": True, "sym": False},
+            Quantization("gptq", ordered=True, less_one=True),
+        ),
+        (
+            "quant_config.json",
+            {"zero_point": True, "q_group_size": 128, "w_bit": 4, "version": "GEMM"},
+            Quantization("awq"),
+        ),
+        (
+            "hf_quant_config.json",
+            {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}},
+            Quantization("fp8", 8, 0, symmetric=True, rounded=True),
+        ),
+    ],
+)
+def test_early_checkpoints_tell_their_quantization_in_a_file_beside(
+    name: str, raw: dict[str, Any], wanted: Quantization, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN25))
+    (tmp_path / name).write_text(json.dumps(raw))
+    assert read_config(tmp_path).quantization == wanted
+    (tmp_path / "config.json").write_text(json.dumps({**QWEN25, "quantization_config": AWQ}))
+    assert read_config(tmp_path).quantization == Quantization("awq")
+    (tmp_path / "config.json").write_text(json.dumps(QWEN25))
+    (tmp_path / name).write_text("[1]")
+    with pytest.raises(ModelInvalid, match="no JSON object"):
+        read_config(tmp_path)
+
+
+def test_files_that_are_none_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ModelMissing, match=r"no config\.json"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text("[1")
+    with pytest.raises(ModelInvalid, match="cannot be read"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(ModelInvalid, match="no JSON object"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(QWEN25))
+    assert read_config(tmp_path).vocabulary == 152064

@@ -1,0 +1,132 @@
+"""Weights of a byte on an NVIDIA GPU. TRITON_INTERPRET=0 pytest tests/localchat_cuda."""
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from localchat_cuda.kernels.fp8_int8 import gemm_dequant as w8_dequant
+from localchat_cuda.kernels.fp8_int8 import gemm_fp8
+from localchat_cuda.kernels.fp8_int8 import gemm_small as w8_small
+from localchat_cuda.kernels.fp8_int8 import gemm_tiled as w8_tiled
+from localchat_cuda.kernels.fp8_int8 import gemv as w8_gemv
+from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
+from localchat_cuda.kernels.fp8_int8 import tile_ops as w8_tile_ops
+from localchat_cuda.kernels.fp8_int8 import tiling as w8_tiling
+from localchat_cuda.kernels.fp8_int8.pack import W8
+from localchat_cuda.kernels.fp8_int8.tiling import few_cut, one_cut, tiles_cut
+from localchat_cuda.kernels.launch import traits
+from tests.support import tiny_models
+from tests.support.fp8_checkpoints import save_fp8
+from tests.support.gpu_models import HALVES, logs_of
+from tests.support.tiny_engine_core import ON_GPU, TinyLoop, request, tiny_runner
+from tests.support.tiny_models import tokens_of
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not ON_GPU, reason="no NVIDIA GPU, or TRITON_INTERPRET is not 0"),
+]
+GPU = torch.device("cuda", 0)
+KINDS = {"row": w8_pack.e4m3_rows, "block": w8_pack.e4m3_blocks, "whole": w8_pack.whole_rows}
+WORK = (
+    *((kind, 4608, 3584) for kind in KINDS),
+    ("block", 3584, 18944),
+    ("row", 1000, 1152),
+    ("whole", 264, 128),
+)
+"""The last two have a part of a block of outputs at their end."""
+
+
+def ways(dtype: torch.dtype, *, whole: bool) -> list[int]:
+    """Those that differ: only e4m3 becomes fp16 in two."""
+    native = traits(GPU).fp8 and dtype == torch.float16 and not whole
+    return [w8_tile_ops.PACKED, *([w8_tile_ops.NATIVE] if native else [])]
+
+
+def drawn(kind: str, n: int, k: int) -> W8:
+    torch.manual_seed(n + k)
+    return KINDS[kind](torch.randn(n, k, device=GPU))
+
+
+def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found.float() - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("half", sorted(HALVES))
+@pytest.mark.parametrize("whole", [False, True])
+def test_every_code_decodes_exactly_in_every_way(whole: bool, half: str) -> None:
+    codes = torch.arange(256, device=GPU).to(torch.uint8).repeat(4).view(8, 128)
+    held = torch.ones_like(codes, dtype=torch.bool) if whole else (codes & 127) != 127
+    weight = W8(codes if whole else codes.view(w8_pack.E4M3), torch.ones(8, device=GPU))
+    for way in ways(HALVES[half], whole=whole):
+        out = torch.full((8, 128), float("nan"), device=GPU, dtype=HALVES[half])
+        w8_dequant.dequantize(weight, out, way=way)
+        assert torch.equal(out.float()[held], w8_pack.values(weight.codes)[held]), way
+
+
+@pytest.mark.parametrize("half", sorted(HALVES))
+@pytest.mark.parametrize(("kind", "n", "k"), WORK)
+def test_products_are_their_references(kind: str, n: int, k: int, half: str) -> None:
+    weight, sms = drawn(kind, n, k), traits(GPU).sms
+    for m in (1, 7, 8, 9, 16, 17, 32, 50, 64):
+        x = torch.randn(m, k, device=GPU).to(HALVES[half])
+        wanted = w8_small.reference(x, weight)
+        cuts = [few_cut(m, n, k, sms)] if m <= w8_small.MAX_ROWS else []
+        cuts += [tiles_cut(m, n, k, sms)] if m > w8_tiling.FEW_ROWS else []
+        for cut, way in product(cuts, ways(x.dtype, whole=weight.whole)):
+            call = w8_tiled.product if cut.stages else w8_small.product
+            for _ in range(5):  # a race shows now and then
+                out = torch.full((cut.splits, m, n), float("nan"), device=GPU)
+                call(x, weight, out, cut, way=way)
+                assert off(out.sum(0), wanted) < 1e-4, (m, way, cut)
+    x = torch.randn(1, k, device=GPU).to(HALVES[half])
+    for way in ways(x.dtype, whole=weight.whole):
+        out = torch.full((1, 1, n), float("nan"), device=GPU)
+        w8_gemv.product(x, weight, out, one_cut(n, k, sms), way=way)
+        assert off(out[0], w8_small.reference(x, weight)) < 1e-5, way
+
+
+@pytest.mark.parametrize("half", sorted(HALVES))
+@pytest.mark.parametrize("kind", ["row", "block"])
+def test_rounded_products_are_their_references(kind: str, half: str) -> None:
+    if not traits(GPU).fp8:
+        pytest.skip("FP8 tensor cores begin with compute capability 8.9")
+    weight = drawn(kind, 4608, 3584)
+    for m in (65, 128, 300, 1024):
+        x = torch.randn(m, 3584, device=GPU).to(HALVES[half])
+        found = gemm_fp8.product(x, weight)
+        assert off(found, gemm_fp8.reference(x, weight)) < 5e-3, m
+        assert off(found, w8_small.reference(x, weight)) < 0.05, m
+
+
+@pytest.mark.parametrize("layout", ["channel", "deepseek"])
+@pytest.mark.parametrize("half", sorted(HALVES))
+def test_logprobs_of_fp8_layers_are_within_twice_the_error_of_torch(
+    half: str, layout: str, tmp_path: Path
+) -> None:
+    model, tokens = tiny_models.reference("llama"), tokens_of(51, 200)
+    save_fp8(model, tmp_path, layout)
+    exact = logs_of(model, tokens)
+    theirs = logs_of(model.to(HALVES[half]).cuda(), tokens) - exact
+    for chunk in (7, 30, 64):
+        runner = tiny_runner(tmp_path, dtype=HALVES[half], step=chunk)
+        told = TinyLoop(runner).say(request(tokens, prompt_logprobs=0, max_tokens=1))
+        ours = torch.tensor([entry.logprob for entry in told.prompt_logprobs]) - exact
+        ratio = float(ours.norm() / theirs.norm())
+        print(f"{layout} {half} chunk {chunk}: {ratio:.2f} of torch's error")
+        assert ratio < 2.0
+
+
+def test_logprobs_of_a_rounded_head_are_within_twice_the_error_of_torch(tmp_path: Path) -> None:
+    model, tokens = tiny_models.reference("qwen3"), tokens_of(51, 200)
+    tiny_models.save(model, tmp_path)
+    exact = logs_of(model, tokens)
+    theirs = logs_of(model.bfloat16().cuda(), tokens) - exact
+    for chunk in (1, 7, 64, 200):
+        runner = tiny_runner(tmp_path, dtype=torch.bfloat16, step=chunk, head_int8=True)
+        told = TinyLoop(runner).say(request(tokens[:120], prompt_logprobs=0, max_tokens=1))
+        ours = torch.tensor([entry.logprob for entry in told.prompt_logprobs]) - exact[:119]
+        ratio = float(ours.norm() / theirs[:119].norm())
+        print(f"8-bit head, chunk {chunk}: {ratio:.2f} of torch's error")
+        assert ratio < 2.0

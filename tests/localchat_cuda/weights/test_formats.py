@@ -1,0 +1,258 @@
+"""Checkpoints quantized here, in each layout: what is loaded is what was stored."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from localchat.errors import ModelInvalid
+from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.kernels import permute_columns
+from localchat_cuda.memory_plan import weights_bytes
+from localchat_cuda.model_config import read_config
+from localchat_cuda.quantization_config import Quantization
+from localchat_cuda.weights.formats import LoadTarget
+from localchat_cuda.weights.formats.gptq import Gptq
+from localchat_cuda.weights.formats.int4 import Int4
+from localchat_cuda.weights.formats.weight import floating
+from localchat_cuda.weights.loader import ModelWeights, load
+from localchat_cuda.weights.source import Checkpoint, RandomWeights
+from tests.support import quantizers, tiny_models
+from tests.support.quantizers import WIDE, Way
+from tests.support.tiny_models import CPU, Tiny, tokens_of
+
+SYMMETRIC, PLAIN = Way(symmetric=True), Way()
+SAVED: dict[str, Any] = {
+    "gptq1": (PLAIN, 1), "gptq1-sym": (SYMMETRIC, 1), "gptq2": (PLAIN, 2), "gptq2-sym": (SYMMETRIC, 2),
+    "gptq-order": (Way(ordered=True), 1), "gptq-sym-order": (Way(symmetric=True, ordered=True), 2),
+    "gptq-rows": (Way(size=0), 1), "gptq-rows-order": (Way(size=0, ordered=True), 1),
+    "int4": (PLAIN, 0), "int4-sym": (SYMMETRIC, 0), "int4-rows": (Way(size=0, symmetric=True), 0),
+    "int4-order": (Way(ordered=True), 0),
+}  # fmt: skip
+
+
+def loaded(folder: Path, said: list[str] | None = None) -> ModelWeights:
+    config = read_config(folder)
+    names = ARCHITECTURES[config.architecture].NAMES
+    say = (lambda text: None) if said is None else said.append
+    return load(config, names, Checkpoint(folder, CPU), CPU, dtype=torch.float32, say=say)
+
+
+def wanted_of(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(torch.tensor([tokens])).logits[0]
+    return found
+
+
+def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("kind", sorted(SAVED))
+def test_logits_are_those_of_the_weights_that_are_stored(kind: str, tmp_path: Path) -> None:
+    model = tiny_models.reference("qwen3", **WIDE)
+    quantizers.save(model, tmp_path, *SAVED[kind])
+    tokens, ours = tokens_of(31, 24), Tiny(tmp_path, torch.float32)
+    assert ours.weights.packed
+    wanted = wanted_of(model, tokens)
+    assert distance(ours.prompt(tokens, 24), wanted) < 1e-5
+    # packed activations are rounded to 16 bits a group up to 8 rows, and to fp16 beyond
+    assert distance(ours.prompt(tokens, 8, slot=1, packed=True), wanted) < 5e-3
+    assert distance(ours.prompt(tokens, 24, slot=2, packed=True), wanted) < 5e-3
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "mistral", "phi3"])
+def test_scattered_groups_are_read_in_every_kind_of_layer(kind: str, tmp_path: Path) -> None:
+    """Post-norms, GELU, products that are stored merged."""
+    model = tiny_models.reference(kind, hidden_size=256, intermediate_size=384)
+    quantizers.save(model, tmp_path, Way(ordered=True))
+    tokens, ours = tokens_of(33, 20), Tiny(tmp_path, torch.float32)
+    wanted = wanted_of(model, tokens)
+    assert distance(ours.prompt(tokens, 20), wanted) < 1e-5
+    assert distance(ours.prompt(tokens, 7, slot=1, packed=True), wanted) < 5e-3
+
+
+def test_kernels_read_scattered_groups_as_their_references(tmp_path: Path) -> None:
+    model = tiny_models.reference("qwen3", **WIDE, num_attention_heads=4, num_key_value_heads=1)
+    quantizers.save(model, tmp_path, Way(ordered=True), 1)
+    tokens, ours = tokens_of(32, 3), Tiny(tmp_path, torch.float16, kernels=True)
+    found = ours.prompt(tokens, 3, packed=True)
+    assert distance(found, wanted_of(model, tokens)) < 2e-2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_gathered_columns_are_the_reference(dtype: torch.dtype) -> None:
+    order = torch.randperm(640, generator=torch.Generator().manual_seed(9)).int()
+    for rows in (0, 1, 9):
+        x = torch.randn(rows, 640).to(dtype)
+        assert torch.equal(permute_columns.gather(x, order), permute_columns.reference(x, order))
+    with pytest.raises(ValueError, match="order"):
+        permute_columns.gather(torch.zeros(1, 128), order)
+
+
+@pytest.mark.parametrize("rows", [3, 20])
+def test_a_layer_that_stays_floating_is_multiplied_beside_packed_ones(
+    rows: int, tmp_path: Path
+) -> None:
+    model = tiny_models.reference("qwen3", **WIDE, num_attention_heads=4, num_key_value_heads=1)
+    quantizers.save(model, tmp_path, Way(ordered=True), floating="mlp.down_proj")
+    tokens, ours = tokens_of(34, rows), Tiny(tmp_path, torch.float16, kernels=True)
+    assert not ours.weights.packed
+    assert distance(ours.prompt(tokens, rows), wanted_of(model, tokens)) < 2e-2
+
+
+def test_a_model_may_be_as_wide_between_gate_and_down_as_elsewhere(tmp_path: Path) -> None:
+    """Then a product must not write into the rows that it still reads."""
+    square = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
+    model = tiny_models.reference("qwen3", **square, num_attention_heads=4, num_key_value_heads=2)
+    quantizers.save(model, tmp_path, Way(ordered=True), 1)
+    tokens, ours = tokens_of(36, 40), Tiny(tmp_path, torch.float16, kernels=True)
+    found = ours.prompt(tokens, 40, packed=True)
+    assert distance(found, wanted_of(model, tokens)) < 2e-2
+
+
+def test_what_gate_and_up_compute_is_in_the_order_of_down(tmp_path: Path) -> None:
+    model = tiny_models.reference("qwen3", **WIDE)
+    quantizers.save(model, tmp_path, Way(ordered=True), 1)
+    layer = loaded(tmp_path).layers[0]
+    held = {name: getattr(layer.products[name], "order") for name in layer.products}  # noqa: B009
+    assert held["down"] is None
+    assert all(held[name] is not None for name in ("qkv", "o", "gate_up"))
+    mlp = model.model.layers[0].mlp
+    gate_up = floating(layer.products["gate_up"], torch.float32)
+    rows = [
+        torch.cat((mlp.gate_proj.weight[i], mlp.up_proj.weight[i])).tolist() for i in range(384)
+    ]
+    order = [rows.index(torch.cat((gate_up[i], gate_up[384 + i])).tolist()) for i in range(384)]
+    assert order != list(range(384))
+    down = floating(layer.products["down"], torch.float32)
+    assert torch.equal(down, mlp.down_proj.weight[:, order])
+
+
+@pytest.mark.parametrize("kind", sorted(SAVED))
+def test_what_is_planned_is_what_is_held(kind: str, tmp_path: Path) -> None:
+    quantizers.save(tiny_models.reference("qwen3", **WIDE), tmp_path, *SAVED[kind])
+    source = Checkpoint(tmp_path, CPU)
+    config = read_config(tmp_path)
+    held = load(config, ARCHITECTURES["qwen3"].NAMES, source, CPU, dtype=torch.float16).bytes
+    planned = weights_bytes(config, source.headers.values())
+    assert held <= planned <= held + 4 * 4 * 384
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [Quantization("gptq", ordered=True), Quantization("gptq", group=0), Quantization("int4")],
+)
+def test_random_weights_run(quantization: Quantization, tmp_path: Path) -> None:
+    tiny_models.save(tiny_models.reference("qwen3", **WIDE), tmp_path)
+    ours = Tiny(tmp_path, torch.float32)
+    ours.config = replace(ours.config, quantization=quantization)
+    names = ARCHITECTURES["qwen3"].NAMES
+    ours.weights = load(ours.config, names, RandomWeights(CPU), CPU, dtype=torch.float32)
+    assert ours.weights.packed
+    found = ours.prompt(tokens_of(35, 9), 9)
+    assert bool(found.isfinite().all())
+    assert float(found.std()) > 0.0
+
+
+def test_unpacked_zeros_of_early_versions_are_read(tmp_path: Path) -> None:
+    made = PLAIN.rounded("o_proj", torch.randn(64, 256, generator=torch.Generator().manual_seed(7)))
+    tensors = quantizers.compressed(made, symmetric=False, ordered=False).tensors
+    tensors["weight_zero_point"] = (made.zeros - 8).to(torch.int8)
+    path = tmp_path / "model.safetensors"
+    safetensors.torch.save_file({f"it.{name}": each for name, each in tensors.items()}, path)
+    place = LoadTarget(Checkpoint(tmp_path, CPU), CPU, torch.float32, print)
+    found = floating(Int4(place, Quantization("int4")).part("it", 64, 256), torch.float32)
+    assert torch.equal(found, made.weight)
+
+
+# ---------------------------------------------------------------------------- zeros
+
+
+@pytest.mark.parametrize("way", [SYMMETRIC, PLAIN, Way(size=0), Way(ordered=True)])
+@pytest.mark.parametrize("stored", [1, 2])
+@pytest.mark.parametrize("label", [1, 2])
+def test_the_zeros_are_read_as_they_are_stored_whatever_the_label_says(
+    way: Way, stored: int, label: int, tmp_path: Path
+) -> None:
+    model = tiny_models.reference("qwen3", **WIDE)
+    quantizers.save(model, tmp_path, way, label, stored)
+    said: list[str] = []
+    found = loaded(tmp_path, said)
+    o = floating(found.layers[0].products["o"], torch.float32)
+    assert torch.equal(o, model.model.layers[0].self_attn.o_proj.weight)
+    if label == stored:
+        assert said == []
+    else:
+        (sentence,) = said
+        assert f"(GPTQ version {label})" in sentence and f"(version {stored})" in sentence
+
+
+def test_zeros_that_do_not_tell_are_read_by_the_label(tmp_path: Path) -> None:
+    draw = torch.Generator().manual_seed(1)
+    codes = torch.randint(0, 16, (64, 256), generator=draw)
+    zeros = torch.randint(0, 16, (64, 2), generator=draw)
+    made = quantizers.Rounded(
+        codes, torch.ones(64, 2).half(), zeros, torch.arange(256).int() // 128
+    )
+    for label in (1, 2):
+        found, said = one_layer(made, tmp_path, label, stored=label)
+        assert torch.equal(found, made.weight)
+        assert said == []
+
+
+@pytest.mark.parametrize("borrowed", [False, True])
+def test_a_zero_of_nothing_is_read_in_both_ways_to_take_one(borrowed: bool, tmp_path: Path) -> None:
+    weight = torch.randn(64, 256, generator=torch.Generator().manual_seed(2))
+    weight[[3, 20, 24], :128] = weight[[3, 20, 24], :128].abs()
+    made = PLAIN.rounded("o_proj", weight)
+    assert (made.zeros == 0).sum() == 3
+    found, _ = one_layer(made, tmp_path, 1, stored=1, borrowed=borrowed)
+    assert torch.equal(found, made.weight)
+
+
+def one_layer(
+    made: quantizers.Rounded, folder: Path, label: int, *, stored: int, borrowed: bool = True
+) -> tuple[torch.Tensor, list[str]]:
+    """A layer by itself, through its file: the weight, and what was said."""
+    tensors = quantizers.gptq(made, stored, borrowed=borrowed).tensors
+    named = {f"it.{name}": each.contiguous() for name, each in tensors.items()}
+    safetensors.torch.save_file(named, folder / "model.safetensors")
+    said: list[str] = []
+    place = LoadTarget(Checkpoint(folder, CPU), CPU, torch.float32, said.append)
+    n, k = made.codes.shape
+    weight = Gptq(place, Quantization("gptq", less_one=label == 1)).part("it", n, k)
+    return floating(weight, torch.float32), said
+
+
+# ---------------------------------------------------------------------------- refusals
+
+
+def test_parts_that_are_sorted_differently_are_named(tmp_path: Path) -> None:
+    model = tiny_models.reference("qwen3", **WIDE)
+
+    def layer(prefix: str, weight: torch.Tensor) -> tiny_models.Layer:
+        way = Way(ordered=True, seed=int(prefix.endswith("up_proj")))
+        return quantizers.gptq(way.rounded(prefix, weight), 1)
+
+    config = quantizers.gptq_config(Way(ordered=True))
+    tiny_models.save_layers(model, tmp_path, layer, config)
+    with pytest.raises(ModelInvalid, match=r"gate_proj and .*up_proj cannot be merged") as caught:
+        loaded(tmp_path)
+    assert "desc_act" in caught.value.hint
+
+
+def test_groups_that_are_none_are_refused(tmp_path: Path) -> None:
+    made = PLAIN.rounded("o_proj", torch.randn(64, 256))
+    made.groups[:3] = 1
+    with pytest.raises(ModelInvalid, match="it: its g_idx does not name 2 groups of 128"):
+        one_layer(made, tmp_path, 1, stored=1)
+
+
+def test_inputs_that_groups_do_not_divide_are_refused(tmp_path: Path) -> None:
+    made = Way(size=0).rounded("o_proj", torch.randn(64, 192))
+    with pytest.raises(ModelInvalid, match="192 inputs in groups of 128"):
+        one_layer(made, tmp_path, 1, stored=1)

@@ -1,0 +1,261 @@
+"""Embedding models: the vectors of a reference whatever else is in the step; refusals; plans; the engine."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import PoolingType
+
+from localchat.backend_api.interface import LoadOptions
+from localchat.engine.interface import Engine
+from localchat.engine.load_options import EngineOptions
+from localchat.engine.local.engine import LocalEngine
+from localchat.engine.request import GenerateRequest, TextPrompt
+from localchat.errors import ContextExceeded, EngineClosed, ModelInvalid, UsageError
+from localchat.fit.hardware import Gpu, read_machine
+from localchat.fit.memory_plan import LoadWish, MemoryPlan
+from localchat.model_files.architecture import pooling_of
+from localchat.model_files.open_gguf import read_header
+from localchat.models.info.gguf_info import facts_of
+from localchat_llamacpp import LlamaCppBackend
+from localchat_llamacpp.embedder import LlamaCppEmbedder
+from localchat_llamacpp.embedding_plan import plan_embedding
+from localchat_llamacpp.model import GgufModel
+from tests.support.embedding_reference import bert, pooled, qwen3, weights_of
+from tests.support.gguf_files import Size, Value
+from tests.support.gguf_files import llama as gguf_llama
+from tests.support.llamacpp_models import BEGIN, END, write_bert, write_llama, write_qwen3_embedding
+
+TEXTS = ["hello world", "a", "The quick brown fox jumps over the lazy dog. " * 3, "", "ünïcödé \0"]
+Load = Callable[..., tuple[GgufModel, LlamaCppEmbedder]]
+
+
+@pytest.fixture
+def load() -> Iterator[Load]:
+    opened: list[tuple[GgufModel, LlamaCppEmbedder]] = []
+
+    def begin(path: Path, tokens: int = 256) -> tuple[GgufModel, LlamaCppEmbedder]:
+        model = GgufModel(path)
+        options = LoadOptions(
+            model.plan(LoadWish(context_tokens=tokens)), threads=1, safe_mode=True
+        )
+        embedder = model.load_embedder(options, lambda done, total: True, print)
+        assert isinstance(embedder, LlamaCppEmbedder)
+        opened.append((model, embedder))
+        return opened[-1]
+
+    yield begin
+    for model, embedder in opened:
+        embedder.close()
+        embedder.close()
+        model.close()
+
+
+@pytest.mark.parametrize(
+    ("stated", "pooling"),
+    [
+        (PoolingType.MEAN, "mean"),
+        (PoolingType.CLS, "cls"),
+        (PoolingType.LAST, "last"),
+        (PoolingType.NONE, "mean"),
+        (None, "mean"),
+    ],
+)
+def test_encoder_gives_the_vectors_of_the_reference_pooled_as_its_file_says(
+    tmp_path: Path, load: Load, stated: PoolingType | None, pooling: str
+) -> None:
+    path = write_bert(tmp_path / "bert.gguf", pooling=stated)
+    model, embedder = load(path)
+    assert model.info.pooling == embedder.pooling == pooling
+    tokens = [model.text_tokens(text) for text in TEXTS]
+    weights = weights_of(path)
+    for found, text in zip(embedder.embed(tokens), tokens, strict=True):
+        np.testing.assert_allclose(found, pooled(bert(weights, text), pooling), atol=2e-3)
+
+
+def test_decoder_gives_the_vectors_of_the_reference(tmp_path: Path, load: Load) -> None:
+    path = write_qwen3_embedding(tmp_path / "qwen.gguf")
+    model, embedder = load(path)
+    tokens = [model.text_tokens(text) for text in TEXTS]
+    weights = weights_of(path)
+    for found, text in zip(embedder.embed(tokens), tokens, strict=True):
+        np.testing.assert_allclose(found, pooled(qwen3(weights, text), "last"), atol=2e-3)
+
+
+@pytest.mark.parametrize("write", [write_bert, write_qwen3_embedding])
+def test_vector_of_a_text_does_not_depend_on_its_neighbours(
+    write: Callable[[Path], Path], tmp_path: Path, load: Load
+) -> None:
+    model, embedder = load(write(tmp_path / "m.gguf"))
+    many = [model.text_tokens(f"text {number} " * (1 + number % 7)) for number in range(40)]
+    together = np.array(embedder.embed(many))
+    alone = np.array([embedder.embed([text])[0] for text in many])
+    np.testing.assert_allclose(together, alone, atol=1e-3)
+    np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1.0, atol=1e-9)
+    assert embedder.embed([]) == []
+
+
+def test_text_as_long_as_the_model_reads_is_embedded(tmp_path: Path, load: Load) -> None:
+    for tokens in (1, 7, 100):
+        path = write_bert(tmp_path / "bert.gguf")
+        _, embedder = load(path, tokens)
+        assert embedder.context_tokens == tokens
+        text = [(3 * place) % 200 for place in range(tokens)]
+        found = embedder.embed([text, text[:1]])[0]
+        np.testing.assert_allclose(found, pooled(bert(weights_of(path), text), "mean"), atol=2e-3)
+
+
+def test_texts_begin_and_end_as_the_model_was_trained(tmp_path: Path, load: Load) -> None:
+    model, _ = load(write_bert(tmp_path / "bert.gguf"))
+    assert model.text_tokens("a") == [BEGIN, 97, END]
+    assert model.text_tokens("") == [BEGIN, END]
+    written = model.text_tokens("<|im_end|>")
+    assert written.count(END) == 1  # markup in a text is text
+
+
+def test_aborted_embedder_ends(tmp_path: Path, load: Load) -> None:
+    model, embedder = load(write_bert(tmp_path / "bert.gguf"))
+    embedder.abort()
+    with pytest.raises(EngineClosed):
+        embedder.embed([model.text_tokens("a")])
+
+
+# ---------------------------------------------------------------------------- which models, and what they take
+
+
+def test_backend_takes_embedding_models_and_says_what_rerankers_are(tmp_path: Path) -> None:
+    backend = LlamaCppBackend()
+    assert backend.objection(read_header(write_bert(tmp_path / "b.gguf"))) == ""
+    ranker = read_header(write_bert(tmp_path / "r.gguf", pooling=PoolingType.RANK))
+    assert "reranker" in backend.objection(ranker)
+    with pytest.raises(ModelInvalid, match="reranker"):
+        GgufModel(tmp_path / "r.gguf")
+    assert pooling_of(read_header(write_llama(tmp_path / "l.gguf"))) == ""
+    assert backend.expected_rate(read_header(tmp_path / "b.gguf"), _plan(tmp_path), 1) is None
+
+
+@pytest.mark.parametrize(
+    ("architecture", "said", "pooling"),
+    [
+        ("llama", {"pooling_type": 0}, ""),
+        ("llama", {"pooling_type": 3}, "last"),
+        ("llama", {"attention.causal": False}, "mean"),
+        ("llama", {"attention.causal": True}, ""),
+        ("dream", {"attention.causal": False}, ""),
+        ("llama-embed", {}, "mean"),
+    ],
+)
+def test_decoder_writes_unless_its_file_says_how_to_pool_or_that_it_sees_all(
+    tmp_path: Path, architecture: str, said: dict[str, Value], pooling: str
+) -> None:
+    whole = gguf_llama(Size())
+    metadata = {key.replace("llama", architecture): value for key, value in whole.metadata.items()}
+    metadata |= {"general.architecture": architecture}
+    metadata |= {f"{architecture}.{key}": value for key, value in said.items()}
+    header = read_header(replace(whole, metadata=metadata).write(tmp_path / "x.gguf"))
+    assert pooling_of(header) == pooling
+
+
+def _plan(folder: Path) -> MemoryPlan:
+    return GgufModel(folder / "b.gguf").plan(LoadWish())
+
+
+def test_plan_of_an_encoder_has_no_cache_and_one_of_a_decoder_has(tmp_path: Path) -> None:
+    machine = read_machine()
+    for write, cached in ((write_bert, False), (write_qwen3_embedding, True)):
+        header = read_header(write(tmp_path / "m.gguf"))
+        plan = plan_embedding(header, LoadWish(), machine, can_offload=False)
+        assert plan.fits and (plan.kv_bytes > 0) == cached
+        assert plan.context_tokens == 4096
+        assert plan.total_bytes < plan.free_bytes
+
+
+def test_longest_text_follows_the_memory_and_too_little_is_no_fit(tmp_path: Path) -> None:
+    header = read_header(write_bert(tmp_path / "b.gguf"))
+    machine = replace(read_machine(), ram_total_bytes=4_000_000_000)
+    most = plan_embedding(header, LoadWish(), machine, can_offload=False)
+    tight = replace(machine, ram_free_bytes=500_000_000 + most.total_bytes - 1_000_000)
+    less = plan_embedding(header, LoadWish(), tight, can_offload=False)
+    assert less.fits and 512 <= less.context_tokens < most.context_tokens
+    none = plan_embedding(header, LoadWish(), replace(machine, ram_free_bytes=0), can_offload=False)
+    assert not none.fits and none.advice
+    asked = plan_embedding(header, LoadWish(context_tokens=4096), tight, can_offload=False)
+    assert not asked.fits and "--ctx" in asked.advice[0]
+    beyond = plan_embedding(header, LoadWish(context_tokens=5000), machine, can_offload=False)
+    assert beyond.fits and beyond.context_tokens == 4096
+    with pytest.raises(UsageError):
+        plan_embedding(header, LoadWish(context_tokens=0), machine, can_offload=False)
+
+
+def test_a_gpu_that_is_required_and_not_used_is_no_fit(tmp_path: Path) -> None:
+    header = read_header(write_bert(tmp_path / "b.gguf"))
+    machine, wish = read_machine(), LoadWish(require_gpu=True)
+    refused = plan_embedding(header, wish, machine, can_offload=False)
+    assert not refused.fits and "a GPU is required" in refused.missing
+    card = Gpu(0, "a card", 8_000_000_000, 7_000_000_000)
+    with_card = replace(machine, gpus=(card,))
+    assert plan_embedding(header, wish, with_card, can_offload=True).fits
+    little = replace(wish, gpu_limit_bytes=1_000_000)
+    assert not plan_embedding(header, little, with_card, can_offload=True).fits
+
+
+@pytest.mark.parametrize("write", [write_bert, write_qwen3_embedding])
+def test_a_user_is_told_that_it_embeds_and_does_not_chat(
+    write: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    facts = facts_of(read_header(write(tmp_path / "m.gguf")))
+    assert facts.abilities == {"embedding"}
+    assert "gives embeddings" in facts.can[0]
+    assert any("writes no text" in sentence for sentence in facts.cannot)
+    assert (facts.kv_bytes_per_token == 0) == (write is write_bert)
+    assert "embedding" not in facts_of(read_header(write_llama(tmp_path / "l.gguf"))).abilities
+
+
+# ---------------------------------------------------------------------------- through the engine
+
+
+@pytest.fixture
+def engine_of() -> Iterator[Callable[[Path], Engine]]:
+    engines: list[LocalEngine] = []
+
+    def begin(path: Path) -> Engine:
+        options = EngineOptions(path, name="the model", context_tokens=64, threads=1)
+        engines.append(LocalEngine(options, say=lambda text: None))
+        return engines[-1]
+
+    yield begin
+    for engine in engines:
+        engine.close()
+
+
+def test_engine_embeds_counts_tokens_and_writes_no_text(
+    tmp_path: Path, engine_of: Callable[[Path], Engine]
+) -> None:
+    path = write_bert(tmp_path / "bert.gguf")
+    engine = engine_of(path)
+    vectors = engine.embed(["a", "hello world"])
+    assert vectors.tokens == (3, 4)
+    expected = pooled(bert(weights_of(path), [BEGIN, 97, END]), "mean")
+    np.testing.assert_allclose(vectors[0], expected, atol=2e-3)
+    with pytest.raises(UsageError, match="embedding model"):
+        list(engine.generate(GenerateRequest(prompt=TextPrompt("hello"))))
+    with pytest.raises(ContextExceeded, match="text 2 of 2") as caught:
+        engine.embed(["a", "b" * 100])
+    assert caught.value.details == {"prompt_tokens": 102, "context_tokens": 64}
+    info = engine.info()
+    assert info.loaded and info.context_tokens == 64 and info.actual_bytes > 0
+    assert "embeddings" in info.limits[0]
+    stats = engine.stats()
+    assert (stats.finished, stats.prompt_tokens) == (1, 7)
+    assert stats.failed == {"usage": 1, "context_exceeded": 1}
+    assert engine.embed([]) == []
+
+
+def test_model_that_writes_refuses_to_embed(
+    tmp_path: Path, engine_of: Callable[[Path], Engine]
+) -> None:
+    engine = engine_of(write_llama(tmp_path / "llama.gguf"))
+    with pytest.raises(UsageError, match="gives no embeddings"):
+        engine.embed(["a"])

@@ -1,0 +1,120 @@
+"""Who may fetch what from where: tokens, gated repositories, endpoints, proxies, answers that are none."""
+
+import huggingface_hub
+import pytest
+
+from localchat.errors import ModelMissing, NetworkError
+from localchat.models.hub.client import DEFAULT_ENDPOINT, Hub, TryAgain, hub_for
+from localchat.models.hub.retry import RetryPolicy, retry_after_s
+from tests.support.fake_hub import FakeHub, Fault
+from tests.support.pullers import Puller
+
+NAME = "maker/Small-GGUF"
+BODY = b"GGUF and more"
+
+
+@pytest.fixture(autouse=True)
+def _repository(hub: FakeHub) -> None:
+    hub.add(NAME, {"small-q4_k_m.gguf": BODY})
+
+
+def test_environment_names_endpoint_and_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = hub_for({"HF_ENDPOINT": "http://mirror.example/", "HF_TOKEN": " secret "})
+    assert found.endpoint == "http://mirror.example"
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    assert hub_for({}).endpoint == DEFAULT_ENDPOINT
+
+
+def test_token_is_shown_to_the_endpoint_and_never_to_the_store(pull: Puller, hub: FakeHub) -> None:
+    pull.token = "secret"
+    pull(NAME)
+    for at in ("api", "resolve"):
+        assert {one.headers["Authorization"] for one in hub.requests(at)} == {"Bearer secret"}
+    assert all("secret" not in str(one.headers) for one in hub.requests("store"))
+
+
+def test_gated_repository_is_explained_with_its_page(pull: Puller, hub: FakeHub) -> None:
+    hub.add(NAME, {"small-q4_k_m.gguf": BODY}, gated=True, token="right")
+    with pytest.raises(NetworkError) as caught:
+        pull(NAME)
+    assert f"{hub.url}/{NAME}" in caught.value.hint
+    assert "HF_TOKEN" in caught.value.hint
+    pull.token = "wrong"
+    with pytest.raises(NetworkError, match="refuses this token"):
+        pull(NAME)
+    pull.token = "right"
+    assert pull(NAME).path.read_bytes() == BODY
+
+
+def test_gated_listing_is_explained_too(pull: Puller, hub: FakeHub) -> None:
+    hub.faults.append(Fault(at="api", status=403, headers={"X-Error-Code": "GatedRepo"}))
+    with pytest.raises(NetworkError, match="not for everybody"):
+        pull(NAME)
+
+
+def test_repository_that_is_not_there_is_a_missing_model(pull: Puller) -> None:
+    with pytest.raises(ModelMissing, match="no repository maker/Other"):
+        pull("maker/Other")
+
+
+@pytest.mark.parametrize("body", [b"<html>log in</html>", b"[]", b"{}", b'{"sha": 3}', b"null"])
+def test_answer_that_is_no_listing_is_said(pull: Puller, hub: FakeHub, body: bytes) -> None:
+    hub.faults.append(Fault(at="api", body=body))
+    with pytest.raises(NetworkError, match="not with a listing"):
+        pull(NAME)
+
+
+def test_hub_that_nobody_reaches_is_said_soon(pull: Puller, hub: FakeHub) -> None:
+    hub.close()
+    with pytest.raises(NetworkError, match="connection"):
+        pull(NAME)
+    assert len(pull.waits) == RetryPolicy().first_tries - 1
+
+
+def test_hub_that_is_busy_is_given_time(pull: Puller, hub: FakeHub) -> None:
+    hub.faults.extend(Fault(at="api", status=503) for _ in range(9))
+    with pytest.raises(NetworkError, match="503"):
+        pull(NAME)
+    assert len(pull.waits) == RetryPolicy().tries - 1
+
+
+def test_redirect_without_end_is_refused(pull: Puller, hub: FakeHub) -> None:
+    again = f"{hub.url}/{NAME}/resolve/x/small-q4_k_m.gguf"
+    hub.faults.extend(Fault(at="resolve", location=again) for _ in range(20))
+    with pytest.raises(NetworkError, match="redirects more than"):
+        pull(NAME)
+
+
+def test_redirect_to_another_kind_of_address_is_refused(pull: Puller, hub: FakeHub) -> None:
+    hub.faults.append(Fault(at="resolve", location="file:///etc/passwd"))
+    with pytest.raises(NetworkError, match="leads to file"):
+        pull(NAME)
+
+
+def test_proxy_of_the_environment_is_used(
+    pull: Puller, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", hub.url)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    huggingface_hub.close_session()  # it reads the environment once
+    try:
+        listing = Hub("http://hub.invalid").list(NAME)
+    finally:
+        huggingface_hub.close_session()
+    assert listing.repository == NAME
+    assert hub.asked[0].path.startswith(f"http://hub.invalid/api/models/{NAME}")
+
+
+def test_listing_that_is_refused_for_now_may_be_tried_again(hub: FakeHub) -> None:
+    hub.faults.append(Fault(at="api", status=503, headers={"Retry-After": "5"}))
+    with pytest.raises(TryAgain) as caught:
+        Hub(hub.url).list(NAME)
+    assert caught.value.asked_s == 5.0
+
+
+def test_retry_after_is_seconds_or_a_date() -> None:
+    assert retry_after_s("120") == 120.0
+    assert retry_after_s("Wed, 21 Oct 2015 07:28:00 GMT") == 0.0
+    assert (retry_after_s("Wed, 21 Oct 2115 07:28:00 GMT") or 0) > 1e9
+    assert retry_after_s("soon") is None
+    assert retry_after_s(None) is None

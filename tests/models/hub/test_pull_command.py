@@ -1,0 +1,251 @@
+"""`localchat pull` as people and scripts use it: streams, exit codes, offline, and a chat afterwards."""
+
+import io
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from localchat.cli.context import AppContext
+from localchat.cli.main import run
+from localchat.config.paths import find_paths
+from tests.support.fake_hub import FakeHub, Fault, sha256
+from tests.support.gguf_files import Size, write_split
+from tests.support.terminal_screen import Screen
+
+README = Path(__file__).parents[3] / "README.md"
+NAME = "maker/Small-GGUF"
+BODY = b"GGUF" + bytes(1_000)
+
+Outcome = tuple[int, str, str]
+Call = Callable[..., Outcome]
+
+
+@pytest.fixture
+def call(
+    hub: FakeHub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> Call:
+    hub.add(NAME, {"small-q4_k_m.gguf": BODY})
+    monkeypatch.setenv("LOCALCHAT_MODELS", str(tmp_path / "models"))
+
+    def called(*args: str) -> Outcome:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+        return run(args, AppContext()), *capfd.readouterr()
+
+    return called
+
+
+def test_sentences_go_to_stderr_and_stdout_stays_empty(call: Call) -> None:
+    code, out, err = call("pull", NAME)
+    assert (code, out) == (0, "")
+    assert f"hf.co/{NAME}:Q4_K_M from {NAME}: 1.0 kB" in err
+    assert f"localchat run hf.co/{NAME}:Q4_K_M" in err
+    assert "\x1b" not in err and "\r" not in err
+    assert call("pull", "-q", NAME) == (0, "", "")
+
+
+def test_json_is_one_event_in_a_line(call: Call) -> None:
+    code, out, err = call("pull", "--json", NAME)
+    events = [json.loads(line) for line in out.splitlines()]
+    assert (code, err) == (0, "")
+    names = [event["event"] for event in events]
+    assert names == ["note", "found", "progress", "progress", "done"]
+    assert "whether it will run here is not known" in events[0]["text"]
+    assert events[1]["total_bytes"] == events[3]["done_bytes"] == len(BODY)
+    assert Path(events[-1]["path"]).read_bytes() == BODY
+
+
+def test_failure_is_an_event_too_and_the_exit_code_says_network(call: Call, hub: FakeHub) -> None:
+    hub.faults.extend([Fault(flip=7), Fault(flip=7)])
+    code, out, err = call("pull", "--json", NAME)
+    last = json.loads(out.splitlines()[-1])
+    assert code == 5
+    assert (last["event"], last["code"]) == ("error", "network")
+    assert sha256(BODY) in last["message"] and sha256(BODY) in err
+
+
+def test_terminal_gets_one_bar_with_size_rate_and_time_left(call: Call, hub: FakeHub) -> None:
+    seen = threading.Event()
+    hub.faults.append(Fault(pause_s=0.15, pause_every=1, until=seen))
+    screen = Screen(["-m", "localchat", "pull", NAME], term="xterm")
+    try:
+        assert "1.0 kB" in screen.wait_for("left")
+        seen.set()
+        code, rest = screen.finish()
+    finally:
+        screen.close()
+    assert code == 0
+    assert f"localchat run hf.co/{NAME}:Q4_K_M" in rest
+
+
+def test_ctrl_c_keeps_what_came_and_says_so(call: Call, hub: FakeHub, tmp_path: Path) -> None:
+    over = threading.Event()
+    hub.faults.append(Fault(pause_s=3600.0, pause_every=300, until=over))
+    screen = Screen(["-m", "localchat", "pull", NAME], term="xterm")
+    try:
+        screen.wait_for("kB")
+        screen.wait_for("kB")
+        screen.press("\x03")
+        code, rest = screen.finish()
+    finally:
+        screen.close()
+        over.set()
+    assert code == 130
+    assert f"localchat pull {NAME} goes on there" in rest
+    assert (tmp_path / "models" / NAME / "small-q4_k_m.gguf.part").stat().st_size == 300
+
+
+@pytest.mark.parametrize(
+    ("word", "code", "told"),
+    [
+        ("qwen2.5:7c", 3, "qwen2.5:7b"),
+        ("qwen2.5", 2, "qwen2.5:14b"),
+        ("qwen2.5:7b-q99", 3, "qwen2.5:7b-q4_k_m"),
+        ("wholly-unlike-anything", 3, "a name is qwen2.5:7b-q4_k_m"),
+        ("../../etc/passwd", 2, "names no repository"),
+        ("hf.co/../x", 2, "names no repository"),
+        ("maker/none", 3, "no repository"),
+        ("guide", 3, "run it: localchat run guide"),
+    ],
+)
+def test_name_that_is_unknown_or_ambiguous_says_the_nearest(
+    call: Call, word: str, code: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a word that is a path there means the file
+    found, out, err = call("pull", word)
+    assert (found, out) == (code, "")
+    assert told in err
+
+
+def test_several_files_of_one_quantization_are_named(call: Call, hub: FakeHub) -> None:
+    hub.add("maker/two", {"a-Q4_0.gguf": b"GGUF", "b-Q4_0.gguf": b"GGUF"})
+    code, _, err = call("pull", "maker/two")
+    assert code == 2
+    assert "maker/two holds 2 files of Q4_0" in err
+    assert "a-Q4_0, b-Q4_0" in err
+
+
+@pytest.mark.parametrize(
+    ("variable", "flag"),
+    [
+        ("LOCALCHAT_OFFLINE", ""),
+        ("HF_HUB_OFFLINE", ""),
+        ("TRANSFORMERS_OFFLINE", ""),
+        ("", "--offline"),
+    ],
+)
+def test_offline_asks_nobody_and_is_content_with_what_is_here(
+    call: Call, hub: FakeHub, monkeypatch: pytest.MonkeyPatch, variable: str, flag: str
+) -> None:
+    args = ("pull", f"hf.co/{NAME}:q4_k_m", *([flag] if flag else []))
+    if variable:
+        monkeypatch.setenv(variable, "1")
+    code, _, err = call(*args)
+    assert code == 5
+    assert f"offline is set ({variable or flag})" in err
+    assert hub.asked == []
+    if variable:
+        monkeypatch.delenv(variable)
+    assert call("pull", NAME)[0] == 0
+    if variable:
+        monkeypatch.setenv(variable, "1")
+    asked = len(hub.asked)
+    assert call(*args)[0] == 0
+    assert len(hub.asked) == asked
+
+
+def test_model_that_is_known_and_not_here_names_the_command(call: Call) -> None:
+    code, out, err = call("run", "qwen2.5:7b", "hi")
+    assert (code, out) == (3, "")
+    assert "localchat pull qwen2.5:7b-q4_k_m" in err
+    code, _, err = call("run", NAME, "hi")
+    assert code == 3
+    assert f"localchat pull hf.co/{NAME}" in err
+
+
+def test_users_models_toml_adds_names_and_wins(call: Call) -> None:
+    import os
+
+    own = find_paths(os.environ).settings_file.with_name("models.toml")
+    own.parent.mkdir(parents=True, exist_ok=True)
+    body = (
+        'parameters = 1_000_000\ncontext_tokens = 512\nlicence = "MIT"\nabout = "x"\nuses = ["chat"]\n'
+        f'sources = [{{ repository = "{NAME}", format = "gguf", quantizations = ["Q4_K_M"] }}]\n'
+    )
+    own.write_text(f'[models."mine:1m"]\n{body}[models."qwen2.5:7b"]\n{body}')
+    for word in ("mine:1m", "mine", "qwen2.5:7b"):
+        assert call("pull", word)[0] == 0
+    own.write_text('[models."Mine"]\n')
+    code, _, err = call("pull", "mine:1m")
+    assert code == 2
+    assert str(own) in err and "'Mine'" in err
+
+
+def test_example_of_the_readme_pulls_and_then_chats(
+    call: Call, hub: FakeHub, tmp_path: Path
+) -> None:
+    assert "localchat pull qwen2.5:7b-q4_k_m" in README.read_text(encoding="utf-8")
+    parts = write_split(tmp_path, "qwen2.5-7b-instruct-q4_k_m", 2, Size())
+    hub.add("Qwen/Qwen2.5-7B-Instruct-GGUF", {part.name: part.read_bytes() for part in parts})
+    assert call("pull", "qwen2.5:7b-q4_k_m")[0] == 0
+    code, out, err = call("run", "qwen2.5:7b", "--json", "--max-tokens", "3", "hi")
+    assert code == 0, err
+    answer = json.loads(out)
+    assert answer["model"] == "qwen2.5:7b-q4_k_m"
+    assert 1 <= answer["usage"]["completion_tokens"] <= 3
+
+
+def test_example_of_the_readme_as_a_program(
+    call: Call, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guide stands in behind the name; every byte and every process is real."""
+    import localchat
+
+    guide = Path(localchat.__file__).with_name("guide") / "guide.gguf"
+    name = "qwen2.5-7b-instruct-q4_k_m.gguf"
+    hub.add("Qwen/Qwen2.5-7B-Instruct-GGUF", {name: guide.read_bytes()})
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+
+    def program(*args: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "localchat", *args],
+            capture_output=True,
+            text=True,
+            timeout=600,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+
+    pulled = program("pull", "qwen2.5:7b-q4_k_m")
+    assert (pulled.returncode, pulled.stdout) == (0, ""), pulled.stderr
+    assert "qwen2.5:7b-q4_k_m will fit: " in pulled.stderr
+    assert "its hash is right: localchat run qwen2.5:7b-q4_k_m" in pulled.stderr
+    listed = program("list")
+    assert "qwen2.5:7b-q4_k_m" in listed.stdout
+    answer = program(
+        "run", "qwen2.5:7b", "--temperature", "0", "--max-tokens", "24", "What is a KV cache?"
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.strip()
+    # Named once, it is the model of the next prompt.
+    again = program("--json", "--max-tokens", "4", "And who are you?")
+    assert json.loads(again.stdout)["model"] == "qwen2.5:7b-q4_k_m"
+    missing = program("run", "qwen2.5:14b", "hi")
+    assert missing.returncode == 3
+    assert "fetch it: localchat pull qwen2.5:14b-q4_k_m" in missing.stderr
+
+
+def test_file_that_is_here_is_no_matter_of_the_hub(call: Call, tmp_path: Path) -> None:
+    path = tmp_path / "here.gguf"
+    path.write_bytes(BODY)
+    code, _, err = call("pull", str(path))
+    assert code == 3
+    assert f"run it: localchat run {path}" in err
+    assert call("pull", str(tmp_path / "not-here.gguf"))[0] == 2

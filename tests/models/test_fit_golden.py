@@ -1,0 +1,162 @@
+"""`fit` for the whole catalogue on simulated machines, beside a table that is kept.
+
+`python -m tests.models.test_fit_golden` writes the table anew; the difference is to be read.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from localchat.config.paths import find_paths
+from localchat.fit.hardware import Gpu, Machine
+from localchat.fit.memory_plan import LoadWish
+from localchat.fit.report import size
+from localchat.model_files.checkpoint import Checkpoint
+from localchat.model_files.gguf import Header
+from localchat.models.catalog import Entry, read_catalogue
+from localchat.models.names import parse
+from localchat.models.synthetic.gguf import drawn_for, drawn_header, read_blueprints
+from localchat_llamacpp.memory_plan import plan
+
+TABLE = Path(__file__).with_name("fit_golden.txt")
+GB = 10**9
+X86 = frozenset({"avx2"})
+
+
+def card(number: int, total: int, free: int) -> Gpu:
+    return Gpu(number, "card", total * GB, free * GB)
+
+
+MACHINES: dict[str, Machine] = {
+    "laptop, 8 GB": Machine("laptop", X86, 4, 8 * GB, 6 * GB),
+    "Mac, 16 GB": Machine("Mac", frozenset({"asimddp"}), 8, 16 * GB, 12 * GB, unified_memory=True),
+    "24 GB card, 3 GB in use": Machine("desk", X86, 8, 32 * GB, 28 * GB, gpus=(card(0, 24, 21),)),
+    "two 24 GB cards": Machine(
+        "desk", X86, 16, 64 * GB, 58 * GB, gpus=(card(0, 24, 24), card(1, 24, 24))
+    ),
+    "141 GB card": Machine("server", X86, 16, 128 * GB, 120 * GB, gpus=(card(0, 141, 141),)),
+}
+
+
+def rows() -> Iterator[str]:
+    shapes = read_blueprints()
+    catalogue = read_catalogue(find_paths(os.environ))
+    for name, machine in MACHINES.items():
+        yield f"{name}"
+        for entry in catalogue.values():
+            if entry.name in shapes:
+                yield _row(entry, machine)
+        yield ""
+
+
+def _row(entry: Entry, machine: Machine) -> str:
+    found = entry.source(None)
+    assert found is not None
+    header = drawn_header(entry, read_blueprints()[entry.name], found[1])
+    assert header is not None
+    offload = bool(machine.gpus or machine.unified_memory)
+    verdict = plan(header, LoadWish(max_slots=2), machine, can_offload=offload, safe_mode=False)
+    word = "fits" if verdict.fits else "no"
+    cells = (
+        f"{entry.name}-{found[1].lower()}".ljust(38),
+        word.ljust(4),
+        f"{verdict.gpu_layers}/{verdict.layers} layers".rjust(13),
+        f"{verdict.context_tokens:,} tokens".rjust(15),
+        f"of {verdict.max_context_tokens:,}".rjust(11),
+        verdict.kv_type.rjust(5),
+        f"{size(verdict.total_bytes)} of {size(verdict.free_bytes)}".rjust(19),
+        "; ".join(line.partition(":")[0] for line in verdict.advice),
+    )
+    return "  ".join(cells).rstrip()
+
+
+def test_the_verdicts_are_those_of_the_table() -> None:
+    assert list(rows()) == TABLE.read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("name", sorted(read_blueprints()))
+def test_a_shape_has_the_parameters_that_the_catalogue_says(name: str) -> None:
+    entry = read_catalogue(find_paths(os.environ))[name]
+    found = entry.source(None)
+    assert found is not None
+    header = drawn_header(entry, read_blueprints()[name], found[1])
+    assert header is not None
+    # The makers of Gemma 3 count the part that sees images, which is a file of its own.
+    share = 0.1 if name.startswith("gemma3:") else 0.001
+    assert header.parameters == pytest.approx(entry.parameters, rel=share)
+
+
+def test_every_chat_model_of_the_catalogue_has_a_shape() -> None:
+    missing = {
+        name
+        for name, entry in read_catalogue(find_paths(os.environ)).items()
+        if "chat" in entry.uses
+    } - read_blueprints().keys()
+    assert missing == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization", "gigabytes"),
+    [
+        ("qwen2.5:7b", "Q4_K_M", 4.68),
+        ("qwen2.5:7b", "Q8_0", 8.10),
+        ("qwen2.5:14b", "Q4_K_M", 8.99),
+        ("llama3.1:8b", "Q4_K_M", 4.92),
+        ("llama3.1:8b", "Q6_K", 6.60),
+        ("llama3.3:70b", "Q4_K_M", 42.52),
+        ("llama3.2:1b", "Q4_K_M", 0.81),
+        ("qwen3:30b-a3b", "Q4_K_M", 18.56),
+        ("gemma3:12b", "Q4_K_M", 7.30),
+        ("phi4:14b", "Q4_K_M", 9.05),
+        ("gpt-oss:20b", "MXFP4", 12.11),
+    ],
+)
+def test_drawn_files_are_as_large_as_the_published_ones(
+    name: str, quantization: str, gigabytes: float
+) -> None:
+    entry = read_catalogue(find_paths(os.environ))[name]
+    header = drawn_header(entry, read_blueprints()[name], quantization)
+    assert header is not None
+    assert header.file_bytes / 1e9 == pytest.approx(gigabytes, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("word", "gigabytes"),
+    [
+        # The repositories' files of weights.
+        ("qwen2.5:7b-awq", 5.57),
+        ("qwen2.5:7b-gptq-int4", 5.58),
+        ("qwen2.5:7b-bf16", 15.23),
+        ("llama3.1:70b-awq", 39.77),
+        ("qwen3:8b-fp8", 9.44),
+    ],
+)
+def test_drawn_checkpoints_are_as_large_as_the_published_ones(word: str, gigabytes: float) -> None:
+    drawn = drawn_for(parse(word, read_catalogue(find_paths(os.environ))))
+    assert isinstance(drawn, Checkpoint)
+    assert drawn.weights_bytes / 1e9 == pytest.approx(gigabytes, rel=0.01)
+
+
+def test_an_embedding_model_is_drawn_as_one() -> None:
+    drawn = drawn_for(parse("qwen3-embedding:0.6b", read_catalogue(find_paths(os.environ))))
+    assert isinstance(drawn, Header)
+    assert drawn.metadata["qwen3.pooling_type"] == 3
+
+
+def test_every_checkpoint_of_the_catalogue_whose_shape_is_known_is_drawn() -> None:
+    catalogue, shapes = read_catalogue(find_paths(os.environ)), read_blueprints()
+    words = [
+        f"{name}-{quantization.lower()}"
+        for name, entry in catalogue.items()
+        for source in entry.sources
+        for quantization in source.quantizations
+        if source.format == "safetensors" and name in shapes
+    ]
+    assert len(words) > 50
+    assert [word for word in words if drawn_for(parse(word, catalogue)) is None] == []
+
+
+if __name__ == "__main__":
+    TABLE.write_text("\n".join(rows()) + "\n", encoding="utf-8")

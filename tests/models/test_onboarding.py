@@ -1,0 +1,113 @@
+"""The first run: hardware in a line, models to adopt, three cards that fit."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from localchat.cli.first_run import welcome
+from localchat.config.paths import Paths, find_paths
+from localchat.fit.hardware import Gpu, Machine
+from localchat.models.hub.download import DownloadRate, download_rate, remember_rate
+from localchat.models.onboarding import FirstRun, first_run, hardware_line, is_first_run
+from tests.support.external_stores import Ollama, gguf
+from tests.support.gguf_files import write_model
+from tests.support.speed_benchmark import put_probe
+
+GB = 10**9
+LAPTOP = Machine("Core i5", frozenset({"avx2"}), 4, 8 * GB, 6 * GB)
+MAC = Machine("M2", frozenset({"asimddp"}), 8, 16 * GB, 12 * GB, unified_memory=True)
+CARD = Gpu(0, "RTX 4090", 24 * GB, 21 * GB)
+DESK = Machine("Ryzen", frozenset({"avx2"}), 8, 64 * GB, 58 * GB, gpus=(CARD,))
+
+
+@pytest.fixture
+def paths() -> Paths:
+    return find_paths(os.environ)
+
+
+@pytest.fixture
+def look(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FirstRun]:
+    """The first run on a machine that reads so many bytes a second."""
+
+    def looked(
+        machine: Machine, bytes_per_s: float = 20 * GB, *, offload: bool = False
+    ) -> FirstRun:
+        put_probe(monkeypatch, lambda code: bytes_per_s)
+        monkeypatch.setattr("localchat_llamacpp.backend.can_offload", lambda: offload)
+        return first_run(paths, os.environ, machine)
+
+    return looked
+
+
+@pytest.mark.parametrize(("machine", "offload"), [(LAPTOP, False), (MAC, True), (DESK, True)])
+def test_three_cards_fit_and_grow(
+    look: Callable[..., FirstRun], machine: Machine, offload: bool
+) -> None:
+    cards = look(machine, offload=offload).cards
+    assert [card.role for card in cards] == ["fast", "balanced", "best"]
+    sizes = [card.parameters for card in cards]
+    assert sizes == sorted(sizes) and len(set(sizes)) == 3
+    for card in cards:
+        assert card.context_tokens >= 4096
+        assert card.download_s == pytest.approx(card.size_bytes / 12_500_000)
+        assert card.command == f"localchat pull {card.name}"
+        assert card.gpu_layers == (card.layers if offload else 0)
+        assert card.name.endswith(("-q4_k_m", "-mxfp4"))
+
+
+def test_a_slow_machine_gets_smaller_models(look: Callable[..., FirstRun]) -> None:
+    quick, slow = look(LAPTOP).cards, look(LAPTOP, 4 * GB).cards
+    assert slow[-1].parameters < quick[-1].parameters
+    assert all(card.tokens_per_s for card in (*quick, *slow))
+    assert quick[-1].tokens_per_s is not None and quick[-1].tokens_per_s >= 5
+    crawling = look(LAPTOP, GB // 10).cards
+    assert [card.role for card in crawling] == ["fast", "balanced", "best"]
+    assert crawling[0].parameters < crawling[1].parameters < crawling[2].parameters
+
+
+def test_a_machine_too_small_for_anything_gets_no_card(look: Callable[..., FirstRun]) -> None:
+    tiny = Machine("old", frozenset(), 1, GB, GB // 5)
+    found = look(tiny)
+    assert len(found.cards) == 0
+    assert not any("pull" in line for line in welcome(found))
+
+
+def test_download_times_are_said_to_be_assumed_until_a_pull_measured(
+    look: Callable[..., FirstRun], paths: Paths
+) -> None:
+    text = "\n".join(welcome(look(LAPTOP)))
+    assert "Download times assume 12 MB/s." in text
+    remember_rate(paths.state_dir, 1000, 0.001)
+    assert not download_rate(paths.state_dir).measured
+    remember_rate(paths.state_dir, 100_000_000, 2.0)
+    found = look(LAPTOP)
+    assert found.rate == DownloadRate(50_000_000, True)
+    assert "by the last pull, 50 MB/s" in "\n".join(welcome(found))
+
+
+def test_models_of_other_programs_come_first(
+    look: Callable[..., FirstRun], paths: Paths, tmp_path: Path
+) -> None:
+    assert is_first_run(paths, os.environ)
+    Ollama(Path(os.environ["HOME"]) / ".ollama/models").model(
+        "registry.ollama.ai/library/qwen2.5/7b", gguf(tmp_path / "a.gguf", 2)
+    )
+    found = look(LAPTOP)
+    assert [model.name for model in found.adoptable] == ["ollama/qwen2.5:7b"]
+    lines = list(welcome(found))
+    assert lines.index("  localchat run ollama/qwen2.5:7b   (Ollama)") < next(
+        number for number, line in enumerate(lines) if "localchat pull" in line
+    )
+    assert is_first_run(paths, os.environ)
+    paths.models_dir.mkdir(parents=True)
+    write_model(paths.models_dir / "mine.gguf")
+    assert not is_first_run(paths, os.environ)
+
+
+def test_the_hardware_is_one_line() -> None:
+    assert hardware_line(DESK) == (
+        "Ryzen, 8 cores · 64.0 GB of RAM, 58.0 GB free · RTX 4090, 24.0 GB, 21.0 GB free"
+    )
+    assert "shared with its GPU" in hardware_line(MAC)

@@ -1,0 +1,140 @@
+"""Which models a client can name, how they are loaded, and whether there is room: over real small files."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from localchat.config.paths import Paths
+from localchat.config.settings import Settings
+from localchat.engine.attached.protocol import Wish
+from localchat.engine.load_options import EngineOptions
+from localchat.engine.scripted import ScriptedEngine
+from localchat.errors import ModelInvalid, ModelMissing, UsageError
+from localchat.models.resolve import ResolvedModel
+from localchat.pool.admission import MemoryAdmission
+from localchat.pool.entry import ModelSpec, PoolEntry
+from localchat.pool.resolver import ModelResolver
+from tests.support.gguf_files import write_model
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    paths = Paths(*(tmp_path / name for name in ("s.toml", "data", "state", "cache", "models")))
+    paths.models_dir.mkdir()
+    write_model(paths.models_dir / "small.gguf", "llama")
+    return paths
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> ResolvedModel:
+    path = write_model(tmp_path / "mine.gguf", "llama")
+    return ResolvedModel(str(path), "mine", path, "a test")
+
+
+def settings_for(names: Iterable[str]) -> Settings:
+    return Settings(context_length=99 if "small" in names else None, threads=3)
+
+
+@pytest.fixture
+def finder(own: ResolvedModel, paths: Paths) -> ModelResolver:
+    return ModelResolver(own, settings_for, paths, {}, max_slots=5)
+
+
+def test_empty_word_and_own_name_mean_the_servers_own_model(
+    finder: ModelResolver, own: ResolvedModel
+) -> None:
+    for word in ("", "mine", own.word):
+        wanted = finder.find(word)
+        assert (wanted.name, wanted.options.model) == ("mine", own.path)
+    assert wanted.options.max_slots == 5 and wanted.options.threads == 3
+
+
+def test_model_of_the_library_has_its_own_settings(finder: ModelResolver, paths: Paths) -> None:
+    wanted = finder.find("small")
+    assert wanted.options.model == paths.models_dir / "small.gguf"
+    assert wanted.options.context_tokens == 99
+    assert finder.find("guide").name == "guide"
+
+
+def test_client_names_no_file(
+    finder: ModelResolver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = write_model(tmp_path / "other.gguf", "llama")
+    monkeypatch.chdir(tmp_path)
+    for word in (str(other), "other.gguf", "./other.gguf", "../x", "models/small.gguf", "~/x.gguf"):
+        with pytest.raises((ModelMissing, UsageError)):
+            finder.find(word)
+
+
+def test_owner_names_a_file_and_what_it_insists_on(
+    finder: ModelResolver, own: ResolvedModel
+) -> None:
+    plain = finder.find_wish(Wish(os.fsencode(own.path), "whatever"))
+    assert plain.key == finder.find("").key
+    insisted = Wish(os.fsencode(own.path), "mine", context_tokens=64, gpu_layers=0, threads=1)
+    wanted = finder.find_wish(insisted)
+    assert (wanted.options.context_tokens, wanted.options.gpu_layers) == (64, 0)
+    assert wanted.key != plain.key
+    with pytest.raises(ModelMissing):
+        finder.find_wish(Wish(b"/nowhere.gguf", "x"))
+
+
+def test_list_has_the_own_model_first_and_what_can_be_run(
+    finder: ModelResolver, paths: Paths
+) -> None:
+    assert [one.name for one in finder.models()] == ["mine"]
+    assert finder.stale
+    (paths.models_dir / "broken.gguf").write_bytes(b"GGUF nonsense")
+    finder.look()
+    known = {one.name: one for one in finder.models()}
+    assert next(iter(known)) == "mine"
+    assert "broken" not in known
+    small = known["small"]
+    assert small.context_train == 512 and small.created > 0
+    assert (small.architecture, small.size_bytes > 1000, small.parameters > 0) == (
+        known["mine"].architecture,
+        True,
+        True,
+    )
+    assert small.architecture and "infill" not in small.abilities
+    assert not finder.stale
+
+
+def test_a_header_is_read_once_for_each_state_of_its_file(
+    finder: ModelResolver, paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finder.look()
+
+    def unexpected(*_: object, **__: object) -> None:
+        raise AssertionError("it is known already")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("localchat.models.info.inspect.read_header", unexpected)
+        finder.look()
+    before = {one.name: one for one in finder.models()}["small"]
+    os.utime(paths.models_dir / "small.gguf", (1_700_000_000, 1_700_000_000))
+    finder.look()
+    after = {one.name: one for one in finder.models()}["small"]
+    assert after.created == 1_700_000_000 != before.created
+
+
+def test_room_is_judged_by_live_memory_and_by_what_still_loads(own: ResolvedModel) -> None:
+    room, options = MemoryAdmission(), EngineOptions(own.path, context_tokens=512)
+    free = room.judge(options, [])
+    assert free.fits and not free.cramped and 0 < free.needed_bytes < free.free_bytes
+    loading = PoolEntry(ModelSpec("x", options), _Loading(), free.free_bytes, 0.0)
+    beside = room.judge(options, [loading])
+    assert not beside.fits and beside.free_bytes < free.needed_bytes
+
+
+def test_file_that_is_no_model_is_refused_before_a_process_starts(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF nonsense")
+    with pytest.raises(ModelInvalid):
+        MemoryAdmission().judge(EngineOptions(broken), [])
+
+
+class _Loading(ScriptedEngine):
+    """Alive, and nothing known of it yet."""

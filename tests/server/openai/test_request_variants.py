@@ -1,0 +1,319 @@
+"""Odd ways to write a legal request, as clients in the field do: they mean what they mean elsewhere."""
+
+from typing import Any
+
+import pytest
+
+from localchat.engine.events import Finished, Text, ToolCall
+from localchat.engine.request import CalledTool, Grammar, Message, Sampling, TokenIds
+from localchat.engine.request import TextPrompt as Prompt
+from localchat.errors import ContextExceeded
+from tests.support.http_server import NAME, Stage, ask, chat, message
+
+LOOK = {"name": "look", "parameters": {"type": "object", "properties": {}}}
+WAIT = {"name": "wait", "parameters": {"type": "object", "properties": {}}}
+TOOLS = [{"type": "function", "function": function} for function in (LOOK, WAIT)]
+
+
+# ---------------------------------------------------------------------------- numbers
+
+
+def test_a_whole_number_may_be_written_with_a_point_or_an_exponent(stage: Stage) -> None:
+    body = (
+        b'{"messages":[{"role":"user","content":"hi"}],"max_tokens":5.0,"seed":1e3,"top_k":4E1,'
+        b'"logit_bias":{"5":-1.0}}'
+    )
+    assert ask(stage, "/v1/chat/completions", body).status == 200
+    assert stage.last.max_tokens == 5
+    assert stage.last.sampling == Sampling(seed=1000, top_k=40, logit_bias={5: -1.0})
+    assert ask(stage, "/v1/completions", b'{"prompt":[1.0,2]}').status == 200
+    assert stage.last.prompt == TokenIds((1, 2))
+
+
+@pytest.mark.parametrize("number", ["5.5", "1e300", "-0.5"])
+def test_what_is_no_whole_number_is_refused(stage: Stage, number: str) -> None:
+    body = b'{"messages":[{"role":"user","content":"hi"}],"max_tokens":%b}' % number.encode()
+    error = ask(stage, "/v1/chat/completions", body).error
+    assert (error["param"], error["code"]) == ("max_tokens", "invalid_type")
+    assert "got float" in error["message"]
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_a_limit_of_nothing_is_refused_by_the_name_it_was_given(stage: Stage, name: str) -> None:
+    fields: Any = {name: 0}
+    reply = chat(stage, **fields)
+    assert (reply.status, reply.error["param"]) == (400, name)
+    assert name in reply.error["message"]
+
+
+def test_no_likeliest_tokens_may_be_asked_for_without_log_probabilities(stage: Stage) -> None:
+    assert chat(stage, logprobs=False, top_logprobs=0).status == 200
+    assert stage.last.logprobs is None
+
+
+# ---------------------------------------------------------------------------- the choice of a tool
+
+
+@pytest.mark.parametrize(
+    ("choice", "told"),
+    [
+        ("any", "required"),
+        ({"type": "auto"}, "auto"),
+        ({"type": "any"}, "required"),
+        ({"type": "none"}, "none"),
+        ({"type": "function", "name": "wait"}, "wait"),
+    ],
+)
+def test_a_choice_in_another_apis_words_is_understood(stage: Stage, choice: Any, told: str) -> None:
+    assert chat(stage, tools=TOOLS, tool_choice=choice).status == 200
+    assert stage.prompt.tool_choice == told
+    assert len(stage.prompt.tools) == 2
+
+
+@pytest.mark.parametrize(("mode", "told"), [("auto", "auto"), ("required", "required")])
+def test_some_of_the_tools_may_be_allowed(stage: Stage, mode: str, told: str) -> None:
+    allowed = {"mode": mode, "tools": [TOOLS[1]]}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    assert chat(stage, tools=TOOLS, tool_choice=choice).status == 200
+    assert [tool["function"]["name"] for tool in stage.prompt.tools] == ["wait"]
+    assert stage.prompt.tool_choice == told
+
+
+@pytest.mark.parametrize(
+    ("choice", "param"),
+    [
+        (
+            {"type": "allowed_tools", "allowed_tools": {"tools": [{"function": {"name": "x"}}]}},
+            "tool_choice.allowed_tools.tools[0]",
+        ),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"tools": [], "mode": "required"}},
+            "tool_choice.allowed_tools.mode",
+        ),
+        ({"type": "allowed_tools"}, "tool_choice"),
+        ({"type": "function"}, "tool_choice.function.name"),
+        ({"type": "web_search"}, "tool_choice"),
+        ("look", "tool_choice"),
+    ],
+)
+def test_a_choice_that_is_none_is_refused(stage: Stage, choice: Any, param: str) -> None:
+    reply = chat(stage, tools=TOOLS, tool_choice=choice)
+    assert (reply.status, reply.error["param"]) == (400, param)
+
+
+def test_a_tool_without_its_function_is_told_what_it_lacks(stage: Stage) -> None:
+    error = chat(stage, tools=[{"type": "function", "name": "look"}]).error
+    assert error["param"] == "tools[0].function"
+    assert error["code"] == "missing_required_parameter"
+
+
+# ---------------------------------------------------------------------------- functions, before tools
+
+
+@pytest.mark.parametrize(
+    ("call", "told"), [(None, "auto"), ("none", "none"), ({"name": "wait"}, "wait")]
+)
+def test_functions_are_tools_of_which_one_is_called(stage: Stage, call: Any, told: str) -> None:
+    chat(stage, functions=[LOOK, WAIT], function_call=call)
+    assert stage.prompt.tools == tuple(TOOLS)
+    assert (stage.prompt.tool_choice, stage.prompt.parallel_tool_calls) == (told, False)
+
+
+def test_a_call_is_told_in_the_words_of_who_asked(stage: Stage) -> None:
+    word = stage.plays(
+        "older",
+        ToolCall(0, 0, name="look", arguments=""),
+        ToolCall(0, 0, arguments='{"a":1}'),
+        Finished(0, "stop"),
+    )
+    whole = chat(stage, word, functions=[LOOK]).json["choices"][0]
+    assert whole["message"] == {
+        "role": "assistant",
+        "content": None,
+        "function_call": {"name": "look", "arguments": '{"a":1}'},
+    }
+    assert whole["finish_reason"] == "function_call"
+    *deltas, end = [
+        chunk["choices"][0]
+        for chunk in chat(stage, word, functions=[LOOK], stream=True).chunks_json
+    ]
+    assert [choice["delta"] for choice in deltas[1:]] == [
+        {"function_call": {"arguments": "", "name": "look"}},
+        {"function_call": {"arguments": '{"a":1}'}},
+    ]
+    assert (end["delta"], end["finish_reason"]) == ({}, "function_call")
+
+
+def test_where_there_are_tools_functions_count_for_nothing(stage: Stage) -> None:
+    word = stage.plays("newer", ToolCall(0, 0, name="look"), Finished(0, "stop"))
+    whole = chat(stage, word, functions=[WAIT], tools=[TOOLS[0]]).json["choices"][0]
+    assert whole["finish_reason"] == "tool_calls"
+    assert stage.prompt.tools == (TOOLS[0],)
+
+
+def test_without_a_call_functions_change_nothing_in_the_answer(stage: Stage) -> None:
+    word = stage.plays("talks", Text(0, "No."), Finished(0, "stop"))
+    whole = chat(stage, word, functions=[LOOK]).json["choices"][0]
+    assert whole["message"] == {"role": "assistant", "content": "No."}
+    assert whole["finish_reason"] == "stop"
+
+
+def test_a_call_of_a_function_stays_in_the_conversation(stage: Stage) -> None:
+    messages = [
+        {"role": "user", "content": "Look."},
+        {
+            "role": "assistant",
+            "content": None,
+            "function_call": {"name": "look", "arguments": "{}"},
+        },
+        {"role": "function", "name": "look", "content": "A tree."},
+    ]
+    assert chat(stage, messages=messages).status == 200
+    assert stage.prompt.messages == (
+        Message("user", "Look."),
+        Message("assistant", "", tool_calls=(CalledTool("look", "{}"),)),
+        Message("tool", "A tree.", name="look"),
+    )
+
+
+# ---------------------------------------------------------------------------- other protocols
+
+
+@pytest.mark.parametrize("place", ["output_format", "output_config"])
+def test_anthropics_form_of_the_answer_binds_it_from_either_place(stage: Stage, place: str) -> None:
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    given = form if place == "output_format" else {"format": form}
+    assert message(stage, **{place: given}).status == 200
+    assert stage.last.grammar == Grammar("json_schema", '{"type":"object"}')
+
+
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        (
+            {
+                "type": "document",
+                "title": "T",
+                "source": {"type": "content", "content": [{"type": "text", "text": "Inside."}]},
+            },
+            "T\nInside.",
+        ),
+        (
+            {"type": "document", "source": {"type": "content", "content": "Inside."}},
+            "Inside.",
+        ),
+        (
+            {
+                "type": "search_result",
+                "title": "T",
+                "source": "https://x.example",
+                "content": [{"type": "text", "text": "Found."}],
+            },
+            "T\nhttps://x.example\nFound.",
+        ),
+    ],
+)
+def test_what_holds_text_is_read(stage: Stage, block: Any, text: str) -> None:
+    assert message(stage, [block]).status == 200
+    assert stage.prompt.messages[-1].content == text
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"type": "url", "url": "https://x.example"},
+        {"type": "base64", "data": "AA=="},
+        {"type": "content", "content": [{"type": "image", "source": {"type": "url"}}]},
+        "https://x.example",
+    ],
+)
+def test_a_document_that_is_no_text_is_refused(stage: Stage, source: Any) -> None:
+    reply = message(stage, [{"type": "document", "source": source}])
+    assert (reply.status, reply.anthropic_error["type"]) == (400, "invalid_request_error")
+    assert "text only" in reply.anthropic_error["message"]
+
+
+def test_anthropics_clients_find_the_models_in_their_own_words(stage: Stage) -> None:
+    headers = {"anthropic-version": "2023-06-01"}
+    listed = ask(stage, "/v1/models", headers=headers).json
+    assert (listed["has_more"], listed["first_id"], listed["last_id"]) == (False, NAME, NAME)
+    for told in (listed["data"][0], ask(stage, f"/v1/models/{NAME}", headers=headers).json):
+        assert (told["type"], told["display_name"]) == ("model", NAME)
+        assert told["created_at"] == "2023-11-14T22:13:20Z"
+    assert "has_more" not in ask(stage, "/v1/models").json
+
+
+def test_the_greatest_effort_has_two_names(stage: Stage) -> None:
+    assert chat(stage, reasoning_effort="max").status == 200
+    assert stage.prompt.template_options == {"reasoning_effort": "xhigh"}
+
+
+def test_tokens_are_told_with_their_pieces_where_that_is_asked(stage: Stage) -> None:
+    plain = ask(stage, "/tokenize", {"content": "aba"}).json["tokens"]
+    told = ask(stage, "/tokenize", {"content": "aba", "with_pieces": True}).json["tokens"]
+    assert [one["id"] for one in told] == plain
+    assert "".join(one["piece"] for one in told) == "aba"
+
+
+def test_llamacpps_prompt_may_stand_in_a_list(stage: Stage) -> None:
+    assert ask(stage, "/completion", {"prompt": ["Once"]}).status == 200
+    assert stage.last.prompt == Prompt("Once", special=True)
+    for prompt in (["a", "b"], [1, "a"]):
+        error = ask(stage, "/completion", {"prompt": prompt}).error
+        assert (error["param"], error["code"]) == ("prompt", "invalid_type")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "long"}]}, "messages"),
+        ("/v1/completions", {"prompt": "long"}, "prompt"),
+        ("/completion", {"prompt": "long"}, "prompt"),
+        ("/v1/responses", {"input": "long"}, "input"),
+    ],
+)
+def test_what_is_too_long_is_called_what_it_was_called(
+    stage: Stage, path: str, fields: Any, param: str
+) -> None:
+    error = ContextExceeded("too long", prompt_tokens=9, context_tokens=8)
+    stage.engine.refusals["long"] = [error]
+    told = ask(stage, path, fields).error
+    assert (told["code"], told["param"]) == ("context_length_exceeded", param)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/v1/responses/resp_1", 404), ("/v1/chat/completions", 405)]
+)
+def test_a_route_that_is_not_there_is_named_as_it_was_asked_for(
+    stage: Stage, path: str, status: int
+) -> None:
+    reply = ask(stage, path)
+    assert reply.status == status
+    assert path in reply.error["message"]
+
+
+# ---------------------------------------------------------------------------- thinking
+
+
+@pytest.mark.parametrize(
+    ("fields", "thinking", "options"),
+    [
+        ({"enable_thinking": False}, "off", {}),
+        ({"thinking": {"type": "disabled"}}, "off", {}),
+        ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "on", {}),
+        ({"thinking": True}, "on", {}),
+        ({"reasoning": {"enabled": False}}, "off", {}),
+        ({"reasoning": {"effort": "high"}}, "on", {"reasoning_effort": "high"}),
+        ({"reasoning": {"effort": "none"}}, "off", {}),
+        ({"reasoning": {"effort": "low"}, "reasoning_effort": "high"}, "on", {"reasoning_effort": "high"}),
+        ({"thinking": False, "chat_template_kwargs": {"enable_thinking": True}}, "on", {}),
+        ({"reasoning_effort": ""}, "auto", {}),
+        ({"thinking": "maybe", "reasoning": [1], "enable_thinking": 7}, "auto", {}),
+        ({"thinking": None, "reasoning": {"effort": "huge"}}, "auto", {}),
+    ],
+)  # fmt: skip
+def test_thinking_is_switched_in_every_servers_words(
+    stage: Stage, fields: Any, thinking: str, options: Any
+) -> None:
+    assert chat(stage, **fields).status == 200
+    assert (stage.prompt.thinking, stage.prompt.template_options) == (thinking, options)

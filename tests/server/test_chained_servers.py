@@ -1,0 +1,136 @@
+"""Two localchats, one behind the other: what the first answers is what a client of the second reads."""
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import localchat
+from localchat.engine.events import Done, Event, Reasoning, Text
+from localchat.engine.load_options import EngineOptions
+from localchat.engine.local.engine import LocalEngine
+from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
+from localchat.engine.request import GenerateRequest, Infill, Message, Messages, Sampling
+from localchat.errors import ContextExceeded
+from localchat.server.anthropic.serving import guessed_tokens
+from tests.support.http_server import Stage, running
+
+GUIDE = Path(localchat.__file__).with_name("guide") / "guide.gguf"
+
+
+def silent(_: str) -> None:
+    """Sentences of an engine are of no interest here."""
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[LocalEngine, RemoteEngine]]:
+    """The guide, and a remote of a server of a remote of a server that runs it."""
+    local = LocalEngine(EngineOptions(GUIDE, name="guide"), say=silent)
+    with running(local) as (near, _):
+        first = RemoteEngine(RemoteOptions(f"http://127.0.0.1:{near}"), say=silent)
+        with running(first) as (far, _):
+            second = RemoteEngine(RemoteOptions(f"http://127.0.0.1:{far}/v1"), say=silent)
+            yield local, second
+            second.close()
+        first.close()
+    local.close()
+
+
+def said(events: list[Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Text | Reasoning))
+
+
+@pytest.mark.parametrize("question", ["How do I pull a model?", "What is a KV cache?"])
+def test_the_chain_gives_the_same_greedy_text_and_usage(
+    pair: tuple[LocalEngine, RemoteEngine], question: str
+) -> None:
+    local, chained = pair
+    request = GenerateRequest(
+        Messages((Message("user", question),)), Sampling(temperature=0), max_tokens=80
+    )
+    alone, through = list(local.generate(request)), list(chained.generate(request))
+    assert said(through) == said(alone) != ""
+    end, expected = through[-1], alone[-1]
+    assert isinstance(end, Done) and isinstance(expected, Done)
+    assert end.usage.completion_tokens == expected.usage.completion_tokens
+    assert end.usage.prompt_tokens == expected.usage.prompt_tokens
+
+
+def test_a_prompt_that_is_too_long_is_refused_with_its_numbers_through_the_chain(
+    pair: tuple[LocalEngine, RemoteEngine],
+) -> None:
+    request = GenerateRequest(Messages((Message("user", "word " * 9000),)))
+    with pytest.raises(ContextExceeded) as caught:
+        list(pair[1].generate(request))
+    assert caught.value.details["context_tokens"] == 4096
+
+
+def test_what_a_server_knows_of_its_model_passes(pair: tuple[LocalEngine, RemoteEngine]) -> None:
+    assert pair[1].info().backend == "remote"
+    assert pair[1].detokenize(pair[1].tokenize("pull a model")) == "pull a model"
+
+
+def test_a_gap_is_filled_alike_through_the_chain(pair: tuple[LocalEngine, RemoteEngine]) -> None:
+    local, chained = pair
+    gap = Infill(
+        "The KV cache ", " keeps keys.", (("notes.txt", "A cache holds keys and values."),)
+    )
+    request = GenerateRequest(gap, Sampling(temperature=0), max_tokens=12)
+    assert said(list(chained.generate(request))) == said(list(local.generate(request))) != ""
+
+
+def test_figures_of_the_engine_come_through_the_chain(
+    pair: tuple[LocalEngine, RemoteEngine],
+) -> None:
+    request = GenerateRequest(Messages((Message("user", "Hello"),)), max_tokens=4)
+    end = list(pair[1].generate(request))[-1]
+    assert isinstance(end, Done)
+    assert end.kv_total_tokens > 0 and end.fingerprint
+    assert "measured there: TTFT" in pair[1].info().why
+
+
+def test_a_stage_is_reached_like_any_server(stage: Stage) -> None:
+    word = stage.plays("ping", Text(0, "pong"))
+    engine = RemoteEngine(RemoteOptions(stage.base), say=silent)
+    stream = engine.generate(GenerateRequest(Messages((Message("user", word),))))
+    assert said([event for event in stream if isinstance(event, Text)]) == "pong"
+    engine.close()
+
+
+def test_a_client_of_messages_learns_the_prompt_s_length_at_once_and_exactly_at_the_end(
+    pair: tuple[LocalEngine, RemoteEngine],
+) -> None:
+    words = "Tell me all about models, contexts and caches, please. " * 20
+    request = GenerateRequest(
+        Messages((Message("user", words),)), Sampling(temperature=0), max_tokens=2
+    )
+    end = list(pair[0].generate(request))[-1]
+    assert isinstance(end, Done)
+    body = {
+        "messages": [{"role": "user", "content": words}],
+        "max_tokens": 2,
+        "stream": True,
+        "model": "",
+    }
+    asked = urllib.request.Request(
+        pair[1].info().path + "/messages",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(asked) as answer:
+        lines = [line[6:] for line in answer.read().splitlines() if line.startswith(b"data: ")]
+    events = {event["type"]: event for event in map(json.loads, lines)}
+    first = events["message_start"]["message"]["usage"]["input_tokens"]
+    last = events["message_delta"]["usage"]
+    assert 0.6 < first / end.usage.prompt_tokens < 1.6
+    assert last["input_tokens"] + last["cache_read_input_tokens"] == end.usage.prompt_tokens
+
+
+def test_a_guess_counts_all_that_is_sent() -> None:
+    plain = guessed_tokens(Messages((Message("user", "x" * 360),)))
+    assert plain == 108
+    tool = {"type": "function", "function": {"name": "look", "description": "y" * 360}}
+    assert guessed_tokens(Messages((Message("user", "x" * 360),), tools=(tool,))) > plain + 100
+    assert guessed_tokens(None) == 0

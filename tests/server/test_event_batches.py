@@ -1,0 +1,123 @@
+"""What comes together is told together, what comes apart at once; nothing is lost or counted twice."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from localchat.engine.events import Accepted, Event, Finished, Prefill, Text
+from localchat.engine.request import GenerateRequest, Message, Messages
+from localchat.engine.scripted import Answer, ScriptedEngine
+from localchat.engine.stream import Stream
+from localchat.errors import EngineDied, LocalchatError
+from localchat.server.generation import EarlyStop, End, Generation, GenerationSpec, OutputEvent
+from localchat.server.tracker import TrackedRequest
+from tests.support.tui_stage import DONE
+
+ASKED = GenerateRequest(prompt=Messages((Message("user", "?"),)))
+BEGUN = (Accepted(3, 10, 1), Prefill(3, 0, 3))
+ENDED = (Finished(0, "stop"), DONE)
+
+
+class Hand(ScriptedEngine):
+    """Answers what a test puts into its streams."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda request: Answer())
+        self.streams: list[Stream] = []
+
+    def generate(self, request: GenerateRequest) -> Stream:
+        self.streams.append(Stream(lambda: None))
+        self.streams[-1].put(*BEGUN)
+        return self.streams[-1]
+
+
+def told_of(
+    steps: list[tuple[Event | LocalchatError, ...]], brake: Callable[[], EarlyStop] | None = None
+) -> tuple[list[list[OutputEvent]], TrackedRequest]:
+    """What is told after each step, in which events come together."""
+
+    async def run() -> tuple[list[list[OutputEvent]], TrackedRequest]:
+        engine, flight = Hand(), TrackedRequest(id="f", model="m", user="u")
+        answering = Generation(engine, GenerationSpec([[ASKED]], brake=brake), flight)
+        await answering.begin()
+        found = []
+        telling = answering.told()
+        for step in steps:
+            engine.streams[0].put(*step)
+            if (told := await anext(telling, None)) is not None:
+                found.append(told)
+        await telling.aclose()
+        return found, flight
+
+    return asyncio.run(run())
+
+
+def test_what_comes_together_is_told_together() -> None:
+    found, flight = told_of(
+        [(Text(0, "a"),), (Text(0, "b"), Text(0, "c")), (Text(0, "d"), *ENDED), ()]
+    )
+    assert found == [
+        [Text(0, "a")],
+        [Text(0, "b"), Text(0, "c")],
+        [Text(0, "d"), End(0, "stop")],
+    ]
+    assert flight.done == DONE
+
+
+def test_what_came_with_the_acceptance_is_not_lost() -> None:
+    found, _ = told_of([(Text(0, "a"), *ENDED)])
+    assert found == [[Text(0, "a"), End(0, "stop")]]
+
+
+def test_what_came_with_a_failure_is_told_before_it() -> None:
+    steps: list[tuple[Event | LocalchatError, ...]] = [
+        (Text(0, "a"), Text(0, "b"), EngineDied("gone")),
+        (),
+    ]
+    with pytest.raises(EngineDied):
+        told_of(steps)
+    assert told_of(steps[:1])[0] == [[Text(0, "a"), Text(0, "b")]]
+
+
+class Short:
+    """Ends a text at its second piece."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+
+    def take(self, text: str) -> tuple[str, bool]:
+        self._taken += 1
+        return text, self._taken == 2
+
+    def rest(self) -> str:
+        return ""
+
+
+def test_nothing_is_told_or_counted_behind_the_place_of_a_cut() -> None:
+    found, flight = told_of([tuple(Text(0, letter) for letter in "abcdef"), ()], Short)
+    assert found == [[Text(0, "a"), Text(0, "b"), End(0, "length")]]
+    assert flight.usage is not None and flight.usage.completion_tokens == 2
+
+
+def test_prompts_beside_each_other_keep_their_own_order() -> None:
+    async def run() -> list[OutputEvent]:
+        engine = Hand()
+        answering = Generation(
+            engine, GenerationSpec([[ASKED], [ASKED]]), TrackedRequest(id="f", model="m", user="")
+        )
+        await answering.begin()
+        one, two = engine.streams
+        one.put(Text(0, "a"), Text(0, "b"))
+        two.put(Text(0, "1"), *ENDED)
+        one.put(Text(0, "c"), *ENDED)
+        return [told async for together in answering.told() for told in together]
+
+    work: Coroutine[Any, Any, list[OutputEvent]] = run()
+    told = asyncio.run(work)
+    assert [one for one in told if one.choice == 0] == [
+        *(Text(0, x) for x in "abc"),
+        End(0, "stop"),
+    ]
+    assert [one for one in told if one.choice == 1] == [Text(1, "1"), End(1, "stop")]

@@ -1,0 +1,205 @@
+"""The small routes: models, health, properties, tokens, embeddings, figures, and the line in the log."""
+
+import base64
+import json
+import logging
+import re
+import struct
+
+import pytest
+
+from localchat.engine.scripted import Answer
+from localchat.server.leases import OneEngine
+from localchat.server.repetition import LoopGuard
+from tests.support.http_server import NAME, Stage, Wire, ask, chat, settled
+from tests.support.paths import ROOT
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/models", "/v1//models", "//v1/models/"])
+def test_models_are_listed_with_the_context_that_is_there(stage: Stage, path: str) -> None:
+    chat(stage)
+    whole = ask(stage, path).json
+    assert whole["object"] == "list"
+    (model,) = whole["data"]
+    assert (model["id"], model["object"], model["created"]) == (NAME, "model", 1_700_000_000)
+    assert model["meta"] == {"n_ctx": 4096, "n_ctx_train": 4096}
+    assert model["max_model_len"] == model["context_length"] == model["max_context_length"] == 4096
+    assert model["architecture"]["input_modalities"] == ["text"]
+    assert "status" not in model
+
+
+def test_one_model_is_described(stage: Stage) -> None:
+    assert ask(stage, f"/v1/models/{NAME}").json["id"] == NAME
+    reply = ask(stage, "/v1/models/hf.co/a/b:Q4_K_M")
+    assert (reply.status, reply.error["code"]) == (404, "model_not_found")
+    assert "hf.co/a/b:Q4_K_M" in reply.error["message"]
+
+
+@pytest.mark.parametrize("path", ["/", "/health"])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_probes_are_answered(stage: Stage, path: str, method: str) -> None:
+    assert ask(stage, path, method=method).status == 200
+
+
+def test_health_is_503_while_the_model_is_loaded(stage: Stage) -> None:
+    service = stage.server._service
+    service.ready = False
+    try:
+        reply = ask(stage, "/health")
+    finally:
+        service.ready = True
+    assert (reply.status, reply.error["code"]) == (503, "model_loading")
+    assert reply.headers["retry-after"] == "2"
+
+
+@pytest.mark.parametrize("query", ["", "?model=scripted&autoload=false", "?model=other"])
+def test_properties_have_what_llamacpps_clients_read(stage: Stage, query: str) -> None:
+    props = ask(stage, f"/props{query}").json
+    assert props["default_generation_settings"]["n_ctx"] == 4096
+    assert props["modalities"] == {"vision": False, "audio": False}
+    assert props["chat_template_caps"] == {"supports_tools": False, "supports_tool_calls": False}
+    assert "/" not in props["model_alias"]
+
+
+def test_properties_load_nothing_and_keep_nothing(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OneEngine, "loaded", lambda self: [])
+    monkeypatch.delattr(OneEngine, "lease")
+    props = ask(stage, "/props").json
+    assert props["default_generation_settings"]["n_ctx"] == 4096
+    assert "chat_template_caps" not in props
+
+
+def test_tokens_of_a_text_and_of_a_conversation(stage: Stage) -> None:
+    assert ask(stage, "/tokenize", {"content": "hi", "add_special": True}).json == {
+        "tokens": [104, 105],
+        "count": 2,
+        "max_model_len": 4096,
+    }
+    messages = [{"role": "user", "content": "hi"}]
+    told = ask(stage, "/v1/tokenize", {"messages": messages}).json
+    assert bytes(told["tokens"]) == b"user: hi\n"
+    assert ask(stage, "/tokenize", {}).error["code"] == "missing_required_parameter"
+    assert ask(stage, "/detokenize", {"tokens": [104, 105]}).json["content"] == "hi"
+    assert ask(stage, "/detokenize", {"tokens": [-1]}).status == 400
+    assert ask(stage, "/apply-template", {"messages": messages}).json == {"prompt": "user: hi\n"}
+
+
+def test_embeddings_are_lists_or_base64(stage: Stage) -> None:
+    whole = ask(stage, "/v1/embeddings", {"input": ["ab", "c"], "model": "m"}).json
+    assert [each["embedding"] for each in whole["data"]] == [[2.0, 1.0], [1.0, 1.0]]
+    assert whole["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
+    assert (whole["object"], whole["model"]) == ("list", "m")
+    packed = ask(stage, "/v1/embeddings", {"input": "ab", "encoding_format": "base64"}).json
+    raw = base64.b64decode(packed["data"][0]["embedding"])
+    assert struct.unpack("<2f", raw) == (2.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": ""}, "input"),
+        ({"input": [1, 2]}, "input"),
+        ({"input": [[1, 2]]}, "input"),
+        ({"input": ["a", 5]}, "input"),
+        ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
+        ({"input": "a", "dimensions": 1}, "dimensions"),
+    ],
+)
+def test_bad_embeddings_are_refused(stage: Stage, body: dict[str, object], param: str) -> None:
+    reply = ask(stage, "/v1/embeddings", body)
+    assert (reply.status, reply.error["param"]) == (400, param)
+
+
+def test_ids_of_a_foreign_tokenizer_are_never_embedded(stage: Stage) -> None:
+    message = ask(stage, "/v1/embeddings", {"input": [[1, 2]]}).error["message"]
+    assert "check_embedding_ctx_length=False" in message
+
+
+def test_figures_are_counted(stage: Stage) -> None:
+    chat(stage)
+    chat(stage, response_format={"type": "json_object"})
+    chat(stage, n=0)
+    reply = ask(stage, "/metrics")
+    assert reply.headers["content-type"].startswith("text/plain")
+    page = reply.body.decode()
+    labels = 'cache="miss",guided="yes",prompt="<=256",speculation="on"'
+    assert f"localchat_ttft_seconds_count{{{labels}}} 1.0" in page
+    assert 'localchat_errors_total{code="unsupported_value",status="400"}' in page
+    assert 'localchat_requests_total{finish="stop"}' in page
+    assert f'localchat_kv_total_tokens{{model="{NAME}"}} 4096.0' in page
+    for name in ("queue_seconds", "request_seconds", "tpot_seconds", "prompt_tokens_total"):
+        assert f"localchat_{name}" in page
+
+
+def test_a_request_is_a_line_in_the_log_without_its_text(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage.scripts["secret prompt"] = Answer(("secret answer",))
+    with caplog.at_level(logging.INFO, "localchat.server"):
+        headers = {"user-agent": "curl\x1b[31m/8", "authorization": "Bearer sk-secret"}
+        body = {"messages": [{"role": "user", "content": "secret prompt"}]}
+        reply = ask(stage, "/v1/chat/completions", body, headers=headers)
+        number = reply.headers["x-request-id"]
+        assert settled(lambda: number in caplog.text)
+    (line,) = [each.getMessage() for each in caplog.records if number in each.getMessage()]
+    assert line.startswith(f"{number} POST /v1/chat/completions 200 ")
+    for part in (f"model={NAME}", "prompt=", "cached=0", "completion=1", "ttft_ms=", "finish=stop"):
+        assert part in line
+    assert "secret" not in line and "\x1b" not in line and "curl" in line
+    assert stage.last.user == "curl\u241b[31m/8"
+
+
+def test_a_client_that_left_is_a_499_in_the_log(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage.scripts["slow"] = Answer(("a",) * 2000, gap_s=0.1)
+    with caplog.at_level(logging.INFO, "localchat.server"):
+        with Wire(stage.port) as wire:
+            messages = [{"role": "user", "content": "slow"}]
+            wire.ask("/v1/chat/completions", {"messages": messages, "stream": True})
+            wire.until(b"assistant")
+        assert settled(lambda: " 499 " in caplog.text)
+    (line,) = [each.getMessage() for each in caplog.records if " 499 " in each.getMessage()]
+    assert re.search(r"prompt=[1-9]\d* cached=0 completion=\d+ ", line)
+
+
+# ---------------------------------------------------------------------------- the guard against circles
+
+
+def loops(text: str, piece: int = 7) -> bool:
+    guard = LoopGuard()
+    return any(guard.loops(text[at : at + piece]) for at in range(0, len(text), piece))
+
+
+@pytest.mark.parametrize("period", [1, 2, 3, 17, 100, 256])
+def test_what_repeats_is_a_loop(period: int) -> None:
+    piece = "".join(chr(ord("a") + (at * at) % 23) for at in range(period))
+    assert loops("And then: " + piece * (6000 // period))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the same again. " * 200,
+        "".join(f"{number}. item\n" for number in range(2000)),
+        "".join(f"| {number % 7} | {number} |\n" for number in range(2000)),
+        ("x" * 3000 + "y") * 4,
+        "".join(chr(97 + (at * 31 + at // 300) % 26) for at in range(8000)),
+    ],
+)
+def test_what_only_looks_alike_is_none(text: str) -> None:
+    assert not loops(text)
+
+
+def test_the_dashboard_shows_figures_that_there_are(stage: Stage) -> None:
+    chat(stage)
+    page = ask(stage, "/metrics").body.decode()
+    dashboard = json.loads((ROOT / "scripts" / "grafana.json").read_text(encoding="utf-8"))
+    shown = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    names = {name for expression in shown for name in re.findall(r"localchat_\w+", expression)}
+    assert len(names) > 15
+    told = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
+    assert {re.sub(r"_bucket$", "", name) for name in names} <= told

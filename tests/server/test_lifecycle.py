@@ -1,0 +1,307 @@
+"""Clients that leave, clients that are slow, a server that stops."""
+
+import asyncio
+import json
+import logging
+import socket
+import threading
+
+import pytest
+
+from localchat.engine.events import Finished, Text
+from localchat.engine.scripted import Answer, ScriptedEngine
+from localchat.server.config import ServerConfig, ServerLimits
+from localchat.server.leases import Lease, OneEngine
+from localchat.server.uvicorn_http import Connection
+from tests.support.http_server import Reply, Stage, StageEngine, Wire, chat, serving, settled
+
+ENDLESS = Answer(("word ",) * 100_000, gap_s=0.01)
+BODY = {"messages": [{"role": "user", "content": "endless"}]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_cancels_its_request(stage: Stage, stream: bool) -> None:
+    stage.scripts["endless"] = ENDLESS
+    before, asked = stage.engine.cancelled, len(stage.engine.requests)
+    with Wire(stage.port) as wire:
+        wire.ask("/v1/chat/completions", {**BODY, "stream": stream})
+        if stream:
+            wire.until(b"word ")
+        assert settled(lambda: len(stage.engine.requests) == asked + 1)
+    assert settled(lambda: stage.engine.cancelled == before + 1)
+
+
+def test_all_prompts_of_a_request_are_cancelled_with_it(stage: Stage) -> None:
+    stage.scripts["endless"] = ENDLESS
+    before, asked = stage.engine.cancelled, len(stage.engine.requests)
+    with Wire(stage.port) as wire:
+        wire.ask("/v1/completions", {"prompt": ["endless"] * 3})
+        assert settled(lambda: len(stage.engine.requests) == asked + 3)
+    assert settled(lambda: stage.engine.cancelled == before + 3)
+
+
+def test_a_client_that_leaves_in_a_silence_is_noticed_too(stage: Stage) -> None:
+    word = stage.plays("silent", Text(0, "a"), Finished(0, "stop"), gap_s=30.0)
+    before = stage.engine.cancelled
+    with Wire(stage.port) as wire:
+        messages = [{"role": "user", "content": word}]
+        wire.ask("/v1/chat/completions", {"messages": messages, "stream": True})
+        wire.until(b"assistant")
+    assert settled(lambda: stage.engine.cancelled == before + 1)
+
+
+def test_an_answer_that_goes_round_in_circles_is_ended(stage: Stage) -> None:
+    stage.scripts["loop"] = Answer(("the same again. ",) * 1000)
+    reply = chat(stage, "loop")
+    choice = reply.json["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("length", "repetition")
+    assert 4096 <= len(choice["message"]["content"]) < 6000
+    assert reply.json["usage"]["completion_tokens"] == len(choice["message"]["content"]) // 16
+    last = chat(stage, "loop", stream=True).chunks_json[-1]["choices"][0]
+    assert (last["finish_reason"], last["stop_reason"]) == ("length", "repetition")
+
+
+def test_the_guard_against_circles_can_be_off() -> None:
+    with serving(ServerConfig(loop_guard=False)) as stage:
+        stage.scripts["loop"] = Answer(("the same again. ",) * 1000)
+        assert len(chat(stage, "loop").json["choices"][0]["message"]["content"]) == 16_000
+
+
+def test_headers_that_come_a_byte_at_a_time_are_cut_off() -> None:
+    with (
+        serving(ServerConfig(limits=ServerLimits(header_s=0.3))) as stage,
+        Wire(stage.port) as wire,
+    ):
+        stopped = threading.Event()
+
+        def trickle() -> None:
+            for byte in (
+                b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 999
+            ):
+                if stopped.wait(0.02):
+                    return
+                try:
+                    wire.send(bytes([byte]))
+                except OSError:
+                    return
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        reply = wire.reply()
+        stopped.set()
+        thread.join()
+        assert (reply.status, reply.error["code"]) == (408, "timeout")
+        assert wire.closed()
+
+
+def test_a_connection_that_says_nothing_is_cut_off() -> None:
+    with (
+        serving(ServerConfig(limits=ServerLimits(header_s=0.1))) as stage,
+        Wire(stage.port) as wire,
+    ):
+        assert wire.reply().status == 408
+
+
+def test_the_second_request_of_a_connection_has_its_own_time() -> None:
+    with serving() as stage, Wire(stage.port) as wire:
+        wire.ask("/health")
+        assert wire.reply().status == 200
+        (connection,) = stage.server.server_state.connections
+        assert isinstance(connection, Connection)
+        assert settled(lambda: connection._headers_due is None), "none runs between two requests"
+        vars(connection)["limits"] = ServerLimits(header_s=0.1)
+        wire.ask("/health")
+        assert wire.reply().status == 200
+        wire.send(b"GET /health HT")
+        assert wire.reply().status == 408
+
+
+def test_a_body_that_does_not_come_is_cut_off() -> None:
+    with serving(ServerConfig(limits=ServerLimits(body_s=0.2))) as stage, Wire(stage.port) as wire:
+        wire.ask("/v1/chat/completions", b"{", headers={"content-length": "100"})
+        reply = wire.reply()
+        assert (reply.status, reply.error["code"]) == (408, "timeout")
+        assert wire.closed()
+
+
+def test_a_body_that_is_too_large_is_refused_before_and_while_it_comes() -> None:
+    with serving(ServerConfig(limits=ServerLimits(body_bytes=1000))) as stage:
+        with Wire(stage.port) as wire:
+            wire.ask("/v1/chat/completions", b"{", headers={"content-length": "2000"})
+            assert wire.reply().error["code"] == "request_too_large"
+        with Wire(stage.port) as wire:
+            chunk = b"400\r\n" + b" " * 1024 + b"\r\n"
+            wire.ask("/v1/chat/completions", chunk, headers={"transfer-encoding": "chunked"})
+            reply = wire.reply()
+            assert (reply.status, reply.error["code"]) == (413, "request_too_large")
+
+
+def test_too_many_connections_are_refused() -> None:
+    with serving(ServerConfig(limits=ServerLimits(connections=2))) as stage:
+        with Wire(stage.port) as one, Wire(stage.port) as two:
+            one.ask("/health")
+            two.ask("/health")
+            assert one.reply().status == two.reply().status == 200
+            with Wire(stage.port) as three:
+                reply = three.reply()
+                assert (reply.status, reply.error["code"]) == (503, "server_busy")
+                assert reply.headers["retry-after"] == "1"
+        assert settled(lambda: _healthy(stage))
+
+
+def _healthy(stage: Stage) -> bool:
+    with Wire(stage.port) as wire:
+        wire.ask("/health")
+        return wire.reply().status == 200
+
+
+def test_a_slow_reader_slows_nobody_else(stage: Stage) -> None:
+    stage.scripts["flood"] = Answer((("x" * 1000 + "y") * 10,) * 2000)
+    with Wire(stage.port) as slow:
+        slow.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        messages = [{"role": "user", "content": "flood"}]
+        slow.ask("/v1/chat/completions", {"messages": messages, "stream": True})
+        slow.until(b"assistant")
+        for _ in range(5):
+            assert chat(stage).json["choices"][0]["message"]["content"] == "Hello."
+
+
+def test_a_reader_that_takes_nothing_is_dropped() -> None:
+    with serving(ServerConfig(limits=ServerLimits(stall_s=0.2), loop_guard=False)) as stage:
+        stage.scripts["flood"] = Answer((("x" * 1000 + "y") * 100,) * 2000)
+        with Wire(stage.port) as slow:
+            messages = [{"role": "user", "content": "flood"}]
+            slow.ask("/v1/chat/completions", {"messages": messages, "stream": True})
+            assert settled(lambda: _landed(stage) == 1)
+
+
+def _landed(stage: Stage) -> int:
+    service = stage.server._service
+    return int(len(stage.engine.requests) - service.flights.running - service.flights.waiting)
+
+
+def test_a_server_that_stops_says_so_to_whoever_still_listens() -> None:
+    with serving() as stage:
+        stage.scripts["endless"] = ENDLESS
+        wire = Wire(stage.port)
+        wire.ask("/v1/chat/completions", {**BODY, "stream": True})
+        wire.until(b"word ")
+    rest = wire.reply_rest()
+    assert json.loads(rest[-1])["error"]["code"] == "server_stopping"
+    assert stage.engine.cancelled == 1
+
+
+def test_a_server_that_stops_logs_no_failure_of_the_engine_that_it_stops(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with serving() as stage:
+        stage.scripts["endless"] = ENDLESS
+        wire = Wire(stage.port)
+        wire.ask("/v1/chat/completions", BODY)
+        assert settled(lambda: stage.server._service.flights.running == 1)
+    with wire:
+        assert wire.reply().error["code"] == "server_stopping"
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_a_server_that_stops_does_not_wait_for_a_load() -> None:
+    with serving() as stage:
+        stage.server._service.engines = Loading()
+        wire = Wire(stage.port)
+        wire.ask("/v1/chat/completions", BODY)
+        assert settled(lambda: stage.server._service.flights.waiting == 1)
+    with wire:
+        assert wire.reply().error["code"] == "server_stopping"
+
+
+class Loading(OneEngine):
+    """Takes for ever to lease."""
+
+    def __init__(self) -> None:
+        super().__init__(ScriptedEngine(), "x")
+
+    async def lease(self, model_word: str, *, user: str = "") -> Lease:
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+
+def test_a_client_that_leaves_during_a_load_takes_its_wish_back() -> None:
+    with serving() as stage:
+        stage.server._service.engines = Loading()
+        with Wire(stage.port) as wire:
+            wire.ask("/v1/chat/completions", BODY)
+            assert settled(lambda: stage.server._service.flights.waiting == 1)
+        assert settled(lambda: stage.server._service.flights.waiting == 0)
+
+
+def test_a_server_that_stops_lets_what_runs_end_first() -> None:
+    with serving(drain_s=90.0) as stage:
+        stage.scripts["short"] = Answer(("a", "b", "c"), gap_s=0.1)
+        wire = Wire(stage.port)
+        messages = [{"role": "user", "content": "short"}]
+        wire.ask("/v1/chat/completions", {"messages": messages, "stream": True})
+        wire.until(b"assistant")
+    assert wire.reply_rest()[-1] == "[DONE]"
+
+
+def test_a_server_that_stops_is_not_healthy_while_something_runs() -> None:
+    with serving(drain_s=90.0) as stage:
+        stage.scripts["endless"] = ENDLESS
+        with Wire(stage.port) as wire, Wire(stage.port) as probe:
+            wire.ask("/v1/chat/completions", {**BODY, "stream": True})
+            wire.until(b"word ")
+            stage.server.stop()
+            assert settled(lambda: _health(probe).status == 503)
+            assert _health(probe).error["code"] == "server_stopping"
+
+
+def _health(probe: Wire) -> Reply:
+    probe.ask("/health")
+    return probe.reply()
+
+
+def test_expect_continue_is_answered(stage: Stage) -> None:
+    raw = json.dumps({"messages": [{"role": "user", "content": "x"}]}).encode()
+    with Wire(stage.port) as wire:
+        headers = {"expect": "100-continue", "content-length": str(len(raw))}
+        headers |= {"content-type": "application/json"}
+        wire.ask("/v1/chat/completions", method="POST", headers=headers)
+        assert wire.head()[0] == 100
+        wire.send(raw)
+        assert wire.reply().status == 200
+
+
+@pytest.mark.parametrize("protocol", ["h2c", "websocket"])
+def test_a_wish_for_another_protocol_is_passed_over_in_silence(
+    stage: Stage, caplog: pytest.LogCaptureFixture, protocol: str
+) -> None:
+    with Wire(stage.port) as wire:
+        for _ in range(2):
+            wire.send(
+                b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade, http2-settings\r\n"
+                b"upgrade: " + protocol.encode() + b"\r\nhttp2-settings: AAEAAEAA\r\n\r\n"
+            )
+            assert wire.reply().status == 200
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_questions_that_take_long_keep_no_chat_out(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = threading.Event()
+
+    def tokenize(self: StageEngine, text: str, *, special: bool = False) -> list[int]:
+        assert free.wait(90)
+        return []
+
+    monkeypatch.setattr(StageEngine, "tokenize", tokenize)
+    wires = [Wire(stage.port) for _ in range(24)]
+    try:
+        for wire in wires:
+            wire.ask("/tokenize", {"content": "a"})
+        assert chat(stage).status == 200
+    finally:
+        free.set()
+    for wire in wires:
+        with wire:
+            assert wire.reply().status == 200

@@ -1,0 +1,278 @@
+"""Our own programs on a running server: everything an engine tells arrives, and leaving cancels at once."""
+
+import http.client
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from localchat.engine.attached.protocol import PREFIX, Wish
+from localchat.engine.events import (
+    Accepted,
+    Done,
+    Finished,
+    Prefill,
+    Reasoning,
+    Text,
+    TokenLogprob,
+    ToolCall,
+)
+from localchat.engine.load_options import EngineOptions
+from localchat.engine.local.engine import LocalEngine
+from localchat.engine.request import GenerateRequest, Message, Messages, Sampling
+from localchat.engine.request import TextPrompt as PlainText
+from localchat.engine.scripted import Answer, ScriptedEngine
+from localchat.errors import (
+    ContextExceeded,
+    EngineClosed,
+    EngineDied,
+    LocalchatError,
+    ModelMissing,
+    UsageError,
+)
+from tests.support.local_api_server import Running, running, until
+
+ASKED = GenerateRequest(prompt=PlainText("hello"), sampling=Sampling(seed=3), user="me")
+HELLO = Messages((Message("user", "hi"),))
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    return ScriptedEngine()
+
+
+@pytest.fixture
+def house(engine: ScriptedEngine) -> Iterator[Running]:
+    options = {"scripted": EngineOptions(Path("/models/scripted"))}
+    with running(options, lambda options, say: engine) as server:
+        yield server
+
+
+def test_every_kind_of_event_arrives_as_it_was_told(house: Running, engine: ScriptedEngine) -> None:
+    told = (
+        Reasoning(0, "hm"),
+        Text(0, "héllo \N{GRINNING FACE}", (TokenLogprob(5, b"\xff", -0.5, ((1, b"x", -1.0),)),)),
+        ToolCall(0, 0, "id", "name", '{"a":1}'),
+        Finished(0, "tool_calls"),
+    )
+    engine.script = lambda request: Answer(events=told)
+    events = list(house.attach("scripted").generate(ASKED))
+    assert isinstance(events[0], Accepted) and events[0].seed == 3
+    assert isinstance(events[1], Prefill)
+    assert tuple(events[2:-1]) == told
+    assert isinstance(events[-1], Done)
+    assert engine.requests == [ASKED]
+
+
+def test_questions_are_answered_as_by_the_engine_itself(
+    house: Running, engine: ScriptedEngine
+) -> None:
+    attached = house.attach("scripted")
+    assert attached.tokenize("héllo", special=True) == engine.tokenize("héllo")
+    assert attached.detokenize([104, 105]) == "hi"
+    assert attached.render(HELLO) == engine.render(HELLO)
+    assert attached.info() == engine.info()
+    assert attached.stats() == engine.stats()
+    vectors = attached.embed(["one", "three"])
+    assert (list(vectors), vectors.tokens) == ([[3.0, 1.0], [5.0, 1.0]], (3, 5))
+    assert house.pool.loaded()[0].clients == ()
+
+
+def test_error_keeps_its_kind_hint_and_details(house: Running, engine: ScriptedEngine) -> None:
+    error = ContextExceeded("too long", hint="shorten it", prompt_tokens=9, context_tokens=4)
+    engine.script = lambda request: Answer(pieces=("so far",), error=error)
+    stream = house.attach("scripted").generate(ASKED)
+    with pytest.raises(ContextExceeded) as caught:
+        list(stream)
+    assert (caught.value.hint, caught.value.details) == (error.hint, error.details)
+
+
+def test_unknown_model_is_refused_in_the_stream_and_in_a_question(house: Running) -> None:
+    attached = house.attach("nobody")
+    with pytest.raises(ModelMissing):
+        list(attached.generate(ASKED))
+    with pytest.raises(ModelMissing):
+        attached.info()
+
+
+def test_closing_the_stream_cancels_on_the_server(house: Running, engine: ScriptedEngine) -> None:
+    engine.script = lambda request: Answer(pieces=("word ",) * 20_000, gap_s=0.01)
+    with house.attach("scripted").generate(ASKED) as stream:
+        next(one for one in stream if isinstance(one, Text))
+        assert house.pool.loaded()[0].clients == ("me",)
+    until(lambda: engine.cancelled == 1)
+    until(lambda: house.pool.loaded()[0].clients == ())
+
+
+def test_leaving_in_silence_cancels_too(house: Running, engine: ScriptedEngine) -> None:
+    engine.script = lambda request: Answer(gap_s=60.0)
+    attached = house.attach("scripted")
+    stream = attached.generate(ASKED)
+    next(one for one in stream if isinstance(one, Prefill))
+    attached.close()
+    until(lambda: engine.cancelled == 1)
+    with pytest.raises(EngineClosed):
+        next(iter(attached.generate(ASKED)))
+
+
+def test_stream_closed_before_it_began_asks_nothing_for_long(
+    house: Running, engine: ScriptedEngine
+) -> None:
+    engine.script = lambda request: Answer(gap_s=60.0)
+    house.attach("scripted").generate(ASKED).close()
+    until(lambda: engine.cancelled == len(engine.requests))
+    until(lambda: all(one.clients == () for one in house.pool.loaded()))
+
+
+def test_what_cannot_be_sent_is_refused_here(house: Running) -> None:
+    attached = house.attach("scripted")
+    with pytest.raises(UsageError):
+        attached.tokenize("\ud800")
+    with pytest.raises(UsageError):
+        list(attached.generate(GenerateRequest(prompt=PlainText("\ud800"))))
+
+
+@pytest.mark.parametrize("token", ["", "Bearer", "Bearer wrong", "Bearer the-token2"])
+@pytest.mark.parametrize("route", ["generate", "query", "ps", "stop"])
+def test_nobody_without_the_token_gets_anything(house: Running, token: str, route: str) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", house.port)
+    verb = "GET" if route == "ps" else "POST"
+    connection.request(verb, f"{PREFIX}/{route}", b"", {"Authorization": token})
+    response = connection.getresponse()
+    assert response.status == 403
+    assert b"scripted" not in response.read()
+    connection.close()
+    assert not house.stopped.is_set()
+
+
+def test_body_of_another_kind_is_refused(house: Running) -> None:
+    for kind, body in (("application/json", b"{}"), ("application/vnd.localchat", b"\xc1")):
+        connection = http.client.HTTPConnection("127.0.0.1", house.port)
+        head = {"Authorization": "Bearer the-token", "Content-Type": kind}
+        connection.request("POST", f"{PREFIX}/stop", body, head)
+        assert connection.getresponse().status == 400
+        connection.close()
+
+
+def test_ps_tells_models_and_clients(house: Running, engine: ScriptedEngine) -> None:
+    engine.script = lambda request: Answer(gap_s=60.0)
+    stream = house.attach("scripted", "the terminal").generate(
+        GenerateRequest(prompt=PlainText("x"))
+    )
+    next(iter(stream))
+    body = house.server.loaded()
+    assert body is not None
+    (model,) = json.loads(body)["models"]
+    assert model["name"] == "scripted" and model["clients"] == ["the terminal"]
+    stream.close()
+
+
+def test_stop_unloads_a_model_or_ends_the_server(house: Running, engine: ScriptedEngine) -> None:
+    engine.script = lambda request: Answer(gap_s=60.0)
+    stream = house.attach("scripted").generate(ASKED)
+    next(iter(stream))
+    assert house.server.stop("scripted").ended == 1
+    assert engine.closed
+    assert house.server.stop("scripted").ended is None
+    with pytest.raises(ModelMissing):
+        house.server.stop("nobody")
+    assert not house.stopped.is_set()
+    house.server.stop(None)
+    until(house.stopped.is_set)
+
+
+def test_server_that_is_gone_is_an_error_that_says_so(house: Running) -> None:
+    from localchat.engine.attached.engine import AttachedEngine, Server
+
+    nowhere = Server("http://127.0.0.1:1", "t")
+    assert nowhere.loaded() is None
+    attached = AttachedEngine(nowhere, Wish(b"", "m"), "u")
+    with pytest.raises(EngineDied, match="went away"):
+        list(attached.generate(ASKED))
+    with pytest.raises(EngineDied):
+        attached.info()
+    assert Server(house.server.url, "wrong").loaded() is None
+    with pytest.raises(LocalchatError, match="refused"):
+        list(AttachedEngine(Server(house.server.url, "wrong"), Wish(b"", "m"), "u").generate(ASKED))
+
+
+# ---------------------------------------------------------------------------- over a real child
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[..., EngineOptions]:
+    def write(**script: object) -> EngineOptions:
+        path = tmp_path / "model.script"
+        path.write_text(json.dumps(script))
+        backend = "localchat.backend_api.scripted:ScriptedBackend"
+        return EngineOptions(path, backend=backend, audit=True, max_slots=4)
+
+    return write
+
+
+def _local(options: EngineOptions, say: Callable[[str], None]) -> LocalEngine:
+    return LocalEngine(options, say=say)
+
+
+def greedy(text: str, **more: object) -> GenerateRequest:
+    more = {"max_tokens": 40, "exact": True, **more}
+    sampling = Sampling(temperature=0.0)
+    return GenerateRequest(prompt=PlainText(text), sampling=sampling, **more)  # type: ignore[arg-type]
+
+
+def said(events: object) -> str:
+    return "".join(one.text for one in events if isinstance(one, Text))  # type: ignore[attr-defined]
+
+
+def test_greedy_text_is_the_one_of_an_engine_alone(script: Callable[..., EngineOptions]) -> None:
+    options = script()
+    alone = LocalEngine(options, say=lambda text: None)
+    try:
+        wanted = [said(alone.generate(greedy(word))) for word in ("one", "two", "three")]
+    finally:
+        alone.close()
+    with running({"m": options}, _local) as server:
+        streams = [server.attach("m").generate(greedy(word)) for word in ("one", "two", "three")]
+        assert [said(stream) for stream in streams] == wanted
+        assert all(wanted)
+
+
+def test_cancel_reaches_the_step_in_which_it_comes(script: Callable[..., EngineOptions]) -> None:
+    with running({"m": script(step_s=0.02)}, _local) as server:
+        attached = server.attach("m")
+        streams = [
+            attached.generate(greedy("x" * 9, salt=str(i), max_tokens=3000)) for i in range(3)
+        ]
+        streams.append(attached.generate(greedy("x" * 9, salt="3")))
+        for stream in streams:
+            next(one for one in stream if isinstance(one, Text))
+        for stream in streams[:3]:
+            stream.close()
+        until(lambda: attached.stats().cancelled == 3)
+        stats = attached.stats()
+        assert stats.late_rows == 0
+        assert said(streams[3])
+
+
+def test_engine_killed_under_streams_ends_each_with_a_reason_and_serves_the_next(
+    script: Callable[..., EngineOptions],
+) -> None:
+    with running({"m": script(step_s=0.02)}, _local) as server:
+        attached = server.attach("m")
+        endless = {"max_tokens": 3000, "exact": False}
+        streams = [attached.generate(greedy("y" * 5, salt=str(i), **endless)) for i in range(4)]
+        for stream in streams:
+            next(one for one in stream if isinstance(one, Text))
+        streams += [attached.generate(greedy("y" * 5, salt=str(i), **endless)) for i in range(4)]
+        for stream in streams[4:]:
+            next(one for one in stream if isinstance(one, Accepted))
+        ((_, engine),) = server.pool.engines()
+        assert engine.child_pid is not None
+        os.kill(engine.child_pid, signal.SIGKILL)
+        for stream in streams:
+            with pytest.raises(EngineDied, match="SIGKILL"):
+                list(stream)
+        assert said(attached.generate(greedy("again")))

@@ -1,0 +1,176 @@
+"""Where a server listens, and the verb that starts it."""
+
+import asyncio
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localchat.errors import LocalchatError, UsageError
+from localchat.server.config import ServerLimits
+from localchat.server.uvicorn_server import UvicornServer, bound
+from tests.support.http_server import settled
+
+
+def _close(sockets: list[socket.socket]) -> None:
+    for each in sockets:
+        each.close()
+
+
+def test_loopback_is_both_of_its_addresses_on_one_port() -> None:
+    sockets = bound("127.0.0.1", 0)
+    try:
+        names = [each.getsockname()[:2] for each in sockets]
+        assert names[0][0] == "127.0.0.1"
+        assert {port for _, port in names} == {names[0][1]}
+        assert [host for host, _ in names[1:]] in ([], ["::1"])
+    finally:
+        _close(sockets)
+
+
+def test_the_ends_of_responses_wait_for_nothing() -> None:
+    sockets = bound("127.0.0.1", 0)
+    try:
+        # asyncio turns Nagle's algorithm off for sockets that name their protocol, and for no others.
+        assert all(each.proto == socket.IPPROTO_TCP for each in sockets)
+    finally:
+        _close(sockets)
+
+
+def test_a_port_that_is_taken_is_said_with_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(LocalchatError, match=f"port {port} of 127.0.0.1 is taken") as refused:
+            bound("127.0.0.1", port)
+    assert "localchat ps" in refused.value.hint and f"--port {port + 1}" in refused.value.hint
+
+
+def test_a_host_that_is_none_is_said() -> None:
+    with pytest.raises(UsageError, match="no address of a machine"):
+        bound("nowhere.invalid", 0)
+
+
+def serve(*arguments: str, **environ: str) -> subprocess.Popen[str]:
+    """The program itself, with the scripted door of the tests."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.support.server_program", "serve", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environ},
+    )
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=90) as answer:
+            return bool(answer.status == 200)
+    except urllib.error.HTTPError as refused:
+        refused.close()
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_verb_tells_where_it_is_and_ends_well(number: signal.Signals) -> None:
+    with serve("guide", "--port", "0") as process:
+        assert process.stdout is not None and process.stderr is not None
+        url = process.stdout.readline().strip()
+        assert url.startswith("http://127.0.0.1:") and url.endswith("/v1")
+        assert settled(lambda: _answers(f"{url}/health"))
+        with urllib.request.urlopen(f"{url}/models", timeout=90) as answer:
+            body = answer.read()
+            assert b'"guide"' in body and b'"n_ctx":4096' in body
+        process.send_signal(number)
+        _, talk = process.communicate(timeout=90)
+        assert process.returncode == 0
+    assert f"serving on {url}" in talk and f"curl {url}/chat/completions" in talk
+    assert " GET /v1/models 200 " in talk
+    assert "Traceback" not in talk
+
+
+@pytest.mark.parametrize(("ending", "told"), [(True, 0), (False, 1)])
+def test_an_end_before_it_listens_again_is_no_fault(ending: bool, told: int) -> None:
+    """asyncio tries a second after it ran out of files; by then a server that ends has closed its place."""
+    server, loop, said = (
+        object.__new__(UvicornServer),
+        asyncio.new_event_loop(),
+        list[dict[str, Any]](),
+    )
+    server.should_exit = ending
+    loop.set_exception_handler(server._complain)
+    setattr(loop, "default_exception_handler", said.append)  # noqa: B010
+    with socket.socket() as place:
+        place.setblocking(False)
+        place.close()
+        loop.call_soon(loop._start_serving, asyncio.Protocol, place)  # type: ignore[attr-defined]
+        loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    assert len(said) == told
+
+
+@pytest.fixture
+def few_files() -> Iterator[int]:
+    """Processes that start now may open few files, until they ask for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+    yield hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of another process are read")
+def test_a_server_has_files_for_all_its_connections_or_says_that_it_has_not(few_files: int) -> None:
+    with serve("guide", "--port", "0") as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip()
+            assert settled(lambda: _answers(f"{url}/health"))
+            most = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)[0]
+            assert most >= min(ServerLimits().connections, few_files)
+            here = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
+            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (here + 4, few_files))
+            address = ("127.0.0.1", int(url.removesuffix("/v1").rpartition(":")[2]))
+            _close([socket.create_connection(address) for _ in range(8)])
+            assert settled(lambda: _answers(f"{url}/health"))
+            process.send_signal(signal.SIGTERM)
+            _, talk = process.communicate(timeout=90)
+        finally:
+            process.kill()
+    assert talk.count("no connection can be taken") == 1
+    assert "Traceback" not in talk
+
+
+def test_a_network_gets_in_with_a_key_or_by_express_wish(tmp_path: Path) -> None:
+    with serve("guide", "--host", "0.0.0.0", "--port", "0") as process:
+        _, talk = process.communicate(timeout=90)
+        assert process.returncode == 2
+    assert "no API key" in talk and "--api-key-file" in talk and "--insecure-no-auth" in talk
+    keys = tmp_path / "keys"
+    keys.write_text("sk-0123456789\n")
+    keys.chmod(0o600)
+    for more in (("--insecure-no-auth",), ("--api-key-file", str(keys))):
+        with serve("guide", "--host", "0.0.0.0", "--port", "0", *more) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("http://0.0.0.0:")
+            process.send_signal(signal.SIGTERM)
+            _, talk = process.communicate(timeout=90)
+            assert process.returncode == 0
+        assert ("WARNING" in talk) == (more[0] == "--insecure-no-auth")
+        assert "sk-0123456789" not in talk
+
+
+def test_a_port_that_is_taken_ends_the_verb() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with serve("guide", "--port", str(port)) as process:
+            _, talk = process.communicate(timeout=90)
+            assert process.returncode == 1
+    assert "is taken" in talk and "localchat ps" in talk

@@ -1,0 +1,56 @@
+"""A twentieth of the soak (scripts/soak): the program itself, the built-in guide, many clients in a process of
+their own; some vanish, and the engine is killed under the others."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from scripts.soak.clients import Client, Plan, Report
+from scripts.soak.server import Watched, clients, serving
+from tests.support.local_api_server import until
+from tests.support.paths import ROOT
+
+GUIDE = ROOT / "localchat/guide/guide.gguf"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Watched]:
+    environ = {**os.environ, "LOCALCHAT_DATA_DIR": str(tmp_path)}
+    with serving(GUIDE, environ, tmp_path / "log", parallel=8) as watched:
+        yield watched
+
+
+def soaked(server: Watched, **plan: float) -> list[Client]:
+    process = clients(Plan(server.port, **{"clients": 24, "seconds": 1.0, "tokens": 12, **plan}))  # type: ignore[arg-type]
+    out, _ = process.communicate()
+    return msgspec.json.decode(out, type=Report).clients
+
+
+def test_many_clients_are_all_answered_and_who_vanishes_costs_no_step(server: Watched) -> None:
+    seen = soaked(server)
+    assert [one.errors for one in seen if one.errors] == []
+    assert all(one.answers for one in seen)
+    before = server.settled()
+    assert before.finished >= sum(one.answers for one in seen)
+    beside = soaked(server, vanishing=8)
+    assert [one.errors for one in beside if one.errors] == []
+    after = server.settled()
+    assert sum(one.vanished for one in beside) >= 8
+    assert after.cancelled > before.cancelled
+    assert after.late_rows == 0
+    assert after.failed == {}
+
+
+def test_engine_killed_under_streams_tells_each_and_serves_the_next(server: Watched) -> None:
+    process = clients(Plan(server.port, clients=16, seconds=0.0, answers=1, errors=1))
+    until(lambda: len(server.stats().requests) == 16)
+    os.kill(server.engine_pid(), signal.SIGKILL)
+    out, _ = process.communicate(timeout=300)
+    seen = msgspec.json.decode(out, type=Report).clients
+    assert [len(one.errors) for one in seen] == [1] * 16
+    assert all("engine ended" in one.errors[0] for one in seen)
+    assert all(one.answers for one in seen)

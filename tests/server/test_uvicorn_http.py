@@ -1,0 +1,181 @@
+"""What HTTP allows and few clients do, and what it forbids and some do."""
+
+import socket
+
+import pytest
+
+from localchat.engine.scripted import Answer
+from localchat.server.uvicorn_http import HEAD_BYTES, Connection
+from tests.support.http_server import Reply, Stage, Wire, ask, serving, settled
+
+ENDLESS = Answer(("word ",) * 100_000, gap_s=0.01)
+HELLO = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize("behind", [b"\r\n", HELLO])
+def test_a_client_that_leaves_is_noticed_whatever_it_sent_behind_its_request(behind: bytes) -> None:
+    with serving() as stage:
+        stage.scripts["endless"] = ENDLESS
+        with Wire(stage.port) as wire:
+            wire.ask("/v1/completions", {"prompt": "endless"})
+            assert settled(lambda: len(stage.engine.requests) == 1)
+            (connection,) = stage.server.server_state.connections
+            assert isinstance(connection, Connection)
+            wire.send(behind)
+            assert settled(lambda: connection.conn.trailing_data[0] == behind)
+        assert settled(lambda: stage.engine.cancelled == 1)
+
+
+def test_requests_in_a_row_are_answered_in_their_order(stage: Stage) -> None:
+    with Wire(stage.port) as wire:
+        wire.ask("/tokenize", {"content": "abc"})
+        wire.send(HELLO * 2)
+        assert wire.reply().json["count"] == 3
+        assert wire.reply().json == wire.reply().json == {"status": "ok"}
+
+
+def test_empty_lines_before_a_request_are_passed_over(stage: Stage) -> None:
+    with Wire(stage.port) as wire:
+        for _ in range(2):
+            wire.send(b"\r\n\r\n" + HELLO)
+            assert wire.reply().json == {"status": "ok"}
+
+
+def test_an_empty_line_behind_a_body_gets_no_answer(stage: Stage) -> None:
+    with Wire(stage.port) as wire:
+        wire.ask("/tokenize", b'{"content":"abc"}\r\n', headers={"content-length": "17"})
+        assert wire.reply().json["count"] == 3
+        assert wire.closed()
+
+
+def test_what_comes_behind_the_last_request_of_a_connection_is_nothing(stage: Stage) -> None:
+    stage.scripts["slow"] = Answer(("a ", "b ", "c"), gap_s=0.2)
+    with Wire(stage.port) as wire:
+        asked = len(stage.engine.requests)
+        wire.ask("/v1/completions", {"prompt": "slow"}, headers={"connection": "close"})
+        assert settled(lambda: len(stage.engine.requests) == asked + 1)
+        wire.send(b"\r\n")
+        assert wire.reply().json["choices"][0]["text"] == "a b c"
+        assert wire.closed()
+
+
+def test_headers_that_are_too_large_are_told_so(stage: Stage) -> None:
+    with Wire(stage.port) as wire:
+        wire.send(b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * HEAD_BYTES)
+        reply = wire.reply()
+        assert (reply.status, reply.error["code"]) == (431, "headers_too_large")
+        assert str(HEAD_BYTES) in reply.error["message"]
+        assert wire.closed()
+
+
+def test_an_unknown_transfer_encoding_is_told_so(stage: Stage) -> None:
+    with Wire(stage.port) as wire:
+        wire.ask("/v1/completions", b"{}", headers={"transfer-encoding": "gzip, chunked"})
+        reply = wire.reply()
+        assert (reply.status, reply.error["code"]) == (501, "not_supported")
+
+
+def test_a_body_of_two_lengths_is_the_last_of_its_connection(stage: Stage) -> None:
+    with Wire(stage.port) as wire:
+        headers = {"transfer-encoding": "chunked", "content-length": "5"}
+        wire.ask("/tokenize", b'11\r\n{"content":"abc"}\r\n0\r\n\r\n' + HELLO, headers=headers)
+        assert wire.reply().json["count"] == 3
+        assert wire.closed()
+
+
+def test_a_header_that_is_none_is_no_matter_of_hosts(stage: Stage) -> None:
+    with Wire(stage.port) as wire:
+        wire.send(b"GET /health HTTP/1.1\r\nHost : localhost\r\n\r\n")
+        reply = wire.reply()
+        assert (reply.status, reply.error["code"]) == (400, None)
+
+
+def test_a_body_that_breaks_after_the_answer_gets_no_second_one(stage: Stage) -> None:
+    with Wire(stage.port) as wire:
+        headers = {"transfer-encoding": "chunked", "content-type": "text/plain"}
+        wire.ask("/v1/completions", b"2\r\n{}\r\n", headers=headers)
+        assert wire.reply().status == 415
+        wire.send(b"no size\r\n")
+        assert wire.closed()
+
+
+def waited_for(wire: Wire) -> Reply:
+    """The next answer to a client that has shut its sending side."""
+    while wire.peek_status() == 100:
+        assert wire.head()[0] == 100
+    return wire.reply()
+
+
+@pytest.mark.parametrize("headers", [{}, {"connection": "close"}], ids=["", "last"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_only_shuts_its_own_side_gets_its_answer(
+    stage: Stage, stream: bool, headers: dict[str, str]
+) -> None:
+    stage.scripts["slow"] = Answer(("a ", "b ", "c"), gap_s=0.2)
+    with Wire(stage.port) as wire:
+        wire.ask("/v1/completions", {"prompt": "slow", "stream": stream}, headers=headers)
+        wire.socket.shutdown(socket.SHUT_WR)
+        reply = waited_for(wire)
+        assert reply.status == 200
+        chunks = reply.chunks_json if stream else [reply.json]
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "a b c"
+        assert wire.closed()
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/v1/models", "/nothing"])
+def test_it_gets_every_other_answer_too(stage: Stage, path: str) -> None:
+    with Wire(stage.port) as wire:
+        wire.ask(path)
+        wire.socket.shutdown(socket.SHUT_WR)
+        assert waited_for(wire).status == (404 if path == "/nothing" else 200)
+        assert wire.closed()
+
+
+def test_it_gets_the_answers_to_all_its_requests(stage: Stage) -> None:
+    with Wire(stage.port) as wire:
+        wire.ask("/tokenize", {"content": "abc"})
+        wire.send(HELLO * 2)
+        wire.socket.shutdown(socket.SHUT_WR)
+        assert waited_for(wire).json["count"] == 3
+        assert waited_for(wire).json == waited_for(wire).json == {"status": "ok"}
+        assert wire.closed()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_shuts_its_side_and_leaves_later_is_noticed(
+    stage: Stage, stream: bool
+) -> None:
+    stage.scripts["endless"] = ENDLESS
+    before, asked = stage.engine.cancelled, len(stage.engine.requests)
+    with Wire(stage.port) as wire:
+        wire.ask("/v1/completions", {"prompt": "endless", "stream": stream})
+        assert settled(lambda: len(stage.engine.requests) == asked + 1)
+        wire.socket.shutdown(socket.SHUT_WR)
+        assert wire.head()[0] in (100, 200)
+    assert settled(lambda: stage.engine.cancelled == before + 1)
+
+
+def test_a_request_that_is_cut_off_ends_its_connection(stage: Stage) -> None:
+    with Wire(stage.port) as wire:
+        wire.ask("/v1/completions", b"{", headers={"content-length": "100"})
+        wire.socket.shutdown(socket.SHUT_WR)
+        assert wire.closed()
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8114", "[::1]:9"])
+def test_a_whole_address_is_as_good_as_a_path(stage: Stage, host: str) -> None:
+    base = f"http://{host}"
+    assert ask(stage, f"{base}/v1/models?a=b").json == ask(stage, "/v1/models").json
+    assert ask(stage, f"HTTPS://{host}/v1/models/script%65d").json["id"] == "scripted"
+    assert ask(stage, base).body == ask(stage, f"{base}?a").body == ask(stage, "/").body
+    completed = ask(stage, f"{base}/v1/completions", {"prompt": "hi"})
+    assert completed.json["choices"][0]["text"] == "Hello."
+    missing = ask(stage, f"{base}/nothing")
+    assert (missing.status, missing.error["message"]) == (404, "There is no /nothing here.")
+
+
+def test_the_host_of_a_whole_address_counts_and_not_the_header(stage: Stage) -> None:
+    assert ask(stage, "http://localhost/health", host="proxy.example").status == 200
+    for host in ("evil.example", "", "user@localhost", "localhost:x"):
+        reply = ask(stage, f"http://{host}/health")
+        assert (reply.status, reply.error["code"]) == (403, "host_not_allowed"), host

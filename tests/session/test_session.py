@@ -1,0 +1,340 @@
+"""The session without a screen: what is asked, shown, kept, and survived."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from localchat.chat.conversation import Inclusion
+from localchat.engine.events import Figures, Finished, Reasoning, Text, ToolCall
+from localchat.engine.request import Messages
+from localchat.engine.scripted import Answer
+from localchat.errors import ContextExceeded, EngineDied, UsageError
+from localchat.metrics import stats_line
+from localchat.session.answer_builder import AnswerBuilder
+from localchat.session.blocks import AnswerBlock, ReasoningBlock, ToolCallBlock, UserBlock
+from localchat.session.engine_holder import EngineHolder
+from tests.support.chat_sessions import Chat, run
+from tests.support.tui_stage import DONE, INFO, Stage, sent, told
+
+
+def test_a_question_is_answered_and_its_figures_are_those_of_the_engine(tmp_path: Path) -> None:
+    async def play(chat: Chat) -> None:
+        await chat.session.get_ready()
+        await chat.session.ask("What is it?")
+        node = chat.session.last_answer()
+        assert node is not None
+        assert node.figures is not None
+        assert (node.message.content, node.state) == ("a cache", "whole")
+        assert node.figures.done == DONE
+        shown = chat.page.blocks[node.id]
+        assert isinstance(shown, AnswerBlock)
+        assert shown.footer == stats_line(DONE)
+        assert chat.page.pieces == [(node.id, "a "), (node.id, "cache")]
+        assert chat.session.live.decode_tokens_per_s == DONE.timings.decode_tokens_per_s
+        assert chat.stage.remembered == [("tiny", INFO, DONE)]
+
+    run(Stage(tmp_path, script=lambda request: told("a ", "cache")), play)
+
+
+def test_a_question_before_the_engine_is_opened_waits_for_it(tmp_path: Path) -> None:
+    async def play() -> None:
+        stage = Stage(tmp_path)
+        engines = EngineHolder()
+        asked = asyncio.create_task(engines.engine())
+        await asyncio.sleep(0)
+        assert not asked.done()
+        engines.open(stage.settle(None, {}).open_engine)
+        assert await asked is stage.engine
+        engines.close()
+        EngineHolder().close()  # never opened: there is nothing to wait for
+
+    asyncio.run(play())
+
+
+def test_the_whole_path_is_sent_with_the_instructions_first(tmp_path: Path) -> None:
+    async def play(chat: Chat) -> None:
+        chat.session.instruct("Be brief.")
+        await chat.session.ask("one")
+        await chat.session.ask("two")
+        assert sent(chat.stage.engine.requests[-1]) == [
+            ("system", "Be brief."),
+            ("user", "one"),
+            ("assistant", "yes"),
+            ("user", "two"),
+        ]
+
+    run(Stage(tmp_path, script=lambda request: told("yes")), play)
+
+
+def test_stopping_keeps_the_text_and_continuing_prolongs_it(tmp_path: Path) -> None:
+    def script(request: Any) -> Answer:
+        if isinstance(request.prompt, Messages) and request.prompt.continue_last:
+            return told(" and the end")
+        return Answer(("begun", *("." for _ in range(20_000))), gap_s=0.01)
+
+    async def play(chat: Chat) -> None:
+        task = asyncio.create_task(chat.session.ask("go"))
+        await chat.until(lambda: len(chat.page.pieces) > 3)
+        assert chat.session.stop()
+        await task
+        node = chat.session.last_answer()
+        assert node is not None
+        assert node.state == "stopped"
+        assert node.message.content.startswith("begun.")
+        assert chat.stage.engine.cancelled == 1
+        before = node.message.content
+        await chat.session.go_on()
+        node = chat.session.last_answer()
+        assert node is not None
+        assert (node.message.content, node.state) == (f"{before} and the end", "whole")
+        assert sent(chat.stage.engine.requests[-1])[-1] == ("assistant", before)
+
+    run(Stage(tmp_path, script=script), play)
+
+
+def test_regenerating_and_editing_make_branches_that_can_be_walked(tmp_path: Path) -> None:
+    answers = iter(("first", "second", "third"))
+
+    async def play(chat: Chat) -> None:
+        session = chat.session
+        await session.ask("q")
+        await session.regenerate()
+        answer, question = session.last_answer(), session.last_question()
+        assert answer is not None
+        assert question is not None
+        shown = chat.page.blocks[answer.id]
+        assert isinstance(shown, AnswerBlock)
+        assert (shown.text, shown.branch) == ("second", (2, 2))
+        assert session.walk(answer.id, -1) is not None
+        assert chat.page.texts() == ["q", "first"]
+        assert session.walk(session.last_answer().id, -1) is None  # type: ignore[union-attr]
+        await session.edit(question.id, "other")
+        assert chat.page.texts() == ["other", "third"]
+        session.walk(session.last_question().id, -1)  # type: ignore[union-attr]
+        assert chat.page.texts() == ["q", "second"]
+
+    run(Stage(tmp_path, script=lambda request: told(next(answers))), play)
+
+
+def test_undo_takes_the_last_exchange_off_and_the_tree_keeps_it(tmp_path: Path) -> None:
+    async def play(chat: Chat) -> None:
+        await chat.session.ask("one")
+        await chat.session.ask("two")
+        assert chat.session.undo().message.content == "two"
+        assert chat.page.texts() == ["one", "yes"]
+        assert len(chat.session.conversation.nodes) == 4
+        chat.session.undo()
+        with pytest.raises(UsageError):
+            chat.session.undo()
+
+    run(Stage(tmp_path, script=lambda request: told("yes")), play)
+
+
+def test_reasoning_and_tool_calls_are_blocks_of_their_own(tmp_path: Path) -> None:
+    events = (
+        Reasoning(0, "hm "),
+        Reasoning(0, "so"),
+        Text(0, "Look:"),
+        ToolCall(0, 0, "c1", "weather", '{"city": '),
+        ToolCall(0, 0, arguments='"Oslo"}'),
+        Finished(0, "tool_calls"),
+    )
+
+    async def play(chat: Chat) -> None:
+        await chat.session.ask("q")
+        kinds = [type(block) for block in chat.page.blocks.values()]
+        assert kinds == [UserBlock, ReasoningBlock, AnswerBlock, ToolCallBlock]
+        reasoning, call = list(chat.page.blocks.values())[1], list(chat.page.blocks.values())[3]
+        assert isinstance(reasoning, ReasoningBlock)
+        assert isinstance(call, ToolCallBlock)
+        assert reasoning.text == "hm so"
+        assert reasoning.seconds is not None
+        assert (call.name, call.arguments) == ("weather", '{"city": "Oslo"}')
+        node = chat.session.last_answer()
+        assert node is not None
+        assert node.message.tool_calls[0].id == "c1"
+
+    run(Stage(tmp_path, script=lambda request: Answer(events=events)), play)
+
+
+def test_a_dead_engine_is_a_notice_and_the_next_question_is_answered(tmp_path: Path) -> None:
+    answers = iter(
+        (
+            Answer(
+                ("half an ans",), error=EngineDied("the engine died: SIGKILL", hint="its words")
+            ),
+            told("whole"),
+        )
+    )
+
+    async def play(chat: Chat) -> None:
+        session = chat.session
+        await session.ask("q")
+        node = session.last_answer()
+        assert node is not None
+        assert (node.message.content, node.state) == ("half an ans", "failed")
+        notice = chat.page.notices()[-1]
+        assert notice.kind == "error"
+        assert "its words" in notice.text
+        assert notice.offers[0].action == "retry"
+        assert session.live.words == "engine stopped"
+        await session.retry()
+        assert chat.page.texts() == ["q", "whole"]
+        assert session.live.words == "ready"
+
+    run(Stage(tmp_path, script=lambda request: next(answers)), play)
+
+
+def test_what_outgrows_the_context_is_not_sent_until_a_way_is_chosen(tmp_path: Path) -> None:
+    def script(request: Any) -> Answer:
+        if len(request.prompt.messages) > 4:
+            refusal = ContextExceeded("too long", prompt_tokens=30_000, context_tokens=24_000)
+            return Answer((), error=refusal)
+        return told("yes")
+
+    async def play(chat: Chat) -> None:
+        session = chat.session
+        await session.get_ready()
+        for n in range(3):
+            await session.ask(f"question {n} " + "x" * 40_000)
+        assert session.conversation.path()[-1].message.role == "user"
+        notice = chat.page.notices()[-1]
+        assert "nothing was sent" in notice.text
+        actions = [offer.action for offer in notice.offers]
+        assert "overflow/leave_out_oldest" in actions
+        assert "overflow/compact" in actions
+        await session.outgrown.take("overflow/leave_out_oldest")
+        node = session.last_answer()
+        assert node is not None
+        assert node.message.content == "yes"
+        dimmed = [
+            block.dimmed for block in chat.page.blocks.values() if isinstance(block, UserBlock)
+        ]
+        assert dimmed[0] is True
+        assert dimmed[-1] is False
+        assert "not sent" in chat.page.notices()[0].text
+        assert session.conversation.policy.kind == "leave_out_oldest"
+        assert "question 0" not in str(sent(chat.stage.engine.requests[-1]))
+
+    about = msgspec.structs.replace(INFO, context_tokens=24_000)
+    run(Stage(tmp_path, script=script, about=about), play)
+
+
+def test_an_offer_that_is_gone_is_refused(tmp_path: Path) -> None:
+    async def play(chat: Chat) -> None:
+        with pytest.raises(UsageError):
+            await chat.session.outgrown.take("overflow/compact")
+
+    run(Stage(tmp_path), play)
+
+
+def test_a_summary_stands_for_what_came_before(tmp_path: Path) -> None:
+    def script(request: Any) -> Answer:
+        last = request.prompt.messages[-1].content
+        return told("SUMMARY") if "Write a summary" in last else told("yes")
+
+    async def play(chat: Chat) -> None:
+        session = chat.session
+        await session.get_ready()
+        for n in range(5):
+            await session.ask(f"question {n} " + "x" * 200)
+        await session.outgrown.compact()
+        await session.ask("and now?")
+        messages = sent(chat.stage.engine.requests[-1])
+        assert "SUMMARY" in messages[0][1]
+        assert "question 0" not in str(messages)
+        assert messages[-1][1] == "and now?"
+        assert not session.busy
+
+    run(Stage(tmp_path, script=script), play)
+
+
+def test_one_answer_at_a_time(tmp_path: Path) -> None:
+    async def play(chat: Chat) -> None:
+        task = asyncio.create_task(chat.session.ask("q"))
+        await chat.until(lambda: chat.session.busy)
+        with pytest.raises(UsageError):
+            await chat.session.answer("x")
+        chat.session.stop()
+        await task
+        assert not chat.session.stop()
+
+    run(Stage(tmp_path, script=lambda request: Answer(("a",) * 20_000, gap_s=0.01)), play)
+
+
+def test_inclusions_become_folds(tmp_path: Path) -> None:
+    async def play(chat: Chat) -> None:
+        await chat.session.ask("see FILE", [Inclusion("a.txt", 4, 8)])
+        block = next(iter(chat.page.blocks.values()))
+        assert isinstance(block, UserBlock)
+        assert block.folds == (("a.txt", 4, 8),)
+
+    run(Stage(tmp_path), play)
+
+
+def test_another_model_is_opened_and_the_conversation_goes_on(tmp_path: Path) -> None:
+    async def play(chat: Chat) -> None:
+        session = chat.session
+        await session.ask("one")
+        change = session.use("other", {})
+        assert change.reload
+        change.apply()
+        assert session.live.state == "starting"
+        await session.get_ready()
+        await session.ask("two")
+        assert len(chat.stage.opened) >= 2
+        assert chat.stage.opened[-1][0].name == "other"
+        assert [role for role, _ in sent(chat.stage.engine.requests[-1])] == [
+            "user",
+            "assistant",
+            "user",
+        ]
+        assert chat.stage.opened[-2][1].closed
+        assert not session.use(None, {"temperature": "0.1"}).reload
+        with pytest.raises(UsageError):
+            session.use(None, {"temperature": "hot"})
+        assert session.settled.settings.temperature is None
+
+    run(Stage(tmp_path, script=lambda request: told("yes")), play)
+
+
+def test_many_figures_are_shown_a_few_times_and_the_last_of_them_are(tmp_path: Path) -> None:
+    async def play(chat: Chat) -> None:
+        session = chat.session
+        shown: list[int] = []
+
+        def look() -> None:
+            shown.append(session.live.kv[0])
+
+        chat.page.figures_changed = look  # type: ignore[method-assign]
+        for tokens in range(1, 101):
+            session.watch(Figures("decode", kv_used_tokens=tokens))
+        assert shown[0] == 1
+        assert len(shown) < 50
+        saving = asyncio.create_task(
+            session._save(AnswerBuilder(session.conversation, chat.page, ""))
+        )
+        await chat.until(lambda: shown[-1] == 100)
+        saving.cancel()
+        session.watch(Figures("decode", kv_used_tokens=101))
+        session.watch(Text(0, "a word"))
+        assert shown[-1] == 101
+
+    run(Stage(tmp_path), play)
+
+
+def test_figures_on_the_way_are_those_of_the_events(tmp_path: Path) -> None:
+    events = (Figures("decode", ttft_s=0.5, decode_tokens_per_s=10.0, kv_used_tokens=7),)
+
+    async def play(chat: Chat) -> None:
+        live = chat.session.live
+        live.begin()
+        for event in events:
+            live.take(event)
+        assert (live.ttft_s, live.decode_tokens_per_s, live.kv[0]) == (0.5, 10.0, 7)
+        assert list(live.rates) == [10.0]
+
+    run(Stage(tmp_path), play)

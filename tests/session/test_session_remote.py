@@ -1,0 +1,92 @@
+"""The session on a server elsewhere, which may be wrong, slow, or gone."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from localchat.engine.events import EngineStats, Figures
+from localchat.engine.scripted import Answer
+from localchat.errors import ContextExceeded, NetworkError
+from localchat.session.engine_status import EngineStatus
+from localchat.tui.widgets.metrics_panel import rows_of
+from tests.support.chat_sessions import Chat, run
+from tests.support.tui_stage import INFO, Stage, told
+
+
+def test_a_remote_that_is_wrong_about_its_context_is_believed_when_it_refuses(
+    tmp_path: Path,
+) -> None:
+    """And where it names no numbers, none are shown."""
+    refusals = iter(
+        [
+            ContextExceeded("too long", prompt_tokens=30_000, context_tokens=24_000),
+            ContextExceeded("http://box answered 400: too long", hint="a shorter input"),
+        ]
+    )
+
+    def script(request: Any) -> Answer:
+        if len(request.prompt.messages) > 4:
+            return Answer((), error=next(refusals))
+        return told("yes")
+
+    async def play(chat: Chat) -> None:
+        session = chat.session
+        await session.get_ready()
+        for n in range(3):
+            await session.ask(f"question {n} " + "x" * 40_000)
+        notice = chat.page.notices()[-1]
+        assert "the context holds 24,000" in notice.text
+        actions = [offer.action for offer in notice.offers]
+        assert actions == ["overflow/leave_out_oldest", "overflow/compact", "model"]
+        await session.retry()
+        notice = chat.page.notices()[-1]
+        assert notice.text == "http://box answered 400: too long\na shorter input"
+        assert [offer.action for offer in notice.offers] == ["new"]
+        assert session.conversation.path()[-1].message.role == "user"
+
+    about = msgspec.structs.replace(INFO, backend="remote", context_tokens=1_000_000)
+    run(Stage(tmp_path, script=script, about=about), play)
+
+
+def test_a_remote_that_drops_leaves_what_it_said_and_can_be_asked_again(tmp_path: Path) -> None:
+    answers = iter(
+        (
+            Answer(
+                ("half an ans",), error=NetworkError("the connection failed; what came is kept")
+            ),
+            Answer((), error=NetworkError("the connection failed", hint="is the server running?")),
+            told("whole"),
+        )
+    )
+
+    async def play(chat: Chat) -> None:
+        session = chat.session
+        await session.ask("q")
+        node = session.last_answer()
+        assert node is not None
+        assert (node.message.content, node.state) == ("half an ans", "failed")
+        assert node.error == "the connection failed; what came is kept"
+        await session.retry()
+        assert "is the server running?" in chat.page.notices()[-1].text
+        assert session.conversation.path()[-1].message.content == "q"
+        assert session.live.words == "ready"
+        await session.retry()
+        assert chat.page.texts() == ["q", "whole"]
+
+    run(Stage(tmp_path, script=lambda request: next(answers)), play)
+
+
+def test_of_a_remote_nothing_is_shown_that_it_does_not_tell() -> None:
+    about = msgspec.structs.replace(INFO, backend="remote", context_tokens=0, threads=0, layers=0)
+    live = EngineStatus(info=about, stats=EngineStats(Figures("decode")))
+    assert live.kv == (0, 0)
+    shown = " ".join(piece.text for row in rows_of(live, 40) for piece in row.pieces)
+    assert about.model in shown
+    for word in ("Memory", "KV", "context", "threads", "layers", "running"):
+        assert word not in shown
+    told = msgspec.structs.replace(about, context_tokens=8192)
+    shown = " ".join(
+        piece.text for row in rows_of(EngineStatus(info=told), 40) for piece in row.pieces
+    )
+    assert "8,192 tok" in shown

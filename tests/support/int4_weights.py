@@ -1,0 +1,24 @@
+"""Shared by tests: CPU, relative, values, weight."""
+
+import torch
+
+from localchat_cuda.kernels.int4 import pack as w4_pack
+from localchat_cuda.kernels.int4.pack import GROUP, W4
+
+CPU = torch.device("cpu")
+
+
+def weight(n: int, k: int, seed: int = 0) -> W4:
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 16, (n, k), generator=generator)
+    scales = torch.rand(n, k // GROUP, generator=generator) * 0.01 + 0.005
+    zeros = torch.randint(0, 16, (n, k // GROUP), generator=generator)
+    return w4_pack.pack(codes, scales, zeros)
+
+
+def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm())
+
+
+def values(m: int, k: int) -> torch.Tensor:
+    return torch.randn(m, k, generator=torch.Generator().manual_seed(m * k)) * 3

@@ -1,0 +1,181 @@
+"""A loop turned by hand over the CUDA runner and a tiny random checkpoint, on a CPU or a GPU."""
+
+import itertools
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from localchat.backend_api.interface import Capabilities, ModelInfo
+from localchat.core.engine_core import EngineCore, Outlets
+from localchat.core.input_processor import InputProcessor
+from localchat.core.kv_cache import make_kv_cache_manager
+from localchat.engine.events import Event, PromptLogprobs, Text, TokenLogprob
+from localchat.engine.request import GenerateRequest, Sampling, TokenIds
+from localchat.errors import LocalchatError
+from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.model_config import read_config
+from localchat_cuda.runner.kv_pages import Pages
+from localchat_cuda.runner.model import LoadedModel
+from localchat_cuda.runner.runner import CudaRunner
+from localchat_cuda.weights.loader import load
+from localchat_cuda.weights.source import Checkpoint
+from tests.support.tiny_models import CPU, VOCABULARY, spoil
+
+ON_GPU = os.environ.get("TRITON_INTERPRET") == "0" and torch.cuda.is_available()
+"""The same tests on a GPU, with the kernels in fp16: TRITON_INTERPRET=0 pytest tests/localchat_cuda."""
+DEVICE = torch.device("cuda", 0) if ON_GPU else CPU
+PAGE = 64
+MOST_TURNS = 20_000
+
+
+class Bytes:
+    """A vocabulary of VOCABULARY tokens that never ends a text."""
+
+    vocab_size = VOCABULARY
+    bos = eos = -1
+    eog: frozenset[int] = frozenset()
+    add_bos = False
+    longest_piece = 1
+
+    def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
+        return [byte % VOCABULARY for byte in text.encode()]
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        return bytes([token])
+
+    def special(self, name: str) -> int:
+        return -1
+
+
+class _Model:
+    """What the desk needs of an open model."""
+
+    def __init__(self) -> None:
+        self.tokenizer = Bytes()
+        self.info = ModelInfo("m", "tiny", "none", 0, 512, VOCABULARY, 0, None, identity="m")
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"the desk asks for {name}")
+
+
+def tiny_runner(
+    folder: Path,
+    *,
+    blocks: int = 40,
+    slots: int = 8,
+    context: int = 256,
+    step: int = 64,
+    dtype: torch.dtype = torch.float16 if ON_GPU else torch.float32,
+    device: torch.device = DEVICE,
+    kernels: bool = ON_GPU,
+    graphs: bool = True,
+    coded: bool = False,
+    head_int8: bool = False,
+) -> CudaRunner:
+    """A runner over a checkpoint folder, with unwritten pages that spoil whatever reads them."""
+    config = read_config(folder)
+    names = ARCHITECTURES[config.architecture].NAMES
+    source = Checkpoint(folder, device)
+    weights = load(config, names, source, device, dtype=dtype, head_int8=head_int8)
+    pages = Pages(config, blocks + 1, context, device, dtype, PAGE, coded=coded)
+    spoil(pages)
+    can = Capabilities(
+        context_tokens=context,
+        kv_tokens=blocks * PAGE,
+        max_slots=slots,
+        max_rows=slots,
+        max_step_tokens=step,
+        depth=2,
+        block_tokens=PAGE,
+        step_target_s=0.1,
+    )
+    return CudaRunner(LoadedModel(config, weights, pages, kernels=kernels), can, graphs=graphs)
+
+
+@dataclass
+class Told:
+    """What a request was told."""
+
+    events: list[Event] = field(default_factory=list)
+    error: LocalchatError | None = None
+
+    def tokens(self, choice: int = 0) -> list[int]:
+        return [entry.token for entry in self.logprobs(choice)]
+
+    def logprobs(self, choice: int = 0) -> list[TokenLogprob]:
+        texts = [one for one in self.events if isinstance(one, Text) and one.choice == choice]
+        return [entry for one in texts for entry in one.logprobs]
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprob]:
+        return [e for one in self.events if isinstance(one, PromptLogprobs) for e in one.tokens]
+
+
+class TinyLoop:
+    """One loop over one runner, its books audited whenever it rests."""
+
+    def __init__(self, runner: CudaRunner, *, speculation: bool = True) -> None:
+        self.runner = runner
+        self.book = make_kv_cache_manager(runner.capabilities, "m", 0)
+        self.sent: list[str] = []
+        self.told: dict[int, Told] = {}
+        self.loop = EngineCore(
+            runner, Bytes(), self.book, Outlets(self._events, self._failure, self.sent.append),
+            speculation=speculation, audit=True,
+        )  # fmt: skip
+        context = runner.capabilities.context_tokens
+        self.desk = InputProcessor(_Model(), context, {}, self.sent.append)  # type: ignore[arg-type]
+        self._ids = itertools.count(1)
+
+    def _events(self, items: list[tuple[int, Event]]) -> None:
+        for id_, event in items:
+            self.told[id_].events.append(event)
+
+    def _failure(self, id_: int, error: LocalchatError) -> None:
+        self.told[id_].error = error
+
+    def ask(self, request: GenerateRequest) -> int:
+        id_ = next(self._ids)
+        job, accepted = self.desk.accept(id_, request)
+        self.told[id_] = Told([accepted])
+        self.loop.submit(job)
+        return id_
+
+    def turn(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.loop.take_orders()
+            self.loop.turn()
+
+    def settle(self) -> None:
+        """Turn until all is done; nothing may be left behind."""
+        for _ in range(MOST_TURNS):
+            if self.loop.idle:
+                break
+            self.turn()
+        else:
+            raise AssertionError("the loop does not come to rest")
+        self.turn()
+        self.book.check()
+        assert self.book.usage().live == 0
+        assert not self.runner.table.of, "the runner still knows a sequence"
+        assert not self.loop.decisions.jobs
+
+    def say(self, request: GenerateRequest) -> Told:
+        id_ = self.ask(request)
+        self.settle()
+        told = self.told[id_]
+        assert told.error is None, told.error
+        return told
+
+
+def request(prompt: Iterable[int], **changes: Any) -> GenerateRequest:
+    """Token ids in, greedy unless a temperature is given, with log probabilities."""
+    fields = set(Sampling.__struct_fields__)
+    sampling = {name: changes.pop(name) for name in list(changes) if name in fields}
+    sampling.setdefault("temperature", 0.0)
+    chosen = {"max_tokens": 24, "logprobs": 2, "speculation": False, **changes}
+    return GenerateRequest(TokenIds(tuple(prompt)), sampling=Sampling(**sampling), **chosen)

@@ -1,0 +1,97 @@
+"""The list of models: verdicts by the planner, one by one, first what one looks at."""
+
+import os
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from textual.pilot import Pilot
+
+from localchat.cli.launch_tui import _Planner
+from localchat.cli.resolve import Setup
+from localchat.config.paths import find_paths
+from localchat.config.settings import Settings
+from localchat.errors import ModelInvalid
+from localchat.fit.hardware import Machine
+from localchat.fit.memory_plan import LoadWish
+from localchat.models.assess import Subject, assess
+from localchat.models.catalog import read_catalogue
+from localchat.models.names import parse
+from localchat.models.synthetic.gguf import drawn_for
+from localchat.session.context import CatalogEstimate
+from localchat.tui.screens import models
+from tests.support.tui_stage import Stage, play, until
+
+GB = 10**9
+LAPTOP = Machine("laptop", frozenset({"avx2"}), 4, 16 * GB, 12 * GB)
+
+
+@pytest.fixture(autouse=True)
+def _room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "_room_bytes", lambda: 12 * GB)
+
+
+def test_the_list_says_what_fit_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localchat.fit.hardware.read_machine", lambda: LAPTOP)
+    paths = find_paths(os.environ)
+    setup = cast(Setup, SimpleNamespace(paths=paths, settings_for=lambda names: Settings()))
+    planner = _Planner()
+    drawn = drawn_for(parse("qwen2.5:7b", read_catalogue(paths)))
+    assert drawn is not None
+    plan = assess(Subject(drawn.name, drawn), LoadWish(max_slots=2), LAPTOP, None, speed=False).plan
+    assert planner.foresee("qwen2.5:7b", setup) == CatalogEstimate(plan, drawn.file_bytes)
+    assert planner.foresee("nomic-embed-text:v1.5", setup) is None
+
+
+def test_what_is_marked_is_weighed_first_and_the_list_is_there_before(tmp_path: Path) -> None:
+    asked: list[str] = []
+    go = threading.Event()
+
+    class Slow(Stage):
+        def foresee(self, name: str) -> CatalogEstimate | None:
+            asked.append(name)
+            assert go.wait(60)
+            if name == "qwen3:8b":
+                raise ModelInvalid("it cannot be run here")
+            return super().foresee(name)
+
+    async def what(pilot: Pilot[int]) -> None:
+        await pilot.press("f3")
+        screen: Any = pilot.app.screen
+        await until(pilot, lambda: asked)
+        # One is under way; the keys work meanwhile, and the mark decides which is next.
+        await pilot.press(*"qwen3:8b")
+        await until(pilot, lambda: screen.marked == "qwen3:8b")
+        go.set()
+        await until(pilot, lambda: len(asked) > 2)
+        assert asked[1] == "qwen3:8b"
+        await until(pilot, lambda: screen.weighed)
+        words = {name: judged.words for name, judged in screen._verdicts.items()}
+        assert words["qwen3:8b"] == "it cannot be run here"
+        assert words["qwen2.5:7b"].startswith("fits: 32,768 tokens, ")
+        # No shape is known of this one: by its parameters alone.
+        assert words["llama3.1:8b"].startswith("fits, about ")
+
+    play(Slow(tmp_path), what)
+
+
+def test_leaving_the_list_ends_the_weighing(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    class Counting(Stage):
+        def foresee(self, name: str) -> CatalogEstimate | None:
+            asked.append(name)
+            return super().foresee(name)
+
+    async def what(pilot: Pilot[int]) -> None:
+        await pilot.press("f3")
+        await until(pilot, lambda: asked)
+        await pilot.press("escape")
+        await pilot.pause(0.1)
+        seen = len(asked)
+        await pilot.pause(0.1)
+        assert len(asked) <= seen + 1
+
+    play(Counting(tmp_path), what)

@@ -1,0 +1,287 @@
+"""Screens, and what must outlive the program."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from textual.pilot import Pilot
+from textual.widgets import Input, Static
+
+from localchat.errors import LocalchatError
+from localchat.history.store import History
+from localchat.models.index import Model
+from localchat.models.onboarding import FirstRun
+from localchat.session.blocks import NoticeBlock
+from localchat.session.commands import COMMANDS
+from localchat.tui.screens.list_dialog import ListDialog
+from localchat.tui.themes import textual_name
+from localchat.tui.widgets.welcome import Welcome, first_greeting
+from tests.support.tui_scenes import FIRST
+from tests.support.tui_stage import Stage, app_of, play, say, until
+
+
+async def command(pilot: Pilot[int], line: str) -> None:
+    """Write a command and send it, past its completions."""
+    app = app_of(pilot)
+    app.chat.composer.write(line)
+    await pilot.pause()
+    await pilot.press("enter")
+    await pilot.pause()
+
+
+def notices(pilot: Pilot[int]) -> list[str]:
+    blocks = app_of(pilot).chat.transcript.blocks
+    return [block.text for block in blocks if isinstance(block, NoticeBlock)]
+
+
+def dialog(pilot: Pilot[int]) -> ListDialog[Any]:
+    screen = pilot.app.screen
+    assert isinstance(screen, ListDialog)
+    return screen
+
+
+def test_history_is_searched_renamed_deleted_and_taken_back(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await say(pilot, "about rivers")
+        await command(pilot, "/new")
+        await pilot.pause()
+        await say(pilot, "about hills")
+        await until(pilot, lambda: len(app.keeper.history.list()) == 2)  # type: ignore[union-attr]
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: app.screen is not app.chat)
+        assert dialog(pilot).entries.option_count == 2
+        await pilot.press(*"rivers")
+        assert dialog(pilot).entries.option_count == 1
+        await pilot.press("ctrl+s")
+        dialog(pilot).query_one("#filter", Input).value = "Waters"
+        await pilot.press("enter")
+        assert any("Waters" in str(each.prompt) for each in dialog(pilot).entries.options)
+        await pilot.press("down", "down", "ctrl+x")
+        assert dialog(pilot).entries.option_count == 1
+        await pilot.press("ctrl+z")
+        assert dialog(pilot).entries.option_count == 2
+        await pilot.press(*"rivers", "enter")
+        await until(pilot, lambda: app.screen is app.chat)
+        await until(pilot, lambda: app.session.last_question().message.content == "about rivers")  # type: ignore[union-attr]
+        await pilot.press("up")
+        assert app.chat.composer.text == "about rivers"
+
+    play(Stage(tmp_path), what)
+
+
+def test_a_history_that_is_longer_than_its_list_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localchat.tui.screens.history._SHOWN", 1)
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await say(pilot, "about rivers")
+        await command(pilot, "/new")
+        await pilot.pause()
+        await say(pilot, "about hills")
+        await until(pilot, lambda: len(app.keeper.history.list()) == 2)  # type: ignore[union-attr]
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: app.screen is not app.chat)
+        box = dialog(pilot).query_one("#dialog")
+        assert dialog(pilot).entries.option_count == 1
+        assert str(box.border_title) == "Conversations, the newest 1: words find the others"
+        await pilot.press(*"rivers")
+        await until(pilot, lambda: str(box.border_title) == "Conversations")
+
+    play(Stage(tmp_path), what)
+
+
+def test_settings_are_written_with_their_comments(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.environ["LOCALCHAT_CONFIG"] = str(tmp_path / "settings.toml")
+    file = tmp_path / "settings.toml"
+    file.write_text("# mine\n[defaults]\ntemperature = 0.5 # warm\n")
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await pilot.press("f2")
+        await until(pilot, lambda: app.screen is not app.chat)
+        shown = [str(each.prompt) for each in dialog(pilot).entries.options]
+        assert "quiet                false" in shown
+        await pilot.press(*"temp", "enter", *"hot", "enter")
+        assert "a number from 0 to 10" in str(dialog(pilot).query_one("#about").render())
+        await pilot.press(*["backspace"] * 3, *"0.3", "enter")
+        assert file.read_text() == "# mine\n[defaults]\ntemperature = 0.3 # warm\n"
+        await pilot.press(*"theme", "enter", *"light", "enter", "escape")
+        await until(pilot, lambda: app.theme == "light")
+        await until(pilot, lambda: app.session.settled.settings.temperature == 0.3)
+        await pilot.press("f2")
+        await until(pilot, lambda: app.screen is not app.chat)
+        await pilot.press(*"theme", "ctrl+x", "escape")
+        await until(pilot, lambda: app.theme == textual_name("dark"))
+        assert "theme" not in file.read_text()
+
+    play(stage, what)
+
+
+def test_a_draft_comes_back(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+
+    async def write(pilot: Pilot[int]) -> None:
+        await pilot.press(*"half a th")
+        await pilot.pause()
+
+    async def find(pilot: Pilot[int]) -> None:
+        await until(pilot, lambda: app_of(pilot).chat.composer.text == "half a th")
+
+    play(stage, write)
+    play(Stage(tmp_path), find)
+
+
+def test_an_engine_that_cannot_be_opened_is_a_notice_with_its_hint(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        await until(pilot, lambda: notices(pilot))
+        assert "no room" in notices(pilot)[0]
+        assert "close something" in notices(pilot)[0]
+
+    play(Stage(tmp_path, refuse=LocalchatError("no room", hint="close something")), what)
+
+
+def test_the_own_editor_writes_the_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "editor.sh"
+    script.write_text('#!/bin/sh\nprintf "from outside" > "$1"\n')
+    script.chmod(0o755)
+    stage = Stage(tmp_path, environ={"EDITOR": str(script)})
+    from contextlib import contextmanager
+
+    from localchat.tui.app import ChatApp
+
+    monkeypatch.setattr(ChatApp, "suspend", contextmanager(lambda self: iter([None])))
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await pilot.press(*"draft", "ctrl+g")
+        await until(pilot, lambda: app.chat.composer.text == "from outside")
+
+    play(stage, what)
+
+
+def test_an_editor_that_is_not_there_leaves_the_screen_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from contextlib import contextmanager
+
+    from localchat.tui.app import ChatApp
+
+    told: list[str] = []
+
+    def suspend(app: ChatApp) -> Iterator[None]:
+        told.append("given away")
+        yield
+        told.append("taken back")  # as Textual does it: not after an error
+
+    monkeypatch.setattr(ChatApp, "suspend", contextmanager(suspend))
+
+    async def what(pilot: Pilot[int]) -> None:
+        await pilot.press(*"draft", "ctrl+g")
+        await until(pilot, lambda: notices(pilot))
+        assert "the editor no-such-editor cannot be started: No such file" in notices(pilot)[0]
+        assert told == ["given away", "taken back"]
+        assert app_of(pilot).chat.composer.text == "draft"
+
+    play(Stage(tmp_path, environ={"EDITOR": "no-such-editor"}), what)
+
+
+def test_what_was_said_is_there_after_a_restart(tmp_path: Path) -> None:
+    async def talk(pilot: Pilot[int]) -> None:
+        await say(pilot, "remember me")
+
+    async def again(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        assert [getattr(block, "text", "") for block in app.chat.transcript.blocks] == [
+            "remember me",
+            "Hello there.",
+        ]
+
+    play(Stage(tmp_path), talk)
+    with History.open(tmp_path / "history.sqlite3") as history:
+        summary = history.last()
+        assert summary is not None
+        conversation = history.load(summary.id)
+    play(Stage(tmp_path, conversation=conversation), again)
+
+
+def test_models_of_other_programs_come_first_on_a_first_run_and_are_used_where_they_lie(
+    tmp_path: Path,
+) -> None:
+    adoptable = tuple(
+        Model(name, "adopted", origin, tmp_path / f"{name}.gguf")
+        for name, origin in (("ollama/tiny", "Ollama"), ("other", "LM Studio"), ("third", "Ollama"))
+    )
+    found = FirstRun("2 cores", adoptable, FIRST.cards, FIRST.rate)
+    greeted = [(offer.label, offer.action) for offer in first_greeting(found).offers]
+    assert greeted[:2] == [
+        ("ollama/tiny, here already (Ollama)", "model ollama/tiny"),
+        ("other, here already (LM Studio)", "model other"),
+    ]
+    assert [action.partition(" ")[0] for _, action in greeted[2:]] == ["pull", "pull", "model"]
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await until(pilot, lambda: "here already" in str(app.chat.query_one(Welcome).render()))
+        await pilot.press("alt+2")
+        await until(pilot, lambda: app.session.settled.model.name == "other")
+
+    play(Stage(tmp_path, models=("guide", "other"), first_run=found), what)
+
+
+def test_a_notice_of_the_load_hides_no_offer_of_a_first_run(tmp_path: Path) -> None:
+    """A llama.cpp that crashes in its first load says so before anybody has asked."""
+    adoptable = (Model("other", "adopted", "LM Studio", tmp_path / "other.gguf"),)
+    found = FirstRun("2 cores", adoptable, FIRST.cards, FIRST.rate)
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        welcome = app.chat.query_one(Welcome)
+        await until(pilot, lambda: "here already" in str(welcome.render()))
+        app.session.notice("it crashed: starting again in safe mode")
+        await until(pilot, lambda: app.chat.transcript.display)
+        assert welcome.display
+        await pilot.press("alt+1")
+        await until(pilot, lambda: app.session.settled.model.name == "other")
+        await say(pilot, "hello")
+        await until(pilot, lambda: not welcome.display)
+
+    play(Stage(tmp_path, models=("guide", "other"), first_run=found), what)
+
+
+def test_the_greeting_is_whole_on_a_narrow_screen(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        await pilot.resize_terminal(60, 20)
+        welcome = app_of(pilot).chat.query_one(Welcome)
+        await until(
+            pilot, lambda: welcome.size.width <= 60 and "came with" in str(welcome.render())
+        )
+        assert "came with the program." in " ".join(str(welcome.render()).split())
+        await pilot.resize_terminal(60, 7)
+        await until(pilot, lambda: welcome.size.height <= 5)
+        assert "came with the progr…" in str(welcome.render()), "half a sentence is told to be one"
+
+    play(Stage(tmp_path, models=("guide",)), what)
+
+
+@pytest.mark.parametrize("width", [40, 64, 100])
+def test_the_help_keeps_its_words_whole_at_any_width(tmp_path: Path, width: int) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        await pilot.resize_terminal(width, 20)
+        await pilot.press("f1")
+        await until(pilot, lambda: pilot.app.screen.query("#help-lines"))
+        await pilot.pause()
+        lines = pilot.app.screen.query_one("#help-lines", Static)
+        shown = str(lines.content)
+        wide = [line for line in shown.split("\n") if cell_len(line) > lines.size.width]
+        assert not wide
+        told = " ".join(shown.split())
+        assert all(command.about.split()[-1] in told for command in COMMANDS)
+        assert all("EnterBegin" not in line for line in shown.split("\n")), "keys and words apart"
+
+    play(Stage(tmp_path), what)

@@ -1,0 +1,302 @@
+"""What is written is never lost: while a sent message is changed, by the key for the message of before, in a
+command, and behind an `@`."""
+
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from localchat.engine.events import Text
+from localchat.engine.scripted import Answer
+from localchat.errors import NetworkError, UsageError
+from localchat.session.blocks import NoticeBlock
+from localchat.session.commands import is_command
+from tests.support.tui_stage import HOLD, Stage, StagedEngine, app_of, play, say, sent, until
+
+PASTE = "line\n" * 500
+SIGN = "⟦paste 1, 500 lines⟧"
+
+
+def attached(pilot: Pilot[int]) -> str:
+    return str(app_of(pilot).chat.composer.query_one("#attached").render())
+
+
+async def answered(pilot: Pilot[int], stage: Stage, count: int) -> str:
+    """The last message of the request with this number, once it is answered."""
+    app = app_of(pilot)
+    await until(pilot, lambda: len(stage.engine.requests) == count and not app.session.busy)
+    return sent(stage.engine.requests[-1])[-1][1]
+
+
+def test_a_draft_waits_while_a_sent_message_is_changed(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        composer = app.chat.composer
+        await say(pilot, "question")
+        composer.editor.take_paste(PASTE)
+        await pilot.press("f6")
+        assert composer.text == "question"
+        await pilot.press("f6", "escape")
+        assert composer.text == f"{SIGN} "
+        assert len(composer.chips) == 1
+        await pilot.press("f6", "s", "enter")
+        assert await answered(pilot, stage, 2) == "questions"
+        await until(pilot, lambda: composer.text == f"{SIGN} ")
+        await pilot.press("enter")
+        assert (await answered(pilot, stage, 3)).startswith(PASTE)
+
+    play(stage, what)
+
+
+@pytest.mark.parametrize("way", ["/new", "/clear"])
+def test_a_new_conversation_ends_the_change_of_a_message(tmp_path: Path, way: str) -> None:
+    stage = Stage(tmp_path)
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await say(pilot, "question")
+        await pilot.press("f6")
+        app.chat.commander.run(way)
+        await until(pilot, lambda: not app.session.conversation.nodes)
+        assert app.chat.composer.text == ""
+        await say(pilot, "another")
+        assert sent(stage.engine.requests[-1]) == [("user", "another")]
+
+    play(stage, what)
+
+
+def test_an_opened_conversation_ends_the_change_of_a_message(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await say(pilot, "first")
+        await pilot.press("ctrl+n")
+        await until(pilot, lambda: not app.session.conversation.nodes)
+        await say(pilot, "second")
+        await pilot.press("f6", "ctrl+r")
+        await until(pilot, lambda: app.screen is not app.chat)
+        await pilot.press(*"first")
+        await until(pilot, lambda: app.screen.query_one("OptionList").option_count == 1)  # type: ignore[attr-defined]
+        await pilot.press("enter")
+        await until(pilot, lambda: app.session.conversation.path()[0].message.content == "first")
+        await say(pilot, "more")
+        assert sent(stage.engine.requests[-1])[0] == ("user", "first")
+        assert sent(stage.engine.requests[-1])[-1] == ("user", "more")
+
+    play(stage, what)
+
+
+def test_the_message_of_before_comes_back_with_what_it_included(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        composer = app.chat.composer
+        composer.editor.take_paste(PASTE)
+        await pilot.press("enter")
+        first = await answered(pilot, stage, 1)
+        await pilot.press("d", "up")
+        assert composer.text == f"{SIGN} "
+        await pilot.press("enter")
+        assert await answered(pilot, stage, 2) == first
+        app.chat.commander.resume(app.session.conversation)
+        await pilot.press("up", "up")
+        assert composer.text.startswith(SIGN)
+        composer.editor.take_paste(PASTE)
+        assert len({chip.sign for chip in composer.chips}) == 2, "another paste has another sign"
+
+    play(stage, what)
+
+
+def test_what_is_written_while_an_answer_comes_stays_as_it_is(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, script=lambda request: Answer(events=(Text(0, "so"), HOLD)))
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        composer = app.chat.composer
+        composer.write("first")
+        await pilot.press("enter")
+        await until(pilot, lambda: app.session.busy)
+        for key in ("a", "enter", "b", "enter", "c"):  # no pause: as a terminal pastes lines
+            app.simulate_key(key)
+        await pilot.pause()
+        assert composer.text == "abc"
+        assert "Esc stops" in str(app.chat.query_one("#banner").render())
+        assert [text for text, _ in composer.sent] == ["first"]
+        assert len(app.session.conversation.nodes) == 2
+        with pytest.raises(UsageError, match="under way"):
+            await app.session.ask("another")
+        assert len(app.session.conversation.nodes) == 2
+        await pilot.press("escape")
+        await until(pilot, lambda: not app.session.busy)
+
+    play(stage, what)
+
+
+def test_a_paste_whose_deletion_is_undone_is_sent(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+
+    async def what(pilot: Pilot[int]) -> None:
+        editor = app_of(pilot).chat.composer.editor
+        editor.take_paste(PASTE)
+        await pilot.press("backspace", "backspace")
+        assert editor.text == ""
+        editor.take_paste("other\n" * 500)
+        await pilot.press("ctrl+z")
+        while editor.text.rstrip() != SIGN and editor.history.undo_stack:
+            await pilot.press("ctrl+z")
+        assert editor.text.rstrip() == SIGN
+        await pilot.press("enter")
+        assert (await answered(pilot, stage, 1)).startswith(PASTE)
+
+    play(stage, what)
+
+
+def test_a_paste_in_a_command_is_part_of_it(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await pilot.press(*"/system ")
+        app.chat.composer.editor.take_paste(PASTE)
+        await pilot.press("enter")
+        await until(pilot, lambda: app.session.conversation.system == PASTE.strip())
+        assert not stage.engine.requests
+
+    play(stage, what)
+
+
+def test_a_completed_command_keeps_what_stands_behind_it(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        composer = app_of(pilot).chat.composer
+        composer.write("one\ntwo")
+        composer.editor.move_cursor((0, 0))
+        await pilot.press(*"/sy", "tab")
+        assert composer.text == "/system one\ntwo"
+        composer.write("/system one")
+        composer.editor.move_cursor((0, 3))
+        await pilot.press("backspace", "y", "tab")
+        assert composer.text == "/system one"
+
+    play(Stage(tmp_path), what)
+
+
+def test_another_word_for_a_command_needs_one_enter(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        await pilot.press(*"/exit", "enter")
+        await until(pilot, lambda: not pilot.app.is_running)
+
+    play(Stage(tmp_path), what)
+
+
+def test_a_path_at_the_beginning_is_text(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    assert is_command("/help") and is_command("/") and is_command("/system a/b")
+    assert not is_command("see /help") and not is_command("")
+
+    async def what(pilot: Pilot[int]) -> None:
+        await say(pilot, "/usr/lib/x.py:3: error: it broke")
+        assert await answered(pilot, stage, 1) == "/usr/lib/x.py:3: error: it broke"
+
+    play(stage, what)
+
+
+def test_a_file_whose_name_is_written_out_is_included(tmp_path: Path) -> None:
+    stage = Stage(tmp_path / "data")
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "notes.md").write_text("# secret\n")
+    (tree / "bin.dat").write_bytes(b"\0\1")
+
+    async def what(pilot: Pilot[int]) -> None:
+        composer = app_of(pilot).chat.composer
+        composer.root = tree
+        await pilot.press("at", *"notes.md")
+        await until(pilot, lambda: composer.completions.option_count == 1)
+        await pilot.press("enter")
+        await until(pilot, lambda: composer.text == "⟦notes.md⟧ ")
+        composer.write("")
+        await pilot.press(*"see ", "at", *"notes.md ", *"now")
+        await until(pilot, lambda: composer.text == "see ⟦notes.md⟧ now")
+        composer.write("read @notes.md, @@notes.md and @nobody")
+        await pilot.press("enter")
+        await until(pilot, lambda: composer.text == "read ⟦notes.md⟧, @@notes.md and @nobody")
+        await pilot.press("enter")
+        assert "# secret" in await answered(pilot, stage, 1)
+        composer.write("run @bin.dat")
+        await pilot.press("enter")
+        await until(pilot, lambda: app_of(pilot).chat.transcript.blocks[-1].id.startswith("notice"))
+        await pilot.press("enter")
+        assert await answered(pilot, stage, 2) == "run @bin.dat"
+
+    play(stage, what)
+
+
+def test_a_path_that_leads_to_no_file_is_held_back_once(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    line = f"read @{tmp_path}/late.txt and ask @ann"
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        app.chat.composer.write(line)
+        await pilot.press("enter")
+        await until(pilot, lambda: app.chat.transcript.blocks)
+        (notice,) = app.chat.transcript.blocks
+        assert isinstance(notice, NoticeBlock)
+        assert notice.text.startswith(f"there is no file {tmp_path}/late.txt\n")
+        assert (app.chat.composer.text, app.session.conversation.nodes) == (line, {})
+        await pilot.press("enter")
+        assert await answered(pilot, stage, 1) == line
+        (tmp_path / "late.txt").write_text("it is here now")
+        app.chat.composer.write(line)
+        await pilot.press("enter")
+        await until(pilot, lambda: app.chat.composer.chips)
+
+    play(stage, what)
+
+
+def test_a_command_is_not_held_back_for_a_path(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        app_of(pilot).chat.composer.write("/system answer of @/nowhere")
+        await pilot.press("enter")
+        await until(pilot, lambda: app_of(pilot).session.conversation.system)
+
+    play(Stage(tmp_path), what)
+
+
+def test_a_file_that_is_not_utf8_says_so(tmp_path: Path) -> None:
+    stage = Stage(tmp_path / "data")
+    (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))
+
+    async def what(pilot: Pilot[int]) -> None:
+        composer = app_of(pilot).chat.composer
+        composer.root = tmp_path
+        await pilot.press("at", *"latin.txt ")
+        await until(pilot, lambda: "not UTF-8" in attached(pilot))
+
+    play(stage, what)
+
+
+class _Mute(StagedEngine):
+    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+        raise NetworkError("this server does not count")
+
+
+def test_tokens_that_nobody_counts_are_unknown_and_another_model_counts_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(tmp_path, script=lambda request: Answer())
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        with monkeypatch.context() as patch:
+            patch.setattr(StagedEngine, "tokenize", _Mute.tokenize)
+            app.chat.composer.editor.take_paste(PASTE)
+            await until(pilot, lambda: "tokens unknown" in attached(pilot))
+        app.chat.commander.run("/model other")
+        await until(pilot, lambda: "625 tokens" in attached(pilot))
+
+    play(stage, what)

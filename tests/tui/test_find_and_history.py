@@ -1,0 +1,59 @@
+"""What is found is shown: in the conversation, and among all conversations."""
+
+from pathlib import Path
+
+from textual.pilot import Pilot
+
+from localchat.session.blocks import AnswerBlock
+from localchat.tui.screens.history import HistoryScreen
+from tests.support.tui_stage import Stage, app_of, play, say, until
+
+
+def test_every_mark_is_reached_in_both_directions(tmp_path: Path) -> None:
+    hay = ["hay"] * 9
+
+    async def what(pilot: Pilot[int]) -> None:
+        view = app_of(pilot).chat.transcript
+        await say(pilot, "hi")
+        first = AnswerBlock("a", "\n\n".join([*hay, "first needle", *hay]))
+        view.show((first, AnswerBlock("b", "second needle\n\nhay\n\nthird needle")))
+        await until(pilot, lambda: view.scroll_y > 0)
+        end = view.scroll_y
+        assert view.mark("needle") == 3
+        reached = []
+        for delta in (0, 1, 1, 1, -1, -1):
+            assert view.next_mark(delta)
+            assert view._mark is not None
+            reached.append(view._reel.row(view._mark).text.split()[0])
+            row = view._reel.top(view._mark.at) + view._mark.row
+            assert view.scroll_y <= row < view.scroll_y + view.size.height, "it is seen"
+        assert reached == ["second", "third", "first", "second", "first", "third"]
+        assert view.mark("first") == 1
+        assert view.next_mark(0)
+        assert view.scroll_y < end
+        assert view.mark("nowhere") == 0
+        assert not view.next_mark(0)
+
+    play(Stage(tmp_path), what, 60, 16)
+
+
+def test_the_list_of_conversations_says_what_was_done_and_what_was_not_found(
+    tmp_path: Path,
+) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        for words in ("one", "two"):
+            await say(pilot, words)
+            app.chat.commander.run("/new")
+            await until(pilot, lambda: not app.session.conversation.nodes)
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: isinstance(app.screen, HistoryScreen))
+        about = app.screen.query_one("#about")
+        await pilot.press("t", "z")
+        await pilot.pause()
+        assert str(about.render()) == "nothing was found"
+        await pilot.press("backspace", "backspace", "delete")
+        await pilot.pause()
+        assert str(about.render()).startswith("deleted: ")
+
+    play(Stage(tmp_path), what)

@@ -1,0 +1,74 @@
+"""What is offered can be taken, by the key that stands beside it and is told at the foot of the screen."""
+
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from localchat.engine.events import Figures, Text
+from localchat.errors import DoesNotFit
+from localchat.session.blocks import NoticeBlock, Offer
+from localchat.session.engine_status import EngineStatus
+from localchat.tui.screens.models import ModelScreen
+from localchat.tui.widgets.status_bar import beside, fitted, parts_of
+from localchat.tui.widgets.welcome import Welcome
+from tests.support.tui_stage import Stage, app_of, play, until
+
+
+def test_another_model_is_chosen_where_it_is_offered(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await until(pilot, lambda: app.chat.transcript.blocks)
+        (notice,) = app.chat.transcript.blocks
+        assert isinstance(notice, NoticeBlock)
+        assert [each.label for each in notice.offers] == [
+            "choose another model",
+            "go on with the built-in guide",
+        ]
+        await pilot.press("alt+1")
+        await until(pilot, lambda: isinstance(app.screen, ModelScreen))
+
+    play(Stage(tmp_path, refuse=DoesNotFit("it does not fit")), what)
+
+
+def test_the_guide_stands_in_for_a_model_that_cannot_run(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, models=("broken", "guide"), refuse=DoesNotFit("it does not fit"))
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await until(pilot, lambda: app.chat.transcript.blocks)
+        stage.refuse = None
+        await pilot.press("alt+2")
+        await until(pilot, lambda: app.session.live.info is not None)
+        assert app.session.settled.model.name == "guide"
+
+    play(stage, what)
+
+
+def test_a_key_means_one_offer(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        welcome = app.chat.query_one(Welcome)
+        await until(pilot, lambda: "alt+1" in str(welcome.render()))
+        app.session.notice("other is here.", "info", (Offer("chat with other", "model other"),))
+        await until(pilot, lambda: "alt+1" not in str(welcome.render()))
+        assert "The guide answers" in str(welcome.render())
+        await pilot.press("alt+1")
+        await until(pilot, lambda: app.session.settled.model.name == "other")
+
+    play(Stage(tmp_path, models=("guide", "other")), what)
+
+
+@pytest.mark.parametrize("width", [52, 58, 60])
+def test_how_to_stop_comes_before_ornaments(width: int) -> None:
+    live = EngineStatus()
+    live.begin()
+    live.take(Text(0, "so"))
+    for rate in range(190, 210):
+        live.take(Figures("decode", ttft_s=0.41, decode_tokens_per_s=float(rate)))
+    parts = parts_of(live)
+    shown = beside("Esc stops", parts, width)
+    assert {"TTFT 0.41 s", "209.0 tok/s"} <= {part.text for part in shown}
+    assert len(fitted(shown, width - len("Esc stops"))) == len(shown)
+    assert len(shown) < len(parts)
+    assert beside("x" * width, parts, width) == fitted(parts, width), "figures come before a hint"
