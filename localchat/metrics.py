@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Kind = Literal["gauge", "counter", "histogram", "text"]
 
 
-class Figure(NamedTuple):
+class Metric(NamedTuple):
     """One figure. `unit` is empty for plain counts and text; shares run from 0 to 1."""
 
     name: str
@@ -24,94 +24,94 @@ class Figure(NamedTuple):
 
 
 _TABLE: Final = (
-    Figure("load_s", "s", "gauge", "Time to read the model and warm up; apart from TTFT."),
-    Figure("load_done_bytes", "B", "gauge", "Bytes of the model read so far."),
-    Figure("load_total_bytes", "B", "gauge", "Bytes of the model in all."),
-    Figure("queue_s", "s", "histogram", "Time a request waited for its turn."),
-    Figure(
+    Metric("load_s", "s", "gauge", "Time to read the model and warm up; apart from TTFT."),
+    Metric("load_done_bytes", "B", "gauge", "Bytes of the model read so far."),
+    Metric("load_total_bytes", "B", "gauge", "Bytes of the model in all."),
+    Metric("queue_s", "s", "histogram", "Time a request waited for its turn."),
+    Metric(
         "ttft_s",
         "s",
         "histogram",
         "Time to first token: from the request's arrival at a loaded engine to its first visible or "
         "reasoning token, waiting included.",
     ),
-    Figure("total_s", "s", "histogram", "From the request's arrival to its last token."),
-    Figure(
+    Metric("total_s", "s", "histogram", "From the request's arrival to its last token."),
+    Metric(
         "tpot_ms",
         "ms",
         "histogram",
         "Time per output token; a step that accepted drafts is shared among its tokens.",
     ),
-    Figure("tpot_ms_p50", "ms", "gauge", "Half of the output tokens took at most this long."),
-    Figure("tpot_ms_p95", "ms", "gauge", "95 of 100 output tokens took at most this long."),
-    Figure("tpot_ms_p99", "ms", "gauge", "99 of 100 output tokens took at most this long."),
-    Figure(
+    Metric("tpot_ms_p50", "ms", "gauge", "Half of the output tokens took at most this long."),
+    Metric("tpot_ms_p95", "ms", "gauge", "95 of 100 output tokens took at most this long."),
+    Metric("tpot_ms_p99", "ms", "gauge", "99 of 100 output tokens took at most this long."),
+    Metric(
         "decode_tokens_per_s",
         "tok/s",
         "gauge",
         "Decode rate: tokens after the first, over the time from the first to the last.",
     ),
-    Figure(
+    Metric(
         "prefill_tokens_per_s",
         "tok/s",
         "gauge",
         "Prefill rate: prompt tokens computed, cached ones not counted, over the time it took.",
     ),
-    Figure("prefill_done_tokens", "tok", "gauge", "Prompt tokens ready, cached ones included."),
-    Figure("prefill_total_tokens", "tok", "gauge", "Prompt tokens in all."),
-    Figure("prompt_tokens", "tok", "counter", "Tokens of the prompt."),
-    Figure("cached_tokens", "tok", "counter", "Prompt tokens that came from the prefix cache."),
-    Figure("why_missed", "", "text", "Why the prefix cache helped less than it could have."),
-    Figure("completion_tokens", "tok", "counter", "Tokens generated, all choices together."),
-    Figure("context_tokens", "tok", "gauge", "The longest conversation that this engine can hold."),
-    Figure("kv_used_tokens", "tok", "gauge", "KV cache that running requests hold."),
-    Figure("kv_shared_tokens", "tok", "gauge", "Part of the used KV that several requests share."),
-    Figure("kv_cached_tokens", "tok", "gauge", "KV kept for a prefix that may come again."),
-    Figure("kv_parked_tokens", "tok", "gauge", "KV put aside in RAM, outside the cache."),
-    Figure("kv_total_tokens", "tok", "gauge", "Room for KV, in tokens."),
-    Figure("evictions", "", "counter", "Cached prefixes lost to make room."),
-    Figure(
+    Metric("prefill_done_tokens", "tok", "gauge", "Prompt tokens ready, cached ones included."),
+    Metric("prefill_total_tokens", "tok", "gauge", "Prompt tokens in all."),
+    Metric("prompt_tokens", "tok", "counter", "Tokens of the prompt."),
+    Metric("cached_tokens", "tok", "counter", "Prompt tokens that came from the prefix cache."),
+    Metric("why_missed", "", "text", "Why the prefix cache helped less than it could have."),
+    Metric("completion_tokens", "tok", "counter", "Tokens generated, all choices together."),
+    Metric("context_tokens", "tok", "gauge", "The longest conversation that this engine can hold."),
+    Metric("kv_used_tokens", "tok", "gauge", "KV cache that running requests hold."),
+    Metric("kv_shared_tokens", "tok", "gauge", "Part of the used KV that several requests share."),
+    Metric("kv_cached_tokens", "tok", "gauge", "KV kept for a prefix that may come again."),
+    Metric("kv_parked_tokens", "tok", "gauge", "KV put aside in RAM, outside the cache."),
+    Metric("kv_total_tokens", "tok", "gauge", "Room for KV, in tokens."),
+    Metric("evictions", "", "counter", "Cached prefixes lost to make room."),
+    Metric(
         "preemptions", "", "counter", "Running requests set back and computed again for want of KV."
     ),
-    Figure("drafted", "tok", "counter", "Tokens guessed ahead by speculation."),
-    Figure(
+    Metric("drafted", "tok", "counter", "Tokens guessed ahead by speculation."),
+    Metric(
         "accepted", "tok", "counter", "Guessed tokens that were right, and so came for nothing."
     ),
-    Figure("acceptance", "share", "gauge", "Accepted drafts of all drafts."),
-    Figure("accepted_length", "tok", "gauge", "Tokens that an average drafting step accepted."),
-    Figure(
+    Metric("acceptance", "share", "gauge", "Accepted drafts of all drafts."),
+    Metric("accepted_length", "tok", "gauge", "Tokens that an average drafting step accepted."),
+    Metric(
         "speedup",
         "times",
         "gauge",
         "Net gain of speculation against plain steps measured in the same request; 1 is none.",
     ),
-    Figure("speculation_off", "", "text", "Why speculation is off."),
-    Figure(
+    Metric("speculation_off", "", "text", "Why speculation is off."),
+    Metric(
         "fingerprint",
         "",
         "text",
         "Names what decides a text besides the request: model file, template, quantization, KV type, "
         "library versions.",
     ),
-    Figure("running", "", "gauge", "Requests that take part in the steps now."),
-    Figure("waiting", "", "gauge", "Requests in the queue."),
-    Figure("cancelled", "", "counter", "Requests that their reader gave up."),
-    Figure("threads", "", "gauge", "Threads that compute."),
-    Figure("gpu_layers", "", "gauge", "Layers of the model computed on the GPU."),
-    Figure("weights_bytes", "B", "gauge", "Memory of the weights."),
-    Figure("kv_bytes", "B", "gauge", "Memory of the KV cache."),
-    Figure("compute_bytes", "B", "gauge", "Memory of the compute buffers."),
-    Figure("overhead_bytes", "B", "gauge", "Memory of the runtime and its libraries."),
-    Figure("predicted_bytes", "B", "gauge", "Memory that was planned before the load."),
-    Figure("actual_bytes", "B", "gauge", "Memory that the loaded engine takes."),
-    Figure("others_bytes", "B", "gauge", "Memory that other processes hold."),
-    Figure("free_bytes", "B", "gauge", "Memory free now."),
+    Metric("running", "", "gauge", "Requests that take part in the steps now."),
+    Metric("waiting", "", "gauge", "Requests in the queue."),
+    Metric("cancelled", "", "counter", "Requests that their reader gave up."),
+    Metric("threads", "", "gauge", "Threads that compute."),
+    Metric("gpu_layers", "", "gauge", "Layers of the model computed on the GPU."),
+    Metric("weights_bytes", "B", "gauge", "Memory of the weights."),
+    Metric("kv_bytes", "B", "gauge", "Memory of the KV cache."),
+    Metric("compute_bytes", "B", "gauge", "Memory of the compute buffers."),
+    Metric("overhead_bytes", "B", "gauge", "Memory of the runtime and its libraries."),
+    Metric("predicted_bytes", "B", "gauge", "Memory that was planned before the load."),
+    Metric("actual_bytes", "B", "gauge", "Memory that the loaded engine takes."),
+    Metric("others_bytes", "B", "gauge", "Memory that other processes hold."),
+    Metric("free_bytes", "B", "gauge", "Memory free now."),
 )
 
-UNTOLD: Final = "the server does not say"
+NOT_REPORTED: Final = "the server does not say"
 """As the reason why speculation is off: nothing is known of it."""
 
-FIGURES: Final[Mapping[str, Figure]] = {figure.name: figure for figure in _TABLE}
+METRICS: Final[Mapping[str, Metric]] = {figure.name: figure for figure in _TABLE}
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
@@ -186,7 +186,7 @@ def stats_line(done: "Done") -> str:
     ]
     if done.kv_used_tokens or done.kv_total_tokens:
         parts.append(f"KV {kv_share(done.kv_used_tokens, done.kv_total_tokens)}")
-    if drafts.off != UNTOLD:
+    if drafts.off != NOT_REPORTED:
         parts.append(f"drafts {drafts.accepted}/{drafts.drafted}")
     return " · ".join(parts)
 

@@ -46,7 +46,7 @@ BUDGETS = {
 }
 """At most."""
 
-Figures = dict[str, float]
+MetricsSnapshot = dict[str, float]
 
 
 def main() -> int:
@@ -68,7 +68,7 @@ def main() -> int:
     if unknown := set(asked.parts) - PARTS.keys():
         print(f"unknown parts {sorted(unknown)}; there are {', '.join(PARTS)}", file=sys.stderr)
         return 2
-    figures: Figures = {}
+    figures: MetricsSnapshot = {}
     for part in asked.parts:
         figures |= PARTS[part](asked)
     for name, value in figures.items():
@@ -83,24 +83,24 @@ def main() -> int:
     return 0
 
 
-def paint(asked: argparse.Namespace) -> Figures:
+def paint(asked: argparse.Namespace) -> MetricsSnapshot:
     return starting.measure([*PROGRAM, "bare"], asked.starts)
 
 
-def engine(asked: argparse.Namespace) -> Figures:
+def engine(asked: argparse.Namespace) -> MetricsSnapshot:
     """The guide's decode rate with and without the screen."""
     return decoding.measure(asked.starts, asked.tokens)
 
 
-def typing(asked: argparse.Namespace) -> Figures:
+def typing(asked: argparse.Namespace) -> MetricsSnapshot:
     return _typed(asked, "typing")
 
 
-def slow(asked: argparse.Namespace) -> Figures:
+def slow(asked: argparse.Namespace) -> MetricsSnapshot:
     return _typed(asked, "slow", bytes_per_s=100 * 1024)
 
 
-def busy(asked: argparse.Namespace) -> Figures:
+def busy(asked: argparse.Namespace) -> MetricsSnapshot:
     """Every core is held by a process of the same niceness."""
     hogs = [
         subprocess.Popen([sys.executable, "-c", "while True: pass"])
@@ -114,7 +114,7 @@ def busy(asked: argparse.Namespace) -> Figures:
             hog.wait()
 
 
-def _typed(asked: argparse.Namespace, name: str, bytes_per_s: int = 0) -> Figures:
+def _typed(asked: argparse.Namespace, name: str, bytes_per_s: int = 0) -> MetricsSnapshot:
     """Keys at random moments while an answer is written."""
     command = [*PROGRAM, asked.program, str(asked.messages // 2), "500", str(asked.rate)]
     chance = random.Random(5)
@@ -147,7 +147,7 @@ def _typed(asked: argparse.Namespace, name: str, bytes_per_s: int = 0) -> Figure
         }
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], Figures]] = {
+PARTS: dict[str, Callable[[argparse.Namespace], MetricsSnapshot]] = {
     "paint": paint,
     "engine": engine,
     "typing": typing,

@@ -8,24 +8,24 @@ from hypothesis import strategies as st
 
 from localchat import metrics
 from localchat.engine import events
-from localchat.metrics import FIGURES
+from localchat.metrics import METRICS
 from tests.support.cli_program import DONE
 
 
 def test_every_figure_of_the_events_is_in_the_table() -> None:
     told = {
         name
-        for kind in (events.Figures, events.Usage, events.Timings, events.Speculation)
+        for kind in (events.MetricsSnapshot, events.Usage, events.Timings, events.Speculation)
         for name in get_type_hints(kind)
     }
     renamed = {"phase": "", "off": "speculation_off"}
     names = {renamed.get(name, name) for name in told if not name.startswith("__")} - {""}
-    assert names <= set(FIGURES)
+    assert names <= set(METRICS)
 
 
 def test_each_figure_has_one_sentence_and_its_unit_in_its_name() -> None:
     endings = {"s": "_s", "B": "_bytes", "tok/s": "_tokens_per_s"}
-    for name, figure in FIGURES.items():
+    for name, figure in METRICS.items():
         assert figure.name == name
         assert figure.about.endswith(".")
         assert name.endswith(endings.get(figure.unit, "")), name

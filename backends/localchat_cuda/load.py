@@ -11,7 +11,7 @@ from localchat.backend_api.interface import (
     Capabilities,
     Enter,
     LoadOptions,
-    Point,
+    LogitsPosition,
     Progress,
     SamplingParams,
     StepPlan,
@@ -126,13 +126,13 @@ def warm_up(runner: CudaRunner) -> None:
     enter: tuple[Enter, ...] = (Enter(-1, 0, (0,) * longest, longest, sampling),)
     for size in sorted({min(each, longest) for each in _WARM_PROMPTS}):
         row = StepRow(-1, 0, 0, (0,) * size, (), blocks)
-        runner.launch(StepPlan(0, (row,), (Point(0, size - 1, -1),), (), enter))
+        runner.launch(StepPlan(0, (row,), (LogitsPosition(0, size - 1, -1),), (), enter))
         runner.collect()
         enter, blocks = (), ()
     for position in (*_WARM_POSITIONS, *[1] * SEEN_BEFORE_CAPTURE):
         if position < longest:
             row = StepRow(-1, 0, position, LAST)
-            runner.launch(StepPlan(0, (row,), (Point(0, 0, -1),)))
+            runner.launch(StepPlan(0, (row,), (LogitsPosition(0, 0, -1),)))
             runner.collect()
     runner.launch(StepPlan(0, leave=(-1,)))
     runner.collect()

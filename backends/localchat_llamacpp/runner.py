@@ -16,8 +16,8 @@ from localchat.backend_api.interface import (
     LAST,
     Capabilities,
     Enter,
+    LogitsPosition,
     MemoryReport,
-    Point,
     Sample,
     SamplingParams,
     StepPlan,
@@ -328,7 +328,7 @@ class LlamaCppRunner:
     def _draw(
         self,
         number: int,
-        point: Point,
+        point: LogitsPosition,
         row: StepRow,
         logits: NDArray[np.float32],
         mask: bytes | None,

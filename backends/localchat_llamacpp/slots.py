@@ -17,8 +17,8 @@ from localchat.backend_api.interface import (
     Discard,
     Drop,
     MemoryOp,
-    Park,
     Restore,
+    Save,
     Truncate,
 )
 from localchat_llamacpp.native import library
@@ -65,7 +65,7 @@ class Slots:
                 self.cut(slot, tokens)
             case Drop(slot):
                 self.drop(slot)
-            case Park(slot, key):
+            case Save(slot, key):
                 self._park(slot, key)
             case Restore(key, slot, tokens):
                 return self._restore(key, slot, tokens)

@@ -22,9 +22,9 @@ from localchat.backend_api.interface import (
     Availability,
     Capabilities,
     LoadOptions,
+    LogitsPosition,
     MemoryReport,
     ModelInfo,
-    Point,
     Progress,
     RowClass,
     Runner,
@@ -250,10 +250,10 @@ class ScriptedRunner:
             known[row.start :] = (*row.tokens, *row.drafts)
         return known[row.start : row.start + row.width]
 
-    def _drafted(self, plan: StepPlan, point: Point) -> bool:
+    def _drafted(self, plan: StepPlan, point: LogitsPosition) -> bool:
         return bool(plan.rows[point.row].drafts)
 
-    def _sample(self, plan: StepPlan, number: int, point: Point, width: int) -> Sample:
+    def _sample(self, plan: StepPlan, number: int, point: LogitsPosition, width: int) -> Sample:
         row = plan.rows[point.row]
         position = row.start + point.offset + 1
         text = self.storage.held(row.slot)[:position]

@@ -16,8 +16,8 @@ from localchat.backend_api.interface import (
     Discard,
     Drop,
     MemoryOp,
-    Park,
     Restore,
+    Save,
     StepPlan,
     StepRow,
     Truncate,
@@ -107,7 +107,7 @@ class SlotStorage:
             case Drop(slot):
                 self._keep(slot, 0)
                 self._slots[slot].earliest = 0
-            case Park(slot, key):
+            case Save(slot, key):
                 assert key not in self._saved, f"key {key} is taken"
                 assert self._slots[slot].cells, f"slot {slot} is empty"
                 text, earliest = self.held(slot), self._slots[slot].earliest

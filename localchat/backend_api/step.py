@@ -59,7 +59,7 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
-class Park:
+class Save:
     """Save the slot's state in RAM under `key`. The slot keeps it: a `Drop` follows where it should not."""
 
     slot: int
@@ -82,7 +82,7 @@ class Discard:
     key: int
 
 
-MemoryOp: TypeAlias = Copy | Alias | Truncate | Drop | Park | Restore | Discard
+MemoryOp: TypeAlias = Copy | Alias | Truncate | Drop | Save | Restore | Discard
 
 
 # ---------------------------------------------------------------------------- a step
@@ -152,10 +152,10 @@ class StepRow(msgspec.Struct, frozen=True):
         return (1 if isinstance(self.tokens, _Last) else len(self.tokens)) + len(self.drafts)
 
 
-PointKind = Literal["sample", "prompt", "embedding"]
+LogitsKind = Literal["sample", "prompt", "embedding"]
 
 
-class Point(msgspec.Struct, frozen=True):
+class LogitsPosition(msgspec.Struct, frozen=True):
     """Logits wanted at token `offset` (0 = first) of row number `row` of the plan.
 
     sample: draw the token at position `start + offset + 1` for sequence `seq` with its sampling (for a fork
@@ -167,7 +167,7 @@ class Point(msgspec.Struct, frozen=True):
     row: int
     offset: int
     seq: int
-    kind: PointKind = "sample"
+    kind: LogitsKind = "sample"
     token: int = -1
     top: int = 0
 
@@ -194,7 +194,7 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     number: int
     rows: tuple[StepRow, ...] = ()
-    points: tuple[Point, ...] = ()
+    points: tuple[LogitsPosition, ...] = ()
     memory: tuple[MemoryOp, ...] = ()
     enter: tuple[Enter, ...] = ()
     leave: tuple[int, ...] = ()

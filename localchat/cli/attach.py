@@ -11,19 +11,19 @@ from localchat.pool.server_registry import registered
 if TYPE_CHECKING:
     from localchat.cli.resolve import Setup
     from localchat.config.paths import Paths
-    from localchat.engine.attached.engine import Server
+    from localchat.engine.attached.engine import ServerClient
     from localchat.engine.interface import Engine
 
 
-def running_servers(paths: "Paths") -> "list[tuple[Server, bytes]]":
+def running_servers(paths: "Paths") -> "list[tuple[ServerClient, bytes]]":
     """Servers that answer, the newest first, each with what it has loaded, as JSON."""
     found = []
     for about in registered(paths):
         from localchat.engine.attached.engine import (
-            Server,  # http.client, only where somebody may answer
+            ServerClient,  # http.client, only where somebody may answer
         )
 
-        server = Server(about.url, about.token)
+        server = ServerClient(about.url, about.token)
         if (loaded := server.loaded()) is not None:
             found.append((server, loaded))
     return found
@@ -43,7 +43,7 @@ def attached_engine(setup: "Setup", user: str, say: Callable[[str], None]) -> "E
     return AttachedEngine(server, _wish(setup), user)
 
 
-def holder(servers: "Sequence[tuple[Server, bytes]]", model: Path) -> "Server":
+def holder(servers: "Sequence[tuple[ServerClient, bytes]]", model: Path) -> "ServerClient":
     """The first server that has this file loaded; the first of all where none has."""
     import msgspec
 

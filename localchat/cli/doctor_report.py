@@ -12,7 +12,7 @@ from localchat import __version__
 from localchat.backend_api.registry import Backend, Device, WayOut, find_backends
 from localchat.cli.context import AppContext
 from localchat.config.paths import Paths, find_paths
-from localchat.engine.local.crash_record import SafeBuilds
+from localchat.engine.local.crash_record import CrashRecord
 from localchat.errors import LocalchatError
 from localchat.fit.report import Kind, kind_name, runner_name
 from localchat.metrics import size
@@ -144,7 +144,7 @@ def _choices(backends: Mapping[str, Backend], offload: Mapping[str, bool]) -> It
 def _ask(backend: Backend, paths: Paths) -> BackendDiagnosis:
     available = backend.available()
     key = backend.build_key() if available.ok else ""
-    remembered = SafeBuilds(paths.state_dir / "safe-builds.json").known()
+    remembered = CrashRecord(paths.state_dir / "safe-builds.json").known()
     known = BackendDiagnosis(
         name=backend.name,
         available=available.ok,

@@ -10,10 +10,10 @@ from localchat.engine.events import (
     Accepted,
     Done,
     Event,
-    Figures,
     Finished,
     FinishReason,
     Loading,
+    MetricsSnapshot,
     Prefill,
     Queued,
     Reasoning,
@@ -49,7 +49,7 @@ class Answer:
     reasons: dict[int, FinishReason] = field(default_factory=dict)
     accepted: Accepted | None = None
     prefill: Prefill | None = None
-    figures: Figures | None = None
+    figures: MetricsSnapshot | None = None
     done: Done | None = None
     interrupted: bool = False
 
@@ -116,7 +116,7 @@ def _keep(answer: Answer, event: object, display: Display) -> None:
             answer.accepted = event
         case Prefill():
             answer.prefill = event
-        case Figures():
+        case MetricsSnapshot():
             answer.figures = event
         case Done():
             answer.done = event

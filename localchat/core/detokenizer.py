@@ -12,7 +12,7 @@ from localchat.engine.events import Event, Reasoning, Text, TokenLogprob, ToolCa
 # Token bytes to text, piece by piece: never half a code point, never a lost byte.
 
 
-class Piece(NamedTuple):
+class DecodedText(NamedTuple):
     """Text that became whole, and how many more tokens it completes: their bytes are out
     entirely."""
 
@@ -46,20 +46,20 @@ class Detokenizer:
         """Tokens pushed and not yet completed."""
         return len(self._ends)
 
-    def push(self, token_bytes: bytes) -> Piece:
+    def push(self, token_bytes: bytes) -> DecodedText:
         """Take the bytes of the next token."""
         if self._strip and token_bytes:
             self._strip = False
             token_bytes = token_bytes.removeprefix(b" ")
         self._taken += len(token_bytes)
         self._ends.append(self._taken)
-        return Piece(self._decoder.decode(token_bytes), self._complete())
+        return DecodedText(self._decoder.decode(token_bytes), self._complete())
 
-    def flush(self) -> Piece:
+    def flush(self) -> DecodedText:
         """The end: half a code point that still waits becomes U+FFFD. A later push begins anew."""
         text = self._decoder.decode(b"", final=True)
         self._decoder.reset()
-        return Piece(text, self._complete())
+        return DecodedText(text, self._complete())
 
     def _complete(self) -> int:
         shown = self._taken - self.held_bytes
@@ -70,7 +70,7 @@ class Detokenizer:
         return count
 
 
-class Spoken(NamedTuple):
+class OutputDelta(NamedTuple):
     """What became certain. `stop`: the stop string that ended the text, else empty."""
 
     events: list[Event]
@@ -110,7 +110,7 @@ class ChoiceOutput:
         self._thinking = False
         self.called = False
 
-    def say(self, token: int, logprob: TokenLogprob | None) -> Spoken:
+    def say(self, token: int, logprob: TokenLogprob | None) -> OutputDelta:
         """Take the next token."""
         if logprob is not None:
             self._untold.append(logprob)
@@ -122,7 +122,7 @@ class ChoiceOutput:
         events = self._show(scan.text)
         if scan.stop:
             events += self._close()
-        return Spoken(events, scan.stop)
+        return OutputDelta(events, scan.stop)
 
     def end(self) -> list[Event]:
         """The last token was said: everything that waited."""

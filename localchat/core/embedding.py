@@ -1,4 +1,4 @@
-"""Embedding in the child: texts are read and refused at the desk, and computed one request after the other.
+"""Embedding in the engine process: tokenizes texts at once, computes one request after the other.
 
 There is no loop here: a text is one step, and nothing of it is sampled, cached or drafted.
 """
@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from localchat.backend_api.interface import Embedder, EmbeddingModel
 from localchat.core.stats import EngineCounters
-from localchat.engine.events import EngineStats, Figures
+from localchat.engine.events import EngineStats, MetricsSnapshot
 from localchat.errors import ContextExceeded, LocalchatError, UsageError
 
 MOST_TEXTS = 4096
@@ -27,7 +27,7 @@ class _Texts:
     tokens: list[list[int]]
 
 
-class Embedding:
+class EmbeddingQueue:
     """`take` belongs to desk threads, `run` to the main one, `stop` and `stats` to any. `give` and `fail` are
     told what comes of a request. context_tokens: the longest text."""
 
@@ -104,7 +104,7 @@ class Embedding:
     def stats(self) -> EngineStats:
         """What was counted, and how many requests there are now."""
         phase: Phase = "loading" if self._embedder is None else "queued"
-        figures = Figures(
+        figures = MetricsSnapshot(
             phase="prefill" if self._running else phase,
             running=int(self._running),
             waiting=self._waiting.qsize(),

@@ -24,7 +24,7 @@ _FIGURES_GAP_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Outlets:
+class EngineCallbacks:
     """Where the loop's words go: events of a step, a request's failure, sentences for the user."""
 
     events: Callable[[list[tuple[int, Event]]], None]
@@ -58,7 +58,7 @@ class EngineCore:
         runner: Runner,
         tokenizer: Tokenizer,
         book: KVCacheManager,
-        outlets: Outlets,
+        outlets: EngineCallbacks,
         *,
         fingerprint: str = "",
         speculation: bool = True,

@@ -4,15 +4,15 @@ from collections.abc import Callable
 
 from msgspec import structs
 
-from localchat.core.kv_cache.manager import Usage as KVUsage
+from localchat.core.kv_cache.manager import KVUsage
 from localchat.core.sequence import RequestState, Sequence
 from localchat.core.spec_decode.ngram_proposer import NgramProposer
 from localchat.engine.events import (
     Done,
     Event,
-    Figures,
     Finished,
     FinishReason,
+    MetricsSnapshot,
     Prefill,
     PromptLogprobs,
     Queued,
@@ -157,11 +157,11 @@ class EventSender:
         self._pressing = self._pressing or phase != current
         self._items.append((job.id, self.now(job, running, waiting)))
 
-    def now(self, job: RequestState | None, running: int, waiting: int) -> Figures:
-        """Figures of one request, or of the whole engine."""
+    def now(self, job: RequestState | None, running: int, waiting: int) -> MetricsSnapshot:
+        """MetricsSnapshot of one request, or of the whole engine."""
         usage = self._usage()
         self.evictions = usage.evictions
-        whole = Figures(
+        whole = MetricsSnapshot(
             phase="decode" if running else "queued",
             kv_used_tokens=usage.live,
             kv_shared_tokens=usage.shared,

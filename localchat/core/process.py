@@ -27,15 +27,15 @@ from localchat.backend_api.interface import (
     Runner,
 )
 from localchat.backend_api.selection import Selection, select_backend
-from localchat.core.embedding import Embedding
-from localchat.core.engine_core import EngineCore, Outlets
+from localchat.core.embedding import EmbeddingQueue
+from localchat.core.engine_core import EngineCallbacks, EngineCore
 from localchat.core.engine_info import MemoryUsage, engine_info, fingerprint
 from localchat.core.event_sender import TOGETHER_S
 from localchat.core.input_processor import InputProcessor
 from localchat.core.kv_cache import make_kv_cache_manager
 from localchat.core.sequence import RequestState
 from localchat.core.stats import EngineCounters
-from localchat.engine.events import EngineStats, Event, Figures, Loading
+from localchat.engine.events import EngineStats, Event, Loading, MetricsSnapshot
 from localchat.engine.interface import EngineInfo
 from localchat.engine.local import protocol
 from localchat.errors import EngineClosed, LocalchatError, UsageError
@@ -78,7 +78,7 @@ class EngineProcess:
         self._early: dict[int, RequestState] = {}
         self._loop: EngineCore | None = None
         self._runner: Runner | None = None
-        self._embedding: Embedding | None = None
+        self._embedding: EmbeddingQueue | None = None
         self._embedder: Embedder | None = None
         self._loaded_s = 0.0
         self._loading_told_s = 0.0
@@ -153,13 +153,13 @@ class EngineProcess:
             self._model, self._plan.context_tokens, wish.sampling, self._say
         )
         if self._model.info.pooling:
-            self._embedding = Embedding(
+            self._embedding = EmbeddingQueue(
                 cast(EmbeddingModel, self._model),
                 wish.name,
                 self._plan.context_tokens,
                 self._counts,
                 lambda id_, vectors, tokens: self._send(
-                    protocol.VectorsFrame(id_, vectors, tokens)
+                    protocol.VectorsReply(id_, vectors, tokens)
                 ),
                 self._fail,
             )
@@ -194,7 +194,7 @@ class EngineProcess:
             make_kv_cache_manager(
                 runner.capabilities, self._model.info.identity, self._plan.cache_ram_bytes
             ),
-            Outlets(self._events, self._fail, self._say),
+            EngineCallbacks(self._events, self._fail, self._say),
             fingerprint=self._fingerprint,
             speculation=self._wish.speculation,
             counts=self._counts,
@@ -241,22 +241,24 @@ class EngineProcess:
         match frame:
             case protocol.Cancel(id_):
                 self._cancel(id_)
-            case protocol.Ask(id_, request):
+            case protocol.Generate(id_, request):
                 with self._lock:
                     self._at_desk.add(id_)
-                self._queue(id_, lambda: self._accept(protocol.Ask(id_, request)))
+                self._queue(id_, lambda: self._accept(protocol.Generate(id_, request)))
             case protocol.Tokenize(id_, text, special):
-                self._reply(id_, lambda: protocol.Tokens(id_, self._desk.tokenize(text, special)))
+                self._reply(
+                    id_, lambda: protocol.TokensReply(id_, self._desk.tokenize(text, special))
+                )
             case protocol.Detokenize(id_, tokens):
-                self._reply(id_, lambda: protocol.Plain(id_, self._desk.detokenize(tokens)))
+                self._reply(id_, lambda: protocol.TextReply(id_, self._desk.detokenize(tokens)))
             case protocol.Render(id_, messages):
-                self._reply(id_, lambda: protocol.Plain(id_, self._desk.render(messages)))
+                self._reply(id_, lambda: protocol.TextReply(id_, self._desk.render(messages)))
             case protocol.Embed(id_, texts):
                 self._queue(id_, lambda: self._embed(id_, texts))
-            case protocol.AskInfo(id_):
-                self._reply(id_, lambda: protocol.Info(id_, self._info()))
-            case protocol.AskStats(id_):
-                self._reply(id_, lambda: protocol.Stats(id_, self._stats()))
+            case protocol.GetInfo(id_):
+                self._reply(id_, lambda: protocol.InfoReply(id_, self._info()))
+            case protocol.GetStats(id_):
+                self._reply(id_, lambda: protocol.StatsReply(id_, self._stats()))
             case _:
                 raise protocol.FrameError(f"a second {type(frame).__name__}")
 
@@ -297,7 +299,7 @@ class EngineProcess:
             )
         self._embedding.take(id_, texts)
 
-    def _accept(self, ask: protocol.Ask) -> None:
+    def _accept(self, ask: protocol.Generate) -> None:
         """At the desk: refuse, or accept and queue."""
         job = None
         try:
@@ -356,7 +358,7 @@ class EngineProcess:
 
     def _say(self, text: str) -> None:
         self._notes.append(text)
-        self._send(protocol.Say(protocol.whole(text)))
+        self._send(protocol.Notice(protocol.whole(text)))
 
     def _fail(self, id_: int, error: LocalchatError) -> None:
         if isinstance(error, EngineClosed) and self._closing:
@@ -373,7 +375,7 @@ class EngineProcess:
             return loop.stats()
         if self._embedding is not None:
             return self._embedding.stats()
-        return self._counts.stats(Figures(phase="loading", waiting=len(early)), early)
+        return self._counts.stats(MetricsSnapshot(phase="loading", waiting=len(early)), early)
 
     def _info(self) -> EngineInfo:
         runner = self._runner

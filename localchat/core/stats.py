@@ -14,7 +14,7 @@ from typing import Literal
 import psutil
 
 from localchat.core.sequence import RequestState, State
-from localchat.engine.events import EngineStats, Figures, Running
+from localchat.engine.events import EngineStats, MetricsSnapshot, RunningRequest
 from localchat.errors import LocalchatError
 
 _REMEMBERED_TOKENS = 512
@@ -77,7 +77,7 @@ class EngineCounters:
 
     def stats(
         self,
-        now: Figures,
+        now: MetricsSnapshot,
         jobs: Iterable[RequestState],
         *,
         preemptions: int = 0,
@@ -108,12 +108,12 @@ class EngineCounters:
         )
 
 
-def running(job: RequestState, now_s: float) -> Running:
+def running(job: RequestState, now_s: float) -> RunningRequest:
     """A request as it stands."""
     waits = all(one.state in (State.WAITING, State.JOINING) for one in job.sequences)
     tokens = job.completion_tokens
     phase: Literal["queued", "prefill", "decode"] = "decode" if tokens else "prefill"
-    return Running(
+    return RunningRequest(
         phase="queued" if waits and not tokens else phase,
         prompt_tokens=job.prompt_tokens,
         cached_tokens=job.cached,

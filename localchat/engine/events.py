@@ -81,7 +81,7 @@ class ToolCall(msgspec.Struct, frozen=True, tag="tool_call", omit_defaults=True)
     arguments: str = ""
 
 
-class Figures(msgspec.Struct, frozen=True, tag="figures", omit_defaults=True):
+class MetricsSnapshot(msgspec.Struct, frozen=True, tag="figures", omit_defaults=True):
     """The engine's figures now; names, units and meaning stand in figures.py."""
 
     phase: Literal["queued", "loading", "prefill", "decode"]
@@ -150,7 +150,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     fingerprint: str
 
 
-class Running(msgspec.Struct, frozen=True, omit_defaults=True):
+class RunningRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """One request that the engine holds now. `user`: who asks, as its door names it; `age_s`: since it came."""
 
     phase: Literal["queued", "prefill", "decode"]
@@ -169,7 +169,7 @@ class EngineStats(msgspec.Struct, frozen=True, omit_defaults=True):
     its cancel arrived (0 is the promise). process_bytes: resident memory of the engine's process.
     """
 
-    now: Figures
+    now: MetricsSnapshot
     finished: int = 0
     cancelled: int = 0
     failed: dict[str, int] = {}
@@ -184,7 +184,7 @@ class EngineStats(msgspec.Struct, frozen=True, omit_defaults=True):
     evictions: int = 0
     late_rows: int = 0
     tpot_ms: tuple[float, ...] = ()
-    requests: tuple[Running, ...] = ()
+    requests: tuple[RunningRequest, ...] = ()
     process_bytes: int = 0
 
 
@@ -197,7 +197,7 @@ Event: TypeAlias = (
     | Text
     | Reasoning
     | ToolCall
-    | Figures
+    | MetricsSnapshot
     | Finished
     | Done
 )

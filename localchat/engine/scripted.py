@@ -10,8 +10,8 @@ from localchat.engine.events import (
     Done,
     EngineStats,
     Event,
-    Figures,
     Finished,
+    MetricsSnapshot,
     Prefill,
     Reasoning,
     Speculation,
@@ -26,7 +26,7 @@ from localchat.errors import EngineClosed, LocalchatError
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ScriptedAnswer:
     """One scripted answer. `pieces` are told one after the other, `gap_s` seconds apart; `error` comes in
     place of the end. `events` replace everything between Accepted and Done where they are given."""
 
@@ -37,14 +37,14 @@ class Answer:
     events: tuple[Event, ...] = ()
 
 
-Script = Callable[[GenerateRequest], Answer]
+Script = Callable[[GenerateRequest], ScriptedAnswer]
 
 
 @dataclass(slots=True)
 class ScriptedEngine:
     """See Engine. `script` is asked for each request; `requests` keeps what was asked, `cancelled` counts."""
 
-    script: Script = lambda request: Answer()
+    script: Script = lambda request: ScriptedAnswer()
     context_tokens: int = 4096
     model: str = "scripted"
     requests: list[GenerateRequest] = field(default_factory=list)
@@ -105,7 +105,7 @@ class ScriptedEngine:
         )
 
     def stats(self) -> EngineStats:
-        return EngineStats(Figures(phase="decode", kv_total_tokens=self.context_tokens))
+        return EngineStats(MetricsSnapshot(phase="decode", kv_total_tokens=self.context_tokens))
 
     @property
     def alive(self) -> bool:
@@ -121,7 +121,11 @@ class ScriptedEngine:
         self.closed = True
 
     def _answer(
-        self, request: GenerateRequest, answer: Answer, stream: Stream, stopped: threading.Event
+        self,
+        request: GenerateRequest,
+        answer: ScriptedAnswer,
+        stream: Stream,
+        stopped: threading.Event,
     ) -> None:
         begun = time.monotonic()
         prompt_tokens = len(repr(request.prompt))
@@ -159,7 +163,7 @@ class ScriptedEngine:
             )
         )
 
-    def _told(self, request: GenerateRequest, answer: Answer) -> tuple[Event, ...]:
+    def _told(self, request: GenerateRequest, answer: ScriptedAnswer) -> tuple[Event, ...]:
         events: list[Event] = []
         for choice in range(request.n):
             events += [Reasoning(choice, piece) for piece in answer.reasoning]

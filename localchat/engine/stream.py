@@ -12,7 +12,7 @@ from localchat.errors import EngineClosed, LocalchatError
 if TYPE_CHECKING:
     import asyncio
 
-HEED_S = 0.1
+SIGNAL_POLL_S = 0.1
 """Seconds after which a waiting thread looks for signals. Python runs a handler between two instructions: one
 that arrives just before the wait begins would be heard when the wait ends, and a Ctrl+C be lost so long."""
 _LAST = (LocalchatError, Done)
@@ -92,7 +92,7 @@ class Stream:
                 if self._drained:
                     return
                 while (event := self._take()) is None:
-                    self._lock.wait(HEED_S)
+                    self._lock.wait(SIGNAL_POLL_S)
             yield event
 
     async def __aiter__(self) -> AsyncIterator[Event]:

@@ -18,8 +18,8 @@ from localchat.engine.events import (
     Accepted,
     Done,
     Event,
-    Figures,
     Finished,
+    MetricsSnapshot,
     Prefill,
     PromptLogprobs,
     Reasoning,
@@ -279,7 +279,7 @@ class Generation:
                 counted.completion += 1
                 if flight.first_s is None:
                     flight.first_s = time.perf_counter()
-            case Figures(completion_tokens=tokens):
+            case MetricsSnapshot(completion_tokens=tokens):
                 counted.completion = max(counted.completion, tokens)
             case Done(usage=usage):
                 counted.prompt, counted.cached = usage.prompt_tokens, usage.cached_tokens

@@ -23,7 +23,7 @@ from localchat.engine.attached.protocol import (
     GenerateCall,
     Query,
     QueryCall,
-    StopDoor,
+    StopCall,
     Stopped,
     Wish,
 )
@@ -122,7 +122,7 @@ class Doors:
 
     async def stop(self, request: Request) -> Response:
         """Unload a model, or end the server."""
-        wanted = await _decoded(request, StopDoor)
+        wanted = await _decoded(request, StopCall)
         ended: int | None = None
         if wanted.model is None:
             asyncio.get_running_loop().call_later(0.1, self._stop)
@@ -156,18 +156,18 @@ async def _decoded(request: Request, kind: type[T]) -> T:
 def _answer(engine: Engine, query: Query) -> msgspec.Struct:
     match query:
         case protocol.Tokenize(id_, text, special):
-            return protocol.Tokens(id_, tuple(engine.tokenize(text, special=special)))
+            return protocol.TokensReply(id_, tuple(engine.tokenize(text, special=special)))
         case protocol.Detokenize(id_, tokens):
-            return protocol.Plain(id_, engine.detokenize(tokens))
+            return protocol.TextReply(id_, engine.detokenize(tokens))
         case protocol.Render(id_, messages):
-            return protocol.Plain(id_, engine.render(messages))
+            return protocol.TextReply(id_, engine.render(messages))
         case protocol.Embed(id_, texts):
             vectors = engine.embed(texts)
-            return protocol.VectorsFrame(id_, vectors, vectors.tokens)
-        case protocol.AskInfo(id_):
-            return protocol.Info(id_, engine.info())
-        case protocol.AskStats(id_):
-            return protocol.Stats(id_, engine.stats())
+            return protocol.VectorsReply(id_, vectors, vectors.tokens)
+        case protocol.GetInfo(id_):
+            return protocol.InfoReply(id_, engine.info())
+        case protocol.GetStats(id_):
+            return protocol.StatsReply(id_, engine.stats())
 
 
 def _failed(error: LocalchatError) -> protocol.Failed:

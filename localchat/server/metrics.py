@@ -1,4 +1,4 @@
-"""Figures for Prometheus: what each request told, and what the engines say of themselves when asked.
+"""MetricsSnapshot for Prometheus: what each request told, and what the engines say of themselves when asked.
 
 Names and sentences come from the table of figures. A label never holds what a client chose: models, texts and
 keys stay out, buckets and codes are few.
@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from localchat.engine.events import Done, EngineStats
-from localchat.metrics import FIGURES
+from localchat.metrics import METRICS
 from localchat.server.tracker import Flights, TrackedRequest
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -34,13 +34,13 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._stats = _EngineFigures(flights)
         self._registry.register(self._stats)
-        self._ttft = self._histogram("ttft_seconds", FIGURES["ttft_s"].about, _SECONDS)
-        self._queue = self._histogram("queue_seconds", FIGURES["queue_s"].about, _SECONDS)
-        self._total = self._histogram("request_seconds", FIGURES["total_s"].about, _SECONDS)
-        self._tpot = self._histogram("tpot_seconds", FIGURES["tpot_ms"].about, _TOKEN_SECONDS)
-        self._prompt = self._counter("prompt_tokens", FIGURES["prompt_tokens"].about)
-        self._cached = self._counter("cached_tokens", FIGURES["cached_tokens"].about)
-        self._completion = self._counter("completion_tokens", FIGURES["completion_tokens"].about)
+        self._ttft = self._histogram("ttft_seconds", METRICS["ttft_s"].about, _SECONDS)
+        self._queue = self._histogram("queue_seconds", METRICS["queue_s"].about, _SECONDS)
+        self._total = self._histogram("request_seconds", METRICS["total_s"].about, _SECONDS)
+        self._tpot = self._histogram("tpot_seconds", METRICS["tpot_ms"].about, _TOKEN_SECONDS)
+        self._prompt = self._counter("prompt_tokens", METRICS["prompt_tokens"].about)
+        self._cached = self._counter("cached_tokens", METRICS["cached_tokens"].about)
+        self._completion = self._counter("completion_tokens", METRICS["completion_tokens"].about)
         self._requests = self._counter("requests", "Requests by their end.", ("finish",))
         self._errors = self._counter("errors", "Refused and failed requests.", ("code", "status"))
         self._gone = self._counter("client_gone", "Requests whose client left before the end.")
@@ -116,7 +116,7 @@ class _EngineFigures(Collector):
             (), self._flights.waiting
         )
         for name in _GAUGES:
-            yield _gauge(name, FIGURES[name].about, ("model",)).each(
+            yield _gauge(name, METRICS[name].about, ("model",)).each(
                 [((model,), getattr(stats.now, name)) for model, stats in self.latest]
             )
         yield _gauge("process_bytes", "Resident memory of an engine's process.", ("model",)).each(
@@ -124,7 +124,7 @@ class _EngineFigures(Collector):
         )
         for name in _COUNTS:
             counter = CounterMetricFamily(
-                f"localchat_engine_{name}", FIGURES[name].about, labels=("model",)
+                f"localchat_engine_{name}", METRICS[name].about, labels=("model",)
             )
             for model, stats in self.latest:
                 counter.add_metric((model,), getattr(stats, name))

@@ -10,8 +10,8 @@ from localchat.engine.events import (
     Done,
     EngineStats,
     Event,
-    Figures,
     Loading,
+    MetricsSnapshot,
     Prefill,
     Queued,
     Reasoning,
@@ -40,7 +40,7 @@ class EngineStatus:
     queued: Queued | None = None
     loading: Loading | None = None
     prefill: Prefill | None = None
-    figures: Figures | None = None
+    figures: MetricsSnapshot | None = None
     done: Done | None = None
     stats: EngineStats | None = None
     rates: deque[float] = field(default_factory=lambda: deque(maxlen=_RATES_KEPT))
@@ -72,7 +72,7 @@ class EngineStatus:
                 self.state = "thinking"
             case Text() | ToolCall():
                 self.state = "writing"
-            case Figures():
+            case MetricsSnapshot():
                 self._figures(event)
                 return True
             case Done():
@@ -81,7 +81,7 @@ class EngineStatus:
                 return False
         return self.state != before or isinstance(event, Queued | Loading | Prefill)
 
-    def _figures(self, event: Figures) -> None:
+    def _figures(self, event: MetricsSnapshot) -> None:
         self.figures = event
         if event.decode_tokens_per_s is not None:
             self.rates.append(event.decode_tokens_per_s)

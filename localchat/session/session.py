@@ -25,7 +25,7 @@ from localchat.chat.overflow import (
     what_to_leave_out,
 )
 from localchat.chat.prompt_messages import sent_messages
-from localchat.engine.events import Event, Figures, Reasoning, Text
+from localchat.engine.events import Event, MetricsSnapshot, Reasoning, Text
 from localchat.engine.interface import Engine, EngineInfo
 from localchat.engine.request import Message, Messages
 from localchat.engine.stream import Stream
@@ -471,7 +471,7 @@ class ChatSession(Shown):
         reads them faster, and drawing them costs the cores that make them."""
         if self.live.take(event):
             self._due = True
-            self._show_figures(_FIGURES_EVERY_S if isinstance(event, Figures) else 0.0)
+            self._show_figures(_FIGURES_EVERY_S if isinstance(event, MetricsSnapshot) else 0.0)
 
     def _show_figures(self, gap_s: float) -> None:
         """Show what is due, unless figures were shown less than `gap_s` seconds ago."""

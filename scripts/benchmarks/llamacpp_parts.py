@@ -17,7 +17,7 @@ from scripts.benchmarks.gguf_models import CYCLE, Models
 from scripts.benchmarks.ours import ChildEngine, Ours
 from scripts.benchmarks.rounds import Lengths, Neighbours, Rounds, Variant, measure
 
-Figures: TypeAlias = dict[str, float]
+MetricsSnapshot: TypeAlias = dict[str, float]
 Prompt: TypeAlias = tuple[int, ...]
 
 CONTEXT_TOKENS = 8192
@@ -99,7 +99,7 @@ class Bench:
         )
 
 
-def single(bench: Bench) -> Figures:
+def single(bench: Bench) -> MetricsSnapshot:
     """One stream beside the bare loop: in this process and through the child."""
     prompt = bench.prompt()
     with bench.ours() as ours, bench.bare(ours) as bare, bench.child() as child:
@@ -122,7 +122,7 @@ def single(bench: Bench) -> Figures:
     }
 
 
-def beside(bench: Bench) -> Figures:
+def beside(bench: Bench) -> MetricsSnapshot:
     """One stream while another conversation lies in the cache: computed before each measurement's begin,
     idle, and put away by the request itself."""
     prompt, other = bench.prompt(), bench.prompt(bench.setting.other_tokens)
@@ -148,7 +148,7 @@ def beside(bench: Bench) -> Figures:
     }
 
 
-def busy(bench: Bench) -> Figures:
+def busy(bench: Bench) -> MetricsSnapshot:
     """One stream beside a process that never rests, against one thread of the bare loop without it."""
     prompt = bench.prompt()
     with bench.ours() as ours, bench.bare(ours) as bare:
@@ -174,7 +174,7 @@ def busy(bench: Bench) -> Figures:
     }
 
 
-def streams(bench: Bench) -> Figures:
+def streams(bench: Bench) -> MetricsSnapshot:
     """Four streams against one, in our loop and in the bare one."""
     prompts = [bench.prompt() for _ in range(STREAMS)]
     with bench.ours() as ours, bench.bare(ours) as bare, bench.bare(ours) as bare_many:
@@ -199,7 +199,7 @@ def streams(bench: Bench) -> Figures:
     }
 
 
-def turn(bench: Bench) -> Figures:
+def turn(bench: Bench) -> MetricsSnapshot:
     """The second turn of a conversation computes its new tokens and the one whose KV was never needed."""
     first = bench.prompt(bench.setting.turn_tokens)
     said, asked = 16, 30
@@ -221,7 +221,7 @@ def turn(bench: Bench) -> Figures:
     }
 
 
-def drafts_replay(bench: Bench) -> Figures:
+def drafts_replay(bench: Bench) -> MetricsSnapshot:
     """Drafts on a recorded text. The sampler is overruled by it, every other cost is real."""
     setting = bench.setting
     source = bench.prompt(setting.file_tokens)
@@ -233,7 +233,7 @@ def drafts_replay(bench: Bench) -> Figures:
     return figures
 
 
-def drafts_successor(bench: Bench) -> Figures:
+def drafts_successor(bench: Bench) -> MetricsSnapshot:
     """Drafts on a model that follows a chain: nothing is overruled. The prompt is the chain with edits, so the
     answer is the file with each edit undone."""
     setting = bench.setting
@@ -250,7 +250,7 @@ def drafts_successor(bench: Bench) -> Figures:
 
 def _drafts(
     bench: Bench, ours: Ours, name: str, prompt: Prompt, recorded: Prompt | None
-) -> Figures:
+) -> MetricsSnapshot:
     """With and without drafts; `first`: as after a load, when the costs of steps are not known yet."""
     counts: dict[str, tuple[int, int]] = {}
 
@@ -283,12 +283,12 @@ def _drafts(
     }
 
 
-def rows(bench: Bench) -> Figures:
+def rows(bench: Bench) -> MetricsSnapshot:
     """One decode by its number of rows, at 256 tokens of context, in ms: what batching and drafts can gain."""
     start = 256
     kinds = [(1, n) for n in (1, 2, 3, 4, 6, 8, 12, 16)] + [(STREAMS, 1)]
     prompts = [bench.prompt(start) for _ in range(STREAMS)]
-    figures: Figures = {}
+    figures: MetricsSnapshot = {}
     with bench.ours() as ours:
         for flash in (False, True):
             wish = ours.wish._replace(flash_attention=flash)
@@ -324,7 +324,7 @@ def _one(child: ChildEngine, prompt: Prompt, tokens: int) -> None:
     child.generate(prompt, tokens)
 
 
-def _noise(name: str, rounds: Rounds, pair: tuple[str, str]) -> Figures:
+def _noise(name: str, rounds: Rounds, pair: tuple[str, str]) -> MetricsSnapshot:
     low, high = rounds.spread(*pair)
     return {
         f"{name}_ratio_low": low,
@@ -336,7 +336,7 @@ def _noise(name: str, rounds: Rounds, pair: tuple[str, str]) -> Figures:
     }
 
 
-PARTS: dict[str, Callable[[Bench], Figures]] = {
+PARTS: dict[str, Callable[[Bench], MetricsSnapshot]] = {
     "single": single,
     "beside": beside,
     "busy": busy,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from localchat.backend_api.interface import LoadOptions, SamplingParams
 from localchat.backend_api.sampling.reference import Draw, Sampler
 from localchat.backend_api.sampling.token_counts import TokenCounts
-from localchat.core.engine_core import EngineCore, Outlets
+from localchat.core.engine_core import EngineCallbacks, EngineCore
 from localchat.core.input_processor import InputProcessor
 from localchat.core.kv_cache import make_kv_cache_manager
 from localchat.core.spec_decode.ngram_index import EarlierTexts
@@ -82,7 +82,7 @@ class Ours:
             runner.capabilities, self.model.info.identity, plan.cache_ram_bytes
         )
         self._loop = EngineCore(
-            runner, self.model.tokenizer, book, Outlets(self._take, self._fail, self._say)
+            runner, self.model.tokenizer, book, EngineCallbacks(self._take, self._fail, self._say)
         )
         self._ids = count(1)
         self._ended: list[Done] = []

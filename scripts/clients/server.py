@@ -6,7 +6,7 @@ The last message says what happens: `hi`, `tools`, `json`, `reason`, `dies`, `en
 import sys
 
 from localchat.engine.events import Finished, Reasoning, Text, ToolCall
-from localchat.engine.scripted import Answer
+from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import ContextExceeded, EngineDied, TemplateError
 from tests.support.http_server import serving
 
@@ -23,8 +23,8 @@ def main() -> None:
         )
         stage.plays("json", Text(0, '{"name":'), Text(0, '"Ann"}'), Finished(0, "stop"))
         stage.plays("reason", Reasoning(0, "hm"), Text(0, "42"), Finished(0, "stop"))
-        stage.scripts["dies"] = Answer(("a",), error=EngineDied("gone", signal="SIGKILL"))
-        stage.scripts["endless"] = Answer(("word ",) * 100_000, gap_s=0.01)
+        stage.scripts["dies"] = ScriptedAnswer(("a",), error=EngineDied("gone", signal="SIGKILL"))
+        stage.scripts["endless"] = ScriptedAnswer(("word ",) * 100_000, gap_s=0.01)
         too_long = ContextExceeded("too long", prompt_tokens=9000, context_tokens=4096)
         stage.engine.refusals["long"] = [too_long] * 1000
         stage.engine.refusals["template"] = [TemplateError("roles must alternate")] * 1000

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from localchat.backend_api.interface import Capabilities, LoadOptions, ModelInfo, Runner
-from localchat.core.engine_core import EngineCore, Outlets
+from localchat.core.engine_core import EngineCallbacks, EngineCore
 from localchat.core.input_processor import InputProcessor
 from localchat.core.kv_cache import make_kv_cache_manager
 from localchat.engine.events import Event, Text
@@ -115,7 +115,7 @@ class Engine:
         self.asked: dict[int, Asked] = {}
         self.failures: list[str] = []
         self.loop = EngineCore(
-            runner, model.tokenizer, self.book, Outlets(self._events, self._failed, print),
+            runner, model.tokenizer, self.book, EngineCallbacks(self._events, self._failed, print),
             speculation=speculation,
         )  # fmt: skip
         context = runner.capabilities.context_tokens

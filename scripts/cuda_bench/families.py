@@ -7,7 +7,7 @@ import torch
 from localchat_cuda.model_config import parse_config
 from scripts.cuda_bench.driving import Engine, runner_of
 from scripts.cuda_bench.shapes import AWQ
-from scripts.cuda_bench.speed import Figures, decode_rate, first_token_ms
+from scripts.cuda_bench.speed import MetricsSnapshot, decode_rate, first_token_ms
 
 MODELS: dict[str, dict[str, Any]] = {
     "mistral_7b": {
@@ -48,14 +48,14 @@ MODELS: dict[str, dict[str, Any]] = {
 """As their config.json has them; what Gemma's leaves out is left out here."""
 
 
-def families(told: Figures) -> None:
+def families(told: MetricsSnapshot) -> None:
     """NAME_awq_bs1, NAME_awq_bs8, NAME_awq_ttft_ms_6144, and the same in bf16 of Gemma."""
     for name in MODELS:
         figures(name, "awq", told)
     figures("gemma3_12b", "bf16", told)
 
 
-def figures(name: str, stored: str, told: Figures) -> None:
+def figures(name: str, stored: str, told: MetricsSnapshot) -> None:
     """Of one model with its layers stored in one way."""
     quantized = {"quantization_config": AWQ} if stored == "awq" else {}
     config = parse_config({**MODELS[name], "torch_dtype": "bfloat16", **quantized}, name)

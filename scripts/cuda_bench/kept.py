@@ -8,7 +8,7 @@ import torch
 
 from localchat.fit.kv_types import FP8
 from scripts.cuda_bench.driving import Engine, config_of, random_tokens, runner_of
-from scripts.cuda_bench.speed import LONG, SHORT, Figures, first_token_ms, walls_rate
+from scripts.cuda_bench.speed import LONG, SHORT, MetricsSnapshot, first_token_ms, walls_rate
 
 KEPT = {"kv16": None, "kv8": FP8}
 STREAMS = (1, 32)
@@ -16,7 +16,7 @@ PROMPT, CONTEXT = 7900, 8192
 """With 257 tokens written, 8,000 of context on average."""
 
 
-def kept(told: Figures) -> None:
+def kept(told: MetricsSnapshot) -> None:
     """kv8_capacity (tokens of the same memory, beside plain), and for kv16 and kv8 bs1_ctx8000, bs32_ctx8000,
     ttft_2048 and ttft_7000 (ms), each of kv8 also as a share of kv16's: NAME_of_kv16."""
     for name, kv_type in KEPT.items():
@@ -29,7 +29,7 @@ def kept(told: Figures) -> None:
         print(f"kv8 {what}: {share:.3f} of plain", flush=True)
 
 
-def _figures(name: str, kv_type: str | None, told: Figures) -> None:
+def _figures(name: str, kv_type: str | None, told: MetricsSnapshot) -> None:
     config = config_of("awq")
     tokens = (max(STREAMS) + 1) * CONTEXT
     runner = runner_of(

@@ -23,7 +23,7 @@ from scripts.cuda_bench.driving import (
 LONG, SHORT = 257, 1
 PROMPT = 128
 WARM = 4
-Figures = dict[str, float]
+MetricsSnapshot = dict[str, float]
 
 
 def decode_rate(engine: Engine, streams: int, prompt: int = PROMPT, rounds: int = 3) -> float:
@@ -64,7 +64,7 @@ def first_token_ms(engine: Engine, prompt: int, rounds: int = 3) -> float:
     return statistics.median(times[WARM:])
 
 
-def decoding(engine: Engine, told: Figures, streams: tuple[int, ...]) -> None:
+def decoding(engine: Engine, told: MetricsSnapshot, streams: tuple[int, ...]) -> None:
     """decode_bs*, decode_bs1_ctx7000, ttft_ms_*."""
     for size in streams:
         told[f"decode_bs{size}"] = decode_rate(engine, size)
@@ -76,7 +76,7 @@ def decoding(engine: Engine, told: Figures, streams: tuple[int, ...]) -> None:
         print(f"first token of {size}: {told[f'ttft_ms_{size}']:.1f} ms", flush=True)
 
 
-def half_precision(told: Figures) -> None:
+def half_precision(told: MetricsSnapshot) -> None:
     """bf16_bs1."""
     config = config_of()
     runner = runner_of(config, slots=4, kv_tokens=16384)
@@ -88,7 +88,7 @@ def half_precision(told: Figures) -> None:
     runner.close()
 
 
-def prefix_caching(engine: Engine, told: Figures, clients: int = 64) -> None:
+def prefix_caching(engine: Engine, told: MetricsSnapshot, clients: int = 64) -> None:
     """Clients that share 250 of 327 prompt tokens and write 128, with the cache and without. The first two
     rounds, in which kernels are compiled and graphs captured, are printed and not kept."""
     draw = np.random.default_rng(250)
@@ -114,7 +114,7 @@ def prefix_caching(engine: Engine, told: Figures, clients: int = 64) -> None:
               f"token {statistics.median(first):.0f} ms (median)", flush=True)  # fmt: skip
 
 
-def gaps(runner_step: int, told: Figures, name: str, engine: Engine) -> None:
+def gaps(runner_step: int, told: MetricsSnapshot, name: str, engine: Engine) -> None:
     """8 streams write while 8 prompts of 7,000 tokens arrive: gaps between their tokens, in ms."""
     draw = np.random.default_rng(7000)
     writers = [engine.ask(random_tokens(draw, PROMPT), 1200) for _ in range(8)]
@@ -138,7 +138,7 @@ def _gaps(one: Asked, begin_s: float, end_s: float) -> list[float]:
     return [(b - a) * 1e3 for a, b in pairwise(times)]
 
 
-def chunked_prefill(told: Figures, engine: Engine) -> None:
+def chunked_prefill(told: MetricsSnapshot, engine: Engine) -> None:
     """Gaps with prompts cut into chunks, and with whole prompts in a step."""
     can = engine.runner.capabilities
     for _ in range(3):  # kernels are compiled and graphs captured
@@ -153,7 +153,7 @@ def chunked_prefill(told: Figures, engine: Engine) -> None:
     runner.capabilities = can
 
 
-def speculation(runner_vocabulary: int, told: Figures, engine: Engine) -> None:
+def speculation(runner_vocabulary: int, told: MetricsSnapshot, engine: Engine) -> None:
     """Replayed texts with drafts and without: an edited file, a quoted answer, random text."""
     draw = np.random.default_rng(3)
     source = random_tokens(draw, 700)

@@ -3,14 +3,14 @@
 import torch
 
 from scripts.cuda_bench.driving import Engine, config_of, runner_of
-from scripts.cuda_bench.speed import Figures, decode_rate, first_token_ms, half_precision
+from scripts.cuda_bench.speed import MetricsSnapshot, decode_rate, first_token_ms, half_precision
 
 FOUR_BITS = ("awq", "gptq", "gptq_order")
 EIGHT_BITS = ("fp8", "fp8_blocks")
 STREAMS = (1, 8, 32)
 
 
-def four_bits(told: Figures) -> None:
+def four_bits(told: MetricsSnapshot) -> None:
     """gptq_bs*, gptq_ttft_ms_2048, the same of gptq_order (act-order), each also as a share of AWQ's rate."""
     for stored in FOUR_BITS:
         figures(stored, told)
@@ -21,7 +21,7 @@ def four_bits(told: Figures) -> None:
             print(f"{stored} {name}: {share:.3f} of AWQ", flush=True)
 
 
-def eight_bits(told: Figures) -> None:
+def eight_bits(told: MetricsSnapshot) -> None:
     """fp8_bs*, fp8_ttft_ms_2048, the same of fp8_blocks; one stream also as a multiple of bf16. head_int8_bs1:
     AWQ layers with the head in 8 bits, and as a multiple of the same with the head in fp16."""
     if "bf16_bs1" not in told:
@@ -47,7 +47,7 @@ def _one_stream(*, head_int8: bool) -> float:
     return found
 
 
-def figures(stored: str, told: Figures) -> None:
+def figures(stored: str, told: MetricsSnapshot) -> None:
     """Decode rates and the first token of 2,048, of one way to store the layers."""
     config = config_of(stored)
     runner = runner_of(config, slots=max(STREAMS), kv_tokens=max(STREAMS) * 512 + 8192)

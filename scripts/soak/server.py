@@ -11,7 +11,7 @@ import msgspec
 import psutil
 
 from localchat.config.paths import find_paths
-from localchat.engine.attached.engine import AttachedEngine, Server
+from localchat.engine.attached.engine import AttachedEngine, ServerClient
 from localchat.engine.attached.protocol import Wish
 from localchat.engine.events import EngineStats
 from localchat.pool.server_registry import registered
@@ -21,9 +21,11 @@ _PARKED_MIB = "16"
 
 
 class Watched:
-    """A running `localchat serve`. Figures come from the engine's own counts."""
+    """A running `localchat serve`. MetricsSnapshot come from the engine's own counts."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", server: Server, wish: Wish) -> None:
+    def __init__(
+        self, process: "subprocess.Popen[bytes]", server: ServerClient, wish: Wish
+    ) -> None:
         self.process = process
         self.port = int(server.url.rpartition(":")[2])
         self._server = server
@@ -79,7 +81,7 @@ def _found(process: "subprocess.Popen[bytes]", model: Path, environ: dict[str, s
     end_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < end_s and process.poll() is None:
         for about in registered(find_paths(environ)):
-            server = Server(about.url, about.token)
+            server = ServerClient(about.url, about.token)
             if about.pid == process.pid and server.loaded() is not None:
                 watched = Watched(process, server, wish)
                 if AttachedEngine(server, wish, "soak").info().loaded:

@@ -81,7 +81,7 @@ def app(messages: int, tokens: int, rate: float) -> None:
 
     from localchat.chat.conversation import Conversation
     from localchat.engine.request import Message
-    from localchat.engine.scripted import Answer
+    from localchat.engine.scripted import ScriptedAnswer
     from scripts.tui_bench.prose import markdown, pieces
     from tests.support.tui_stage import INFO, Stage
 
@@ -91,7 +91,7 @@ def app(messages: int, tokens: int, rate: float) -> None:
         mark = f"\n\n{MARK}" if number == messages - 1 else ""
         answer = Message("assistant", markdown(tokens, number) + mark)
         conversation.add(answer, parent=asked.id)
-    told = Answer(tuple(pieces(markdown(100_000, 77))), gap_s=1 / rate if rate else 0.0)
+    told = ScriptedAnswer(tuple(pieces(markdown(100_000, 77))), gap_s=1 / rate if rate else 0.0)
     about = msgspec.structs.replace(INFO, context_tokens=1_000_000)
     with tempfile.TemporaryDirectory() as folder:
         Stage(

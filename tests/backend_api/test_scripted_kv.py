@@ -8,9 +8,9 @@ from localchat.backend_api.interface import (
     Drop,
     Enter,
     MemoryOp,
-    Park,
     Restore,
     SamplingParams,
+    Save,
     StepPlan,
     StepRow,
     Truncate,
@@ -33,7 +33,7 @@ def enter(seq: int, slot: int) -> Enter:
 
 def test_operations_move_the_text_as_they_say() -> None:
     s = slots()
-    for op in (Alias(0, 1, 2), Park(0, 7), Drop(0), Restore(7, 2, 2), Truncate(1, 1)):
+    for op in (Alias(0, 1, 2), Save(0, 7), Drop(0), Restore(7, 2, 2), Truncate(1, 1)):
         s.apply(op)
     assert [s.held(slot) for slot in range(4)] == [[], [1], [1, 2], []]
     assert s.used == 3
@@ -46,7 +46,7 @@ def test_operations_move_the_text_as_they_say() -> None:
         (Alias(1, 2, 1), "1 of 0 tokens"),
         (Alias(0, 0, 1), "not empty"),
         (Truncate(0, 4), "4 of 3"),
-        (Park(1, 7), "slot 1 is empty"),
+        (Save(1, 7), "slot 1 is empty"),
         (Copy(0, 1, 1), "no blocks"),
     ],
 )
@@ -63,7 +63,7 @@ def test_positions_are_dense() -> None:
 
 def test_cells_run_out_also_while_a_state_is_restored() -> None:
     s = slots(kv_tokens=5)
-    s.apply(Park(0, 7))
+    s.apply(Save(0, 7))
     with pytest.raises(AssertionError, match="6 cells of 5"):
         s.apply(Restore(7, 1, 1))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from localchat.config.paths import find_paths
-from localchat.engine.events import Figures
+from localchat.engine.events import MetricsSnapshot
 from localchat.errors import (
     DoesNotFit,
     EngineDied,
@@ -241,7 +241,7 @@ def test_json_of_an_interrupted_answer_says_cancelled_and_what_is_known(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupting(event: object) -> str:
-        if isinstance(event, Figures):
+        if isinstance(event, MetricsSnapshot):
             raise KeyboardInterrupt
         return ""
 

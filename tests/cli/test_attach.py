@@ -15,9 +15,9 @@ from localchat.cli.attach import holder
 from localchat.cli.serve import neighbours
 from localchat.config.paths import Paths, find_paths
 from localchat.config.settings import Settings
-from localchat.engine.attached.engine import Server
+from localchat.engine.attached.engine import ServerClient
 from localchat.engine.load_options import EngineOptions
-from localchat.engine.scripted import Answer, ScriptedEngine
+from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from localchat.models.resolve import ResolvedModel
 from localchat.pool.entry import LoadedModel, ServerState
 from localchat.pool.pool import EnginePool
@@ -36,7 +36,9 @@ class Served:
 
     def __init__(self) -> None:
         self.opened: list[EngineOptions] = []
-        self.engine = ScriptedEngine(script=lambda request: Answer(pieces=("from the server",)))
+        self.engine = ScriptedEngine(
+            script=lambda request: ScriptedAnswer(pieces=("from the server",))
+        )
         self.stopped = threading.Event()
         self.pool: EnginePool | None = None
 
@@ -107,10 +109,10 @@ def test_second_prompt_finds_the_model_loaded(served: Served, call: Call) -> Non
 
 
 def test_of_several_servers_the_one_that_holds_the_model_is_asked() -> None:
-    def telling(*models: str) -> tuple[Server, bytes]:
+    def telling(*models: str) -> tuple[ServerClient, bytes]:
         loaded = tuple(LoadedModel(Path(path).stem, path, "ready") for path in models)
         told = msgspec.json.encode(ServerState("1", loaded))
-        return Server(f"http://{len(models)}.test", "token"), told
+        return ServerClient(f"http://{len(models)}.test", "token"), told
 
     newest, other = telling("/m/a.gguf"), telling("/m/b.gguf", "/m/c.gguf")
     assert holder((newest, other), Path("/m/c.gguf")) is other[0]

@@ -11,7 +11,7 @@ import pytest
 
 from localchat.backend_api.registry import Backend
 from localchat.config.paths import find_paths
-from localchat.engine.local.crash_record import SafeBuilds
+from localchat.engine.local.crash_record import CrashRecord
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.memory_plan import LoadWish, MemoryPlan
 from localchat.fit.report import Kind
@@ -204,7 +204,7 @@ def test_a_remembered_crash_is_reported_with_both_ways_out(call: Call, install: 
         Way("Stay in safe mode."),
         Way("Build it again.", ("pip", "install", "x y"), (("CMAKE_ARGS", "-DA -DB"),)),
     )
-    SafeBuilds(find_paths(os.environ).state_dir / "safe-builds.json").add("this build")
+    CrashRecord(find_paths(os.environ).state_dir / "safe-builds.json").add("this build")
     out = doctor(call)[1]
     assert "safe mode" in out
     assert "Stay in safe mode." in out

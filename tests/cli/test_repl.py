@@ -17,7 +17,7 @@ from localchat.config.settings import Settings
 from localchat.engine.events import Accepted, Done, Event, Finished, Text
 from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
 from localchat.engine.request import GenerateRequest, Messages
-from localchat.engine.scripted import Answer, ScriptedEngine
+from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from localchat.engine.stream import Stream
 from localchat.errors import ContextExceeded, EngineDied, NetworkError, UsageError
 from localchat.history.store import History
@@ -194,7 +194,7 @@ def test_undo_and_regen_keep_what_they_leave(run: Run) -> None:
 
 
 def test_a_regeneration_that_fails_leaves_the_answer_shown(run: Run) -> None:
-    answers = [Answer(), Answer(pieces=(), error=EngineDied("gone"))]
+    answers = [ScriptedAnswer(), ScriptedAnswer(pieces=(), error=EngineDied("gone"))]
     talk = run(["one", "/regen"], engine=ScriptedEngine(lambda request: answers.pop(0)))
     (kept,) = talk.conversations
     assert [node.message.content for node in kept.path()] == ["one", "Hello."]
@@ -239,7 +239,9 @@ def test_export_writes_a_file_once(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_question_that_was_refused_leaves_no_trace(run: Run) -> None:
-    engine = ScriptedEngine(lambda request: Answer(pieces=(), error=UsageError("bad template")))
+    engine = ScriptedEngine(
+        lambda request: ScriptedAnswer(pieces=(), error=UsageError("bad template"))
+    )
     talk = run(["one"], engine=engine)
     assert "bad template" in talk.shown
     assert talk.conversations == []
@@ -249,7 +251,7 @@ def test_an_engine_that_dies_leaves_what_it_said_and_the_next_question_is_answer
     run: Run,
 ) -> None:
     died = EngineDied("the engine died: SIGKILL")
-    answers = [Answer(pieces=("half",), error=died), Answer(pieces=("whole",))]
+    answers = [ScriptedAnswer(pieces=("half",), error=died), ScriptedAnswer(pieces=("whole",))]
     engine = ScriptedEngine(lambda request: answers.pop(0))
     talk = run(["one", "two"], engine=engine)
     (kept,) = talk.conversations
@@ -264,7 +266,7 @@ def test_an_engine_that_dies_leaves_what_it_said_and_the_next_question_is_answer
 
 def test_a_question_that_did_not_reach_its_server_is_kept_and_can_be_sent(run: Run) -> None:
     lost = NetworkError("the connection failed", hint="is the server running?")
-    answers = [Answer(pieces=(), error=lost), Answer(pieces=("there",))]
+    answers = [ScriptedAnswer(pieces=(), error=lost), ScriptedAnswer(pieces=("there",))]
     engine = ScriptedEngine(lambda request: answers.pop(0))
     talk = run(["one", "/send"], engine=engine)
     assert "is the server running?" in talk.shown and "/send" in talk.shown
@@ -317,7 +319,7 @@ def test_a_stopped_summary_changes_nothing(run: Run) -> None:
 
 def test_figures_are_those_that_the_engine_told(run: Run) -> None:
     events: tuple[Event, ...] = (Accepted(1, 2, 9), Text(0, "hi"), Finished(0, "length"), DONE)
-    talk = run(["one"], engine=ScriptedEngine(lambda request: Answer(events=events)))
+    talk = run(["one"], engine=ScriptedEngine(lambda request: ScriptedAnswer(events=events)))
     answer = talk.conversations[0].path()[-1]
     assert answer.state == "length"
     assert answer.figures is not None

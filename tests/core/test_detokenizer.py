@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localchat.core.detokenizer import Detokenizer, Piece
+from localchat.core.detokenizer import DecodedText, Detokenizer
 
 # Invalid and cut-off sequences beside valid text of every length of code point.
 fragments = st.one_of(
@@ -59,25 +59,25 @@ def test_valid_text_in_single_bytes_shows_whole_code_points_only(text: str) -> N
     pieces = [detokenizer.push(bytes([byte])).text for byte in text.encode()]
     assert "".join(pieces) == text
     assert all(len(piece) <= 1 for piece in pieces)
-    assert detokenizer.flush() == Piece()
+    assert detokenizer.flush() == DecodedText()
 
 
 def test_half_a_code_point_waits_and_its_tokens_complete_together() -> None:
     detokenizer = Detokenizer()
     euro = "€".encode()
-    assert detokenizer.push(b"a" + euro[:1]) == Piece("a", 0)
-    assert detokenizer.push(euro[1:2]) == Piece("", 0)
-    assert detokenizer.push(b"") == Piece("", 0)
-    assert detokenizer.push(euro[2:] + b"b") == Piece("€b", 4)
+    assert detokenizer.push(b"a" + euro[:1]) == DecodedText("a", 0)
+    assert detokenizer.push(euro[1:2]) == DecodedText("", 0)
+    assert detokenizer.push(b"") == DecodedText("", 0)
+    assert detokenizer.push(euro[2:] + b"b") == DecodedText("€b", 4)
 
 
 def test_a_broken_beginning_is_shown_as_soon_as_it_is_known_to_be_broken() -> None:
     detokenizer = Detokenizer()
-    assert detokenizer.push(b"\xe2\x82") == Piece("", 0)
-    assert detokenizer.push(b"x") == Piece("�x", 2)
-    assert detokenizer.push(b"\xf0\x9f") == Piece("", 0)
-    assert detokenizer.flush() == Piece("�", 1)
-    assert detokenizer.push(b"\x9f") == Piece("�", 1), (
+    assert detokenizer.push(b"\xe2\x82") == DecodedText("", 0)
+    assert detokenizer.push(b"x") == DecodedText("�x", 2)
+    assert detokenizer.push(b"\xf0\x9f") == DecodedText("", 0)
+    assert detokenizer.flush() == DecodedText("�", 1)
+    assert detokenizer.push(b"\x9f") == DecodedText("�", 1), (
         "the rest of what was flushed is no code point"
     )
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from localchat.backend_api.interface import RowClass
 from localchat.backend_api.scripted import EOS, VOCAB, hashed
-from localchat.engine.events import Figures, Prefill, PromptLogprobs, Queued
+from localchat.engine.events import MetricsSnapshot, Prefill, PromptLogprobs, Queued
 from localchat.errors import DoesNotFit, EngineClosed, LocalchatError
 from tests.support.engine_core_bench import (
     Bench,
@@ -213,7 +213,7 @@ def test_memory_that_never_comes_back_is_one_error_for_each_request(
 
 def test_figures_are_told_at_each_phase_and_at_the_end() -> None:
     told: Told = Bench().say(request("ab" * 50, ignore_eos=True))
-    figures = told.all(Figures)
+    figures = told.all(MetricsSnapshot)
     assert {one.phase for one in figures} == {"prefill", "decode"}
     assert figures[-1].completion_tokens == told.done.usage.completion_tokens == 20
     assert told.done.timings.ttft_s is not None

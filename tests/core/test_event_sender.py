@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localchat.core.event_sender import EventSender
-from localchat.core.kv_cache.manager import Usage
+from localchat.core.kv_cache.manager import KVUsage
 from localchat.core.sequence import RequestState, Sequence
-from localchat.engine.events import Done, Event, Figures, Finished, Text, ToolCall
+from localchat.engine.events import Done, Event, Finished, MetricsSnapshot, Text, ToolCall
 from localchat.errors import EngineClosed
 from tests.support.engine_core_bench import Bench, capabilities, peaked, periodic, request
 
@@ -27,7 +27,7 @@ class Ear:
         self.telling = EventSender(
             lambda items: self.frames.append([event for _, event in items]),
             lambda id_, error: None,
-            lambda: Usage(0, 0, 0, 0, 0, 0, 0),
+            lambda: KVUsage(0, 0, 0, 0, 0, 0, 0),
             "",
             together_s,
         )
@@ -82,7 +82,7 @@ def test_what_waits_is_told_before_a_long_step(next_s: float) -> None:
         lambda ear: ear.telling.queued(ear.job, 3),
         lambda ear: ear.telling.prefill(ear.job, 2),
         lambda ear: ear.telling.finished(ear.sequence, "stop", ""),
-        lambda ear: ear.telling.done(ear.job, Usage(0, 0, 0, 0, 0, 0, 0), 1.002),
+        lambda ear: ear.telling.done(ear.job, KVUsage(0, 0, 0, 0, 0, 0, 0), 1.002),
         lambda ear: ear.telling.figures(ear.job, 1, 0, 1.002),
     ],
 )
@@ -107,7 +107,7 @@ def test_figures_of_the_same_phase_wait_with_the_text() -> None:
     ear.telling.turned(2.0, 0.001)
     assert len(ear.frames) == told
     ear.telling.flush()
-    assert isinstance(ear.frames[-1][0], Figures)
+    assert isinstance(ear.frames[-1][0], MetricsSnapshot)
 
 
 def test_nothing_of_a_cancelled_request_is_told_afterwards() -> None:
@@ -164,5 +164,5 @@ def test_waiting_changes_only_how_events_are_bundled(
 
 def _without_times(events: list[Event]) -> list[Event]:
     assert isinstance(events[-1], Done)
-    kept = (event for event in events[:-1] if not isinstance(event, Figures))
+    kept = (event for event in events[:-1] if not isinstance(event, MetricsSnapshot))
     return [*kept, Finished(0, "stop")]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from localchat.engine.load_options import EngineOptions
-from localchat.engine.local.crash_record import SafeBuilds
+from localchat.engine.local.crash_record import CrashRecord
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.request import GenerateRequest, Sampling, TextPrompt
 from localchat_llamacpp.build_advice import build_key
@@ -36,7 +36,7 @@ def test_a_crash_in_warm_up_is_survived_and_remembered(
     engine.close()
     assert first.done.usage.completion_tokens == 4
     assert any("SIGSEGV" in sentence and "safe mode" in sentence for sentence in said)
-    assert SafeBuilds(tmp_path / "safe-builds.json").known() == (build_key(),)
+    assert CrashRecord(tmp_path / "safe-builds.json").known() == (build_key(),)
 
     said.clear()
     again = _engine(models["llama"], tmp_path, said.append)

@@ -9,9 +9,9 @@ from localchat.backend_api.interface import (
     Discard,
     Drop,
     Enter,
-    Park,
-    Point,
+    LogitsPosition,
     Restore,
+    Save,
     StepRow,
     Truncate,
 )
@@ -61,7 +61,7 @@ def test_a_parked_slot_comes_back_elsewhere_and_shorter(
     driver = start(kv_type=kv_type, flash=flash)
     driver.prefill(ONE)
     before = driver.runner.memory().other_bytes
-    driver.step(memory=[Park(0, 77), Drop(0)])
+    driver.step(memory=[Save(0, 77), Drop(0)])
     assert driver.runner.memory().other_bytes > before
     # Other cells of the cache are taken in between.
     driver.prefill(TEXT[140:200], seq=5, slot=0)
@@ -79,23 +79,23 @@ def test_a_parked_slot_comes_back_elsewhere_and_shorter(
 def test_a_restore_without_room_is_a_result_and_later_operations_are_done(start: Start) -> None:
     driver = start(context=240)
     driver.prefill(TEXT[:150])
-    driver.step(memory=[Park(0, 1)])
+    driver.step(memory=[Save(0, 1)])
     result = driver.step(
         StepRow(1, 1, 150, (5,)),
-        points=[Point(0, 0, 1)],
+        points=[LogitsPosition(0, 0, 1)],
         enter=[Enter(1, 1, (*TEXT[:150], 5), 151, GREEDY)],
         memory=[Restore(1, 1, 150), Drop(0)],
     )
     assert (result.status, result.computed) == ("out_of_memory", (0,))
     result = driver.step(
-        StepRow(1, 1, 150, (5,)), points=[Point(0, 0, 1)], memory=[Restore(1, 1, 150)]
+        StepRow(1, 1, 150, (5,)), points=[LogitsPosition(0, 0, 1)], memory=[Restore(1, 1, 150)]
     )
     assert result.samples[0].token == _fresh(start, (*TEXT[:150], 5))[0]
 
 
 @pytest.mark.parametrize(
     "operation",
-    [Drop(9), Truncate(-1, 0), Alias(0, 400, 0), Alias(0, 1, 1), Truncate(0, 1), Park(17, 0)],
+    [Drop(9), Truncate(-1, 0), Alias(0, 400, 0), Alias(0, 1, 1), Truncate(0, 1), Save(17, 0)],
 )
 def test_slots_that_do_not_exist_never_reach_native_code(start: Start, operation: Drop) -> None:
     with pytest.raises(AssertionError):
@@ -132,11 +132,11 @@ def test_a_saved_state_of_a_sliding_window_model_has_the_window_alone(start: Sta
     driver.prefill(TEXT)
     whole = start("gemma3")
     expected = [whole.prefill(TEXT).samples[0].token, *whole.go_on(len(TEXT), 6)]
-    driver.step(memory=[Park(0, 1), Drop(0)])
+    driver.step(memory=[Save(0, 1), Drop(0)])
     entered = Enter(1, 1, tuple(TEXT), len(TEXT), GREEDY)
     driver.step(memory=[Restore(1, 1, len(TEXT))], enter=[entered])
     ahead = StepRow(1, 1, len(TEXT), (expected[0],))
-    result = driver.step(ahead, points=[Point(0, 0, 1)])
+    result = driver.step(ahead, points=[LogitsPosition(0, 0, 1)])
     assert result.earliest[0] >= len(TEXT) - WINDOW
     assert result.samples[0].token == expected[1]
 
@@ -173,7 +173,7 @@ def test_a_recurrent_model_comes_back_from_saved_states(start: Start) -> None:
     assert can.state_bytes > 0
     assert "no speculation" in can.limits[0]
     driver.prefill(SHARED)
-    driver.step(memory=[Park(0, 1)])
+    driver.step(memory=[Save(0, 1)])
     driver.prefill(ONE, seq=1, start=90)
     begun = driver.prefill(OTHER, seq=2, slot=2, start=90, memory=[Restore(1, 2, 90)])
     expected = _fresh(start, OTHER, name="mamba")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from localchat.engine.scripted import Answer
+from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import (
     ContextExceeded,
     DoesNotFit,
@@ -242,7 +242,7 @@ def test_a_prompt_that_is_too_long_is_told_in_the_words_that_clients_know(stage:
 
 
 def test_an_engine_that_dies_before_the_first_word_is_an_error_event(stage: Stage) -> None:
-    stage.scripts["early"] = Answer((), error=EngineDied("gone", signal="SIGKILL"))
+    stage.scripts["early"] = ScriptedAnswer((), error=EngineDied("gone", signal="SIGKILL"))
     assert chat(stage, "early").status == 503
     reply = chat(stage, "early", stream=True)
     assert reply.status == 200
@@ -345,7 +345,7 @@ def test_an_unknown_model_is_the_servers_own_unless_that_is_off(stage: Stage) ->
 
 def test_a_request_that_takes_too_long_is_ended() -> None:
     with serving(ServerConfig(limits=ServerLimits(request_s=1.0))) as stage:
-        stage.scripts["slow"] = Answer(("a",) * 1000, gap_s=0.1)
+        stage.scripts["slow"] = ScriptedAnswer(("a",) * 1000, gap_s=0.1)
         reply = chat(stage, "slow")
         assert (reply.status, reply.error["code"]) == (504, "timeout")
         assert json.loads(chat(stage, "slow", stream=True).events[-1])["error"]["code"] == "timeout"

@@ -8,7 +8,7 @@ import pytest
 
 from localchat.engine.events import Accepted, Event, Finished, Prefill, Text
 from localchat.engine.request import GenerateRequest, Message, Messages
-from localchat.engine.scripted import Answer, ScriptedEngine
+from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from localchat.engine.stream import Stream
 from localchat.errors import EngineDied, LocalchatError
 from localchat.server.generation import EarlyStop, End, Generation, GenerationSpec, OutputEvent
@@ -24,7 +24,7 @@ class Hand(ScriptedEngine):
     """Answers what a test puts into its streams."""
 
     def __init__(self) -> None:
-        super().__init__(lambda request: Answer())
+        super().__init__(lambda request: ScriptedAnswer())
         self.streams: list[Stream] = []
 
     def generate(self, request: GenerateRequest) -> Stream:

@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from localchat.engine.scripted import Answer
+from localchat.engine.scripted import ScriptedAnswer
 from localchat.server.leases import OneEngine
 from localchat.server.repetition import LoopGuard
 from tests.support.http_server import NAME, Stage, Wire, ask, chat, settled
@@ -137,7 +137,7 @@ def test_figures_are_counted(stage: Stage) -> None:
 def test_a_request_is_a_line_in_the_log_without_its_text(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stage.scripts["secret prompt"] = Answer(("secret answer",))
+    stage.scripts["secret prompt"] = ScriptedAnswer(("secret answer",))
     with caplog.at_level(logging.INFO, "localchat.server"):
         headers = {"user-agent": "curl\x1b[31m/8", "authorization": "Bearer sk-secret"}
         body = {"messages": [{"role": "user", "content": "secret prompt"}]}
@@ -155,7 +155,7 @@ def test_a_request_is_a_line_in_the_log_without_its_text(
 def test_a_client_that_left_is_a_499_in_the_log(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stage.scripts["slow"] = Answer(("a",) * 2000, gap_s=0.1)
+    stage.scripts["slow"] = ScriptedAnswer(("a",) * 2000, gap_s=0.1)
     with caplog.at_level(logging.INFO, "localchat.server"):
         with Wire(stage.port) as wire:
             messages = [{"role": "user", "content": "slow"}]

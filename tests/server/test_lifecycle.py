@@ -9,13 +9,13 @@ import threading
 import pytest
 
 from localchat.engine.events import Finished, Text
-from localchat.engine.scripted import Answer, ScriptedEngine
+from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from localchat.server.config import ServerConfig, ServerLimits
 from localchat.server.leases import Lease, OneEngine
 from localchat.server.uvicorn_http import Connection
 from tests.support.http_server import Reply, Stage, StageEngine, Wire, chat, serving, settled
 
-ENDLESS = Answer(("word ",) * 100_000, gap_s=0.01)
+ENDLESS = ScriptedAnswer(("word ",) * 100_000, gap_s=0.01)
 BODY = {"messages": [{"role": "user", "content": "endless"}]}
 
 
@@ -51,7 +51,7 @@ def test_a_client_that_leaves_in_a_silence_is_noticed_too(stage: Stage) -> None:
 
 
 def test_an_answer_that_goes_round_in_circles_is_ended(stage: Stage) -> None:
-    stage.scripts["loop"] = Answer(("the same again. ",) * 1000)
+    stage.scripts["loop"] = ScriptedAnswer(("the same again. ",) * 1000)
     reply = chat(stage, "loop")
     choice = reply.json["choices"][0]
     assert (choice["finish_reason"], choice["stop_reason"]) == ("length", "repetition")
@@ -63,7 +63,7 @@ def test_an_answer_that_goes_round_in_circles_is_ended(stage: Stage) -> None:
 
 def test_the_guard_against_circles_can_be_off() -> None:
     with serving(ServerConfig(loop_guard=False)) as stage:
-        stage.scripts["loop"] = Answer(("the same again. ",) * 1000)
+        stage.scripts["loop"] = ScriptedAnswer(("the same again. ",) * 1000)
         assert len(chat(stage, "loop").json["choices"][0]["message"]["content"]) == 16_000
 
 
@@ -156,7 +156,7 @@ def _healthy(stage: Stage) -> bool:
 
 
 def test_a_slow_reader_slows_nobody_else(stage: Stage) -> None:
-    stage.scripts["flood"] = Answer((("x" * 1000 + "y") * 10,) * 2000)
+    stage.scripts["flood"] = ScriptedAnswer((("x" * 1000 + "y") * 10,) * 2000)
     with Wire(stage.port) as slow:
         slow.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         messages = [{"role": "user", "content": "flood"}]
@@ -168,7 +168,7 @@ def test_a_slow_reader_slows_nobody_else(stage: Stage) -> None:
 
 def test_a_reader_that_takes_nothing_is_dropped() -> None:
     with serving(ServerConfig(limits=ServerLimits(stall_s=0.2), loop_guard=False)) as stage:
-        stage.scripts["flood"] = Answer((("x" * 1000 + "y") * 100,) * 2000)
+        stage.scripts["flood"] = ScriptedAnswer((("x" * 1000 + "y") * 100,) * 2000)
         with Wire(stage.port) as slow:
             messages = [{"role": "user", "content": "flood"}]
             slow.ask("/v1/chat/completions", {"messages": messages, "stream": True})
@@ -236,7 +236,7 @@ def test_a_client_that_leaves_during_a_load_takes_its_wish_back() -> None:
 
 def test_a_server_that_stops_lets_what_runs_end_first() -> None:
     with serving(drain_s=90.0) as stage:
-        stage.scripts["short"] = Answer(("a", "b", "c"), gap_s=0.1)
+        stage.scripts["short"] = ScriptedAnswer(("a", "b", "c"), gap_s=0.1)
         wire = Wire(stage.port)
         messages = [{"role": "user", "content": "short"}]
         wire.ask("/v1/chat/completions", {"messages": messages, "stream": True})

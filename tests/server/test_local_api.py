@@ -24,7 +24,7 @@ from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.request import GenerateRequest, Message, Messages, Sampling
 from localchat.engine.request import TextPrompt as PlainText
-from localchat.engine.scripted import Answer, ScriptedEngine
+from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from localchat.errors import (
     ContextExceeded,
     EngineClosed,
@@ -58,7 +58,7 @@ def test_every_kind_of_event_arrives_as_it_was_told(house: Running, engine: Scri
         ToolCall(0, 0, "id", "name", '{"a":1}'),
         Finished(0, "tool_calls"),
     )
-    engine.script = lambda request: Answer(events=told)
+    engine.script = lambda request: ScriptedAnswer(events=told)
     events = list(house.attach("scripted").generate(ASKED))
     assert isinstance(events[0], Accepted) and events[0].seed == 3
     assert isinstance(events[1], Prefill)
@@ -83,7 +83,7 @@ def test_questions_are_answered_as_by_the_engine_itself(
 
 def test_error_keeps_its_kind_hint_and_details(house: Running, engine: ScriptedEngine) -> None:
     error = ContextExceeded("too long", hint="shorten it", prompt_tokens=9, context_tokens=4)
-    engine.script = lambda request: Answer(pieces=("so far",), error=error)
+    engine.script = lambda request: ScriptedAnswer(pieces=("so far",), error=error)
     stream = house.attach("scripted").generate(ASKED)
     with pytest.raises(ContextExceeded) as caught:
         list(stream)
@@ -99,7 +99,7 @@ def test_unknown_model_is_refused_in_the_stream_and_in_a_question(house: Running
 
 
 def test_closing_the_stream_cancels_on_the_server(house: Running, engine: ScriptedEngine) -> None:
-    engine.script = lambda request: Answer(pieces=("word ",) * 20_000, gap_s=0.01)
+    engine.script = lambda request: ScriptedAnswer(pieces=("word ",) * 20_000, gap_s=0.01)
     with house.attach("scripted").generate(ASKED) as stream:
         next(one for one in stream if isinstance(one, Text))
         assert house.pool.loaded()[0].clients == ("me",)
@@ -108,7 +108,7 @@ def test_closing_the_stream_cancels_on_the_server(house: Running, engine: Script
 
 
 def test_leaving_in_silence_cancels_too(house: Running, engine: ScriptedEngine) -> None:
-    engine.script = lambda request: Answer(gap_s=60.0)
+    engine.script = lambda request: ScriptedAnswer(gap_s=60.0)
     attached = house.attach("scripted")
     stream = attached.generate(ASKED)
     next(one for one in stream if isinstance(one, Prefill))
@@ -121,7 +121,7 @@ def test_leaving_in_silence_cancels_too(house: Running, engine: ScriptedEngine) 
 def test_stream_closed_before_it_began_asks_nothing_for_long(
     house: Running, engine: ScriptedEngine
 ) -> None:
-    engine.script = lambda request: Answer(gap_s=60.0)
+    engine.script = lambda request: ScriptedAnswer(gap_s=60.0)
     house.attach("scripted").generate(ASKED).close()
     until(lambda: engine.cancelled == len(engine.requests))
     until(lambda: all(one.clients == () for one in house.pool.loaded()))
@@ -158,7 +158,7 @@ def test_body_of_another_kind_is_refused(house: Running) -> None:
 
 
 def test_ps_tells_models_and_clients(house: Running, engine: ScriptedEngine) -> None:
-    engine.script = lambda request: Answer(gap_s=60.0)
+    engine.script = lambda request: ScriptedAnswer(gap_s=60.0)
     stream = house.attach("scripted", "the terminal").generate(
         GenerateRequest(prompt=PlainText("x"))
     )
@@ -171,7 +171,7 @@ def test_ps_tells_models_and_clients(house: Running, engine: ScriptedEngine) -> 
 
 
 def test_stop_unloads_a_model_or_ends_the_server(house: Running, engine: ScriptedEngine) -> None:
-    engine.script = lambda request: Answer(gap_s=60.0)
+    engine.script = lambda request: ScriptedAnswer(gap_s=60.0)
     stream = house.attach("scripted").generate(ASKED)
     next(iter(stream))
     assert house.server.stop("scripted").ended == 1
@@ -185,18 +185,22 @@ def test_stop_unloads_a_model_or_ends_the_server(house: Running, engine: Scripte
 
 
 def test_server_that_is_gone_is_an_error_that_says_so(house: Running) -> None:
-    from localchat.engine.attached.engine import AttachedEngine, Server
+    from localchat.engine.attached.engine import AttachedEngine, ServerClient
 
-    nowhere = Server("http://127.0.0.1:1", "t")
+    nowhere = ServerClient("http://127.0.0.1:1", "t")
     assert nowhere.loaded() is None
     attached = AttachedEngine(nowhere, Wish(b"", "m"), "u")
     with pytest.raises(EngineDied, match="went away"):
         list(attached.generate(ASKED))
     with pytest.raises(EngineDied):
         attached.info()
-    assert Server(house.server.url, "wrong").loaded() is None
+    assert ServerClient(house.server.url, "wrong").loaded() is None
     with pytest.raises(LocalchatError, match="refused"):
-        list(AttachedEngine(Server(house.server.url, "wrong"), Wish(b"", "m"), "u").generate(ASKED))
+        list(
+            AttachedEngine(ServerClient(house.server.url, "wrong"), Wish(b"", "m"), "u").generate(
+                ASKED
+            )
+        )
 
 
 # ---------------------------------------------------------------------------- over a real child

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from localchat.engine.events import (
-    Figures,
     Finished,
+    MetricsSnapshot,
     Reasoning,
     Text,
     TokenLogprob,
@@ -91,7 +91,7 @@ def test_a_chunk_has_one_kind_of_delta_and_no_blank_ones(stage: Stage) -> None:
         Reasoning(0, ""),
         Text(0, "So."),
         Text(0, ""),
-        Figures("decode"),
+        MetricsSnapshot("decode"),
         ToolCall(0, 0, name="look", arguments='{"a":1}'),
         Finished(0, "stop"),
     )
@@ -156,9 +156,11 @@ def test_a_failure_in_the_middle_is_an_error_event_and_nothing_after(stage: Stag
 
 
 def _dying() -> Any:
-    from localchat.engine.scripted import Answer
+    from localchat.engine.scripted import ScriptedAnswer
 
-    return Answer(("half",), error=EngineDied("it ended; its log: /secret/path", signal="SIGKILL"))
+    return ScriptedAnswer(
+        ("half",), error=EngineDied("it ended; its log: /secret/path", signal="SIGKILL")
+    )
 
 
 def test_no_chunk_that_is_no_error_has_the_word_as_a_key(stage: Stage) -> None:

@@ -4,11 +4,11 @@ import socket
 
 import pytest
 
-from localchat.engine.scripted import Answer
+from localchat.engine.scripted import ScriptedAnswer
 from localchat.server.uvicorn_http import HEAD_BYTES, Connection
 from tests.support.http_server import Reply, Stage, Wire, ask, serving, settled
 
-ENDLESS = Answer(("word ",) * 100_000, gap_s=0.01)
+ENDLESS = ScriptedAnswer(("word ",) * 100_000, gap_s=0.01)
 HELLO = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
@@ -49,7 +49,7 @@ def test_an_empty_line_behind_a_body_gets_no_answer(stage: Stage) -> None:
 
 
 def test_what_comes_behind_the_last_request_of_a_connection_is_nothing(stage: Stage) -> None:
-    stage.scripts["slow"] = Answer(("a ", "b ", "c"), gap_s=0.2)
+    stage.scripts["slow"] = ScriptedAnswer(("a ", "b ", "c"), gap_s=0.2)
     with Wire(stage.port) as wire:
         asked = len(stage.engine.requests)
         wire.ask("/v1/completions", {"prompt": "slow"}, headers={"connection": "close"})
@@ -111,7 +111,7 @@ def waited_for(wire: Wire) -> Reply:
 def test_a_client_that_only_shuts_its_own_side_gets_its_answer(
     stage: Stage, stream: bool, headers: dict[str, str]
 ) -> None:
-    stage.scripts["slow"] = Answer(("a ", "b ", "c"), gap_s=0.2)
+    stage.scripts["slow"] = ScriptedAnswer(("a ", "b ", "c"), gap_s=0.2)
     with Wire(stage.port) as wire:
         wire.ask("/v1/completions", {"prompt": "slow", "stream": stream}, headers=headers)
         wire.socket.shutdown(socket.SHUT_WR)

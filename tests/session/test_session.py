@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from localchat.chat.conversation import Inclusion
-from localchat.engine.events import Figures, Finished, Reasoning, Text, ToolCall
+from localchat.engine.events import Finished, MetricsSnapshot, Reasoning, Text, ToolCall
 from localchat.engine.request import Messages
-from localchat.engine.scripted import Answer
+from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import ContextExceeded, EngineDied, UsageError
 from localchat.metrics import stats_line
 from localchat.session.answer_builder import AnswerBuilder
@@ -70,10 +70,10 @@ def test_the_whole_path_is_sent_with_the_instructions_first(tmp_path: Path) -> N
 
 
 def test_stopping_keeps_the_text_and_continuing_prolongs_it(tmp_path: Path) -> None:
-    def script(request: Any) -> Answer:
+    def script(request: Any) -> ScriptedAnswer:
         if isinstance(request.prompt, Messages) and request.prompt.continue_last:
             return told(" and the end")
-        return Answer(("begun", *("." for _ in range(20_000))), gap_s=0.01)
+        return ScriptedAnswer(("begun", *("." for _ in range(20_000))), gap_s=0.01)
 
     async def play(chat: Chat) -> None:
         task = asyncio.create_task(chat.session.ask("go"))
@@ -157,13 +157,13 @@ def test_reasoning_and_tool_calls_are_blocks_of_their_own(tmp_path: Path) -> Non
         assert node is not None
         assert node.message.tool_calls[0].id == "c1"
 
-    run(Stage(tmp_path, script=lambda request: Answer(events=events)), play)
+    run(Stage(tmp_path, script=lambda request: ScriptedAnswer(events=events)), play)
 
 
 def test_a_dead_engine_is_a_notice_and_the_next_question_is_answered(tmp_path: Path) -> None:
     answers = iter(
         (
-            Answer(
+            ScriptedAnswer(
                 ("half an ans",), error=EngineDied("the engine died: SIGKILL", hint="its words")
             ),
             told("whole"),
@@ -189,10 +189,10 @@ def test_a_dead_engine_is_a_notice_and_the_next_question_is_answered(tmp_path: P
 
 
 def test_what_outgrows_the_context_is_not_sent_until_a_way_is_chosen(tmp_path: Path) -> None:
-    def script(request: Any) -> Answer:
+    def script(request: Any) -> ScriptedAnswer:
         if len(request.prompt.messages) > 4:
             refusal = ContextExceeded("too long", prompt_tokens=30_000, context_tokens=24_000)
-            return Answer((), error=refusal)
+            return ScriptedAnswer((), error=refusal)
         return told("yes")
 
     async def play(chat: Chat) -> None:
@@ -232,7 +232,7 @@ def test_an_offer_that_is_gone_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_summary_stands_for_what_came_before(tmp_path: Path) -> None:
-    def script(request: Any) -> Answer:
+    def script(request: Any) -> ScriptedAnswer:
         last = request.prompt.messages[-1].content
         return told("SUMMARY") if "Write a summary" in last else told("yes")
 
@@ -262,7 +262,7 @@ def test_one_answer_at_a_time(tmp_path: Path) -> None:
         await task
         assert not chat.session.stop()
 
-    run(Stage(tmp_path, script=lambda request: Answer(("a",) * 20_000, gap_s=0.01)), play)
+    run(Stage(tmp_path, script=lambda request: ScriptedAnswer(("a",) * 20_000, gap_s=0.01)), play)
 
 
 def test_inclusions_become_folds(tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_many_figures_are_shown_a_few_times_and_the_last_of_them_are(tmp_path: P
 
         chat.page.figures_changed = look  # type: ignore[method-assign]
         for tokens in range(1, 101):
-            session.watch(Figures("decode", kv_used_tokens=tokens))
+            session.watch(MetricsSnapshot("decode", kv_used_tokens=tokens))
         assert shown[0] == 1
         assert len(shown) < 50
         saving = asyncio.create_task(
@@ -319,7 +319,7 @@ def test_many_figures_are_shown_a_few_times_and_the_last_of_them_are(tmp_path: P
         )
         await chat.until(lambda: shown[-1] == 100)
         saving.cancel()
-        session.watch(Figures("decode", kv_used_tokens=101))
+        session.watch(MetricsSnapshot("decode", kv_used_tokens=101))
         session.watch(Text(0, "a word"))
         assert shown[-1] == 101
 
@@ -327,7 +327,7 @@ def test_many_figures_are_shown_a_few_times_and_the_last_of_them_are(tmp_path: P
 
 
 def test_figures_on_the_way_are_those_of_the_events(tmp_path: Path) -> None:
-    events = (Figures("decode", ttft_s=0.5, decode_tokens_per_s=10.0, kv_used_tokens=7),)
+    events = (MetricsSnapshot("decode", ttft_s=0.5, decode_tokens_per_s=10.0, kv_used_tokens=7),)
 
     async def play(chat: Chat) -> None:
         live = chat.session.live

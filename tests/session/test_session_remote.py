@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from localchat.engine.events import EngineStats, Figures
-from localchat.engine.scripted import Answer
+from localchat.engine.events import EngineStats, MetricsSnapshot
+from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import ContextExceeded, NetworkError
 from localchat.session.engine_status import EngineStatus
 from localchat.tui.widgets.metrics_panel import rows_of
@@ -25,9 +25,9 @@ def test_a_remote_that_is_wrong_about_its_context_is_believed_when_it_refuses(
         ]
     )
 
-    def script(request: Any) -> Answer:
+    def script(request: Any) -> ScriptedAnswer:
         if len(request.prompt.messages) > 4:
-            return Answer((), error=next(refusals))
+            return ScriptedAnswer((), error=next(refusals))
         return told("yes")
 
     async def play(chat: Chat) -> None:
@@ -52,10 +52,12 @@ def test_a_remote_that_is_wrong_about_its_context_is_believed_when_it_refuses(
 def test_a_remote_that_drops_leaves_what_it_said_and_can_be_asked_again(tmp_path: Path) -> None:
     answers = iter(
         (
-            Answer(
+            ScriptedAnswer(
                 ("half an ans",), error=NetworkError("the connection failed; what came is kept")
             ),
-            Answer((), error=NetworkError("the connection failed", hint="is the server running?")),
+            ScriptedAnswer(
+                (), error=NetworkError("the connection failed", hint="is the server running?")
+            ),
             told("whole"),
         )
     )
@@ -79,7 +81,7 @@ def test_a_remote_that_drops_leaves_what_it_said_and_can_be_asked_again(tmp_path
 
 def test_of_a_remote_nothing_is_shown_that_it_does_not_tell() -> None:
     about = msgspec.structs.replace(INFO, backend="remote", context_tokens=0, threads=0, layers=0)
-    live = EngineStatus(info=about, stats=EngineStats(Figures("decode")))
+    live = EngineStatus(info=about, stats=EngineStats(MetricsSnapshot("decode")))
     assert live.kv == (0, 0)
     shown = " ".join(piece.text for row in rows_of(live, 40) for piece in row.pieces)
     assert about.model in shown

@@ -7,9 +7,9 @@ from localchat.engine.events import (
     Accepted,
     Done,
     Event,
-    Figures,
     Finished,
     Loading,
+    MetricsSnapshot,
     Prefill,
     PromptLogprobs,
     Queued,
@@ -73,7 +73,7 @@ class Answer:
 
     def phases(self) -> list[tuple[str, int]]:
         """Kinds of events in order, runs of the same kind as one; what comes at any time left out."""
-        told = [e for e in self.events if not isinstance(e, Figures | Loading | Queued)]
+        told = [e for e in self.events if not isinstance(e, MetricsSnapshot | Loading | Queued)]
         names = [type(event).__name__.lower() for event in told]
         return [(name, len(list(run))) for name, run in groupby(names)]
 

@@ -23,18 +23,18 @@ from localchat.backend_api.interface import (
 from localchat.backend_api.sampling.reference import Sampler
 from localchat.backend_api.sampling.token_counts import TokenCounts
 from localchat.backend_api.scripted import EOS, VOCAB, Logits, ScriptedRunner, ScriptedTokenizer
-from localchat.core.engine_core import EngineCore, Outlets
+from localchat.core.engine_core import EngineCallbacks, EngineCore
 from localchat.core.input_processor import InputProcessor
 from localchat.core.kv_cache import make_kv_cache_manager
 from localchat.core.sequence import RequestState
 from localchat.core.structured_output.compiler import lexicon, wanted
-from localchat.core.structured_output.length_guard import LengthGuard, Schedule
+from localchat.core.structured_output.length_guard import ClosingState, LengthGuard
 from localchat.engine.events import (
     Accepted,
     Done,
     Event,
-    Figures,
     Finished,
+    MetricsSnapshot,
     Prefill,
     PromptLogprobs,
     Queued,
@@ -169,7 +169,7 @@ class Bench:
             self.runner,
             vocabulary,
             self.book,
-            Outlets(self._events, self._failure, self.sent.append),
+            EngineCallbacks(self._events, self._failure, self.sent.append),
             speculation=speculation,
             audit=True,
             together_s=together_s,
@@ -266,7 +266,7 @@ class Rules:
 
     def __init__(self, asked: GenerateRequest, room: int) -> None:
         assert asked.grammar is not None
-        self._schedule = Schedule()
+        self._schedule = ClosingState()
         self._room = room
         self._said = 0
         self._matcher = LLMatcher(LEXICON, wanted(asked.grammar).source, log_level=0)
@@ -386,7 +386,7 @@ def check_order(told: Told, job: RequestState) -> None:
                 prefill = done
             case PromptLogprobs() | Queued():
                 assert not spoken
-            case Figures():
+            case MetricsSnapshot():
                 assert event.running >= 0
             case _:
                 pass

@@ -14,7 +14,7 @@ from localchat.engine.events import Event
 from localchat.engine.interface import Engine
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.request import TextPrompt as Prompt
-from localchat.engine.scripted import Answer, ScriptedEngine
+from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from localchat.engine.stream import Stream
 from localchat.errors import LocalchatError
 from localchat.server.app import create_app
@@ -67,7 +67,7 @@ class Stage:
     port: int
     engine: StageEngine
     server: UvicornServer
-    scripts: dict[str, Answer | Callable[[GenerateRequest], Answer]]
+    scripts: dict[str, ScriptedAnswer | Callable[[GenerateRequest], ScriptedAnswer]]
 
     @property
     def base(self) -> str:
@@ -86,17 +86,17 @@ class Stage:
 
     def plays(self, word: str, *events: Event, **answer: Any) -> str:
         """Let a prompt of this word be answered so; returns the word."""
-        self.scripts[word] = Answer(events=events, **answer)
+        self.scripts[word] = ScriptedAnswer(events=events, **answer)
         return word
 
 
 @contextmanager
 def serving(config: ServerConfig | None = None, *, drain_s: float = 0.0) -> Iterator[Stage]:
     """A server in a thread, until the end of the block."""
-    scripts: dict[str, Answer | Callable[[GenerateRequest], Answer]] = {}
+    scripts: dict[str, ScriptedAnswer | Callable[[GenerateRequest], ScriptedAnswer]] = {}
 
-    def script(request: GenerateRequest) -> Answer:
-        found = scripts.get(said(request), Answer(("Hel", "lo", ".")))
+    def script(request: GenerateRequest) -> ScriptedAnswer:
+        found = scripts.get(said(request), ScriptedAnswer(("Hel", "lo", ".")))
         return found(request) if callable(found) else found
 
     engine = StageEngine(script=script, model=NAME)

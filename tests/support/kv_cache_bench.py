@@ -13,7 +13,7 @@ from localchat.backend_api.interface import (
     StepRow,
 )
 from localchat.backend_api.scripted_kv import BlockStorage, SlotStorage, storage_for
-from localchat.core.kv_cache.manager import Growth, KVCacheManager, PrefixHit
+from localchat.core.kv_cache.manager import CacheUpdate, KVCacheManager, PrefixHit
 
 
 def capabilities(**changes: object) -> Capabilities:
@@ -94,7 +94,7 @@ class Bench:
         self._start(Sequenced(self._next, parent.salt, known, len(known), 1), growth)
         return self._next
 
-    def _start(self, new: Sequenced, growth: Growth) -> None:
+    def _start(self, new: Sequenced, growth: CacheUpdate) -> None:
         self.running[new.seq] = new
         new.new_blocks.extend(growth.new_blocks)
         self._do(growth.memory)

@@ -8,9 +8,9 @@ from dataclasses import replace
 from localchat.backend_api.interface import (
     LAST,
     Enter,
+    LogitsPosition,
     Mask,
     MemoryOp,
-    Point,
     Runner,
     SamplingParams,
     StepPlan,
@@ -52,7 +52,7 @@ class Driver:
     def step(
         self,
         *rows: StepRow,
-        points: Sequence[Point] = (),
+        points: Sequence[LogitsPosition] = (),
         memory: Sequence[MemoryOp] = (),
         enter: Sequence[Enter] = (),
         leave: Sequence[int] = (),
@@ -94,7 +94,7 @@ class Driver:
         for begin in range(start, len(known), chunk):
             piece = known[begin : begin + chunk]
             last = begin + len(piece) == len(known)
-            points = (Point(0, len(piece) - 1, seq),) if last else ()
+            points = (LogitsPosition(0, len(piece) - 1, seq),) if last else ()
             row = StepRow(seq, slot, begin, piece)
             result = self.step(row, points=points, enter=enter, memory=operations)
             enter, operations = (), ()
@@ -107,7 +107,7 @@ class Driver:
         tokens = []
         for offset in range(count):
             row = StepRow(seq, slot, position + offset, LAST)
-            result = self.step(row, points=(Point(0, 0, seq),), pad_to=pad_to)
+            result = self.step(row, points=(LogitsPosition(0, 0, seq),), pad_to=pad_to)
             tokens.append(result.samples[0].token)
         return tokens
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.applications import Starlette
 
-from localchat.engine.attached.engine import AttachedEngine, Server
+from localchat.engine.attached.engine import AttachedEngine, ServerClient
 from localchat.engine.attached.protocol import Wish
 from localchat.engine.load_options import EngineOptions
 from localchat.errors import ModelMissing
@@ -57,7 +57,7 @@ class Running:
         self.port = port
         self.pool = pool
         self.stopped = stopped
-        self.server = Server(f"http://127.0.0.1:{port}", TOKEN)
+        self.server = ServerClient(f"http://127.0.0.1:{port}", TOKEN)
 
     def attach(self, name: str, user: str = "test") -> AttachedEngine:
         return AttachedEngine(self.server, Wish(model=b"/x", name=name), user)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from localchat.backend_api.interface import Capabilities, ModelInfo
-from localchat.core.engine_core import EngineCore, Outlets
+from localchat.core.engine_core import EngineCallbacks, EngineCore
 from localchat.core.input_processor import InputProcessor
 from localchat.core.kv_cache import make_kv_cache_manager
 from localchat.engine.events import Event, PromptLogprobs, Text, TokenLogprob
@@ -124,7 +124,7 @@ class TinyLoop:
         self.sent: list[str] = []
         self.told: dict[int, Told] = {}
         self.loop = EngineCore(
-            runner, Bytes(), self.book, Outlets(self._events, self._failure, self.sent.append),
+            runner, Bytes(), self.book, EngineCallbacks(self._events, self._failure, self.sent.append),
             speculation=speculation, audit=True,
         )  # fmt: skip
         context = runner.capabilities.context_tokens

@@ -7,8 +7,16 @@ from typing import Any
 import msgspec
 from textual.pilot import Pilot
 
-from localchat.engine.events import Figures, Loading, Prefill, Queued, Reasoning, Text, ToolCall
-from localchat.engine.scripted import Answer
+from localchat.engine.events import (
+    Loading,
+    MetricsSnapshot,
+    Prefill,
+    Queued,
+    Reasoning,
+    Text,
+    ToolCall,
+)
+from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import ContextExceeded, EngineDied
 from localchat.models.hub.download import DownloadRate
 from localchat.models.onboarding import Card, FirstRun
@@ -39,9 +47,9 @@ class Scene:
     sizes: tuple[tuple[int, int], ...] = ((80, 24), (120, 40))
 
 
-def held(*events: Any) -> Callable[[object], Answer]:
+def held(*events: Any) -> Callable[[object], ScriptedAnswer]:
     """An answer that stays where it is: after these events nothing comes any more."""
-    return lambda request: Answer(events=(*events, HOLD))
+    return lambda request: ScriptedAnswer(events=(*events, HOLD))
 
 
 async def nothing(pilot: Pilot[int]) -> None:
@@ -95,7 +103,7 @@ WRITING = (
     Prefill(6200, 6144, 6200),
     *(Text(0, piece) for piece in ANSWER[:3]),
     *(
-        Figures(
+        MetricsSnapshot(
             "decode",
             ttft_s=0.41,
             decode_tokens_per_s=48.0 + (n * 37 % 11) * 1.7,
@@ -108,7 +116,7 @@ WRITING = (
         for n in range(12)
     ),
 )
-THOUGHT = Answer(
+THOUGHT = ScriptedAnswer(
     events=(
         Reasoning(0, "The person asks for the weather.\nA tool knows it; call it with the city."),
         Text(0, "I look it up."),
@@ -118,10 +126,10 @@ THOUGHT = Answer(
 )
 
 
-def too_long(request: Any) -> Answer:
+def too_long(request: Any) -> ScriptedAnswer:
     if len(request.prompt.messages) > 4:
         problem = ContextExceeded("too long", prompt_tokens=30_100, context_tokens=24_000)
-        return Answer((), error=problem)
+        return ScriptedAnswer((), error=problem)
     return told("That is a long text about rivers. What of it matters to you?")
 
 
@@ -205,7 +213,7 @@ def theme(name: str) -> dict[str, Any]:
     return {"changes": {"theme": name}, "script": told_in_turn(*ANSWER)}
 
 
-def told_in_turn(*pieces: str) -> Callable[[object], Answer]:
+def told_in_turn(*pieces: str) -> Callable[[object], ScriptedAnswer]:
     return lambda request: told(*pieces)
 
 
@@ -281,6 +289,7 @@ SCENES: dict[str, Scene] = {
         {"script": too_long, "about": msgspec.structs.replace(INFO, context_tokens=24_000)},
     ),
     "engine-died": Scene(
-        talk, {"script": lambda request: Answer(("Prefill computes all prompt",), error=DIES)}
+        talk,
+        {"script": lambda request: ScriptedAnswer(("Prefill computes all prompt",), error=DIES)},
     ),
 }

@@ -18,10 +18,10 @@ from localchat.engine.events import (
     Done,
     EngineStats,
     Event,
-    Figures,
     Finished,
+    MetricsSnapshot,
     Prefill,
-    Running,
+    RunningRequest,
     Speculation,
     Text,
     Timings,
@@ -30,7 +30,7 @@ from localchat.engine.events import (
 from localchat.engine.interface import EngineInfo, MemoryParts
 from localchat.engine.load_options import EngineOptions
 from localchat.engine.request import GenerateRequest, Messages, Prompt, Sampling
-from localchat.engine.scripted import Answer, ScriptedEngine
+from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from localchat.engine.stream import Stream
 from localchat.errors import LocalchatError, ModelMissing
 from localchat.fit.memory_plan import LoadWish, MemoryPlan
@@ -84,7 +84,7 @@ INFO = EngineInfo(
     free_bytes=int(11.2 * GB),
 )
 STATS = EngineStats(
-    now=Figures(
+    now=MetricsSnapshot(
         phase="decode",
         kv_used_tokens=6412,
         kv_shared_tokens=2048,
@@ -99,7 +99,10 @@ STATS = EngineStats(
     accepted=34,
     draft_steps=19,
     tpot_ms=tuple(13.0 + (n * 7919 % 97) ** 2 / 700 for n in range(300)),
-    requests=(Running("decode", 6200, 6144, 212, 3.4), Running("prefill", 900, 0, 0, 0.6, "serve")),
+    requests=(
+        RunningRequest("decode", 6200, 6144, 212, 3.4),
+        RunningRequest("prefill", 900, 0, 0, 0.6, "serve"),
+    ),
 )
 
 
@@ -138,17 +141,17 @@ class StagedEngine(ScriptedEngine):
         return list(range(max(1, len(text) // 4)))
 
 
-def told(*pieces: str, done: Done = DONE, cached: int = 6144, total: int = 6200) -> Answer:
+def told(*pieces: str, done: Done = DONE, cached: int = 6144, total: int = 6200) -> ScriptedAnswer:
     """An answer with figures that do not depend on the clock."""
     events: list[Event] = [
         Prefill(cached, cached, total),
         Prefill(total, cached, total),
-        Figures("decode", ttft_s=0.41, kv_used_tokens=total, kv_total_tokens=32768),
+        MetricsSnapshot("decode", ttft_s=0.41, kv_used_tokens=total, kv_total_tokens=32768),
     ]
     for n, piece in enumerate(pieces, 1):
         events.append(Text(0, piece))
         events.append(
-            Figures(
+            MetricsSnapshot(
                 "decode",
                 ttft_s=0.41,
                 decode_tokens_per_s=55.0 + n % 9,
@@ -159,10 +162,10 @@ def told(*pieces: str, done: Done = DONE, cached: int = 6144, total: int = 6200)
                 accepted=2 * n,
             )
         )
-    return Answer(events=(*events, Finished(0, "stop"), done))
+    return ScriptedAnswer(events=(*events, Finished(0, "stop"), done))
 
 
-Script = Callable[[GenerateRequest], Answer]
+Script = Callable[[GenerateRequest], ScriptedAnswer]
 
 
 @dataclass(slots=True)
@@ -170,7 +173,7 @@ class Stage:
     """One app with everything around it. `engines`: every engine that was opened, with its options."""
 
     tmp: Path
-    script: Script = lambda request: Answer(("Hello ", "there."))
+    script: Script = lambda request: ScriptedAnswer(("Hello ", "there."))
     about: EngineInfo = INFO
     changes: dict[str, object] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)

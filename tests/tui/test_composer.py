@@ -7,7 +7,7 @@ import pytest
 from textual.pilot import Pilot
 
 from localchat.engine.events import Text
-from localchat.engine.scripted import Answer
+from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import NetworkError, UsageError
 from localchat.session.blocks import NoticeBlock
 from localchat.session.commands import is_command
@@ -112,7 +112,7 @@ def test_the_message_of_before_comes_back_with_what_it_included(tmp_path: Path) 
 
 
 def test_what_is_written_while_an_answer_comes_stays_as_it_is(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, script=lambda request: Answer(events=(Text(0, "so"), HOLD)))
+    stage = Stage(tmp_path, script=lambda request: ScriptedAnswer(events=(Text(0, "so"), HOLD)))
 
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)
@@ -288,7 +288,7 @@ class _Mute(StagedEngine):
 def test_tokens_that_nobody_counts_are_unknown_and_another_model_counts_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage = Stage(tmp_path, script=lambda request: Answer())
+    stage = Stage(tmp_path, script=lambda request: ScriptedAnswer())
 
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)

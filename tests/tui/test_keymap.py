@@ -11,7 +11,7 @@ from textual._xterm_parser import XTermParser
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
 
-from localchat.engine.scripted import Answer
+from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import UsageError
 from localchat.tui.keymap import KEYS, checked, keys_of
 from localchat.tui.screens.help import HelpScreen
@@ -24,7 +24,7 @@ from localchat.tui.widgets.find_bar import FindBar
 from tests.support.tui_stage import Stage, app_of, play, say, sent, told, until
 
 
-def answers(*texts: str) -> Callable[[object], Answer]:
+def answers(*texts: str) -> Callable[[object], ScriptedAnswer]:
     left = list(texts)
     return lambda request: told(left.pop(0) if len(left) > 1 else left[0])
 
@@ -89,8 +89,8 @@ def test_writing_sending_and_the_messages_of_before(tmp_path: Path) -> None:
 
 
 def test_escape_stops_and_f7_goes_on(tmp_path: Path) -> None:
-    def script(request: Any) -> Answer:
-        slow = Answer(("begun ", *("." for _ in range(20_000))), gap_s=0.01)
+    def script(request: Any) -> ScriptedAnswer:
+        slow = ScriptedAnswer(("begun ", *("." for _ in range(20_000))), gap_s=0.01)
         return told("end") if request.prompt.continue_last else slow
 
     stage = Stage(tmp_path, script=script)
@@ -116,7 +116,7 @@ def test_escape_stops_and_f7_goes_on(tmp_path: Path) -> None:
 
 def test_ctrl_c_stops_and_twice_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("localchat.tui.app._TWICE_S", 3600.0)
-    stage = Stage(tmp_path, script=lambda request: Answer(("a",) * 20_000, gap_s=0.01))
+    stage = Stage(tmp_path, script=lambda request: ScriptedAnswer(("a",) * 20_000, gap_s=0.01))
 
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)

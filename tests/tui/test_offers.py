@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from localchat.engine.events import Figures, Text
+from localchat.engine.events import MetricsSnapshot, Text
 from localchat.errors import DoesNotFit
 from localchat.session.blocks import NoticeBlock, Offer
 from localchat.session.engine_status import EngineStatus
@@ -65,7 +65,7 @@ def test_how_to_stop_comes_before_ornaments(width: int) -> None:
     live.begin()
     live.take(Text(0, "so"))
     for rate in range(190, 210):
-        live.take(Figures("decode", ttft_s=0.41, decode_tokens_per_s=float(rate)))
+        live.take(MetricsSnapshot("decode", ttft_s=0.41, decode_tokens_per_s=float(rate)))
     parts = parts_of(live)
     shown = beside("Esc stops", parts, width)
     assert {"TTFT 0.41 s", "209.0 tok/s"} <= {part.text for part in shown}

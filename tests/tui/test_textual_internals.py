@@ -13,7 +13,7 @@ from textual.pilot import Pilot
 from textual.scrollbar import ScrollBar
 from textual.widget import Widget
 
-from localchat.engine.events import Event, Figures, Finished, Reasoning, Text, TokenLogprob
+from localchat.engine.events import Event, Finished, MetricsSnapshot, Reasoning, Text, TokenLogprob
 from localchat.session.answer_builder import joined
 from localchat.session.blocks import AnswerBlock
 from localchat.tui.screens.chat import ChatScreen
@@ -181,7 +181,7 @@ def test_another_theme_gives_status_and_panel_other_colours(tmp_path: Path) -> N
 
 
 def test_pieces_of_one_text_are_joined_and_nothing_else_moves() -> None:
-    figures = Figures(phase="decode")
+    figures = MetricsSnapshot(phase="decode")
     logprob = TokenLogprob(1, b"d", -1.0)
     events: list[Event] = [
         *(Reasoning(0, letter) for letter in "hm"),

@@ -31,8 +31,8 @@ from localchat.backend_api.interface import (
     LAST,
     Capabilities,
     Enter,
+    LogitsPosition,
     Mask,
-    Point,
     SamplingParams,
     StepPlan,
     StepRow,
@@ -203,7 +203,7 @@ def plan_of(scene: CompileShape, vocabulary: int) -> StepPlan:
         enter.append(Enter(seq, slot, tokens, start + width, scene.sampling))
         own = LAST if width - drafts == 1 else tokens[: width - drafts]
         rows.append(StepRow(seq, slot, start, own, tokens[:drafts]))
-        points += [Point(slot, at, seq) for at in range(width - drafts - 1, width)]
+        points += [LogitsPosition(slot, at, seq) for at in range(width - drafts - 1, width)]
     masks = (Mask(0, bytes(4 * -(-vocabulary // 32))),) if scene.masked else ()
     return StepPlan(0, tuple(rows), tuple(points), enter=tuple(enter), masks=masks)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from localchat.backend_api.interface import Mask, Point, SamplingParams, StepPlan
+from localchat.backend_api.interface import LogitsPosition, Mask, SamplingParams, StepPlan
 from localchat_cuda.runner.device_state import SequenceSlot, StateTable
 from localchat_cuda.runner.input_batch import (
     InputBatch,
@@ -172,7 +172,9 @@ class StepExecutor:
         owners = [one.row for one in known]
         return Points(rows, known, positions, masks, put(rows), put(owners), put(positions))
 
-    def _place(self, plan: StepPlan, point: Point, known: SequenceSlot, position: int) -> int:
+    def _place(
+        self, plan: StepPlan, point: LogitsPosition, known: SequenceSlot, position: int
+    ) -> int:
         """Where a next row looks for this token as LAST; nobody does behind drafts, or for a fork."""
         row = plan.rows[point.row]
         if point.seq != row.seq or row.drafts or position >= self._table.columns:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from localchat.backend_api.interface import Point, Sample, StepPlan, StepResult, StepStatus
+from localchat.backend_api.interface import LogitsPosition, Sample, StepPlan, StepResult, StepStatus
 
 
 class TopLogprobs(NamedTuple):
@@ -89,7 +89,7 @@ class PendingStep:
         return samples
 
 
-def _differs(point: Point, token: int, width: int, drafts: tuple[int, ...]) -> bool:
+def _differs(point: LogitsPosition, token: int, width: int, drafts: tuple[int, ...]) -> bool:
     """Whether a point's token is another than the draft behind it."""
     at = point.offset - (width - len(drafts) - 1)
     return at < len(drafts) and token != drafts[at]

@@ -5,7 +5,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from localchat.backend_api.interface import Discard, MemoryOp, Park
+from localchat.backend_api.interface import Discard, MemoryOp, Save
 from localchat.core.kv_cache.token_prefix import Ids, TokenPrefix
 
 _LOST_KEPT = 32
@@ -15,7 +15,7 @@ NO_PARKING = "dropped for another conversation, as parking in RAM is off"
 TOO_LARGE = "dropped for another conversation, as it is larger than the parking memory"
 
 
-class Saved:
+class SavedState:
     """One saved state. `earliest`: lowest position it holds. `spare`: a branch that a conversation
     left behind (an answer begun anew, reasoning that the next turn leaves out, a second choice): it
     is kept only where nothing else wants the room, until it is used."""
@@ -51,14 +51,14 @@ class HostCache:
         self._room_bytes = room_bytes
         self._size_bytes = size_bytes
         self._covers = covers
-        self._saved: OrderedDict[int, Saved] = OrderedDict()
+        self._saved: OrderedDict[int, SavedState] = OrderedDict()
         self._lost: deque[_Lost] = deque(maxlen=_LOST_KEPT)
         self._bytes = 0
         self._last_key = 0
         self.tokens = 0
         self.evictions = 0
 
-    def of(self, salt: str) -> Iterator[Saved]:
+    def of(self, salt: str) -> Iterator[SavedState]:
         """What is saved under a salt, most recently used first."""
         return (saved for saved in reversed(self._saved.values()) if saved.salt == salt)
 
@@ -67,7 +67,7 @@ class HostCache:
         found = ((lost.text.common(ids), lost.why) for lost in self._lost if lost.salt == salt)
         return max(found, key=lambda pair: pair[0], default=(0, ""))
 
-    def touch(self, saved: Saved) -> None:
+    def touch(self, saved: SavedState) -> None:
         """It was used now."""
         saved.spare = False
         self._saved.move_to_end(saved.key)
@@ -85,9 +85,9 @@ class HostCache:
         earliest: int,
         *,
         spare: bool,
-        pinned: Saved | None,
+        pinned: SavedState | None,
     ) -> list[MemoryOp]:
-        """Park a slot's state, unless something saved serves as well; what does not fit is lost.
+        """Save a slot's state, unless something saved serves as well; what does not fit is lost.
         `pinned` is not evicted for it."""
         same = list(self.of(salt))
         for saved in same:
@@ -116,14 +116,14 @@ class HostCache:
         for saved in victims:
             self.lose(saved.salt, saved.text, EVICTED)
         key = self.next_key()
-        self._saved[key] = Saved(key, salt, kept, earliest, spare)
+        self._saved[key] = SavedState(key, salt, kept, earliest, spare)
         self._bytes += size
         self.tokens += len(kept)
-        return [*ops, Park(slot, key)]
+        return [*ops, Save(slot, key)]
 
     def _victims(
-        self, size: int, older: list[Saved], spare: bool, pinned: Saved | None
-    ) -> list[Saved] | None:
+        self, size: int, older: list[SavedState], spare: bool, pinned: SavedState | None
+    ) -> list[SavedState] | None:
         """What must go, besides `older`, before `size` bytes fit: spare states first, others only
         for one that is not spare. None: they can never fit."""
         others = [s for s in self._saved.values() if s is not pinned and s not in older]
@@ -132,7 +132,7 @@ class HostCache:
             order += [s for s in others if not s.spare]
         short = self._bytes + size - self._room_bytes
         short -= sum(self._size_bytes(len(saved.text)) for saved in older)
-        victims: list[Saved] = []
+        victims: list[SavedState] = []
         for saved in order:
             if short <= 0:
                 break
@@ -145,7 +145,7 @@ class HostCache:
         self.evictions += 1
         self._lost.append(_Lost(salt, text, why))
 
-    def _discard(self, saved: Saved) -> Discard:
+    def _discard(self, saved: SavedState) -> Discard:
         del self._saved[saved.key]
         self._bytes -= self._size_bytes(len(saved.text))
         self.tokens -= len(saved.text)

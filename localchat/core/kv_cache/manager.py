@@ -7,7 +7,7 @@ None when there is no room now (and then nothing has changed). A bookkeeper neve
 Operations must reach the runner in the order in which the verbs gave them, all before the rows of
 the next plan. A verb may free what it likes, so `settle` and `release` are called when no launched
 step still writes to the part in question. A paged slot's block table begins empty when its sequence
-enters; blocks only ever get appended to it (`Growth.new_blocks`, the first time with the cached
+enters; blocks only ever get appended to it (`CacheUpdate.new_blocks`, the first time with the cached
 ones).
 """
 
@@ -28,7 +28,7 @@ class PrefixHit(NamedTuple):
     """For the bookkeeper alone."""
 
 
-class Growth(NamedTuple):
+class CacheUpdate(NamedTuple):
     """Room was made: operations for the next plan, and the blocks appended to the sequence's table.
 
     `lost` (only from `settle`): what should have been cut cannot be (a sliding window moved on), so
@@ -40,7 +40,7 @@ class Growth(NamedTuple):
     lost: bool = False
 
 
-class Usage(NamedTuple):
+class KVUsage(NamedTuple):
     """Tokens of KV. live + cached + free = total (blocks round up); shared is the part of live that
     several sequences hold; parked lies in RAM beside the cache. evictions: entries lost so far."""
 
@@ -60,7 +60,9 @@ class KVCacheManager(Protocol):
         """The longest usable prefix under this salt. Changes nothing."""
         ...
 
-    def admit(self, seq: int, tokens: Sequence[int], hit: PrefixHit, salt: str) -> Growth | None:
+    def admit(
+        self, seq: int, tokens: Sequence[int], hit: PrefixHit, salt: str
+    ) -> CacheUpdate | None:
         """Give `seq` a slot with the hit's prefix in it, and room for one more token than that.
         `hit` comes from `match` on the same tokens with no verb between."""
         ...
@@ -69,11 +71,13 @@ class KVCacheManager(Protocol):
         """The slot of an admitted sequence."""
         ...
 
-    def grow(self, seq: int, tokens: int) -> Growth | None:
+    def grow(self, seq: int, tokens: int) -> CacheUpdate | None:
         """Make room for `tokens` tokens in all (drafts included)."""
         ...
 
-    def settle(self, seq: int, tokens: Sequence[int], computed: int, earliest: int = 0) -> Growth:
+    def settle(
+        self, seq: int, tokens: Sequence[int], computed: int, earliest: int = 0
+    ) -> CacheUpdate:
         """After a step: the first `computed` of `tokens` (the known text of the sequence, which may
         be longer) are computed and valid; never fewer than before. Only `tokens[before:computed]`
         is read, so the cost follows the step, not the length. Full blocks are published; the rest
@@ -81,20 +85,20 @@ class KVCacheManager(Protocol):
         `earliest`: lowest position the slot still holds."""
         ...
 
-    def checkpoint(self, seq: int) -> Growth:
+    def checkpoint(self, seq: int) -> CacheUpdate:
         """End of a prompt or an answer: models that cannot rewind save their state here; others
         nothing."""
         ...
 
-    def fork(self, seq: int, child: int) -> Growth | None:
+    def fork(self, seq: int, child: int) -> CacheUpdate | None:
         """`child` begins with all that `seq` has settled, and room for one more token."""
         ...
 
-    def release(self, seq: int, *, keep: bool) -> Growth:
+    def release(self, seq: int, *, keep: bool) -> CacheUpdate:
         """The sequence ends; `keep`: its KV stays as a reusable prefix."""
         ...
 
-    def usage(self) -> Usage: ...
+    def usage(self) -> KVUsage: ...
 
     def never_fits(self, tokens: int) -> bool:
         """Whether a sequence of this length could not run even alone."""

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from localchat.backend_api.interface import Copy, MemoryOp
-from localchat.core.kv_cache.manager import Growth, PrefixHit, Usage
-from localchat.core.kv_cache.prefix_tree import PrefixNode, Text, Tree, Walk
+from localchat.core.kv_cache.manager import CacheUpdate, KVUsage, PrefixHit
+from localchat.core.kv_cache.prefix_tree import PrefixNode, PrefixTree, PrefixWalk, Text
 
 
 class _Held:
@@ -39,12 +39,12 @@ class _Held:
 
 class _Source(NamedTuple):
     version: int
-    walk: Walk
+    walk: PrefixWalk
 
 
 class PagedKVCacheManager:
     """See `Book`. `identity` names everything besides the text that KV depends on (weights, KV
-    type): it is hashed under every text. Counts of `Usage` are blocks times `block_tokens`."""
+    type): it is hashed under every text. Counts of `KVUsage` are blocks times `block_tokens`."""
 
     def __init__(self, block_tokens: int, blocks: int, max_slots: int, identity: str) -> None:
         self._block_tokens = block_tokens
@@ -52,7 +52,7 @@ class PagedKVCacheManager:
         self._free = list(range(blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._node_of: dict[int, PrefixNode] = {}
-        self._tree = Tree(block_tokens, identity)
+        self._tree = PrefixTree(block_tokens, identity)
         self._held: dict[int, _Held] = {}
         self._slots = list(range(max_slots))
         self._max_slots = max_slots
@@ -69,14 +69,16 @@ class PagedKVCacheManager:
         why = "" if cached >= limit else self._why(walk, cached)
         return PrefixHit(cached, why, _Source(self._version, walk))
 
-    def _why(self, walk: Walk, cached: int) -> str:
+    def _why(self, walk: PrefixWalk, cached: int) -> str:
         if walk.was_known:
             return "evicted to make room"
         node = walk.nodes[-1] if walk.nodes else walk.root
         parts = walk.shared < len(walk.partial.tokens) if walk.partial else node and node.children
         return f"the text differs from token {cached + 1} on" if cached and parts else ""
 
-    def admit(self, seq: int, tokens: Sequence[int], hit: PrefixHit, salt: str) -> Growth | None:
+    def admit(
+        self, seq: int, tokens: Sequence[int], hit: PrefixHit, salt: str
+    ) -> CacheUpdate | None:
         assert seq not in self._held, f"sequence {seq} is admitted already"
         assert isinstance(hit.source, _Source)
         assert hit.source.version == self._version, "the hit is older than the last change"
@@ -101,7 +103,7 @@ class PagedKVCacheManager:
         if shared:
             self._begin_tail(held, array("i", tokens[hit.cached - shared : hit.cached]))
         self._version += 1
-        return Growth(memory, tuple(table))
+        return CacheUpdate(memory, tuple(table))
 
     def _last_block(
         self, partial: PrefixNode | None, shared: int, take_over: bool
@@ -172,19 +174,21 @@ class PagedKVCacheManager:
     def slot(self, seq: int) -> int:
         return self._held[seq].slot
 
-    def grow(self, seq: int, tokens: int) -> Growth | None:
+    def grow(self, seq: int, tokens: int) -> CacheUpdate | None:
         held = self._held[seq]
         missing = -(-tokens // self._block_tokens) - len(held.table)
         if missing <= 0:
-            return Growth()
+            return CacheUpdate()
         if missing > len(self._free) + len(self._cached):
             return None
         new = tuple(self._take() for _ in range(missing))
         held.table.extend(new)
         self._version += 1
-        return Growth(new_blocks=new)
+        return CacheUpdate(new_blocks=new)
 
-    def settle(self, seq: int, tokens: Sequence[int], computed: int, earliest: int = 0) -> Growth:
+    def settle(
+        self, seq: int, tokens: Sequence[int], computed: int, earliest: int = 0
+    ) -> CacheUpdate:
         held = self._held[seq]
         assert held.settled <= computed <= len(held.table) * self._block_tokens, (
             f"sequence {seq}: {computed} tokens computed, {held.settled} were before"
@@ -194,7 +198,7 @@ class PagedKVCacheManager:
             self._publish(held, array("i", tokens[held.settled : end]))
             held.settled = end
             self._version += 1
-        return Growth()
+        return CacheUpdate()
 
     def _publish(self, held: _Held, text: Text) -> None:
         """More computed text of one block."""
@@ -224,10 +228,10 @@ class PagedKVCacheManager:
             del self._cached[block], self._node_of[block]
             self._free.append(block)
 
-    def checkpoint(self, seq: int) -> Growth:
-        return Growth()
+    def checkpoint(self, seq: int) -> CacheUpdate:
+        return CacheUpdate()
 
-    def fork(self, seq: int, child: int) -> Growth | None:
+    def fork(self, seq: int, child: int) -> CacheUpdate | None:
         assert child not in self._held, f"sequence {child} is admitted already"
         held = self._held[seq]
         if not self._slots or not (self._free or self._cached):
@@ -244,24 +248,24 @@ class PagedKVCacheManager:
             self._begin_tail(other, held.tail.tokens[:])
         self._version += 1
         memory = (Copy(held.table[full], block, part),) if part else ()
-        return Growth(memory, tuple(table))
+        return CacheUpdate(memory, tuple(table))
 
-    def release(self, seq: int, *, keep: bool) -> Growth:
+    def release(self, seq: int, *, keep: bool) -> CacheUpdate:
         held = self._held.pop(seq)
         for block in reversed(held.table):
             self._give_back(block, keep)
         self._tree.leave(held.salt)
         heapq.heappush(self._slots, held.slot)
         self._version += 1
-        return Growth()
+        return CacheUpdate()
 
     # ------------------------------------------------------------------------ figures
 
-    def usage(self) -> Usage:
+    def usage(self) -> KVUsage:
         size = self._block_tokens
         total, cached, free = len(self._refs), len(self._cached), len(self._free)
         live = total - cached - free
-        return Usage(
+        return KVUsage(
             live=live * size,
             shared=self._shared * size,
             cached=cached * size,

@@ -46,7 +46,7 @@ class PrefixNode:
         self.users = 0
 
 
-class Walk(NamedTuple):
+class PrefixWalk(NamedTuple):
     """How far a text is known: full nodes from the root on, then `shared` tokens of `partial`.
 
     `was_known`: the next full block stood here and was evicted."""
@@ -66,7 +66,7 @@ def common(a: Text, b: Text) -> int:
     return next(i for i in range(shared) if a[i] != b[i])
 
 
-class Tree:
+class PrefixTree:
     """All nodes. Knows blocks only as the copies listed in a node; who holds them is the book's
     matter."""
 
@@ -79,12 +79,14 @@ class Tree:
 
     # ------------------------------------------------------------------------ reading
 
-    def walk(self, text: Text, limit: int, salt: str) -> Walk:
+    def walk(self, text: Text, limit: int, salt: str) -> PrefixWalk:
         """Follow the first `limit` tokens of `text` as far as they are known."""
         node = root = self._roots.get(salt)
         if node is None:
             root_digest = self._root_digest(salt)
-            return Walk((), None, 0, self._was_known(root_digest, text[: self._block_tokens]), None)
+            return PrefixWalk(
+                (), None, 0, self._was_known(root_digest, text[: self._block_tokens]), None
+            )
         nodes: list[PrefixNode] = []
         while node.end + self._block_tokens <= limit:
             piece = text[node.end : node.end + self._block_tokens]
@@ -96,7 +98,7 @@ class Tree:
         rest = text[node.end : min(limit, node.end + self._block_tokens - 1)]
         partial, shared = self._closest(node, rest) if rest else (None, 0)
         piece = text[node.end : node.end + self._block_tokens]
-        return Walk(tuple(nodes), partial, shared, self._was_known(node.digest, piece), root)
+        return PrefixWalk(tuple(nodes), partial, shared, self._was_known(node.digest, piece), root)
 
     def _closest(self, node: PrefixNode, rest: Text) -> tuple[PrefixNode | None, int]:
         best: PrefixNode | None = None

@@ -20,12 +20,12 @@ from localchat.backend_api.interface import (
     Discard,
     Drop,
     MemoryOp,
-    Park,
     Restore,
+    Save,
     Truncate,
 )
-from localchat.core.kv_cache.host_cache import HostCache, Saved
-from localchat.core.kv_cache.manager import Growth, PrefixHit, Usage
+from localchat.core.kv_cache.host_cache import HostCache, SavedState
+from localchat.core.kv_cache.manager import CacheUpdate, KVUsage, PrefixHit
 from localchat.core.kv_cache.slot_cells import Cells
 from localchat.core.kv_cache.token_prefix import Ids, TokenPrefix
 
@@ -38,7 +38,7 @@ ms on a GPU): a short prefix of a long parked text is computed anew."""
 
 class _Held:
     """A text in a slot: `text` is computed there; the cells of the slot may be more (room).
-    `earliest` was measured in step `seen` of the books. `spare`: see `Saved`."""
+    `earliest` was measured in step `seen` of the books. `spare`: see `SavedState`."""
 
     __slots__ = ("earliest", "salt", "seen", "slot", "spare", "text")
 
@@ -55,7 +55,7 @@ class _Held:
 
 class _Source(NamedTuple):
     version: int
-    found: _Held | Saved | None
+    found: _Held | SavedState | None
 
 
 class SlotKVCacheManager:
@@ -127,14 +127,14 @@ class SlotKVCacheManager:
             _Source(self._version, source),
         )
 
-    def _candidates(self, salt: str) -> Iterator[_Held | Saved]:
+    def _candidates(self, salt: str) -> Iterator[_Held | SavedState]:
         """Cheapest to use first: on a tie the first is taken."""
         if self._idle is not None and self._idle.salt == salt:
             yield self._idle
         yield from (held for held in self._running.values() if held.salt == salt)
         yield from self._parking.of(salt)
 
-    def _why_unusable(self, found: _Held | Saved, shared: int) -> str | None:
+    def _why_unusable(self, found: _Held | SavedState, shared: int) -> str | None:
         """Why the first `shared` tokens of a text cannot be used; None: they can."""
         length = len(found.text)
         running = isinstance(found, _Held) and found is not self._idle
@@ -145,7 +145,7 @@ class SlotKVCacheManager:
         earliest = self._earliest(found) if isinstance(found, _Held) else found.earliest
         if not self._can_cut(length, earliest, shared):
             return "this model's sliding window has moved on"
-        if isinstance(found, Saved):
+        if isinstance(found, SavedState):
             if shared * RESTORED_PER_COMPUTED < length:
                 return ""
             if max(length, shared + 1) > self._free():
@@ -169,7 +169,9 @@ class SlotKVCacheManager:
         """Cells free once the idle text is out of the way."""
         return self._cells.free + (self._cells.held(self._idle.slot) if self._idle else 0)
 
-    def admit(self, seq: int, tokens: Sequence[int], hit: PrefixHit, salt: str) -> Growth | None:
+    def admit(
+        self, seq: int, tokens: Sequence[int], hit: PrefixHit, salt: str
+    ) -> CacheUpdate | None:
         assert seq not in self._running, f"sequence {seq} is admitted already"
         assert isinstance(hit.source, _Source)
         assert hit.source.version == self._version, "the hit is older than the last change"
@@ -191,7 +193,7 @@ class SlotKVCacheManager:
             idle.spare = False
         else:
             if idle is not None:
-                ops += self._put_away(idle, found if isinstance(found, Saved) else None)
+                ops += self._put_away(idle, found if isinstance(found, SavedState) else None)
             text = found.text.first(cached) if found else TokenPrefix(np.empty(0, np.int32))
             earliest = found.earliest if found else 0
             if isinstance(found, _Held):
@@ -202,18 +204,18 @@ class SlotKVCacheManager:
         self._cells.extend(held.slot, 1)
         self._running[seq] = held
         self._version += 1
-        return Growth(tuple(ops))
+        return CacheUpdate(tuple(ops))
 
-    def _cells_wanted(self, found: _Held | Saved | None, cached: int) -> int:
+    def _cells_wanted(self, found: _Held | SavedState | None, cached: int) -> int:
         """Free cells that an admission keeps. (A restored state is whole before it is cut: `match`
         offers none that has no room for that.)"""
         shared = isinstance(found, _Held) and found is not self._idle
         return 1 if found is None or shared else cached + 1
 
-    def _fill(self, slot: int, found: _Held | Saved | None, cached: int) -> list[MemoryOp]:
+    def _fill(self, slot: int, found: _Held | SavedState | None, cached: int) -> list[MemoryOp]:
         if found is None:
             return []
-        if isinstance(found, Saved):
+        if isinstance(found, SavedState):
             self._parking.touch(found)
             self._cells.extend(slot, cached)
             return [Restore(found.key, slot, cached)]
@@ -225,7 +227,7 @@ class SlotKVCacheManager:
     def slot(self, seq: int) -> int:
         return self._running[seq].slot
 
-    def grow(self, seq: int, tokens: int) -> Growth | None:
+    def grow(self, seq: int, tokens: int) -> CacheUpdate | None:
         self._settling = False
         slot = self._running[seq].slot
         missing = tokens - self._cells.held(slot)
@@ -234,9 +236,11 @@ class SlotKVCacheManager:
         if missing > 0:
             self._cells.extend(slot, missing)
             self._version += 1
-        return Growth()
+        return CacheUpdate()
 
-    def settle(self, seq: int, tokens: Sequence[int], computed: int, earliest: int = 0) -> Growth:
+    def settle(
+        self, seq: int, tokens: Sequence[int], computed: int, earliest: int = 0
+    ) -> CacheUpdate:
         held = self._running[seq]
         before = len(held.text)
         assert before <= computed <= self._cells.held(held.slot), (
@@ -249,12 +253,12 @@ class SlotKVCacheManager:
         held.text.append(tokens[before:computed])
         held.earliest, held.seen = earliest, self._steps
         if self._cells.held(held.slot) == computed:
-            return Growth()
+            return CacheUpdate()
         if self._can.rewind == "last_n" and not self._can_cut(computed + 1, earliest, computed):
             self._cells.truncate(held.slot, 0)
             held.text, held.earliest = TokenPrefix(np.empty(0, np.int32)), 0
-            return Growth((Drop(held.slot),), lost=True)
-        return Growth(tuple(self._cut(held, computed)))
+            return CacheUpdate((Drop(held.slot),), lost=True)
+        return CacheUpdate(tuple(self._cut(held, computed)))
 
     def _cut(self, held: _Held, tokens: int) -> list[MemoryOp]:
         """Leave a slot `tokens` tokens. A model that cannot rewind never has more than it
@@ -264,13 +268,13 @@ class SlotKVCacheManager:
             return [Drop(held.slot)]
         return [] if self._can.rewind == "checkpoint" else [Truncate(held.slot, tokens)]
 
-    def checkpoint(self, seq: int) -> Growth:
+    def checkpoint(self, seq: int) -> CacheUpdate:
         if self._can.rewind != "checkpoint":
-            return Growth()
+            return CacheUpdate()
         self._version += 1
-        return Growth(tuple(self._park(self._running[seq], None)))
+        return CacheUpdate(tuple(self._park(self._running[seq], None)))
 
-    def fork(self, seq: int, child: int) -> Growth | None:
+    def fork(self, seq: int, child: int) -> CacheUpdate | None:
         assert child not in self._running, f"sequence {child} is admitted already"
         held = self._running[seq]
         settled = len(held.text)
@@ -284,35 +288,35 @@ class SlotKVCacheManager:
         elif settled:
             self._cells.extend(slot, settled)
             key = self._parking.next_key()
-            ops = (Park(held.slot, key), Restore(key, slot, settled), Discard(key))
+            ops = (Save(held.slot, key), Restore(key, slot, settled), Discard(key))
         self._cells.extend(slot, 1)
         text = held.text.first(settled)
         self._running[child] = _Held(slot, held.salt, text, held.earliest, spare=True)
         self._running[child].seen = held.seen
         self._version += 1
-        return Growth(ops)
+        return CacheUpdate(ops)
 
-    def release(self, seq: int, *, keep: bool) -> Growth:
+    def release(self, seq: int, *, keep: bool) -> CacheUpdate:
         held = self._running.pop(seq)
         held.earliest, held.seen = self._earliest(held), self._steps
         self._version += 1
         ops: list[MemoryOp] = []
         if not keep or not held.text:
-            return Growth(tuple(self._drop(held)))
+            return CacheUpdate(tuple(self._drop(held)))
         if self._cells.held(held.slot) > len(held.text):
             ops += self._cut(held, len(held.text))
         if self._running:
             ops += self._put_away(held, None)
         else:
             self._idle = held
-        return Growth(tuple(ops))
+        return CacheUpdate(tuple(ops))
 
     # ------------------------------------------------------------------------ idle texts
 
-    def _put_away(self, held: _Held, pinned: Saved | None) -> list[MemoryOp]:
+    def _put_away(self, held: _Held, pinned: SavedState | None) -> list[MemoryOp]:
         return [*self._park(held, pinned), *self._drop(held)]
 
-    def _park(self, held: _Held, pinned: Saved | None) -> list[MemoryOp]:
+    def _park(self, held: _Held, pinned: SavedState | None) -> list[MemoryOp]:
         if len(held.text) < self._worth_parking:
             return []
         earliest = self._kept_from(len(held.text), held.earliest)
@@ -327,9 +331,9 @@ class SlotKVCacheManager:
 
     # ------------------------------------------------------------------------ figures
 
-    def usage(self) -> Usage:
+    def usage(self) -> KVUsage:
         cached = self._cells.held(self._idle.slot) if self._idle else 0
-        return Usage(
+        return KVUsage(
             live=self._cells.total - self._cells.free - cached,
             shared=self._cells.shared(),
             cached=cached,

@@ -14,12 +14,12 @@ from localchat.backend_api.interface import (
     LAST,
     Capabilities,
     Enter,
+    LogitsPosition,
     MemoryOp,
-    Point,
     StepPlan,
     StepRow,
 )
-from localchat.core.kv_cache.manager import Growth, KVCacheManager, PrefixHit
+from localchat.core.kv_cache.manager import CacheUpdate, KVCacheManager, PrefixHit
 from localchat.core.scheduler.deterministic import EXACT_CHUNK_TOKENS, writing_class
 from localchat.core.scheduler.step_builder import ScheduledRow, ScheduledStep, StepBuilder
 from localchat.core.scheduler.token_budget import TokenBudget
@@ -33,7 +33,7 @@ _AT_ONCE = 4
 """Prompts of one step. With more, each a few tokens, the first to end would end when the last one does."""
 
 
-class Shares:
+class PromptShares:
     """`least`: tokens that a prompt gets at least, however many write: what the runner pads them to anyway."""
 
     def __init__(self, can: Capabilities) -> None:
@@ -65,7 +65,7 @@ class Scheduler:
         self._pace = pace
         self._classes = writing_class(capabilities)
         self._chunk = min(EXACT_CHUNK_TOKENS, capabilities.max_step_tokens)
-        self._shares = Shares(capabilities)
+        self._shares = PromptShares(capabilities)
         slow = capabilities.step_target_s >= _SLOW_STEP_S
         self._most_drafts = _DRAFTS_SLOW if slow else _DRAFTS_FAST
         self._turn = 0
@@ -323,7 +323,7 @@ class Scheduler:
         self._take(sequence, growth)
         return True
 
-    def _take(self, sequence: Sequence, growth: Growth) -> None:
+    def _take(self, sequence: Sequence, growth: CacheUpdate) -> None:
         self.remember(growth.memory)
         sequence.new_blocks += growth.new_blocks
 
@@ -361,13 +361,13 @@ class Scheduler:
         draft.want_prompt(planned, number)
         if end == sequence.virtual and sequence.may_sample():
             for offset in range(width - 1, width + len(drafts)):
-                planned.points.append(draft.point(Point(number, offset, sequence.number)))
+                planned.points.append(draft.point(LogitsPosition(number, offset, sequence.number)))
             draft.mask(sequence, planned.points, drafts)
             # Ahead, the next row is planned before they have joined: they sample once.
             for child in sequence.joining if end == sequence.job.prompt_tokens else ():
                 if child.number not in self._entered:
                     self._enter.append(child.entry(slot=-1))
-                point = draft.point(Point(number, width - 1, child.number))
+                point = draft.point(LogitsPosition(number, width - 1, child.number))
                 planned.forks.append((child, point))
                 draft.mask(child, [point])
         row = StepRow(
@@ -424,7 +424,7 @@ class Scheduler:
         found = 0 if sequence.set_back else hit.cached
         return usage.free + usage.cached >= sequence.known - found + _WATERMARK_TOKENS
 
-    def _start(self, sequence: Sequence, growth: Growth) -> None:
+    def _start(self, sequence: Sequence, growth: CacheUpdate) -> None:
         self._take(sequence, growth)
         sequence.state = State.RUNNING
         self.running.append(sequence)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from localchat.backend_api.interface import Mask, Point, Sample, StepPlan, StepRow, Widths
+from localchat.backend_api.interface import LogitsPosition, Mask, Sample, StepPlan, StepRow, Widths
 from localchat.core.sequence import Sequence
 
 
@@ -51,7 +51,7 @@ class StepBuilder:
         self.least = min(least, budget)
         self.rows: list[StepRow] = []
         self.planned: list[ScheduledRow] = []
-        self.points: list[Point] = []
+        self.points: list[LogitsPosition] = []
         self.masks: list[Mask] = []
         self.decoding = True
         self.pad_to = 0
@@ -81,7 +81,7 @@ class StepBuilder:
         if found:
             self.left = min(found, key=lambda size: abs(size - wanted)) - own
 
-    def point(self, point: Point) -> int:
+    def point(self, point: LogitsPosition) -> int:
         """Want the logits at `point`; its number."""
         self.points.append(point)
         return len(self.points) - 1
@@ -105,7 +105,7 @@ class StepBuilder:
             if len(job.prompt_logprobs) < position + 1 < job.prompt_tokens:
                 token = job.tokens[position + 1]
                 offset = position - planned.start
-                point = Point(row, offset, sequence.number, "prompt", token, top)
+                point = LogitsPosition(row, offset, sequence.number, "prompt", token, top)
                 planned.prompt_points.append(self.point(point))
 
     def add(self, row: StepRow, planned: ScheduledRow, *, decoding: bool) -> None:

@@ -40,13 +40,13 @@ _NAMES = {
 }
 
 
-class Wanted(NamedTuple):
+class GrammarSpec(NamedTuple):
     """A grammar in llguidance's own form: a JSON list of grammars. `name`: what to call it in an error.
     `parts`: what it is made of, to name the part that is wrong."""
 
     source: str
     name: str
-    parts: tuple["Wanted", ...] = ()
+    parts: tuple["GrammarSpec", ...] = ()
 
 
 class GrammarCompiler:
@@ -63,7 +63,7 @@ class GrammarCompiler:
         self._workers = ThreadPoolExecutor(_MASK_THREADS, "mask")
 
     def constraint(
-        self, whole: "Wanted", *, room: int, ignore_ends: bool = False
+        self, whole: "GrammarSpec", *, room: int, ignore_ends: bool = False
     ) -> GrammarMatcher:
         """A fresh state of a grammar, for a text of `room` tokens at most. Raises UsageError saying what is
         wrong and where."""
@@ -88,7 +88,7 @@ class GrammarCompiler:
             ignore_ends=ignore_ends,
         )
 
-    def _compile(self, wanted: "Wanted") -> "LLMatcher":
+    def _compile(self, wanted: "GrammarSpec") -> "LLMatcher":
         matcher = self._built(wanted.source, wanted.name)
         if matcher.is_error():
             for part in wanted.parts:  # which of them it is, in its own lines and columns
@@ -133,9 +133,9 @@ def _build(lexicon: "LLTokenizer", source: str) -> "LLMatcher":
     return matcher
 
 
-def wanted(grammar: Grammar) -> Wanted:
+def wanted(grammar: Grammar) -> GrammarSpec:
     """A request's grammar alone."""
-    return Wanted(json.dumps({"grammars": [entry_of(grammar)]}), name_of(grammar))
+    return GrammarSpec(json.dumps({"grammars": [entry_of(grammar)]}), name_of(grammar))
 
 
 def entry_of(grammar: Grammar) -> dict[str, Any]:

@@ -42,7 +42,7 @@ meanwhile, and what is drawn takes more tokens than what was tried out."""
 Bits = NDArray[np.uint8]
 
 
-class Schedule(NamedTuple):
+class ClosingState(NamedTuple):
     """`closing`: only what ends soonest is allowed. `look_at`: tokens said when the way to an end is tried
     next."""
 
@@ -103,14 +103,14 @@ class LengthGuard:
             matcher.rollback(taken)
         return found
 
-    def look(self, matcher: "LLMatcher", said: int, left: int) -> Schedule:
+    def look(self, matcher: "LLMatcher", said: int, left: int) -> ClosingState:
         """Whether to bring the text to an end now. `said`: its tokens so far; `left`: how many more it may
         have."""
         steps = self.steps(matcher, min(left, _MOST_STEPS))
         if steps is None:
-            return Schedule(False, said + max(1, left // 8))
+            return ClosingState(False, said + max(1, left // 8))
         spare = left - 2 * steps - _SPARE
-        return Schedule(spare <= 0, said + max(1, spare // 4))
+        return ClosingState(spare <= 0, said + max(1, spare // 4))
 
 
 def _class(piece: bytes) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from localchat.core.structured_output.length_guard import LengthGuard, Schedule
+from localchat.core.structured_output.length_guard import ClosingState, LengthGuard
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -55,8 +55,8 @@ class GrammarMatcher:
         self._room = room
         self._ignore_ends = ignore_ends
         self._said = 0
-        self._schedule = Schedule()
-        self._looked: dict[int, Schedule] = {}
+        self._schedule = ClosingState()
+        self._looked: dict[int, ClosingState] = {}
         self._pending: Future[list[bytes]] | None = None
         # The matcher stands behind what was said and behind these.
         self._forced = deque(self._run())

@@ -13,20 +13,26 @@ from localchat.backend_api.interface import Tokenizer
 from localchat.chat_format import ChatFormat
 from localchat.chat_format.parser import Rendered
 from localchat.chat_format.tool_calls.family import NUMBER, ToolCallFamily
-from localchat.core.structured_output.compiler import Wanted, check_schema, entry_of, styled, wanted
+from localchat.core.structured_output.compiler import (
+    GrammarSpec,
+    check_schema,
+    entry_of,
+    styled,
+    wanted,
+)
 from localchat.core.structured_output.lark import TEXT, Markup
 from localchat.core.structured_output.tool_arguments import argument_rules
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.errors import UsageError
 
-# Tool calls as a grammar: the model's own syntax around the JSON schemas of the tools.
+# ToolSpec calls as a grammar: the model's own syntax around the JSON schemas of the tools.
 
 
 _BREAKS = re.compile(f"(\n|{NUMBER})")
 _ANY_NUMBER = "/[0-9]{1,4}/"
 
 
-class Tool(NamedTuple):
+class ToolSpec(NamedTuple):
     """What a request says of a tool. `strict`: its arguments always keep to the schema."""
 
     name: str
@@ -34,7 +40,7 @@ class Tool(NamedTuple):
     strict: bool = False
 
 
-def tool_of(description: Mapping[str, Any]) -> Tool:
+def tool_of(description: Mapping[str, Any]) -> ToolSpec:
     """A tool of a request, whether or not it is wrapped as a function. Raises UsageError."""
     function = description.get("function", description)
     if not isinstance(function, Mapping) or not function.get("name"):
@@ -43,12 +49,12 @@ def tool_of(description: Mapping[str, Any]) -> Tool:
     schema = function.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(schema, Mapping):
         raise UsageError(f"the parameters of the tool {name!r} are no JSON schema")
-    return Tool(name, schema, bool(function.get("strict")))
+    return ToolSpec(name, schema, bool(function.get("strict")))
 
 
 def call_rules(
     style: ToolCallFamily,
-    tools: Sequence[Tool],
+    tools: Sequence[ToolSpec],
     markup: Markup,
     *,
     many: bool,
@@ -64,7 +70,7 @@ def call_rules(
 
 
 def free_rules(
-    style: ToolCallFamily, tools: Sequence[Tool], markup: Markup, *, many: bool
+    style: ToolCallFamily, tools: Sequence[ToolSpec], markup: Markup, *, many: bool
 ) -> list[str]:
     """Rules that define `free`: any text, in which a call, once its tag is written, keeps to the schemas."""
     form = style.form
@@ -103,7 +109,7 @@ def _more(style: ToolCallFamily, markup: Markup, *, many: bool) -> str:
     return f"call{more if many and style.many else ''} {_terms(markup, form.end)}"
 
 
-def _call_rules(style: ToolCallFamily, tools: Sequence[Tool], markup: Markup) -> list[str]:
+def _call_rules(style: ToolCallFamily, tools: Sequence[ToolSpec], markup: Markup) -> list[str]:
     """`call`: a call from its name on."""
     form = style.form
     lines = ["call: " + " | ".join(f"call_{place}" for place in range(len(tools)))]
@@ -128,7 +134,7 @@ _GAP = r"/[ \t\r\n]{0,8}/"
 
 def answer_grammar(
     request: GenerateRequest, rendered: Rendered | None, chat: ChatFormat, tokenizer: Tokenizer
-) -> Wanted | None:
+) -> GrammarSpec | None:
     """What binds the answer to `request`; None: nothing does. Raises UsageError."""
     messages = request.prompt if isinstance(request.prompt, Messages) else None
     tools = _tools(messages)
@@ -154,22 +160,24 @@ def answer_grammar(
     lark = "\n".join([f"start: {before}body", f"body: {' | '.join(bodies)}", *lines, *more])
     main = {"name": "main", "lark_grammar": lark}
     used = entries if "@answer" in bodies else []
-    parts = [Wanted(json.dumps({"grammars": [_schema(tool)]}), _called(tool)) for tool in tools]
+    parts = [
+        GrammarSpec(json.dumps({"grammars": [_schema(tool)]}), _called(tool)) for tool in tools
+    ]
     if used and request.grammar is not None:
         parts.insert(0, wanted(request.grammar))
     source = json.dumps({"grammars": [main, *used]})
-    return Wanted(source, parts[0].name if len(parts) == 1 else "the tools", tuple(parts))
+    return GrammarSpec(source, parts[0].name if len(parts) == 1 else "the tools", tuple(parts))
 
 
-def _called(tool: Tool) -> str:
+def _called(tool: ToolSpec) -> str:
     return f"the parameters of the tool {tool.name!r}"
 
 
-def _schema(tool: Tool) -> dict[str, Any]:
+def _schema(tool: ToolSpec) -> dict[str, Any]:
     return {"name": "answer", "json_schema": styled(tool.schema)}
 
 
-def _tools(messages: Messages | None) -> Sequence[Tool]:
+def _tools(messages: Messages | None) -> Sequence[ToolSpec]:
     """The tools that the answer may call."""
     if messages is None:
         return ()

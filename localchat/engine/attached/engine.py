@@ -19,7 +19,7 @@ from localchat.engine.attached.protocol import (
     GenerateCall,
     Query,
     QueryCall,
-    StopDoor,
+    StopCall,
     Stopped,
     Wish,
 )
@@ -36,7 +36,7 @@ _GREETING_S = 10.0
 R = TypeVar("R", bound=msgspec.Struct)
 
 
-class Server:
+class ServerClient:
     """A running server as its owner's programs ask it. Thread-safe; a connection for each request."""
 
     def __init__(self, url: str, token: str) -> None:
@@ -58,7 +58,7 @@ class Server:
 
     def stop(self, model: str | None) -> Stopped:
         """Unload a model, or end the server. Raises LocalchatError."""
-        return msgspec.msgpack.decode(self._post("stop", StopDoor(model)), type=Stopped)
+        return msgspec.msgpack.decode(self._post("stop", StopCall(model)), type=Stopped)
 
     def query(self, asked: QueryCall, kind: type[R]) -> R:
         """One question, one frame of the kind. Raises LocalchatError."""
@@ -84,7 +84,7 @@ class Server:
             raise self._refusal(response.status, body)
         return body
 
-    def follow(self, asked: GenerateCall, stream: "Stream", call: "Call") -> None:
+    def follow(self, asked: GenerateCall, stream: "Stream", call: "AttachedCall") -> None:
         """Put the events of a request into its stream, until its end or the call's."""
         try:
             body = _encoded(asked)
@@ -140,7 +140,7 @@ class Server:
         )
 
 
-class Call:
+class AttachedCall:
     """The connection of one request, which may be cut from any thread."""
 
     def __init__(self) -> None:
@@ -174,16 +174,16 @@ class Call:
 class AttachedEngine:
     """See Engine. `user`: who asks, for `ps`. `close` hangs up; the model stays loaded on the server."""
 
-    def __init__(self, server: Server, wish: Wish, user: str) -> None:
+    def __init__(self, server: ServerClient, wish: Wish, user: str) -> None:
         self._server = server
         self._wish = wish
         self._user = user
         self._lock = threading.Lock()
-        self._calls: set[Call] = set()
+        self._calls: set[AttachedCall] = set()
         self._closed = False
 
     def generate(self, request: GenerateRequest) -> Stream:
-        call = Call()
+        call = AttachedCall()
         stream = Stream(call.cut)
         with self._lock:
             if self._closed:
@@ -196,29 +196,29 @@ class AttachedEngine:
         ).start()
         return stream
 
-    def _follow(self, asked: GenerateCall, stream: Stream, call: Call) -> None:
+    def _follow(self, asked: GenerateCall, stream: Stream, call: AttachedCall) -> None:
         self._server.follow(asked, stream, call)
         with self._lock:
             self._calls.discard(call)
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        answer = self._query(protocol.Embed(0, tuple(texts)), protocol.VectorsFrame)
+        answer = self._query(protocol.Embed(0, tuple(texts)), protocol.VectorsReply)
         return Vectors(answer.vectors, answer.tokens)
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        return list(self._query(protocol.Tokenize(0, text, special), protocol.Tokens).tokens)
+        return list(self._query(protocol.Tokenize(0, text, special), protocol.TokensReply).tokens)
 
     def detokenize(self, tokens: Sequence[int]) -> str:
-        return self._query(protocol.Detokenize(0, tuple(tokens)), protocol.Plain).text
+        return self._query(protocol.Detokenize(0, tuple(tokens)), protocol.TextReply).text
 
     def render(self, messages: Messages) -> str:
-        return self._query(protocol.Render(0, messages), protocol.Plain).text
+        return self._query(protocol.Render(0, messages), protocol.TextReply).text
 
     def info(self) -> EngineInfo:
-        return self._query(protocol.AskInfo(0), protocol.Info).info
+        return self._query(protocol.GetInfo(0), protocol.InfoReply).info
 
     def stats(self) -> EngineStats:
-        return self._query(protocol.AskStats(0), protocol.Stats).stats
+        return self._query(protocol.GetStats(0), protocol.StatsReply).stats
 
     def close(self, deadline_s: float = 2.0) -> None:
         with self._lock:

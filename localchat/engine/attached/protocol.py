@@ -48,8 +48,8 @@ Query: TypeAlias = (
     | protocol.Detokenize
     | protocol.Render
     | protocol.Embed
-    | protocol.AskInfo
-    | protocol.AskStats
+    | protocol.GetInfo
+    | protocol.GetStats
 )
 
 
@@ -61,7 +61,7 @@ class QueryCall(msgspec.Struct, frozen=True):
     user: str = ""
 
 
-class StopDoor(msgspec.Struct, frozen=True, omit_defaults=True):
+class StopCall(msgspec.Struct, frozen=True, omit_defaults=True):
     """A model to unload; None stops the server."""
 
     model: str | None = None

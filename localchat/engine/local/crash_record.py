@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 
-class SafeBuilds:
+class CrashRecord:
     """A small JSON list on disk. A file that cannot be read counts as empty: the worst that follows is one
     more crash in warm-up, which is survived. `path` None: remembered for this process only."""
 

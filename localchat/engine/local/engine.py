@@ -9,19 +9,27 @@ from typing import TypeVar
 
 import msgspec
 
-from localchat.engine.events import Accepted, Done, EngineStats, Event, Figures, Loading, Queued
+from localchat.engine.events import (
+    Accepted,
+    Done,
+    EngineStats,
+    Event,
+    Loading,
+    MetricsSnapshot,
+    Queued,
+)
 from localchat.engine.interface import EngineInfo, Vectors
 from localchat.engine.load_options import EngineOptions
 from localchat.engine.local import protocol
-from localchat.engine.local.crash_record import SafeBuilds
-from localchat.engine.local.process import Child
+from localchat.engine.local.crash_record import CrashRecord
+from localchat.engine.local.process import ChildProcess
 from localchat.engine.request import GenerateRequest, Messages
-from localchat.engine.stream import HEED_S, Stream
+from localchat.engine.stream import SIGNAL_POLL_S, Stream
 from localchat.errors import EngineClosed, EngineDied, LocalchatError, UsageError, from_wire
 
 R = TypeVar("R", bound=msgspec.Struct)
 
-_BEFORE_WORK = (Loading, Queued, Figures)
+_BEFORE_WORK = (Loading, Queued, MetricsSnapshot)
 _NOT_THE_BUILD = (
     "safe mode did not help: the file may be damaged, or this llama.cpp has a fault with such models; "
     "download it again, or try `pip install --upgrade llama-cpp-python`"
@@ -42,7 +50,7 @@ class _Query:
         self._done.set()
 
     def wait(self, kind: type[R]) -> R:
-        while not self._done.wait(HEED_S):
+        while not self._done.wait(SIGNAL_POLL_S):
             pass
         if isinstance(self._answer, LocalchatError):
             raise self._answer
@@ -81,7 +89,7 @@ class LocalEngine:
     def __init__(self, options: EngineOptions, *, say: Callable[[str], None]) -> None:
         self._options = options
         self._say = say
-        self._safe = SafeBuilds(
+        self._safe = CrashRecord(
             options.state_dir / "safe-builds.json" if options.state_dir else None
         )
         self._lock = threading.RLock()
@@ -90,7 +98,7 @@ class LocalEngine:
         self._queries: dict[int, _Query] = {}
         self._broken: LocalchatError | None = None
         self._closed = False
-        self._child: Child | None = None
+        self._child: ChildProcess | None = None
         with self._lock:
             self._running()
 
@@ -108,30 +116,34 @@ class LocalEngine:
             self._asked[id_] = _Asked(request, stream)
         # Not under the lock: the reader of answers needs it, and a long prompt waits for the child to read.
         try:
-            child.send(protocol.Ask(id_, request))
+            child.send(protocol.Generate(id_, request))
         except UsageError as error:
             self._failed(id_, error)
         return stream
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        answer = self._query(lambda id_: protocol.Embed(id_, tuple(texts)), protocol.VectorsFrame)
+        answer = self._query(lambda id_: protocol.Embed(id_, tuple(texts)), protocol.VectorsReply)
         return Vectors(answer.vectors, answer.tokens)
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        answer = self._query(lambda id_: protocol.Tokenize(id_, text, special), protocol.Tokens)
+        answer = self._query(
+            lambda id_: protocol.Tokenize(id_, text, special), protocol.TokensReply
+        )
         return list(answer.tokens)
 
     def detokenize(self, tokens: Sequence[int]) -> str:
-        return self._query(lambda id_: protocol.Detokenize(id_, tuple(tokens)), protocol.Plain).text
+        return self._query(
+            lambda id_: protocol.Detokenize(id_, tuple(tokens)), protocol.TextReply
+        ).text
 
     def render(self, messages: Messages) -> str:
-        return self._query(lambda id_: protocol.Render(id_, messages), protocol.Plain).text
+        return self._query(lambda id_: protocol.Render(id_, messages), protocol.TextReply).text
 
     def info(self) -> EngineInfo:
-        return self._query(protocol.AskInfo, protocol.Info).info
+        return self._query(protocol.GetInfo, protocol.InfoReply).info
 
     def stats(self) -> EngineStats:
-        return self._query(protocol.AskStats, protocol.Stats).stats
+        return self._query(protocol.GetStats, protocol.StatsReply).stats
 
     def close(self, deadline_s: float = 2.0) -> None:
         with self._lock:
@@ -155,13 +167,13 @@ class LocalEngine:
 
     # ------------------------------------------------------------------------ the child
 
-    def _running(self) -> Child:
+    def _running(self) -> ChildProcess:
         """The child, started if there is none. Call with the lock held."""
         if self._closed:
             raise EngineClosed("the engine was closed")
         if self._child is None:
             self._broken = None
-            self._child = Child(self._receive, self._gone)
+            self._child = ChildProcess(self._receive, self._gone)
             options = self._options
             self._child.send(
                 protocol.Open(
@@ -211,7 +223,7 @@ class LocalEngine:
                 self._tell(items)
             case protocol.Failed(id_, code, message, hint, details):
                 self._failed(id_, from_wire(code, message, hint, details))
-            case protocol.Say(text):
+            case protocol.Notice(text):
                 self._say(text)
             case protocol.Entered(phase):
                 if phase == "serve":
@@ -261,7 +273,7 @@ class LocalEngine:
 
     # ------------------------------------------------------------------------ death
 
-    def _gone(self, child: Child) -> None:
+    def _gone(self, child: ChildProcess) -> None:
         """The child has ended; called from its reader thread."""
         death = child.death()
         said: list[str] = []
@@ -278,7 +290,7 @@ class LocalEngine:
         for sentence in said:  # not under the lock: who listens may hold the engine
             self._say(sentence)
 
-    def _survives(self, child: Child, death: EngineDied, said: list[str]) -> bool:
+    def _survives(self, child: ChildProcess, death: EngineDied, said: list[str]) -> bool:
         """Start again in safe mode, where a build crashed natively before it answered and was not in it yet."""
         crashed = death.details.get("signal") in _CRASHES
         if child.phase not in ("load", "warmup") or not crashed or not child.build:
@@ -294,7 +306,7 @@ class LocalEngine:
         for id_, asked in self._asked.items():
             # Nothing was computed before the warm-up ended.
             assert not asked.begun
-            fresh.send(protocol.Ask(id_, asked.request))
+            fresh.send(protocol.Generate(id_, asked.request))
         for query in self._queries.values():
             fresh.send(query.frame)
         return True

@@ -49,13 +49,13 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return kept
 
 
-class Child:
+class ChildProcess:
     """One child. `receive` is called with each frame and `gone` once at the end, both from one thread."""
 
     def __init__(
         self,
         receive: Callable[[FromChild], None],
-        gone: Callable[["Child"], None],
+        gone: Callable[["ChildProcess"], None],
         module: str = "localchat.core.process",
     ) -> None:
         self._receive = receive

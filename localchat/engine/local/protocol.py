@@ -56,7 +56,7 @@ class Open(msgspec.Struct, frozen=True, tag="open", omit_defaults=True):
     head_int8: bool = False
 
 
-class Ask(msgspec.Struct, frozen=True, tag="ask"):
+class Generate(msgspec.Struct, frozen=True, tag="ask"):
     id: int
     request: GenerateRequest
 
@@ -86,11 +86,11 @@ class Embed(msgspec.Struct, frozen=True, tag="embed"):
     texts: tuple[str, ...]
 
 
-class AskInfo(msgspec.Struct, frozen=True, tag="info"):
+class GetInfo(msgspec.Struct, frozen=True, tag="info"):
     id: int
 
 
-class AskStats(msgspec.Struct, frozen=True, tag="stats"):
+class GetStats(msgspec.Struct, frozen=True, tag="stats"):
     id: int
 
 
@@ -99,7 +99,7 @@ class Close(msgspec.Struct, frozen=True, tag="close"):
 
 
 ToChild: TypeAlias = (
-    Open | Ask | Cancel | Tokenize | Detokenize | Render | Embed | AskInfo | AskStats | Close
+    Open | Generate | Cancel | Tokenize | Detokenize | Render | Embed | GetInfo | GetStats | Close
 )
 
 
@@ -131,17 +131,17 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     details: dict[str, Detail]
 
 
-class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
+class TokensReply(msgspec.Struct, frozen=True, tag="tokens"):
     id: int
     tokens: tuple[int, ...]
 
 
-class Plain(msgspec.Struct, frozen=True, tag="text"):
+class TextReply(msgspec.Struct, frozen=True, tag="text"):
     id: int
     text: str
 
 
-class VectorsFrame(msgspec.Struct, frozen=True, tag="vectors"):
+class VectorsReply(msgspec.Struct, frozen=True, tag="vectors"):
     """`tokens`: how many each text took."""
 
     id: int
@@ -149,24 +149,32 @@ class VectorsFrame(msgspec.Struct, frozen=True, tag="vectors"):
     tokens: tuple[int, ...]
 
 
-class Info(msgspec.Struct, frozen=True, tag="info"):
+class InfoReply(msgspec.Struct, frozen=True, tag="info"):
     id: int
     info: EngineInfo
 
 
-class Stats(msgspec.Struct, frozen=True, tag="stats"):
+class StatsReply(msgspec.Struct, frozen=True, tag="stats"):
     id: int
     stats: EngineStats
 
 
-class Say(msgspec.Struct, frozen=True, tag="say"):
+class Notice(msgspec.Struct, frozen=True, tag="say"):
     """A sentence for the user."""
 
     text: str
 
 
 FromChild: TypeAlias = (
-    Entered | Events | Failed | Tokens | Plain | VectorsFrame | Info | Stats | Say
+    Entered
+    | Events
+    | Failed
+    | TokensReply
+    | TextReply
+    | VectorsReply
+    | InfoReply
+    | StatsReply
+    | Notice
 )
 
 T = TypeVar("T")

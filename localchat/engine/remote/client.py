@@ -22,7 +22,7 @@ _MOST_REFUSAL_BYTES: Final = 64 << 10
 _CONNECTED: Final = ("connect_tcp.complete", "start_tls.complete")
 
 
-class Call:
+class RemoteCall:
     """One request under way, that another thread may end: in whatever it waits for, the server sees the
     connection close at once. `gone`: whether that was done."""
 
@@ -52,7 +52,7 @@ class Call:
             return  # it is closed already
 
 
-class RemoteServer:
+class RemoteClient:
     """What can be asked of one server. `base`: its address as it is shown. Raises UsageError for an address or
     a key that cannot be one; neither is ever repeated where it could hold a secret."""
 
@@ -83,7 +83,7 @@ class RemoteServer:
         self._client.close()
 
     def stream(
-        self, path: str, body: Mapping[str, Any], call: Call, *, root: bool = False
+        self, path: str, body: Mapping[str, Any], call: RemoteCall, *, root: bool = False
     ) -> AbstractContextManager[httpx2.Response]:
         """POST, on a connection of its own. Raises what httpx2 raises."""
         extensions = {"trace": call.trace}

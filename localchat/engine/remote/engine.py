@@ -14,11 +14,11 @@ from typing import Any, Final
 
 import httpx2
 
-from localchat.engine.events import Accepted, EngineStats, Event, Figures
+from localchat.engine.events import Accepted, EngineStats, Event, MetricsSnapshot
 from localchat.engine.interface import EngineInfo, Vectors
-from localchat.engine.remote.client import Call, RemoteServer, whole
+from localchat.engine.remote.client import RemoteCall, RemoteClient, whole
 from localchat.engine.remote.request_body import body_of, gap_of, path_of
-from localchat.engine.remote.response_stream import RemoteAnswer
+from localchat.engine.remote.response_stream import ResponseStream
 from localchat.engine.remote.server_timings import count
 from localchat.engine.request import GenerateRequest, Infill, Messages
 from localchat.engine.stream import Stream
@@ -62,12 +62,12 @@ class RemoteEngine:
 
     def __init__(self, options: RemoteOptions, *, say: Callable[[str], None]) -> None:
         self._options = options
-        self._server = RemoteServer(options.url, options.key, options.silence_s)
+        self._server = RemoteClient(options.url, options.key, options.silence_s)
         self._say = say
         self._lock = threading.Lock()
         self._card: dict[str, Any] | None = None
-        self._now = Figures(phase="decode")
-        self._calls: set[Call] = set()
+        self._now = MetricsSnapshot(phase="decode")
+        self._calls: set[RemoteCall] = set()
         self._finished = 0
         self._told = ""
         self._has_infill = True
@@ -78,9 +78,9 @@ class RemoteEngine:
     # ------------------------------------------------------------------------ Engine
 
     def generate(self, request: GenerateRequest) -> Stream:
-        call = Call()
+        call = RemoteCall()
         stream = Stream(call.hang_up)
-        answer = RemoteAnswer(request, time.perf_counter())
+        answer = ResponseStream(request, time.perf_counter())
         with self._lock:
             self._calls.add(call)
         threading.Thread(
@@ -190,7 +190,7 @@ class RemoteEngine:
 
     # ------------------------------------------------------------------------ an answer
 
-    def _answer(self, answer: RemoteAnswer, stream: Stream, call: Call) -> None:
+    def _answer(self, answer: ResponseStream, stream: Stream, call: RemoteCall) -> None:
         try:
             if not self._closed.is_set():
                 self._ask(answer, stream, call)
@@ -210,7 +210,7 @@ class RemoteEngine:
                 self._calls.discard(call)
                 self._finished += answer.finished
 
-    def _ask(self, answer: RemoteAnswer, stream: Stream, call: Call) -> None:
+    def _ask(self, answer: ResponseStream, stream: Stream, call: RemoteCall) -> None:
         """Until there is an answer, or nobody wants one any more, or it was tried often enough."""
         attempt = 0
         shortened = False
@@ -262,7 +262,7 @@ class RemoteEngine:
         return path_of(request), body, False
 
     def _listen(
-        self, response: httpx2.Response, answer: RemoteAnswer, stream: Stream, call: Call
+        self, response: httpx2.Response, answer: ResponseStream, stream: Stream, call: RemoteCall
     ) -> None:
         """Lines of an event stream, as events. The server is free to put other fields and comments in."""
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -302,7 +302,7 @@ class RemoteEngine:
             raise self._server.odd("the question", "no JSON object")
         return found
 
-    def _tell(self, answer: RemoteAnswer, stream: Stream, events: Iterable[Event]) -> None:
+    def _tell(self, answer: ResponseStream, stream: Stream, events: Iterable[Event]) -> None:
         """Events, and the figures with the first token and ten times a second from then on."""
         for event in events:
             stream.put(event)

@@ -45,7 +45,7 @@ _TEMPLATE: Final = re.compile(
 _LONGEST: Final = (re.compile(r"at most ([\d,]+) completion tokens", re.IGNORECASE),)
 
 
-class Said(NamedTuple):
+class ServerError(NamedTuple):
     """An error as a server words it. code: of whichever kind it has, empty for none."""
 
     sentence: str
@@ -101,16 +101,16 @@ def is_error(chunk: dict[str, Any]) -> bool:
     return bool(chunk.get("error")) or chunk.get("object") == "error"
 
 
-def _is_too_long(said: Said) -> bool:
+def _is_too_long(said: ServerError) -> bool:
     return said.code in _TOO_LONG_CODES or bool(_TOO_LONG.search(said.sentence))
 
 
-def _is_template(said: Said) -> bool:
+def _is_template(said: ServerError) -> bool:
     """Whether the chat template there refuses the conversation: another way of putting it may do."""
     return said.code == "chat_template_error" or bool(_TEMPLATE.search(said.sentence))
 
 
-def _too_long(told: str, said: Said) -> LocalchatError:
+def _too_long(told: str, said: ServerError) -> LocalchatError:
     context = _number(said.fields.get("n_ctx")) or _first(_LIMITS, said.sentence)
     prompt = _number(said.fields.get("n_prompt_tokens")) or _first(_PROMPTS, said.sentence)
     if context and prompt and prompt < context:
@@ -140,16 +140,16 @@ def _number(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
-def _said(text: str) -> Said:
+def _said(text: str) -> ServerError:
     """The sentence and the code of an error body, of whichever shape."""
     try:
         found = json.loads(text)
     except ValueError:
-        return Said(" ".join(text.split())[:_MOST_TOLD], "", {})
+        return ServerError(" ".join(text.split())[:_MOST_TOLD], "", {})
     error = found.get("error", found) if isinstance(found, dict) else found
     if not isinstance(error, dict):
-        return Said(str(error)[:_MOST_TOLD], "", {})
+        return ServerError(str(error)[:_MOST_TOLD], "", {})
     sentence = error.get("message") or error.get("detail") or ""
     codes = [error.get("code"), error.get("type")]
     code = next((one for one in codes if isinstance(one, str) and one), "")
-    return Said(str(sentence)[:_MOST_TOLD], code, error)
+    return ServerError(str(sentence)[:_MOST_TOLD], code, error)

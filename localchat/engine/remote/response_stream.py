@@ -11,9 +11,9 @@ from localchat import metrics
 from localchat.engine.events import (
     Done,
     Event,
-    Figures,
     Finished,
     FinishReason,
+    MetricsSnapshot,
     Reasoning,
     Text,
     Timings,
@@ -22,7 +22,7 @@ from localchat.engine.events import (
     Usage,
 )
 from localchat.engine.remote.errors import broken_off, is_error
-from localchat.engine.remote.server_timings import OwnFigures
+from localchat.engine.remote.server_timings import ServerTimings
 from localchat.engine.request import GenerateRequest
 from localchat.errors import LocalchatError, NetworkError
 
@@ -45,7 +45,7 @@ _MANY_PER_CHUNK: Final = 1.5
 """Tokens in a chunk from which on the gaps between chunks say nothing of the time of a token."""
 
 
-class RemoteAnswer:
+class ResponseStream:
     """Chunks in, events out. `arrived_s`: when the request came, by time.perf_counter. accepted: whether its
     reader was told so; figures_due_s: when it should be told figures next."""
 
@@ -57,7 +57,7 @@ class RemoteAnswer:
         self.finished = 0
         self._arrived_s = arrived_s
         self._times: list[float] = []
-        self._own = OwnFigures()
+        self._own = ServerTimings()
         self._open: set[int] = set(range(request.n))
         self._fingerprint = ""
         self._calls: dict[tuple[int, int], tuple[str, int]] = {}
@@ -68,7 +68,7 @@ class RemoteAnswer:
         return bool(self._times)
 
     @property
-    def own(self) -> OwnFigures:
+    def own(self) -> ServerTimings:
         """What the server told of itself."""
         return self._own
 
@@ -188,10 +188,10 @@ class RemoteAnswer:
             return None
         return metrics.decode_rate(self._tokens(), self._times[0], self._times[-1])
 
-    def figures(self, running: int) -> Figures:
+    def figures(self, running: int) -> MetricsSnapshot:
         """The figures now, as far as our edge sees them."""
         phase: Literal["prefill", "decode"] = "decode" if self._times else "prefill"
-        return Figures(
+        return MetricsSnapshot(
             phase=phase,
             ttft_s=self._times[0] - self._arrived_s if self._times else None,
             decode_tokens_per_s=self._rate(),

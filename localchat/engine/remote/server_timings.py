@@ -7,11 +7,11 @@ from typing import Any, Final
 from localchat import metrics
 from localchat.engine.events import Speculation
 
-_NOTHING: Final = Speculation(off=metrics.UNTOLD)
+_NOTHING: Final = Speculation(off=metrics.NOT_REPORTED)
 
 
 @dataclass(frozen=True, slots=True)
-class OwnFigures:
+class ServerTimings:
     """Zero, None or empty where nothing was told. ttft_s, decode_tokens_per_s: as the server measured them."""
 
     prompt_tokens: int = 0
@@ -27,7 +27,7 @@ class OwnFigures:
     speculation: Speculation = _NOTHING
     fingerprint: str = ""
 
-    def updated(self, chunk: dict[str, Any]) -> "OwnFigures":
+    def updated(self, chunk: dict[str, Any]) -> "ServerTimings":
         """With what this chunk tells."""
         own = self
         if isinstance(timings := chunk.get("timings"), dict):
@@ -58,7 +58,7 @@ def _time(value: object) -> float | None:
     return float(value) if number and 0 <= value < 1e12 else None  # type: ignore[arg-type, operator]
 
 
-def _usage(own: OwnFigures, usage: dict[str, Any]) -> OwnFigures:
+def _usage(own: ServerTimings, usage: dict[str, Any]) -> ServerTimings:
     details = usage.get("prompt_tokens_details")
     prompt = count(usage.get("prompt_tokens")) or own.prompt_tokens
     cached = count(details.get("cached_tokens")) if isinstance(details, dict) else 0
@@ -70,10 +70,10 @@ def _usage(own: OwnFigures, usage: dict[str, Any]) -> OwnFigures:
     )
 
 
-def _llamacpps(own: OwnFigures, timings: dict[str, Any]) -> OwnFigures:
+def _llamacpps(own: ServerTimings, timings: dict[str, Any]) -> ServerTimings:
     cached = count(timings.get("cache_n"))
     drafted = count(timings.get("draft_n"))
-    off = "" if "draft_n" in timings else metrics.UNTOLD
+    off = "" if "draft_n" in timings else metrics.NOT_REPORTED
     prompt_ms = _time(timings.get("prompt_ms"))
     return replace(
         own,
@@ -87,7 +87,7 @@ def _llamacpps(own: OwnFigures, timings: dict[str, Any]) -> OwnFigures:
     )
 
 
-def _localchats(own: OwnFigures, timings: dict[str, Any]) -> OwnFigures:
+def _localchats(own: ServerTimings, timings: dict[str, Any]) -> ServerTimings:
     off = timings.get("speculation_off")
     known = "drafted" in timings
     return replace(
@@ -103,7 +103,7 @@ def _localchats(own: OwnFigures, timings: dict[str, Any]) -> OwnFigures:
             count(timings.get("drafted")),
             count(timings.get("accepted")),
             _time(timings.get("speedup")),
-            (off if isinstance(off, str) else "") if known else metrics.UNTOLD,
+            (off if isinstance(off, str) else "") if known else metrics.NOT_REPORTED,
         ),
         fingerprint=str(timings.get("fingerprint") or ""),
     )

@@ -16,7 +16,7 @@ from localchat import metrics
 from localchat.engine.events import EngineStats
 from localchat.engine.interface import MemoryParts
 from localchat.fit.report import percent, size
-from localchat.metrics import FIGURES
+from localchat.metrics import METRICS
 from localchat.sanitize import sanitize_line
 from localchat.session.engine_status import EngineStatus
 from localchat.tui.keymap import bindings
@@ -403,7 +403,7 @@ class Panel(Widget, can_focus=True):
         if not self.figure:
             hint = "Point at one, or Tab and ↑ ↓: what it is."
             return (Piece(hint[:width], "quiet"),) if line == 1 else ()
-        sentences = wrap(FIGURES[self.figure].about, width)
+        sentences = wrap(METRICS[self.figure].about, width)
         rows = self._explaining - 1
         if line - 1 >= len(sentences):
             return ()

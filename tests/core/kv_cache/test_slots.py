@@ -3,7 +3,7 @@ allows."""
 
 import pytest
 
-from localchat.backend_api.interface import Alias, Discard, Drop, MemoryOp, Park, Restore, Truncate
+from localchat.backend_api.interface import Alias, Discard, Drop, MemoryOp, Restore, Save, Truncate
 from localchat.core.kv_cache.slots import SlotKVCacheManager
 from tests.support.kv_cache_bench import Bench
 from tests.support.slot_benches import TEN, bench, start
@@ -41,7 +41,7 @@ def test_a_changed_turn_parks_the_old_one_and_is_cut_to_the_common_part() -> Non
     assert (hit.cached, hit.why_missed) == (4, "the text differs from token 5 on")
     before = len(b.log)
     b.admit([0, 1, 2, 3, 90])
-    assert since(b, before) == [Park(0, 1), Truncate(0, 4)]
+    assert since(b, before) == [Save(0, 1), Truncate(0, 4)]
     assert b.match(TEN).cached == 9
 
 
@@ -50,13 +50,13 @@ def test_another_conversation_parks_the_idle_one_and_its_return_restores_it() ->
     run(b, TEN)
     before = len(b.log)
     seq = start(b, [50, 51])
-    assert since(b, before)[:2] == [Park(0, 1), Drop(0)]
+    assert since(b, before)[:2] == [Save(0, 1), Drop(0)]
     assert b.book.usage().parked == 10
     b.release(seq)
     before = len(b.log)
     assert b.match([*TEN, 10]).cached == 10
     b.admit([*TEN, 10])
-    assert since(b, before) == [Park(0, 2), Drop(0), Restore(1, 0, 10)]
+    assert since(b, before) == [Save(0, 2), Drop(0), Restore(1, 0, 10)]
 
 
 def test_what_ends_beside_others_is_parked_at_once() -> None:
@@ -64,7 +64,7 @@ def test_what_ends_beside_others_is_parked_at_once() -> None:
     first = start(b, TEN)
     start(b, [50, 51])
     b.release(first)
-    assert b.log[-2:] == [Park(0, 1), Drop(0)]
+    assert b.log[-2:] == [Save(0, 1), Drop(0)]
     assert b.book.usage().cached == 0
 
 
@@ -166,7 +166,7 @@ def test_without_parking_memory_the_text_is_dropped_and_the_miss_says_so() -> No
     b = bench(ram=0)
     run(b, TEN)
     run(b, [50])
-    assert not [op for op in b.log if isinstance(op, Park)]
+    assert not [op for op in b.log if isinstance(op, Save)]
     assert "parking in RAM is off" in b.match(TEN).why_missed
 
 
@@ -249,7 +249,7 @@ def test_a_fork_shares_and_without_sharing_copies_through_ram() -> None:
     assert b.log == [Alias(0, 1, 10)]
     b = bench(share=False, ram=0)
     assert b.fork(start(b, TEN)) is not None
-    assert b.log == [Park(0, 1), Restore(1, 1, 10), Discard(1)]
+    assert b.log == [Save(0, 1), Restore(1, 1, 10), Discard(1)]
     b.flush()
 
 

@@ -8,7 +8,7 @@ import pytest
 from llguidance import LLMatcher
 
 from localchat.backend_api.scripted import ScriptedTokenizer
-from localchat.core.structured_output.compiler import GrammarCompiler, Wanted, lexicon, wanted
+from localchat.core.structured_output.compiler import GrammarCompiler, GrammarSpec, lexicon, wanted
 from localchat.core.structured_output.length_guard import LengthGuard
 from localchat.engine.request import Grammar
 
@@ -17,7 +17,7 @@ LEXICON = lexicon(TOKENIZER)
 GRAMMARS = GrammarCompiler(TOKENIZER)
 
 
-def ending(source: Wanted, said: str) -> str | None:
+def ending(source: GrammarSpec, said: str) -> str | None:
     """The way to an end that is tried out."""
     endings = LengthGuard(TOKENIZER)
     matcher = LLMatcher(LEXICON, source.source, log_level=0)

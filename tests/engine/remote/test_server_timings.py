@@ -6,8 +6,8 @@ import pytest
 
 from localchat.engine.events import (
     Done,
-    Figures,
     Finished,
+    MetricsSnapshot,
     Speculation,
     Text,
 )
@@ -17,7 +17,7 @@ from localchat.errors import (
     NetworkError,
     UsageError,
 )
-from localchat.metrics import UNTOLD, stats_line
+from localchat.metrics import NOT_REPORTED, stats_line
 from tests.support.remote_server import ASK, Exchange, Open, events, piece, text_of
 
 
@@ -34,7 +34,7 @@ def test_what_is_not_told_is_not_shown(opened: Open) -> None:
     engine, _ = opened(lambda one: one.stream(piece(content="a"), piece("stop", content="b")))
     done = done_of(engine)
     assert (done.kv_used_tokens, done.kv_total_tokens, done.usage.prompt_tokens) == (0, 0, 0)
-    assert done.speculation == Speculation(off=UNTOLD)
+    assert done.speculation == Speculation(off=NOT_REPORTED)
     assert done.timings.prefill_tokens_per_s is None
     line = stats_line(done)
     assert "KV" not in line and "drafts" not in line and "TTFT" in line
@@ -131,10 +131,10 @@ def test_chunks_of_many_tokens_say_nothing_of_the_time_of_one(opened: Open) -> N
 def test_figures_come_with_the_first_token(opened: Open) -> None:
     engine, _ = opened(lambda one: one.stream(piece(content="a"), piece("stop", content="b")))
     found = events(engine)
-    at = next(n for n, event in enumerate(found) if isinstance(event, Figures))
+    at = next(n for n, event in enumerate(found) if isinstance(event, MetricsSnapshot))
     assert isinstance(found[at - 1], Text) and isinstance(found[-1], Done)
     figures = found[at]
-    assert isinstance(figures, Figures) and figures.ttft_s is not None
+    assert isinstance(figures, MetricsSnapshot) and figures.ttft_s is not None
 
 
 @pytest.mark.parametrize(

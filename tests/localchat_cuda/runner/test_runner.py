@@ -13,8 +13,8 @@ from localchat.backend_api.interface import (
     LAST,
     Copy,
     Enter,
+    LogitsPosition,
     Mask,
-    Point,
     SamplingParams,
     StepPlan,
     StepRow,
@@ -171,7 +171,7 @@ def test_points_draw_by_their_own_settings_from_a_shared_row(folder: Path) -> No
         Enter(1, 0, tokens, 20, many[0]), Enter(2, -1, tokens, 20, many[1]),
         Enter(3, -1, tokens, 20, many[2]),
     )  # fmt: skip
-    points = tuple(Point(0, 19, seq) for seq in (1, 2, 3))
+    points = tuple(LogitsPosition(0, 19, seq) for seq in (1, 2, 3))
     found = step(
         tiny_runner(folder), 1, StepRow(1, 0, 0, tokens, (), (0,)), points=points, enter=enter,
         masks=(Mask(2, allowed),),
@@ -193,9 +193,9 @@ def test_penalties_see_the_cached_prefix_drafts_and_tokens_still_in_flight(folde
     runner = tiny_runner(folder)
     enter = (Enter(1, 0, tokens, 20, harsh),)
     runner.launch(
-        StepPlan(1, (StepRow(1, 0, 0, tokens, (), (0,)),), (Point(0, 19, 1),), enter=enter)
+        StepPlan(1, (StepRow(1, 0, 0, tokens, (), (0,)),), (LogitsPosition(0, 19, 1),), enter=enter)
     )
-    runner.launch(StepPlan(2, (StepRow(1, 0, 20, LAST),), (Point(0, 0, 1),)))
+    runner.launch(StepPlan(2, (StepRow(1, 0, 20, LAST),), (LogitsPosition(0, 0, 1),)))
     drawn = [runner.collect().samples[0].token, runner.collect().samples[0].token]
     text, sampler = list(tokens), Sampler(VOCABULARY)
     for token in drawn:
@@ -207,7 +207,7 @@ def test_penalties_see_the_cached_prefix_drafts_and_tokens_still_in_flight(folde
         logits_of(folder, tuple(text)), harsh, len(text), TokenCounts(text, 20)
     ).token
     other = (right + 1) % VOCABULARY
-    points = tuple(Point(0, i, 1) for i in range(4))
+    points = tuple(LogitsPosition(0, i, 1) for i in range(4))
     row_plan = StepRow(1, 0, 21, (text[-1],), (right, other, 3))
     found = step(runner, 3, row_plan, points=points)
     assert found[0].token == right
@@ -223,10 +223,16 @@ def test_a_fork_goes_on_from_a_copied_page(folder: Path) -> None:
     tokens = tokens_of(33, 70)
     runner = tiny_runner(folder)
     enter = (Enter(1, 0, tokens, 70, GREEDY),)
-    step(runner, 1, StepRow(1, 0, 0, tokens, (), (4, 2)), points=(Point(0, 69, 1),), enter=enter)
+    step(
+        runner,
+        1,
+        StepRow(1, 0, 0, tokens, (), (4, 2)),
+        points=(LogitsPosition(0, 69, 1),),
+        enter=enter,
+    )
     child = (*tokens, 9)
     found = step(
-        runner, 2, StepRow(2, 3, 70, (9,), (), (4, 7)), points=(Point(0, 0, 2),),
+        runner, 2, StepRow(2, 3, 70, (9,), (), (4, 7)), points=(LogitsPosition(0, 0, 2),),
         memory=(Copy(2, 7, 6),), enter=(Enter(2, 3, child, 70, GREEDY),),
     )  # fmt: skip
     assert found[0].token == int(logits_of(folder, child).argmax())
@@ -239,7 +245,7 @@ def test_more_forks_than_rows_find_room(folder: Path) -> None:
         Enter(n, -1, tokens, 5, SamplingParams(temperature=2.0, seed=1, choice=n, top_p=1.0))
         for n in range(2, 90)
     ))  # fmt: skip
-    points = tuple(Point(0, 4, one.seq) for one in enter)
+    points = tuple(LogitsPosition(0, 4, one.seq) for one in enter)
     found = step(runner, 1, StepRow(1, 0, 0, tokens, (), (0,)), points=points, enter=enter)
     row, sampler = logits_of(folder, tokens), Sampler(VOCABULARY)
     wanted = [sampler.draw(row, one.sampling, 5).token for one in enter]
@@ -262,16 +268,16 @@ def test_no_memory_in_a_step_is_a_result_and_the_one_behind_computes_nothing(
     monkeypatch.setattr(runner._network, "states", full)
     enter = (Enter(1, 0, tokens, 30, GREEDY),)
     runner.launch(
-        StepPlan(1, (StepRow(1, 0, 0, tokens, (), (0,)),), (Point(0, 29, 1),), enter=enter)
+        StepPlan(1, (StepRow(1, 0, 0, tokens, (), (0,)),), (LogitsPosition(0, 29, 1),), enter=enter)
     )
     monkeypatch.setattr(runner._network, "states", states)
-    runner.launch(StepPlan(2, (StepRow(1, 0, 30, LAST),), (Point(0, 0, 1),)))
+    runner.launch(StepPlan(2, (StepRow(1, 0, 30, LAST),), (LogitsPosition(0, 0, 1),)))
     first, second = runner.collect(), runner.collect()
     assert (first.status, first.computed, first.samples) == ("out_of_memory", (0,), ())
     assert first.notes
     assert (second.status, second.computed) == ("aborted", (0,))
     # The table of pages grew all the same.
-    found = step(runner, 3, StepRow(1, 0, 0, tokens), points=(Point(0, 29, 1),))
+    found = step(runner, 3, StepRow(1, 0, 0, tokens), points=(LogitsPosition(0, 29, 1),))
     assert found[0].token == int(logits_of(folder, tokens).argmax())
 
 

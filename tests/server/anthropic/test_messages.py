@@ -7,7 +7,7 @@ import pytest
 
 from localchat.engine.events import Finished, Reasoning, Text, ToolCall
 from localchat.engine.request import CalledTool, Message
-from localchat.engine.scripted import Answer
+from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import (
     EngineDied,
 )
@@ -157,7 +157,7 @@ def test_an_answer_says_why_it_ended(
 
 
 def test_an_answer_in_circles_ends_as_one_that_is_too_long(stage: Stage) -> None:
-    stage.scripts["loop"] = Answer(("the same again. ",) * 1000)
+    stage.scripts["loop"] = ScriptedAnswer(("the same again. ",) * 1000)
     assert message(stage, "loop").json["stop_reason"] == "max_tokens"
 
 
@@ -189,7 +189,9 @@ def test_silence_is_broken_by_comments_and_by_pings() -> None:
 
 
 def test_a_failure_in_the_middle_is_an_error_event_and_nothing_after(stage: Stage) -> None:
-    stage.scripts["dies"] = Answer(("half",), error=EngineDied("log: /secret", signal="SIGKILL"))
+    stage.scripts["dies"] = ScriptedAnswer(
+        ("half",), error=EngineDied("log: /secret", signal="SIGKILL")
+    )
     reply = message(stage, "dies", stream=True)
     *_, (name, error) = reply.named_events
     assert name == "error" and error["error"]["type"] == "overloaded_error"
@@ -198,7 +200,7 @@ def test_a_failure_in_the_middle_is_an_error_event_and_nothing_after(stage: Stag
 
 
 def test_a_client_that_leaves_cancels_its_request(stage: Stage) -> None:
-    stage.scripts["endless"] = Answer(("word ",) * 100_000, gap_s=0.01)
+    stage.scripts["endless"] = ScriptedAnswer(("word ",) * 100_000, gap_s=0.01)
     before = stage.engine.cancelled
     body = {"max_tokens": 50, "messages": [{"role": "user", "content": "endless"}], "stream": True}
     with Wire(stage.port) as wire:

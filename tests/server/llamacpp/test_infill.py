@@ -9,7 +9,7 @@ import pytest
 from localchat.engine.events import Finished, Text, TokenLogprob
 from localchat.engine.request import Infill, Sampling, TokenIds
 from localchat.engine.request import TextPrompt as Prompt
-from localchat.engine.scripted import Answer
+from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import ContextExceeded, UsageError
 from localchat.server.llamacpp.serving import projected
 from tests.support.http_server import Reply, Stage, Wire, ask, settled
@@ -31,7 +31,7 @@ VSCODE_WARM: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def _answers(stage: Stage) -> Iterator[None]:
     """Every gap is answered alike, until a test says otherwise."""
-    stage.scripts[""] = Answer(("argv", "):\n", "    return 0"))
+    stage.scripts[""] = ScriptedAnswer(("argv", "):\n", "    return 0"))
     yield
     stage.engine.refusals.clear()
 
@@ -208,7 +208,9 @@ def test_a_stream_is_pieces_and_a_last_object_and_nothing_behind_it(stage: Stage
 
 def test_an_answer_that_leaves_its_block_is_cut_and_the_engine_stops(stage: Stage) -> None:
     before = stage.engine.cancelled
-    stage.scripts[""] = Answer(("x\n", "        y\n", "z", *["more\n"] * 20_000), gap_s=0.002)
+    stage.scripts[""] = ScriptedAnswer(
+        ("x\n", "        y\n", "z", *["more\n"] * 20_000), gap_s=0.002
+    )
     reply = infill(stage, n_indent=4, response_fields=["content", "stop_type", "timings"])
     assert reply.json["content"] == "x\n        y"
     assert reply.json["stop_type"] == "limit"
@@ -217,7 +219,7 @@ def test_an_answer_that_leaves_its_block_is_cut_and_the_engine_stops(stage: Stag
 
 
 def test_an_answer_whose_time_is_up_ends_with_its_line(stage: Stage) -> None:
-    stage.scripts[""] = Answer(tuple(f"line {at}\n" for at in range(20_000)), gap_s=0.003)
+    stage.scripts[""] = ScriptedAnswer(tuple(f"line {at}\n" for at in range(20_000)), gap_s=0.003)
     content = infill(stage, t_max_predict_ms=50).json["content"]
     lines = content.splitlines(keepends=True)
     assert 1 <= len(lines) < 10_000
@@ -226,7 +228,7 @@ def test_an_answer_whose_time_is_up_ends_with_its_line(stage: Stage) -> None:
 
 def test_a_client_that_hangs_up_stops_the_engine(stage: Stage) -> None:
     before = stage.engine.cancelled
-    stage.scripts[""] = Answer(("x",) * 50_000, gap_s=0.005)
+    stage.scripts[""] = ScriptedAnswer(("x",) * 50_000, gap_s=0.005)
     asked = len(stage.engine.requests)
     with Wire(stage.port) as wire:
         wire.ask("/infill", VIM)

@@ -9,7 +9,7 @@ import pytest
 from openai import OpenAI
 
 from localchat.engine.events import Finished, Reasoning, Text, ToolCall
-from localchat.engine.scripted import Answer
+from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import ContextExceeded, EngineDied, ModelInvalid
 from localchat.server.config import ServerConfig
 from tests.support.http_server import Stage, serving, settled
@@ -117,7 +117,7 @@ def test_errors_are_the_librarys_own(stage: Stage, client: OpenAI) -> None:
     assert "maximum context length is 4 tokens" in refused.value.message
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("nothing")
-    stage.scripts["dies"] = Answer(("a",), error=EngineDied("gone", signal="SIGKILL"))
+    stage.scripts["dies"] = ScriptedAnswer(("a",), error=EngineDied("gone", signal="SIGKILL"))
     with pytest.raises(openai.APIError) as broken:
         list(
             client.chat.completions.create(
@@ -139,7 +139,7 @@ def test_what_would_fail_again_is_not_tried_again(stage: Stage) -> None:
 
 
 def test_closing_a_stream_cancels(stage: Stage, client: OpenAI) -> None:
-    stage.scripts["endless"] = Answer(("word ",) * 100_000, gap_s=0.01)
+    stage.scripts["endless"] = ScriptedAnswer(("word ",) * 100_000, gap_s=0.01)
     before = stage.engine.cancelled
     stream = client.chat.completions.create(
         model="m", messages=[{"role": "user", "content": "endless"}], stream=True
@@ -161,7 +161,7 @@ def test_a_key_is_sent_as_the_library_sends_it() -> None:
 
 
 def test_many_streams_at_once(stage: Stage, client: OpenAI) -> None:
-    stage.scripts["some"] = Answer(("a",) * 20, gap_s=0.005)
+    stage.scripts["some"] = ScriptedAnswer(("a",) * 20, gap_s=0.005)
     texts: list[str] = []
 
     def read() -> None:

@@ -23,7 +23,7 @@ from localchat.engine.request import (
     TokenIds,
 )
 from localchat.engine.request import TextPrompt as Prompt
-from localchat.engine.scripted import Answer
+from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import TemplateError
 from localchat.server.config import ServerLimits
 from tests.support.http_server import Stage, ask, chat
@@ -327,8 +327,8 @@ def test_a_prompt_may_be_text_or_tokens_or_several(stage: Stage, prompt: Any, as
 
 
 def test_choices_of_several_prompts_are_numbered_through(stage: Stage) -> None:
-    stage.scripts["p"] = Answer(events=(Text(1, "p1"), Text(0, "p0"), *_ends(2)))
-    stage.scripts["q"] = Answer(events=(Text(0, "q0"), Text(1, "q1"), *_ends(2)))
+    stage.scripts["p"] = ScriptedAnswer(events=(Text(1, "p1"), Text(0, "p0"), *_ends(2)))
+    stage.scripts["q"] = ScriptedAnswer(events=(Text(0, "q0"), Text(1, "q1"), *_ends(2)))
     for stream in (False, True):
         reply = ask(stage, "/v1/completions", {"prompt": ["p", "q"], "n": 2, "stream": stream})
         chunks = reply.chunks_json if stream else [reply.json]

@@ -7,7 +7,7 @@ import pytest
 
 from localchat.engine.events import Finished, Reasoning, Text, TokenLogprob, ToolCall
 from localchat.engine.request import CalledTool, Message
-from localchat.engine.scripted import Answer
+from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import EngineDied
 from localchat.server.config import ServerConfig
 from tests.support.http_server import (
@@ -158,7 +158,9 @@ def test_an_answer_that_was_cut_off_is_incomplete(stage: Stage) -> None:
 
 
 def test_a_failure_in_the_middle_is_a_failed_response_and_nothing_after(stage: Stage) -> None:
-    stage.scripts["dies"] = Answer(("half",), error=EngineDied("log: /secret", signal="SIGKILL"))
+    stage.scripts["dies"] = ScriptedAnswer(
+        ("half",), error=EngineDied("log: /secret", signal="SIGKILL")
+    )
     reply = respond(stage, "dies", stream=True)
     name, last = reply.named_events[-1]
     assert (name, last["response"]["status"]) == ("response.failed", "failed")
@@ -201,7 +203,7 @@ def test_silence_is_broken_by_comments_and_by_numbered_events() -> None:
 
 
 def test_a_client_that_leaves_cancels_its_request(stage: Stage) -> None:
-    stage.scripts["endless"] = Answer(("word ",) * 100_000, gap_s=0.01)
+    stage.scripts["endless"] = ScriptedAnswer(("word ",) * 100_000, gap_s=0.01)
     before = stage.engine.cancelled
     with Wire(stage.port) as wire:
         wire.ask("/v1/responses", {"input": "endless", "stream": True})

@@ -9,7 +9,7 @@ from openai import OpenAI
 
 from localchat.engine.events import Finished, Reasoning, Text, ToolCall
 from localchat.engine.request import CalledTool, Message
-from localchat.engine.scripted import Answer
+from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import ContextExceeded, EngineDied
 from tests.support.http_server import Stage, ask, respond
 
@@ -126,6 +126,6 @@ def test_the_library_sees_failures(stage: Stage, client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.responses.create(model="m", input="hi", previous_response_id="resp_1")
     assert refused.value.code == "previous_response_not_found"
-    stage.scripts["dies"] = Answer(("a",), error=EngineDied("gone", signal="SIGKILL"))
+    stage.scripts["dies"] = ScriptedAnswer(("a",), error=EngineDied("gone", signal="SIGKILL"))
     *_, last = client.responses.create(model="m", input="dies", stream=True)
     assert last.type == "response.failed" and last.response.error is not None

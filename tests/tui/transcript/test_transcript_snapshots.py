@@ -51,13 +51,13 @@ def kv_bytes(layers: int, width: int, size: float = 2.0) -> float:
 
 More on [this page](https://example.com/kv); 日本語 and 👩‍🚀 are wide.
 """
-FIGURES = "stopped · 214 tokens · 62.0 tok/s · TTFT 0.41 s"
+METRICS = "stopped · 214 tokens · 62.0 tok/s · TTFT 0.41 s"
 PASTED = "line\n" * 212
 
 TALK: list[Block] = [
     UserBlock("u1", "What is a KV cache, and what does it cost me?"),
     ReasoningBlock("r1", "The user asks about memory. " * 40, 3.2),
-    AnswerBlock("a1", ANSWER, Branch(2, 3), FIGURES),
+    AnswerBlock("a1", ANSWER, Branch(2, 3), METRICS),
 ]
 CARDS: list[Block] = [
     UserBlock("u0", "An old question", dimmed=True),
