@@ -24,7 +24,7 @@ from localchat.engine.request import GenerateRequest, Message, Messages, Samplin
 from localchat.server.app import create_app
 from localchat.server.config import ServerConfig
 from localchat.server.leases import OneEngine
-from localchat.server.uvicorn_server import UvicornServer, bound
+from localchat.server.uvicorn_server import UvicornServer, bind_sockets
 
 PROMPT = "Tell me about the sea, round {}."
 
@@ -60,7 +60,7 @@ def main() -> None:
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 15
     tokens = int(sys.argv[3]) if len(sys.argv) > 3 else 64
     engine = LocalEngine(EngineOptions(model, context_tokens=4096), say=lambda text: None)
-    sockets = bound("127.0.0.1", 0)
+    sockets = bind_sockets("127.0.0.1", 0)
     server = UvicornServer(create_app(OneEngine(engine, "m"), ServerConfig(loop_guard=True)), 0.0)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets)), daemon=True)
     thread.start()

@@ -47,11 +47,11 @@ def holder(servers: "Sequence[tuple[ServerClient, bytes]]", model: Path) -> "Ser
     """The first server that has this file loaded; the first of all where none has."""
     import msgspec
 
-    from localchat.pool.entry import ServerState
+    from localchat.pool.entry import ServerStatus
 
     for server, told in servers:
         if any(
-            one.path == str(model) for one in msgspec.json.decode(told, type=ServerState).models
+            one.path == str(model) for one in msgspec.json.decode(told, type=ServerStatus).models
         ):
             return server
     return servers[0][0]

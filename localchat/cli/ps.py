@@ -8,7 +8,7 @@ import click
 from localchat.cli.context import AppContext
 
 if TYPE_CHECKING:
-    from localchat.pool.entry import LoadedModel
+    from localchat.pool.entry import ModelStatus
 
 _HEAD = ("NAME", "MEMORY", "CONTEXT", "CLIENTS", "STATE")
 _MINUTE_S = 60
@@ -28,10 +28,10 @@ def command(door: AppContext, as_json: bool) -> None:
     from localchat.cli.attach import running_servers
     from localchat.cli.output import print_json, print_lines
     from localchat.config.paths import find_paths
-    from localchat.pool.entry import ServerState
+    from localchat.pool.entry import ServerStatus
 
     servers = [
-        (server.url, msgspec.json.decode(told, type=ServerState))
+        (server.url, msgspec.json.decode(told, type=ServerStatus))
         for server, told in running_servers(find_paths(door.environ))
     ]
     if as_json:
@@ -43,7 +43,7 @@ def command(door: AppContext, as_json: bool) -> None:
     print_lines(door.environ, _lines([(url, state.models) for url, state in servers]))
 
 
-def _lines(servers: "list[tuple[str, tuple[LoadedModel, ...]]]") -> Iterator[str]:
+def _lines(servers: "list[tuple[str, tuple[ModelStatus, ...]]]") -> Iterator[str]:
     from localchat.cli.output import table
 
     if not servers:
@@ -54,7 +54,7 @@ def _lines(servers: "list[tuple[str, tuple[LoadedModel, ...]]]") -> Iterator[str
             yield from table(_HEAD, (_cells(model) for model in models), right=(1, 2))
 
 
-def _cells(model: "LoadedModel") -> tuple[str, ...]:
+def _cells(model: "ModelStatus") -> tuple[str, ...]:
     from localchat.fit.report import size
     from localchat.sanitize import sanitize_line
 
@@ -68,7 +68,7 @@ def _cells(model: "LoadedModel") -> tuple[str, ...]:
     )
 
 
-def _state(model: "LoadedModel") -> str:
+def _state(model: "ModelStatus") -> str:
     if model.state != "ready":
         return {"loading": "loading", "ended": "ended; the next request starts it again"}[
             model.state
@@ -86,5 +86,5 @@ def _time(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 2 * _MINUTE_S else f"{seconds / _MINUTE_S:.0f} min"
 
 
-def _record(model: "LoadedModel") -> dict[str, Any]:
+def _record(model: "ModelStatus") -> dict[str, Any]:
     return {name: getattr(model, name) for name in model.__struct_fields__}

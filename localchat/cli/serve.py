@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from localchat.cli.resolve import Setup
     from localchat.config.paths import Paths
     from localchat.engine.interface import EngineInfo
-    from localchat.pool.entry import LoadedModel
+    from localchat.pool.entry import ModelStatus
     from localchat.server.config import ServerConfig
 
 
@@ -122,11 +122,11 @@ def command(
 
 def _bound(setup: "Setup", host: str, port: int) -> "list[socket.socket]":
     """Where to listen. Servers that run are told of in any case: one of them may have the port."""
-    from localchat.server.uvicorn_server import bound
+    from localchat.server.uvicorn_server import bind_sockets
 
     for sentence in neighbours(setup.paths, setup.model.name):
         setup.terminal.say(sentence)
-    return bound(host, port)
+    return bind_sockets(host, port)
 
 
 def _names(host: str, addresses: "Sequence[str]") -> list[str]:
@@ -162,10 +162,10 @@ def _serve(
     from functools import partial
 
     from localchat.server.app import create_app
-    from localchat.server.bootstrap import HouseWish, opened_house, starting
+    from localchat.server.bootstrap import ServerSpec, open_server_context, startup_task
     from localchat.server.uvicorn_server import serve
 
-    wish = HouseWish(
+    wish = ServerSpec(
         own=setup.model,
         settings_for=setup.settings_for,
         paths=setup.paths,
@@ -176,14 +176,14 @@ def _serve(
         max_slots=parallel,
         queue=config.limits.waiting,
     )
-    with opened_house(wish) as house:
+    with open_server_context(wish) as house:
         with house.engines.pool.lease("", "start") as lease:
             info = lease.engine.info()
         app = create_app(house.engines, config, house.private)
         _log_requests(setup)
         tell = partial(_tell, setup, config, sockets, info)
         with house.registered(_local_url(sockets[0])):
-            serve(app, sockets, beside=starting(app, tell, setup.terminal.say, house.stopping))
+            serve(app, sockets, beside=startup_task(app, tell, setup.terminal.say, house.on_stop))
 
 
 def _local_url(listening: "socket.socket") -> str:
@@ -242,11 +242,11 @@ def neighbours(paths: "Paths", own: str) -> "Iterator[str]":
     import msgspec
 
     from localchat.cli.attach import running_servers
-    from localchat.pool.entry import ServerState
+    from localchat.pool.entry import ServerStatus
 
     found = running_servers(paths)
     for server, told in found:
-        models = msgspec.json.decode(told, type=ServerState).models
+        models = msgspec.json.decode(told, type=ServerStatus).models
         yield f"another server runs at {server.url} and holds {_held(models)}"
         twice = next((model for model in models if model.name == own), None)
         if twice is not None:
@@ -261,7 +261,7 @@ def neighbours(paths: "Paths", own: str) -> "Iterator[str]":
         )
 
 
-def _held(models: "tuple[LoadedModel, ...]") -> str:
+def _held(models: "tuple[ModelStatus, ...]") -> str:
     from localchat.sanitize import sanitize_line
 
     if not models:
@@ -269,14 +269,14 @@ def _held(models: "tuple[LoadedModel, ...]") -> str:
     return ", ".join(sanitize_line(model.name) + _size(model) for model in models)
 
 
-def _size(model: "LoadedModel") -> str:
+def _size(model: "ModelStatus") -> str:
     from localchat.fit.report import size
 
     bytes_ = model.process_bytes or model.memory_bytes
     return f" ({size(bytes_)})" if bytes_ else ""
 
 
-def _cost(model: "LoadedModel") -> str:
+def _cost(model: "ModelStatus") -> str:
     from localchat.fit.report import size
 
     bytes_ = model.process_bytes or model.memory_bytes

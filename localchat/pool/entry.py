@@ -17,7 +17,7 @@ RETRY_AFTER_S = 5
 """What a client is told to wait before it tries a busy engine again."""
 
 
-class LoadedModel(msgspec.Struct, frozen=True, omit_defaults=True):
+class ModelStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """A loaded engine as `ps` shows it. state: `loading`, `ready`, or `ended` where its process is gone (the
     next request starts it again). memory_bytes: of weights, KV and buffers, as the engine knows or planned
     them. process_bytes: resident memory of its process. clients: who holds it, each once for each request.
@@ -36,11 +36,11 @@ class LoadedModel(msgspec.Struct, frozen=True, omit_defaults=True):
     unloads_in_s: float | None = None
 
 
-class ServerState(msgspec.Struct, frozen=True):
+class ServerStatus(msgspec.Struct, frozen=True):
     """What a server tells of itself: its version, and what it has loaded."""
 
     version: str
-    models: tuple[LoadedModel, ...]
+    models: tuple[ModelStatus, ...]
 
 
 class PooledEngine(Engine, Protocol):
@@ -156,11 +156,11 @@ class PoolEntry:
         """Who uses it, for a sentence."""
         return ", ".join(sorted({user or "somebody" for user in self.users.values()})) or "nobody"
 
-    def described(self, stats: EngineStats | None, now_s: float, keep_s: float) -> LoadedModel:
+    def described(self, stats: EngineStats | None, now_s: float, keep_s: float) -> ModelStatus:
         """For `ps`."""
         leaves_s, info = self.leaves_at_s(keep_s), self.info
         ready = info is not None and info.loaded
-        return LoadedModel(
+        return ModelStatus(
             name=self.wanted.name,
             path=str(self.wanted.options.model),
             state=("ready" if ready else "loading") if stats is not None else "ended",

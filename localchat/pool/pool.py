@@ -17,8 +17,8 @@ from localchat.pool.admission import AdmissionResult, Room, all_used, never_fits
 from localchat.pool.entry import (
     NEVER,
     RETRY_AFTER_S,
-    LoadedModel,
     ModelSpec,
+    ModelStatus,
     OpenEngine,
     PooledEngine,
     PoolEntry,
@@ -96,7 +96,7 @@ class EnginePool:
 
     # ------------------------------------------------------------------------ leases
 
-    def lease_loaded(self, word: str, user: str = "") -> Lease | None:
+    def lease_if_loaded(self, word: str, user: str = "") -> Lease | None:
         """A lease of an engine that runs and was asked for by this word just now; None: `lease` must look.
         Never waits. Raises EngineBusy."""
         with self._changed:
@@ -109,14 +109,14 @@ class EnginePool:
     def lease(self, word: str, user: str = "", *, given_up: threading.Event | None = None) -> Lease:
         """The engine of the model that a word finds; see `lease_wanted`. Raises also what the finder raises."""
         wanted = self._finder.find(word)
-        lease = self.lease_wanted(wanted, user, given_up=given_up)
+        lease = self.lease_spec(wanted, user, given_up=given_up)
         with self._changed:
             if len(self._words) >= _KNOWN_WORDS:
                 self._words.clear()
             self._words[word] = (time.monotonic(), wanted.key)
         return lease
 
-    def lease_wanted(
+    def lease_spec(
         self, wanted: ModelSpec, user: str = "", *, given_up: threading.Event | None = None
     ) -> Lease:
         """The engine of a model, started where it does not run. Waits while others use the memory that it
@@ -271,7 +271,7 @@ class EnginePool:
 
     # ------------------------------------------------------------------------ looking and stopping
 
-    def loaded(self) -> list[LoadedModel]:
+    def loaded(self) -> list[ModelStatus]:
         """What is loaded now, in the order of loading."""
         with self._changed:
             members = list(self._members.values())
@@ -286,7 +286,7 @@ class EnginePool:
                 if member.engine.alive
             ]
 
-    def _described(self, member: PoolEntry) -> LoadedModel:
+    def _described(self, member: PoolEntry) -> ModelStatus:
         stats = member.stats()
         with self._changed:
             return member.described(stats, time.monotonic(), self._keep_s)

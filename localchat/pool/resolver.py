@@ -68,7 +68,7 @@ def _advised(model: ResolvedModel, paths: Paths) -> dict[str, float]:
     return advised_sampling(model, paths).sampling
 
 
-class Known(msgspec.Struct, frozen=True):
+class KnownModel(msgspec.Struct, frozen=True):
     """A model of the library, as a list of them shows it. created: seconds of the Unix clock. context_train,
     parameters, size_bytes: 0 where nobody knows. abilities: see library.facts."""
 
@@ -100,7 +100,7 @@ class ModelResolver:
         self._paths = paths
         self._environ = environ
         self._max_slots = max_slots
-        self._listed: tuple[float, tuple[Known, ...]] = (0.0, ())
+        self._listed: tuple[float, tuple[KnownModel, ...]] = (0.0, ())
         self._read: dict[tuple[Path, int, int], Inspection] = {}
         """Headers by path, date and size of their file."""
 
@@ -114,7 +114,7 @@ class ModelResolver:
         )
         return ModelSpec(model.name, self._options(model, word))
 
-    def find_wish(self, wish: "Wish") -> ModelSpec:
+    def resolve_request(self, wish: "Wish") -> ModelSpec:
         """The model that another program of the owner asks for: its file, and what it insists on beside the
         settings in force here. Raises ModelMissing, ModelInvalid, UsageError."""
         path = Path(os.fsdecode(wish.model))
@@ -150,7 +150,7 @@ class ModelResolver:
         """Whether `models` is old enough to be asked for again."""
         return time.monotonic() - self._listed[0] > _FRESH_S or not self._listed[1]
 
-    def models(self) -> tuple[Known, ...]:
+    def models(self) -> tuple[KnownModel, ...]:
         """Every model that can be asked for, as last looked, the own one first."""
         return self._listed[1] or (self._known(self.own.name, self.own.path, None),)
 
@@ -177,12 +177,14 @@ class ModelResolver:
         self._read = read
         self._listed = (time.monotonic(), tuple(found.values()))
 
-    def _known(self, name: str, path: Path, facts: "GGUFInfo | None", size_bytes: int = 0) -> Known:
+    def _known(
+        self, name: str, path: Path, facts: "GGUFInfo | None", size_bytes: int = 0
+    ) -> KnownModel:
         _, changed_ns, size = _as_it_is(path)
         created = changed_ns // 1_000_000_000
         if facts is None:
-            return Known(name, created, 0, size_bytes=size_bytes or size)
-        return Known(
+            return KnownModel(name, created, 0, size_bytes=size_bytes or size)
+        return KnownModel(
             name,
             created,
             facts.context_tokens,

@@ -13,8 +13,8 @@ from localchat.server.exception_handlers import HANDLERS
 from localchat.server.health import health, metrics, props, root
 from localchat.server.leases import Engines
 from localchat.server.llamacpp.serving import completion, infill
-from localchat.server.middleware.access_log import Envelope
-from localchat.server.middleware.security import Guard
+from localchat.server.middleware.access_log import AccessLogMiddleware
+from localchat.server.middleware.security import SecurityMiddleware
 from localchat.server.ollama.serving import elsewhere, running, show, tags, version
 from localchat.server.openai.chat import chat
 from localchat.server.openai.completions import completions
@@ -50,7 +50,7 @@ ROUTES = (
     Route("/api/{rest:path}", elsewhere, methods=[*_GET, *_POST, "PUT", "DELETE"]),
     Route("/", root, methods=_GET),
 )
-"""Paths as `Envelope` leaves them: without `/v1`."""
+"""Paths as `AccessLogMiddleware` leaves them: without `/v1`."""
 
 
 def create_app(
@@ -60,14 +60,14 @@ def create_app(
     guard.PRIVATE, which ask for a token of their own instead of an API key."""
     service = Service(engines, config)
 
-    def refused(error: ApiError) -> None:
+    def count_refusal(error: ApiError) -> None:
         service.metrics.failed(error.code or "error", error.status)
 
     app = Starlette(
         routes=[*ROUTES, *private],
         middleware=[
-            Middleware(Envelope),
-            Middleware(Guard, config=config, refused=refused),
+            Middleware(AccessLogMiddleware),
+            Middleware(SecurityMiddleware, config=config, on_refused=count_refusal),
         ],
         exception_handlers=HANDLERS,
     )

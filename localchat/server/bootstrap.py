@@ -18,13 +18,13 @@ from localchat.pool.pool import EnginePool
 from localchat.pool.resolver import ModelResolver, SettingsFor
 from localchat.pool.server_registry import new_token, register
 from localchat.server.leases import Engines, PooledEngines
-from localchat.server.local_api import Doors
+from localchat.server.local_api import LocalApi
 from localchat.server.state import Service
 from localchat.server.uvicorn_server import UvicornServer
 
 
 @dataclass(frozen=True, slots=True)
-class HouseWish:
+class ServerSpec:
     """How a house is opened. own: the server's own model. keep_alive_s: see EnginePool. queue: requests that
     may wait for one engine."""
 
@@ -49,9 +49,9 @@ class ServerContext:
         self._say = say
         self._token = new_token()
         self._end: Callable[[], None] = lambda: None
-        self.private: list[Route] = Doors(engines, self._token, lambda: self._end()).routes()
+        self.private: list[Route] = LocalApi(engines, self._token, lambda: self._end()).routes()
 
-    def stopping(self, end: Callable[[], None]) -> None:
+    def on_stop(self, end: Callable[[], None]) -> None:
         """`end` ends the server, from its own loop."""
         self._end = end
 
@@ -72,7 +72,7 @@ class ServerContext:
 
 
 @contextmanager
-def opened_house(wish: HouseWish) -> Iterator[ServerContext]:
+def open_server_context(wish: ServerSpec) -> Iterator[ServerContext]:
     """A house whose engines end with the block."""
     finder = ModelResolver(
         wish.own, wish.settings_for, wish.paths, wish.environ, max_slots=wish.max_slots
@@ -98,11 +98,11 @@ def opened_house(wish: HouseWish) -> Iterator[ServerContext]:
 _EVERY_S = 0.2
 
 
-def starting(
+def startup_task(
     app: Starlette,
     tell: Callable[[], None],
     say: Callable[[str], None],
-    stopping: Callable[[Callable[[], None]], None] = lambda end: None,
+    on_stop: Callable[[Callable[[], None]], None] = lambda end: None,
 ) -> Callable[[UvicornServer], Awaitable[None]]:
     """What `serve` runs beside itself: tells where the server is, once signals end it well; loads its own
     model and says when that is ready. `stopping` is told how to end the server. A failure (ModelInvalid,
@@ -112,7 +112,7 @@ def starting(
     service.ready = False
 
     async def run(server: UvicornServer) -> None:
-        stopping(server.stop)
+        on_stop(server.stop)
         tell()
         service.engines.models()  # so that the first client that asks finds them looked up
         async with await service.engines.lease("", user="start"):

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from localchat.engine.events import Reasoning, Text, TokenLogprob, ToolCall
-from localchat.server.generation import End, OutputEvent
+from localchat.server.generation import ChoiceEnd, OutputEvent
 
 Kind: TypeAlias = Literal["text", "reasoning", "call"]
 
 
 @dataclass(eq=False, slots=True)
-class Block:
+class ContentBlock:
     """index: its place in the answer. call: the number of a tool call in it, `id` and `name` are that call's.
     whole: whether the model ended it, rather than the limit of tokens."""
 
@@ -35,34 +35,34 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    block: Block
+class BlockOpened:
+    block: ContentBlock
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
-    block: Block
+class BlockDelta:
+    block: ContentBlock
     piece: str
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
-    block: Block
+class BlockClosed:
+    block: ContentBlock
 
 
-Change: TypeAlias = Opened | Grown | Closed
+BlockEvent: TypeAlias = BlockOpened | BlockDelta | BlockClosed
 
 
-class Blocks:
+class ContentBlocks:
     """Of one answer with one choice. `blocks`: all so far; `end`: how it ended, once it has."""
 
     def __init__(self) -> None:
-        self.blocks: list[Block] = []
-        self.end: End | None = None
-        self._open: Block | None = None
+        self.blocks: list[ContentBlock] = []
+        self.end: ChoiceEnd | None = None
+        self._open: ContentBlock | None = None
 
-    def take(self, told: OutputEvent) -> list[Change]:
+    def take(self, told: OutputEvent) -> list[BlockEvent]:
         """What the next piece changes, in order."""
         match told:
             case Text(text=text, logprobs=logprobs) if text or logprobs:
@@ -70,14 +70,16 @@ class Blocks:
             case Reasoning(text=text) if text:
                 return self._grown("reasoning", text)
             case ToolCall() if told.id:
-                return self._opened(Block(len(self.blocks), "call", told.call, told.id, told.name))
+                return self._opened(
+                    ContentBlock(len(self.blocks), "call", told.call, told.id, told.name)
+                )
             case ToolCall():
                 block = self._open
                 assert block is not None and block.call == told.call, "calls come one by one"
                 return [self._more(block, told.arguments)]
-            case End(reason=reason):
+            case ChoiceEnd(reason=reason):
                 self.end = told
-                changes: list[Change] = [] if self.blocks else self._grown("text", "")
+                changes: list[BlockEvent] = [] if self.blocks else self._grown("text", "")
                 if self._open is not None:
                     self._open.whole = reason != "length"
                 return [*changes, *self._closed()]
@@ -85,27 +87,29 @@ class Blocks:
 
     def _grown(
         self, kind: Kind, text: str, logprobs: tuple[TokenLogprob, ...] = ()
-    ) -> list[Change]:
-        changes: list[Change] = []
+    ) -> list[BlockEvent]:
+        changes: list[BlockEvent] = []
         block = self._open
         if block is None or block.kind != kind:
-            block = Block(len(self.blocks), kind)
+            block = ContentBlock(len(self.blocks), kind)
             changes = self._opened(block)
         if text or logprobs:
             changes.append(self._more(block, text, logprobs))
         return changes
 
-    def _opened(self, block: Block) -> list[Change]:
+    def _opened(self, block: ContentBlock) -> list[BlockEvent]:
         changes = self._closed()
         self._open = block
         self.blocks.append(block)
-        return [*changes, Opened(block)]
+        return [*changes, BlockOpened(block)]
 
-    def _more(self, block: Block, text: str, logprobs: tuple[TokenLogprob, ...] = ()) -> Grown:
+    def _more(
+        self, block: ContentBlock, text: str, logprobs: tuple[TokenLogprob, ...] = ()
+    ) -> BlockDelta:
         block.pieces.append(text)
         block.logprobs += logprobs
-        return Grown(block, text, logprobs)
+        return BlockDelta(block, text, logprobs)
 
-    def _closed(self) -> list[Change]:
+    def _closed(self) -> list[BlockEvent]:
         block, self._open = self._open, None
-        return [] if block is None else [Closed(block)]
+        return [] if block is None else [BlockClosed(block)]

@@ -10,14 +10,19 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Scope
 
-from localchat.server.errors import ApiError, TooLong
-from localchat.server.middleware.access_log import is_anthropic, is_ollama, one_path, request_id
+from localchat.server.errors import ApiError, PromptTooLong
+from localchat.server.middleware.access_log import (
+    is_anthropic,
+    is_ollama,
+    normalize_path,
+    request_id,
+)
 
 
 def response(error: ApiError, scope: Scope) -> Response:
     """The error as a response to this request."""
-    if isinstance(error, TooLong):
-        error.param = _PROMPTS.get(one_path(scope["path"]), error.param)
+    if isinstance(error, PromptTooLong):
+        error.param = _PROMPTS.get(normalize_path(scope["path"]), error.param)
     if is_anthropic(scope["path"]):
         body = anthropic_error(error, request_id(scope))
     elif is_ollama(scope["path"]):
@@ -44,7 +49,7 @@ def anthropic_error(error: ApiError, request: str) -> bytes:
     """JSON, whole or as the last event of a stream. `request`: its number."""
     kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     message = error.message
-    if isinstance(error, TooLong):
+    if isinstance(error, PromptTooLong):
         # Their clients know this sentence by heart, and shorten the conversation when they read it.
         message = "prompt is too long"
         if error.prompt_tokens and error.context_tokens:

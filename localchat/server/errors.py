@@ -48,7 +48,7 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
 
-class TooLong(ApiError):
+class PromptTooLong(ApiError):
     """400: the prompt does not fit. Its sentence is one that clients recognise, word for word; numbers that
     nobody told (0) are left out of it. at_least: the prompt was so long that it was not counted to its end."""
 
@@ -73,49 +73,49 @@ class TooLong(ApiError):
         self.context_tokens = context_tokens
 
 
-def refused(
+def bad_request(
     message: str, *, param: str | None = None, code: str | None = "unsupported_value"
 ) -> ApiError:
     """400: the request itself is off."""
     return ApiError(400, code, message, param=param)
 
 
-def busy(message: str, code: str = "server_busy", retry_s: int = 1) -> ApiError:
+def unavailable(message: str, code: str = "server_busy", retry_s: int = 1) -> ApiError:
     """503: later, this will do."""
     headers = {"retry-after": str(retry_s)}
     return ApiError(503, code, message, kind="server_error", headers=headers)
 
 
-def out_of_time(seconds: float) -> ApiError:
+def timed_out(seconds: float) -> ApiError:
     """504: the request took longer than a request may."""
     message = f"The request took longer than {seconds:g} seconds and was ended."
     return ApiError(504, "timeout", message, kind="server_error", headers=_NO_RETRY)
 
 
-def internal() -> ApiError:
+def internal_error() -> ApiError:
     """500: a fault of ours, told in the log and not to the client."""
     message = "The server made a mistake; its log tells which."
     return ApiError(500, "internal_error", message, kind="server_error", headers=_NO_RETRY)
 
 
-def no_model(word: str) -> ApiError:
+def model_not_found(word: str) -> ApiError:
     """404: no such model."""
     shown = word if len(word) <= 100 else f"{word[:100]}…"
     message = f"The model {shown!r} does not exist here; GET /v1/models lists those that do."
     return ApiError(404, "model_not_found", message, param="model")
 
 
-def translated(error: LocalchatError, *, wanted_tokens: int | None = None) -> ApiError:
+def to_api_error(error: LocalchatError, *, requested_tokens: int | None = None) -> ApiError:
     """The API's error for one of ours. `wanted_tokens`: the answer that was asked for."""
     match error:
         case ContextExceeded():
-            return _too_long(error, wanted_tokens)
+            return _too_long(error, requested_tokens)
         case TemplateError():
-            return refused(_whole(error), param="messages", code="chat_template_error")
+            return bad_request(_whole(error), param="messages", code="chat_template_error")
         case UsageError():
             return _refused_by_engine(error)
         case ModelMissing():
-            return no_model(str(error.details.get("model") or error.message))
+            return model_not_found(str(error.details.get("model") or error.message))
         case DoesNotFit():
             return ApiError(
                 503, "does_not_fit", error.message, kind="server_error", headers=_NO_RETRY
@@ -124,25 +124,27 @@ def translated(error: LocalchatError, *, wanted_tokens: int | None = None) -> Ap
             message = "The model's file cannot be used; the server's log tells why."
             return ApiError(500, "model_invalid", message, kind="server_error", headers=_NO_RETRY)
         case EngineDied():
-            return busy(
+            return unavailable(
                 "The engine ended in the middle of its work and is started again.", "engine_died"
             )
         case EngineBusy():
             retry = error.details.get("retry_after_s")
-            return busy(_sentence(error.message), retry_s=retry if isinstance(retry, int) else 1)
+            return unavailable(
+                _sentence(error.message), retry_s=retry if isinstance(retry, int) else 1
+            )
         case EngineClosed():
-            return busy(_sentence(error.message), "model_unloaded")
+            return unavailable(_sentence(error.message), "model_unloaded")
         case NetworkError():
             return _upstream(error.details.get("status"))
-    return internal()
+    return internal_error()
 
 
 def _refused_by_engine(error: UsageError) -> ApiError:
     """With the field that is off, where the engine told one."""
     field = error.details.get("field")
     if not isinstance(field, str):
-        return refused(_whole(error), code=None)
-    return refused(_whole(error), param=field)
+        return bad_request(_whole(error), code=None)
+    return bad_request(_whole(error), param=field)
 
 
 def _upstream(status: object) -> ApiError:
@@ -152,7 +154,7 @@ def _upstream(status: object) -> ApiError:
         message = "The server behind this one does not offer this."
         return ApiError(501, "not_supported", message, headers=_NO_RETRY)
     if status == 429:
-        return busy("The server behind this one has too much to do.", "upstream_busy")
+        return unavailable("The server behind this one has too much to do.", "upstream_busy")
     message = "The connection to the server behind this one failed or broke off"
     if isinstance(status, int):
         message = f"The server behind this one answered with status {status}"
@@ -172,7 +174,7 @@ def _too_long(error: ContextExceeded, wanted: int | None) -> ApiError:
     prompt = error.details.get("prompt_tokens") or 0
     assert isinstance(context, int) and isinstance(prompt, int)
     at_least = bool(error.details.get("at_least"))
-    return TooLong(prompt, context, max(1, wanted or 1), at_least=at_least)
+    return PromptTooLong(prompt, context, max(1, wanted or 1), at_least=at_least)
 
 
 def _whole(error: LocalchatError) -> str:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from localchat.errors import LocalchatError
 from localchat.server.error_formats import response
-from localchat.server.errors import ApiError, internal, translated
+from localchat.server.errors import ApiError, internal_error, to_api_error
 from localchat.server.state import service_of
 
 log = logging.getLogger("localchat.server")
@@ -29,7 +29,7 @@ async def on_api_error(request: Request, error: Exception) -> Response:
 
 async def on_localchat_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, LocalchatError)
-    told = translated(error)
+    told = to_api_error(error)
     if told.status >= 500:
         _tell(error)
     return _answer(request, told)
@@ -58,14 +58,14 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 
 def _asked_path(request: Request) -> str:
-    """The path as the client wrote it, which the Envelope has put into one form since."""
+    """The path as the client wrote it, which the AccessLogMiddleware has put into one form since."""
     raw: bytes = request.scope.get("raw_path") or request.url.path.encode()
     return raw.decode("ascii", "replace")
 
 
 async def on_any_exception(request: Request, error: Exception) -> Response:
     """The last line of defence; the server logs the trace."""
-    return _answer(request, internal())
+    return _answer(request, internal_error())
 
 
 async def on_leaving(request: Request, error: Exception) -> Response:

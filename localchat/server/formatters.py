@@ -12,12 +12,12 @@ from localchat.engine.events import Done, Usage
 from localchat.server.error_formats import openai_error
 from localchat.server.errors import ApiError
 from localchat.server.generation import OutputEvent
-from localchat.server.openai.protocol import Chunk, timings_reply, usage_reply
+from localchat.server.openai.protocol import Chunk, timings_info, usage_info
 from localchat.server.sse import DONE, event
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class ChunkHeader:
     """What is the same in every chunk of one answer."""
 
     id: str
@@ -41,8 +41,8 @@ class Frame:
                 self.model,
                 self.fingerprint,
                 choices,
-                usage_reply(usage) if usage else None,
-                timings_reply(timings) if timings else None,
+                usage_info(usage) if usage else None,
+                timings_info(timings) if timings else None,
             )
         )
 
@@ -56,10 +56,10 @@ def new_id(prefix: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkStream:
+class ChunkFormatter:
     """What the streams of chat and of plain completions have in common: how they end."""
 
-    frame: Frame
+    frame: ChunkHeader
     with_usage: bool = False
     with_timings: bool = False
     with_logprobs: bool = False

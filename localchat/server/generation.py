@@ -38,7 +38,7 @@ from localchat.errors import (
     TemplateError,
     UsageError,
 )
-from localchat.server.repetition import LoopGuard
+from localchat.server.repetition import RepetitionDetector
 from localchat.server.tracker import TrackedRequest
 
 Reason: TypeAlias = Literal["stop", "length", "tool_calls"]
@@ -48,7 +48,7 @@ _COMMON_ANSWER = 256
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class ChoiceEnd:
     """A choice is complete. `why`: the stop text that ended it, or REPETITION."""
 
     choice: int
@@ -57,14 +57,14 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Echoed:
+class PromptEcho:
     """The log probabilities of a choice's prompt, its first token left out."""
 
     choice: int
     tokens: tuple[TokenLogprob, ...]
 
 
-OutputEvent: TypeAlias = Text | Reasoning | ToolCall | Echoed | End
+OutputEvent: TypeAlias = Text | Reasoning | ToolCall | PromptEcho | ChoiceEnd
 """What a reader is told. The first piece of a tool call has its id and name and no arguments."""
 
 
@@ -96,7 +96,7 @@ class GenerationSpec:
 
     @property
     def choices(self) -> int:
-        return sum(ways[0].n for ways in self.prompts)
+        return sum(template_fallbacks[0].n for template_fallbacks in self.prompts)
 
     @property
     def guided(self) -> bool:
@@ -117,7 +117,9 @@ class _Choice:
 
     calls: dict[int, str] = field(default_factory=dict)
     arguments: list[str] = field(default_factory=list)
-    guards: tuple[LoopGuard, LoopGuard] = field(default_factory=lambda: (LoopGuard(), LoopGuard()))
+    guards: tuple[RepetitionDetector, RepetitionDetector] = field(
+        default_factory=lambda: (RepetitionDetector(), RepetitionDetector())
+    )
     brake: EarlyStop | None = None
     ended: bool = False
     cut: bool = False
@@ -144,19 +146,21 @@ class Generation:
         self._choices = [_Choice(brake=make() if make else None) for _ in range(wish.choices)]
         self._each: dict[int, int] = {}
         """How many choices a prompt has, by the index of its first."""
-        for ways in wish.prompts:
-            self._each[sum(self._each.values())] = ways[0].n
+        for template_fallbacks in wish.prompts:
+            self._each[sum(self._each.values())] = template_fallbacks[0].n
         self._counted: list[_Counted] = []
         self._done: list[Done] = []
 
     async def begin(self) -> None:
         """Until every prompt is accepted: all that can be refused is refused here. Raises LocalchatError."""
-        for ways in self._wish.prompts:
-            self._sources.append(await self._ask(ways))
+        for template_fallbacks in self._wish.prompts:
+            self._sources.append(await self._ask(template_fallbacks))
 
-    async def _ask(self, ways: Sequence[GenerateRequest]) -> AsyncIterator[list[Event]]:
-        for way, request in enumerate(ways):
-            more = way + 1 < len(ways)
+    async def _ask(
+        self, template_fallbacks: Sequence[GenerateRequest]
+    ) -> AsyncIterator[list[Event]]:
+        for way, request in enumerate(template_fallbacks):
+            more = way + 1 < len(template_fallbacks)
             stream = await self._generate(request)
             source = stream.batches()
             try:
@@ -191,7 +195,7 @@ class Generation:
         except asyncio.CancelledError:
             asking.add_done_callback(lambda asked: asked.result().close())
             raise
-        self._flight.hold(stream)
+        self._flight.attach(stream)
         return stream
 
     @property
@@ -297,7 +301,7 @@ class Generation:
             case Finished(choice, reason, stop):
                 return self._finish(base + choice, reason == "length", stop or None)
             case PromptLogprobs(tokens):
-                return [Echoed(base + choice, tokens) for choice in range(self._each[base])]
+                return [PromptEcho(base + choice, tokens) for choice in range(self._each[base])]
         return []
 
     def _text(self, told: Text) -> list[OutputEvent]:
@@ -315,7 +319,7 @@ class Generation:
         state = self._choices[choice]
         if state.ended:
             return []
-        if self._wish.loop_guard and state.guards[kind].loops(text):
+        if self._wish.loop_guard and state.guards[kind].is_repeating(text):
             state.cut = True
             return [told, *self._finish(choice, True, REPETITION)]
         return [told]
@@ -335,7 +339,7 @@ class Generation:
         if event.arguments:
             state.arguments.append(event.arguments)
             told.append(ToolCall(event.choice, event.call, arguments=event.arguments))
-        if self._wish.loop_guard and state.guards[0].loops(event.arguments):
+        if self._wish.loop_guard and state.guards[0].is_repeating(event.arguments):
             state.cut = True
             told += self._finish(event.choice, True, REPETITION)
         return told
@@ -349,7 +353,7 @@ class Generation:
         reason: Reason = "length" if cut_off else "tool_calls" if whole else "stop"
         self._flight.finish = why if why == REPETITION else reason
         rest = state.brake.rest() if state.brake is not None else ""
-        return [*([Text(choice, rest)] if rest else []), End(choice, reason, why)]
+        return [*([Text(choice, rest)] if rest else []), ChoiceEnd(choice, reason, why)]
 
     def _sum_up(self) -> None:
         self._flight.usage = Usage(

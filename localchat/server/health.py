@@ -11,7 +11,7 @@ from localchat.engine.events import EngineStats
 from localchat.engine.interface import Engine
 from localchat.engine.request import Message, Messages
 from localchat.errors import LocalchatError, TemplateError
-from localchat.server.errors import busy
+from localchat.server.errors import unavailable
 from localchat.server.leases import ModelCard
 from localchat.server.metrics import CONTENT_TYPE
 from localchat.server.openai.models import json
@@ -35,9 +35,9 @@ async def root(request: Request) -> Response:
 async def health(request: Request) -> Response:
     """503 until the server's own model can answer for the first time, and from when the server stops."""
     service = service_of(request)
-    service.flights.check_open()
+    service.tracker.check_open()
     if not service.ready:
-        raise busy("The model is being loaded.", "model_loading", retry_s=2)
+        raise unavailable("The model is being loaded.", "model_loading", retry_s=2)
     return json({"status": "ok"})
 
 

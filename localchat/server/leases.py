@@ -175,18 +175,16 @@ class PooledEngines:
         self._looking: asyncio.Task[None] | None = None
 
     async def lease(self, model_word: str, *, user: str = "") -> Lease:
-        ready = self.pool.lease_loaded(model_word, user)
+        ready = self.pool.lease_if_loaded(model_word, user)
         if ready is not None and (info := self._infos.get(id(ready.engine))) is not None:
             return PooledLease(ready, info)
         if ready is not None:
             ready.release()
         return await self._leased(lambda gone: self.pool.lease(model_word, user, given_up=gone))
 
-    async def lease_wanted(self, wanted: Callable[[], ModelSpec], user: str) -> Lease:
+    async def lease_spec(self, wanted: Callable[[], ModelSpec], user: str) -> Lease:
         """The same for a model that was found otherwise; `wanted` is called in a thread."""
-        return await self._leased(
-            lambda gone: self.pool.lease_wanted(wanted(), user, given_up=gone)
-        )
+        return await self._leased(lambda gone: self.pool.lease_spec(wanted(), user, given_up=gone))
 
     async def _leased(self, take: Callable[[threading.Event], PoolLease]) -> PooledLease:
         """Take a lease in a thread and wait for the vocabulary. A caller that is cancelled meanwhile leaves

@@ -31,14 +31,14 @@ from localchat.engine.interface import Engine
 from localchat.engine.local import protocol
 from localchat.engine.stream import Stream
 from localchat.errors import LocalchatError
-from localchat.pool.entry import ServerState
+from localchat.pool.entry import ServerStatus
 from localchat.server.leases import PooledEngines
 
 T = TypeVar("T")
 _MOST_BODY_BYTES = 64 << 20
 
 
-class Doors:
+class LocalApi:
     """`stop`: what ends the server, called once the answer is on its way."""
 
     def __init__(self, engines: PooledEngines, token: str, stop: Callable[[], None]) -> None:
@@ -64,8 +64,8 @@ class Doors:
                 return Response("this token is not the server's", 403)
             try:
                 return await handle(request)
-            except _Refused as refused:
-                return Response(str(refused), 400)
+            except _BadRequest as refusal:
+                return Response(str(refusal), 400)
             except ClientDisconnect:
                 return Response(status_code=499)  # nobody reads it
 
@@ -74,11 +74,13 @@ class Doors:
     # ------------------------------------------------------------------------ engines
 
     async def _lease(self, wish: Wish, user: str) -> Any:  # noqa: ANN401 - a Lease, as a context manager
-        return await self._engines.lease_wanted(lambda: self._engines.finder.find_wish(wish), user)
+        return await self._engines.lease_spec(
+            lambda: self._engines.finder.resolve_request(wish), user
+        )
 
     async def generate(self, request: Request) -> Response:
         """A stream of frames until Done or Failed; its reader's leaving cancels the request."""
-        ask = await _decoded(request, GenerateCall)
+        ask = await _decode(request, GenerateCall)
         return _FrameStream(self._told(ask))
 
     async def _told(self, ask: GenerateCall) -> AsyncGenerator[msgspec.Struct, None]:
@@ -104,7 +106,7 @@ class Doors:
 
     async def query(self, request: Request) -> Response:
         """One question, one frame."""
-        asked = await _decoded(request, QueryCall)
+        asked = await _decode(request, QueryCall)
         try:
             async with await self._lease(asked.wish, asked.user) as lease:
                 answer = await self._engines.in_thread(lambda: _answer(lease.engine, asked.query))
@@ -117,12 +119,12 @@ class Doors:
     async def ps(self, request: Request) -> Response:
         """What is loaded, as JSON."""
         models = await self._engines.in_thread(self._engines.pool.loaded)
-        told = msgspec.json.encode(ServerState(__version__, tuple(models)))
+        told = msgspec.json.encode(ServerStatus(__version__, tuple(models)))
         return Response(told, media_type="application/json")
 
     async def stop(self, request: Request) -> Response:
         """Unload a model, or end the server."""
-        wanted = await _decoded(request, StopCall)
+        wanted = await _decode(request, StopCall)
         ended: int | None = None
         if wanted.model is None:
             asyncio.get_running_loop().call_later(0.1, self._stop)
@@ -135,22 +137,22 @@ class Doors:
         return Response(msgspec.msgpack.encode(Stopped(ended)), media_type=MEDIA_TYPE)
 
 
-class _Refused(Exception):
+class _BadRequest(Exception):
     """The body is nothing that a door of this version sends."""
 
 
-async def _decoded(request: Request, kind: type[T]) -> T:
+async def _decode(request: Request, kind: type[T]) -> T:
     if request.headers.get("content-type") != MEDIA_TYPE:
-        raise _Refused(f"the content type must be {MEDIA_TYPE}")
+        raise _BadRequest(f"the content type must be {MEDIA_TYPE}")
     body = b""
     async for piece in request.stream():
         body += piece
         if len(body) > _MOST_BODY_BYTES:
-            raise _Refused(f"more than {_MOST_BODY_BYTES} bytes")
+            raise _BadRequest(f"more than {_MOST_BODY_BYTES} bytes")
     try:
         return msgspec.msgpack.decode(body, type=kind)
     except msgspec.DecodeError as problem:
-        raise _Refused(f"no {kind.__name__}: {problem}") from problem
+        raise _BadRequest(f"no {kind.__name__}: {problem}") from problem
 
 
 def _answer(engine: Engine, query: Query) -> msgspec.Struct:

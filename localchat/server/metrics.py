@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from localchat.engine.events import Done, EngineStats
 from localchat.metrics import METRICS
-from localchat.server.tracker import Flights, TrackedRequest
+from localchat.server.tracker import RequestTracker, TrackedRequest
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _LABELS: Final = ("prompt", "cache", "guided", "speculation")
@@ -24,15 +24,18 @@ _TOKEN_SECONDS: Final = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 
 
 def prompt_bucket(tokens: int) -> str:
     """The label of a prompt's length: the smallest bound that holds it."""
-    return next((f"<={bound}" for bound in _PROMPTS if tokens <= bound), f">{_PROMPTS[-1]}")
+    return next(
+        (f"<={bound}" for bound in _PROMPTS if tokens <= bound),
+        f">{_PROMPTS[-1]}",
+    )
 
 
 class Metrics:
     """The figures of one server, in a registry of their own."""
 
-    def __init__(self, flights: Flights) -> None:
+    def __init__(self, tracker: RequestTracker) -> None:
         self._registry = CollectorRegistry()
-        self._stats = _EngineFigures(flights)
+        self._stats = _EngineFigures(tracker)
         self._registry.register(self._stats)
         self._ttft = self._histogram("ttft_seconds", METRICS["ttft_s"].about, _SECONDS)
         self._queue = self._histogram("queue_seconds", METRICS["queue_s"].about, _SECONDS)
@@ -57,7 +60,7 @@ class Metrics:
         """A request was answered with an error."""
         self._errors.labels(code, str(status)).inc()
 
-    def landed(self, flight: TrackedRequest) -> None:
+    def observe_request(self, flight: TrackedRequest) -> None:
         """A request to an engine is over."""
         if flight.gone:
             self._gone.inc()
@@ -101,8 +104,8 @@ _COUNTS: Final = ("cancelled", "preemptions", "evictions", "drafted", "accepted"
 class _EngineFigures(Collector):
     """What the engines counted since their load, read when the page is asked for."""
 
-    def __init__(self, flights: Flights) -> None:
-        self._flights = flights
+    def __init__(self, tracker: RequestTracker) -> None:
+        self._flights = tracker
         self.latest: Sequence[tuple[str, EngineStats]] = ()
 
     def describe(self) -> Iterable[Metric]:

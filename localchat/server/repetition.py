@@ -14,14 +14,14 @@ _PERIOD: Final = 256
 _EVERY: Final = 512
 
 
-class LoopGuard:
+class RepetitionDetector:
     """Fed with one choice's text. A check costs two searches in C and runs every 512 characters."""
 
     def __init__(self) -> None:
         self._tail = ""
         self._fresh = 0
 
-    def loops(self, text: str) -> bool:
+    def is_repeating(self, text: str) -> bool:
         """Take the next piece; whether the answer now goes round in circles."""
         self._tail += text
         self._fresh += len(text)

@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from localchat.server.config import ServerLimits
-from localchat.server.errors import ApiError, refused
+from localchat.server.errors import ApiError, bad_request
 
 # Compressed bodies of requests, unpacked within a limit that stands whatever they claim to be.
 #
@@ -29,16 +29,16 @@ _MEMBERS: Final = 16
 """Streams in a row that one body may be made of."""
 
 
-def unpacked(body: bytes, encoding: str, most_bytes: int) -> bytes:
+def decompress(body: bytes, encoding: str, most_bytes: int) -> bytes:
     """The plain body. `encoding`: the Content-Encoding header, empty where there was none. Raises ApiError: 415
     for an encoding that is not known, 413 for more than `most_bytes`, 400 for what cannot be read."""
     given = [name.strip().lower() for name in encoding.split(",")]
     names = [name for name in given if name not in ("", "identity")]
     if not names:
         return body
-    make = UNPACKERS.get(names[0])
+    make = DECOMPRESSORS.get(names[0])
     if len(names) > 1 or make is None:
-        taken = ", ".join(UNPACKERS)
+        taken = ", ".join(DECOMPRESSORS)
         raise ApiError(
             415,
             "unsupported_media_type",
@@ -81,7 +81,7 @@ def _plain(body: bytes, make: Callable[[bytes], Any], most_bytes: int) -> bytes:
 
 
 def _unreadable(why: str) -> ApiError:
-    return refused(f"The compressed body cannot be read: {why}.", code="invalid_json")
+    return bad_request(f"The compressed body cannot be read: {why}.", code="invalid_json")
 
 
 def _gzip(_: bytes) -> Any:  # noqa: ANN401 - zlib's type has no public name
@@ -113,7 +113,7 @@ def _zstd(_: bytes) -> Any:  # noqa: ANN401
     return _ZSTD.ZstdDecompressor(options=most)
 
 
-UNPACKERS: Final[Mapping[str, Callable[[bytes], Any]]] = {
+DECOMPRESSORS: Final[Mapping[str, Callable[[bytes], Any]]] = {
     "gzip": _gzip,
     "deflate": _deflate,
     **({"zstd": _zstd} if _ZSTD else {}),
@@ -149,8 +149,8 @@ async def read_body(request: Request, limits: ServerLimits) -> bytes:
         ) from None
     encoding = request.headers.get("content-encoding", "")
     if encoding and len(body) > _LARGE_BYTES:
-        return await asyncio.to_thread(unpacked, body, encoding, limits.unpacked_bytes)
-    return unpacked(body, encoding, limits.unpacked_bytes)
+        return await asyncio.to_thread(decompress, body, encoding, limits.unpacked_bytes)
+    return decompress(body, encoding, limits.unpacked_bytes)
 
 
 async def _received(request: Request, limits: ServerLimits) -> bytes:
@@ -181,20 +181,20 @@ def _check_type(request: Request) -> None:
         )
 
 
-def decoded(body: bytes, kind: type[T], limits: ServerLimits) -> T:
+def decode(body: bytes, kind: type[T], limits: ServerLimits) -> T:
     """The body as its type. Raises ApiError that names the field."""
     body = body.removeprefix(b"\xef\xbb\xbf")
     try:
         return _decode(body, kind)
     except RecursionError:
-        raise refused(
+        raise bad_request(
             f"The JSON is nested deeper than {limits.depth} levels.", code="invalid_json"
         ) from None
     except msgspec.ValidationError as error:
         raise _invalid(error) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-        raise refused(f"The body is no JSON: {reason}.", code="invalid_json") from error
+        raise bad_request(f"The body is no JSON: {reason}.", code="invalid_json") from error
 
 
 def _decode(body: bytes, kind: type[T]) -> T:
@@ -244,18 +244,18 @@ def _invalid(error: msgspec.ValidationError) -> ApiError:
     missing = _MISSING.search(said)
     if missing:
         param = f"{at}.{missing[1]}" if at else missing[1]
-        return refused(
+        return bad_request(
             f"The field {param!r} is required.", param=param, code="missing_required_parameter"
         )
     where = f"The field {at!r}" if at else "The body"
-    return refused(
+    return bad_request(
         f"{where} has the wrong type: {said[:1].lower()}{said[1:]}.".replace("`", ""),
         param=at or None,
         code="invalid_type",
     )
 
 
-def check_size(value: Any, limits: ServerLimits, param: str) -> None:  # noqa: ANN401 - any JSON
+def check_json_size(value: Any, limits: ServerLimits, param: str) -> None:  # noqa: ANN401 - any JSON
     """Refuse free-form JSON (schemas, for instance) that nests too deep or holds too much, before anything
     walks through it. Raises ApiError."""
     level, held = [value], 0
@@ -265,7 +265,7 @@ def check_size(value: Any, limits: ServerLimits, param: str) -> None:  # noqa: A
             return
         held += sum(map(len, boxes))
         if held > limits.values:
-            raise refused(
+            raise bad_request(
                 f"The field {param!r} holds more than {limits.values} values.",
                 param=param,
                 code="invalid_json",
@@ -273,7 +273,7 @@ def check_size(value: Any, limits: ServerLimits, param: str) -> None:  # noqa: A
         level = [
             inner for box in boxes for inner in (box.values() if isinstance(box, dict) else box)
         ]
-    raise refused(
+    raise bad_request(
         f"The field {param!r} is nested deeper than {limits.depth} levels.",
         param=param,
         code="invalid_json",

@@ -8,11 +8,11 @@ from localchat.engine.interface import EngineInfo
 from localchat.errors import LocalchatError, ModelMissing, UsageError
 from localchat.sanitize import sanitize_line
 from localchat.server.config import ServerConfig
-from localchat.server.errors import no_model, translated
+from localchat.server.errors import model_not_found, to_api_error
 from localchat.server.leases import Engines, Lease
 from localchat.server.metrics import Metrics
-from localchat.server.openai.requests import Asker
-from localchat.server.tracker import Flights
+from localchat.server.openai.requests import Client
+from localchat.server.tracker import RequestTracker
 
 _LONGEST_NAME = 200
 _AGENT = 120
@@ -24,8 +24,8 @@ class Service:
     def __init__(self, engines: Engines, config: ServerConfig) -> None:
         self.engines = engines
         self.config = config
-        self.flights = Flights(config.limits.waiting)
-        self.metrics = Metrics(self.flights)
+        self.tracker = RequestTracker(config.limits.waiting)
+        self.metrics = Metrics(self.tracker)
         self.ready = True
         """Whether the server's own model can answer; who loads it at the start says when."""
 
@@ -39,15 +39,15 @@ class Service:
                 return await self.engines.lease(word, user=user)
             except (ModelMissing, UsageError) as error:
                 if not self.config.alias or not word:
-                    raise no_model(word) from error
+                    raise model_not_found(word) from error
             except LocalchatError as error:
-                raise translated(error) from error
+                raise to_api_error(error) from error
         elif not self.config.alias:
-            raise no_model(word)
+            raise model_not_found(word)
         try:
             return await self.engines.lease("", user=user)
         except LocalchatError as error:
-            raise translated(error) from error
+            raise to_api_error(error) from error
 
 
 def service_of(request: Request) -> Service:
@@ -61,11 +61,11 @@ def agent(request: Request) -> str:
     return sanitize_line(request.headers.get("user-agent", ""))[:_AGENT]
 
 
-def asker(request: Request) -> Asker:
+def client_of(request: Request) -> Client:
     """Who sends a request. Clients with different keys share no cache; without keys all do."""
     key: str = request.scope.get("localchat.key", "")
     salt = hashlib.sha256(key.encode()).hexdigest()[:16] if key else ""
-    return Asker(salt, agent(request))
+    return Client(salt, agent(request))
 
 
 def fingerprint(info: EngineInfo) -> str:

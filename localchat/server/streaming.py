@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from localchat.errors import LocalchatError
-from localchat.server.errors import ApiError, internal, out_of_time, translated
+from localchat.server.errors import ApiError, internal_error, timed_out, to_api_error
 from localchat.server.formatters import ResponseFormatter, StreamFormatter
 from localchat.server.generation import Generation, GenerationSpec
 from localchat.server.leases import Lease
@@ -38,7 +38,7 @@ class Endpoint(Protocol):
     def streams(self) -> bool: ...
 
     @property
-    def wanted_tokens(self) -> int | None: ...
+    def requested_tokens(self) -> int | None: ...
 
     async def wish(self, lease: Lease) -> GenerationSpec:
         """What to ask this engine. Raises ApiError, LocalchatError."""
@@ -64,10 +64,10 @@ class GenerationResponse:
             user=agent(self.request),
         )
         scope["localchat.flight"] = flight
-        service.flights.enter(flight)
+        service.tracker.enter(flight)
         deadline = asyncio.get_running_loop().call_later(
             service.config.limits.request_s,
-            lambda: flight.end(out_of_time(service.config.limits.request_s)),
+            lambda: flight.end(timed_out(service.config.limits.request_s)),
         )
         try:
             await _while_connected(self._work(service, flight, send), receive, flight)
@@ -76,11 +76,11 @@ class GenerationResponse:
             raise
         except LocalchatError as error:
             flight.error = error.code
-            raise translated(error, wanted_tokens=self.plan.wanted_tokens) from error
+            raise to_api_error(error, requested_tokens=self.plan.requested_tokens) from error
         finally:
             deadline.cancel()
-            service.flights.leave(flight)
-            service.metrics.landed(flight)
+            service.tracker.leave(flight)
+            service.metrics.observe_request(flight)
 
     async def _work(self, service: Service, flight: TrackedRequest, send: Send) -> None:
         lease = await service.lease(self.plan.model, self.request)
@@ -141,7 +141,7 @@ class GenerationResponse:
                 last = presenter.broken(self._broken(service, flight, error))
             except Exception:
                 log.exception("%s failed in the middle of its stream", flight.id)
-                last = presenter.broken(self._broken(service, flight, internal()))
+                last = presenter.broken(self._broken(service, flight, internal_error()))
             flight.answered = True
             await stream.end(last)
 
@@ -149,7 +149,7 @@ class GenerationResponse:
         self, service: Service, flight: TrackedRequest, error: ApiError | LocalchatError
     ) -> ApiError:
         """The error that an open stream ends with."""
-        told = error if isinstance(error, ApiError) else translated(error)
+        told = error if isinstance(error, ApiError) else to_api_error(error)
         if isinstance(error, LocalchatError):
             log.error("%s %s: %s", flight.id, error.code, error.message)
         flight.error = told.code or "error"

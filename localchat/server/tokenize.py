@@ -7,11 +7,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localchat.engine.interface import Engine
-from localchat.server.errors import refused
+from localchat.server.errors import bad_request
 from localchat.server.openai.models import json
 from localchat.server.openai.protocol import DetokenizeBody, TemplateBody, TokenizeBody
 from localchat.server.openai.requests import conversation
-from localchat.server.request_body import decoded, read_body
+from localchat.server.request_body import decode, read_body
 from localchat.server.state import service_of
 
 
@@ -20,11 +20,11 @@ async def tokenize(request: Request) -> Response:
     `parse_special` says otherwise."""
     service = service_of(request)
     limits = service.config.limits
-    body = decoded(await read_body(request, limits), TokenizeBody, limits)
+    body = decode(await read_body(request, limits), TokenizeBody, limits)
     messages = conversation(body, limits) if body.messages is not None else None
     text = body.content if body.content is not None else body.prompt
     if messages is None and text is None:
-        raise refused(
+        raise bad_request(
             "One of 'content' and 'messages' is required.",
             param="content",
             code="missing_required_parameter",
@@ -37,7 +37,7 @@ async def tokenize(request: Request) -> Response:
         told: list[int] | list[dict[str, Any]] = tokens
         if body.with_pieces:
             if len(tokens) > limits.values:
-                raise refused(
+                raise bad_request(
                     f"There are {len(tokens)} tokens; the pieces of {limits.values} are told.",
                     param="with_pieces",
                 )
@@ -54,9 +54,11 @@ def _with_pieces(engine: Engine, tokens: list[int]) -> list[dict[str, Any]]:
 async def detokenize(request: Request) -> Response:
     service = service_of(request)
     limits = service.config.limits
-    body = decoded(await read_body(request, limits), DetokenizeBody, limits)
+    body = decode(await read_body(request, limits), DetokenizeBody, limits)
     if any(not 0 <= token < 1 << 31 for token in body.tokens):
-        raise refused("The field 'tokens' holds numbers that are no ids of tokens.", param="tokens")
+        raise bad_request(
+            "The field 'tokens' holds numbers that are no ids of tokens.", param="tokens"
+        )
     async with await service.lease(body.model, request) as lease:
         text = await asyncio.to_thread(lease.engine.detokenize, body.tokens)
     return json({"content": text, "prompt": text})
@@ -66,7 +68,7 @@ async def apply_template(request: Request) -> Response:
     """The prompt text that a conversation becomes."""
     service = service_of(request)
     limits = service.config.limits
-    body = decoded(await read_body(request, limits), TemplateBody, limits)
+    body = decode(await read_body(request, limits), TemplateBody, limits)
     messages = conversation(body, limits)
     async with await service.lease(body.model, request) as lease:
         return json({"prompt": await asyncio.to_thread(lease.engine.render, messages)})

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from localchat.engine.events import Done, Usage
 from localchat.engine.stream import Stream
-from localchat.server.errors import ApiError, busy
+from localchat.server.errors import ApiError, unavailable
 
 
 @dataclass(eq=False, slots=True)
@@ -34,7 +34,7 @@ class TrackedRequest:
     finish: str = ""
     error: str = ""
 
-    def hold(self, stream: Stream) -> None:
+    def attach(self, stream: Stream) -> None:
         """Take charge of a stream: it is closed with the flight, at once where that has ended already."""
         self.streams.append(stream)
         if self.why is not None or self.gone:
@@ -54,7 +54,7 @@ class TrackedRequest:
             stream.close()
 
 
-class Flights:
+class RequestTracker:
     """All requests under way. `most_waiting`: how many may wait for an engine to begin on them."""
 
     def __init__(self, most_waiting: int) -> None:
@@ -74,7 +74,7 @@ class Flights:
         """Take a request in. Raises ApiError where there is no room, or no more time."""
         self.check_open()
         if self.waiting >= self._most_waiting:
-            raise busy(f"{self.waiting} requests wait already; try again in a moment.")
+            raise unavailable(f"{self.waiting} requests wait already; try again in a moment.")
         self._flights.add(flight)
 
     def leave(self, flight: TrackedRequest) -> None:
@@ -98,4 +98,4 @@ class Flights:
 
 
 def _stopping() -> ApiError:
-    return busy("The server is stopping.", "server_stopping", retry_s=5)
+    return unavailable("The server is stopping.", "server_stopping", retry_s=5)

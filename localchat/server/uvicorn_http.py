@@ -28,7 +28,7 @@ FILLER: Final = "filler"
 
 
 class Connection(H11Protocol):
-    """One connection. `limits` is set by the subclass that `limited` makes."""
+    """One connection. `limits` is set by the subclass that `connection_class` makes."""
 
     limits: ClassVar[ServerLimits] = ServerLimits()
 
@@ -200,6 +200,6 @@ _UNREADABLE: Final = {
 """What the HTTP library says of a request, other than that it is none."""
 
 
-def limited(limits: ServerLimits) -> type[Connection]:
+def connection_class(limits: ServerLimits) -> type[Connection]:
     """The connections of a server with these limits."""
     return type("LimitedConnection", (Connection,), {"limits": limits})

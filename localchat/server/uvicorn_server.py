@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 
 from localchat.errors import LocalchatError, UsageError
 from localchat.server.state import Service
-from localchat.server.uvicorn_http import HEAD_BYTES, limited
+from localchat.server.uvicorn_http import HEAD_BYTES, connection_class
 
 log = logging.getLogger("localchat.server")
 
@@ -47,7 +47,7 @@ class UvicornServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=limited(limits),
+                http=connection_class(limits),
                 ws="none",
                 loop="asyncio",
                 lifespan="off",
@@ -67,11 +67,13 @@ class UvicornServer(uvicorn.Server):
         threads = ThreadPoolExecutor(_THREADS, "server")
         loop = asyncio.get_running_loop()
         loop.set_default_executor(threads)
-        loop.set_exception_handler(self._complain)
-        make_room(self._service.config.limits.connections)
+        loop.set_exception_handler(self._handle_loop_exception)
+        raise_file_limit(self._service.config.limits.connections)
         await super().serve(sockets)
 
-    def _complain(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def _handle_loop_exception(
+        self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]
+    ) -> None:
         """Without a file for a new connection, the loop complains with a traceback for each that may wait,
         every second anew: once is enough."""
         error = context.get("exception")
@@ -92,13 +94,13 @@ class UvicornServer(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        flights = self._service.flights
-        flights.refuse()
+        tracker = self._service.tracker
+        tracker.refuse()
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self._drain_s
-        while flights.running + flights.waiting and loop.time() < end_s and not self.force_exit:
+        while tracker.running + tracker.waiting and loop.time() < end_s and not self.force_exit:
             await asyncio.sleep(_POLL_S)
-        flights.end_all()
+        tracker.end_all()
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -154,7 +156,7 @@ def _failed(task: "asyncio.Future[None]") -> bool:
     return not task.cancelled() and task.exception() is not None
 
 
-def make_room(connections: int) -> None:
+def raise_file_limit(connections: int) -> None:
     """Let this process open as many files as its connections need, where it may: macOS begins with 256."""
     import resource
 
@@ -167,7 +169,7 @@ def make_room(connections: int) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def bound(host: str, port: int) -> list[socket.socket]:
+def bind_sockets(host: str, port: int) -> list[socket.socket]:
     """Listening places of a host: for 127.0.0.1 also IPv6's loopback, where it has one. Port 0 takes a free
     one. Raises UsageError for a name that is none here, LocalchatError where the port is taken."""
     try:

@@ -19,10 +19,10 @@ from localchat.engine.attached.engine import ServerClient
 from localchat.engine.load_options import EngineOptions
 from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from localchat.models.resolve import ResolvedModel
-from localchat.pool.entry import LoadedModel, ServerState
+from localchat.pool.entry import ModelStatus, ServerStatus
 from localchat.pool.pool import EnginePool
 from localchat.pool.server_registry import register
-from localchat.server.bootstrap import HouseWish, opened_house
+from localchat.server.bootstrap import ServerSpec, open_server_context
 from tests.support.cli_program import ScriptedDoor, answer
 from tests.support.gguf_files import write_model
 from tests.support.local_api_server import until
@@ -63,7 +63,7 @@ def model(tmp_path: Path) -> Path:
 def served(paths: Paths, model: Path) -> Iterator[Served]:
     """A server with a model of its own, registered until the end of the test."""
     served = Served()
-    wish = HouseWish(
+    wish = ServerSpec(
         own=ResolvedModel(str(model), "tiny", model, "a test"),
         settings_for=lambda names: Settings(),
         paths=paths,
@@ -72,11 +72,11 @@ def served(paths: Paths, model: Path) -> Iterator[Served]:
         say=lambda text: None,
         keep_alive_s=-1.0,
     )
-    with opened_house(wish) as house, socket.socket() as listening:
+    with open_server_context(wish) as house, socket.socket() as listening:
         served.pool = house.engines.pool
         listening.bind(("127.0.0.1", 0))
         listening.listen(32)
-        house.stopping(served.stopped.set)
+        house.on_stop(served.stopped.set)
         app = Starlette(routes=house.private)
         config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
@@ -110,8 +110,8 @@ def test_second_prompt_finds_the_model_loaded(served: Served, call: Call) -> Non
 
 def test_of_several_servers_the_one_that_holds_the_model_is_asked() -> None:
     def telling(*models: str) -> tuple[ServerClient, bytes]:
-        loaded = tuple(LoadedModel(Path(path).stem, path, "ready") for path in models)
-        told = msgspec.json.encode(ServerState("1", loaded))
+        loaded = tuple(ModelStatus(Path(path).stem, path, "ready") for path in models)
+        told = msgspec.json.encode(ServerStatus("1", loaded))
         return ServerClient(f"http://{len(models)}.test", "token"), told
 
     newest, other = telling("/m/a.gguf"), telling("/m/b.gguf", "/m/c.gguf")
@@ -130,11 +130,14 @@ def test_the_users_limits_reach_the_server(served: Served, call: Call) -> None:
     call(HERE, "hello")
     limits = ("--vram-gb", "3.5", "--kv-gb", "0.5", "--require-gpu", "--dummy-weights")
     call(HERE, *limits[:4], "hello")
-    plain, limited = served.opened
+    plain, connection_class = served.opened
     assert (plain.gpu_limit_bytes, plain.kv_limit_bytes) == (None, None)
-    assert (limited.gpu_limit_bytes, limited.kv_limit_bytes) == (3_500_000_000, 500_000_000)
+    assert (connection_class.gpu_limit_bytes, connection_class.kv_limit_bytes) == (
+        3_500_000_000,
+        500_000_000,
+    )
     call(HERE, "--dummy-weights", "hello")
-    assert served.opened[-1].dummy_weights and not limited.dummy_weights
+    assert served.opened[-1].dummy_weights and not connection_class.dummy_weights
     assert call(HERE, *limits, "hello").code == 4
 
 

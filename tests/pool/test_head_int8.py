@@ -39,8 +39,8 @@ def test_another_program_may_insist_on_it(tmp_path: Path) -> None:
     paths = Paths(*[tmp_path] * 5)
     finder = ModelResolver(own, lambda names: Settings(), paths, {})
     wish = Wish(os.fsencode(tmp_path), "m")
-    assert not finder.find_wish(wish).options.head_int8
-    assert finder.find_wish(msgspec.structs.replace(wish, head_int8=True)).options.head_int8
+    assert not finder.resolve_request(wish).options.head_int8
+    assert finder.resolve_request(msgspec.structs.replace(wish, head_int8=True)).options.head_int8
 
 
 def test_a_text_of_it_has_another_fingerprint() -> None:

@@ -82,13 +82,13 @@ def test_many_threads_open_a_model_once(start: Start) -> None:
 
 def test_lease_without_waiting_is_given_only_for_a_word_that_was_just_found(start: Start) -> None:
     pool, house = start()
-    assert pool.lease_loaded("a") is None
+    assert pool.lease_if_loaded("a") is None
     pool.lease("a").release()
-    taken = pool.lease_loaded("a", "me")
+    taken = pool.lease_if_loaded("a", "me")
     assert taken is not None and pool.loaded()[0].clients == ("me",)
     taken.release()
     house.engines["a"].close()
-    assert pool.lease_loaded("a") is None
+    assert pool.lease_if_loaded("a") is None
 
 
 def test_idle_engine_is_unloaded_after_its_time_and_a_used_one_is_not(start: Start) -> None:
@@ -183,7 +183,7 @@ def test_full_queue_is_a_typed_refusal(start: Start) -> None:
         pool.lease("a")
     assert caught.value.details == {"waiting": 3, "limit": 3, "retry_after_s": 5}
     with pytest.raises(EngineBusy):
-        pool.lease_loaded("a")
+        pool.lease_if_loaded("a")
     leases.pop().release()
     pool.lease("a").release()
 

@@ -71,14 +71,14 @@ def test_client_names_no_file(
 def test_owner_names_a_file_and_what_it_insists_on(
     finder: ModelResolver, own: ResolvedModel
 ) -> None:
-    plain = finder.find_wish(Wish(os.fsencode(own.path), "whatever"))
+    plain = finder.resolve_request(Wish(os.fsencode(own.path), "whatever"))
     assert plain.key == finder.find("").key
     insisted = Wish(os.fsencode(own.path), "mine", context_tokens=64, gpu_layers=0, threads=1)
-    wanted = finder.find_wish(insisted)
+    wanted = finder.resolve_request(insisted)
     assert (wanted.options.context_tokens, wanted.options.gpu_layers) == (64, 0)
     assert wanted.key != plain.key
     with pytest.raises(ModelMissing):
-        finder.find_wish(Wish(b"/nowhere.gguf", "x"))
+        finder.resolve_request(Wish(b"/nowhere.gguf", "x"))
 
 
 def test_list_has_the_own_model_first_and_what_can_be_run(

@@ -6,8 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localchat.engine.events import Reasoning, Text, ToolCall
-from localchat.server.content_blocks import Blocks, Change, Closed, Grown, Opened
-from localchat.server.generation import End, OutputEvent
+from localchat.server.content_blocks import (
+    BlockClosed,
+    BlockDelta,
+    BlockEvent,
+    BlockOpened,
+    ContentBlocks,
+)
+from localchat.server.generation import ChoiceEnd, OutputEvent
 
 WORDS = st.text("ab ", max_size=3)
 CALL = st.lists(WORDS.filter(bool), max_size=3)
@@ -26,25 +32,25 @@ def answers(draw: st.DrawFn) -> list[OutputEvent]:
         else:
             word = draw(WORDS)
             told.append(Text(0, word) if kind == "text" else Reasoning(0, word))
-    return [*told, End(0, draw(st.sampled_from(("stop", "length"))))]
+    return [*told, ChoiceEnd(0, draw(st.sampled_from(("stop", "length"))))]
 
 
 @given(answers())
 def test_blocks_are_opened_filled_and_closed_in_turn(told: list[OutputEvent]) -> None:
-    blocks = Blocks()
-    changes: list[Change] = [change for each in told for change in blocks.take(each)]
-    opened = [change.block for change in changes if isinstance(change, Opened)]
+    blocks = ContentBlocks()
+    changes: list[BlockEvent] = [change for each in told for change in blocks.take(each)]
+    opened = [change.block for change in changes if isinstance(change, BlockOpened)]
     assert [block.index for block in opened] == list(range(len(opened)))
     assert opened == blocks.blocks != []
     current = None
     for change in changes:
         match change:
-            case Opened(block):
+            case BlockOpened(block):
                 assert current is None
                 current = block
-            case Grown(block):
+            case BlockDelta(block):
                 assert block is current
-            case Closed(block):
+            case BlockClosed(block):
                 assert block is current
                 current = None
     assert current is None and blocks.end is told[-1]
@@ -52,7 +58,7 @@ def test_blocks_are_opened_filled_and_closed_in_turn(told: list[OutputEvent]) ->
 
 @given(answers())
 def test_no_word_is_lost_and_neighbours_differ(told: list[OutputEvent]) -> None:
-    blocks = Blocks()
+    blocks = ContentBlocks()
     for each in told:
         blocks.take(each)
     for kind, of in (("text", Text), ("reasoning", Reasoning)):

@@ -11,7 +11,13 @@ from localchat.engine.request import GenerateRequest, Message, Messages
 from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from localchat.engine.stream import Stream
 from localchat.errors import EngineDied, LocalchatError
-from localchat.server.generation import EarlyStop, End, Generation, GenerationSpec, OutputEvent
+from localchat.server.generation import (
+    ChoiceEnd,
+    EarlyStop,
+    Generation,
+    GenerationSpec,
+    OutputEvent,
+)
 from localchat.server.tracker import TrackedRequest
 from tests.support.tui_stage import DONE
 
@@ -61,14 +67,14 @@ def test_what_comes_together_is_told_together() -> None:
     assert found == [
         [Text(0, "a")],
         [Text(0, "b"), Text(0, "c")],
-        [Text(0, "d"), End(0, "stop")],
+        [Text(0, "d"), ChoiceEnd(0, "stop")],
     ]
     assert flight.done == DONE
 
 
 def test_what_came_with_the_acceptance_is_not_lost() -> None:
     found, _ = told_of([(Text(0, "a"), *ENDED)])
-    assert found == [[Text(0, "a"), End(0, "stop")]]
+    assert found == [[Text(0, "a"), ChoiceEnd(0, "stop")]]
 
 
 def test_what_came_with_a_failure_is_told_before_it() -> None:
@@ -97,7 +103,7 @@ class Short:
 
 def test_nothing_is_told_or_counted_behind_the_place_of_a_cut() -> None:
     found, flight = told_of([tuple(Text(0, letter) for letter in "abcdef"), ()], Short)
-    assert found == [[Text(0, "a"), Text(0, "b"), End(0, "length")]]
+    assert found == [[Text(0, "a"), Text(0, "b"), ChoiceEnd(0, "length")]]
     assert flight.usage is not None and flight.usage.completion_tokens == 2
 
 
@@ -118,6 +124,6 @@ def test_prompts_beside_each_other_keep_their_own_order() -> None:
     told = asyncio.run(work)
     assert [one for one in told if one.choice == 0] == [
         *(Text(0, x) for x in "abc"),
-        End(0, "stop"),
+        ChoiceEnd(0, "stop"),
     ]
-    assert [one for one in told if one.choice == 1] == [Text(1, "1"), End(1, "stop")]
+    assert [one for one in told if one.choice == 1] == [Text(1, "1"), ChoiceEnd(1, "stop")]

@@ -14,7 +14,7 @@ def test_what_the_bodies_are_made_from_is_good(stage: Stage, path: str) -> None:
 
 
 def test_no_body_breaks_the_server(stage: Stage) -> None:
-    refused = 0
+    bad_request = 0
     with Wire(stage.port) as wire:
         for seed in range(400):
             path, body = fuzzed(seed)
@@ -26,6 +26,6 @@ def test_no_body_breaks_the_server(stage: Stage) -> None:
                 if reply.headers["content-type"] == "application/json":
                     json.loads(reply.body)
                 continue
-            refused += 1
+            bad_request += 1
             assert refusal(path, reply) == "invalid_request_error", seed
-    assert 100 < refused < 400
+    assert 100 < bad_request < 400

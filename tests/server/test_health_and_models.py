@@ -10,7 +10,7 @@ import pytest
 
 from localchat.engine.scripted import ScriptedAnswer
 from localchat.server.leases import OneEngine
-from localchat.server.repetition import LoopGuard
+from localchat.server.repetition import RepetitionDetector
 from tests.support.http_server import NAME, Stage, Wire, ask, chat, settled
 from tests.support.paths import ROOT
 
@@ -169,15 +169,15 @@ def test_a_client_that_left_is_a_499_in_the_log(
 # ---------------------------------------------------------------------------- the guard against circles
 
 
-def loops(text: str, piece: int = 7) -> bool:
-    guard = LoopGuard()
-    return any(guard.loops(text[at : at + piece]) for at in range(0, len(text), piece))
+def is_repeating(text: str, piece: int = 7) -> bool:
+    guard = RepetitionDetector()
+    return any(guard.is_repeating(text[at : at + piece]) for at in range(0, len(text), piece))
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 17, 100, 256])
 def test_what_repeats_is_a_loop(period: int) -> None:
     piece = "".join(chr(ord("a") + (at * at) % 23) for at in range(period))
-    assert loops("And then: " + piece * (6000 // period))
+    assert is_repeating("And then: " + piece * (6000 // period))
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_what_repeats_is_a_loop(period: int) -> None:
     ],
 )
 def test_what_only_looks_alike_is_none(text: str) -> None:
-    assert not loops(text)
+    assert not is_repeating(text)
 
 
 def test_the_dashboard_shows_figures_that_there_are(stage: Stage) -> None:

@@ -177,7 +177,7 @@ def test_a_reader_that_takes_nothing_is_dropped() -> None:
 
 def _landed(stage: Stage) -> int:
     service = stage.server._service
-    return int(len(stage.engine.requests) - service.flights.running - service.flights.waiting)
+    return int(len(stage.engine.requests) - service.tracker.running - service.tracker.waiting)
 
 
 def test_a_server_that_stops_says_so_to_whoever_still_listens() -> None:
@@ -198,7 +198,7 @@ def test_a_server_that_stops_logs_no_failure_of_the_engine_that_it_stops(
         stage.scripts["endless"] = ENDLESS
         wire = Wire(stage.port)
         wire.ask("/v1/chat/completions", BODY)
-        assert settled(lambda: stage.server._service.flights.running == 1)
+        assert settled(lambda: stage.server._service.tracker.running == 1)
     with wire:
         assert wire.reply().error["code"] == "server_stopping"
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
@@ -209,7 +209,7 @@ def test_a_server_that_stops_does_not_wait_for_a_load() -> None:
         stage.server._service.engines = Loading()
         wire = Wire(stage.port)
         wire.ask("/v1/chat/completions", BODY)
-        assert settled(lambda: stage.server._service.flights.waiting == 1)
+        assert settled(lambda: stage.server._service.tracker.waiting == 1)
     with wire:
         assert wire.reply().error["code"] == "server_stopping"
 
@@ -230,8 +230,8 @@ def test_a_client_that_leaves_during_a_load_takes_its_wish_back() -> None:
         stage.server._service.engines = Loading()
         with Wire(stage.port) as wire:
             wire.ask("/v1/chat/completions", BODY)
-            assert settled(lambda: stage.server._service.flights.waiting == 1)
-        assert settled(lambda: stage.server._service.flights.waiting == 0)
+            assert settled(lambda: stage.server._service.tracker.waiting == 1)
+        assert settled(lambda: stage.server._service.tracker.waiting == 0)
 
 
 def test_a_server_that_stops_lets_what_runs_end_first() -> None:

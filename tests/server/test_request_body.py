@@ -12,7 +12,7 @@ import pytest
 
 from localchat.server.config import ServerConfig, ServerLimits
 from localchat.server.errors import ApiError
-from localchat.server.request_body import UNPACKERS, unpacked
+from localchat.server.request_body import DECOMPRESSORS, decompress
 from tests.support.http_server import Reply, Stage, ask, serving
 
 ASKED = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
@@ -30,7 +30,7 @@ def _zstd(data: bytes) -> bytes:
     return packed
 
 
-_WITH_ZSTD = pytest.mark.skipif("zstd" not in UNPACKERS, reason="no zstd library is installed")
+_WITH_ZSTD = pytest.mark.skipif("zstd" not in DECOMPRESSORS, reason="no zstd library is installed")
 PACKERS = [
     pytest.param("gzip", gzip.compress, id="gzip"),
     pytest.param("deflate", zlib.compress, id="deflate"),
@@ -89,15 +89,15 @@ def test_streams_in_a_row_are_one_body_within_one_limit(small: Stage) -> None:
 def test_an_unknown_encoding_is_told_what_is_taken(small: Stage, encoding: str) -> None:
     reply = send(small, gzip.compress(ASKED), encoding)
     assert (reply.status, reply.error["code"]) == (415, "unsupported_media_type")
-    assert reply.headers["accept-encoding"] == ", ".join(UNPACKERS)
+    assert reply.headers["accept-encoding"] == ", ".join(DECOMPRESSORS)
     assert all(name in reply.error["message"] for name in ("gzip", "deflate"))
 
 
 def test_without_its_library_zstd_is_refused_with_the_list(
     small: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = {name: make for name, make in UNPACKERS.items() if name != "zstd"}
-    monkeypatch.setattr("localchat.server.request_body.UNPACKERS", left)
+    left = {name: make for name, make in DECOMPRESSORS.items() if name != "zstd"}
+    monkeypatch.setattr("localchat.server.request_body.DECOMPRESSORS", left)
     reply = send(small, b"\x28\xb5\x2f\xfd", "zstd")
     assert reply.status == 415
     assert reply.headers["accept-encoding"] == "gzip, deflate"
@@ -113,11 +113,11 @@ def test_a_frame_of_zstd_that_asks_for_a_great_window_is_refused() -> None:
     packer = module.ZstdCompressor(options=options)
     packed = packer.compress(ASKED) + packer.flush()
     with pytest.raises(ApiError, match="cannot be read"):
-        unpacked(packed, "zstd", MOST)
+        decompress(packed, "zstd", MOST)
 
 
 def test_a_plain_body_is_left_as_it_is() -> None:
-    assert unpacked(ASKED, "", MOST) == unpacked(ASKED, "identity", MOST) == ASKED
+    assert decompress(ASKED, "", MOST) == decompress(ASKED, "identity", MOST) == ASKED
 
 
 def test_the_limit_is_twenty_mebibytes() -> None:

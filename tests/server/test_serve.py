@@ -17,7 +17,7 @@ import pytest
 
 from localchat.errors import LocalchatError, UsageError
 from localchat.server.config import ServerLimits
-from localchat.server.uvicorn_server import UvicornServer, bound
+from localchat.server.uvicorn_server import UvicornServer, bind_sockets
 from tests.support.http_server import settled
 
 
@@ -27,7 +27,7 @@ def _close(sockets: list[socket.socket]) -> None:
 
 
 def test_loopback_is_both_of_its_addresses_on_one_port() -> None:
-    sockets = bound("127.0.0.1", 0)
+    sockets = bind_sockets("127.0.0.1", 0)
     try:
         names = [each.getsockname()[:2] for each in sockets]
         assert names[0][0] == "127.0.0.1"
@@ -38,7 +38,7 @@ def test_loopback_is_both_of_its_addresses_on_one_port() -> None:
 
 
 def test_the_ends_of_responses_wait_for_nothing() -> None:
-    sockets = bound("127.0.0.1", 0)
+    sockets = bind_sockets("127.0.0.1", 0)
     try:
         # asyncio turns Nagle's algorithm off for sockets that name their protocol, and for no others.
         assert all(each.proto == socket.IPPROTO_TCP for each in sockets)
@@ -49,14 +49,18 @@ def test_the_ends_of_responses_wait_for_nothing() -> None:
 def test_a_port_that_is_taken_is_said_with_what_to_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(LocalchatError, match=f"port {port} of 127.0.0.1 is taken") as refused:
-            bound("127.0.0.1", port)
-    assert "localchat ps" in refused.value.hint and f"--port {port + 1}" in refused.value.hint
+        with pytest.raises(
+            LocalchatError, match=f"port {port} of 127.0.0.1 is taken"
+        ) as bad_request:
+            bind_sockets("127.0.0.1", port)
+    assert (
+        "localchat ps" in bad_request.value.hint and f"--port {port + 1}" in bad_request.value.hint
+    )
 
 
 def test_a_host_that_is_none_is_said() -> None:
     with pytest.raises(UsageError, match="no address of a machine"):
-        bound("nowhere.invalid", 0)
+        bind_sockets("nowhere.invalid", 0)
 
 
 def serve(*arguments: str, **environ: str) -> subprocess.Popen[str]:
@@ -74,8 +78,8 @@ def _answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=90) as answer:
             return bool(answer.status == 200)
-    except urllib.error.HTTPError as refused:
-        refused.close()
+    except urllib.error.HTTPError as bad_request:
+        bad_request.close()
         return False
 
 
@@ -106,7 +110,7 @@ def test_an_end_before_it_listens_again_is_no_fault(ending: bool, told: int) -> 
         list[dict[str, Any]](),
     )
     server.should_exit = ending
-    loop.set_exception_handler(server._complain)
+    loop.set_exception_handler(server._handle_loop_exception)
     setattr(loop, "default_exception_handler", said.append)  # noqa: B010
     with socket.socket() as place:
         place.setblocking(False)

@@ -20,7 +20,7 @@ from localchat.errors import LocalchatError
 from localchat.server.app import create_app
 from localchat.server.config import ServerConfig, ServerLimits
 from localchat.server.leases import OneEngine
-from localchat.server.uvicorn_server import UvicornServer, bound
+from localchat.server.uvicorn_server import UvicornServer, bind_sockets
 
 NAME = "scripted"
 
@@ -113,7 +113,7 @@ def running(
     engines: type[OneEngine] = OneEngine,
 ) -> Iterator[tuple[int, UvicornServer]]:
     """The port of a server over any engine, until the end of the block."""
-    sockets = bound("127.0.0.1", 0)
+    sockets = bind_sockets("127.0.0.1", 0)
     app = create_app(engines(engine, NAME, created=1_700_000_000), config or UNHURRIED)
     server = UvicornServer(app, drain_s)
     thread = threading.Thread(target=server.run, args=(sockets,), daemon=True)

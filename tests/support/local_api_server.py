@@ -16,9 +16,9 @@ from localchat.errors import ModelMissing
 from localchat.pool.admission import AdmissionResult
 from localchat.pool.entry import ModelSpec, OpenEngine, PoolEntry
 from localchat.pool.pool import EnginePool
-from localchat.pool.resolver import Known
+from localchat.pool.resolver import KnownModel
 from localchat.server.leases import PooledEngines
-from localchat.server.local_api import Doors
+from localchat.server.local_api import LocalApi
 
 TOKEN = "the-token"
 
@@ -37,11 +37,11 @@ class Shelf:
             raise ModelMissing(f"no model {word}")
         return ModelSpec(name, self._options[name])
 
-    def find_wish(self, wish: Wish) -> ModelSpec:
+    def resolve_request(self, wish: Wish) -> ModelSpec:
         return self.find(wish.name)
 
-    def models(self) -> tuple[Known, ...]:
-        return tuple(Known(name, 0, 0) for name in self._options)
+    def models(self) -> tuple[KnownModel, ...]:
+        return tuple(KnownModel(name, 0, 0) for name in self._options)
 
     def look(self) -> None:
         pass
@@ -71,7 +71,7 @@ def running(
     shelf = Shelf(options)
     pool = EnginePool(shelf, open_engine, shelf, **{"keep_alive_s": -1.0, **settings})  # type: ignore[arg-type]
     stopped = threading.Event()
-    doors = Doors(PooledEngines(pool, shelf), TOKEN, stopped.set)  # type: ignore[arg-type]
+    doors = LocalApi(PooledEngines(pool, shelf), TOKEN, stopped.set)  # type: ignore[arg-type]
     app = Starlette(routes=doors.routes())
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))

@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 
-class Source(msgspec.Struct, frozen=True):
+class DocumentSource(msgspec.Struct, frozen=True):
     """Where the content of a document comes from: `data` of a text, `content` of pieces."""
 
     type: str = ""
@@ -13,7 +13,7 @@ class Source(msgspec.Struct, frozen=True):
     content: "Content" = None
 
 
-class Block(msgspec.Struct, frozen=True):
+class InputBlock(msgspec.Struct, frozen=True):
     """A piece of content. Which fields it has depends on its type."""
 
     type: str
@@ -25,22 +25,22 @@ class Block(msgspec.Struct, frozen=True):
     tool_use_id: str | None = None
     content: "Content" = None
     is_error: bool | None = None
-    source: Source | str | None = None
+    source: DocumentSource | str | None = None
     title: str | None = None
     tool_name: str | None = None
 
 
-Content: TypeAlias = str | list[Block] | None
+Content: TypeAlias = str | list[InputBlock] | None
 
 
-class Turn(msgspec.Struct, frozen=True):
+class InputMessage(msgspec.Struct, frozen=True):
     """A message of the conversation."""
 
     role: str
     content: Content = None
 
 
-class Tool(msgspec.Struct, frozen=True):
+class MessagesTool(msgspec.Struct, frozen=True):
     """A tool that the client runs. `type`: none or `custom`; others run on Anthropic's machines, or are known
     to its models only. `defer_loading`: the model is told of it once a tool's result has referred to it."""
 
@@ -58,7 +58,7 @@ class ToolChoice(msgspec.Struct, frozen=True):
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(msgspec.Struct, frozen=True):
+class ThinkingConfig(msgspec.Struct, frozen=True):
     type: str
     budget_tokens: int | None = None
 
@@ -73,21 +73,21 @@ class OutputConfig(msgspec.Struct, frozen=True):
     format: OutputFormat | None = None
 
 
-class CountBody(msgspec.Struct, frozen=True, kw_only=True):
+class CountTokensBody(msgspec.Struct, frozen=True, kw_only=True):
     """POST /v1/messages/count_tokens: all that the prompt is made of. `output_format` is the older place of
     `output_config.format`."""
 
-    messages: list[Turn]
+    messages: list[InputMessage]
     model: str | None = None
     system: Content = None
-    tools: list[Tool] | None = None
+    tools: list[MessagesTool] | None = None
     tool_choice: ToolChoice | None = None
-    thinking: Thinking | None = None
+    thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
 
 
-class MessagesBody(CountBody, frozen=True, kw_only=True):
+class MessagesBody(CountTokensBody, frozen=True, kw_only=True):
     """POST /v1/messages."""
 
     max_tokens: int

@@ -8,29 +8,29 @@ from typing import Any, Final
 import msgspec
 
 from localchat.server.anthropic.protocol import (
-    Block,
     Content,
-    CountBody,
+    CountTokensBody,
+    DocumentSource,
+    InputBlock,
+    InputMessage,
     MessagesBody,
+    MessagesTool,
     OutputFormat,
-    Source,
-    Tool,
     ToolChoice,
-    Turn,
 )
-from localchat.server.errors import ApiError, refused
+from localchat.server.errors import ApiError, bad_request
 from localchat.server.openai.protocol import (
-    Call,
-    CalledFunction,
     ChatBody,
     ChatMessage,
-    Function,
+    ChatTool,
+    FunctionCallParam,
+    FunctionDefinition,
+    JsonSchemaFormat,
     NamedFunction,
-    NamedTool,
+    NamedToolChoice,
     ResponseFormat,
-    Schema,
+    ToolCallParam,
 )
-from localchat.server.openai.protocol import Tool as ChatTool
 
 _CHANGING: Final = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n*")
 """What Claude Code writes at the very beginning of its system prompt: another number with every request, which
@@ -53,7 +53,7 @@ def as_chat(body: MessagesBody) -> ChatBody:
     )
 
 
-def counted_chat(body: CountBody) -> ChatBody:
+def counted_chat(body: CountTokensBody) -> ChatBody:
     """The part of the request that becomes the prompt. Raises ApiError."""
     config = body.output_config
     form = (config.format if config else None) or body.output_format
@@ -70,16 +70,16 @@ def counted_chat(body: CountBody) -> ChatBody:
 
 
 def _system(system: Content) -> list[ChatMessage]:
-    blocks = [Block("text", system)] if isinstance(system, str) else system or []
+    blocks = [InputBlock("text", system)] if isinstance(system, str) else system or []
     texts = [_CHANGING.sub("", _text(block, f"system.{at}")) for at, block in enumerate(blocks)]
     text = "\n".join(text for text in texts if text)
     return [ChatMessage("system", text)] if text else []
 
 
-def _messages(turns: list[Turn]) -> Iterator[ChatMessage]:
+def _messages(turns: list[InputMessage]) -> Iterator[ChatMessage]:
     for at, turn in enumerate(turns):
         if turn.role not in ("user", "assistant", "system"):
-            raise refused(
+            raise bad_request(
                 f"The role {turn.role[:50]!r} is not known; there are user, assistant and system.",
                 param=f"messages.{at}.role",
             )
@@ -96,12 +96,12 @@ def _messages(turns: list[Turn]) -> Iterator[ChatMessage]:
             yield from _asked(turn.role, turn.content, place)
 
 
-def _said(blocks: list[Block], place: str) -> ChatMessage:
+def _said(blocks: list[InputBlock], place: str) -> ChatMessage:
     """A message of the assistant: its parts in the places that chats have for them. What was encrypted
     elsewhere is left out."""
     texts: list[str] = []
     thoughts: list[str] = []
-    calls: list[Call] = []
+    calls: list[ToolCallParam] = []
     for at, block in enumerate(blocks):
         match block.type:
             case "thinking":
@@ -111,7 +111,7 @@ def _said(blocks: list[Block], place: str) -> ChatMessage:
             case "tool_use":
                 arguments = msgspec.json.encode(block.input or {}).decode()
                 name = _required(block.name, f"{place}.{at}.name")
-                calls.append(Call(CalledFunction(name, arguments), block.id))
+                calls.append(ToolCallParam(FunctionCallParam(name, arguments), block.id))
             case _:
                 texts.append(_text(block, f"{place}.{at}"))
     return ChatMessage(
@@ -122,7 +122,7 @@ def _said(blocks: list[Block], place: str) -> ChatMessage:
     )
 
 
-def _asked(role: str, blocks: list[Block], place: str) -> Iterator[ChatMessage]:
+def _asked(role: str, blocks: list[InputBlock], place: str) -> Iterator[ChatMessage]:
     """A message of the user: the results of tools are messages of their own, in the order they stand."""
     texts: list[str] = []
     for at, block in enumerate(blocks):
@@ -148,7 +148,7 @@ def _plain(content: Content, place: str) -> str:
     return "\n".join(_text(block, f"{place}.{at}") for at, block in enumerate(content))
 
 
-def _text(block: Block, place: str) -> str:
+def _text(block: InputBlock, place: str) -> str:
     """The text of a block. Raises ApiError for what is none."""
     if block.type == "text":
         return _required(block.text, f"{place}.text")
@@ -159,17 +159,17 @@ def _text(block: Block, place: str) -> str:
         place_of = block.source if isinstance(block.source, str) else None
         found = _plain(block.content, f"{place}.content")
         return "\n".join(part for part in (block.title, place_of, found) if part)
-    if block.type == "document" and isinstance(block.source, Source):
+    if block.type == "document" and isinstance(block.source, DocumentSource):
         text = _document(block.source, f"{place}.source.content")
         if text is not None:
             return "\n".join(part for part in (block.title, text) if part)
-    raise refused(
+    raise bad_request(
         f"{place}: this model reads text only; a block of type {block.type[:50]!r} cannot be read.",
         param=place,
     )
 
 
-def _document(source: Source, place: str) -> str | None:
+def _document(source: DocumentSource, place: str) -> str | None:
     """Its text; None for what is a file or lies elsewhere."""
     match source.type:
         case "text":
@@ -181,13 +181,13 @@ def _document(source: Source, place: str) -> str | None:
 
 def _required(value: str | None, place: str) -> str:
     if value is None:
-        raise refused(
+        raise bad_request(
             f"{place}: this field is required.", param=place, code="missing_required_parameter"
         )
     return value
 
 
-def _tools(body: CountBody) -> list[ChatTool]:
+def _tools(body: CountTokensBody) -> list[ChatTool]:
     """The tools that the model is told of: those that wait to be found are left out until they are."""
     given = body.tools or []
     found: set[str | None] = set()
@@ -200,7 +200,7 @@ def _tools(body: CountBody) -> list[ChatTool]:
     ]
 
 
-def _found(turns: list[Turn]) -> Iterator[str | None]:
+def _found(turns: list[InputMessage]) -> Iterator[str | None]:
     """Names of the tools that results of others refer to."""
     for turn in turns:
         for block in turn.content if isinstance(turn.content, list) else ():
@@ -209,17 +209,17 @@ def _found(turns: list[Turn]) -> Iterator[str | None]:
                     yield inner.tool_name
 
 
-def _tool(at: int, tool: Tool) -> ChatTool:
+def _tool(at: int, tool: MessagesTool) -> ChatTool:
     if tool.type not in (None, "custom"):
-        raise refused(
+        raise bad_request(
             f"tools.{at}: a tool of type {tool.type[:50]!r} cannot be run here; describe it with a name and "
             "an input_schema.",
             param=f"tools.{at}",
         )
-    return ChatTool(Function(tool.name, tool.description, tool.input_schema, tool.strict))
+    return ChatTool(FunctionDefinition(tool.name, tool.description, tool.input_schema, tool.strict))
 
 
-def _choice(choice: ToolChoice) -> str | NamedTool:
+def _choice(choice: ToolChoice) -> str | NamedToolChoice:
     match choice.type:
         case "auto" | "none":
             return choice.type
@@ -227,20 +227,20 @@ def _choice(choice: ToolChoice) -> str | NamedTool:
             return "required"
         case "tool":
             name = _required(choice.name, "tool_choice.name")
-            return NamedTool(NamedFunction(name))
-    raise refused(
+            return NamedToolChoice(NamedFunction(name))
+    raise bad_request(
         f"tool_choice: {choice.type[:50]!r} is not known; there are auto, any, tool and none.",
         param="tool_choice.type",
     )
 
 
-def _options(body: CountBody) -> dict[str, Any]:
+def _options(body: CountTokensBody) -> dict[str, Any]:
     """What the template is told. `adaptive` and nothing at all leave it to the model's own default."""
     options: dict[str, Any] = {}
     thinking = body.thinking
     if thinking is not None:
         if thinking.type not in ("enabled", "disabled", "adaptive", "between_tools"):
-            raise refused(
+            raise bad_request(
                 f"thinking: {thinking.type[:50]!r} is not known; there are enabled, disabled and adaptive.",
                 param="thinking.type",
             )
@@ -251,7 +251,7 @@ def _options(body: CountBody) -> dict[str, Any]:
     if body.output_config is not None and body.output_config.effort is not None:
         effort = body.output_config.effort
         if effort not in _EFFORTS:
-            raise refused(
+            raise bad_request(
                 f"output_config.effort: {effort[:50]!r} is not known; there are {', '.join(_EFFORTS)}.",
                 param="output_config.effort",
             )
@@ -260,4 +260,4 @@ def _options(body: CountBody) -> dict[str, Any]:
 
 
 def _format(wanted: OutputFormat) -> ResponseFormat:
-    return ResponseFormat(wanted.type, Schema(wanted.schema))
+    return ResponseFormat(wanted.type, JsonSchemaFormat(wanted.schema))

@@ -14,21 +14,28 @@ from localchat.engine.events import Done, Usage
 from localchat.engine.interface import Engine
 from localchat.engine.request import Messages
 from localchat.errors import NetworkError, TemplateError
-from localchat.server.anthropic.protocol import CountBody, MessagesBody
+from localchat.server.anthropic.protocol import CountTokensBody, MessagesBody
 from localchat.server.anthropic.requests import as_chat, counted_chat
-from localchat.server.content_blocks import Block, Blocks, Change, Closed, Grown, Opened
+from localchat.server.content_blocks import (
+    BlockClosed,
+    BlockDelta,
+    BlockEvent,
+    BlockOpened,
+    ContentBlock,
+    ContentBlocks,
+)
 from localchat.server.error_formats import anthropic_error
 from localchat.server.errors import ApiError
 from localchat.server.formatters import new_id
-from localchat.server.generation import REPETITION, End, GenerationSpec, OutputEvent
+from localchat.server.generation import REPETITION, ChoiceEnd, GenerationSpec, OutputEvent
 from localchat.server.leases import Lease
 from localchat.server.middleware.access_log import request_id
-from localchat.server.openai.chat import Talk, ways
+from localchat.server.openai.chat import ConversationEndpoint, template_fallbacks
 from localchat.server.openai.models import json
 from localchat.server.openai.requests import chat_request, conversation
-from localchat.server.request_body import decoded, read_body
+from localchat.server.request_body import decode, read_body
 from localchat.server.sse import named
-from localchat.server.state import asker, service_of
+from localchat.server.state import client_of, service_of
 from localchat.server.streaming import GenerationResponse
 
 _PING: Final = named(b"ping", b'{"type":"ping"}')
@@ -56,7 +63,7 @@ class MessageFrame(msgspec.Struct, frozen=True):
         }
 
     def message(
-        self, content: list[dict[str, Any]], end: End | None, usage: dict[str, int]
+        self, content: list[dict[str, Any]], end: ChoiceEnd | None, usage: dict[str, int]
     ) -> dict[str, Any]:
         return {
             "id": self.id,
@@ -74,7 +81,7 @@ class MessageStream:
 
     def __init__(self, frame: MessageFrame) -> None:
         self._frame = frame
-        self._blocks = Blocks()
+        self._blocks = ContentBlocks()
 
     def opening(self, choices: int, prompt_tokens: int) -> bytes:
         """How much of the prompt is cached is known with the first step only; the end says it, and corrects a
@@ -104,7 +111,7 @@ class MessageWhole:
 
     def __init__(self, frame: MessageFrame) -> None:
         self._frame = frame
-        self._blocks = Blocks()
+        self._blocks = ContentBlocks()
 
     def take(self, told: OutputEvent) -> None:
         self._blocks.take(told)
@@ -120,15 +127,15 @@ def _event(name: str, **fields: object) -> bytes:
     return named(name.encode(), msgspec.json.encode({"type": name, **fields}))
 
 
-def _written(change: Change) -> bytes:
+def _written(change: BlockEvent) -> bytes:
     at = change.block.index
     match change:
-        case Opened(block):
+        case BlockOpened(block):
             return _event("content_block_start", index=at, content_block=_empty(block))
-        case Grown(block, piece):
+        case BlockDelta(block, piece):
             kind, field = _DELTAS[block.kind]
             return _delta(at, kind, field, piece) if piece else b""
-        case Closed(block):
+        case BlockClosed(block):
             signed = block.kind == "reasoning"
             last = _delta(at, "signature_delta", "signature", _SIGNATURE) if signed else b""
             return last + _event("content_block_stop", index=at)
@@ -145,7 +152,7 @@ def _delta(at: int, kind: str, field: str, piece: str) -> bytes:
     return _event("content_block_delta", index=at, delta={"type": kind, field: piece})
 
 
-def _empty(block: Block) -> dict[str, Any]:
+def _empty(block: ContentBlock) -> dict[str, Any]:
     """The block as it is opened."""
     match block.kind:
         case "text":
@@ -156,7 +163,7 @@ def _empty(block: Block) -> dict[str, Any]:
             return {"type": "tool_use", "id": block.id, "name": block.name, "input": {}}
 
 
-def _content(block: Block) -> dict[str, Any]:
+def _content(block: ContentBlock) -> dict[str, Any]:
     """The whole block."""
     match block.kind:
         case "text":
@@ -175,16 +182,16 @@ def _input(arguments: str) -> dict[str, Any]:
         return {}
 
 
-def _stop(end: End | None) -> dict[str, str | None]:
+def _stop(end: ChoiceEnd | None) -> dict[str, str | None]:
     reason = sequence = None
     match end:
-        case End(reason="stop", why=str(why)) if why != REPETITION:
+        case ChoiceEnd(reason="stop", why=str(why)) if why != REPETITION:
             reason, sequence = "stop_sequence", why
-        case End(reason="stop"):
+        case ChoiceEnd(reason="stop"):
             reason = "end_turn"
-        case End(reason="tool_calls"):
+        case ChoiceEnd(reason="tool_calls"):
             reason = "tool_use"
-        case End(reason="length"):
+        case ChoiceEnd(reason="length"):
             reason = "max_tokens"
     return {"stop_reason": reason, "stop_sequence": sequence}
 
@@ -226,16 +233,16 @@ def _bytes(text: str) -> int:
 async def messages(request: Request) -> ASGIApp:
     """Validated here; answered by the Exchange."""
     config = service_of(request).config
-    sent = decoded(await read_body(request, config.limits), MessagesBody, config.limits)
+    sent = decode(await read_body(request, config.limits), MessagesBody, config.limits)
     chat = as_chat(sent)
-    asked = chat_request(chat, config.limits, asker(request))
+    asked = chat_request(chat, config.limits, client_of(request))
     return GenerationResponse(
-        request, MessagesPlan(chat, asked, config.loop_guard, request_id(request.scope))
+        request, MessagesEndpoint(chat, asked, config.loop_guard, request_id(request.scope))
     )
 
 
 @dataclass(frozen=True, slots=True)
-class MessagesPlan(Talk):
+class MessagesEndpoint(ConversationEndpoint):
     """See Plan. `request`: the number of the request, which an error in the stream names."""
 
     request: str
@@ -256,11 +263,13 @@ async def count_tokens(request: Request) -> Response:
     those are on another machine, and out of reach, it is a guess."""
     service = service_of(request)
     limits = service.config.limits
-    sent = decoded(await read_body(request, limits), CountBody, limits)
+    sent = decode(await read_body(request, limits), CountTokensBody, limits)
     prompt = conversation(counted_chat(sent), limits)
     async with await service.lease(sent.model, request) as lease:
         try:
-            tokens = await asyncio.to_thread(_counted, lease.engine, await ways(lease, prompt))
+            tokens = await asyncio.to_thread(
+                _counted, lease.engine, await template_fallbacks(lease, prompt)
+            )
         except NetworkError as error:
             if error.details.get("status") not in (404, 405, 501):
                 raise

@@ -8,7 +8,7 @@ from typing import Final
 _BLANK: Final = " \t"
 
 
-class LineBrake:
+class LineStop:
     """See answering.Brake. indent: characters of blank that every line after the first must begin with; a line
     that has fewer is left out with all that follows, empty lines alone do not count. limit_s: from the first
     piece, whatever came before; None: no limit. The start of a line waits here until it shows what it is."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from localchat.server.openai.protocol import Shared
+from localchat.server.openai.protocol import GenerationBody
 
 
 class ExtraFile(msgspec.Struct, frozen=True):
@@ -15,7 +15,7 @@ class ExtraFile(msgspec.Struct, frozen=True):
     filename: str | None = None
 
 
-class NativeBody(Shared, frozen=True, kw_only=True):
+class NativeBody(GenerationBody, frozen=True, kw_only=True):
     """POST /infill and /completion. `prompt`: a text, alone or in a list, or ids of tokens. `n_predict`: 0
     computes the prompt and keeps it for the next request, below 0 means as much as may be. `n_indent`:
     indentation, in characters, that every further line must have. `t_max_predict_ms`: from the first token; the

@@ -7,12 +7,12 @@ import msgspec
 
 from localchat.engine.request import GenerateRequest, Infill, Prompt, Sampling, TextPrompt, TokenIds
 from localchat.server.config import ServerLimits
-from localchat.server.errors import refused
+from localchat.server.errors import bad_request
 from localchat.server.llamacpp.protocol import NativeBody
 from localchat.server.openai.protocol import ResponseFormat
 from localchat.server.openai.requests import (
     INFILL,
-    Asker,
+    Client,
     answer_tokens,
     checked_ids,
     checked_logprobs,
@@ -23,7 +23,9 @@ _NAMELESS: Final = "tmp"
 _HALVINGS: Final = 12
 
 
-def infill_requests(body: NativeBody, limits: ServerLimits, asker: Asker) -> list[GenerateRequest]:
+def infill_requests(
+    body: NativeBody, limits: ServerLimits, client: Client
+) -> list[GenerateRequest]:
     """The ways to ask for a gap, the whole of what was sent first, each with less around it than the one
     before. Raises ApiError."""
     gap = Infill(
@@ -34,31 +36,31 @@ def infill_requests(body: NativeBody, limits: ServerLimits, asker: Asker) -> lis
             (file.filename or _NAMELESS, file.text) for file in body.input_extra or () if file.text
         ),
     )
-    asked = _request(body, gap, limits, asker, priority=INFILL)
+    asked = _request(body, gap, limits, client, priority=INFILL)
     return [msgspec.structs.replace(asked, prompt=less) for less in _ever_less(gap)]
 
 
-def completion_request(body: NativeBody, limits: ServerLimits, asker: Asker) -> GenerateRequest:
+def completion_request(body: NativeBody, limits: ServerLimits, client: Client) -> GenerateRequest:
     """What goes on from a text. Raises ApiError."""
     if body.prompt is None:
-        raise refused(
+        raise bad_request(
             "The field 'prompt' is required.", param="prompt", code="missing_required_parameter"
         )
     match body.prompt:
         case str(text) | [str(text)]:
-            return _request(body, TextPrompt(text, special=True), limits, asker)
+            return _request(body, TextPrompt(text, special=True), limits, client)
         case given if any(isinstance(each, str) for each in given):
-            raise refused(
+            raise bad_request(
                 "The prompt is one text or one list of ids here.",
                 param="prompt",
                 code="invalid_type",
             )
         case ids:
-            return _request(body, TokenIds(tuple(checked_ids(ids))), limits, asker)
+            return _request(body, TokenIds(tuple(checked_ids(ids))), limits, client)
 
 
 def _request(
-    body: NativeBody, prompt: Prompt, limits: ServerLimits, asker: Asker, *, priority: int = 0
+    body: NativeBody, prompt: Prompt, limits: ServerLimits, client: Client, *, priority: int = 0
 ) -> GenerateRequest:
     _refuse_absent(body)
     wanted = body.n_predict if body.n_predict is not None else body.max_tokens
@@ -72,7 +74,7 @@ def _request(
         msgspec.structs.replace(body, **changes),
         prompt,
         limits,
-        asker=asker,
+        client=client,
         max_tokens=answer_tokens(tokens, limits, least=0),
         logprobs=checked_logprobs(body.n_probs or 0, "n_probs") if told_tokens(body) else None,
         priority=priority,
@@ -89,12 +91,12 @@ def _refuse_absent(body: NativeBody) -> None:
     """Refuse what there is not. Clients send all fields with values that mean nothing, and those pass."""
     for name in ("n", "n_cmpl"):
         if getattr(body, name) not in (None, 1):
-            raise refused(
+            raise bad_request(
                 f"The field {name!r} is {getattr(body, name)}; here it can be 1 only.", param=name
             )
     for name in _ABSENT:
         if getattr(body, name):
-            raise refused(
+            raise bad_request(
                 f"The field {name!r} asks for what there is not here; leave it out.", param=name
             )
 
@@ -157,5 +159,5 @@ def _former(text: str) -> str:
 
 def _text(body: NativeBody) -> str:
     if body.prompt is not None and not isinstance(body.prompt, str):
-        raise refused("For a gap the prompt is a text.", param="prompt", code="invalid_type")
+        raise bad_request("For a gap the prompt is a text.", param="prompt", code="invalid_type")
     return body.prompt or ""

@@ -14,14 +14,14 @@ from localchat.engine.events import Done, Text, TokenLogprob, Usage
 from localchat.engine.request import GenerateRequest
 from localchat.server.error_formats import openai_error
 from localchat.server.errors import ApiError
-from localchat.server.generation import End, GenerationSpec, OutputEvent
+from localchat.server.generation import ChoiceEnd, GenerationSpec, OutputEvent
 from localchat.server.leases import Lease
-from localchat.server.llamacpp.early_stop import LineBrake
+from localchat.server.llamacpp.early_stop import LineStop
 from localchat.server.llamacpp.protocol import NativeBody
 from localchat.server.llamacpp.requests import completion_request, infill_requests
-from localchat.server.request_body import decoded, read_body
+from localchat.server.request_body import decode, read_body
 from localchat.server.sse import event
-from localchat.server.state import asker, service_of
+from localchat.server.state import client_of, service_of
 from localchat.server.streaming import GenerationResponse
 
 
@@ -40,7 +40,7 @@ class NativeFrame:
     accepted_s: float = field(default_factory=time.perf_counter)
     first_s: float | None = None
     last_s: float = 0.0
-    end: End | None = None
+    end: ChoiceEnd | None = None
     lines: bool = False
 
     def take(self, told: OutputEvent) -> str:
@@ -52,7 +52,7 @@ class NativeFrame:
                     self.first_s = self.last_s
                 self.lines = self.lines or "\n" in text
                 return text
-            case End():
+            case ChoiceEnd():
                 self.end = told
         return ""
 
@@ -163,7 +163,7 @@ def _told_of(told: OutputEvent) -> Sequence[TokenLogprob]:
     return told.logprobs if isinstance(told, Text) else ()
 
 
-def _stop_type(end: End) -> str:
+def _stop_type(end: ChoiceEnd) -> str:
     if end.reason == "length":
         return "limit"
     return "word" if end.why else "eos"
@@ -230,21 +230,21 @@ async def infill(request: Request) -> ASGIApp:
     """A gap to fill. What does not fit into the context is left out from afar, and the answer says so
     (`truncated`): a suggestion from half of the file is worth more than none."""
     config = service_of(request).config
-    body = decoded(await read_body(request, config.limits), NativeBody, config.limits)
-    asked = infill_requests(body, config.limits, asker(request))
-    return GenerationResponse(request, NativePlan(body, asked, config.loop_guard))
+    body = decode(await read_body(request, config.limits), NativeBody, config.limits)
+    asked = infill_requests(body, config.limits, client_of(request))
+    return GenerationResponse(request, NativeEndpoint(body, asked, config.loop_guard))
 
 
 async def completion(request: Request) -> ASGIApp:
     """A text to go on from."""
     config = service_of(request).config
-    body = decoded(await read_body(request, config.limits), NativeBody, config.limits)
-    asked = completion_request(body, config.limits, asker(request))
-    return GenerationResponse(request, NativePlan(body, [asked], config.loop_guard))
+    body = decode(await read_body(request, config.limits), NativeBody, config.limits)
+    asked = completion_request(body, config.limits, client_of(request))
+    return GenerationResponse(request, NativeEndpoint(body, [asked], config.loop_guard))
 
 
 @dataclass(frozen=True, slots=True)
-class NativePlan:
+class NativeEndpoint:
     """See Plan. asked: the ways to ask, the whole request first."""
 
     body: NativeBody
@@ -260,7 +260,7 @@ class NativePlan:
         return bool(self.body.stream)
 
     @property
-    def wanted_tokens(self) -> int | None:
+    def requested_tokens(self) -> int | None:
         return self.asked[0].max_tokens
 
     async def wish(self, lease: Lease) -> GenerationSpec:
@@ -268,9 +268,9 @@ class NativePlan:
             [self.asked], loop_guard=self.loop_guard, ever_shorter=True, brake=self._brake
         )
 
-    def _brake(self) -> LineBrake:
+    def _brake(self) -> LineStop:
         limit_ms = self.body.t_max_predict_ms or 0
-        return LineBrake(self.body.n_indent or 0, limit_ms / 1e3 if limit_ms > 0 else None)
+        return LineStop(self.body.n_indent or 0, limit_ms / 1e3 if limit_ms > 0 else None)
 
     def stream(self, lease: Lease, wish: GenerationSpec) -> NativeStream:
         return NativeStream(self._frame(lease, wish))

@@ -25,7 +25,7 @@ _WHOLE: Final = re.compile(rb"https?://([^/]*)(/.*)?", re.IGNORECASE)
 _SHOWN: Final = 120
 
 
-class Envelope:
+class AccessLogMiddleware:
     """The outermost part of the application. `path`: without `/v1`, without doubled slashes, because
     clients join base addresses and routes in every way there is."""
 
@@ -54,7 +54,7 @@ class Envelope:
                     message["headers"].append((b"request-id", number.encode()))
             await send(message)
 
-        inner = {**scope, "path": one_path(scope["path"]), "localchat.id": number}
+        inner = {**scope, "path": normalize_path(scope["path"]), "localchat.id": number}
         try:
             await self._app(inner, receive, sending)
         finally:
@@ -84,23 +84,23 @@ def _with_a_path(scope: Scope) -> Scope:
 
 
 def request_id(scope: Scope) -> str:
-    """The request's number; empty outside of the Envelope."""
+    """The request's number; empty outside of the AccessLogMiddleware."""
     number: str = scope.get("localchat.id", "")
     return number
 
 
 def is_anthropic(path: str) -> bool:
     """Whether a path is one of Anthropic's Messages API."""
-    path = one_path(path)
+    path = normalize_path(path)
     return path == "/messages" or path.startswith("/messages/")
 
 
 def is_ollama(path: str) -> bool:
     """Whether a path is one of Ollama's API."""
-    return one_path(path).startswith("/api/")
+    return normalize_path(path).startswith("/api/")
 
 
-def one_path(path: str) -> str:
+def normalize_path(path: str) -> str:
     """The path as the routes know it."""
     path = _SLASHES.sub("/", path)
     if path == "/v1" or path.startswith("/v1/"):

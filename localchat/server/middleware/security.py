@@ -58,15 +58,15 @@ def checked_names(given: Sequence[str]) -> tuple[str, ...]:
     return made
 
 
-class Guard:
-    """`refused` is told of every refusal."""
+class SecurityMiddleware:
+    """`on_refused` is told of every refusal."""
 
     def __init__(
-        self, app: ASGIApp, config: ServerConfig, refused: Callable[[ApiError], None]
+        self, app: ASGIApp, config: ServerConfig, on_refused: Callable[[ApiError], None]
     ) -> None:
         self._app = app
         self._config = config
-        self._refused = refused
+        self._on_refused = on_refused
         self._hosts = config.host_names
         self._origins = [_pattern(origin) for origin in config.origins]
 
@@ -85,7 +85,7 @@ class Guard:
             if scope["path"] not in _OPEN and not scope["path"].startswith(PRIVATE):
                 scope["localchat.key"] = self._check_key(headers)
         except ApiError as error:
-            self._refused(error)
+            self._on_refused(error)
             if (
                 allowed is None or scope["method"] == "OPTIONS"
             ):  # a preflight's refusal names no page

@@ -13,10 +13,10 @@ from starlette.responses import Response
 
 from localchat.engine.interface import EngineInfo
 from localchat.errors import LocalchatError
-from localchat.server.errors import ApiError, no_model, refused
+from localchat.server.errors import ApiError, bad_request, model_not_found
 from localchat.server.leases import ModelCard
 from localchat.server.openai.models import json
-from localchat.server.request_body import decoded, read_body
+from localchat.server.request_body import decode, read_body
 from localchat.server.state import Service, service_of
 
 _VERSION: Final = "0.6.4"
@@ -53,10 +53,10 @@ async def show(request: Request) -> Response:
     """What is known of a model without a look into its file."""
     service = service_of(request)
     limits = service.config.limits
-    body = decoded(await read_body(request, limits), ShowBody, limits)
+    body = decode(await read_body(request, limits), ShowBody, limits)
     word = body.model or body.name
     if not word:
-        raise refused(
+        raise bad_request(
             "The field 'model' is required.", param="model", code="missing_required_parameter"
         )
     card = _found(service, word)
@@ -123,7 +123,7 @@ def _found(service: Service, word: str) -> ModelCard:
         for card in cards:
             if card.name == wanted:
                 return card
-    raise no_model(word)
+    raise model_not_found(word)
 
 
 def _listed(card: ModelCard) -> dict[str, Any]:

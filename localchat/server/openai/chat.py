@@ -11,8 +11,8 @@ from localchat.engine.events import Done, Reasoning, Text, ToolCall, Usage
 from localchat.engine.interface import Engine
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.errors import NetworkError, TemplateError, UsageError
-from localchat.server.formatters import ChunkStream, Frame, new_id
-from localchat.server.generation import Echoed, End, GenerationSpec, OutputEvent, Reason
+from localchat.server.formatters import ChunkFormatter, ChunkHeader, new_id
+from localchat.server.generation import ChoiceEnd, GenerationSpec, OutputEvent, PromptEcho, Reason
 from localchat.server.leases import Lease
 from localchat.server.openai.messages import (
     has_late_system,
@@ -23,30 +23,30 @@ from localchat.server.openai.messages import (
     without_system,
 )
 from localchat.server.openai.protocol import (
-    CallFunction,
-    CallPiece,
+    AssistantMessage,
     ChatBody,
+    ChatChoice,
+    ChatChunkChoice,
     ChatLogprobs,
-    ChatToken,
-    ChunkChoice,
-    Delta,
+    ChatTokenLogprob,
+    ChatTool,
+    DeltaMessage,
+    FunctionCall,
+    FunctionCallDelta,
+    MessageToolCall,
     NamedFunction,
-    NamedTool,
-    Tool,
-    WholeCall,
-    WholeChoice,
-    WholeFunction,
-    WholeMessage,
-    chat_tokens,
+    NamedToolChoice,
+    ToolCallDelta,
+    chat_logprobs,
 )
 from localchat.server.openai.requests import chat_request
-from localchat.server.request_body import decoded, read_body
-from localchat.server.state import asker, fingerprint, service_of
+from localchat.server.request_body import decode, read_body
+from localchat.server.state import client_of, fingerprint, service_of
 from localchat.server.streaming import GenerationResponse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatStream(ChunkStream):
+class ChatStream(ChunkFormatter):
     """One kind of delta per chunk, one tool call per chunk, the role first, the reason last and alone.
     as_functions: the one call is told in the words of before there were tools."""
 
@@ -54,7 +54,8 @@ class ChatStream(ChunkStream):
 
     def opening(self, choices: int, prompt_tokens: int) -> bytes:
         return b"".join(
-            self._delta(choice, Delta(role="assistant", content="")) for choice in range(choices)
+            self._delta(choice, DeltaMessage(role="assistant", content=""))
+            for choice in range(choices)
         )
 
     def told(self, told: OutputEvent) -> bytes:
@@ -62,36 +63,38 @@ class ChatStream(ChunkStream):
             case Text(choice, text, logprobs):
                 if not text and not (self.with_logprobs and logprobs):
                     return b""
-                tokens = chat_tokens(logprobs) if self.with_logprobs else []
-                return self._delta(choice, Delta(content=text), tokens)
+                tokens = chat_logprobs(logprobs) if self.with_logprobs else []
+                return self._delta(choice, DeltaMessage(content=text), tokens)
             case Reasoning(choice, text):
-                return self._delta(choice, Delta(reasoning_content=text)) if text else b""
+                return self._delta(choice, DeltaMessage(reasoning_content=text)) if text else b""
             case ToolCall():
                 piece = _piece(told)
                 if self.as_functions:
-                    return self._delta(told.choice, Delta(function_call=piece.function))
-                return self._delta(told.choice, Delta(tool_calls=[piece]))
-            case End(choice, reason, why):
+                    return self._delta(told.choice, DeltaMessage(function_call=piece.function))
+                return self._delta(told.choice, DeltaMessage(tool_calls=[piece]))
+            case ChoiceEnd(choice, reason, why):
                 word = _reason(reason, self.as_functions)
                 return self.frame.event(
-                    ChunkChoice(choice, Delta(), finish_reason=word, stop_reason=why)
+                    ChatChunkChoice(choice, DeltaMessage(), finish_reason=word, stop_reason=why)
                 )
-            case Echoed():
+            case PromptEcho():
                 return b""
 
-    def _delta(self, choice: int, delta: Delta, tokens: list[ChatToken] | None = None) -> bytes:
+    def _delta(
+        self, choice: int, delta: DeltaMessage, tokens: list[ChatTokenLogprob] | None = None
+    ) -> bytes:
         logprobs = ChatLogprobs(tokens) if tokens else None
-        return self.frame.event(ChunkChoice(choice, delta, None, logprobs))
+        return self.frame.event(ChatChunkChoice(choice, delta, None, logprobs))
 
 
 def _reason(reason: Reason, as_functions: bool) -> str:
     return "function_call" if as_functions and reason == "tool_calls" else reason
 
 
-def _piece(call: ToolCall) -> CallPiece:
+def _piece(call: ToolCall) -> ToolCallDelta:
     if call.id:
-        return CallPiece(call.call, CallFunction("", call.name), call.id, "function")
-    return CallPiece(call.call, CallFunction(call.arguments))
+        return ToolCallDelta(call.call, FunctionCallDelta("", call.name), call.id, "function")
+    return ToolCallDelta(call.call, FunctionCallDelta(call.arguments))
 
 
 @dataclass(slots=True)
@@ -99,8 +102,8 @@ class _Answer:
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: dict[int, tuple[str, str, list[str]]] = field(default_factory=dict)
-    tokens: list[ChatToken] = field(default_factory=list)
-    end: End | None = None
+    tokens: list[ChatTokenLogprob] = field(default_factory=list)
+    end: ChoiceEnd | None = None
 
 
 class ChatWhole:
@@ -108,7 +111,7 @@ class ChatWhole:
 
     def __init__(
         self,
-        frame: Frame,
+        frame: ChunkHeader,
         choices: int,
         *,
         with_timings: bool = False,
@@ -126,7 +129,7 @@ class ChatWhole:
             case Text(choice, text, logprobs):
                 self._answers[choice].text.append(text)
                 if self._with_logprobs:
-                    self._answers[choice].tokens += chat_tokens(logprobs)
+                    self._answers[choice].tokens += chat_logprobs(logprobs)
             case Reasoning(choice, text):
                 self._answers[choice].reasoning.append(text)
             case ToolCall():
@@ -134,21 +137,21 @@ class ChatWhole:
                 if told.id:
                     calls[told.call] = (told.id, told.name, [])
                 calls[told.call][2].append(told.arguments)
-            case End(choice):
+            case ChoiceEnd(choice):
                 self._answers[choice].end = told
 
     def result(self, usage: Usage, done: Done | None) -> bytes:
         choices = [self._choice(index, answer) for index, answer in enumerate(self._answers)]
         return self._frame.chunk(choices, usage, done if self._with_timings else None)
 
-    def _choice(self, index: int, answer: _Answer) -> WholeChoice:
+    def _choice(self, index: int, answer: _Answer) -> ChatChoice:
         assert answer.end is not None
         text = "".join(answer.text)
         calls = [
-            WholeCall(id_, "function", WholeFunction(name, "".join(arguments)))
+            MessageToolCall(id_, "function", FunctionCall(name, "".join(arguments)))
             for id_, name, arguments in answer.calls.values()
         ]
-        message = WholeMessage(
+        message = AssistantMessage(
             role="assistant",
             content=text if text or not calls else None,
             reasoning_content="".join(answer.reasoning) or None,
@@ -157,14 +160,14 @@ class ChatWhole:
         )
         logprobs = ChatLogprobs(answer.tokens) if self._with_logprobs else None
         reason = _reason(answer.end.reason, self._as_functions)
-        return WholeChoice(index, message, reason, logprobs, answer.end.why)
+        return ChatChoice(index, message, reason, logprobs, answer.end.why)
 
 
 # A request to go on with a conversation, whichever protocol it came by: what it asks of an engine.
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
+class ConversationEndpoint:
     """Most of a Plan: its protocol adds how the answer is written. `body`: the request as a chat."""
 
     body: ChatBody
@@ -180,39 +183,48 @@ class Talk:
         return bool(self.body.stream)
 
     @property
-    def wanted_tokens(self) -> int | None:
+    def requested_tokens(self) -> int | None:
         return self.body.max_completion_tokens or self.body.max_tokens
 
     async def wish(self, lease: Lease) -> GenerationSpec:
         prompt = self.asked.prompt
         assert isinstance(prompt, Messages)
         asked = [
-            msgspec.structs.replace(self.asked, prompt=way) for way in await ways(lease, prompt)
+            msgspec.structs.replace(self.asked, prompt=way)
+            for way in await template_fallbacks(lease, prompt)
         ]
         return GenerationSpec([asked], self.body.parallel_tool_calls is False, self.loop_guard)
 
 
-async def ways(lease: Lease, prompt: Messages) -> list[Messages]:
+async def template_fallbacks(lease: Lease, prompt: Messages) -> list[Messages]:
     """How to put the conversation to the model's template, best first; the others are for templates that
     refuse. A system message in the middle stays one only where the template shows all of them in their places:
     some show the last alone, some gather them at the beginning, which spoils what the cache holds."""
     replace = msgspec.structs.replace
-    ways = [prompt]
+    template_fallbacks = [prompt]
     if has_late_system(prompt.messages):
         shown = await asyncio.to_thread(_shows, lease.engine, prompt)
-        ways = [prompt] if shown else []
-        ways.append(replace(prompt, messages=late_as_users(prompt.messages)))
-        ways.append(replace(prompt, messages=hoisted(prompt.messages)))
+        template_fallbacks = [prompt] if shown else []
+        template_fallbacks.append(replace(prompt, messages=late_as_users(prompt.messages)))
+        template_fallbacks.append(replace(prompt, messages=hoisted(prompt.messages)))
     if with_one_voice(prompt.messages) != prompt.messages:
-        ways += [replace(way, messages=with_one_voice(way.messages)) for way in ways]
+        template_fallbacks += [
+            replace(way, messages=with_one_voice(way.messages)) for way in template_fallbacks
+        ]
     if with_results_last(prompt.messages) != prompt.messages:
-        ways += [replace(way, messages=with_results_last(way.messages)) for way in ways]
+        template_fallbacks += [
+            replace(way, messages=with_results_last(way.messages)) for way in template_fallbacks
+        ]
     if any(message.role == "system" for message in prompt.messages):
-        ways.append(replace(prompt, messages=without_system(ways[-1].messages)))
+        template_fallbacks.append(
+            replace(prompt, messages=without_system(template_fallbacks[-1].messages))
+        )
     if prompt.continue_last:
-        ways += [replace(way, thinking="off") for way in ways if way.thinking != "off"]
-        ways.append(replace(ways[0], continue_last=False))
-    return ways
+        template_fallbacks += [
+            replace(way, thinking="off") for way in template_fallbacks if way.thinking != "off"
+        ]
+        template_fallbacks.append(replace(template_fallbacks[0], continue_last=False))
+    return template_fallbacks
 
 
 def _shows(engine: Engine, prompt: Messages) -> bool:
@@ -241,12 +253,12 @@ def _shows(engine: Engine, prompt: Messages) -> bool:
 async def chat(request: Request) -> ASGIApp:
     """Validated here; answered by the Exchange."""
     config = service_of(request).config
-    body = decoded(await read_body(request, config.limits), ChatBody, config.limits)
+    body = decode(await read_body(request, config.limits), ChatBody, config.limits)
     as_functions = bool(body.functions and not body.tools)
     if as_functions:
         body = with_tools(body)
-    asked = chat_request(body, config.limits, asker(request))
-    return GenerationResponse(request, ChatPlan(body, asked, config.loop_guard, as_functions))
+    asked = chat_request(body, config.limits, client_of(request))
+    return GenerationResponse(request, ChatEndpoint(body, asked, config.loop_guard, as_functions))
 
 
 def with_tools(body: ChatBody) -> ChatBody:
@@ -254,14 +266,14 @@ def with_tools(body: ChatBody) -> ChatBody:
     choice = body.function_call
     return msgspec.structs.replace(
         body,
-        tools=[Tool(function) for function in body.functions or ()],
-        tool_choice=NamedTool(choice) if isinstance(choice, NamedFunction) else choice,
+        tools=[ChatTool(function) for function in body.functions or ()],
+        tool_choice=NamedToolChoice(choice) if isinstance(choice, NamedFunction) else choice,
         parallel_tool_calls=False,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class ChatPlan(Talk):
+class ChatEndpoint(ConversationEndpoint):
     """See Plan. as_functions: a call is told in the older words too."""
 
     as_functions: bool = False
@@ -285,6 +297,6 @@ class ChatPlan(Talk):
             as_functions=self.as_functions,
         )
 
-    def _frame(self, lease: Lease, kind: str) -> Frame:
+    def _frame(self, lease: Lease, kind: str) -> ChunkHeader:
         model = self.body.model or lease.name
-        return Frame(new_id("chatcmpl-"), kind, model, fingerprint(lease.info))
+        return ChunkHeader(new_id("chatcmpl-"), kind, model, fingerprint(lease.info))

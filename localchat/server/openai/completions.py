@@ -9,18 +9,23 @@ from starlette.types import ASGIApp
 
 from localchat.engine.events import Done, Text, TokenLogprob, Usage
 from localchat.engine.request import GenerateRequest, TextPrompt, TokenIds
-from localchat.server.formatters import ChunkStream, Frame, new_id
-from localchat.server.generation import Echoed, End, GenerationSpec, OutputEvent
+from localchat.server.formatters import ChunkFormatter, ChunkHeader, new_id
+from localchat.server.generation import ChoiceEnd, GenerationSpec, OutputEvent, PromptEcho
 from localchat.server.leases import Lease
-from localchat.server.openai.protocol import CompletionBody, TextChoice, TextLogprobs, text_logprobs
+from localchat.server.openai.protocol import (
+    CompletionBody,
+    CompletionChoice,
+    CompletionLogprobs,
+    completion_logprobs,
+)
 from localchat.server.openai.requests import completion_requests
-from localchat.server.request_body import decoded, read_body
-from localchat.server.state import asker, fingerprint, service_of
+from localchat.server.request_body import decode, read_body
+from localchat.server.state import client_of, fingerprint, service_of
 from localchat.server.streaming import GenerationResponse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextStream(ChunkStream):
+class TextStream(ChunkFormatter):
     """`echoes`: the prompt of each choice, where prompts are to be said again; with log probabilities each
     waits for its own. `offsets`: characters that a choice has said so far."""
 
@@ -40,25 +45,27 @@ class TextStream(ChunkStream):
                 if not text and not (self.with_logprobs and logprobs):
                     return b""
                 offset = self.offsets.get(choice, 0)
-                tokens = text_logprobs(logprobs, offset) if self.with_logprobs else None
+                tokens = completion_logprobs(logprobs, offset) if self.with_logprobs else None
                 return self._text(choice, text, tokens)
-            case Echoed(choice, prompt) if self.echoes:
+            case PromptEcho(choice, prompt) if self.echoes:
                 echo = self.echoes[choice]
-                return self._text(choice, echo, text_logprobs(prompt, 0, _first(echo, prompt)))
-            case End(choice, reason, why):
-                return self.frame.event(TextChoice("", choice, None, reason, why))
+                return self._text(
+                    choice, echo, completion_logprobs(prompt, 0, _first(echo, prompt))
+                )
+            case ChoiceEnd(choice, reason, why):
+                return self.frame.event(CompletionChoice("", choice, None, reason, why))
         return b""
 
-    def _text(self, choice: int, text: str, logprobs: TextLogprobs | None) -> bytes:
+    def _text(self, choice: int, text: str, logprobs: CompletionLogprobs | None) -> bytes:
         self.offsets[choice] = self.offsets.get(choice, 0) + len(text)
-        return self.frame.event(TextChoice(text, choice, logprobs, None))
+        return self.frame.event(CompletionChoice(text, choice, logprobs, None))
 
 
 @dataclass(slots=True)
 class _Answer:
     text: list[str] = field(default_factory=list)
     tokens: list[TokenLogprob] = field(default_factory=list)
-    end: End | None = None
+    end: ChoiceEnd | None = None
 
 
 class TextWhole:
@@ -66,7 +73,7 @@ class TextWhole:
 
     def __init__(
         self,
-        frame: Frame,
+        frame: ChunkHeader,
         choices: int,
         *,
         echoes: Sequence[str] = (),
@@ -85,29 +92,31 @@ class TextWhole:
             case Text(choice, text, logprobs):
                 self._answers[choice].text.append(text)
                 self._answers[choice].tokens += logprobs
-            case End(choice):
+            case ChoiceEnd(choice):
                 self._answers[choice].end = told
-            case Echoed(choice, tokens):
+            case PromptEcho(choice, tokens):
                 self._prompts[choice] = tokens
 
     def result(self, usage: Usage, done: Done | None) -> bytes:
         choices = [self._choice(index, answer) for index, answer in enumerate(self._answers)]
         return self._frame.chunk(choices, usage, done if self._with_timings else None)
 
-    def _choice(self, index: int, answer: _Answer) -> TextChoice:
+    def _choice(self, index: int, answer: _Answer) -> CompletionChoice:
         assert answer.end is not None
         echo = self._echoes[index] if self._echoes else ""
         logprobs = (
             self._logprobs(index, echo, tuple(answer.tokens)) if self._with_logprobs else None
         )
         text = echo + "".join(answer.text)
-        return TextChoice(text, index, logprobs, answer.end.reason, answer.end.why)
+        return CompletionChoice(text, index, logprobs, answer.end.reason, answer.end.why)
 
-    def _logprobs(self, index: int, echo: str, answer: tuple[TokenLogprob, ...]) -> TextLogprobs:
+    def _logprobs(
+        self, index: int, echo: str, answer: tuple[TokenLogprob, ...]
+    ) -> CompletionLogprobs:
         prompt = self._prompts.get(index)
         if prompt is None:
-            return text_logprobs(answer, len(echo))
-        return text_logprobs((*prompt, *answer), 0, _first(echo, prompt))
+            return completion_logprobs(answer, len(echo))
+        return completion_logprobs((*prompt, *answer), 0, _first(echo, prompt))
 
 
 def _first(prompt: str, rest: tuple[TokenLogprob, ...]) -> str:
@@ -122,13 +131,13 @@ def _first(prompt: str, rest: tuple[TokenLogprob, ...]) -> str:
 async def completions(request: Request) -> ASGIApp:
     """Validated here; answered by the Exchange."""
     config = service_of(request).config
-    body = decoded(await read_body(request, config.limits), CompletionBody, config.limits)
-    asked = completion_requests(body, config.limits, asker(request))
-    return GenerationResponse(request, TextPlan(body, asked, config.loop_guard))
+    body = decode(await read_body(request, config.limits), CompletionBody, config.limits)
+    asked = completion_requests(body, config.limits, client_of(request))
+    return GenerationResponse(request, CompletionEndpoint(body, asked, config.loop_guard))
 
 
 @dataclass(frozen=True, slots=True)
-class TextPlan:
+class CompletionEndpoint:
     """See Plan. `echoes`: the prompt of each choice, once the engine could read it."""
 
     body: CompletionBody
@@ -145,7 +154,7 @@ class TextPlan:
         return bool(self.body.stream)
 
     @property
-    def wanted_tokens(self) -> int | None:
+    def requested_tokens(self) -> int | None:
         return self.body.max_tokens
 
     async def wish(self, lease: Lease) -> GenerationSpec:
@@ -174,9 +183,9 @@ class TextPlan:
             with_logprobs=self.body.logprobs is not None,
         )
 
-    def _frame(self, lease: Lease) -> Frame:
+    def _frame(self, lease: Lease) -> ChunkHeader:
         model = self.body.model or lease.name
-        return Frame(new_id("cmpl-"), "text_completion", model, fingerprint(lease.info))
+        return ChunkHeader(new_id("cmpl-"), "text_completion", model, fingerprint(lease.info))
 
 
 def _prompt_text(lease: Lease, asked: GenerateRequest) -> str:

@@ -11,10 +11,10 @@ from starlette.responses import Response
 from localchat.engine.interface import Engine
 from localchat.errors import UsageError
 from localchat.server.config import ServerLimits
-from localchat.server.errors import ApiError, refused
+from localchat.server.errors import ApiError, bad_request
 from localchat.server.openai.models import json
 from localchat.server.openai.protocol import EmbeddingsBody
-from localchat.server.request_body import decoded, read_body
+from localchat.server.request_body import decode, read_body
 from localchat.server.state import service_of
 
 
@@ -23,11 +23,11 @@ async def embeddings(request: Request) -> Response:
     by default."""
     service = service_of(request)
     limits = service.config.limits
-    body = decoded(await read_body(request, limits), EmbeddingsBody, limits)
+    body = decode(await read_body(request, limits), EmbeddingsBody, limits)
     texts = _texts(body, limits)
     form = body.encoding_format or "float"
     if form not in ("float", "base64"):
-        raise refused(
+        raise bad_request(
             f"The encoding {form[:50]!r} is not known; there are float and base64.",
             param="encoding_format",
         )
@@ -36,7 +36,7 @@ async def embeddings(request: Request) -> Response:
         name = body.model or lease.name
     size = len(vectors[0]) if vectors else 0
     if body.dimensions is not None and body.dimensions != size:
-        raise refused(
+        raise bad_request(
             f"This model's vectors have {size} dimensions and cannot be cut to {body.dimensions}.",
             param="dimensions",
         )
@@ -51,19 +51,19 @@ async def embeddings(request: Request) -> Response:
 def _texts(body: EmbeddingsBody, limits: ServerLimits) -> list[str]:
     given = [body.input] if isinstance(body.input, str) else body.input
     if not given or len(given) > limits.inputs:
-        raise refused(
+        raise bad_request(
             f"There are {len(given)} inputs; 1 to {limits.inputs} are taken.", param="input"
         )
     texts = [each for each in given if isinstance(each, str)]
     if len(texts) < len(given):
-        raise refused(
+        raise bad_request(
             "The input holds ids of tokens, which are another tokenizer's; send text. In LangChain: "
             "OpenAIEmbeddings(check_embedding_ctx_length=False).",
             param="input",
             code="invalid_type",
         )
     if not all(texts):
-        raise refused("The input holds an empty text.", param="input")
+        raise bad_request("The input holds an empty text.", param="input")
     return texts
 
 

@@ -12,8 +12,8 @@ import msgspec
 
 from localchat.engine.request import CalledTool, Message
 from localchat.server.config import ServerLimits
-from localchat.server.errors import ApiError, refused
-from localchat.server.openai.protocol import Call, ChatMessage, Content, Part
+from localchat.server.errors import ApiError, bad_request
+from localchat.server.openai.protocol import ChatMessage, Content, ContentPart, ToolCallParam
 
 _ROLES: Final = {
     "system": "system",
@@ -30,13 +30,13 @@ _BETWEEN: Final = "\n\n"
 def engine_messages(given: Sequence[ChatMessage], limits: ServerLimits) -> tuple[Message, ...]:
     """The messages in the engine's words, neighbours of one role joined. Raises ApiError."""
     if not given:
-        raise refused(
+        raise bad_request(
             "The field 'messages' is empty: there is nothing to answer.",
             param="messages",
             code="missing_required_parameter",
         )
     if len(given) > limits.messages:
-        raise refused(
+        raise bad_request(
             f"There are {len(given)} messages; {limits.messages} are taken.", param="messages"
         )
     return joined(_named([_message(at, message) for at, message in enumerate(given)]))
@@ -134,7 +134,7 @@ def _plain(message: Message) -> bool:
 
 def _message(at: int, message: ChatMessage) -> Message:
     calls = message.tool_calls or (
-        [Call(message.function_call)] if message.function_call is not None else []
+        [ToolCallParam(message.function_call)] if message.function_call is not None else []
     )
     return Message(
         role=engine_role(message.role, f"messages[{at}].role"),
@@ -150,13 +150,13 @@ def engine_role(role: str, param: str) -> str:
     """The role in the engine's words. Raises ApiError."""
     known = _ROLES.get(role)
     if known is None:
-        raise refused(
+        raise bad_request(
             f"The role {role[:50]!r} is not known; there are {', '.join(_ROLES)}.", param=param
         )
     return known
 
 
-def _call(call: Call) -> CalledTool:
+def _call(call: ToolCallParam) -> CalledTool:
     arguments = call.function.arguments
     if isinstance(arguments, dict):  # some clients send what they have parsed
         arguments = msgspec.json.encode(arguments).decode()
@@ -170,11 +170,11 @@ def text_of(content: Content, param: str) -> str:
     return "\n".join(_text(part, f"{param}[{at}]") for at, part in enumerate(content))
 
 
-def _text(part: Part | str, param: str) -> str:
+def _text(part: ContentPart | str, param: str) -> str:
     if isinstance(part, str):
         return part
     if part.type not in _TEXTS:
-        raise refused(
+        raise bad_request(
             f"This model reads text only; a part of type {part.type[:50]!r} cannot be read.",
             param=param,
         )

@@ -7,7 +7,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localchat.server.errors import no_model
+from localchat.server.errors import model_not_found
 from localchat.server.leases import ModelCard
 from localchat.server.state import service_of
 
@@ -28,7 +28,7 @@ async def model(request: Request) -> Response:
     for card in service_of(request).engines.models():
         if card.name == wanted:
             return json(_told(card, request))
-    raise no_model(wanted)
+    raise model_not_found(wanted)
 
 
 def _is_anthropics(request: Request) -> bool:

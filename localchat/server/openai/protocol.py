@@ -10,27 +10,27 @@ import msgspec
 from localchat.engine.events import Done, TokenLogprob, Usage
 
 
-class CachedTokens(msgspec.Struct, frozen=True):
+class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
-class UsageReply(msgspec.Struct, frozen=True):
+class UsageInfo(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: CachedTokens
+    prompt_tokens_details: PromptTokensDetails
 
 
-def usage_reply(usage: Usage) -> UsageReply:
-    return UsageReply(
+def usage_info(usage: Usage) -> UsageInfo:
+    return UsageInfo(
         usage.prompt_tokens,
         usage.completion_tokens,
         usage.prompt_tokens + usage.completion_tokens,
-        CachedTokens(usage.cached_tokens),
+        PromptTokensDetails(usage.cached_tokens),
     )
 
 
-def timings_reply(done: Done) -> dict[str, Any]:
+def timings_info(done: Done) -> dict[str, Any]:
     """The figures of one request by their names in the table of figures."""
     figures: dict[str, Any] = msgspec.structs.asdict(done.timings)
     figures |= {
@@ -48,65 +48,65 @@ def timings_reply(done: Done) -> dict[str, Any]:
 # ---------------------------------------------------------------------------- tool calls
 
 
-class CallFunction(msgspec.Struct, frozen=True, omit_defaults=True):
+class FunctionCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
     arguments: str
     name: str | None = None
 
 
-class CallPiece(msgspec.Struct, frozen=True, omit_defaults=True):
+class ToolCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
     """A piece of a call in a stream: id, type and name stand in its first piece only."""
 
     index: int
-    function: CallFunction
+    function: FunctionCallDelta
     id: str | None = None
     type: Literal["function"] | None = None
 
 
-class WholeFunction(msgspec.Struct, frozen=True):
+class FunctionCall(msgspec.Struct, frozen=True):
     name: str
     arguments: str
 
 
-class WholeCall(msgspec.Struct, frozen=True):
+class MessageToolCall(msgspec.Struct, frozen=True):
     id: str
     type: Literal["function"]
-    function: WholeFunction
+    function: FunctionCall
 
 
 # ---------------------------------------------------------------------------- logprobs
 
 
-class TopToken(msgspec.Struct, frozen=True):
+class TopLogprob(msgspec.Struct, frozen=True):
     token: str
     logprob: float
     bytes: list[int]
 
 
-class ChatToken(msgspec.Struct, frozen=True):
+class ChatTokenLogprob(msgspec.Struct, frozen=True):
     token: str
     logprob: float
     bytes: list[int]
-    top_logprobs: list[TopToken]
+    top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):
-    content: list[ChatToken]
+    content: list[ChatTokenLogprob]
     refusal: None = None
 
 
-def chat_tokens(logprobs: tuple[TokenLogprob, ...]) -> list[ChatToken]:
+def chat_logprobs(logprobs: tuple[TokenLogprob, ...]) -> list[ChatTokenLogprob]:
     return [
-        ChatToken(
+        ChatTokenLogprob(
             _shown(one.text),
             one.logprob,
             list(one.text),
-            [TopToken(_shown(text), logprob, list(text)) for _, text, logprob in one.top],
+            [TopLogprob(_shown(text), logprob, list(text)) for _, text, logprob in one.top],
         )
         for one in logprobs
     ]
 
 
-class TextLogprobs(msgspec.Struct):
+class CompletionLogprobs(msgspec.Struct):
     """Of a plain completion: lists of equal length, an entry a token."""
 
     tokens: list[str]
@@ -115,12 +115,12 @@ class TextLogprobs(msgspec.Struct):
     text_offset: list[int]
 
 
-def text_logprobs(
+def completion_logprobs(
     logprobs: tuple[TokenLogprob, ...], offset: int, first: str | None = None
-) -> TextLogprobs:
+) -> CompletionLogprobs:
     """`offset`: characters of the text before these tokens; tokens that share a character stand where it does.
     `first`: a token before them that nothing predicted, the beginning of an echoed prompt."""
-    made = TextLogprobs([], [], [], [])
+    made = CompletionLogprobs([], [], [], [])
     if first is not None:
         made.tokens.append(first)
         made.token_logprobs.append(None)
@@ -144,17 +144,17 @@ def _shown(token: bytes) -> str:
 # ---------------------------------------------------------------------------- chat
 
 
-class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
+class DeltaMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     role: Literal["assistant"] | None = None
     content: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[CallPiece] | None = None
-    function_call: CallFunction | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+    function_call: FunctionCallDelta | None = None
 
 
-class ChunkChoice(msgspec.Struct, frozen=True, omit_defaults=True):
+class ChatChunkChoice(msgspec.Struct, frozen=True, omit_defaults=True):
     index: int
-    delta: Delta
+    delta: DeltaMessage
     finish_reason: str | None
     logprobs: ChatLogprobs | None = None
     stop_reason: str | None = None
@@ -167,21 +167,21 @@ class Chunk(msgspec.Struct, frozen=True, omit_defaults=True):
     model: str
     system_fingerprint: str
     choices: list[Any]
-    usage: UsageReply | None = None
+    usage: UsageInfo | None = None
     timings: dict[str, Any] | None = None
 
 
-class WholeMessage(msgspec.Struct, frozen=True, omit_defaults=True):
+class AssistantMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     role: str
     content: str | None
     reasoning_content: str | None = None
-    tool_calls: list[WholeCall] | None = None
-    function_call: WholeFunction | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    function_call: FunctionCall | None = None
 
 
-class WholeChoice(msgspec.Struct, frozen=True, omit_defaults=True):
+class ChatChoice(msgspec.Struct, frozen=True, omit_defaults=True):
     index: int
-    message: WholeMessage
+    message: AssistantMessage
     finish_reason: str
     logprobs: ChatLogprobs | None
     stop_reason: str | None = None
@@ -190,10 +190,10 @@ class WholeChoice(msgspec.Struct, frozen=True, omit_defaults=True):
 # ---------------------------------------------------------------------------- plain completions
 
 
-class TextChoice(msgspec.Struct, frozen=True, omit_defaults=True):
+class CompletionChoice(msgspec.Struct, frozen=True, omit_defaults=True):
     text: str
     index: int
-    logprobs: TextLogprobs | None
+    logprobs: CompletionLogprobs | None
     finish_reason: str | None
     stop_reason: str | None = None
 
@@ -202,7 +202,7 @@ class TextChoice(msgspec.Struct, frozen=True, omit_defaults=True):
 # «not given» wherever a field may be left out. Values are checked where they are used.
 
 
-class Part(msgspec.Struct, frozen=True):
+class ContentPart(msgspec.Struct, frozen=True):
     """A piece of a message's content. Only text can be read."""
 
     type: str = "text"
@@ -210,18 +210,18 @@ class Part(msgspec.Struct, frozen=True):
     refusal: str | None = None
 
 
-Content: TypeAlias = str | list[Part | str] | None
+Content: TypeAlias = str | list[ContentPart | str] | None
 
 
-class CalledFunction(msgspec.Struct, frozen=True):
+class FunctionCallParam(msgspec.Struct, frozen=True):
     name: str
     arguments: str | dict[str, Any] | None = None
 
 
-class Call(msgspec.Struct, frozen=True):
+class ToolCallParam(msgspec.Struct, frozen=True):
     """A tool call in a message of the assistant."""
 
-    function: CalledFunction
+    function: FunctionCallParam
     id: str | None = None
 
 
@@ -230,22 +230,22 @@ class ChatMessage(msgspec.Struct, frozen=True):
     content: Content = None
     refusal: str | None = None
     name: str | None = None
-    tool_calls: list[Call] | None = None
-    function_call: CalledFunction | None = None
+    tool_calls: list[ToolCallParam] | None = None
+    function_call: FunctionCallParam | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
 
 
-class Function(msgspec.Struct, frozen=True, omit_defaults=True):
+class FunctionDefinition(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class Tool(msgspec.Struct, frozen=True):
-    function: Function | None = None
+class ChatTool(msgspec.Struct, frozen=True):
+    function: FunctionDefinition | None = None
     type: str = "function"
 
 
@@ -253,7 +253,7 @@ class NamedFunction(msgspec.Struct, frozen=True):
     name: str
 
 
-class NamedTool(msgspec.Struct, frozen=True):
+class NamedToolChoice(msgspec.Struct, frozen=True):
     """The choice of a tool. `name`: where the Responses API has it; `allowed_tools`: some of them."""
 
     function: NamedFunction | None = None
@@ -263,11 +263,11 @@ class NamedTool(msgspec.Struct, frozen=True):
 
 
 class AllowedTools(msgspec.Struct, frozen=True):
-    tools: list[NamedTool]
+    tools: list[NamedToolChoice]
     mode: str | None = None
 
 
-class Schema(msgspec.Struct, frozen=True):
+class JsonSchemaFormat(msgspec.Struct, frozen=True):
     schema: dict[str, Any] | bool | None = None
     name: str | None = None
     strict: bool | None = None
@@ -277,7 +277,7 @@ class ResponseFormat(msgspec.Struct, frozen=True):
     """`schema` beside `json_object` is llama.cpp's way of writing."""
 
     type: str
-    json_schema: Schema | None = None
+    json_schema: JsonSchemaFormat | None = None
     schema: dict[str, Any] | None = None
 
 
@@ -285,7 +285,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
 
 
-class Shared(msgspec.Struct, frozen=True, kw_only=True):
+class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     """What chat and plain completions have in common."""
 
     model: str | None = None
@@ -314,7 +314,7 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
     timings: bool | None = None
 
 
-class ChatBody(Shared, frozen=True, kw_only=True):
+class ChatBody(GenerationBody, frozen=True, kw_only=True):
     """POST /v1/chat/completions. `n_predict`: llama.cpp's name for the longest answer; its editors send 0 to
     have the prompt computed before the question is written. `functions`, `function_call`: what tools were
     called while there was one call at a time. `thinking`, `enable_thinking`, `reasoning`: how clients of other
@@ -323,9 +323,9 @@ class ChatBody(Shared, frozen=True, kw_only=True):
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     n_predict: int | None = None
-    tools: list[Tool] | None = None
-    tool_choice: str | NamedTool | None = None
-    functions: list[Function] | None = None
+    tools: list[ChatTool] | None = None
+    tool_choice: str | NamedToolChoice | None = None
+    functions: list[FunctionDefinition] | None = None
     function_call: str | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
@@ -337,7 +337,7 @@ class ChatBody(Shared, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class CompletionBody(Shared, frozen=True, kw_only=True):
+class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     """POST /v1/completions."""
 
     prompt: str | list[str | int | list[int]] | None = None
@@ -363,7 +363,7 @@ class TokenizeBody(msgspec.Struct, frozen=True):
     content: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
-    tools: list[Tool] | None = None
+    tools: list[ChatTool] | None = None
     model: str | None = None
     parse_special: bool | None = None
     with_pieces: bool | None = None
@@ -380,8 +380,8 @@ class TemplateBody(msgspec.Struct, frozen=True):
     """POST /apply-template."""
 
     messages: list[ChatMessage]
-    tools: list[Tool] | None = None
-    tool_choice: str | NamedTool | None = None
+    tools: list[ChatTool] | None = None
+    tool_choice: str | NamedToolChoice | None = None
     model: str | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -18,21 +18,21 @@ from localchat.engine.request import (
     TokenIds,
 )
 from localchat.server.config import ServerLimits
-from localchat.server.errors import refused
+from localchat.server.errors import bad_request
 from localchat.server.openai.messages import engine_messages
 from localchat.server.openai.protocol import (
     AllowedTools,
     ChatBody,
+    ChatTool,
     CompletionBody,
-    Function,
-    NamedTool,
+    FunctionDefinition,
+    GenerationBody,
+    NamedToolChoice,
     ResponseFormat,
-    Shared,
     TemplateBody,
     TokenizeBody,
-    Tool,
 )
-from localchat.server.request_body import check_size
+from localchat.server.request_body import check_json_size
 
 # The conversation of a chat as the engine takes it: messages, tools, and what the template is told.
 
@@ -76,39 +76,39 @@ def conversation(body: ChatBody | TemplateBody | TokenizeBody, limits: ServerLim
     )
 
 
-def _tools(tools: list[Tool] | None, limits: ServerLimits) -> _Tools:
+def _tools(tools: list[ChatTool] | None, limits: ServerLimits) -> _Tools:
     given = tools or []
     if len(given) > limits.tools:
-        raise refused(f"There are {len(given)} tools; {limits.tools} are taken.", param="tools")
+        raise bad_request(f"There are {len(given)} tools; {limits.tools} are taken.", param="tools")
     return tuple(_tool(at, tool, limits) for at, tool in enumerate(given))
 
 
-def _tool(at: int, tool: Tool, limits: ServerLimits) -> dict[str, Any]:
-    function: Function | None = tool.function
+def _tool(at: int, tool: ChatTool, limits: ServerLimits) -> dict[str, Any]:
+    function: FunctionDefinition | None = tool.function
     if tool.type != "function":
-        raise refused(
+        raise bad_request(
             f"Tools are functions; one of type {tool.type[:50]!r} cannot be called here.",
             param=f"tools[{at}]",
         )
     if function is None:
-        raise refused(
+        raise bad_request(
             f"The field 'tools[{at}].function' is required.",
             param=f"tools[{at}].function",
             code="missing_required_parameter",
         )
     if not _NAME.fullmatch(function.name):
-        raise refused(
+        raise bad_request(
             f"No model can call a tool of the name {function.name[:50]!r}: it must have 1 to 256 characters, "
             "such as letters, digits, - and _, and no quote, backslash, angle bracket or line break.",
             param=f"tools[{at}].function.name",
         )
     parameters = function.parameters or {"type": "object", "properties": {}}
     if (kind := parameters.get("type")) in _NO_OBJECTS:
-        raise refused(
+        raise bad_request(
             f"The parameters of the tool {function.name!r} have the type {kind!r}; they must be an object.",
             param=f"tools[{at}].function.parameters",
         )
-    check_size(parameters, limits, f"tools[{at}].function.parameters")
+    check_json_size(parameters, limits, f"tools[{at}].function.parameters")
     described: dict[str, Any] = {"name": function.name}
     if function.description is not None:
         described["description"] = function.description
@@ -118,9 +118,9 @@ def _tool(at: int, tool: Tool, limits: ServerLimits) -> dict[str, Any]:
     return {"type": "function", "function": described}
 
 
-def _tool_choice(choice: str | NamedTool | None, tools: _Tools) -> tuple[str, _Tools]:
+def _tool_choice(choice: str | NamedToolChoice | None, tools: _Tools) -> tuple[str, _Tools]:
     """`auto`, `none`, `required` or a tool's name; and the tools that it leaves."""
-    if isinstance(choice, NamedTool):
+    if isinstance(choice, NamedToolChoice):
         if choice.type == "function":
             name = choice.function.name if choice.function else choice.name or ""
             _among(name, tools, "tool_choice.function.name")
@@ -136,13 +136,13 @@ def _tool_choice(choice: str | NamedTool | None, tools: _Tools) -> tuple[str, _T
 def _word(choice: str, tools: _Tools, param: str) -> str:
     word = {"any": "required"}.get(choice, choice)  # as Mistral and Anthropic call it
     if word not in ("auto", "none", "required"):
-        raise refused(
+        raise bad_request(
             f"The tool choice {choice[:50]!r} is not known; there are auto, none, required and "
             '{"type": "function", "function": {"name": NAME}}.',
             param=param,
         )
     if word == "required" and not tools:
-        raise refused("A tool is required and none is given.", param=param)
+        raise bad_request("A tool is required and none is given.", param=param)
     return word
 
 
@@ -155,20 +155,20 @@ def _allowed(allowed: AllowedTools, tools: _Tools) -> _Tools:
 
 def _among(name: str, tools: _Tools, param: str) -> None:
     if name not in [tool["function"]["name"] for tool in tools]:
-        raise refused(f"The tool {name[:100]!r} is not among 'tools'.", param=param)
+        raise bad_request(f"The tool {name[:100]!r} is not among 'tools'.", param=param)
 
 
 def _template_options(given: dict[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         param = f"chat_template_kwargs.{name[:50]}"
         if name not in _OPTIONS:
-            raise refused(
+            raise bad_request(
                 f"The template option {name[:50]!r} is not taken; these are: "
                 f"{', '.join(sorted(_OPTIONS))}.",
                 param=param,
             )
         if not isinstance(value, str | bool | int | float | None):
-            raise refused("A template option is a plain value.", param=param)
+            raise bad_request("A template option is a plain value.", param=param)
     return dict(given)
 
 
@@ -194,7 +194,7 @@ def _thinking(options: dict[str, Any], effort: str | None) -> ReasoningChoice:
     if effort:
         effort = {"max": "xhigh"}.get(effort, effort)
         if effort not in _EFFORTS:
-            raise refused(
+            raise bad_request(
                 f"The field 'reasoning_effort' is {effort[:50]!r}; there are {', '.join(_EFFORTS)}.",
                 param="reasoning_effort",
             )
@@ -214,18 +214,18 @@ _LOGPROBS: Final = 20
 _BIAS: Final = 100.0
 
 
-class Asker(NamedTuple):
+class Client(NamedTuple):
     """Who asks. salt: separates its prefix cache; user: its name, for the engine's figures."""
 
     salt: str = ""
     user: str = ""
 
 
-def chat_request(body: ChatBody, limits: ServerLimits, asker: Asker) -> GenerateRequest:
+def chat_request(body: ChatBody, limits: ServerLimits, client: Client) -> GenerateRequest:
     """What a chat asks of the engine. Raises ApiError."""
     top = body.top_logprobs
     if top and not body.logprobs:
-        raise refused("The field 'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
+        raise bad_request("The field 'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
     named = {
         "max_tokens": body.max_tokens,
         "max_completion_tokens": body.max_completion_tokens,
@@ -236,32 +236,32 @@ def chat_request(body: ChatBody, limits: ServerLimits, asker: Asker) -> Generate
         body,
         conversation(body, limits),
         limits,
-        asker=asker,
+        client=client,
         max_tokens=answer_tokens(wanted, limits, least=0 if body.n_predict == 0 else 1),
         logprobs=checked_logprobs(top or 0, "top_logprobs") if body.logprobs else None,
     )
 
 
 def completion_requests(
-    body: CompletionBody, limits: ServerLimits, asker: Asker
+    body: CompletionBody, limits: ServerLimits, client: Client
 ) -> tuple[GenerateRequest, ...]:
     """What a completion asks of the engine, one request for each prompt. Raises ApiError."""
     if body.best_of is not None and body.best_of != (body.n or 1):
-        raise refused("The field 'best_of' cannot differ from 'n'.", param="best_of")
+        raise bad_request("The field 'best_of' cannot differ from 'n'.", param="best_of")
     if body.suffix is not None and body.echo:
-        raise refused("The fields 'suffix' and 'echo' do not go together.", param="echo")
+        raise bad_request("The fields 'suffix' and 'echo' do not go together.", param="echo")
     wanted = {"max_tokens": body.max_tokens} if body.max_tokens is not None else {}
     tokens = answer_tokens(wanted, limits, least=0 if body.echo else 1)
     logprobs = None if body.logprobs is None else checked_logprobs(body.logprobs, "logprobs")
     prompts = _prompts(body, limits)
     if len(prompts) * _choices(body, limits) > limits.choices:
-        raise refused(f"More than {limits.choices} answers at once.", param="prompt")
+        raise bad_request(f"More than {limits.choices} answers at once.", param="prompt")
     return tuple(
         generation(
             body,
             prompt,
             limits,
-            asker=asker,
+            client=client,
             max_tokens=tokens,
             logprobs=logprobs,
             prompt_logprobs=logprobs if body.echo else None,
@@ -275,11 +275,11 @@ def completion_requests(
 
 
 def generation(
-    body: Shared,
+    body: GenerationBody,
     prompt: Prompt,
     limits: ServerLimits,
     *,
-    asker: Asker,
+    client: Client,
     max_tokens: int,
     logprobs: int | None,
     prompt_logprobs: int | None = None,
@@ -295,24 +295,24 @@ def generation(
         grammar=_grammar(body, limits),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        salt="\0".join(part for part in (asker.salt, body.cache_salt or "") if part),
+        salt="\0".join(part for part in (client.salt, body.cache_salt or "") if part),
         priority=priority,
         speculation=body.speculation is not False,
         ignore_eos=bool(body.ignore_eos),
-        user=asker.user,
+        user=client.user,
     )
 
 
-def _sampling(body: Shared, limits: ServerLimits) -> Sampling:
+def _sampling(body: GenerationBody, limits: ServerLimits) -> Sampling:
     biases = body.logit_bias or {}
     if len(biases) > limits.biases:
-        raise refused(
+        raise bad_request(
             f"There are {len(biases)} biases; {limits.biases} are taken.", param="logit_bias"
         )
     if any(not -_BIAS <= bias <= _BIAS for bias in biases.values()):
-        raise refused(f"A bias must be {-_BIAS:g} to {_BIAS:g}.", param="logit_bias")
+        raise bad_request(f"A bias must be {-_BIAS:g} to {_BIAS:g}.", param="logit_bias")
     if any(not 0 <= token < 1 << 31 for token in biases):
-        raise refused("The keys must be ids of tokens.", param="logit_bias")
+        raise bad_request("The keys must be ids of tokens.", param="logit_bias")
     _check_range(body)
     repetition = (
         body.repetition_penalty if body.repetition_penalty is not None else body.repeat_penalty
@@ -344,17 +344,19 @@ _RANGES: Final = {
 }
 
 
-def _check_range(body: Shared) -> None:
+def _check_range(body: GenerationBody) -> None:
     for name, (low, high) in _RANGES.items():
         value = getattr(body, name)
         if value is not None and not low <= value <= high:
-            raise refused(f"The field {name!r} is {value}; it must be {low} to {high}.", param=name)
+            raise bad_request(
+                f"The field {name!r} is {value}; it must be {low} to {high}.", param=name
+            )
 
 
-def _choices(body: Shared, limits: ServerLimits) -> int:
+def _choices(body: GenerationBody, limits: ServerLimits) -> int:
     n = 1 if body.n is None else body.n
     if not 1 <= n <= limits.choices:
-        raise refused(f"The field 'n' is {n}; it must be 1 to {limits.choices}.", param="n")
+        raise bad_request(f"The field 'n' is {n}; it must be 1 to {limits.choices}.", param="n")
     return n
 
 
@@ -363,7 +365,7 @@ def answer_tokens(wanted: Mapping[str, int], limits: ServerLimits, *, least: int
     `wanted`: by the field that asked. -1 is how some clients write «no limit»."""
     for name, tokens in wanted.items():
         if tokens < least and tokens != -1:
-            raise refused(f"The field {name!r} is {tokens}; it must be positive.", param=name)
+            raise bad_request(f"The field {name!r} is {tokens}; it must be positive.", param=name)
     return min([limits.answer_tokens, *(tokens for tokens in wanted.values() if tokens >= 0)])
 
 
@@ -371,20 +373,24 @@ def _stops(stop: str | list[str] | None, limits: ServerLimits) -> tuple[str, ...
     given = [stop] if isinstance(stop, str) else stop or []
     texts = [text for text in given if text]
     if len(texts) > limits.stops:
-        raise refused(f"There are {len(texts)} stop texts; {limits.stops} are taken.", param="stop")
+        raise bad_request(
+            f"There are {len(texts)} stop texts; {limits.stops} are taken.", param="stop"
+        )
     if any(len(text.encode()) > limits.stop_bytes for text in texts):
-        raise refused(f"A stop text is longer than {limits.stop_bytes} bytes.", param="stop")
+        raise bad_request(f"A stop text is longer than {limits.stop_bytes} bytes.", param="stop")
     return tuple(texts)
 
 
 def checked_logprobs(count: int, param: str) -> int:
     """How many candidates are told of each token. Raises ApiError."""
     if not 0 <= count <= _LOGPROBS:
-        raise refused(f"The field {param!r} is {count}; it must be 0 to {_LOGPROBS}.", param=param)
+        raise bad_request(
+            f"The field {param!r} is {count}; it must be 0 to {_LOGPROBS}.", param=param
+        )
     return count
 
 
-def _grammar(body: Shared, limits: ServerLimits) -> Grammar | None:
+def _grammar(body: GenerationBody, limits: ServerLimits) -> Grammar | None:
     made = [
         *([Grammar("lark", body.grammar)] if body.grammar else []),
         *([Grammar("regex", body.regex)] if body.regex else []),
@@ -392,12 +398,12 @@ def _grammar(body: Shared, limits: ServerLimits) -> Grammar | None:
     ]
     bounds = [grammar for grammar in made if grammar is not None]
     if len(bounds) > 1:
-        raise refused(
+        raise bad_request(
             "Only one of 'response_format', 'grammar' and 'regex' can bind an answer.",
             param="response_format",
         )
     if bounds and len(bounds[0].source.encode()) > _SCHEMA_BYTES:
-        raise refused(
+        raise bad_request(
             f"The schema or grammar is larger than {_SCHEMA_BYTES} bytes.", param="response_format"
         )
     return bounds[0] if bounds else None
@@ -414,18 +420,18 @@ def _format(wanted: ResponseFormat, limits: ServerLimits) -> Grammar | None:
         case "json_schema":
             schema = wanted.json_schema.schema if wanted.json_schema else wanted.schema
         case other:
-            raise refused(
+            raise bad_request(
                 f"The response format {other[:50]!r} is not known; there are text, json_object and "
                 "json_schema.",
                 param="response_format.type",
             )
     if schema is None:
-        raise refused(
+        raise bad_request(
             "The field 'response_format.json_schema.schema' is required.",
             param="response_format.json_schema.schema",
             code="missing_required_parameter",
         )
-    check_size(schema, limits, "response_format")
+    check_json_size(schema, limits, "response_format")
     return Grammar("json_schema", msgspec.json.encode(schema).decode())
 
 
@@ -435,10 +441,10 @@ def _prompts(body: CompletionBody, limits: ServerLimits) -> list[Prompt]:
     given = body.prompt
     if body.suffix is not None:
         if given is not None and not isinstance(given, str):
-            raise refused("With 'suffix' the prompt is one text.", param="prompt")
+            raise bad_request("With 'suffix' the prompt is one text.", param="prompt")
         return [Infill(given or "", body.suffix)]
     if given is None:
-        raise refused(
+        raise bad_request(
             "The field 'prompt' is required.", param="prompt", code="missing_required_parameter"
         )
     if isinstance(given, str):
@@ -446,11 +452,11 @@ def _prompts(body: CompletionBody, limits: ServerLimits) -> list[Prompt]:
     if given and all(isinstance(each, int) for each in given):
         return [TokenIds(tuple(checked_ids(given)))]
     if not given or len(given) > limits.prompts:
-        raise refused(
+        raise bad_request(
             f"There are {len(given)} prompts; 1 to {limits.prompts} are taken.", param="prompt"
         )
     if any(isinstance(each, int) for each in given):
-        raise refused(
+        raise bad_request(
             "The prompt mixes ids of tokens with texts.", param="prompt", code="invalid_type"
         )
     return [
@@ -465,5 +471,5 @@ def _prompts(body: CompletionBody, limits: ServerLimits) -> list[Prompt]:
 def checked_ids(given: list[Any]) -> list[int]:
     """Ids of tokens, as far as can be told without a vocabulary. Raises ApiError."""
     if any(not 0 <= token < 1 << 31 for token in given):
-        raise refused("The prompt holds numbers that are no ids of tokens.", param="prompt")
+        raise bad_request("The prompt holds numbers that are no ids of tokens.", param="prompt")
     return given

@@ -4,27 +4,27 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from localchat.server.openai.protocol import Part
+from localchat.server.openai.protocol import ContentPart
 
-Parts: TypeAlias = str | list[Part | str] | None
+ContentParts: TypeAlias = str | list[ContentPart | str] | None
 
 
-class Item(msgspec.Struct, frozen=True):
+class InputItem(msgspec.Struct, frozen=True):
     """A piece of the conversation. Which fields it has depends on its type; a message may leave that out."""
 
     type: str | None = None
     role: str | None = None
-    content: Parts = None
-    summary: list[Part] | None = None
+    content: ContentParts = None
+    summary: list[ContentPart] | None = None
     name: str | None = None
     namespace: str | None = None
     arguments: str | None = None
     input: str | None = None
     call_id: str | None = None
-    output: Parts = None
+    output: ContentParts = None
 
 
-class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
+class ResponsesTool(msgspec.Struct, frozen=True, omit_defaults=True):
     """A function with its fields beside its type; a `custom` tool, which takes a text of a `format`; or a
     namespace of functions."""
 
@@ -34,20 +34,20 @@ class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     format: dict[str, Any] | None = None
-    tools: "list[Tool] | None" = None
+    tools: "list[ResponsesTool] | None" = None
 
 
-class Named(msgspec.Struct, frozen=True, omit_defaults=True):
+class ResponsesToolChoice(msgspec.Struct, frozen=True, omit_defaults=True):
     """A tool that is asked for by its name."""
 
     type: str
     name: str | None = None
     namespace: str | None = None
     mode: str | None = None
-    tools: "list[Named] | None" = None
+    tools: "list[ResponsesToolChoice] | None" = None
 
 
-class Format(msgspec.Struct, frozen=True, omit_defaults=True):
+class TextFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     type: str
     name: str | None = None
     schema: dict[str, Any] | bool | None = None
@@ -55,7 +55,7 @@ class Format(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TextConfig(msgspec.Struct, frozen=True):
-    format: Format | None = None
+    format: TextFormat | None = None
 
 
 class ReasoningConfig(msgspec.Struct, frozen=True):
@@ -67,11 +67,11 @@ class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):
     """POST /v1/responses. `include`, `store` and `truncation` change nothing: everything that there is comes
     with the answer, nothing is kept, nothing is cut. tools and tool_choice are said again as they came."""
 
-    input: str | list[Item] | None = None
+    input: str | list[InputItem] | None = None
     model: str | None = None
     instructions: str | None = None
-    tools: list[Tool] | None = None
-    tool_choice: str | Named | None = None
+    tools: list[ResponsesTool] | None = None
+    tool_choice: str | ResponsesToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None

@@ -7,21 +7,27 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from localchat.server.errors import ApiError, refused
+from localchat.server.errors import ApiError, bad_request
 from localchat.server.openai.messages import engine_role, text_of
 from localchat.server.openai.protocol import (
-    Call,
-    CalledFunction,
     ChatBody,
     ChatMessage,
-    Function,
+    ChatTool,
+    FunctionCallParam,
+    FunctionDefinition,
+    JsonSchemaFormat,
     NamedFunction,
-    NamedTool,
+    NamedToolChoice,
     ResponseFormat,
-    Schema,
+    ToolCallParam,
 )
-from localchat.server.openai.protocol import Tool as ChatTool
-from localchat.server.openai_responses.protocol import Format, Item, Named, ResponsesBody, Tool
+from localchat.server.openai_responses.protocol import (
+    InputItem,
+    ResponsesBody,
+    ResponsesTool,
+    ResponsesToolChoice,
+    TextFormat,
+)
 
 log = logging.getLogger("localchat.server")
 
@@ -45,7 +51,7 @@ CUSTOM: Final = {
 """A custom tool as the function that a model knows: its text is the one argument."""
 
 
-class Place(NamedTuple):
+class ToolName(NamedTuple):
     """Where a function stands: its name inside its namespace, empty where it has none. custom: it takes a text
     and no arguments."""
 
@@ -54,18 +60,18 @@ class Place(NamedTuple):
     custom: bool = False
 
 
-class Asked(NamedTuple):
+class ResponsesChat(NamedTuple):
     """The request as a chat. `places`: of its tools, by the one name that the model knows them by."""
 
     chat: ChatBody
-    places: Mapping[str, Place]
+    tool_names: Mapping[str, ToolName]
 
 
-def as_chat(body: ResponsesBody) -> Asked:
+def as_chat(body: ResponsesBody) -> ResponsesChat:
     """Raises ApiError."""
     _refuse_memory(body)
     if body.max_output_tokens is not None and body.max_output_tokens < 1:
-        raise refused(
+        raise bad_request(
             f"The field 'max_output_tokens' is {body.max_output_tokens}; it must be positive.",
             param="max_output_tokens",
         )
@@ -77,7 +83,7 @@ def as_chat(body: ResponsesBody) -> Asked:
     messages = [ChatMessage("system", body.instructions)] if body.instructions else []
     messages += _messages(body.input)
     if not messages:
-        raise refused(
+        raise bad_request(
             "The field 'input' is empty: there is nothing to answer.",
             param="input",
             code="missing_required_parameter",
@@ -98,7 +104,7 @@ def as_chat(body: ResponsesBody) -> Asked:
         stream=body.stream,
         seed=body.seed,
     )
-    return Asked(chat, {_flat(place): place for _, place in tools})
+    return ResponsesChat(chat, {_flat(place): place for _, place in tools})
 
 
 def in_own_words(error: ApiError) -> ApiError:
@@ -107,7 +113,7 @@ def in_own_words(error: ApiError) -> ApiError:
     if own is None:
         return error
     message = error.message.replace(repr(error.param), repr(own))
-    return refused(message, param=own, code=error.code)
+    return bad_request(message, param=own, code=error.code)
 
 
 def _refuse_memory(body: ResponsesBody) -> None:
@@ -123,24 +129,24 @@ def _refuse_memory(body: ResponsesBody) -> None:
         )
     for name in ("conversation", "prompt"):
         if getattr(body, name) is not None:
-            raise refused(f"The field {name!r} is not taken: nothing is kept here.", param=name)
+            raise bad_request(f"The field {name!r} is not taken: nothing is kept here.", param=name)
     if body.background:
-        raise refused("An answer in the background is not kept here.", param="background")
+        raise bad_request("An answer in the background is not kept here.", param="background")
 
 
 # ---------------------------------------------------------------------------- items
 
 
-def _messages(given: str | list[Item] | None) -> list[ChatMessage]:
+def _messages(given: str | list[InputItem] | None) -> list[ChatMessage]:
     if isinstance(given, str):
         return [ChatMessage("user", given)] if given else []
-    turns = _Turns()
+    turns = _MessageBuilder()
     for at, item in enumerate(given or ()):
         turns.take(item, f"input[{at}]")
     return turns.whole()
 
 
-class _Turns:
+class _MessageBuilder:
     """Puts messages together again: reasoning, text and calls of one turn come as items of their own."""
 
     def __init__(self) -> None:
@@ -151,7 +157,7 @@ class _Turns:
         self._flush()
         return self._messages
 
-    def take(self, item: Item, place: str) -> None:
+    def take(self, item: InputItem, place: str) -> None:
         """Raises ApiError."""
         match item.type:
             case "message" | None if item.role == "assistant":
@@ -173,13 +179,13 @@ class _Turns:
                 call = _required(item.call_id, f"{place}.call_id")
                 self._add(ChatMessage("tool", result, tool_call_id=call))
             case "item_reference":
-                raise refused(
+                raise bad_request(
                     "An item of an earlier answer is referred to, and this server keeps none: send it whole "
                     "(clients do with 'store': false).",
                     param=place,
                 )
             case other:
-                raise refused(
+                raise bad_request(
                     f"An item of type {other[:50]!r} cannot be read here; there are message, reasoning, "
                     "function_call and function_call_output.",
                     param=f"{place}.type",
@@ -200,7 +206,7 @@ class _Turns:
             self._turn = ChatMessage("assistant")
         self._turn = msgspec.structs.replace(self._turn, content=text)
 
-    def _thought(self, item: Item, place: str) -> None:
+    def _thought(self, item: InputItem, place: str) -> None:
         """Its text, or its summary; what is encrypted was so elsewhere, and says nothing here."""
         text = text_of(item.content, f"{place}.content")
         text = text or "\n\n".join(part.text or "" for part in item.summary or ())
@@ -208,16 +214,18 @@ class _Turns:
         if text:
             self._turn = ChatMessage("assistant", reasoning_content=text)
 
-    def _called(self, item: Item, arguments: str, place: str) -> None:
-        name = _flat(Place(_required(item.name, f"{place}.name"), item.namespace or ""))
-        call = Call(CalledFunction(name, arguments), _required(item.call_id, f"{place}.call_id"))
+    def _called(self, item: InputItem, arguments: str, place: str) -> None:
+        name = _flat(ToolName(_required(item.name, f"{place}.name"), item.namespace or ""))
+        call = ToolCallParam(
+            FunctionCallParam(name, arguments), _required(item.call_id, f"{place}.call_id")
+        )
         turn = self._turn or ChatMessage("assistant")
         self._turn = msgspec.structs.replace(turn, tool_calls=[*(turn.tool_calls or ()), call])
 
 
 def _required(value: str | None, place: str) -> str:
     if value is None:
-        raise refused(
+        raise bad_request(
             f"The field {place!r} is required.", param=place, code="missing_required_parameter"
         )
     return value
@@ -226,22 +234,26 @@ def _required(value: str | None, place: str) -> str:
 # ---------------------------------------------------------------------------- tools and formats
 
 
-def _flat(place: Place) -> str:
+def _flat(place: ToolName) -> str:
     """The one name by which the model knows a function."""
     return f"{place.namespace}__{place.name}" if place.namespace else place.name
 
 
-def _tools(at: int, tool: Tool, namespace: str = "") -> Sequence[tuple[ChatTool, Place]]:
+def _tools(
+    at: int, tool: ResponsesTool, namespace: str = ""
+) -> Sequence[tuple[ChatTool, ToolName]]:
     """The functions of an entry. What other machines would run (searches, interpreters) is left out, as every
     such server does: clients send it always, whether they need it or not."""
     match tool.type:
         case "function":
-            place = Place(_required(tool.name, f"tools[{at}].name"), namespace)
-            function = Function(_flat(place), tool.description, tool.parameters, tool.strict)
+            place = ToolName(_required(tool.name, f"tools[{at}].name"), namespace)
+            function = FunctionDefinition(
+                _flat(place), tool.description, tool.parameters, tool.strict
+            )
             return [(ChatTool(function), place)]
         case "custom":
-            place = Place(_required(tool.name, f"tools[{at}].name"), namespace, custom=True)
-            return [(ChatTool(Function(_flat(place), _told(tool), CUSTOM)), place)]
+            place = ToolName(_required(tool.name, f"tools[{at}].name"), namespace, custom=True)
+            return [(ChatTool(FunctionDefinition(_flat(place), _told(tool), CUSTOM)), place)]
         case "namespace" if not namespace:
             name = _required(tool.name, f"tools[{at}].name")
             return [pair for inner in tool.tools or () for pair in _tools(at, inner, name)]
@@ -249,7 +261,7 @@ def _tools(at: int, tool: Tool, namespace: str = "") -> Sequence[tuple[ChatTool,
     return []
 
 
-def _told(tool: Tool) -> str | None:
+def _told(tool: ResponsesTool) -> str | None:
     """The description of a custom tool, with the grammar that its text must follow: whoever runs it refuses
     another."""
     grammar = (tool.format or {}).get("definition")
@@ -261,14 +273,14 @@ def _told(tool: Tool) -> str | None:
 
 
 def _choice(
-    choice: str | Named | None,
-) -> tuple[str | NamedTool | None, Sequence[Place] | None]:
+    choice: str | ResponsesToolChoice | None,
+) -> tuple[str | NamedToolChoice | None, Sequence[ToolName] | None]:
     """The choice as a chat has it, and the tools that it leaves; None: all."""
     if choice is None or isinstance(choice, str):
         return choice, None
     match choice.type:
         case "function" | "custom":
-            return NamedTool(NamedFunction(_flat(_named(choice, "tool_choice.name")))), None
+            return NamedToolChoice(NamedFunction(_flat(_named(choice, "tool_choice.name")))), None
         case "allowed_tools":
             allowed = [
                 _named(tool, f"tool_choice.tools[{at}].name")
@@ -276,20 +288,20 @@ def _choice(
                 if tool.type in ("function", "custom")
             ]
             return choice.mode or "auto", allowed
-    raise refused(
+    raise bad_request(
         f"A tool of type {choice.type[:50]!r} cannot be called here.", param="tool_choice.type"
     )
 
 
-def _named(tool: Named, place: str) -> Place:
-    return Place(_required(tool.name, place), tool.namespace or "", tool.type == "custom")
+def _named(tool: ResponsesToolChoice, place: str) -> ToolName:
+    return ToolName(_required(tool.name, place), tool.namespace or "", tool.type == "custom")
 
 
-def _format(wanted: Format) -> ResponseFormat:
+def _format(wanted: TextFormat) -> ResponseFormat:
     if wanted.type == "json_schema" and wanted.schema is None:
-        raise refused(
+        raise bad_request(
             "The field 'text.format.schema' is required.",
             param="text.format.schema",
             code="missing_required_parameter",
         )
-    return ResponseFormat(wanted.type, Schema(wanted.schema, wanted.name, wanted.strict))
+    return ResponseFormat(wanted.type, JsonSchemaFormat(wanted.schema, wanted.name, wanted.strict))

@@ -8,26 +8,26 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from localchat.engine.events import Usage
-from localchat.server.content_blocks import Block
+from localchat.server.content_blocks import ContentBlock
 from localchat.server.errors import ApiError
 from localchat.server.formatters import new_id
-from localchat.server.generation import End
-from localchat.server.openai.protocol import chat_tokens
-from localchat.server.openai_responses.protocol import Format, ResponsesBody
-from localchat.server.openai_responses.requests import Place
+from localchat.server.generation import ChoiceEnd
+from localchat.server.openai.protocol import chat_logprobs
+from localchat.server.openai_responses.protocol import ResponsesBody, TextFormat
+from localchat.server.openai_responses.requests import ToolName
 
 Json: TypeAlias = dict[str, Any]
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ResponseObject:
     """What does not change from the first event to the last. `body`: what was asked, part of which is said
     again."""
 
     model: str
     body: ResponsesBody
-    places: Mapping[str, Place]
+    tool_names: Mapping[str, ToolName]
     id: str = field(default_factory=lambda: new_id("resp_"))
     created_s: int = field(default_factory=lambda: int(time.time()))
 
@@ -71,19 +71,19 @@ class Record:
             made["error"] = _failure(error)
         return made
 
-    def added(self, id_: str, block: Block) -> Json:
+    def added(self, id_: str, block: ContentBlock) -> Json:
         """A block that has just begun, without anything in it."""
         return self._item(id_, block, "in_progress")
 
-    def item(self, id_: str, block: Block) -> Json:
+    def item(self, id_: str, block: ContentBlock) -> Json:
         """A block that will not change any more."""
         return self._item(id_, block, "completed" if block.whole else "incomplete")
 
-    def place(self, block: Block) -> Place:
+    def place(self, block: ContentBlock) -> ToolName:
         """Where the function of a call stands."""
-        return self.places.get(block.name, Place(block.name))
+        return self.tool_names.get(block.name, ToolName(block.name))
 
-    def _item(self, id_: str, block: Block, status: Status) -> Json:
+    def _item(self, id_: str, block: ContentBlock, status: Status) -> Json:
         begun = status == "in_progress"
         match block.kind:
             case "text":
@@ -112,11 +112,11 @@ class Record:
         return {"id": id_, **made}
 
 
-def item_id(block: Block) -> str:
+def item_id(block: ContentBlock) -> str:
     return new_id({"text": "msg_", "reasoning": "rs_", "call": "fc_"}[block.kind])
 
 
-def said(block: Block) -> str:
+def said(block: ContentBlock) -> str:
     """The text that a custom tool was called with; as far as it came, where it was cut off."""
     try:
         found = msgspec.json.decode(block.text, type=_Said)
@@ -129,12 +129,12 @@ class _Said(msgspec.Struct, frozen=True):
     input: str
 
 
-def part(block: Block | None) -> Json:
+def part(block: ContentBlock | None) -> Json:
     """The text of a message; None: before its first piece."""
     return {
         "type": "output_text",
         "annotations": [],
-        "logprobs": chat_tokens(tuple(block.logprobs)) if block else [],
+        "logprobs": chat_logprobs(tuple(block.logprobs)) if block else [],
         "text": block.text if block else "",
     }
 
@@ -144,7 +144,7 @@ def summary_part(text: str) -> Json:
     return {"type": "summary_text", "text": text}
 
 
-def ended(end: End | None) -> Literal["completed", "incomplete"]:
+def ended(end: ChoiceEnd | None) -> Literal["completed", "incomplete"]:
     return "incomplete" if end is not None and end.reason == "length" else "completed"
 
 
@@ -152,9 +152,9 @@ def _cut() -> Json:
     return {"reason": "max_output_tokens"}
 
 
-def _format(body: ResponsesBody) -> Format:
+def _format(body: ResponsesBody) -> TextFormat:
     wanted = body.text.format if body.text else None
-    return wanted or Format("text")
+    return wanted or TextFormat("text")
 
 
 def _usage(usage: Usage) -> Json:

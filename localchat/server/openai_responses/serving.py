@@ -7,18 +7,25 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from localchat.engine.events import Done, Usage
-from localchat.server.content_blocks import Block, Blocks, Change, Closed, Grown, Opened
+from localchat.server.content_blocks import (
+    BlockClosed,
+    BlockDelta,
+    BlockEvent,
+    BlockOpened,
+    ContentBlock,
+    ContentBlocks,
+)
 from localchat.server.errors import ApiError
 from localchat.server.generation import GenerationSpec, OutputEvent
 from localchat.server.leases import Lease
-from localchat.server.openai.chat import Talk
-from localchat.server.openai.protocol import chat_tokens
+from localchat.server.openai.chat import ConversationEndpoint
+from localchat.server.openai.protocol import chat_logprobs
 from localchat.server.openai.requests import chat_request
 from localchat.server.openai_responses.protocol import ResponsesBody
-from localchat.server.openai_responses.requests import Asked, as_chat, in_own_words
+from localchat.server.openai_responses.requests import ResponsesChat, as_chat, in_own_words
 from localchat.server.openai_responses.response_object import (
     Json,
-    Record,
+    ResponseObject,
     Status,
     ended,
     item_id,
@@ -26,18 +33,18 @@ from localchat.server.openai_responses.response_object import (
     said,
     summary_part,
 )
-from localchat.server.request_body import decoded, read_body
+from localchat.server.request_body import decode, read_body
 from localchat.server.sse import named
-from localchat.server.state import asker, service_of
+from localchat.server.state import client_of, service_of
 from localchat.server.streaming import GenerationResponse
 
 
 class ResponseStream:
     """Every item is added, filled and done before the next; clients take what they keep from its end."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: ResponseObject) -> None:
         self._record = record
-        self._blocks = Blocks()
+        self._blocks = ContentBlocks()
         self._ids: dict[int, str] = {}
         self._done: list[Json] = []
         self._number = 0
@@ -71,30 +78,30 @@ class ResponseStream:
         self._number += 1
         return named(kind.encode(), msgspec.json.encode(told))
 
-    def _of(self, block: Block, kind: str, **fields: object) -> bytes:
+    def _of(self, block: ContentBlock, kind: str, **fields: object) -> bytes:
         """An event inside of an item. A message and a summary have one part each."""
         at: Json = {"item_id": self._ids[block.index], "output_index": block.index}
         at |= {"text": {"content_index": 0}, "reasoning": {"summary_index": 0}}.get(block.kind, {})
         return self._event(f"response.{kind}", **at, **fields)
 
-    def _written(self, change: Change) -> bytes:
+    def _written(self, change: BlockEvent) -> bytes:
         match change:
-            case Opened(block):
+            case BlockOpened(block):
                 return self._opened(block)
-            case Grown(block, piece) if block.kind == "text":
-                logprobs = chat_tokens(change.logprobs)
+            case BlockDelta(block, piece) if block.kind == "text":
+                logprobs = chat_logprobs(change.logprobs)
                 return self._of(block, "output_text.delta", delta=piece, logprobs=logprobs)
-            case Grown(block) if self._is_custom(block):
+            case BlockDelta(block) if self._is_custom(block):
                 return b""  # its text stands inside of JSON, and is told when that is whole
-            case Grown(block, piece):
+            case BlockDelta(block, piece):
                 return self._of(block, f"{_STREAMED[block.kind]}.delta", delta=piece)
-            case Closed(block):
+            case BlockClosed(block):
                 return self._closed(block)
 
-    def _is_custom(self, block: Block) -> bool:
+    def _is_custom(self, block: ContentBlock) -> bool:
         return block.kind == "call" and self._record.place(block).custom
 
-    def _opened(self, block: Block) -> bytes:
+    def _opened(self, block: ContentBlock) -> bytes:
         id_ = self._ids[block.index] = item_id(block)
         item = self._record.added(id_, block)
         added = self._event("response.output_item.added", output_index=block.index, item=item)
@@ -107,7 +114,7 @@ class ResponseStream:
             case "call":
                 return added
 
-    def _closed(self, block: Block) -> bytes:
+    def _closed(self, block: ContentBlock) -> bytes:
         text = block.text
         match block.kind:
             case "text":
@@ -137,9 +144,9 @@ _STREAMED = {"reasoning": "reasoning_summary_text", "call": "function_call_argum
 class ResponseWhole:
     """The whole answer as one object."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: ResponseObject) -> None:
         self._record = record
-        self._blocks = Blocks()
+        self._blocks = ContentBlocks()
 
     def take(self, told: OutputEvent) -> None:
         self._blocks.take(told)
@@ -156,22 +163,22 @@ class ResponseWhole:
 async def responses(request: Request) -> ASGIApp:
     """Validated here; answered by the Exchange."""
     config = service_of(request).config
-    sent = decoded(await read_body(request, config.limits), ResponsesBody, config.limits)
+    sent = decode(await read_body(request, config.limits), ResponsesBody, config.limits)
     understood = as_chat(sent)
     try:
-        asked = chat_request(understood.chat, config.limits, asker(request))
+        asked = chat_request(understood.chat, config.limits, client_of(request))
     except ApiError as error:
         raise in_own_words(error) from error
-    plan = ResponsesPlan(understood.chat, asked, config.loop_guard, sent, understood)
+    plan = ResponsesEndpoint(understood.chat, asked, config.loop_guard, sent, understood)
     return GenerationResponse(request, plan)
 
 
 @dataclass(frozen=True, slots=True)
-class ResponsesPlan(Talk):
+class ResponsesEndpoint(ConversationEndpoint):
     """See Plan."""
 
     sent: ResponsesBody
-    understood: Asked
+    understood: ResponsesChat
 
     def stream(self, lease: Lease, wish: GenerationSpec) -> ResponseStream:
         return ResponseStream(self._record(lease))
@@ -179,5 +186,5 @@ class ResponsesPlan(Talk):
     def whole(self, lease: Lease, wish: GenerationSpec) -> ResponseWhole:
         return ResponseWhole(self._record(lease))
 
-    def _record(self, lease: Lease) -> Record:
-        return Record(self.sent.model or lease.name, self.sent, self.understood.places)
+    def _record(self, lease: Lease) -> ResponseObject:
+        return ResponseObject(self.sent.model or lease.name, self.sent, self.understood.tool_names)

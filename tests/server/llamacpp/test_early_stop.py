@@ -2,10 +2,10 @@
 
 import pytest
 
-from localchat.server.llamacpp.early_stop import LineBrake
+from localchat.server.llamacpp.early_stop import LineStop
 
 
-def told(brake: LineBrake, *pieces: str) -> str:
+def told(brake: LineStop, *pieces: str) -> str:
     """What a reader gets of these pieces."""
     shown = ""
     for piece in pieces:
@@ -31,20 +31,20 @@ def told(brake: LineBrake, *pieces: str) -> str:
     ],
 )
 def test_lines_that_leave_the_block_end_the_text(pieces: list[str], expected: str) -> None:
-    assert told(LineBrake(4, None), *pieces) == expected
-    assert told(LineBrake(4, None), *"".join(pieces)) == expected
+    assert told(LineStop(4, None), *pieces) == expected
+    assert told(LineStop(4, None), *"".join(pieces)) == expected
 
 
 def test_without_a_wish_for_indentation_every_line_passes() -> None:
-    assert told(LineBrake(0, None), "x\n", "}\n") == "x\n}\n"
+    assert told(LineStop(0, None), "x\n", "}\n") == "x\n}\n"
 
 
 def test_the_time_ends_the_text_with_its_line() -> None:
     times = iter([0.0, 0.5, 0.9, 1.2])
-    brake = LineBrake(0, 1.0, lambda: next(times))
+    brake = LineStop(0, 1.0, lambda: next(times))
     assert told(brake, "a", "b\n", "c\n", "d", "e\nf") == "ab\nc\nde\n|"
 
 
 def test_a_text_of_one_line_is_not_ended_by_the_time() -> None:
     times = iter([0.0])
-    assert told(LineBrake(0, 1.0, lambda: next(times)), "a", "b", "c") == "abc"
+    assert told(LineStop(0, 1.0, lambda: next(times)), "a", "b", "c") == "abc"

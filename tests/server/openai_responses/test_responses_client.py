@@ -60,7 +60,7 @@ TOOL = {
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_bad_request_is_refused_by_its_field(
+def test_a_refused_is_refused_by_its_field(
     stage: Stage, fields: Any, code: str, param: str
 ) -> None:
     before = len(stage.engine.requests)
