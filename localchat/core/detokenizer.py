@@ -108,9 +108,9 @@ class ChoiceOutput:
         self._heard = 0
         self._shown = 0
         self._thinking = False
-        self.called = False
+        self.has_tool_calls = False
 
-    def say(self, token: int, logprob: TokenLogprob | None) -> OutputDelta:
+    def push(self, token: int, logprob: TokenLogprob | None) -> OutputDelta:
         """Take the next token."""
         if logprob is not None:
             self._untold.append(logprob)
@@ -124,7 +124,7 @@ class ChoiceOutput:
             events += self._close()
         return OutputDelta(events, scan.stop)
 
-    def end(self) -> list[Event]:
+    def finish(self) -> list[Event]:
         """The last token was said: everything that waited."""
         text, completed = self._detokenizer.flush()
         self._heard += len(text)
@@ -163,7 +163,7 @@ class ChoiceOutput:
                     answers -= 1
                     events.append(Text(self._choice, text, () if answers else logprobs))
                 case Call(number, id_, name, arguments):
-                    self.called = True
+                    self.has_tool_calls = True
                     events.append(ToolCall(self._choice, number, id_, name, arguments))
                 case _:
                     events.append(Reasoning(self._choice, part.text))

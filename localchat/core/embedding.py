@@ -56,7 +56,7 @@ class EmbeddingQueue:
         try:
             tokens = self._read(texts)
         except LocalchatError as error:
-            self._counts.fail(error)
+            self._counts.record_fail(error)
             raise
         self._waiting.put(_Texts(id_, tokens))
 
@@ -87,11 +87,11 @@ class EmbeddingQueue:
             try:
                 vectors = embedder.embed(texts.tokens)
             except LocalchatError as error:
-                self._counts.fail(error)
+                self._counts.record_fail(error)
                 self._fail(texts.id, error)
             else:
                 lengths = tuple(map(len, texts.tokens))
-                self._counts.embed(sum(lengths))
+                self._counts.record_embed(sum(lengths))
                 self._give(texts.id, vectors, lengths)
             self._running = False
 

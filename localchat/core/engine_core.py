@@ -20,16 +20,16 @@ from localchat.core.stats import EngineCounters
 from localchat.engine.events import EngineStats, Event
 from localchat.errors import DoesNotFit, EngineClosed, LocalchatError
 
-_FIGURES_GAP_S = 0.05
+_METRICS_INTERVAL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCallbacks:
     """Where the loop's words go: events of a step, a request's failure, sentences for the user."""
 
-    events: Callable[[list[tuple[int, Event]]], None]
-    failure: Callable[[int, LocalchatError], None]
-    say: Callable[[str], None]
+    send_events: Callable[[list[tuple[int, Event]]], None]
+    send_failure: Callable[[int, LocalchatError], None]
+    notify: Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +57,14 @@ class EngineCore:
         self,
         runner: Runner,
         tokenizer: Tokenizer,
-        book: KVCacheManager,
-        outlets: EngineCallbacks,
+        kv_cache: KVCacheManager,
+        callbacks: EngineCallbacks,
         *,
         fingerprint: str = "",
         speculation: bool = True,
         counts: EngineCounters | None = None,
         audit: bool = False,
-        together_s: float = 0.0,
+        coalesce_s: float = 0.0,
     ) -> None:
         can = runner.capabilities
         assert can.depth == 1 or can.block_tokens, (
@@ -72,54 +72,60 @@ class EngineCore:
         )
         self._runner = runner
         self._depth = can.depth
-        self._book = book
-        self._outlets = outlets
+        self._kv_cache = kv_cache
+        self._callbacks = callbacks
         self._audit = audit
         # Drafts that were wrong have to be cut away again.
         self._speculation = speculation and can.rewind != "checkpoint"
-        pace = TokenBudget(can.step_target_s, can.max_step_tokens, can.shared_step_target_s)
-        self._scheduler = Scheduler(can, book, pace)
-        self._telling = EventSender(
-            outlets.events, outlets.failure, book.usage, fingerprint, together_s
+        token_budget = TokenBudget(can.step_target_s, can.max_step_tokens, can.shared_step_target_s)
+        self._scheduler = Scheduler(can, kv_cache, token_budget)
+        self._event_sender = EventSender(
+            callbacks.send_events, callbacks.send_failure, kv_cache.usage, fingerprint, coalesce_s
         )
         self._counts = counts if counts is not None else EngineCounters()
-        self.decisions = OutputProcessor(
-            can, tokenizer, book, pace, self._scheduler, self._telling, self._counts
+        self.output_processor = OutputProcessor(
+            can,
+            tokenizer,
+            kv_cache,
+            token_budget,
+            self._scheduler,
+            self._event_sender,
+            self._counts,
         )
-        self._ordering = threading.Lock()
+        self._commands_lock = threading.Lock()
         self._step = 0
         self._stopped = False
-        self._orders: queue.SimpleQueue[RequestState | _Cancel | _Stop] = queue.SimpleQueue()
-        self._flights: deque[ScheduledStep] = deque()
-        self._alone: int | None = None
+        self._commands: queue.SimpleQueue[RequestState | _Cancel | _Stop] = queue.SimpleQueue()
+        self._in_flight: deque[ScheduledStep] = deque()
+        self._sole_request: int | None = None
         self._stuck = False
-        self._figures, self._figured_s = self._telling.now(None, 0, 0), 0.0
+        self._metrics, self._metrics_s = self._event_sender.now(None, 0, 0), 0.0
 
     # ------------------------------------------------------------------------ orders
 
-    def submit(self, job: RequestState) -> None:
+    def submit(self, request_state: RequestState) -> None:
         """Queue a request whose sequences are made."""
-        self._orders.put(job)
+        self._commands.put(request_state)
 
     def cancel(self, id_: int) -> None:
         """Stop a request: it leaves at the next plan. A step that holds it alone is cut short."""
-        with self._ordering:
-            self._orders.put(_Cancel(id_, self._step))
-        if self._alone == id_:
+        with self._commands_lock:
+            self._commands.put(_Cancel(id_, self._step))
+        if self._sole_request == id_:
             self._runner.abort()
 
     def stop(self) -> None:
         """End `run`: every request under way fails with EngineClosed."""
-        self._orders.put(_Stop())
+        self._commands.put(_Stop())
         self._runner.abort()
 
     def stats(self) -> EngineStats:
         """All requests together, as they were a twentieth of a second ago at most, and what was counted."""
         return self._counts.stats(
-            self._figures,
-            list(self.decisions.jobs.values()),
+            self._metrics,
+            list(self.output_processor.requests.values()),
             preemptions=self._scheduler.preemptions,
-            evictions=self._telling.evictions,
+            evictions=self._event_sender.evictions,
         )
 
     @property
@@ -131,137 +137,145 @@ class EngineCore:
     def run(self) -> None:
         """Serve until `stop`."""
         while not self._stopped:
-            if not self._flights and self._scheduler.idle:
-                self._follow(self._orders.get())
-            self.turn()
-        while self._flights:
-            self._flights.popleft()
+            if not self._in_flight and self._scheduler.idle:
+                self._execute(self._commands.get())
+            self.step()
+        while self._in_flight:
+            self._in_flight.popleft()
             self._runner.collect()
-        for job in list(self.decisions.jobs.values()):
-            self.decisions.fail(job, EngineClosed("the engine was closed"))
+        for request_state in list(self.output_processor.requests.values()):
+            self.output_processor.fail(request_state, EngineClosed("the engine was closed"))
 
-    def turn(self) -> None:
+    def step(self) -> None:
         """One turn: at most one step is collected, as many are launched as the runner takes."""
-        if self._flights:
-            flight = self._flights.popleft()
+        if self._in_flight:
+            scheduled = self._in_flight.popleft()
             result = self._runner.collect()
             for note in result.notes:
-                self._outlets.say(note)
-            self.decisions.decide(flight, result)
-            self._telling.hurry()
+                self._callbacks.notify(note)
+            self.output_processor.process_result(scheduled, result)
+            self._event_sender.flush_urgent()
             if result.status != "ok":
-                self._hold()
-        while len(self._flights) < self._depth:
+                self._block_in_flight()
+        while len(self._in_flight) < self._depth:
             # What came while the last step ran counts for this one.
-            self.take_orders()
+            self.process_commands()
             if self._stopped:
                 return
-            flight_or_none = self._scheduler.plan()
-            if flight_or_none is None:
+            planned_step = self._scheduler.schedule()
+            if planned_step is None:
                 break
-            self._flights.append(flight_or_none)
-            self._runner.launch(flight_or_none.plan)
-        self._watch_alone()
-        self._tell_waiting()
+            self._in_flight.append(planned_step)
+            self._runner.launch(planned_step.plan)
+        self._update_sole_request()
+        self._send_queue_positions()
         now_s = time.perf_counter()
-        self._telling.turned(now_s, self._next_s())
-        if self._flights:
+        self._event_sender.end_step(now_s, self._next_s())
+        if self._in_flight:
             self._stuck = False
         else:
-            self._rest()
+            self._check_stuck()
         running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
-        known = self._figures
+        known = self._metrics
         if (
-            not self._flights
+            not self._in_flight
             or (running, waiting) != (known.running, known.waiting)
-            or (now_s >= self._figured_s + _FIGURES_GAP_S)
+            or (now_s >= self._metrics_s + _METRICS_INTERVAL_S)
         ):
-            self._figures, self._figured_s = self._telling.now(None, running, waiting), now_s
+            self._metrics, self._metrics_s = self._event_sender.now(None, running, waiting), now_s
 
     def _next_s(self) -> float:
         """Seconds until the next turn tells something, as far as steps like the launched one were seen."""
-        costs = self.decisions.costs
-        if not self._flights or not self._flights[0].decoding or not costs.known():
+        costs = self.output_processor.costs
+        if not self._in_flight or not self._in_flight[0].decoding or not costs.known():
             return float("inf")
-        return costs.seconds(self._flights[0].width)
+        return costs.seconds(self._in_flight[0].width)
 
     @property
     def idle(self) -> bool:
         """Nothing runs, waits or is ordered."""
-        return not self._flights and self._scheduler.idle and self._orders.empty()
+        return not self._in_flight and self._scheduler.idle and self._commands.empty()
 
-    def take_orders(self) -> None:
+    def process_commands(self) -> None:
         """What was ordered so far, without waiting. A cancel that comes from now on comes in the next step."""
-        orders: list[RequestState | _Cancel | _Stop] = []
-        with self._ordering:
-            while not self._orders.empty():
-                orders.append(self._orders.get())
+        commands: list[RequestState | _Cancel | _Stop] = []
+        with self._commands_lock:
+            while not self._commands.empty():
+                commands.append(self._commands.get())
             self._step = self._scheduler.number + 1
-        for order in orders:
-            self._follow(order)
+        for command in commands:
+            self._execute(command)
 
-    def _follow(self, order: "RequestState | _Cancel | _Stop") -> None:
-        match order:
+    def _execute(self, command: "RequestState | _Cancel | _Stop") -> None:
+        match command:
             case RequestState():
-                self._begin(order)
+                self._begin(command)
             case _Cancel(id_, step):
                 self._count_late(id_, step)
-                self.decisions.cancel(id_)
+                self.output_processor.cancel(id_)
             case _Stop():
                 self._stopped = True
 
     def _count_late(self, id_: int, step: int) -> None:
         """Rows of a request that were launched after the step in which its cancel came: none, while orders
         are taken before each plan."""
-        for flight in self._flights:
-            if flight.plan.number > step:
-                self._counts.late_rows += any(row.sequence.job.id == id_ for row in flight.rows)
+        for scheduled in self._in_flight:
+            if scheduled.plan.number > step:
+                self._counts.late_rows += any(
+                    row.sequence.request_state.id == id_ for row in scheduled.rows
+                )
 
-    def _begin(self, job: RequestState) -> None:
-        self.decisions.jobs[job.id] = job
-        if self._book.never_fits(job.prompt_tokens):
-            self._fail_for_room(job.sequences[0])
+    def _begin(self, request_state: RequestState) -> None:
+        self.output_processor.requests[request_state.id] = request_state
+        if self._kv_cache.never_fits(request_state.prompt_tokens):
+            self._fail_without_room(request_state.sequences[0])
             return
-        first, *others = job.sequences
-        if self._speculation and job.request.speculation:
-            earlier = self.decisions.earlier.of(job.request.salt)
-            first.drafts = NgramProposer(job.tokens, self.decisions.costs, earlier)
+        first, *others = request_state.sequences
+        if self._speculation and request_state.request.speculation:
+            earlier = self.output_processor.earlier.of(request_state.request.salt)
+            first.proposer = NgramProposer(
+                request_state.tokens, self.output_processor.costs, earlier
+            )
         for other in others:
-            other.state = State.JOINING
+            other.state = State.FORKING
         self._scheduler.add(first)
 
-    def _hold(self) -> None:
+    def _block_in_flight(self) -> None:
         """A step came back short, so the one launched behind it will too: nothing more follows that one."""
-        for flight in self._flights:
-            for row in flight.rows:
-                row.sequence.held = True
+        for scheduled in self._in_flight:
+            for row in scheduled.rows:
+                row.sequence.blocked = True
 
-    def _watch_alone(self) -> None:
-        jobs = {row.sequence.job.id for flight in self._flights for row in flight.rows}
-        self._alone = jobs.pop() if len(jobs) == 1 else None
+    def _update_sole_request(self) -> None:
+        requests = {
+            row.sequence.request_state.id for scheduled in self._in_flight for row in scheduled.rows
+        }
+        self._sole_request = requests.pop() if len(requests) == 1 else None
 
-    def _tell_waiting(self) -> None:
+    def _send_queue_positions(self) -> None:
         for ahead, sequence in enumerate(self._scheduler.waiting):
-            if sequence.known == sequence.job.prompt_tokens:
-                self._telling.queued(sequence.job, ahead + len(self._scheduler.running))
+            if sequence.known == sequence.request_state.prompt_tokens:
+                self._event_sender.queued(
+                    sequence.request_state, ahead + len(self._scheduler.running)
+                )
 
-    def _rest(self) -> None:
+    def _check_stuck(self) -> None:
         """Nothing is in flight. What cannot move twice in a row is an error to tell, not to wait on: the
         first time somebody may have been set back."""
         stuck = [*self._scheduler.running, *self._scheduler.waiting]
         if stuck and self._stuck:
-            self._fail_for_room(stuck[0])
+            self._fail_without_room(stuck[0])
         elif self._audit and self._scheduler.idle:
-            self._book.check()
-            assert self._book.usage().live == 0, "KV is live and nobody runs"
-            assert not self.decisions.jobs, "a request is under way and nobody runs"
+            self._kv_cache.check()
+            assert self._kv_cache.usage().live == 0, "KV is live and nobody runs"
+            assert not self.output_processor.requests, "a request is under way and nobody runs"
         self._stuck = bool(stuck) and not self._stuck
 
-    def _fail_for_room(self, sequence: Sequence) -> None:
-        self.decisions.fail(
-            sequence.job,
+    def _fail_without_room(self, sequence: Sequence) -> None:
+        self.output_processor.fail(
+            sequence.request_state,
             DoesNotFit(
                 f"no room in the KV cache for a sequence of {sequence.known} tokens",
-                hint=f"use a longer context (--ctx){self.decisions.or_smaller_kv}",
+                hint=f"use a longer context (--ctx){self.output_processor.or_smaller_kv}",
             ),
         )

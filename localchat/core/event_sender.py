@@ -24,11 +24,11 @@ from localchat.engine.events import (
 )
 from localchat.errors import LocalchatError
 
-_FIGURES_GAP_S = 0.1
-TOGETHER_S = 0.015
+_METRICS_INTERVAL_S = 0.1
+COALESCE_S = 0.015
 """What fast steps tell waits so long for what the next ones will tell. A frame for every token wakes its reader
 700 times a second, and where the engine computes on all cores, each time from one of them."""
-_AT_ONCE_TOKENS = 8
+_URGENT_TOKENS = 8
 """Of each choice: its first words never wait."""
 _VISIBLE = (Text, Reasoning, ToolCall)
 
@@ -47,117 +47,135 @@ class EventSender:
         fail: Callable[[int, LocalchatError], None],
         usage: Callable[[], KVUsage],
         fingerprint: str,
-        together_s: float = 0.0,
+        coalesce_s: float = 0.0,
     ) -> None:
         self._send = send
         self._fail = fail
         self._usage = usage
         self._fingerprint = fingerprint
         self._items: list[tuple[int, Event]] = []
-        self._together_s = together_s
+        self._coalesce_s = coalesce_s
         self._sent_s = float("-inf")
-        self._pressing = False
-        self._figured: dict[int, tuple[str, float]] = {}
+        self._urgent = False
+        self._last_metrics: dict[int, tuple[str, float]] = {}
         self._queued: dict[int, int] = {}
         self.evictions = 0
         """Of the books, as of the last `now`."""
 
-    def turned(self, now_s: float, next_s: float) -> None:
+    def end_step(self, now_s: float, next_s: float) -> None:
         """A turn ends at `now_s`, and the next one in about `next_s`: send, unless all can wait for that
         one."""
-        if self._pressing or now_s + next_s > self._sent_s + self._together_s:
+        if self._urgent or now_s + next_s > self._sent_s + self._coalesce_s:
             self.flush()
             self._sent_s = now_s
 
-    def hurry(self) -> None:
+    def flush_urgent(self) -> None:
         """Send what cannot wait: first tokens do not stand behind the plan of the next step."""
-        if self._pressing:
+        if self._urgent:
             self.flush()
 
     def flush(self) -> None:
         """Send everything now."""
-        self._pressing = False
+        self._urgent = False
         if self._items:
             items, self._items = self._items, []
             self._send(items)
 
     def text(self, sequence: Sequence, events: list[Event], now_s: float) -> None:
         """Parts of an answer."""
-        job = sequence.job
+        request_state = sequence.request_state
         if any(isinstance(event, _VISIBLE) for event in events):
-            job.clock.visible(now_s)
-        if sequence.known <= job.prompt_tokens + _AT_ONCE_TOKENS or any(
+            request_state.clock.visible(now_s)
+        if sequence.known <= request_state.prompt_tokens + _URGENT_TOKENS or any(
             isinstance(event, ToolCall) for event in events
         ):
-            self._pressing = True
-        self._items += [(job.id, event) for event in events]
+            self._urgent = True
+        self._items += [(request_state.id, event) for event in events]
 
-    def _tell(self, id_: int, event: Event) -> None:
+    def _add_urgent(self, id_: int, event: Event) -> None:
         """What does not wait."""
-        self._pressing = True
+        self._urgent = True
         self._items.append((id_, event))
 
-    def prefill(self, job: RequestState, done: int) -> None:
+    def prefill(self, request_state: RequestState, done: int) -> None:
         # A text that was set back, or that lost what the cache held of it, is computed again in silence.
-        if done > max(job.prefill_told, job.cached - 1):
-            job.prefill_told = done
-            self._tell(job.id, Prefill(done, job.cached, job.prompt_tokens, job.why_missed))
+        if done > max(request_state.prefill_sent, request_state.cached - 1):
+            request_state.prefill_sent = done
+            self._add_urgent(
+                request_state.id,
+                Prefill(
+                    done,
+                    request_state.cached,
+                    request_state.prompt_tokens,
+                    request_state.why_missed,
+                ),
+            )
 
-    def prompt_logprobs(self, job: RequestState) -> None:
+    def prompt_logprobs(self, request_state: RequestState) -> None:
         """All of them, once."""
-        if job.request.prompt_logprobs is None or job.prompt_logprobs_told:
+        if request_state.request.prompt_logprobs is None or request_state.prompt_logprobs_sent:
             return
-        job.prompt_logprobs_told = True
-        self._tell(job.id, PromptLogprobs(tuple(job.prompt_logprobs)))
+        request_state.prompt_logprobs_sent = True
+        self._add_urgent(request_state.id, PromptLogprobs(tuple(request_state.prompt_logprobs)))
 
-    def queued(self, job: RequestState, ahead: int) -> None:
-        if self._queued.get(job.id) != ahead:
-            self._queued[job.id] = ahead
-            self._tell(job.id, Queued(ahead))
+    def queued(self, request_state: RequestState, ahead: int) -> None:
+        if self._queued.get(request_state.id) != ahead:
+            self._queued[request_state.id] = ahead
+            self._add_urgent(request_state.id, Queued(ahead))
 
     def finished(self, sequence: Sequence, reason: FinishReason, stop: str) -> None:
-        self._tell(sequence.job.id, Finished(sequence.choice, reason, stop))
+        self._add_urgent(sequence.request_state.id, Finished(sequence.choice, reason, stop))
 
-    def done(self, job: RequestState, usage: KVUsage, now_s: float) -> None:
+    def done(self, request_state: RequestState, usage: KVUsage, now_s: float) -> None:
         """The end of a request. `usage`: the books while it still held its KV."""
-        timings = job.clock.timings(job.prompt_tokens, job.cached, now_s)
-        self._tell(
-            job.id,
+        timings = request_state.clock.timings(
+            request_state.prompt_tokens, request_state.cached, now_s
+        )
+        self._add_urgent(
+            request_state.id,
             Done(
-                usage=Usage(job.prompt_tokens, job.cached, job.completion_tokens),
+                usage=Usage(
+                    request_state.prompt_tokens,
+                    request_state.cached,
+                    request_state.completion_tokens,
+                ),
                 timings=timings,
                 kv_used_tokens=usage.live,
                 kv_total_tokens=usage.total,
-                speculation=speculation(job),
+                speculation=speculation(request_state),
                 fingerprint=self._fingerprint,
             ),
         )
-        self._drop(job.id)
+        self._drop(request_state.id)
 
     def failure(self, id_: int, error: LocalchatError) -> None:
         """Why a request ends, at once: flush first, what was gathered comes before it."""
         self._fail(id_, error)
 
-    def forget(self, id_: int) -> None:
+    def discard(self, id_: int) -> None:
         """Nothing more of this request is told, also not what was gathered for it."""
         self._items = [item for item in self._items if item[0] != id_]
         self._drop(id_)
 
     def _drop(self, id_: int) -> None:
-        self._figured.pop(id_, None)
+        self._last_metrics.pop(id_, None)
         self._queued.pop(id_, None)
 
-    def figures(self, job: RequestState, running: int, waiting: int, now_s: float) -> None:
+    def metrics(
+        self, request_state: RequestState, running: int, waiting: int, now_s: float
+    ) -> None:
         """The figures now: ten a second at most, and at each change of phase."""
-        phase, told_s = self._figured.get(job.id, ("", 0.0))
-        current = "decode" if job.completion_tokens else "prefill"
-        if phase == current and now_s - told_s < _FIGURES_GAP_S:
+        phase, told_s = self._last_metrics.get(request_state.id, ("", 0.0))
+        current = "decode" if request_state.completion_tokens else "prefill"
+        if phase == current and now_s - told_s < _METRICS_INTERVAL_S:
             return
-        self._figured[job.id] = (current, now_s)
-        self._pressing = self._pressing or phase != current
-        self._items.append((job.id, self.now(job, running, waiting)))
+        self._last_metrics[request_state.id] = (current, now_s)
+        self._urgent = self._urgent or phase != current
+        self._items.append((request_state.id, self.now(request_state, running, waiting)))
 
-    def now(self, job: RequestState | None, running: int, waiting: int) -> MetricsSnapshot:
+    def now(
+        self, request_state: RequestState | None, running: int, waiting: int
+    ) -> MetricsSnapshot:
         """MetricsSnapshot of one request, or of the whole engine."""
         usage = self._usage()
         self.evictions = usage.evictions
@@ -166,31 +184,33 @@ class EventSender:
             kv_used_tokens=usage.live,
             kv_shared_tokens=usage.shared,
             kv_cached_tokens=usage.cached,
-            kv_parked_tokens=usage.parked,
+            kv_parked_tokens=usage.swapped,
             kv_total_tokens=usage.total,
             running=running,
             waiting=waiting,
         )
-        if job is None:
+        if request_state is None:
             return whole
-        drafts = speculation(job)
+        drafts = speculation(request_state)
         return structs.replace(
             whole,
-            phase="decode" if job.completion_tokens else "prefill",
-            ttft_s=job.clock.ttft_s,
-            decode_tokens_per_s=job.clock.decode_tokens_per_s,
-            completion_tokens=job.completion_tokens,
+            phase="decode" if request_state.completion_tokens else "prefill",
+            ttft_s=request_state.clock.ttft_s,
+            decode_tokens_per_s=request_state.clock.decode_tokens_per_s,
+            completion_tokens=request_state.completion_tokens,
             drafted=drafts.drafted,
             accepted=drafts.accepted,
             speculation_off=drafts.off,
         )
 
 
-def speculation(job: RequestState) -> Speculation:
+def speculation(request_state: RequestState) -> Speculation:
     """Drafts of all choices together; the speed-up and the reason are those of the first."""
-    ledgers: list[NgramProposer] = [one.drafts for one in job.sequences if one.drafts is not None]
+    ledgers: list[NgramProposer] = [
+        one.proposer for one in request_state.sequences if one.proposer is not None
+    ]
     if not ledgers:
-        return Speculation(off="not asked" if not job.request.speculation else "")
+        return Speculation(off="not asked" if not request_state.request.speculation else "")
     return Speculation(
         drafted=sum(ledger.drafted for ledger in ledgers),
         accepted=sum(ledger.accepted for ledger in ledgers),

@@ -97,39 +97,41 @@ class InputProcessor:
             self._too_long(len(tokens))
         wanted = request.max_tokens
         max_tokens = room if wanted is None else min(wanted, room)
-        constraints = self._constraints(request, rendered, max_tokens)
+        grammar_matchers = self._grammar_matchers(request, rendered, max_tokens)
         sampling = self._sampling(request)
         exact = request.exact if request.exact is not None else request.sampling.seed is not None
-        job = RequestState(
+        request_state = RequestState(
             id_, request, tuple(tokens), sampling, max_tokens, exact, RequestTimer(arrived_s)
         )
         stops = StopPatterns((*request.stop, *(rendered.stop if rendered else ())))
         for choice in range(request.n):
-            job.sequences.append(
+            request_state.sequences.append(
                 Sequence(
                     number=next(self._numbers),
-                    job=job,
+                    request_state=request_state,
                     choice=choice,
                     sampling=replace(sampling, choice=choice),
                     tokens=list(tokens),
                     limit=len(tokens) + max_tokens,
-                    voice=self._voice(choice, stops, rendered),
-                    constraint=constraints[choice] if constraints else None,
+                    output=self._choice_output(choice, stops, rendered),
+                    grammar_matcher=grammar_matchers[choice] if grammar_matchers else None,
                 )
             )
-        return job, Accepted(len(tokens), max_tokens, sampling.seed)
+        return request_state, Accepted(len(tokens), max_tokens, sampling.seed)
 
-    def _constraints(
+    def _grammar_matchers(
         self, request: GenerateRequest, rendered: Rendered | None, room: int
     ) -> list[GrammarMatcher]:
         """What binds the choices of a request, one each; none where nothing does."""
         grammar = answer_grammar(request, rendered, self.format, self._model.tokenizer)
         if grammar is None:
             return []
-        bind = self._grammars.constraint
+        bind = self._grammars.grammar_matcher
         return [bind(grammar, room=room, ignore_ends=request.ignore_eos) for _ in range(request.n)]
 
-    def _voice(self, choice: int, stops: StopPatterns, rendered: Rendered | None) -> ChoiceOutput:
+    def _choice_output(
+        self, choice: int, stops: StopPatterns, rendered: Rendered | None
+    ) -> ChoiceOutput:
         if rendered is None:
             return ChoiceOutput(choice, partial(self._piece, self._shown), stops, None)
         shown = self._shown | self._shown_calls if rendered.tools else self._shown

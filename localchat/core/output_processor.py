@@ -29,17 +29,17 @@ class OutputProcessor:
         self,
         capabilities: Capabilities,
         tokenizer: Tokenizer,
-        book: KVCacheManager,
-        pace: TokenBudget,
+        kv_cache: KVCacheManager,
+        token_budget: TokenBudget,
         scheduler: Scheduler,
-        telling: EventSender,
+        event_sender: EventSender,
         counts: EngineCounters,
     ) -> None:
         self._tokenizer = tokenizer
-        self._book = book
-        self._pace = pace
+        self._kv_cache = kv_cache
+        self._token_budget = token_budget
         self._scheduler = scheduler
-        self._telling = telling
+        self._event_sender = event_sender
         self._counts = counts
         self._ahead = capabilities.depth > 1
         small = smaller(capabilities.kv_type, capabilities.kv_types)
@@ -49,132 +49,136 @@ class OutputProcessor:
         self._rewinds = capabilities.rewind != "checkpoint"
         self.costs = CostModel()
         self.earlier = EarlierTexts()
-        self.jobs: dict[int, RequestState] = {}
-        self._starved = 0
+        self.requests: dict[int, RequestState] = {}
+        self._out_of_memory_steps = 0
 
     # ------------------------------------------------------------------------ a step came back
 
-    def decide(self, flight: ScheduledStep, result: StepResult) -> None:
+    def process_result(self, scheduled: ScheduledStep, result: StepResult) -> None:
         """Accept, stop, settle, for every row of a step."""
         now_s = time.perf_counter()
         if result.status == "ok":
-            self._went_well(flight, result.elapsed_s)
+            self._record_success(scheduled, result.elapsed_s)
         samples = {sample.point: sample for sample in result.samples}
-        for number, row in enumerate(flight.rows):
+        for number, row in enumerate(scheduled.rows):
             sequence = row.sequence
-            sequence.flights -= 1
-            sequence.held = False
+            sequence.steps_in_flight -= 1
+            sequence.blocked = False
             earliest = result.earliest[number] if result.earliest else 0
             # Behind a row that came back short the next one, launched meanwhile, has a gap before it.
             void = row.start != sequence.computed
             computed = 0 if void else min(result.computed[number], row.width)
             if sequence.state is not State.RUNNING:
-                self._let_go(row, computed, earliest)
+                self._end_late_row(row, computed, earliest)
             elif result.status == "ok" and not void:
-                self._collect(flight, row, samples, earliest, result.elapsed_s, now_s)
+                self._collect(scheduled, row, samples, earliest, result.elapsed_s, now_s)
             else:
-                self._take_back(row, computed, earliest)
+                self._roll_back(row, computed, earliest)
         if result.status == "out_of_memory":
-            self._make_do(flight)
-        for job in {id(row.sequence.job): row.sequence.job for row in flight.rows}.values():
-            if job.id in self.jobs:
-                self._figures(job, now_s)
+            self._handle_out_of_memory(scheduled)
+        for request_state in {
+            id(row.sequence.request_state): row.sequence.request_state for row in scheduled.rows
+        }.values():
+            if request_state.id in self.requests:
+                self._metrics(request_state, now_s)
 
-    def _went_well(self, flight: ScheduledStep, elapsed_s: float) -> None:
-        self._pace.measured(flight.width, elapsed_s, prompt=not flight.decoding)
-        if not flight.rows:
+    def _record_success(self, scheduled: ScheduledStep, elapsed_s: float) -> None:
+        self._token_budget.measured(scheduled.width, elapsed_s, prompt=not scheduled.decoding)
+        if not scheduled.rows:
             return
         self._counts.steps += 1
-        self._starved = 0
-        self._scheduler.went_well()
-        if flight.decoding:
-            self.costs.observe(flight.width, elapsed_s)
+        self._out_of_memory_steps = 0
+        self._scheduler.step_succeeded()
+        if scheduled.decoding:
+            self.costs.observe(scheduled.width, elapsed_s)
 
     def _collect(
         self,
-        flight: ScheduledStep,
+        scheduled: ScheduledStep,
         row: ScheduledRow,
         samples: dict[int, Sample],
         earliest: int,
         elapsed_s: float,
         now_s: float,
     ) -> None:
-        sequence, job = row.sequence, row.sequence.job
-        if job.clock.admitted(now_s - elapsed_s):
-            self._counts.admit(job.prompt_tokens, job.cached)
+        sequence, request_state = row.sequence, row.sequence.request_state
+        if request_state.clock.admitted(now_s - elapsed_s):
+            self._counts.record_prompt(request_state.prompt_tokens, request_state.cached)
         drawn = row.accepted(samples)
         if row.points and not row.drafts:
             sequence.unknown -= 1
         if any(one.token == NOTHING for one in (*drawn, *(samples[p] for _, p in row.forks))):
-            self._end_without_logits(sequence)
+            self._fail_without_logits(sequence)
             return
         self._read_prompt(row, samples)
-        if row.start < job.prompt_tokens:
-            self._telling.prefill(job, min(row.start + row.width, job.prompt_tokens))
+        if row.start < request_state.prompt_tokens:
+            self._event_sender.prefill(
+                request_state, min(row.start + row.width, request_state.prompt_tokens)
+            )
         sampled = sequence.known + len(drawn) if drawn else 0
-        reason, stop = self._say(sequence, drawn, now_s)
-        if self._is_lost(sequence):
+        reason, stop = self._append_tokens(sequence, drawn, now_s)
+        if self._fail_on_grammar(sequence):
             return
         computed = row.start + row.width + max(0, len(drawn) - 1)
-        self._settle(sequence, min(computed, sequence.known), earliest)
+        self._commit(sequence, min(computed, sequence.known), earliest)
         if row.drafts:
             sequence.launched = sequence.computed
-        self._learn(sequence, flight, row, sampled, elapsed_s)
-        if row.start < job.prompt_tokens <= sequence.computed:
-            self._scheduler.remember(self._book.checkpoint(sequence.number).memory)
-        self._join(row, samples, now_s)
+        self._update_proposer(sequence, scheduled, row, sampled, elapsed_s)
+        if row.start < request_state.prompt_tokens <= sequence.computed:
+            self._scheduler.add_memory_ops(self._kv_cache.checkpoint(sequence.number).memory)
+        self._start_forks(row, samples, now_s)
         if reason:
             self._finish(sequence, reason, stop, now_s)
         elif sequence.computed == sequence.known and not sequence.may_sample():
             # Nothing was to be generated: the prompt's figures were all.
-            for one in job.sequences:
+            for one in request_state.sequences:
                 self._finish(one, "length", "", now_s)
 
-    def _say(
+    def _append_tokens(
         self, sequence: Sequence, drawn: list[Sample], now_s: float
     ) -> tuple[FinishReason | None, str]:
         """Append sampled tokens to a sequence, and what a grammar forces behind them, up to its end. Returns
         why it ended, if it did."""
-        job, before = sequence.job, sequence.known
+        request_state, before = sequence.request_state, sequence.known
         events: list[Event] = []
         end: tuple[FinishReason | None, str] = (None, "")
         for sample in chain(drawn, self._forced(sequence) if drawn else ()):
-            end = self._say_one(sequence, sample, events)
+            end = self._append_token(sequence, sample, events)
             if end[0]:
                 break
         tokens = sequence.known - before
-        self._counts.say(tokens, job.clock.step(sequence.choice, tokens, now_s))
-        self._telling.text(sequence, events, now_s)
+        self._counts.record_tokens(tokens, request_state.clock.step(sequence.choice, tokens, now_s))
+        self._event_sender.text(sequence, events, now_s)
         return end
 
     def _forced(self, sequence: Sequence) -> Iterator[Sample]:
         """Tokens that need no step to be sampled: those that a grammar leaves no choice about. Where log
         probabilities are asked they take the long way, under masks."""
-        constraint = sequence.constraint
-        if constraint is None or sequence.sampling.top_logprobs >= 0:
+        grammar_matcher = sequence.grammar_matcher
+        if grammar_matcher is None or sequence.sampling.top_logprobs >= 0:
             return
-        while (token := constraint.forced) is not None:
+        while (token := grammar_matcher.forced) is not None:
             yield Sample(-1, token)
 
-    def _say_one(
+    def _append_token(
         self, sequence: Sequence, sample: Sample, events: list[Event]
     ) -> tuple[FinishReason | None, str]:
         sequence.tokens.append(sample.token)
-        if sample.token in self._tokenizer.eog and not sequence.job.request.ignore_eos:
-            events += sequence.voice.end()
+        if sample.token in self._tokenizer.eog and not sequence.request_state.request.ignore_eos:
+            events += sequence.output.finish()
             return "stop", ""
-        constraint = sequence.constraint
-        if constraint is not None and not constraint.take(sample.token):
+        grammar_matcher = sequence.grammar_matcher
+        if grammar_matcher is not None and not grammar_matcher.take(sample.token):
             return "stop", ""  # with an error, which ends the request
-        spoken = sequence.voice.say(sample.token, self._logprob(sample))
+        spoken = sequence.output.push(sample.token, self._logprob(sample))
         events += spoken.events
         if spoken.stop:
             return "stop", spoken.stop
-        if constraint is not None and constraint.ended:
-            events += sequence.voice.end()
+        if grammar_matcher is not None and grammar_matcher.ended:
+            events += sequence.output.finish()
             return "stop", ""
         if sequence.known >= sequence.limit:
-            events += sequence.voice.end()
+            events += sequence.output.finish()
             return "length", ""
         return None, ""
 
@@ -186,65 +190,67 @@ class OutputProcessor:
         return TokenLogprob(sample.token, piece(sample.token, special=True), sample.logprob, top)
 
     def _read_prompt(self, row: ScheduledRow, samples: dict[int, Sample]) -> None:
-        job = row.sequence.job
+        request_state = row.sequence.request_state
         for point in row.prompt_points:
             entry = self._logprob(samples[point])
             assert entry is not None
-            job.prompt_logprobs.append(entry)
-        if len(job.prompt_logprobs) == job.prompt_tokens - 1:
-            self._telling.prompt_logprobs(job)
+            request_state.prompt_logprobs.append(entry)
+        if len(request_state.prompt_logprobs) == request_state.prompt_tokens - 1:
+            self._event_sender.prompt_logprobs(request_state)
 
-    def _settle(self, sequence: Sequence, computed: int, earliest: int) -> None:
-        growth = self._book.settle(sequence.number, sequence.tokens, computed, earliest)
-        self._scheduler.remember(growth.memory)
+    def _commit(self, sequence: Sequence, computed: int, earliest: int) -> None:
+        update = self._kv_cache.commit(sequence.number, sequence.tokens, computed, earliest)
+        self._scheduler.add_memory_ops(update.memory)
         sequence.computed = computed
-        if growth.lost:
+        if update.lost:
             # A sliding window moved past the place that drafts had to be cut back to.
             sequence.computed = sequence.launched = 0
 
-    def _learn(
+    def _update_proposer(
         self,
         sequence: Sequence,
-        flight: ScheduledStep,
+        scheduled: ScheduledStep,
         row: ScheduledRow,
         sampled: int,
         elapsed_s: float,
     ) -> None:
         """`sampled`: tokens of the text up to the last that the step sampled."""
-        drafts = sequence.drafts
-        if drafts is None:
+        proposer = sequence.proposer
+        if proposer is None:
             return
         if not sampled:
-            drafts.digest()  # a slice of a long prompt, while the prompt is computed
+            proposer.digest()  # a slice of a long prompt, while the prompt is computed
             return
         said = sequence.tokens[row.start + row.width : sampled]
         if row.drafts:
-            self._counts.draft(len(row.drafts), min(len(row.drafts), max(0, len(said) - 1)))
-        if flight.decoding:
-            drafts.advance(said, len(row.drafts), flight.width, elapsed_s, flight.plan.pad_to)
+            self._counts.record_draft(len(row.drafts), min(len(row.drafts), max(0, len(said) - 1)))
+        if scheduled.decoding:
+            proposer.advance(
+                said, len(row.drafts), scheduled.width, elapsed_s, scheduled.plan.pad_to
+            )
         else:
-            drafts.advance(said, len(row.drafts))
+            proposer.advance(said, len(row.drafts))
         if sampled < sequence.known:
-            drafts.given(sequence.tokens[sampled:])
+            proposer.append(sequence.tokens[sampled:])
         if self._ahead:
-            sequence.hopeful = bool(drafts.propose(1))
+            sequence.draft_likely = bool(proposer.propose(1))
 
-    def _join(self, row: ScheduledRow, samples: dict[int, Sample], now_s: float) -> None:
+    def _start_forks(self, row: ScheduledRow, samples: dict[int, Sample], now_s: float) -> None:
         """The other choices of a request have their first token: they go on from the prompt."""
         for child, point in row.forks:
-            reason, stop = self._say(child, [samples[point]], now_s)
-            if self._is_lost(child):
+            reason, stop = self._append_tokens(child, [samples[point]], now_s)
+            if self._fail_on_grammar(child):
                 return
             if reason:
                 self._finish(child, reason, stop, now_s)
                 continue
-            if row.sequence.drafts is not None:
-                child.drafts = row.sequence.drafts.fork()
-            self._scheduler.join(row.sequence, child)
+            if row.sequence.proposer is not None:
+                child.proposer = row.sequence.proposer.fork()
+            self._scheduler.start_fork(row.sequence, child)
 
     # ------------------------------------------------------------------------ a step came back short
 
-    def _take_back(self, row: ScheduledRow, computed: int, earliest: int) -> None:
+    def _roll_back(self, row: ScheduledRow, computed: int, earliest: int) -> None:
         """What a short step computed counts, but for what was to be sampled there; the rest is launched again,
         once nothing of the sequence is in flight."""
         sequence = row.sequence
@@ -252,32 +258,32 @@ class OutputProcessor:
             sequence.unknown -= 1
         kept = min(computed, sequence.known - 1 - row.start) if not row.prompt_points else 0
         if kept < computed and not self._rewinds:
-            self._scheduler.begin_anew(sequence)
+            self._scheduler.recompute(sequence)
             return
         if computed:
-            self._settle(sequence, row.start + kept, earliest)
+            self._commit(sequence, row.start + kept, earliest)
         sequence.launched = sequence.computed
 
-    def _let_go(self, row: ScheduledRow, computed: int, earliest: int) -> None:
+    def _end_late_row(self, row: ScheduledRow, computed: int, earliest: int) -> None:
         """A row of a text that ended meanwhile: its KV stays as a prefix, what it still held is free."""
         sequence = row.sequence
         valid = min(row.start + computed, sequence.known)
-        if valid > sequence.computed and not sequence.spoiled:
-            self._settle(sequence, valid, earliest)
+        if valid > sequence.computed and not sequence.kv_invalid:
+            self._commit(sequence, valid, earliest)
         self._end(sequence)
 
-    def _make_do(self, flight: ScheduledStep) -> None:
+    def _handle_out_of_memory(self, scheduled: ScheduledStep) -> None:
         """A step found no memory: smaller steps, fewer sequences, and in the end one clear error."""
-        self._pace.out_of_memory()
-        self._starved += 1
-        if self._scheduler.make_do():
-            self._starved = 0
+        self._token_budget.out_of_memory()
+        self._out_of_memory_steps += 1
+        if self._scheduler.handle_out_of_memory():
+            self._out_of_memory_steps = 0
             return
-        running = [row.sequence for row in flight.rows if row.sequence.state is State.RUNNING]
-        if running and self._starved > _TRIES_WITHOUT_MEMORY:
-            self._starved = 0
+        running = [row.sequence for row in scheduled.rows if row.sequence.state is State.RUNNING]
+        if running and self._out_of_memory_steps > _TRIES_WITHOUT_MEMORY:
+            self._out_of_memory_steps = 0
             self.fail(
-                running[0].job,
+                running[0].request_state,
                 DoesNotFit(
                     f"out of memory in a step, at {running[0].known} tokens of this sequence",
                     hint=f"shorten the input or use a shorter context (--ctx){self.or_smaller_kv}",
@@ -289,32 +295,32 @@ class OutputProcessor:
     def cancel(self, id_: int) -> None:
         """Its reader gave a request up: nothing more of it is computed or told."""
         if self._drop(id_):
-            self._counts.cancel()
+            self._counts.record_cancel()
 
     def _drop(self, id_: int) -> bool:
         """False: there is no such request (any more)."""
-        job = self.jobs.pop(id_, None)
-        if job is None:
+        request_state = self.requests.pop(id_, None)
+        if request_state is None:
             return False
-        self._telling.forget(id_)
-        for sequence in job.sequences:
+        self._event_sender.discard(id_)
+        for sequence in request_state.sequences:
             self._end(sequence)
         return True
 
-    def fail(self, job: RequestState, error: LocalchatError) -> None:
+    def fail(self, request_state: RequestState, error: LocalchatError) -> None:
         """What was said so far is told, and then why nothing follows."""
-        self._telling.flush()
-        self._drop(job.id)
-        self._counts.fail(error)
-        self._telling.failure(job.id, error)
+        self._event_sender.flush()
+        self._drop(request_state.id)
+        self._counts.record_fail(error)
+        self._event_sender.failure(request_state.id, error)
 
-    def _end_without_logits(self, sequence: Sequence) -> None:
+    def _fail_without_logits(self, sequence: Sequence) -> None:
         """The model gave no logit that is a number (or a mask left no token). Its KV may be spoilt, so none
         of it stays as a prefix."""
-        for one in sequence.job.sequences:
-            one.spoiled = True
+        for one in sequence.request_state.sequences:
+            one.kv_invalid = True
         self.fail(
-            sequence.job,
+            sequence.request_state,
             LocalchatError(
                 f"the model gave no usable logits at token {sequence.known} of this sequence: nothing could "
                 "be sampled",
@@ -323,12 +329,12 @@ class OutputProcessor:
             ),
         )
 
-    def _is_lost(self, sequence: Sequence) -> bool:
+    def _fail_on_grammar(self, sequence: Sequence) -> bool:
         """Whether its grammar can say no more what is allowed; then the request has failed."""
-        why = sequence.constraint.error if sequence.constraint is not None else ""
+        why = sequence.grammar_matcher.error if sequence.grammar_matcher is not None else ""
         if why:
             self.fail(
-                sequence.job,
+                sequence.request_state,
                 UsageError(
                     f"the grammar of the answer gave up at token {sequence.known}: {why}",
                     hint="a simpler schema or grammar may go through",
@@ -337,31 +343,31 @@ class OutputProcessor:
         return bool(why)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, stop: str, now_s: float) -> None:
-        job = sequence.job
-        usage = self._book.usage()
-        if reason == "stop" and sequence.voice.called:
+        request_state = sequence.request_state
+        usage = self._kv_cache.usage()
+        if reason == "stop" and sequence.output.has_tool_calls:
             reason = "tool_calls"
-        self._telling.finished(sequence, reason, stop)
-        if sequence.known > job.prompt_tokens:
+        self._event_sender.finished(sequence, reason, stop)
+        if sequence.known > request_state.prompt_tokens:
             # Later prompts of this conversation hold this prompt themselves.
-            said = sequence.tokens[max(0, job.prompt_tokens - SPAN) :]
-            self.earlier.add(job.request.salt, said)
+            said = sequence.tokens[max(0, request_state.prompt_tokens - SPAN) :]
+            self.earlier.add(request_state.request.salt, said)
         self._end(sequence)
-        if job.ended and self.jobs.pop(job.id, None) is not None:
-            self._figures(job, float("inf"))
-            self._telling.done(job, usage, now_s)
-            self._counts.finish()
+        if request_state.ended and self.requests.pop(request_state.id, None) is not None:
+            self._metrics(request_state, float("inf"))
+            self._event_sender.done(request_state, usage, now_s)
+            self._counts.record_finish()
 
-    def _figures(self, job: RequestState, now_s: float) -> None:
+    def _metrics(self, request_state: RequestState, now_s: float) -> None:
         running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
-        self._telling.figures(job, running, waiting, now_s)
+        self._event_sender.metrics(request_state, running, waiting, now_s)
 
     def _end(self, sequence: Sequence) -> None:
         """Out of the books, as soon as no launched step touches it any more. Idempotent."""
         sequence.state = State.ENDED
-        if sequence.flights:
+        if sequence.steps_in_flight:
             return
-        keep = not sequence.spoiled
+        keep = not sequence.kv_invalid
         if keep and sequence in self._scheduler.running:
-            self._scheduler.remember(self._book.checkpoint(sequence.number).memory)
-        self._scheduler.retire(sequence, keep=keep)
+            self._scheduler.add_memory_ops(self._kv_cache.checkpoint(sequence.number).memory)
+        self._scheduler.remove(sequence, keep=keep)

@@ -30,7 +30,7 @@ from localchat.backend_api.selection import Selection, select_backend
 from localchat.core.embedding import EmbeddingQueue
 from localchat.core.engine_core import EngineCallbacks, EngineCore
 from localchat.core.engine_info import MemoryUsage, engine_info, fingerprint
-from localchat.core.event_sender import TOGETHER_S
+from localchat.core.event_sender import COALESCE_S
 from localchat.core.input_processor import InputProcessor
 from localchat.core.kv_cache import make_kv_cache_manager
 from localchat.core.sequence import RequestState
@@ -55,7 +55,7 @@ def private_pipes() -> tuple[BinaryIO, BinaryIO]:
     return source, sink
 
 
-_DESK_THREADS = 2
+_INPUT_THREADS = 2
 _GRACE_S = 1.0
 _LOADING_GAP_S = 0.1
 
@@ -69,14 +69,14 @@ class EngineProcess:
             source, protocol.ToChild
         )
         self._writer = protocol.FrameWriter(sink)
-        self._pool = ThreadPoolExecutor(_DESK_THREADS, "desk")
+        self._pool = ThreadPoolExecutor(_INPUT_THREADS, "desk")
         self._lock = threading.Lock()
         self._ready = threading.Event()
         self._closing = False
-        self._at_desk: set[int] = set()
+        self._preparing: set[int] = set()
         self._cancelled: set[int] = set()
-        self._early: dict[int, RequestState] = {}
-        self._loop: EngineCore | None = None
+        self._waiting_for_load: dict[int, RequestState] = {}
+        self._engine_core: EngineCore | None = None
         self._runner: Runner | None = None
         self._embedding: EmbeddingQueue | None = None
         self._embedder: Embedder | None = None
@@ -116,8 +116,8 @@ class EngineProcess:
             self._embedding.run(self._embedder)
             self._embedder.close()
             return
-        assert self._loop is not None and self._runner is not None
-        self._loop.run()
+        assert self._engine_core is not None and self._runner is not None
+        self._engine_core.run()
         self._runner.close()
 
     def _open(self) -> None:
@@ -149,7 +149,7 @@ class EngineProcess:
         )
         for note in self._plan.notes:
             self._say(note)
-        self._desk = InputProcessor(
+        self._input_processor = InputProcessor(
             self._model, self._plan.context_tokens, wish.sampling, self._say
         )
         if self._model.info.pooling:
@@ -166,7 +166,7 @@ class EngineProcess:
         self._ready.set()
 
     def _load(self) -> None:
-        """Weights and warm-up, then the loop with what was asked meanwhile."""
+        """Weights and warm-up, then the core with what was asked meanwhile."""
         began_s = time.perf_counter()
         self._safe = bool(self._build) and self._build in self._wish.safe_builds
         self._send(protocol.Entered("load", self._build))
@@ -188,7 +188,7 @@ class EngineProcess:
         self._loaded_s = time.perf_counter()
         self._load_s = self._loaded_s - began_s
         self._footprint.measure(runner.memory(), self._say)
-        loop = EngineCore(
+        core = EngineCore(
             runner,
             self._model.tokenizer,
             make_kv_cache_manager(
@@ -199,18 +199,18 @@ class EngineProcess:
             speculation=self._wish.speculation,
             counts=self._counts,
             audit=self._wish.audit,
-            together_s=TOGETHER_S,
+            coalesce_s=COALESCE_S,
         )
         self._send(protocol.Entered("serve"))
         with self._lock:
-            self._runner, self._loop = runner, loop
-            early, self._early = self._early, {}
+            self._runner, self._engine_core = runner, core
+            early, self._waiting_for_load = self._waiting_for_load, {}
             if self._closing:
-                loop.stop()
+                core.stop()
             # Under the lock: a cancel that finds no early job any more must come behind its submission.
-            for job in early.values():
-                job.clock.loaded(self._loaded_s)
-                loop.submit(job)
+            for request_state in early.values():
+                request_state.clock.loaded(self._loaded_s)
+                core.submit(request_state)
 
     def _progress(self, done: int, total: int) -> bool:
         """Told ten times a second to every request that waits. At the end of the bytes comes the warm-up."""
@@ -220,7 +220,7 @@ class EngineProcess:
         if now_s - self._loading_told_s >= _LOADING_GAP_S or done >= total:
             self._loading_told_s = now_s
             with self._lock:
-                waiting = list(self._early)
+                waiting = list(self._waiting_for_load)
             self._events([(id_, Loading(done, total)) for id_ in waiting])
         return not self._closing
 
@@ -243,16 +243,23 @@ class EngineProcess:
                 self._cancel(id_)
             case protocol.Generate(id_, request):
                 with self._lock:
-                    self._at_desk.add(id_)
+                    self._preparing.add(id_)
                 self._queue(id_, lambda: self._accept(protocol.Generate(id_, request)))
             case protocol.Tokenize(id_, text, special):
                 self._reply(
-                    id_, lambda: protocol.TokensReply(id_, self._desk.tokenize(text, special))
+                    id_,
+                    lambda: protocol.TokensReply(
+                        id_, self._input_processor.tokenize(text, special)
+                    ),
                 )
             case protocol.Detokenize(id_, tokens):
-                self._reply(id_, lambda: protocol.TextReply(id_, self._desk.detokenize(tokens)))
+                self._reply(
+                    id_, lambda: protocol.TextReply(id_, self._input_processor.detokenize(tokens))
+                )
             case protocol.Render(id_, messages):
-                self._reply(id_, lambda: protocol.TextReply(id_, self._desk.render(messages)))
+                self._reply(
+                    id_, lambda: protocol.TextReply(id_, self._input_processor.render(messages))
+                )
             case protocol.Embed(id_, texts):
                 self._queue(id_, lambda: self._embed(id_, texts))
             case protocol.GetInfo(id_):
@@ -278,12 +285,12 @@ class EngineProcess:
             os._exit(4)
 
     def _close(self) -> None:
-        """Leave: the loop stops at its step's end, a load at its next report; the grace is short."""
+        """Leave: the core stops at its step's end, a load at its next report; the grace is short."""
         with self._lock:
             self._closing = True
-            loop = self._loop
-        if loop is not None:
-            loop.stop()
+            core = self._engine_core
+        if core is not None:
+            core.stop()
         if self._embedding is not None:
             self._embedding.stop()
         time.sleep(_GRACE_S)
@@ -301,7 +308,7 @@ class EngineProcess:
 
     def _accept(self, ask: protocol.Generate) -> None:
         """At the desk: refuse, or accept and queue."""
-        job = None
+        request_state = None
         try:
             try:
                 if self._embedding is not None:
@@ -309,40 +316,40 @@ class EngineProcess:
                         f"{self._wish.name} is an embedding model: it writes no text",
                         hint="name a model that does; this one answers at /v1/embeddings",
                     )
-                job, accepted = self._desk.accept(ask.id, ask.request)
+                request_state, accepted = self._input_processor.accept(ask.id, ask.request)
             except LocalchatError as error:
-                self._counts.fail(error)
+                self._counts.record_fail(error)
                 raise
             # Not under the lock: the reader waits for that one, and the parent, busy writing, for the reader.
             self._events([(ask.id, accepted)])
         finally:
-            self._leave_desk(ask.id, job)
+            self._finish_preparing(ask.id, request_state)
 
-    def _leave_desk(self, id_: int, job: RequestState | None) -> None:
+    def _finish_preparing(self, id_: int, request_state: RequestState | None) -> None:
         with self._lock:
-            self._at_desk.discard(id_)
+            self._preparing.discard(id_)
             cancelled = id_ in self._cancelled
             self._cancelled.discard(id_)
-            if job is not None and cancelled:
-                self._counts.cancel()
-            if job is None or cancelled:
+            if request_state is not None and cancelled:
+                self._counts.record_cancel()
+            if request_state is None or cancelled:
                 return
-            if self._loop is None:
-                self._early[id_] = job
+            if self._engine_core is None:
+                self._waiting_for_load[id_] = request_state
             else:
-                self._loop.submit(job)
+                self._engine_core.submit(request_state)
 
     def _cancel(self, id_: int) -> None:
         with self._lock:
-            if id_ in self._at_desk:
+            if id_ in self._preparing:
                 self._cancelled.add(id_)
                 return
-            if self._early.pop(id_, None) is not None:
-                self._counts.cancel()
+            if self._waiting_for_load.pop(id_, None) is not None:
+                self._counts.record_cancel()
                 return
-            loop = self._loop
-        if loop is not None:
-            loop.cancel(id_)
+            core = self._engine_core
+        if core is not None:
+            core.cancel(id_)
 
     # ------------------------------------------------------------------------ words
 
@@ -370,9 +377,9 @@ class EngineProcess:
 
     def _stats(self) -> EngineStats:
         with self._lock:
-            loop, early = self._loop, list(self._early.values())
-        if loop is not None:
-            return loop.stats()
+            core, early = self._engine_core, list(self._waiting_for_load.values())
+        if core is not None:
+            return core.stats()
         if self._embedding is not None:
             return self._embedding.stats()
         return self._counts.stats(MetricsSnapshot(phase="loading", waiting=len(early)), early)
@@ -390,7 +397,7 @@ class EngineProcess:
             safe_mode=getattr(self, "_safe", False),
             fingerprint=self._fingerprint,
             notes=tuple(self._notes),
-            warning=self._desk.warning,
+            warning=self._input_processor.warning,
         )
 
 

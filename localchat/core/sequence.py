@@ -21,7 +21,7 @@ class State(Enum):
     """Where a sequence is. JOINING: a choice beyond the first, before its parent's prompt is computed."""
 
     WAITING = auto()
-    JOINING = auto()
+    FORKING = auto()
     RUNNING = auto()
     ENDED = auto()
 
@@ -32,46 +32,46 @@ class Sequence:
     the last admission. `flights`: launched steps that have not come back and touch this sequence."""
 
     number: int
-    job: "RequestState"
+    request_state: "RequestState"
     choice: int
     sampling: SamplingParams
     tokens: list[int]
     limit: int
-    voice: ChoiceOutput
-    constraint: GrammarMatcher | None = None
-    drafts: NgramProposer | None = None
+    output: ChoiceOutput
+    grammar_matcher: GrammarMatcher | None = None
+    proposer: NgramProposer | None = None
     state: State = State.WAITING
     launched: int = 0
     computed: int = 0
     unknown: int = 0
-    flights: int = 0
+    steps_in_flight: int = 0
     new_blocks: tuple[int, ...] = ()
-    hopeful: bool = False
+    draft_likely: bool = False
     """Depth 2: a draft is likely, so the next row waits until its token is known."""
-    held: bool = False
+    blocked: bool = False
     """Depth 2: its launched row will come back without a result, so nothing can follow it now."""
-    set_back: bool = False
+    was_preempted: bool = False
     """It ran before and was set back to the queue."""
-    spoiled: bool = False
+    kv_invalid: bool = False
     """Its KV may be wrong: nothing of it is kept."""
-    stepped: int = 0
+    last_step: int = 0
     """Number of the last step that it was part of: who waited longest goes first."""
 
     @property
     def priority(self) -> int:
         """Of its request: higher goes first."""
-        return self.job.request.priority
+        return self.request_state.request.priority
 
     @property
-    def joining(self) -> "list[Sequence]":
+    def pending_forks(self) -> "list[Sequence]":
         """Choices that wait for this one to compute their prompt."""
-        if self is not self.job.sequences[0]:
+        if self is not self.request_state.sequences[0]:
             return []
-        return [one for one in self.job.sequences if one.state is State.JOINING]
+        return [one for one in self.request_state.sequences if one.state is State.FORKING]
 
     def entry(self, slot: int) -> Enter:
         """How the runner hears of it."""
-        prompt_tokens = self.job.prompt_tokens
+        prompt_tokens = self.request_state.prompt_tokens
         return Enter(self.number, slot, tuple(self.tokens), prompt_tokens, self.sampling)
 
     @property
@@ -91,18 +91,18 @@ class Sequence:
     @property
     def in_prompt(self) -> bool:
         """Whether part of the prompt is still to be launched."""
-        return self.launched < self.job.prompt_tokens
+        return self.launched < self.request_state.prompt_tokens
 
     @property
     def is_text(self) -> bool:
         """Whether what it needs is to be read rather than written. Tokens that a grammar forced are written, as
         drafts are."""
-        return self.in_prompt or (self.set_back and self.needs > 1)
+        return self.in_prompt or (self.was_preempted and self.needs > 1)
 
     @property
     def writes(self) -> bool:
         """Whether it has begun to write."""
-        return self.known > self.job.prompt_tokens
+        return self.known > self.request_state.prompt_tokens
 
     def may_sample(self) -> bool:
         """Whether one more token is wanted behind all virtual ones."""
@@ -124,8 +124,8 @@ class RequestState:
     cached: int = 0
     why_missed: str = ""
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs_told: bool = False
-    prefill_told: int = -1
+    prompt_logprobs_sent: bool = False
+    prefill_sent: int = -1
 
     @property
     def prompt_tokens(self) -> int:

@@ -38,38 +38,38 @@ class EngineCounters:
         self.late_rows = 0
         self._tpot_ms: deque[float] = deque(maxlen=_REMEMBERED_TOKENS)
 
-    def finish(self) -> None:
+    def record_finish(self) -> None:
         """A request came to its end."""
         with self._lock:
             self._finished += 1
 
-    def cancel(self) -> None:
+    def record_cancel(self) -> None:
         """A request was given up by its reader."""
         with self._lock:
             self._cancelled += 1
 
-    def fail(self, error: LocalchatError) -> None:
+    def record_fail(self, error: LocalchatError) -> None:
         """A request ended by an error, at the desk or in the loop."""
         with self._lock:
             self._failed[error.code] += 1
 
-    def admit(self, prompt_tokens: int, cached_tokens: int) -> None:
+    def record_prompt(self, prompt_tokens: int, cached_tokens: int) -> None:
         """A request's first step came back."""
         self.prompt_tokens += prompt_tokens
         self.cached_tokens += cached_tokens
 
-    def embed(self, tokens: int) -> None:
+    def record_embed(self, tokens: int) -> None:
         """Texts of so many tokens became vectors."""
         self.steps += 1
         self.prompt_tokens += tokens
-        self.finish()
+        self.record_finish()
 
-    def say(self, tokens: int, tpot_ms: Iterable[float]) -> None:
+    def record_tokens(self, tokens: int, tpot_ms: Iterable[float]) -> None:
         """Tokens that a step gave to one choice, with the time of each."""
         self.completion_tokens += tokens
         self._tpot_ms.extend(tpot_ms)
 
-    def draft(self, drafted: int, accepted: int) -> None:
+    def record_draft(self, drafted: int, accepted: int) -> None:
         """A row with drafts came back."""
         self.draft_steps += 1
         self.drafted += drafted
@@ -78,7 +78,7 @@ class EngineCounters:
     def stats(
         self,
         now: MetricsSnapshot,
-        jobs: Iterable[RequestState],
+        requests: Iterable[RequestState],
         *,
         preemptions: int = 0,
         evictions: int = 0,
@@ -103,21 +103,21 @@ class EngineCounters:
             tpot_ms=tuple(
                 self._tpot_ms.copy()
             ),  # one step of the interpreter: nobody writes between
-            requests=tuple(running(job, now_s) for job in jobs),
+            requests=tuple(running(request_state, now_s) for request_state in requests),
             process_bytes=int(psutil.Process(os.getpid()).memory_info().rss),
         )
 
 
-def running(job: RequestState, now_s: float) -> RunningRequest:
+def running(request_state: RequestState, now_s: float) -> RunningRequest:
     """A request as it stands."""
-    waits = all(one.state in (State.WAITING, State.JOINING) for one in job.sequences)
-    tokens = job.completion_tokens
+    waits = all(one.state in (State.WAITING, State.FORKING) for one in request_state.sequences)
+    tokens = request_state.completion_tokens
     phase: Literal["queued", "prefill", "decode"] = "decode" if tokens else "prefill"
     return RunningRequest(
         phase="queued" if waits and not tokens else phase,
-        prompt_tokens=job.prompt_tokens,
-        cached_tokens=job.cached,
+        prompt_tokens=request_state.prompt_tokens,
+        cached_tokens=request_state.cached,
         completion_tokens=tokens,
-        age_s=now_s - job.clock.arrived_s,
-        user=job.request.user,
+        age_s=now_s - request_state.clock.arrived_s,
+        user=request_state.request.user,
     )

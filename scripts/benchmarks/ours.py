@@ -97,21 +97,21 @@ class Ours:
     ) -> list[Done]:
         """Answer all prompts at once, greedily, `tokens` tokens each. Earlier answers are forgotten as a
         source of drafts."""
-        self._loop.decisions.earlier = EarlierTexts()
+        self._loop.output_processor.earlier = EarlierTexts()
         self._ended = []
         for prompt in prompts:
             request = greedy(prompt, tokens, speculation=drafts)
             job, _ = self._desk.accept(next(self._ids), request)
             self._loop.submit(job)
-        self._loop.take_orders()
+        self._loop.process_commands()
         while not self._loop.idle:
-            self._loop.turn()
+            self._loop.step()
         assert len(self._ended) == len(prompts), "a request got lost"
         return self._ended
 
     def forget_costs(self) -> None:
         """As after a load: what steps cost is not known yet."""
-        self._loop.decisions.costs = CostModel()
+        self._loop.output_processor.costs = CostModel()
 
     def all_threads(self) -> bool:
         """Whether all threads computed since the last call; from here on they do again."""

@@ -148,8 +148,8 @@ class Engine:
         return asked
 
     def turn(self) -> None:
-        self.loop.take_orders()
-        self.loop.turn()
+        self.loop.process_commands()
+        self.loop.step()
 
     def settle(self, until: Callable[[], bool] | None = None) -> None:
         while not self.loop.idle and not (until is not None and until()):

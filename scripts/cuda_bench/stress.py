@@ -28,21 +28,21 @@ def stress(runner: CudaRunner, requests: int, seed: int) -> dict[str, int]:
         except ContextExceeded:
             told["refused"] += 1
         for _ in range(draw.randrange(4)):
-            loop.turn()
+            loop.step()
         open_ = [i for i in asked if i not in cancelled and not _ended(loop, i)]
         if open_ and draw.random() < 0.15:
             victim = draw.choice(open_)
-            loop.loop.cancel(victim)
+            loop.core.cancel(victim)
             cancelled.add(victim)
         while len([i for i in open_ if not _ended(loop, i)]) > _BUSY:
-            loop.turn()
-    loop.settle()
+            loop.step()
+    loop.run_until_idle()
     for id_ in asked:
         error = loop.told[id_].error
         assert error is None, error
     told["cancelled"] = len(cancelled)
     told["answered"] = len(asked) - len(cancelled)
-    return told | {"preemptions": loop.loop.preemptions}
+    return told | {"preemptions": loop.core.preemptions}
 
 
 def _request(draw: random.Random, texts: list[list[int]], context: int) -> GenerateRequest:

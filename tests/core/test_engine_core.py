@@ -46,7 +46,7 @@ def test_logits_that_are_no_numbers_end_the_request_and_leave_no_prefix(
     assert isinstance(broken.error, LocalchatError)
     assert "no usable logits" in broken.error.message
     again = bench.ask(request(ALPHABET, max_tokens=3))
-    bench.settle()
+    bench.run_until_idle()
     assert bench.told[again].text() == "abc"
     assert bench.told[again].done.usage.cached_tokens == 0
 
@@ -66,7 +66,7 @@ def test_hints_name_the_kv_types_that_there_are(
     broken = bench.say(request(ALPHABET * 2 + "a" * 5, max_tokens=30))
     assert broken.error is not None
     assert f"(--kv-type {plain})" in broken.error.hint
-    assert bench.loop.decisions.or_smaller_kv.strip() == small
+    assert bench.core.output_processor.or_smaller_kv.strip() == small
 
 
 @pytest.mark.parametrize("kind", [{}, AHEAD])
@@ -110,9 +110,9 @@ def test_exact_text_does_not_depend_on_drafts_nor_on_neighbours(logits: Any) -> 
     assert alone == plain
     together = Bench(can, logits)
     numbers = [together.ask(one) for one in (asked[0], free, asked[1])]
-    together.turn(7)
+    together.step(7)
     numbers.append(together.ask(asked[2]))
-    together.settle()
+    together.run_until_idle()
     assert [together.told[numbers[place]].text() for place in (0, 2, 3)] == alone
 
 
@@ -125,8 +125,8 @@ def test_exact_text_survives_being_set_back() -> None:
     alone = [Bench(tight, hashed).say(one).text() for one in asked]
     bench = Bench(tight, hashed)
     numbers = [bench.ask(one) for one in asked]
-    bench.settle()
-    assert bench.loop.preemptions
+    bench.run_until_idle()
+    assert bench.core.preemptions
     assert [bench.told[number].text() for number in numbers] == alone
 
 
@@ -157,17 +157,17 @@ def test_prompt_logprobs_are_complete_and_in_order(halt: list[int]) -> None:
 def test_logprobs_are_one_for_each_token_that_is_told() -> None:
     bench = Bench()
     number = bench.ask(request("ab", logprobs=1, max_tokens=25, ignore_eos=True))
-    bench.settle()
+    bench.run_until_idle()
     check_told(bench, number, peaked)
     tokens = [entry.token for entry in bench.told[number].logprobs()]
-    assert tokens == bench.jobs[number].sequences[0].tokens[2:]
+    assert tokens == bench.requests[number].sequences[0].tokens[2:]
 
 
 def test_second_turn_computes_only_what_is_new() -> None:
     bench = Bench()
     first = bench.ask(request("ab" * 40, max_tokens=10, ignore_eos=True))
-    bench.settle()
-    whole = bench.jobs[first].sequences[0].tokens
+    bench.run_until_idle()
+    whole = bench.requests[first].sequences[0].tokens
     told = bench.say(request([*whole, 97, 98, 99]))
     assert told.done.usage.cached_tokens == len(whole) - 1
     other = bench.say(request([*whole, 97, 98, 99], salt="other"))
@@ -180,9 +180,9 @@ def test_priority_goes_before_arrival_and_equals_keep_theirs() -> None:
         bench.ask(request(prompt, max_tokens=5, priority=priority))
         for prompt, priority in (("a", 0), ("b", 0), ("c", 2), ("d", 0))
     ]
-    bench.settle()
+    bench.run_until_idle()
     first = {plan.rows[0].seq: plan.number for plan in reversed(bench.runner.steps) if plan.rows}
-    order = sorted(numbers, key=lambda number: first[bench.jobs[number].sequences[0].number])
+    order = sorted(numbers, key=lambda number: first[bench.requests[number].sequences[0].number])
     assert [numbers.index(number) for number in order] == [2, 0, 1, 3]
     assert bench.told[numbers[3]].all(Queued)
 
@@ -191,7 +191,7 @@ def test_what_can_never_fit_is_refused_and_the_rest_goes_on() -> None:
     bench = Bench(capabilities(context_tokens=400, kv_tokens=100))
     large, small = bench.ask(request("a" * 200)), bench.ask(request("a"))
     growing = bench.ask(request("ab" * 40, max_tokens=None, ignore_eos=True))
-    bench.settle()
+    bench.run_until_idle()
     assert isinstance(bench.told[large].error, DoesNotFit)
     check_told(bench, small, peaked)
     assert isinstance(bench.told[growing].error, DoesNotFit)
@@ -206,7 +206,7 @@ def test_memory_that_never_comes_back_is_one_error_for_each_request(
     can = capabilities(**kind, equal_rows=CLASSES if exact else ())
     bench = Bench(can, stumble=range(1, 1000))
     numbers = [bench.ask(request("ab" * 20, exact=exact)) for _ in range(4)]
-    bench.settle()
+    bench.run_until_idle()
     for number in numbers:
         assert isinstance(bench.told[number].error, DoesNotFit)
 
@@ -222,7 +222,7 @@ def test_figures_are_told_at_each_phase_and_at_the_end() -> None:
 def test_cached_tokens_are_those_of_the_cache_also_after_being_set_back() -> None:
     bench = Bench(capabilities(kv_tokens=100, context_tokens=100, max_step_tokens=8))
     numbers = [bench.ask(request(letter * 60, max_tokens=30)) for letter in "ab"]
-    bench.settle()
+    bench.run_until_idle()
     for number in numbers:
         check_told(bench, number, peaked)
         assert bench.told[number].done.usage.cached_tokens == 0
@@ -233,19 +233,19 @@ def test_cached_tokens_are_those_of_the_cache_also_after_being_set_back() -> Non
 def test_stopping_fails_what_is_under_way(kind: dict[str, Any]) -> None:
     bench = Bench(capabilities(**kind))
     number = bench.ask(request("ab", max_tokens=50, ignore_eos=True))
-    bench.turn(4)
-    bench.loop.stop()
-    bench.loop.run()
+    bench.step(4)
+    bench.core.stop()
+    bench.core.run()
     assert isinstance(bench.told[number].error, EngineClosed)
 
 
 def test_nothing_is_told_of_a_cancelled_request() -> None:
     bench = Bench(capabilities(**AHEAD))
     number = bench.ask(request("ab", n=3, max_tokens=50, ignore_eos=True))
-    bench.turn()
-    bench.loop.cancel(number)
+    bench.step()
+    bench.core.cancel(number)
     told = len(bench.told[number].events)
-    bench.settle()
+    bench.run_until_idle()
     assert len(bench.told[number].events) == told
 
 
@@ -253,12 +253,12 @@ def test_a_long_prompt_is_taken_in_by_drafts_while_it_is_computed() -> None:
     can = replace(capabilities(), context_tokens=40_000, kv_tokens=40_000, max_step_tokens=8192)
     bench = Bench(can, periodic)
     number = bench.ask(request(ALPHABET * 1200, max_tokens=40))
-    while not bench.jobs[number].completion_tokens:
-        bench.turn()
-    drafts = bench.jobs[number].sequences[0].drafts
+    while not bench.requests[number].completion_tokens:
+        bench.step()
+    drafts = bench.requests[number].sequences[0].proposer
     assert drafts is not None
     assert drafts.digest()
-    bench.settle()
+    bench.run_until_idle()
     assert bench.told[number].done.speculation.accepted > 20
 
 
@@ -280,7 +280,7 @@ def test_a_prompt_comes_on_while_others_take_the_whole_budget() -> None:
     bench = Bench(can, hashed)
     for letter in range(34):
         bench.ask(request(chr(97 + letter % 26) * 3, max_tokens=400, ignore_eos=True))
-    bench.turn(40)
+    bench.step(40)
     late = bench.ask(request("z" * 200, max_tokens=2))
-    bench.turn(30)
+    bench.step(30)
     assert bench.told[late].text()

@@ -112,12 +112,12 @@ def test_text_is_that_of_the_simulation_whatever_else_runs(kind: str, data: st.D
     asked: list[int] = []
     for one in data.draw(st.lists(requests(), min_size=1, max_size=6)):
         asked.append(bench.ask(one))
-        bench.turn(data.draw(st.sampled_from([0, 0, 1, 5, 60])))
+        bench.step(data.draw(st.sampled_from([0, 0, 1, 5, 60])))
     gone = data.draw(st.sets(st.sampled_from(asked)))
     for id_ in sorted(gone):
-        bench.turn(data.draw(st.integers(0, 6)))
-        bench.loop.cancel(id_)
-    bench.settle()
+        bench.step(data.draw(st.integers(0, 6)))
+        bench.core.cancel(id_)
+    bench.run_until_idle()
     for id_ in asked:
         if id_ not in gone:
             check_told(bench, id_, logits)

@@ -22,24 +22,24 @@ AHEAD: dict[str, Any] = {"block_tokens": 4, "depth": 2}
 class Ear:
     """A telling, and the frames that came of it."""
 
-    def __init__(self, together_s: float = 0.015) -> None:
+    def __init__(self, coalesce_s: float = 0.015) -> None:
         self.frames: list[list[Event]] = []
-        self.telling = EventSender(
+        self.event_sender = EventSender(
             lambda items: self.frames.append([event for _, event in items]),
             lambda id_, error: None,
             lambda: KVUsage(0, 0, 0, 0, 0, 0, 0),
             "",
-            together_s,
+            coalesce_s,
         )
         bench = Bench(logits=periodic)
-        self.job: RequestState = bench.jobs[bench.ask(request("ab", max_tokens=1000))]
-        self.sequence: Sequence = self.job.sequences[0]
+        self.request_state: RequestState = bench.requests[bench.ask(request("ab", max_tokens=1000))]
+        self.sequence: Sequence = self.request_state.sequences[0]
 
     def token(self, number: int, now_s: float, next_s: float, event: Event | None = None) -> None:
         """A turn that says the `number`th token of the text."""
         self.sequence.tokens[2:] = [97] * number
-        self.telling.text(self.sequence, [event or Text(0, f"{number} ")], now_s)
-        self.telling.turned(now_s, next_s)
+        self.event_sender.text(self.sequence, [event or Text(0, f"{number} ")], now_s)
+        self.event_sender.end_step(now_s, next_s)
 
 
 def test_steps_of_a_slow_model_are_told_one_by_one() -> None:
@@ -79,11 +79,11 @@ def test_what_waits_is_told_before_a_long_step(next_s: float) -> None:
     "tell",
     [
         lambda ear: ear.token(102, 1.002, 0.001, ToolCall(0, 0, "id", "name")),
-        lambda ear: ear.telling.queued(ear.job, 3),
-        lambda ear: ear.telling.prefill(ear.job, 2),
-        lambda ear: ear.telling.finished(ear.sequence, "stop", ""),
-        lambda ear: ear.telling.done(ear.job, KVUsage(0, 0, 0, 0, 0, 0, 0), 1.002),
-        lambda ear: ear.telling.figures(ear.job, 1, 0, 1.002),
+        lambda ear: ear.event_sender.queued(ear.request_state, 3),
+        lambda ear: ear.event_sender.prefill(ear.request_state, 2),
+        lambda ear: ear.event_sender.finished(ear.sequence, "stop", ""),
+        lambda ear: ear.event_sender.done(ear.request_state, KVUsage(0, 0, 0, 0, 0, 0, 0), 1.002),
+        lambda ear: ear.event_sender.metrics(ear.request_state, 1, 0, 1.002),
     ],
 )
 def test_what_does_not_wait_takes_along_what_waited(tell: Callable[[Ear], None]) -> None:
@@ -91,7 +91,7 @@ def test_what_does_not_wait_takes_along_what_waited(tell: Callable[[Ear], None])
     ear.token(100, 1.0, 0.001)
     ear.token(101, 1.001, 0.001)
     tell(ear)
-    ear.telling.turned(1.002, 0.001)
+    ear.event_sender.end_step(1.002, 0.001)
     assert [len(frame) for frame in ear.frames] == [1, 2]
     assert ear.frames[1][0] == Text(0, "101 ")
 
@@ -99,39 +99,39 @@ def test_what_does_not_wait_takes_along_what_waited(tell: Callable[[Ear], None])
 def test_figures_of_the_same_phase_wait_with_the_text() -> None:
     ear = Ear()
     ear.token(100, 1.0, 0.001)
-    ear.telling.figures(ear.job, 1, 0, 1.0)
-    ear.telling.turned(1.0, 0.001)
+    ear.event_sender.metrics(ear.request_state, 1, 0, 1.0)
+    ear.event_sender.end_step(1.0, 0.001)
     told = len(ear.frames)
-    ear.telling.figures(ear.job, 1, 0, 2.0)
-    ear.telling._sent_s = 2.0
-    ear.telling.turned(2.0, 0.001)
+    ear.event_sender.metrics(ear.request_state, 1, 0, 2.0)
+    ear.event_sender._sent_s = 2.0
+    ear.event_sender.end_step(2.0, 0.001)
     assert len(ear.frames) == told
-    ear.telling.flush()
+    ear.event_sender.flush()
     assert isinstance(ear.frames[-1][0], MetricsSnapshot)
 
 
 def test_nothing_of_a_cancelled_request_is_told_afterwards() -> None:
-    bench = Bench(logits=periodic, together_s=FOR_EVER)
+    bench = Bench(logits=periodic, coalesce_s=FOR_EVER)
     gone, stays = (
         bench.ask(request(ALPHABET, max_tokens=60)),
         bench.ask(request("bcd", max_tokens=60)),
     )
-    bench.turn(40)
+    bench.step(40)
     told = len(bench.told[gone].events)
-    bench.loop.cancel(gone)
-    bench.settle()
+    bench.core.cancel(gone)
+    bench.run_until_idle()
     assert len(bench.told[gone].events) == told
     assert bench.told[stays].text() == ((ALPHABET * 4)[4:])[:60]
 
 
 def test_a_closed_engine_tells_first_what_waited() -> None:
-    bench = Bench(logits=periodic, together_s=FOR_EVER, speculation=False)
+    bench = Bench(logits=periodic, coalesce_s=FOR_EVER, speculation=False)
     id_ = bench.ask(request(ALPHABET, max_tokens=200))
-    bench.turn(60)
-    assert len(bench.told[id_].text()) < bench.jobs[id_].completion_tokens
-    bench.loop.stop()
-    bench.loop.run()
-    assert len(bench.told[id_].text()) == bench.jobs[id_].completion_tokens > 50
+    bench.step(60)
+    assert len(bench.told[id_].text()) < bench.requests[id_].completion_tokens
+    bench.core.stop()
+    bench.core.run()
+    assert len(bench.told[id_].text()) == bench.requests[id_].completion_tokens > 50
     assert isinstance(bench.told[id_].error, EngineClosed)
 
 
@@ -145,15 +145,15 @@ def test_a_closed_engine_tells_first_what_waited() -> None:
 def test_waiting_changes_only_how_events_are_bundled(
     kind: dict[str, Any], asked: list[tuple[int, int, bool]]
 ) -> None:
-    def events(together_s: float) -> tuple[list[list[Event]], int]:
-        bench = Bench(capabilities(**kind), peaked, together_s=together_s, speculation=False)
+    def events(coalesce_s: float) -> tuple[list[list[Event]], int]:
+        bench = Bench(capabilities(**kind), peaked, coalesce_s=coalesce_s, speculation=False)
         ids = [
             bench.ask(
                 request(f"prompt {n}", n=n, max_tokens=most, seed=7, stop=("ab",) if stop else ())
             )
             for n, most, stop in asked
         ]
-        bench.settle()
+        bench.run_until_idle()
         told = [bench.told[id_].events for id_ in ids]
         return [_without_times(one) for one in told], len(bench.frames)
 

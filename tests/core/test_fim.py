@@ -24,9 +24,9 @@ class Coder(ScriptedTokenizer):
 
 def prompt(vocabulary: ScriptedTokenizer, infill: Infill) -> list[int]:
     desk = InputProcessor(_Model(vocabulary), 400, {}, lambda text: None)
-    job, accepted = desk.accept(1, GenerateRequest(prompt=infill))
-    assert accepted.prompt_tokens == len(job.tokens)
-    return list(job.tokens)
+    request_state, accepted = desk.accept(1, GenerateRequest(prompt=infill))
+    assert accepted.prompt_tokens == len(request_state.tokens)
+    return list(request_state.tokens)
 
 
 def text(tokens: list[int]) -> str:

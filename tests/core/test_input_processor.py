@@ -18,8 +18,8 @@ def test_defaults_of_a_file_that_mean_nothing_are_left_out_and_named() -> None:
     model.info = replace(model.info, sampling=advised)
     said: list[str] = []
     desk = InputProcessor(model, 400, {}, said.append)
-    job, _ = desk.accept(1, GenerateRequest(TokenIds((1, 2))))
-    drawn = job.sampling
+    request_state, _ = desk.accept(1, GenerateRequest(TokenIds((1, 2))))
+    drawn = request_state.sampling
     assert (drawn.temperature, drawn.top_k, drawn.top_p, drawn.min_p) == (0.7, 0, 0.5, 0.05)
     assert ["temperature nan" in said[0], "min_p 7" in said[1], len(said)] == [True, True, 2]
     asked, _ = desk.accept(2, GenerateRequest(TokenIds((1, 2)), Sampling(temperature=0.0)))

@@ -16,10 +16,10 @@ def test_ends_and_tokens_are_counted_by_request() -> None:
     for _ in range(2):
         bench.say(request("hello there, all of you", max_tokens=10, ignore_eos=True))
     gone = bench.ask(request("x", max_tokens=300, ignore_eos=True))
-    bench.turn(3)
-    bench.loop.cancel(gone)
-    bench.settle()
-    stats = bench.loop.stats()
+    bench.step(3)
+    bench.core.cancel(gone)
+    bench.run_until_idle()
+    stats = bench.core.stats()
     assert (stats.finished, stats.cancelled, stats.failed) == (2, 1, {})
     assert stats.prompt_tokens == 2 * 23 + 1
     assert stats.cached_tokens == bench.told[2].done.usage.cached_tokens > 0
@@ -32,7 +32,7 @@ def test_ends_and_tokens_are_counted_by_request() -> None:
 def test_drafts_are_counted_as_the_requests_count_them() -> None:
     bench = Bench(logits=periodic)
     done = [bench.say(request(ALPHABET * 3, max_tokens=60, salt=salt)).done for salt in "ab"]
-    stats = bench.loop.stats()
+    stats = bench.core.stats()
     assert stats.drafted == sum(one.speculation.drafted for one in done) > 0
     assert stats.accepted == sum(one.speculation.accepted for one in done)
     drafting = [row for plan in bench.runner.steps for row in plan.rows if row.drafts]
@@ -42,32 +42,32 @@ def test_drafts_are_counted_as_the_requests_count_them() -> None:
 def test_failure_in_the_loop_is_counted_by_its_code_and_as_no_cancel() -> None:
     bench = Bench(capabilities(kv_tokens=64, context_tokens=512))
     bench.say(request("a" * 200))
-    assert bench.loop.stats().failed == {"does_not_fit": 1}
-    assert bench.loop.stats().cancelled == 0
+    assert bench.core.stats().failed == {"does_not_fit": 1}
+    assert bench.core.stats().cancelled == 0
 
 
 def test_requests_are_told_with_phase_age_and_user() -> None:
     bench = Bench(capabilities(max_rows=1, max_slots=1, max_step_tokens=16))
     bench.ask(request("a" * 40, max_tokens=50, ignore_eos=True, user="editor"))
     bench.ask(request("b" * 40, user="chat", salt="b"))
-    bench.turn()
-    first, second = bench.loop.stats().requests
+    bench.step()
+    first, second = bench.core.stats().requests
     assert (first.user, first.phase, first.prompt_tokens) == ("editor", "prefill", 40)
     assert (second.user, second.phase) == ("chat", "queued")
-    bench.turn(6)
-    first, second = bench.loop.stats().requests
+    bench.step(6)
+    first, second = bench.core.stats().requests
     assert first.phase == "decode" and first.completion_tokens > 0
     assert first.age_s >= second.age_s >= 0
-    bench.settle()
+    bench.run_until_idle()
 
 
 @pytest.mark.parametrize("kind", [{}, AHEAD])
 def test_last_tokens_have_their_times_and_no_more_than_512_of_them(kind: dict[str, Any]) -> None:
     bench = Bench(capabilities(kv_tokens=4096, context_tokens=2048, **kind))
     bench.say(request("abc", max_tokens=100, ignore_eos=True, speculation=False))
-    assert len(bench.loop.stats().tpot_ms) == 99
+    assert len(bench.core.stats().tpot_ms) == 99
     bench.say(request("abc", max_tokens=700, ignore_eos=True, speculation=False))
-    assert len(bench.loop.stats().tpot_ms) == 512
+    assert len(bench.core.stats().tpot_ms) == 512
 
 
 @pytest.mark.parametrize("kind", [{}, AHEAD])
@@ -78,30 +78,30 @@ def test_cancel_during_a_step_keeps_the_request_out_of_the_next_plan(
     bench = Bench(capabilities(**kind))
     others = [bench.ask(request(letter * 9, max_tokens=90, salt=letter)) for letter in "ab"]
     gone = bench.ask(request("c" * 9, max_tokens=90, salt="c", ignore_eos=True))
-    bench.turn(8)
+    bench.step(8)
     plain = getattr(bench.runner, where)
     launched = len(bench.runner.steps)
 
     def interrupted(*arguments: StepPlan) -> object:
         monkeypatch.setattr(bench.runner, where, plain)
-        bench.loop.cancel(gone)
+        bench.core.cancel(gone)
         return plain(*arguments)
 
     monkeypatch.setattr(bench.runner, where, interrupted)
-    bench.turn()
-    sequence = bench.jobs[gone].sequences[0].number
+    bench.step()
+    sequence = bench.requests[gone].sequences[0].number
     after = bench.runner.steps[launched + (where == "launch") :]
     assert not any(row.seq == sequence for plan in after for row in plan.rows)
-    bench.settle()
-    assert bench.loop.stats().late_rows == 0
+    bench.run_until_idle()
+    assert bench.core.stats().late_rows == 0
     assert all(bench.told[other].done for other in others)
 
 
 def test_row_launched_after_its_cancel_is_counted_as_late() -> None:
     bench = Bench()
     gone = bench.ask(request("c" * 9, max_tokens=90, ignore_eos=True))
-    bench.turn(3)
-    bench.loop._step -= 1
-    bench.loop.cancel(gone)
-    bench.settle()
-    assert bench.loop.stats().late_rows == 1
+    bench.step(3)
+    bench.core._step -= 1
+    bench.core.cancel(gone)
+    bench.run_until_idle()
+    assert bench.core.stats().late_rows == 1

@@ -57,7 +57,7 @@ def test_drafts_chunks_and_neighbours_leave_the_text_of_transformers(
         loop.ask(request(prompt, max_tokens=64, speculation=i == 0))
         for i, prompt in enumerate(prompts)
     ]
-    loop.settle()
+    loop.run_until_idle()
     for id_, prompt in zip(ids, prompts, strict=True):
         found = loop.told[id_].tokens()
         assert found == greedy(model, prompt, 64) or (ON_GPU and lost(model, prompt, found) < 0.1)
@@ -99,7 +99,7 @@ def test_quantized_layers_serve_windows_drafts_and_batches(kind: str, tmp_path: 
     prompts = [tokens_of(24, 9) * 5, tokens_of(25, 60)]
     loop = TinyLoop(tiny_runner(tmp_path, step=40))
     ids = [loop.ask(request(prompt, max_tokens=32, speculation=True)) for prompt in prompts]
-    loop.settle()
+    loop.run_until_idle()
     for id_, prompt in zip(ids, prompts, strict=True):
         found = loop.told[id_].tokens()
         # activations are rounded to 16 bits a group, so a text may part where two tokens are as good

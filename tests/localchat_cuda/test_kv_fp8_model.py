@@ -75,7 +75,7 @@ def test_texts_are_the_same_cold_cached_and_forked(folder: Path) -> None:
     if not ON_GPU:
         assert cached.tokens() == cold.tokens()
         assert [several.tokens(choice) for choice in range(3)] == [cold.tokens()] * 3
-    assert loop.book.usage().cached > 0
+    assert loop.kv_cache.usage().cached > 0
 
 
 @pytest.mark.parametrize("folder", ["qwen2"], indirect=True)

@@ -82,7 +82,7 @@ def test_graphs_change_no_bit(kind: str, stored: str, tmp_path: Path) -> None:
             loop.ask(request(tokens_of(60 + i, 30), max_tokens=40, temperature=0.7, seed=i))
             for i in range(3)
         ]
-        loop.settle()
+        loop.run_until_idle()
         assert bool(loop.runner.graphs.count) == graphs
         texts.append([loop.told[i].logprobs() for i in ids])
     assert texts[0] == texts[1]

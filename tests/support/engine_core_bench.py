@@ -152,29 +152,29 @@ class Bench:
         speculation: bool = True,
         stumble: Iterable[int] = (),
         halt: Iterable[int] = (),
-        together_s: float = 0.0,
+        coalesce_s: float = 0.0,
     ) -> None:
         self.can = can or capabilities()
         self.runner = ScriptedRunner(
             self.can, logits, stumble=frozenset(stumble), halt=frozenset(halt)
         )
-        self.book = make_kv_cache_manager(self.can, "m", ram)
+        self.kv_cache = make_kv_cache_manager(self.can, "m", ram)
         self.sent: list[str] = []
         self.frames: list[list[Event]] = []
         """What was told together."""
         self.told: dict[int, Told] = {}
-        self.jobs: dict[int, RequestState] = {}
+        self.requests: dict[int, RequestState] = {}
         vocabulary = ScriptedTokenizer()
-        self.loop = EngineCore(
+        self.core = EngineCore(
             self.runner,
             vocabulary,
-            self.book,
+            self.kv_cache,
             EngineCallbacks(self._events, self._failure, self.sent.append),
             speculation=speculation,
             audit=True,
-            together_s=together_s,
+            coalesce_s=coalesce_s,
         )
-        self.desk = InputProcessor(
+        self.input_processor = InputProcessor(
             _Model(vocabulary), self.can.context_tokens, {}, self.sent.append
         )
         self._ids = itertools.count(1)
@@ -194,45 +194,45 @@ class Bench:
     def ask(self, request: GenerateRequest) -> int:
         """Submit a request; its number."""
         id_ = next(self._ids)
-        job, accepted = self.desk.accept(id_, request)
+        request_state, accepted = self.input_processor.accept(id_, request)
         self.told[id_] = Told(accepted, [accepted])
-        self.jobs[id_] = job
-        self.loop.submit(job)
+        self.requests[id_] = request_state
+        self.core.submit(request_state)
         return id_
 
-    def turn(self, times: int = 1) -> None:
+    def step(self, times: int = 1) -> None:
         for _ in range(times):
-            self.loop.take_orders()
-            self.loop.turn()
+            self.core.process_commands()
+            self.core.step()
 
-    def settle(self) -> None:
+    def run_until_idle(self) -> None:
         """Turn until all is done, then look for what was left behind."""
         for _ in range(MOST_TURNS):
-            if self.loop.idle:
+            if self.core.idle:
                 break
-            self.turn()
+            self.step()
         else:
             raise AssertionError("the loop does not come to rest")
-        self.turn()
+        self.step()
         self.check_nothing_left()
 
     def check_nothing_left(self) -> None:
-        self.book.check()
-        assert self.book.usage().live == 0
+        self.kv_cache.check()
+        assert self.kv_cache.usage().live == 0
         assert self.runner.known == {}, "the runner still knows a sequence"
-        assert not self.loop.decisions.jobs
-        assert not self.loop._telling._figured
-        assert not self.loop._telling._queued
-        assert not self.loop._scheduler._entered
-        for job in self.jobs.values():
-            for sequence in job.sequences:
-                assert not sequence.flights
+        assert not self.core.output_processor.requests
+        assert not self.core._event_sender._last_metrics
+        assert not self.core._event_sender._queued
+        assert not self.core._scheduler._entered
+        for request_state in self.requests.values():
+            for sequence in request_state.sequences:
+                assert not sequence.steps_in_flight
                 assert sequence.unknown <= 0 or sequence.state.name == "ENDED"
 
     def say(self, request: GenerateRequest) -> Told:
         """Ask one request and settle."""
         id_ = self.ask(request)
-        self.settle()
+        self.run_until_idle()
         return self.told[id_]
 
 
@@ -336,30 +336,33 @@ def _whole(raw: bytes) -> str:
 
 def expected(bench: Bench, id_: int, logits: Logits) -> list[Said]:
     """What every choice of a request must say."""
-    job = bench.jobs[id_]
-    room = bench.can.context_tokens - job.prompt_tokens
-    return [simulate(job.request, logits, one.sampling, room) for one in job.sequences]
+    request_state = bench.requests[id_]
+    room = bench.can.context_tokens - request_state.prompt_tokens
+    return [
+        simulate(request_state.request, logits, one.sampling, room)
+        for one in request_state.sequences
+    ]
 
 
 def check_told(bench: Bench, id_: int, logits: Logits) -> None:
     """The right text, and events in the order of their contract."""
-    told, job = bench.told[id_], bench.jobs[id_]
+    told, request_state = bench.told[id_], bench.requests[id_]
     assert told.error is None, told.error
-    check_order(told, job)
+    check_order(told, request_state)
     saids = expected(bench, id_, logits)
     for choice, said in enumerate(saids):
         assert told.text(choice) == said.text
         end = told.finished()[choice]
         assert (end.reason, end.stop) == (said.reason, said.stop)
     usage = told.done.usage
-    assert usage.prompt_tokens == job.prompt_tokens
+    assert usage.prompt_tokens == request_state.prompt_tokens
     assert usage.completion_tokens == sum(len(said.tokens) for said in saids)
     assert 0 <= usage.cached_tokens < usage.prompt_tokens
     assert told.done.kv_used_tokens <= told.done.kv_total_tokens
     msgspec.msgpack.encode(told.events)
 
 
-def check_order(told: Told, job: RequestState) -> None:
+def check_order(told: Told, request_state: RequestState) -> None:
     """Accepted first, Done last, one Finished for each choice and nothing of it behind, prefill before
     text."""
     events = told.events
@@ -367,7 +370,7 @@ def check_order(told: Told, job: RequestState) -> None:
     assert isinstance(events[-1], Done)
     assert [type(one) for one in events].count(Accepted) == 1
     assert [type(one) for one in events].count(Done) == 1
-    assert sorted(one.choice for one in told.all(Finished)) == list(range(job.request.n))
+    assert sorted(one.choice for one in told.all(Finished)) == list(range(request_state.request.n))
     ended: set[int] = set()
     spoken = False
     prefill = -1
@@ -390,6 +393,6 @@ def check_order(told: Told, job: RequestState) -> None:
                 assert event.running >= 0
             case _:
                 pass
-    assert prefill == job.prompt_tokens, "the prompt was not told to its end"
-    wanted = job.request.prompt_logprobs is not None
+    assert prefill == request_state.prompt_tokens, "the prompt was not told to its end"
+    wanted = request_state.request.prompt_logprobs is not None
     assert len(told.all(PromptLogprobs)) == wanted

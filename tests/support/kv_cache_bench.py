@@ -45,8 +45,8 @@ class Sequenced:
 class Bench:
     """Checks after every verb: integrity, sums, and that storage holds what the sequences say."""
 
-    def __init__(self, book: KVCacheManager, can: Capabilities) -> None:
-        self.book = book
+    def __init__(self, kv_cache: KVCacheManager, can: Capabilities) -> None:
+        self.kv_cache = kv_cache
         self.can = can
         self.storage = storage_for(can)
         self.running: dict[int, Sequenced] = {}
@@ -59,46 +59,46 @@ class Bench:
 
     # ---------------------------------------------------------------- verbs
 
-    def match(self, tokens: Sequence[int], salt: str = "") -> PrefixHit:
-        before = self.book.usage()
-        hit = self.book.match(tokens, salt)
-        assert self.book.usage() == before
+    def find_prefix(self, tokens: Sequence[int], salt: str = "") -> PrefixHit:
+        before = self.kv_cache.usage()
+        hit = self.kv_cache.find_prefix(tokens, salt)
+        assert self.kv_cache.usage() == before
         assert 0 <= hit.cached < len(tokens)
         texts = [text for owner, text in self.computed_texts if owner == salt]
         assert hit.cached <= max((common(text, tokens) for text in texts), default=0)
         return hit
 
-    def admit(self, tokens: Sequence[int], salt: str = "") -> int | None:
+    def allocate(self, tokens: Sequence[int], salt: str = "") -> int | None:
         """The number of the new sequence, None where there is no room."""
-        hit = self.match(tokens, salt)
-        before = self.book.usage()
+        hit = self.find_prefix(tokens, salt)
+        before = self.kv_cache.usage()
         self._next += 1
-        growth = self.book.admit(self._next, tokens, hit, salt)
-        if growth is None:
-            assert self.book.usage() == before
+        update = self.kv_cache.allocate(self._next, tokens, hit, salt)
+        if update is None:
+            assert self.kv_cache.usage() == before
             self.check()
             return None
-        self._start(Sequenced(self._next, salt, list(tokens), hit.cached, 1), growth)
+        self._start(Sequenced(self._next, salt, list(tokens), hit.cached, 1), update)
         return self._next
 
     def fork(self, seq: int) -> int | None:
         parent = self.running[seq]
-        before = self.book.usage()
+        before = self.kv_cache.usage()
         self._next += 1
-        growth = self.book.fork(seq, self._next)
-        if growth is None:
-            assert self.book.usage() == before
+        update = self.kv_cache.fork(seq, self._next)
+        if update is None:
+            assert self.kv_cache.usage() == before
             self.check()
             return None
         known = parent.known[: parent.computed]
-        self._start(Sequenced(self._next, parent.salt, known, len(known), 1), growth)
+        self._start(Sequenced(self._next, parent.salt, known, len(known), 1), update)
         return self._next
 
-    def _start(self, new: Sequenced, growth: CacheUpdate) -> None:
+    def _start(self, new: Sequenced, update: CacheUpdate) -> None:
         self.running[new.seq] = new
-        new.new_blocks.extend(growth.new_blocks)
-        self._do(growth.memory)
-        slot = self.book.slot(new.seq)
+        new.new_blocks.extend(update.new_blocks)
+        self._do(update.memory)
+        slot = self.kv_cache.slot(new.seq)
         known = tuple(self._tagged(new, new.known))
         self._enter.append(Enter(new.seq, slot, known, len(known), SamplingParams()))
         self.check()
@@ -109,11 +109,11 @@ class Bench:
         else:
             self._leave.append(seq)
         del self.running[seq]
-        self._do(self.book.release(seq, keep=keep).memory)
+        self._do(self.kv_cache.release(seq, keep=keep).memory)
         self.check()
 
     def checkpoint(self, seq: int) -> None:
-        self._do(self.book.checkpoint(seq).memory)
+        self._do(self.kv_cache.checkpoint(seq).memory)
         self.check()
 
     def compute(
@@ -129,15 +129,15 @@ class Bench:
         it = self.running[seq]
         row = it.known[it.computed : it.computed + tokens]
         wide = [*row, *drafts]
-        growth = self.book.grow(seq, it.computed + len(wide))
-        if growth is None:
+        update = self.kv_cache.extend(seq, it.computed + len(wide))
+        if update is None:
             self.check()
             return False
-        it.new_blocks.extend(growth.new_blocks)
+        it.new_blocks.extend(update.new_blocks)
         it.room = max(it.room, len(wide))
         self.flush()
         wide = wide if done is None else wide[:done]
-        plan_row = StepRow(seq, self.book.slot(seq), it.computed, tuple(self._tagged(it, wide)))
+        plan_row = StepRow(seq, self.kv_cache.slot(seq), it.computed, tuple(self._tagged(it, wide)))
         self.storage.write(plan_row, self._tagged(it, wide))
         it.known[it.computed + len(row) :] = [
             *it.known[it.computed + len(row) :],
@@ -145,9 +145,9 @@ class Bench:
         ]
         computed = it.computed + min(len(wide), len(row) + accept)
         earliest = self.storage.earliest(plan_row.slot)
-        settled = self.book.settle(seq, it.known, computed, earliest)
-        assert not settled.lost
-        self._do(settled.memory)
+        committed = self.kv_cache.commit(seq, it.known, computed, earliest)
+        assert not committed.lost
+        self._do(committed.memory)
         it.computed, it.room = computed, 0
         self.computed_texts.append((it.salt, it.known[:computed]))
         self.check()
@@ -171,23 +171,23 @@ class Bench:
         )
         self.ops, self._enter, self._leave = [], [], []
         for it in self.running.values():
-            slot = self.book.slot(it.seq)
+            slot = self.kv_cache.slot(it.seq)
             if isinstance(self.storage, BlockStorage):
                 blocks, it.new_blocks = tuple(it.new_blocks), []
                 self.storage.write(StepRow(it.seq, slot, it.computed, (), new_blocks=blocks), ())
             assert self.storage.held(slot) == self._tagged(it, it.known[: it.computed])
         if isinstance(self.storage, SlotStorage):
-            usage = self.book.usage()
+            usage = self.kv_cache.usage()
             rooms = sum(it.room for it in self.running.values())
             assert self.storage.used == usage.live + usage.cached - rooms
-            assert sum(self.storage.saved().values()) == usage.parked
+            assert sum(self.storage.saved().values()) == usage.swapped
 
     def check(self) -> None:
-        self.book.check()
-        usage = self.book.usage()
+        self.kv_cache.check()
+        usage = self.kv_cache.usage()
         assert usage.live + usage.cached + usage.free == usage.total
         assert 0 <= usage.shared <= usage.live
-        slots = [self.book.slot(seq) for seq in self.running]
+        slots = [self.kv_cache.slot(seq) for seq in self.running]
         assert len(set(slots)) == len(slots)
 
 

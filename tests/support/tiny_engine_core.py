@@ -120,15 +120,15 @@ class TinyLoop:
 
     def __init__(self, runner: CudaRunner, *, speculation: bool = True) -> None:
         self.runner = runner
-        self.book = make_kv_cache_manager(runner.capabilities, "m", 0)
+        self.kv_cache = make_kv_cache_manager(runner.capabilities, "m", 0)
         self.sent: list[str] = []
         self.told: dict[int, Told] = {}
-        self.loop = EngineCore(
-            runner, Bytes(), self.book, EngineCallbacks(self._events, self._failure, self.sent.append),
+        self.core = EngineCore(
+            runner, Bytes(), self.kv_cache, EngineCallbacks(self._events, self._failure, self.sent.append),
             speculation=speculation, audit=True,
         )  # fmt: skip
         context = runner.capabilities.context_tokens
-        self.desk = InputProcessor(_Model(), context, {}, self.sent.append)  # type: ignore[arg-type]
+        self.input_processor = InputProcessor(_Model(), context, {}, self.sent.append)  # type: ignore[arg-type]
         self._ids = itertools.count(1)
 
     def _events(self, items: list[tuple[int, Event]]) -> None:
@@ -140,33 +140,33 @@ class TinyLoop:
 
     def ask(self, request: GenerateRequest) -> int:
         id_ = next(self._ids)
-        job, accepted = self.desk.accept(id_, request)
+        request_state, accepted = self.input_processor.accept(id_, request)
         self.told[id_] = Told([accepted])
-        self.loop.submit(job)
+        self.core.submit(request_state)
         return id_
 
-    def turn(self, times: int = 1) -> None:
+    def step(self, times: int = 1) -> None:
         for _ in range(times):
-            self.loop.take_orders()
-            self.loop.turn()
+            self.core.process_commands()
+            self.core.step()
 
-    def settle(self) -> None:
+    def run_until_idle(self) -> None:
         """Turn until all is done; nothing may be left behind."""
         for _ in range(MOST_TURNS):
-            if self.loop.idle:
+            if self.core.idle:
                 break
-            self.turn()
+            self.step()
         else:
             raise AssertionError("the loop does not come to rest")
-        self.turn()
-        self.book.check()
-        assert self.book.usage().live == 0
+        self.step()
+        self.kv_cache.check()
+        assert self.kv_cache.usage().live == 0
         assert not self.runner.table.of, "the runner still knows a sequence"
-        assert not self.loop.decisions.jobs
+        assert not self.core.output_processor.requests
 
     def say(self, request: GenerateRequest) -> Told:
         id_ = self.ask(request)
-        self.settle()
+        self.run_until_idle()
         told = self.told[id_]
         assert told.error is None, told.error
         return told

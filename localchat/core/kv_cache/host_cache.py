@@ -11,7 +11,7 @@ from localchat.core.kv_cache.token_prefix import Ids, TokenPrefix
 _LOST_KEPT = 32
 
 EVICTED = "evicted to make room"
-NO_PARKING = "dropped for another conversation, as parking in RAM is off"
+HOST_CACHE_OFF = "dropped for another conversation, as parking in RAM is off"
 TOO_LARGE = "dropped for another conversation, as it is larger than the parking memory"
 
 
@@ -30,7 +30,7 @@ class SavedState:
         self.spare = spare
 
 
-class _Lost(NamedTuple):
+class _LostPrefix(NamedTuple):
     salt: str
     text: TokenPrefix
     why: str
@@ -44,27 +44,29 @@ class HostCache:
 
     def __init__(
         self,
-        room_bytes: int,
+        capacity_bytes: int,
         size_bytes: Callable[[int], int],
         covers: Callable[[int, int, int], bool],
     ) -> None:
-        self._room_bytes = room_bytes
+        self._capacity_bytes = capacity_bytes
         self._size_bytes = size_bytes
         self._covers = covers
         self._saved: OrderedDict[int, SavedState] = OrderedDict()
-        self._lost: deque[_Lost] = deque(maxlen=_LOST_KEPT)
+        self._lost: deque[_LostPrefix] = deque(maxlen=_LOST_KEPT)
         self._bytes = 0
         self._last_key = 0
         self.tokens = 0
         self.evictions = 0
 
-    def of(self, salt: str) -> Iterator[SavedState]:
+    def entries(self, salt: str) -> Iterator[SavedState]:
         """What is saved under a salt, most recently used first."""
         return (saved for saved in reversed(self._saved.values()) if saved.salt == salt)
 
-    def lost(self, ids: Ids, salt: str) -> tuple[int, str]:
+    def longest_lost(self, ids: Ids, salt: str) -> tuple[int, str]:
         """The longest prefix of `ids` among the texts lost lately, and how it was lost."""
-        found = ((lost.text.common(ids), lost.why) for lost in self._lost if lost.salt == salt)
+        found = (
+            (lost.text.common_length(ids), lost.why) for lost in self._lost if lost.salt == salt
+        )
         return max(found, key=lambda pair: pair[0], default=(0, ""))
 
     def touch(self, saved: SavedState) -> None:
@@ -89,9 +91,9 @@ class HostCache:
     ) -> list[MemoryOp]:
         """Save a slot's state, unless something saved serves as well; what does not fit is lost.
         `pinned` is not evicted for it."""
-        same = list(self.of(salt))
+        same = list(self.entries(salt))
         for saved in same:
-            if text.common(saved.text.ids) == len(text) and self._covers(
+            if text.common_length(saved.text.ids) == len(text) and self._covers(
                 len(saved.text), saved.earliest, len(text)
             ):
                 if not spare:
@@ -101,20 +103,20 @@ class HostCache:
             saved
             for saved in same
             if saved is not pinned
-            and text.common(saved.text.ids) == len(saved.text)
+            and text.common_length(saved.text.ids) == len(saved.text)
             and self._covers(len(text), earliest, len(saved.text))
         ]
         size = self._size_bytes(len(text))
-        kept = text.first(len(text))
+        kept = text.prefix(len(text))
         victims = self._victims(size, older, spare, pinned)
         if victims is None:
-            fits = size <= self._room_bytes
-            why = EVICTED if fits else TOO_LARGE if self._room_bytes else NO_PARKING
-            self.lose(salt, kept, why)
+            fits = size <= self._capacity_bytes
+            why = EVICTED if fits else TOO_LARGE if self._capacity_bytes else HOST_CACHE_OFF
+            self.record_lost(salt, kept, why)
             return []
         ops: list[MemoryOp] = [self._discard(saved) for saved in (*older, *victims)]
         for saved in victims:
-            self.lose(saved.salt, saved.text, EVICTED)
+            self.record_lost(saved.salt, saved.text, EVICTED)
         key = self.next_key()
         self._saved[key] = SavedState(key, salt, kept, earliest, spare)
         self._bytes += size
@@ -130,7 +132,7 @@ class HostCache:
         order = [s for s in others if s.spare]
         if not spare:
             order += [s for s in others if not s.spare]
-        short = self._bytes + size - self._room_bytes
+        short = self._bytes + size - self._capacity_bytes
         short -= sum(self._size_bytes(len(saved.text)) for saved in older)
         victims: list[SavedState] = []
         for saved in order:
@@ -140,10 +142,10 @@ class HostCache:
             short -= self._size_bytes(len(saved.text))
         return victims if short <= 0 else None
 
-    def lose(self, salt: str, text: TokenPrefix, why: str) -> None:
+    def record_lost(self, salt: str, text: TokenPrefix, why: str) -> None:
         """Remember what cannot be found again, and count it."""
         self.evictions += 1
-        self._lost.append(_Lost(salt, text, why))
+        self._lost.append(_LostPrefix(salt, text, why))
 
     def _discard(self, saved: SavedState) -> Discard:
         del self._saved[saved.key]
@@ -156,5 +158,5 @@ class HostCache:
         sizes = [len(saved.text) for saved in self._saved.values()]
         assert self.tokens == sum(sizes), "parked tokens are off"
         assert self._bytes == sum(map(self._size_bytes, sizes)), "parked bytes are off"
-        assert self._bytes <= self._room_bytes, "more is parked than there is room for"
+        assert self._bytes <= self._capacity_bytes, "more is parked than there is room for"
         assert all(key == saved.key for key, saved in self._saved.items()), "a key is off"

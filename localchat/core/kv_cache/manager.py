@@ -47,7 +47,7 @@ class KVUsage(NamedTuple):
     live: int
     shared: int
     cached: int
-    parked: int
+    swapped: int
     free: int
     total: int
     evictions: int
@@ -56,11 +56,11 @@ class KVUsage(NamedTuple):
 class KVCacheManager(Protocol):
     """The KV books of one loaded model. Single thread."""
 
-    def match(self, tokens: Sequence[int], salt: str) -> PrefixHit:
+    def find_prefix(self, tokens: Sequence[int], salt: str) -> PrefixHit:
         """The longest usable prefix under this salt. Changes nothing."""
         ...
 
-    def admit(
+    def allocate(
         self, seq: int, tokens: Sequence[int], hit: PrefixHit, salt: str
     ) -> CacheUpdate | None:
         """Give `seq` a slot with the hit's prefix in it, and room for one more token than that.
@@ -71,11 +71,11 @@ class KVCacheManager(Protocol):
         """The slot of an admitted sequence."""
         ...
 
-    def grow(self, seq: int, tokens: int) -> CacheUpdate | None:
+    def extend(self, seq: int, tokens: int) -> CacheUpdate | None:
         """Make room for `tokens` tokens in all (drafts included)."""
         ...
 
-    def settle(
+    def commit(
         self, seq: int, tokens: Sequence[int], computed: int, earliest: int = 0
     ) -> CacheUpdate:
         """After a step: the first `computed` of `tokens` (the known text of the sequence, which may

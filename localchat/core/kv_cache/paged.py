@@ -17,27 +17,27 @@ from typing import NamedTuple
 
 from localchat.backend_api.interface import Copy, MemoryOp
 from localchat.core.kv_cache.manager import CacheUpdate, KVUsage, PrefixHit
-from localchat.core.kv_cache.prefix_tree import PrefixNode, PrefixTree, PrefixWalk, Text
+from localchat.core.kv_cache.prefix_tree import PrefixNode, PrefixTree, PrefixWalk, TokenArray
 
 
-class _Held:
+class _SequenceBlocks:
     """A running sequence. `tip`: its last published full node, None once its text can no longer be
     published (a collision of digests). `tail`: its partly filled node."""
 
-    __slots__ = ("salt", "settled", "slot", "table", "tail", "tip")
+    __slots__ = ("committed", "salt", "slot", "table", "tail", "tip")
 
     def __init__(
-        self, slot: int, salt: str, table: list[int], settled: int, tip: PrefixNode | None
+        self, slot: int, salt: str, table: list[int], committed: int, tip: PrefixNode | None
     ) -> None:
         self.slot = slot
         self.salt = salt
         self.table = table
-        self.settled = settled
+        self.committed = committed
         self.tip = tip
         self.tail: PrefixNode | None = None
 
 
-class _Source(NamedTuple):
+class _PagedPrefix(NamedTuple):
     version: int
     walk: PrefixWalk
 
@@ -53,7 +53,7 @@ class PagedKVCacheManager:
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._node_of: dict[int, PrefixNode] = {}
         self._tree = PrefixTree(block_tokens, identity)
-        self._held: dict[int, _Held] = {}
+        self._sequences: dict[int, _SequenceBlocks] = {}
         self._slots = list(range(max_slots))
         self._max_slots = max_slots
         self._shared = 0
@@ -62,57 +62,57 @@ class PagedKVCacheManager:
 
     # ------------------------------------------------------------------------ the prefix
 
-    def match(self, tokens: Sequence[int], salt: str) -> PrefixHit:
+    def find_prefix(self, tokens: Sequence[int], salt: str) -> PrefixHit:
         limit = len(tokens) - 1
-        walk = self._tree.walk(array("i", tokens), limit, salt)
+        walk = self._tree.match(array("i", tokens), limit, salt)
         cached = len(walk.nodes) * self._block_tokens + walk.shared
-        why = "" if cached >= limit else self._why(walk, cached)
-        return PrefixHit(cached, why, _Source(self._version, walk))
+        why = "" if cached >= limit else self._miss_reason(walk, cached)
+        return PrefixHit(cached, why, _PagedPrefix(self._version, walk))
 
-    def _why(self, walk: PrefixWalk, cached: int) -> str:
+    def _miss_reason(self, walk: PrefixWalk, cached: int) -> str:
         if walk.was_known:
             return "evicted to make room"
         node = walk.nodes[-1] if walk.nodes else walk.root
         parts = walk.shared < len(walk.partial.tokens) if walk.partial else node and node.children
         return f"the text differs from token {cached + 1} on" if cached and parts else ""
 
-    def admit(
+    def allocate(
         self, seq: int, tokens: Sequence[int], hit: PrefixHit, salt: str
     ) -> CacheUpdate | None:
-        assert seq not in self._held, f"sequence {seq} is admitted already"
-        assert isinstance(hit.source, _Source)
+        assert seq not in self._sequences, f"sequence {seq} is admitted already"
+        assert isinstance(hit.source, _PagedPrefix)
         assert hit.source.version == self._version, "the hit is older than the last change"
         nodes, partial, shared, _, _ = hit.source.walk
         blocks = [node.blocks[0] for node in nodes]
         room = len(self._free) + len(self._cached) - sum(not self._refs[b] for b in blocks)
-        take_over = False
+        reuse = False
         if partial is not None and not self._refs[partial.blocks[0]]:
             room -= 1
-            take_over = room < 1 or shared == len(partial.tokens)
-        if not self._slots or (room < 1 and not take_over):
+            reuse = room < 1 or shared == len(partial.tokens)
+        if not self._slots or (room < 1 and not reuse):
             return None
         for block in blocks:
             self._hold(block)
-        last, memory = self._last_block(partial, shared, take_over)
-        root = self._tree.enter(salt)
+        last, memory = self._last_block(partial, shared, reuse)
+        root = self._tree.acquire_root(salt)
         table = [*blocks, last]
-        held = _Held(
+        sequence = _SequenceBlocks(
             heapq.heappop(self._slots), salt, table, hit.cached, nodes[-1] if nodes else root
         )
-        self._held[seq] = held
+        self._sequences[seq] = sequence
         if shared:
-            self._begin_tail(held, array("i", tokens[hit.cached - shared : hit.cached]))
+            self._begin_tail(sequence, array("i", tokens[hit.cached - shared : hit.cached]))
         self._version += 1
         return CacheUpdate(memory, tuple(table))
 
     def _last_block(
-        self, partial: PrefixNode | None, shared: int, take_over: bool
+        self, partial: PrefixNode | None, shared: int, reuse: bool
     ) -> tuple[int, tuple[MemoryOp, ...]]:
         """The block that a sequence goes on in, with `shared` tokens of `partial` in it."""
         if partial is None:
-            return self._take(), ()
+            return self._take_block(), ()
         source = partial.blocks[0]
-        if take_over:
+        if reuse:
             # Nobody else holds it, and either all its text is shared or there is no other block
             # left (then it has no children: they would have been evicted before it).
             del self._cached[source], self._node_of[source]
@@ -123,15 +123,15 @@ class PagedKVCacheManager:
         idle = not self._refs[source]
         if idle:
             del self._cached[source]
-        block = self._take()
+        block = self._take_block()
         if idle:
             self._cached[source] = None
         return block, (Copy(source, block, shared),)
 
-    def _begin_tail(self, held: _Held, text: Text) -> None:
-        if held.tip is not None:
-            block = held.table[held.tip.end // self._block_tokens]
-            held.tail = self._node_of[block] = self._tree.begin(held.tip, text, block)
+    def _begin_tail(self, sequence: _SequenceBlocks, text: TokenArray) -> None:
+        if sequence.tip is not None:
+            block = sequence.table[sequence.tip.end // self._block_tokens]
+            sequence.tail = self._node_of[block] = self._tree.add_partial(sequence.tip, text, block)
 
     # ------------------------------------------------------------------------ blocks
 
@@ -140,7 +140,7 @@ class PagedKVCacheManager:
         self._refs[block] += 1
         self._shared += self._refs[block] == 2
 
-    def _take(self) -> int:
+    def _take_block(self) -> int:
         """A block for new text: a free one, else the cached one that was used longest ago."""
         if not self._free:
             block, _ = self._cached.popitem(last=False)
@@ -151,7 +151,7 @@ class PagedKVCacheManager:
         self._hold(block)
         return block
 
-    def _give_back(self, block: int, keep: bool) -> None:
+    def _release_block(self, block: int, keep: bool) -> None:
         node = self._node_of.get(block)
         if node is not None:
             node.kept |= keep
@@ -172,56 +172,56 @@ class PagedKVCacheManager:
     # ------------------------------------------------------------------------ running
 
     def slot(self, seq: int) -> int:
-        return self._held[seq].slot
+        return self._sequences[seq].slot
 
-    def grow(self, seq: int, tokens: int) -> CacheUpdate | None:
-        held = self._held[seq]
-        missing = -(-tokens // self._block_tokens) - len(held.table)
+    def extend(self, seq: int, tokens: int) -> CacheUpdate | None:
+        sequence = self._sequences[seq]
+        missing = -(-tokens // self._block_tokens) - len(sequence.table)
         if missing <= 0:
             return CacheUpdate()
         if missing > len(self._free) + len(self._cached):
             return None
-        new = tuple(self._take() for _ in range(missing))
-        held.table.extend(new)
+        new = tuple(self._take_block() for _ in range(missing))
+        sequence.table.extend(new)
         self._version += 1
         return CacheUpdate(new_blocks=new)
 
-    def settle(
+    def commit(
         self, seq: int, tokens: Sequence[int], computed: int, earliest: int = 0
     ) -> CacheUpdate:
-        held = self._held[seq]
-        assert held.settled <= computed <= len(held.table) * self._block_tokens, (
-            f"sequence {seq}: {computed} tokens computed, {held.settled} were before"
+        sequence = self._sequences[seq]
+        assert sequence.committed <= computed <= len(sequence.table) * self._block_tokens, (
+            f"sequence {seq}: {computed} tokens computed, {sequence.committed} were before"
         )
-        while held.settled < computed:
-            end = min(computed, (held.settled // self._block_tokens + 1) * self._block_tokens)
-            self._publish(held, array("i", tokens[held.settled : end]))
-            held.settled = end
+        while sequence.committed < computed:
+            end = min(computed, (sequence.committed // self._block_tokens + 1) * self._block_tokens)
+            self._publish(sequence, array("i", tokens[sequence.committed : end]))
+            sequence.committed = end
             self._version += 1
         return CacheUpdate()
 
-    def _publish(self, held: _Held, text: Text) -> None:
+    def _publish(self, sequence: _SequenceBlocks, text: TokenArray) -> None:
         """More computed text of one block."""
-        if held.tip is None:
+        if sequence.tip is None:
             return
-        if held.tail is None:
-            self._begin_tail(held, text)
+        if sequence.tail is None:
+            self._begin_tail(sequence, text)
         else:
-            self._tree.extend(held.tail, text)
-        tail = held.tail
+            self._tree.extend(sequence.tail, text)
+        tail = sequence.tail
         assert tail is not None
         if len(tail.tokens) < self._block_tokens:
             return
         block = tail.blocks[0]
-        held.tip = self._tree.complete(tail)
-        held.tail = None
-        if held.tip is None:
+        sequence.tip = self._tree.complete(tail)
+        sequence.tail = None
+        if sequence.tip is None:
             del self._node_of[block]
-        elif held.tip is not tail:
-            self._node_of[block] = held.tip
-            self._keep_live_copies(held.tip)
+        elif sequence.tip is not tail:
+            self._node_of[block] = sequence.tip
+            self._free_cached_copies(sequence.tip)
 
-    def _keep_live_copies(self, node: PrefixNode) -> None:
+    def _free_cached_copies(self, node: PrefixNode) -> None:
         """A live copy of a text makes a cached one needless."""
         for block in [b for b in node.blocks if b in self._cached]:
             node.blocks.remove(block)
@@ -232,30 +232,32 @@ class PagedKVCacheManager:
         return CacheUpdate()
 
     def fork(self, seq: int, child: int) -> CacheUpdate | None:
-        assert child not in self._held, f"sequence {child} is admitted already"
-        held = self._held[seq]
+        assert child not in self._sequences, f"sequence {child} is admitted already"
+        sequence = self._sequences[seq]
         if not self._slots or not (self._free or self._cached):
             return None
-        full, part = divmod(held.settled, self._block_tokens)
-        block = self._take()
-        table = [*held.table[:full], block]
+        full, part = divmod(sequence.committed, self._block_tokens)
+        block = self._take_block()
+        table = [*sequence.table[:full], block]
         for shared in table[:-1]:
             self._hold(shared)
-        self._tree.enter(held.salt)
-        other = _Held(heapq.heappop(self._slots), held.salt, table, held.settled, held.tip)
-        self._held[child] = other
-        if held.tail is not None:
-            self._begin_tail(other, held.tail.tokens[:])
+        self._tree.acquire_root(sequence.salt)
+        other = _SequenceBlocks(
+            heapq.heappop(self._slots), sequence.salt, table, sequence.committed, sequence.tip
+        )
+        self._sequences[child] = other
+        if sequence.tail is not None:
+            self._begin_tail(other, sequence.tail.tokens[:])
         self._version += 1
-        memory = (Copy(held.table[full], block, part),) if part else ()
+        memory = (Copy(sequence.table[full], block, part),) if part else ()
         return CacheUpdate(memory, tuple(table))
 
     def release(self, seq: int, *, keep: bool) -> CacheUpdate:
-        held = self._held.pop(seq)
-        for block in reversed(held.table):
-            self._give_back(block, keep)
-        self._tree.leave(held.salt)
-        heapq.heappush(self._slots, held.slot)
+        sequence = self._sequences.pop(seq)
+        for block in reversed(sequence.table):
+            self._release_block(block, keep)
+        self._tree.release_root(sequence.salt)
+        heapq.heappush(self._slots, sequence.slot)
         self._version += 1
         return CacheUpdate()
 
@@ -269,7 +271,7 @@ class PagedKVCacheManager:
             live=live * size,
             shared=self._shared * size,
             cached=cached * size,
-            parked=0,
+            swapped=0,
             free=free * size,
             total=total * size,
             evictions=self._evictions,
@@ -279,19 +281,19 @@ class PagedKVCacheManager:
         return tokens > len(self._refs) * self._block_tokens
 
     def check(self) -> None:
-        refs = Counter(block for held in self._held.values() for block in held.table)
+        refs = Counter(block for sequence in self._sequences.values() for block in sequence.table)
         for block, count in enumerate(self._refs):
             assert count == refs[block], f"block {block}: {count} references, {refs[block]} holders"
         assert self._shared == sum(count > 1 for count in self._refs), "shared blocks are off"
         live = {block for block, count in enumerate(self._refs) if count}
         parts = [*self._free, *self._cached, *live]
         assert sorted(parts) == list(range(len(self._refs))), "a block is lost or in two places"
-        slots = [*self._slots, *(held.slot for held in self._held.values())]
+        slots = [*self._slots, *(sequence.slot for sequence in self._sequences.values())]
         assert sorted(slots) == list(range(self._max_slots)), "a slot is lost or held twice"
         self._check_nodes(live)
 
     def _check_nodes(self, live: set[int]) -> None:
-        self._tree.check(Counter(held.salt for held in self._held.values()))
+        self._tree.check(Counter(sequence.salt for sequence in self._sequences.values()))
         order = {block: age for age, block in enumerate(self._cached)}
         copies = {block: node for node in self._tree for block in node.blocks}
         assert copies == self._node_of, "blocks and nodes do not name each other"
@@ -304,9 +306,13 @@ class PagedKVCacheManager:
                 assert order[block] < order[above[0]], "a block would go before its continuation"
             if block in live and above:
                 assert live.issuperset(above), "live text after text that nobody holds"
-        for seq, held in self._held.items():
+        for seq, sequence in self._sequences.items():
             size = self._block_tokens
-            assert held.settled <= len(held.table) * size, f"sequence {seq} outgrew its table"
-            if held.tip is not None:
-                tail = len(held.tail.tokens) if held.tail else 0
-                assert held.tip.end + tail == held.settled, f"sequence {seq}: text unpublished"
+            assert sequence.committed <= len(sequence.table) * size, (
+                f"sequence {seq} outgrew its table"
+            )
+            if sequence.tip is not None:
+                tail = len(sequence.tail.tokens) if sequence.tail else 0
+                assert sequence.tip.end + tail == sequence.committed, (
+                    f"sequence {seq}: text unpublished"
+                )

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from typing import NamedTuple, TypeAlias
 
-Text: TypeAlias = "array[int]"
+TokenArray: TypeAlias = "array[int]"
 """Token ids, 4 bytes each."""
 
 _LOST_KEPT = 4096
@@ -35,7 +35,9 @@ class PrefixNode:
 
     __slots__ = ("blocks", "children", "digest", "end", "kept", "parent", "tokens", "users")
 
-    def __init__(self, parent: "PrefixNode | None", tokens: Text, digest: bytes = b"") -> None:
+    def __init__(
+        self, parent: "PrefixNode | None", tokens: TokenArray, digest: bytes = b""
+    ) -> None:
         self.parent = parent
         self.tokens = tokens
         self.digest = digest
@@ -58,7 +60,7 @@ class PrefixWalk(NamedTuple):
     root: PrefixNode | None
 
 
-def common(a: Text, b: Text) -> int:
+def common_length(a: TokenArray, b: TokenArray) -> int:
     """Length of the common prefix."""
     shared = min(len(a), len(b))
     if a[:shared] == b[:shared]:
@@ -79,7 +81,7 @@ class PrefixTree:
 
     # ------------------------------------------------------------------------ reading
 
-    def walk(self, text: Text, limit: int, salt: str) -> PrefixWalk:
+    def match(self, text: TokenArray, limit: int, salt: str) -> PrefixWalk:
         """Follow the first `limit` tokens of `text` as far as they are known."""
         node = root = self._roots.get(salt)
         if node is None:
@@ -100,16 +102,16 @@ class PrefixTree:
         piece = text[node.end : node.end + self._block_tokens]
         return PrefixWalk(tuple(nodes), partial, shared, self._was_known(node.digest, piece), root)
 
-    def _closest(self, node: PrefixNode, rest: Text) -> tuple[PrefixNode | None, int]:
+    def _closest(self, node: PrefixNode, rest: TokenArray) -> tuple[PrefixNode | None, int]:
         best: PrefixNode | None = None
         shared = 0
         for child in reversed(node.children.get(rest[0], [])[-_SIBLINGS_TRIED:]):
-            length = common(child.tokens, rest)
+            length = common_length(child.tokens, rest)
             if length > shared:
                 best, shared = child, length
         return best, shared
 
-    def _was_known(self, before: bytes, piece: Text) -> bool:
+    def _was_known(self, before: bytes, piece: TokenArray) -> bool:
         return len(piece) == self._block_tokens and _digest(before, piece.tobytes()) in self._lost
 
     def __iter__(self) -> Iterator[PrefixNode]:
@@ -125,7 +127,7 @@ class PrefixTree:
     def _root_digest(self, salt: str) -> bytes:
         return _digest(blake2b(self._identity, digest_size=32).digest(), salt.encode())
 
-    def enter(self, salt: str) -> PrefixNode:
+    def acquire_root(self, salt: str) -> PrefixNode:
         """The root of a salt, held until `leave`."""
         root = self._roots.get(salt)
         if root is None:
@@ -133,20 +135,20 @@ class PrefixTree:
         root.users += 1
         return root
 
-    def leave(self, salt: str) -> None:
+    def release_root(self, salt: str) -> None:
         """A sequence of this salt ended; a root without text and users goes."""
         root = self._roots[salt]
         root.users -= 1
         self._trim(root)
 
-    def begin(self, parent: PrefixNode, tokens: Text, block: int) -> PrefixNode:
+    def add_partial(self, parent: PrefixNode, tokens: TokenArray, block: int) -> PrefixNode:
         """A partly filled node after `parent` (at least one token), held by `block`."""
         node = PrefixNode(parent, tokens)
         node.blocks.append(block)
         parent.children.setdefault(tokens[0], []).append(node)
         return node
 
-    def extend(self, node: PrefixNode, tokens: Text) -> None:
+    def extend(self, node: PrefixNode, tokens: TokenArray) -> None:
         """More computed tokens in a partly filled node."""
         node.tokens.extend(tokens)
         node.end += len(tokens)

@@ -21,11 +21,11 @@ class Cells:
         self.total = total
         self.free = total
         self._paths: dict[int, list[_Segment]] = {}
-        self._held: dict[int, int] = {}
+        self._counts: dict[int, int] = {}
 
-    def held(self, slot: int) -> int:
+    def used_by(self, slot: int) -> int:
         """Cells of one slot, shared ones included."""
-        return self._held.get(slot, 0)
+        return self._counts.get(slot, 0)
 
     def shared(self) -> int:
         """Cells that more than one slot holds."""
@@ -42,13 +42,13 @@ class Cells:
             path[-1].length += tokens
         else:
             path.append(_Segment(tokens, {slot}))
-        self._held[slot] = self.held(slot) + tokens
+        self._counts[slot] = self.used_by(slot) + tokens
         self.free -= tokens
 
     def share(self, src: int, dst: int, tokens: int) -> None:
         """Empty slot `dst` holds the first `tokens` cells of `src` too."""
-        assert not self.held(dst), f"slot {dst} is not empty"
-        assert 0 < tokens <= self.held(src), f"slot {src} holds fewer than {tokens} cells"
+        assert not self.used_by(dst), f"slot {dst} is not empty"
+        assert 0 < tokens <= self.used_by(src), f"slot {src} holds fewer than {tokens} cells"
         path: list[_Segment] = []
         left = tokens
         for segment in list(self._paths[src]):
@@ -60,11 +60,11 @@ class Cells:
             if not left:
                 break
         self._paths[dst] = path
-        self._held[dst] = tokens
+        self._counts[dst] = tokens
 
     def truncate(self, slot: int, tokens: int) -> None:
         """Leave a slot its first `tokens` cells."""
-        excess = self.held(slot) - tokens
+        excess = self.used_by(slot) - tokens
         assert excess >= 0, f"slot {slot} holds fewer than {tokens} cells"
         path = self._paths.get(slot, [])
         while excess:
@@ -77,9 +77,9 @@ class Cells:
             last.slots.remove(slot)
             if not last.slots:
                 self.free += last.length
-        self._held[slot] = tokens
+        self._counts[slot] = tokens
         if not tokens:
-            self._held.pop(slot)
+            self._counts.pop(slot)
             self._paths.pop(slot, None)
 
     def _split(self, segment: _Segment, at: int) -> None:
@@ -96,8 +96,8 @@ class Cells:
             holders = {slot for slot, path in self._paths.items() if segment in path}
             assert segment.length > 0, "an empty segment"
             assert holders == segment.slots, f"segment of {segment.slots} lies in {holders}"
-        assert self._paths.keys() == self._held.keys(), "an empty slot has a path"
+        assert self._paths.keys() == self._counts.keys(), "an empty slot has a path"
         for slot, path in self._paths.items():
-            assert sum(s.length for s in path) == self._held[slot], f"slot {slot} is miscounted"
+            assert sum(s.length for s in path) == self._counts[slot], f"slot {slot} is miscounted"
         count = sum(segment.length for segment in used.values())
         assert count + self.free == self.total, f"{count} cells used, {self.free} free"

@@ -37,11 +37,11 @@ class TokenPrefix:
         self._buffer[self._length : end] = tokens
         self._length = end
 
-    def first(self, tokens: int) -> "TokenPrefix":
+    def prefix(self, tokens: int) -> "TokenPrefix":
         """A copy of the first `tokens`."""
         return TokenPrefix(self.ids[:tokens].copy())
 
-    def common(self, other: Ids) -> int:
+    def common_length(self, other: Ids) -> int:
         """Length of the common prefix."""
         shared = min(self._length, len(other))
         if not shared or self._buffer[0] != other[0]:

@@ -50,12 +50,12 @@ class StepBuilder:
         self.left = budget
         self.least = min(least, budget)
         self.rows: list[StepRow] = []
-        self.planned: list[ScheduledRow] = []
+        self.scheduled_rows: list[ScheduledRow] = []
         self.points: list[LogitsPosition] = []
         self.masks: list[Mask] = []
         self.decoding = True
         self.pad_to = 0
-        self.crowded = False
+        self.preempted_any = False
         """Somebody was set back for this step: nobody is admitted by it."""
 
     @property
@@ -89,27 +89,27 @@ class StepBuilder:
     def mask(self, sequence: Sequence, points: list[int], drafts: tuple[int, ...] = ()) -> None:
         """Where a grammar binds the sequence: what may be sampled at its points, computed while the step
         runs."""
-        if sequence.constraint is not None:
-            masks = sequence.constraint.masks(drafts)
+        if sequence.grammar_matcher is not None:
+            masks = sequence.grammar_matcher.masks(drafts)
             self.masks += [Mask(point, words) for point, words in zip(points, masks, strict=True)]
 
-    def want_prompt(self, planned: ScheduledRow, row: int) -> None:
+    def want_prompt(self, scheduled_row: ScheduledRow, row: int) -> None:
         """Want the log probabilities of the prompt's own tokens in a row, where they were asked and are not
         known yet."""
-        sequence = planned.sequence
-        job = sequence.job
-        top = job.request.prompt_logprobs
-        if top is None or sequence is not job.sequences[0]:
+        sequence = scheduled_row.sequence
+        request_state = sequence.request_state
+        top = request_state.request.prompt_logprobs
+        if top is None or sequence is not request_state.sequences[0]:
             return
-        for position in range(planned.start, planned.start + planned.width):
-            if len(job.prompt_logprobs) < position + 1 < job.prompt_tokens:
-                token = job.tokens[position + 1]
-                offset = position - planned.start
+        for position in range(scheduled_row.start, scheduled_row.start + scheduled_row.width):
+            if len(request_state.prompt_logprobs) < position + 1 < request_state.prompt_tokens:
+                token = request_state.tokens[position + 1]
+                offset = position - scheduled_row.start
                 point = LogitsPosition(row, offset, sequence.number, "prompt", token, top)
-                planned.prompt_points.append(self.point(point))
+                scheduled_row.prompt_points.append(self.point(point))
 
-    def add(self, row: StepRow, planned: ScheduledRow, *, decoding: bool) -> None:
+    def add(self, row: StepRow, scheduled_row: ScheduledRow, *, decoding: bool) -> None:
         self.rows.append(row)
-        self.planned.append(planned)
+        self.scheduled_rows.append(scheduled_row)
         self.left -= row.width
         self.decoding = self.decoding and decoding

@@ -183,7 +183,7 @@ class NgramProposer:
             self._text.extend(tokens)
         self._track, self._kinds = None, []
 
-    def given(self, tokens: Sequence[int]) -> None:
+    def append(self, tokens: Sequence[int]) -> None:
         """Tokens behind the last that no step sampled: a grammar forced them."""
         if self._waiting:
             self._waiting.extend(tokens)

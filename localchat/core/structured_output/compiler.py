@@ -62,7 +62,7 @@ class GrammarCompiler:
         self._compilers = ThreadPoolExecutor(1, "grammar")
         self._workers = ThreadPoolExecutor(_MASK_THREADS, "mask")
 
-    def constraint(
+    def grammar_matcher(
         self, whole: "GrammarSpec", *, room: int, ignore_ends: bool = False
     ) -> GrammarMatcher:
         """A fresh state of a grammar, for a text of `room` tokens at most. Raises UsageError saying what is

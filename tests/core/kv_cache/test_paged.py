@@ -15,7 +15,7 @@ def bench(blocks: int = 8, slots: int = 4) -> Bench:
 
 def run(b: Bench, tokens: list[int], salt: str = "", *, keep: bool = True) -> None:
     """One whole sequence, computed and released."""
-    seq = b.admit(tokens, salt)
+    seq = b.allocate(tokens, salt)
     assert seq is not None
     assert b.compute(seq)
     b.release(seq, keep=keep)
@@ -27,160 +27,160 @@ TEN = list(range(10))
 def test_the_same_prompt_is_found_but_for_its_last_token() -> None:
     b = bench()
     run(b, TEN)
-    hit = b.match(TEN)
+    hit = b.find_prefix(TEN)
     assert (hit.cached, hit.why_missed) == (9, "")
 
 
 def test_a_longer_text_continues_the_partly_filled_block_in_place() -> None:
     b = bench()
     run(b, TEN)
-    assert b.match([*TEN, 10, 11]).cached == 10
-    b.admit([*TEN, 10, 11])
+    assert b.find_prefix([*TEN, 10, 11]).cached == 10
+    b.allocate([*TEN, 10, 11])
     assert b.log == []
-    assert b.book.usage()[:3] == (12, 0, 0)
+    assert b.kv_cache.usage()[:3] == (12, 0, 0)
 
 
 def test_a_text_that_differs_inside_a_block_copies_the_common_part() -> None:
     b = bench()
     run(b, TEN)
     other = [0, 1, 2, 3, 4, 5, 90, 91]
-    hit = b.match(other)
+    hit = b.find_prefix(other)
     assert (hit.cached, hit.why_missed) == (6, "the text differs from token 7 on")
-    b.admit(other)
+    b.allocate(other)
     assert [(type(op), op.tokens) for op in b.log if isinstance(op, Copy)] == [(Copy, 2)]
-    assert b.match(TEN).cached == 9
+    assert b.find_prefix(TEN).cached == 9
 
 
 def test_running_sequences_share_full_blocks_and_count_them_once() -> None:
     b = bench()
-    first = b.admit(TEN)
+    first = b.allocate(TEN)
     assert first is not None
     assert b.compute(first, 8)
-    assert b.admit(TEN) is not None
-    usage = b.book.usage()
+    assert b.allocate(TEN) is not None
+    usage = b.kv_cache.usage()
     assert (usage.live, usage.shared) == (3 * 4, 2 * 4)
 
 
 def test_only_computed_tokens_are_found() -> None:
     b = bench()
-    first = b.admit(TEN)
+    first = b.allocate(TEN)
     assert first is not None
-    assert b.match(TEN).cached == 0
+    assert b.find_prefix(TEN).cached == 0
     assert b.compute(first, 6)
-    assert b.match(TEN).cached == 6
+    assert b.find_prefix(TEN).cached == 6
 
 
 def test_rejected_drafts_are_never_found() -> None:
     b = bench()
-    seq = b.admit([1, 2])
+    seq = b.allocate([1, 2])
     assert seq is not None
     assert b.compute(seq, drafts=[3, 4, 5, 6], accept=1)
-    assert b.match([1, 2, 3, 4, 5, 6]).cached == 3
+    assert b.find_prefix([1, 2, 3, 4, 5, 6]).cached == 3
 
 
 def test_eviction_takes_the_longest_unused_text_from_its_end() -> None:
     b = bench(blocks=6)
     run(b, TEN)
     run(b, [50, 51, 52, 53, 54])
-    assert b.book.usage().free == 4
-    seq = b.admit(list(range(100, 112)))
+    assert b.kv_cache.usage().free == 4
+    seq = b.allocate(list(range(100, 112)))
     assert seq is not None
     assert b.compute(seq)
-    assert b.book.usage().evictions == 2
-    assert b.match(TEN).cached == 4
-    assert b.match(TEN).why_missed == "evicted to make room"
-    assert b.match([50, 51, 52, 53, 54, 55]).cached == 5
+    assert b.kv_cache.usage().evictions == 2
+    assert b.find_prefix(TEN).cached == 4
+    assert b.find_prefix(TEN).why_missed == "evicted to make room"
+    assert b.find_prefix([50, 51, 52, 53, 54, 55]).cached == 5
 
 
 def test_what_a_running_sequence_holds_is_not_evicted() -> None:
     b = bench(blocks=4)
-    seq = b.admit(TEN)
+    seq = b.allocate(TEN)
     assert seq is not None
     assert b.compute(seq)
-    other = b.admit([20, 21])
+    other = b.allocate([20, 21])
     assert other is not None
-    assert b.admit([30]) is None
-    assert b.book.grow(other, 5) is None
-    assert b.book.usage().live == 16
+    assert b.allocate([30]) is None
+    assert b.kv_cache.extend(other, 5) is None
+    assert b.kv_cache.usage().live == 16
 
 
 def test_the_last_block_is_taken_over_when_there_is_no_other() -> None:
     b = bench(blocks=3)
     run(b, list(range(12)))
-    assert b.admit([0, 1, 2, 3, 4, 5, 6, 7, 8, 99]) is not None
+    assert b.allocate([0, 1, 2, 3, 4, 5, 6, 7, 8, 99]) is not None
     assert b.log == []
-    hit = b.match(list(range(12)))
+    hit = b.find_prefix(list(range(12)))
     assert (hit.cached, hit.why_missed) == (9, "evicted to make room")
 
 
 def test_salts_never_meet() -> None:
     b = bench()
     run(b, TEN, "mine")
-    assert b.match(TEN, "mine").cached == 9
-    assert b.match(TEN, "yours")[:2] == (0, "")
+    assert b.find_prefix(TEN, "mine").cached == 9
+    assert b.find_prefix(TEN, "yours")[:2] == (0, "")
 
 
 def test_the_same_text_lives_once_under_each_salt() -> None:
     b = bench()
     run(b, TEN, "mine")
     run(b, TEN, "yours")
-    assert [b.match(TEN, salt).cached for salt in ("mine", "yours", "")] == [9, 9, 0]
+    assert [b.find_prefix(TEN, salt).cached for salt in ("mine", "yours", "")] == [9, 9, 0]
 
 
 def test_what_is_about_to_be_copied_is_not_evicted_for_the_copy() -> None:
     b = bench(blocks=3)
     run(b, [0, 1, 2, 3, 4, 5])
     run(b, [50, 51])
-    assert b.admit([0, 1, 2, 3, 4, 9]) is not None
+    assert b.allocate([0, 1, 2, 3, 4, 9]) is not None
     assert [type(op) for op in b.log] == [Copy]
     b.flush()
-    assert b.match([0, 1, 2, 3, 4, 5, 6]).cached == 6
+    assert b.find_prefix([0, 1, 2, 3, 4, 5, 6]).cached == 6
 
 
 def test_a_fork_evicts_when_nothing_is_free() -> None:
     b = bench(blocks=2)
     run(b, [50])
-    seq = b.admit([1, 2])
+    seq = b.allocate([1, 2])
     assert seq is not None
     assert b.compute(seq)
     assert b.fork(seq) is not None
     b.flush()
-    assert b.book.usage().evictions == 1
+    assert b.kv_cache.usage().evictions == 1
 
 
 def test_an_unkept_text_is_forgotten_and_a_kept_one_stays() -> None:
     b = bench()
     run(b, TEN[:8])
     run(b, [*TEN, 10, 11, 12], keep=False)
-    assert b.match([*TEN, 10, 11, 12]).cached == 8
+    assert b.find_prefix([*TEN, 10, 11, 12]).cached == 8
 
 
 def test_two_that_compute_the_same_text_leave_one_copy() -> None:
     b = bench()
-    first, second = b.admit(TEN[:8]), b.admit(TEN[:8])
+    first, second = b.allocate(TEN[:8]), b.allocate(TEN[:8])
     assert first is not None
     assert second is not None
     assert b.compute(first)
     assert b.compute(second)
-    assert b.book.usage().live == 6 * 4 - 8
+    assert b.kv_cache.usage().live == 6 * 4 - 8
     b.release(first)
     b.release(second)
-    assert b.book.usage().cached == 2 * 4
-    assert b.match(TEN).cached == 8
+    assert b.kv_cache.usage().cached == 2 * 4
+    assert b.find_prefix(TEN).cached == 8
 
 
 def test_a_fork_copies_only_the_partly_filled_block() -> None:
     b = bench()
-    seq = b.admit(TEN)
+    seq = b.allocate(TEN)
     assert seq is not None
     assert b.compute(seq)
     child = b.fork(seq)
     assert child is not None
     assert [op.tokens for op in b.log if isinstance(op, Copy)] == [2]
-    assert b.book.usage().shared == 8
+    assert b.kv_cache.usage().shared == 8
     b.running[child].known.append(77)
     assert b.compute(child)
-    assert b.match([*TEN, 77, 78]).cached == 11
+    assert b.find_prefix([*TEN, 77, 78]).cached == 11
 
 
 def test_a_collision_of_digests_is_a_miss_and_never_another_text(
@@ -189,41 +189,41 @@ def test_a_collision_of_digests_is_a_miss_and_never_another_text(
     monkeypatch.setattr(prefix_tree, "_digest", lambda before, text: b"same")
     b = bench(blocks=16)
     run(b, TEN)
-    assert b.match(TEN).cached < 9
+    assert b.find_prefix(TEN).cached < 9
     run(b, list(range(50, 62)))
-    assert b.match(list(range(50, 62))).cached == 0
+    assert b.find_prefix(list(range(50, 62))).cached == 0
     run(b, TEN)
     b.flush()
 
 
 def test_no_slot_is_no_room_and_changes_nothing() -> None:
     b = bench(slots=1)
-    seq = b.admit([1])
+    seq = b.allocate([1])
     assert seq is not None
-    assert b.admit([2]) is None
+    assert b.allocate([2]) is None
     assert b.fork(seq) is None
     b.release(seq)
-    assert b.admit([2]) is not None
+    assert b.allocate([2]) is not None
 
 
 def test_a_stale_hit_is_refused() -> None:
     b = bench()
-    hit = b.match(TEN)
-    b.admit(TEN)
+    hit = b.find_prefix(TEN)
+    b.allocate(TEN)
     with pytest.raises(AssertionError, match="older than the last change"):
-        b.book.admit(99, TEN, hit, "")
+        b.kv_cache.allocate(99, TEN, hit, "")
 
 
 def test_never_fits_is_about_the_whole_pool() -> None:
-    book = bench(blocks=2).book
-    assert not book.never_fits(8)
-    assert book.never_fits(9)
+    kv_cache = bench(blocks=2).kv_cache
+    assert not kv_cache.never_fits(8)
+    assert kv_cache.never_fits(9)
 
 
 def test_check_finds_a_lost_block() -> None:
     b = bench()
     run(b, TEN)
-    assert isinstance(b.book, PagedKVCacheManager)
-    b.book._free.pop()
+    assert isinstance(b.kv_cache, PagedKVCacheManager)
+    b.kv_cache._free.pop()
     with pytest.raises(AssertionError, match="a block is lost"):
-        b.book.check()
+        b.kv_cache.check()

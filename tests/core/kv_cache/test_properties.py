@@ -48,9 +48,9 @@ class Life(RuleBasedStateMachine):
     )
     def arrive(self, base: int, part: int, tail: list[int], salt: str) -> None:
         tokens = self.texts[base % len(self.texts)][:part] + tail
-        if self.bench.book.never_fits(len(tokens) + 1):
+        if self.bench.kv_cache.never_fits(len(tokens) + 1):
             return
-        seq = self.bench.admit(tokens, salt)
+        seq = self.bench.allocate(tokens, salt)
         assert seq is not None or self.bench.running, "nothing runs and there is no room"
         self.texts.append(tokens)
 
@@ -62,7 +62,7 @@ class Life(RuleBasedStateMachine):
         if it.computed == len(it.known):
             it.known.append(number % 3)
         alone = len(self.bench.running) == 1
-        fits = not self.bench.book.never_fits(it.computed + tokens)
+        fits = not self.bench.kv_cache.never_fits(it.computed + tokens)
         done = None if self.bench.can.rewind == "checkpoint" else done
         assert self.bench.compute(seq, tokens, done=done) or not alone or not fits
 
@@ -101,10 +101,10 @@ class Life(RuleBasedStateMachine):
         for seq in sorted(self.bench.running):
             self.bench.release(seq)
         self.bench.flush()
-        assert self.bench.book.usage().live == 0
+        assert self.bench.kv_cache.usage().live == 0
         for _ in range(self.bench.can.max_slots):
-            assert self.bench.admit([7]) is not None
-        assert self.bench.admit([7]) is None
+            assert self.bench.allocate([7]) is not None
+        assert self.bench.allocate([7]) is None
 
 
 class BlocksLife(Life):
@@ -124,7 +124,7 @@ class SlotsLife(Life):
         return capabilities(kv_tokens=size, max_slots=3, state_bytes=20, **self.changes)
 
     def book_of(self, can: Capabilities, ram: int) -> KVCacheManager:
-        return SlotKVCacheManager(can, ram, worth_parking=3)
+        return SlotKVCacheManager(can, ram, min_swap_tokens=3)
 
 
 KINDS: dict[str, dict[str, object]] = {
@@ -167,18 +167,18 @@ def test_with_room_for_all_the_hit_is_the_longest_prefix_to_the_token(
     requests: list[tuple[int, int, list[int]]], paged: bool
 ) -> None:
     can = capabilities(kv_tokens=2000, context_tokens=2000, block_tokens=4 if paged else 0)
-    book = (
+    kv_cache = (
         PagedKVCacheManager(4, 500, 4, "model")
         if paged
-        else SlotKVCacheManager(can, 10**6, worth_parking=1)
+        else SlotKVCacheManager(can, 10**6, min_swap_tokens=1)
     )
-    bench = Bench(book, can)
+    bench = Bench(kv_cache, can)
     texts: list[list[int]] = [[]]
     for base, part, tail in requests:
         tokens = texts[base % len(texts)][:part] + tail
         longest = max(common(text, tokens[:-1]) for text in texts)
-        assert bench.match(tokens).cached == longest
-        seq = bench.admit(tokens)
+        assert bench.find_prefix(tokens).cached == longest
+        seq = bench.allocate(tokens)
         assert seq is not None
         assert bench.compute(seq)
         bench.release(seq)

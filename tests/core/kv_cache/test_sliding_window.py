@@ -6,26 +6,26 @@ from tests.support.slot_benches import TEN, bench, start
 
 def test_a_window_that_moved_on_is_computed_anew() -> None:
     b = bench(rewind="last_n", rewind_tokens=4)
-    seq = b.admit([*range(20)])
+    seq = b.allocate([*range(20)])
     assert seq is not None
     for _ in range(5):
         b.compute(seq, 4)
     b.release(seq)
-    assert b.match([*range(20), 20]).cached == 20
-    hit = b.match([*range(8), 90, 91])
+    assert b.find_prefix([*range(20), 20]).cached == 20
+    hit = b.find_prefix([*range(8), 90, 91])
     assert hit.cached == 0
     assert hit.why_missed == (
         "the text differs from token 9 on, and this model's sliding window has moved on"
     )
-    assert b.match([*range(16), 90, 91]).cached == 16
+    assert b.find_prefix([*range(16), 90, 91]).cached == 16
 
 
 def test_a_parked_window_goes_on_at_its_end_and_nowhere_before() -> None:
     b = bench(rewind="last_n", rewind_tokens=4)
     b.release(start(b, TEN))
     b.release(start(b, [50, 51, 52, 53], salt="other"))
-    assert b.match([*TEN, 90]).cached == 10
-    hit = b.match([*TEN[:8], 90, 91])
+    assert b.find_prefix([*TEN, 90]).cached == 10
+    hit = b.find_prefix([*TEN[:8], 90, 91])
     assert hit.cached == 0
     assert hit.why_missed.endswith("this model's sliding window has moved on")
 
@@ -34,20 +34,20 @@ def test_a_window_that_others_may_have_written_over_is_not_shared() -> None:
     b = bench(rewind="last_n", rewind_tokens=4)
     one, other = start(b, TEN), start(b, [50, 51, 52, 53], salt="other")
     b.compute(one, 0)
-    assert b.match([*TEN[:8], 90]).cached == 8
+    assert b.find_prefix([*TEN[:8], 90]).cached == 8
     b.running[other].known.append(54)
-    assert b.book.grow(other, 5) is not None
+    assert b.kv_cache.extend(other, 5) is not None
     b.compute(other)
-    assert b.match([*TEN[:8], 90]).cached == 0
+    assert b.find_prefix([*TEN[:8], 90]).cached == 0
 
 
 def test_a_cut_that_the_window_does_not_cover_empties_the_slot() -> None:
     b = bench(rewind="last_n", rewind_tokens=4)
     seq = start(b, TEN)
-    assert b.book.grow(seq, 14) is not None
-    lost = b.book.settle(seq, [*TEN, 10], 11, earliest=8)
+    assert b.kv_cache.extend(seq, 14) is not None
+    lost = b.kv_cache.commit(seq, [*TEN, 10], 11, earliest=8)
     assert lost.lost
     assert lost.memory == (Drop(0),)
-    assert b.book.usage().live == 0
-    b.book.check()
-    assert b.book.grow(seq, 11) is not None
+    assert b.kv_cache.usage().live == 0
+    b.kv_cache.check()
+    assert b.kv_cache.extend(seq, 11) is not None

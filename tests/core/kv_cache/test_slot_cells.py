@@ -31,11 +31,11 @@ def test_every_cell_is_counted_once_whoever_holds_it(
             cells.truncate(slot, tokens)
             plain[slot] = plain[slot][:tokens]
         cells.check()
-        everything = [cell for held in plain.values() for cell in held]
+        everything = [cell for used_by in plain.values() for cell in used_by]
         distinct = set(everything)
         assert cells.free == 40 - len(distinct)
         assert cells.shared() == sum(everything.count(cell) > 1 for cell in distinct)
-        assert [cells.held(slot) for slot in range(4)] == [len(plain[slot]) for slot in range(4)]
+        assert [cells.used_by(slot) for slot in range(4)] == [len(plain[slot]) for slot in range(4)]
 
 
 def test_cutting_a_shared_stretch_leaves_the_others_whole() -> None:
@@ -45,5 +45,5 @@ def test_cutting_a_shared_stretch_leaves_the_others_whole() -> None:
     cells.share(1, 2, 7)
     cells.truncate(1, 4)
     cells.check()
-    assert [cells.held(slot) for slot in range(3)] == [10, 4, 7]
+    assert [cells.used_by(slot) for slot in range(3)] == [10, 4, 7]
     assert (cells.free, cells.shared()) == (10, 7)

@@ -26,23 +26,23 @@ def since(b: Bench, before: int) -> list[MemoryOp]:
 def test_the_next_turn_goes_on_in_place() -> None:
     b = bench()
     run(b, TEN)
-    assert b.book.usage().cached == 10
+    assert b.kv_cache.usage().cached == 10
     start(b, [*TEN, 10, 11])
     assert [op for op in b.log if not isinstance(op, Drop)] == []
-    assert b.book.usage()[:3] == (12, 0, 0)
+    assert b.kv_cache.usage()[:3] == (12, 0, 0)
 
 
 def test_a_changed_turn_parks_the_old_one_and_is_cut_to_the_common_part() -> None:
     b = bench()
     run(b, TEN)
-    hit = b.match([0, 1, 2, 3, 90])
+    hit = b.find_prefix([0, 1, 2, 3, 90])
     assert (hit.cached, hit.why_missed) == (4, "")
-    hit = b.match([0, 1, 2, 3, 90, 91])
+    hit = b.find_prefix([0, 1, 2, 3, 90, 91])
     assert (hit.cached, hit.why_missed) == (4, "the text differs from token 5 on")
     before = len(b.log)
-    b.admit([0, 1, 2, 3, 90])
+    b.allocate([0, 1, 2, 3, 90])
     assert since(b, before) == [Save(0, 1), Truncate(0, 4)]
-    assert b.match(TEN).cached == 9
+    assert b.find_prefix(TEN).cached == 9
 
 
 def test_another_conversation_parks_the_idle_one_and_its_return_restores_it() -> None:
@@ -51,11 +51,11 @@ def test_another_conversation_parks_the_idle_one_and_its_return_restores_it() ->
     before = len(b.log)
     seq = start(b, [50, 51])
     assert since(b, before)[:2] == [Save(0, 1), Drop(0)]
-    assert b.book.usage().parked == 10
+    assert b.kv_cache.usage().swapped == 10
     b.release(seq)
     before = len(b.log)
-    assert b.match([*TEN, 10]).cached == 10
-    b.admit([*TEN, 10])
+    assert b.find_prefix([*TEN, 10]).cached == 10
+    b.allocate([*TEN, 10])
     assert since(b, before) == [Save(0, 2), Drop(0), Restore(1, 0, 10)]
 
 
@@ -65,7 +65,7 @@ def test_what_ends_beside_others_is_parked_at_once() -> None:
     start(b, [50, 51])
     b.release(first)
     assert b.log[-2:] == [Save(0, 1), Drop(0)]
-    assert b.book.usage().cached == 0
+    assert b.kv_cache.usage().cached == 0
 
 
 def test_a_text_that_grew_takes_the_place_of_its_older_parked_self() -> None:
@@ -73,15 +73,15 @@ def test_a_text_that_grew_takes_the_place_of_its_older_parked_self() -> None:
     for tokens in (TEN, [50], [*TEN, 10, 11], [50]):
         run(b, tokens)
     assert Discard(1) in b.log
-    assert b.book.usage().parked == 12 + 1
-    assert b.match([*TEN, 10, 11, 12]).cached == 12
+    assert b.kv_cache.usage().swapped == 12 + 1
+    assert b.find_prefix([*TEN, 10, 11, 12]).cached == 12
 
 
 def test_short_texts_are_dropped_instead_of_parked() -> None:
     b = bench(worth=11)
     run(b, TEN)
     run(b, [50])
-    assert b.book.usage().parked == 0
+    assert b.kv_cache.usage().swapped == 0
 
 
 # ---------------------------------------------------------------------------- parking memory
@@ -91,17 +91,17 @@ def test_parking_is_bounded_and_the_longest_unused_goes_first() -> None:
     b = bench(ram=250, state_bytes=20)
     for tokens in (TEN, [20 + t for t in TEN], [40 + t for t in TEN], [60]):
         run(b, tokens)
-    assert b.book.usage().parked == 20
-    assert b.book.usage().evictions == 1
-    assert b.match(TEN).why_missed == "evicted to make room"
-    assert b.match([20 + t for t in TEN]).cached == 9
+    assert b.kv_cache.usage().swapped == 20
+    assert b.kv_cache.usage().evictions == 1
+    assert b.find_prefix(TEN).why_missed == "evicted to make room"
+    assert b.find_prefix([20 + t for t in TEN]).cached == 9
 
 
 def test_a_text_that_outgrew_the_parking_memory_leaves_its_older_self_there() -> None:
     b = bench(ram=110)
     for tokens in (TEN, [50], [*TEN, 10, 11], [50]):
         run(b, tokens)
-    assert b.match([*TEN, 10, 11, 12]).cached == 10
+    assert b.find_prefix([*TEN, 10, 11, 12]).cached == 10
 
 
 def test_a_branch_left_behind_never_costs_another_conversation_its_place() -> None:
@@ -109,12 +109,12 @@ def test_a_branch_left_behind_never_costs_another_conversation_its_place() -> No
     run(b, TEN)
     run(b, [50 + t for t in TEN])
     run(b, [50, 51, 52, 90])
-    assert b.book.usage().parked == 20
+    assert b.kv_cache.usage().swapped == 20
     run(b, [50, 51, 52, 91])
-    assert b.match(TEN).cached == 9
+    assert b.find_prefix(TEN).cached == 9
     run(b, [70 + t for t in TEN])
-    assert b.match(TEN).cached == 9
-    assert b.match([50 + t for t in TEN]).cached == 3
+    assert b.find_prefix(TEN).cached == 9
+    assert b.find_prefix([50 + t for t in TEN]).cached == 3
 
 
 def test_a_branch_left_behind_is_lost_rather_than_evict() -> None:
@@ -122,8 +122,8 @@ def test_a_branch_left_behind_is_lost_rather_than_evict() -> None:
     run(b, TEN)
     run(b, [50 + t for t in TEN])
     run(b, [50, 51, 52, 90])
-    assert b.match(TEN).cached == 9
-    assert b.match([50 + t for t in TEN]).why_missed == "evicted to make room"
+    assert b.find_prefix(TEN).cached == 9
+    assert b.find_prefix([50 + t for t in TEN]).why_missed == "evicted to make room"
 
 
 def test_a_second_choice_is_spare_and_the_first_is_not() -> None:
@@ -138,8 +138,8 @@ def test_a_second_choice_is_spare_and_the_first_is_not() -> None:
     b.release(first)
     run(b, [50 + t for t in TEN])
     run(b, [70])
-    assert b.match([*TEN, 21, 1]).cached == 11
-    assert b.match([*TEN, 22, 1]).cached == 10
+    assert b.find_prefix([*TEN, 21, 1]).cached == 11
+    assert b.find_prefix([*TEN, 22, 1]).cached == 10
 
 
 def test_a_restored_text_counts_as_used_now() -> None:
@@ -149,8 +149,8 @@ def test_a_restored_text_counts_as_used_now() -> None:
     run(b, TEN, keep=False)
     run(b, [40 + t for t in TEN])
     run(b, [91])
-    assert b.match([*TEN, 10]).cached == 10
-    assert b.match([20 + t for t in TEN]).cached == 0
+    assert b.find_prefix([*TEN, 10]).cached == 10
+    assert b.find_prefix([20 + t for t in TEN]).cached == 0
 
 
 def test_growing_again_needs_only_the_room_that_the_older_self_gives_back() -> None:
@@ -158,8 +158,8 @@ def test_growing_again_needs_only_the_room_that_the_older_self_gives_back() -> N
     for tokens in ([20 + t for t in TEN], TEN, [*TEN, 10, 11]):
         run(b, tokens)
         run(b, [90])
-    assert b.book.usage().parked == 22
-    assert b.match([*TEN, 10, 11, 12]).cached == 12
+    assert b.kv_cache.usage().swapped == 22
+    assert b.find_prefix([*TEN, 10, 11, 12]).cached == 12
 
 
 def test_without_parking_memory_the_text_is_dropped_and_the_miss_says_so() -> None:
@@ -167,23 +167,23 @@ def test_without_parking_memory_the_text_is_dropped_and_the_miss_says_so() -> No
     run(b, TEN)
     run(b, [50])
     assert not [op for op in b.log if isinstance(op, Save)]
-    assert "parking in RAM is off" in b.match(TEN).why_missed
+    assert "parking in RAM is off" in b.find_prefix(TEN).why_missed
 
 
 def test_a_text_larger_than_the_parking_memory_says_so() -> None:
     b = bench(ram=90)
     run(b, TEN)
     run(b, [50])
-    assert "larger than the parking memory" in b.match(TEN).why_missed
+    assert "larger than the parking memory" in b.find_prefix(TEN).why_missed
 
 
 def test_what_is_about_to_be_restored_is_not_evicted_for_what_is_parked() -> None:
     b = bench(ram=150)
     run(b, TEN)
     run(b, [50 + t for t in TEN])
-    assert b.match([*TEN, 10]).cached == 10
+    assert b.find_prefix([*TEN, 10]).cached == 10
     start(b, [*TEN, 10])
-    assert b.book.usage().evictions == 1
+    assert b.kv_cache.usage().evictions == 1
 
 
 def test_a_restore_waits_for_nothing_when_there_is_no_room_for_it() -> None:
@@ -191,17 +191,17 @@ def test_a_restore_waits_for_nothing_when_there_is_no_room_for_it() -> None:
     run(b, TEN)
     start(b, [50 + t for t in TEN[:9]])
     start(b, [70])
-    assert (b.match([*TEN, 10]).cached, b.book.usage().free) == (10, 11)
+    assert (b.find_prefix([*TEN, 10]).cached, b.kv_cache.usage().free) == (10, 11)
     start(b, [80])
-    assert b.match([*TEN, 10]).cached == 0
-    assert "no room now to restore it" in b.match([*TEN, 10]).why_missed
+    assert b.find_prefix([*TEN, 10]).cached == 0
+    assert "no room now to restore it" in b.find_prefix([*TEN, 10]).why_missed
 
 
 def test_a_restore_needs_room_for_all_that_was_saved() -> None:
     b = bench(kv_tokens=21)
     run(b, TEN)
     start(b, [50 + t for t in range(12)])
-    hit = b.match([*TEN[:4], 90, 91])
+    hit = b.find_prefix([*TEN[:4], 90, 91])
     assert hit.cached == 0
     assert "no room now to restore it" in hit.why_missed
 
@@ -210,8 +210,8 @@ def test_a_short_prefix_of_a_long_parked_text_is_not_restored() -> None:
     b = bench(kv_tokens=200, context_tokens=200)
     run(b, list(range(101)))
     run(b, [500])
-    assert b.match([0, 1, 900]).cached == 0
-    assert b.match([0, 1, 2, 900]).cached == 3
+    assert b.find_prefix([0, 1, 900]).cached == 0
+    assert b.find_prefix([0, 1, 2, 900]).cached == 3
 
 
 # ---------------------------------------------------------------------------- sharing
@@ -222,7 +222,7 @@ def test_a_running_prefix_is_shared_without_a_copy_and_counted_once() -> None:
     start(b, TEN)
     start(b, [*TEN, 10, 11])
     assert b.log == [Alias(0, 1, 10)]
-    usage = b.book.usage()
+    usage = b.kv_cache.usage()
     assert (usage.live, usage.shared) == (12, 10)
 
 
@@ -232,13 +232,13 @@ def test_a_shared_prefix_outlives_the_sequence_that_computed_it() -> None:
     start(b, [*TEN, 10])
     b.release(first, keep=False)
     b.flush()
-    assert b.book.usage()[:2] == (11, 0)
+    assert b.kv_cache.usage()[:2] == (11, 0)
 
 
 def test_a_model_that_cannot_share_computes_again_and_says_why() -> None:
     b = bench(share=False)
     start(b, TEN)
-    hit = b.match([*TEN, 10])
+    hit = b.find_prefix([*TEN, 10])
     assert hit.cached == 0
     assert "cannot share" in hit.why_missed
 
@@ -259,10 +259,10 @@ def test_room_is_counted_in_cells_not_in_tokens() -> None:
     for _ in range(3):
         child = b.fork(seq) or 0
         assert child
-    assert b.book.usage().free == 3
-    assert b.book.grow(child, 15) is None
-    assert b.book.grow(child, 14) is not None
-    assert b.book.usage().free == 0
+    assert b.kv_cache.usage().free == 3
+    assert b.kv_cache.extend(child, 15) is None
+    assert b.kv_cache.extend(child, 14) is not None
+    assert b.kv_cache.usage().free == 0
 
 
 # ---------------------------------------------------------------------------- kinds of models
@@ -270,11 +270,11 @@ def test_room_is_counted_in_cells_not_in_tokens() -> None:
 
 def test_rejected_drafts_are_cut() -> None:
     b = bench()
-    seq = b.admit([1, 2])
+    seq = b.allocate([1, 2])
     assert seq is not None
     assert b.compute(seq, drafts=[3, 4, 5], accept=1)
     assert b.log == [Truncate(0, 3)]
-    assert b.book.usage().live == 3
+    assert b.kv_cache.usage().live == 3
 
 
 def test_a_recurrent_model_goes_on_only_at_its_checkpoints() -> None:
@@ -283,15 +283,15 @@ def test_a_recurrent_model_goes_on_only_at_its_checkpoints() -> None:
     b.checkpoint(seq)
     b.running[seq].known.extend([10, 11])
     b.compute(seq)
-    assert b.match([*TEN, 10, 11, 12]).cached == 10
+    assert b.find_prefix([*TEN, 10, 11, 12]).cached == 10
     b.checkpoint(seq)
     b.release(seq)
     run(b, [50, 51])
-    assert b.match([*TEN, 10, 11, 12]).cached == 12
-    assert b.match([*TEN, 10, 99]).cached == 10
-    assert "cannot rewind" in b.match([*TEN, 10, 99, 100]).why_missed
-    assert b.match(TEN).cached == 0
-    b.admit([*TEN, 10, 99])
+    assert b.find_prefix([*TEN, 10, 11, 12]).cached == 12
+    assert b.find_prefix([*TEN, 10, 99]).cached == 10
+    assert "cannot rewind" in b.find_prefix([*TEN, 10, 99, 100]).why_missed
+    assert b.find_prefix(TEN).cached == 0
+    b.allocate([*TEN, 10, 99])
     assert b.log[-1] == Restore(1, 0, 10)
     assert not [op for op in b.log if isinstance(op, Alias | Truncate)]
 
@@ -309,46 +309,46 @@ def test_a_model_that_can_rewind_saves_no_checkpoints() -> None:
 def test_nothing_is_found_or_told_across_salts() -> None:
     b = bench(ram=0)
     run(b, TEN, "mine")
-    assert b.match([*TEN, 1], "yours")[:2] == (0, "")
+    assert b.find_prefix([*TEN, 1], "yours")[:2] == (0, "")
     run(b, [50], "mine")
-    assert b.match([*TEN, 1], "yours")[:2] == (0, "")
-    assert b.match([*TEN, 1], "mine").why_missed
+    assert b.find_prefix([*TEN, 1], "yours")[:2] == (0, "")
+    assert b.find_prefix([*TEN, 1], "mine").why_missed
 
 
 def test_neither_running_nor_parked_texts_are_found_under_another_salt() -> None:
     b = bench()
     run(b, TEN, "mine")
     start(b, [50 + t for t in TEN], "mine")
-    assert b.match([*TEN, 1], "mine").cached == 10
-    assert b.match([*TEN, 1], "yours")[:2] == (0, "")
-    assert b.match([50 + t for t in TEN], "yours")[:2] == (0, "")
+    assert b.find_prefix([*TEN, 1], "mine").cached == 10
+    assert b.find_prefix([*TEN, 1], "yours")[:2] == (0, "")
+    assert b.find_prefix([50 + t for t in TEN], "yours")[:2] == (0, "")
 
 
 def test_never_fits_is_about_cells_and_context() -> None:
-    book = bench(kv_tokens=30, context_tokens=20).book
-    assert not book.never_fits(20)
-    assert book.never_fits(21)
+    kv_cache = bench(kv_tokens=30, context_tokens=20).kv_cache
+    assert not kv_cache.never_fits(20)
+    assert kv_cache.never_fits(21)
 
 
 def test_an_idle_text_gives_way_when_slots_or_cells_run_out() -> None:
     b = bench(max_slots=1, kv_tokens=12, ram=0)
     run(b, TEN)
     assert start(b, [50 + t for t in TEN]) is not None
-    assert b.admit([1]) is None
+    assert b.allocate([1]) is None
 
 
 def test_a_stale_hit_is_refused() -> None:
     b = bench()
-    hit = b.match(TEN)
-    b.admit(TEN)
+    hit = b.find_prefix(TEN)
+    b.allocate(TEN)
     with pytest.raises(AssertionError, match="older than the last change"):
-        b.book.admit(99, TEN, hit, "")
+        b.kv_cache.allocate(99, TEN, hit, "")
 
 
 def test_check_finds_a_miscounted_cell() -> None:
     b = bench()
     start(b, TEN)
-    assert isinstance(b.book, SlotKVCacheManager)
-    b.book._cells.free -= 1
+    assert isinstance(b.kv_cache, SlotKVCacheManager)
+    b.kv_cache._cells.free -= 1
     with pytest.raises(AssertionError, match="cells used"):
-        b.book.check()
+        b.kv_cache.check()

@@ -18,8 +18,8 @@ def test_of_many_prompts_the_first_end_first_and_few_go_on_at_once() -> None:
         hashed,
     )  # fmt: skip
     ids = [bench.ask(request(f"{n:03}" * 500, max_tokens=2, salt=str(n))) for n in range(10)]
-    bench.settle()
-    numbers = {bench.jobs[id_].sequences[0].number: place for place, id_ in enumerate(ids)}
+    bench.run_until_idle()
+    numbers = {bench.requests[id_].sequences[0].number: place for place, id_ in enumerate(ids)}
     ended: dict[int, int] = {}
     for plan in bench.runner.steps:
         pieces = [row for row in plan.rows if row.width > 1]
@@ -43,9 +43,9 @@ def test_a_runner_that_pads_gives_no_prompt_less_than_its_smallest_width() -> No
         hashed,
     )  # fmt: skip
     ids = [bench.ask(request(f"{n:03}" * 60, max_tokens=2, salt=str(n))) for n in range(10)]
-    bench.settle()
+    bench.run_until_idle()
     for id_ in ids:
-        number = bench.jobs[id_].sequences[0].number
+        number = bench.requests[id_].sequences[0].number
         rows = [row for plan in bench.runner.steps for row in plan.rows if row.seq == number]
         pieces = [row.width for row in rows if row.width > 1]
         assert all(piece >= 64 for piece in pieces[:-1]), pieces

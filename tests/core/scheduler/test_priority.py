@@ -14,7 +14,7 @@ URGENT = 1
 
 def first_step(bench: Bench, id_: int) -> int:
     """The number of the first step that computed for a request."""
-    number = bench.jobs[id_].sequences[0].number
+    number = bench.requests[id_].sequences[0].number
     return next(
         plan.number for plan in bench.runner.steps if any(row.seq == number for row in plan.rows)
     )
@@ -22,7 +22,7 @@ def first_step(bench: Bench, id_: int) -> int:
 
 def widths(bench: Bench, id_: int) -> list[int]:
     """Tokens that each step computed for a request."""
-    number = bench.jobs[id_].sequences[0].number
+    number = bench.requests[id_].sequences[0].number
     return [row.width for plan in bench.runner.steps for row in plan.rows if row.seq == number]
 
 
@@ -32,7 +32,7 @@ def test_urgent_request_overtakes_the_queue(kind: dict[str, Any]) -> None:
     running = bench.ask(request("r" * 20, max_tokens=5, salt="r", priority=URGENT))
     chats = [bench.ask(request(letter * 20, salt=letter)) for letter in "ab"]
     fill = bench.ask(request("f" * 20, salt="f", priority=URGENT))
-    bench.settle()
+    bench.run_until_idle()
     assert first_step(bench, running) < first_step(bench, fill) < first_step(bench, chats[0])
     for id_ in (running, *chats, fill):
         check_told(bench, id_, hashed)
@@ -47,12 +47,12 @@ def test_urgent_request_gets_the_row_of_another_which_says_the_same_in_the_end(
         bench.ask(request(letter * 20, max_tokens=60, salt=letter, ignore_eos=True))
         for letter in "ab"
     ]
-    bench.turn(8)
+    bench.step(8)
     fill = bench.ask(request("f" * 10, max_tokens=4, salt="f", priority=URGENT, ignore_eos=True))
-    bench.turn(12)
+    bench.step(12)
     assert bench.told[fill].events[-1] == bench.told[fill].done
-    assert bench.loop.preemptions == 1
-    bench.settle()
+    assert bench.core.preemptions == 1
+    bench.run_until_idle()
     for id_ in (*chats, fill):
         check_told(bench, id_, hashed)
 
@@ -61,8 +61,8 @@ def test_nobody_gives_way_to_an_equal() -> None:
     bench = Bench(capabilities(max_rows=2, max_slots=3), hashed)
     for letter in "abcd":
         bench.ask(request(letter * 20, max_tokens=30, salt=letter, priority=URGENT))
-    bench.settle()
-    assert bench.loop.preemptions == 0
+    bench.run_until_idle()
+    assert bench.core.preemptions == 0
 
 
 @pytest.mark.parametrize("logits", [hashed, copying])
@@ -71,12 +71,12 @@ def test_long_prompt_leaves_a_part_of_each_step_to_who_comes_after(logits: Any) 
         capabilities(max_step_tokens=64, kv_tokens=4096, context_tokens=2048, max_rows=4), logits
     )
     long = bench.ask(request("l" * 1500, max_tokens=2, salt="l"))
-    bench.turn(3)
+    bench.step(3)
     short = bench.ask(request("s" * 40, max_tokens=2, salt="s"))
-    bench.turn(5)
+    bench.step(5)
     assert bench.told[short].done.usage.completion_tokens == 2
     assert len(widths(bench, long)) > 5
-    bench.settle()
+    bench.run_until_idle()
     # Alone it has the whole step, and beside another half of it.
     assert max(widths(bench, long)) == 64
     assert min(widths(bench, long)[:8]) == 32
@@ -89,13 +89,13 @@ def test_urgent_prompt_is_computed_before_a_long_one_goes_on() -> None:
         capabilities(max_step_tokens=64, kv_tokens=4096, context_tokens=2048, max_rows=4), hashed
     )
     long = bench.ask(request("l" * 1500, max_tokens=2, salt="l"))
-    bench.turn(3)
+    bench.step(3)
     before = len(widths(bench, long))
     fill = bench.ask(request("f" * 120, max_tokens=2, salt="f", priority=URGENT))
-    bench.turn(2)
+    bench.step(2)
     assert widths(bench, fill)[0] == 64
     assert len(widths(bench, long)) <= before + 1
-    bench.settle()
+    bench.run_until_idle()
     for id_ in (long, fill):
         check_told(bench, id_, hashed)
 
@@ -105,10 +105,10 @@ def test_many_long_prompts_share_the_steps_evenly() -> None:
         capabilities(max_step_tokens=128, kv_tokens=8192, context_tokens=2048, max_rows=4), hashed
     )
     ids = [bench.ask(request(letter * 900, max_tokens=2, salt=letter)) for letter in "abcd"]
-    bench.turn(12)
+    bench.step(12)
     done = [sum(widths(bench, id_)) for id_ in ids]
     assert min(done) * 2 >= max(done)
-    bench.settle()
+    bench.run_until_idle()
     for id_ in ids:
         check_told(bench, id_, hashed)
 
@@ -119,7 +119,7 @@ def test_full_house_serves_equals_in_the_order_of_their_arrival() -> None:
         bench.ask(request(f"{number:03}" * 5, max_tokens=16, salt=str(number), ignore_eos=True))
         for number in range(24)
     ]
-    bench.settle()
+    bench.run_until_idle()
     order = sorted(ids, key=lambda id_: first_step(bench, id_))
     assert order == ids
 
@@ -134,10 +134,10 @@ def test_a_step_wider_than_all_widths_of_the_runner_takes_all_that_the_budget_al
         hashed,
     )  # fmt: skip
     first = bench.ask(request("f" * 40, max_tokens=2, salt="f"))
-    bench.settle()
+    bench.run_until_idle()
     long = bench.ask(request("l" * 900, max_tokens=2, salt="l"))
-    bench.settle()
-    number = bench.jobs[long].sequences[0].number
+    bench.run_until_idle()
+    number = bench.requests[long].sequences[0].number
     rows = [row for plan in bench.runner.steps for row in plan.rows if row.seq == number]
     assert rows[0].width >= 900
     for id_ in (first, long):
@@ -154,16 +154,16 @@ def test_steps_with_prompts_come_out_at_the_widths_of_the_runner() -> None:
         hashed,
     )
     writers = [bench.ask(request(letter, max_tokens=60, salt=letter)) for letter in "ab"]
-    bench.turn(6)
+    bench.step(6)
     long = bench.ask(request("l" * 900, max_tokens=2, salt="l"))
-    bench.turn(10)
+    bench.step(10)
     sizes = {
         4 + row.width if len(plan.rows) > 1 else row.width
         for plan in bench.runner.steps
         for row in plan.rows
-        if row.seq == bench.jobs[long].sequences[0].number
+        if row.seq == bench.requests[long].sequences[0].number
     }
     assert sizes == {48}
-    bench.settle()
+    bench.run_until_idle()
     for id_ in (*writers, long):
         check_told(bench, id_, hashed)

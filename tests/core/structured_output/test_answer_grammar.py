@@ -40,7 +40,7 @@ def whole(chat: ChatFormat, text: str, grammar: Grammar | None = None, **fields:
     request = GenerateRequest(prompt, grammar=grammar)
     source = answer_grammar(request, chat.render(prompt), chat, TOKENIZER)
     assert source is not None
-    GRAMMARS.constraint(source, room=1000)
+    GRAMMARS.grammar_matcher(source, room=1000)
     matcher = LLMatcher(LEXICON, source.source, log_level=0)
     tokens = TOKENIZER.encode(text, special=True)
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
@@ -143,9 +143,9 @@ def test_a_compilation_that_takes_too_long_is_refused_and_blocks_no_other(
     monkeypatch.setattr(grammar_module, "COMPILE_S", 0.1)
     grammars = GrammarCompiler(TOKENIZER)
     with pytest.raises(UsageError, match=r"the regular expression takes more than 0\.1 s"):
-        grammars.constraint(wanted(Grammar("regex", "slow")), room=9)
+        grammars.grammar_matcher(wanted(Grammar("regex", "slow")), room=9)
     monkeypatch.setattr(grammar_module, "COMPILE_S", 90.0)
-    assert grammars.constraint(wanted(Grammar("regex", "quick")), room=9).forced is not None
+    assert grammars.grammar_matcher(wanted(Grammar("regex", "quick")), room=9).forced is not None
     over.set()
 
 
@@ -160,7 +160,7 @@ def test_a_schema_may_say_how_its_json_is_written() -> None:
 
 
 def test_what_is_forced_comes_without_a_mask_and_what_is_not_is_refused() -> None:
-    one = GRAMMARS.constraint(wanted(Grammar("regex", "abc(d|e)f")), room=50)
+    one = GRAMMARS.grammar_matcher(wanted(Grammar("regex", "abc(d|e)f")), room=50)
     said = []
     while one.forced is not None:
         said.append(one.forced)
@@ -176,13 +176,13 @@ def test_what_is_forced_comes_without_a_mask_and_what_is_not_is_refused() -> Non
         assert one.take(token)
         ends.append(one.ended)
     assert ends == [False, True]
-    other = GRAMMARS.constraint(wanted(Grammar("regex", "[ab]c")), room=50)
+    other = GRAMMARS.grammar_matcher(wanted(Grammar("regex", "[ab]c")), room=50)
     assert not other.take(ord("x"))
     assert other.error
 
 
 def test_drafts_are_cut_where_the_grammar_ends_and_leave_no_trace() -> None:
-    one = GRAMMARS.constraint(wanted(Grammar("regex", "[ab]+cd[0-9]")), room=50)
+    one = GRAMMARS.grammar_matcher(wanted(Grammar("regex", "[ab]+cd[0-9]")), room=50)
     assert bytes(one.cut(list(b"abacd7x"))) == b"abacd7"
     assert bytes(one.cut(list(b"abx"))) == b"ab"
     assert bytes(one.cut(list(b"abcx"))) == b"abc"
@@ -193,7 +193,7 @@ def test_drafts_are_cut_where_the_grammar_ends_and_leave_no_trace() -> None:
 
 
 def test_a_text_without_end_is_forced_in_portions() -> None:
-    one = GRAMMARS.constraint(wanted(Grammar("regex", "a{1000}b")), room=2000)
+    one = GRAMMARS.grammar_matcher(wanted(Grammar("regex", "a{1000}b")), room=2000)
     for _ in range(1000):
         assert one.forced == ord("a")
         one.take(ord("a"))
@@ -230,7 +230,7 @@ def tried(make: Callable[[], GrammarMatcher]) -> GrammarMatcher | UsageError:
 @settings(max_examples=80, deadline=None)
 def test_any_schema_binds_or_is_refused_in_words(schema: dict[str, Any]) -> None:
     asked = Grammar("json_schema", json.dumps(schema))
-    one = tried(lambda: GRAMMARS.constraint(wanted(asked), room=60))
+    one = tried(lambda: GRAMMARS.grammar_matcher(wanted(asked), room=60))
     if isinstance(one, UsageError):
         assert "the JSON schema" in one.message
         return
@@ -253,7 +253,7 @@ def test_any_tools_bind_or_are_refused(tools: list[dict[str, Any]]) -> None:
     def bound() -> GrammarMatcher:
         source = answer_grammar(GenerateRequest(prompt), chat.render(prompt), chat, TOKENIZER)
         assert source is not None
-        return GRAMMARS.constraint(source, room=60)
+        return GRAMMARS.grammar_matcher(source, room=60)
 
     one = tried(bound)
     assert one.message if isinstance(one, UsageError) else not one.error
@@ -263,5 +263,5 @@ def test_any_tools_bind_or_are_refused(tools: list[dict[str, Any]]) -> None:
 @given(source=st.text("ab()[]{}|*+?/\\:\n\"'%@<>1, startTX", max_size=30))
 @settings(max_examples=60, deadline=None)
 def test_any_grammar_binds_or_is_refused(kind: Any, source: str) -> None:
-    one = tried(lambda: GRAMMARS.constraint(wanted(Grammar(kind, source)), room=60))
+    one = tried(lambda: GRAMMARS.grammar_matcher(wanted(Grammar(kind, source)), room=60))
     assert one.message if isinstance(one, UsageError) else not one.error

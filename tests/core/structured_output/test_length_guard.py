@@ -91,7 +91,7 @@ def test_there_may_be_no_end_in_sight() -> None:
 
 def allowed_behind(said: bytes, room: int) -> set[str]:
     source = wanted(Grammar("json_schema", '{"type": "array", "items": {"type": "integer"}}'))
-    one = GRAMMARS.constraint(source, room=room)
+    one = GRAMMARS.grammar_matcher(source, room=room)
     for token in said:
         one.masks(())[0]()
         assert one.take(token)

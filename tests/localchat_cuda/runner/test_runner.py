@@ -111,8 +111,8 @@ def _preempted(folder: Path, asked: GenerateRequest) -> Told:
     loop = TinyLoop(tiny_runner(folder, blocks=5))
     loop.ask(request(tokens_of(12, 100), max_tokens=80))
     id_ = loop.ask(asked)
-    loop.settle()
-    assert loop.loop.preemptions
+    loop.run_until_idle()
+    assert loop.core.preemptions
     return loop.told[id_]
 
 
@@ -120,9 +120,9 @@ def _mixed(folder: Path, asked: GenerateRequest) -> Told:
     loop = TinyLoop(tiny_runner(folder, step=40))
     for seed in (13, 14):
         loop.ask(request(tokens_of(seed, 60), max_tokens=40, temperature=1.0))
-    loop.turn(4)
+    loop.step(4)
     id_ = loop.ask(asked)
-    loop.settle()
+    loop.run_until_idle()
     return loop.told[id_]
 
 
@@ -300,7 +300,7 @@ def test_requests_outlive_steps_without_memory(
     monkeypatch.setattr(network, "states", sometimes)
     others = [loop.ask(request(tokens_of(43 + i, 40), max_tokens=20)) for i in range(3)]
     told = loop.told[loop.ask(asked)]
-    loop.settle()
+    loop.run_until_idle()
     assert told.error is None and apart(plain, told) < NEAR
     assert all(loop.told[id_].error is None for id_ in others)
     assert any("memory" in sentence for sentence in loop.sent)
