@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from localchat.engine.events import Text
-from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.engine import LocalEngine
+from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Message, Messages, Sampling
+from localchat.fit.load_options import LoadOptions
 from localchat.server.app import create_app
 from localchat.server.config import ServerConfig
 from localchat.server.leases import OneEngine
@@ -59,7 +60,9 @@ def main() -> None:
     model = Path(sys.argv[1])
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 15
     tokens = int(sys.argv[3]) if len(sys.argv) > 3 else 64
-    engine = LocalEngine(EngineOptions(model, context_tokens=4096), say=lambda text: None)
+    engine = LocalEngine(
+        EngineOptions(model, load=LoadOptions(context_tokens=4096)), say=lambda text: None
+    )
     sockets = bind_sockets("127.0.0.1", 0)
     server = UvicornServer(create_app(OneEngine(engine, "m"), ServerConfig(loop_guard=True)), 0.0)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets)), daemon=True)

@@ -26,11 +26,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
 
 from localchat.engine.events import Done  # noqa: E402
 from localchat.engine.interface import EngineInfo  # noqa: E402
-from localchat.engine.load_options import EngineOptions  # noqa: E402
 from localchat.engine.local.engine import LocalEngine  # noqa: E402
+from localchat.engine.options import EngineOptions  # noqa: E402
 from localchat.engine.request import GenerateRequest, Sampling, TextPrompt  # noqa: E402
 from localchat.fit.hardware import read_machine  # noqa: E402
-from localchat.fit.memory_plan import LoadWish  # noqa: E402
+from localchat.fit.load_options import LoadOptions  # noqa: E402
 from localchat.fit.speed_history import SpeedHistory  # noqa: E402
 from localchat.model_files.open_gguf import read_header  # noqa: E402
 from localchat.models.assess import FitReport, Subject, assess  # noqa: E402
@@ -122,7 +122,9 @@ def _look(case: Case, folder: Path, state: Path, quick: bool) -> Seen:
     if not path.exists():
         write(path, case)
     subject = Subject(case.name, read_header(path), path)
-    wish = LoadWish(case.context_tokens, case.kv_type, max_slots=SLOTS, cache_ram_bytes=0)
+    wish = LoadOptions(
+        context_tokens=case.context_tokens, kv_type=case.kv_type, max_slots=SLOTS, cache_ram_bytes=0
+    )
     machine = read_machine()
     plain = assess(subject, wish, machine, None).pace
     verdict = assess(
@@ -130,11 +132,13 @@ def _look(case: Case, folder: Path, state: Path, quick: bool) -> Seen:
     )  # the same, with what ran here before
     options = EngineOptions(
         path,
+        load=LoadOptions(
+            context_tokens=case.context_tokens,
+            kv_type=case.kv_type,
+            max_slots=SLOTS,
+            cache_ram_bytes=0,
+        ),
         name=case.name,
-        context_tokens=case.context_tokens,
-        kv_type=case.kv_type,
-        max_slots=SLOTS,
-        cache_ram_bytes=0,
         speculation=False,
         state_dir=state,
     )

@@ -92,21 +92,23 @@ def _written(path: Path, asked: argparse.Namespace) -> Path:
 
 def _measured(model: Path, layers: str, kv_type: str, context: int) -> Measured:
     from localchat.engine.events import Done
-    from localchat.engine.load_options import EngineOptions
     from localchat.engine.local.engine import LocalEngine
+    from localchat.engine.options import EngineOptions
     from localchat.engine.request import GenerateRequest, Sampling, TokenIds
     from localchat.fit.hardware import read_machine
-    from localchat.fit.memory_plan import LoadWish
+    from localchat.fit.load_options import LoadOptions
     from localchat.model_files.open_gguf import read_header
     from localchat_llamacpp.memory_plan import plan
 
     wanted: int | Literal["all"] = "all" if layers == "all" else int(layers)
-    wish = LoadWish(context_tokens=context, kv_type=kv_type, gpu_layers=wanted)
+    wish = LoadOptions(context_tokens=context, kv_type=kv_type, gpu_layers=wanted)
     machine = read_machine()
     planned = plan(read_header(model), wish, machine, can_offload=True, safe_mode=False)
     before = machine.gpu_free_bytes
     options = EngineOptions(
-        model, context_tokens=context, kv_type=kv_type, gpu_layers=wanted, speculation=False
+        model,
+        load=LoadOptions(context_tokens=context, kv_type=kv_type, gpu_layers=wanted),
+        speculation=False,
     )
     engine = LocalEngine(options, say=lambda text: print(f"  {text}", file=sys.stderr))
     try:

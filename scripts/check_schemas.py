@@ -14,8 +14,9 @@ import statistics
 import sys
 from pathlib import Path
 
-from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.engine import LocalEngine
+from localchat.engine.options import EngineOptions
+from localchat.fit.load_options import LoadOptions
 from scripts.schemas.answers import MOST_TOKENS, judged
 
 LEAST_FINISHED = 0.95
@@ -30,7 +31,7 @@ def main() -> int:
     asked = options.parse_args()
     model = asked.model or Path(__file__).parents[1] / "localchat" / "guide" / "guide.gguf"
     engine = LocalEngine(
-        EngineOptions(model=model, context_tokens=4096, max_slots=8),
+        EngineOptions(load=LoadOptions(context_tokens=4096, max_slots=8), model=model),
         say=lambda sentence: print(sentence, file=sys.stderr),
     )
     try:

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from localchat.backend_api.interface import Availability, OpenModel
 from localchat.fit.hardware import Machine, read_gpus, read_machine
-from localchat.fit.memory_plan import LoadWish, MemoryPlan
+from localchat.fit.load_options import LoadOptions
+from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
 from localchat.fit.speed_history import NOTHING_MEASURED, Estimate, Measures, Past
 from localchat.model_files.checkpoint import Unloaded
@@ -69,7 +70,7 @@ class CudaBackend:
         """NVIDIA's cards are seen already."""
         return machine
 
-    def plan(self, model: Unloaded, wish: LoadWish, machine: Machine) -> MemoryPlan:
+    def plan(self, model: Unloaded, wish: LoadOptions, machine: Machine) -> MemoryPlan:
         """What a load would take of the card that computes. Raises UsageError, ModelInvalid."""
         return preflight.plan_for(model, wish, machine)
 

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
-from localchat.backend_api.interface import LoadOptions, ModelInfo, Progress, Runner, Tokenizer
+from localchat.backend_api.interface import LoadRequest, ModelInfo, Progress, Runner, Tokenizer
 from localchat.errors import LocalchatError, ModelMissing
 from localchat.fit.hardware import Gpu, read_gpus, read_machine
-from localchat.fit.memory_plan import LoadWish, MemoryPlan, demand
+from localchat.fit.load_options import LoadOptions
+from localchat.fit.memory_plan import MemoryPlan, demand
 from localchat.model_files.checkpoint import weight_paths
 from localchat.model_files.safetensors import SafetensorsHeader, read_safetensors
 from localchat_cuda import memory_plan as planner
@@ -36,7 +37,7 @@ class CheckpointModel:
         self.tokenizer: Tokenizer = CheckpointTokenizer(folder, self.config.vocabulary)
         self.info = _info(folder, self.config, self.headers, self.tokenizer)
 
-    def plan(self, wish: LoadWish) -> MemoryPlan:
+    def plan(self, wish: LoadOptions) -> MemoryPlan:
         """What a load would take now. Raises DoesNotFit with advice, ModelMissing without weights, UsageError
         for impossible wishes."""
         if not self.headers and not wish.dummy_weights:
@@ -61,17 +62,17 @@ class CheckpointModel:
         self._ordinal = best(gpus)
         return gpus[self._ordinal]
 
-    def load(self, options: LoadOptions, progress: Progress, say: Callable[[str], None]) -> Runner:
+    def load(self, request: LoadRequest, progress: Progress, say: Callable[[str], None]) -> Runner:
         """Weights, pages and warm-up. Raises ModelInvalid, DoesNotFit, EngineClosed."""
         # As the driver counts its cards, by which the plan chose one; read when CUDA begins.
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         from localchat_cuda.load import load_runner
 
-        folder = None if options.dummy_weights else self._folder
+        folder = None if request.options.dummy_weights else self._folder
         if folder is None:
             say("The weights are random: the text means nothing.")
         place = f"cuda:{self._ordinal}" if self._place == "cuda" else self._place
-        return load_runner(self.config, folder, place, options, progress, say)
+        return load_runner(self.config, folder, place, request, progress, say)
 
     def close(self) -> None:
         """Nothing is held. Idempotent."""

@@ -10,7 +10,7 @@ from localchat.backend_api.interface import (
     LAST,
     Capabilities,
     Enter,
-    LoadOptions,
+    LoadRequest,
     LogitsPosition,
     Progress,
     SamplingParams,
@@ -50,7 +50,7 @@ _WARM_POSITIONS = (1, 130, 260, 520, 1040)
 
 
 def load_runner(
-    config: ModelConfig, folder: Path | None, place: str, options: LoadOptions, progress: Progress,
+    config: ModelConfig, folder: Path | None, place: str, request: LoadRequest, progress: Progress,
     say: Callable[[str], None],
 ) -> CudaRunner:  # fmt: skip
     """Weights (of `folder`; None: random ones) and pages on `place`, and warm-up. Raises ModelInvalid,
@@ -58,7 +58,7 @@ def load_runner(
     device = torch.device(place)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    plan, can = options.plan, capabilities(config, options)
+    plan, can = request.plan, capabilities(config, request)
     total = max(plan.weights_bytes, 1)
 
     def told(done: int, layers: int) -> bool:
@@ -66,15 +66,21 @@ def load_runner(
         return progress(min(total * done // (layers + 1), total - 1), total)
 
     with (
-        CompileAhead(config, can, device, say, head_int8=options.head_int8) as ahead,
-        _memory_or_advice(options),
+        CompileAhead(config, can, device, say, head_int8=request.options.head_int8) as ahead,
+        _memory_or_advice(request),
     ):
         source: WeightSource = (
             RandomWeights(device) if folder is None else Checkpoint(folder, device)
         )
         names = ARCHITECTURES[config.architecture].NAMES
         weights = load(
-            config, names, source, device, head_int8=options.head_int8, progress=told, say=say
+            config,
+            names,
+            source,
+            device,
+            head_int8=request.options.head_int8,
+            progress=told,
+            say=say,
         )
         blocks = can.kv_tokens // can.block_tokens
         pages = Pages(
@@ -89,16 +95,16 @@ def load_runner(
     return runner
 
 
-def capabilities(config: ModelConfig, options: LoadOptions) -> Capabilities:
+def capabilities(config: ModelConfig, request: LoadRequest) -> Capabilities:
     """What the loaded model can do, by its plan."""
-    plan = options.plan
+    plan = request.plan
     per_token = kv_token_bytes(config, plan.kv_type)
     pages = plan.kv_bytes // (per_token * PAGE_TOKENS)
     return Capabilities(
         context_tokens=plan.context_tokens,
         kv_tokens=pages * PAGE_TOKENS,
-        max_slots=options.max_slots,
-        max_rows=options.max_slots,
+        max_slots=request.options.max_slots,
+        max_rows=request.options.max_slots,
         max_step_tokens=plan.max_step_tokens,
         depth=DEPTH,
         block_tokens=PAGE_TOKENS,
@@ -139,11 +145,11 @@ def warm_up(runner: CudaRunner) -> None:
 
 
 @contextmanager
-def _memory_or_advice(options: LoadOptions) -> Iterator[None]:
+def _memory_or_advice(request: LoadRequest) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as trouble:
-        plan = options.plan
+        plan = request.plan
         raise DoesNotFit(
             f"The GPU had less room than planned: {plan.total_bytes:,} bytes were wanted.",
             hint="Other programs may have taken memory meanwhile: close them, or use a shorter context "

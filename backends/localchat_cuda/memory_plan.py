@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from localchat.errors import UsageError
 from localchat.fit.hardware import Gpu
 from localchat.fit.kv_types import FP8, named
+from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import (
     LEAST_CONTEXT_TOKENS,
-    LoadWish,
     MemoryPlan,
     largest,
     reserve_bytes,
@@ -55,7 +55,7 @@ class StepLimits:
 def plan(
     config: ModelConfig,
     headers: Iterable[SafetensorsHeader],
-    wish: LoadWish,
+    wish: LoadOptions,
     gpu: Gpu,
     limits: StepLimits | None = None,
 ) -> MemoryPlan:
@@ -156,7 +156,7 @@ def rotation_bytes(config: ModelConfig, context: int) -> int:
 
 class _Planner:
     def __init__(
-        self, config: ModelConfig, headers: tuple[SafetensorsHeader, ...], wish: LoadWish, gpu: Gpu,
+        self, config: ModelConfig, headers: tuple[SafetensorsHeader, ...], wish: LoadOptions, gpu: Gpu,
         limits: StepLimits,
     ) -> None:  # fmt: skip
         self.config, self.wish, self.limits = config, wish, limits

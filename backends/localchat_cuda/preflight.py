@@ -7,7 +7,8 @@ from typing import Final
 
 from localchat.errors import ModelInvalid, UsageError
 from localchat.fit.hardware import Gpu, Machine
-from localchat.fit.memory_plan import LoadWish, MemoryPlan
+from localchat.fit.load_options import LoadOptions
+from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
 from localchat.fit.speed_history import Past
 from localchat.model_files.checkpoint import Checkpoint, Unloaded
@@ -32,7 +33,7 @@ def objection(model: Unloaded) -> str:
     return ""
 
 
-def plan_for(model: Unloaded, wish: LoadWish, machine: Machine) -> MemoryPlan:
+def plan_for(model: Unloaded, wish: LoadOptions, machine: Machine) -> MemoryPlan:
     """What a load would take of the card that computes: the engine uses one. Raises UsageError,
     ModelInvalid for a config that it cannot run."""
     if not isinstance(model, Checkpoint):

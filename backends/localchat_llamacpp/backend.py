@@ -6,7 +6,8 @@ from pathlib import Path
 from localchat.backend_api.interface import Availability, OpenModel
 from localchat.errors import UsageError
 from localchat.fit.hardware import Machine
-from localchat.fit.memory_plan import LoadWish, MemoryPlan
+from localchat.fit.load_options import LoadOptions
+from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
 from localchat.fit.speed_history import NOTHING_MEASURED, Estimate, Measures, Past
 from localchat.model_files.architecture import DIFFUSION, ENCODERS, pooling_of, ranks
@@ -108,7 +109,7 @@ class LlamaCppBackend:
 
         return look(machine)
 
-    def plan(self, header: Header | Checkpoint, wish: LoadWish, machine: Machine) -> MemoryPlan:
+    def plan(self, header: Header | Checkpoint, wish: LoadOptions, machine: Machine) -> MemoryPlan:
         """What a load would take of this machine. Raises UsageError, also for a safetensors checkpoint."""
         from localchat_llamacpp import memory_plan as planner
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localchat.backend_api.interface import LoadOptions, MemoryReport, Progress
+from localchat.backend_api.interface import LoadRequest, MemoryReport, Progress
 from localchat.errors import DoesNotFit, EngineClosed, LocalchatError
 from localchat.model_files.architecture import POOLING_NUMBERS
 from localchat_llamacpp.batch import Batch
@@ -94,20 +94,20 @@ class LlamaCppEmbedder:
 
 
 def load_embedder(
-    target: Target, pooling: str, options: LoadOptions, progress: Progress
+    target: Target, pooling: str, request: LoadRequest, progress: Progress
 ) -> LlamaCppEmbedder:
     """Weights, context, and two steps that meet faults of the build. Raises ModelInvalid, DoesNotFit,
     EngineClosed."""
     weights = load_weights(
         target.path,
-        gpu_layers=options.plan.gpu_layers,
-        safe_mode=options.safe_mode,
+        gpu_layers=request.plan.gpu_layers,
+        safe_mode=request.safe_mode,
         total_bytes=target.total_bytes,
         progress=progress,
     )
-    tokens = options.plan.context_tokens
+    tokens = request.plan.context_tokens
     try:
-        context, buffers = _open(weights, options, POOLING_NUMBERS[pooling], target.threads)
+        context, buffers = _open(weights, request, POOLING_NUMBERS[pooling], target.threads)
     except BaseException:
         weights.close()
         raise
@@ -123,9 +123,9 @@ def load_embedder(
 
 
 def _open(
-    weights: Weights, options: LoadOptions, pooling: int, threads: int
+    weights: Weights, request: LoadRequest, pooling: int, threads: int
 ) -> tuple[int, list[Buffer]]:
-    native, plan = library(), options.plan
+    native, plan = library(), request.plan
     parameters = native.api.llama_context_default_params()
     # A multiple of the sequences: llama.cpp measures its graph so, and pooling another width is SIGABRT.
     width = -(-plan.context_tokens // MOST_TEXTS) * MOST_TEXTS

@@ -8,9 +8,9 @@ from typing import Final
 
 from localchat.errors import UsageError
 from localchat.fit.hardware import Machine
+from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import (
     CacheWish,
-    LoadWish,
     MemoryPlan,
     Split,
     kv_layer_bytes,
@@ -42,7 +42,12 @@ _SCORES_TOKENS = 512
 
 
 def plan_embedding(
-    header: Header, wish: LoadWish, machine: Machine, *, can_offload: bool, safe_mode: bool = False
+    header: Header,
+    wish: LoadOptions,
+    machine: Machine,
+    *,
+    can_offload: bool,
+    safe_mode: bool = False,
 ) -> MemoryPlan:
     """What an embedding model takes: weights and the scratch of its longest text, which is computed in one
     step. Without a wish the longest text has 8,192 tokens at most; it never has more than the model was trained
@@ -61,7 +66,7 @@ def plan_embedding(
     return _with_gpu(needs.plan(most, longest, fits=False), wish)
 
 
-def _with_gpu(found: MemoryPlan, wish: LoadWish) -> MemoryPlan:
+def _with_gpu(found: MemoryPlan, wish: LoadOptions) -> MemoryPlan:
     """The plan; none, with a sentence, where the user wants a GPU and it has no layer there."""
     if not wish.require_gpu or found.gpu_layers:
         return found

@@ -4,9 +4,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from localchat.fit.hardware import Machine
+from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import (
     CacheWish,
-    LoadWish,
     Split,
     kv_layer_bytes,
     largest,
@@ -82,7 +82,7 @@ class MemoryCheck:
     def __init__(
         self,
         header: Header,
-        wish: LoadWish,
+        wish: LoadOptions,
         machine: Machine,
         *,
         can_offload: bool,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from localchat.backend_api.interface import Capabilities, LoadOptions, MemoryReport, Progress
+from localchat.backend_api.interface import Capabilities, LoadRequest, MemoryReport, Progress
 from localchat.errors import ModelInvalid
 from localchat_llamacpp.batch import Batch
 from localchat_llamacpp.build_advice import offload_advice
@@ -70,36 +70,36 @@ def refuse_other_kinds(model: int) -> None:
 
 
 def load_runner(
-    target: Target, options: LoadOptions, progress: Progress, say: Callable[[str], None]
+    target: Target, request: LoadRequest, progress: Progress, say: Callable[[str], None]
 ) -> LlamaCppRunner:
     """Weights, context, warm-up. Gives back what it took when one of them fails.
 
     Raises ModelInvalid, DoesNotFit, EngineClosed, each with the library's own reason.
     """
-    if options.plan.kv_type not in KV_TYPES:
+    if request.plan.kv_type not in KV_TYPES:
         raise ModelInvalid(
-            f"KV type {options.plan.kv_type!r}: the known ones are {', '.join(KV_TYPES)}"
+            f"KV type {request.plan.kv_type!r}: the known ones are {', '.join(KV_TYPES)}"
         )
     weights = load_weights(
         target.path,
-        gpu_layers=_gpu_layers(options.plan.gpu_layers, say),
-        safe_mode=options.safe_mode,
+        gpu_layers=_gpu_layers(request.plan.gpu_layers, say),
+        safe_mode=request.safe_mode,
         total_bytes=target.total_bytes,
         progress=progress,
     )
     try:
-        return _with_context(weights, target, options)
+        return _with_context(weights, target, request)
     except BaseException:
         weights.close()
         raise
 
 
-def _with_context(weights: Weights, target: Target, options: LoadOptions) -> LlamaCppRunner:
-    plan, api = options.plan, library().api
+def _with_context(weights: Weights, target: Target, request: LoadRequest) -> LlamaCppRunner:
+    plan, api = request.plan, library().api
     cells = context_cells(plan.context_tokens)
     wish = ContextWish(
         context_tokens=plan.context_tokens,
-        slots=min(options.max_slots, int(api.llama_max_parallel_sequences()) - 1),
+        slots=min(request.options.max_slots, int(api.llama_max_parallel_sequences()) - 1),
         step_tokens=min(plan.max_step_tokens, cells),
         kv_type=plan.kv_type,
         flash_attention=plan.flash_attention,
@@ -117,7 +117,7 @@ def _with_context(weights: Weights, target: Target, options: LoadOptions) -> Lla
         return LlamaCppRunner(
             weights,
             context,
-            _capabilities(weights.handle, wish, found, target, buffers, options),
+            _capabilities(weights.handle, wish, found, target, buffers, request),
             batch=batch,
             outputs_max=outputs_max(wish),
             vocab_size=vocab_size,
@@ -143,7 +143,7 @@ def _capabilities(
     found: Findings,
     target: Target,
     buffers: list[Buffer],
-    options: LoadOptions,
+    request: LoadRequest,
 ) -> Capabilities:
     api: Any = library().api
     stateful = bool(api.llama_model_is_recurrent(model) or api.llama_model_is_hybrid(model))
@@ -174,7 +174,7 @@ def _capabilities(
         equal_rows=found.equal_rows,
         kv_type=wish.kv_type,
         kv_types=target.kv_types,
-        step_target_s=0.1 if options.plan.gpu_layers else 0.25,
+        step_target_s=0.1 if request.plan.gpu_layers else 0.25,
         limits=(*limits, _ALONE) if alone else limits,
     )
 

@@ -8,12 +8,14 @@ have room, on for quantized KV, which needs it; 128 tokens a step on few cores, 
 from collections.abc import Iterator
 from dataclasses import replace
 
+from msgspec import structs
+
 from localchat.errors import UsageError
 from localchat.fit.hardware import Machine
 from localchat.fit.kv_types import FP8, named
+from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import (
     LEAST_CONTEXT_TOKENS,
-    LoadWish,
     MemoryPlan,
     kv_types,
     largest,
@@ -33,7 +35,7 @@ _MOST_SLOTS = 255
 
 
 def plan(
-    header: Header, wish: LoadWish, machine: Machine, *, can_offload: bool, safe_mode: bool
+    header: Header, wish: LoadOptions, machine: Machine, *, can_offload: bool, safe_mode: bool
 ) -> MemoryPlan:
     """The verdict on a load. It never raises for memory: `fit.plan.demand` makes the error of a plan that
     does not fit. can_offload: what the installed llama.cpp can do. safe_mode: no repacked copies.
@@ -45,7 +47,7 @@ def plan(
     return _Planner(room, can_offload=can_offload).plan()
 
 
-def _check(wish: LoadWish) -> None:
+def _check(wish: LoadOptions) -> None:
     if wish.context_tokens is not None and wish.context_tokens < 1:
         raise UsageError(f"A context of {wish.context_tokens} tokens is not possible.")
     if not 1 <= wish.max_slots <= _MOST_SLOTS:
@@ -78,7 +80,7 @@ class _Planner:
         self.most = max(self.trained, self.goal)
         self.least = min(LEAST_CONTEXT_TOKENS, self.trained)
 
-    def _within_positions(self, wish: LoadWish) -> LoadWish:
+    def _within_positions(self, wish: LoadOptions) -> LoadOptions:
         """Learned positions have an end (GPT-2, StarCoder, MPT): a token behind it ends the process there."""
         places = (t for t in self.room.header.tensors if t.name == "position_embd.weight")
         last = next((place.shape[1] for place in places if len(place.shape) > 1), 0)
@@ -88,7 +90,7 @@ class _Planner:
             f"The model has positions for {tokens(last)}, so its context is that long and not "
             f"{wish.context_tokens:,}."
         )
-        return replace(wish, context_tokens=last)
+        return structs.replace(wish, context_tokens=last)
 
     def _types(self) -> tuple[str, ...]:
         if self.wish.kv_type is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from localchat.backend_api.interface import (
     Embedder,
-    LoadOptions,
+    LoadRequest,
     ModelInfo,
     Progress,
     Runner,
@@ -15,7 +15,8 @@ from localchat.backend_api.interface import (
 )
 from localchat.errors import ModelInvalid
 from localchat.fit.hardware import read_machine
-from localchat.fit.memory_plan import LoadWish, MemoryPlan, demand, kv_types
+from localchat.fit.load_options import LoadOptions
+from localchat.fit.memory_plan import MemoryPlan, demand, kv_types
 from localchat.model_files.architecture import model_shape, pooling_of, ranks
 from localchat.model_files.gguf import Header
 from localchat.model_files.open_gguf import read_header
@@ -67,7 +68,7 @@ class GgufModel:
         self.tokenizer: Tokenizer = self._vocabulary
         self.info = _info(self.header, self.tokenizer)
 
-    def plan(self, wish: LoadWish) -> MemoryPlan:
+    def plan(self, wish: LoadOptions) -> MemoryPlan:
         """What a load would take now. Raises DoesNotFit with advice, UsageError for impossible wishes."""
         can_offload = bool(library().api.llama_supports_gpu_offload())
         machine = with_cards(read_machine(), devices) if can_offload else read_machine()
@@ -80,31 +81,31 @@ class GgufModel:
         return demand(found, self.info.name)
 
     def load_embedder(
-        self, options: LoadOptions, progress: Progress, say: Callable[[str], None]
+        self, request: LoadRequest, progress: Progress, say: Callable[[str], None]
     ) -> Embedder:
         """See backend.EmbeddingModel. Raises ModelInvalid, DoesNotFit, EngineClosed."""
         target = Target(
             path=self._first,
             total_bytes=self.header.file_bytes,
             kv_types=("f16",),
-            threads=options.threads or read_machine().cores,
+            threads=request.options.threads or read_machine().cores,
         )
-        return load_embedder(target, self.info.pooling, options, progress)
+        return load_embedder(target, self.info.pooling, request, progress)
 
     def text_tokens(self, text: str) -> list[int]:
         """See backend.EmbeddingModel."""
         return self._vocabulary.encode_whole(text)
 
-    def load(self, options: LoadOptions, progress: Progress, say: Callable[[str], None]) -> Runner:
+    def load(self, request: LoadRequest, progress: Progress, say: Callable[[str], None]) -> Runner:
         """Weights, context and warm-up. Raises ModelInvalid, DoesNotFit, EngineClosed."""
         target = Target(
             path=self._first,
             total_bytes=self.header.file_bytes,
             kv_types=kv_types(model_shape(self.header)),
-            threads=options.threads or read_machine().cores,
+            threads=request.options.threads or read_machine().cores,
             architecture=self.header.architecture,
         )
-        return load_runner(target, options, progress, say)
+        return load_runner(target, request, progress, say)
 
     def close(self) -> None:
         """Give the vocabulary back; a loaded runner has its own. Idempotent."""

@@ -34,7 +34,8 @@ from localchat.backend_api.step import (
     StepStatus,
     Truncate,
 )
-from localchat.fit.memory_plan import LoadWish, MemoryPlan
+from localchat.fit.load_options import LoadOptions
+from localchat.fit.memory_plan import MemoryPlan
 
 __all__ = [
     "LAST",
@@ -48,7 +49,7 @@ __all__ = [
     "Embedder",
     "EmbeddingModel",
     "Enter",
-    "LoadOptions",
+    "LoadRequest",
     "LogitsKind",
     "LogitsPosition",
     "Mask",
@@ -214,21 +215,13 @@ class Runner(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """How to load. The plan has the numbers; the rest is the user's word.
-
-    threads: 0 = physical cores. safe_mode: avoid what is known to crash here.
-    max_slots: sequences at once. dummy_weights: random ones, to measure speed.
-    head_int8: round the output head to 8 bits.
-    """
+class LoadRequest(NamedTuple):
+    """One load: the plan that was made for it, and what the user asked."""
 
     plan: MemoryPlan
-    threads: int = 0
+    options: LoadOptions
     safe_mode: bool = False
-    max_slots: int = 16
-    dummy_weights: bool = False
-    head_int8: bool = False
+    """Avoid what is known to crash here."""
 
 
 Progress: TypeAlias = Callable[[int, int], bool]
@@ -242,11 +235,11 @@ class OpenModel(Protocol):
     info: ModelInfo
     tokenizer: Tokenizer
 
-    def plan(self, wish: LoadWish) -> MemoryPlan:
+    def plan(self, wish: LoadOptions) -> MemoryPlan:
         """What a load would take now. Raises DoesNotFit with advice when nothing fits."""
         ...
 
-    def load(self, options: LoadOptions, progress: Progress, say: Callable[[str], None]) -> Runner:
+    def load(self, request: LoadRequest, progress: Progress, say: Callable[[str], None]) -> Runner:
         """Read the weights and warm up. `say` takes sentences for the user. Raises ModelInvalid,
         DoesNotFit."""
         ...
@@ -284,7 +277,7 @@ class EmbeddingModel(Protocol):
         ...
 
     def load_embedder(
-        self, options: LoadOptions, progress: Progress, say: Callable[[str], None]
+        self, request: LoadRequest, progress: Progress, say: Callable[[str], None]
     ) -> Embedder:
         """As OpenModel.load."""
         ...

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
     from localchat.fit.hardware import Machine
-    from localchat.fit.memory_plan import LoadWish, MemoryPlan
+    from localchat.fit.load_options import LoadOptions
+    from localchat.fit.memory_plan import MemoryPlan
     from localchat.fit.report import Kind
     from localchat.fit.speed_history import Estimate, Measures, Past
     from localchat.model_files.checkpoint import Unloaded
@@ -106,7 +107,7 @@ class Backend(Protocol):
         second; loads no native library here."""
         ...
 
-    def plan(self, model: "Unloaded", wish: "LoadWish", machine: "Machine") -> "MemoryPlan":
+    def plan(self, model: "Unloaded", wish: "LoadOptions", machine: "Machine") -> "MemoryPlan":
         """What a load would take of this machine, whether or not it fits. Loads no native library.
         Raises UsageError for wishes that this model cannot have."""
         ...
@@ -167,7 +168,7 @@ class BrokenBackend:
     def seen(self, machine: "Machine") -> "Machine":
         return machine
 
-    def plan(self, model: "Unloaded", wish: "LoadWish", machine: "Machine") -> "MemoryPlan":
+    def plan(self, model: "Unloaded", wish: "LoadOptions", machine: "Machine") -> "MemoryPlan":
         raise LocalchatError(self._reason)
 
     def expected_rate(

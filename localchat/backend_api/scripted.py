@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from localchat.backend_api.interface import (
     Availability,
     Capabilities,
-    LoadOptions,
+    LoadRequest,
     LogitsPosition,
     MemoryReport,
     ModelInfo,
@@ -40,7 +40,8 @@ from localchat.backend_api.sampling.reference import Sampler
 from localchat.backend_api.sampling.token_counts import TokenCounts
 from localchat.backend_api.scripted_kv import storage_for
 from localchat.errors import ContextExceeded, EngineClosed, ModelInvalid, ModelMissing
-from localchat.fit.memory_plan import LoadWish, MemoryPlan
+from localchat.fit.load_options import LoadOptions
+from localchat.fit.memory_plan import MemoryPlan
 
 BOS, EOS, THINK, END_THINK = 256, 257, 258, 259
 VOCAB = 260
@@ -304,7 +305,7 @@ class ScriptedModel:
             identity=hashlib.sha256(path.read_bytes()).hexdigest(),
         )
 
-    def plan(self, wish: LoadWish) -> MemoryPlan:
+    def plan(self, wish: LoadOptions) -> MemoryPlan:
         context = wish.context_tokens or self._script.context_tokens
         if context > 1 << 20:
             raise ContextExceeded("a script has no such context", context_tokens=1 << 20)
@@ -326,27 +327,27 @@ class ScriptedModel:
             kv_types=_KV_TYPES,
         )
 
-    def load(self, options: LoadOptions, progress: Progress, say: Callable[[str], None]) -> Runner:
+    def load(self, request: LoadRequest, progress: Progress, say: Callable[[str], None]) -> Runner:
         script = self._script
         for tenth in range(10):
             if not progress(tenth * 100, 1000):
                 raise EngineClosed("the load was stopped")
             time.sleep(script.load_s / 10)
-        if script.crash == "load" and not options.safe_mode:
+        if script.crash == "load" and not request.safe_mode:
             os.kill(os.getpid(), signal.SIGSEGV)
         progress(1000, 1000)
-        if script.crash == "always" or (script.crash == "warmup" and not options.safe_mode):
+        if script.crash == "always" or (script.crash == "warmup" and not request.safe_mode):
             os.kill(os.getpid(), signal.SIGSEGV)
         return ScriptedRunner(
             Capabilities(
-                context_tokens=options.plan.context_tokens,
-                kv_tokens=options.plan.context_tokens,
-                max_slots=options.max_slots,
-                max_rows=options.max_slots,
-                max_step_tokens=options.plan.max_step_tokens,
+                context_tokens=request.plan.context_tokens,
+                kv_tokens=request.plan.context_tokens,
+                max_slots=request.options.max_slots,
+                max_rows=request.options.max_slots,
+                max_step_tokens=request.plan.max_step_tokens,
                 bytes_per_token=4,
                 equal_rows=(RowClass(1, 1), RowClass(2, 7)),
-                kv_type=options.plan.kv_type,
+                kv_type=request.plan.kv_type,
                 kv_types=_KV_TYPES,
             ),
             hashed if script.reply is None else spoken(script.reply),

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from localchat.engine.attached.protocol import Wish
+from localchat.engine.attached.protocol import AttachSpec
 from localchat.pool.server_registry import registered
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def attached_engine(setup: "Setup", user: str, say: Callable[[str], None]) -> "E
 
     server = holder(servers, setup.model.path)
     say(f"attached to the server at {server.url}")
-    return AttachedEngine(server, _wish(setup), user)
+    return AttachedEngine(server, _spec(setup), user)
 
 
 def holder(servers: "Sequence[tuple[ServerClient, bytes]]", model: Path) -> "ServerClient":
@@ -57,24 +57,13 @@ def holder(servers: "Sequence[tuple[ServerClient, bytes]]", model: Path) -> "Ser
     return servers[0][0]
 
 
-def _wish(setup: "Setup") -> Wish:
-    from localchat.pool.resolver import gigabytes
+def _spec(setup: "Setup") -> AttachSpec:
+    from localchat.engine.options import load_options
 
-    settings = setup.settings
-    cache = settings.cache_ram_mib
-    return Wish(
+    return AttachSpec(
         model=os.fsencode(setup.model.path),
         name=setup.model.name,
         word=setup.model.word,
-        backend=settings.backend,
-        context_tokens=settings.context_length,
-        kv_type=settings.kv_cache_type,
-        gpu_layers=settings.gpu_layers,
-        threads=settings.threads,
-        cache_ram_bytes=None if cache is None else cache * 2**20,
-        require_gpu=settings.require_gpu,
-        gpu_limit_bytes=gigabytes(settings.vram_gb),
-        kv_limit_bytes=gigabytes(settings.kv_gb),
-        dummy_weights=settings.dummy_weights,
-        head_int8=settings.head_int8,
+        backend=setup.settings.backend,
+        load=load_options(setup.settings),
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from localchat.cli.resolve import Setup
     from localchat.engine.interface import Engine
-    from localchat.engine.load_options import EngineOptions
+    from localchat.engine.options import EngineOptions
     from localchat.pool.entry import OpenEngine, PooledEngine
 
     Attach = Callable[[Setup, str, Callable[[str], None]], Engine | None]

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from localchat.cli.context import AppContext
+from localchat.cli.options import load_flags
 
 if TYPE_CHECKING:
     from localchat.cli.resolve import Inputs
     from localchat.config.paths import Paths
     from localchat.config.settings import Settings
     from localchat.errors import ModelMissing, NetworkError
-    from localchat.fit.memory_plan import LoadWish
     from localchat.models.assess import FitReport, Subject
     from localchat.models.names import Reference
 
@@ -26,24 +26,8 @@ LEAST_SLOTS = 2
 
 @click.command("fit")
 @click.argument("word", metavar="MODEL")
-@click.option("--ctx", "context_length", metavar="TOKENS", help="With this context.")
-@click.option(
-    "--kv-type", "kv_cache_type", metavar="TYPE", help="KV cache as f16, q8_0 or q4_0; on CUDA fp8."
-)
-@click.option("--gpu-layers", "gpu_layers", metavar="N", help="Layers on the GPU.")
-@click.option("--vram-gb", "vram_gb", metavar="GB", help="With at most this much of each GPU.")
-@click.option("--kv-gb", "kv_gb", metavar="GB", help="With at most this much KV cache.")
-@click.option(
-    "--cache-ram", "cache_ram_mib", metavar="MIB", help="With RAM for KV that nobody uses."
-)
-@click.option("--threads", "threads", metavar="N", help="Threads that would compute.")
+@load_flags
 @click.option("--parallel", type=click.IntRange(1, 255), metavar="N", help="Requests at once; 2.")
-@click.option("--head-int8/--head-exact", default=None, help="With the head in 8 bits (CUDA).")
-@click.option("--dummy-weights/--real-weights", default=None, help="With random weights.")
-@click.option("--backend", "backend", metavar="NAME", help="What would run the model.")
-@click.option(
-    "--require-gpu/--no-require-gpu", default=None, help="Whether the CPU alone is not enough."
-)
 @click.option("--offline/--no-offline", default=None, help="Never use the network.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
@@ -57,6 +41,7 @@ def command(
     before. Ends with 0 where the model fits and with 4 where it does not.
     """
     from localchat.cli.output import print_json, print_lines
+    from localchat.engine.options import load_options
     from localchat.errors import ExitCode
     from localchat.fit.speed_history import SpeedHistory
     from localchat.models.assess import assess, usable_machine
@@ -64,8 +49,8 @@ def command(
     seen = _look(ctx, word)
     slots = parallel or max(LEAST_SLOTS, seen.settings.n)
     subject = seen.subject
-    wish = wish_of(seen.settings, slots)
-    verdict = assess(subject, wish, usable_machine(), SpeedHistory(seen.paths.state_dir))
+    options = load_options(seen.settings, max_slots=slots)
+    verdict = assess(subject, options, usable_machine(), SpeedHistory(seen.paths.state_dir))
     environ = seen.door.environ
     if as_json:
         path = str(subject.path) if subject.path is not None else None
@@ -157,27 +142,6 @@ def _unknown_shape(reference: "Reference", by: str) -> "NetworkError":
         "of it is known",
         hint="with a network, take that away: its headers alone are read, a few megabytes"
         + (f"\nwithout one, these can be judged: {others}" if others else ""),
-    )
-
-
-def wish_of(settings: "Settings", slots: int) -> "LoadWish":
-    """What these settings ask of a load."""
-    from localchat.fit.memory_plan import LoadWish
-    from localchat.pool.resolver import gigabytes
-
-    cache = settings.cache_ram_mib
-    return LoadWish(
-        context_tokens=settings.context_length,
-        kv_type=settings.kv_cache_type,
-        gpu_layers=settings.gpu_layers,
-        max_slots=slots,
-        cache_ram_bytes=None if cache is None else cache * 2**20,
-        threads=settings.threads,
-        require_gpu=settings.require_gpu,
-        gpu_limit_bytes=gigabytes(settings.vram_gb),
-        kv_limit_bytes=gigabytes(settings.kv_gb),
-        dummy_weights=settings.dummy_weights,
-        head_int8=settings.head_int8,
     )
 
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from localchat.engine.events import Done
     from localchat.engine.interface import Engine, EngineInfo
     from localchat.fit.hardware import Machine
-    from localchat.fit.memory_plan import LoadWish, MemoryPlan
+    from localchat.fit.load_options import LoadOptions
+    from localchat.fit.memory_plan import MemoryPlan
     from localchat.models.catalog import Catalogue
     from localchat.models.onboarding import FirstRun
 
@@ -82,17 +83,18 @@ class _Planner:
         self._looked_s = float("-inf")
         self._catalogue: Catalogue = {}
 
-    def plan(self, settled: ModelSetup, wish: "LoadWish") -> "MemoryPlan":
+    def plan(self, settled: ModelSetup, options: "LoadOptions") -> "MemoryPlan":
         from localchat.model_files.checkpoint import read_unloaded
         from localchat.models.assess import Subject, assess
 
         model = settled.model
         unloaded = read_unloaded(model.path, dummy_weights=settled.settings.dummy_weights)
         subject = Subject(model.name, unloaded, model.path, settled.settings.backend)
-        return assess(subject, wish, self._here(), None, speed=False).plan
+        return assess(subject, options, self._here(), None, speed=False).plan
 
     def foresee(self, name: str, setup: Setup) -> CatalogEstimate | None:
-        from localchat.cli.fit import LEAST_SLOTS, wish_of
+        from localchat.cli.fit import LEAST_SLOTS
+        from localchat.engine.options import load_options
         from localchat.models.assess import Subject, assess
         from localchat.models.catalog import read_catalogue
         from localchat.models.names import parse
@@ -104,9 +106,9 @@ class _Planner:
         if drawn is None:
             return None
         settings = setup.settings_for((drawn.name,))
-        wish = wish_of(settings, max(LEAST_SLOTS, settings.n))
+        options = load_options(settings, max_slots=max(LEAST_SLOTS, settings.n))
         subject = Subject(drawn.name, drawn, None, settings.backend)
-        plan = assess(subject, wish, self._here(), None, speed=False).plan
+        plan = assess(subject, options, self._here(), None, speed=False).plan
         return CatalogEstimate(plan, drawn.file_bytes)
 
     def _here(self) -> "Machine":

@@ -32,7 +32,7 @@ class _Flag(NamedTuple):
 _MODEL = (
     _Flag("model", ("-m", "--model"), "MODEL", "The model: a name, or the path of a GGUF file."),
 )
-_ENGINE = (
+_LOAD = (
     _Flag("context_length", ("--ctx",), "TOKENS", "Context; otherwise the largest that fits."),
     _Flag("kv_cache_type", ("--kv-type",), "TYPE", "KV cache as f16, q8_0 or q4_0; on CUDA fp8."),
     _Flag("cache_ram_mib", ("--cache-ram",), "MIB", "RAM for KV that nobody uses now."),
@@ -41,6 +41,8 @@ _ENGINE = (
     _Flag("vram_gb", ("--vram-gb",), "GB", "Most of each GPU's memory."),
     _Flag("kv_gb", ("--kv-gb",), "GB", "Most memory for the KV cache."),
     _Flag("backend", ("--backend",), "NAME", "What runs the model; doctor lists them."),
+)
+_REMOTE = (
     _Flag(
         "remote", ("--remote",), "URL", "An OpenAI-compatible server, or its name, that answers."
     ),
@@ -56,23 +58,25 @@ _SAMPLING = (
 )
 _SYSTEM = (_Flag("system", ("-s", "--system"), "TEXT", "Instructions before the conversation."),)
 _SCREEN = (_Flag("theme", ("--theme",), "NAME", "Colours of the screen: dark, light, ansi, …"),)
-_SWITCHES = (
-    _Flag("think", ("--think/--no-think",), "", "Let the model reason first, or not."),
-    _Flag("hide_reasoning", ("--hide-reasoning/--show-reasoning",), "", "Keep the reasoning away."),
+_LOAD_SWITCHES = (
     _Flag(
         "require_gpu",
         ("--require-gpu/--no-require-gpu",),
         "",
         "Refuse rather than use the CPU alone.",
     ),
-    _Flag("speculation", ("--speculation/--no-speculation",), "", "Guess ahead (exact); on."),
-    _Flag("attach", ("--attach/--no-attach",), "", "Use a running server's models; on."),
     _Flag(
         "dummy_weights", ("--dummy-weights/--real-weights",), "", "Random weights, for speed tests."
     ),
     _Flag(
         "head_int8", ("--head-int8/--head-exact",), "", "Round the head to 8 bits (CUDA backend)."
     ),
+)
+_SWITCHES = (
+    _Flag("think", ("--think/--no-think",), "", "Let the model reason first, or not."),
+    _Flag("hide_reasoning", ("--hide-reasoning/--show-reasoning",), "", "Keep the reasoning away."),
+    _Flag("speculation", ("--speculation/--no-speculation",), "", "Guess ahead (exact); on."),
+    _Flag("attach", ("--attach/--no-attach",), "", "Use a running server's models; on."),
     _Flag("stats", ("--stats/--no-stats",), "", "A line of figures after the answer."),
     _Flag("quiet", ("-q", "--quiet/--no-quiet"), "", "Only errors and what was asked for."),
     _Flag("color", ("--color/--no-color",), "", "Colours on a terminal; on."),
@@ -99,7 +103,7 @@ def engine_options(*, with_model: bool) -> Callable[[_Decorated], _Decorated]:
     """Everything that chooses a model, loads it, and asks it."""
 
     def decorate(function: _Decorated) -> _Decorated:
-        values = (*(_MODEL if with_model else ()), *_SYSTEM, *_SAMPLING, *_ENGINE, *_SCREEN)
+        values = (*(_MODEL if with_model else ()), *_SYSTEM, *_SAMPLING, *_LOAD, *_REMOTE, *_SCREEN)
         decorators = [
             click.option(*f.names, f.key, metavar=f.metavar, help=f.about) for f in values
         ]
@@ -121,12 +125,26 @@ def engine_options(*, with_model: bool) -> Callable[[_Decorated], _Decorated]:
                 help="End before this text; repeatable.",
             ),
         ]
-        decorators += [click.option(*f.names, f.key, default=None, help=f.about) for f in _SWITCHES]
+        decorators += [
+            click.option(*f.names, f.key, default=None, help=f.about)
+            for f in (*_LOAD_SWITCHES, *_SWITCHES)
+        ]
         for decorator in reversed(decorators):
             function = decorator(function)
         return function
 
     return decorate
+
+
+def load_flags(function: _Decorated) -> _Decorated:
+    """The settings that a load reads, for a command that asks no model."""
+    decorators = [click.option(*f.names, f.key, metavar=f.metavar, help=f.about) for f in _LOAD]
+    decorators += [
+        click.option(*f.names, f.key, default=None, help=f.about) for f in _LOAD_SWITCHES
+    ]
+    for decorator in reversed(decorators):
+        function = decorator(function)
+    return function
 
 
 class ThinkingCommand(click.Command):

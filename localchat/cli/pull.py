@@ -124,7 +124,8 @@ def _judge(
     the server's fault. Raises DoesNotFit where the user would rather not."""
     import sys
 
-    from localchat.cli.fit import LEAST_SLOTS, wish_of
+    from localchat.cli.fit import LEAST_SLOTS
+    from localchat.engine.options import load_options
     from localchat.errors import DoesNotFit, LocalchatError
     from localchat.fit.speed_history import SpeedHistory
     from localchat.models.assess import Subject, assess, usable_machine
@@ -132,12 +133,12 @@ def _judge(
     from localchat.models.hub.remote_header import look_into
 
     settings = said.settings((choice.name,)).settings
-    wish = wish_of(settings, max(LEAST_SLOTS, settings.n))
+    options = load_options(settings, max_slots=max(LEAST_SLOTS, settings.n))
     try:
         subject = Subject(
             choice.name, look_into(choice, hub, view.tell, patience), None, settings.backend
         )
-        verdict = assess(subject, wish, usable_machine(), SpeedHistory(said.paths.state_dir))
+        verdict = assess(subject, options, usable_machine(), SpeedHistory(said.paths.state_dir))
     except LocalchatError as problem:
         view.tell(Note(f"whether it will run here is not known: {problem.message}"))
         return

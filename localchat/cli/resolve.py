@@ -36,7 +36,7 @@ from localchat.models.resolve import (
 if TYPE_CHECKING:
     from localchat.engine.events import Done
     from localchat.engine.interface import Engine
-    from localchat.engine.load_options import EngineOptions
+    from localchat.engine.options import EngineOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from localchat.cli.options import load_flags
+
 if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator, Sequence
@@ -58,15 +60,7 @@ _PORT = 8114
     metavar="SECONDS",
     help="Unload a model that nobody used for so long; 300, 0: at once, -1: never.",
 )
-@click.option("--ctx", "context_length", metavar="TOKENS", help="Context of a model.")
-@click.option(
-    "--kv-type", "kv_cache_type", metavar="TYPE", help="KV cache as f16, q8_0 or q4_0; on CUDA fp8."
-)
-@click.option("--cache-ram", "cache_ram_mib", metavar="MIB", help="RAM for KV that nobody uses.")
-@click.option("--threads", "threads", metavar="N", help="Threads that compute.")
-@click.option("--gpu-layers", "gpu_layers", metavar="N", help="Layers on the GPU.")
-@click.option("--head-int8/--head-exact", default=None, help="Round heads to 8 bits (CUDA).")
-@click.option("--backend", "backend", metavar="NAME", help="What runs the model.")
+@load_flags
 @click.option("-q", "--quiet/--no-quiet", "quiet", default=None, help="No line a request.")
 @click.pass_context
 def command(

@@ -55,8 +55,9 @@ class _Here(NamedTuple):
 def _here(door: AppContext, model: "Model", paths: "Paths") -> _Here:
     """What this machine under the user's settings, and the catalogue, add to what the file says. Raises
     UsageError for settings that are not right."""
-    from localchat.cli.fit import LEAST_SLOTS, wish_of
+    from localchat.cli.fit import LEAST_SLOTS
     from localchat.cli.resolve import Inputs
+    from localchat.engine.options import load_options
     from localchat.errors import LocalchatError
     from localchat.model_files.checkpoint import read_unloaded
     from localchat.models.assess import Subject, assess, usable_machine
@@ -67,10 +68,10 @@ def _here(door: AppContext, model: "Model", paths: "Paths") -> _Here:
         return _Here("", NO_ADVICE)
     located = ResolvedModel(model.stands_for or model.name, model.name, model.path, "")
     settings = Inputs(door, {}).settings((located.word, located.name)).settings
-    wish = wish_of(settings, max(LEAST_SLOTS, settings.n))
+    options = load_options(settings, max_slots=max(LEAST_SLOTS, settings.n))
     try:
         subject = Subject(model.name, read_unloaded(model.path), model.path, settings.backend)
-        found = assess(subject, wish, usable_machine(), None, speed=False)
+        found = assess(subject, options, usable_machine(), None, speed=False)
     except LocalchatError:  # the line of trouble says it
         return _Here("", advised_sampling(located, paths))
     why = "" if found.plan.missing else found.why

@@ -64,11 +64,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Key(NamedTuple):
-    """The words of one setting. `valid` ends the sentence «it takes …»."""
+    """The words of one setting, and where the TUI shows it."""
 
     flag: str
     valid: str
+    """Ends the sentence «it takes …»."""
     about: str
+    reloads: bool = False
+    """Among the parameters of a conversation, and a new value loads the model again."""
 
 
 _YES_NO = "true or false"
@@ -86,15 +89,23 @@ KEYS: Final[Mapping[str, Key]] = {
         "An OpenAI-compatible server that answers instead of this machine.",
     ),
     "context_length": Key(
-        "--ctx", "a whole number from 1", "Tokens of context; otherwise the largest that fits."
+        "--ctx",
+        "a whole number from 1",
+        "Tokens of context; otherwise the largest that fits.",
+        reloads=True,
     ),
     "kv_cache_type": Key(
-        "--kv-type", "f16, q8_0 or q4_0; bf16 or fp8 on CUDA", "How the KV cache is stored."
+        "--kv-type",
+        "f16, q8_0 or q4_0; bf16 or fp8 on CUDA",
+        "How the KV cache is stored.",
+        reloads=True,
     ),
     "cache_ram_mib": Key(
         "--cache-ram", "a whole number of MiB", "RAM for the KV of conversations that nobody runs."
     ),
-    "gpu_layers": Key("--gpu-layers", "auto, all or a whole number", "Layers computed on the GPU."),
+    "gpu_layers": Key(
+        "--gpu-layers", "auto, all or a whole number", "Layers computed on the GPU.", reloads=True
+    ),
     "require_gpu": Key("--require-gpu", _YES_NO, "Refuse to load rather than use the CPU alone."),
     "vram_gb": Key("--vram-gb", _GB, "Most of each GPU's memory that a model takes."),
     "kv_gb": Key("--kv-gb", _GB, "Most memory for the KV cache."),
@@ -107,7 +118,10 @@ KEYS: Final[Mapping[str, Key]] = {
         "Round the output head to 8 bits at the load: faster (CUDA backend).",
     ),
     "threads": Key(
-        "--threads", "a whole number; 0 is every physical core", "Threads that compute."
+        "--threads",
+        "a whole number; 0 is every physical core",
+        "Threads that compute.",
+        reloads=True,
     ),
     "speculation": Key("--no-speculation", _YES_NO, "Guess ahead from earlier text; exact."),
     "keep_alive": Key(

@@ -104,7 +104,7 @@ def engine_info(
         kv_type=can.kv_type if can else plan.kv_type,
         gpu_layers=plan.gpu_layers,
         layers=plan.layers or info.layers,
-        threads=wish.threads or read_cores(),
+        threads=wish.load.threads or read_cores(),
         file_bytes=info.file_bytes,
         predicted_bytes=plan.total_bytes,
         actual_bytes=taken.actual_bytes,

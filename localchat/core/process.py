@@ -22,7 +22,7 @@ from localchat.backend_api.interface import (
     Backend,
     Embedder,
     EmbeddingModel,
-    LoadOptions,
+    LoadRequest,
     OpenModel,
     Runner,
 )
@@ -39,7 +39,7 @@ from localchat.engine.events import EngineStats, Event, Loading, MetricsSnapshot
 from localchat.engine.interface import EngineInfo
 from localchat.engine.local import protocol
 from localchat.errors import EngineClosed, LocalchatError, UsageError
-from localchat.fit.memory_plan import LoadWish, MemoryPlan
+from localchat.fit.memory_plan import MemoryPlan
 
 # The frames' pipes of a child, out of the reach of native code that prints.
 
@@ -128,24 +128,13 @@ class EngineProcess:
         backend: Backend = self._selection.backend
         self._build = backend.build_key()
         self._model: OpenModel = backend.open(self._path, self._say)
-        self._plan: MemoryPlan = self._model.plan(
-            LoadWish(
-                context_tokens=wish.context_tokens,
-                kv_type=wish.kv_type,
-                gpu_layers=wish.gpu_layers,
-                max_slots=wish.max_slots,
-                cache_ram_bytes=wish.cache_ram_bytes,
-                threads=wish.threads,
-                require_gpu=wish.require_gpu,
-                gpu_limit_bytes=wish.gpu_limit_bytes,
-                kv_limit_bytes=wish.kv_limit_bytes,
-                dummy_weights=wish.dummy_weights,
-                head_int8=wish.head_int8,
-            )
-        )
+        self._plan: MemoryPlan = self._model.plan(wish.load)
         self._footprint = MemoryUsage(self._plan)
         self._fingerprint = fingerprint(
-            self._model.info, self._plan.kv_type, self._selection.versions, head_int8=wish.head_int8
+            self._model.info,
+            self._plan.kv_type,
+            self._selection.versions,
+            head_int8=wish.load.head_int8,
         )
         for note in self._plan.notes:
             self._say(note)
@@ -170,21 +159,14 @@ class EngineProcess:
         began_s = time.perf_counter()
         self._safe = bool(self._build) and self._build in self._wish.safe_builds
         self._send(protocol.Entered("load", self._build))
-        options = LoadOptions(
-            plan=self._plan,
-            threads=self._wish.threads,
-            safe_mode=self._safe,
-            max_slots=self._wish.max_slots,
-            dummy_weights=self._wish.dummy_weights,
-            head_int8=self._wish.head_int8,
-        )
+        request = LoadRequest(self._plan, self._wish.load, safe_mode=self._safe)
         if self._embedding is not None:
             model = cast(EmbeddingModel, self._model)
-            self._embedder = model.load_embedder(options, self._progress, self._say)
+            self._embedder = model.load_embedder(request, self._progress, self._say)
             self._footprint.measure(self._embedder.memory(), self._say)
             self._send(protocol.Entered("serve"))
             return
-        runner = self._model.load(options, self._progress, self._say)
+        runner = self._model.load(request, self._progress, self._say)
         self._loaded_s = time.perf_counter()
         self._load_s = self._loaded_s - began_s
         self._footprint.measure(runner.memory(), self._say)

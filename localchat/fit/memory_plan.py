@@ -5,7 +5,7 @@ Sizes are bytes. A *cell* is the place of one token in a KV cache.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from localchat.errors import DoesNotFit
 from localchat.fit.hardware import Machine
@@ -14,34 +14,9 @@ from localchat.model_files.architecture import LayerShape, ModelShape
 from localchat.model_files.ggml_types import FILE_TYPES, KV_FORMATS, NumberFormat, stored_bytes
 from localchat.model_files.gguf import Header
 
-GpuLayers = int | Literal["auto", "all"]
-
 ROUNDING_TOKENS = 256
 LEAST_CONTEXT_TOKENS = 512
 """A context that the planner would choose by itself is never shorter (the trained one may be)."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadWish:
-    """What the user asked of a load; None and `auto`: decide for the machine.
-
-    context_tokens: longest sequence. kv_type: f16, q8_0, q4_0, fp8, ... max_slots: sequences at once.
-    cache_ram_bytes: RAM for parked prefixes. require_gpu: refuse rather than compute on the CPU alone.
-    gpu_limit_bytes, kv_limit_bytes: most of each GPU's memory, most memory for the KV cache. dummy_weights:
-    random weights, to measure speed without a model's files. head_int8: round the output head to 8 bits.
-    """
-
-    context_tokens: int | None = None
-    kv_type: str | None = None
-    gpu_layers: GpuLayers = "auto"
-    max_slots: int = 16
-    cache_ram_bytes: int | None = None
-    threads: int = 0
-    require_gpu: bool = False
-    gpu_limit_bytes: int | None = None
-    kv_limit_bytes: int | None = None
-    dummy_weights: bool = False
-    head_int8: bool = False
 
 
 @dataclass(frozen=True, slots=True)

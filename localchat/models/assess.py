@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from localchat.backend_api.registry import Backend, choose_backend, find_backends
 from localchat.errors import ModelInvalid
 from localchat.fit.hardware import Machine
-from localchat.fit.memory_plan import LoadWish, MemoryPlan
+from localchat.fit.load_options import LoadOptions
+from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind, kind_name, placed, runner_name
 from localchat.fit.speed_history import NOTHING_MEASURED, SpeedHistory
 from localchat.model_files.checkpoint import Checkpoint, Unloaded
@@ -94,7 +95,7 @@ class Subject(NamedTuple):
 
 def assess(
     subject: Subject,
-    wish: LoadWish,
+    wish: LoadOptions,
     machine: Machine,
     paces: SpeedHistory | None,
     *,

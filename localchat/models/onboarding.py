@@ -11,7 +11,8 @@ from typing import Final, Literal, NamedTuple
 from localchat.config.paths import Paths
 from localchat.errors import LocalchatError
 from localchat.fit.hardware import Machine
-from localchat.fit.memory_plan import LoadWish, MemoryPlan
+from localchat.fit.load_options import LoadOptions
+from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import size
 from localchat.fit.speed_history import SpeedHistory
 from localchat.model_files.gguf import Header
@@ -144,7 +145,7 @@ def _rate(
     """Tokens a second. On a CPU by its bytes; on a GPU a token has a constant part, and no probe is needed."""
     if speed is None or not one.verdict.plan.gpu_layers:
         return speed / one.read_bytes if speed is not None else None
-    wish = LoadWish(max_slots=_SLOTS)
+    wish = LoadOptions(max_slots=_SLOTS)
     pace = assess(Subject(one.name, one.header), wish, machine, paces).pace
     return pace.tokens_per_s if pace is not None else None
 
@@ -181,7 +182,7 @@ def _candidates(catalogue: Catalogue, machine: Machine) -> Iterator[_Candidate]:
         if header is None or found is None:
             continue
         full = f"{name}-{found[1].lower()}"
-        wish = LoadWish(max_slots=_SLOTS)
+        wish = LoadOptions(max_slots=_SLOTS)
         try:
             verdict = assess(Subject(full, header), wish, machine, None, speed=False)
         except LocalchatError:
@@ -215,6 +216,6 @@ def _speed(candidates: list[_Candidate], machine: Machine, paces: SpeedHistory) 
     if not candidates:
         return None
     middle = candidates[len(candidates) // 2]
-    wish = LoadWish(max_slots=_SLOTS)
+    wish = LoadOptions(max_slots=_SLOTS)
     pace = assess(Subject(middle.name, middle.header), wish, machine, paces).pace
     return pace.tokens_per_s * middle.read_bytes if pace is not None else None

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
-from localchat.engine.load_options import EngineOptions
+from localchat.engine.options import EngineOptions
 from localchat.errors import DoesNotFit, EngineBusy
 from localchat.fit.memory_plan import demand
 from localchat.fit.report import size
@@ -65,10 +65,10 @@ class MemoryAdmission:
             return AdmissionResult(
                 fits=True
             )  # nothing is loaded here, or by a stranger's class that plans itself
-        model = read_unloaded(options.model, dummy_weights=options.dummy_weights)
+        model = read_unloaded(options.model, dummy_weights=options.load.dummy_weights)
         subject = Subject(options.name, model, options.model, options.backend)
-        machine, limit = usable_machine(), options.gpu_limit_bytes
-        plan = assess(subject, options.load_wish(), machine, None, speed=False).plan
+        machine, limit = usable_machine(), options.load.gpu_limit_bytes
+        plan = assess(subject, options.load, machine, None, speed=False).plan
         if plan.missing:
             demand(plan, options.name)
         members = list(beside)
@@ -83,7 +83,7 @@ class MemoryAdmission:
         )
         return AdmissionResult(
             fits=plan.fits and gpu <= gpu_free and ram <= ram_free,
-            cramped=options.context_tokens is None
+            cramped=options.load.context_tokens is None
             and plan.context_tokens < min(trained, _GOAL_TOKENS),
             needed_bytes=plan.total_bytes,
             free_bytes=gpu_free + ram_free,

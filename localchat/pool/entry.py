@@ -1,5 +1,6 @@
 """An engine in the pool: who uses it, since when nobody does."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -8,7 +9,7 @@ import msgspec
 
 from localchat.engine.events import EngineStats
 from localchat.engine.interface import Engine, EngineInfo
-from localchat.engine.load_options import EngineOptions
+from localchat.engine.options import EngineOptions
 from localchat.errors import LocalchatError
 
 NEVER = -1.0
@@ -67,17 +68,13 @@ class ModelSpec(msgspec.Struct, frozen=True):
     options: EngineOptions
 
     @property
-    def key(self) -> str:
-        """One engine serves all who want the same file in the same way."""
+    def key(self) -> bytes:
+        """The encoded options: one engine serves all who want the same file in the same way."""
         options = self.options
-        parts = [
-            *(options.model.resolve(), options.backend, options.context_tokens, options.kv_type),
-            *(options.gpu_layers, options.threads, options.max_slots, options.cache_ram_bytes),
-            *(options.speculation, sorted(options.sampling.items()), options.remote),
-            *(options.gpu_limit_bytes, options.kv_limit_bytes, options.dummy_weights),
-            options.head_int8,
-        ]
-        return repr(parts)
+        file = os.fsencode(options.model.resolve())
+        sampling = sorted(options.sampling.items())
+        parts = (file, options.backend, options.load, options.speculation, sampling, options.remote)
+        return msgspec.msgpack.encode(parts)
 
 
 @dataclass(slots=True, eq=False)

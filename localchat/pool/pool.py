@@ -87,9 +87,9 @@ class EnginePool:
         self._say = say
         self._changed = threading.Condition()
         self._opening = threading.Lock()
-        self._members: dict[str, PoolEntry] = {}
+        self._members: dict[bytes, PoolEntry] = {}
         self._leaving = 0
-        self._words: dict[str, tuple[float, str]] = {}
+        self._words: dict[str, tuple[float, bytes]] = {}
         self._numbers = itertools.count(1)
         self._closed = False
         self._sweeper: threading.Thread | None = None
@@ -100,7 +100,7 @@ class EnginePool:
         """A lease of an engine that runs and was asked for by this word just now; None: `lease` must look.
         Never waits. Raises EngineBusy."""
         with self._changed:
-            known_s, key = self._words.get(word, (0.0, ""))
+            known_s, key = self._words.get(word, (0.0, b""))
             member = self._members.get(key)
             if member is None or time.monotonic() - known_s > _KNOWN_WORD_S:
                 return None
@@ -151,7 +151,7 @@ class EnginePool:
         finally:
             self._opening.release()
 
-    def _running(self, key: str, user: str) -> Lease | None:
+    def _running(self, key: bytes, user: str) -> Lease | None:
         """A lease, where the engine is there. Call with the lock held."""
         if self._closed:
             raise EngineClosed("the server is stopping")
@@ -166,7 +166,7 @@ class EnginePool:
 
     def _take(self, member: PoolEntry, user: str) -> Lease:
         """Count one more user. Call with the lock held."""
-        waiting = len(member.users) - member.wanted.options.max_slots
+        waiting = len(member.users) - member.wanted.options.load.max_slots
         if waiting >= self._queue:
             raise EngineBusy(
                 f"{member.wanted.name} is busy: {waiting} requests wait for it already",

@@ -11,17 +11,16 @@ import msgspec
 
 from localchat.config.paths import Paths
 from localchat.config.settings import Settings
-from localchat.engine.load_options import EngineOptions
+from localchat.engine.options import EngineOptions, load_options
 from localchat.errors import ModelMissing
 from localchat.models.resolve import GUIDE, ResolvedModel, locate_named
 from localchat.pool.entry import ModelSpec
 
 if TYPE_CHECKING:
-    from localchat.engine.attached.protocol import Wish
+    from localchat.engine.attached.protocol import AttachSpec
     from localchat.models.info.gguf_info import GGUFInfo
     from localchat.models.info.inspect import Inspection
 
-_MIB = 2**20
 _FRESH_S = 10.0
 
 SettingsFor = Callable[[Iterable[str]], Settings]
@@ -32,32 +31,16 @@ def engine_options(
     model: ResolvedModel, settings: Settings, paths: Paths, *, max_slots: int
 ) -> EngineOptions:
     """How this model is loaded under these settings. max_slots: requests computed at once."""
-    cache = settings.cache_ram_mib
     return EngineOptions(
         model=model.path,
+        load=load_options(settings, max_slots=max_slots),
         name=model.name,
-        context_tokens=settings.context_length,
-        kv_type=settings.kv_cache_type,
-        gpu_layers=settings.gpu_layers,
-        threads=settings.threads,
-        max_slots=max_slots,
-        cache_ram_bytes=None if cache is None else cache * _MIB,
-        speculation=settings.speculation,
-        require_gpu=settings.require_gpu,
-        gpu_limit_bytes=gigabytes(settings.vram_gb),
-        kv_limit_bytes=gigabytes(settings.kv_gb),
-        dummy_weights=settings.dummy_weights,
-        head_int8=settings.head_int8,
         backend=settings.backend,
+        speculation=settings.speculation,
         sampling=_advised(model, paths),
         state_dir=paths.state_dir,
         remote=model.remote,
     )
-
-
-def gigabytes(limit: float | None) -> int | None:
-    """A limit of the settings in bytes."""
-    return None if limit is None else int(limit * 1e9)
 
 
 def _advised(model: ResolvedModel, paths: Paths) -> dict[str, float]:
@@ -114,31 +97,20 @@ class ModelResolver:
         )
         return ModelSpec(model.name, self._options(model, word))
 
-    def resolve_request(self, wish: "Wish") -> ModelSpec:
-        """The model that another program of the owner asks for: its file, and what it insists on beside the
-        settings in force here. Raises ModelMissing, ModelInvalid, UsageError."""
-        path = Path(os.fsdecode(wish.model))
+    def resolve_request(self, spec: "AttachSpec") -> ModelSpec:
+        """The model that another program of the owner asks for: its file, and the options that it sets over
+        those in force here. Raises ModelMissing, ModelInvalid, UsageError."""
+        path = Path(os.fsdecode(spec.model))
         if not path.exists():
             from localchat.engine.local import protocol
 
             raise ModelMissing(f"there is no file {protocol.whole(str(path))}")
         same = path.resolve() == self.own.path.resolve()
-        model = self.own if same else ResolvedModel(wish.word or wish.name, wish.name, path, "")
-        asked = {
-            "backend": wish.backend,
-            "context_tokens": wish.context_tokens,
-            "kv_type": wish.kv_type,
-            "gpu_layers": None if wish.gpu_layers == "auto" else wish.gpu_layers,
-            "threads": wish.threads or None,
-            "cache_ram_bytes": wish.cache_ram_bytes,
-            "require_gpu": wish.require_gpu or None,
-            "gpu_limit_bytes": wish.gpu_limit_bytes,
-            "kv_limit_bytes": wish.kv_limit_bytes,
-            "dummy_weights": wish.dummy_weights or None,
-            "head_int8": wish.head_int8 or None,
-        }
-        insisted = {name: value for name, value in asked.items() if value is not None}
-        options = replace(self._options(model, wish.word), **insisted)  # type: ignore[arg-type]
+        model = self.own if same else ResolvedModel(spec.word or spec.name, spec.name, path, "")
+        here = self._options(model, spec.word)
+        options = replace(
+            here, load=spec.load.over(here.load), backend=spec.backend or here.backend
+        )
         return ModelSpec(model.name, options)
 
     def _options(self, model: ResolvedModel, word: str) -> EngineOptions:

@@ -20,12 +20,12 @@ from localchat import __version__
 from localchat.engine.attached.protocol import (
     MEDIA_TYPE,
     PREFIX,
+    AttachSpec,
     GenerateCall,
     Query,
     QueryCall,
     StopCall,
     Stopped,
-    Wish,
 )
 from localchat.engine.interface import Engine
 from localchat.engine.local import protocol
@@ -73,9 +73,9 @@ class LocalApi:
 
     # ------------------------------------------------------------------------ engines
 
-    async def _lease(self, wish: Wish, user: str) -> Any:  # noqa: ANN401 - a Lease, as a context manager
+    async def _lease(self, spec: AttachSpec, user: str) -> Any:  # noqa: ANN401 - a Lease, as a context manager
         return await self._engines.lease_spec(
-            lambda: self._engines.finder.resolve_request(wish), user
+            lambda: self._engines.finder.resolve_request(spec), user
         )
 
     async def generate(self, request: Request) -> Response:
@@ -85,7 +85,7 @@ class LocalApi:
 
     async def _told(self, ask: GenerateCall) -> AsyncGenerator[msgspec.Struct, None]:
         try:
-            async with await self._lease(ask.wish, ask.request.user) as lease:
+            async with await self._lease(ask.model, ask.request.user) as lease:
                 stream = await self._asked(lease.engine, ask)
                 with stream:
                     async for batch in stream.batches():
@@ -108,7 +108,7 @@ class LocalApi:
         """One question, one frame."""
         asked = await _decode(request, QueryCall)
         try:
-            async with await self._lease(asked.wish, asked.user) as lease:
+            async with await self._lease(asked.model, asked.user) as lease:
                 answer = await self._engines.in_thread(lambda: _answer(lease.engine, asked.query))
         except LocalchatError as error:
             answer = _failed(error)

@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
     from localchat.engine.events import Done
     from localchat.engine.interface import EngineInfo
-    from localchat.engine.load_options import EngineOptions
+    from localchat.engine.options import EngineOptions
     from localchat.engine.request import GenerateRequest, Prompt
-    from localchat.fit.memory_plan import LoadWish, MemoryPlan
+    from localchat.fit.load_options import LoadOptions
+    from localchat.fit.memory_plan import MemoryPlan
     from localchat.models.onboarding import FirstRun
     from localchat.models.resolve import ResolvedModel
     from localchat.session.engine_holder import OpenEngine
@@ -52,7 +53,7 @@ class SessionContext:
     environ: Mapping[str, str]
     settle: "Callable[[str | None, Mapping[str, str]], ModelSetup]"
     request: "Callable[[Settings, Prompt], GenerateRequest]"
-    plan: "Callable[[ModelSetup, LoadWish], MemoryPlan]"
+    plan: "Callable[[ModelSetup, LoadOptions], MemoryPlan]"
     foresee: "Callable[[str], CatalogEstimate | None]"
     remember: "Callable[[ResolvedModel, EngineInfo | None, Done | None], None]"
     first_run: "Callable[[], FirstRun | None]"

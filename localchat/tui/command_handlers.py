@@ -130,10 +130,9 @@ class Commander:
 
         async def fit() -> None:
             from localchat.fit.report import verdict
-            from localchat.tui.parameter_costs import wish_of
 
             settled = session.workplace.settle(word or session.settled.model.word, session.changes)
-            plan = await asyncio.to_thread(session.workplace.plan, settled, wish_of(settled))
+            plan = await asyncio.to_thread(session.workplace.plan, settled, settled.options.load)
             session.notice(f"{settled.model.name}\n" + "\n".join(verdict(plan)))
 
         self._screen.go(fit())

@@ -1,12 +1,13 @@
 """What a choice costs before it is made: plans of a load, read from the header alone."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Final, NamedTuple
+
+from msgspec.structs import replace
 
 from localchat.errors import LocalchatError
 from localchat.fit.kv_types import FP8
-from localchat.fit.memory_plan import LoadWish
+from localchat.fit.load_options import LoadOptions
 from localchat.fit.report import size, tokens
 from localchat.session.context import ModelSetup, SessionContext
 
@@ -25,11 +26,6 @@ class Cost(NamedTuple):
     now: bool = False
 
 
-def wish_of(settled: ModelSetup) -> LoadWish:
-    """The load that the settings ask for."""
-    return settled.options.load_wish()
-
-
 def costs_of(key: str, workplace: SessionContext, settled: ModelSetup) -> tuple[Cost, ...]:
     """The usual values of a parameter that decides about memory, each with what a load would take. Blocks
     for some milliseconds. Raises LocalchatError where the model's header cannot be read."""
@@ -37,7 +33,7 @@ def costs_of(key: str, workplace: SessionContext, settled: ModelSetup) -> tuple[
 
 
 def _costs(key: str, workplace: SessionContext, settled: ModelSetup) -> Iterator[Cost]:
-    wish = wish_of(settled)
+    wish = settled.options.load
     now = workplace.plan(settled, wish)
     match key:
         case "context_length":
@@ -65,7 +61,7 @@ def _kv_types(known: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _cost(
-    workplace: SessionContext, settled: ModelSetup, wish: LoadWish, value: str, now: object
+    workplace: SessionContext, settled: ModelSetup, wish: LoadOptions, value: str, now: object
 ) -> Cost:
     try:
         plan = workplace.plan(settled, wish)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from localchat.backend_api.interface import LoadOptions, SamplingParams
+from localchat.backend_api.interface import LoadRequest, SamplingParams
 from localchat.backend_api.sampling.reference import Draw, Sampler
 from localchat.backend_api.sampling.token_counts import TokenCounts
 from localchat.core.engine_core import EngineCallbacks, EngineCore
@@ -16,11 +16,11 @@ from localchat.core.kv_cache import make_kv_cache_manager
 from localchat.core.spec_decode.ngram_index import EarlierTexts
 from localchat.core.spec_decode.step_cost import CostModel
 from localchat.engine.events import Done, Event
-from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.engine import LocalEngine
+from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.errors import LocalchatError
-from localchat.fit.memory_plan import LoadWish
+from localchat.fit.load_options import LoadOptions
 from localchat_llamacpp.model import GgufModel
 from localchat_llamacpp.native import library
 from localchat_llamacpp.native_model import ContextWish, Weights
@@ -59,9 +59,11 @@ class Ours:
 
     def __init__(self, path: Path, *, threads: int, context_tokens: int) -> None:
         self.model = GgufModel(path)
-        wish = LoadWish(context_tokens=context_tokens, kv_type="f16", gpu_layers=0, max_slots=SLOTS)
+        wish = LoadOptions(
+            context_tokens=context_tokens, kv_type="f16", gpu_layers=0, max_slots=SLOTS
+        )
         plan = self.model.plan(wish)
-        options = LoadOptions(plan=plan, threads=threads, max_slots=SLOTS)
+        options = LoadRequest(plan, LoadOptions(threads=threads, max_slots=SLOTS))
         runner = self.model.load(options, lambda _done, _total: True, self._say)
         assert isinstance(runner, LlamaCppRunner)
         self.runner = runner
@@ -142,13 +144,15 @@ class ChildEngine:
 
     def __init__(self, path: Path, *, threads: int, context_tokens: int) -> None:
         self._options = EngineOptions(
+            load=LoadOptions(
+                context_tokens=context_tokens,
+                kv_type="f16",
+                gpu_layers=0,
+                threads=threads,
+                max_slots=SLOTS,
+            ),
             model=path,
             backend=BACKEND,
-            context_tokens=context_tokens,
-            kv_type="f16",
-            gpu_layers=0,
-            threads=threads,
-            max_slots=SLOTS,
         )
         self._engine = self._start()
 

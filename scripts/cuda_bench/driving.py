@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from localchat.backend_api.interface import Capabilities, LoadOptions, ModelInfo, Runner
+from localchat.backend_api.interface import Capabilities, LoadRequest, ModelInfo, Runner
 from localchat.core.engine_core import EngineCallbacks, EngineCore
 from localchat.core.input_processor import InputProcessor
 from localchat.core.kv_cache import make_kv_cache_manager
@@ -17,6 +17,7 @@ from localchat.engine.events import Event, Text
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.errors import LocalchatError
 from localchat.fit.kv_types import FP8
+from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.compile_ahead.workers import CompileAhead
@@ -49,7 +50,7 @@ def runner_of(
     architecture = ARCHITECTURES[config.architecture]
     blocks = kv_tokens // PAGE_TOKENS
     plan = _plan(context, blocks, config, step, kv_type or kv_types(config)[0])
-    can = capabilities(config, LoadOptions(plan, max_slots=slots))
+    can = capabilities(config, LoadRequest(plan, LoadOptions(max_slots=slots)))
     with CompileAhead(config, can, GPU, print, head_int8=head_int8) as ahead:
         weights = load(config, architecture.NAMES, RandomWeights(GPU), GPU, head_int8=head_int8)
         ahead.wait()

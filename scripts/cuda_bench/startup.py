@@ -12,9 +12,10 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from localchat.engine.events import Text
-from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.engine import LocalEngine
+from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
+from localchat.fit.load_options import LoadOptions
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.quantization_config import PACKED_GROUP
 from localchat_cuda.weights.loader import product_shapes
@@ -73,7 +74,9 @@ def first_token_s(folder: Path) -> tuple[float, float, str]:
     was said."""
     said: list[str] = []
     began_s = time.perf_counter()
-    engine = LocalEngine(EngineOptions(model=folder, backend=BACKEND, max_slots=8), say=said.append)
+    engine = LocalEngine(
+        EngineOptions(load=LoadOptions(max_slots=8), model=folder, backend=BACKEND), say=said.append
+    )
     try:
         request = GenerateRequest(
             TokenIds(tuple(range(1, 129))), sampling=Sampling(temperature=0), max_tokens=65,

@@ -18,8 +18,8 @@ from localchat.cli.context import AppContext  # noqa: E402
 from localchat.cli.group import ALIASES, VERBS  # noqa: E402
 from localchat.cli.main import root  # noqa: E402
 from localchat.engine.events import Finished, Text  # noqa: E402
-from localchat.engine.load_options import EngineOptions  # noqa: E402
 from localchat.engine.local.engine import LocalEngine  # noqa: E402
+from localchat.engine.options import EngineOptions  # noqa: E402
 from localchat.engine.request import (  # noqa: E402
     GenerateRequest,
     Message,

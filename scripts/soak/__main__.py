@@ -22,9 +22,10 @@ from typing import Any
 import msgspec
 
 from localchat.engine.events import Done
-from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.engine import LocalEngine
+from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Message, Messages, Sampling
+from localchat.fit.load_options import LoadOptions
 from scripts.soak.clients import QUESTIONS, Plan, Report
 from scripts.soak.server import Watched, clients, serving
 
@@ -64,7 +65,9 @@ def main() -> int:
 
 async def _bare(model: Path, count: int, seconds: float, parallel: int) -> float:
     """Tokens a second of the same load on the engine itself, over its pipe."""
-    engine = LocalEngine(EngineOptions(model, max_slots=parallel), say=lambda text: None)
+    engine = LocalEngine(
+        EngineOptions(model, load=LoadOptions(max_slots=parallel)), say=lambda text: None
+    )
     tokens = 0
     until_s = 0.0
 

@@ -12,7 +12,7 @@ import psutil
 
 from localchat.config.paths import find_paths
 from localchat.engine.attached.engine import AttachedEngine, ServerClient
-from localchat.engine.attached.protocol import Wish
+from localchat.engine.attached.protocol import AttachSpec
 from localchat.engine.events import EngineStats
 from localchat.pool.server_registry import registered
 
@@ -24,7 +24,7 @@ class Watched:
     """A running `localchat serve`. MetricsSnapshot come from the engine's own counts."""
 
     def __init__(
-        self, process: "subprocess.Popen[bytes]", server: ServerClient, wish: Wish
+        self, process: "subprocess.Popen[bytes]", server: ServerClient, wish: AttachSpec
     ) -> None:
         self.process = process
         self.port = int(server.url.rpartition(":")[2])
@@ -77,7 +77,7 @@ def serving(model: Path, environ: dict[str, str], log: Path, *, parallel: int) -
 
 
 def _found(process: "subprocess.Popen[bytes]", model: Path, environ: dict[str, str]) -> Watched:
-    wish = Wish(bytes(model), model.stem)
+    wish = AttachSpec(bytes(model), model.stem)
     end_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < end_s and process.poll() is None:
         for about in registered(find_paths(environ)):

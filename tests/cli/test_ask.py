@@ -168,8 +168,9 @@ def test_engine_flags_reach_the_engine(call: Call, model: Path) -> None:
     assert call(door, "run", model, *flags, "--cache-ram", "64", "hi").code == 0
     options = door.options[0]
     assert (options.model, options.name) == (model, "tiny")
-    assert (options.context_tokens, options.kv_type, options.threads) == (2048, "q8_0", 2)
-    assert (options.gpu_layers, options.cache_ram_bytes) == ("all", 64 * 2**20)
+    load = options.load
+    assert (load.context_tokens, load.kv_type, load.threads) == (2048, "q8_0", 2)
+    assert (load.gpu_layers, load.cache_ram_bytes) == ("all", 64 * 2**20)
 
 
 def test_raw_prompt_goes_without_messages(call: Call) -> None:

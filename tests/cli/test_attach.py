@@ -16,7 +16,7 @@ from localchat.cli.serve import neighbours
 from localchat.config.paths import Paths, find_paths
 from localchat.config.settings import Settings
 from localchat.engine.attached.engine import ServerClient
-from localchat.engine.load_options import EngineOptions
+from localchat.engine.options import EngineOptions
 from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from localchat.models.resolve import ResolvedModel
 from localchat.pool.entry import ModelStatus, ServerStatus
@@ -123,21 +123,24 @@ def test_of_several_servers_the_one_that_holds_the_model_is_asked() -> None:
 def test_what_the_user_insists_on_is_loaded_that_way(served: Served, call: Call) -> None:
     call(HERE, "hello")
     call(HERE, "--ctx", "1024", "--threads", "1", "hello")
-    assert [(one.context_tokens, one.threads) for one in served.opened] == [(None, 0), (1024, 1)]
+    assert [(one.load.context_tokens, one.load.threads) for one in served.opened] == [
+        (None, 0),
+        (1024, 1),
+    ]
 
 
 def test_the_users_limits_reach_the_server(served: Served, call: Call) -> None:
     call(HERE, "hello")
     limits = ("--vram-gb", "3.5", "--kv-gb", "0.5", "--require-gpu", "--dummy-weights")
     call(HERE, *limits[:4], "hello")
-    plain, connection_class = served.opened
+    plain, limited = (one.load for one in served.opened)
     assert (plain.gpu_limit_bytes, plain.kv_limit_bytes) == (None, None)
-    assert (connection_class.gpu_limit_bytes, connection_class.kv_limit_bytes) == (
+    assert (limited.gpu_limit_bytes, limited.kv_limit_bytes) == (
         3_500_000_000,
         500_000_000,
     )
     call(HERE, "--dummy-weights", "hello")
-    assert served.opened[-1].dummy_weights and not connection_class.dummy_weights
+    assert served.opened[-1].load.dummy_weights and not limited.dummy_weights
     assert call(HERE, *limits, "hello").code == 4
 
 

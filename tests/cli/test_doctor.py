@@ -13,7 +13,8 @@ from localchat.backend_api.registry import Backend
 from localchat.config.paths import find_paths
 from localchat.engine.local.crash_record import CrashRecord
 from localchat.fit.hardware import Gpu, Machine
-from localchat.fit.memory_plan import LoadWish, MemoryPlan
+from localchat.fit.load_options import LoadOptions
+from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
 from localchat.fit.speed_history import NOTHING_MEASURED, Estimate, Measures, Past
 from localchat.model_files.checkpoint import Unloaded
@@ -76,7 +77,7 @@ class FakeBackend:
     def seen(self, machine: Machine) -> Machine:
         return machine
 
-    def plan(self, model: Unloaded, wish: LoadWish, machine: Machine) -> MemoryPlan:
+    def plan(self, model: Unloaded, wish: LoadOptions, machine: Machine) -> MemoryPlan:
         raise AssertionError("doctor plans nothing")
 
     def expected_rate(

@@ -42,7 +42,7 @@ def test_a_setting_reaches_the_engine_from_the_environment(
     monkeypatch.setenv("LOCALCHAT_STATS", "1")
     door = ScriptedDoor(SCENARIOS["hello"])
     _, _, err = call(door, "hi")
-    assert (door.options[0].context_tokens, door.options[0].kv_type) == (1024, "q4_0")
+    assert (door.options[0].load.context_tokens, door.options[0].load.kv_type) == (1024, "q4_0")
     assert "TTFT" in err
     assert "TTFT" not in call(SCENARIOS["hello"], "--no-stats", "hi").err
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.engine import LocalEngine
+from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest
 from localchat.engine.stream import Stream
+from localchat.fit.load_options import LoadOptions
 from tests.support.contract_engines import Open
 
 _TESTS = count()
@@ -58,7 +59,10 @@ def shared(backend: tuple[str, Path]) -> Iterator[LocalEngine]:
     idle."""
     name, path = backend
     options = EngineOptions(
-        model=path, backend=name, audit=True, context_tokens=2048, threads=1, max_slots=8
+        load=LoadOptions(context_tokens=2048, threads=1, max_slots=8),
+        model=path,
+        backend=name,
+        audit=True,
     )
     engine = LocalEngine(options, say=lambda sentence: None)
     yield engine

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.engine import LocalEngine
+from localchat.engine.options import EngineOptions
+from localchat.fit.load_options import LoadOptions
 from scripts.schemas.answers import judged
 from scripts.schemas.generator import schema
 
@@ -12,7 +13,9 @@ GUIDE = Path(__file__).parents[2] / "localchat" / "guide" / "guide.gguf"
 
 def test_answers_end_in_time_and_are_valid() -> None:
     engine = LocalEngine(
-        EngineOptions(model=GUIDE, context_tokens=4096, threads=1, max_slots=8, audit=True),
+        EngineOptions(
+            load=LoadOptions(context_tokens=4096, threads=1, max_slots=8), model=GUIDE, audit=True
+        ),
         say=lambda sentence: None,
     )
     try:

@@ -11,12 +11,12 @@ from unittest.mock import ANY
 import pytest
 import torch
 
-from localchat.backend_api.interface import LoadOptions
+from localchat.backend_api.interface import LoadRequest
 from localchat.backend_api.registry import Backend, find_backends
 from localchat.backend_api.selection import select_backend
 from localchat.errors import DoesNotFit, LocalchatError, ModelMissing
 from localchat.fit.hardware import Gpu, Machine
-from localchat.fit.memory_plan import LoadWish
+from localchat.fit.load_options import LoadOptions
 from localchat.fit.speed_history import Past
 from localchat.model_files.checkpoint import read_checkpoint
 from localchat_cuda.backend import CudaBackend, ReferenceBackend
@@ -90,7 +90,7 @@ def test_of_several_cards_one_that_can_compute_is_taken(
     assert isinstance(model, CheckpointModel)
     assert model._memory() is new and model._ordinal == 1
     machine = Machine("cpu", frozenset(), 1, 1 << 34, 1 << 33, gpus=cards)
-    plan = CudaBackend().plan(read_checkpoint(folder), LoadWish(max_slots=2), machine)
+    plan = CudaBackend().plan(read_checkpoint(folder), LoadOptions(max_slots=2), machine)
     assert any("RTX 3060, number 1" in note for note in plan.notes)
 
 
@@ -116,10 +116,10 @@ def test_a_plan_before_a_load_is_the_one_of_the_load(folder: Path) -> None:
     model = read_checkpoint(folder)
     backend = CudaBackend()
     assert backend.objection(model) == ""
-    found = backend.plan(model, LoadWish(max_slots=2), machine)
+    found = backend.plan(model, LoadOptions(max_slots=2), machine)
     assert found.fits and found.context_tokens == 2048
     bare = Machine("cpu", frozenset(), 1, 1 << 34, 1 << 33)
-    assert not backend.plan(model, LoadWish(max_slots=2), bare).fits
+    assert not backend.plan(model, LoadOptions(max_slots=2), bare).fits
 
 
 def test_a_checkpoint_in_fp32_is_planned_as_the_load_makes_it(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_checkpoint_in_fp32_is_planned_as_the_load_makes_it(tmp_path: Path) ->
         for key in ("dtype", "torch_dtype"):
             settings.pop(key, None)
         (source / "config.json").write_text(json.dumps({**settings, "dtype": kind}))
-        found[kind] = CudaBackend().plan(read_checkpoint(source), LoadWish(max_slots=2), machine)
+        found[kind] = CudaBackend().plan(read_checkpoint(source), LoadOptions(max_slots=2), machine)
     wide, narrow = found["float32"], found["bfloat16"]
     assert (wide.kv_type, wide.kv_types) == ("bf16", ("bf16", "fp8"))
     assert wide.weights_bytes == narrow.weights_bytes
@@ -153,7 +153,7 @@ def test_a_config_without_a_type_has_that_of_the_weights(kind: str, tmp_path: Pa
     (tmp_path / "config.json").write_text(json.dumps(settings))
     assert read_config(tmp_path).dtype == kind
     machine = Machine("cpu", frozenset(), 1, 1 << 34, 1 << 33, gpus=(HOPPER,))
-    found = CudaBackend().plan(read_checkpoint(tmp_path), LoadWish(max_slots=2), machine)
+    found = CudaBackend().plan(read_checkpoint(tmp_path), LoadOptions(max_slots=2), machine)
     assert found.kv_type == {"float16": "f16"}.get(kind, "bf16")
 
 
@@ -162,16 +162,16 @@ def test_a_past_run_of_an_fp32_checkpoint_tells_what_was_read_of_the_card(tmp_pa
     machine = Machine("cpu", frozenset(), 1, 1 << 34, 1 << 33, gpus=(card,))
     model = read_checkpoint(write_speaking(tmp_path))
     assert model.quantization == "F32"
-    plan = plan_for(model, LoadWish(max_slots=2), machine)
+    plan = plan_for(model, LoadOptions(max_slots=2), machine)
     past = [Past(model, 123.0, plan.kv_type)]
     assert expected_rate(model, plan, machine, past) == pytest.approx(123.0, rel=0.01)
 
 
 def test_weights_that_lie_there_in_a_second_form_are_left_alone(tmp_path: Path) -> None:
     folder = write_speaking(tmp_path)
-    alone = ReferenceBackend().open(folder, print).plan(LoadWish(max_slots=1))
+    alone = ReferenceBackend().open(folder, print).plan(LoadOptions(max_slots=1))
     shutil.copy(next(folder.glob("model-*")), folder / "consolidated.safetensors")
-    assert ReferenceBackend().open(folder, print).plan(LoadWish(max_slots=1)) == replace(
+    assert ReferenceBackend().open(folder, print).plan(LoadOptions(max_slots=1)) == replace(
         alone, free_bytes=ANY, gpu_free_bytes=ANY
     )
     assert all(path.name != "consolidated.safetensors" for path in read_headers(folder))
@@ -179,11 +179,11 @@ def test_weights_that_lie_there_in_a_second_form_are_left_alone(tmp_path: Path) 
 
 def test_the_users_limit_on_the_cache_is_kept(folder: Path) -> None:
     model = ReferenceBackend().open(folder, print)
-    free = model.plan(LoadWish(max_slots=4))
-    bound = model.plan(LoadWish(max_slots=4, kv_limit_bytes=free.kv_bytes // 2))
+    free = model.plan(LoadOptions(max_slots=4))
+    bound = model.plan(LoadOptions(max_slots=4, kv_limit_bytes=free.kv_bytes // 2))
     assert bound.kv_bytes <= free.kv_bytes // 2
     with pytest.raises(DoesNotFit):
-        model.plan(LoadWish(context_tokens=2048, gpu_limit_bytes=1000))
+        model.plan(LoadOptions(context_tokens=2048, gpu_limit_bytes=1000))
 
 
 def test_random_weights_need_no_weights_on_disk(tmp_path: Path) -> None:
@@ -193,10 +193,10 @@ def test_random_weights_need_no_weights_on_disk(tmp_path: Path) -> None:
     said: list[str] = []
     model = ReferenceBackend().open(source, said.append)
     with pytest.raises(ModelMissing, match="no safetensors"):
-        model.plan(LoadWish())
-    plan = model.plan(LoadWish(max_slots=1, dummy_weights=True))
+        model.plan(LoadOptions())
+    plan = model.plan(LoadOptions(max_slots=1, dummy_weights=True))
     assert plan.weights_bytes > 0
-    options = LoadOptions(plan, max_slots=1, dummy_weights=True)
+    options = LoadRequest(plan, LoadOptions(max_slots=1, dummy_weights=True))
     runner = model.load(options, lambda done, total: True, said.append)
     assert runner.capabilities.context_tokens == 2048
     runner.close()

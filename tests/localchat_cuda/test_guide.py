@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.engine import LocalEngine
+from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Message, Messages, Sampling
+from localchat.fit.load_options import LoadOptions
 from tests.support.answers import Answer, ask, told_apart
 
 ROOT = Path(__file__).parents[2]
@@ -27,9 +28,11 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalEng
     folder = tmp_path_factory.mktemp("guide")
     script = ROOT / "scripts" / "guide" / "checkpoint.py"
     subprocess.run([sys.executable, str(script), str(folder)], check=True, capture_output=True)
-    options = {"context_tokens": 1024, "threads": 1, "max_slots": 2, "speculation": False}
+    load = LoadOptions(context_tokens=1024, threads=1, max_slots=2)
     opened = [
-        LocalEngine(EngineOptions(model=path, backend=name, **options), say=lambda text: None)  # type: ignore[arg-type]
+        LocalEngine(
+            EngineOptions(path, load, backend=name, speculation=False), say=lambda text: None
+        )
         for path, name in ((GUIDE, "llamacpp"), (folder, REFERENCE))
     ]
     yield opened[0], opened[1]

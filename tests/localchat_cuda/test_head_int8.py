@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.engine import LocalEngine
+from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Sampling, TextPrompt
 from localchat.errors import UsageError
-from localchat.fit.memory_plan import LoadWish
+from localchat.fit.load_options import LoadOptions
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.pack import W8
@@ -84,8 +84,8 @@ def test_kernels_of_the_head_are_its_reference(tmp_path: Path) -> None:
 
 
 def test_the_plan_counts_a_rounded_head_and_says_so() -> None:
-    wish, card = LoadWish(max_slots=2, head_int8=True), gpu(140 * GB, 141 * GB)
-    usual = plan(CONFIG, [header(15 * GB)], LoadWish(max_slots=2), card)
+    wish, card = LoadOptions(max_slots=2, head_int8=True), gpu(140 * GB, 141 * GB)
+    usual = plan(CONFIG, [header(15 * GB)], LoadOptions(max_slots=2), card)
     found = plan(CONFIG, [header(15 * GB)], wish, card)
     assert found.weights_bytes - usual.weights_bytes == rounded_head_bytes(CONFIG) < 0
     assert found.notes == ("The output head is rounded to 8 bits.",)
@@ -96,17 +96,15 @@ def test_the_plan_counts_a_rounded_head_and_says_so() -> None:
 def test_a_head_of_other_columns_is_refused() -> None:
     odd = parse_config({**QWEN25, "hidden_size": 1792 + 64, "head_dim": 64}, "it")
     with pytest.raises(UsageError, match="1856 columns, cannot be rounded"):
-        plan(odd, [header(GB)], LoadWish(head_int8=True), gpu(20 * GB))
+        plan(odd, [header(GB)], LoadOptions(head_int8=True), gpu(20 * GB))
 
 
 def test_the_wish_reaches_the_load_of_a_child(tmp_path: Path) -> None:
     said: list[str] = []
     options = EngineOptions(
+        load=LoadOptions(context_tokens=128, max_slots=1, head_int8=True),
         model=write_speaking(tmp_path),
         backend="localchat_cuda.backend:ReferenceBackend",
-        context_tokens=128,
-        max_slots=1,
-        head_int8=True,
     )
     with closing(LocalEngine(options, say=said.append)) as engine:
         sampling = Sampling(temperature=0)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.engine import LocalEngine
+from localchat.engine.options import EngineOptions
 from localchat.errors import UsageError
 from localchat.fit.kv_types import FP8
-from localchat.fit.memory_plan import LoadWish
+from localchat.fit.load_options import LoadOptions
 from localchat_cuda.backend import ReferenceBackend
 from localchat_cuda.memory_plan import kv_token_bytes
 from tests.support import tiny_models
@@ -91,9 +91,10 @@ def test_the_cache_takes_what_is_planned(folder: Path) -> None:
 def test_an_engine_is_loaded_with_it_and_says_so(tmp_path: Path) -> None:
     folder = write_speaking(tmp_path)
     options = EngineOptions(
-        folder, backend="localchat_cuda.backend:ReferenceBackend", kv_type="fp8_e4m3",
-        context_tokens=512, max_slots=2, threads=1,
-    )  # fmt: skip
+        folder,
+        LoadOptions(kv_type="fp8_e4m3", context_tokens=512, max_slots=2, threads=1),
+        backend="localchat_cuda.backend:ReferenceBackend",
+    )
     engine = LocalEngine(options, say=lambda text: None)
     try:
         answer = ask(engine, request((65, 66, 67), max_tokens=5))
@@ -110,5 +111,5 @@ def test_an_engine_is_loaded_with_it_and_says_so(tmp_path: Path) -> None:
 def test_another_type_is_refused_with_what_there_is(tmp_path: Path) -> None:
     model = ReferenceBackend().open(write_speaking(tmp_path), print)
     with pytest.raises(UsageError, match="cannot be q8_0") as caught:
-        model.plan(LoadWish(kv_type="q8_0"))
+        model.plan(LoadOptions(kv_type="q8_0"))
     assert FP8 in caught.value.hint

@@ -4,9 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from localchat.errors import DoesNotFit, UsageError
-from localchat.fit.memory_plan import LoadWish, demand
+from localchat.fit.load_options import LoadOptions
+from localchat.fit.memory_plan import demand
 from localchat.model_files.safetensors import SafetensorsHeader, Tensor
 from localchat_cuda.memory_plan import StepLimits, kv_token_bytes, plan, weights_bytes
 from localchat_cuda.model_config import ModelConfig, parse_config
@@ -18,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_a_cache_of_every_slot_is_planned_and_no_more() -> None:
-    found = plan(CONFIG, [header(15 * GB)], LoadWish(max_slots=2), gpu(140 * GB, 141 * GB))
+    found = plan(CONFIG, [header(15 * GB)], LoadOptions(max_slots=2), gpu(140 * GB, 141 * GB))
     assert found.fits
     assert found.context_tokens == found.max_context_tokens == 32768
     assert found.kv_bytes == 2 * 32768 * kv_token_bytes(CONFIG)
@@ -27,7 +29,7 @@ def test_a_cache_of_every_slot_is_planned_and_no_more() -> None:
 
 
 def test_a_context_that_does_not_fit_is_shrunk_and_said() -> None:
-    found = plan(CONFIG, [header(15 * GB)], LoadWish(max_slots=4), gpu(19 * GB))
+    found = plan(CONFIG, [header(15 * GB)], LoadOptions(max_slots=4), gpu(19 * GB))
     assert found.fits
     assert 512 <= found.context_tokens < 32768
     assert found.total_bytes <= found.free_bytes
@@ -36,7 +38,7 @@ def test_a_context_that_does_not_fit_is_shrunk_and_said() -> None:
 
 
 def test_a_context_asked_for_is_never_shrunk() -> None:
-    wish = LoadWish(context_tokens=32768, max_slots=4)
+    wish = LoadOptions(context_tokens=32768, max_slots=4)
     found = plan(CONFIG, [header(15 * GB)], wish, gpu(18 * GB))
     assert not found.fits
     assert found.context_tokens == 32768
@@ -46,7 +48,7 @@ def test_a_context_asked_for_is_never_shrunk() -> None:
 
 
 def test_weights_that_do_not_fit_are_told_with_ways_out() -> None:
-    found = plan(CONFIG, [header(15 * GB)], LoadWish(), gpu(10 * GB))
+    found = plan(CONFIG, [header(15 * GB)], LoadOptions(), gpu(10 * GB))
     assert not found.fits
     assert found.max_context_tokens == 0
     assert any("AWQ" in line for line in found.advice)
@@ -56,7 +58,7 @@ def test_weights_that_do_not_fit_are_told_with_ways_out() -> None:
 
 @pytest.mark.parametrize("limits", [StepLimits(gpu_bytes=18 * GB), StepLimits(kv_bytes=GB)])
 def test_limits_are_absolute(limits: StepLimits) -> None:
-    found = plan(CONFIG, [header(15 * GB)], LoadWish(), gpu(140 * GB, 141 * GB), limits)
+    found = plan(CONFIG, [header(15 * GB)], LoadOptions(), gpu(140 * GB, 141 * GB), limits)
     assert found.fits
     assert found.total_bytes <= (limits.gpu_bytes or 141 * GB)
     assert found.kv_bytes <= (limits.kv_bytes or 141 * GB)
@@ -79,9 +81,9 @@ def test_packed_scales_and_tied_heads_are_counted_as_they_will_lie() -> None:
 
 
 @pytest.mark.parametrize(
-    "wish", [LoadWish(kv_type="q8_0"), LoadWish(context_tokens=0), LoadWish(max_slots=0)]
+    "wish", [LoadOptions(kv_type="q8_0"), LoadOptions(context_tokens=0), LoadOptions(max_slots=0)]
 )
-def test_nonsense_is_refused(wish: LoadWish) -> None:
+def test_nonsense_is_refused(wish: LoadOptions) -> None:
     with pytest.raises(UsageError):
         plan(CONFIG, [header(GB)], wish, gpu(20 * GB))
 
@@ -90,9 +92,9 @@ def test_nonsense_is_refused(wish: LoadWish) -> None:
 def test_a_cache_of_8_bits_holds_twice_the_tokens(name: str) -> None:
     limits = StepLimits(kv_bytes=10 * GB)
     room = gpu(140 * GB, 141 * GB)
-    wish = LoadWish(max_slots=256)
+    wish = LoadOptions(max_slots=256)
     plain = plan(CONFIG, [header(15 * GB)], wish, room, limits)
-    found = plan(CONFIG, [header(15 * GB)], replace(wish, kv_type=name), room, limits)
+    found = plan(CONFIG, [header(15 * GB)], structs.replace(wish, kv_type=name), room, limits)
     assert (plain.kv_type, found.kv_type) == ("bf16", "fp8")
     assert plain.kv_types == found.kv_types == ("bf16", "fp8")
     assert kv_token_bytes(CONFIG, found.kv_type) == 2 * 28 * 4 * (128 + 1)
@@ -102,11 +104,11 @@ def test_a_cache_of_8_bits_holds_twice_the_tokens(name: str) -> None:
 
 def test_a_cache_of_8_bits_is_proposed_where_it_helps() -> None:
     room = gpu(19 * GB)
-    found = plan(CONFIG, [header(15 * GB)], LoadWish(max_slots=4), room)
+    found = plan(CONFIG, [header(15 * GB)], LoadOptions(max_slots=4), room)
     (note,) = found.notes
-    coded = plan(CONFIG, [header(15 * GB)], LoadWish(max_slots=4, kv_type="fp8"), room)
+    coded = plan(CONFIG, [header(15 * GB)], LoadOptions(max_slots=4, kv_type="fp8"), room)
     assert f"FP8 KV would give {coded.max_context_tokens:,} tokens (--kv-type fp8)" in note
-    asked = LoadWish(context_tokens=coded.max_context_tokens, max_slots=4)
+    asked = LoadOptions(context_tokens=coded.max_context_tokens, max_slots=4)
     refused = plan(CONFIG, [header(15 * GB)], asked, room)
     assert any("--kv-type fp8" in line for line in refused.advice)
     assert not any("FP8" in line for line in coded.notes)
@@ -114,7 +116,7 @@ def test_a_cache_of_8_bits_is_proposed_where_it_helps() -> None:
 
 def test_ggml_types_are_refused_with_what_there_is() -> None:
     with pytest.raises(UsageError, match="q8_0") as caught:
-        plan(CONFIG, [header(GB)], LoadWish(kv_type="q8_0"), gpu(20 * GB))
+        plan(CONFIG, [header(GB)], LoadOptions(kv_type="q8_0"), gpu(20 * GB))
     assert "bf16, fp8" in caught.value.hint and "llama.cpp" in caught.value.hint
 
 
@@ -127,7 +129,7 @@ def test_planning_imports_no_torch() -> None:
 
 def test_windows_are_said_and_their_cache_is_kept_whole() -> None:
     config = parse_config(CONFIGS["gemma3:4b"][0], "it")
-    found = plan(config, [], LoadWish(dummy_weights=True), gpu(140 * GB, 141 * GB))
+    found = plan(config, [], LoadOptions(dummy_weights=True), gpu(140 * GB, 141 * GB))
     assert any("29 of 34 layers see the last 1,024 tokens" in note for note in found.notes)
     assert found.kv_bytes >= 131072 * kv_token_bytes(config)
     assert kv_token_bytes(config) == 2 * 34 * 4 * 256 * 2
@@ -137,7 +139,7 @@ def test_two_rotations_take_two_tables() -> None:
     config = parse_config(CONFIGS["gemma3:4b"][0], "it")
     one = replace(config, windowed_rotation=None)
     sizes = [
-        plan(each, [], LoadWish(context_tokens=8192), gpu(140 * GB)).compute_bytes
+        plan(each, [], LoadOptions(context_tokens=8192), gpu(140 * GB)).compute_bytes
         for each in (one, config)
     ]
     assert sizes[1] - sizes[0] == 8192 * 256 * 4
@@ -146,7 +148,7 @@ def test_two_rotations_take_two_tables() -> None:
 def test_stretched_positions_are_said_where_they_begin() -> None:
     config = parse_config(CONFIGS["phi4-mini:3.8b"][0], "it")
     for context, said in ((4096, False), (4097, True)):
-        found = plan(config, [], LoadWish(context_tokens=context), gpu(140 * GB, 141 * GB))
+        found = plan(config, [], LoadOptions(context_tokens=context), gpu(140 * GB, 141 * GB))
         assert any("--ctx 4096" in note for note in found.notes) is said
 
 
@@ -159,11 +161,11 @@ def test_a_context_ends_where_attention_would_be_scaled_by_the_position() -> Non
     config = parse_config(
         {**raw, "text_config": {**raw["text_config"], "rope_parameters": rotation}}, "it"
     )
-    found = plan(config, [], LoadWish(), gpu(140 * GB, 141 * GB))
+    found = plan(config, [], LoadOptions(), gpu(140 * GB, 141 * GB))
     assert found.context_tokens == 16384
     assert any("ends at 16,384" in note for note in found.notes)
     with pytest.raises(UsageError, match="by the position"):
-        plan(config, [], LoadWish(context_tokens=16385), gpu(140 * GB, 141 * GB))
+        plan(config, [], LoadOptions(context_tokens=16385), gpu(140 * GB, 141 * GB))
 
 
 def test_floating_weights_count_in_the_type_that_they_are_loaded_in() -> None:
@@ -184,7 +186,7 @@ def test_floating_weights_count_in_the_type_that_they_are_loaded_in() -> None:
 
 
 def test_a_limit_on_the_cache_alone_is_said_to_be_what_forbids_the_load() -> None:
-    wish = LoadWish(context_tokens=32768, max_slots=1)
+    wish = LoadOptions(context_tokens=32768, max_slots=1)
     found = plan(CONFIG, [header(GB)], wish, gpu(20 * GB), StepLimits(kv_bytes=GB))
     needed = kv_token_bytes(CONFIG) * 32768
     assert not found.fits and found.total_bytes < found.free_bytes
@@ -200,7 +202,7 @@ def test_a_limit_on_the_cache_alone_is_said_to_be_what_forbids_the_load() -> Non
 
 
 def test_a_limit_on_the_gpu_can_be_raised_where_there_is_memory() -> None:
-    wish = LoadWish(context_tokens=2048, max_slots=1)
+    wish = LoadOptions(context_tokens=2048, max_slots=1)
     found = plan(CONFIG, [header(15 * GB)], wish, gpu(23 * GB), StepLimits(gpu_bytes=10 * GB))
     assert not found.fits and not found.missing
     flag, value = found.advice[0].partition(":")[0].split()
@@ -217,7 +219,9 @@ def test_fp8_plans_the_room_that_prompt_chunks_decode_into_where_a_hopper_may_be
         (80 * GB, 512 * 2 * CONFIG.key_heads * 64 * CONFIG.head_dim * 2),
     ):
         held = [
-            plan(CONFIG, [header(5 * GB)], LoadWish(kv_type=name), gpu(total, total)).compute_bytes
+            plan(
+                CONFIG, [header(5 * GB)], LoadOptions(kv_type=name), gpu(total, total)
+            ).compute_bytes
             for name in (None, "fp8")
         ]
         assert held[1] - held[0] == extra

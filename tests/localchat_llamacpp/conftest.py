@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from localchat.backend_api.interface import LoadOptions
+from localchat.backend_api.interface import LoadRequest
+from localchat.fit.load_options import LoadOptions
 from localchat_llamacpp.loading import Target, load_runner
 from localchat_llamacpp.runner import LlamaCppRunner
 from tests.support.llamacpp_driver import Driver, Start, plan_of
@@ -42,10 +43,10 @@ def start(models: dict[str, Path]) -> Iterator[Start]:
         architecture: str = "",
     ) -> Driver:
         plan = plan_of(context, step, kv_type, flash)
-        options = LoadOptions(
+        options = LoadRequest(
             replace(plan, gpu_layers=gpu_layers, window_only=window_only),
+            LoadOptions(max_slots=slots),
             safe_mode=True,
-            max_slots=slots,
         )
         size = models[name].stat().st_size
         target = Target(models[name], size, ("f16",), threads, architecture)

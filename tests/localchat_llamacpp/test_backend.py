@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -11,9 +10,9 @@ import gguf
 import numpy as np
 import pytest
 
-from localchat.backend_api.interface import Backend, LoadOptions, OpenModel
+from localchat.backend_api.interface import Backend, LoadRequest, OpenModel
 from localchat.errors import DoesNotFit, EngineClosed, LocalchatError, ModelInvalid, ModelMissing
-from localchat.fit.memory_plan import LoadWish
+from localchat.fit.load_options import LoadOptions
 from localchat_llamacpp import LlamaCppBackend, build_advice
 from localchat_llamacpp.model import GgufModel
 from tests.support.llamacpp_driver import Driver, plan_of
@@ -27,7 +26,7 @@ from tests.support.llamacpp_models import (
     write_bert,
 )
 
-OPTIONS = LoadOptions(plan_of(512, 64), threads=1, safe_mode=True, max_slots=4)
+OPTIONS = LoadRequest(plan_of(512, 64), LoadOptions(threads=1, max_slots=4), safe_mode=True)
 
 
 def _silent(_sentence: str) -> None:
@@ -149,11 +148,13 @@ def test_a_loaded_model_answers(models: dict[str, Path]) -> None:
 
 def test_the_plan_is_made_from_the_header_and_can_be_loaded(models: dict[str, Path]) -> None:
     model = _open(models["gemma3"])
-    plan = model.plan(LoadWish(max_slots=3))
+    plan = model.plan(LoadOptions(max_slots=3))
     assert plan.fits
     assert plan.context_tokens == TRAINED
     runner = model.load(
-        LoadOptions(plan, threads=1, safe_mode=True, max_slots=3), lambda *_: True, _silent
+        LoadRequest(plan, LoadOptions(threads=1, max_slots=3), safe_mode=True),
+        lambda *_: True,
+        _silent,
     )
     assert runner.capabilities.context_tokens == TRAINED
     assert runner.capabilities.max_slots == 3
@@ -166,7 +167,7 @@ def test_the_plan_is_made_from_the_header_and_can_be_loaded(models: dict[str, Pa
 def test_a_plan_that_does_not_fit_is_an_error_with_both_numbers(models: dict[str, Path]) -> None:
     model = _open(models["llama"])
     with pytest.raises(DoesNotFit) as caught:
-        model.plan(LoadWish(context_tokens=10**12))
+        model.plan(LoadOptions(context_tokens=10**12))
     assert caught.value.hint
     model.close()
 
@@ -193,11 +194,11 @@ def test_a_context_that_cannot_be_made_is_an_error_with_the_librarys_reason(
 ) -> None:
     model = _open(models["llama"])
     # A quantized cache needs flash attention.
-    options = replace(OPTIONS, plan=plan_of(512, 64, "q4_0", flash=False))
+    options = OPTIONS._replace(plan=plan_of(512, 64, "q4_0", flash=False))
     with pytest.raises(DoesNotFit, match=r"q4_0 KV.*could not be made: \S"):
         model.load(options, lambda done, total: True, _silent)
     with pytest.raises(ModelInvalid, match="the known ones are"):
-        model.load(replace(OPTIONS, plan=plan_of(512, 64, "q3_z")), lambda *_: True, _silent)
+        model.load(OPTIONS._replace(plan=plan_of(512, 64, "q3_z")), lambda *_: True, _silent)
     model.close()
 
 

@@ -7,15 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import PoolingType
+from msgspec import structs
 
-from localchat.backend_api.interface import LoadOptions
+from localchat.backend_api.interface import LoadRequest
 from localchat.engine.interface import Engine
-from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.engine import LocalEngine
+from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, TextPrompt
 from localchat.errors import ContextExceeded, EngineClosed, ModelInvalid, UsageError
 from localchat.fit.hardware import Gpu, read_machine
-from localchat.fit.memory_plan import LoadWish, MemoryPlan
+from localchat.fit.load_options import LoadOptions
+from localchat.fit.memory_plan import MemoryPlan
 from localchat.model_files.architecture import pooling_of
 from localchat.model_files.open_gguf import read_header
 from localchat.models.info.gguf_info import facts_of
@@ -38,8 +40,8 @@ def load() -> Iterator[Load]:
 
     def begin(path: Path, tokens: int = 256) -> tuple[GgufModel, LlamaCppEmbedder]:
         model = GgufModel(path)
-        options = LoadOptions(
-            model.plan(LoadWish(context_tokens=tokens)), threads=1, safe_mode=True
+        options = LoadRequest(
+            model.plan(LoadOptions(context_tokens=tokens)), LoadOptions(threads=1), safe_mode=True
         )
         embedder = model.load_embedder(options, lambda done, total: True, print)
         assert isinstance(embedder, LlamaCppEmbedder)
@@ -159,14 +161,14 @@ def test_decoder_writes_unless_its_file_says_how_to_pool_or_that_it_sees_all(
 
 
 def _plan(folder: Path) -> MemoryPlan:
-    return GgufModel(folder / "b.gguf").plan(LoadWish())
+    return GgufModel(folder / "b.gguf").plan(LoadOptions())
 
 
 def test_plan_of_an_encoder_has_no_cache_and_one_of_a_decoder_has(tmp_path: Path) -> None:
     machine = read_machine()
     for write, cached in ((write_bert, False), (write_qwen3_embedding, True)):
         header = read_header(write(tmp_path / "m.gguf"))
-        plan = plan_embedding(header, LoadWish(), machine, can_offload=False)
+        plan = plan_embedding(header, LoadOptions(), machine, can_offload=False)
         assert plan.fits and (plan.kv_bytes > 0) == cached
         assert plan.context_tokens == 4096
         assert plan.total_bytes < plan.free_bytes
@@ -175,29 +177,31 @@ def test_plan_of_an_encoder_has_no_cache_and_one_of_a_decoder_has(tmp_path: Path
 def test_longest_text_follows_the_memory_and_too_little_is_no_fit(tmp_path: Path) -> None:
     header = read_header(write_bert(tmp_path / "b.gguf"))
     machine = replace(read_machine(), ram_total_bytes=4_000_000_000)
-    most = plan_embedding(header, LoadWish(), machine, can_offload=False)
+    most = plan_embedding(header, LoadOptions(), machine, can_offload=False)
     tight = replace(machine, ram_free_bytes=500_000_000 + most.total_bytes - 1_000_000)
-    less = plan_embedding(header, LoadWish(), tight, can_offload=False)
+    less = plan_embedding(header, LoadOptions(), tight, can_offload=False)
     assert less.fits and 512 <= less.context_tokens < most.context_tokens
-    none = plan_embedding(header, LoadWish(), replace(machine, ram_free_bytes=0), can_offload=False)
+    none = plan_embedding(
+        header, LoadOptions(), replace(machine, ram_free_bytes=0), can_offload=False
+    )
     assert not none.fits and none.advice
-    asked = plan_embedding(header, LoadWish(context_tokens=4096), tight, can_offload=False)
+    asked = plan_embedding(header, LoadOptions(context_tokens=4096), tight, can_offload=False)
     assert not asked.fits and "--ctx" in asked.advice[0]
-    beyond = plan_embedding(header, LoadWish(context_tokens=5000), machine, can_offload=False)
+    beyond = plan_embedding(header, LoadOptions(context_tokens=5000), machine, can_offload=False)
     assert beyond.fits and beyond.context_tokens == 4096
     with pytest.raises(UsageError):
-        plan_embedding(header, LoadWish(context_tokens=0), machine, can_offload=False)
+        plan_embedding(header, LoadOptions(context_tokens=0), machine, can_offload=False)
 
 
 def test_a_gpu_that_is_required_and_not_used_is_no_fit(tmp_path: Path) -> None:
     header = read_header(write_bert(tmp_path / "b.gguf"))
-    machine, wish = read_machine(), LoadWish(require_gpu=True)
+    machine, wish = read_machine(), LoadOptions(require_gpu=True)
     refused = plan_embedding(header, wish, machine, can_offload=False)
     assert not refused.fits and "a GPU is required" in refused.missing
     card = Gpu(0, "a card", 8_000_000_000, 7_000_000_000)
     with_card = replace(machine, gpus=(card,))
     assert plan_embedding(header, wish, with_card, can_offload=True).fits
-    little = replace(wish, gpu_limit_bytes=1_000_000)
+    little = structs.replace(wish, gpu_limit_bytes=1_000_000)
     assert not plan_embedding(header, little, with_card, can_offload=True).fits
 
 
@@ -221,7 +225,9 @@ def engine_of() -> Iterator[Callable[[Path], Engine]]:
     engines: list[LocalEngine] = []
 
     def begin(path: Path) -> Engine:
-        options = EngineOptions(path, name="the model", context_tokens=64, threads=1)
+        options = EngineOptions(
+            path, load=LoadOptions(context_tokens=64, threads=1), name="the model"
+        )
         engines.append(LocalEngine(options, say=lambda text: None))
         return engines[-1]
 

@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from localchat.errors import DoesNotFit, UsageError
 from localchat.fit.hardware import Gpu, Machine
-from localchat.fit.memory_plan import LoadWish, MemoryPlan, demand
+from localchat.fit.load_options import LoadOptions
+from localchat.fit.memory_plan import MemoryPlan, demand
 from localchat.model_files.architecture import model_shape
 from localchat.model_files.gguf import Header
 from localchat.model_files.open_gguf import read_header
@@ -43,12 +45,14 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Header:
 def asked(
     header: Header,
     machine: Machine = LAPTOP,
-    wish: LoadWish | None = None,
+    wish: LoadOptions | None = None,
     *,
     can_offload: bool = False,
     safe_mode: bool = True,
 ) -> MemoryPlan:
-    return plan(header, wish or LoadWish(), machine, can_offload=can_offload, safe_mode=safe_mode)
+    return plan(
+        header, wish or LoadOptions(), machine, can_offload=can_offload, safe_mode=safe_mode
+    )
 
 
 def tight_for(found: MemoryPlan) -> Machine:
@@ -58,7 +62,7 @@ def tight_for(found: MemoryPlan) -> Machine:
 
 def too_small_for_f16(header: Header) -> Machine:
     """A machine that holds 8,192 tokens of q8_0 and not of f16."""
-    wish = LoadWish(context_tokens=8192, kv_type="f16")
+    wish = LoadOptions(context_tokens=8192, kv_type="f16")
     return tight_for(asked(header, tight_for(asked(header, wish=wish)), wish))
 
 
@@ -80,20 +84,20 @@ def test_a_context_ends_where_learned_positions_end(tmp_path: Path) -> None:
     raw = llama(Size(context=512))
     raw = replace(raw, tensors=[*raw.tensors, Tensor("position_embd.weight", (64, 512))])
     header = read_header(raw.write(tmp_path / "m.gguf"))
-    found = asked(header, wish=LoadWish(context_tokens=2048))
+    found = asked(header, wish=LoadOptions(context_tokens=2048))
     assert (found.context_tokens, found.max_context_tokens) == (512, 512)
     assert "positions for 512 tokens" in found.notes[0] and "2,048" in found.notes[0]
-    assert asked(header, wish=LoadWish(context_tokens=256)).notes == ()
+    assert asked(header, wish=LoadOptions(context_tokens=256)).notes == ()
     turning = read_header(llama(Size(context=512)).write(tmp_path / "rope.gguf"))
-    assert asked(turning, wish=LoadWish(context_tokens=2048)).context_tokens == 2048
+    assert asked(turning, wish=LoadOptions(context_tokens=2048)).context_tokens == 2048
 
 
 def test_flash_attention_is_off_on_a_cpu_until_its_scores_have_no_room(eight_b: Header) -> None:
     assert not asked(eight_b).flash_attention
-    assert not asked(eight_b, wish=LoadWish(context_tokens=8192)).flash_attention
-    wish = LoadWish(context_tokens=8192, kv_type="f16")
+    assert not asked(eight_b, wish=LoadOptions(context_tokens=8192)).flash_attention
+    wish = LoadOptions(context_tokens=8192, kv_type="f16")
     assert asked(eight_b, tight_for(asked(eight_b, wish=wish)), wish).flash_attention
-    assert asked(eight_b, wish=LoadWish(kv_type="q8_0")).flash_attention
+    assert asked(eight_b, wish=LoadOptions(kv_type="q8_0")).flash_attention
     assert asked(eight_b, replace(LAPTOP, gpus=(CARD,)), can_offload=True).flash_attention
 
 
@@ -110,7 +114,7 @@ def test_a_coarser_cache_is_taken_where_the_fine_one_has_no_room(eight_b: Header
 
 def test_what_does_not_fit_is_answered_with_advice_in_order(eight_b: Header) -> None:
     tight = too_small_for_f16(eight_b)
-    found = asked(eight_b, tight, LoadWish(context_tokens=8192, kv_type="f16"))
+    found = asked(eight_b, tight, LoadOptions(context_tokens=8192, kv_type="f16"))
     assert not found.fits
     assert found.total_bytes > found.free_bytes
     assert [line.split(":")[0].split(" ")[0] for line in found.advice] == [
@@ -120,8 +124,8 @@ def test_what_does_not_fit_is_answered_with_advice_in_order(eight_b: Header) -> 
     ]
     assert "Q3_K_M" in found.advice[-1]
     shorter = int(found.advice[1].split(":")[0].split()[1])
-    assert asked(eight_b, tight, LoadWish(context_tokens=shorter, kv_type="f16")).fits
-    assert not asked(eight_b, tight, LoadWish(context_tokens=shorter + 256, kv_type="f16")).fits
+    assert asked(eight_b, tight, LoadOptions(context_tokens=shorter, kv_type="f16")).fits
+    assert not asked(eight_b, tight, LoadOptions(context_tokens=shorter + 256, kv_type="f16")).fits
 
 
 def test_a_machine_too_small_is_told_what_would_fit(eight_b: Header) -> None:
@@ -131,26 +135,26 @@ def test_a_machine_too_small_is_told_what_would_fit(eight_b: Header) -> None:
 
 
 def test_a_context_that_no_machine_holds_is_answered_with_the_trained_one(eight_b: Header) -> None:
-    found = asked(eight_b, wish=LoadWish(context_tokens=10**12, kv_type="q8_0"))
+    found = asked(eight_b, wish=LoadOptions(context_tokens=10**12, kv_type="q8_0"))
     assert not found.fits
     (advice,) = found.advice
     context = int(advice.split(":")[0].split()[1])
     assert context <= 131_072
-    assert asked(eight_b, wish=LoadWish(context_tokens=context, kv_type="q8_0")).fits
+    assert asked(eight_b, wish=LoadOptions(context_tokens=context, kv_type="q8_0")).fits
 
 
 def test_layers_that_this_build_cannot_put_on_a_gpu_are_said(eight_b: Header) -> None:
     for layers in (99, "all"):
-        found = asked(eight_b, wish=LoadWish(gpu_layers=layers))
+        found = asked(eight_b, wish=LoadOptions(gpu_layers=layers))
         assert found.gpu_layers == 0
         assert any("no layer goes to a GPU" in note for note in found.notes)
     for layers in (0, "auto"):
-        assert not asked(eight_b, wish=LoadWish(gpu_layers=layers)).notes  # type: ignore[arg-type]
+        assert not asked(eight_b, wish=LoadOptions(gpu_layers=layers)).notes  # type: ignore[arg-type]
 
 
 def test_a_context_beyond_training_is_possible_and_said(eight_b: Header) -> None:
     big = replace(LAPTOP, ram_total_bytes=100 * GB, ram_free_bytes=90 * GB)
-    found = asked(eight_b, big, LoadWish(context_tokens=200_000))
+    found = asked(eight_b, big, LoadOptions(context_tokens=200_000))
     assert found.context_tokens == 200_000
     assert any("trained for 131,072 tokens" in note for note in found.notes)
 
@@ -167,7 +171,7 @@ def test_layers_stay_in_ram_where_the_card_is_small(eight_b: Header) -> None:
     found = asked(eight_b, small, can_offload=True)
     assert 0 < found.gpu_layers < 33
     assert found.gpu_bytes <= found.gpu_free_bytes
-    one_more = LoadWish(
+    one_more = LoadOptions(
         context_tokens=found.context_tokens, kv_type="f16", gpu_layers=found.gpu_layers + 1
     )
     refused = asked(eight_b, small, one_more, can_offload=True)
@@ -177,16 +181,16 @@ def test_layers_stay_in_ram_where_the_card_is_small(eight_b: Header) -> None:
 
 def test_a_build_without_gpu_uses_none_and_says_how_to_get_one(eight_b: Header) -> None:
     machine = replace(LAPTOP, gpus=(CARD,))
-    found = asked(eight_b, machine, LoadWish())
+    found = asked(eight_b, machine, LoadOptions())
     assert (found.gpu_layers, found.gpu_bytes) == (0, 0)
     assert any("RTX 4090" in note and "doctor --rebuild" in note for note in found.notes)
-    assert asked(eight_b, machine, LoadWish(gpu_layers="all")).gpu_layers == 0
-    assert not asked(eight_b, machine, LoadWish(gpu_layers=0)).notes
+    assert asked(eight_b, machine, LoadOptions(gpu_layers="all")).gpu_layers == 0
+    assert not asked(eight_b, machine, LoadOptions(gpu_layers=0)).notes
 
 
 def test_a_gpu_that_cannot_be_read_is_used_only_when_asked_for(eight_b: Header) -> None:
     assert asked(eight_b, can_offload=True).gpu_layers == 0
-    found = asked(eight_b, wish=LoadWish(gpu_layers=10), can_offload=True)
+    found = asked(eight_b, wish=LoadOptions(gpu_layers=10), can_offload=True)
     assert (found.fits, found.gpu_layers) == (True, 10)
     assert any("on trust" in note for note in found.notes)
 
@@ -200,17 +204,17 @@ def test_unified_memory_is_one_pool(eight_b: Header) -> None:
 
 def test_windows_are_cut_only_where_full_layers_have_no_room(gemma: Header) -> None:
     big = replace(LAPTOP, ram_total_bytes=32 * GB, ram_free_bytes=30 * GB)
-    wide = asked(gemma, big, LoadWish(context_tokens=32768))
-    narrow = asked(gemma, replace(big, ram_free_bytes=18 * GB), LoadWish(context_tokens=32768))
+    wide = asked(gemma, big, LoadOptions(context_tokens=32768))
+    narrow = asked(gemma, replace(big, ram_free_bytes=18 * GB), LoadOptions(context_tokens=32768))
     assert (wide.window_only, narrow.window_only) == (False, True)
     assert narrow.kv_bytes < wide.kv_bytes
     assert narrow.kv_type == "f16"
 
 
 def test_parked_prefixes_count_when_asked_for(eight_b: Header) -> None:
-    wish = LoadWish(context_tokens=8192, kv_type="f16", cache_ram_bytes=2 * GB)
+    wish = LoadOptions(context_tokens=8192, kv_type="f16", cache_ram_bytes=2 * GB)
     assert asked(eight_b, wish=wish).cache_ram_bytes == 2 * GB
-    assert not asked(eight_b, wish=replace(wish, cache_ram_bytes=7 * GB)).fits
+    assert not asked(eight_b, wish=structs.replace(wish, cache_ram_bytes=7 * GB)).fits
 
 
 @pytest.mark.parametrize(("cores", "step"), [(2, 128), (4, 128), (8, 256), (32, 512)])
@@ -235,14 +239,14 @@ def test_pages_beside_repacked_weights_are_told_apart_and_not_needed(eight_b: He
 @pytest.mark.parametrize(
     "wish",
     [
-        LoadWish(kv_type="q3_x"),
-        LoadWish(context_tokens=0),
-        LoadWish(gpu_layers=-1),
-        LoadWish(max_slots=0),
-        LoadWish(max_slots=256),
+        LoadOptions(kv_type="q3_x"),
+        LoadOptions(context_tokens=0),
+        LoadOptions(gpu_layers=-1),
+        LoadOptions(max_slots=0),
+        LoadOptions(max_slots=256),
     ],
 )
-def test_nonsense_is_a_usage_error(eight_b: Header, wish: LoadWish) -> None:
+def test_nonsense_is_a_usage_error(eight_b: Header, wish: LoadOptions) -> None:
     with pytest.raises(UsageError):
         asked(eight_b, wish=wish)
 
@@ -278,7 +282,7 @@ def test_the_plan_agrees_with_what_llama_cpp_takes(tmp_path: Path) -> None:
     for name in sorted(ARCHITECTURES):
         header = read_header(write_model(tmp_path / f"{name}.gguf", name, shape))
         for context, flash in ((600, 0), (4096, 0), (4096, -1)):
-            wish = LoadWish(context_tokens=context, kv_type="f16", gpu_layers=0)
+            wish = LoadOptions(context_tokens=context, kv_type="f16", gpu_layers=0)
             # A machine without room for the scores takes flash attention.
             found = asked(header, LAPTOP, wish)
             if flash:
@@ -335,7 +339,7 @@ def test_several_cards_lose_room_at_their_borders(eight_b: Header) -> None:
     one = replace(LAPTOP, gpus=(replace(CARD, total_bytes=16 * GB, free_bytes=6 * GB),))
     half = Gpu(0, "card", 8 * GB, 3 * GB)
     two = replace(LAPTOP, gpus=(half, replace(half, index=1)))
-    wish = LoadWish(context_tokens=4096)
+    wish = LoadOptions(context_tokens=4096)
     whole, parted = (asked(eight_b, machine, wish, can_offload=True) for machine in (one, two))
     assert whole.gpu_layers == whole.layers
     assert 0 < parted.gpu_layers < whole.gpu_layers
@@ -343,13 +347,13 @@ def test_several_cards_lose_room_at_their_borders(eight_b: Header) -> None:
 
 
 def test_a_required_gpu_is_not_replaced_by_the_cpu(eight_b: Header) -> None:
-    wish = LoadWish(require_gpu=True)
+    wish = LoadOptions(require_gpu=True)
     with_card = replace(LAPTOP, gpus=(CARD,))
     cases = (
         (with_card, wish, False, "built for the CPU alone"),
         (LAPTOP, wish, True, "none was found"),
         (replace(LAPTOP, gpus=(replace(CARD, free_bytes=GB),)), wish, True, "not even one layer"),
-        (with_card, replace(wish, gpu_layers=0), True, "0 layers"),
+        (with_card, structs.replace(wish, gpu_layers=0), True, "0 layers"),
     )
     for machine, asked_for, can_offload, told in cases:
         found = asked(eight_b, machine, asked_for, can_offload=can_offload)
@@ -365,8 +369,8 @@ def test_beside_a_card_the_weights_in_ram_stay_as_the_file_has_them(eight_b: Hea
     """llama.cpp prefers RAM that the card reads to another order for the CPU."""
     with_card = replace(LAPTOP, gpus=(CARD,))
     how = {"can_offload": True, "safe_mode": False}
-    alone = asked(eight_b, with_card, LoadWish(gpu_layers=0), **how)
-    some = asked(eight_b, with_card, LoadWish(gpu_layers=10), **how)
+    alone = asked(eight_b, with_card, LoadOptions(gpu_layers=0), **how)
+    some = asked(eight_b, with_card, LoadOptions(gpu_layers=10), **how)
     assert alone.mapped_bytes > 0
     assert (some.gpu_layers, some.mapped_bytes) == (10, 0)
 

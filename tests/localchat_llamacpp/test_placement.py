@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.engine import LocalEngine
+from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Sampling, TextPrompt
 from localchat.errors import DoesNotFit
+from localchat.fit.load_options import LoadOptions
 from tests.support.gguf_files import F32, Size, write_model
 
 SIZES = {
@@ -39,7 +40,9 @@ def test_a_load_takes_what_was_planned(architecture: str, kv_type: str, tmp_path
     size = SIZES[architecture]
     path = write_model(tmp_path / "m.gguf", architecture, size)
     said: list[str] = []
-    options = EngineOptions(path, kv_type=kv_type, context_tokens=size.context, max_slots=2)
+    options = EngineOptions(
+        path, load=LoadOptions(kv_type=kv_type, context_tokens=size.context, max_slots=2)
+    )
     engine = LocalEngine(options, say=said.append)
     try:
         with engine.generate(
@@ -71,7 +74,9 @@ def test_a_required_gpu_is_refused_before_the_load(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     path = write_model(tmp_path / "m.gguf")
-    engine = LocalEngine(EngineOptions(path, require_gpu=True), say=lambda _: None)
+    engine = LocalEngine(
+        EngineOptions(path, load=LoadOptions(require_gpu=True)), say=lambda _: None
+    )
     try:
         with (
             pytest.raises(DoesNotFit, match="a GPU is required"),

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.crash_record import CrashRecord
 from localchat.engine.local.engine import LocalEngine
+from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Sampling, TextPrompt
+from localchat.fit.load_options import LoadOptions
 from localchat_llamacpp.build_advice import build_key
 from tests.support.answers import ask
 
@@ -17,10 +18,9 @@ REQUEST = GenerateRequest(
 
 def _engine(model: Path, state: Path, say: Callable[[str], None]) -> LocalEngine:
     options = EngineOptions(
+        load=LoadOptions(context_tokens=512, threads=1),
         model=model,
         backend="tests.support.crashing_backend:CrashingBackend",
-        context_tokens=512,
-        threads=1,
         state_dir=state,
     )
     return LocalEngine(options, say=say)

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.engine import LocalEngine
+from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
+from localchat.fit.load_options import LoadOptions
 from tests.support.answers import ask
 from tests.support.llamacpp_models import VOCAB, WINDOW
 
@@ -18,7 +19,10 @@ DRAW = np.random.default_rng(8)
 @pytest.fixture
 def engine(models: dict[str, Path]) -> Iterator[LocalEngine]:
     options = EngineOptions(
-        model=models["gemma3"], backend="llamacpp", audit=True, context_tokens=1024, threads=1
+        load=LoadOptions(context_tokens=1024, threads=1),
+        model=models["gemma3"],
+        backend="llamacpp",
+        audit=True,
     )
     engine = LocalEngine(options, say=lambda sentence: None)
     yield engine

@@ -11,7 +11,7 @@ import pytest
 
 from localchat.config.paths import find_paths
 from localchat.fit.hardware import Gpu, Machine
-from localchat.fit.memory_plan import LoadWish
+from localchat.fit.load_options import LoadOptions
 from localchat.fit.report import size
 from localchat.model_files.checkpoint import Checkpoint
 from localchat.model_files.gguf import Header
@@ -57,7 +57,7 @@ def _row(entry: Entry, machine: Machine) -> str:
     header = drawn_header(entry, read_blueprints()[entry.name], found[1])
     assert header is not None
     offload = bool(machine.gpus or machine.unified_memory)
-    verdict = plan(header, LoadWish(max_slots=2), machine, can_offload=offload, safe_mode=False)
+    verdict = plan(header, LoadOptions(max_slots=2), machine, can_offload=offload, safe_mode=False)
     word = "fits" if verdict.fits else "no"
     cells = (
         f"{entry.name}-{found[1].lower()}".ljust(38),

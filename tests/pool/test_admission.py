@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from localchat.backend_api.interface import Availability
-from localchat.engine.load_options import EngineOptions
+from localchat.engine.options import EngineOptions
 from localchat.engine.scripted import ScriptedEngine
 from localchat.errors import DoesNotFit, ModelInvalid, ModelMissing
 from localchat.fit.hardware import Gpu, Machine
+from localchat.fit.load_options import LoadOptions
 from localchat.pool.admission import AdmissionResult, MemoryAdmission
 from localchat.pool.entry import ModelSpec, PoolEntry
 from localchat.pool.pool import EnginePool
@@ -68,7 +70,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def judged(model: Path, *beside: PoolEntry, context: int | None = 8192) -> AdmissionResult:
-    options = EngineOptions(model, name=model.name, context_tokens=context, max_slots=2)
+    options = EngineOptions(
+        model, load=LoadOptions(context_tokens=context, max_slots=2), name=model.name
+    )
     return MemoryAdmission().judge(options, beside)
 
 
@@ -112,7 +116,9 @@ def test_what_no_build_can_run_is_said_before_a_load(machine: Put, folder: Path)
 
 def test_weights_of_chance_need_no_files(machine: Put, folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    options = EngineOptions(folder, context_tokens=4096, max_slots=2, dummy_weights=True)
+    options = EngineOptions(
+        folder, load=LoadOptions(context_tokens=4096, max_slots=2, dummy_weights=True)
+    )
     assert MemoryAdmission().judge(options, ()).fits
 
 
@@ -137,16 +143,20 @@ def test_a_model_of_the_card_can_make_room_on_the_card_alone(machine: Put, folde
 
 def test_the_users_limit_counts_whoever_leaves_the_card(machine: Put, folder: Path) -> None:
     other = loading(folder, 0, 9 * GB)
-    options = EngineOptions(folder, context_tokens=4096, max_slots=2, gpu_limit_bytes=3 * GB)
+    options = EngineOptions(
+        folder, load=LoadOptions(context_tokens=4096, max_slots=2, gpu_limit_bytes=3 * GB)
+    )
     found = MemoryAdmission().judge(options, [other])
     assert not found.fits and found.never([other])
-    wider = replace(options, gpu_limit_bytes=12 * GB)
+    wider = replace(options, load=structs.replace(options.load, gpu_limit_bytes=12 * GB))
     assert MemoryAdmission().judge(wider, ()).fits
     assert not MemoryAdmission().judge(wider, [other, other]).never([other, other])
 
 
 def test_a_cache_that_the_user_forbids_unloads_nobody(machine: Put, folder: Path) -> None:
-    options = EngineOptions(folder, name="it", context_tokens=16_384, kv_limit_bytes=1_000_000)
+    options = EngineOptions(
+        folder, load=LoadOptions(context_tokens=16_384, kv_limit_bytes=1_000_000), name="it"
+    )
     with pytest.raises(DoesNotFit, match=r"it is not loaded: .*--kv-gb allows 1\.0 MB"):
         MemoryAdmission().judge(options, ())
 
@@ -154,9 +164,9 @@ def test_a_cache_that_the_user_forbids_unloads_nobody(machine: Put, folder: Path
 def test_engines_with_other_limits_are_other_engines(folder: Path) -> None:
     plain = EngineOptions(folder)
     others = (
-        replace(plain, gpu_limit_bytes=GB),
-        replace(plain, kv_limit_bytes=GB),
-        replace(plain, dummy_weights=True),
+        replace(plain, load=LoadOptions(gpu_limit_bytes=GB)),
+        replace(plain, load=LoadOptions(kv_limit_bytes=GB)),
+        replace(plain, load=LoadOptions(dummy_weights=True)),
     )
     assert len({ModelSpec("it", one).key for one in (plain, *others)}) == 4
 

@@ -3,17 +3,16 @@
 import os
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from localchat.backend_api.interface import ModelInfo
 from localchat.config.paths import Paths
 from localchat.config.settings import Settings
 from localchat.core.engine_info import fingerprint
-from localchat.engine.attached.protocol import Wish
-from localchat.engine.load_options import EngineOptions
+from localchat.engine.attached.protocol import AttachSpec
+from localchat.engine.options import EngineOptions
 from localchat.errors import UsageError
-from localchat.fit.memory_plan import LoadWish
+from localchat.fit.load_options import LoadOptions
 from localchat.models.resolve import ResolvedModel
 from localchat.pool.entry import ModelSpec
 from localchat.pool.resolver import ModelResolver, engine_options
@@ -25,12 +24,12 @@ def test_settings_reach_the_options_of_an_engine(tmp_path: Path) -> None:
     paths = Paths(*[tmp_path] * 5)
     for wanted in (True, False):
         options = engine_options(model, Settings(head_int8=wanted), paths, max_slots=1)
-        assert options.head_int8 == wanted
+        assert options.load.head_int8 == wanted
 
 
 def test_engines_with_and_without_are_two(tmp_path: Path) -> None:
     options = EngineOptions(tmp_path)
-    other = EngineOptions(tmp_path, head_int8=True)
+    other = EngineOptions(tmp_path, load=LoadOptions(head_int8=True))
     assert ModelSpec("m", options).key != ModelSpec("m", other).key
 
 
@@ -38,9 +37,10 @@ def test_another_program_may_insist_on_it(tmp_path: Path) -> None:
     own = ResolvedModel("m", "m", tmp_path, "")
     paths = Paths(*[tmp_path] * 5)
     finder = ModelResolver(own, lambda names: Settings(), paths, {})
-    wish = Wish(os.fsencode(tmp_path), "m")
-    assert not finder.resolve_request(wish).options.head_int8
-    assert finder.resolve_request(msgspec.structs.replace(wish, head_int8=True)).options.head_int8
+    file = os.fsencode(tmp_path)
+    assert not finder.resolve_request(AttachSpec(file, "m")).options.load.head_int8
+    rounded = AttachSpec(file, "m", load=LoadOptions(head_int8=True))
+    assert finder.resolve_request(rounded).options.load.head_int8
 
 
 def test_a_text_of_it_has_another_fingerprint() -> None:
@@ -49,7 +49,7 @@ def test_a_text_of_it_has_another_fingerprint() -> None:
 
 
 def test_llamacpp_refuses_it_with_the_way() -> None:
-    _check(LoadWish())
+    _check(LoadOptions())
     with pytest.raises(UsageError, match="cannot round the output head") as caught:
-        _check(LoadWish(head_int8=True))
+        _check(LoadOptions(head_int8=True))
     assert "--head-int8" in str(caught.value.hint)

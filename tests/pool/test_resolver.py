@@ -8,10 +8,11 @@ import pytest
 
 from localchat.config.paths import Paths
 from localchat.config.settings import Settings
-from localchat.engine.attached.protocol import Wish
-from localchat.engine.load_options import EngineOptions
+from localchat.engine.attached.protocol import AttachSpec
+from localchat.engine.options import EngineOptions
 from localchat.engine.scripted import ScriptedEngine
 from localchat.errors import ModelInvalid, ModelMissing, UsageError
+from localchat.fit.load_options import LoadOptions
 from localchat.models.resolve import ResolvedModel
 from localchat.pool.admission import MemoryAdmission
 from localchat.pool.entry import ModelSpec, PoolEntry
@@ -48,13 +49,13 @@ def test_empty_word_and_own_name_mean_the_servers_own_model(
     for word in ("", "mine", own.word):
         wanted = finder.find(word)
         assert (wanted.name, wanted.options.model) == ("mine", own.path)
-    assert wanted.options.max_slots == 5 and wanted.options.threads == 3
+    assert wanted.options.load.max_slots == 5 and wanted.options.load.threads == 3
 
 
 def test_model_of_the_library_has_its_own_settings(finder: ModelResolver, paths: Paths) -> None:
     wanted = finder.find("small")
     assert wanted.options.model == paths.models_dir / "small.gguf"
-    assert wanted.options.context_tokens == 99
+    assert wanted.options.load.context_tokens == 99
     assert finder.find("guide").name == "guide"
 
 
@@ -71,14 +72,16 @@ def test_client_names_no_file(
 def test_owner_names_a_file_and_what_it_insists_on(
     finder: ModelResolver, own: ResolvedModel
 ) -> None:
-    plain = finder.resolve_request(Wish(os.fsencode(own.path), "whatever"))
+    plain = finder.resolve_request(AttachSpec(os.fsencode(own.path), "whatever"))
     assert plain.key == finder.find("").key
-    insisted = Wish(os.fsencode(own.path), "mine", context_tokens=64, gpu_layers=0, threads=1)
+    insisted = AttachSpec(
+        os.fsencode(own.path), "mine", load=LoadOptions(context_tokens=64, gpu_layers=0, threads=1)
+    )
     wanted = finder.resolve_request(insisted)
-    assert (wanted.options.context_tokens, wanted.options.gpu_layers) == (64, 0)
+    assert (wanted.options.load.context_tokens, wanted.options.load.gpu_layers) == (64, 0)
     assert wanted.key != plain.key
     with pytest.raises(ModelMissing):
-        finder.resolve_request(Wish(b"/nowhere.gguf", "x"))
+        finder.resolve_request(AttachSpec(b"/nowhere.gguf", "x"))
 
 
 def test_list_has_the_own_model_first_and_what_can_be_run(
@@ -121,7 +124,7 @@ def test_a_header_is_read_once_for_each_state_of_its_file(
 
 
 def test_room_is_judged_by_live_memory_and_by_what_still_loads(own: ResolvedModel) -> None:
-    room, options = MemoryAdmission(), EngineOptions(own.path, context_tokens=512)
+    room, options = MemoryAdmission(), EngineOptions(own.path, load=LoadOptions(context_tokens=512))
     free = room.judge(options, [])
     assert free.fits and not free.cramped and 0 < free.needed_bytes < free.free_bytes
     loading = PoolEntry(ModelSpec("x", options), _Loading(), free.free_bytes, 0.0)

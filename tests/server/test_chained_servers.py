@@ -9,8 +9,8 @@ import pytest
 
 import localchat
 from localchat.engine.events import Done, Event, Reasoning, Text
-from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.engine import LocalEngine
+from localchat.engine.options import EngineOptions
 from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
 from localchat.engine.request import GenerateRequest, Infill, Message, Messages, Sampling
 from localchat.errors import ContextExceeded

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.engine import LocalEngine
+from localchat.engine.options import EngineOptions
+from localchat.fit.load_options import LoadOptions
 from tests.support.http_server import Wire, running
 
 BODY = {"messages": [{"role": "user", "content": "hi"}], "stream": True, "ignore_eos": True}
@@ -20,7 +21,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEngine]:
     model = tmp_path_factory.mktemp("model") / "hashed.script"
     model.write_text(json.dumps({"reply": None, "context_tokens": 16384}))
     options = EngineOptions(
-        model, backend="localchat.backend_api.scripted:ScriptedBackend", context_tokens=16384
+        model,
+        load=LoadOptions(context_tokens=16384),
+        backend="localchat.backend_api.scripted:ScriptedBackend",
     )
     made = LocalEngine(options, say=lambda text: None)
     yield made

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from localchat.engine.attached.protocol import PREFIX, Wish
+from localchat.engine.attached.protocol import PREFIX, AttachSpec
 from localchat.engine.events import (
     Accepted,
     Done,
@@ -20,8 +20,8 @@ from localchat.engine.events import (
     TokenLogprob,
     ToolCall,
 )
-from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.engine import LocalEngine
+from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Message, Messages, Sampling
 from localchat.engine.request import TextPrompt as PlainText
 from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
@@ -33,6 +33,7 @@ from localchat.errors import (
     ModelMissing,
     UsageError,
 )
+from localchat.fit.load_options import LoadOptions
 from tests.support.local_api_server import Running, running, until
 
 ASKED = GenerateRequest(prompt=PlainText("hello"), sampling=Sampling(seed=3), user="me")
@@ -189,7 +190,7 @@ def test_server_that_is_gone_is_an_error_that_says_so(house: Running) -> None:
 
     nowhere = ServerClient("http://127.0.0.1:1", "t")
     assert nowhere.loaded() is None
-    attached = AttachedEngine(nowhere, Wish(b"", "m"), "u")
+    attached = AttachedEngine(nowhere, AttachSpec(b"", "m"), "u")
     with pytest.raises(EngineDied, match="went away"):
         list(attached.generate(ASKED))
     with pytest.raises(EngineDied):
@@ -197,9 +198,9 @@ def test_server_that_is_gone_is_an_error_that_says_so(house: Running) -> None:
     assert ServerClient(house.server.url, "wrong").loaded() is None
     with pytest.raises(LocalchatError, match="refused"):
         list(
-            AttachedEngine(ServerClient(house.server.url, "wrong"), Wish(b"", "m"), "u").generate(
-                ASKED
-            )
+            AttachedEngine(
+                ServerClient(house.server.url, "wrong"), AttachSpec(b"", "m"), "u"
+            ).generate(ASKED)
         )
 
 
@@ -212,7 +213,7 @@ def script(tmp_path: Path) -> Callable[..., EngineOptions]:
         path = tmp_path / "model.script"
         path.write_text(json.dumps(script))
         backend = "localchat.backend_api.scripted:ScriptedBackend"
-        return EngineOptions(path, backend=backend, audit=True, max_slots=4)
+        return EngineOptions(path, load=LoadOptions(max_slots=4), backend=backend, audit=True)
 
     return write
 

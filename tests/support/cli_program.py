@@ -25,7 +25,7 @@ from localchat.engine.events import (
     Usage,
 )
 from localchat.engine.interface import EngineInfo
-from localchat.engine.load_options import EngineOptions
+from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest
 from localchat.engine.scripted import ScriptedEngine
 from localchat.engine.stream import Stream

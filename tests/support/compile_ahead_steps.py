@@ -8,7 +8,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from localchat.backend_api.interface import Capabilities, LoadOptions
+from localchat.backend_api.interface import Capabilities, LoadRequest
+from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat_cuda.compile_ahead.trace import CompileShape
 from localchat_cuda.load import capabilities
@@ -45,7 +46,7 @@ def can_of(
 ) -> Capabilities:
     kind = kv_type or kv_types(config)[0]
     plan = MemoryPlan("cuda", 0, 10**9, 0, 0, 0, True, context, context, kind, True, 0, 0, context)
-    return capabilities(config, LoadOptions(plan, max_slots=slots))
+    return capabilities(config, LoadRequest(plan, LoadOptions(max_slots=slots)))
 
 
 def child(command: list[str], told: object, cache: Path | None = None) -> str:

@@ -6,13 +6,13 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from localchat.backend_api.interface import LoadOptions, Progress, Runner
+from localchat.backend_api.interface import LoadRequest, Progress, Runner
 from localchat_llamacpp import LlamaCppBackend
 from localchat_llamacpp.model import GgufModel
 
 
 class CrashingModel(GgufModel):
-    def load(self, options: LoadOptions, progress: Progress, say: Callable[[str], None]) -> Runner:
+    def load(self, options: LoadRequest, progress: Progress, say: Callable[[str], None]) -> Runner:
         def watched(done: int, total: int) -> bool:
             goes_on = progress(done, total)
             if done >= total and not options.safe_mode:

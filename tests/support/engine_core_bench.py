@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from localchat.backend_api.interface import (
     Capabilities,
-    LoadOptions,
+    LoadRequest,
     ModelInfo,
     Progress,
     Runner,
@@ -43,7 +43,8 @@ from localchat.engine.events import (
 )
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.errors import LocalchatError
-from localchat.fit.memory_plan import LoadWish, MemoryPlan
+from localchat.fit.load_options import LoadOptions
+from localchat.fit.memory_plan import MemoryPlan
 
 MOST_TURNS = 6000
 
@@ -100,10 +101,10 @@ class _Model:
         self.tokenizer = tokenizer
         self.info = ModelInfo("m", "script", "none", 0, 400, VOCAB, 0, None, identity="m")
 
-    def plan(self, wish: LoadWish) -> MemoryPlan:
+    def plan(self, wish: LoadOptions) -> MemoryPlan:
         raise AssertionError("the desk plans nothing")
 
-    def load(self, options: LoadOptions, progress: Progress, say: Any) -> Runner:
+    def load(self, options: LoadRequest, progress: Progress, say: Any) -> Runner:
         raise AssertionError("the desk loads nothing")
 
     def close(self) -> None:

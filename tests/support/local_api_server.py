@@ -10,8 +10,8 @@ import uvicorn
 from starlette.applications import Starlette
 
 from localchat.engine.attached.engine import AttachedEngine, ServerClient
-from localchat.engine.attached.protocol import Wish
-from localchat.engine.load_options import EngineOptions
+from localchat.engine.attached.protocol import AttachSpec
+from localchat.engine.options import EngineOptions
 from localchat.errors import ModelMissing
 from localchat.pool.admission import AdmissionResult
 from localchat.pool.entry import ModelSpec, OpenEngine, PoolEntry
@@ -37,7 +37,7 @@ class Shelf:
             raise ModelMissing(f"no model {word}")
         return ModelSpec(name, self._options[name])
 
-    def resolve_request(self, wish: Wish) -> ModelSpec:
+    def resolve_request(self, wish: AttachSpec) -> ModelSpec:
         return self.find(wish.name)
 
     def models(self) -> tuple[KnownModel, ...]:
@@ -60,7 +60,7 @@ class Running:
         self.server = ServerClient(f"http://127.0.0.1:{port}", TOKEN)
 
     def attach(self, name: str, user: str = "test") -> AttachedEngine:
-        return AttachedEngine(self.server, Wish(model=b"/x", name=name), user)
+        return AttachedEngine(self.server, AttachSpec(model=b"/x", name=name), user)
 
 
 @contextmanager

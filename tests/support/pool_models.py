@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from localchat.engine.load_options import EngineOptions
+from localchat.engine.options import EngineOptions
 from localchat.engine.scripted import ScriptedEngine
 from localchat.errors import ModelMissing
+from localchat.fit.load_options import LoadOptions
 from localchat.pool.admission import AdmissionResult
 from localchat.pool.entry import ModelSpec, PoolEntry
 
@@ -28,7 +29,9 @@ class House:
         name = {"alias": "a"}.get(word, word)
         if name not in self.sizes:
             raise ModelMissing(f"no model {word}")
-        return ModelSpec(name, EngineOptions(Path("/models") / name, max_slots=self.max_slots))
+        return ModelSpec(
+            name, EngineOptions(Path("/models") / name, load=LoadOptions(max_slots=self.max_slots))
+        )
 
     def open(self, options: EngineOptions, say: Callable[[str], None]) -> ScriptedEngine:
         self.before_open()

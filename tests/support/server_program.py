@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from localchat.cli import main
 from localchat.cli.context import AppContext
-from localchat.engine.load_options import EngineOptions
+from localchat.engine.options import EngineOptions
 from localchat.engine.scripted import ScriptedEngine
 
 

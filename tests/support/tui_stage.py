@@ -28,12 +28,13 @@ from localchat.engine.events import (
     Usage,
 )
 from localchat.engine.interface import EngineInfo, MemoryParts
-from localchat.engine.load_options import EngineOptions
+from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Messages, Prompt, Sampling
 from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from localchat.engine.stream import Stream
 from localchat.errors import LocalchatError, ModelMissing
-from localchat.fit.memory_plan import LoadWish, MemoryPlan
+from localchat.fit.load_options import LoadOptions
+from localchat.fit.memory_plan import MemoryPlan
 from localchat.models.onboarding import FirstRun
 from localchat.models.resolve import ResolvedModel
 from localchat.session.context import CatalogEstimate, ModelSetup, SessionContext
@@ -213,11 +214,11 @@ class Stage:
         settings = resolve(file, base, given).settings
         path = self.tmp / f"{word}.gguf"
         options = EngineOptions(
+            load=LoadOptions(
+                context_tokens=settings.context_length, kv_type=settings.kv_cache_type, max_slots=2
+            ),
             model=path,
             name=word,
-            context_tokens=settings.context_length,
-            kv_type=settings.kv_cache_type,
-            max_slots=2,
         )
         return ModelSetup(
             ResolvedModel(word, word, path, "test"),
@@ -226,7 +227,7 @@ class Stage:
             lambda say: self.open_engine(options, say),
         )
 
-    def plan(self, settled: ModelSetup, wish: LoadWish) -> MemoryPlan:
+    def plan(self, settled: ModelSetup, wish: LoadOptions) -> MemoryPlan:
         context = wish.context_tokens or 32768
         kv_bytes = context * (57344 if wish.kv_type in (None, "f16") else 30464)
         total = int(4.6 * GB) + kv_bytes + 230_000_000
@@ -252,7 +253,7 @@ class Stage:
         """Of the catalogue the Qwens alone have a shape that is known, all the same."""
         if not name.startswith("qwen"):
             return None
-        plan = self.plan(self.settle(None, {}), LoadWish())
+        plan = self.plan(self.settle(None, {}), LoadOptions())
         return CatalogEstimate(plan, plan.weights_bytes)
 
     def app(self) -> ChatApp:

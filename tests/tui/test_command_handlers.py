@@ -150,7 +150,7 @@ def test_parameters_by_command(tmp_path: Path) -> None:
         assert "there is no model 'remote:box'" in notices(pilot)[-1]
         await command(pilot, "/set context-length 8192")
         await until(pilot, lambda: len(stage.opened) == 2 and not app.session.busy)
-        assert stage.opened[-1][0].context_tokens == 8192
+        assert stage.opened[-1][0].load.context_tokens == 8192
         await command(pilot, "/think off")
         await until(pilot, lambda: app.session.settled.settings.think == "off")
         await command(pilot, "/think hard")
@@ -175,7 +175,7 @@ def test_the_parameter_screen_tells_the_cost_before_it_is_paid(tmp_path: Path) -
         assert any("131072" in each and "does not fit" in each for each in prompts)
         await pilot.press(*"5000", "enter")
         await until(pilot, lambda: len(stage.opened) == 2)
-        assert stage.opened[-1][0].context_tokens == 5000
+        assert stage.opened[-1][0].load.context_tokens == 5000
 
     play(stage, what)
 

@@ -6,9 +6,10 @@ from typing import cast
 
 import pytest
 
-from localchat.engine.load_options import EngineOptions
+from localchat.engine.options import EngineOptions
 from localchat.errors import UsageError
-from localchat.fit.memory_plan import LoadWish, MemoryPlan
+from localchat.fit.load_options import LoadOptions
+from localchat.fit.memory_plan import MemoryPlan
 from localchat.session.context import ModelSetup, SessionContext
 from localchat.tui.parameter_costs import costs_of
 
@@ -21,7 +22,7 @@ class _Workplace:
     def __init__(self, kv_types: tuple[str, ...]) -> None:
         self.kv_types = kv_types
 
-    def plan(self, settled: object, wish: LoadWish) -> MemoryPlan:
+    def plan(self, settled: object, wish: LoadOptions) -> MemoryPlan:
         if wish.kv_type is not None and self.kv_types and wish.kv_type not in self.kv_types:
             raise UsageError(f"cannot be {wish.kv_type}")
         found = replace(PLAN, kv_types=self.kv_types)
@@ -50,13 +51,15 @@ def test_the_usual_kv_types_of_a_backend_are_offered(
 
 
 def test_what_a_choice_costs_is_counted_within_the_users_limits() -> None:
-    asked: list[LoadWish] = []
+    asked: list[LoadOptions] = []
 
     class Limited(_Settled):
-        options = EngineOptions(Path("m"), gpu_limit_bytes=3, kv_limit_bytes=2, dummy_weights=True)
+        options = EngineOptions(
+            Path("m"), load=LoadOptions(gpu_limit_bytes=3, kv_limit_bytes=2, dummy_weights=True)
+        )
 
     class Watched(_Workplace):
-        def plan(self, settled: object, wish: LoadWish) -> MemoryPlan:
+        def plan(self, settled: object, wish: LoadOptions) -> MemoryPlan:
             asked.append(wish)
             return super().plan(settled, wish)
 

@@ -16,12 +16,12 @@ import msgspec
 from localchat.engine.attached.protocol import (
     MEDIA_TYPE,
     PREFIX,
+    AttachSpec,
     GenerateCall,
     Query,
     QueryCall,
     StopCall,
     Stopped,
-    Wish,
 )
 from localchat.engine.events import Done, EngineStats
 from localchat.engine.interface import EngineInfo, Vectors
@@ -174,9 +174,9 @@ class AttachedCall:
 class AttachedEngine:
     """See Engine. `user`: who asks, for `ps`. `close` hangs up; the model stays loaded on the server."""
 
-    def __init__(self, server: ServerClient, wish: Wish, user: str) -> None:
+    def __init__(self, server: ServerClient, spec: AttachSpec, user: str) -> None:
         self._server = server
-        self._wish = wish
+        self._spec = spec
         self._user = user
         self._lock = threading.Lock()
         self._calls: set[AttachedCall] = set()
@@ -192,7 +192,7 @@ class AttachedEngine:
             self._calls.add(call)
         named = msgspec.structs.replace(request, user=request.user or self._user)
         threading.Thread(
-            target=self._follow, args=(GenerateCall(self._wish, named), stream, call), daemon=True
+            target=self._follow, args=(GenerateCall(self._spec, named), stream, call), daemon=True
         ).start()
         return stream
 
@@ -230,7 +230,7 @@ class AttachedEngine:
     def _query(self, query: Query, kind: type[R]) -> R:
         if self._closed:
             raise EngineClosed("the engine was closed")
-        return self._server.query(QueryCall(self._wish, query, self._user), kind)
+        return self._server.query(QueryCall(self._spec, query, self._user), kind)
 
 
 def _encoded(asked: msgspec.Struct) -> bytes:

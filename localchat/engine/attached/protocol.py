@@ -6,40 +6,34 @@ end of one that failed); `/query` takes a QueryDoor and answers with one frame. 
 `GET /ps` and `POST /stop` are JSON.
 """
 
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from localchat.engine.local import protocol
 from localchat.engine.request import GenerateRequest
+from localchat.fit.load_options import LoadOptions
 
 PREFIX = "/localchat/v1"
 MEDIA_TYPE = "application/vnd.localchat"
 """A type that no page of a browser can send to another site without being asked."""
 
 
-class Wish(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which model, and what its user asked of the load; a default means «as it is there». `model`: the path
-    as the system's bytes. Only the server's owner may choose files."""
+class AttachSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A model file, and what its user asked of the load. Only the server's owner may choose files."""
 
     model: bytes
+    """The path as the system's bytes."""
     name: str
     word: str = ""
+    """What the user typed for the model."""
     backend: str | None = None
-    context_tokens: int | None = None
-    kv_type: str | None = None
-    gpu_layers: int | Literal["auto", "all"] = "auto"
-    threads: int = 0
-    cache_ram_bytes: int | None = None
-    require_gpu: bool = False
-    gpu_limit_bytes: int | None = None
-    kv_limit_bytes: int | None = None
-    dummy_weights: bool = False
-    head_int8: bool = False
+    load: LoadOptions = LoadOptions()
+    """A default means the option as the server's settings have it."""
 
 
 class GenerateCall(msgspec.Struct, frozen=True):
-    wish: Wish
+    model: AttachSpec
     request: GenerateRequest
 
 
@@ -56,7 +50,7 @@ Query: TypeAlias = (
 class QueryCall(msgspec.Struct, frozen=True):
     """`user`: who asks, for `ps`."""
 
-    wish: Wish
+    model: AttachSpec
     query: Query
     user: str = ""
 

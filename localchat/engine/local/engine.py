@@ -19,10 +19,10 @@ from localchat.engine.events import (
     Queued,
 )
 from localchat.engine.interface import EngineInfo, Vectors
-from localchat.engine.load_options import EngineOptions
 from localchat.engine.local import protocol
 from localchat.engine.local.crash_record import CrashRecord
 from localchat.engine.local.process import ChildProcess
+from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.stream import SIGNAL_POLL_S, Stream
 from localchat.errors import EngineClosed, EngineDied, LocalchatError, UsageError, from_wire
@@ -180,21 +180,11 @@ class LocalEngine:
                     model=os.fsencode(options.model),
                     name=protocol.whole(options.name or options.model.stem),
                     backend=options.backend,
-                    context_tokens=options.context_tokens,
-                    kv_type=options.kv_type,
-                    gpu_layers=options.gpu_layers,
-                    threads=options.threads,
-                    max_slots=options.max_slots,
-                    cache_ram_bytes=options.cache_ram_bytes,
+                    load=options.load,
                     speculation=options.speculation,
-                    require_gpu=options.require_gpu,
                     safe_builds=self._safe.known(),
                     sampling=options.sampling,
                     audit=options.audit,
-                    gpu_limit_bytes=options.gpu_limit_bytes,
-                    kv_limit_bytes=options.kv_limit_bytes,
-                    dummy_weights=options.dummy_weights,
-                    head_int8=options.head_int8,
                 )
             )
         return self._child

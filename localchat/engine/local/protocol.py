@@ -14,6 +14,7 @@ from localchat.engine.events import EngineStats, Event
 from localchat.engine.interface import EngineInfo
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.errors import Detail
+from localchat.fit.load_options import LoadOptions
 
 MAX_FRAME_BYTES = 1 << 30
 _LENGTH = struct.Struct(">I")
@@ -33,27 +34,18 @@ def whole(text: str) -> str:
 
 
 class Open(msgspec.Struct, frozen=True, tag="open", omit_defaults=True):
-    """First frame: which model, how. `model`: the path as the system's bytes, which may be no Unicode.
-    `safe_builds`: builds known to crash here (Backend.build_key)."""
+    """First frame: which model, and how it is loaded."""
 
     model: bytes
+    """The path as the system's bytes, which may be no Unicode."""
     name: str
     backend: str | None
-    context_tokens: int | None
-    kv_type: str | None
-    gpu_layers: int | Literal["auto", "all"]
-    threads: int
-    max_slots: int
-    cache_ram_bytes: int | None
-    speculation: bool
-    require_gpu: bool = False
+    load: LoadOptions = LoadOptions()
+    speculation: bool = True
     safe_builds: tuple[str, ...] = ()
+    """Builds known to crash here (Backend.build_key)."""
     sampling: dict[str, float] = {}
     audit: bool = False
-    gpu_limit_bytes: int | None = None
-    kv_limit_bytes: int | None = None
-    dummy_weights: bool = False
-    head_int8: bool = False
 
 
 class Generate(msgspec.Struct, frozen=True, tag="ask"):

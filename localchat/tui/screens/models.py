@@ -16,7 +16,6 @@ from localchat.errors import LocalchatError
 from localchat.fit.report import size, tokens
 from localchat.sanitize import sanitize_line
 from localchat.tui.keymap import bindings
-from localchat.tui.parameter_costs import wish_of
 from localchat.tui.screens.list_dialog import ListDialog
 
 if TYPE_CHECKING:
@@ -200,7 +199,7 @@ def _verdict(workplace: "SessionContext", entry: Entry, room_bytes: int) -> Judg
     try:
         if entry.kind != "catalogue":
             settled = workplace.settle(entry.name, {})
-            return Judged(_words(workplace.plan(settled, wish_of(settled))), entry.size_bytes)
+            return Judged(_words(workplace.plan(settled, settled.options.load)), entry.size_bytes)
         foreseen = workplace.foresee(entry.name)
     except LocalchatError as problem:
         return Judged(problem.message, entry.size_bytes)

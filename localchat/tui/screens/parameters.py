@@ -15,7 +15,7 @@ from localchat.tui.screens.list_dialog import ListDialog
 if TYPE_CHECKING:
     from localchat.session.session import ChatSession
 
-_LOADING = ("context_length", "kv_cache_type", "gpu_layers", "threads")
+_LOADING = tuple(key for key, words in KEYS.items() if words.reloads)
 _FREE = (
     *("temperature", "top_k", "top_p", "min_p", "typical_p"),
     *("repetition_penalty", "frequency_penalty", "presence_penalty"),

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from localchat.engine.events import Accepted, Done, Event, Finished, Loading, Prefill, Text
-from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.local.process import child_environment
+from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Message, Messages, Sampling
 from localchat.engine.request import TextPrompt as PlainText
 from localchat.errors import (

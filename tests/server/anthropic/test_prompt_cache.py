@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.engine import LocalEngine
+from localchat.engine.options import EngineOptions
+from localchat.fit.load_options import LoadOptions
 from tests.support.http_server import Wire, running
 
 USER = [{"role": "user", "content": "hi"}]
@@ -19,7 +20,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEngine]:
     model = tmp_path_factory.mktemp("model") / "hashed.script"
     model.write_text(json.dumps({"reply": None}))
     options = EngineOptions(
-        model, backend="localchat.backend_api.scripted:ScriptedBackend", context_tokens=4096
+        model,
+        load=LoadOptions(context_tokens=4096),
+        backend="localchat.backend_api.scripted:ScriptedBackend",
     )
     made = LocalEngine(options, say=lambda text: None)
     yield made

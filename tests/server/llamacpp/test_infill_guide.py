@@ -8,8 +8,8 @@ import pytest
 import localchat
 from localchat.engine.events import Text
 from localchat.engine.interface import Engine
-from localchat.engine.load_options import EngineOptions
 from localchat.engine.local.engine import LocalEngine
+from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest
 from localchat.engine.request import TextPrompt as Prompt
 from tests.support.http_server import Wire, running

@@ -15,7 +15,7 @@ from localchat.config.paths import find_paths
 from localchat.config.settings import Settings
 from localchat.errors import ModelInvalid
 from localchat.fit.hardware import Machine
-from localchat.fit.memory_plan import LoadWish
+from localchat.fit.load_options import LoadOptions
 from localchat.models.assess import Subject, assess
 from localchat.models.catalog import read_catalogue
 from localchat.models.names import parse
@@ -40,7 +40,9 @@ def test_the_list_says_what_fit_says(monkeypatch: pytest.MonkeyPatch) -> None:
     planner = _Planner()
     drawn = drawn_for(parse("qwen2.5:7b", read_catalogue(paths)))
     assert drawn is not None
-    plan = assess(Subject(drawn.name, drawn), LoadWish(max_slots=2), LAPTOP, None, speed=False).plan
+    plan = assess(
+        Subject(drawn.name, drawn), LoadOptions(max_slots=2), LAPTOP, None, speed=False
+    ).plan
     assert planner.foresee("qwen2.5:7b", setup) == CatalogEstimate(plan, drawn.file_bytes)
     assert planner.foresee("nomic-embed-text:v1.5", setup) is None
 

@@ -1,0 +1,50 @@
+"""Options of a model load, as one record for front ends, the pool, the engine process and the backends.
+
+Stands in `fit/`, the lowest package that reads it, because backends import no higher one. Engines, frames and
+calls embed it. `engine.options.load_options` makes it of the settings: a new option is a setting, a field of
+the same name here, and its use in a planner or loader.
+"""
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+GpuLayers: TypeAlias = int | Literal["auto", "all"]
+
+
+class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Options of one load. A default (None, 0, `auto`, False) leaves the decision to the planner."""
+
+    context_tokens: int | None = None
+    """Longest sequence."""
+    kv_type: str | None = None
+    """Storage of the KV cache: f16, bf16, fp8, q8_0, q4_0."""
+    gpu_layers: GpuLayers = "auto"
+    """Layers on the GPU, counted from the last."""
+    threads: int = 0
+    """Threads that compute; 0: the physical cores."""
+    max_slots: int = 16
+    """Sequences computed at once."""
+    cache_ram_bytes: int | None = None
+    """RAM for prefixes that are swapped to the host."""
+    require_gpu: bool = False
+    """Refuse the load rather than compute on the CPU alone."""
+    gpu_limit_bytes: int | None = None
+    """Most memory taken of each GPU."""
+    kv_limit_bytes: int | None = None
+    """Most memory for the KV cache."""
+    dummy_weights: bool = False
+    """Random weights, to measure speed without a model's files."""
+    head_int8: bool = False
+    """Round the output head to 8 bits."""
+
+    def over(self, base: "LoadOptions") -> "LoadOptions":
+        """These options where they differ from the defaults, and those of `base` elsewhere."""
+        given = {name: getattr(self, name) for name in self.__struct_fields__}
+        changed = {
+            name: value for name, value in given.items() if value != getattr(_DEFAULTS, name)
+        }
+        return msgspec.structs.replace(base, **changed)
+
+
+_DEFAULTS = LoadOptions()
