@@ -6,10 +6,7 @@ The functions below it are how figures are computed and written; they import not
 
 from collections.abc import Mapping, Sequence
 from math import ceil
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
-
-if TYPE_CHECKING:
-    from localchat.engine.events import Done
+from typing import Final, Literal, NamedTuple
 
 Kind = Literal["gauge", "counter", "histogram", "text"]
 
@@ -174,21 +171,6 @@ def kv_share(used: int, total: int) -> str:
     if not total:
         return f"{used}"
     return f"{used}/{total} ({used * 100 // total}%)"
-
-
-def stats_line(done: "Done") -> str:
-    """The line of `--stats`: TTFT, decode rate, KV, drafts accepted of drafted; what a server on another
-    machine does not tell is left out."""
-    timings, drafts = done.timings, done.speculation
-    parts = [
-        f"TTFT {number(timings.ttft_s, 2)} s",
-        f"{number(timings.decode_tokens_per_s, 1)} tok/s",
-    ]
-    if done.kv_used_tokens or done.kv_total_tokens:
-        parts.append(f"KV {kv_share(done.kv_used_tokens, done.kv_total_tokens)}")
-    if drafts.off != NOT_REPORTED:
-        parts.append(f"drafts {drafts.accepted}/{drafts.drafted}")
-    return " · ".join(parts)
 
 
 def number(value: float | None, digits: int) -> str:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from localchat import metrics
 from localchat.engine import events
+from localchat.engine.stats_line import stats_line
 from localchat.metrics import METRICS
 from tests.support.cli_program import DONE
 
@@ -73,4 +74,4 @@ def test_a_part_is_told_in_the_unit_of_the_whole() -> None:
 
 
 def test_the_line_of_stats_is_as_promised() -> None:
-    assert metrics.stats_line(DONE) == "TTFT 0.41 s · 62.0 tok/s · KV 412/32768 (1%) · drafts 34/51"
+    assert stats_line(DONE) == "TTFT 0.41 s · 62.0 tok/s · KV 412/32768 (1%) · drafts 34/51"

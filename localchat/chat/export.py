@@ -10,7 +10,7 @@ import msgspec
 from localchat.chat.conversation import Conversation, Node
 from localchat.chat.prompt_messages import unsent_ids
 from localchat.chat.titles import title_for
-from localchat.metrics import stats_line
+from localchat.engine.stats_line import stats_line
 
 _NAMES: Final = {"user": "User", "assistant": "Assistant", "system": "System", "tool": "Tool"}
 _STATES: Final = {

@@ -23,6 +23,7 @@ from localchat.cli.signals import deferred, terminate_gracefully
 from localchat.cli.streams import Terminal
 from localchat.engine.interface import Engine
 from localchat.engine.request import Grammar, Message, TextPrompt
+from localchat.engine.stats_line import stats_line
 from localchat.errors import (
     ContextExceeded,
     ExitCode,
@@ -31,7 +32,6 @@ from localchat.errors import (
     ModelMissing,
     UsageError,
 )
-from localchat.metrics import stats_line
 
 
 class Wish(NamedTuple):

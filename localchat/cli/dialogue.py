@@ -24,6 +24,7 @@ from localchat.cli.render_answer import Answer, Display, take
 from localchat.cli.resolve import Setup, remember
 from localchat.engine.interface import Engine
 from localchat.engine.request import Message
+from localchat.engine.stats_line import stats_line
 from localchat.errors import (
     ContextExceeded,
     HistoryUnusable,
@@ -33,7 +34,6 @@ from localchat.errors import (
 )
 from localchat.history.autosave import Autosave
 from localchat.history.store import History
-from localchat.metrics import stats_line
 
 _SHOWN: Final = 200
 """Characters of a long question that are repeated on the screen."""

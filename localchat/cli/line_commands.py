@@ -8,8 +8,8 @@ from localchat.chat.compaction import without_summary
 from localchat.chat.export import as_json_text, as_markdown
 from localchat.chat.overflow import send_everything
 from localchat.cli.dialogue import Dialogue
+from localchat.engine.stats_line import stats_line
 from localchat.errors import LocalchatError
-from localchat.metrics import stats_line
 
 _HELP: Final = """\
 /help           this list

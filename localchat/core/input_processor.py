@@ -26,7 +26,14 @@ from localchat.core.structured_output.compiler import GrammarCompiler
 from localchat.core.structured_output.matcher import GrammarMatcher
 from localchat.core.structured_output.tool_grammar import answer_grammar
 from localchat.engine.events import Accepted
-from localchat.engine.request import GenerateRequest, Infill, Messages, TextPrompt, TokenIds
+from localchat.engine.request import (
+    SAMPLING_RANGES,
+    GenerateRequest,
+    Infill,
+    Messages,
+    TextPrompt,
+    TokenIds,
+)
 from localchat.errors import ContextExceeded, UsageError
 
 _DEFAULTS = {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05}
@@ -34,16 +41,6 @@ _SEED_MASK = (1 << 64) - 1
 _MOST_CHOICES = 64
 _MOST_STOPS = 64
 _MOST_LOGPROBS = 100
-_RANGES: Mapping[str, tuple[float, float]] = {
-    "temperature": (0.0, 100.0),
-    "top_k": (0, 1 << 31),
-    "typical_p": (0.0, 1.0),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (1e-3, 100.0),
-    "frequency_penalty": (-100.0, 100.0),
-    "presence_penalty": (-100.0, 100.0),
-}
 
 
 class InputProcessor:
@@ -73,7 +70,7 @@ class InputProcessor:
         """The model's own defaults, without those that mean nothing."""
         advised = dict(self._model.info.sampling)
         for name, value in self._model.info.sampling:
-            low, high = _RANGES[name]
+            low, high = SAMPLING_RANGES[name]
             if name == "top_k" and value < 0:
                 advised[name] = 0  # others' word for off
             elif not low <= value <= high:
@@ -243,7 +240,7 @@ class InputProcessor:
 def _check(request: GenerateRequest) -> None:
     """Values that no engine can mean. Raises UsageError naming the field, the value and the range."""
     sampling = msgspec.structs.asdict(request.sampling)
-    for name, (low, high) in _RANGES.items():
+    for name, (low, high) in SAMPLING_RANGES.items():
         value = sampling[name]
         if value is not None and not low <= value <= high:
             raise UsageError(f"{name} {value}: it must be {low} to {high}")

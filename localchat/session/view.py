@@ -6,7 +6,7 @@ from typing import Protocol
 from localchat.chat.conversation import Conversation, Node
 from localchat.chat.overflow import unsent_sentence
 from localchat.chat.prompt_messages import left_out, unsent_ids
-from localchat.metrics import stats_line
+from localchat.engine.stats_line import stats_line
 from localchat.session.blocks import (
     AnswerBlock,
     Block,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from localchat.atomic import write_text
 from localchat.chat.conversation import Conversation
 from localchat.config.settings import KEYS, check_key
+from localchat.engine.stats_line import stats_line
 from localchat.errors import LocalchatError, ModelMissing, UsageError
-from localchat.metrics import stats_line
 from localchat.session.blocks import AnswerBlock, UserBlock
 from localchat.session.commands import parse
 from localchat.tui.attachments import contract, expand

@@ -11,8 +11,8 @@ from localchat.chat.conversation import Inclusion
 from localchat.engine.events import Finished, MetricsSnapshot, Reasoning, Text, ToolCall
 from localchat.engine.request import Messages
 from localchat.engine.scripted import ScriptedAnswer
+from localchat.engine.stats_line import stats_line
 from localchat.errors import ContextExceeded, EngineDied, UsageError
-from localchat.metrics import stats_line
 from localchat.session.answer_builder import AnswerBuilder
 from localchat.session.blocks import AnswerBlock, ReasoningBlock, ToolCallBlock, UserBlock
 from localchat.session.engine_holder import EngineHolder

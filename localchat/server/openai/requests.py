@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import msgspec
 
 from localchat.engine.request import (
+    SAMPLING_RANGES,
     GenerateRequest,
     Grammar,
     Infill,
@@ -331,17 +332,17 @@ def _sampling(body: GenerationBody, limits: ServerLimits) -> Sampling:
     )
 
 
+_REPETITION_RANGE: Final = (1e-3, 10.0)
 _RANGES: Final = {
+    **SAMPLING_RANGES,
     "temperature": (0.0, 10.0),
-    "top_p": (0.0, 1.0),
-    "top_k": (-1, 1 << 31),
-    "min_p": (0.0, 1.0),
-    "typical_p": (0.0, 1.0),
-    "repetition_penalty": (1e-3, 10.0),
-    "repeat_penalty": (1e-3, 10.0),
+    "top_k": (-1, 1 << 31),  # clients write -1 for off
+    "repetition_penalty": _REPETITION_RANGE,
+    "repeat_penalty": _REPETITION_RANGE,  # llama.cpp's name for it
     "frequency_penalty": (-2.0, 2.0),
     "presence_penalty": (-2.0, 2.0),
 }
+"""The engine's ranges, narrowed to those of the OpenAI protocol and to what a client can mean."""
 
 
 def _check_range(body: GenerationBody) -> None:

@@ -13,11 +13,12 @@ from localchat.engine.events import (
 )
 from localchat.engine.remote.engine import RemoteEngine
 from localchat.engine.request import GenerateRequest, Infill, Sampling
+from localchat.engine.stats_line import stats_line
 from localchat.errors import (
     NetworkError,
     UsageError,
 )
-from localchat.metrics import NOT_REPORTED, stats_line
+from localchat.metrics import NOT_REPORTED
 from tests.support.remote_server import ASK, Exchange, Open, events, piece, text_of
 
 
