@@ -39,7 +39,7 @@ from localchat_cuda.compile_ahead import trace
 
 class Counted(trace.Claims):
     def skip(self, *, key, fn, **rest):
-        self.met.setdefault((fn.module.rpartition(".")[2], key))
+        self.met.setdefault((fn.module.removeprefix("localchat_cuda.kernels."), key))
         return True
 
 scripts, found = pickle.load(sys.stdin.buffer), {}
@@ -98,7 +98,7 @@ def by_format() -> dict[str, dict[str, int]]:
     return met({
         "awq": script_of(stored(**AWQ), HOPPER),
         "awq before hopper": script_of(stored(**AWQ), AMPERE),
-        "awq behind hopper": script_of(stored(**AWQ), NEWER),
+        "awq after hopper": script_of(stored(**AWQ), NEWER),
         "scattered": script_of(stored(**{**GPTQ, "desc_act": True}), HOPPER),
         "fp8": script_of(stored(**fp8), HOPPER),
         "fp8 before": script_of(stored(**fp8), AMPERE),
@@ -108,34 +108,38 @@ def by_format() -> dict[str, dict[str, int]]:
     })  # fmt: skip
 
 
-def test_every_form_of_a_product_is_met(by_format: dict[str, dict[str, int]]) -> None:
-    products = {"w4_int8", "w4_fp16", "w4_wgmma", "w4_dense"}
-    assert products | {"w4_hopper", "attention_hopper"} <= by_format["awq"].keys()
-    for elsewhere in ("awq before hopper", "awq behind hopper"):
-        assert products | {"w4_many", "attention_many"} <= by_format[elsewhere].keys()
-        assert not {"w4_hopper", "attention_hopper"} & by_format[elsewhere].keys()
-    assert {"w8_one", "w8_few", "w8_tiles", "w8a8"} <= by_format["fp8"].keys()
-    assert {"w8_one", "w8_few", "w8_tiles", "w8_dense"} <= by_format["fp8 before"].keys()
-    assert {"dense_few", "gated", "norm"} <= by_format["bf16"].keys()
-    assert not any(name.startswith("w") for name in by_format["bf16"])
-    assert {"w8_one", "w8_tiles"} <= by_format["head"].keys()
+def test_every_kernel_variant_of_a_gemm_is_met(by_format: dict[str, dict[str, int]]) -> None:
+    gemms = {f"int4.gemm_{name}" for name in ("int8", "fp16", "wgmma", "dequant")}
+    hopper = {"int4.gemm_hopper", "attention.prefill_hopper"}
+    assert gemms | hopper <= by_format["awq"].keys()
+    for elsewhere in ("awq before hopper", "awq after hopper"):
+        assert gemms | {"int4.gemm_tiled", "attention.prefill"} <= by_format[elsewhere].keys()
+        assert not hopper & by_format[elsewhere].keys()
+    small = {f"fp8_int8.{name}" for name in ("gemv", "gemm_small", "gemm_tiled")}
+    assert small | {"fp8_int8.gemm_fp8"} <= by_format["fp8"].keys()
+    assert small | {"fp8_int8.gemm_dequant"} <= by_format["fp8 before"].keys()
+    assert {"skinny_gemm", "activation", "rms_norm"} <= by_format["bf16"].keys()
+    assert not any(name.startswith(("int4.gemm", "fp8_int8")) for name in by_format["bf16"])
+    assert {"fp8_int8.gemv", "fp8_int8.gemm_tiled"} <= by_format["head"].keys()
 
 
-def test_what_stands_between_products_is_met(by_format: dict[str, dict[str, int]]) -> None:
+def test_kernels_between_gemms_are_met(by_format: dict[str, dict[str, int]]) -> None:
     for name, kernels in by_format.items():
-        assert {"rope", "attention_few", "sample"} <= kernels.keys(), name
+        assert {"rope", "attention.decode", "sampling.sample"} <= kernels.keys(), name
         assert kernels["rope"] >= 3, name
-    assert by_format["scattered"]["w4_feed"] > by_format["awq"]["w4_feed"]
-    assert "kv8_plain" in by_format["coded"]
+    activations = "int4.activations"
+    assert by_format["scattered"][activations] > by_format["awq"][activations]
+    assert "attention.kv_fp8_dequant" in by_format["coded"]
     assert all(sum(kernels.values()) < 200 for kernels in by_format.values())
 
 
-def test_every_architecture_can_be_rehearsed() -> None:
+def test_every_architecture_can_be_compiled_ahead() -> None:
     raws = {raw["architectures"][0]: raw for raw, _ in CONFIGS.values()}
     found = met({name: script_of(raw, HOPPER, slots=1) for name, raw in raws.items()})
     assert len(found) > 5
-    assert all({"rope", "attention_few", "sample"} <= kernels.keys() for kernels in found.values())
-    assert "post_norm" in found["Gemma2ForCausalLM"]
+    everywhere = {"rope", "attention.decode", "sampling.sample"}
+    assert all(everywhere <= kernels.keys() for kernels in found.values())
+    assert "rms_norm_post" in found["Gemma2ForCausalLM"]
 
 
 def test_a_layer_of_each_kind_is_kept_and_the_last_stays_the_last() -> None:

@@ -11,13 +11,15 @@ from types import ModuleType
 
 from triton.runtime.jit import JITFunction
 
+_KERNELS = "localchat_cuda.kernels"
+
 
 @lru_cache(maxsize=1)
 def hash_bottom_up() -> None:
     """Hash all kernels of this folder that are imported by now, callees first; 60 ms, once in a process. To be
     called before any is launched."""
     seen: set[int] = set()
-    for name in sorted(each for each in sys.modules if each.startswith(__package__)):
+    for name in sorted(each for each in sys.modules if each.startswith(_KERNELS)):
         for value in list(vars(sys.modules[name]).values()):
             _visit(value, seen)
 
