@@ -55,7 +55,7 @@ class CudaBackend:
 
     def available(self) -> Availability:
         """Looks for a GPU, its driver and the libraries; imports none of them but the driver's reader."""
-        found = environment.look()
+        found = environment.check_installation()
         return Availability(found.ok, found.reason, found.hint, found.versions)
 
     def accepts(self, path: Path) -> bool:

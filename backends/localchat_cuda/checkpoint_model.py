@@ -14,8 +14,8 @@ from localchat.fit.memory_plan import MemoryPlan, demand
 from localchat.model_files.checkpoint import weight_paths
 from localchat.model_files.safetensors import SafetensorsHeader, read_safetensors
 from localchat_cuda import memory_plan as planner
-from localchat_cuda.environment import best
-from localchat_cuda.model_config import ModelConfig, read_config, running
+from localchat_cuda.environment import choose_gpu
+from localchat_cuda.model_config import ModelConfig, read_config, runtime_config
 from localchat_cuda.tokenizer import CheckpointTokenizer, chat_template, sampling_defaults
 
 Place = Literal["cuda", "cpu"]
@@ -28,7 +28,7 @@ class CheckpointModel:
     def __init__(self, folder: Path, place: Place, say: Callable[[str], None]) -> None:
         """Raises ModelMissing, ModelInvalid."""
         self._folder, self._place, self._ordinal = folder, place, 0
-        self.config, notes = running(read_config(folder), gpu=place == "cuda")
+        self.config, notes = runtime_config(read_config(folder), gpu=place == "cuda")
         for note in notes:
             say(note)
         if self.config.vision:
@@ -59,7 +59,7 @@ class CheckpointModel:
         gpus, note = read_gpus()
         if not gpus:
             raise LocalchatError(f"No NVIDIA GPU can be used here. {note}".strip())
-        self._ordinal = best(gpus)
+        self._ordinal = choose_gpu(gpus)
         return gpus[self._ordinal]
 
     def load(self, request: LoadRequest, progress: Progress, say: Callable[[str], None]) -> Runner:

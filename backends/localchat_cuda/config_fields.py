@@ -6,54 +6,58 @@ from typing import Any
 from localchat.errors import ModelInvalid
 
 
-class Fields:
+class ConfigFields:
     """`raw`: parsed JSON. `name`: of the file, for messages. `otherwise`: what to do where something cannot
     be run."""
 
-    def __init__(self, raw: Mapping[str, Any], name: str, otherwise: str) -> None:
-        self.raw, self.name, self.otherwise = raw, name, otherwise
+    def __init__(self, raw: Mapping[str, Any], name: str, hint: str) -> None:
+        self.raw, self.name, self.hint = raw, name, hint
 
-    def refused(self, what: str) -> ModelInvalid:
+    def unsupported(self, what: str) -> ModelInvalid:
         """The error for a config that asks for something that is not there."""
-        return ModelInvalid(f"{self.name} asks for {what}.", hint=self.otherwise, path=self.name)
+        return ModelInvalid(f"{self.name} asks for {what}.", hint=self.hint, path=self.name)
 
-    def whole(self, field: str, usual: int | None = None, most: int = 1 << 30) -> int:
+    def integer(self, field: str, default: int | None = None, most: int = 1 << 30) -> int:
         """A whole number above 0 and below `most`. Raises ModelInvalid."""
         found = self.raw.get(field)
-        found = usual if found is None else found
+        found = default if found is None else found
         if not isinstance(found, int) or isinstance(found, bool) or not 0 < found < most:
-            raise self._nonsense(field, found)
+            raise self._invalid(field, found)
         return found
 
-    def real(
-        self, field: str, usual: float, among: Mapping[str, Any] | None = None, above: float = 0.0
+    def number(
+        self,
+        field: str,
+        default: float,
+        section_of: Mapping[str, Any] | None = None,
+        above: float = 0.0,
     ) -> float:
         """A number `above` another one, of the config or of an object in it. Raises ModelInvalid."""
-        found = (self.raw if among is None else among).get(field)
-        found = usual if found is None else found
+        found = (self.raw if section_of is None else section_of).get(field)
+        found = default if found is None else found
         if (
             isinstance(found, bool)
             or not isinstance(found, int | float)
             or not above < found < 1e30
         ):
-            raise self._nonsense(field, found)
+            raise self._invalid(field, found)
         return float(found)
 
-    def section(self, field: str, among: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    def section(self, field: str, section_of: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         """An object; an empty one where there is none. Raises ModelInvalid."""
-        found = (self.raw if among is None else among).get(field) or {}
+        found = (self.raw if section_of is None else section_of).get(field) or {}
         if not isinstance(found, dict):
             raise ModelInvalid(f"{self.name}: {field} is {found!r}, no object.")
         return found
 
-    def reals(self, field: str, count: int, among: Mapping[str, Any]) -> tuple[float, ...]:
+    def numbers(self, field: str, count: int, section_of: Mapping[str, Any]) -> tuple[float, ...]:
         """A list of `count` numbers above 0. Raises ModelInvalid."""
-        found = among.get(field)
+        found = section_of.get(field)
         if not isinstance(found, list) or len(found) != count:
             raise ModelInvalid(f"{self.name}: {field} is no list of {count} numbers.")
-        return tuple(self.real(field, 0.0, {field: each}) for each in found)
+        return tuple(self.number(field, 0.0, {field: each}) for each in found)
 
-    def _nonsense(self, field: str, found: object) -> ModelInvalid:
+    def _invalid(self, field: str, found: object) -> ModelInvalid:
         said = "is missing" if found is None else f"is {found!r}, no usable number"
         return ModelInvalid(
             f"{self.name}: {field} {said}.",

@@ -21,7 +21,7 @@ LIBRARIES = {
 """Modules and what installs them."""
 _DRIVERS = {11: 450, 12: 525, 13: 580}
 """The first driver branch that runs a CUDA toolkit, by NVIDIA's compatibility table."""
-_OTHERWISE = "A GGUF of the model runs on llama.cpp, with or without a GPU."
+_GGUF_HINT = "A GGUF of the model runs on llama.cpp, with or without a GPU."
 
 
 class InstallationCheck(NamedTuple):
@@ -33,25 +33,25 @@ class InstallationCheck(NamedTuple):
     versions: tuple[tuple[str, str], ...] = ()
 
 
-def look() -> InstallationCheck:
+def check_installation() -> InstallationCheck:
     """The first obstacle, else the GPU that will compute."""
     missing = [needed for module, needed in LIBRARIES.items() if find_spec(module) is None]
     gpus, note = read_gpus()
     driver = Path("/proc/driver/nvidia/version").exists() or bool(gpus)
     if not gpus and not driver:
         return InstallationCheck(
-            False, note or "No NVIDIA GPU with a driver was found.", _OTHERWISE
+            False, note or "No NVIDIA GPU with a driver was found.", _GGUF_HINT
         )
     if missing:
         return InstallationCheck(False, f"{_list(missing)} not installed.", _install(missing))
     if not gpus:
         return InstallationCheck(
-            False, note or "The driver shows no NVIDIA GPU to this process.", _OTHERWISE
+            False, note or "The driver shows no NVIDIA GPU to this process.", _GGUF_HINT
         )
-    return judge(gpus[best(gpus)], torch_cuda())
+    return check_gpu(gpus[choose_gpu(gpus)], torch_cuda())
 
 
-def best(gpus: Sequence[Gpu]) -> int:
+def choose_gpu(gpus: Sequence[Gpu]) -> int:
     """Which of them computes: of those that can, the one with the most free memory. Raises ValueError for
     none."""
     return max(
@@ -60,7 +60,7 @@ def best(gpus: Sequence[Gpu]) -> int:
     )
 
 
-def judge(gpu: Gpu, toolkit: str) -> InstallationCheck:
+def check_gpu(gpu: Gpu, toolkit: str) -> InstallationCheck:
     """The verdict on a GPU and torch's CUDA version (empty: torch was built without)."""
     if not toolkit:
         return InstallationCheck(
@@ -75,7 +75,7 @@ def judge(gpu: Gpu, toolkit: str) -> InstallationCheck:
         return InstallationCheck(
             False,
             f"{gpu.name} has compute capability {have}; 8.0 (Ampere) or later is needed.",
-            _OTHERWISE,
+            _GGUF_HINT,
         )
     needed = _DRIVERS.get(int(toolkit.partition(".")[0]), 0)
     branch = gpu.driver.partition(".")[0]
@@ -83,7 +83,7 @@ def judge(gpu: Gpu, toolkit: str) -> InstallationCheck:
         return InstallationCheck(
             False,
             f"The NVIDIA driver {gpu.driver} is older than torch's CUDA {toolkit} takes.",
-            f"Install driver {needed} or later, or a torch for an older CUDA. {_OTHERWISE}",
+            f"Install driver {needed} or later, or a torch for an older CUDA. {_GGUF_HINT}",
         )
     versions = (("torch", _version("torch")), ("triton", _version("triton")), ("cuda", toolkit))
     return InstallationCheck(

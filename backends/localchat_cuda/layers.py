@@ -32,7 +32,7 @@ from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.runner.kv_pages import Inputs, Many, Pages
+from localchat_cuda.runner.kv_pages import ModelInputs, Pages, PrefillBatch
 from localchat_cuda.weights.formats.weight import Weight
 
 X = TypeVar("X")
@@ -80,10 +80,12 @@ class Layers(Protocol[X]):
         ...
 
 
-class _Shared:
+class _LayersBase:
     """Attention and the end of a step, the same in both flows."""
 
-    def __init__(self, config: ModelConfig, inputs: Inputs, pages: Pages, *, kernels: bool) -> None:
+    def __init__(
+        self, config: ModelConfig, inputs: ModelInputs, pages: Pages, *, kernels: bool
+    ) -> None:
         self.config, self.inputs, self.pages, self.kernels = config, inputs, pages, kernels
         self.device, self.dtype = pages.device, pages.dtype
         self.tokens = inputs.ids.shape[0]
@@ -148,7 +150,7 @@ class _Shared:
             self.many(self.inputs.many, layer, out)
         return flat
 
-    def many(self, work: Many, layer: int, out: torch.Tensor) -> None:
+    def many(self, work: PrefillBatch, layer: int, out: torch.Tensor) -> None:
         """Attention of the prompt chunks, into their rows of `out` [T, H, D]."""
         k, v, exponents = self.pages.layer(layer)
         batch, sources = work.batch, work.decoded
@@ -208,7 +210,7 @@ class _Shared:
         return out
 
 
-def logits_of(
+def compute_logits(
     x: torch.Tensor, head: torch.Tensor | w8_pack.W8, cap: float = 0.0, *, kernels: bool
 ) -> torch.Tensor:
     """Logits fp32 [P, vocabulary] of last states x [P, K], `cap` as ModelConfig.head_cap; 2 to 64 rows go
@@ -235,7 +237,7 @@ def _dense(x: torch.Tensor, weight: torch.Tensor, *, kernels: bool) -> torch.Ten
     return out
 
 
-class DenseLayers(_Shared):
+class DenseLayers(_LayersBase):
     """Activations [T, K] in the model's dtype, for weights of any kind, of several too."""
 
     def embed(self, table: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
@@ -246,7 +248,9 @@ class DenseLayers(_Shared):
 
     def product(self, x: torch.Tensor, weight: Weight) -> torch.Tensor:
         if isinstance(weight, w8_pack.W8):
-            return fp8_int8.product(x, weight, kernels=self.kernels, rounded=self.config.rounded)
+            return fp8_int8.product(
+                x, weight, kernels=self.kernels, rounded=self.config.fp8_activations
+            )
         if not isinstance(weight, w4_pack.W4):
             return _dense(x, weight, kernels=self.kernels)[None]
         return int4.product_of(x, weight, kernels=self.kernels)
@@ -291,10 +295,12 @@ class Packed:
         return write(order)
 
 
-class PackedW4Layers(_Shared):
+class PackedW4Layers(_LayersBase):
     """Activations as W4 products read them: at most w4.packed_rows tokens, every weight of a layer W4."""
 
-    def __init__(self, config: ModelConfig, inputs: Inputs, pages: Pages, *, kernels: bool) -> None:
+    def __init__(
+        self, config: ModelConfig, inputs: ModelInputs, pages: Pages, *, kernels: bool
+    ) -> None:
         super().__init__(config, inputs, pages, kernels=kernels)
         self._held: dict[tuple[int, bool], w4_activations.Rows] = {}
 

@@ -24,12 +24,12 @@ from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.compile_ahead.workers import CompileAhead
 from localchat_cuda.memory_plan import PAGE_TOKENS, kv_token_bytes, kv_types
 from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.runner.input_batch import BESIDE, MIXED_BUCKETS, PROMPT_BUCKETS
+from localchat_cuda.runner.input_batch import MIXED_BUCKETS, MIXED_DECODE_BUCKETS, PREFILL_BUCKETS
 from localchat_cuda.runner.kv_pages import Pages
-from localchat_cuda.runner.model import SEEN_BEFORE_CAPTURE, LoadedModel
+from localchat_cuda.runner.model import RUNS_BEFORE_CAPTURE, DeviceModel
 from localchat_cuda.runner.runner import DEPTH, CudaRunner
 from localchat_cuda.weights.loader import load
-from localchat_cuda.weights.source import Checkpoint, RandomWeights, WeightSource
+from localchat_cuda.weights.source import CheckpointWeights, RandomWeights, WeightSource
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _STEP_S, _SHARED_STEP_S = 0.2, 0.018
@@ -61,16 +61,16 @@ def load_runner(
     plan, can = request.plan, capabilities(config, request)
     total = max(plan.weights_bytes, 1)
 
-    def told(done: int, layers: int) -> bool:
+    def report_layer(done: int, layers: int) -> bool:
         # The last layer is not the end: the head follows, then `progress(total, total)`.
         return progress(min(total * done // (layers + 1), total - 1), total)
 
     with (
         CompileAhead(config, can, device, say, head_int8=request.options.head_int8) as ahead,
-        _memory_or_advice(request),
+        _advise_on_out_of_memory(request),
     ):
         source: WeightSource = (
-            RandomWeights(device) if folder is None else Checkpoint(folder, device)
+            RandomWeights(device) if folder is None else CheckpointWeights(folder, device)
         )
         names = ARCHITECTURES[config.architecture].NAMES
         weights = load(
@@ -79,7 +79,7 @@ def load_runner(
             source,
             device,
             head_int8=request.options.head_int8,
-            progress=told,
+            progress=report_layer,
             say=say,
         )
         blocks = can.kv_tokens // can.block_tokens
@@ -87,10 +87,10 @@ def load_runner(
             config, blocks + 1, can.context_tokens, device, _DTYPES[config.dtype], can.block_tokens,
             coded=can.kv_type == FP8,
         )  # fmt: skip
-        network = LoadedModel(config, weights, pages, kernels=device.type == "cuda")
+        model = DeviceModel(config, weights, pages, kernels=device.type == "cuda")
         progress(total, total)
         ahead.wait()
-        runner = CudaRunner(network, can)
+        runner = CudaRunner(model, can)
         warm_up(runner)
     return runner
 
@@ -113,8 +113,8 @@ def capabilities(config: ModelConfig, request: LoadRequest) -> Capabilities:
         kv_types=kv_types(config),
         step_target_s=_STEP_S,
         shared_step_target_s=_SHARED_STEP_S,
-        widths=Widths(PROMPT_BUCKETS, BESIDE, MIXED_BUCKETS),
-        limits=(*_LIMITS, _ROUNDED) if config.rounded else _LIMITS,
+        widths=Widths(PREFILL_BUCKETS, MIXED_DECODE_BUCKETS, MIXED_BUCKETS),
+        limits=(*_LIMITS, _ROUNDED) if config.fp8_activations else _LIMITS,
     )
 
 
@@ -135,7 +135,7 @@ def warm_up(runner: CudaRunner) -> None:
         runner.launch(StepPlan(0, (row,), (LogitsPosition(0, size - 1, -1),), (), enter))
         runner.collect()
         enter, blocks = (), ()
-    for position in (*_WARM_POSITIONS, *[1] * SEEN_BEFORE_CAPTURE):
+    for position in (*_WARM_POSITIONS, *[1] * RUNS_BEFORE_CAPTURE):
         if position < longest:
             row = StepRow(-1, 0, position, LAST)
             runner.launch(StepPlan(0, (row,), (LogitsPosition(0, 0, -1),)))
@@ -145,10 +145,10 @@ def warm_up(runner: CudaRunner) -> None:
 
 
 @contextmanager
-def _memory_or_advice(request: LoadRequest) -> Iterator[None]:
+def _advise_on_out_of_memory(request: LoadRequest) -> Iterator[None]:
     try:
         yield
-    except torch.OutOfMemoryError as trouble:
+    except torch.OutOfMemoryError as error:
         plan = request.plan
         raise DoesNotFit(
             f"The GPU had less room than planned: {plan.total_bytes:,} bytes were wanted.",
@@ -156,4 +156,4 @@ def _memory_or_advice(request: LoadRequest) -> Iterator[None]:
             "(--ctx) or less KV (--kv-gb).",
             needed_bytes=plan.total_bytes,
             free_bytes=plan.free_bytes,
-        ) from trouble
+        ) from error

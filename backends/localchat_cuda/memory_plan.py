@@ -22,8 +22,8 @@ from localchat.fit.report import flag_gigabytes, size, tokens
 from localchat.model_files.safetensors import SafetensorsHeader
 from localchat_cuda.model_config import FloatType, ModelConfig
 from localchat_cuda.quantization_config import PACKED_GROUP, floating_bytes
-from localchat_cuda.rope_config import Dynamic, LongFactors
-from localchat_cuda.weights.source import is_text, usual_name
+from localchat_cuda.rope_config import DynamicNtkScaling, LongRopeScaling
+from localchat_cuda.weights.tensor_names import canonical_name, is_text
 
 PAGE_TOKENS = 64
 STEP_TOKENS = 2048
@@ -61,7 +61,7 @@ def plan(
 ) -> MemoryPlan:
     """The verdict on a load to one GPU. Never raises for memory: `fit.plan.demand` makes the error of a
     plan that does not fit. Raises UsageError for a KV type the engine lacks, and for nonsense numbers."""
-    return _Planner(config, tuple(headers), wish, gpu, limits or StepLimits()).plan()
+    return _LoadPlanner(config, tuple(headers), wish, gpu, limits or StepLimits()).plan()
 
 
 def kv_types(config: ModelConfig) -> tuple[str, ...]:
@@ -86,7 +86,7 @@ def weights_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> 
         for header in headers
         for tensor in header.tensors
         if is_text(tensor.name)
-        and not (config.tied and usual_name(tensor.name) == "lm_head.weight")
+        and not (config.tied and canonical_name(tensor.name) == "lm_head.weight")
     )
 
 
@@ -94,7 +94,7 @@ def parameters(config: ModelConfig) -> int:
     """Numbers in the weights, as people count a model's size."""
     width, d = config.hidden, config.head_dim
     norms = 4 if config.post_normed else 2
-    layer = width * (config.qkv_columns + config.heads * d + 3 * config.feed + norms)
+    layer = width * (config.qkv_columns + config.heads * d + 3 * config.intermediate + norms)
     layer += config.qkv_columns if config.biased else 0
     layer += 2 * d if config.normed_heads else 0
     return config.layers * layer + config.vocabulary * width * (1 if config.tied else 2) + width
@@ -105,14 +105,19 @@ def dummy_bytes(config: ModelConfig) -> int:
     wide = _FLOAT if config.dtype == "float32" else _HALF
     if config.quantization is None:
         return parameters(config) * wide
-    width, heads, feed = config.hidden, config.heads * config.head_dim, config.feed
-    shapes = ((config.qkv_columns, width), (width, heads), (2 * feed, width), (width, feed))
-    layer = sum(config.quantization.product_bytes(n, k) for n, k in shapes)
+    width, heads, intermediate = config.hidden, config.heads * config.head_dim, config.intermediate
+    shapes = (
+        (config.qkv_columns, width),
+        (width, heads),
+        (2 * intermediate, width),
+        (width, intermediate),
+    )
+    layer = sum(config.quantization.linear_bytes(n, k) for n, k in shapes)
     plain = parameters(config) - config.layers * sum(n * k for n, k in shapes)
     return config.layers * layer + plain * wide
 
 
-def rounded_head_bytes(config: ModelConfig) -> int:
+def head_int8_bytes(config: ModelConfig) -> int:
     """What an 8-bit head takes more than the floating one: less than nothing, but where the embedding is the
     head and stays beside it."""
     numbers = config.vocabulary * config.hidden
@@ -128,24 +133,24 @@ def step_tokens(free_bytes: int) -> int:
 def workspace_bytes(config: ModelConfig, slots: int, step: int = STEP_TOKENS) -> int:
     """Activations of a step of `step` tokens, logits of `slots` points with the sampler's copy, and the
     dequantized weight that the library multiplies."""
-    width = max(config.qkv_columns, 2 * config.feed, config.hidden)
+    width = max(config.qkv_columns, 2 * config.intermediate, config.hidden)
     activations = step * (2 * width + 3 * config.hidden) * _FLOAT
     logits = slots * config.vocabulary * 3 * _FLOAT
-    spread = 2 * config.feed * config.hidden * _HALF if config.quantization else 0
+    spread = 2 * config.intermediate * config.hidden * _HALF if config.quantization else 0
     return activations + logits + spread
 
 
-def decoded_pages(key_heads: int, head_dim: int) -> int:
+def dequant_pages(key_heads: int, head_dim: int) -> int:
     """Most pages of codes that a step decodes for its prompt chunks, in room that all layers share."""
     return min(_DECODED_PAGES, _DECODED_BYTES // (2 * key_heads * PAGE_TOKENS * head_dim * _HALF))
 
 
-def decoded_bytes(config: ModelConfig, gpu: Gpu) -> int:
+def dequant_bytes(config: ModelConfig, gpu: Gpu) -> int:
     """That room, on GPUs that may have the kernel which wants it."""
     if gpu.total_bytes < _HOPPER_BYTES:
         return 0
     page = 2 * config.key_heads * PAGE_TOKENS * config.head_dim * _HALF
-    return decoded_pages(config.key_heads, config.head_dim) * page
+    return dequant_pages(config.key_heads, config.head_dim) * page
 
 
 def rotation_bytes(config: ModelConfig, context: int) -> int:
@@ -154,7 +159,7 @@ def rotation_bytes(config: ModelConfig, context: int) -> int:
     return tables * context * config.head_dim * _FLOAT
 
 
-class _Planner:
+class _LoadPlanner:
     def __init__(
         self, config: ModelConfig, headers: tuple[SafetensorsHeader, ...], wish: LoadOptions, gpu: Gpu,
         limits: StepLimits,
@@ -164,19 +169,19 @@ class _Planner:
         self.kv_type = named(wish.kv_type) or self.kv_types[0]
         self._check()
         self.weights = weights_bytes(config, headers) if headers else dummy_bytes(config)
-        self.card_free = max(gpu.free_bytes - reserve_bytes(gpu.total_bytes), 0)
-        self.free = self.card_free
+        self.device_free = max(gpu.free_bytes - reserve_bytes(gpu.total_bytes), 0)
+        self.free = self.device_free
         if limits.gpu_bytes is not None:
             self.free = min(self.free, limits.gpu_bytes)
         self.step = step_tokens(self.free)
         self.workspace = workspace_bytes(config, wish.max_slots, self.step)
         self.workspace += rotation_bytes(config, wish.context_tokens or config.context_train)
         if self.kv_type == FP8:
-            self.workspace += decoded_bytes(config, gpu)
+            self.workspace += dequant_bytes(config, gpu)
         self.gpu = gpu
-        self.notes = [*_window_notes(config), *_bound_notes(config)]
+        self.notes = [*_window_notes(config), *_context_notes(config)]
         if wish.head_int8:
-            self.weights += rounded_head_bytes(config)
+            self.weights += head_int8_bytes(config)
             self.notes.append("The output head is rounded to 8 bits.")
 
     def _check(self) -> None:
@@ -184,7 +189,7 @@ class _Planner:
         if wish.context_tokens is not None and wish.context_tokens < 1:
             raise UsageError(f"A context of {wish.context_tokens} tokens is not possible.")
         bound = self.config.context_train
-        if self.config.bounded and (wish.context_tokens or 0) > bound:
+        if self.config.context_capped and (wish.context_tokens or 0) > bound:
             raise UsageError(
                 f"A context of {wish.context_tokens:,} tokens is not possible: from {bound:,} on this model "
                 "scales its attention by the position, which is not done here.",
@@ -215,7 +220,7 @@ class _Planner:
         """Bytes that the cache may take."""
         left = self.free - self.weights - self.workspace - OVERHEAD_BYTES
         if kv_type == FP8 != self.kv_type:
-            left -= decoded_bytes(self.config, self.gpu)
+            left -= dequant_bytes(self.config, self.gpu)
         most = self.limits.kv_bytes
         return max(left if most is None else min(left, most), 0)
 
@@ -233,7 +238,10 @@ class _Planner:
             goal = longest
         fits = longest >= goal
         scaling = self.config.rotation.scaling
-        if isinstance(scaling, LongFactors | Dynamic) and goal > scaling.original_context:
+        if (
+            isinstance(scaling, LongRopeScaling | DynamicNtkScaling)
+            and goal > scaling.original_context
+        ):
             self.notes.append(
                 f"Beyond {tokens(scaling.original_context)} positions are stretched, in short texts too: "
                 f"--ctx {scaling.original_context} leaves them as most of the training had them."
@@ -287,11 +295,11 @@ class _Planner:
             layers=self.config.layers + 1,
             gpu_bytes=total,
             gpu_free_bytes=self.free,
-            missing="" if fits else self._forbidden(context, total),
+            missing="" if fits else self._limit_exceeded(context, total),
             kv_types=self.kv_types,
         )
 
-    def _forbidden(self, context: int, total: int) -> str:
+    def _limit_exceeded(self, context: int, total: int) -> str:
         """Where there is memory enough, and the user's limit on the cache is what a load would break."""
         most = self.limits.kv_bytes
         if most is None or total > self.free or self.kv(context) <= most:
@@ -307,7 +315,7 @@ class _Planner:
         total = self.weights + kv + self.workspace + OVERHEAD_BYTES
         if most.kv_bytes is not None and most.kv_bytes < kv and total <= self.free:
             yield f"--kv-gb {flag_gigabytes(kv)}: what {tokens(goal)} take."
-        if most.gpu_bytes is not None and most.gpu_bytes < total <= self.card_free:
+        if most.gpu_bytes is not None and most.gpu_bytes < total <= self.device_free:
             yield f"--vram-gb {flag_gigabytes(total)}: what it takes with {tokens(goal)}."
 
     def _advice(self, goal: int, longest: int, least: int) -> Iterator[str]:
@@ -324,8 +332,8 @@ class _Planner:
         yield "A GGUF of this model: llama.cpp can leave some layers in RAM."
 
 
-def _bound_notes(config: ModelConfig) -> Iterator[str]:
-    if config.bounded:
+def _context_notes(config: ModelConfig) -> Iterator[str]:
+    if config.context_capped:
         yield (
             f"The context ends at {tokens(config.context_train)}: beyond, this model scales its attention by "
             "the position, which is not done here."

@@ -13,10 +13,10 @@ from typing import Any, Literal, NamedTuple, TypeGuard, get_args
 from localchat.errors import ModelInvalid, ModelMissing, reason
 from localchat.model_files.checkpoint import weight_paths, whole_config
 from localchat.model_files.safetensors import SafetensorsHeader, read_safetensors
-from localchat_cuda.config_fields import Fields
+from localchat_cuda.config_fields import ConfigFields
 from localchat_cuda.quantization_config import STORED, Quantization, parse_quantization
 from localchat_cuda.rope_config import Rotation, read_rotations
-from localchat_cuda.weights.source import is_text
+from localchat_cuda.weights.tensor_names import is_text
 
 Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"]
 Activation = Literal["silu", "gelu_tanh"]
@@ -38,8 +38,10 @@ FAMILIES = "Llama 3.x, Mistral, Qwen2, Qwen2.5, Qwen3, Gemma 2, Gemma 3, Phi-3 a
 HEAD_DIMENSIONS = (64, 96, 128, 256)
 _MOST_LAYERS = 10_000
 _LOADS = f"The CUDA backend loads {FAMILIES} in {STORED}."
-_OTHERWISE = f"{_LOADS} For other models take a GGUF file: llama.cpp runs it on this GPU too."
-_AGAIN = "The file may be cut off or damaged: download it again."
+_UNSUPPORTED_HINT = (
+    f"{_LOADS} For other models take a GGUF file: llama.cpp runs it on this GPU too."
+)
+_DAMAGED_HINT = "The file may be cut off or damaged: download it again."
 _GEMMA: Mapping[str, Any] = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -49,7 +51,7 @@ _GEMMA: Mapping[str, Any] = {
     "tie_word_embeddings": True,
     "hidden_activation": "gelu_pytorch_tanh",
 }
-_USUAL: dict[Architecture, Mapping[str, Any]] = {
+_DEFAULTS: dict[Architecture, Mapping[str, Any]] = {
     "mistral": {"sliding_window": 4096, "num_key_value_heads": 8},
     "qwen2": {"sliding_window": 4096, "num_key_value_heads": 32},
     "qwen3": {"sliding_window": 4096, "num_key_value_heads": 32, "head_dim": 128},
@@ -90,7 +92,7 @@ class ModelConfig:
     architecture: Architecture
     layers: int
     hidden: int
-    feed: int
+    intermediate: int
     heads: int
     key_heads: int
     head_dim: int
@@ -111,16 +113,16 @@ class ModelConfig:
     activation: Activation = "silu"
     embedding_scale: float = 1.0
     vision: bool = False
-    bounded: bool = False
+    context_capped: bool = False
 
     def window(self, layer: int) -> int:
         """Keys that a query of a layer sees, 0 for all of them."""
         return self.windows[layer] if self.windows else 0
 
     @property
-    def rounded(self) -> bool:
+    def fp8_activations(self) -> bool:
         """Whether products of many rows may round their activations to 8 bits."""
-        return self.quantization is not None and self.quantization.rounded
+        return self.quantization is not None and self.quantization.fp8_activations
 
     @property
     def packed(self) -> bool:
@@ -143,14 +145,14 @@ class ModelConfig:
         return self.architecture in ("gemma2", "gemma3")
 
 
-class Running(NamedTuple):
+class RuntimeConfig(NamedTuple):
     """The config as the engine runs it; `notes`: sentences on what is otherwise than the checkpoint has it."""
 
     config: ModelConfig
     notes: tuple[str, ...]
 
 
-def running(config: ModelConfig, *, gpu: bool) -> Running:
+def runtime_config(config: ModelConfig, *, gpu: bool) -> RuntimeConfig:
     """In a floating type that the engine computes in. gpu: false for the references on a CPU."""
     notes = []
     if gpu and config.dtype == "float32":
@@ -161,7 +163,7 @@ def running(config: ModelConfig, *, gpu: bool) -> Running:
             "Numbers in this model leave the range of fp16, in which it is stored: it runs in bf16."
         )
         config = replace(config, dtype="bfloat16")
-    return Running(config, tuple(notes))
+    return RuntimeConfig(config, tuple(notes))
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -169,14 +171,16 @@ def read_config(folder: Path) -> ModelConfig:
     path = folder / "config.json"
     try:
         found = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError as trouble:
+    except FileNotFoundError as error:
         raise ModelMissing(
             f"{folder} has no config.json.", hint="Give the folder of a Hugging Face checkpoint."
-        ) from trouble
-    except (OSError, ValueError, RecursionError) as trouble:
-        raise ModelInvalid(f"{path} cannot be read: {reason(trouble)}.", hint=_AGAIN) from trouble
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelInvalid(
+            f"{path} cannot be read: {reason(error)}.", hint=_DAMAGED_HINT
+        ) from error
     if not isinstance(found, dict):
-        raise ModelInvalid(f"{path} is no JSON object.", hint=_AGAIN)
+        raise ModelInvalid(f"{path} is no JSON object.", hint=_DAMAGED_HINT)
     raw = whole_config(folder, found)
     headers = () if _states_type(raw) else map(read_safetensors, weight_paths(folder))
     return parse_config(raw, str(path), headers)
@@ -190,47 +194,47 @@ def parse_config(
     architecture = _Reader(raw, name).architecture()
     text = raw.get("text_config")
     vision = isinstance(text, dict)
-    usual = _USUAL.get(architecture, {})
-    reader = _Reader({**usual, **raw, **(text or {})} if vision else {**usual, **raw}, name)
+    default = _DEFAULTS.get(architecture, {})
+    reader = _Reader({**default, **raw, **(text or {})} if vision else {**default, **raw}, name)
     reader.check(architecture)
-    heads, hidden = reader.whole("num_attention_heads"), reader.whole("hidden_size")
-    key_heads = reader.whole("num_key_value_heads", heads)
+    heads, hidden = reader.integer("num_attention_heads"), reader.integer("hidden_size")
+    key_heads = reader.integer("num_key_value_heads", heads)
     if heads % key_heads:
-        raise reader.refused(
+        raise reader.unsupported(
             f"{heads} query heads over {key_heads} key heads, of which they are no multiple"
         )
     head_dim = reader.head_dim(hidden // heads)
-    layers = reader.whole("num_hidden_layers", most=_MOST_LAYERS)
-    context = reader.whole("max_position_embeddings")
+    layers = reader.integer("num_hidden_layers", most=_MOST_LAYERS)
+    context = reader.integer("max_position_embeddings")
     rotations = read_rotations(reader, head_dim, context)
     context = max(context, rotations.context)
-    bounded = 0 < rotations.bound < context
+    context_capped = 0 < rotations.bound < context
     gemma = architecture in ("gemma2", "gemma3")
     return ModelConfig(
         architecture=architecture,
         layers=layers,
         hidden=hidden,
-        feed=reader.whole("intermediate_size"),
+        intermediate=reader.integer("intermediate_size"),
         heads=heads,
         key_heads=key_heads,
         head_dim=head_dim,
-        vocabulary=reader.whole("vocab_size"),
-        context_train=rotations.bound if bounded else context,
-        bounded=bounded,
-        eps=reader.real("rms_norm_eps", 1e-6),
+        vocabulary=reader.integer("vocab_size"),
+        context_train=rotations.bound if context_capped else context,
+        context_capped=context_capped,
+        eps=reader.number("rms_norm_eps", 1e-6),
         rotation=rotations.all,
         windowed_rotation=rotations.windowed,
         tied=bool(reader.raw.get("tie_word_embeddings", False)),
         biased=architecture == "qwen2",
         quantization=parse_quantization(
-            reader.raw.get("quantization_config"), name, reader.refused
+            reader.raw.get("quantization_config"), name, reader.unsupported
         ),
         dtype=reader.dtype(stored_type(headers)),
         ends=token_ids(raw.get("eos_token_id", reader.raw.get("eos_token_id"))),
         windows=read_windows(
             reader, architecture, layers, context, turned=rotations.windowed is not None
         ),
-        attention_scale=reader.real("query_pre_attn_scalar", 256.0) ** -0.5 if gemma else 0.0,
+        attention_scale=reader.number("query_pre_attn_scalar", 256.0) ** -0.5 if gemma else 0.0,
         attention_cap=reader.cap("attn_logit_softcapping") if architecture == "gemma2" else 0.0,
         head_cap=reader.cap("final_logit_softcapping") if gemma else 0.0,
         activation=reader.activation(),
@@ -256,7 +260,12 @@ def _states_type(raw: Mapping[str, Any]) -> bool:
 
 
 def read_windows(
-    fields: Fields, architecture: Architecture, layers: int, context: int, *, turned: bool = False
+    fields: ConfigFields,
+    architecture: Architecture,
+    layers: int,
+    context: int,
+    *,
+    turned: bool = False,
 ) -> tuple[int, ...]:
     """By layer the keys that a query sees, 0 for all of them. turned: layers with a window have a rotation of
     their own. Raises ModelInvalid."""
@@ -268,14 +277,14 @@ def read_windows(
         stated = None
     if stated is None:
         return (0,) * layers
-    window = fields.whole("sliding_window")
+    window = fields.integer("sliding_window")
     kinds = raw.get("layer_types")
     if kinds is not None:
         if not isinstance(kinds, list) or len(kinds) != layers:
             raise ModelInvalid(f"{fields.name}: layer_types is no list of {layers} kinds.")
         for kind in kinds:
             if kind not in ("full_attention", "sliding_attention"):
-                raise fields.refused(f"layers of kind {kind}")
+                raise fields.unsupported(f"layers of kind {kind}")
         windowed = [kind == "sliding_attention" for kind in kinds]
     elif architecture in ("qwen2", "qwen3"):
         first = raw.get("max_window_layers", 28)
@@ -283,7 +292,7 @@ def read_windows(
             raise ModelInvalid(f"{fields.name}: max_window_layers is {first!r}, no usable number.")
         windowed = [layer >= first for layer in range(layers)]
     elif architecture in ("gemma2", "gemma3"):
-        pattern = fields.whole("sliding_window_pattern")
+        pattern = fields.integer("sliding_window_pattern")
         windowed = [(layer + 1) % pattern != 0 for layer in range(layers)]
     else:
         windowed = [True] * layers
@@ -298,11 +307,11 @@ def token_ids(found: object) -> tuple[int, ...]:
     return tuple(token for token in listed if isinstance(token, int) and token >= 0)
 
 
-class _Reader(Fields):
+class _Reader(ConfigFields):
     """Fields of one config.json, each refused by name."""
 
     def __init__(self, raw: Mapping[str, Any], name: str) -> None:
-        super().__init__(raw, name, _OTHERWISE)
+        super().__init__(raw, name, _UNSUPPORTED_HINT)
 
     def architecture(self) -> Architecture:
         named = self.raw.get("architectures")
@@ -310,37 +319,37 @@ class _Reader(Fields):
         for each in listed:
             if each in CLASSES:
                 return CLASSES[each]
-        raise self.refused(f"the architecture {', '.join(listed) or 'of no name'}")
+        raise self.unsupported(f"the architecture {', '.join(listed) or 'of no name'}")
 
     def check(self, architecture: Architecture) -> None:
         """Refuse what no layer here does."""
         if self.raw.get("mlp_bias"):
-            raise self.refused("biases in the feed-forward layers")
+            raise self.unsupported("biases in the feed-forward layers")
         if architecture != "qwen2" and self.raw.get("attention_bias"):
-            raise self.refused("biases in the attention layers of this architecture")
+            raise self.unsupported("biases in the attention layers of this architecture")
         if self.raw.get("use_bidirectional_attention"):
-            raise self.refused("attention to later tokens")
+            raise self.unsupported("attention to later tokens")
 
-    def head_dim(self, usual: int) -> int:
-        found = self.whole("head_dim", usual)
+    def head_dim(self, default: int) -> int:
+        found = self.integer("head_dim", default)
         if found not in HEAD_DIMENSIONS:
             known = ", ".join(map(str, HEAD_DIMENSIONS))
-            raise self.refused(f"heads of {found} columns ({known} are possible)")
+            raise self.unsupported(f"heads of {found} columns ({known} are possible)")
         return found
 
     def activation(self) -> Activation:
         found = self.raw.get("hidden_activation") or self.raw.get("hidden_act") or "silu"
         if not isinstance(found, str) or found not in _ACTIVATIONS:
-            raise self.refused(f"the activation {found}")
+            raise self.unsupported(f"the activation {found}")
         return _ACTIVATIONS[found]
 
     def cap(self, field: str) -> float:
-        return self.real(field, 0.0) if self.raw.get(field) is not None else 0.0
+        return self.number(field, 0.0) if self.raw.get(field) is not None else 0.0
 
     def dtype(self, stored: FloatType) -> FloatType:
         found = self.raw.get("dtype") or self.raw.get("torch_dtype") or stored
         if not _is_float_type(found):
-            raise self.refused(f"weights in {found}")
+            raise self.unsupported(f"weights in {found}")
         return found
 
 

@@ -13,8 +13,8 @@ from localchat.fit.report import Kind
 from localchat.fit.speed_history import Past
 from localchat.model_files.checkpoint import Checkpoint, Unloaded
 from localchat_cuda import memory_plan as planner
-from localchat_cuda.environment import best
-from localchat_cuda.model_config import ModelConfig, parse_config, running
+from localchat_cuda.environment import choose_gpu
+from localchat_cuda.model_config import ModelConfig, parse_config, runtime_config
 
 KINDS: Final[tuple[Kind, ...]] = ("safetensors",)
 _READING_SHARE: Final = 0.6
@@ -38,8 +38,8 @@ def plan_for(model: Unloaded, wish: LoadOptions, machine: Machine) -> MemoryPlan
     ModelInvalid for a config that it cannot run."""
     if not isinstance(model, Checkpoint):
         raise UsageError(f"{model.name}: {objection(model)}", hint="llama.cpp runs it.")
-    config, said = running(_config_of(model), gpu=True)
-    card = _card(machine)
+    config, said = runtime_config(_config_of(model), gpu=True)
+    card = _gpu(machine)
     limits = planner.StepLimits(wish.gpu_limit_bytes, wish.kv_limit_bytes)
     headers = () if wish.dummy_weights else model.headers
     found = planner.plan(config, headers, wish, card, limits)
@@ -58,9 +58,9 @@ def plan_for(model: Unloaded, wish: LoadOptions, machine: Machine) -> MemoryPlan
     return found
 
 
-def _card(machine: Machine) -> Gpu:
+def _gpu(machine: Machine) -> Gpu:
     """The card that computes."""
-    return machine.gpus[best(machine.gpus)] if machine.gpus else _NO_CARD
+    return machine.gpus[choose_gpu(machine.gpus)] if machine.gpus else _NO_CARD
 
 
 def expected_rate(
@@ -68,7 +68,7 @@ def expected_rate(
 ) -> float | None:
     """Tokens a second of one request: the weights are read once a token, at a share of the card's bandwidth
     that past runs tell. None where the driver does not tell the bandwidth."""
-    card = _card(machine)
+    card = _gpu(machine)
     if not card.bytes_per_s or not plan.weights_bytes:
         return None
     shares = [one.tokens_per_s * _read_bytes(one.model) / card.bytes_per_s for one in past]
@@ -84,5 +84,5 @@ def _read_bytes(model: Unloaded) -> int:
     """Weights that a token reads, as they lay on the card."""
     if not isinstance(model, Checkpoint) or objection(model):
         return model.weights_bytes
-    config, _ = running(_config_of(model), gpu=True)
+    config, _ = runtime_config(_config_of(model), gpu=True)
     return planner.weights_bytes(config, model.headers)

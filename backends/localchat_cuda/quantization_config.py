@@ -17,7 +17,7 @@ from localchat.errors import ModelInvalid
 from localchat.model_files.safetensors import Tensor
 
 Method = Literal["awq", "gptq", "int4", "fp8"]
-Refused = Callable[[str], ModelInvalid]
+Unsupported = Callable[[str], ModelInvalid]
 """Makes the error of a config that asks for something; the text ends a sentence."""
 
 PACKED_GROUP = 128
@@ -26,23 +26,23 @@ _FP8_BLOCK = 128
 """Features of both kinds that share a scale, where blocks do."""
 STORED = "bf16, fp16, fp32, AWQ, GPTQ, compressed-tensors' 4 bits or FP8"
 """The ways to store a layer that are read here, for sentences."""
-_STEP_BYTES = 4
+_SCALE_BYTES = 4
 """Of one scale and one zero there; of a scale of FP8 weights."""
 _LABELS: dict[Method, str] = {"awq": "AWQ", "gptq": "GPTQ", "int4": "int4", "fp8": "FP8"}
-_CODES = {"awq": ".qweight", "gptq": ".qweight", "int4": ".weight_packed"}
+_PACKED_TENSORS = {"awq": ".qweight", "gptq": ".qweight", "int4": ".weight_packed"}
 """By method, the tensor of codes."""
-_BESIDE = (".qzeros", ".scales", "_scale", "_zero_point", ".weight_shape", "g_idx")
+_SIDE_TENSORS = (".qzeros", ".scales", "_scale", "_zero_point", ".weight_shape", "g_idx")
 """What stands beside the codes, and is counted with them."""
 
-_SCALES = ("_scale", "_scale_inv")
+_SCALE_NAMES = ("_scale", "_scale_inv")
 """Of FP8 weights."""
 _FLOATING = ("F64", "F32", "F16", "BF16")
 """Types of tensors that the load turns into its own."""
 
 
-def floating_bytes(tensor: Tensor, wide: int) -> int:
+def floating_bytes(tensor: Tensor, float_bytes: int) -> int:
     """What a tensor takes whose numbers are `wide` bytes each once they are loaded; others stay as stored."""
-    return prod(tensor.shape) * wide if tensor.dtype in _FLOATING else tensor.size_bytes
+    return prod(tensor.shape) * float_bytes if tensor.dtype in _FLOATING else tensor.size_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ class Quantization:
     bits: int = 4
     group: int = PACKED_GROUP
     symmetric: bool = False
-    ordered: bool = False
-    less_one: bool = False
-    rounded: bool = False
+    act_order: bool = False
+    zeros_minus_one: bool = False
+    fp8_activations: bool = False
 
     @property
     def packed(self) -> bool:
@@ -70,32 +70,34 @@ class Quantization:
         """For people: AWQ 4-bit, FP8."""
         return f"{_LABELS[self.method]} 4-bit" if self.packed else _LABELS[self.method]
 
-    def product_bytes(self, n: int, k: int) -> int:
+    def linear_bytes(self, n: int, k: int) -> int:
         """What a layer of N x K weights takes once it is loaded."""
         if self.packed:
-            order = 4 * k if self.ordered else 0
-            return n * k // 2 + n * (k // PACKED_GROUP) * _STEP_BYTES + order
+            order = 4 * k if self.act_order else 0
+            return n * k // 2 + n * (k // PACKED_GROUP) * _SCALE_BYTES + order
         scales = -(-n // self.group) * -(-k // self.group) if self.group else n
-        return n * k + scales * _STEP_BYTES
+        return n * k + scales * _SCALE_BYTES
 
-    def loaded_bytes(self, tensor: Tensor, wide: int) -> int:
+    def loaded_bytes(self, tensor: Tensor, float_bytes: int) -> int:
         """What a tensor of the files takes once it is loaded: codes as stored, what stayed floating in `wide`
         bytes a number. Packed layers have four bytes for each 128 codes, counted with these, of scales and
         zeros; FP8 ones four bytes a scale."""
-        if self.method not in _CODES:
-            return floating_bytes(tensor, _STEP_BYTES if tensor.name.endswith(_SCALES) else wide)
-        if tensor.name.endswith(_BESIDE):
+        if self.method not in _PACKED_TENSORS:
+            return floating_bytes(
+                tensor, _SCALE_BYTES if tensor.name.endswith(_SCALE_NAMES) else float_bytes
+            )
+        if tensor.name.endswith(_SIDE_TENSORS):
             return 0
-        if not tensor.name.endswith(_CODES[self.method]) or len(tensor.shape) != 2:
-            return floating_bytes(tensor, wide)
+        if not tensor.name.endswith(_PACKED_TENSORS[self.method]) or len(tensor.shape) != 2:
+            return floating_bytes(tensor, float_bytes)
         rows, words = tensor.shape
         n, k = {"awq": (8 * words, rows), "gptq": (words, 8 * rows)}.get(
             self.method, (rows, 8 * words)
         )
-        return self.product_bytes(n, k)
+        return self.linear_bytes(n, k)
 
 
-def parse_quantization(raw: object, name: str, refused: Refused) -> Quantization | None:
+def parse_quantization(raw: object, name: str, unsupported: Unsupported) -> Quantization | None:
     """The record of a quantization_config; None where there is none. Raises ModelInvalid, with what is
     wrong in the file `name`."""
     if raw is None:
@@ -107,134 +109,142 @@ def parse_quantization(raw: object, name: str, refused: Refused) -> Quantization
     if parser is None:
         named, bits = raw.get("quant_method"), raw.get("bits")
         said = f", {bits} bits" if bits else ""
-        raise refused(f"weights quantized {f'as {named}' if named else 'in no named way'}{said}")
-    return parser(raw, refused)
+        raise unsupported(
+            f"weights quantized {f'as {named}' if named else 'in no named way'}{said}"
+        )
+    return parser(raw, unsupported)
 
 
-def _awq(raw: Mapping[str, Any], refused: Refused) -> Quantization:
+def _awq(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
     bits, size = raw.get("bits"), raw.get("group_size")
     version = str(
         raw.get("version") or raw.get("checkpoint_format") or raw.get("format") or "gemm"
     ).lower()
     if bits != 4 or version != "gemm":
-        raise refused(f"weights quantized as awq, {bits or 'unsaid'} bits, version {version}")
+        raise unsupported(f"weights quantized as awq, {bits or 'unsaid'} bits, version {version}")
     if size != PACKED_GROUP or not raw.get("zero_point", True):
-        raise refused(f"AWQ in groups of {size} (128 with zero points are possible)")
+        raise unsupported(f"AWQ in groups of {size} (128 with zero points are possible)")
     return Quantization("awq")
 
 
-def _gptq(raw: Mapping[str, Any], refused: Refused) -> Quantization:
+def _gptq(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
     bits = raw.get("bits")
     layout = str(raw.get("checkpoint_format") or raw.get("format") or "gptq").lower()
     if bits != 4:
-        raise refused(f"GPTQ with {bits or 'unsaid'} bits (4 are possible)")
+        raise unsupported(f"GPTQ with {bits or 'unsaid'} bits (4 are possible)")
     if layout not in ("gptq", "gptq_v2") or raw.get("is_marlin_format"):
-        raise refused(f"GPTQ packed for {'marlin' if raw.get('is_marlin_format') else layout}")
+        raise unsupported(f"GPTQ packed for {'marlin' if raw.get('is_marlin_format') else layout}")
     if raw.get("lm_head"):
-        raise refused("GPTQ with a quantized head")
-    group = _group(raw.get("group_size"), "GPTQ", refused)
-    _check_overrides(raw.get("dynamic"), group, refused)
+        raise unsupported("GPTQ with a quantized head")
+    group = _group(raw.get("group_size"), "GPTQ", unsupported)
+    _check_overrides(raw.get("dynamic"), group, unsupported)
     return Quantization(
         "gptq",
         group=group,
         symmetric=bool(raw.get("sym", True)),
-        ordered=bool(raw.get("desc_act")) and not raw.get("static_groups") and group > 0,
-        less_one=layout != "gptq_v2",
+        act_order=bool(raw.get("desc_act")) and not raw.get("static_groups") and group > 0,
+        zeros_minus_one=layout != "gptq_v2",
     )
 
 
-def _check_overrides(found: object, group: int, refused: Refused) -> None:
+def _check_overrides(found: object, group: int, unsupported: Unsupported) -> None:
     """GPTQModel's settings of single layers: those may be left out, not stored otherwise."""
     for pattern, changed in found.items() if isinstance(found, dict) else ():
         if not str(pattern).startswith("-:") and isinstance(changed, dict):
             size = changed.get("group_size", group or -1)
             if changed.get("bits", 4) != 4 or size != (group or -1):
-                raise refused(f"layers {pattern} quantized otherwise than the rest")
+                raise unsupported(f"layers {pattern} quantized otherwise than the rest")
 
 
-def _auto_round(raw: Mapping[str, Any], refused: Refused) -> Quantization:
+def _auto_round(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
     """AutoRound writes the layouts of the two others."""
     packing = str(raw.get("packing_format") or raw.get("backend") or "auto_round:auto_gptq")
     if "awq" in packing:
-        return _awq({**raw, "version": "gemm"}, refused)
+        return _awq({**raw, "version": "gemm"}, unsupported)
     if "gptq" not in packing:
-        raise refused(f"weights quantized as auto-round, packed for {packing}")
-    return _gptq({**raw, "checkpoint_format": "gptq"}, refused)
+        raise unsupported(f"weights quantized as auto-round, packed for {packing}")
+    return _gptq({**raw, "checkpoint_format": "gptq"}, unsupported)
 
 
-def _compressed(raw: Mapping[str, Any], refused: Refused) -> Quantization:
+def _compressed(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
     """compressed-tensors: one scheme for all layers."""
     layout, groups = raw.get("format"), raw.get("config_groups")
     schemes = groups.values() if isinstance(groups, dict) else ()
     stated = [each.get("weights") for each in schemes if isinstance(each, dict)]
     wanted = [each for each in stated if isinstance(each, dict)]
     if not wanted or any(each != wanted[0] for each in wanted):
-        raise refused(f"{len(wanted)} kinds of compressed weights in one model")
+        raise unsupported(f"{len(wanted)} kinds of compressed weights in one model")
     if raw.get("transform_config"):
-        raise refused("weights that were rotated (transform_config)")
+        raise unsupported("weights that were rotated (transform_config)")
     scheme = wanted[0]
     bits, kind = scheme.get("num_bits"), scheme.get("type")
     if bits == 8 and kind == "float":
-        rounded = all(each.get("input_activations") for each in schemes if isinstance(each, dict))
-        return _compressed_fp8(scheme, refused, rounded=rounded)
+        fp8_activations = all(
+            each.get("input_activations") for each in schemes if isinstance(each, dict)
+        )
+        return _compressed_fp8(scheme, unsupported, fp8_activations=fp8_activations)
     if layout != "pack-quantized" or bits != 4 or kind != "int":
-        raise refused(f"weights compressed as {layout}, {kind} of {bits} bits")
+        raise unsupported(f"weights compressed as {layout}, {kind} of {bits} bits")
     strategy = scheme.get("strategy")
     if strategy not in ("group", "channel"):
-        raise refused(f"4-bit weights with one scale for each {strategy}")
+        raise unsupported(f"4-bit weights with one scale for each {strategy}")
     size = scheme.get("group_size") if strategy == "group" else -1
-    group = _group(size, "4-bit weights", refused)
+    group = _group(size, "4-bit weights", unsupported)
     return Quantization(
         "int4",
         group=group,
         symmetric=bool(scheme.get("symmetric", True)),
-        ordered=scheme.get("actorder") in ("group", "dynamic", True) and group > 0,
+        act_order=scheme.get("actorder") in ("group", "dynamic", True) and group > 0,
     )
 
 
-def _compressed_fp8(scheme: Mapping[str, Any], refused: Refused, *, rounded: bool) -> Quantization:
+def _compressed_fp8(
+    scheme: Mapping[str, Any], unsupported: Unsupported, *, fp8_activations: bool
+) -> Quantization:
     strategy = scheme.get("strategy")
     if strategy == "block":
-        return _fp8_blocks(scheme.get("block_structure"), refused, rounded=rounded)
+        return _fp8_blocks(
+            scheme.get("block_structure"), unsupported, fp8_activations=fp8_activations
+        )
     if strategy not in ("tensor", "channel"):
-        raise refused(f"FP8 weights with one scale for each {strategy}")
-    return Quantization("fp8", 8, 0, symmetric=True, rounded=rounded)
+        raise unsupported(f"FP8 weights with one scale for each {strategy}")
+    return Quantization("fp8", 8, 0, symmetric=True, fp8_activations=fp8_activations)
 
 
-def _fp8_blocks(size: object, refused: Refused, *, rounded: bool) -> Quantization:
+def _fp8_blocks(size: object, unsupported: Unsupported, *, fp8_activations: bool) -> Quantization:
     if size != [_FP8_BLOCK, _FP8_BLOCK]:
-        raise refused(f"FP8 weights with scales for blocks of {size} (128 x 128 are possible)")
-    return Quantization("fp8", 8, _FP8_BLOCK, symmetric=True, rounded=rounded)
+        raise unsupported(f"FP8 weights with scales for blocks of {size} (128 x 128 are possible)")
+    return Quantization("fp8", 8, _FP8_BLOCK, symmetric=True, fp8_activations=fp8_activations)
 
 
-def _fp8(raw: Mapping[str, Any], refused: Refused) -> Quantization:
+def _fp8(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
     """DeepSeek's and Qwen's blocks, vLLM's one scale for a tensor, Meta's one for a row (fbgemm)."""
     if str(raw.get("fmt") or "e4m3").lower() not in ("e4m3", "float8_e4m3fn"):
-        raise refused(f"FP8 weights of the kind {raw.get('fmt')} (e4m3 are possible)")
+        raise unsupported(f"FP8 weights of the kind {raw.get('fmt')} (e4m3 are possible)")
     size = raw.get("weight_block_size")
     if size is not None:
-        return _fp8_blocks(size, refused, rounded=True)
-    return Quantization("fp8", 8, 0, symmetric=True, rounded=True)
+        return _fp8_blocks(size, unsupported, fp8_activations=True)
+    return Quantization("fp8", 8, 0, symmetric=True, fp8_activations=True)
 
 
-def _modelopt(raw: Mapping[str, Any], refused: Refused) -> Quantization:
+def _modelopt(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
     nested = raw.get("quantization")
     kind = raw.get("quant_algo") or (nested.get("quant_algo") if isinstance(nested, dict) else None)
     if kind != "FP8":
-        raise refused(f"weights quantized by ModelOpt as {kind} (FP8 is possible)")
-    return Quantization("fp8", 8, 0, symmetric=True, rounded=True)
+        raise unsupported(f"weights quantized by ModelOpt as {kind} (FP8 is possible)")
+    return Quantization("fp8", 8, 0, symmetric=True, fp8_activations=True)
 
 
-def _group(size: object, what: str, refused: Refused) -> int:
+def _group(size: object, what: str, unsupported: Unsupported) -> int:
     """Input features of a scale, 0: all."""
     if size == -1:
         return 0
     if not isinstance(size, int) or size < 1 or size % PACKED_GROUP:
-        raise refused(f"{what} in groups of {size} (128, a multiple, or -1 are possible)")
+        raise unsupported(f"{what} in groups of {size} (128, a multiple, or -1 are possible)")
     return size
 
 
-_PARSERS: dict[str, Callable[[Mapping[str, Any], Refused], Quantization]] = {
+_PARSERS: dict[str, Callable[[Mapping[str, Any], Unsupported], Quantization]] = {
     "awq": _awq,
     "gptq": _gptq,
     "auto-round": _auto_round,

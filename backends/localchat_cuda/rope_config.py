@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from localchat_cuda.config_fields import Fields
+from localchat_cuda.config_fields import ConfigFields
 
 
 @dataclass(frozen=True, slots=True)
-class Llama3:
+class Llama3Scaling:
     """Wavelengths beyond the original context are stretched by `factor`, those well inside it kept, and the
     ones between blended."""
 
@@ -37,7 +37,7 @@ class Llama3:
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class LinearScaling:
     """Positions are divided by `factor`."""
 
     factor: float
@@ -48,7 +48,7 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class Yarn:
+class YarnScaling:
     """Pairs that turn less than `slow` times in the original context are stretched by `factor`, those that
     turn more than `fast` times kept, and a ramp over the pairs lies between. `whole`: the ends of the ramp
     are whole pairs."""
@@ -57,14 +57,14 @@ class Yarn:
     original_context: int
     fast: float
     slow: float
-    whole: bool
+    truncate: bool
     theta: float
 
     def scaled(self, plain: list[float], context: int) -> list[float]:
         """See Llama3."""
         pairs = len(plain)
         low, high = (self._pair(turns, pairs) for turns in (self.fast, self.slow))
-        if self.whole:
+        if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, 2 * pairs - 1)
         width = (high - low) or 0.001
@@ -81,7 +81,7 @@ class Yarn:
 
 
 @dataclass(frozen=True, slots=True)
-class LongFactors:
+class LongRopeScaling:
     """Pairs are slowed by a list of factors each: `long` where the loaded context is longer than the original
     one, else `short`. One list serves all positions, so that what is in the cache stays true."""
 
@@ -96,7 +96,7 @@ class LongFactors:
 
 
 @dataclass(frozen=True, slots=True)
-class Dynamic:
+class DynamicNtkScaling:
     """Where the loaded context is longer than the original one, the base grows, so that the slowest pair is
     stretched by about as much as the context is, times `factor`. One base serves all positions, so that what
     is in the cache stays true."""
@@ -115,7 +115,9 @@ class Dynamic:
         return [theta ** (-i / pairs) for i in range(pairs)]
 
 
-Scaling: TypeAlias = Llama3 | Linear | Yarn | LongFactors | Dynamic
+Scaling: TypeAlias = (
+    Llama3Scaling | LinearScaling | YarnScaling | LongRopeScaling | DynamicNtkScaling
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ class Rotations(NamedTuple):
     bound: int
 
 
-def read_rotations(fields: Fields, head_dim: int, context: int) -> Rotations:
+def read_rotations(fields: ConfigFields, head_dim: int, context: int) -> Rotations:
     """Rotations of a config. transformers 5 writes all into rope_parameters, by kind of layer where they
     differ; 4 into several fields. `context`: max_position_embeddings. Raises ModelInvalid."""
     held = fields.section("rope_parameters")
@@ -156,22 +158,24 @@ def read_rotations(fields: Fields, head_dim: int, context: int) -> Rotations:
         own = {**fields.section("full_attention", held)}
         windowed = fields.section("sliding_attention", held)
     elif fields.raw.get("rope_local_base_freq") is not None:
-        windowed = {"rope_theta": fields.real("rope_local_base_freq", 10000.0)}
+        windowed = {"rope_theta": fields.number("rope_local_base_freq", 10000.0)}
     found = _read(fields, own, head_dim, context)
     reached = 0
-    if isinstance(found.scaling, Yarn):
+    if isinstance(found.scaling, YarnScaling):
         reached = round(found.scaling.factor * found.scaling.original_context)
     bound = _original(fields, own, context) if own.get("llama_4_scaling_beta") else 0
     other = _read(fields, windowed, head_dim, context) if windowed else None
     return Rotations(found, other, reached, bound)
 
 
-def _read(fields: Fields, held: Mapping[str, Any], head_dim: int, context: int) -> Rotation:
-    theta = fields.real("rope_theta", fields.real("rope_theta", 10000.0), held, above=1.0)
-    share = fields.real("partial_rotary_factor", fields.real("partial_rotary_factor", 1.0), held)
+def _read(fields: ConfigFields, held: Mapping[str, Any], head_dim: int, context: int) -> Rotation:
+    theta = fields.number("rope_theta", fields.number("rope_theta", 10000.0), held, above=1.0)
+    share = fields.number(
+        "partial_rotary_factor", fields.number("partial_rotary_factor", 1.0), held
+    )
     columns = int(head_dim * share)
     if columns > head_dim or columns < 2 or columns % 2:
-        raise fields.refused(f"{columns} of {head_dim} columns of a head turned by positions")
+        raise fields.unsupported(f"{columns} of {head_dim} columns of a head turned by positions")
     turned = 0 if columns == head_dim else columns
     kind = held.get("rope_type") or held.get("type") or "default"
     if "short_factor" in held:
@@ -179,43 +183,45 @@ def _read(fields: Fields, held: Mapping[str, Any], head_dim: int, context: int) 
     if kind == "default":
         return Rotation(theta, None, turned)
     if kind == "linear":
-        return Rotation(theta, Linear(fields.real("factor", 1.0, held)), turned)
+        return Rotation(theta, LinearScaling(fields.number("factor", 1.0, held)), turned)
     if kind == "dynamic":
-        return Rotation(theta, Dynamic(fields.real("factor", 1.0, held), context, theta), turned)
+        return Rotation(
+            theta, DynamicNtkScaling(fields.number("factor", 1.0, held), context, theta), turned
+        )
     if kind == "llama3":
         return Rotation(theta, _llama3(fields, held), turned)
     if kind == "yarn":
         return _yarn(fields, held, theta, turned, context)
     if kind in ("longrope", "su"):
         return _long(fields, held, theta, columns, head_dim, context)
-    raise fields.refused(f"rotary positions of type {kind}")
+    raise fields.unsupported(f"rotary positions of type {kind}")
 
 
-def _original(fields: Fields, held: Mapping[str, Any], usual: float) -> int:
+def _original(fields: ConfigFields, held: Mapping[str, Any], default: float) -> int:
     """Tokens of the context before it was stretched; of one alone, no stretching can be told."""
-    return math.ceil(fields.real("original_max_position_embeddings", usual, held, above=1.0))
+    return math.ceil(fields.number("original_max_position_embeddings", default, held, above=1.0))
 
 
-def _llama3(fields: Fields, held: Mapping[str, Any]) -> Llama3:
-    low = fields.real("low_freq_factor", 1.0, held)
-    return Llama3(
-        fields.real("factor", 8.0, held),
+def _llama3(fields: ConfigFields, held: Mapping[str, Any]) -> Llama3Scaling:
+    low = fields.number("low_freq_factor", 1.0, held)
+    return Llama3Scaling(
+        fields.number("factor", 8.0, held),
         low,
-        fields.real("high_freq_factor", 4.0, held, above=low),
+        fields.number("high_freq_factor", 4.0, held, above=low),
         _original(fields, held, 8192),
     )
 
 
 def _yarn(
-    fields: Fields, held: Mapping[str, Any], theta: float, turned: int, context: int
+    fields: ConfigFields, held: Mapping[str, Any], theta: float, turned: int, context: int
 ) -> Rotation:
     original = _original(fields, held, context)
-    factor = fields.real("factor", max(context / original, 1.0), held)
-    scaling = Yarn(
+    factor = fields.number("factor", max(context / original, 1.0), held)
+    scaling = YarnScaling(
         factor,
         original,
-        fields.real("beta_fast", 32.0, held),
-        fields.real("beta_slow", 1.0, held),
+        fields.number("beta_fast", 32.0, held),
+        fields.number("beta_slow", 1.0, held),
         bool(held.get("truncate", True)),
         theta,
     )
@@ -223,24 +229,29 @@ def _yarn(
     def sharpened(weight: float) -> float:
         return 1.0 + 0.1 * weight * math.log(factor) if factor > 1.0 else 1.0
 
-    usual = sharpened(1.0)
+    default = sharpened(1.0)
     if held.get("mscale") and held.get("mscale_all_dim"):
-        own, every = (fields.real(name, 1.0, held) for name in ("mscale", "mscale_all_dim"))
-        usual = sharpened(own) / sharpened(every)
-    return Rotation(theta, scaling, turned, fields.real("attention_factor", usual, held))
+        own, every = (fields.number(name, 1.0, held) for name in ("mscale", "mscale_all_dim"))
+        default = sharpened(own) / sharpened(every)
+    return Rotation(theta, scaling, turned, fields.number("attention_factor", default, held))
 
 
 def _long(
-    fields: Fields, held: Mapping[str, Any], theta: float, columns: int, head_dim: int, context: int
+    fields: ConfigFields,
+    held: Mapping[str, Any],
+    theta: float,
+    columns: int,
+    head_dim: int,
+    context: int,
 ) -> Rotation:
-    stated = fields.real("original_max_position_embeddings", context)
+    stated = fields.number("original_max_position_embeddings", context)
     original = _original(fields, held, stated)
-    factor = fields.real("factor", context / original, held)
-    usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
-    scaling = LongFactors(
-        fields.reals("short_factor", columns // 2, held),
-        fields.reals("long_factor", columns // 2, held),
+    factor = fields.number("factor", context / original, held)
+    default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
+    scaling = LongRopeScaling(
+        fields.numbers("short_factor", columns // 2, held),
+        fields.numbers("long_factor", columns // 2, held),
         original,
     )
-    magnitude = fields.real("attention_factor", usual, held)
+    magnitude = fields.number("attention_factor", default, held)
     return Rotation(theta, scaling, 0 if columns == head_dim else columns, magnitude)

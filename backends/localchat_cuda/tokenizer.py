@@ -27,13 +27,13 @@ _SPECIAL = {
     "eot": ("<|eot_id|>", "<|im_end|>", "<|end_of_turn|>", "<end_of_turn>", "<|end|>"),
 }
 """By the loop's name: how vocabularies write it."""
-_ENDS = (
+_EOG_TOKENS = (
     *("<|eot_id|>", "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "</s>"),
     *("<end_of_turn>", "<eos>", "<|end|>"),
 )
 """Tokens that end a generation by what they are called, as llama.cpp takes them too."""
 
-_AGAIN = "The file may be cut off or damaged: download it again."
+_DAMAGED_HINT = "The file may be cut off or damaged: download it again."
 _SPACES_MARKED = [{"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]
 """The normalizer of Gemma."""
 
@@ -63,14 +63,17 @@ class CheckpointTokenizer:
             )
         try:
             raw, text = _with_rows(path.read_text("utf-8"), vocab_size)
-            self._plain, self._marked = Tokenizer.from_str(text), Tokenizer.from_str(text)
-        except Exception as trouble:  # the library raises bare Exception
-            raise _unreadable(path, trouble) from trouble
+            self._without_special, self._with_special = (
+                Tokenizer.from_str(text),
+                Tokenizer.from_str(text),
+            )
+        except Exception as error:  # the library raises bare Exception
+            raise _unreadable(path, error) from error
         # Off: control tokens written in a text are only letters.
-        self._plain.encode_special_tokens = True
+        self._without_special.encode_special_tokens = True
         self.settings = _object(folder / "tokenizer_config.json")
-        self.vocab_size = vocab_size or self._plain.get_vocab_size(with_added_tokens=True)
-        known = self._plain.get_vocab()
+        self.vocab_size = vocab_size or self._without_special.get_vocab_size(with_added_tokens=True)
+        known = self._without_special.get_vocab()
         last = max(known.values(), default=0)
         if last >= self.vocab_size:
             raise ModelInvalid(
@@ -82,17 +85,17 @@ class CheckpointTokenizer:
         self._added = {int(each["id"]): str(each["content"]) for each in added}
         self._control = {int(each["id"]) for each in added if each.get("special")}
         self._pieces: dict[tuple[int, bool], bytes] = {}
-        self.bos = self._named("bos_token")
-        self.eos = self._named("eos_token")
-        self.eog = self._ends(folder)
+        self.bos = self._token_of("bos_token")
+        self.eos = self._token_of("eos_token")
+        self.eog = self._eog_ids(folder)
         said = self.settings.get("add_bos_token")
-        begun = self._marked.encode("").ids[:1]
+        begun = self._with_special.encode("").ids[:1]
         self.add_bos = bool(said) if said is not None else bool(begun) and begun[0] == self.bos
-        self.longest_piece = self._longest(raw, known)
+        self.longest_piece = self._longest_piece(raw, known)
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
         """Token ids of `text`. Lone surrogates become U+FFFD; never raises for any str."""
-        chosen = self._marked if special else self._plain
+        chosen = self._with_special if special else self._without_special
         found = chosen.encode(_SURROGATE.sub("\ufffd", text), add_special_tokens=False)
         begin = [self.bos] if add_bos and self.add_bos and self.bos >= 0 else []
         return begin + list(found.ids)
@@ -111,23 +114,23 @@ class CheckpointTokenizer:
     def special(self, name: str) -> int:
         """Id of `fim_pre`, `fim_suf`, `fim_mid`, `fim_pad`, `fim_rep`, `fim_sep`, `eot`, `sep`; -1: none."""
         if name == "sep":
-            return self._named("sep_token")
+            return self._token_of("sep_token")
         found = (self._id(text) for text in _SPECIAL.get(name, ()))
         return next((token for token in found if token >= 0), -1)
 
     def _id(self, text: str) -> int:
-        found = self._plain.token_to_id(text)
+        found = self._without_special.token_to_id(text)
         return -1 if found is None else int(found)
 
-    def _named(self, field: str) -> int:
+    def _token_of(self, field: str) -> int:
         found = self.settings.get(field)
         text = found.get("content") if isinstance(found, dict) else found
         return self._id(text) if isinstance(text, str) else -1
 
-    def _ends(self, folder: Path) -> frozenset[int]:
+    def _eog_ids(self, folder: Path) -> frozenset[int]:
         files = ("generation_config.json", "config.json")
         stated = [token_ids(_object(folder / name).get("eos_token_id")) for name in files]
-        named = [self._id(text) for text in _ENDS if self._id(text) in self._control]
+        named = [self._id(text) for text in _EOG_TOKENS if self._id(text) in self._control]
         found = {self.eos, *named, *(token for ids in stated for token in ids)}
         return frozenset(token for token in found if 0 <= token < self.vocab_size)
 
@@ -136,7 +139,7 @@ class CheckpointTokenizer:
             return b""
         if token in self._added:
             return self._added[token].encode()
-        text = self._plain.id_to_token(token)
+        text = self._without_special.id_to_token(token)
         if text is None:
             return b""
         if self._letters:
@@ -144,7 +147,7 @@ class CheckpointTokenizer:
         found = _HEX.match(text)
         return bytes([int(found[1], 16)]) if found else text.replace("\u2581", " ").encode()
 
-    def _longest(self, raw: Mapping[str, Any], known: Iterable[str]) -> int:
+    def _longest_piece(self, raw: Mapping[str, Any], known: Iterable[str]) -> int:
         """Bytes of the longest token. Vocabularies that fold text before they split it promise nothing, but
         for those that only write another letter for a space and have a token for every byte."""
         normalizer = raw.get("normalizer")
@@ -191,15 +194,15 @@ def _object(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RecursionError) as trouble:
-        raise _unreadable(path, trouble) from trouble
+    except (OSError, ValueError, RecursionError) as error:
+        raise _unreadable(path, error) from error
     if not isinstance(found, dict):
-        raise ModelInvalid(f"{path} is no JSON object.", hint=_AGAIN)
+        raise ModelInvalid(f"{path} is no JSON object.", hint=_DAMAGED_HINT)
     return found
 
 
-def _unreadable(path: Path, trouble: Exception) -> ModelInvalid:
-    return ModelInvalid(f"{path} cannot be read: {reason(trouble)}.", hint=_AGAIN)
+def _unreadable(path: Path, error: Exception) -> ModelInvalid:
+    return ModelInvalid(f"{path} cannot be read: {reason(error)}.", hint=_DAMAGED_HINT)
 
 
 def chat_template(folder: Path) -> str | None:
@@ -210,8 +213,8 @@ def chat_template(folder: Path) -> str | None:
     if path.is_file():
         try:
             return path.read_text("utf-8")
-        except (OSError, ValueError) as trouble:
-            raise _unreadable(path, trouble) from trouble
+        except (OSError, ValueError) as error:
+            raise _unreadable(path, error) from error
     found = _object(folder / "tokenizer_config.json").get("chat_template")
     if found is None:
         found = _object(folder / "chat_template.json").get("chat_template")

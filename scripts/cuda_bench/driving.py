@@ -25,9 +25,9 @@ from localchat_cuda.load import capabilities, warm_up
 from localchat_cuda.memory_plan import PAGE_TOKENS, kv_token_bytes, kv_types
 from localchat_cuda.model_config import ModelConfig, parse_config
 from localchat_cuda.runner.kv_pages import Pages
-from localchat_cuda.runner.model import LoadedModel
+from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import CudaRunner
-from localchat_cuda.runner.sampler import Drawn, Points, TritonSampler
+from localchat_cuda.runner.sampler import Points, SampledTokens, TritonSampler
 from localchat_cuda.runner.step_buffer import StepBuffer
 from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.source import RandomWeights
@@ -56,7 +56,7 @@ def runner_of(
         ahead.wait()
     dtype = torch.float16 if config.dtype == "float16" else torch.bfloat16
     pages = Pages(config, blocks + 1, context, GPU, dtype, coded=kv_type == FP8)
-    network = LoadedModel(config, weights, pages, kernels=GPU.type == "cuda")
+    network = DeviceModel(config, weights, pages, kernels=GPU.type == "cuda")
     runner = CudaRunner(network, can, graphs=graphs)
     warm_up(runner)
     return runner
@@ -158,14 +158,16 @@ class Engine:
         assert not self.failures, self.failures
 
 
-class ReplayDrawer(TritonSampler):
+class ReplaySampler(TritonSampler):
     """Does all the work of a draw, then says what stands in a recorded text: drafts can be measured on a model
     that has nothing to say."""
 
     recorded: torch.Tensor | None = None
     """The whole text int32, prompt included; None: nothing is overruled."""
 
-    def draw(self, logits: torch.Tensor, points: Points, inbox: StepBuffer, drawn: Drawn) -> None:
+    def draw(
+        self, logits: torch.Tensor, points: Points, inbox: StepBuffer, drawn: SampledTokens
+    ) -> None:
         super().draw(logits, points, inbox, drawn)
         if self.recorded is not None:
             positions = inbox.view(points.position_spot)

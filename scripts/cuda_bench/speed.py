@@ -13,7 +13,7 @@ from scripts.cuda_bench.driving import (
     GPU,
     Asked,
     Engine,
-    ReplayDrawer,
+    ReplaySampler,
     config_of,
     random_tokens,
     runner_of,
@@ -166,7 +166,7 @@ def speculation(runner_vocabulary: int, told: MetricsSnapshot, engine: Engine) -
     }
     prompts = {"edit": 760, "quote": 760, "random": 60}
     drawer, graphs = engine.runner._drawer, engine.runner.graphs  # type: ignore[attr-defined]
-    drawer.__class__ = ReplayDrawer
+    drawer.__class__ = ReplaySampler
     drawer.recorded = torch.zeros(4096, dtype=torch.int32, device=GPU)
     graphs.clear()
     for name, text in cases.items():
@@ -185,4 +185,4 @@ def speculation(runner_vocabulary: int, told: MetricsSnapshot, engine: Engine) -
         print(f"drafts, {name}: {told[f'drafts_{name}']:.2f} times", flush=True)
     graphs.clear()
     drawer.recorded = None
-    drawer.__class__ = ReplayDrawer.__bases__[0]
+    drawer.__class__ = ReplaySampler.__bases__[0]

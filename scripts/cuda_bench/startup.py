@@ -18,7 +18,7 @@ from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.fit.load_options import LoadOptions
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.quantization_config import PACKED_GROUP
-from localchat_cuda.weights.loader import product_shapes
+from localchat_cuda.weights.loader import linear_shapes
 from localchat_cuda.weights.source import RandomWeights
 from scripts.cuda_bench.driving import GPU, config_of
 from scripts.cuda_bench.shapes import QWEN, STORED
@@ -43,7 +43,7 @@ def write_checkpoint(folder: Path) -> int:
             begin + name: source.tensor(begin + name, (hidden,), half)
             for name in names.norms.values()
         }
-        for field, (parts, k) in product_shapes(config).items():
+        for field, (parts, k) in linear_shapes(config).items():
             for name, n in zip(names.merged[field], parts, strict=True):
                 prefix = begin + name
                 tensors |= {

@@ -29,12 +29,18 @@ from tokens import encode
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.memory_plan import PAGE_TOKENS
 from localchat_cuda.model_config import ModelConfig, read_config
-from localchat_cuda.runner.input_batch import Sizes, TokenSpan, inputs_of, lay_out, put
+from localchat_cuda.runner.input_batch import (
+    BatchConfig,
+    TokenSpan,
+    build_input_batch,
+    model_inputs,
+    put,
+)
 from localchat_cuda.runner.kv_pages import Pages
-from localchat_cuda.runner.model import LoadedModel
+from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.step_buffer import StepBuffer
 from localchat_cuda.weights.loader import ModelWeights, load
-from localchat_cuda.weights.source import Checkpoint
+from localchat_cuda.weights.source import CheckpointWeights
 
 HELD_OUT_SEED: Final = 4711
 LONGEST: Final = 1024
@@ -54,26 +60,26 @@ class Text:
         self.pages = Pages(config, width + 1, LONGEST, device, dtype, coded=cache == "fp8")
         if cache == "bf16":
             self.pages.pool = self.pages.pool.bfloat16()
-        self.network = LoadedModel(config, weights, self.pages, kernels=gpu)
+        self.network = DeviceModel(config, weights, self.pages, kernels=gpu)
         self.device = device
         self.tables = torch.zeros(2, width, dtype=torch.int32, device=device)
         self.tables[0] = torch.arange(width)
         self.tables[1] = width
         sms = torch.cuda.get_device_properties(device).multi_processor_count if gpu else 4
-        self.sizes = Sizes(
+        self.sizes = BatchConfig(
             config.heads, config.key_heads, config.head_dim, PAGE_TOKENS, sms, cache == "fp8"
         )
 
     def logs(self, tokens: list[int]) -> torch.Tensor:
         """Log probabilities fp32 [T, vocabulary] of what follows each token."""
-        layout = lay_out([TokenSpan(0, 0, len(tokens))], 0, self.sizes, 1)
+        layout = build_input_batch([TokenSpan(0, 0, len(tokens))], 0, self.sizes, 1)
         inbox = StepBuffer(16 * LONGEST, 1, self.device)
         known = torch.zeros(LONGEST + 1, dtype=torch.int32, device=self.device)
         known[: len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
         inbox.begin()
         places = put(layout, inbox, LONGEST, 1, LONGEST)
         inbox.send()
-        inputs = inputs_of(layout, places, inbox, known, self.tables, None)
+        inputs = model_inputs(layout, places, inbox, known, self.tables, None)
         with torch.inference_mode():
             states = self.network.states(inputs)[: len(tokens)]
             return self.network.logits(states).log_softmax(-1).cpu()
@@ -117,7 +123,7 @@ def measure(folder: Path, count: int, asked: int, device: torch.device) -> dict[
     config = read_config(folder)
     names = ARCHITECTURES[config.architecture].NAMES
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    weights = load(config, names, Checkpoint(folder, device), device, dtype=dtype)
+    weights = load(config, names, CheckpointWeights(folder, device), device, dtype=dtype)
     texts = {cache: Text(config, weights, device, cache) for cache in CACHES}
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     kl: dict[str, list[torch.Tensor]] = {"bf16_fp8": [], "plain_bf16": []}

@@ -21,7 +21,7 @@ from localchat.fit.speed_history import Past
 from localchat.model_files.checkpoint import read_checkpoint
 from localchat_cuda.backend import CudaBackend, ReferenceBackend
 from localchat_cuda.checkpoint_model import CheckpointModel
-from localchat_cuda.environment import judge, torch_cuda
+from localchat_cuda.environment import check_gpu, torch_cuda
 from localchat_cuda.model_config import read_config
 from localchat_cuda.preflight import expected_rate, plan_for
 from localchat_cuda.weights.source import read_headers
@@ -64,12 +64,12 @@ def test_looking_imports_neither_torch_nor_triton(folder: Path) -> None:
     ],
 )
 def test_what_stands_in_the_way_is_said_with_a_way_out(gpu: Gpu, toolkit: str, said: str) -> None:
-    found = judge(gpu, toolkit)
+    found = check_gpu(gpu, toolkit)
     assert not found.ok and said in found.reason and found.hint
 
 
 def test_a_gpu_that_can_compute_is_named() -> None:
-    found = judge(HOPPER, "13.0")
+    found = check_gpu(HOPPER, "13.0")
     assert found.ok and "NVIDIA H200" in found.reason
     assert dict(found.versions).keys() == {"torch", "triton", "cuda"}
 

@@ -22,12 +22,17 @@ from localchat_cuda.compile_ahead.trace import CompileJob, CompileShape
 from localchat_cuda.kernels import launch
 from localchat_cuda.kernels.launch import Traits
 from localchat_cuda.model_config import ModelConfig, parse_config
-from localchat_cuda.runner.input_batch import BESIDE, BUCKETS, LONGEST_FEW, PROMPT_BUCKETS
+from localchat_cuda.runner.input_batch import (
+    DECODE_BUCKETS,
+    MAX_DECODE_WIDTH,
+    MIXED_DECODE_BUCKETS,
+    PREFILL_BUCKETS,
+)
 from tests.support.compile_ahead_steps import (
     TINY,
     can_of,
     child,
-    steps_by_chance,
+    random_shapes,
 )
 from tests.support.cuda_configs import AWQ, GPTQ, QWEN25
 from tests.support.hub_configs import CONFIGS
@@ -74,14 +79,14 @@ print(json.dumps([count, list(claims.kept.values())[count:]]))
 """
 
 
-def script_of(raw: dict[str, Any], gpu: Traits, **wishes: Any) -> CompileJob:
+def job_of(raw: dict[str, Any], gpu: Traits, **wishes: Any) -> CompileJob:
     config = parse_config(raw, "it")
     return CompileJob(config, can_of(config, **wishes), gpu)
 
 
-def met(scripts: dict[str, CompileJob]) -> dict[str, dict[str, int]]:
+def met(jobs: dict[str, CompileJob]) -> dict[str, dict[str, int]]:
     """By script, how many kernels of which module steps need; none is compiled."""
-    found: dict[str, dict[str, int]] = json.loads(child(["-c", SURVEY], scripts))
+    found: dict[str, dict[str, int]] = json.loads(child(["-c", SURVEY], jobs))
     return found
 
 
@@ -94,17 +99,17 @@ def by_format() -> dict[str, dict[str, int]]:
         return {**QWEN25, "quantization_config": how}
 
     fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    floating = script_of(QWEN25, HOPPER)
+    floating = job_of(QWEN25, HOPPER)
     return met({
-        "awq": script_of(stored(**AWQ), HOPPER),
-        "awq before hopper": script_of(stored(**AWQ), AMPERE),
-        "awq after hopper": script_of(stored(**AWQ), NEWER),
-        "scattered": script_of(stored(**{**GPTQ, "desc_act": True}), HOPPER),
-        "fp8": script_of(stored(**fp8), HOPPER),
-        "fp8 before": script_of(stored(**fp8), AMPERE),
+        "awq": job_of(stored(**AWQ), HOPPER),
+        "awq before hopper": job_of(stored(**AWQ), AMPERE),
+        "awq after hopper": job_of(stored(**AWQ), NEWER),
+        "scattered": job_of(stored(**{**GPTQ, "desc_act": True}), HOPPER),
+        "fp8": job_of(stored(**fp8), HOPPER),
+        "fp8 before": job_of(stored(**fp8), AMPERE),
         "bf16": floating,
         "head": floating._replace(head_int8=True),
-        "coded": script_of(QWEN25, HOPPER, kv_type="fp8"),
+        "coded": job_of(QWEN25, HOPPER, kv_type="fp8"),
     })  # fmt: skip
 
 
@@ -135,7 +140,7 @@ def test_kernels_between_gemms_are_met(by_format: dict[str, dict[str, int]]) -> 
 
 def test_every_architecture_can_be_compiled_ahead() -> None:
     raws = {raw["architectures"][0]: raw for raw, _ in CONFIGS.values()}
-    found = met({name: script_of(raw, HOPPER, slots=1) for name, raw in raws.items()})
+    found = met({name: job_of(raw, HOPPER, slots=1) for name, raw in raws.items()})
     assert len(found) > 5
     everywhere = {"rope", "attention.decode", "sampling.sample"}
     assert all(everywhere <= kernels.keys() for kernels in found.values())
@@ -144,8 +149,8 @@ def test_every_architecture_can_be_compiled_ahead() -> None:
 
 def test_a_layer_of_each_kind_is_kept_and_the_last_stays_the_last() -> None:
     config = parse_config(QWEN25, "it")
-    assert trace.shortened(config).layers == 2
-    windowed = trace.shortened(
+    assert trace.one_layer_per_kind(config).layers == 2
+    windowed = trace.one_layer_per_kind(
         ModelConfig(**{
             **{field: getattr(config, field) for field in config.__dataclass_fields__},
             "windows": (512,) * 5 + (0,) + (512,) * 5 + (0,) * 17,
@@ -159,20 +164,22 @@ def test_scenes_stay_within_what_a_model_can() -> None:
     for slots, context in ((1, 64), (4, 200), (128, 8192), (300, 40_000)):
         can = can_of(config, slots=slots, context=context)
         widths = set()
-        for scene in trace.scenes(can):
-            assert 1 <= len(scene.rows) <= can.max_slots
-            assert sum(width for _, width, _ in scene.rows) <= max(can.max_step_tokens, BUCKETS[-1])
-            assert sum(start + width for start, width, _ in scene.rows) <= can.kv_tokens
-            assert all(start >= 0 and start + width < context for start, width, _ in scene.rows)
-            widths |= {width for _, width, _ in scene.rows}
-        assert widths >= {size for size in PROMPT_BUCKETS if LONGEST_FEW < size < context}
-    assert max(BESIDE) <= 300
+        for shape in trace.compile_shapes(can):
+            assert 1 <= len(shape.rows) <= can.max_slots
+            assert sum(width for _, width, _ in shape.rows) <= max(
+                can.max_step_tokens, DECODE_BUCKETS[-1]
+            )
+            assert sum(start + width for start, width, _ in shape.rows) <= can.kv_tokens
+            assert all(start >= 0 and start + width < context for start, width, _ in shape.rows)
+            widths |= {width for _, width, _ in shape.rows}
+        assert widths >= {size for size in PREFILL_BUCKETS if MAX_DECODE_WIDTH < size < context}
+    assert max(MIXED_DECODE_BUCKETS) <= 300
 
 
 @pytest.mark.parametrize("raw", [QWEN25, TINY], ids=["7B", "tiny"])
 def test_steps_of_any_kind_need_no_other_kernels(raw: dict[str, Any]) -> None:
-    awq = script_of({**raw, "quantization_config": AWQ}, HOPPER)
-    told = child(["-c", UNMET], (awq, steps_by_chance(300)))
+    awq = job_of({**raw, "quantization_config": AWQ}, HOPPER)
+    told = child(["-c", UNMET], (awq, random_shapes(300)))
     kernels, missed = json.loads(told)
     assert kernels > 100
     assert not missed
@@ -183,14 +190,14 @@ def test_steps_of_any_kind_need_no_other_kernels(raw: dict[str, Any]) -> None:
 
 def test_a_kernel_is_compiled_by_whoever_claims_it_first(tmp_path: Path) -> None:
     (tmp_path / "claims").mkdir()
-    script = script_of(TINY, AMPERE, slots=1, context=40)._replace(claims=str(tmp_path / "claims"))
+    job = job_of(TINY, AMPERE, slots=1, context=40)._replace(claims=str(tmp_path / "claims"))
     command = ["-m", "localchat_cuda.compile_ahead.trace"]
-    count = int(child(command, script, tmp_path / "cache"))
+    count = int(child(command, job, tmp_path / "cache"))
     assert count == len(list((tmp_path / "claims").iterdir())) > 5
     made = {path.name for path in (tmp_path / "cache").rglob("*.cubin")}
     assert {"_rope_kernel.cubin", "_few_kernel.cubin", "_few_rows_kernel.cubin"} <= made
     assert len(list((tmp_path / "cache").rglob("*.cubin"))) == count
-    assert int(child(command, script, tmp_path / "cache")) == 0
+    assert int(child(command, job, tmp_path / "cache")) == 0
 
 
 HASHED = """
@@ -219,7 +226,7 @@ def test_nothing_is_compiled_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None
     claims, kernel = trace.Claims(""), JitFunctionInfo("module", "kernel", None)
     assert claims.skip(key="a", fn=kernel) is False
     assert claims.count == 1
-    monkeypatch.setattr(os, "getppid", lambda: claims._starter + 1)
+    monkeypatch.setattr(os, "getppid", lambda: claims._parent_pid + 1)
     with pytest.raises(SystemExit):
         claims.skip(key="b", fn=kernel)
 
@@ -321,7 +328,7 @@ def test_a_compiler_that_cannot_be_started_ends_no_walk() -> None:
             raise OSError(errno.EAGAIN, "No process")
 
     runner = SimpleNamespace(launch=launch, forget=lambda: None)
-    assert len(trace.walk(runner, 9, [CompileShape(((0, 1, 0),))] * 2)) == 2  # type: ignore[arg-type]
+    assert len(trace.launch_all(runner, 9, [CompileShape(((0, 1, 0),))] * 2)) == 2  # type: ignore[arg-type]
 
 
 def test_what_had_no_room_in_a_small_cache_is_compiled_once_there_is_room(
@@ -335,7 +342,9 @@ def test_what_had_no_room_in_a_small_cache_is_compiled_once_there_is_room(
         with workers.CompileAhead(config, held, gpu, said.append) as one:
             one.wait()
         counts.append(len(said))
-    steps = [len(list(trace.scenes(replace(can, kv_tokens=n)))) for n in (8192, 9000, 10**6)]
+    steps = [
+        len(list(trace.compile_shapes(replace(can, kv_tokens=n)))) for n in (8192, 9000, 10**6)
+    ]
     assert steps[0] < steps[2]
     assert counts == [1, 1 + (steps[1] > steps[0]), counts[1] + 1, counts[1] + 1]
 

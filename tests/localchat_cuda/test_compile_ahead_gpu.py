@@ -10,7 +10,7 @@ from localchat_cuda.compile_ahead import workers
 from localchat_cuda.compile_ahead.trace import CompileJob
 from localchat_cuda.kernels.launch import traits
 from localchat_cuda.model_config import parse_config
-from tests.support.compile_ahead_steps import TINY, can_of, child, steps_by_chance
+from tests.support.compile_ahead_steps import TINY, can_of, child, random_shapes
 from tests.support.cuda_configs import AWQ
 from tests.support.tiny_engine_core import ON_GPU
 
@@ -61,7 +61,7 @@ def test_after_a_rehearsal_nothing_is_compiled(
     can = can_of(config)
     with workers.CompileAhead(config, can, GPU, print) as ahead:
         ahead.wait()
-    script = CompileJob(config, can, traits(GPU))
-    found, made = json.loads(child(["-c", PLAYED], (script, steps_by_chance(200)), tmp_path))
+    job = CompileJob(config, can, traits(GPU))
+    found, made = json.loads(child(["-c", PLAYED], (job, random_shapes(200)), tmp_path))
     assert found > 50
     assert not made

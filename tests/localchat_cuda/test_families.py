@@ -22,7 +22,7 @@ from tests.support.tiny_models import KINDS, Stretch, Tiny, tokens_of
 NEWER = ("mistral", "qwen2-window", "gemma2", "gemma3", "phi3-long", "qwen3-yarn")
 
 
-def logits_of(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
+def compute_logits(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
     with torch.no_grad():
         found: torch.Tensor = model(torch.tensor([tokens])).logits[0]
     return found
@@ -39,7 +39,7 @@ def greedy(model: Any, prompt: tuple[int, ...], count: int) -> list[int]:
 
 def lost(model: Any, prompt: tuple[int, ...], found: list[int]) -> float:
     """By how much a drawn token was worse than the best one, at most, as a logit."""
-    logits = logits_of(model, (*prompt, *found))[len(prompt) - 1 : -1]
+    logits = compute_logits(model, (*prompt, *found))[len(prompt) - 1 : -1]
     own = logits.gather(1, torch.tensor(found)[:, None])[:, 0]
     return float((logits.max(1).values - own).max())
 
@@ -69,7 +69,7 @@ def test_prompt_logprobs_are_transformers(kind: str, tmp_path: Path) -> None:
     tiny_models.save(model, tmp_path)
     asked = request(tokens, prompt_logprobs=0, max_tokens=1)
     told = TinyLoop(tiny_runner(tmp_path, step=32)).say(asked)
-    logs = logits_of(model, tokens).log_softmax(-1)[:-1]
+    logs = compute_logits(model, tokens).log_softmax(-1)[:-1]
     wanted = logs.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
     found = torch.tensor([entry.logprob for entry in told.prompt_logprobs])
     assert torch.allclose(found, wanted, atol=0.15 if ON_GPU else 2e-3)
@@ -81,7 +81,7 @@ def test_layers_whose_window_is_wider_than_the_context_turn_as_those_with_one(
     model, tokens = tiny_models.reference("gemma3", sliding_window=4096), tokens_of(26, 40)
     tiny_models.save(model, tmp_path)
     found = Tiny(tmp_path, torch.float32).prompt(tokens, 40)
-    assert torch.allclose(found, logits_of(model, tokens), atol=2e-3, rtol=1e-4)
+    assert torch.allclose(found, compute_logits(model, tokens), atol=2e-3, rtol=1e-4)
 
 
 def test_only_gemma_2_caps_its_attention(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_only_gemma_2_caps_its_attention(tmp_path: Path) -> None:
     model, tokens = tiny_models.reference("gemma3", **caps), tokens_of(27, 40)
     tiny_models.save(model, tmp_path)
     found = Tiny(tmp_path, torch.float32).prompt(tokens, 40)
-    assert torch.allclose(found, logits_of(model, tokens), atol=2e-3, rtol=1e-4)
+    assert torch.allclose(found, compute_logits(model, tokens), atol=2e-3, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["mistral", "gemma3"])
@@ -115,7 +115,7 @@ def test_kernels_of_packed_weights_say_what_transformers_says(
     model, tokens = tiny_models.reference(kind), tokens_of(8, chunk)
     tiny_models.save_awq(model, tmp_path)
     found = Tiny(tmp_path, torch.float16, kernels=True).prompt(tokens, chunk, packed=True)
-    wanted = logits_of(model, tokens)
+    wanted = compute_logits(model, tokens)
     assert float((found - wanted).norm() / wanted.norm()) < 2e-2
 
 
@@ -128,7 +128,7 @@ def test_kernels_of_dense_weights_say_what_transformers_says(kind: str, tmp_path
     ours = Tiny(tmp_path, torch.float16, kernels=True)
     ours.step(Stretch(0, 0, tokens[:29]))
     found = ours.step(Stretch(0, 29, tokens[29:]), Stretch(1, 0, tokens[:3]))
-    wanted = logits_of(model, tokens)[[29, 2]]
+    wanted = compute_logits(model, tokens)[[29, 2]]
     assert float((found - wanted).norm() / wanted.norm()) < 2e-2
 
 
@@ -159,7 +159,7 @@ def test_the_text_part_of_a_model_that_sees_is_loaded_alone(prefix: str, tmp_pat
     header = read_safetensors(tmp_path / "model.safetensors")
     assert memory_plan.weights_bytes(config, [header]) == text_bytes
     found = Tiny(tmp_path, torch.float32).prompt(tokens, 40)
-    assert torch.allclose(found, logits_of(model, tokens), atol=2e-3, rtol=1e-4)
+    assert torch.allclose(found, compute_logits(model, tokens), atol=2e-3, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))

@@ -15,10 +15,10 @@ from localchat.fit.load_options import LoadOptions
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.pack import W8
-from localchat_cuda.memory_plan import plan, rounded_head_bytes
+from localchat_cuda.memory_plan import head_int8_bytes, plan
 from localchat_cuda.model_config import parse_config, read_config
 from localchat_cuda.weights.loader import ModelWeights, load
-from localchat_cuda.weights.source import Checkpoint
+from localchat_cuda.weights.source import CheckpointWeights
 from tests.support import tiny_models
 from tests.support.answers import ask
 from tests.support.cuda_configs import QWEN25
@@ -30,7 +30,7 @@ from tests.support.tiny_models import CPU, Tiny, tokens_of
 def rounded(folder: Path, dtype: torch.dtype) -> ModelWeights:
     config = read_config(folder)
     names = ARCHITECTURES[config.architecture].NAMES
-    return load(config, names, Checkpoint(folder, CPU), CPU, dtype=dtype, head_int8=True)
+    return load(config, names, CheckpointWeights(folder, CPU), CPU, dtype=dtype, head_int8=True)
 
 
 def logs(logits: torch.Tensor, tokens: tuple[int, ...]) -> torch.Tensor:
@@ -39,7 +39,7 @@ def logs(logits: torch.Tensor, tokens: tuple[int, ...]) -> torch.Tensor:
     return logits[:-1].float().log_softmax(-1).gather(1, ids[:, None])[:, 0]
 
 
-def logits_of(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
+def compute_logits(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
     with torch.no_grad():
         found: torch.Tensor = model(torch.tensor([tokens])).logits[0]
     return found
@@ -51,9 +51,9 @@ def test_logprobs_are_within_the_error_of_bf16(kind: str, tmp_path: Path) -> Non
     tiny_models.save(model, tmp_path)
     ours = Tiny(tmp_path, torch.float32)
     ours.weights = rounded(tmp_path, torch.float32)
-    exact = logs(logits_of(model, tokens), tokens)
+    exact = logs(compute_logits(model, tokens), tokens)
     off = logs(ours.prompt(tokens, 100), tokens) - exact
-    theirs = logs(logits_of(model.bfloat16(), tokens), tokens) - exact
+    theirs = logs(compute_logits(model.bfloat16(), tokens), tokens) - exact
     assert 0 < float(off.norm()) < float(theirs.norm())
 
 
@@ -79,7 +79,7 @@ def test_kernels_of_the_head_are_its_reference(tmp_path: Path) -> None:
     model.lm_head.weight = torch.nn.Parameter(
         w8_pack.dense(w8_pack.whole_rows(model.lm_head.weight))
     )
-    found, wanted = ours.prompt(tokens, 9), logits_of(model, tokens)
+    found, wanted = ours.prompt(tokens, 9), compute_logits(model, tokens)
     assert float((found - wanted).norm() / wanted.norm()) < 2e-2
 
 
@@ -87,10 +87,10 @@ def test_the_plan_counts_a_rounded_head_and_says_so() -> None:
     wish, card = LoadOptions(max_slots=2, head_int8=True), gpu(140 * GB, 141 * GB)
     usual = plan(CONFIG, [header(15 * GB)], LoadOptions(max_slots=2), card)
     found = plan(CONFIG, [header(15 * GB)], wish, card)
-    assert found.weights_bytes - usual.weights_bytes == rounded_head_bytes(CONFIG) < 0
+    assert found.weights_bytes - usual.weights_bytes == head_int8_bytes(CONFIG) < 0
     assert found.notes == ("The output head is rounded to 8 bits.",)
     tied = parse_config({**QWEN25, "tie_word_embeddings": True}, "it")
-    assert rounded_head_bytes(tied) == CONFIG.vocabulary * (CONFIG.hidden + 4)
+    assert head_int8_bytes(tied) == CONFIG.vocabulary * (CONFIG.hidden + 4)
 
 
 def test_a_head_of_other_columns_is_refused() -> None:

@@ -81,7 +81,7 @@ def test_texts_are_the_same_cold_cached_and_forked(folder: Path) -> None:
 @pytest.mark.parametrize("folder", ["qwen2"], indirect=True)
 def test_the_cache_takes_what_is_planned(folder: Path) -> None:
     runner = tiny_runner(folder, blocks=40, coded=True)
-    held = runner._network
+    held = runner._model
     assert held is not None
     tokens = 41 * held.pages.page_tokens
     assert held.pages.bytes == runner.memory().kv_bytes

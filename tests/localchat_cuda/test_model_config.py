@@ -11,7 +11,7 @@ from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.memory_plan import parameters
 from localchat_cuda.model_config import CLASSES, parse_config, read_config
 from localchat_cuda.quantization_config import Quantization
-from localchat_cuda.rope_config import Linear, Llama3, Rotation
+from localchat_cuda.rope_config import LinearScaling, Llama3Scaling, Rotation
 from tests.support.cuda_configs import AWQ, GPTQ, QWEN25
 from tests.support.hub_configs import CONFIGS
 
@@ -61,7 +61,7 @@ def test_qwen25_is_read() -> None:
 def test_scaled_rotations_are_read_in_both_spellings(how: dict[str, Any]) -> None:
     raw = {**QWEN25, "architectures": ["LlamaForCausalLM"], "eos_token_id": [1, 2], **how}
     found = parse_config({key: value for key, value in raw.items() if value is not None}, "it")
-    assert found.rotation == Rotation(5e5, Llama3(8.0, 1.0, 4.0, 8192))
+    assert found.rotation == Rotation(5e5, Llama3Scaling(8.0, 1.0, 4.0, 8192))
     assert found.ends == (1, 2)
     assert not found.biased
 
@@ -80,26 +80,26 @@ def test_awq_and_qwen3_are_read() -> None:
 @pytest.mark.parametrize(
     ("raw", "wanted"),
     [
-        (GPTQ, Quantization("gptq", symmetric=True, less_one=True)),
+        (GPTQ, Quantization("gptq", symmetric=True, zeros_minus_one=True)),
         (
             {**GPTQ, "sym": False, "checkpoint_format": "gptq_v2", "dynamic": {"-:.*o_proj": {}}},
             Quantization("gptq"),
         ),
         (
             {**GPTQ, "desc_act": True, "static_groups": False, "group_size": 256},
-            Quantization("gptq", group=256, symmetric=True, ordered=True, less_one=True),
+            Quantization("gptq", group=256, symmetric=True, act_order=True, zeros_minus_one=True),
         ),
         (
             {**GPTQ, "desc_act": True, "group_size": -1},
-            Quantization("gptq", group=0, symmetric=True, less_one=True),
+            Quantization("gptq", group=0, symmetric=True, zeros_minus_one=True),
         ),
-        (ROUND, Quantization("gptq", symmetric=True, less_one=True)),
+        (ROUND, Quantization("gptq", symmetric=True, zeros_minus_one=True)),
         ({**ROUND, "packing_format": "auto_round:auto_awq"}, Quantization("awq")),
         ({**AWQ, "version": None, "checkpoint_format": "gemm"}, Quantization("awq")),
         (scheme(), Quantization("int4", symmetric=True)),
         (
             scheme(symmetric=False, actorder="group"),
-            Quantization("int4", ordered=True),
+            Quantization("int4", act_order=True),
         ),
         (scheme(actorder="weight"), Quantization("int4", symmetric=True)),
         (
@@ -170,7 +170,10 @@ def test_gemma_3_is_read_where_its_config_is_silent() -> None:
     found = parse_config(CONFIGS["gemma3:4b"][0], "it")
     assert (found.heads, found.key_heads, found.head_dim) == (8, 4, 256)
     assert (found.vocabulary, found.context_train, found.ends) == (262208, 131072, (1, 106))
-    assert (found.rotation, found.windowed_rotation) == (Rotation(1e6, Linear(8.0)), Rotation(1e4))
+    assert (found.rotation, found.windowed_rotation) == (
+        Rotation(1e6, LinearScaling(8.0)),
+        Rotation(1e4),
+    )
     assert found.windows[:7] == (1024, 1024, 1024, 1024, 1024, 0, 1024)
     assert (found.attention_scale, found.embedding_scale) == (1 / 16, 2560**0.5)
     assert found.tied and found.vision and found.normed_heads and found.post_normed
@@ -246,7 +249,7 @@ def test_nonsense_numbers_are_named(field: str, value: object) -> None:
         (
             "quantize_config.json",
             {"bits": 4, "group_size": 128, "desc_act": True, "sym": False},
-            Quantization("gptq", ordered=True, less_one=True),
+            Quantization("gptq", act_order=True, zeros_minus_one=True),
         ),
         (
             "quant_config.json",
@@ -256,7 +259,7 @@ def test_nonsense_numbers_are_named(field: str, value: object) -> None:
         (
             "hf_quant_config.json",
             {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}},
-            Quantization("fp8", 8, 0, symmetric=True, rounded=True),
+            Quantization("fp8", 8, 0, symmetric=True, fp8_activations=True),
         ),
     ],
 )

@@ -8,9 +8,9 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from localchat.errors import ModelInvalid
-from localchat_cuda.config_fields import Fields
+from localchat_cuda.config_fields import ConfigFields
 from localchat_cuda.kernels import rope
-from localchat_cuda.rope_config import LongFactors, Rotation, read_rotations
+from localchat_cuda.rope_config import LongRopeScaling, Rotation, read_rotations
 
 FACTORS = {
     "short_factor": [1.0 + i / 30 for i in range(48)],
@@ -42,8 +42,8 @@ SCALINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def fields(**raw: Any) -> Fields:
-    return Fields(raw, "it", "otherwise")
+def fields(**raw: Any) -> ConfigFields:
+    return ConfigFields(raw, "it", "otherwise")
 
 
 @pytest.mark.parametrize("context", [4096, 4097])
@@ -73,7 +73,7 @@ def test_older_spellings_mean_the_same() -> None:
         128, 131072,
     ).all  # fmt: skip
     assert found.columns == 96
-    assert isinstance(found.scaling, LongFactors)
+    assert isinstance(found.scaling, LongRopeScaling)
     assert found.scaling.original_context == 4096
     assert found.scaling.long == (3.0,) * 48
     gemma = read_rotations(

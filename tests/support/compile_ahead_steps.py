@@ -15,7 +15,7 @@ from localchat_cuda.compile_ahead.trace import CompileShape
 from localchat_cuda.load import capabilities
 from localchat_cuda.memory_plan import kv_types
 from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.runner.input_batch import LONGEST_FEW
+from localchat_cuda.runner.input_batch import MAX_DECODE_WIDTH
 from tests.support.cuda_configs import QWEN25
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +60,7 @@ def child(command: list[str], told: object, cache: Path | None = None) -> str:
     return done.stdout.decode()
 
 
-def steps_by_chance(count: int) -> list[CompileShape]:
+def random_shapes(count: int) -> list[CompileShape]:
     """Writers, some with drafts, and prompts, as requests come."""
     draw, found = Random(11), list[CompileShape]()
     while len(found) < count:
@@ -70,8 +70,8 @@ def steps_by_chance(count: int) -> list[CompileShape]:
             rows.append((draw.choice([1, 40, 130, 300, 700, 2000, 7000]), 1 + drafts, drafts))
         left = draw.choice([64, 256, 512, 1024, 2000, 4000, 8000]) - sum(row[1] for row in rows)
         for _ in range(draw.choice([0, 1, 2, 3, 4, 8])):
-            if len(rows) < 32 and left > LONGEST_FEW:
-                size = draw.randint(LONGEST_FEW + 1, left)
+            if len(rows) < 32 and left > MAX_DECODE_WIDTH:
+                size = draw.randint(MAX_DECODE_WIDTH + 1, left)
                 rows.append((draw.choice([0, 0, 64, 1000]), min(size, 8192 - 1001), 0))
                 left -= size
         if rows and sum(width for _, width, _ in rows) <= 8192:

@@ -19,10 +19,10 @@ from localchat.errors import LocalchatError
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.model_config import read_config
 from localchat_cuda.runner.kv_pages import Pages
-from localchat_cuda.runner.model import LoadedModel
+from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import CudaRunner
 from localchat_cuda.weights.loader import load
-from localchat_cuda.weights.source import Checkpoint
+from localchat_cuda.weights.source import CheckpointWeights
 from tests.support.tiny_models import CPU, VOCABULARY, spoil
 
 ON_GPU = os.environ.get("TRITON_INTERPRET") == "0" and torch.cuda.is_available()
@@ -79,7 +79,7 @@ def tiny_runner(
     """A runner over a checkpoint folder, with unwritten pages that spoil whatever reads them."""
     config = read_config(folder)
     names = ARCHITECTURES[config.architecture].NAMES
-    source = Checkpoint(folder, device)
+    source = CheckpointWeights(folder, device)
     weights = load(config, names, source, device, dtype=dtype, head_int8=head_int8)
     pages = Pages(config, blocks + 1, context, device, dtype, PAGE, coded=coded)
     spoil(pages)
@@ -93,7 +93,7 @@ def tiny_runner(
         block_tokens=PAGE,
         step_target_s=0.1,
     )
-    return CudaRunner(LoadedModel(config, weights, pages, kernels=kernels), can, graphs=graphs)
+    return CudaRunner(DeviceModel(config, weights, pages, kernels=kernels), can, graphs=graphs)
 
 
 @dataclass

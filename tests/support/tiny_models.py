@@ -13,14 +13,14 @@ import transformers
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.kernels.attention.prefill import PrefillTileConfig
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.layers import DenseLayers, PackedW4Layers, logits_of
+from localchat_cuda.layers import DenseLayers, PackedW4Layers, compute_logits
 from localchat_cuda.model_config import ModelConfig, read_config
-from localchat_cuda.runner.input_batch import Sizes, inputs_of, lay_out, put
+from localchat_cuda.runner.input_batch import BatchConfig, build_input_batch, model_inputs, put
 from localchat_cuda.runner.input_batch import TokenSpan as Placed
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.step_buffer import StepBuffer
 from localchat_cuda.weights.loader import ModelWeights, load
-from localchat_cuda.weights.source import Checkpoint
+from localchat_cuda.weights.source import CheckpointWeights
 
 CPU = torch.device("cpu")
 VOCABULARY = 160
@@ -206,11 +206,11 @@ class Tiny:
         self.config: ModelConfig = read_config(folder)
         self.architecture = ARCHITECTURES[self.config.architecture]
         self.weights: ModelWeights = load(
-            self.config, self.architecture.NAMES, Checkpoint(folder, CPU), CPU, dtype=dtype
+            self.config, self.architecture.NAMES, CheckpointWeights(folder, CPU), CPU, dtype=dtype
         )
         self.kernels = kernels
         heads, d = self.config.heads, self.config.head_dim
-        self.sizes = Sizes(heads, self.config.key_heads, d, 64, 4, coded=coded, chunks=chunks)
+        self.sizes = BatchConfig(heads, self.config.key_heads, d, 64, 4, coded=coded, chunks=chunks)
         self.pages = Pages(self.config, 13, 256, CPU, dtype, coded=coded)
         spoil(self.pages)
         order = torch.randperm(12, generator=torch.Generator().manual_seed(2)).int()
@@ -219,7 +219,7 @@ class Tiny:
     def step(self, *stretches: Stretch, packed: bool = False) -> torch.Tensor:
         """Logits of the wanted tokens, in the order of the stretches."""
         placed = [Placed(s.slot, s.start, len(s.tokens)) for s in stretches]
-        layout = lay_out(placed, 0, self.sizes, 3)
+        layout = build_input_batch(placed, 0, self.sizes, 3)
         inbox, known = StepBuffer(8192, 1, CPU), torch.zeros(3 * 256 + 1, dtype=torch.int32)
         inbox.begin()
         for slot, start, tokens, _ in stretches:
@@ -230,11 +230,11 @@ class Tiny:
             for first, each in zip(layout.first, stretches, strict=True)
             for back in range(each.wanted, 0, -1)
         ]
-        inputs = inputs_of(layout, places, inbox, known, self.tables, torch.tensor(wanted))
+        inputs = model_inputs(layout, places, inbox, known, self.tables, torch.tensor(wanted))
         kind = PackedW4Layers if packed else DenseLayers
         flow = kind(self.config, inputs, self.pages, kernels=self.kernels)
         states = self.architecture.forward(flow, self.weights)
-        return logits_of(states, self.weights.head, self.config.head_cap, kernels=self.kernels)
+        return compute_logits(states, self.weights.head, self.config.head_cap, kernels=self.kernels)
 
     def prompt(self, tokens: Sequence[int], chunk: int, slot: int = 0, **how: bool) -> torch.Tensor:
         """Logits of every token, computed in chunks."""

@@ -44,17 +44,17 @@ from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.model_config import ModelConfig
 from localchat_cuda.runner.input_batch import (
-    BESIDE,
-    BUCKETS,
-    LONGEST_FEW,
+    DECODE_BUCKETS,
+    MAX_DECODE_WIDTH,
     MIXED_BUCKETS,
-    PROMPT_BUCKETS,
+    MIXED_DECODE_BUCKETS,
+    PREFILL_BUCKETS,
 )
 from localchat_cuda.runner.kv_pages import Pages
-from localchat_cuda.runner.model import LoadedModel
+from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import CudaRunner
 from localchat_cuda.weights.formats.weight import Weight
-from localchat_cuda.weights.loader import LayerWeights, ModelWeights, product_shapes
+from localchat_cuda.weights.loader import LayerWeights, ModelWeights, linear_shapes
 
 META = torch.device("meta")
 _GREEDY = SamplingParams(temperature=0.0)
@@ -62,7 +62,7 @@ _PENALISED = SamplingParams(temperature=0.7, frequency_penalty=0.1)
 _DRAFTS = (0, 1, 3, 7, 15)
 _HISTORIES = (1, 130, 260, 520, 1040)
 """One for each number of ranges that a history is cut into."""
-_TOGETHER = 512
+_SHARED_TOKENS = 512
 """Tokens of a step that several share."""
 
 
@@ -71,7 +71,7 @@ class CompileJob(NamedTuple):
     the process that compiles it; empty: all are compiled here."""
 
     config: ModelConfig
-    can: Capabilities
+    capabilities: Capabilities
     gpu: launch.Traits
     head_int8: bool = False
     claims: str = ""
@@ -80,7 +80,7 @@ class CompileJob(NamedTuple):
 # ---------------------------------------------------------------------------- without memory
 
 
-def shortened(config: ModelConfig) -> ModelConfig:
+def one_layer_per_kind(config: ModelConfig) -> ModelConfig:
     """With one layer of each kind, the last as it is: behind that fewer tokens go on."""
     last = config.layers - 1
     windows = dict.fromkeys(config.window(layer) for layer in range(last))
@@ -88,7 +88,7 @@ def shortened(config: ModelConfig) -> ModelConfig:
     return replace(config, layers=len(kept), windows=kept if config.windows else ())
 
 
-def weights_of(config: ModelConfig, *, head_int8: bool) -> ModelWeights:
+def meta_weights(config: ModelConfig, *, head_int8: bool) -> ModelWeights:
     """All weights, of the right types and shapes, as a load leaves them."""
     names, half = ARCHITECTURES[config.architecture].NAMES, getattr(torch, config.dtype)
     widths = {"q_norm": config.head_dim, "k_norm": config.head_dim}
@@ -96,12 +96,12 @@ def weights_of(config: ModelConfig, *, head_int8: bool) -> ModelWeights:
     layer = LayerWeights(
         {field: _empty(widths.get(field, config.hidden), dtype=norm) for field in names.norms},
         {
-            field: _product(config, field, sum(parts), k)
-            for field, (parts, k) in product_shapes(config).items()
+            field: _meta_linear(config, field, sum(parts), k)
+            for field, (parts, k) in linear_shapes(config).items()
         },
         {
             field: _empty(sum(parts), dtype=half)
-            for field, (parts, _) in product_shapes(config).items()
+            for field, (parts, _) in linear_shapes(config).items()
             if field in names.biased
         },
     )
@@ -114,19 +114,19 @@ def weights_of(config: ModelConfig, *, head_int8: bool) -> ModelWeights:
     return ModelWeights(embedding, (layer,) * config.layers, last_norm, head)
 
 
-def _product(config: ModelConfig, field: str, n: int, k: int) -> Weight:
-    how = config.quantization
-    if how is None:
+def _meta_linear(config: ModelConfig, field: str, n: int, k: int) -> Weight:
+    quantization = config.quantization
+    if quantization is None:
         return _empty(n, k, dtype=getattr(torch, config.dtype))
-    if how.packed:
+    if quantization.packed:
         # what `down` wants in another order, gate and up compute in it (weights.py)
-        ordered = how.ordered and field != "down"
+        act_order = quantization.act_order and field != "down"
         return w4_pack.W4(
             _empty(n // 16, k // w4_pack.GROUP, 1024, dtype=torch.int8),
             _empty(n // 16, k // w4_pack.GROUP, 16, dtype=torch.int32),
-            _empty(k, dtype=torch.int32) if ordered else None,
+            _empty(k, dtype=torch.int32) if act_order else None,
         )
-    scales = _empty(-(-n // 128), k // 128) if how.group else _empty(n)
+    scales = _empty(-(-n // 128), k // 128) if quantization.group else _empty(n)
     return w8_pack.W8(_empty(n, k, dtype=w8_pack.E4M3), scales)
 
 
@@ -134,15 +134,15 @@ def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device=META)
 
 
-def runner_of(script: CompileJob) -> CudaRunner:
+def meta_runner(job: CompileJob) -> CudaRunner:
     """The runner that a load would give, of a few layers and without memory."""
-    config, can = shortened(script.config), script.can
+    config, capabilities = one_layer_per_kind(job.config), job.capabilities
     pages = Pages(
-        config, can.kv_tokens // can.block_tokens + 1, can.context_tokens, META,
-        getattr(torch, config.dtype), can.block_tokens, coded=can.kv_type == FP8,
+        config, capabilities.kv_tokens // capabilities.block_tokens + 1, capabilities.context_tokens, META,
+        getattr(torch, config.dtype), capabilities.block_tokens, coded=capabilities.kv_type == FP8,
     )  # fmt: skip
-    weights = weights_of(config, head_int8=script.head_int8)
-    return CudaRunner(LoadedModel(config, weights, pages, kernels=True), can, graphs=False)
+    weights = meta_weights(config, head_int8=job.head_int8)
+    return CudaRunner(DeviceModel(config, weights, pages, kernels=True), capabilities, graphs=False)
 
 
 # ---------------------------------------------------------------------------- the steps
@@ -162,70 +162,75 @@ class CompileShape(NamedTuple):
         return sum(start + width for start, width, _ in self.rows)
 
 
-def scenes(can: Capabilities) -> Iterator[CompileShape]:
+def compile_shapes(capabilities: Capabilities) -> Iterator[CompileShape]:
     """One for each shape of a step, as far as shapes differ in their kernels, that has room in the cache."""
-    return (scene for scene in all_scenes(can) if scene.tokens <= can.kv_tokens)
+    return (shape for shape in all_shapes(capabilities) if shape.tokens <= capabilities.kv_tokens)
 
 
-def all_scenes(can: Capabilities) -> Iterator[CompileShape]:
+def all_shapes(capabilities: Capabilities) -> Iterator[CompileShape]:
     """Those too that have no room."""
-    room = min(can.context_tokens, can.kv_tokens) - 1
-    widest = min(can.max_step_tokens, room)
+    room = min(capabilities.context_tokens, capabilities.kv_tokens) - 1
+    widest = min(capabilities.max_step_tokens, room)
     histories = [at for at in _HISTORIES if at + max(_DRAFTS) < room]
-    writers = sorted({min(rows, can.max_slots) for rows in BUCKETS})
+    writers = sorted({min(rows, capabilities.max_slots) for rows in DECODE_BUCKETS})
     for drafts, rows, history in product(_DRAFTS, writers, histories):
-        if not drafts or rows * (1 + drafts) <= BUCKETS[-1]:
+        if not drafts or rows * (1 + drafts) <= DECODE_BUCKETS[-1]:
             yield CompileShape(((history, 1 + drafts, drafts),) * rows)
-    for size in sorted({widest, *(each for each in PROMPT_BUCKETS if each <= widest)}):
-        if size > LONGEST_FEW:
+    for size in sorted({widest, *(each for each in PREFILL_BUCKETS if each <= widest)}):
+        if size > MAX_DECODE_WIDTH:
             yield CompileShape(((0, size, 0),))
             yield CompileShape(((room - size, size, 0),))
     # behind the last attention go as many rows as prompts end
-    for size, count in product((_TOGETHER, widest), writers):
-        if LONGEST_FEW < size // count <= widest // count:
+    for size, count in product((_SHARED_TOKENS, widest), writers):
+        if MAX_DECODE_WIDTH < size // count <= widest // count:
             yield CompileShape(((0, size // count, 0),) * count)
-    few = (*BESIDE[1:], 2 * BESIDE[-1])
-    beside = product(few, (_TOGETHER, widest), (0, *_DRAFTS[-2:]))
-    for own, tokens, drafts in (*beside, *((BESIDE[1], tokens, 0) for tokens in MIXED_BUCKETS)):
-        rows, size = min(own // (1 + drafts), can.max_slots - 1), tokens - own
+    few = (*MIXED_DECODE_BUCKETS[1:], 2 * MIXED_DECODE_BUCKETS[-1])
+    beside = product(few, (_SHARED_TOKENS, widest), (0, *_DRAFTS[-2:]))
+    for own, tokens, drafts in (
+        *beside,
+        *((MIXED_DECODE_BUCKETS[1], tokens, 0) for tokens in MIXED_BUCKETS),
+    ):
+        rows, size = min(own // (1 + drafts), capabilities.max_slots - 1), tokens - own
         for history in histories:
-            if rows > 0 and LONGEST_FEW < size <= widest - own:
+            if rows > 0 and MAX_DECODE_WIDTH < size <= widest - own:
                 yield CompileShape((*((history, 1 + drafts, drafts),) * rows, (0, size, 0)))
     yield CompileShape(((1, 1, 0),), _PENALISED)
     yield CompileShape(((1, 1, 0),), masked=True)
 
 
-def plan_of(scene: CompileShape, vocabulary: int) -> StepPlan:
+def step_plan(shape: CompileShape, vocabulary: int) -> StepPlan:
     """As the loop would make it, of sequences that enter with it."""
     enter, rows, points = [], [], []
-    for slot, (start, width, drafts) in enumerate(scene.rows):
+    for slot, (start, width, drafts) in enumerate(shape.rows):
         seq, tokens = -1 - slot, (0,) * width
-        enter.append(Enter(seq, slot, tokens, start + width, scene.sampling))
+        enter.append(Enter(seq, slot, tokens, start + width, shape.sampling))
         own = LAST if width - drafts == 1 else tokens[: width - drafts]
         rows.append(StepRow(seq, slot, start, own, tokens[:drafts]))
         points += [LogitsPosition(slot, at, seq) for at in range(width - drafts - 1, width)]
-    masks = (Mask(0, bytes(4 * -(-vocabulary // 32))),) if scene.masked else ()
+    masks = (Mask(0, bytes(4 * -(-vocabulary // 32))),) if shape.masked else ()
     return StepPlan(0, tuple(rows), tuple(points), enter=tuple(enter), masks=masks)
 
 
-def walk(runner: CudaRunner, vocabulary: int, steps: Iterable[CompileShape]) -> list[Exception]:
+def launch_all(
+    runner: CudaRunner, vocabulary: int, steps: Iterable[CompileShape]
+) -> list[Exception]:
     """Launch the steps; nothing comes of them but the troubles of those that could not be compiled."""
-    troubles: list[Exception] = []
-    for scene in steps:
-        plan = plan_of(scene, vocabulary)
+    errors: list[Exception] = []
+    for shape in steps:
+        plan = step_plan(shape, vocabulary)
         try:
             runner.launch(plan)
-        except (TritonError, RuntimeError, OSError) as trouble:
-            troubles.append(trouble)
+        except (TritonError, RuntimeError, OSError) as error:
+            errors.append(error)
         runner.launch(StepPlan(0, leave=tuple(one.seq for one in plan.enter)))
         runner.forget()
-    return troubles
+    return errors
 
 
 # ---------------------------------------------------------------------------- compiling
 
 
-class _Nobody:
+class _CompileOnlyDriver:
     """What Triton asks of its driver when it compiles, and never more."""
 
     def __init__(self, capability: tuple[int, int]) -> None:
@@ -246,23 +251,23 @@ class Claims:
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder) if folder else None
-        self._starter = os.getppid()
-        self._left: set[str] = set()
+        self._parent_pid = os.getppid()
+        self._skipped: set[str] = set()
         self.count = 0
 
     def skip(self, *, key: str, fn: JitFunctionInfo, **rest: object) -> bool:
         """Triton's hook before it compiles: whether to leave this kernel out. Raises SystemExit where who
         started this is gone, and nobody waits for it any more."""
-        if os.getppid() != self._starter:
+        if os.getppid() != self._parent_pid:
             raise SystemExit(1)
         name = hashlib.sha256(f"{fn.module}.{fn.name}{key}".encode()).hexdigest()
-        if name in self._left:
+        if name in self._skipped:
             return True
         if self._folder is not None:
             try:
                 (self._folder / name).touch(exist_ok=False)
             except FileExistsError:
-                self._left.add(name)
+                self._skipped.add(name)
                 return True
         self.count += 1
         return False
@@ -274,27 +279,27 @@ def only_compile(gpu: launch.Traits, claims: Claims) -> None:
     triton.runtime.jit.JITFunction.__getitem__ = lambda self, grid: (
         lambda *a, **o: run(self, *a, grid=grid, warmup=True, **o)
     )
-    triton.runtime.driver.set_active(_Nobody(gpu.capability))
+    triton.runtime.driver.set_active(_CompileOnlyDriver(gpu.capability))
     triton.knobs.runtime.jit_cache_hook = claims.skip
     launch.imagine(gpu)
 
 
-def compile_all(script: CompileJob) -> tuple[int, list[Exception]]:
+def compile_all(job: CompileJob) -> tuple[int, list[Exception]]:
     """Compile what nobody else has claimed: how many kernels that were, and what went wrong."""
-    claims = Claims(script.claims)
-    only_compile(script.gpu, claims)
-    runner = runner_of(script)
-    troubles = walk(runner, script.config.vocabulary, scenes(script.can))
-    return claims.count, troubles
+    claims = Claims(job.claims)
+    only_compile(job.gpu, claims)
+    runner = meta_runner(job)
+    errors = launch_all(runner, job.config.vocabulary, compile_shapes(job.capabilities))
+    return claims.count, errors
 
 
 def main() -> int:
     """Rehearse what stdin says."""
-    count, troubles = compile_all(pickle.load(sys.stdin.buffer))  # noqa: S301 (from warming.py alone)
+    count, errors = compile_all(pickle.load(sys.stdin.buffer))  # noqa: S301 (from warming.py alone)
     sys.stdout.write(f"{count}\n")
-    for trouble in troubles:
-        sys.stderr.write(f"{trouble}\n")
-    return 1 if troubles else 0
+    for error in errors:
+        sys.stderr.write(f"{error}\n")
+    return 1 if errors else 0
 
 
 if __name__ == "__main__":

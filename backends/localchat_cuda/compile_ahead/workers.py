@@ -21,7 +21,7 @@ import triton
 
 from localchat.backend_api.interface import Capabilities
 from localchat.fit.hardware import read_limits, read_machine
-from localchat_cuda.compile_ahead.trace import CompileJob, all_scenes
+from localchat_cuda.compile_ahead.trace import CompileJob, all_shapes
 from localchat_cuda.kernels import launch
 from localchat_cuda.model_config import ModelConfig
 
@@ -37,30 +37,30 @@ class CompileAhead:
     """Processes that compile; none where all was compiled before, and for a CPU."""
 
     def __init__(
-        self, config: ModelConfig, can: Capabilities, device: torch.device,
+        self, config: ModelConfig, capabilities: Capabilities, device: torch.device,
         say: Callable[[str], None], *, head_int8: bool = False,
     ) -> None:  # fmt: skip
         self._started: list[subprocess.Popen[bytes]] = []
         self._claims: tempfile.TemporaryDirectory[str] | None = None
         if device.type != "cuda" or launch.interpreted():
             return
-        script = CompileJob(config, can, launch.traits(device), head_int8)
-        self._mark = Path(triton.knobs.cache.dir) / f"localchat-{_digest(script)}"
+        job = CompileJob(config, capabilities, launch.traits(device), head_int8)
+        self._mark = Path(triton.knobs.cache.dir) / f"localchat-{_digest(job)}"
         if self._mark.exists():
             return
         try:
-            self._start(script, _processes())
-        except OSError as trouble:
-            say(f"Kernels are compiled when they are first needed: {trouble.strerror or trouble}.")
+            self._start(job, _processes())
+        except OSError as error:
+            say(f"Kernels are compiled when they are first needed: {error.strerror or error}.")
         if self._started:
             count = len(self._started)
             say(f"The kernels for this model are compiled, once, by {count} processes.")
 
-    def _start(self, script: CompileJob, count: int) -> None:
+    def _start(self, job: CompileJob, count: int) -> None:
         """Start so many; those that run share the work of the others. Raises OSError where none could be
         started."""
         self._claims = tempfile.TemporaryDirectory(prefix="localchat-kernels-")
-        text = pickle.dumps(script._replace(claims=self._claims.name))
+        text = pickle.dumps(job._replace(claims=self._claims.name))
         for _ in range(count):
             try:
                 one = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
@@ -77,7 +77,7 @@ class CompileAhead:
     def __enter__(self) -> "CompileAhead":
         return self
 
-    def __exit__(self, *trouble: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def wait(self) -> None:
@@ -105,15 +105,18 @@ class CompileAhead:
         self._claims = None
 
 
-def _digest(script: CompileJob) -> str:
+def _digest(job: CompileJob) -> str:
     """Names all that compiled kernels depend on: the script, these sources, Triton."""
     # how many pages there are is no constant of a kernel, and changes from load to load; as a long context.
     # But steps that had no room in the cache were not rehearsed.
-    can = script.can
-    can = replace(can, context_tokens=min(can.context_tokens, 2 * can.max_step_tokens))
-    steps = [scene.tokens <= can.kv_tokens for scene in all_scenes(can)]
-    script = script._replace(can=replace(can, kv_tokens=0))
-    found = hashlib.sha256(f"{script}{triton.__version__}{steps}".encode())
+    capabilities = job.capabilities
+    capabilities = replace(
+        capabilities,
+        context_tokens=min(capabilities.context_tokens, 2 * capabilities.max_step_tokens),
+    )
+    steps = [shape.tokens <= capabilities.kv_tokens for shape in all_shapes(capabilities)]
+    job = job._replace(capabilities=replace(capabilities, kv_tokens=0))
+    found = hashlib.sha256(f"{job}{triton.__version__}{steps}".encode())
     for path in sorted(Path(__file__).parent.parent.rglob("*.py")):
         found.update(path.read_bytes())
     return found.hexdigest()[:16]

@@ -117,7 +117,7 @@ class StateTable:
 
     # ------------------------------------------------------------------------ a step's writes
 
-    def put(self, rows: Sequence[StepRow], inbox: StepBuffer, *, compute: bool) -> Writes:
+    def put(self, rows: Sequence[StepRow], buffer: StepBuffer, *, compute: bool) -> Writes:
         """Put tokens and pages of a plan's rows into the inbox. Tables grow also where nothing is computed."""
         token_places: list[NDArray[np.int64]] = []
         tokens: list[int] = []
@@ -143,17 +143,17 @@ class StateTable:
                 token_places.append(np.arange(begin, end))
         places = np.concatenate(token_places) if token_places else np.empty(0, np.int64)
         return Writes(
-            inbox.put(places, wide=True), inbox.put(tokens),
-            inbox.put(page_places, wide=True), inbox.put(pages),
+            buffer.put(places, wide=True), buffer.put(tokens),
+            buffer.put(page_places, wide=True), buffer.put(pages),
         )  # fmt: skip
 
-    def apply(self, writes: Writes, inbox: StepBuffer) -> None:
+    def apply(self, writes: Writes, buffer: StepBuffer) -> None:
         """On the device, after the inbox was sent."""
         if writes.tokens.size:
-            self.known.index_copy_(0, inbox.view(writes.token_places), inbox.view(writes.tokens))
+            self.known.index_copy_(0, buffer.view(writes.token_places), buffer.view(writes.tokens))
         if writes.pages.size:
             flat = self.tables.view(-1)
-            flat.index_copy_(0, inbox.view(writes.page_places), inbox.view(writes.pages))
+            flat.index_copy_(0, buffer.view(writes.page_places), buffer.view(writes.pages))
 
     def remember(self, row: int, tokens: Sequence[int]) -> None:
         """All tokens of a row: penalties look at those too that no step of it brings."""

@@ -16,21 +16,21 @@ from localchat_cuda.kernels.attention import decode as decode_attention
 from localchat_cuda.kernels.attention import prefill as prefill_attention
 from localchat_cuda.kernels.attention.decode import WIDEST
 from localchat_cuda.kernels.attention.reference import AttentionBatch
-from localchat_cuda.memory_plan import PAGE_TOKENS, decoded_pages
-from localchat_cuda.runner.kv_pages import Few, Inputs, Many
+from localchat_cuda.memory_plan import PAGE_TOKENS, dequant_pages
+from localchat_cuda.runner.kv_pages import DecodeBatch, ModelInputs, PrefillBatch
 from localchat_cuda.runner.step_buffer import ALIGNED, BufferSlice, StepBuffer
 
-BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
+DECODE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 """Row counts of steps that only decode or verify. 33 rows take longer than 64 on an H200."""
-PROMPT_BUCKETS = (64, 128, 192, 256, 384, 512, 640, 768, 1024, *range(1280, 4097, 256))
+PREFILL_BUCKETS = (64, 128, 192, 256, 384, 512, 640, 768, 1024, *range(1280, 4097, 256))
 """Row counts of steps with prompt chunks, as long as they are captured at all."""
 MIXED_BUCKETS = (64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
 """The same where others write meanwhile: fewer, since a shape's first steps are launched kernel by kernel, 35
 ms of the host each, and such steps come in as many shapes as there are numbers of writers."""
-BESIDE = (0, 8, 32, 128, 256)
+MIXED_DECODE_BUCKETS = (0, 8, 32, 128, 256)
 """Rows of decoding sequences beside prompt chunks: coarse, since every combination is a graph."""
-LONGEST_FEW = 2 * WIDEST
-ROUNDED = 16
+MAX_DECODE_WIDTH = 2 * WIDEST
+TOKEN_MULTIPLE = 16
 """Longer steps are padded to multiples of this: the products want it."""
 _SMALL_ROOM = 64
 """Pages that most steps need to decode; a graph starts programs for all that there is room for."""
@@ -50,17 +50,17 @@ class StepShape(NamedTuple):
     many_sequences, tiles: of prompt chunks; decoded: room for pages that are decoded for them."""
 
     tokens: int
-    few_tokens: int
-    few_sequences: int
+    decode_tokens: int
+    decode_sequences: int
     widest: int
     splits: int
-    many_sequences: int
+    prefill_sequences: int
     tiles: int
     decoded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class BatchConfig:
     """What the layout needs to know of the model and the device."""
 
     heads: int
@@ -87,7 +87,7 @@ class InputBatch:
     idle. first: per row of the plan, the number of its first token. cut: of the tiles. decoded: pages of codes
     that are made plain for them, each (slot, place in its table). captured: whether a graph may serve it."""
 
-    stretches: tuple[TokenSpan, ...]
+    spans: tuple[TokenSpan, ...]
     first: tuple[int, ...]
     shape: StepShape
     tiles: tuple[tuple[int, int], ...]
@@ -101,25 +101,27 @@ class InputBatch:
         return self.captured and not self.tiles
 
 
-def lay_out(stretches: Sequence[TokenSpan], pad_to: int, sizes: Sizes, scratch: int) -> InputBatch:
+def build_input_batch(
+    spans: Sequence[TokenSpan], pad_to: int, sizes: BatchConfig, scratch: int
+) -> InputBatch:
     """The order and the padding of a step; every stretch has at least one token. Padding is text of the slot
     `scratch`: rows that nobody computes would bring numbers that nobody wrote."""
-    few_rows = [i for i, each in enumerate(stretches) if each.width <= LONGEST_FEW]
-    many_rows = [i for i, each in enumerate(stretches) if each.width > LONGEST_FEW]
-    few_real = sum(stretches[i].width for i in few_rows)
-    many_real = sum(stretches[i].width for i in many_rows)
-    few_tokens, tokens, captured = _padded(few_real, many_real, pad_to)
-    first = [0] * len(stretches)
-    for numbers, at in ((few_rows, 0), (many_rows, few_tokens)):
+    few_rows = [i for i, each in enumerate(spans) if each.width <= MAX_DECODE_WIDTH]
+    many_rows = [i for i, each in enumerate(spans) if each.width > MAX_DECODE_WIDTH]
+    few_real = sum(spans[i].width for i in few_rows)
+    many_real = sum(spans[i].width for i in many_rows)
+    decode_tokens, tokens, captured = _padded(few_real, many_real, pad_to)
+    first = [0] * len(spans)
+    for numbers, at in ((few_rows, 0), (many_rows, decode_tokens)):
         for i in numbers:
             first[i] = at
-            at += stretches[i].width
-    few = [piece for i in few_rows for piece in _pieces(stretches[i])]
+            at += spans[i].width
+    few = [piece for i in few_rows for piece in _pieces(spans[i])]
     widest = WIDEST if any(each.width > 1 for each in few) else 1
-    few += _padding(few_tokens - few_real, widest, scratch)
-    many = [stretches[i] for i in many_rows]
+    few += _padding(decode_tokens - few_real, widest, scratch)
+    many = [spans[i] for i in many_rows]
     # No longer than its block table: what lies behind that belongs to others.
-    many += _padding(tokens - few_tokens - many_real, sizes.context_tokens, scratch)
+    many += _padding(tokens - decode_tokens - many_real, sizes.context_tokens, scratch)
     room = _room(many, sizes)
     decoded = _pages(many, sizes.page_tokens) if room else []
     cut = sizes.cut(room)
@@ -132,11 +134,11 @@ def lay_out(stretches: Sequence[TokenSpan], pad_to: int, sizes: Sizes, scratch: 
     if captured and many:
         # One idle sequence at least: tiles without work belong to it.
         many += _idle(_power_of_eight(len(many) + 1) - len(many), scratch)
-        most = -(-(tokens - few_tokens) // cut.rows) + len(many)
+        most = -(-(tokens - decode_tokens) // cut.rows) + len(many)
         tiles += [(len(many) - 1, 0)] * (most - len(tiles))
     splits = _splits(few, widest, sizes, coarse=bool(many))
     counts = len(few), widest, splits, len(many), len(tiles), room
-    shape = StepShape(tokens, few_tokens, *counts)
+    shape = StepShape(tokens, decode_tokens, *counts)
     return InputBatch(
         (*few, *many), tuple(first), shape, tuple(tiles), cut, tuple(decoded), captured
     )
@@ -145,17 +147,17 @@ def lay_out(stretches: Sequence[TokenSpan], pad_to: int, sizes: Sizes, scratch: 
 def _padded(few: int, many: int, pad_to: int) -> tuple[int, int, bool]:
     """(tokens of the few, tokens of the step, whether graphs are captured for these)."""
     total = max(few + many, pad_to)
-    if not many and total <= BUCKETS[-1]:
-        tokens = next(bucket for bucket in BUCKETS if total <= bucket)
+    if not many and total <= DECODE_BUCKETS[-1]:
+        tokens = next(bucket for bucket in DECODE_BUCKETS if total <= bucket)
         return tokens, tokens, True
-    if many and few <= BUCKETS[-1]:
-        own = next(bucket for bucket in BESIDE if few <= bucket)
+    if many and few <= DECODE_BUCKETS[-1]:
+        own = next(bucket for bucket in MIXED_DECODE_BUCKETS if few <= bucket)
         wanted = max(own + many, pad_to)
-        buckets = MIXED_BUCKETS if own else PROMPT_BUCKETS
+        buckets = MIXED_BUCKETS if own else PREFILL_BUCKETS
         tokens = next((bucket for bucket in buckets if wanted <= bucket), 0)
         if tokens:
             return own, tokens, True
-    tokens = -(-total // ROUNDED) * ROUNDED
+    tokens = -(-total // TOKEN_MULTIPLE) * TOKEN_MULTIPLE
     return few if many else tokens, tokens, False
 
 
@@ -175,13 +177,13 @@ def _power_of_eight(least: int) -> int:
     return 1 << -(-(least - 1).bit_length() // 3) * 3
 
 
-def _room(many: Sequence[TokenSpan], sizes: Sizes) -> int:
+def _room(many: Sequence[TokenSpan], sizes: BatchConfig) -> int:
     """Pages that a step has room for to decode, 0 where its chunks read codes: where no faster kernel wants
     plain pages, or the histories are too long."""
     if not (many and sizes.coded and sizes.chunks == prefill_attention.HOPPER):
         return 0
     wanted = len(_pages(many, sizes.page_tokens))
-    most = decoded_pages(sizes.key_heads, sizes.head_dim)
+    most = dequant_pages(sizes.key_heads, sizes.head_dim)
     return next((room for room in (_SMALL_ROOM, most) if wanted <= room <= most), 0)
 
 
@@ -197,7 +199,7 @@ def _tiles(many: Sequence[TokenSpan], rows: int) -> list[tuple[int, int]]:
     return prefill_attention.tiles_of(counts, ends, rows)
 
 
-def _splits(few: Sequence[TokenSpan], widest: int, sizes: Sizes, *, coarse: bool) -> int:
+def _splits(few: Sequence[TokenSpan], widest: int, sizes: BatchConfig, *, coarse: bool) -> int:
     """A power of two, so that graphs are few; of four where `coarse`: beside prompt chunks, the longer part."""
     if not few:
         return 0
@@ -215,7 +217,7 @@ def _pieces(whole: TokenSpan) -> list[TokenSpan]:
     """A stretch as the kernels take it: a long draft is two neighbours in the same slot, since all keys of a
     layer are written before any are read."""
     slot, start, count = whole
-    if count > LONGEST_FEW:
+    if count > MAX_DECODE_WIDTH:
         return [whole]
     return [TokenSpan(slot, start + at, min(WIDEST, count - at)) for at in range(0, count, WIDEST)]
 
@@ -234,36 +236,36 @@ class Places(NamedTuple):
     decoded: BufferSlice
 
 
-def put(layout: InputBatch, inbox: StepBuffer, columns: int, scratch: int, nothing: int) -> Places:
+def put(layout: InputBatch, buffer: StepBuffer, columns: int, scratch: int, nothing: int) -> Places:
     """Write a layout into an empty inbox. columns: of the table of known tokens. scratch: the slot of
     padding. nothing: the place in that table that padding reads its token from."""
-    widths = np.array([each.width for each in layout.stretches], np.int64)
+    widths = np.array([each.width for each in layout.spans], np.int64)
     begins = np.cumsum(widths) - widths
-    own = np.array([each.start for each in layout.stretches], np.int64)
+    own = np.array([each.start for each in layout.spans], np.int64)
     positions = np.arange(layout.shape.tokens) + np.repeat(own - begins, widths)
-    slots = np.repeat(np.array([each.slot for each in layout.stretches], np.int64), widths)
+    slots = np.repeat(np.array([each.slot for each in layout.spans], np.int64), widths)
     ids = np.where(slots == scratch, nothing, slots * columns + positions)
-    lengths = [max(1, each.start + each.width) for each in layout.stretches]
+    lengths = [max(1, each.start + each.width) for each in layout.spans]
     unused = [-1] * (2 * (layout.shape.decoded - len(layout.decoded)))
     return Places(
-        inbox.put(ids, wide=True),
-        inbox.put(positions),
-        inbox.put(slots),
-        inbox.put(begins),
-        inbox.put(widths),
-        inbox.put(lengths),
-        inbox.put([each.slot for each in layout.stretches]),
-        inbox.put([number for tile in layout.tiles for number in tile]),
-        inbox.put([number for page in layout.decoded for number in page] + unused),
+        buffer.put(ids, wide=True),
+        buffer.put(positions),
+        buffer.put(slots),
+        buffer.put(begins),
+        buffer.put(widths),
+        buffer.put(lengths),
+        buffer.put([each.slot for each in layout.spans]),
+        buffer.put([number for tile in layout.tiles for number in tile]),
+        buffer.put([number for page in layout.decoded for number in page] + unused),
     )
 
 
-def inputs_of(
-    layout: InputBatch, places: Places, inbox: StepBuffer, known: torch.Tensor, tables: torch.Tensor,
+def model_inputs(
+    layout: InputBatch, places: Places, buffer: StepBuffer, known: torch.Tensor, tables: torch.Tensor,
     wanted: torch.Tensor | None,
-) -> Inputs:  # fmt: skip
+) -> ModelInputs:  # fmt: skip
     """The step on the device. Reads its token ids from `known` (flat) at the places in the inbox."""
-    view = inbox.view
+    view = buffer.view
     starts, counts = view(places.starts), view(places.counts)
     lengths, owners = view(places.lengths), view(places.owners)
 
@@ -272,14 +274,14 @@ def inputs_of(
 
     few = many = None
     shape = layout.shape
-    border = shape.few_sequences
+    border = shape.decode_sequences
     if border:
-        few = Few(batch(slice(0, border)), shape.few_tokens, shape.widest, shape.splits)
+        few = DecodeBatch(batch(slice(0, border)), shape.decode_tokens, shape.widest, shape.splits)
     if shape.tiles:
         tiles = view(places.tiles).view(-1, 2)
         decoded = view(places.decoded).view(-1, 2) if shape.decoded else None
-        many = Many(batch(slice(border, None)), tiles, layout.cut, decoded)
-    return Inputs(
+        many = PrefillBatch(batch(slice(border, None)), tiles, layout.cut, decoded)
+    return ModelInputs(
         ids=torch.index_select(known, 0, view(places.ids)),
         positions=view(places.positions),
         slots=view(places.slots),

@@ -80,7 +80,7 @@ class Pages:
 
 
 @dataclass(frozen=True, slots=True)
-class Few:
+class DecodeBatch:
     """Sequences with at most 16 new tokens; they stand first. tokens: rows of the step that this part
     fills. widest: most new tokens of one sequence. splits: ranges that each history is cut into."""
 
@@ -91,7 +91,7 @@ class Few:
 
 
 @dataclass(frozen=True, slots=True)
-class Many:
+class PrefillBatch:
     """Sequences with more new tokens. tiles: attention_many.tiles_of the cut's rows. decoded: pages of codes
     that are made plain first, kv8_plain's sources; None: pages are read as they are."""
 
@@ -102,7 +102,7 @@ class Many:
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class ModelInputs:
     """A step on the device, int32: ids, positions and slots [T]; tables [slots, width]; wanted [P] int64,
     the tokens whose last state is wanted (None: of all). batch: all sequences, of which few and many are
     the two kinds (None: none of that kind)."""
@@ -113,5 +113,5 @@ class Inputs:
     tables: torch.Tensor
     wanted: torch.Tensor | None
     batch: AttentionBatch
-    few: Few | None
-    many: Many | None
+    few: DecodeBatch | None
+    many: PrefillBatch | None

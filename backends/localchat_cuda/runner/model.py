@@ -17,17 +17,17 @@ import torch
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.kernels.int4 import packed_rows
 from localchat_cuda.kernels.launch import roomy
-from localchat_cuda.layers import DenseLayers, PackedW4Layers, logits_of
+from localchat_cuda.layers import DenseLayers, PackedW4Layers, compute_logits
 from localchat_cuda.model_config import ModelConfig
 from localchat_cuda.runner.input_batch import StepShape
-from localchat_cuda.runner.kv_pages import Inputs, Pages
+from localchat_cuda.runner.kv_pages import ModelInputs, Pages
 from localchat_cuda.weights.loader import ModelWeights
 
-SEEN_BEFORE_CAPTURE = 2
+RUNS_BEFORE_CAPTURE = 2
 """Of few rows: a kernel's carve-out (launch.settle) holds from its second launch on. Others need one."""
 
 
-class LoadedModel:
+class DeviceModel:
     """The forward pass. `kernels`: run the kernels, else their references."""
 
     def __init__(
@@ -36,7 +36,7 @@ class LoadedModel:
         self.config, self.weights, self.pages, self.kernels = config, weights, pages, kernels
         self._forward = ARCHITECTURES[config.architecture].forward
 
-    def states(self, inputs: Inputs) -> torch.Tensor:
+    def states(self, inputs: ModelInputs) -> torch.Tensor:
         """Last states [P, hidden] of the wanted tokens; keys and values go into the pages."""
         packed = self.weights.packed and inputs.ids.shape[0] <= packed_rows(self.pages.device)
         kind = PackedW4Layers if packed else DenseLayers
@@ -47,7 +47,7 @@ class LoadedModel:
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """Logits fp32 [P, vocabulary]."""
-        return logits_of(states, self.weights.head, self.config.head_cap, kernels=self.kernels)
+        return compute_logits(states, self.weights.head, self.config.head_cap, kernels=self.kernels)
 
 
 Work = Callable[[], tuple[torch.Tensor, ...]]
@@ -88,7 +88,7 @@ class CudaGraphs:
             self.settled = not self.enabled or key in self._without_room
             if (
                 not self.enabled
-                or self._seen[key] <= (1 if roomy(shape.tokens) else SEEN_BEFORE_CAPTURE)
+                or self._seen[key] <= (1 if roomy(shape.tokens) else RUNS_BEFORE_CAPTURE)
                 or key in self._without_room
             ):
                 return work()

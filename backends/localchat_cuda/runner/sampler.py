@@ -40,7 +40,7 @@ class Points:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class SampledTokens:
     """Results on the device [P]: tokens int32, logprobs and normalizers fp32."""
 
     tokens: torch.Tensor
@@ -54,15 +54,17 @@ class DeviceSampler(Protocol):
 
     moved: bool
 
-    def settle(self, entered: Sequence[SequenceSlot], inbox: StepBuffer) -> None:
+    def settle(self, entered: Sequence[SequenceSlot], buffer: StepBuffer) -> None:
         """Take settings of sequences that enter: called before the inbox is sent."""
         ...
 
-    def apply(self, inbox: StepBuffer) -> None:
+    def apply(self, buffer: StepBuffer) -> None:
         """The settings that were put take effect: called after the inbox was sent."""
         ...
 
-    def draw(self, logits: torch.Tensor, points: Points, inbox: StepBuffer, drawn: Drawn) -> None:
+    def draw(
+        self, logits: torch.Tensor, points: Points, buffer: StepBuffer, drawn: SampledTokens
+    ) -> None:
         """Draw for `points` from logits [R, V], only read."""
         ...
 
@@ -76,13 +78,15 @@ class ReferenceSampler:
         self._table = table
         self._sampler = Sampler(vocabulary)
 
-    def settle(self, entered: Sequence[SequenceSlot], inbox: StepBuffer) -> None:
+    def settle(self, entered: Sequence[SequenceSlot], buffer: StepBuffer) -> None:
         """The points carry their settings."""
 
-    def apply(self, inbox: StepBuffer) -> None:
+    def apply(self, buffer: StepBuffer) -> None:
         """Nothing."""
 
-    def draw(self, logits: torch.Tensor, points: Points, inbox: StepBuffer, drawn: Drawn) -> None:
+    def draw(
+        self, logits: torch.Tensor, points: Points, buffer: StepBuffer, drawn: SampledTokens
+    ) -> None:
         table = self._table.grid
         each = zip(points.rows, points.known, points.positions, points.masks, strict=True)
         for i, (number, known, position, mask) in enumerate(each):
@@ -111,7 +115,7 @@ class TritonSampler:
         self._put: dict[str, BufferSlice] = {}
         self.moved = False
 
-    def settle(self, entered: Sequence[SequenceSlot], inbox: StepBuffer) -> None:
+    def settle(self, entered: Sequence[SequenceSlot], buffer: StepBuffer) -> None:
         self._put = {}
         if not entered:
             return
@@ -125,15 +129,15 @@ class TritonSampler:
         ]
         values = np.array([value for *_, value in biases], np.float32)
         self._put = {
-            "rows": inbox.put([one.row for one in entered], wide=True),
-            "keys": inbox.put([_key(one.sampling) for one in entered], wide=True),
-            "floats": inbox.put(floats.reshape(-1).view(np.int32)),
-            "top_k": inbox.put([min(one.sampling.top_k, 2**31 - 1) for one in entered]),
-            "prompts": inbox.put([one.prompt_tokens for one in entered]),
-            "bias_counts": inbox.put([len(one.sampling.logit_bias) for one in entered]),
-            "bias_places": inbox.put([place for place, *_ in biases], wide=True),
-            "bias_ids": inbox.put([_token(token, self._vocabulary) for _, token, _ in biases]),
-            "bias_values": inbox.put(values.view(np.int32)),
+            "rows": buffer.put([one.row for one in entered], wide=True),
+            "keys": buffer.put([_key(one.sampling) for one in entered], wide=True),
+            "floats": buffer.put(floats.reshape(-1).view(np.int32)),
+            "top_k": buffer.put([min(one.sampling.top_k, 2**31 - 1) for one in entered]),
+            "prompts": buffer.put([one.prompt_tokens for one in entered]),
+            "bias_counts": buffer.put([len(one.sampling.logit_bias) for one in entered]),
+            "bias_places": buffer.put([place for place, *_ in biases], wide=True),
+            "bias_ids": buffer.put([_token(token, self._vocabulary) for _, token, _ in biases]),
+            "bias_values": buffer.put(values.view(np.int32)),
         }
 
     def _make_room(self, biases: int) -> None:
@@ -153,10 +157,10 @@ class TritonSampler:
         prompts[:rows] = self._prompts
         self._settings, self._prompts, self.moved = grown, prompts, True
 
-    def apply(self, inbox: StepBuffer) -> None:
+    def apply(self, buffer: StepBuffer) -> None:
         if not self._put:
             return
-        found = {name: inbox.view(spot) for name, spot in self._put.items()}
+        found = {name: buffer.view(spot) for name, spot in self._put.items()}
         held, rows = self._settings, found["rows"]
         floats = found["floats"].view(torch.float32).view(-1, len(sample_state.FIELDS))
         held.floats.index_copy_(0, rows, floats)
@@ -170,7 +174,9 @@ class TritonSampler:
             values = found["bias_values"].view(torch.float32)
             held.bias_values.view(-1).index_copy_(0, places, values)
 
-    def draw(self, logits: torch.Tensor, points: Points, inbox: StepBuffer, drawn: Drawn) -> None:
+    def draw(
+        self, logits: torch.Tensor, points: Points, buffer: StepBuffer, drawn: SampledTokens
+    ) -> None:
         p = len(points.rows)
         whole = self._scratch
         known = None
@@ -179,9 +185,9 @@ class TritonSampler:
         masks, mask_rows = self._masks(points)
         sample.draw(
             logits,
-            inbox.view(points.row_spot),
-            inbox.view(points.owner_spot),
-            inbox.view(points.position_spot),
+            buffer.view(points.row_spot),
+            buffer.view(points.owner_spot),
+            buffer.view(points.position_spot),
             self._settings,
             sample_state.Scratch(
                 whole.z[:p], whole.blocks[:p], whole.values[:p], whole.ids[:p], whole.counts[:p]

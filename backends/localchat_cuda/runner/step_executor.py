@@ -15,21 +15,21 @@ import torch
 from localchat.backend_api.interface import LogitsPosition, Mask, SamplingParams, StepPlan
 from localchat_cuda.runner.device_state import SequenceSlot, StateTable
 from localchat_cuda.runner.input_batch import (
+    BatchConfig,
     InputBatch,
     Places,
-    Sizes,
     TokenSpan,
-    inputs_of,
-    lay_out,
+    build_input_batch,
+    model_inputs,
     put,
 )
-from localchat_cuda.runner.kv_pages import Inputs
-from localchat_cuda.runner.model import CudaGraphs, LoadedModel
-from localchat_cuda.runner.sampler import DeviceSampler, Drawn, Points
+from localchat_cuda.runner.kv_pages import ModelInputs
+from localchat_cuda.runner.model import CudaGraphs, DeviceModel
+from localchat_cuda.runner.sampler import DeviceSampler, Points, SampledTokens
 from localchat_cuda.runner.step_buffer import ALIGNED, BufferSlice, StepBuffer
 from localchat_cuda.runner.step_output import PendingStep, TopLogprobs
 
-MakeInputs = Callable[[torch.Tensor | None], Inputs]
+MakeInputs = Callable[[torch.Tensor | None], ModelInputs]
 _IDLE = SamplingParams(temperature=0.0)
 _ENDS = 8
 """Most points of a step with prompt chunks that one graph draws: each graph holds their logits for good."""
@@ -63,25 +63,25 @@ class StepExecutor:
     """Prepares and queues steps. `most`: rows of logits at once, and points of one draw."""
 
     def __init__(
-        self, network: LoadedModel, table: StateTable, inbox: StepBuffer, drawer: DeviceSampler, sizes: Sizes,
-        graphs: CudaGraphs, most: int,
+        self, model: DeviceModel, table: StateTable, buffer: StepBuffer, sampler: DeviceSampler,
+        sizes: BatchConfig, graphs: CudaGraphs, most: int,
     ) -> None:  # fmt: skip
-        self._network, self._table, self._inbox = network, table, inbox
-        self._drawer, self._sizes, self.graphs, self._most = drawer, sizes, graphs, most
+        self._model, self._table, self._buffer = model, table, buffer
+        self._sampler, self._sizes, self.graphs, self._most = sampler, sizes, graphs, most
         self._gpu = table.device.type == "cuda"
         self._nobody = SequenceSlot(table.scratch, _IDLE, 0)
 
     # ------------------------------------------------------------------------ into the inbox
 
-    def prepare(self, flight: PendingStep) -> Work:
+    def prepare(self, step: PendingStep) -> Work:
         """Lay the step out. The inbox is empty before: graphs look for a shape's arrays at its beginning."""
-        plan, table = flight.plan, self._table
-        stretches = [TokenSpan(row.slot, row.start, row.width) for row in plan.rows]
-        layout = lay_out(stretches, plan.pad_to, self._sizes, table.scratch)
-        places = put(layout, self._inbox, table.columns, table.scratch, table.nothing)
+        plan, table = step.plan, self._table
+        spans = [TokenSpan(row.slot, row.start, row.width) for row in plan.rows]
+        layout = build_input_batch(spans, plan.pad_to, self._sizes, table.scratch)
+        places = put(layout, self._buffer, table.columns, table.scratch, table.nothing)
         spots = [layout.first[point.row] + point.offset for point in plan.points]
         samples = [n for n, point in enumerate(plan.points) if point.kind == "sample"]
-        flight.wants = {n: table.of[plan.points[n].seq].sampling.top_logprobs for n in samples}
+        step.wants = {n: table.of[plan.points[n].seq].sampling.top_logprobs for n in samples}
         if self._is_plain(plan, layout, [spots[n] for n in samples]):
             return self._put_plain(plan, layout, places, {spots[n]: n for n in samples})
         if layout.every:
@@ -95,7 +95,7 @@ class StepExecutor:
             total = len(wanted)
         samples.sort(key=rows.__getitem__)
         draws = self._put_draws(plan, samples, rows, total, every=layout.every)
-        return Work(layout, places, self._inbox.put(wanted, wide=True), draws, rows, "")
+        return Work(layout, places, self._buffer.put(wanted, wide=True), draws, rows, "")
 
     def _is_plain(self, plan: StepPlan, layout: InputBatch, spots: list[int]) -> bool:
         fitting = layout.shape.tokens <= self._most if layout.every else 0 < len(spots) <= _ENDS
@@ -118,7 +118,7 @@ class StepExecutor:
         if not layout.every:
             cells += [-1] * ((1 << (len(cells) - 1).bit_length()) - len(cells))
             kind = f"drawn {len(cells)}"
-        wanted = self._inbox.put([max(0, spot) for spot in cells], wide=True)
+        wanted = self._buffer.put([max(0, spot) for spot in cells], wide=True)
         known, positions, targets = [], [], []
         for spot in cells:
             number = numbers.get(spot, -1)
@@ -133,7 +133,7 @@ class StepExecutor:
             targets.append(self._place(plan, point, known[-1], positions[-1]))
         points = self._put_points(range(len(cells)), known, positions, [None] * len(cells))
         found = {numbers[spot]: cell for cell, spot in enumerate(cells) if spot in numbers}
-        draw = _Draw(0, len(cells), found, points, self._inbox.put(targets, wide=True))
+        draw = _Draw(0, len(cells), found, points, self._buffer.put(targets, wide=True))
         return Work(layout, places, wanted, [draw], found, kind)
 
     def _put_draws(
@@ -159,7 +159,7 @@ class StepExecutor:
             held = self._put_points(
                 [rows[n] - low for n in numbers], known, positions, [masks.get(n) for n in numbers]
             )
-            spot = self._inbox.put(places, wide=True)
+            spot = self._buffer.put(places, wide=True)
             draws.append(_Draw(low, high, {n: at + i for i, n in enumerate(numbers)}, held, spot))
             at = end
         return draws
@@ -168,7 +168,7 @@ class StepExecutor:
         self, rows: Sequence[int], known: Sequence[SequenceSlot], positions: Sequence[int],
         masks: Sequence[Mask | None],
     ) -> Points:  # fmt: skip
-        put = self._inbox.put
+        put = self._buffer.put
         owners = [one.row for one in known]
         return Points(rows, known, positions, masks, put(rows), put(owners), put(positions))
 
@@ -183,59 +183,59 @@ class StepExecutor:
 
     # ------------------------------------------------------------------------ compute
 
-    def compute(self, flight: PendingStep, work: Work) -> None:
+    def compute(self, step: PendingStep, work: Work) -> None:
         """Queue the network, the draws, and the way home. Raises torch.OutOfMemoryError."""
-        layout, inbox, table = work.layout, self._inbox, self._table
+        layout, buffer, table = work.layout, self._buffer, self._table
 
-        def inputs(wanted: torch.Tensor | None) -> Inputs:
-            return inputs_of(layout, work.places, inbox, table.known, table.tables, wanted)
+        def inputs(wanted: torch.Tensor | None) -> ModelInputs:
+            return model_inputs(layout, work.places, buffer, table.known, table.tables, wanted)
 
         def whole() -> tuple[torch.Tensor]:
-            return (self._network.logits(self._network.states(inputs(None))),)
+            return (self._model.logits(self._model.states(inputs(None))),)
 
         def drawn() -> tuple[torch.Tensor, torch.Tensor]:
-            wanted = None if layout.every else inbox.view(work.wanted)
-            logits = self._network.logits(self._network.states(inputs(wanted)))
+            wanted = None if layout.every else buffer.view(work.wanted)
+            logits = self._model.logits(self._model.states(inputs(wanted)))
             return logits, self._draw(work.draws[0], logits)
 
         if work.whole:
             logits, results = self.graphs.run(work.whole, layout.shape, drawn)
-            self._judge(flight, work.draws[0], logits, results)
-            self._bring(flight, work, results)
+            self._judge(step, work.draws[0], logits, results)
+            self._bring(step, work, results)
             return
         source: partial[torch.Tensor]
         if layout.every:
             (logits,) = self.graphs.run("logits", layout.shape, whole)
             source = partial(_part, logits)
         else:
-            source = partial(_logits_part, self._network, self._wanted(work, inputs))
-        self._draw_all(flight, work, source)
-        self._judge_prompt(flight, work, source)
+            source = partial(_logits_part, self._model, self._wanted(work, inputs))
+        self._draw_all(step, work, source)
+        self._judge_prompt(step, work, source)
 
     def _wanted(self, work: Work, inputs: MakeInputs) -> torch.Tensor:
         """Last states of the wanted tokens [P, hidden]."""
-        wanted = self._inbox.view(work.wanted)
+        wanted = self._buffer.view(work.wanted)
         if not work.layout.captured:
-            return self._network.states(inputs(wanted))
+            return self._model.states(inputs(wanted))
         (states,) = self.graphs.run(
-            "states", work.layout.shape, lambda: (self._network.states(inputs(None)),)
+            "states", work.layout.shape, lambda: (self._model.states(inputs(None)),)
         )
         return torch.index_select(states, 0, wanted)
 
-    def _draw_all(self, flight: PendingStep, work: Work, source: partial[torch.Tensor]) -> None:
+    def _draw_all(self, step: PendingStep, work: Work, source: partial[torch.Tensor]) -> None:
         results = []
         held: tuple[int, torch.Tensor] | None = None
         for draw in work.draws:
             if held is None or held[0] != draw.low:
                 held = (draw.low, source(draw.low, draw.high))
             results.append(self._draw(draw, held[1]))
-            self._judge(flight, draw, held[1], results[-1])
+            self._judge(step, draw, held[1], results[-1])
         if len(results) == 1:
-            self._bring(flight, work, results[0])
+            self._bring(step, work, results[0])
         elif results:
             each = zip(results, work.draws, strict=True)
             found = [result[:, : len(draw.points.rows)] for result, draw in each]
-            self._bring(flight, work, torch.cat(found, 1))
+            self._bring(step, work, torch.cat(found, 1))
 
     def _draw(self, draw: _Draw, logits: torch.Tensor) -> torch.Tensor:
         """Draw, and write what was drawn where the next step looks for it: [3, P and more], tokens int32, and
@@ -244,24 +244,24 @@ class StepExecutor:
         room = points + -points % ALIGNED
         results = torch.empty(3, room, dtype=torch.int32, device=logits.device)
         tokens, *floats = results[:, :points]
-        drawn = Drawn(tokens, *(each.view(torch.float32) for each in floats))
-        self._drawer.draw(logits, draw.points, self._inbox, drawn)
+        drawn = SampledTokens(tokens, *(each.view(torch.float32) for each in floats))
+        self._sampler.draw(logits, draw.points, self._buffer, drawn)
         # A point without usable logits brings -1, and the next step may be on its way already.
-        self._table.known.index_copy_(0, self._inbox.view(draw.places), tokens.clamp(min=0))
+        self._table.known.index_copy_(0, self._buffer.view(draw.places), tokens.clamp(min=0))
         return results
 
-    def _bring(self, flight: PendingStep, work: Work, results: torch.Tensor) -> None:
+    def _bring(self, step: PendingStep, work: Work, results: torch.Tensor) -> None:
         home = self._home(results[:2])
-        flight.drawn = {n: at for draw in work.draws for n, at in draw.numbers.items()}
-        flight.tokens, flight.logprobs = home[0], home[1].view(torch.float32)
+        step.drawn = {n: at for draw in work.draws for n, at in draw.numbers.items()}
+        step.tokens, step.logprobs = home[0], home[1].view(torch.float32)
 
     # ------------------------------------------------------------------------ log probabilities
 
     def _judge(
-        self, flight: PendingStep, draw: _Draw, logits: torch.Tensor, results: torch.Tensor
+        self, step: PendingStep, draw: _Draw, logits: torch.Tensor, results: torch.Tensor
     ) -> None:
         """The best candidates of sampled points, where they are wanted."""
-        asked = tuple(n for n in draw.numbers if flight.wants[n] > 0)
+        asked = tuple(n for n in draw.numbers if step.wants[n] > 0)
         if not asked:
             return
         base = min(draw.numbers.values())
@@ -269,12 +269,12 @@ class StepExecutor:
         at = [draw.numbers[n] - (0 if plain else base) for n in asked]
         rows = self._sent([draw.points.rows[i] for i in at])
         normalizers = results[2].view(torch.float32)[self._sent(at)]
-        most = max(flight.wants[n] for n in asked)
-        flight.judged.append(self._judged(asked, logits[rows], normalizers, most, None))
+        most = max(step.wants[n] for n in asked)
+        step.judged.append(self._judged(asked, logits[rows], normalizers, most, None))
 
-    def _judge_prompt(self, flight: PendingStep, work: Work, source: partial[torch.Tensor]) -> None:
+    def _judge_prompt(self, step: PendingStep, work: Work, source: partial[torch.Tensor]) -> None:
         """Log probabilities of the prompt's own tokens."""
-        points = flight.plan.points
+        points = step.plan.points
         numbers = [n for n, point in enumerate(points) if point.kind == "prompt"]
         numbers.sort(key=work.rows.__getitem__)
         for at in range(0, len(numbers), self._most):
@@ -284,7 +284,7 @@ class StepExecutor:
             tokens = self._sent([points[n].token for n in some])
             most = max(points[n].top for n in some)
             judged = self._judged(some, logits, torch.logsumexp(logits, 1), most, tokens)
-            flight.prompt.append(judged)
+            step.prompt.append(judged)
 
     def _judged(
         self, numbers: tuple[int, ...], logits: torch.Tensor, normalizers: torch.Tensor, most: int,
@@ -317,5 +317,5 @@ def _part(logits: torch.Tensor, low: int, high: int) -> torch.Tensor:
     return logits[low:high]
 
 
-def _logits_part(network: LoadedModel, states: torch.Tensor, low: int, high: int) -> torch.Tensor:
-    return network.logits(states[low:high])
+def _logits_part(model: DeviceModel, states: torch.Tensor, low: int, high: int) -> torch.Tensor:
+    return model.logits(states[low:high])

@@ -15,9 +15,9 @@ from localchat.errors import EngineClosed, ModelInvalid
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.model_config import ModelConfig
-from localchat_cuda.weights.formats import Floating, LoadTarget, format_of
-from localchat_cuda.weights.formats.weight import Weight, bytes_of, join, rows_sorted
-from localchat_cuda.weights.source import WeightSource
+from localchat_cuda.weights.formats import Unquantized, weight_format
+from localchat_cuda.weights.formats.weight import Weight, bytes_of, concat_rows, reorder_rows
+from localchat_cuda.weights.source import LoadTarget, WeightSource
 
 Progress: TypeAlias = Callable[[int, int], bool]
 _DTYPES = {
@@ -84,29 +84,29 @@ class ModelWeights:
         )
 
 
-def product_shapes(config: ModelConfig) -> dict[str, tuple[tuple[int, ...], int]]:
+def linear_shapes(config: ModelConfig) -> dict[str, tuple[tuple[int, ...], int]]:
     """By field of `Names.merged`: output features of each part, and input features."""
     d = config.head_dim
     return {
         "qkv": ((config.heads * d, config.key_heads * d, config.key_heads * d), config.hidden),
         "o": ((config.hidden,), config.heads * d),
-        "gate_up": ((config.feed, config.feed), config.hidden),
-        "down": ((config.hidden,), config.feed),
+        "gate_up": ((config.intermediate, config.intermediate), config.hidden),
+        "down": ((config.hidden,), config.intermediate),
     }
 
 
 class _Loader:
-    def __init__(self, config: ModelConfig, names: Names, place: LoadTarget) -> None:
-        self.config, self.names, self.place = config, names, place
-        self.format, self.floating = format_of(config.quantization, place), Floating(place)
+    def __init__(self, config: ModelConfig, names: Names, target: LoadTarget) -> None:
+        self.config, self.names, self.target = config, names, target
+        self.format, self.floating = weight_format(config.quantization, target), Unquantized(target)
 
     def plain(self, name: str, *shape: int) -> torch.Tensor:
-        return self.place.tensor(name, shape, self.place.dtype)
+        return self.target.tensor(name, shape, self.target.dtype)
 
     def norm(self, name: str, width: int) -> torch.Tensor:
         if not self.names.norm_offset:
             return self.plain(name, width)
-        return self.place.tensor(name, (width,), torch.float32) + self.names.norm_offset
+        return self.target.tensor(name, (width,), torch.float32) + self.names.norm_offset
 
     def head(self, embedding: torch.Tensor) -> torch.Tensor:
         """The embedding where they are tied, but for a checkpoint that holds another one all the same."""
@@ -114,10 +114,10 @@ class _Loader:
         if not self.config.tied:
             self.refuse_head()
             return self.plain(name, *size)
-        if self.place.source.has(name):
+        if self.target.source.has(name):
             own = self.plain(name, *size)
             if not torch.equal(own, embedding):
-                self.place.say(
+                self.target.say(
                     f"The checkpoint holds {name}, which config.json says is the embedding, and they differ: "
                     "it is used."
                 )
@@ -126,10 +126,10 @@ class _Loader:
 
     def tell_unread(self) -> None:
         """Say what was left over: config.json may be another model's."""
-        left = self.place.source.unread()
+        left = self.target.source.unread()
         if left:
             more = f" and {len(left) - 1} more" if len(left) > 1 else ""
-            self.place.say(
+            self.target.say(
                 f"The checkpoint holds {left[0]}{more}, which nothing in config.json asks for: left out."
             )
 
@@ -139,7 +139,7 @@ class _Loader:
         prefix, how = self.names.head.removesuffix(".weight"), self.config.quantization
         named_alike = how is not None and how.method == "fp8"
         if self.format.holds(prefix) and (
-            named_alike or not self.place.source.has(self.names.head)
+            named_alike or not self.target.source.has(self.names.head)
         ):
             raise ModelInvalid(
                 f"{prefix} is quantized like the layers, and only a floating head can be loaded.",
@@ -151,7 +151,7 @@ class _Loader:
         everywhere, of zeros."""
         for prefix, n in zip(prefixes, parts, strict=True):
             name = f"{prefix}.bias"
-            if self.place.source.has(name) and bool(self.plain(name, n).any()):
+            if self.target.source.has(name) and bool(self.plain(name, n).any()):
                 raise ModelInvalid(
                     f"The checkpoint has {name}, and this architecture adds no bias there.",
                     hint="Take another quantization of the model, or a GGUF of it for llama.cpp.",
@@ -166,7 +166,7 @@ class _Loader:
         }
         products: dict[str, Weight] = {}
         biases = {}
-        for field, (parts, k) in product_shapes(self.config).items():
+        for field, (parts, k) in linear_shapes(self.config).items():
             prefixes = [begin + name for name in self.names.merged[field]]
             if len(prefixes) == 1:
                 parts = (sum(parts),)
@@ -177,18 +177,18 @@ class _Loader:
             else:
                 self.refuse_biases(prefixes, parts)
         if "gate_up" not in biases:
-            _take_order(products)
+            _fold_down_order(products)
         return LayerWeights(norms, products, biases)
 
     def product(self, prefixes: list[str], parts: tuple[int, ...], k: int) -> Weight:
         found = (self.part(prefix, n, k) for prefix, n in zip(prefixes, parts, strict=True))
         try:
-            return join(found, sum(parts), self.place.dtype)
-        except ValueError as trouble:
+            return concat_rows(found, sum(parts), self.target.dtype)
+        except ValueError as error:
             raise ModelInvalid(
-                f"{' and '.join(prefixes)} cannot be merged: {trouble}.",
+                f"{' and '.join(prefixes)} cannot be merged: {error}.",
                 hint="Take a quantization of the model without act-order (desc_act false), AWQ, or a GGUF.",
-            ) from trouble
+            ) from error
 
     def part(self, prefix: str, n: int, k: int) -> Weight:
         """A quantized checkpoint keeps some layers floating; what it lacks altogether, the format names."""
@@ -196,14 +196,14 @@ class _Loader:
         return (self.floating if left_out else self.format).part(prefix, n, k)
 
 
-def _take_order(products: dict[str, Weight]) -> None:
+def _fold_down_order(products: dict[str, Weight]) -> None:
     """Where `down` wants its activations in another order, gate and up compute them in it: the features
     between are nobody else's, and nothing is gathered then."""
     down, gate_up = products["down"], products["gate_up"]
     if not isinstance(down, w4_pack.W4) or down.order is None:
         return
     order = down.order.long()
-    products["gate_up"] = rows_sorted(gate_up, torch.cat((order, order + down.features_in)))
+    products["gate_up"] = reorder_rows(gate_up, torch.cat((order, order + down.features_in)))
     products["down"] = down._replace(order=None)
 
 

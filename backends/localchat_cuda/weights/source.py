@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -11,28 +11,7 @@ from safetensors import SafetensorError, safe_open
 from localchat.errors import ModelInvalid, ModelMissing, reason
 from localchat.model_files.checkpoint import weight_paths
 from localchat.model_files.safetensors import SafetensorsHeader, read_safetensors
-
-_PREFIXES = (
-    ("language_model.model.", "model."),
-    ("language_model.lm_head.", "lm_head."),
-    ("model.language_model.", "model."),
-)
-"""As checkpoints on the hub have them; the last as transformers from 4.52 on has it."""
-_LEFT_OUT = ("vision_tower", "multi_modal_projector")
-
-
-def usual_name(name: str) -> str:
-    """What a tensor is called in a checkpoint of text alone."""
-    for begin, usual in _PREFIXES:
-        if name.startswith(begin):
-            return usual + name.removeprefix(begin)
-    return name
-
-
-def is_text(name: str) -> bool:
-    """Whether a tensor is of the text part."""
-    return name.removeprefix("model.").split(".", 1)[0] not in _LEFT_OUT
-
+from localchat_cuda.weights.tensor_names import canonical_name, is_text
 
 _STEPS = (".scales", ".weight_scale", ".weight_scale_inv")
 """Names of what codes are multiplied by."""
@@ -71,7 +50,7 @@ class WeightSource(Protocol):
         ...
 
 
-class Checkpoint:
+class CheckpointWeights:
     """The safetensors files of a folder, names as tensor_names.py has them. Nothing but their headers is read
     at the opening."""
 
@@ -86,7 +65,7 @@ class Checkpoint:
         self._shapes: dict[str, tuple[int, ...]] = {}
         for path, header in self.headers.items():
             for tensor in header.tensors:
-                name = usual_name(tensor.name)
+                name = canonical_name(tensor.name)
                 if name not in self._files or path.name in (self._index.get(name), _WHOLE):
                     self._files[name] = path, tensor.name
                     self._shapes[name] = tensor.shape
@@ -132,11 +111,11 @@ class Checkpoint:
             if path not in self._open:
                 self._open = {path: safe_open(path, "pt", device=str(self.device))}
             found: torch.Tensor = self._open[path].get_tensor(stored)
-        except (SafetensorError, OSError) as trouble:
+        except (SafetensorError, OSError) as error:
             raise ModelInvalid(
-                f"{path}: {stored} cannot be read: {reason(trouble)}.",
+                f"{path}: {stored} cannot be read: {reason(error)}.",
                 hint="The file may be damaged, or newer than the safetensors library: download it again.",
-            ) from trouble
+            ) from error
         return found
 
 
@@ -155,7 +134,7 @@ def _index(folder: Path) -> dict[str, str]:
         return {}
     placed = found.get("weight_map") if isinstance(found, dict) else None
     held = placed.items() if isinstance(placed, dict) else ()
-    return {usual_name(name): file for name, file in held if isinstance(file, str)}
+    return {canonical_name(name): file for name, file in held if isinstance(file, str)}
 
 
 def read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:
@@ -205,3 +184,16 @@ class RandomWeights:
         self, make: Callable[..., torch.Tensor], *sizes: object, dtype: torch.dtype
     ) -> torch.Tensor:
         return make(*sizes, dtype=dtype, device=self.device, generator=self.generator)
+
+
+class LoadTarget(NamedTuple):
+    """dtype: of floating weights. say: takes a sentence that the user should read."""
+
+    source: WeightSource
+    device: torch.device
+    dtype: torch.dtype
+    say: Callable[[str], None]
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """The tensor on the device. Raises ModelInvalid."""
+        return self.source.tensor(name, shape, dtype).to(self.device)

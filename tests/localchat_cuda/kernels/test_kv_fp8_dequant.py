@@ -12,15 +12,15 @@ from localchat_cuda.kernels.attention import reference as attention_reference
 from localchat_cuda.kernels.attention.kv_fp8_dequant import Plain
 from localchat_cuda.kernels.attention.prefill import HOPPER
 from localchat_cuda.kernels.attention.reference import AttentionBatch, Rules
-from localchat_cuda.memory_plan import decoded_pages
-from localchat_cuda.runner.input_batch import Sizes, TokenSpan, lay_out
+from localchat_cuda.memory_plan import dequant_pages
+from localchat_cuda.runner.input_batch import BatchConfig, TokenSpan, build_input_batch
 from tests.support import tiny_models
 from tests.support.attention_scenes import PAGE
 from tests.support.kv_fp8_scenes import coded_scene
 from tests.support.kv_fp8_sources import sources_of
 from tests.support.tiny_models import Tiny, tokens_of
 
-CODED = Sizes(4, 2, 128, 64, 132, coded=True, chunks=HOPPER)
+CODED = BatchConfig(4, 2, 128, 64, 132, coded=True, chunks=HOPPER)
 SCRATCH = 9
 
 
@@ -60,7 +60,7 @@ def test_what_was_no_number_stays_none() -> None:
 
 
 def test_chunks_pages_are_listed_beside_those_of_padding_in_room_for_a_graph() -> None:
-    layout = lay_out(
+    layout = build_input_batch(
         [TokenSpan(3, 100, 40), TokenSpan(1, 0, 200), TokenSpan(2, 5, 1)], 0, CODED, SCRATCH
     )
     own = [(3, 0), (3, 1), (3, 2), *[(1, n) for n in range(4)]]
@@ -70,10 +70,10 @@ def test_chunks_pages_are_listed_beside_those_of_padding_in_room_for_a_graph() -
 
 
 def test_long_histories_take_the_larger_room_and_the_longest_read_codes() -> None:
-    most = decoded_pages(2, 128)
+    most = dequant_pages(2, 128)
     assert most == 512
     for length, room in ((4096, 64), (4097, most), (most * 64, most), (most * 64 + 1, 0)):
-        layout = lay_out([TokenSpan(0, length - 4096, 4096)], 0, CODED, SCRATCH)
+        layout = build_input_batch([TokenSpan(0, length - 4096, 4096)], 0, CODED, SCRATCH)
         assert layout.shape.decoded == room
         assert layout.cut == (HOPPER if room else prefill_attention.cut_for(128))
         assert len(layout.decoded) == (-(-length // 64) if room else 0)
@@ -84,8 +84,8 @@ def test_long_histories_take_the_larger_room_and_the_longest_read_codes() -> Non
 def test_nothing_is_decoded_of_plain_pages_or_for_other_kernels(
     coded: bool, chunks: prefill_attention.PrefillTileConfig | None
 ) -> None:
-    sizes = Sizes(4, 2, 128, 64, 132, coded=coded, chunks=chunks)
-    layout = lay_out([TokenSpan(0, 0, 500)], 0, sizes, SCRATCH)
+    sizes = BatchConfig(4, 2, 128, 64, 132, coded=coded, chunks=chunks)
+    layout = build_input_batch([TokenSpan(0, 0, 500)], 0, sizes, SCRATCH)
     assert bool(layout.decoded) == (coded and chunks == HOPPER)
     assert layout.cut == (HOPPER if chunks == HOPPER else prefill_attention.cut_for(128))
     tiles = {tile for tile in layout.tiles if tile[0] == 0}
@@ -93,9 +93,9 @@ def test_nothing_is_decoded_of_plain_pages_or_for_other_kernels(
 
 
 def test_room_is_bounded_for_models_with_many_key_heads() -> None:
-    assert decoded_pages(8, 128) == 512
-    assert decoded_pages(32, 128) == 128
-    assert decoded_pages(8, 64) == 512
+    assert dequant_pages(8, 128) == 512
+    assert dequant_pages(32, 128) == 128
+    assert dequant_pages(8, 64) == 512
 
 
 # ---------------------------------------------------------------------------- a model

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from localchat_cuda.runner.input_batch import StepShape
-from localchat_cuda.runner.model import SEEN_BEFORE_CAPTURE, CudaGraphs
+from localchat_cuda.runner.model import RUNS_BEFORE_CAPTURE, CudaGraphs
 
 SHAPE = StepShape(1, 1, 1, 1, 1, 0, 0)
 
@@ -58,7 +58,7 @@ def test_a_shape_is_captured_when_it_has_come_often_and_replayed_from_then_on(
     graphs: CudaGraphs,
 ) -> None:
     log: list[str] = []
-    for _ in range(SEEN_BEFORE_CAPTURE):
+    for _ in range(RUNS_BEFORE_CAPTURE):
         graphs.run("drawn", SHAPE, _work(log))
         assert not graphs.settled
     assert graphs.count == 0
@@ -66,7 +66,7 @@ def test_a_shape_is_captured_when_it_has_come_often_and_replayed_from_then_on(
         graphs.run("drawn", SHAPE, _work(log))
         assert gc.isenabled()
     assert graphs.count == 1
-    assert log == ["launched"] * (SEEN_BEFORE_CAPTURE + 1)
+    assert log == ["launched"] * (RUNS_BEFORE_CAPTURE + 1)
     assert [one.replays for one in _Graph.made] == [3]
     graphs.run("states", SHAPE, _work(log))
     assert graphs.count == 1
@@ -85,14 +85,14 @@ def test_a_shape_without_memory_for_a_graph_is_launched_ever_after(
         log.append("launched")
         return (torch.zeros(1),)
 
-    for _ in range(SEEN_BEFORE_CAPTURE + 3):
+    for _ in range(RUNS_BEFORE_CAPTURE + 3):
         graphs.run("drawn", SHAPE, short)
-    assert log == ["launched"] * (SEEN_BEFORE_CAPTURE + 3)
+    assert log == ["launched"] * (RUNS_BEFORE_CAPTURE + 3)
     assert graphs.count == 0 and graphs.settled and len(_Graph.made) == 1
 
 
 def test_another_failure_of_a_capture_is_not_hidden(graphs: CudaGraphs) -> None:
-    for _ in range(SEEN_BEFORE_CAPTURE):
+    for _ in range(RUNS_BEFORE_CAPTURE):
         graphs.run("drawn", SHAPE, _work([]))
 
     def wrong() -> tuple[torch.Tensor, ...]:

@@ -4,23 +4,29 @@ import pytest
 import torch
 
 from localchat_cuda.runner.device_state import StateTable
-from localchat_cuda.runner.input_batch import Sizes, TokenSpan, inputs_of, lay_out, put
-from localchat_cuda.runner.kv_pages import Inputs
+from localchat_cuda.runner.input_batch import (
+    BatchConfig,
+    TokenSpan,
+    build_input_batch,
+    model_inputs,
+    put,
+)
+from localchat_cuda.runner.kv_pages import ModelInputs
 from localchat_cuda.runner.step_buffer import StepBuffer
 
 CPU = torch.device("cpu")
 SCRATCH_PAGE = 99
 
 
-def inputs(stretches: list[TokenSpan], context: int = 8192) -> tuple[Inputs, StateTable]:
-    sizes = Sizes(4, 2, 64, 64, 4, context_tokens=context)
+def inputs(stretches: list[TokenSpan], context: int = 8192) -> tuple[ModelInputs, StateTable]:
+    sizes = BatchConfig(4, 2, 64, 64, 4, context_tokens=context)
     table = StateTable(4, context, 64, SCRATCH_PAGE, CPU)
     inbox = StepBuffer(100_000, 1, CPU)
     inbox.begin()
-    layout = lay_out(stretches, 0, sizes, table.scratch)
+    layout = build_input_batch(stretches, 0, sizes, table.scratch)
     places = put(layout, inbox, table.columns, table.scratch, table.nothing)
     inbox.send()
-    return inputs_of(layout, places, inbox, table.known, table.tables, None), table
+    return model_inputs(layout, places, inbox, table.known, table.tables, None), table
 
 
 @pytest.mark.parametrize("count", [17, 65, 257, 1025, 2904, 4096])
@@ -70,10 +76,10 @@ def test_all_arrays_begin_where_kernels_were_compiled_for() -> None:
 
 def test_beside_prompts_histories_are_cut_in_fewer_ways() -> None:
     """Each way is a graph, of every number of writers and width."""
-    sizes = Sizes(28, 4, 128, 64, 132, context_tokens=8192)
+    sizes = BatchConfig(28, 4, 128, 64, 132, context_tokens=8192)
     alone, beside = set(), set()
     for length in (10, 100, 300, 700, 1500, 3000, 6000, 8000):
         writer = TokenSpan(0, length, 1)
-        alone.add(lay_out([writer], 0, sizes, 3).shape.splits)
-        beside.add(lay_out([writer, TokenSpan(1, 0, 500)], 0, sizes, 3).shape.splits)
+        alone.add(build_input_batch([writer], 0, sizes, 3).shape.splits)
+        beside.add(build_input_batch([writer, TokenSpan(1, 0, 500)], 0, sizes, 3).shape.splits)
     assert beside <= {1, 4, 16, 64} and len(beside) < len(alone)

@@ -156,7 +156,7 @@ def step(runner: CudaRunner, number: int, *rows: StepRow, **fields: Any) -> dict
     return {sample.point: sample for sample in result.samples}
 
 
-def logits_of(folder: Path, tokens: tuple[int, ...]) -> np.ndarray:
+def compute_logits(folder: Path, tokens: tuple[int, ...]) -> np.ndarray:
     return tiny_models.Tiny(folder, torch.float32).prompt(tokens, 64)[-1].numpy()
 
 
@@ -176,7 +176,7 @@ def test_points_draw_by_their_own_settings_from_a_shared_row(folder: Path) -> No
         tiny_runner(folder), 1, StepRow(1, 0, 0, tokens, (), (0,)), points=points, enter=enter,
         masks=(Mask(2, allowed),),
     )  # fmt: skip
-    row, sampler = logits_of(folder, tokens), Sampler(VOCABULARY)
+    row, sampler = compute_logits(folder, tokens), Sampler(VOCABULARY)
     for i, params in enumerate(many):
         mask = allowed if i == 2 else None
         wanted = sampler.draw(row, params, 20, None, mask)
@@ -199,12 +199,12 @@ def test_penalties_see_the_cached_prefix_drafts_and_tokens_still_in_flight(folde
     drawn = [runner.collect().samples[0].token, runner.collect().samples[0].token]
     text, sampler = list(tokens), Sampler(VOCABULARY)
     for token in drawn:
-        row = logits_of(folder, tuple(text))
+        row = compute_logits(folder, tuple(text))
         assert token == sampler.draw(row, harsh, len(text), TokenCounts(text, 20)).token
         text.append(token)
     # Verified drafts: point i sees the drafts before it; what follows a wrong one is left out.
     right = sampler.draw(
-        logits_of(folder, tuple(text)), harsh, len(text), TokenCounts(text, 20)
+        compute_logits(folder, tuple(text)), harsh, len(text), TokenCounts(text, 20)
     ).token
     other = (right + 1) % VOCABULARY
     points = tuple(LogitsPosition(0, i, 1) for i in range(4))
@@ -213,7 +213,7 @@ def test_penalties_see_the_cached_prefix_drafts_and_tokens_still_in_flight(folde
     assert found[0].token == right
     text.append(right)
     second = sampler.draw(
-        logits_of(folder, tuple(text)), harsh, len(text), TokenCounts(text, 20)
+        compute_logits(folder, tuple(text)), harsh, len(text), TokenCounts(text, 20)
     ).token
     assert found[1].token == second
     assert (2 in found) == (second == other)
@@ -235,7 +235,7 @@ def test_a_fork_goes_on_from_a_copied_page(folder: Path) -> None:
         runner, 2, StepRow(2, 3, 70, (9,), (), (4, 7)), points=(LogitsPosition(0, 0, 2),),
         memory=(Copy(2, 7, 6),), enter=(Enter(2, 3, child, 70, GREEDY),),
     )  # fmt: skip
-    assert found[0].token == int(logits_of(folder, child).argmax())
+    assert found[0].token == int(compute_logits(folder, child).argmax())
 
 
 def test_more_forks_than_rows_find_room(folder: Path) -> None:
@@ -247,7 +247,7 @@ def test_more_forks_than_rows_find_room(folder: Path) -> None:
     ))  # fmt: skip
     points = tuple(LogitsPosition(0, 4, one.seq) for one in enter)
     found = step(runner, 1, StepRow(1, 0, 0, tokens, (), (0,)), points=points, enter=enter)
-    row, sampler = logits_of(folder, tokens), Sampler(VOCABULARY)
+    row, sampler = compute_logits(folder, tokens), Sampler(VOCABULARY)
     wanted = [sampler.draw(row, one.sampling, 5).token for one in enter]
     assert [found[i].token for i in range(89)] == wanted
 
@@ -260,17 +260,17 @@ def test_no_memory_in_a_step_is_a_result_and_the_one_behind_computes_nothing(
 ) -> None:
     runner = tiny_runner(folder)
     tokens = tokens_of(41, 30)
-    states = runner._network.states  # type: ignore[union-attr]
+    states = runner._model.states  # type: ignore[union-attr]
 
     def full(inputs: Any) -> Any:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(runner._network, "states", full)
+    monkeypatch.setattr(runner._model, "states", full)
     enter = (Enter(1, 0, tokens, 30, GREEDY),)
     runner.launch(
         StepPlan(1, (StepRow(1, 0, 0, tokens, (), (0,)),), (LogitsPosition(0, 29, 1),), enter=enter)
     )
-    monkeypatch.setattr(runner._network, "states", states)
+    monkeypatch.setattr(runner._model, "states", states)
     runner.launch(StepPlan(2, (StepRow(1, 0, 30, LAST),), (LogitsPosition(0, 0, 1),)))
     first, second = runner.collect(), runner.collect()
     assert (first.status, first.computed, first.samples) == ("out_of_memory", (0,), ())
@@ -278,7 +278,7 @@ def test_no_memory_in_a_step_is_a_result_and_the_one_behind_computes_nothing(
     assert (second.status, second.computed) == ("aborted", (0,))
     # The table of pages grew all the same.
     found = step(runner, 3, StepRow(1, 0, 0, tokens), points=(LogitsPosition(0, 29, 1),))
-    assert found[0].token == int(logits_of(folder, tokens).argmax())
+    assert found[0].token == int(compute_logits(folder, tokens).argmax())
 
 
 def test_requests_outlive_steps_without_memory(
@@ -287,7 +287,7 @@ def test_requests_outlive_steps_without_memory(
     asked = request(tokens_of(42, 60), max_tokens=20)
     plain = TinyLoop(tiny_runner(folder)).say(asked)
     loop = TinyLoop(tiny_runner(folder))
-    network = loop.runner._network
+    network = loop.runner._model
     assert network is not None
     states, calls = network.states, [0]
 

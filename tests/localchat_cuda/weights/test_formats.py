@@ -14,12 +14,11 @@ from localchat_cuda.kernels import permute_columns
 from localchat_cuda.memory_plan import weights_bytes
 from localchat_cuda.model_config import read_config
 from localchat_cuda.quantization_config import Quantization
-from localchat_cuda.weights.formats import LoadTarget
 from localchat_cuda.weights.formats.gptq import Gptq
 from localchat_cuda.weights.formats.int4 import Int4
-from localchat_cuda.weights.formats.weight import floating
+from localchat_cuda.weights.formats.weight import dequantized
 from localchat_cuda.weights.loader import ModelWeights, load
-from localchat_cuda.weights.source import Checkpoint, RandomWeights
+from localchat_cuda.weights.source import CheckpointWeights, LoadTarget, RandomWeights
 from tests.support import quantizers, tiny_models
 from tests.support.quantizers import WIDE, Way
 from tests.support.tiny_models import CPU, Tiny, tokens_of
@@ -38,7 +37,7 @@ def loaded(folder: Path, said: list[str] | None = None) -> ModelWeights:
     config = read_config(folder)
     names = ARCHITECTURES[config.architecture].NAMES
     say = (lambda text: None) if said is None else said.append
-    return load(config, names, Checkpoint(folder, CPU), CPU, dtype=torch.float32, say=say)
+    return load(config, names, CheckpointWeights(folder, CPU), CPU, dtype=torch.float32, say=say)
 
 
 def wanted_of(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
@@ -122,20 +121,20 @@ def test_what_gate_and_up_compute_is_in_the_order_of_down(tmp_path: Path) -> Non
     assert held["down"] is None
     assert all(held[name] is not None for name in ("qkv", "o", "gate_up"))
     mlp = model.model.layers[0].mlp
-    gate_up = floating(layer.products["gate_up"], torch.float32)
+    gate_up = dequantized(layer.products["gate_up"], torch.float32)
     rows = [
         torch.cat((mlp.gate_proj.weight[i], mlp.up_proj.weight[i])).tolist() for i in range(384)
     ]
     order = [rows.index(torch.cat((gate_up[i], gate_up[384 + i])).tolist()) for i in range(384)]
     assert order != list(range(384))
-    down = floating(layer.products["down"], torch.float32)
+    down = dequantized(layer.products["down"], torch.float32)
     assert torch.equal(down, mlp.down_proj.weight[:, order])
 
 
 @pytest.mark.parametrize("kind", sorted(SAVED))
 def test_what_is_planned_is_what_is_held(kind: str, tmp_path: Path) -> None:
     quantizers.save(tiny_models.reference("qwen3", **WIDE), tmp_path, *SAVED[kind])
-    source = Checkpoint(tmp_path, CPU)
+    source = CheckpointWeights(tmp_path, CPU)
     config = read_config(tmp_path)
     held = load(config, ARCHITECTURES["qwen3"].NAMES, source, CPU, dtype=torch.float16).bytes
     planned = weights_bytes(config, source.headers.values())
@@ -144,7 +143,7 @@ def test_what_is_planned_is_what_is_held(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "quantization",
-    [Quantization("gptq", ordered=True), Quantization("gptq", group=0), Quantization("int4")],
+    [Quantization("gptq", act_order=True), Quantization("gptq", group=0), Quantization("int4")],
 )
 def test_random_weights_run(quantization: Quantization, tmp_path: Path) -> None:
     tiny_models.save(tiny_models.reference("qwen3", **WIDE), tmp_path)
@@ -164,8 +163,8 @@ def test_unpacked_zeros_of_early_versions_are_read(tmp_path: Path) -> None:
     tensors["weight_zero_point"] = (made.zeros - 8).to(torch.int8)
     path = tmp_path / "model.safetensors"
     safetensors.torch.save_file({f"it.{name}": each for name, each in tensors.items()}, path)
-    place = LoadTarget(Checkpoint(tmp_path, CPU), CPU, torch.float32, print)
-    found = floating(Int4(place, Quantization("int4")).part("it", 64, 256), torch.float32)
+    target = LoadTarget(CheckpointWeights(tmp_path, CPU), CPU, torch.float32, print)
+    found = dequantized(Int4(target, Quantization("int4")).part("it", 64, 256), torch.float32)
     assert torch.equal(found, made.weight)
 
 
@@ -182,7 +181,7 @@ def test_the_zeros_are_read_as_they_are_stored_whatever_the_label_says(
     quantizers.save(model, tmp_path, way, label, stored)
     said: list[str] = []
     found = loaded(tmp_path, said)
-    o = floating(found.layers[0].products["o"], torch.float32)
+    o = dequantized(found.layers[0].products["o"], torch.float32)
     assert torch.equal(o, model.model.layers[0].self_attn.o_proj.weight)
     if label == stored:
         assert said == []
@@ -222,10 +221,10 @@ def one_layer(
     named = {f"it.{name}": each.contiguous() for name, each in tensors.items()}
     safetensors.torch.save_file(named, folder / "model.safetensors")
     said: list[str] = []
-    place = LoadTarget(Checkpoint(folder, CPU), CPU, torch.float32, said.append)
+    target = LoadTarget(CheckpointWeights(folder, CPU), CPU, torch.float32, said.append)
     n, k = made.codes.shape
-    weight = Gptq(place, Quantization("gptq", less_one=label == 1)).part("it", n, k)
-    return floating(weight, torch.float32), said
+    weight = Gptq(target, Quantization("gptq", zeros_minus_one=label == 1)).part("it", n, k)
+    return dequantized(weight, torch.float32), said
 
 
 # ---------------------------------------------------------------------------- refusals

@@ -15,7 +15,7 @@ from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.pack import W8
 from localchat_cuda.memory_plan import dummy_bytes, weights_bytes
 from localchat_cuda.model_config import ModelConfig, parse_config, read_config
-from localchat_cuda.weights.formats.weight import join
+from localchat_cuda.weights.formats.weight import concat_rows
 from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.source import RandomWeights
 from tests.support import tiny_models
@@ -58,11 +58,11 @@ def test_kernels_are_their_references(tmp_path: Path) -> None:
 
 def test_parts_whose_blocks_do_not_join_become_floating() -> None:
     parts = [w8_pack.e4m3_blocks(torch.randn(n, 256)) for n in (128, 64, 64)]
-    found = join(iter(parts), 256, torch.float32)
+    found = concat_rows(iter(parts), 256, torch.float32)
     assert isinstance(found, torch.Tensor)
     assert torch.equal(found, torch.cat([w8_pack.dense(each) for each in parts]))
-    assert isinstance(join(iter(parts[:2]), 192, torch.float32), W8)
-    mixed = join(iter((parts[0], torch.ones(3, 256))), 131, torch.float32)
+    assert isinstance(concat_rows(iter(parts[:2]), 192, torch.float32), W8)
+    mixed = concat_rows(iter((parts[0], torch.ones(3, 256))), 131, torch.float32)
     assert isinstance(mixed, torch.Tensor)
 
 
@@ -123,10 +123,10 @@ def test_configs_say_what_shares_a_scale_and_what_is_rounded(layout: str) -> Non
     assert found is not None
     assert (found.method, found.bits, found.packed, found.label) == ("fp8", 8, False, "FP8")
     assert found.group == (128 if layout in ("block", "deepseek") else 0)
-    assert found.rounded
+    assert found.fp8_activations
     weights_only = config_with(compressed("channel", None)).quantization
     assert weights_only is not None
-    assert not weights_only.rounded
+    assert not weights_only.fp8_activations
 
 
 @pytest.mark.parametrize(

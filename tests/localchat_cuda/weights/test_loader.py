@@ -11,7 +11,7 @@ from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.model_config import ModelConfig, read_config
 from localchat_cuda.weights.loader import ModelWeights, load
-from localchat_cuda.weights.source import Checkpoint, read_headers
+from localchat_cuda.weights.source import CheckpointWeights, read_headers
 from tests.support import tiny_models
 from tests.support.tiny_models import CPU
 
@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def loaded(folder: Path, config: ModelConfig, **how: object) -> ModelWeights:
     names = ARCHITECTURES[config.architecture].NAMES
-    return load(config, names, Checkpoint(folder, CPU), CPU, **how)  # type: ignore[arg-type]
+    return load(config, names, CheckpointWeights(folder, CPU), CPU, **how)  # type: ignore[arg-type]
 
 
 def test_shards_are_read_and_parts_merged(folder: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_missing_shard_is_named_and_a_stale_one_left_alone(folder: Path, tmp_p
 def test_a_missing_shard_and_a_wrong_shape_are_named(folder: Path, tmp_path: Path) -> None:
     config = read_config(folder)
     with pytest.raises(ModelMissing, match="no safetensors file"):
-        Checkpoint(tmp_path, CPU)
+        CheckpointWeights(tmp_path, CPU)
     first = min(read_headers(folder))
     (tmp_path / first.name).write_bytes(first.read_bytes())
     with pytest.raises(ModelInvalid, match="lacks the tensor"):
@@ -188,12 +188,12 @@ def test_codes_without_a_quantization_are_not_taken_for_weights(
 def test_a_file_that_goes_or_has_numbers_of_an_unknown_kind_is_told(tmp_path: Path) -> None:
     model = tiny_models.reference("qwen2")
     tiny_models.save(model, tmp_path, shards="1GB")
-    path, source = tmp_path / "model.safetensors", Checkpoint(tmp_path, CPU)
+    path, source = tmp_path / "model.safetensors", CheckpointWeights(tmp_path, CPU)
     data = path.read_bytes()
     path.unlink()
     with pytest.raises(ModelInvalid, match="cannot be read"):
         source.tensor("model.norm.weight", (128,), torch.float32)
     path.write_bytes(data.replace(b'"F32"', b'"X32"', 1))
-    source = Checkpoint(tmp_path, CPU)
+    source = CheckpointWeights(tmp_path, CPU)
     with pytest.raises(ModelInvalid, match="cannot be read"):
         source.tensor("model.norm.weight", (128,), torch.float32)

@@ -7,9 +7,9 @@ from localchat_cuda.weights.formats.awq import Awq
 from localchat_cuda.weights.formats.fp8 import Fp8
 from localchat_cuda.weights.formats.gptq import Gptq
 from localchat_cuda.weights.formats.int4 import Int4
-from localchat_cuda.weights.formats.load_target import LoadTarget
-from localchat_cuda.weights.formats.unquantized import Floating
+from localchat_cuda.weights.formats.unquantized import Unquantized
 from localchat_cuda.weights.formats.weight import Weight
+from localchat_cuda.weights.source import LoadTarget
 
 
 class WeightFormat(Protocol):
@@ -25,19 +25,19 @@ class WeightFormat(Protocol):
         ...
 
 
-def format_of(quantization: Quantization | None, place: LoadTarget) -> WeightFormat:
+def weight_format(quantization: Quantization | None, target: LoadTarget) -> WeightFormat:
     """How this checkpoint's layers are read. Raises ValueError for a method without a module here."""
     if quantization is None:
-        return Floating(place)
+        return Unquantized(target)
     if quantization.method == "awq":
-        return Awq(place)
+        return Awq(target)
     if quantization.method == "gptq":
-        return Gptq(place, quantization)
+        return Gptq(target, quantization)
     if quantization.method == "int4":
-        return Int4(place, quantization)
+        return Int4(target, quantization)
     if quantization.method == "fp8":
-        return Fp8(place, quantization)
+        return Fp8(target, quantization)
     raise ValueError(f"quantization: no format reads {quantization.method}")
 
 
-__all__ = ["Floating", "LoadTarget", "WeightFormat", "format_of"]
+__all__ = ["Unquantized", "WeightFormat", "weight_format"]

@@ -13,27 +13,27 @@ import torch
 
 from localchat.errors import ModelInvalid
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.weights.formats.load_target import LoadTarget
+from localchat_cuda.weights.source import LoadTarget
 
 
 class Awq:
     """See formats.Format."""
 
-    def __init__(self, place: LoadTarget) -> None:
-        self.place = place
+    def __init__(self, target: LoadTarget) -> None:
+        self.target = target
 
     def holds(self, prefix: str) -> bool:
-        return self.place.source.has(f"{prefix}.qweight")
+        return self.target.source.has(f"{prefix}.qweight")
 
     def part(self, prefix: str, n: int, k: int) -> w4_pack.W4:
-        groups, tensor = k // w4_pack.GROUP, self.place.tensor
+        groups, tensor = k // w4_pack.GROUP, self.target.tensor
         codes = tensor(f"{prefix}.qweight", (k, n // 8), torch.int32)
         zeros = tensor(f"{prefix}.qzeros", (groups, n // 8), torch.int32)
         scales = tensor(f"{prefix}.scales", (groups, n), torch.float16)
         try:
             return w4_pack.from_awq(codes, zeros, scales)
-        except ValueError as trouble:
+        except ValueError as error:
             raise ModelInvalid(
-                f"{prefix} cannot be packed: {trouble}.",
+                f"{prefix} cannot be packed: {error}.",
                 hint="AWQ layers need inputs in groups of 128 and outputs in 16s here.",
-            ) from trouble
+            ) from error

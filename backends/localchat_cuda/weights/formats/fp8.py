@@ -15,7 +15,7 @@ import torch
 from localchat.errors import ModelInvalid
 from localchat_cuda.kernels.fp8_int8.pack import BLOCK, E4M3, W8
 from localchat_cuda.quantization_config import Quantization
-from localchat_cuda.weights.formats.load_target import LoadTarget
+from localchat_cuda.weights.source import LoadTarget
 
 _NAMES = {0: "weight_scale", BLOCK: "weight_scale_inv"}
 """Of the scales, by what config.json says; either may stand for the other."""
@@ -24,14 +24,14 @@ _NAMES = {0: "weight_scale", BLOCK: "weight_scale_inv"}
 class Fp8:
     """See formats.Format."""
 
-    def __init__(self, place: LoadTarget, quantization: Quantization) -> None:
-        self.place = place
+    def __init__(self, target: LoadTarget, quantization: Quantization) -> None:
+        self.target = target
         self.group = quantization.group
         first = _NAMES[self.group]
         self.names = sorted(_NAMES.values(), key=lambda name: name != first)
 
     def holds(self, prefix: str) -> bool:
-        return any(self.place.source.has(f"{prefix}.{name}") for name in self.names)
+        return any(self.target.source.has(f"{prefix}.{name}") for name in self.names)
 
     def part(self, prefix: str, n: int, k: int) -> W8:
         if k % BLOCK:
@@ -39,20 +39,20 @@ class Fp8:
                 f"{prefix} has {k} inputs; FP8 layers need them in {BLOCK}s here.",
                 hint="Take the model in bf16, or a GGUF of it for llama.cpp.",
             )
-        codes = self.place.tensor(f"{prefix}.weight", (n, k), E4M3)
+        codes = self.target.tensor(f"{prefix}.weight", (n, k), E4M3)
         # Kernels load 16 bytes at a time; a view into a file may begin anywhere.
         aligned = codes if codes.data_ptr() % 16 == 0 else codes.clone()
         return W8(aligned, self._scales(prefix, n, k))
 
     def _scales(self, prefix: str, n: int, k: int) -> torch.Tensor:
-        source = self.place.source
+        source = self.target.source
         held = next((name for name in self.names if source.has(f"{prefix}.{name}")), self.names[0])
         name = f"{prefix}.{held}"
         blocks = (-(-n // BLOCK), k // BLOCK)
         shape = source.shape(name)
         if shape is None:
             shape = blocks if self.group else (n,)
-        found = self.place.tensor(name, shape, torch.float32)
+        found = self.target.tensor(name, shape, torch.float32)
         if found.numel() == 1:
             return found.reshape(1).repeat(n)
         if shape in ((n,), (n, 1)):

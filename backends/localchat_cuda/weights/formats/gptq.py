@@ -22,8 +22,13 @@ import torch
 
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.quantization_config import Quantization
-from localchat_cuda.weights.formats.load_target import LoadTarget
-from localchat_cuda.weights.formats.packing import group_size, grouped, packed, unpacked
+from localchat_cuda.weights.formats.packing import (
+    column_order,
+    group_size,
+    pack_weight,
+    unpack_int4,
+)
+from localchat_cuda.weights.source import LoadTarget
 
 _CLEARLY = 0.4
 """Codes by which zeros of one convention must be nearer to the middle than those of the other. The right
@@ -32,7 +37,7 @@ _ONES = 0x11111111
 _SYMMETRIC = 8
 
 
-class _Layer(NamedTuple):
+class _GptqTensors(NamedTuple):
     """codes uint8 [N, K], sorted by `order` where there is one. words: qzeros as stored."""
 
     codes: torch.Tensor
@@ -44,50 +49,52 @@ class _Layer(NamedTuple):
 class Gptq:
     """See formats.Format."""
 
-    def __init__(self, place: LoadTarget, quantization: Quantization) -> None:
-        self.place, self.quantization = place, quantization
-        self.less_one = quantization.less_one
+    def __init__(self, target: LoadTarget, quantization: Quantization) -> None:
+        self.target, self.quantization = target, quantization
+        self.zeros_minus_one = quantization.zeros_minus_one
         """The convention of the zeros, as far as it is known by now."""
 
     def holds(self, prefix: str) -> bool:
-        return self.place.source.has(f"{prefix}.qweight")
+        return self.target.source.has(f"{prefix}.qweight")
 
     def part(self, prefix: str, n: int, k: int) -> w4_pack.W4:
         found = self._read(prefix, n, k)
-        self._judge(found)
+        self._detect_convention(found)
         zeros = self._zeros(found)
-        return packed(prefix, found.codes, found.scales.t(), zeros, found.order)
+        return pack_weight(prefix, found.codes, found.scales.t(), zeros, found.order)
 
-    def _read(self, prefix: str, n: int, k: int) -> _Layer:
+    def _read(self, prefix: str, n: int, k: int) -> _GptqTensors:
         size = group_size(prefix, k, self.quantization.group)
-        tensor, groups = self.place.tensor, None
-        if size < k and (self.quantization.ordered or self.place.source.has(f"{prefix}.g_idx")):
+        tensor, groups = self.target.tensor, None
+        if size < k and (self.quantization.act_order or self.target.source.has(f"{prefix}.g_idx")):
             groups = tensor(f"{prefix}.g_idx", (k,), torch.int32)
-        order = grouped(prefix, groups, size)
-        codes = unpacked(tensor(f"{prefix}.qweight", (k // 8, n), torch.int32), 0).t()
-        return _Layer(
+        order = column_order(prefix, groups, size)
+        codes = unpack_int4(tensor(f"{prefix}.qweight", (k // 8, n), torch.int32), 0).t()
+        return _GptqTensors(
             codes if order is None else codes[:, order],
             tensor(f"{prefix}.qzeros", (k // size, n // 8), torch.int32),
             tensor(f"{prefix}.scales", (k // size, n), torch.float16),
             order,
         )
 
-    def _judge(self, layer: _Layer) -> None:
+    def _detect_convention(self, layer: _GptqTensors) -> None:
         """Follow the layer where it clearly contradicts what is known of the zeros, and say so."""
-        less_one = _less_one(layer)
-        if less_one is None or less_one == self.less_one:
+        zeros_minus_one = _stored_minus_one(layer)
+        if zeros_minus_one is None or zeros_minus_one == self.zeros_minus_one:
             return
-        self.less_one = less_one
-        said, found = ("as they are", "minus one") if less_one else ("minus one", "as they are")
-        self.place.say(
-            f"config.json says that zeros are stored {said} (GPTQ version {1 + less_one}); these are "
-            f"stored {found} (version {2 - less_one}), and are read so."
+        self.zeros_minus_one = zeros_minus_one
+        said, found = (
+            ("as they are", "minus one") if zeros_minus_one else ("minus one", "as they are")
+        )
+        self.target.say(
+            f"config.json says that zeros are stored {said} (GPTQ version {1 + zeros_minus_one}); these are "
+            f"stored {found} (version {2 - zeros_minus_one}), and are read so."
         )
 
-    def _zeros(self, layer: _Layer) -> torch.Tensor:
+    def _zeros(self, layer: _GptqTensors) -> torch.Tensor:
         """[N, G] in 0..15."""
-        stored = unpacked(layer.words, 1).t()
-        if not self.less_one:
+        stored = unpack_int4(layer.words, 1).t()
+        if not self.zeros_minus_one:
             return stored
         alone = (stored + 1) & 15
         if not bool((stored == 15).any()):
@@ -101,19 +108,21 @@ class Gptq:
 def _borrowed(words: torch.Tensor) -> torch.Tensor:
     """Zeros [N, G] of words from which one was taken in each place, with borrows between them."""
     whole = (words.to(torch.int64) & 0xFFFFFFFF) + _ONES & 0xFFFFFFFF
-    return unpacked(torch.where(whole >= 1 << 31, whole - (1 << 32), whole).to(torch.int32), 1).t()
+    return unpack_int4(
+        torch.where(whole >= 1 << 31, whole - (1 << 32), whole).to(torch.int32), 1
+    ).t()
 
 
-def _middles(layer: _Layer) -> torch.Tensor:
+def _middles(layer: _GptqTensors) -> torch.Tensor:
     """The mean code of each group [N, G]."""
     n, groups = layer.codes.shape[0], layer.words.shape[0]
     runs = layer.codes.reshape(n, groups, -1)
     return runs.sum(-1, dtype=torch.int32) / runs.shape[2]
 
 
-def _less_one(layer: _Layer) -> bool | None:
+def _stored_minus_one(layer: _GptqTensors) -> bool | None:
     """Whether these zeros are stored minus one; None: they do not tell."""
-    stored = unpacked(layer.words, 1).t()
+    stored = unpack_int4(layer.words, 1).t()
     low, high = int(stored.min()), int(stored.max())
     if low == high and low in (_SYMMETRIC - 1, _SYMMETRIC):
         return low == _SYMMETRIC - 1

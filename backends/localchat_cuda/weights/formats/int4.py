@@ -14,8 +14,13 @@ import torch
 
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.quantization_config import Quantization
-from localchat_cuda.weights.formats.load_target import LoadTarget
-from localchat_cuda.weights.formats.packing import group_size, grouped, packed, unpacked
+from localchat_cuda.weights.formats.packing import (
+    column_order,
+    group_size,
+    pack_weight,
+    unpack_int4,
+)
+from localchat_cuda.weights.source import LoadTarget
 
 _MIDDLE = 8
 
@@ -23,30 +28,32 @@ _MIDDLE = 8
 class Int4:
     """See formats.Format."""
 
-    def __init__(self, place: LoadTarget, quantization: Quantization) -> None:
-        self.place, self.quantization = place, quantization
+    def __init__(self, target: LoadTarget, quantization: Quantization) -> None:
+        self.target, self.quantization = target, quantization
 
     def holds(self, prefix: str) -> bool:
-        return self.place.source.has(f"{prefix}.weight_packed")
+        return self.target.source.has(f"{prefix}.weight_packed")
 
     def part(self, prefix: str, n: int, k: int) -> w4_pack.W4:
         size = group_size(prefix, k, self.quantization.group)
-        tensor, groups = self.place.tensor, None
+        tensor, groups = self.target.tensor, None
         if size < k and (
-            self.quantization.ordered or self.place.source.has(f"{prefix}.weight_g_idx")
+            self.quantization.act_order or self.target.source.has(f"{prefix}.weight_g_idx")
         ):
             groups = tensor(f"{prefix}.weight_g_idx", (k,), torch.int32)
-        order = grouped(prefix, groups, size)
-        codes = unpacked(tensor(f"{prefix}.weight_packed", (n, k // 8), torch.int32), 1)
+        order = column_order(prefix, groups, size)
+        codes = unpack_int4(tensor(f"{prefix}.weight_packed", (n, k // 8), torch.int32), 1)
         scales = tensor(f"{prefix}.weight_scale", (n, k // size), torch.float16)
         if self.quantization.symmetric:
             zeros = torch.full_like(scales, _MIDDLE)
         else:
             zeros = self._zeros(f"{prefix}.weight_zero_point", n, k // size)
-        return packed(prefix, codes if order is None else codes[:, order], scales, zeros, order)
+        return pack_weight(
+            prefix, codes if order is None else codes[:, order], scales, zeros, order
+        )
 
     def _zeros(self, name: str, n: int, groups: int) -> torch.Tensor:
         """[N, G] in 0..15."""
-        if self.place.source.shape(name) == (n, groups):
-            return self.place.tensor(name, (n, groups), torch.int8) + _MIDDLE
-        return unpacked(self.place.tensor(name, (n // 8, groups), torch.int32), 0)
+        if self.target.source.shape(name) == (n, groups):
+            return self.target.tensor(name, (n, groups), torch.int8) + _MIDDLE
+        return unpack_int4(self.target.tensor(name, (n // 8, groups), torch.int32), 0)

@@ -15,7 +15,7 @@ from localchat_cuda.kernels.int4 import pack as w4_pack
 _BITS = 4
 
 
-def unpacked(words: torch.Tensor, axis: int) -> torch.Tensor:
+def unpack_int4(words: torch.Tensor, axis: int) -> torch.Tensor:
     """int32 words, eight codes each along `axis` (0 or 1), the lowest bits first: codes uint8, eight times
     as long there."""
     # One place after the other: all at once would take eight bytes of scratch for each code.
@@ -23,7 +23,7 @@ def unpacked(words: torch.Tensor, axis: int) -> torch.Tensor:
     return torch.stack(each, axis + 1).flatten(axis, axis + 1)
 
 
-def grouped(prefix: str, groups: torch.Tensor | None, size: int) -> torch.Tensor | None:
+def column_order(prefix: str, groups: torch.Tensor | None, size: int) -> torch.Tensor | None:
     """The order (int64 [K]) that makes runs of the groups; None where they are runs already. groups: the
     number of each column's group [K]; -1, as compressed-tensors begins, is none. size: columns of a group.
     Raises ModelInvalid for groups of any other size."""
@@ -43,7 +43,7 @@ def grouped(prefix: str, groups: torch.Tensor | None, size: int) -> torch.Tensor
     return order
 
 
-def packed(
+def pack_weight(
     prefix: str,
     codes: torch.Tensor,
     scales: torch.Tensor,
@@ -57,11 +57,11 @@ def packed(
         scales, zeros = (each.repeat_interleave(times, 1) for each in (scales, zeros))
     try:
         found = w4_pack.pack(codes, scales, zeros)
-    except ValueError as trouble:
+    except ValueError as error:
         raise ModelInvalid(
-            f"{prefix} cannot be packed: {trouble}.",
+            f"{prefix} cannot be packed: {error}.",
             hint="4-bit layers need inputs in groups of 128 and outputs in 16s here.",
-        ) from trouble
+        ) from error
     return found if order is None else found._replace(order=order.to(torch.int32))
 
 

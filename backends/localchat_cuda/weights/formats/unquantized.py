@@ -2,17 +2,17 @@
 
 import torch
 
-from localchat_cuda.weights.formats.load_target import LoadTarget
+from localchat_cuda.weights.source import LoadTarget
 
 
-class Floating:
+class Unquantized:
     """See formats.Format."""
 
-    def __init__(self, place: LoadTarget) -> None:
-        self.place = place
+    def __init__(self, target: LoadTarget) -> None:
+        self.target = target
 
     def holds(self, prefix: str) -> bool:
-        return self.place.source.has(f"{prefix}.weight")
+        return self.target.source.has(f"{prefix}.weight")
 
     def part(self, prefix: str, n: int, k: int) -> torch.Tensor:
-        return self.place.tensor(f"{prefix}.weight", (n, k), self.place.dtype)
+        return self.target.tensor(f"{prefix}.weight", (n, k), self.target.dtype)

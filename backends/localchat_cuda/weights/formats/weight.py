@@ -28,7 +28,7 @@ def rows_of(weight: Weight) -> int:
     return weight.shape[0] if isinstance(weight, torch.Tensor) else weight.features_out
 
 
-def floating(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
+def dequantized(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
     """The weight [N, K] as numbers, its columns as the layer has them."""
     if isinstance(weight, torch.Tensor):
         return weight.to(dtype)
@@ -40,7 +40,7 @@ def floating(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_like(found).index_copy_(1, weight.order.long(), found)
 
 
-def join(parts: Iterable[Weight], n: int, dtype: torch.dtype) -> Weight:
+def concat_rows(parts: Iterable[Weight], n: int, dtype: torch.dtype) -> Weight:
     """One weight of N rows from parts along N, in their order. Parts of one kind stay what they are; of
     several, all become floating. Floating parts are taken one at a time, so that no two are held beside
     the whole: give an iterator. ValueError for packed parts whose columns are sorted differently."""
@@ -78,7 +78,7 @@ def _same_order(one: w4_pack.W4, other: w4_pack.W4) -> bool:
 def _filled(parts: Iterable[Weight], n: int, dtype: torch.dtype) -> torch.Tensor:
     whole, at = None, 0
     for part in parts:
-        found = floating(part, dtype)
+        found = dequantized(part, dtype)
         if whole is None:
             whole = torch.empty(n, found.shape[1], dtype=dtype, device=found.device)
         whole[at : at + found.shape[0]] = found
@@ -88,7 +88,7 @@ def _filled(parts: Iterable[Weight], n: int, dtype: torch.dtype) -> torch.Tensor
     return whole
 
 
-def rows_sorted(weight: Weight, rows: torch.Tensor) -> Weight:
+def reorder_rows(weight: Weight, rows: torch.Tensor) -> Weight:
     """The weight whose output feature n is feature rows[n] of this one; rows int64 [N]."""
     if isinstance(weight, torch.Tensor):
         return weight[rows]

@@ -1,0 +1,25 @@
+"""Names of a checkpoint's tensors, mapped to those of a text-only checkpoint.
+
+A module of its own because the planner reads it, and planning must not import torch.
+"""
+
+_PREFIXES = (
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+    ("model.language_model.", "model."),
+)
+"""Prefixes found on the hub; the last one is written by transformers 4.52 and later."""
+_VISION_PARTS = ("vision_tower", "multi_modal_projector")
+
+
+def canonical_name(name: str) -> str:
+    """Name of the tensor in a text-only checkpoint."""
+    for prefix, canonical in _PREFIXES:
+        if name.startswith(prefix):
+            return canonical + name.removeprefix(prefix)
+    return name
+
+
+def is_text(name: str) -> bool:
+    """True for tensors of the text part."""
+    return name.removeprefix("model.").split(".", 1)[0] not in _VISION_PARTS
