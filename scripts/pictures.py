@@ -70,7 +70,7 @@ async def pictures(folder: Path) -> None:
             await until(pilot, lambda: getattr(screen, "weighed", False))
             save("models")
     finally:
-        app.keeper.close()
+        app.recorder.close()
         engines.close()
 
 

@@ -24,18 +24,18 @@ from localchat.session.engine_holder import EngineHolder
 from localchat.session.recorder import ConversationRecorder
 from localchat.session.session import ChatSession
 from localchat.tui import clipboard
-from localchat.tui.keymap import KEYS, bindings, checked
-from localchat.tui.launch import ENDS
+from localchat.tui.keymap import KEYS, bindings, validate_keymap
+from localchat.tui.launch import EXIT_SIGNALS
 from localchat.tui.screens.chat import ChatScreen
-from localchat.tui.textual_internals.driver import is_unseen_letter
+from localchat.tui.textual_internals.driver import is_invisible_character
 from localchat.tui.themes import NAMES, THEMES, textual_name
 from localchat.tui.widgets.welcome import first_greeting, greeting
 
 if TYPE_CHECKING:
     from localchat.history.store import History
 
-_TWICE_S = 2.0
-_LAST_WORDS_S = 2.0
+_DOUBLE_PRESS_S = 2.0
+_QUIT_WAIT_S = 2.0
 
 
 class ChatApp(App[int]):
@@ -51,32 +51,32 @@ class ChatApp(App[int]):
 
     def __init__(
         self,
-        workplace: SessionContext,
-        settled: ModelSetup,
+        context: SessionContext,
+        setup: ModelSetup,
         engines: EngineHolder,
         conversation: Conversation,
     ) -> None:
         super().__init__()
-        self._workplace = workplace
+        self._session_context = context
         self._engines = engines
-        self._interrupted_s = float("-inf")
-        self._stands = self._ended = False
+        self._last_interrupt_s = float("-inf")
+        self._first_frame_shown = self._leave_requested = False
         for theme in THEMES:
             self.register_theme(theme)
-        self.theme = textual_name(settled.settings.theme)
-        self._drawn_with = self.get_css_variables()
-        self.stylesheet.set_variables(self._drawn_with)
-        if settled.settings.reduced_motion:
+        self.theme = textual_name(setup.settings.theme)
+        self._css_variables = self.get_css_variables()
+        self.stylesheet.set_variables(self._css_variables)
+        if setup.settings.reduced_motion:
             self.animation_level = "none"
         self.chat = ChatScreen()
-        self.keeper = ConversationRecorder()
+        self.recorder = ConversationRecorder()
         self.session = ChatSession(
-            workplace, engines, settled, self.chat.page, self.keeper, conversation
+            context, engines, setup, self.chat.view, self.recorder, conversation
         )
         self.chat.session = self.session
         self.trouble: LocalchatError | None = None
         try:
-            self.set_keymap(checked(workplace.keys))
+            self.set_keymap(validate_keymap(context.keys))
         except LocalchatError as problem:
             self.trouble = problem
 
@@ -84,8 +84,8 @@ class ChatApp(App[int]):
         """Read the sheets again where the colours are other ones. Textual does so at its start for the theme
         that they were read with already, a tenth of the way to the first frame."""
         variables = self.get_css_variables()
-        if variables != self._drawn_with:
-            self._drawn_with = variables
+        if variables != self._css_variables:
+            self._css_variables = variables
             super().refresh_css(animate)
 
     def get_default_screen(self) -> Screen[None]:
@@ -93,63 +93,63 @@ class ChatApp(App[int]):
 
     async def on_event(self, event: events.Event) -> None:
         """A letter that no widget would take as a key is pasted."""
-        if isinstance(event, events.Key) and is_unseen_letter(event.character):
+        if isinstance(event, events.Key) and is_invisible_character(event.character):
             event = events.Paste(event.character or "")
         await super().on_event(event)
 
     def on_mount(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in ENDS:
+        for number in EXIT_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self.leave)
         self.chat.call_after_refresh(self._after_first_frame)
 
     async def _after_first_frame(self) -> None:
         """What the first frame did not wait for."""
-        self._stands = True
-        if self._ended:
+        self._first_frame_shown = True
+        if self._leave_requested:
             self.leave()
             return
         loop = asyncio.get_running_loop()
         session, chat = self.session, self.chat
         if session.settled.settings.reduced_motion:
             chat.composer.editor.cursor_blink = False
-        self._engines.listen(lambda text: _soon(loop, session.notice, text))
+        self._engines.listen(lambda text: _call_soon(loop, session.notice, text))
         self._engines.open(session.settled.open_engine)  # its process would compete for the cores
         self.run_worker(session.get_ready(), group="session")
         chat.composer.count_tokens = self._count_tokens
         if self.trouble is not None:
             session.complain(self.trouble)
         if session.conversation.nodes:
-            chat.commander.resume(session.conversation)
+            chat.commands.resume(session.conversation)
         await self._open_history()
-        await asyncio.to_thread(_load_drawing)
+        await asyncio.to_thread(_load_markdown)
         gc_control.resume_gc()
         await self._greet()
-        await asyncio.to_thread(_load_colours)
+        await asyncio.to_thread(_load_highlighter)
 
     async def _greet(self) -> None:
         from localchat.tui.widgets.welcome import Welcome
 
         welcome = self.chat.query_one(Welcome)
-        welcome.tell(*greeting(self.session.settled))
+        welcome.set_greeting(*greeting(self.session.settled))
         if self.session.settled.model.word != GUIDE or self.session.conversation.nodes:
             return
         try:
-            found = await asyncio.to_thread(self._workplace.first_run)
+            found = await asyncio.to_thread(self._session_context.first_run)
         except LocalchatError as problem:
             self.session.complain(problem)
             return
         if found is not None:
-            welcome.tell(*first_greeting(found))
+            welcome.set_greeting(*first_greeting(found))
 
     async def _open_history(self) -> None:
         try:
-            history = await asyncio.to_thread(_opened, self._workplace.history_file)
+            history = await asyncio.to_thread(_read_history, self._session_context.history_file)
             if history.notice:
                 self.session.notice(history.notice, "warning")
-            self.keeper.attach(history)
-            draft = self.keeper.kept_draft()
+            self.recorder.attach(history)
+            draft = self.recorder.kept_draft()
             if draft and not self.chat.composer.text:
                 self.chat.composer.write(draft)
         except LocalchatError as problem:
@@ -172,7 +172,7 @@ class ChatApp(App[int]):
         """The settings file was written: what it says holds from now on, also where a key is gone."""
         if theme := changed.get("theme"):
             self.theme = textual_name(theme)
-        self.chat.commander.change(None, {})
+        self.chat.commands.change(None, {})
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """What the palette offers: the commands, and what only keys do."""
@@ -181,7 +181,7 @@ class ChatApp(App[int]):
                 yield SystemCommand(
                     f"/{command.name}",
                     command.about,
-                    lambda line=f"/{command.name}": self.chat.commander.run(line),
+                    lambda line=f"/{command.name}": self.chat.commands.run(line),
                 )
         for key in KEYS:
             if key.scope in ("chat", "app") and not key.id.startswith(("offer.", "view.", "chat.")):
@@ -201,7 +201,7 @@ class ChatApp(App[int]):
             self.screen.clear_selection()
             return
         now = time.monotonic()
-        twice, self._interrupted_s = now - self._interrupted_s < _TWICE_S, now
+        twice, self._last_interrupt_s = now - self._last_interrupt_s < _DOUBLE_PRESS_S, now
         if twice:
             await self.action_quit()
         elif self.session.stop():
@@ -219,11 +219,11 @@ class ChatApp(App[int]):
         """Text that a widget of Textual copies goes the same way as ours."""
         driver = self._driver
         if driver is not None:
-            clipboard.send(text, driver.write, self._workplace.environ)
+            clipboard.send(text, driver.write, self._session_context.environ)
 
     async def action_quit(self) -> None:
         """Leave: what is under way is stopped and kept."""
-        end = time.monotonic() + _LAST_WORDS_S
+        end = time.monotonic() + _QUIT_WAIT_S
         self.session.stop()
         while self.session.busy and time.monotonic() < end:
             await asyncio.sleep(0.01)
@@ -231,31 +231,31 @@ class ChatApp(App[int]):
 
     def leave(self) -> None:
         """What a signal does that ends the program: leave, once the screen stands."""
-        self._ended = True
-        if self._stands:
+        self._leave_requested = True
+        if self._first_frame_shown:
             self.run_worker(self.action_quit(), group="leave", exclusive=True)
 
 
-def _load_drawing() -> None:
+def _load_markdown() -> None:
     # markdown-it, which the first frame does not wait for.
     from localchat.tui.transcript.markdown import parser
 
     parser.load()
 
 
-def _load_colours() -> None:
+def _load_highlighter() -> None:
     from localchat.tui.transcript.markdown import code
 
     code.load()
 
 
-def _opened(path: Path | None) -> "History":
+def _read_history(path: Path | None) -> "History":
     from localchat.history.store import History  # sqlite3, which the first frame does not wait for
 
     return History.open(path)
 
 
-def _soon(loop: asyncio.AbstractEventLoop, say: Callable[[str], object], text: str) -> None:
+def _call_soon(loop: asyncio.AbstractEventLoop, say: Callable[[str], object], text: str) -> None:
     """From a thread of the engine to the event loop, unless the program ends."""
     with suppress(RuntimeError):  # the loop is closed: nobody reads any more
         loop.call_soon_threadsafe(say, text)

@@ -33,11 +33,11 @@ class Attachment(NamedTuple):
         return size(len(self.text.encode("utf-8", "replace")))
 
 
-class Written(NamedTuple):
+class ComposerText(NamedTuple):
     """What stands in the composer: a text with signs, and what these stand for."""
 
     text: str = ""
-    chips: tuple[Attachment, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
 
 
 def is_long(text: str) -> bool:
@@ -50,14 +50,14 @@ def clean(text: str) -> str:
     return sanitize(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
-def chip_of_paste(text: str, number: int) -> Attachment:
+def attachment_of_paste(text: str, number: int) -> Attachment:
     """A chip of a cleaned paste."""
     lines = text.removesuffix("\n").count("\n") + 1
     label = f"paste {number}, {lines:,} line{'' if lines == 1 else 's'}"
     return Attachment(f"⟦{label}⟧", label, text)
 
 
-def chip_of_file(path: Path, shown: str, taken: Iterable[str] = ()) -> Attachment:
+def attachment_of_file(path: Path, shown: str, taken: Iterable[str] = ()) -> Attachment:
     """A chip of a text file, as it will be sent: its name, then its text between fences. `shown`: its name
     there. Raises FileMissing, UsageError."""
     try:
@@ -94,47 +94,49 @@ def _longest_run(text: str) -> int:
     return max((len(run) for run in re.findall("`+", text)), default=0)
 
 
-def expand(text: str, chips: Sequence[Attachment]) -> tuple[str, tuple[Inclusion, ...]]:
+def expand(text: str, attachments: Sequence[Attachment]) -> tuple[str, tuple[Inclusion, ...]]:
     """The message that is sent: every sign replaced by what it stands for, and where that is."""
     parts: list[str] = []
     inclusions: list[Inclusion] = []
     at = length = 0
-    for start, chip in _places(text, chips):
-        parts += [text[at:start], chip.text]
+    for start, attachment in _places(text, attachments):
+        parts += [text[at:start], attachment.text]
         length += start - at
-        inclusions.append(Inclusion(chip.label, length, length + len(chip.text), chip.path))
-        length += len(chip.text)
-        at = start + len(chip.sign)
+        inclusions.append(
+            Inclusion(attachment.label, length, length + len(attachment.text), attachment.path)
+        )
+        length += len(attachment.text)
+        at = start + len(attachment.sign)
     return "".join((*parts, text[at:])), tuple(inclusions)
 
 
-def contract(text: str, inclusions: Sequence[Inclusion]) -> Written:
+def contract(text: str, inclusions: Sequence[Inclusion]) -> ComposerText:
     """The other way: a message that was sent, with signs for what it includes."""
     parts: list[str] = []
-    chips: list[Attachment] = []
+    attachments: list[Attachment] = []
     at = 0
     for one in sorted(inclusions, key=lambda inclusion: inclusion.start):
         sign, number = f"⟦{one.label}⟧", 1
-        while any(chip.sign == sign for chip in chips):
+        while any(attachment.sign == sign for attachment in attachments):
             number += 1
             sign = f"⟦{one.label} {number}⟧"
-        chips.append(Attachment(sign, one.label, text[one.start : one.end], one.path))
+        attachments.append(Attachment(sign, one.label, text[one.start : one.end], one.path))
         parts += [text[at : one.start], sign]
         at = one.end
-    return Written("".join((*parts, text[at:])), tuple(chips))
+    return ComposerText("".join((*parts, text[at:])), tuple(attachments))
 
 
-def _places(text: str, chips: Sequence[Attachment]) -> Iterator[tuple[int, Attachment]]:
+def _places(text: str, attachments: Sequence[Attachment]) -> Iterator[tuple[int, Attachment]]:
     """Where the signs stand, in order; each counts once for every time it stands there."""
     found: list[tuple[int, Attachment]] = []
-    for chip in chips:
-        start = text.find(chip.sign)
+    for attachment in attachments:
+        start = text.find(attachment.sign)
         while start >= 0:
-            found.append((start, chip))
-            start = text.find(chip.sign, start + len(chip.sign))
+            found.append((start, attachment))
+            start = text.find(attachment.sign, start + len(attachment.sign))
     return iter(sorted(found, key=lambda place: place[0]))
 
 
-def present(text: str, chips: Sequence[Attachment]) -> tuple[Attachment, ...]:
+def present(text: str, attachments: Sequence[Attachment]) -> tuple[Attachment, ...]:
     """The chips whose sign still stands in the text."""
-    return tuple(chip for chip in chips if chip.sign in text)
+    return tuple(attachment for attachment in attachments if attachment.sign in text)

@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from localchat.session.context import SessionContext
 
 
-class Pulls:
+class BackgroundPull:
     """`show` gets a short line as it changes (empty at the end), `done` the name of a model that is here,
     `failed` why one is not; all called from the thread of the pull."""
 
     def __init__(
         self,
-        workplace: "SessionContext",
+        context: "SessionContext",
         show: Callable[[str], None],
         done: Callable[[str], None],
         failed: Callable[[str, LocalchatError], None],
     ) -> None:
-        self._workplace = workplace
+        self._session_context = context
         self._show = show
         self._done = done
         self._failed = failed
@@ -49,7 +49,7 @@ class Pulls:
         from localchat.models.hub.retry import RetryPolicy
         from localchat.models.names import parse
 
-        paths, environ = self._workplace.paths, self._workplace.environ
+        paths, environ = self._session_context.paths, self._session_context.environ
         patience = RetryPolicy()
         problem: LocalchatError | None = None
         found = name

@@ -16,8 +16,8 @@ from localchat.errors import LocalchatError, ModelMissing, UsageError
 from localchat.session.blocks import AnswerBlock, UserBlock
 from localchat.session.commands import parse
 from localchat.tui.attachments import contract, expand
-from localchat.tui.background_pull import Pulls
-from localchat.tui.textual_internals.driver import lent
+from localchat.tui.background_pull import BackgroundPull
+from localchat.tui.textual_internals.driver import interrupts_ignored
 from localchat.tui.themes import textual_name
 
 if TYPE_CHECKING:
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 THINKING = ("auto", "on", "off")
 
 
-class Commander:
+class CommandHandlers:
     """Runs commands of one screen. What is wrong with one becomes a notice."""
 
     def __init__(self, screen: "ChatScreen") -> None:
         self._screen = screen
-        self._pulls = Pulls(
+        self._pulls = BackgroundPull(
             screen.session.workplace,
-            lambda words: self._later(self._pulling, words),
-            lambda name: self._later(self._pulled, name),
-            lambda name, problem: self._later(self._not_pulled, name, problem),
+            lambda words: self._call_from_thread(self._show_pull_progress, words),
+            lambda name: self._call_from_thread(self._pull_finished, name),
+            lambda name, problem: self._call_from_thread(self._pull_failed, name, problem),
         )
 
     def run(self, line: str) -> None:
@@ -53,13 +53,13 @@ class Commander:
     # ------------------------------------------------------------------ models and parameters
 
     def _do_model(self, name: str) -> None:
-        from localchat.tui.screens.models import ModelScreen, Pick
+        from localchat.tui.screens.models import ModelChoice, ModelScreen
 
         if name:
             self.change(name, {})
             return
 
-        def picked(pick: Pick | None) -> None:
+        def picked(pick: ModelChoice | None) -> None:
             if pick is not None and pick.pull:
                 self.run(f"/pull {pick.name}")
             elif pick is not None:
@@ -86,7 +86,7 @@ class Commander:
                     screen.hint(f"{after.model.name} answers from now on")
                 await screen.session.get_ready()
 
-        screen.go(change())
+        screen.start_work(change())
 
     def _do_set(self, words: str) -> None:
         from localchat.tui.screens.parameters import ParameterScreen
@@ -131,34 +131,34 @@ class Commander:
         async def fit() -> None:
             from localchat.fit.report import verdict
 
-            settled = session.workplace.settle(word or session.settled.model.word, session.changes)
-            plan = await asyncio.to_thread(session.workplace.plan, settled, settled.options.load)
-            session.notice(f"{settled.model.name}\n" + "\n".join(verdict(plan)))
+            setup = session.workplace.settle(word or session.settled.model.word, session.changes)
+            plan = await asyncio.to_thread(session.workplace.plan, setup, setup.options.load)
+            session.notice(f"{setup.model.name}\n" + "\n".join(verdict(plan)))
 
-        self._screen.go(fit())
+        self._screen.start_work(fit())
 
     def _do_pull(self, name: str) -> None:
         self._pulls.begin(name, offline=self._screen.session.settled.settings.offline)
 
-    def _pulling(self, words: str) -> None:
+    def _show_pull_progress(self, words: str) -> None:
         self._screen.session.live.pulling = words
         self._screen.figures_changed()
 
-    def _pulled(self, name: str) -> None:
+    def _pull_finished(self, name: str) -> None:
         from localchat.session.blocks import Offer
 
         self._screen.session.notice(
             f"{name} is here.", "info", (Offer(f"chat with {name}", f"model {name}"),)
         )
 
-    def _not_pulled(self, name: str, problem: LocalchatError) -> None:
+    def _pull_failed(self, name: str, problem: LocalchatError) -> None:
         from localchat.session.blocks import Offer
 
         hopeless = isinstance(problem, ModelMissing | UsageError)  # the name itself is wrong
         again = () if hopeless else (Offer("go on with it", f"pull {name}"),)
         self._screen.session.complain(problem, again)
 
-    def _later(self, what: object, *arguments: object) -> None:
+    def _call_from_thread(self, what: object, *arguments: object) -> None:
         """From a thread to the screen; a program that has ended meanwhile hears nothing."""
         app = self._screen.app
         if app.is_running:
@@ -181,11 +181,11 @@ class Commander:
             screen.session.begin(system=system)
             screen.composer.editor.focus()
 
-        screen.go(begin())
+        screen.start_work(begin())
 
     def _do_regen(self, _: str) -> None:
         self._refuse_while_busy()
-        self._screen.go(self._screen.session.regenerate())
+        self._screen.start_work(self._screen.session.regenerate())
 
     def _do_edit(self, _: str) -> None:
         self._refuse_while_busy()
@@ -199,7 +199,7 @@ class Commander:
 
     def _do_compact(self, _: str) -> None:
         self._refuse_while_busy()
-        self._screen.go(self._screen.session.outgrown.compact())
+        self._screen.start_work(self._screen.session.outgrown.compact())
 
     def _do_search(self, text: str) -> None:
         from localchat.tui.widgets.find_bar import FindBar
@@ -278,7 +278,7 @@ class Commander:
 
         def chosen(id_: str | None) -> None:
             if id_ is not None:
-                self._screen.go(self._resume(id_))
+                self._screen.start_work(self._resume(id_))
 
         self._screen.app.push_screen(HistoryScreen(history), chosen)
 
@@ -308,15 +308,15 @@ class Commander:
         screen = self._screen
         environ = screen.session.workplace.environ
         command = environ.get("VISUAL") or environ.get("EDITOR") or "vi"
-        text, _ = expand(screen.composer.text, screen.composer.chips)
+        text, _ = expand(screen.composer.text, screen.composer.attachments)
         handle, name = tempfile.mkstemp(suffix=".md", prefix="localchat-")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(text)
             words = shlex.split(command)
             # Without batch_update the program hangs after thirty writes to a screen nobody reads.
-            with screen.app.suspend(), screen.app.batch_update(), lent():
-                status = await _ended([*words, name])
+            with screen.app.suspend(), screen.app.batch_update(), interrupts_ignored():
+                status = await _run_program([*words, name])
             if isinstance(status, OSError):
                 raise status
             written = Path(name).read_text(encoding="utf-8", errors="replace").rstrip("\n")
@@ -330,12 +330,12 @@ class Commander:
             Path(name).unlink(missing_ok=True)
         screen.app.refresh(layout=True)
         if status == 0:
-            screen.composer.take_back(written)
+            screen.composer.replace_text(written)
         else:
             screen.hint(f"{command} ended with {status}; the message is as it was")
 
 
-async def _ended(words: Sequence[str]) -> int | OSError:
+async def _run_program(words: Sequence[str]) -> int | OSError:
     """Run a program to its end. An error is returned: one that is raised within Textual's `suspend` leaves the
     screen given away for ever."""
     try:

@@ -14,7 +14,7 @@ _SKIPPED: Final = frozenset(
 )
 
 
-def nearby(root: Path, most: int = _MOST) -> tuple[str, ...]:
+def find_files(root: Path, most: int = _MOST) -> tuple[str, ...]:
     """Paths of files under `root`, relative to it, nearest first; hidden ones and those of build folders are
     left out. At most `most`: a home folder may hold millions."""
     found: list[str] = []
@@ -31,7 +31,7 @@ def nearby(root: Path, most: int = _MOST) -> tuple[str, ...]:
     return tuple(found[:most])
 
 
-def inside(word: str) -> tuple[str, ...]:
+def list_folder(word: str) -> tuple[str, ...]:
     """The entries of the folder that a written path leads into (`~/Doc`, `/etc/`, `../x`)."""
     written, _, rest = word.rpartition("/")
     folder = Path(f"{written}/").expanduser()
@@ -50,20 +50,20 @@ def path_of(name: str, root: Path) -> Path:
     return Path(name).expanduser() if is_path(name) else root / name
 
 
-def named(text: str, root: Path) -> list[str]:
+def mentioned_files(text: str, root: Path) -> list[str]:
     """The words after `@` that are files; `@@` stands for an @ that includes nothing."""
     found = (next(_files_of(word, root), None) for word in _words(text))
     return list(dict.fromkeys(name for name in found if name is not None))
 
 
-def astray(text: str, root: Path) -> list[str]:
+def missing_paths(text: str, root: Path) -> list[str]:
     """The words after `@` that are written as paths and lead to no file. Others may be anything: people, parts
     of programs."""
     lost = (word for word in _words(text) if is_path(word) and not any(_files_of(word, root)))
     return list(dict.fromkeys(lost))
 
 
-def ranked_by(word: str, names: Sequence[str]) -> list[str]:
+def rank_names(word: str, names: Sequence[str]) -> list[str]:
     """The names that hold the letters of a word in order, best first."""
     if not word:
         return list(names)

@@ -42,7 +42,7 @@ KEYS: Final = (
     ),
     KeyBinding("composer.editor", "ctrl+g", "editor", "Write in your own editor", "composer"),
     KeyBinding(
-        "composer.open_chip", "alt+o", "open_chip", "Open the file or paste here", "composer"
+        "composer.open_chip", "alt+o", "open_attachment", "Open the file or paste here", "composer"
     ),
     KeyBinding("chat.stop", "escape", "stop", "Stop the answer; leave what is open", first=False),
     KeyBinding("chat.interrupt", "ctrl+c", "interrupt", "Copy, else stop; twice: leave", "app"),
@@ -131,7 +131,7 @@ def bindings(scope: str) -> list[Binding]:
     ]
 
 
-def checked(table: Mapping[str, str], where: str = "[keys]") -> dict[str, str]:
+def validate_keymap(table: Mapping[str, str], where: str = "[keys]") -> dict[str, str]:
     """The keymap of the settings, by id. Raises UsageError naming an id or a key that does not exist, or two
     ids that clash."""
     known = {key.id: key for key in KEYS}
@@ -149,7 +149,7 @@ def checked(table: Mapping[str, str], where: str = "[keys]") -> dict[str, str]:
     return dict(table)
 
 
-def keys_of(id_: str, table: Mapping[str, str]) -> str:
+def key_names(id_: str, table: Mapping[str, str]) -> str:
     """The keys that do something now, as a person reads them: `Ctrl+J, Shift+Enter`."""
     keys = table.get(id_) or next(key.keys for key in KEYS if key.id == id_)
     return ", ".join(dict.fromkeys(_written(one) for one in _split(keys)))

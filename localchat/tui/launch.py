@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from localchat.chat.conversation import Conversation
     from localchat.session.context import ModelSetup, SessionContext
 
-ENDS: Final = (signal.SIGTERM, signal.SIGHUP)
+EXIT_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 def can_show(environ: Mapping[str, str]) -> bool:
@@ -25,26 +25,26 @@ def can_show(environ: Mapping[str, str]) -> bool:
     return all(stream is not None and stream.isatty() for stream in streams)
 
 
-def launch(workplace: "SessionContext", settled: "ModelSetup", conversation: "Conversation") -> int:
+def launch(context: "SessionContext", setup: "ModelSetup", conversation: "Conversation") -> int:
     """Open the screen on a conversation that is new or goes on; returns the exit code when the person leaves.
     Raises LocalchatError where what was said last could not be kept."""
     from localchat.session.engine_holder import EngineHolder
 
     engines = EngineHolder()
-    _prepare(settled.settings.reduced_motion)
+    _prepare(setup.settings.reduced_motion)
     from localchat.tui.app import ChatApp
-    from localchat.tui.textual_internals.driver import lasting
+    from localchat.tui.textual_internals.driver import hangup_safe
 
-    app = ChatApp(workplace, settled, engines, conversation)
-    app.driver_class = lasting(app.driver_class)
+    app = ChatApp(context, setup, engines, conversation)
+    app.driver_class = hangup_safe(app.driver_class)
     problem: LocalchatError | None = None
     came: list[int] = []
     try:
-        with _screens_signals(app.leave, came):
+        with _own_signals(app.leave, came):
             status = app.run()
     finally:
         try:
-            app.keeper.close()
+            app.recorder.close()
         except LocalchatError as error:
             problem = error
         engines.close()
@@ -54,7 +54,7 @@ def launch(workplace: "SessionContext", settled: "ModelSetup", conversation: "Co
 
 
 @contextmanager
-def _screens_signals(leave: Callable[[], None], came: list[int]) -> Iterator[None]:
+def _own_signals(leave: Callable[[], None], came: list[int]) -> Iterator[None]:
     """Textual leaves its handlers of Ctrl+Z and of going on after it behind. While the last words are written,
     they would open the screen once more, without anything on it. And a signal that ends the program waits until
     the screen stands, which takes it from there: in between the terminal would stay as it was made for the
@@ -66,9 +66,9 @@ def _screens_signals(leave: Callable[[], None], came: list[int]) -> Iterator[Non
 
     before = {
         number: signal.getsignal(number)
-        for number in (*ENDS, signal.SIGINT, signal.SIGTSTP, signal.SIGCONT)
+        for number in (*EXIT_SIGNALS, signal.SIGINT, signal.SIGTSTP, signal.SIGCONT)
     }
-    for number in (*ENDS, signal.SIGINT):
+    for number in (*EXIT_SIGNALS, signal.SIGINT):
         if before[number] in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, end)
     try:
@@ -84,10 +84,10 @@ def _prepare(reduced_motion: bool) -> None:
     os.environ.setdefault("TEXTUAL_FPS", "120")
     if reduced_motion:
         os.environ["TEXTUAL_ANIMATIONS"] = "none"
-    _teach_keys()
+    _add_alt_keys()
 
 
-def _teach_keys() -> None:
+def _add_alt_keys() -> None:
     """What Alt sends in most terminals: Escape, then the key. Textual would read Enter (and send the message),
     or the sign that a Mac makes of it."""
     from enum import Enum

@@ -26,29 +26,27 @@ class Cost(NamedTuple):
     now: bool = False
 
 
-def costs_of(key: str, workplace: SessionContext, settled: ModelSetup) -> tuple[Cost, ...]:
+def parameter_costs(key: str, context: SessionContext, setup: ModelSetup) -> tuple[Cost, ...]:
     """The usual values of a parameter that decides about memory, each with what a load would take. Blocks
     for some milliseconds. Raises LocalchatError where the model's header cannot be read."""
-    return tuple(_costs(key, workplace, settled))
+    return tuple(_costs(key, context, setup))
 
 
-def _costs(key: str, workplace: SessionContext, settled: ModelSetup) -> Iterator[Cost]:
-    wish = settled.options.load
-    now = workplace.plan(settled, wish)
+def _costs(key: str, context: SessionContext, setup: ModelSetup) -> Iterator[Cost]:
+    options = setup.options.load
+    now = context.plan(setup, options)
     match key:
         case "context_length":
             limit = max(now.max_context_tokens, now.context_tokens)
             for count in sorted({*(n for n in _CONTEXTS if n <= 2 * limit), now.context_tokens}):
-                yield _cost(
-                    workplace, settled, replace(wish, context_tokens=count), str(count), now
-                )
+                yield _cost(context, setup, replace(options, context_tokens=count), str(count), now)
         case "kv_cache_type":
             for name in _kv_types(now.kv_types):
-                yield _cost(workplace, settled, replace(wish, kv_type=name), name, now)
+                yield _cost(context, setup, replace(options, kv_type=name), name, now)
         case "gpu_layers":
             values = [0, now.layers // 2, now.layers] if now.gpu_free_bytes else [0]
             for count in dict.fromkeys(values):
-                yield _cost(workplace, settled, replace(wish, gpu_layers=count), str(count), now)
+                yield _cost(context, setup, replace(options, gpu_layers=count), str(count), now)
         case _:
             return
 
@@ -61,13 +59,13 @@ def _kv_types(known: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _cost(
-    workplace: SessionContext, settled: ModelSetup, wish: LoadOptions, value: str, now: object
+    context: SessionContext, setup: ModelSetup, options: LoadOptions, value: str, now: object
 ) -> Cost:
     try:
-        plan = workplace.plan(settled, wish)
+        plan = context.plan(setup, options)
     except LocalchatError as problem:
         return Cost(value, problem.message, fits=False)
     words = f"{size(plan.total_bytes)} of {size(plan.free_bytes)} free, KV {size(plan.kv_bytes)}"
-    if wish.kv_type is not None:
+    if options.kv_type is not None:
         words += f", room for {tokens(plan.max_context_tokens)}"
     return Cost(value, words if plan.fits else f"does not fit: {words}", plan.fits, plan == now)

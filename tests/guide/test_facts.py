@@ -153,9 +153,9 @@ def test_slash_commands_are_those_of_the_screen() -> None:
 
 
 def test_keys_in_answers_are_bound_on_the_screen() -> None:
-    from localchat.tui.keymap import KEYS, keys_of
+    from localchat.tui.keymap import KEYS, key_names
 
-    bound = {key for one in KEYS for key in keys_of(one.id, {}).lower().split(", ")}
+    bound = {key for one in KEYS for key in key_names(one.id, {}).lower().split(", ")}
     for where, answer in answers():
         if where.startswith(("key.", "slash.", "ui.")):
             for key in re.findall(r"`((?:Ctrl|Alt|Shift)\+\w+|F\d+|Esc|Tab|Enter|Delete)`", answer):

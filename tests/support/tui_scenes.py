@@ -160,7 +160,7 @@ async def attach(pilot: Pilot[int]) -> None:
     app = app_of(pilot)
     await until(pilot, lambda: app.chat.composer.count_tokens is not None)
     app.chat.composer.write("Sum this up: ")
-    app.chat.composer.editor.take_paste("A line of a log file.\n" * 312)
+    app.chat.composer.editor.insert_paste("A line of a log file.\n" * 312)
     await until(pilot, lambda: "tokens" in str(app.chat.query_one("#attached").render()))
 
 
@@ -168,7 +168,7 @@ async def past(pilot: Pilot[int]) -> None:
     """Some conversations in the history, and the list of them."""
     for words in ("Plan a week in Norway", "Why is the sky blue?", "Explain paged attention"):
         await say(pilot, words)
-        app_of(pilot).chat.commander.run("/new")
+        app_of(pilot).chat.commands.run("/new")
         await pilot.pause()
         await until(pilot, lambda: not app_of(pilot).session.conversation.nodes)
     await pilot.press("ctrl+r")
@@ -198,7 +198,7 @@ async def shown_again(pilot: Pilot[int]) -> None:
 async def settings(pilot: Pilot[int]) -> None:
     await pilot.press("f2", "down")
     screen: Any = pilot.app.screen
-    screen.tell_about(
+    screen.show_about(
         screen.about("system").partition("\n")[0] + "\n~/.config/localchat/settings.toml"
     )
 
@@ -217,7 +217,7 @@ def told_in_turn(*pieces: str) -> Callable[[object], ScriptedAnswer]:
     return lambda request: told(*pieces)
 
 
-def card(role: Any, name: str, count: int, seconds: float, pace: float) -> Card:
+def suggestion(role: Any, name: str, count: int, seconds: float, pace: float) -> Card:
     """One model to begin with."""
     return Card(role, name, "", count * 2, count, seconds, 32768, 0, 29, pace, "")
 
@@ -226,9 +226,9 @@ FIRST = FirstRun(
     hardware="AMD EPYC 7B13, 2 cores · 8.1 GB of RAM, 6.0 GB free",
     adoptable=(),
     cards=(
-        card("fast", "qwen2.5:0.5b", 398_000_000, 40.0, 41.0),
-        card("balanced", "qwen2.5:1.5b", 1_117_000_000, 112.0, 15.2),
-        card("best", "qwen2.5:3b", 1_930_000_000, 193.0, 7.9),
+        suggestion("fast", "qwen2.5:0.5b", 398_000_000, 40.0, 41.0),
+        suggestion("balanced", "qwen2.5:1.5b", 1_117_000_000, 112.0, 15.2),
+        suggestion("best", "qwen2.5:3b", 1_930_000_000, 193.0, 7.9),
     ),
     rate=DownloadRate(10_000_000.0, False),
 )

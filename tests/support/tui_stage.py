@@ -280,10 +280,10 @@ class Stage:
             unhurried(pilot),
         ):
             app.chat.composer.editor.cursor_blink = False
-            await until(pilot, lambda: app.keeper.history is not None)
+            await until(pilot, lambda: app.recorder.history is not None)
             await until(pilot, lambda: app.session.live.info is not None or self.refuse is not None)
             yield pilot
-        app.keeper.close()
+        app.recorder.close()
 
 
 Play = Callable[[Pilot[int]], Awaitable[None]]

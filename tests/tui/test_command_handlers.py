@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from localchat.errors import ModelMissing, NetworkError, UsageError
 from localchat.session.blocks import AnswerBlock, NoticeBlock
 from localchat.session.commands import COMMANDS, matching, parse
-from localchat.tui.background_pull import Pulls
+from localchat.tui.background_pull import BackgroundPull
 from localchat.tui.screens.list_dialog import ListDialog
 from localchat.tui.widgets.find_bar import FindBar
 from tests.support.tui_stage import Stage, app_of, play, say, sent, told, until
@@ -92,7 +92,7 @@ def test_files_are_found_by_their_letters_and_sent_whole(tmp_path: Path) -> None
         await pilot.press(*"see ", "at", *"nts")
         await until(pilot, lambda: composer.completions.option_count == 1)
         await pilot.press("enter")
-        await until(pilot, lambda: composer.chips)
+        await until(pilot, lambda: composer.attachments)
         assert composer.text == "see ⟦deep/notes.md⟧ "
         attached = composer.query_one("#attached")
         await until(pilot, lambda: "tokens" in str(attached.render()))
@@ -125,8 +125,8 @@ def test_new_and_clear_keep_the_old_conversation(tmp_path: Path) -> None:
         assert app.chat.transcript.blocks == ()
         await command(pilot, "/new")
         await until(pilot, lambda: app.session.conversation.system == "")
-        assert app.keeper.history is not None
-        assert [one.id for one in app.keeper.history.list()] == [first]
+        assert app.recorder.history is not None
+        assert [one.id for one in app.recorder.history.list()] == [first]
         await command(pilot, "/system")
         assert notices(pilot)[-1] == "There are no instructions."
 
@@ -308,10 +308,10 @@ def test_a_pull_is_shown_while_the_chat_goes_on(
 ) -> None:
     ways: list[Callable[..., None]] = []
 
-    def begin(self: Pulls, name: str, *, offline: bool) -> None:
+    def begin(self: BackgroundPull, name: str, *, offline: bool) -> None:
         ways.extend([self._show, self._done, self._failed])
 
-    monkeypatch.setattr(Pulls, "begin", begin)
+    monkeypatch.setattr(BackgroundPull, "begin", begin)
 
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)

@@ -35,12 +35,12 @@ def test_a_draft_waits_while_a_sent_message_is_changed(tmp_path: Path) -> None:
         app = app_of(pilot)
         composer = app.chat.composer
         await say(pilot, "question")
-        composer.editor.take_paste(PASTE)
+        composer.editor.insert_paste(PASTE)
         await pilot.press("f6")
         assert composer.text == "question"
         await pilot.press("f6", "escape")
         assert composer.text == f"{SIGN} "
-        assert len(composer.chips) == 1
+        assert len(composer.attachments) == 1
         await pilot.press("f6", "s", "enter")
         assert await answered(pilot, stage, 2) == "questions"
         await until(pilot, lambda: composer.text == f"{SIGN} ")
@@ -58,7 +58,7 @@ def test_a_new_conversation_ends_the_change_of_a_message(tmp_path: Path, way: st
         app = app_of(pilot)
         await say(pilot, "question")
         await pilot.press("f6")
-        app.chat.commander.run(way)
+        app.chat.commands.run(way)
         await until(pilot, lambda: not app.session.conversation.nodes)
         assert app.chat.composer.text == ""
         await say(pilot, "another")
@@ -95,18 +95,20 @@ def test_the_message_of_before_comes_back_with_what_it_included(tmp_path: Path) 
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)
         composer = app.chat.composer
-        composer.editor.take_paste(PASTE)
+        composer.editor.insert_paste(PASTE)
         await pilot.press("enter")
         first = await answered(pilot, stage, 1)
         await pilot.press("d", "up")
         assert composer.text == f"{SIGN} "
         await pilot.press("enter")
         assert await answered(pilot, stage, 2) == first
-        app.chat.commander.resume(app.session.conversation)
+        app.chat.commands.resume(app.session.conversation)
         await pilot.press("up", "up")
         assert composer.text.startswith(SIGN)
-        composer.editor.take_paste(PASTE)
-        assert len({chip.sign for chip in composer.chips}) == 2, "another paste has another sign"
+        composer.editor.insert_paste(PASTE)
+        assert len({one.sign for one in composer.attachments}) == 2, (
+            "another paste has another sign"
+        )
 
     play(stage, what)
 
@@ -141,10 +143,10 @@ def test_a_paste_whose_deletion_is_undone_is_sent(tmp_path: Path) -> None:
 
     async def what(pilot: Pilot[int]) -> None:
         editor = app_of(pilot).chat.composer.editor
-        editor.take_paste(PASTE)
+        editor.insert_paste(PASTE)
         await pilot.press("backspace", "backspace")
         assert editor.text == ""
-        editor.take_paste("other\n" * 500)
+        editor.insert_paste("other\n" * 500)
         await pilot.press("ctrl+z")
         while editor.text.rstrip() != SIGN and editor.history.undo_stack:
             await pilot.press("ctrl+z")
@@ -161,7 +163,7 @@ def test_a_paste_in_a_command_is_part_of_it(tmp_path: Path) -> None:
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)
         await pilot.press(*"/system ")
-        app.chat.composer.editor.take_paste(PASTE)
+        app.chat.composer.editor.insert_paste(PASTE)
         await pilot.press("enter")
         await until(pilot, lambda: app.session.conversation.system == PASTE.strip())
         assert not stage.engine.requests
@@ -253,7 +255,7 @@ def test_a_path_that_leads_to_no_file_is_held_back_once(tmp_path: Path) -> None:
         (tmp_path / "late.txt").write_text("it is here now")
         app.chat.composer.write(line)
         await pilot.press("enter")
-        await until(pilot, lambda: app.chat.composer.chips)
+        await until(pilot, lambda: app.chat.composer.attachments)
 
     play(stage, what)
 
@@ -294,9 +296,9 @@ def test_tokens_that_nobody_counts_are_unknown_and_another_model_counts_anew(
         app = app_of(pilot)
         with monkeypatch.context() as patch:
             patch.setattr(StagedEngine, "tokenize", _Mute.tokenize)
-            app.chat.composer.editor.take_paste(PASTE)
+            app.chat.composer.editor.insert_paste(PASTE)
             await until(pilot, lambda: "tokens unknown" in attached(pilot))
-        app.chat.commander.run("/model other")
+        app.chat.commands.run("/model other")
         await until(pilot, lambda: "625 tokens" in attached(pilot))
 
     play(stage, what)

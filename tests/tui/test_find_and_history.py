@@ -24,8 +24,8 @@ def test_every_mark_is_reached_in_both_directions(tmp_path: Path) -> None:
         for delta in (0, 1, 1, 1, -1, -1):
             assert view.next_mark(delta)
             assert view._mark is not None
-            reached.append(view._reel.row(view._mark).text.split()[0])
-            row = view._reel.top(view._mark.at) + view._mark.row
+            reached.append(view._blocks.row(view._mark).text.split()[0])
+            row = view._blocks.top(view._mark.block) + view._mark.row
             assert view.scroll_y <= row < view.scroll_y + view.size.height, "it is seen"
         assert reached == ["second", "third", "first", "second", "first", "third"]
         assert view.mark("first") == 1
@@ -44,7 +44,7 @@ def test_the_list_of_conversations_says_what_was_done_and_what_was_not_found(
         app = app_of(pilot)
         for words in ("one", "two"):
             await say(pilot, words)
-            app.chat.commander.run("/new")
+            app.chat.commands.run("/new")
             await until(pilot, lambda: not app.session.conversation.nodes)
         await pilot.press("ctrl+r")
         await until(pilot, lambda: isinstance(app.screen, HistoryScreen))

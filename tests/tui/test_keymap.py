@@ -13,13 +13,13 @@ from textual.widgets import Input, Static
 
 from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import UsageError
-from localchat.tui.keymap import KEYS, checked, keys_of
+from localchat.tui.keymap import KEYS, key_names, validate_keymap
 from localchat.tui.screens.help import HelpScreen
 from localchat.tui.screens.history import HistoryScreen
 from localchat.tui.screens.models import ModelScreen
 from localchat.tui.screens.parameters import ParameterScreen
 from localchat.tui.screens.settings import SettingsScreen
-from localchat.tui.screens.viewer import ReadingScreen
+from localchat.tui.screens.viewer import ViewerScreen
 from localchat.tui.widgets.find_bar import FindBar
 from tests.support.tui_stage import Stage, app_of, play, say, sent, told, until
 
@@ -315,18 +315,18 @@ def test_a_long_paste_is_a_chip_that_opens_and_goes_as_a_whole(tmp_path: Path) -
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)
         editor = app.chat.composer.editor
-        editor.take_paste("short\r\npaste\x1b[31m")
+        editor.insert_paste("short\r\npaste\x1b[31m")
         assert editor.text == "short\npaste␛[31m"
         editor.write("")
-        editor.take_paste("line\n" * 500)
+        editor.insert_paste("line\n" * 500)
         assert editor.text == "⟦paste 1, 500 lines⟧ "
         await pilot.press("alt+o")
-        await until(pilot, lambda: isinstance(app.screen, ReadingScreen))
+        await until(pilot, lambda: isinstance(app.screen, ViewerScreen))
         await pilot.press("escape")
         await until(pilot, lambda: app.screen is app.chat)
         await pilot.press("backspace", "backspace")
         assert editor.text == "", "a sign goes as a whole"
-        editor.take_paste("line\n" * 500)
+        editor.insert_paste("line\n" * 500)
         await pilot.press("enter")
         await until(pilot, lambda: stage.engine.requests and not app.session.busy)
         assert sent(stage.engine.requests[0])[0][1].startswith("line\nline\n")
@@ -371,13 +371,13 @@ def test_a_wrong_table_of_keys_is_a_notice_and_the_keys_stay(tmp_path: Path) -> 
 )
 def test_what_is_wrong_with_keys_is_named(table: dict[str, str], named: str) -> None:
     with pytest.raises(UsageError) as problem:
-        checked(table)
+        validate_keymap(table)
     assert named in str(problem.value)
 
 
 def test_the_keys_that_come_with_the_program_are_right() -> None:
-    assert checked({}) == {}
-    assert checked({key.id: key.keys for key in KEYS})
+    assert validate_keymap({}) == {}
+    assert validate_keymap({key.id: key.keys for key in KEYS})
     assert len({key.id for key in KEYS}) == len(KEYS)
-    assert keys_of("composer.newline", {}).startswith("Ctrl+J, Shift+Enter")
-    assert keys_of("composer.newline", {"composer.newline": "f12"}) == "F12"
+    assert key_names("composer.newline", {}).startswith("Ctrl+J, Shift+Enter")
+    assert key_names("composer.newline", {"composer.newline": "f12"}) == "F12"

@@ -10,7 +10,7 @@ from localchat.errors import DoesNotFit
 from localchat.session.blocks import NoticeBlock, Offer
 from localchat.session.engine_status import EngineStatus
 from localchat.tui.screens.models import ModelScreen
-from localchat.tui.widgets.status_bar import beside, fitted, parts_of
+from localchat.tui.widgets.status_bar import fit_parts, fit_with_hint, status_parts
 from localchat.tui.widgets.welcome import Welcome
 from tests.support.tui_stage import Stage, app_of, play, until
 
@@ -66,9 +66,11 @@ def test_how_to_stop_comes_before_ornaments(width: int) -> None:
     live.take(Text(0, "so"))
     for rate in range(190, 210):
         live.take(MetricsSnapshot("decode", ttft_s=0.41, decode_tokens_per_s=float(rate)))
-    parts = parts_of(live)
-    shown = beside("Esc stops", parts, width)
+    parts = status_parts(live)
+    shown = fit_with_hint("Esc stops", parts, width)
     assert {"TTFT 0.41 s", "209.0 tok/s"} <= {part.text for part in shown}
-    assert len(fitted(shown, width - len("Esc stops"))) == len(shown)
+    assert len(fit_parts(shown, width - len("Esc stops"))) == len(shown)
     assert len(shown) < len(parts)
-    assert beside("x" * width, parts, width) == fitted(parts, width), "figures come before a hint"
+    assert fit_with_hint("x" * width, parts, width) == fit_parts(parts, width), (
+        "figures come before a hint"
+    )

@@ -11,7 +11,7 @@ from localchat.errors import UsageError
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.session.context import ModelSetup, SessionContext
-from localchat.tui.parameter_costs import costs_of
+from localchat.tui.parameter_costs import parameter_costs
 
 PLAN = MemoryPlan(
     "cuda", 5 << 30, 2 << 30, 0, 0, 9 << 30, True, 4096, 8192, "bf16", True, 29, 0, 2048
@@ -22,7 +22,7 @@ class _Workplace:
     def __init__(self, kv_types: tuple[str, ...]) -> None:
         self.kv_types = kv_types
 
-    def plan(self, settled: object, wish: LoadOptions) -> MemoryPlan:
+    def plan(self, setup: object, wish: LoadOptions) -> MemoryPlan:
         if wish.kv_type is not None and self.kv_types and wish.kv_type not in self.kv_types:
             raise UsageError(f"cannot be {wish.kv_type}")
         found = replace(PLAN, kv_types=self.kv_types)
@@ -44,8 +44,8 @@ class _Settled:
 def test_the_usual_kv_types_of_a_backend_are_offered(
     kv_types: tuple[str, ...], offered: list[str]
 ) -> None:
-    place, settled = cast("SessionContext", _Workplace(kv_types)), cast("ModelSetup", _Settled())
-    costs = costs_of("kv_cache_type", place, settled)
+    place, setup = cast("SessionContext", _Workplace(kv_types)), cast("ModelSetup", _Settled())
+    costs = parameter_costs("kv_cache_type", place, setup)
     assert [cost.value for cost in costs] == offered
     assert all(cost.fits for cost in costs)
 
@@ -59,13 +59,13 @@ def test_what_a_choice_costs_is_counted_within_the_users_limits() -> None:
         )
 
     class Watched(_Workplace):
-        def plan(self, settled: object, wish: LoadOptions) -> MemoryPlan:
+        def plan(self, setup: object, wish: LoadOptions) -> MemoryPlan:
             asked.append(wish)
-            return super().plan(settled, wish)
+            return super().plan(setup, wish)
 
-    place, settled = cast("SessionContext", Watched(("bf16", "fp8"))), cast("ModelSetup", Limited())
+    place, setup = cast("SessionContext", Watched(("bf16", "fp8"))), cast("ModelSetup", Limited())
     for key in ("context_length", "kv_cache_type", "gpu_layers"):
-        assert costs_of(key, place, settled)
+        assert parameter_costs(key, place, setup)
     assert {(one.gpu_limit_bytes, one.kv_limit_bytes, one.dummy_weights) for one in asked} == {
         (3, 2, True)
     }

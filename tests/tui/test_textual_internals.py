@@ -17,10 +17,10 @@ from localchat.engine.events import Event, Finished, MetricsSnapshot, Reasoning,
 from localchat.session.answer_builder import joined
 from localchat.session.blocks import AnswerBlock
 from localchat.tui.screens.chat import ChatScreen
-from localchat.tui.textual_internals.compositor import ChangedOnly
-from localchat.tui.textual_internals.flat_widget import Bar
+from localchat.tui.textual_internals.compositor import ChangedRegionsCompositor
+from localchat.tui.textual_internals.flat_widget import FlatScrollBar
 from localchat.tui.transcript.scroll_view import VirtualScrollView
-from localchat.tui.widgets.status_bar import StatusLine
+from localchat.tui.widgets.status_bar import StatusBar
 from tests.support.tui_stage import Stage, app_of, play, say, until
 
 WIDTH, HEIGHT = 120, 30
@@ -44,7 +44,7 @@ def test_a_change_is_drawn_as_textual_draws_it(tmp_path: Path, keys: tuple[str, 
         await pilot.press(*keys)
         await pilot.pause()
         screen, chance = app_of(pilot).chat, random.Random(7)
-        assert isinstance(screen._compositor, ChangedOnly)
+        assert isinstance(screen._compositor, ChangedRegionsCompositor)
         whole = [region for region, _ in screen._compositor.visible_widgets.values()]
         for _ in range(40):
             changed = {chance.choice(whole).intersection(Region(0, 0, WIDTH, HEIGHT))}
@@ -54,7 +54,7 @@ def test_a_change_is_drawn_as_textual_draws_it(tmp_path: Path, keys: tuple[str, 
                 changed.add(Region(x, y, *size))
             changed = {region for region in changed if region}
             if changed:
-                ours = drawn(screen, changed, ChangedOnly)
+                ours = drawn(screen, changed, ChangedRegionsCompositor)
                 assert ours == drawn(screen, changed, Compositor)
 
     play(Stage(tmp_path), what, WIDTH, HEIGHT)
@@ -75,9 +75,9 @@ def test_only_the_widgets_that_are_seen_where_it_changed_are_asked(
 
             return noting
 
-        for kind in (Widget, VirtualScrollView, StatusLine, Bar):
+        for kind in (Widget, VirtualScrollView, StatusBar, FlatScrollBar):
             monkeypatch.setattr(kind, "render_lines", noted(kind.render_lines))
-        drawn(screen, [screen.status.region], ChangedOnly)
+        drawn(screen, [screen.status.region], ChangedRegionsCompositor)
         assert asked == [("status", 1)]
 
     play(Stage(tmp_path), what, WIDTH, HEIGHT)
@@ -112,7 +112,7 @@ def test_a_text_that_grows_and_shrinks_is_drawn_where_it_differs_and_nowhere_els
                 )
                 text += piece
                 view.append_text("new", piece) if number else view.put(AnswerBlock("new", piece))
-            await until(pilot, lambda: not view._dirty)
+            await until(pilot, lambda: not view._changed_ids)
             for part in changed:
                 assert part.right <= area.right, "the scroll bar is drawn by itself"
                 picture |= rows(part)
@@ -132,12 +132,12 @@ def test_a_text_that_grows_is_laid_out_for_another_width_as_a_whole(tmp_path: Pa
         view.show([AnswerBlock("new", parts[0])])
         for number, part in enumerate(parts[1:]):
             view.append_text("new", part)
-            await until(pilot, lambda: not view._dirty)
+            await until(pilot, lambda: not view._changed_ids)
             await pilot.resize_terminal(WIDTH - 30 * number, HEIGHT)
-            await until(pilot, lambda: view.settled)
-        grown = [row.text for row in view._reel.rows(0).rows]
+            await until(pilot, lambda: view.is_idle)
+        grown = [row.text for row in view._blocks.rows(0).rows]
         view.finish("new")
-        assert grown == [row.text for row in view._reel.rows(0).rows]
+        assert grown == [row.text for row in view._blocks.rows(0).rows]
 
     play(Stage(tmp_path), what, WIDTH, HEIGHT)
 
@@ -147,7 +147,7 @@ def test_the_scroll_bar_looks_as_textual_draws_it(tmp_path: Path) -> None:
         await say(pilot, "a question")
         view = app_of(pilot).chat.transcript
         view.show([AnswerBlock("long", "a line\n\n" * 90)])
-        await until(pilot, lambda: view.settled)
+        await until(pilot, lambda: view.is_idle)
         bar, whole = view.vertical_scrollbar, Region(0, 0, 1, view.size.height)
         assert whole.height > 10
         for position in (0, 7, 33.5, 120):

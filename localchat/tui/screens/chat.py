@@ -24,31 +24,31 @@ from localchat.session.session import PREFIX as OVERFLOW
 from localchat.session.session import RETRY, ChatSession
 from localchat.session.view import node_of
 from localchat.tui import clipboard
-from localchat.tui.attachments import Written, contract, expand
-from localchat.tui.keymap import bindings, keys_of
-from localchat.tui.textual_internals.compositor import ChangedOnly
+from localchat.tui.attachments import ComposerText, contract, expand
+from localchat.tui.keymap import bindings, key_names
+from localchat.tui.textual_internals.compositor import ChangedRegionsCompositor
 from localchat.tui.transcript.widget import Transcript
 from localchat.tui.widgets.composer import Composer
 from localchat.tui.widgets.editor import Editor
 from localchat.tui.widgets.find_bar import FindBar
-from localchat.tui.widgets.metrics_panel import Panel
-from localchat.tui.widgets.status_bar import StatusLine
+from localchat.tui.widgets.metrics_panel import MetricsPanel
+from localchat.tui.widgets.status_bar import StatusBar
 from localchat.tui.widgets.welcome import Welcome
 
 if TYPE_CHECKING:
-    from localchat.tui.command_handlers import Commander
+    from localchat.tui.command_handlers import CommandHandlers
 
 
 # The page of the chat screen: what its session shows goes to the transcript.
 
 
-class TranscriptPage:
+class TranscriptView:
     """Where the session shows blocks: see `page.Page`. Of the screen that it is made for, only what changed is
     drawn again."""
 
     def __init__(self, screen: "ChatFrame") -> None:
         self._screen = screen
-        screen._compositor = ChangedOnly()
+        screen._compositor = ChangedRegionsCompositor()
 
     def show(self, blocks: Sequence[Block]) -> None:
         self._screen.transcript.show(blocks)
@@ -97,13 +97,13 @@ class ChatFrame(Screen[None]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.page = TranscriptPage(self)
+        self.view = TranscriptView(self)
         self.session: ChatSession
         self._editing: str | None = None
-        self._aside = Written()
-        self._asking_stats = False
-        self._hinting: Timer | None = None
-        self._said: dict[str, str] = {}
+        self._saved_draft = ComposerText()
+        self._fetching_stats = False
+        self._hint_timer: Timer | None = None
+        self._labels: dict[str, str] = {}
 
     def compose(self) -> ComposeResult:
         with Horizontal(id="heading"):
@@ -114,14 +114,14 @@ class ChatFrame(Screen[None]):
                 yield FindBar(id="finder")
                 yield Welcome(id="welcome")
                 yield Talk(id="transcript")
-            yield Panel(self.session.live, id="panel")
+            yield MetricsPanel(self.session.live, id="panel")
         yield Static("", id="banner", markup=False)
         yield Composer(id="composer")
-        yield StatusLine(self.session.live, id="status")
+        yield StatusBar(self.session.live, id="status")
 
     def on_mount(self) -> None:
         self.set_interval(_STATS_EVERY_S, self._watch_stats)
-        self.composer.hindered = lambda: self.session.busy
+        self.composer.is_blocked = lambda: self.session.busy
         self.figures_changed()
 
     @cached_property
@@ -133,12 +133,12 @@ class ChatFrame(Screen[None]):
         return self.query_one(Composer)
 
     @cached_property
-    def status(self) -> StatusLine:
-        return self.query_one(StatusLine)
+    def status(self) -> StatusBar:
+        return self.query_one(StatusBar)
 
     @cached_property
-    def panel(self) -> Panel:
-        return self.query_one(Panel)
+    def panel(self) -> MetricsPanel:
+        return self.query_one(MetricsPanel)
 
     # ------------------------------------------------------------------ what the session shows
 
@@ -147,34 +147,34 @@ class ChatFrame(Screen[None]):
         if self._nodes._get_by_id("status") is None:  # `query` would look at every widget
             return
         session = self.session
-        urgent = "Esc stops" if session.busy else self._hint_of_offers() or self._hint_of_rest()
+        urgent = "Esc stops" if session.busy else self._offer_hint() or self._continue_hint()
         self.status.urgent = bool(urgent)
         self.status.hint = urgent or ("Esc closes" if self.is_covered else "^O figures  F1 help")
-        self.status.changed()
-        self.panel.changed()
+        self.status.refresh_metrics()
+        self.panel.refresh_metrics()
         title = sanitize_line(title_for(session.conversation)) or "New conversation"
-        self._say_once("#title", title)
+        self._set_label("#title", title)
         think = session.settled.settings.think
         thinking = "" if think == "auto" else f" · think {think}"
-        self._say_once("#model", f"{sanitize_line(session.live.model)}{thinking}")
+        self._set_label("#model", f"{sanitize_line(session.live.model)}{thinking}")
 
-    def _hint_of_offers(self) -> str:
+    def _offer_hint(self) -> str:
         blocks = self.transcript.blocks
         last = blocks[-1] if blocks else None
         if isinstance(last, NoticeBlock) and last.offers:
             return "Alt+1 takes it" if len(last.offers) == 1 else f"Alt+1…{len(last.offers)} choose"
         return ""
 
-    def _hint_of_rest(self) -> str:
+    def _continue_hint(self) -> str:
         conversation = self.session.conversation
         last = conversation.nodes.get(conversation.head or "")
         if last is None or last.message.role != "assistant" or last.state == "whole":
             return ""
-        return f"{keys_of('chat.continue', self.session.workplace.keys)} goes on with it"
+        return f"{key_names('chat.continue', self.session.workplace.keys)} goes on with it"
 
-    def _say_once(self, where: str, text: str) -> None:
-        if self._said.get(where) != text:
-            self._said[where] = text
+    def _set_label(self, where: str, text: str) -> None:
+        if self._labels.get(where) != text:
+            self._labels[where] = text
             self.query_one(where, Static).update(Content(text))
 
     @property
@@ -197,40 +197,40 @@ class ChatFrame(Screen[None]):
         notices = [one for one in blocks if isinstance(one, NoticeBlock)]
         welcome = self.query_one(Welcome)
         welcome.display = len(notices) == len(blocks)
-        welcome.outbid(any(one.offers for one in notices))
+        welcome.set_offers_hidden(any(one.offers for one in notices))
         self.transcript.display = bool(blocks)
 
     def _watch_stats(self) -> None:
-        live = self.session.live
+        status = self.session.live
         trouble = self.session.keeper.trouble
         if trouble is not None:
             self.hint(trouble.message)
-        if live.info is None or self._asking_stats or not self.panel.display:
+        if status.info is None or self._fetching_stats or not self.panel.display:
             return
-        self._asking_stats = True
+        self._fetching_stats = True
         self.run_worker(self._fetch_stats(), group="stats")
 
     async def _fetch_stats(self) -> None:
         try:
             engine = await self.session.engine()
             self.session.live.stats = await asyncio.to_thread(engine.stats)
-            for panel in self.query(Panel):  # none where the screen was taken down meanwhile
-                panel.changed()
+            for panel in self.query(MetricsPanel):  # none where the screen was taken down meanwhile
+                panel.refresh_metrics()
         except LocalchatError:
             self.session.live.stats = None  # the engine is gone; the next question starts another
         finally:
-            self._asking_stats = False
+            self._fetching_stats = False
 
     # ------------------------------------------------------------------ words above the composer
 
     def hint(self, text: str) -> None:
         """A word above the composer that goes away by itself."""
-        self._banner(text)
-        if self._hinting is not None:
-            self._hinting.stop()  # the time of this word begins now
-        self._hinting = self.set_timer(_HINT_S, self._restore_banner)
+        self._show_banner(text)
+        if self._hint_timer is not None:
+            self._hint_timer.stop()  # the time of this word begins now
+        self._hint_timer = self.set_timer(_HINT_S, self._restore_banner)
 
-    def _banner(self, text: str) -> None:
+    def _show_banner(self, text: str) -> None:
         line = self.query_one("#banner", Static)
         line.display = bool(text)
         line.update(Content(text))
@@ -239,7 +239,7 @@ class ChatFrame(Screen[None]):
         editing = (
             "Changing a sent message: Enter sends it as a new branch, Esc leaves it as it was."
         )
-        self._banner(editing if self._editing else "")
+        self._show_banner(editing if self._editing else "")
 
     # ------------------------------------------------------------------ size
 
@@ -254,16 +254,16 @@ class ChatScreen(ChatFrame):
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("chat")]
 
     @cached_property
-    def commander(self) -> "Commander":
+    def commands(self) -> "CommandHandlers":
         from localchat.tui.command_handlers import (
-            Commander,  # the first frame does without commands
+            CommandHandlers,  # the first frame does without commands
         )
 
-        return Commander(self)
+        return CommandHandlers(self)
 
     # ------------------------------------------------------------------ doing
 
-    def go(self, work: Coroutine[Any, Any, None]) -> None:
+    def start_work(self, work: Coroutine[Any, Any, None]) -> None:
         """Let the session do something; what goes wrong becomes a notice."""
         self.run_worker(self._guarded(work), group="session", exit_on_error=True)
 
@@ -303,22 +303,22 @@ class ChatScreen(ChatFrame):
         editing = self._editing
         self.leave_editing()
         if editing is not None:
-            self.go(session.edit(editing, event.text, event.inclusions))
+            self.start_work(session.edit(editing, event.text, event.inclusions))
         else:
-            self.go(session.ask(event.text, event.inclusions))
+            self.start_work(session.ask(event.text, event.inclusions))
 
-    def on_composer_held(self, event: Composer.Held) -> None:
+    def on_composer_blocked(self, event: Composer.Blocked) -> None:
         self.hint("an answer is under way; Esc stops it")
 
-    def on_composer_commanded(self, event: Composer.Commanded) -> None:
+    def on_composer_command_entered(self, event: Composer.CommandEntered) -> None:
         self.session.keeper.draft("")
-        self.commander.run(event.line)
+        self.commands.run(event.line)
 
     def on_composer_refused(self, event: Composer.Refused) -> None:
         self.session.complain(event.problem)
 
     def on_composer_changed(self, event: Composer.Changed) -> None:
-        text, _ = expand(*(self._aside if self._editing else self.composer.written))
+        text, _ = expand(*(self._saved_draft if self._editing else self.composer.written))
         self.session.keeper.draft(text)
 
     def on_composer_left(self, event: Composer.Left) -> None:
@@ -329,42 +329,42 @@ class ChatScreen(ChatFrame):
         elif self.panel.display:
             self.panel.focus()
 
-    def on_composer_editor_wanted(self, event: Composer.EditorWanted) -> None:
-        self.run_worker(self.commander.write_in_editor(), group="editor", exclusive=True)
+    def on_composer_editor_requested(self, event: Composer.EditorRequested) -> None:
+        self.run_worker(self.commands.write_in_editor(), group="editor", exclusive=True)
 
     def on_editor_opened(self, event: Editor.Opened) -> None:
-        from localchat.tui.screens.viewer import ReadingScreen
+        from localchat.tui.screens.viewer import ViewerScreen
 
-        self.app.push_screen(ReadingScreen(event.chip.label, event.chip.text))
+        self.app.push_screen(ViewerScreen(event.attachment.label, event.attachment.text))
 
     def on_transcript_offer_taken(self, event: Transcript.OfferTaken) -> None:
-        self.take(event.action)
+        self.take_offer(event.action)
 
     def on_transcript_link_clicked(self, event: Transcript.LinkClicked) -> None:
         self.app.open_url(event.url)
 
-    def on_transcript_copy_wanted(self, event: Transcript.CopyWanted) -> None:
+    def on_transcript_copy_requested(self, event: Transcript.CopyRequested) -> None:
         self.copy(event.text, "selection")
 
-    def on_finder_closed(self, event: FindBar.Closed) -> None:
+    def on_find_bar_closed(self, event: FindBar.Closed) -> None:
         self.composer.editor.focus()
 
     def on_welcome_taken(self, event: Welcome.Taken) -> None:
-        self.take(event.action)
+        self.take_offer(event.action)
 
-    def take(self, action: str) -> None:
+    def take_offer(self, action: str) -> None:
         """Do what a notice offers."""
         if action == RETRY:
-            self.go(self.session.retry())
+            self.start_work(self.session.retry())
         elif action.startswith(OVERFLOW):
-            self.go(self.session.outgrown.take(action))
+            self.start_work(self.session.outgrown.take(action))
         else:
-            self.commander.run(f"/{action}")
+            self.commands.run(f"/{action}")
 
     # ------------------------------------------------------------------ actions of keys
 
     def action_command(self, line: str) -> None:
-        self.commander.run(line)
+        self.commands.run(line)
 
     def action_stop(self) -> None:
         if self.composer.close_completions():
@@ -388,18 +388,18 @@ class ChatScreen(ChatFrame):
 
     def action_go_on(self) -> None:
         if not self.session.busy:
-            self.go(self.session.go_on())
+            self.start_work(self.session.go_on())
 
     def action_think(self) -> None:
         order = ("auto", "on", "off")
         now = order.index(self.session.settled.settings.think)
-        self.commander.run(f"/think {order[(now + 1) % 3]}")
+        self.commands.run(f"/think {order[(now + 1) % 3]}")
 
     def action_copy_answer(self) -> None:
         if self.transcript.focused_id is not None:
             self.action_copy_marked()
         else:
-            self.commander.run("/copy")
+            self.commands.run("/copy")
 
     def action_branch(self, step: int) -> None:
         if self.session.busy:
@@ -423,7 +423,7 @@ class ChatScreen(ChatFrame):
     def action_panel(self) -> None:
         self.panel.display = not self.panel.display
         if self.panel.display:
-            self.panel.changed()
+            self.panel.refresh_metrics()
             self._watch_stats()
         elif self.focused is None or self.focused is self.panel:
             self.composer.editor.focus()
@@ -433,17 +433,17 @@ class ChatScreen(ChatFrame):
         self.app.action_command_palette()
 
     def action_open_settings(self) -> None:
-        self.commander.open_settings()
+        self.commands.open_settings()
 
     def action_open_history(self) -> None:
-        self.commander.open_history()
+        self.commands.open_history()
 
     def action_offer(self, number: int) -> None:
         welcome = self.query_one(Welcome)
         if self.transcript.take_offer(number):
             return
         if welcome.display:
-            welcome.take(number)
+            welcome.choose(number)
         else:
             self.hint("there is no such offer")
 
@@ -479,7 +479,7 @@ class ChatScreen(ChatFrame):
             self.hint("an answer is under way; Esc stops it")
             return
         question = self._marked_question()
-        self.go(self.session.regenerate(question.id if question else None))
+        self.start_work(self.session.regenerate(question.id if question else None))
 
     def _marked_question(self) -> Node | None:
         """The question that is marked, or whose answer is; None where none is."""
@@ -497,7 +497,7 @@ class ChatScreen(ChatFrame):
             self.hint("there is no question to change")
             return
         if self._editing is None:
-            self._aside = self.composer.written
+            self._saved_draft = self.composer.written
         self._editing = node.id
         self._restore_banner()
         self.composer.write(*contract(node.message.content, node.inclusions))
@@ -507,7 +507,7 @@ class ChatScreen(ChatFrame):
         was being changed."""
         if self._editing is None:
             return False
-        self._editing, aside, self._aside = None, self._aside, Written()
+        self._editing, aside, self._saved_draft = None, self._saved_draft, ComposerText()
         self._restore_banner()
         self.composer.write(*aside)
         return True

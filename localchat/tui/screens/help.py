@@ -13,7 +13,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from localchat.session.commands import COMMANDS
-from localchat.tui.keymap import KEYS, keys_of
+from localchat.tui.keymap import KEYS, key_names
 
 _TITLES = {
     "chat": "Anywhere",
@@ -67,7 +67,7 @@ class HelpScreen(ModalScreen[None]):
                 lines += [Content(""), Content.styled(title, "bold $primary")]
             for key in KEYS:
                 if key.scope == scope:
-                    lines.append(_line(width, keys_of(key.id, self._table), key.about, key.id))
+                    lines.append(_line(width, key_names(key.id, self._table), key.about, key.id))
         lines += [
             Content(""),
             *map(Content, wrap(_CHANGED, width)),

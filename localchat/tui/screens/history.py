@@ -49,15 +49,15 @@ class HistoryScreen(ListDialog[str]):
             else:
                 rows = [(one, _listed(one)) for one in self._history.list(_SHOWN + 1)]
         except LocalchatError as problem:
-            self.tell_about(str(problem))
+            self.show_about(str(problem))
             return
         more = f", the newest {_SHOWN}: words find the others" if len(rows) > _SHOWN else ""
         self.query_one("#dialog").border_title = Content(f"{self.TITLE_TEXT}{more}")
         del rows[_SHOWN:]
         self._summaries = {summary.id: summary for summary, _ in rows}
-        self.put_entries([(summary.id, line) for summary, line in rows], keep=True)
+        self.set_entries([(summary.id, line) for summary, line in rows], keep=True)
         if not rows:
-            self.tell_about("nothing was found" if text.strip() else "nothing was said yet")
+            self.show_about("nothing was found" if text.strip() else "nothing was said yet")
 
     def about(self, id_: str) -> str:
         summary = self._summaries.get(id_)
@@ -69,7 +69,7 @@ class HistoryScreen(ListDialog[str]):
             f"begun {_date(summary.created_s)} · {_short(id_)}"
         )
 
-    def chosen(self, id_: str) -> None:
+    def entry_chosen(self, id_: str) -> None:
         if self._renaming is None:
             self.dismiss(id_)
             return
@@ -78,7 +78,7 @@ class HistoryScreen(ListDialog[str]):
         try:
             self._history.rename(renamed, field.value)
         except LocalchatError as problem:
-            self.tell_about(str(problem))
+            self.show_about(str(problem))
         field.placeholder = self.FILTER_TEXT
         field.value = ""
         self._fill("")
@@ -90,7 +90,7 @@ class HistoryScreen(ListDialog[str]):
         field = self.query_one("#filter", Input)
         field.value = self._summaries[self.marked].title
         field.cursor_position = len(field.value)
-        self.tell_about("Enter gives this title, Esc leaves it as it was")
+        self.show_about("Enter gives this title, Esc leaves it as it was")
 
     def action_delete(self) -> None:
         if self.marked is None or self._renaming is not None:
@@ -99,16 +99,16 @@ class HistoryScreen(ListDialog[str]):
         self._history.delete(summary.id)
         self._deleted.append(summary)
         self._fill(self.query_one("#filter", Input).value)
-        self.tell_about(f"deleted: {sanitize_line(summary.title)} (Ctrl+Z takes it back)")
+        self.show_about(f"deleted: {sanitize_line(summary.title)} (Ctrl+Z takes it back)")
 
     def action_undo(self) -> None:
         if not self._deleted:
-            self.tell_about("nothing was deleted here")
+            self.show_about("nothing was deleted here")
             return
         summary = self._deleted.pop()
         self._history.restore(summary.id)
         self._fill(self.query_one("#filter", Input).value)
-        self.tell_about(f"back again: {sanitize_line(summary.title)}")
+        self.show_about(f"back again: {sanitize_line(summary.title)}")
 
     def action_leave(self) -> None:
         if self._renaming is not None:

@@ -49,7 +49,7 @@ class ListDialog(ModalScreen[R], Generic[R]):
         """Show the entries that a filter leaves."""
         raise NotImplementedError
 
-    def chosen(self, id_: str) -> None:
+    def entry_chosen(self, id_: str) -> None:
         """Enter on an entry."""
         raise NotImplementedError
 
@@ -59,7 +59,7 @@ class ListDialog(ModalScreen[R], Generic[R]):
 
     # ------------------------------------------------------------------ the list
 
-    def put_entries(self, rows: Sequence[tuple[str, Content]], *, keep: bool = False) -> None:
+    def set_entries(self, rows: Sequence[tuple[str, Content]], *, keep: bool = False) -> None:
         """Show these entries (id, line). `keep`: the mark stays where it is."""
         before = self.marked if keep else None
         ids = [id_ for id_, _ in rows]
@@ -68,7 +68,7 @@ class ListDialog(ModalScreen[R], Generic[R]):
             self.entries.clear_options()
             self.entries.add_options([Option(line, id=id_) for id_, line in rows])
             self.entries.highlighted = (ids.index(before) if before in ids else 0) if rows else None
-        self.tell_about()
+        self.show_about()
 
     @property
     def marked(self) -> str | None:
@@ -76,7 +76,7 @@ class ListDialog(ModalScreen[R], Generic[R]):
         at = self.entries.highlighted
         return self.entries.get_option_at_index(at).id if at is not None else None
 
-    def tell_about(self, text: str | None = None) -> None:
+    def show_about(self, text: str | None = None) -> None:
         """Show the line about the marked entry, or another one."""
         if text is None:
             text = self.about(self.marked) if self.marked is not None else ""
@@ -87,7 +87,7 @@ class ListDialog(ModalScreen[R], Generic[R]):
         if count:
             at = (self.entries.highlighted or 0) + delta
             self.entries.highlighted = max(0, min(count - 1, at))
-            self.tell_about()
+            self.show_about()
 
     def action_leave(self) -> None:
         self.dismiss(None)
@@ -98,19 +98,19 @@ class ListDialog(ModalScreen[R], Generic[R]):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
-        self.entered(event.value.strip())
+        self.text_entered(event.value.strip())
 
-    def entered(self, text: str) -> None:
+    def text_entered(self, text: str) -> None:
         """Enter, with this in the filter. (Textual calls handlers of base classes, too: overriding `on_…`
         would do both.)"""
         if self.marked is not None:
-            self.chosen(self.marked)
+            self.entry_chosen(self.marked)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         event.stop()
         if event.option.id is not None:
-            self.chosen(event.option.id)
+            self.entry_chosen(event.option.id)
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
         event.stop()
-        self.tell_about()
+        self.show_about()

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from localchat.session.context import SessionContext
 
 
-class Pick(NamedTuple):
+class ModelChoice(NamedTuple):
     """What was chosen. `pull`: it is not here yet."""
 
     name: str
     pull: bool = False
 
 
-class Entry(NamedTuple):
+class ModelEntry(NamedTuple):
     """A line of the list. `about`: a sentence on it."""
 
     name: str
@@ -39,7 +39,7 @@ class Entry(NamedTuple):
     about: str
 
 
-class Judged(NamedTuple):
+class FitVerdict(NamedTuple):
     """A few words on whether a model fits, and the bytes of its files."""
 
     words: str
@@ -54,7 +54,7 @@ _HEADINGS = {
 }
 
 
-class ModelScreen(ListDialog[Pick]):
+class ModelScreen(ListDialog[ModelChoice]):
     """The list comes at once; verdicts follow one by one, from a thread, the marked one first. Models of the
     catalogue are weighed by their published shape."""
 
@@ -62,11 +62,11 @@ class ModelScreen(ListDialog[Pick]):
     KEYS_TEXT = "Enter use or fetch · Esc back"
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("models")]
 
-    def __init__(self, workplace: "SessionContext") -> None:
+    def __init__(self, context: "SessionContext") -> None:
         super().__init__()
-        self._workplace = workplace
-        self._models: dict[str, Entry] = {}
-        self._verdicts: dict[str, Judged] = {}
+        self._session_context = context
+        self._models: dict[str, ModelEntry] = {}
+        self._verdicts: dict[str, FitVerdict] = {}
         self._filter = ""
         self.weighed = False
         """Whether every verdict is there."""
@@ -80,12 +80,12 @@ class ModelScreen(ListDialog[Pick]):
 
     def _refill(self, *, keep: bool = True) -> None:
         found = _matching(self._filter, tuple(self._models.values()))
-        self.put_entries([(each.name, self._line(each)) for each in found], keep=keep)
+        self.set_entries([(each.name, self._line(each)) for each in found], keep=keep)
         if not self._models:
-            self.tell_about("looking …")
+            self.show_about("looking …")
 
-    def _line(self, entry: Entry) -> Content:
-        verdict, size_bytes = self._verdicts.get(entry.name, Judged("", entry.size_bytes))
+    def _line(self, entry: ModelEntry) -> Content:
+        verdict, size_bytes = self._verdicts.get(entry.name, FitVerdict("", entry.size_bytes))
         style = {"fits": "$success", "does": "$error"}.get(
             verdict.partition(" ")[0].rstrip(":,"), "$foreground 60%"
         )
@@ -107,38 +107,38 @@ class ModelScreen(ListDialog[Pick]):
             return ""
         return f"{_HEADINGS[entry.kind]} · {sanitize_line(entry.about)}"
 
-    def chosen(self, id_: str) -> None:
+    def entry_chosen(self, id_: str) -> None:
         entry = self._models[id_]
         if entry.kind == "unusable":
-            self.tell_about(f"{entry.name} cannot be run: {sanitize_line(entry.about)}")
+            self.show_about(f"{entry.name} cannot be run: {sanitize_line(entry.about)}")
             return
-        self.dismiss(Pick(entry.name, pull=entry.kind == "catalogue"))
+        self.dismiss(ModelChoice(entry.name, pull=entry.kind == "catalogue"))
 
     def action_pull(self) -> None:
         entry = self._models.get(self.marked or "")
         if entry is not None:
-            self.dismiss(Pick(entry.name, pull=True))
+            self.dismiss(ModelChoice(entry.name, pull=True))
 
     @work(exclusive=True)
     async def _load(self) -> None:
         try:
-            entries = await asyncio.to_thread(_entries, self._workplace)
+            entries = await asyncio.to_thread(_entries, self._session_context)
         except LocalchatError as problem:
-            self.tell_about(str(problem))
+            self.show_about(str(problem))
             return
         self._models = {entry.name: entry for entry in entries}
         with suppress(NoMatches):  # the list is taken down meanwhile
             self.fill(self.query_one("#filter", Input).value)
             room = await asyncio.to_thread(_room_bytes)
             while (entry := self._next()) is not None:
-                judged = await asyncio.to_thread(_verdict, self._workplace, entry, room)
+                judged = await asyncio.to_thread(_verdict, self._session_context, entry, room)
                 self._verdicts[entry.name] = judged
                 if self._shows(entry.name):
                     at = self.entries.get_option_index(entry.name)
                     self.entries.replace_option_prompt_at_index(at, self._line(entry))
             self.weighed = True
 
-    def _next(self) -> Entry | None:
+    def _next(self) -> ModelEntry | None:
         """What is weighed next: the marked line, then those that the filter shows, then the others."""
         names = (
             self.marked or "",
@@ -153,25 +153,25 @@ class ModelScreen(ListDialog[Pick]):
         return any(option.id == name for option in self.entries.options)
 
 
-def _entries(workplace: "SessionContext") -> tuple[Entry, ...]:
+def _entries(context: "SessionContext") -> tuple[ModelEntry, ...]:
     """What is on the shelf, then the catalogue's models that are not."""
     from localchat.models.catalog import read_catalogue
     from localchat.models.index import read_shelf
     from localchat.models.info.inspect import inspect
 
-    found: list[Entry] = []
-    for model in read_shelf(workplace.paths, workplace.environ).models:
+    found: list[ModelEntry] = []
+    for model in read_shelf(context.paths, context.environ).models:
         trouble = model.trouble or inspect(model).trouble
         kind = "unusable" if trouble else "adopted" if model.kind == "adopted" else "here"
         found.append(
-            Entry(model.name, kind, model.size_bytes, trouble or model.origin)  # type: ignore[arg-type]
+            ModelEntry(model.name, kind, model.size_bytes, trouble or model.origin)  # type: ignore[arg-type]
         )
     order = list(_HEADINGS)
     found.sort(key=lambda entry: order.index(entry.kind))
     here = {entry.name.rpartition("-")[0] for entry in found} | {entry.name for entry in found}
-    for name, entry in read_catalogue(workplace.paths).items():
+    for name, entry in read_catalogue(context.paths).items():
         if name not in here:
-            found.append(Entry(name, "catalogue", _estimate(entry.parameters), entry.about))
+            found.append(ModelEntry(name, "catalogue", _estimate(entry.parameters), entry.about))
     return tuple(found)
 
 
@@ -194,21 +194,21 @@ def _room_bytes() -> int:
     return max(spendable_ram(machine), spendable_gpu(machine))
 
 
-def _verdict(workplace: "SessionContext", entry: Entry, room_bytes: int) -> Judged:
+def _verdict(context: "SessionContext", entry: ModelEntry, room_bytes: int) -> FitVerdict:
     """Whether it fits, with how much context: by the planner that decides at the load."""
     try:
         if entry.kind != "catalogue":
-            settled = workplace.settle(entry.name, {})
-            return Judged(_words(workplace.plan(settled, settled.options.load)), entry.size_bytes)
-        foreseen = workplace.foresee(entry.name)
+            setup = context.settle(entry.name, {})
+            return FitVerdict(_words(context.plan(setup, setup.options.load)), entry.size_bytes)
+        foreseen = context.foresee(entry.name)
     except LocalchatError as problem:
-        return Judged(problem.message, entry.size_bytes)
+        return FitVerdict(problem.message, entry.size_bytes)
     if foreseen is not None:
-        return Judged(_words(foreseen.plan), foreseen.file_bytes)
+        return FitVerdict(_words(foreseen.plan), foreseen.file_bytes)
     # Its shape is not known: by its parameters alone.
     need = int(entry.size_bytes * _WITH_CACHE)
     word = "fits" if need <= room_bytes else "does not fit"
-    return Judged(f"{word}, about {size(need)}", entry.size_bytes)
+    return FitVerdict(f"{word}, about {size(need)}", entry.size_bytes)
 
 
 def _words(plan: "MemoryPlan") -> str:
@@ -218,7 +218,7 @@ def _words(plan: "MemoryPlan") -> str:
     return f"fits: {words}" if plan.fits else f"does not fit: {words}"
 
 
-def _matching(text: str, entries: Sequence[Entry]) -> list[Entry]:
+def _matching(text: str, entries: Sequence[ModelEntry]) -> list[ModelEntry]:
     if not text.strip():
         return list(entries)
     search = FuzzySearch(case_sensitive=False)

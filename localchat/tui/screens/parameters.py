@@ -9,7 +9,7 @@ from textual.widgets import Input
 
 from localchat.config.settings import KEYS, Given, convert
 from localchat.errors import LocalchatError
-from localchat.tui.parameter_costs import Cost, costs_of
+from localchat.tui.parameter_costs import Cost, parameter_costs
 from localchat.tui.screens.list_dialog import ListDialog
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class ParameterScreen(ListDialog[dict[str, str]]):
             self._check(text)
             return
         keys = [key for key in (*_LOADING, *_FREE) if text.lower() in key]
-        self.put_entries([(key, self._line(key)) for key in keys])
+        self.set_entries([(key, self._line(key)) for key in keys])
 
     def _line(self, key: str) -> Content:
         value = getattr(self._session.settled.settings, key)
@@ -64,14 +64,14 @@ class ParameterScreen(ListDialog[dict[str, str]]):
 
     # ------------------------------------------------------------------ one parameter
 
-    def chosen(self, id_: str) -> None:
+    def entry_chosen(self, id_: str) -> None:
         field = self.query_one("#filter", Input)
         if self._key is None:
             self._key = id_
             field.value = ""
             field.placeholder = f"{id_}: {KEYS[id_].valid}"
-            self.put_entries([])
-            self.tell_about(f"it takes {KEYS[id_].valid}")
+            self.set_entries([])
+            self.show_about(f"it takes {KEYS[id_].valid}")
             if id_ in _LOADING:
                 self._weigh(id_)
             else:
@@ -79,18 +79,18 @@ class ParameterScreen(ListDialog[dict[str, str]]):
             return
         self._apply(id_)
 
-    def entered(self, text: str) -> None:
+    def text_entered(self, text: str) -> None:
         if self._key is not None and text:
             self._apply(text)
         else:
-            super().entered(text)
+            super().text_entered(text)
 
     def _apply(self, value: str) -> None:
         assert self._key is not None
         try:
             convert(self._key, Given(value, f"/set {self._key}"))
         except LocalchatError as problem:
-            self.tell_about(str(problem))
+            self.show_about(str(problem))
             return
         self.dismiss({self._key: value})
 
@@ -98,18 +98,20 @@ class ParameterScreen(ListDialog[dict[str, str]]):
         if self._key is not None and text.strip():
             try:
                 convert(self._key, Given(text.strip(), self._key))
-                self.tell_about(f"Enter sets {self._key} to {text.strip()}")
+                self.show_about(f"Enter sets {self._key} to {text.strip()}")
             except LocalchatError as problem:
-                self.tell_about(problem.hint)
+                self.show_about(problem.hint)
 
     @work(exclusive=True)
     async def _weigh(self, key: str) -> None:
-        self.tell_about("counting what each choice takes …")
+        self.show_about("counting what each choice takes …")
         session = self._session
         try:
-            costs = await asyncio.to_thread(costs_of, key, session.workplace, session.settled)
+            costs = await asyncio.to_thread(
+                parameter_costs, key, session.workplace, session.settled
+            )
         except LocalchatError as problem:
-            self.tell_about(str(problem))
+            self.show_about(str(problem))
             return
         if self._key == key:
             self._offer(costs)
@@ -128,9 +130,9 @@ class ParameterScreen(ListDialog[dict[str, str]]):
                     ),
                 )
             )
-        self.put_entries(rows)
+        self.set_entries(rows)
         if not rows and self._key is not None:
-            self.tell_about(f"it takes {KEYS[self._key].valid}")
+            self.show_about(f"it takes {KEYS[self._key].valid}")
 
     def action_leave(self) -> None:
         if self._key is None:

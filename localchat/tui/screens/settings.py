@@ -39,11 +39,11 @@ class SettingsScreen(ListDialog[dict[str, str | None]]):
         try:
             written = read_settings(self._path).defaults
         except LocalchatError as problem:
-            self.put_entries([])
-            self.tell_about(str(problem))
+            self.set_entries([])
+            self.show_about(str(problem))
             return
         keys = [key for key in KEYS if text.lower() in key]
-        self.put_entries([(key, self._line(key, written.get(key))) for key in keys], keep=True)
+        self.set_entries([(key, self._line(key, written.get(key))) for key in keys], keep=True)
 
     def _line(self, key: str, written: object) -> Content:
         value = getattr(self._session.settled.settings, key)
@@ -59,17 +59,17 @@ class SettingsScreen(ListDialog[dict[str, str | None]]):
             return ""
         return f"{KEYS[id_].about} It takes {KEYS[id_].valid}.\n{sanitize_line(str(self._path))}"
 
-    def chosen(self, id_: str) -> None:
+    def entry_chosen(self, id_: str) -> None:
         self._key = id_
         field = self.query_one("#filter", Input)
         field.placeholder = f"{id_}: {KEYS[id_].valid}"
         field.value = ""
         field.focus()
-        self.tell_about(f"{KEYS[id_].about} It takes {KEYS[id_].valid}. Enter writes it.")
+        self.show_about(f"{KEYS[id_].about} It takes {KEYS[id_].valid}. Enter writes it.")
 
-    def entered(self, text: str) -> None:
+    def text_entered(self, text: str) -> None:
         if self._key is None:
-            super().entered(text)
+            super().text_entered(text)
         elif text:
             self._write(self._key, text)
         else:
@@ -83,11 +83,11 @@ class SettingsScreen(ListDialog[dict[str, str | None]]):
         try:
             write_setting(self._path, key, text)
         except LocalchatError as problem:
-            self.tell_about(str(problem))
+            self.show_about(str(problem))
             return
         self._changed[key] = text
         self._back()
-        self.tell_about(f"{key} {'is written' if text is not None else 'is no longer set'}")
+        self.show_about(f"{key} {'is written' if text is not None else 'is no longer set'}")
 
     def _back(self) -> None:
         self._key = None

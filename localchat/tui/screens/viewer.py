@@ -15,7 +15,7 @@ _MOST = 200_000
 _LONGEST_LINE = 2_000
 
 
-class ReadingScreen(ModalScreen[None]):
+class ViewerScreen(ModalScreen[None]):
     """Shows up to 200,000 characters; says so where there are more."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,alt+o", "leave", show=False)]

@@ -14,7 +14,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 
 
-class Changes(ChopsUpdate):
+class ChangedRowsUpdate(ChopsUpdate):
     """The same bytes as Textual's, but for line ends between places that are named anyway, in two thirds of the
     time."""
 
@@ -30,7 +30,7 @@ class Changes(ChopsUpdate):
         return "".join(sequences)
 
 
-class ChangedOnly(Compositor):
+class ChangedRegionsCompositor(Compositor):
     """Asks widgets only for the rows that changed, and only those that are seen there. What comes out is the
     same: a cell shows its topmost widget, and nothing shines through."""
 
@@ -44,7 +44,7 @@ class ChangedOnly(Compositor):
             update = super().render_partial_update()
         finally:
             self._changed = ()
-        return update and Changes(update.chops, update.spans, update.chop_ends)
+        return update and ChangedRowsUpdate(update.chops, update.spans, update.chop_ends)
 
     def _get_renders(
         self, crop: Region | None = None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from textual.driver import Driver
 
 
-def writer_is_behind(app: "App[object]") -> bool:
+def output_is_pending(app: "App[object]") -> bool:
     """Whether drawings wait because the terminal has not read earlier ones. Thirty may wait, the next one
     then holds the whole program."""
     writer = getattr(app._driver, "_writer_thread", None)
@@ -23,7 +23,7 @@ def writer_is_behind(app: "App[object]") -> bool:
 
 
 @contextmanager
-def lent() -> Iterator[None]:
+def interrupts_ignored() -> Iterator[None]:
     """Within, another program has the terminal, and Ctrl+C, which reaches both, is its own."""
     before = signal.signal(signal.SIGINT, lambda number, frame: None)
     try:
@@ -32,21 +32,21 @@ def lent() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def lasting(driver: "type[Driver]") -> "type[Driver]":
+def hangup_safe(driver: "type[Driver]") -> "type[Driver]":
     """The same driver, for a terminal that may be closed at any moment. Its thread that writes would end with
     an error, and who writes next waits for ever once thirty pieces wait."""
 
-    class Lasting(driver):  # type: ignore[misc, valid-type]
+    class HangupSafe(driver):  # type: ignore[misc, valid-type]
         def start_application_mode(self) -> None:
             file = getattr(self, "_file", None)
-            if file is not None and not isinstance(file, _Outlived):
-                self._file = _Outlived(file)
+            if file is not None and not isinstance(file, _DiscardOnceClosed):
+                self._file = _DiscardOnceClosed(file)
             super().start_application_mode()
 
-    return Lasting
+    return HangupSafe
 
 
-class _Outlived:
+class _DiscardOnceClosed:
     """A stream that nobody may read any more: what is written then goes nowhere."""
 
     def __init__(self, file: IO[str]) -> None:
@@ -78,7 +78,7 @@ class _Outlived:
 # Persian and of emoji, the wide space of Japanese, the space that does not break.
 
 
-def is_unseen_letter(character: str | None) -> bool:
+def is_invisible_character(character: str | None) -> bool:
     """Whether a key brings such a letter. What could turn or hide a text is none."""
     return (
         character is not None

@@ -53,19 +53,21 @@ def text_width(width: int) -> int:
     return max(4, min(width - 2 * GUTTER, WIDEST))
 
 
-def card(block: Block, width: int, *, opened: bool, rows: list[Row] | None = None) -> BlockRows:
+def block_rows(
+    block: Block, width: int, *, is_open: bool, rows: list[Row] | None = None
+) -> BlockRows:
     """A block at a width. `rows`: the Markdown of an answer, `indented`, where it is laid out already."""
     match block:
         case UserBlock():
-            return _user(block, width, opened)
+            return _user(block, width, is_open)
         case AnswerBlock():
             return _answer(block, width, rows)
         case ReasoningBlock():
-            return _reasoning(block, width, opened)
+            return _reasoning(block, width, is_open)
         case ToolCallBlock():
-            return _tool_call(block, width, opened)
+            return _tool_call(block, width, is_open)
         case SummaryBlock():
-            return _summary(block, width, opened)
+            return _summary(block, width, is_open)
         case NoticeBlock():
             return _notice(block, width)
 
@@ -75,10 +77,10 @@ def clean(text: str) -> str:
     return sanitize(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
-def estimate(block: Block, width: int, *, opened: bool) -> int:
+def estimate_height(block: Block, width: int, *, is_open: bool) -> int:
     """About how many rows a block takes, without laying it out."""
     room = text_width(width)
-    folded = isinstance(block, ReasoningBlock | SummaryBlock) and not opened
+    folded = isinstance(block, ReasoningBlock | SummaryBlock) and not is_open
     if folded:
         return 2
     text = block.arguments if isinstance(block, ToolCallBlock) else block.text
@@ -86,12 +88,12 @@ def estimate(block: Block, width: int, *, opened: bool) -> int:
     return 2 + max(lines, lines // 2 + len(text) // room)
 
 
-def _user(block: UserBlock, width: int, opened: bool) -> BlockRows:
+def _user(block: UserBlock, width: int, is_open: bool) -> BlockRows:
     bar = Piece("▌ ", Look("user.bar"))
     hits: dict[int, RowHit] = {}
     rows = [EMPTY]
     blank = Row((bar,), 1, None, "user")
-    for line in _folded_lines(block, opened):
+    for line in _folded_lines(block, is_open):
         if not line:
             rows.append(blank)
             continue
@@ -104,16 +106,16 @@ def _user(block: UserBlock, width: int, opened: bool) -> BlockRows:
     return BlockRows(rows, hits)
 
 
-def _folded_lines(block: UserBlock, opened: bool) -> Iterator[list[Piece]]:
+def _folded_lines(block: UserBlock, is_open: bool) -> Iterator[list[Piece]]:
     line: list[Piece] = []
     for text, fold in _parts(block):
         if fold is not None:
-            if line and opened:
+            if line and is_open:
                 yield line
                 line = []
-            sign = "▾" if opened else "▸"
+            sign = "▾" if is_open else "▸"
             line.append(Piece(f" {sign} {sanitize_line(fold.label)} ", Look("chip")))
-            if not opened:
+            if not is_open:
                 continue
             yield line
             line = []
@@ -144,7 +146,7 @@ def _parts(block: UserBlock) -> Iterator[tuple[str, Fold | None]]:
 
 def _answer(block: AnswerBlock, width: int, body: list[Row] | None) -> BlockRows:
     if body is None:
-        body = [indented(row) for row in layout(clean(block.text), text_width(width))]
+        body = [indent_row(row) for row in layout(clean(block.text), text_width(width))]
     rows = [EMPTY, *body]
     quiet = " · ".join(filter(None, (_branch(block.branch), sanitize_line(block.footer))))
     if quiet:
@@ -153,7 +155,7 @@ def _answer(block: AnswerBlock, width: int, body: list[Row] | None) -> BlockRows
     return BlockRows(rows, {})
 
 
-def indented(row: Row) -> Row:
+def indent_row(row: Row) -> Row:
     """A row of text behind the gutter."""
     if row is EMPTY:
         return _BLANK
@@ -170,14 +172,14 @@ def _branch(branch: Branch) -> str:
     return f"‹ {branch.number}/{branch.total} ›" if branch.total > 1 else ""
 
 
-def _reasoning(block: ReasoningBlock, width: int, opened: bool) -> BlockRows:
+def _reasoning(block: ReasoningBlock, width: int, is_open: bool) -> BlockRows:
     words = len(block.text.split())
     spent = "thinking" if block.seconds is None else f"thought for {block.seconds:,.1f} s"
-    title = f"{'▾' if opened else '▸'} {spent} · {words:,} word{'' if words == 1 else 's'}"
+    title = f"{'▾' if is_open else '▸'} {spent} · {words:,} word{'' if words == 1 else 's'}"
     look = Look("muted", italic=True)
     rows = [EMPTY, *_decoration(title, width, look)]
     hits = {number: RowHit() for number in range(1, len(rows))}
-    if opened:
+    if is_open:
         bar = (_INDENT, Piece("│ ", Look("rule")))
         rows += plain_rows(
             clean(block.text).strip("\n"), text_width(width) + GUTTER, bar, look=look
@@ -185,7 +187,7 @@ def _reasoning(block: ReasoningBlock, width: int, opened: bool) -> BlockRows:
     return BlockRows(rows, hits)
 
 
-def _tool_call(block: ToolCallBlock, width: int, opened: bool) -> BlockRows:
+def _tool_call(block: ToolCallBlock, width: int, is_open: bool) -> BlockRows:
     title = [
         Piece("◆ ", Look("tool")),
         Piece(sanitize_line(block.name) or "a tool", Look("tool", bold=True)),
@@ -197,9 +199,9 @@ def _tool_call(block: ToolCallBlock, width: int, opened: bool) -> BlockRows:
     body = list(code_rows(lines, "", text_width(width) + GUTTER, lead))
     hits = {}
     if len(body) > _PREVIEW + 1:
-        more = f"▾ {len(body)} lines" if opened else f"▸ {len(body) - _PREVIEW} more lines"
+        more = f"▾ {len(body)} lines" if is_open else f"▸ {len(body) - _PREVIEW} more lines"
         hits = {number: RowHit() for number in range(1, len(rows))}
-        body = body if opened else body[:_PREVIEW]
+        body = body if is_open else body[:_PREVIEW]
         body += [
             row._replace(pieces=(_INDENT, *row.pieces), lead=row.lead + 1)
             for row in _decoration(more, width - GUTTER)
@@ -218,13 +220,13 @@ def _pretty(arguments: str) -> str:
         return clean(arguments)
 
 
-def _summary(block: SummaryBlock, width: int, opened: bool) -> BlockRows:
-    sign = "▾" if opened else "▸"
+def _summary(block: SummaryBlock, width: int, is_open: bool) -> BlockRows:
+    sign = "▾" if is_open else "▸"
     messages = f"{block.messages:,} message{'' if block.messages == 1 else 's'}"
     title = f"{sign} summary of {messages}, {block.tokens:,} tokens"
     rows = [EMPTY, *_decoration(title, width, Look("bullet", italic=True))]
     hits = {number: RowHit() for number in range(1, len(rows))}
-    if opened:
+    if is_open:
         bar = Piece("│ ", Look("rule"))
         for row in layout(clean(block.text), text_width(width) - cell_len(bar.text)):
             rows.append(

@@ -8,18 +8,18 @@ from typing import Final, NamedTuple
 from localchat.session.blocks import AnswerBlock, Block, ReasoningBlock, ToolCallBlock
 from localchat.tui.transcript.block_rows import (
     BlockRows,
-    card,
+    block_rows,
     clean,
-    estimate,
-    indented,
+    estimate_height,
+    indent_row,
     text_width,
 )
-from localchat.tui.transcript.markdown import EMPTY, Growing, Row
+from localchat.tui.transcript.markdown import EMPTY, IncrementalMarkdown, Row
 
 # Where each block of a long transcript begins: heights with their running sums.
 
 
-class Heights:
+class BlockHeights:
     """Heights of blocks in rows. Changing one costs the blocks after it: the last, which streams, nothing."""
 
     def __init__(self, heights: Iterable[int] = ()) -> None:
@@ -48,7 +48,7 @@ class Heights:
                 self._tops.append(top)
         return self._tops[index]
 
-    def at(self, row: int) -> int:
+    def index_at(self, row: int) -> int:
         """The block that holds a row (the nearest one outside of all; -1 when there is none)."""
         if not self._heights:
             return -1
@@ -73,14 +73,14 @@ class Heights:
         self._valid = min(self._valid, index)
 
 
-_KEPT_ROWS: Final = 8_000
+_MAX_CACHED_ROWS: Final = 8_000
 """Rows of laid out blocks that stay in memory, about 1 KB each; others are laid out again when seen."""
 
 
-class Place(NamedTuple):
+class RowPosition(NamedTuple):
     """A row of a block."""
 
-    at: int
+    block: int
     row: int
 
 
@@ -92,38 +92,38 @@ class LaidOutBlock:
 
     block: Block
     number: int
-    opened: bool = False
+    is_open: bool = False
     width: int = 0
-    card: BlockRows | None = None
-    growing: Growing | None = None
-    drawn: list[Row] = field(default_factory=list)
-    frozen: tuple[Growing | None, list[Row]] = (None, [])
+    block_rows: BlockRows | None = None
+    markdown: IncrementalMarkdown | None = None
+    drawn_rows: list[Row] = field(default_factory=list)
+    frozen: tuple[IncrementalMarkdown | None, list[Row]] = (None, [])
 
     def lay_out(self, width: int) -> BlockRows:
         """The rows at a width, from what is kept where that fits."""
-        if self.card is None or self.width != width:
-            self.card = self._laid_out(width)
+        if self.block_rows is None or self.width != width:
+            self.block_rows = self._rows_at(width)
             self.width = width
-        return self.card
+        return self.block_rows
 
-    def _laid_out(self, width: int) -> BlockRows:
+    def _rows_at(self, width: int) -> BlockRows:
         rows = None
-        if isinstance(self.block, AnswerBlock) and self.growing is not None:
-            if self.growing.width != text_width(width):
-                self.growing.resize(text_width(width))
+        if isinstance(self.block, AnswerBlock) and self.markdown is not None:
+            if self.markdown.width != text_width(width):
+                self.markdown.resize(text_width(width))
                 self.frozen = (None, [])
-            rows = self._grown(self.growing)
-        return card(self.block, width, opened=self.opened, rows=rows)
+            rows = self._streaming_rows(self.markdown)
+        return block_rows(self.block, width, is_open=self.is_open, rows=rows)
 
-    def _grown(self, growing: Growing) -> list[Row]:
+    def _streaming_rows(self, markdown: IncrementalMarkdown) -> list[Row]:
         """The rows of a text that grows. Those that are frozen are made once: a long answer has hundreds."""
-        rows = growing.rows()
+        rows = markdown.rows()
         known, kept = self.frozen
-        if known is not growing:
+        if known is not markdown:
             kept = []
-            self.frozen = (growing, kept)
-        kept += map(indented, rows[len(kept) : growing.frozen])
-        return kept + [indented(row) for row in rows[len(kept) :]]
+            self.frozen = (markdown, kept)
+        kept += map(indent_row, rows[len(kept) : markdown.frozen])
+        return kept + [indent_row(row) for row in rows[len(kept) :]]
 
 
 class BlockLayout:
@@ -131,12 +131,12 @@ class BlockLayout:
 
     def __init__(self) -> None:
         self.width = 0
-        self.shown: list[LaidOutBlock] = []
+        self.items: list[LaidOutBlock] = []
         self._index: dict[str, int] = {}
-        self._heights = Heights()
+        self._heights = BlockHeights()
         self._next_number = 0
-        self._kept: dict[int, LaidOutBlock] = {}  # by number, the one seen last at the end
-        self._kept_rows = 0
+        self._cached: dict[int, LaidOutBlock] = {}  # by number, the one seen last at the end
+        self._cached_rows = 0
 
     @property
     def total(self) -> int:
@@ -144,14 +144,14 @@ class BlockLayout:
         return self._heights.total
 
     @property
-    def grows(self) -> bool:
+    def is_streaming(self) -> bool:
         """Whether the last block is an answer that is being written."""
-        return bool(self.shown) and self.shown[-1].growing is not None
+        return bool(self.items) and self.items[-1].markdown is not None
 
     def replace(self, blocks: Iterable[Block]) -> None:
         """Show other blocks."""
-        self.shown, self._index, self._kept, self._kept_rows = [], {}, {}, 0
-        self._heights = Heights()
+        self.items, self._index, self._cached, self._cached_rows = [], {}, {}, 0
+        self._heights = BlockHeights()
         for block in blocks:
             self.put(block)
 
@@ -162,47 +162,47 @@ class BlockLayout:
         """Add a block, or give the one of its id a newer state; its index."""
         index = self._index.get(block.id)
         if index is None:
-            self.shown.append(LaidOutBlock(block, self._next_number))
+            self.items.append(LaidOutBlock(block, self._next_number))
             self._next_number += 1
-            self._heights.append(self._estimate(self.shown[-1]))
-            self._index[block.id] = len(self.shown) - 1
-            return len(self.shown) - 1
-        shown = self.shown[index]
-        before, shown.block = shown.block, block
+            self._heights.append(self._estimate(self.items[-1]))
+            self._index[block.id] = len(self.items) - 1
+            return len(self.items) - 1
+        item = self.items[index]
+        before, item.block = item.block, block
         if isinstance(block, AnswerBlock) and isinstance(before, AnswerBlock):
-            self._grow(shown, before.text, block.text)
+            self._extend_answer(item, before.text, block.text)
         if before != block:
-            self._forget(shown)
+            self._drop_rows(item)
         return index
 
-    def _grow(self, shown: LaidOutBlock, before: str, text: str) -> None:
+    def _extend_answer(self, item: LaidOutBlock, before: str, text: str) -> None:
         """A newer state of an answer: more of the same text is one that is being written."""
-        if text.startswith(before) and (shown.growing is not None or len(text) > len(before) > 0):
-            if shown.growing is None:
-                shown.growing = Growing(text_width(self.width), before)
-            shown.growing.append(text[len(before) :])
+        if text.startswith(before) and (item.markdown is not None or len(text) > len(before) > 0):
+            if item.markdown is None:
+                item.markdown = IncrementalMarkdown(text_width(self.width), before)
+            item.markdown.append(text[len(before) :])
         elif text != before:
-            shown.growing = None
+            item.markdown = None
 
     def append(self, id_: str, piece: str) -> int | None:
         """A further piece of an answer, of reasoning, or of a call's arguments."""
         index = self._index.get(id_)
         if index is None:
             return None
-        shown = self.shown[index]
-        match shown.block:
+        item = self.items[index]
+        match item.block:
             case AnswerBlock() as block:
-                if shown.growing is None:
-                    shown.growing = Growing(text_width(self.width), block.text)
-                shown.growing.append(piece)
-                shown.block = block._replace(text=block.text + piece)
+                if item.markdown is None:
+                    item.markdown = IncrementalMarkdown(text_width(self.width), block.text)
+                item.markdown.append(piece)
+                item.block = block._replace(text=block.text + piece)
             case ReasoningBlock() as block:
-                shown.block = block._replace(text=block.text + piece)
+                item.block = block._replace(text=block.text + piece)
             case ToolCallBlock() as block:
-                shown.block = block._replace(arguments=block.arguments + piece)
+                item.block = block._replace(arguments=block.arguments + piece)
             case _:
                 return None
-        self._forget(shown)
+        self._drop_rows(item)
         return index
 
     def finish(self, id_: str) -> int | None:
@@ -210,36 +210,36 @@ class BlockLayout:
         index = self._index.get(id_)
         if index is None:
             return None
-        shown = self.shown[index]
-        shown.growing, shown.frozen = None, (None, [])
-        self._forget(shown)
+        item = self.items[index]
+        item.markdown, item.frozen = None, (None, [])
+        self._drop_rows(item)
         return index
 
     def remove(self, id_: str) -> bool:
         index = self._index.pop(id_, None)
         if index is None:
             return False
-        self._forget(self.shown[index])
-        del self.shown[index]
+        self._drop_rows(self.items[index])
+        del self.items[index]
         self._heights.remove(index)
-        for at in range(index, len(self.shown)):
-            self._index[self.shown[at].block.id] = at
+        for at in range(index, len(self.items)):
+            self._index[self.items[at].block.id] = at
         return True
 
     def toggle(self, index: int) -> None:
         """Open a folded block, or fold it."""
-        shown = self.shown[index]
-        shown.opened = not shown.opened
-        self._forget(shown)
-        shown.width = 0
+        item = self.items[index]
+        item.is_open = not item.is_open
+        self._drop_rows(item)
+        item.width = 0
 
     def resize(self, width: int) -> None:
         """Estimate all heights for another width."""
         self.width = width
-        self._kept, self._kept_rows = {}, 0
-        for index, shown in enumerate(self.shown):
-            shown.card, shown.width = None, 0
-            self._heights.set(index, self._estimate(shown))
+        self._cached, self._cached_rows = {}, 0
+        for index, item in enumerate(self.items):
+            item.block_rows, item.width = None, 0
+            self._heights.set(index, self._estimate(item))
 
     def top(self, index: int) -> int:
         """The row at which a block begins."""
@@ -248,89 +248,91 @@ class BlockLayout:
     def height(self, index: int) -> int:
         return self._heights[index]
 
-    def place(self, row: int) -> Place | None:
+    def position(self, row: int) -> RowPosition | None:
         """Which row of which block stands at a row; None outside of all."""
         if not 0 <= row < self.total:
             return None
-        index = self._heights.at(row)
-        return Place(index, row - self._heights.top(index))
+        index = self._heights.index_at(row)
+        return RowPosition(index, row - self._heights.top(index))
 
     def rows(self, index: int) -> BlockRows:
         """A block, laid out; its height is right from then on."""
-        shown = self.shown[index]
-        known = shown.card is not None and shown.width == self.width
-        laid = shown.lay_out(self.width)
+        item = self.items[index]
+        known = item.block_rows is not None and item.width == self.width
+        laid = item.lay_out(self.width)
         if not known:
             self._heights.set(index, len(laid.rows))
-            self._kept_rows += len(laid.rows)
-        self._kept[shown.number] = self._kept.pop(shown.number, shown)
-        if self._kept_rows > _KEPT_ROWS:
-            self._drop_oldest(shown)
+            self._cached_rows += len(laid.rows)
+        self._cached[item.number] = self._cached.pop(item.number, item)
+        if self._cached_rows > _MAX_CACHED_ROWS:
+            self._evict(item)
         return laid
 
-    def row(self, place: Place) -> Row:
-        rows = self.rows(place.at).rows
-        return rows[place.row] if place.row < len(rows) else EMPTY
+    def row(self, position: RowPosition) -> Row:
+        rows = self.rows(position.block).rows
+        return rows[position.row] if position.row < len(rows) else EMPTY
 
-    def seen(self, first: int, count: int) -> Iterator[tuple[Place, Row]]:
+    def visible_rows(self, first: int, count: int) -> Iterator[tuple[RowPosition, Row]]:
         """What stands at `count` rows from `first` on; it ends where all blocks end."""
-        place = self.place(first)
-        while place is not None and count > 0:
-            rows, height = self.rows(place.at).rows, self._heights[place.at]
-            for at in range(place.row, min(height, place.row + count)):
-                yield Place(place.at, at), rows[at] if at < len(rows) else EMPTY
-            count -= max(0, height - place.row)
-            place = Place(place.at + 1, 0) if place.at + 1 < len(self.shown) else None
+        position = self.position(first)
+        while position is not None and count > 0:
+            rows, height = self.rows(position.block).rows, self._heights[position.block]
+            for at in range(position.row, min(height, position.row + count)):
+                yield RowPosition(position.block, at), rows[at] if at < len(rows) else EMPTY
+            count -= max(0, height - position.row)
+            position = (
+                RowPosition(position.block + 1, 0) if position.block + 1 < len(self.items) else None
+            )
 
-    def settle_down(self, place: Place, height: int) -> int:
+    def measure_from(self, position: RowPosition, height: int) -> int:
         """Make the heights right of what is seen when `place` is at the top; the row that it is at then. Where
         the estimate of its own block was wrong, the rows below it stay where they were."""
-        before = self._heights[place.at]
-        estimated = self.shown[place.at].width != self.width
-        self.rows(place.at)
-        after = self._heights[place.at]
-        row = place.row + (after - before if estimated else 0)
-        top = self._heights.top(place.at) + min(max(row, 0), max(after - 1, 0))
-        index = place.at + 1
-        while index < len(self.shown) and self._heights.top(index) < top + height:
+        before = self._heights[position.block]
+        unmeasured = self.items[position.block].width != self.width
+        self.rows(position.block)
+        after = self._heights[position.block]
+        row = position.row + (after - before if unmeasured else 0)
+        top = self._heights.top(position.block) + min(max(row, 0), max(after - 1, 0))
+        index = position.block + 1
+        while index < len(self.items) and self._heights.top(index) < top + height:
             self.rows(index)
             index += 1
         return top
 
-    def settle_up(self, height: int) -> int:
+    def measure_end(self, height: int) -> int:
         """The same with the end of the last block at the bottom; the row at the top."""
-        index = len(self.shown)
+        index = len(self.items)
         rows = 0
         while index > 0 and rows < height:
             index -= 1
             rows += len(self.rows(index).rows)
         return max(0, self.total - height)
 
-    def estimated(self, start: int) -> Iterator[int]:
+    def unmeasured(self, start: int) -> Iterator[int]:
         """Blocks whose height is not known, the ones nearest before `start` first, then those after."""
-        for index in (*range(start - 1, -1, -1), *range(start, len(self.shown))):
-            if self.shown[index].width != self.width:
+        for index in (*range(start - 1, -1, -1), *range(start, len(self.items))):
+            if self.items[index].width != self.width:
                 yield index
 
     def text(self, index: int) -> list[tuple[str, str | None]]:
         """Copied text of each row of a block: without decoration, with what joins it to the next."""
         return [(row.text[row.lead_length :], row.joint) for row in self.rows(index).rows]
 
-    def _estimate(self, shown: LaidOutBlock) -> int:
-        return estimate(shown.block, self.width or 80, opened=shown.opened)
+    def _estimate(self, item: LaidOutBlock) -> int:
+        return estimate_height(item.block, self.width or 80, is_open=item.is_open)
 
-    def _forget(self, shown: LaidOutBlock) -> None:
-        if shown.card is not None:
-            self._kept_rows -= len(shown.card.rows)
-            shown.card = None
-        self._kept.pop(shown.number, None)
+    def _drop_rows(self, item: LaidOutBlock) -> None:
+        if item.block_rows is not None:
+            self._cached_rows -= len(item.block_rows.rows)
+            item.block_rows = None
+        self._cached.pop(item.number, None)
 
-    def _drop_oldest(self, but: LaidOutBlock) -> None:
-        for shown in list(self._kept.values()):
-            if self._kept_rows <= _KEPT_ROWS // 2:
+    def _evict(self, but: LaidOutBlock) -> None:
+        for item in list(self._cached.values()):
+            if self._cached_rows <= _MAX_CACHED_ROWS // 2:
                 return
-            if shown is not but:
-                self._forget(shown)
+            if item is not but:
+                self._drop_rows(item)
 
 
 def code_blocks(block: Block) -> list[str]:
@@ -343,4 +345,4 @@ def code_blocks(block: Block) -> list[str]:
     return [token.content for token in tokens if token.type in ("fence", "code_block")]
 
 
-__all__ = ["BlockLayout", "LaidOutBlock", "Place", "code_blocks"]
+__all__ = ["BlockLayout", "LaidOutBlock", "RowPosition", "code_blocks"]

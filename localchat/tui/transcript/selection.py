@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from localchat.tui.transcript.layout import BlockLayout
 
-BLOCK_ROWS: Final = 10_000_000
+ROWS_PER_BLOCK: Final = 10_000_000
 
 
 def spans_of(row: Row, selection: "Selection | None", y: int) -> list[tuple[int, int]]:
@@ -30,9 +30,9 @@ def spans_of(row: Row, selection: "Selection | None", y: int) -> list[tuple[int,
 def selected_text(reel: "BlockLayout", selection: "Selection") -> str:
     """The text of a selection: a line that was wrapped is one line again, decoration is left out."""
     parts: list[str] = []
-    for index, shown in enumerate(reel.shown):
-        base = shown.number * BLOCK_ROWS
-        if selection.start is not None and base + BLOCK_ROWS <= selection.start.y:
+    for index, item in enumerate(reel.items):
+        base = item.number * ROWS_PER_BLOCK
+        if selection.start is not None and base + ROWS_PER_BLOCK <= selection.start.y:
             continue
         if selection.end is not None and base > selection.end.y:
             break

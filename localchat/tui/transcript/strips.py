@@ -190,10 +190,10 @@ class StripRenderer:
         key = (row, dimmed)
         strip = self._kept.get(key)
         if strip is None:
-            strip = self._kept[key] = self._painted(row, dimmed)
+            strip = self._kept[key] = self._row_strip(row, dimmed)
         return strip
 
-    def laid_over(
+    def overlaid_strip(
         self, row: Row, spans: list[tuple[int, int, Style]], *, dimmed: bool = False
     ) -> Strip:
         """The row with styles over stretches of its characters; not kept. A stretch that begins or ends inside
@@ -210,7 +210,7 @@ class StripRenderer:
             at += len(text)
         return self._filled(segments, row)
 
-    def _painted(self, row: Row, dimmed: bool) -> Strip:
+    def _row_strip(self, row: Row, dimmed: bool) -> Strip:
         return self._filled(self._segments(row, dimmed), row)
 
     def _segments(self, row: Row, dimmed: bool) -> list[Segment]:

@@ -12,10 +12,10 @@ from textual.selection import Selection
 from textual.strip import Strip
 
 from localchat.session.blocks import Block, NoticeBlock
-from localchat.tui.transcript.layout import LaidOutBlock, Place, code_blocks
+from localchat.tui.transcript.layout import LaidOutBlock, RowPosition, code_blocks
 from localchat.tui.transcript.markdown import Look, Piece, Row
 from localchat.tui.transcript.scroll_view import VirtualScrollView
-from localchat.tui.transcript.selection import BLOCK_ROWS, selected_text, spans_of
+from localchat.tui.transcript.selection import ROWS_PER_BLOCK, selected_text, spans_of
 from localchat.tui.transcript.strips import StripRenderer
 
 _FOCUS_BAR: Final = Piece("▎ ", Look("user.bar"))
@@ -57,7 +57,7 @@ class Transcript(VirtualScrollView, can_focus=True):
         id: str
 
     @dataclass
-    class CopyWanted(Message):
+    class CopyRequested(Message):
         """This text should go to the clipboard."""
 
         text: str
@@ -66,67 +66,67 @@ class Transcript(VirtualScrollView, can_focus=True):
         super().__init__(id=id)
         self.focused_id: str | None = None
         self._needle = ""
-        self._mark: Place | None = None
+        self._mark: RowPosition | None = None
         self._selected: Selection | None = None
 
     # what the app says
 
     def show(self, blocks: Iterable[Block]) -> None:
         """Show these blocks and nothing else, from their end."""
-        self._reel.replace(blocks)
-        self._dirty.clear()
+        self._blocks.replace(blocks)
+        self._changed_ids.clear()
         self.focused_id = None
-        self._slack = 0
+        self._end_slack = 0
         self.to_end()
 
     def put(self, block: Block) -> None:
         """Add a block at the end, or give the one of its id a newer state."""
-        known = self._reel.find(block.id) is not None
-        self._reel.put(block)
-        self._touch(block.id, now=not known)
+        known = self._blocks.find(block.id) is not None
+        self._blocks.put(block)
+        self._mark_changed(block.id, now=not known)
 
     def append_text(self, id_: str, piece: str) -> None:
         """A further piece of a text that is being written. Drawn soon, together with others."""
-        if self._reel.append(id_, piece) is not None:
-            self._touch(id_)
+        if self._blocks.append(id_, piece) is not None:
+            self._mark_changed(id_)
 
     def finish(self, id_: str) -> None:
         """The text of a block is whole."""
-        if self._reel.finish(id_) is not None:
-            self._slack = 0
-            self._touch(id_, now=True)
+        if self._blocks.finish(id_) is not None:
+            self._end_slack = 0
+            self._mark_changed(id_, now=True)
 
     def drop(self, id_: str) -> None:
-        if self._reel.remove(id_):
-            self._dirty.discard(id_)
+        if self._blocks.remove(id_):
+            self._changed_ids.discard(id_)
             self.focused_id = None if self.focused_id == id_ else self.focused_id
-            self._restage()
+            self._reflow()
             self.refresh()
 
     def toggle(self, id_: str) -> None:
         """Open what is folded in a block, or fold it."""
-        index = self._reel.find(id_)
+        index = self._blocks.find(id_)
         if index is not None:
-            place = self._top_place()
-            self._reel.toggle(index)
-            self._reel.rows(index)
-            self._restage(place)
+            position = self._top_position()
+            self._blocks.toggle(index)
+            self._blocks.rows(index)
+            self._reflow(position)
             self.refresh()
 
     def open_fold(self, id_: str) -> None:
         """Open what is folded in a block."""
-        index = self._reel.find(id_)
-        if index is not None and not self._reel.shown[index].opened:
+        index = self._blocks.find(id_)
+        if index is not None and not self._blocks.items[index].is_open:
             self.toggle(id_)
 
     def block(self, id_: str) -> Block | None:
         """The block of this id, with all text that has come."""
-        index = self._reel.find(id_)
-        return None if index is None else self._reel.shown[index].block
+        index = self._blocks.find(id_)
+        return None if index is None else self._blocks.items[index].block
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        return tuple(shown.block for shown in self._reel.shown)
+        return tuple(item.block for item in self._blocks.items)
 
     def code_blocks(self, id_: str) -> list[str]:
         """The code blocks of an answer, as they were written."""
@@ -135,22 +135,22 @@ class Transcript(VirtualScrollView, can_focus=True):
 
     def take_offer(self, number: int) -> bool:
         """Take an offer of the last notice that has any, counted from 1; whether there was one."""
-        for shown in reversed(self._reel.shown):
-            if isinstance(shown.block, NoticeBlock) and shown.block.offers:
-                if not 1 <= number <= len(shown.block.offers):
+        for item in reversed(self._blocks.items):
+            if isinstance(item.block, NoticeBlock) and item.block.offers:
+                if not 1 <= number <= len(item.block.offers):
                     return False
-                self.post_message(self.OfferTaken(shown.block.offers[number - 1].action))
+                self.post_message(self.OfferTaken(item.block.offers[number - 1].action))
                 return True
         return False
 
     def focus_block(self, delta: int) -> str | None:
         """Move the mark on one block by so many blocks (from the end when there is none); its id."""
-        count = len(self._reel.shown)
+        count = len(self._blocks.items)
         if not count:
             return None
-        at = None if self.focused_id is None else self._reel.find(self.focused_id)
+        at = None if self.focused_id is None else self._blocks.find(self.focused_id)
         index = count - 1 if at is None else min(max(at + delta, 0), count - 1)
-        self.focused_id = self._reel.shown[index].block.id
+        self.focused_id = self._blocks.items[index].block.id
         self._bring(index)
         self.refresh()
         return self.focused_id
@@ -168,67 +168,75 @@ class Transcript(VirtualScrollView, can_focus=True):
         self.refresh()
         if not self._needle:
             return 0
-        with self._steady():
+        with self._keeping_position():
             return sum(
                 row.text.casefold().count(self._needle)
-                for index in range(len(self._reel.shown))
-                for row in self._reel.rows(index).rows
+                for index in range(len(self._blocks.items))
+                for row in self._blocks.rows(index).rows
             )
 
     def next_mark(self, delta: int) -> bool:
         """Show the next mark (negative: the one before, 0: the nearest), as seen from the one shown last, else
         from the top of the screen. Behind the last comes the first again."""
-        if not self._needle or not self._reel.shown:
+        if not self._needle or not self._blocks.items:
             return False
-        with self._steady():
-            place = self._other_mark(delta) if delta else self._nearest_mark()
-        if place is None:
+        with self._keeping_position():
+            position = self._other_mark(delta) if delta else self._nearest_mark()
+        if position is None:
             return False
-        self._mark = place
-        if not self._is_seen(place):
+        self._mark = position
+        if not self._is_seen(position):
             self.following = False
-            self._restage(place)
+            self._reflow(position)
         self.refresh()
         return True
 
-    def _nearest_mark(self) -> Place | None:
-        top = self._reel.place(round(self.scroll_y)) or Place(0, 0)
-        below = self._marked_place(Place(top.at, top.row - 1), 1)
+    def _nearest_mark(self) -> RowPosition | None:
+        top = self._blocks.position(round(self.scroll_y)) or RowPosition(0, 0)
+        below = self._search_from(RowPosition(top.block, top.row - 1), 1)
         return below if below is not None and self._is_seen(below) else self._other_mark(-1)
 
-    def _other_mark(self, delta: int) -> Place | None:
-        start = self._mark or self._reel.place(round(self.scroll_y)) or Place(0, 0)
-        last = len(self._reel.shown) - 1
-        end = Place(0, -1) if delta > 0 else Place(last, len(self._reel.rows(last).rows))
+    def _other_mark(self, delta: int) -> RowPosition | None:
+        start = self._mark or self._blocks.position(round(self.scroll_y)) or RowPosition(0, 0)
+        last = len(self._blocks.items) - 1
+        end = (
+            RowPosition(0, -1)
+            if delta > 0
+            else RowPosition(last, len(self._blocks.rows(last).rows))
+        )
         step = 1 if delta > 0 else -1
-        return self._marked_place(start, step) or self._marked_place(end, step)
+        return self._search_from(start, step) or self._search_from(end, step)
 
-    def _is_seen(self, place: Place) -> bool:
-        return 0 <= self._reel.top(place.at) + place.row - round(self.scroll_y) < self.size.height
+    def _is_seen(self, position: RowPosition) -> bool:
+        return (
+            0
+            <= self._blocks.top(position.block) + position.row - round(self.scroll_y)
+            < self.size.height
+        )
 
-    def _marked_place(self, start: Place, step: int) -> Place | None:
-        index = start.at
-        while 0 <= index < len(self._reel.shown):
-            rows = self._reel.rows(index).rows
-            at = start.row + step if index == start.at else 0 if step > 0 else len(rows) - 1
+    def _search_from(self, start: RowPosition, step: int) -> RowPosition | None:
+        index = start.block
+        while 0 <= index < len(self._blocks.items):
+            rows = self._blocks.rows(index).rows
+            at = start.row + step if index == start.block else 0 if step > 0 else len(rows) - 1
             while 0 <= at < len(rows):
                 if self._needle in rows[at].text.casefold():
-                    return Place(index, at)
+                    return RowPosition(index, at)
                 at += step
             index += step
         return None
 
     def _bring(self, index: int) -> None:
         """Scroll so that a block is seen, from its beginning."""
-        self._reel.rows(index)
-        top, height = self._reel.top(index), self.size.height
+        self._blocks.rows(index)
+        top, height = self._blocks.top(index), self.size.height
         now = round(self.scroll_y)
-        if now <= top and top + self._reel.height(index) <= now + height:
+        if now <= top and top + self._blocks.height(index) <= now + height:
             return
-        self.following = top + self._reel.height(index) >= self._reel.total and (
-            self._reel.height(index) <= height
+        self.following = top + self._blocks.height(index) >= self._blocks.total and (
+            self._blocks.height(index) <= height
         )
-        self._restage(None if self.following else Place(index, 0))
+        self._reflow(None if self.following else RowPosition(index, 0))
 
     # painting
 
@@ -236,29 +244,29 @@ class Transcript(VirtualScrollView, can_focus=True):
         self._selected = self.text_selection  # asked once, and not for each row
         return super()._strips(first, count)
 
-    def _painted(self, painter: StripRenderer, place: Place, row: Row) -> Strip:
-        shown = self._reel.shown[place.at]
-        if shown.block.id == self.focused_id and row.pieces and place.row:
+    def _row_strip(self, painter: StripRenderer, position: RowPosition, row: Row) -> Strip:
+        item = self._blocks.items[position.block]
+        if item.block.id == self.focused_id and row.pieces and position.row:
             row = row._replace(pieces=(_FOCUS_BAR, *row.pieces[1:]))
-        dimmed = bool(getattr(shown.block, "dimmed", False))
+        dimmed = bool(getattr(item.block, "dimmed", False))
         over: list[tuple[int, int, Style]] = []
         if self._selected is not None:
-            number = shown.number * BLOCK_ROWS + place.row
+            number = item.number * ROWS_PER_BLOCK + position.row
             spans = spans_of(row, self._selected, number)
             over = [(start, end, painter.palette.selection()) for start, end in spans]
         if self._needle:
             palette = painter.palette
-            style = palette.selection() if place == self._mark else palette.mark()
+            style = palette.selection() if position == self._mark else palette.mark()
             over += [(*span, style) for span in _found(row, self._needle)]
         if over:
-            return painter.laid_over(row, over, dimmed=dimmed)
+            return painter.overlaid_strip(row, over, dimmed=dimmed)
         return painter.strip(row, dimmed=dimmed)
 
     # mouse
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
-        with self._steady():
-            return selected_text(self._reel, selection), "\n"
+        with self._keeping_position():
+            return selected_text(self._blocks, selection), "\n"
 
     def selection_updated(self, selection: Selection | None) -> None:
         self.refresh()
@@ -266,22 +274,22 @@ class Transcript(VirtualScrollView, can_focus=True):
     def on_click(self, event: events.Click) -> None:
         if self.text_selection is not None:
             return
-        place = self._reel.place(event.y + round(self.scroll_y))
-        if place is None:
+        position = self._blocks.position(event.y + round(self.scroll_y))
+        if position is None:
             return
-        shown = self._reel.shown[place.at]
-        if (url := self._link_at(self._reel.row(place), event.x)) and event.button == 1:
+        item = self._blocks.items[position.block]
+        if (url := self._link_at(self._blocks.row(position), event.x)) and event.button == 1:
             self.post_message(self.LinkClicked(url))
-        elif (hit := self._reel.rows(place.at).hits.get(place.row)) is not None:
-            self._take(shown, hit.action)
+        elif (hit := self._blocks.rows(position.block).hits.get(position.row)) is not None:
+            self._activate(item, hit.action)
         else:
-            self.post_message(self.BlockClicked(shown.block.id))
+            self.post_message(self.BlockClicked(item.block.id))
 
-    def _take(self, shown: LaidOutBlock, action: str) -> None:
+    def _activate(self, item: LaidOutBlock, action: str) -> None:
         if action:
             self.post_message(self.OfferTaken(action))
         else:
-            self.toggle(shown.block.id)
+            self.toggle(item.block.id)
 
     def _link_at(self, row: Row, x: int) -> str:
         at = 0

@@ -17,8 +17,16 @@ from localchat.chat.conversation import Inclusion
 from localchat.errors import FileMissing, LocalchatError
 from localchat.sanitize import sanitize_line
 from localchat.session.commands import COMMANDS, is_command, is_known, matching
-from localchat.tui.attachments import Attachment, Written, chip_of_file, expand, present
-from localchat.tui.file_completion import astray, inside, is_path, named, nearby, path_of, ranked_by
+from localchat.tui.attachments import Attachment, ComposerText, attachment_of_file, expand, present
+from localchat.tui.file_completion import (
+    find_files,
+    is_path,
+    list_folder,
+    mentioned_files,
+    missing_paths,
+    path_of,
+    rank_names,
+)
 from localchat.tui.widgets.editor import Editor
 
 CountTokens = Callable[[str], Awaitable[int]]
@@ -38,11 +46,11 @@ class Composer(Vertical):
         text: str
         inclusions: tuple[Inclusion, ...]
 
-    class Held(Message):
+    class Blocked(Message):
         """A message is complete and cannot be sent now: it stays."""
 
     @dataclass
-    class Commanded(Message):
+    class CommandEntered(Message):
         """A line that begins with a slash."""
 
         line: str
@@ -50,7 +58,7 @@ class Composer(Vertical):
     class Changed(Message):
         """The text or its chips are not what they were: the draft is to be saved."""
 
-    class EditorWanted(Message):
+    class EditorRequested(Message):
         """The person's own editor is to be opened."""
 
     class Left(Message):
@@ -66,10 +74,10 @@ class Composer(Vertical):
         super().__init__(id=id)
         self.root = Path.cwd()
         self.count_tokens: CountTokens | None = None
-        self.hindered: Callable[[], bool] = lambda: False
-        self.sent: list[Written] = []
+        self.is_blocked: Callable[[], bool] = lambda: False
+        self.sent: list[ComposerText] = []
         self._at: int | None = None
-        self._kept = Written()
+        self._kept = ComposerText()
         self._files: tuple[str, ...] | None = None
         self._found: list[str] = []
         self._counted: dict[str, int | None] = {}
@@ -103,33 +111,33 @@ class Composer(Vertical):
         return self.editor.text
 
     @property
-    def chips(self) -> tuple[Attachment, ...]:
-        return present(self.editor.text, self.editor.chips)
+    def attachments(self) -> tuple[Attachment, ...]:
+        return present(self.editor.text, self.editor.attachments)
 
     @property
-    def written(self) -> Written:
+    def written(self) -> ComposerText:
         """Text and chips together."""
-        return Written(self.text, self.chips)
+        return ComposerText(self.text, self.attachments)
 
-    def write(self, text: str, chips: Sequence[Attachment] = ()) -> None:
+    def write(self, text: str, attachments: Sequence[Attachment] = ()) -> None:
         """Put a text into the editor, to be changed and sent."""
         self._silent = text
-        self.editor.write(text, chips)
+        self.editor.write(text, attachments)
         self.editor.focus()
 
-    def take_back(self, text: str) -> None:
+    def replace_text(self, text: str) -> None:
         """The text as the person's own editor left it. What was a chip is text now, or one chip again where
         it is long."""
         self.editor.write("")
-        self.editor.take_paste(text)
+        self.editor.insert_paste(text)
         self.editor.focus()
 
     def _send(self) -> None:
         written = self.written
         if not written.text.strip():
             return
-        if not is_command(written.text) and self.hindered():
-            self.post_message(self.Held())
+        if not is_command(written.text) and self.is_blocked():
+            self.post_message(self.Blocked())
             return
         self.sent.append(written)
         self._at = None
@@ -137,7 +145,7 @@ class Composer(Vertical):
         self.editor.write("")
         text, inclusions = expand(*written)
         if is_command(written.text):
-            self.post_message(self.Commanded(text))
+            self.post_message(self.CommandEntered(text))
         else:
             self.post_message(self.Sent(text if inclusions else text.strip(), inclusions))
 
@@ -164,7 +172,7 @@ class Composer(Vertical):
             case "down":
                 self._recall(1)
             case "editor":
-                self.post_message(self.EditorWanted())
+                self.post_message(self.EditorRequested())
 
     def close_completions(self) -> bool:
         """Esc: whether there was a list to close."""
@@ -181,9 +189,9 @@ class Composer(Vertical):
         if not 0 <= at <= len(self.sent):
             return
         self._at = None if at == len(self.sent) else at
-        text, chips = self._kept if self._at is None else self.sent[at]
+        text, attachments = self._kept if self._at is None else self.sent[at]
         self._silent = text
-        self.editor.write(text, chips)
+        self.editor.write(text, attachments)
         if step < 0:
             self.editor.move_cursor((0, len(self.editor.document.get_line(0))))
 
@@ -238,12 +246,12 @@ class Composer(Vertical):
     @work(exclusive=True, group="files")
     async def _offer_files(self, word: str) -> None:
         if is_path(word):
-            names = await asyncio.to_thread(inside, word)
+            names = await asyncio.to_thread(list_folder, word)
             ranked = [name for name in names if name.startswith(word)]
         else:
             if self._files is None:
-                self._files = await asyncio.to_thread(nearby, self.root)
-            ranked = await asyncio.to_thread(ranked_by, word, self._files)
+                self._files = await asyncio.to_thread(find_files, self.root)
+            ranked = await asyncio.to_thread(rank_names, word, self._files)
         if self._word_now() == f"@{word}":
             self._offer([(f"@{name}", sanitize_line(name)) for name in ranked[:_OFFERED]])
 
@@ -319,14 +327,18 @@ class Composer(Vertical):
 
     @work(group="include")
     async def _include(self, name: str) -> None:
-        chip = await self._chip_of(name)
-        if chip is not None:
-            self.editor.take_chip(chip)
+        attachment = await self._attachment_of(name)
+        if attachment is not None:
+            self.editor.insert_attachment(attachment)
 
     def _include_named(self) -> bool:
         """Include the files whose names were written out and not taken from the list, before the message is
         sent. False where there are none but those that were refused: these stay text."""
-        names = [name for name in named(self.editor.text, self.root) if name not in self._refused]
+        names = [
+            name
+            for name in mentioned_files(self.editor.text, self.root)
+            if name not in self._refused
+        ]
         if names:
             self._include_all(names)
         return bool(names)
@@ -335,7 +347,7 @@ class Composer(Vertical):
         """Keep a message back, once, where a path after @ leads to no file: sent as it is, it would look as if
         the file went along."""
         text = self.editor.text
-        names = [] if is_command(text) else astray(text, self.root)
+        names = [] if is_command(text) else missing_paths(text, self.root)
         names = [name for name in names if name not in self._refused]
         for name in names:
             hint = f"Enter again sends @{name} as it is written"
@@ -346,50 +358,59 @@ class Composer(Vertical):
     @work(exclusive=True, group="include-named")
     async def _include_all(self, names: Sequence[str]) -> None:
         for name in names:
-            chip = await self._chip_of(name)
-            if chip is None:
+            attachment = await self._attachment_of(name)
+            if attachment is None:
                 self._refused.add(name)
             else:
-                self.editor.put_chip(f"@{name}", chip)
+                self.editor.replace_with_attachment(f"@{name}", attachment)
 
-    async def _chip_of(self, name: str) -> Attachment | None:
-        signs = [chip.sign for chip in self.editor.chips]
+    async def _attachment_of(self, name: str) -> Attachment | None:
+        signs = [attachment.sign for attachment in self.editor.attachments]
         try:
-            return await asyncio.to_thread(chip_of_file, path_of(name, self.root), name, signs)
+            return await asyncio.to_thread(
+                attachment_of_file, path_of(name, self.root), name, signs
+            )
         except LocalchatError as problem:
             self.post_message(self.Refused(problem))
             return None
 
     def _show_attached(self) -> None:
         line = self.query_one("#attached", Static)
-        chips = self.chips
-        line.display = bool(chips)
-        if not chips:
+        attachments = self.attachments
+        line.display = bool(attachments)
+        if not attachments:
             return
         parts = []
-        for chip in chips:
-            words = (chip.label, chip.size, self._tokens_of(chip), chip.note)
+        for attachment in attachments:
+            words = (
+                attachment.label,
+                attachment.size,
+                self._tokens_of(attachment),
+                attachment.note,
+            )
             parts.append(" · ".join(filter(None, words)))
         line.update(Content("   ".join(parts)))
-        if any(chip.text not in self._counted for chip in chips):
-            self._count(chips)
+        if any(attachment.text not in self._counted for attachment in attachments):
+            self._count(attachments)
 
-    def _tokens_of(self, chip: Attachment) -> str:
-        if chip.text not in self._counted:
+    def _tokens_of(self, attachment: Attachment) -> str:
+        if attachment.text not in self._counted:
             return "counting …"
-        count = self._counted[chip.text]
+        count = self._counted[attachment.text]
         return "tokens unknown" if count is None else f"{count:,} tokens"
 
     @work(exclusive=True, group="count")
-    async def _count(self, chips: Sequence[Attachment]) -> None:
+    async def _count(self, attachments: Sequence[Attachment]) -> None:
         if self.count_tokens is None:
             return
-        for chip in chips:
-            if chip.text not in self._counted:
+        for attachment in attachments:
+            if attachment.text not in self._counted:
                 try:
-                    self._counted[chip.text] = await self.count_tokens(chip.text)
+                    self._counted[attachment.text] = await self.count_tokens(attachment.text)
                 except LocalchatError:
-                    self._counted[chip.text] = None  # a server that does not count, or no engine
+                    self._counted[attachment.text] = (
+                        None  # a server that does not count, or no engine
+                    )
         self._show_attached()
 
     def recount(self) -> None:

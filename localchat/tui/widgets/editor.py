@@ -10,7 +10,7 @@ from textual.binding import BindingType
 from textual.message import Message
 from textual.widgets import TextArea
 
-from localchat.tui.attachments import Attachment, chip_of_paste, clean, is_long, present
+from localchat.tui.attachments import Attachment, attachment_of_paste, clean, is_long, present
 from localchat.tui.keymap import bindings
 
 
@@ -21,7 +21,7 @@ class Editor(TextArea):
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("composer")]
 
     @dataclass
-    class Wanted(Message):
+    class ActionRequested(Message):
         """A key whose meaning `decide` knows: `send`, `accept`, `editor`, or `up` and `down` at the edges of
         the text. It waits its turn among the keys: what was typed before it is in the text, what was typed
         after it is not."""
@@ -32,7 +32,7 @@ class Editor(TextArea):
     class Opened(Message):
         """A chip is to be shown whole."""
 
-        chip: Attachment
+        attachment: Attachment
 
     def __init__(self, decide: Callable[[str], None], *, id: str) -> None:  # noqa: A002 - textual's word
         super().__init__(
@@ -45,39 +45,39 @@ class Editor(TextArea):
             max_checkpoints=200,
         )
         self.match_cursor_bracket = False
-        self.chips: tuple[Attachment, ...] = ()
+        self.attachments: tuple[Attachment, ...] = ()
         self.completing = False
         self._decide = decide
         self._pastes = 0
 
     # ------------------------------------------------------------------ keys
 
-    def on_editor_wanted(self, event: Wanted) -> None:
+    def on_editor_action_requested(self, event: ActionRequested) -> None:
         event.stop()
         self._decide(event.what)
 
     def action_send(self) -> None:
-        self.post_message(self.Wanted("send"))
+        self.post_message(self.ActionRequested("send"))
 
     def action_newline(self) -> None:
         self.insert("\n")
         self.scroll_cursor_visible()
 
     def action_accept(self) -> None:
-        self.post_message(self.Wanted("accept"))
+        self.post_message(self.ActionRequested("accept"))
 
     def action_editor(self) -> None:
-        self.post_message(self.Wanted("editor"))
+        self.post_message(self.ActionRequested("editor"))
 
     def action_up(self) -> None:
         if self.completing or (self.cursor_at_first_line and self.selection.is_empty):
-            self.post_message(self.Wanted("up"))
+            self.post_message(self.ActionRequested("up"))
         else:
             self.action_cursor_up()
 
     def action_down(self) -> None:
         if self.completing or (self.cursor_at_last_line and self.selection.is_empty):
-            self.post_message(self.Wanted("down"))
+            self.post_message(self.ActionRequested("down"))
         else:
             self.action_cursor_down()
 
@@ -85,17 +85,17 @@ class Editor(TextArea):
         """A sign right before the cursor goes as a whole: half of one would stand for nothing."""
         row, column = self.cursor_location
         before = self.document.get_line(row)[:column]
-        for chip in self.chips:
-            if self.selection.is_empty and before.endswith(chip.sign):
-                self.delete((row, column - len(chip.sign)), (row, column))
+        for attachment in self.attachments:
+            if self.selection.is_empty and before.endswith(attachment.sign):
+                self.delete((row, column - len(attachment.sign)), (row, column))
                 return
         super().action_delete_left()
 
-    def action_open_chip(self) -> None:
-        here = present(self.text, self.chips)
+    def action_open_attachment(self) -> None:
+        here = present(self.text, self.attachments)
         row, column = self.cursor_location
         line = self.document.get_line(row)
-        under = [chip for chip in here if _covers(line, chip.sign, column)]
+        under = [attachment for attachment in here if _covers(line, attachment.sign, column)]
         if under or here:
             self.post_message(self.Opened((under or list(here))[-1]))
 
@@ -105,9 +105,9 @@ class Editor(TextArea):
         # Before TextArea sees it: a line of a megabyte would hold the screen for seconds.
         event.stop()
         event.prevent_default()
-        self.take_paste(event.text)
+        self.insert_paste(event.text)
 
-    def take_paste(self, text: str) -> None:
+    def insert_paste(self, text: str) -> None:
         """Insert a paste, or a chip where it is long."""
         text = clean(text)
         if not is_long(text):
@@ -115,30 +115,32 @@ class Editor(TextArea):
             self.scroll_cursor_visible()
             return
         self._pastes += 1
-        chip = chip_of_paste(text, self._pastes)
-        while any(chip.sign == one.sign for one in self.chips):  # of a message of before
+        attachment = attachment_of_paste(text, self._pastes)
+        while any(
+            attachment.sign == one.sign for one in self.attachments
+        ):  # of a message of before
             self._pastes += 1
-            chip = chip_of_paste(text, self._pastes)
-        self.take_chip(chip)
+            attachment = attachment_of_paste(text, self._pastes)
+        self.insert_attachment(attachment)
 
-    def take_chip(self, chip: Attachment) -> None:
+    def insert_attachment(self, attachment: Attachment) -> None:
         """Insert the sign of a chip at the cursor. Chips whose sign was deleted stay known: undoing brings the
         sign back, and it must stand for something."""
-        self.chips = (*self.chips, chip)
-        self.insert(f"{chip.sign} ")
+        self.attachments = (*self.attachments, attachment)
+        self.insert(f"{attachment.sign} ")
 
-    def put_chip(self, word: str, chip: Attachment) -> None:
+    def replace_with_attachment(self, word: str, attachment: Attachment) -> None:
         """Put the sign of a chip where a word stands, if it still does."""
         for row, line in enumerate(self.text.split("\n")):
             found = re.search(rf"(?<!\S){re.escape(word)}", line)
             if found is not None:
-                self.chips = (*self.chips, chip)
-                self.replace(chip.sign, (row, found.start()), (row, found.end()))
+                self.attachments = (*self.attachments, attachment)
+                self.replace(attachment.sign, (row, found.start()), (row, found.end()))
                 return
 
-    def write(self, text: str, chips: Sequence[Attachment] = ()) -> None:
+    def write(self, text: str, attachments: Sequence[Attachment] = ()) -> None:
         """Replace everything; the cursor stands at the end."""
-        self.chips = tuple(chips)
+        self.attachments = tuple(attachments)
         self.load_text(text)
         self.move_cursor(self.document.end)
 

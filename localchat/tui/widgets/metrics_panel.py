@@ -46,12 +46,12 @@ _MEMORY: Final = (
 )
 
 
-def rows_of(live: EngineStatus, width: int) -> tuple[Row, ...]:
+def panel_rows(status: EngineStatus, width: int) -> tuple[Row, ...]:
     """All rows for a panel whose inside is `width` cells wide."""
     sections = (_memory, _kv, _speed, _speculation, _prefix, _engine)
     rows: list[Row] = []
     for section in sections:
-        found = list(section(live, width))
+        found = list(section(status, width))
         if found:
             rows += [_BLANK, *found] if rows else found
     return tuple(rows)
@@ -77,8 +77,8 @@ def _words(text: str, figure: str, width: int, style: str = "quiet") -> Iterator
 # ---------------------------------------------------------------------------- memory
 
 
-def _memory(live: EngineStatus, width: int) -> Iterator[Row]:
-    info = live.info
+def _memory(status: EngineStatus, width: int) -> Iterator[Row]:
+    info = status.info
     if info is None:
         yield _heading("Memory", "after the load", width)
         return
@@ -130,13 +130,13 @@ def _stacked(parts: MemoryParts, free: int, width: int, label: str, figure: str)
 # ---------------------------------------------------------------------------- KV
 
 
-def _kv(live: EngineStatus, width: int) -> Iterator[Row]:
-    used, total = live.kv
+def _kv(status: EngineStatus, width: int) -> Iterator[Row]:
+    used, total = status.kv
     if not total:
         return
-    now = live.figures or (live.stats.now if live.stats else None)
-    if live.stats is not None and not live.busy:
-        now = live.stats.now
+    now = status.figures or (status.stats.now if status.stats else None)
+    if status.stats is not None and not status.busy:
+        now = status.stats.now
         used = now.kv_used_tokens  # the last request holds nothing any more
     yield _heading("KV cache", f"{metrics.kv_share(used, total)}", width)
     shared = now.kv_shared_tokens if now else 0
@@ -155,31 +155,31 @@ def _kv(live: EngineStatus, width: int) -> Iterator[Row]:
     yield _line("  shared of it", f"{shared:,} tok", "kv_shared_tokens", width)
     yield _line("cached", f"{cached:,} tok", "kv_cached_tokens", width)
     yield _line("parked in RAM", f"{parked:,} tok", "kv_parked_tokens", width)
-    if live.stats is not None and live.stats.evictions:
-        yield _line("evictions", f"{live.stats.evictions:,}", "evictions", width)
+    if status.stats is not None and status.stats.evictions:
+        yield _line("evictions", f"{status.stats.evictions:,}", "evictions", width)
 
 
 # ---------------------------------------------------------------------------- speed
 
 
-def _speed(live: EngineStatus, width: int) -> Iterator[Row]:
-    rate = live.decode_tokens_per_s
-    times = live.stats.tpot_ms if live.stats else ()
-    if live.ttft_s is None and rate is None and not times:
+def _speed(status: EngineStatus, width: int) -> Iterator[Row]:
+    rate = status.decode_tokens_per_s
+    times = status.stats.tpot_ms if status.stats else ()
+    if status.ttft_s is None and rate is None and not times:
         return
-    yield _heading("Speed", live.state, width)
-    yield _line("TTFT", f"{metrics.number(live.ttft_s, 2)} s", "ttft_s", width)
+    yield _heading("Speed", status.state, width)
+    yield _line("TTFT", f"{metrics.number(status.ttft_s, 2)} s", "ttft_s", width)
     yield _line(
         "decode", f"{metrics.number(rate, 1)} tok/s", "decode_tokens_per_s", width, "figure"
     )
-    spark = sparkline(live.rates, width)
+    spark = sparkline(status.rates, width)
     if spark:
         yield Row((Piece(spark, "spark"),), "decode_tokens_per_s")
-    done = live.done
+    done = status.done
     if done is not None and done.timings.prefill_tokens_per_s is not None:
         prefill = metrics.number(done.timings.prefill_tokens_per_s, 1)
         yield _line("prefill", f"{prefill} tok/s", "prefill_tokens_per_s", width)
-    for name, value in _percentiles(live, times):
+    for name, value in _percentiles(status, times):
         yield _line(f"TPOT {name}", f"{metrics.number(value, 1)} ms", f"tpot_ms_{name}", width)
     drawn, low, high = histogram(times, width)
     if drawn:
@@ -189,9 +189,11 @@ def _speed(live: EngineStatus, width: int) -> Iterator[Row]:
         yield Row((Piece(left + space + right, "quiet"),), "tpot_ms")
 
 
-def _percentiles(live: EngineStatus, times: Sequence[float]) -> Iterator[tuple[str, float | None]]:
+def _percentiles(
+    status: EngineStatus, times: Sequence[float]
+) -> Iterator[tuple[str, float | None]]:
     """Of the last request once it is over, else of the tokens told last."""
-    done = live.done.timings if live.done else None
+    done = status.done.timings if status.done else None
     for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
         yield name, getattr(done, f"tpot_ms_{name}") if done else metrics.percentile(times, share)
 
@@ -199,10 +201,10 @@ def _percentiles(live: EngineStatus, times: Sequence[float]) -> Iterator[tuple[s
 # ---------------------------------------------------------------------------- speculation, prefix, engine
 
 
-def _speculation(live: EngineStatus, width: int) -> Iterator[Row]:
-    accepted, drafted = live.drafts
-    off = live.figures.speculation_off if live.figures else ""
-    off = live.done.speculation.off if live.done else off
+def _speculation(status: EngineStatus, width: int) -> Iterator[Row]:
+    accepted, drafted = status.drafts
+    off = status.figures.speculation_off if status.figures else ""
+    off = status.done.speculation.off if status.done else off
     if not drafted and not off:
         return
     share = metrics.acceptance(drafted, accepted)
@@ -211,18 +213,18 @@ def _speculation(live: EngineStatus, width: int) -> Iterator[Row]:
         value = f"{accepted}/{drafted} ({percent(accepted, drafted)})" if share is not None else "-"
         yield _line("accepted", value, "acceptance", width)
         yield Row((Piece(bar(accepted, drafted, width), "bar"),), "acceptance")
-    stats = live.stats
+    stats = status.stats
     if stats is not None and stats.draft_steps:
         length = f"{stats.accepted / stats.draft_steps:.2f} tok"
         yield _line("mean accepted", length, "accepted_length", width)
-    if live.done is not None and live.done.speculation.speedup is not None:
-        yield _line("net gain", f"× {live.done.speculation.speedup:.2f}", "speedup", width)
+    if status.done is not None and status.done.speculation.speedup is not None:
+        yield _line("net gain", f"× {status.done.speculation.speedup:.2f}", "speedup", width)
     if off:
         yield from _words(off, "speculation_off", width)
 
 
-def _prefix(live: EngineStatus, width: int) -> Iterator[Row]:
-    prefill = live.prefill
+def _prefix(status: EngineStatus, width: int) -> Iterator[Row]:
+    prefill = status.prefill
     if prefill is None:
         return
     yield _heading("Prefix cache", f"{prefill.cached:,}/{prefill.total:,} tok", width)
@@ -231,8 +233,8 @@ def _prefix(live: EngineStatus, width: int) -> Iterator[Row]:
         yield from _words(f"missed: {prefill.why_missed}", "why_missed", width)
 
 
-def _engine(live: EngineStatus, width: int) -> Iterator[Row]:
-    info, stats = live.info, live.stats
+def _engine(status: EngineStatus, width: int) -> Iterator[Row]:
+    info, stats = status.info, status.stats
     if info is None:
         return
     yield _heading("Engine", sanitize_line(info.backend), width)
@@ -268,7 +270,7 @@ _STYLES = (
 )
 
 
-class Panel(Widget, can_focus=True):
+class MetricsPanel(Widget, can_focus=True):
     """Rows of figures above, one sentence about the marked one below. Cheapest as one widget: twelve small
     ones cost twice as much."""
 
@@ -277,32 +279,32 @@ class Panel(Widget, can_focus=True):
 
     marked: reactive[int] = reactive(0, repaint=True)
 
-    def __init__(self, live: EngineStatus, *, id: str) -> None:  # noqa: A002 - textual's word
+    def __init__(self, status: EngineStatus, *, id: str) -> None:  # noqa: A002 - textual's word
         super().__init__(id=id)
-        self._live = live
+        self._status = status
         self._rows: tuple[Row, ...] = ()
-        self._looks: dict[str, Style] = {}
+        self._style_cache: dict[str, Style] = {}
         self._top = 0
 
-    def follow(self, live: EngineStatus) -> None:
+    def follow(self, status: EngineStatus) -> None:
         """Draw these figures from now on."""
-        self._live = live
-        self.changed()
+        self._status = status
+        self.refresh_metrics()
 
-    def changed(self) -> None:
+    def refresh_metrics(self) -> None:
         """The figures may be other ones."""
         if not self.display:
             return
-        rows = rows_of(self._live, max(8, self._column_width - 3))
+        rows = panel_rows(self._status, max(8, self._column_width - 3))
         if rows != self._rows:
             self._rows = rows
             self.refresh()
 
     def on_show(self) -> None:
-        self.changed()
+        self.refresh_metrics()
 
     def on_resize(self) -> None:
-        self.changed()
+        self.refresh_metrics()
         self._reveal()
 
     # ------------------------------------------------------------------ the marked figure
@@ -386,7 +388,7 @@ class Panel(Widget, can_focus=True):
     def render_line(self, y: int) -> Strip:
         width = self.size.width
         if y >= self._room:
-            return self._painted(self._about(y - self._room, width - 3), width, marked=False)
+            return self._row_strip(self._about(y - self._room, width - 3), width, marked=False)
         first = self._top + y
         columns = (self._cell(first + n * self._room) for n in range(self._columns))
         return Strip.join(columns).adjust_cell_length(width, self._look("plain"))
@@ -394,7 +396,7 @@ class Panel(Widget, can_focus=True):
     def _cell(self, at: int) -> Strip:
         row = self._rows[at] if at < len(self._rows) else Row(())
         marked = bool(row.figure) and row.figure == self.figure and self.has_focus
-        return self._painted(row.pieces, self._column_width, marked=marked)
+        return self._row_strip(row.pieces, self._column_width, marked=marked)
 
     def _about(self, line: int, width: int) -> tuple[Piece, ...]:
         if line == 0:
@@ -411,7 +413,7 @@ class Panel(Widget, can_focus=True):
         text = sentences[line - 1]
         return (Piece(text[: width - 1] + "…" if last else text, "about"),)
 
-    def _painted(self, pieces: tuple[Piece, ...], width: int, *, marked: bool) -> Strip:
+    def _row_strip(self, pieces: tuple[Piece, ...], width: int, *, marked: bool) -> Strip:
         base = self._look("plain")
         sign = Segment("▎" if marked else " ", self._look("marked"))
         segments = [sign, Segment(" ", base)]
@@ -420,13 +422,13 @@ class Panel(Widget, can_focus=True):
 
     def _look(self, name: str) -> Style:
         """A style of the panel; Textual makes each anew whenever it is asked for."""
-        if name not in self._looks:
-            self._looks[name] = self.get_component_rich_style(f"panel--{name}")
-        return self._looks[name]
+        if name not in self._style_cache:
+            self._style_cache[name] = self.get_component_rich_style(f"panel--{name}")
+        return self._style_cache[name]
 
     def notify_style_update(self) -> None:
         super().notify_style_update()
-        self._looks = {}
+        self._style_cache = {}
 
     def on_focus(self) -> None:
         if not self.figure:

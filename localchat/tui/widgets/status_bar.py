@@ -20,7 +20,7 @@ _ORNAMENT: Final = 7
 """From this rank on a part says nothing that is not said elsewhere."""
 
 
-class Part(NamedTuple):
+class StatusPart(NamedTuple):
     """A piece of the line. `style`: a component class without its prefix; `rank`: the higher, the sooner it
     is left out where the line is short."""
 
@@ -43,32 +43,32 @@ _MARKS: Final = {
 }
 
 
-def parts_of(live: EngineStatus) -> tuple[Part, ...]:
+def status_parts(status: EngineStatus) -> tuple[StatusPart, ...]:
     """What the line says, in order."""
-    mark, style = _MARKS[live.state]
-    found = [Part(mark, style), Part(live.words, "state", glued=True)]
-    if live.pulling:
-        found.append(Part(live.pulling, "busy", 6))
-    if live.ttft_s is not None:
-        found.append(Part(f"TTFT {number(live.ttft_s, 2)} s", rank=3))
-    if live.decode_tokens_per_s is not None:
-        found.append(Part(f"{number(live.decode_tokens_per_s, 1)} tok/s", "figure", 1))
-        spark = sparkline(live.rates, _SPARK_CELLS)
+    mark, style = _MARKS[status.state]
+    found = [StatusPart(mark, style), StatusPart(status.words, "state", glued=True)]
+    if status.pulling:
+        found.append(StatusPart(status.pulling, "busy", 6))
+    if status.ttft_s is not None:
+        found.append(StatusPart(f"TTFT {number(status.ttft_s, 2)} s", rank=3))
+    if status.decode_tokens_per_s is not None:
+        found.append(StatusPart(f"{number(status.decode_tokens_per_s, 1)} tok/s", "figure", 1))
+        spark = sparkline(status.rates, _SPARK_CELLS)
         if spark:
-            found.append(Part(spark, "spark", 8, glued=True))
-    used, total = live.kv
+            found.append(StatusPart(spark, "spark", 8, glued=True))
+    used, total = status.kv
     if total:
-        found.append(Part(f"KV {kv_share(used, total)}", rank=2))
-        found.append(Part(bar(used, total, _KV_CELLS), "bar", 7, glued=True))
-    accepted, drafted = live.drafts
+        found.append(StatusPart(f"KV {kv_share(used, total)}", rank=2))
+        found.append(StatusPart(bar(used, total, _KV_CELLS), "bar", 7, glued=True))
+    accepted, drafted = status.drafts
     if drafted:
-        found.append(Part(f"drafts {accepted}/{drafted}", rank=5))
-    if live.where:
-        found.append(Part(live.where, rank=9))
+        found.append(StatusPart(f"drafts {accepted}/{drafted}", rank=5))
+    if status.where:
+        found.append(StatusPart(status.where, rank=9))
     return tuple(found)
 
 
-def fitted(parts: tuple[Part, ...], width: int) -> tuple[Part, ...]:
+def fit_parts(parts: tuple[StatusPart, ...], width: int) -> tuple[StatusPart, ...]:
     """The parts that fit into `width` cells, the least important left out first."""
     kept = list(parts)
     while _length(kept) > width and any(part.rank for part in kept):
@@ -76,20 +76,20 @@ def fitted(parts: tuple[Part, ...], width: int) -> tuple[Part, ...]:
     return tuple(kept)
 
 
-def beside(hint: str, parts: tuple[Part, ...], width: int) -> tuple[Part, ...]:
+def fit_with_hint(hint: str, parts: tuple[StatusPart, ...], width: int) -> tuple[StatusPart, ...]:
     """The parts that leave room for a hint in `width` cells, where that costs ornaments alone; else those that
     fit."""
-    shorter = fitted(parts, width - len(hint))
+    shorter = fit_parts(parts, width - len(hint))
     if all(part in shorter or part.rank >= _ORNAMENT for part in parts):
         return shorter
-    return fitted(parts, width)
+    return fit_parts(parts, width)
 
 
-def _length(parts: list[Part]) -> int:
+def _length(parts: list[StatusPart]) -> int:
     return sum(len(part.text) + (1 if part.glued else 3) for part in parts)
 
 
-class StatusLine(Widget):
+class StatusBar(Widget):
     """Paints one row; asked to again only where its text is another one. `hint`: which key does what now;
     `urgent`: it is about what is going on, and comes before ornaments."""
 
@@ -105,42 +105,42 @@ class StatusLine(Widget):
         "status--broken",
     }
 
-    def __init__(self, live: EngineStatus, *, id: str) -> None:  # noqa: A002 - textual's word
+    def __init__(self, status: EngineStatus, *, id: str) -> None:  # noqa: A002 - textual's word
         super().__init__(id=id)
-        self._live = live
-        self._shown: tuple[Part, ...] = ()
-        self._looks: dict[str, Style] = {}
+        self._status = status
+        self._shown: tuple[StatusPart, ...] = ()
+        self._style_cache: dict[str, Style] = {}
         self.hint = self._hinted = ""
         self.urgent = False
 
-    def follow(self, live: EngineStatus) -> None:
+    def follow(self, status: EngineStatus) -> None:
         """Draw these figures from now on."""
-        self._live = live
-        self.changed()
+        self._status = status
+        self.refresh_metrics()
 
-    def changed(self) -> None:
+    def refresh_metrics(self) -> None:
         """The figures may be other ones."""
         asked = self.hint if self.urgent else ""
-        parts = beside(asked, parts_of(self._live), self.size.width - 2)
+        parts = fit_with_hint(asked, status_parts(self._status), self.size.width - 2)
         if (parts, self.hint) != (self._shown, self._hinted):
             self._shown, self._hinted = parts, self.hint
             self.refresh(Region(0, 0, self.size.width, 1))
 
     def on_resize(self) -> None:
         self._shown = ()
-        self.changed()
+        self.refresh_metrics()
 
     def notify_style_update(self) -> None:
         super().notify_style_update()
-        self._looks = {}
+        self._style_cache = {}
 
     def _look(self, name: str) -> Style:
         """A style of the line; Textual makes each anew, which takes as long as all the rest of a drawing."""
-        if name not in self._looks:
-            self._looks[name] = (
+        if name not in self._style_cache:
+            self._style_cache[name] = (
                 self.get_component_rich_style(f"status--{name}") if name else self.rich_style
             )
-        return self._looks[name]
+        return self._style_cache[name]
 
     def render_lines(self, crop: Region) -> list[Strip]:
         return rows_in(self, crop, self.render_line)

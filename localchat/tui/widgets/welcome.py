@@ -34,10 +34,10 @@ class Welcome(Widget):
         super().__init__(id=id)
         self.greeting: tuple[str, ...] = ()
         self._offers: tuple[Offer, ...] = ()
-        self._outbid = False
+        self._offers_hidden = False
         self._offer_rows: dict[int, int] = {}
 
-    def tell(self, greeting: Sequence[str], offers: Sequence[Offer] = ()) -> None:
+    def set_greeting(self, greeting: Sequence[str], offers: Sequence[Offer] = ()) -> None:
         """Say this. The first line is the largest."""
         self.greeting, self._offers = tuple(greeting), tuple(offers)
         self.refresh(layout=True)
@@ -45,26 +45,26 @@ class Welcome(Widget):
     @property
     def offers(self) -> tuple[Offer, ...]:
         """Those that can be taken now."""
-        return () if self._outbid else self._offers
+        return () if self._offers_hidden else self._offers
 
-    def outbid(self, by_notice: bool) -> None:
+    def set_offers_hidden(self, by_notice: bool) -> None:
         """Whether a notice makes offers."""
-        if by_notice != self._outbid:
-            self._outbid = by_notice
+        if by_notice != self._offers_hidden:
+            self._offers_hidden = by_notice
             self.refresh(layout=True)
 
-    def take(self, number: int) -> None:
+    def choose(self, number: int) -> None:
         """Choose an offer, counted from 1."""
         if 1 <= number <= len(self.offers):
             self.post_message(self.Taken(self.offers[number - 1].action))
 
     def on_click(self, event: events.Click) -> None:
-        self.take(self._offer_rows.get(event.y, 0))
+        self.choose(self._offer_rows.get(event.y, 0))
 
     def render(self) -> Content:
         width = max(10, self.size.width - 2)
         said = [sanitize_line(line) for line in self.greeting]
-        greeting = _fitted(said, width, self.size.height - 3 - len(self.offers))
+        greeting = _fit_lines(said, width, self.size.height - 3 - len(self.offers))
         lines: list[Content] = [
             Content.assemble(("localchat", "bold $primary")),
             Content(""),
@@ -74,17 +74,17 @@ class Welcome(Widget):
         if self.offers:
             lines.append(Content(""))
         for number, offer in enumerate(self.offers, 1):
-            text = _shortened(sanitize_line(offer.label), width - 8)
+            text = _shorten(sanitize_line(offer.label), width - 8)
             lines.append(Content.assemble((f" alt+{number} ", "bold $accent"), f" {text}"))
         above = max(0, (self.size.height - len(lines)) // 2)
         self._offer_rows = {above + first + n: n + 1 for n in range(len(self.offers))}
-        return Content("\n" * above) + Content("\n").join(_centred(lines, self.size.width))
+        return Content("\n" * above) + Content("\n").join(_center(lines, self.size.width))
 
 
-def _fitted(lines: Sequence[str], width: int, room: int) -> list[str]:
+def _fit_lines(lines: Sequence[str], width: int, room: int) -> list[str]:
     """The rows that a low window has room for: first the empty ones go, then the last lines, each as a
     whole."""
-    wrapped = [_wrapped(line, width) for line in lines]
+    wrapped = [_wrap_line(line, width) for line in lines]
     if sum(map(len, wrapped)) > room:
         wrapped = [rows for rows, line in zip(wrapped, lines, strict=True) if line]
     kept: list[str] = []
@@ -92,16 +92,16 @@ def _fitted(lines: Sequence[str], width: int, room: int) -> list[str]:
         if len(kept) + len(rows) > room:
             break
         kept += rows
-    return kept or [_shortened(lines[0], width)] if lines else []
+    return kept or [_shorten(lines[0], width)] if lines else []
 
 
-def _wrapped(line: str, width: int) -> list[str]:
+def _wrap_line(line: str, width: int) -> list[str]:
     """A sentence goes on below itself; a line of parts goes without its last ones."""
-    shortened = _shortened(line, width)
+    shortened = _shorten(line, width)
     return wrap(line, width) if shortened.endswith("…") else [shortened]
 
 
-def _shortened(line: str, width: int) -> str:
+def _shorten(line: str, width: int) -> str:
     """What fits of a line: without its last parts where it has parts, else with a sign that there was more."""
     while len(line) > width:
         at = max(line.rfind(joint, 0, width + 1) for joint in (" · ", ", ", "; ", ": "))
@@ -111,7 +111,7 @@ def _shortened(line: str, width: int) -> str:
     return line
 
 
-def _centred(lines: Sequence[Content], width: int) -> list[Content]:
+def _center(lines: Sequence[Content], width: int) -> list[Content]:
     """All lines moved to the right alike, so that the widest stands in the middle."""
     widest = max((line.cell_length for line in lines), default=0)
     before = " " * max(1, (width - widest) // 2)
@@ -122,7 +122,7 @@ def _centred(lines: Sequence[Content], width: int) -> list[Content]:
 
 
 _MOST_ADOPTABLE = 2
-_HOW = (
+_USAGE = (
     "Enter sends, Ctrl+J begins a new line",
     "/ commands · @ files · Ctrl+R conversations",
     "Ctrl+O figures · F1 everything else",
@@ -131,7 +131,7 @@ _GUIDE = (
     "The guide answers: a small model that came with the program.",
     "It knows localchat; for everything else choose a model.",
 )
-_ANOTHER = Offer("choose a model (F3)", "model")
+_CHOOSE_MODEL = Offer("choose a model (F3)", "model")
 
 
 class Greeting(NamedTuple):
@@ -141,11 +141,11 @@ class Greeting(NamedTuple):
     offers: tuple[Offer, ...] = ()
 
 
-def greeting(settled: ModelSetup) -> Greeting:
+def greeting(setup: ModelSetup) -> Greeting:
     """What is said at once."""
-    if settled.model.name != GUIDE:
-        return Greeting((f"{settled.model.name} answers.", "", *_HOW))
-    return Greeting((*_GUIDE, "", *_HOW), (_ANOTHER,))
+    if setup.model.name != GUIDE:
+        return Greeting((f"{setup.model.name} answers.", "", *_USAGE))
+    return Greeting((*_GUIDE, "", *_USAGE), (_CHOOSE_MODEL,))
 
 
 def first_greeting(found: "FirstRun") -> Greeting:
@@ -154,12 +154,16 @@ def first_greeting(found: "FirstRun") -> Greeting:
         Offer(f"{model.name}, here already ({model.origin})", f"model {model.name}")
         for model in found.adoptable[:_MOST_ADOPTABLE]
     ]
-    cards = [Offer(_card(card), f"pull {card.name}") for card in found.cards]
-    offers = (*(here + cards)[:4], _ANOTHER)
-    return Greeting((*_GUIDE, "", found.hardware, "", *_HOW[:2]), offers)
+    cards = [
+        Offer(_fetch_label(suggestion), f"pull {suggestion.name}") for suggestion in found.cards
+    ]
+    offers = (*(here + cards)[:4], _CHOOSE_MODEL)
+    return Greeting((*_GUIDE, "", found.hardware, "", *_USAGE[:2]), offers)
 
 
-def _card(card: "Card") -> str:
-    speed = f", about {rate(card.tokens_per_s)}" if card.tokens_per_s is not None else ""
-    fetch = f"{size(card.size_bytes)}, {duration(card.download_s)} to fetch"
-    return f"{card.role}: {card.name} · {fetch}{speed}"
+def _fetch_label(suggestion: "Card") -> str:
+    speed = (
+        f", about {rate(suggestion.tokens_per_s)}" if suggestion.tokens_per_s is not None else ""
+    )
+    fetch = f"{size(suggestion.size_bytes)}, {duration(suggestion.download_s)} to fetch"
+    return f"{suggestion.role}: {suggestion.name} · {fetch}{speed}"

@@ -49,7 +49,7 @@ def test_history_is_searched_renamed_deleted_and_taken_back(tmp_path: Path) -> N
         await command(pilot, "/new")
         await pilot.pause()
         await say(pilot, "about hills")
-        await until(pilot, lambda: len(app.keeper.history.list()) == 2)  # type: ignore[union-attr]
+        await until(pilot, lambda: len(app.recorder.history.list()) == 2)  # type: ignore[union-attr]
         await pilot.press("ctrl+r")
         await until(pilot, lambda: app.screen is not app.chat)
         assert dialog(pilot).entries.option_count == 2
@@ -83,7 +83,7 @@ def test_a_history_that_is_longer_than_its_list_says_so(
         await command(pilot, "/new")
         await pilot.pause()
         await say(pilot, "about hills")
-        await until(pilot, lambda: len(app.keeper.history.list()) == 2)  # type: ignore[union-attr]
+        await until(pilot, lambda: len(app.recorder.history.list()) == 2)  # type: ignore[union-attr]
         await pilot.press("ctrl+r")
         await until(pilot, lambda: app.screen is not app.chat)
         box = dialog(pilot).query_one("#dialog")

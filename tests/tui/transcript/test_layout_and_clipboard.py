@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from textual.theme import BUILTIN_THEMES
 
 from localchat.tui import clipboard
-from localchat.tui.transcript.layout import Heights
+from localchat.tui.transcript.layout import BlockHeights
 from localchat.tui.transcript.markdown import Look, Piece, Row
 from localchat.tui.transcript.redraw_rate import FAST_S, SLOW_S, RedrawRate
 from localchat.tui.transcript.strips import Palette, StripRenderer, contrast
@@ -25,7 +25,7 @@ _CHANGES = st.lists(
 @given(_CHANGES)
 def test_tops_are_sums_of_the_heights_before(changes: list[tuple[str, int, int]]) -> None:
     plain: list[int] = []
-    heights = Heights()
+    heights = BlockHeights()
     for verb, index, height in changes:
         if verb == "append":
             plain.append(height)
@@ -43,9 +43,9 @@ def test_tops_are_sums_of_the_heights_before(changes: list[tuple[str, int, int]]
 
 
 def test_a_row_belongs_to_the_block_around_it() -> None:
-    heights = Heights([3, 1, 4])
-    assert [heights.at(row) for row in range(-1, 9)] == [0, 0, 0, 0, 1, 2, 2, 2, 2, 2]
-    assert Heights().at(0) == -1
+    heights = BlockHeights([3, 1, 4])
+    assert [heights.index_at(row) for row in range(-1, 9)] == [0, 0, 0, 0, 1, 2, 2, 2, 2, 2]
+    assert BlockHeights().at(0) == -1
 
 
 def test_a_dear_drawing_and_a_slow_terminal_make_it_wait() -> None:
@@ -109,5 +109,8 @@ def test_a_strip_has_exactly_its_width(text: str, width: int) -> None:
     )
     assume(cell_len(text) + 2 <= width)  # rows are wrapped before
     row = Row((Piece("▌ ", Look("user.bar")), Piece(text, Look())), 1, None, "user")
-    for strip in (painter.strip(row), painter.laid_over(row, [(1, 4, painter.palette.mark())])):
+    for strip in (
+        painter.strip(row),
+        painter.overlaid_strip(row, [(1, 4, painter.palette.mark())]),
+    ):
         assert strip.cell_length == sum(cell_len(part.text) for part in strip) == width

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from localchat.sanitize import sanitize
-from localchat.tui.transcript.markdown import Growing, Row, code, layout
+from localchat.tui.transcript.markdown import IncrementalMarkdown, Row, code, layout
 from localchat.tui.transcript.markdown.wrap import cuts
 
 DOCUMENT = """# Title
@@ -145,21 +145,21 @@ def test_wrapping_drops_nothing(text: str, width: int) -> None:
 @settings(max_examples=100, deadline=None)
 @given(TEXTS, st.randoms(use_true_random=False))
 def test_a_stream_in_any_pieces_ends_as_the_whole(text: str, chance: random.Random) -> None:
-    growing = Growing(30)
+    growing = IncrementalMarkdown(30)
     at = 0
     while at < len(text):
         size = chance.randint(1, 9)
         growing.append(text[at : at + size])
         growing.rows()
         at += size
-    whole = Growing(30, text)
+    whole = IncrementalMarkdown(30, text)
     assert growing.source == whole.source
     assert growing.finish() == whole.finish() == layout(whole.source, 30)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_before_its_end_a_stream_shows_what_the_whole_would(seed: int) -> None:
-    chance, growing, at = random.Random(seed), Growing(60), 0
+    chance, growing, at = random.Random(seed), IncrementalMarkdown(60), 0
     while at < len(DOCUMENT):
         size = chance.randint(1, 30)
         growing.append(DOCUMENT[at : at + size])
@@ -221,7 +221,7 @@ def test_an_escape_by_entity_or_by_link_is_inert() -> None:
 
 
 def test_code_keeps_its_lines_and_is_coloured_whole_once_closed() -> None:
-    growing = Growing(60, '```python\nx = """a\nb')
+    growing = IncrementalMarkdown(60, '```python\nx = """a\nb')
     before = growing.rows()
     growing.append('"""\n```\n')
     after = growing.rows()

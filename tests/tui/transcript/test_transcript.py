@@ -123,10 +123,10 @@ async def test_what_comes_while_it_is_hidden_is_there_later_and_nothing_wakes_me
         await pilot.pause()
         transcript.put(AnswerBlock("a", "written behind the curtain"))
         transcript.append_text("a", " and more")
-        await _until(lambda: transcript.settled)  # no timer goes on for what nobody sees
+        await _until(lambda: transcript.is_idle)  # no timer goes on for what nobody sees
         transcript.display = True
         await pilot.pause()
-        await _until(lambda: transcript.settled)
+        await _until(lambda: transcript.is_idle)
         assert "behind the curtain and more" in "\n".join(app.lines())
 
 
@@ -161,7 +161,7 @@ async def test_correcting_estimates_does_not_move_what_is_read() -> None:
         app.transcript.scroll_to(y=200, animate=False)
         await pilot.pause()
         before = app.lines()
-        await _until(lambda: app.transcript.settled)
+        await _until(lambda: app.transcript.is_idle)
         assert app.lines() == before
 
 

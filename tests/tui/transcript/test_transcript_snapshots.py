@@ -167,7 +167,7 @@ def test_it_looks_as_it_did(state: str, size: tuple[int, int], snap_compare: Any
             time.monotonic() < end
         ):  # heights out of view are counted, and the scroll bar knows it
             picture = pilot.app.export_screenshot(simplify=True)
-            if transcript.settled and normalize_svg(picture) == wanted:
+            if transcript.is_idle and normalize_svg(picture) == wanted:
                 break
             await pilot.pause(0.02)
 

@@ -5,7 +5,7 @@ import time
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Final
 
-from localchat.tui.transcript.markdown.inline import shown
+from localchat.tui.transcript.markdown.inline import printable
 from localchat.tui.transcript.markdown.rows import Look, Piece
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ Line = tuple[Piece, ...]
 
 def label(info: str) -> str:
     """What a fence says about itself, as shown above its code: a language, mostly."""
-    return shown(info.strip())
+    return printable(info.strip())
 
 
 def language(info: str) -> str:
@@ -79,7 +79,7 @@ def highlight_line(line: str, name: str) -> Line:
 
 
 def _plain(line: str) -> Line:
-    return (Piece(shown(line), Look("code.text")),) if line else ()
+    return (Piece(printable(line), Look("code.text")),) if line else ()
 
 
 def _extend(lines: list[list[Piece]], text: str, look: Look) -> None:
@@ -94,9 +94,9 @@ def _add(line: list[Piece], text: str, look: Look) -> None:
     if not text:
         return
     if line and line[-1].look == look:
-        line[-1] = Piece(line[-1].text + shown(text), look)
+        line[-1] = Piece(line[-1].text + printable(text), look)
     else:
-        line.append(Piece(shown(text), look))
+        line.append(Piece(printable(text), look))
 
 
 def load() -> None:

@@ -19,7 +19,7 @@ _FENCE: Final = re.compile(r" {0,3}(`{3,}|~{3,})([^\n]*)\n")
 _TAIL_MOST: Final = 12 * 1024
 
 
-class Growing:
+class IncrementalMarkdown:
     """An answer while it streams. `text` is raw and may come in pieces cut anywhere."""
 
     def __init__(self, width: int, text: str = "") -> None:

@@ -35,7 +35,7 @@ def inline_lines(content: str, base: Look = PLAIN) -> Sequence[Line]:
 def _read(content: str, base: Look) -> Sequence[Line]:
     tokens = inline(content)
     if tokens is None:
-        return [[Piece(shown(line), base)] for line in content.split("\n")]
+        return [[Piece(printable(line), base)] for line in content.split("\n")]
     return _Lines(base).read(tokens)
 
 
@@ -44,7 +44,7 @@ _kept = lru_cache(1024)(
 )  # items of a list that grows, cells of a table, are read again and again
 
 
-def shown(text: str) -> str:
+def printable(text: str) -> str:
     """Text of one line as it may stand in a row: entities can bring back what was inert before."""
     return sanitize_line(text.replace("\t", "    "))
 
@@ -132,7 +132,7 @@ class _Lines:
         if not text:
             return
         line = self.lines[-1]
-        text = shown(text)
+        text = printable(text)
         if line and line[-1].look == look:
             line[-1] = Piece(line[-1].text + text, look)
         else:

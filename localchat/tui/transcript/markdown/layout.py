@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from rich.cells import cell_len
 
 from localchat.tui.transcript.markdown import code, parser
-from localchat.tui.transcript.markdown.inline import Line, inline_lines, shown
+from localchat.tui.transcript.markdown.inline import Line, inline_lines, printable
 from localchat.tui.transcript.markdown.rows import PLAIN, Look, Piece, Row
 from localchat.tui.transcript.markdown.table import MOST_ROWS, Table, table_rows
 from localchat.tui.transcript.markdown.wrap import wrap
@@ -53,7 +53,7 @@ def plain_rows(
     blank = next(wrap([], width, later, later, ground))
     for number, line in enumerate(parser.split_long(text).split("\n")):
         if line or not number:
-            words = [Piece(shown(line), look)] if line else []
+            words = [Piece(printable(line), look)] if line else []
             yield from wrap(words, width, later if number else first, later, ground)
         else:
             yield blank
@@ -115,7 +115,7 @@ class MarkdownLayout:
             case "table_open":
                 yield from self._table(token, inside, lead, later)
             case _:
-                plain = [[Piece(shown(line), PLAIN)] for line in token.content.split("\n")]
+                plain = [[Piece(printable(line), PLAIN)] for line in token.content.split("\n")]
                 yield from self._lines_of(plain, lead, later)
 
     def _lines_of(self, lines: Sequence[Line], lead: Lead, later: Lead) -> Iterator[Row]:
@@ -186,7 +186,7 @@ class MarkdownLayout:
         if self._lines is None:
             self._lines = self._source.split("\n")
         start, end = token.map or (0, 0)
-        lines = [[Piece(shown(line), PLAIN)] for line in self._lines[start:end]]
+        lines = [[Piece(printable(line), PLAIN)] for line in self._lines[start:end]]
         yield from self._lines_of(lines, lead, later)
 
 
