@@ -115,7 +115,7 @@ def test_escape_stops_and_f7_goes_on(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_stops_and_twice_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localchat.tui.app._TWICE_S", 3600.0)
+    monkeypatch.setattr("localchat.tui.app._DOUBLE_PRESS_S", 3600.0)
     stage = Stage(tmp_path, script=lambda request: ScriptedAnswer(("a",) * 20_000, gap_s=0.01))
 
     async def what(pilot: Pilot[int]) -> None:

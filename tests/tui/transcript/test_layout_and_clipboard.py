@@ -45,7 +45,7 @@ def test_tops_are_sums_of_the_heights_before(changes: list[tuple[str, int, int]]
 def test_a_row_belongs_to_the_block_around_it() -> None:
     heights = BlockHeights([3, 1, 4])
     assert [heights.index_at(row) for row in range(-1, 9)] == [0, 0, 0, 0, 1, 2, 2, 2, 2, 2]
-    assert BlockHeights().at(0) == -1
+    assert BlockHeights().index_at(0) == -1
 
 
 def test_a_dear_drawing_and_a_slow_terminal_make_it_wait() -> None:

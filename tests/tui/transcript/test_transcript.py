@@ -361,7 +361,7 @@ async def test_on_a_slow_terminal_the_end_moves_by_half_a_screen(
 ) -> None:
     behind = [True]
     monkeypatch.setattr(
-        "localchat.tui.transcript.scroll_view.writer_is_behind", lambda app: behind[0]
+        "localchat.tui.transcript.scroll_view.output_is_pending", lambda app: behind[0]
     )
     monkeypatch.setattr("localchat.tui.transcript.redraw_rate.SLOW_S", 0.05)
     app = Stage(answers(20))
