@@ -54,7 +54,7 @@ async def pictures(folder: Path) -> None:
     try:
         async with app.run_test(size=SIZE, notifications=True, tooltips=True) as pilot:
             app.chat.composer.editor.cursor_blink = False
-            await until(pilot, lambda: app.session.live.info is not None)
+            await until(pilot, lambda: app.session.status.info is not None)
             await until(pilot, lambda: len(app.chat.query_one("#welcome").offers) > 1)  # type: ignore[attr-defined]
             save("first-run")
             app.chat.composer.write("What is a KV cache, and why is decoding slower than prefill?")
@@ -62,7 +62,7 @@ async def pictures(folder: Path) -> None:
             await until(pilot, lambda: app.session.last_answer() and not app.session.busy)
             save("chat")
             await pilot.press("ctrl+o")
-            await until(pilot, lambda: app.session.live.stats is not None)
+            await until(pilot, lambda: app.session.status.stats is not None)
             await pilot.pause(0.2)
             save("panel")
             await pilot.press("ctrl+o", "f3")

@@ -267,3 +267,24 @@ def _memory(extra: int, kv_bytes: int, info: EngineInfo) -> str:
         info.free_bytes and (info.actual_bytes or info.predicted_bytes) + extra > info.free_bytes
     )
     return f" ({word} memory{', which does not fit now' if short else ''})"
+
+
+def cut_by_policy(
+    conversation: Conversation,
+    engine: Engine,
+    refusal: ContextExceeded,
+    *,
+    max_tokens: int | None = None,
+    thinking: ReasoningChoice = "auto",
+) -> LeaveOut | None:
+    """The cut that a policy of leaving out the oldest messages makes now; None if it has none that helps.
+
+    `refusal` may know the context better than `info` of a remote engine does. Raises LocalchatError if the
+    engine cannot count."""
+    if conversation.policy.kind != "leave_out_oldest":
+        return None
+    known = refusal.details.get("context_tokens")
+    context = (known if isinstance(known, int) else 0) or engine.info().context_tokens
+    reserve = reserve_tokens(context, max_tokens)
+    cut = what_to_leave_out(conversation, counter(engine), context, reserve, thinking=thinking)
+    return cut if cut is not None and cut.nodes else None

@@ -54,10 +54,10 @@ def workplace_of(ctx: click.Context, setup: Setup) -> tuple[SessionContext, Mode
     workplace = SessionContext(
         paths=setup.paths,
         environ=setup.door.environ,
-        settle=settled,
+        resolve=settled,
         request=request_for,
         plan=planner.plan,
-        foresee=lambda name: planner.foresee(name, setup),
+        estimate=lambda name: planner.estimate(name, setup),
         first_run=lambda: _first_run(setup),
         remember=partial(_remember, setup.paths),
         keys=read_settings(setup.paths.settings_file).keys,
@@ -92,7 +92,7 @@ class _Planner:
         subject = Subject(model.name, unloaded, model.path, settled.settings.backend)
         return assess(subject, options, self._here(), None, speed=False).plan
 
-    def foresee(self, name: str, setup: Setup) -> CatalogEstimate | None:
+    def estimate(self, name: str, setup: Setup) -> CatalogEstimate | None:
         from localchat.cli.fit import LEAST_SLOTS
         from localchat.engine.options import load_options
         from localchat.models.assess import Subject, assess

@@ -35,27 +35,27 @@ class _Call:
 
 
 class AnswerBuilder:
-    """Grows one assistant node. `parent`: the question; `prolonged`: an answer that is continued."""
+    """Grows one assistant node. `parent`: the question; `continued`: an answer that is continued."""
 
     def __init__(
         self,
         conversation: Conversation,
-        page: SessionView,
+        view: SessionView,
         parent: str,
-        prolonged: Node | None = None,
+        continued: Node | None = None,
     ) -> None:
         self._conversation = conversation
-        self._page = page
+        self._view = view
         self._parent = parent
-        self.node = prolonged
-        self._text = [prolonged.message.content] if prolonged else []
-        self._reasoning = [prolonged.message.reasoning] if prolonged else []
+        self.node = continued
+        self._text = [continued.message.content] if continued else []
+        self._reasoning = [continued.message.reasoning] if continued else []
         self._calls: dict[int, _Call] = {}
         self._accepted: Accepted | None = None
         self._done: Done | None = None
         self._state: NodeState = "open"
         self._thinking_since: float | None = None
-        self._text_begun = prolonged is not None
+        self._text_begun = continued is not None
         self._grown = False
 
     def take(self, event: Event) -> None:
@@ -67,11 +67,11 @@ class AnswerBuilder:
             case Text(choice=0, text=text) if text:
                 self._begin_text()
                 self._text.append(text)
-                self._page.append_text(self._id, text)
+                self._view.append_text(self._id, text)
             case Reasoning(choice=0, text=text) if text:
                 self._begin_reasoning()
                 self._reasoning.append(text)
-                self._page.append_text(reasoning_id(self._id), text)
+                self._view.append_text(reasoning_id(self._id), text)
             case ToolCall(choice=0):
                 self._take_call(event)
             case Finished(choice=0, reason=reason):
@@ -81,7 +81,7 @@ class AnswerBuilder:
             case _:
                 pass
 
-    def grown(self) -> Node | None:
+    def take_snapshot(self) -> Node | None:
         """The node as it stands now; None where nothing has come since this was asked last."""
         if self.node is None or not self._grown:
             return None
@@ -102,9 +102,9 @@ class AnswerBuilder:
                 continue  # finished with its seconds already
             if isinstance(block, AnswerBlock):
                 self._begin_text()
-                self._page.finish(block)
+                self._view.finish(block)
             elif isinstance(block, ToolCallBlock):
-                self._page.put(block)
+                self._view.put(block)
         return node
 
     @property
@@ -135,21 +135,21 @@ class AnswerBuilder:
         if not self._text_begun:
             self._text_begun = True
             assert self.node is not None
-            self._page.put(AnswerBlock(self._id, "", branch_of(self._conversation, self.node)))
+            self._view.put(AnswerBlock(self._id, "", branch_of(self._conversation, self.node)))
 
     def _begin_reasoning(self) -> None:
         self._open()
         if self._thinking_since is None:
             self._thinking_since = time.monotonic()
             if not any(self._reasoning):
-                self._page.put(ReasoningBlock(reasoning_id(self._id), ""))
+                self._view.put(ReasoningBlock(reasoning_id(self._id), ""))
 
     def _end_reasoning(self) -> None:
         if self._thinking_since is not None:
             seconds = time.monotonic() - self._thinking_since
             self._thinking_since = None
             block = ReasoningBlock(reasoning_id(self._id), "".join(self._reasoning), seconds)
-            self._page.finish(block)
+            self._view.finish(block)
 
     def _take_call(self, event: ToolCall) -> None:
         self._open()
@@ -157,7 +157,7 @@ class AnswerBuilder:
         call.id, call.name = event.id or call.id, event.name or call.name
         call.arguments.append(event.arguments)
         arguments = "".join(call.arguments)
-        self._page.put(ToolCallBlock(f"{self._id}/call/{event.call}", call.name, arguments))
+        self._view.put(ToolCallBlock(f"{self._id}/call/{event.call}", call.name, arguments))
 
     def _put(self, figures: AnswerFigures | None, state: NodeState, error: str) -> Node:
         assert self.node is not None

@@ -38,6 +38,14 @@ class ModelSetup(NamedTuple):
     open_engine: "OpenEngine"
 
 
+class SetupChange(NamedTuple):
+    """Another model, or other parameters."""
+
+    apply: Callable[[], None]
+    reload: bool
+    """Applying it opens the engine again."""
+
+
 @dataclass(frozen=True, slots=True)
 class SessionContext:
     """settle(word, changes): the model that a word means (None: the one the command named) under the flags of
@@ -51,10 +59,10 @@ class SessionContext:
 
     paths: Paths
     environ: Mapping[str, str]
-    settle: "Callable[[str | None, Mapping[str, str]], ModelSetup]"
+    resolve: "Callable[[str | None, Mapping[str, str]], ModelSetup]"
     request: "Callable[[Settings, Prompt], GenerateRequest]"
     plan: "Callable[[ModelSetup, LoadOptions], MemoryPlan]"
-    foresee: "Callable[[str], CatalogEstimate | None]"
+    estimate: "Callable[[str], CatalogEstimate | None]"
     remember: "Callable[[ResolvedModel, EngineInfo | None, Done | None], None]"
     first_run: "Callable[[], FirstRun | None]"
     keys: Mapping[str, str]

@@ -40,7 +40,7 @@ class EngineStatus:
     queued: Queued | None = None
     loading: Loading | None = None
     prefill: Prefill | None = None
-    figures: MetricsSnapshot | None = None
+    metrics: MetricsSnapshot | None = None
     done: Done | None = None
     stats: EngineStats | None = None
     rates: deque[float] = field(default_factory=lambda: deque(maxlen=_RATES_KEPT))
@@ -55,10 +55,10 @@ class EngineStatus:
     def begin(self) -> None:
         """A request goes out: what the last one measured is no longer shown as now."""
         self.state = "sent"
-        self.queued = self.loading = self.prefill = self.figures = self.done = None
+        self.queued = self.loading = self.prefill = self.metrics = self.done = None
         self.rates.clear()
 
-    def take(self, event: Event) -> bool:
+    def update(self, event: Event) -> bool:
         """Note what an event says; returns whether anything to draw has changed."""
         before = self.state
         match event:
@@ -73,7 +73,7 @@ class EngineStatus:
             case Text() | ToolCall():
                 self.state = "writing"
             case MetricsSnapshot():
-                self._figures(event)
+                self._update_metrics(event)
                 return True
             case Done():
                 self.done, self.state = event, "ready"
@@ -81,46 +81,46 @@ class EngineStatus:
                 return False
         return self.state != before or isinstance(event, Queued | Loading | Prefill)
 
-    def _figures(self, event: MetricsSnapshot) -> None:
-        self.figures = event
+    def _update_metrics(self, event: MetricsSnapshot) -> None:
+        self.metrics = event
         if event.decode_tokens_per_s is not None:
             self.rates.append(event.decode_tokens_per_s)
 
-    def rest(self, *, broken: bool = False) -> None:
+    def finish(self, *, broken: bool = False) -> None:
         """The request is over, however it ended."""
         self.state = "broken" if broken else "ready"
 
     # ------------------------------------------------------------------ the figures, as they are shown
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         """The state in words: `loading 2.1/4.7 GB`, `prefill 1,536/6,200 of which 6,144 cached`."""
         if self.task:
             return self.task
-        maker = _WORDS.get(self.state)
-        return maker(self) if maker else self.state
+        label = _WORDS.get(self.state)
+        return label(self) if label else self.state
 
     @property
     def ttft_s(self) -> float | None:
         """Of the request that runs, or of the last one."""
         if self.done is not None:
             return self.done.timings.ttft_s
-        return self.figures.ttft_s if self.figures else None
+        return self.metrics.ttft_s if self.metrics else None
 
     @property
     def decode_tokens_per_s(self) -> float | None:
         """Of the request that runs, or of the last one."""
         if self.done is not None:
             return self.done.timings.decode_tokens_per_s
-        return self.figures.decode_tokens_per_s if self.figures else None
+        return self.metrics.decode_tokens_per_s if self.metrics else None
 
     @property
     def kv(self) -> tuple[int, int]:
         """Tokens used and in all; (0, 0) where it is not known yet."""
         if self.done is not None:
             return self.done.kv_used_tokens, self.done.kv_total_tokens
-        if self.figures is not None:
-            return self.figures.kv_used_tokens, self.figures.kv_total_tokens
+        if self.metrics is not None:
+            return self.metrics.kv_used_tokens, self.metrics.kv_total_tokens
         if self.info is None or self.info.backend == "remote":
             return 0, 0  # a server's cache is known from what it tells with an answer
         return 0, self.info.context_tokens
@@ -130,10 +130,10 @@ class EngineStatus:
         """Accepted and drafted."""
         if self.done is not None:
             return self.done.speculation.accepted, self.done.speculation.drafted
-        return (self.figures.accepted, self.figures.drafted) if self.figures else (0, 0)
+        return (self.metrics.accepted, self.metrics.drafted) if self.metrics else (0, 0)
 
     @property
-    def where(self) -> str:
+    def placement(self) -> str:
         """Backend and offload: `llamacpp · CPU`, `llamacpp · GPU 28/28`."""
         if self.info is None:
             return ""
@@ -144,27 +144,27 @@ class EngineStatus:
         return f"{info.backend} · {place}{' · safe mode' if info.safe_mode else ''}"
 
 
-def _prefill_words(live: EngineStatus) -> str:
-    if live.prefill is None:
+def _prefill_label(status: EngineStatus) -> str:
+    if status.prefill is None:
         return "prefill"
-    cached = f" of which {live.prefill.cached:,} cached" if live.prefill.cached else ""
-    return f"prefill {live.prefill.done:,}/{live.prefill.total:,}{cached}"
+    cached = f" of which {status.prefill.cached:,} cached" if status.prefill.cached else ""
+    return f"prefill {status.prefill.done:,}/{status.prefill.total:,}{cached}"
 
 
-def _loading_words(live: EngineStatus) -> str:
-    if live.loading is None or not live.loading.total_bytes:
+def _loading_label(status: EngineStatus) -> str:
+    if status.loading is None or not status.loading.total_bytes:
         return "loading"
-    return f"loading {sizes(live.loading.done_bytes, live.loading.total_bytes)}"
+    return f"loading {sizes(status.loading.done_bytes, status.loading.total_bytes)}"
 
 
-def _queued_words(live: EngineStatus) -> str:
-    return f"queued, {live.queued.ahead} ahead" if live.queued else "queued"
+def _queued_label(status: EngineStatus) -> str:
+    return f"queued, {status.queued.ahead} ahead" if status.queued else "queued"
 
 
 _WORDS: Final[dict[str, Callable[[EngineStatus], str]]] = {
-    "starting": lambda live: f"starting {live.model}".strip(),
-    "queued": _queued_words,
-    "loading": _loading_words,
-    "prefill": _prefill_words,
-    "broken": lambda live: "engine stopped",
+    "starting": lambda status: f"starting {status.model}".strip(),
+    "queued": _queued_label,
+    "loading": _loading_label,
+    "prefill": _prefill_label,
+    "broken": lambda status: "engine stopped",
 }

@@ -1,28 +1,29 @@
-"""The chat without a screen: a conversation, an engine, and a page to show them on.
+"""Chat session without a screen: a conversation, its engine, and a view that shows both.
 
-Everything here runs on the event loop. What may block (opening an engine, asking it what it is) runs in a
-thread. One answer is under way at a time; a question that comes meanwhile is refused by `busy`, which the
-screen asks first.
+Everything runs on one event loop; calls that may block (opening an engine, `info`, counting tokens) run in
+threads. One answer is generated at a time; a question during another one raises UsageError.
 """
 
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
-from localchat.chat.compaction import Compaction
+import msgspec
+
+from localchat.chat.compaction import Compaction, without_summary
 from localchat.chat.conversation import Conversation, Inclusion, Node
 from localchat.chat.overflow import (
     Choice,
     Overflow,
     counter,
+    cut_by_policy,
     examine,
     known_context,
     leave_out,
-    reserve_tokens,
-    what_to_leave_out,
+    send_everything,
 )
 from localchat.chat.prompt_messages import sent_messages
 from localchat.engine.events import Event, MetricsSnapshot, Reasoning, Text
@@ -33,157 +34,144 @@ from localchat.errors import ContextExceeded, EngineClosed, LocalchatError, Usag
 from localchat.models.resolve import GUIDE
 from localchat.session.answer_builder import SAVE_EVERY_S, AnswerBuilder, joined
 from localchat.session.blocks import NoticeBlock, Offer
-from localchat.session.context import ModelSetup, SessionContext
+from localchat.session.context import ModelSetup, SessionContext, SetupChange
 from localchat.session.engine_holder import EngineHolder
 from localchat.session.engine_status import EngineStatus
 from localchat.session.recorder import ConversationRecorder
 from localchat.session.view import SessionView, node_blocks, transcript_blocks
 
-# When a conversation outgrows the context: nothing is sent, the ways on are offered, and one is taken.
+NoticeKind: TypeAlias = Literal["info", "warning", "error"]
+RETRY: Final = "retry"
+"""Action of an offer: answer the last question again."""
+OVERFLOW_PREFIX: Final = "overflow/"
+"""First part of the action of an offer to make room in the context."""
+BATCH_S: Final = 0.05
+"""One frame of the screen, so that text and metrics are drawn together. Waking for every token would take CPU
+cores from an engine that computes on all of them."""
+_METRICS_EVERY_S: Final = 0.15
 
 
-PREFIX: Final = "overflow/"
+class Outcome(NamedTuple):
+    """How an answer ended."""
+
+    end: Literal["complete", "stopped", "failed", "too_long"]
+    node: Node | None = None
+    """The answer; None if none of it arrived."""
+    error: LocalchatError | None = None
+    overflow: Overflow | None = None
+    """Ways to make room for a prompt that was too long; None if the engine cannot count tokens."""
 
 
-class Outgrown:
-    """Of one session. `found`: what was offered last."""
+class Summary(NamedTuple):
+    """Summary that replaces the older part of the conversation."""
 
-    def __init__(self, session: "ChatSession") -> None:
-        self._session = session
-        self.found: Overflow | None = None
-
-    async def offer(self, problem: ContextExceeded) -> None:
-        """Say that nothing was sent, and what can be done; where the person chose to leave out the oldest
-        before, that is done again. Returns with `found` set."""
-        session = self._session
-        try:
-            engine = await session.engine()
-            info = await asyncio.to_thread(engine.info)
-            self.found = await asyncio.to_thread(
-                examine,
-                session.conversation,
-                counter(engine),
-                info,
-                max_tokens=session.settled.settings.max_tokens,
-                thinking=session.settled.settings.think,
-                refusal=problem,
-            )
-        except LocalchatError:  # an engine that cannot count, or is gone: its own words must do
-            session.complain(problem, (Offer("a new conversation", "new"),))
-            return
-        offers = [Offer(each.label, f"{PREFIX}{each.action}") for each in self.found.choices]
-        offers.append(Offer("another model", "model"))
-        sentence = self.found.sentence
-        session.notice(f"{sentence[0].upper()}{sentence[1:]}.", "warning", offers)
-
-    async def again(self, problem: ContextExceeded) -> bool:
-        """The choice made before, made again: leave out what is too old by now. False where nothing was
-        chosen, or where it does not help. `problem`: the refusal, which may know the context better than the
-        engine's `info`."""
-        session = self._session
-        if session.conversation.policy.kind != "leave_out_oldest":
-            return False
-        engine = await session.engine()
-        known = problem.details.get("context_tokens")
-        context = known if isinstance(known, int) else 0
-        context = context or (await asyncio.to_thread(engine.info)).context_tokens
-        settings = session.settled.settings
-        cut = await asyncio.to_thread(
-            what_to_leave_out,
-            session.conversation,
-            counter(engine),
-            context,
-            reserve_tokens(context, settings.max_tokens),
-            thinking=settings.think,
-        )
-        if cut is None or not cut.nodes:
-            return False
-        leave_out(session.conversation, cut)
-        session.keeper.changed()
-        session.show()
-        return True
-
-    async def take(self, action: str) -> None:
-        """Do what a notice offered, and send the question. Raises LocalchatError."""
-        choice = self._choice(action)
-        session = self._session
-        match choice.action:
-            case "leave_out_oldest":
-                assert self.found is not None and self.found.cut is not None
-                leave_out(session.conversation, self.found.cut)
-                session.keeper.changed()
-                session.show()
-            case "compact":
-                await self.compact()
-            case "longer_context":
-                session.use(None, {"context_length": str(choice.tokens)}).apply()
-            case "smaller_kv":
-                changes = {"context_length": str(choice.tokens), "kv_cache_type": choice.kv_type}
-                session.use(None, changes).apply()
-        await session.retry()
-
-    def _choice(self, action: str) -> Choice:
-        name = action.removeprefix(PREFIX)
-        for choice in self.found.choices if self.found else ():
-            if choice.action == name:
-                return choice
-        raise UsageError("this offer is no longer open", hint="send the question again")
-
-    async def compact(self) -> None:
-        """Let the model sum up the older part; the summary is sent in its place. Raises LocalchatError, and
-        then nothing has changed."""
-        session = self._session
-        with session.occupied("summing up"):
-            engine = await session.engine()
-            info = await asyncio.to_thread(engine.info)
-            count = counter(engine)
-            context = known_context(info, self.found)
-            run = await asyncio.to_thread(Compaction, session.conversation, count, context)
-            while (request := await asyncio.to_thread(run.request)) is not None:
-                pieces: list[str] = []
-                session.working(f"summing up {run.progress * 100:.0f} %")
-                with session.streaming(await asyncio.to_thread(engine.generate, request)) as stream:
-                    async for event in stream:
-                        session.watch(event)
-                        if isinstance(event, Text):
-                            pieces.append(event.text)
-                run.take("".join(pieces))
-            for node in run.finish():
-                session.keeper.changed(node)
-            session.keeper.changed()
-        session.show()
+    text: str
+    messages: int
+    """Messages that it newly replaces."""
 
 
-# The conversation as the page shows it: its last messages, its versions. Nothing is asked here.
+class ChatSession:
+    """Asks, shows and records one conversation after another.
 
-
-class Shown:
-    """See the module. `live`: figures, which another conversation does not take over. `settled`: the model and
-    the settings that a new one begins with."""
+    The public attributes are for reading; only the methods change them.
+    """
 
     def __init__(
         self,
+        context: SessionContext,
+        engines: EngineHolder,
+        setup: ModelSetup,
+        view: SessionView,
+        recorder: ConversationRecorder,
         conversation: Conversation,
-        page: SessionView,
-        keeper: ConversationRecorder,
-        settled: ModelSetup,
+        *,
+        keep_unanswered: bool = True,
+        batch_s: float = BATCH_S,
     ) -> None:
+        """`keep_unanswered=False`: a question that fails before its answer begins leaves the conversation.
+        `batch_s`: pause after each batch of text."""
+        self.context = context
+        self.setup = setup
         self.conversation = conversation
-        self.keeper = keeper
-        self.settled = settled
-        self.live = EngineStatus(model=settled.model.name)
-        self._page = page
-        keeper.hold(conversation)
+        self.recorder = recorder
+        self.status = EngineStatus(model=setup.model.name)
+        self.changes: dict[str, str] = {}
+        self.overflow: Overflow | None = None
+        """The choices that were offered last."""
+        self._engines = engines
+        self._view = view
+        self._keep_unanswered = keep_unanswered
+        self._batch_s = batch_s
+        self._stream: Stream | None = None
+        self._stopping = False
+        self._running = False
+        self._unrecorded: Node | None = None
+        """A question that is recorded with the first words of its answer."""
+        self._shown_once: set[str] = set()
+        self._notice_numbers = itertools.count(1)
+        self._metrics_due, self._metrics_shown_s = False, float("-inf")
+        recorder.hold(conversation)
+
+    @property
+    def busy(self) -> bool:
+        """Whether an answer or a summary is being generated."""
+        return self._running
+
+    async def engine(self) -> Engine:
+        """The engine, once it is open. Raises LocalchatError."""
+        return await self._engines.engine()
+
+    async def wait_until_ready(self) -> None:
+        """Wait for the engine and show its notes. Its failures become notices."""
+        try:
+            engine = await self._engines.engine()
+            info = await asyncio.to_thread(engine.info)
+        except EngineClosed:
+            return  # another model was chosen meanwhile
+        except LocalchatError as problem:
+            if not self._running:
+                self.status.finish(broken=True)
+                self.show_error(problem, self._other_models())
+                self._view.status_changed()
+            return
+        self._engine_known(info)
+        if not self._running:
+            self.status.finish()
+        self._view.status_changed()
+
+    def _other_models(self) -> tuple[Offer, ...]:
+        choose = Offer("choose another model", "model")
+        guide = Offer("go on with the built-in guide", f"model {GUIDE}")
+        return (choose,) if self.setup.model.word == GUIDE else (choose, guide)
+
+    def _engine_known(self, info: EngineInfo) -> None:
+        self.status.info = info
+        for sentence in (*info.notes, *((info.warning,) if info.warning else ())):
+            self._notice_once(sentence, "warning" if sentence == info.warning else "info")
+
+    # ------------------------------------------------------------------ notices
+
+    def notice(self, text: str, kind: NoticeKind = "info", offers: Sequence[Offer] = ()) -> str:
+        """Show a message of the program in the transcript; returns the id of its block."""
+        id_ = f"notice/{next(self._notice_numbers)}"
+        self._view.put(NoticeBlock(id_, text, kind, tuple(offers)))
+        return id_
+
+    def _notice_once(self, sentence: str, kind: NoticeKind) -> None:
+        if sentence not in self._shown_once:
+            self._shown_once.add(sentence)
+            self.notice(sentence, kind)
+
+    def show_error(self, problem: LocalchatError, offers: Sequence[Offer] = ()) -> None:
+        """Show an error and its hint as a notice."""
+        self.notice(str(problem), "error", offers)
+
+    # ------------------------------------------------------------------ the conversation
 
     def show(self) -> None:
-        """The whole conversation anew."""
-        self._page.show(transcript_blocks(self.conversation))
-        self._page.figures_changed()
-
-    def _show_new(self, node: Node) -> None:
-        for block in node_blocks(self.conversation, node):
-            self._page.put(block)
-        self.keeper.changed(node)
+        """Show the whole conversation anew."""
+        self._view.show(transcript_blocks(self.conversation))
+        self._view.status_changed()
 
     def last_question(self) -> Node | None:
         """The last message of the user on the shown path."""
@@ -203,260 +191,247 @@ class Shown:
         if question is None:
             raise UsageError("there is nothing to undo")
         self.conversation.back_to(question.parent)
-        self.keeper.changed()
+        self.recorder.changed()
         self.show()
         return question
 
-    def walk(self, id_: str, step: int) -> str | None:
-        """Show the next (1) or the previous (-1) version of a message; returns its id, None where there is
-        no other."""
+    def switch_version(self, id_: str, step: int) -> str | None:
+        """Show the next (1) or the previous (-1) version of a message; returns its id, None if there is
+        none."""
         siblings = self.conversation.siblings(id_)
         at = next(n for n, node in enumerate(siblings) if node.id == id_) + step
         if not 0 <= at < len(siblings):
             return None
         self.conversation.show(siblings[at].id)
-        self.keeper.changed()
+        self.recorder.changed()
         self.show()
         return siblings[at].id
 
-    def begin(self, *, system: str | None = None) -> None:
-        """A new, empty conversation."""
+    def start_new(self, *, system: str | None = None) -> None:
+        """Begin an empty conversation. `system=None`: with the instructions of the settings."""
         self.resume(
             Conversation(
-                model=self.settled.model.word,
-                system=(self.settled.settings.system or "") if system is None else system,
+                model=self.setup.model.word,
+                system=(self.setup.settings.system or "") if system is None else system,
             )
         )
 
     def resume(self, conversation: Conversation) -> None:
-        """Go on with another conversation."""
-        self.keeper.hold(conversation)
+        """Continue another conversation. Raises HistoryUnusable if the last one cannot be saved."""
+        self.recorder.hold(conversation)
         self.conversation = conversation
-        self.live.done = self.live.figures = self.live.prefill = None
+        # Metrics of the conversation before would be read as those of this one.
+        self.status.done = self.status.metrics = self.status.prefill = None
         self.show()
 
-    def instruct(self, text: str) -> None:
-        """Set the instructions that come first."""
+    def set_instructions(self, text: str) -> None:
+        """Set the system message of the conversation."""
         self.conversation.system = text
-        self.keeper.changed()
+        self.recorder.changed()
 
-
-Kind = Literal["info", "warning", "error"]
-RETRY = "retry"
-_BATCH_S = 0.05
-"""As long as a drawing waits for the one before, so that text and figures are drawn together. Waking for every
-token takes the cores from an engine that computes on all of them."""
-
-_FIGURES_EVERY_S = 0.15
-
-
-class Change(NamedTuple):
-    """Another model, or other parameters. `reload`: the engine is opened anew."""
-
-    apply: Callable[[], None]
-    reload: bool
-
-
-class ChatSession(Shown):
-    """See the module. `conversation`, `live` and `settled` are read by the screen, never changed by it."""
-
-    def __init__(
-        self,
-        workplace: SessionContext,
-        engines: EngineHolder,
-        settled: ModelSetup,
-        page: SessionView,
-        keeper: ConversationRecorder,
-        conversation: Conversation,
-    ) -> None:
-        super().__init__(conversation, page, keeper, settled)
-        self.workplace = workplace
-        self.changes: dict[str, str] = {}
-        self.outgrown = Outgrown(self)
-        self._engines = engines
-        self._stream: Stream | None = None
-        self._stopping = False
-        self._running = False
-        self._told: set[str] = set()
-        self._numbers = itertools.count(1)
-        self._due, self._figured_s = False, float("-inf")
-
-    @property
-    def busy(self) -> bool:
-        """Whether an answer is under way."""
-        return self._running
-
-    async def engine(self) -> Engine:
-        """The engine, once it is there. Raises LocalchatError."""
-        return await self._engines.engine()
-
-    def notice(self, text: str, kind: Kind = "info", offers: Sequence[Offer] = ()) -> str:
-        """A word of the program in the transcript; returns the id of its block."""
-        id_ = f"notice/{next(self._numbers)}"
-        self._page.put(NoticeBlock(id_, text, kind, tuple(offers)))
-        return id_
-
-    def complain(self, problem: LocalchatError, offers: Sequence[Offer] = ()) -> None:
-        """An error with what to do, as a notice."""
-        self.notice(str(problem), "error", offers)
-
-    async def get_ready(self) -> None:
-        """Wait for the engine and say what a user should know of it. Never raises for the engine's sake."""
-        try:
-            engine = await self._engines.engine()
-            info = await asyncio.to_thread(engine.info)
-        except EngineClosed:
-            return  # another model was chosen meanwhile
-        except LocalchatError as problem:
-            if not self._running:
-                self.live.rest(broken=True)
-                self.complain(problem, self._other_models())
-                self._page.figures_changed()
-            return
-        self._know(info)
-        if not self._running:
-            self.live.rest()
-        self._page.figures_changed()
-
-    def _other_models(self) -> tuple[Offer, ...]:
-        choose = Offer("choose another model", "model")
-        guide = Offer("go on with the built-in guide", f"model {GUIDE}")
-        return (choose,) if self.settled.model.word == GUIDE else (choose, guide)
-
-    def _know(self, info: EngineInfo) -> None:
-        self.live.info = info
-        for sentence in (*info.notes, *((info.warning,) if info.warning else ())):
-            self._tell_once(sentence, "warning" if sentence == info.warning else "info")
+    def send_everything(self) -> None:
+        """Send all messages again that were left out or summarized."""
+        send_everything(self.conversation)
+        for node in without_summary(self.conversation):
+            self.recorder.changed(node)
+        self.recorder.changed()
+        self.show()
 
     # ------------------------------------------------------------------ asking
 
-    async def ask(self, text: str, inclusions: Sequence[Inclusion] = ()) -> None:
-        """Send a question after the shown path, and answer it. Raises UsageError during another answer."""
+    async def ask(self, text: str, inclusions: Sequence[Inclusion] = ()) -> Outcome:
+        """Send a question after the shown path and answer it. Raises UsageError during another answer."""
         self._refuse_second()
-        node = self.conversation.add(
+        question = self.conversation.add(
             Message("user", text), parent=self.conversation.head, inclusions=inclusions
         )
-        self._show_new(node)
-        await self.answer(node.id)
+        for block in node_blocks(self.conversation, question):
+            self._view.put(block)
+        if self._keep_unanswered:
+            self.recorder.changed(question)
+        else:
+            self._unrecorded = question
+        try:
+            return await self.answer(question.id)
+        finally:
+            if self._unrecorded is question:
+                self._unrecorded = None
+                self.conversation.take_back(question.id)
 
     async def edit(self, id_: str, text: str, inclusions: Sequence[Inclusion] = ()) -> None:
         """Send another version of a question; the first one stays as a branch."""
         self._refuse_second()
         parent = self.conversation.nodes[id_].parent
         node = self.conversation.add(Message("user", text), parent=parent, inclusions=inclusions)
-        self.keeper.changed(node)
+        self.recorder.changed(node)
         self.show()
         await self.answer(node.id)
 
-    async def regenerate(self, id_: str | None = None) -> None:
-        """Answer a question again, the last one where none is named; the answer before stays as a branch.
-        Raises UsageError."""
+    async def regenerate(self, id_: str | None = None) -> Outcome:
+        """Answer a question again, by default the last one; the old answer stays as a branch. Raises
+        UsageError."""
         question = self.conversation.nodes[id_] if id_ else self.last_question()
         if question is None:
             raise UsageError("there is no question to answer again")
+        before = self.conversation.head
+        self.conversation.back_to(question.id)
+        self.show()
+        outcome = await self.answer(question.id)
+        if outcome.node is None and not self._keep_unanswered:
+            self.conversation.back_to(before)
+        return outcome
+
+    async def retry(self) -> None:
+        """Answer the last question again on the same branch, as offered after a failure."""
+        question = self.last_question()
+        if question is None:
+            await self.wait_until_ready()
+            return
         self.conversation.back_to(question.id)
         self.show()
         await self.answer(question.id)
 
-    async def go_on(self) -> None:
-        """Prolong an answer that was stopped or broke off. Raises UsageError."""
+    async def continue_answer(self) -> None:
+        """Continue an answer that was stopped or interrupted. Raises UsageError."""
         node = self.last_answer()
         if node is None or node.id != self.conversation.head or node.parent is None:
             raise UsageError("there is no answer to continue")
         if not node.message.content:
             await self.regenerate()
             return
-        await self.answer(node.parent, prolonged=node)
+        await self.answer(node.parent, continued=node)
 
-    async def answer(self, parent: str, *, prolonged: Node | None = None) -> None:
-        """Answer the message `parent`, whatever stands in the way being shown as a notice."""
-        outgrown: ContextExceeded | None = None
-        with self.occupied():
-            for _ in range(2):
-                answering = AnswerBuilder(self.conversation, self._page, parent, prolonged)
-                outgrown = await self._attempt(answering, prolong=prolonged is not None)
-                if outgrown is None or not await self._cut_again(outgrown):
-                    break
-        if outgrown is not None:
-            await self.outgrown.offer(outgrown)
-        elif answering.whole:
+    def stop(self) -> bool:
+        """Stop generating and keep the text so far. False if nothing is being generated."""
+        if not self._running:
+            return False
+        self._stopping = True
+        if self._stream is not None:
+            self._stream.close()
+        return True
+
+    async def answer(self, parent: str, *, continued: Node | None = None) -> Outcome:
+        """Answer the message `parent`. Failures become notices and are part of the outcome."""
+        with self._exclusive():
+            outcome = await self._attempt(parent, continued)
+            if outcome.end == "too_long" and await self._leave_out_again(outcome.error):
+                outcome = await self._attempt(parent, continued)
+        if outcome.end == "too_long":
+            return outcome._replace(overflow=await self._offer_choices(outcome.error))
+        if outcome.end == "complete":
             await self._remember()
+        return outcome
 
-    async def _attempt(self, answering: AnswerBuilder, *, prolong: bool) -> ContextExceeded | None:
-        """Ask once. What is returned was not sent: it is too long."""
+    async def _attempt(self, parent: str, continued: Node | None) -> Outcome:
+        builder = AnswerBuilder(self.conversation, self._view, parent, continued)
         messages = Messages(
             sent_messages(self.conversation),
-            thinking=self.settled.settings.think,
-            continue_last=prolong,
+            thinking=self.setup.settings.think,
+            continue_last=continued is not None,
         )
         try:
-            await self._consume(answering, messages)
-            self._ended(answering, None)
+            await self._consume(builder, messages)
         except ContextExceeded as problem:
-            if answering.node is None or prolong:
-                return problem
-            self._ended(answering, problem)
+            if builder.node is None or continued is not None:
+                return Outcome("too_long", error=problem)  # nothing was sent
+            return self._ended(builder, problem)
         except LocalchatError as problem:
-            self._ended(answering, problem)
-        return None
+            return self._ended(builder, problem)
+        return self._ended(builder, None)
 
-    async def _cut_again(self, problem: ContextExceeded) -> bool:
-        try:
-            return await self.outgrown.again(problem)
-        except LocalchatError:
-            return False  # the notice that follows tells what is wrong
-
-    async def _consume(self, answering: AnswerBuilder, messages: Messages) -> None:
+    async def _consume(self, builder: AnswerBuilder, messages: Messages) -> None:
         engine = await self._engines.engine()
-        request = self.workplace.request(self.settled.settings, messages)
-        saving = asyncio.create_task(self._save(answering))
+        request = self.context.request(self.setup.settings, messages)
+        saving = asyncio.create_task(self._save(builder))
         try:
-            # Handing over a long prompt waits until the engine's process has read it.
-            with self.streaming(await asyncio.to_thread(engine.generate, request)) as stream:
+            # `generate` returns when the engine process has read the prompt, which may be long.
+            with self._streaming(await asyncio.to_thread(engine.generate, request)) as stream:
                 async for batch in stream.batches():
-                    for event in joined(batch):
-                        self.watch(event)
-                        answering.take(event)
                     writing = any(isinstance(event, Text | Reasoning) for event in batch)
-                    if self.live.info is None and writing:
-                        self._know(await asyncio.to_thread(engine.info))
+                    if self.status.info is None and writing:
+                        self._engine_known(await asyncio.to_thread(engine.info))
+                        self._view.status_changed()
+                    for event in joined(batch):
+                        self.track(event)
+                        builder.take(event)
                     if writing and not stream.ended:
-                        await asyncio.sleep(_BATCH_S)
+                        await asyncio.sleep(self._batch_s)
         finally:
             saving.cancel()
 
-    async def _save(self, answering: AnswerBuilder) -> None:
-        """Keep what has come, by the clock and not by events: a model that falls silent in mid-answer must not
-        hold back its last words, nor its last figures."""
+    async def _save(self, builder: AnswerBuilder) -> None:
+        """Record the growing answer by the clock: a model that falls silent in the middle of an answer must
+        not hold back its last words or metrics."""
         while True:
             await asyncio.sleep(SAVE_EVERY_S)
-            self._show_figures(SAVE_EVERY_S)
-            node = answering.grown()
+            self._show_metrics(SAVE_EVERY_S)
+            node = builder.take_snapshot()
             if node is not None:
-                self.keeper.changed(node)
+                self._record_answer(node)
+
+    def _record_answer(self, node: Node | None) -> None:
+        if self._unrecorded is not None:
+            self.recorder.changed(self._unrecorded)
+            self._unrecorded = None
+        if node is not None:
+            self.recorder.changed(node)
+
+    def _ended(self, builder: AnswerBuilder, problem: LocalchatError | None) -> Outcome:
+        """Record the answer, and show why it ended unless it is complete."""
+        info = self.status.info
+        if problem is None:
+            outcome = Outcome("complete", builder.end(info))
+        elif isinstance(problem, EngineClosed) and self._stopping:
+            self.status.finish()
+            outcome = Outcome("stopped", builder.end(info, "stopped") if builder.node else None)
+            if outcome.node is None:
+                self.notice("stopped before the first word", "info", (Offer("ask again", RETRY),))
+        else:
+            node = builder.end(info, "failed", problem.message) if builder.node else None
+            outcome = Outcome("failed", node, problem)
+            self._failed(problem)
+        if outcome.node is not None or outcome.end == "stopped":
+            self._record_answer(outcome.node)
+        return outcome
+
+    def _failed(self, problem: LocalchatError) -> None:
+        broken = problem.code == "engine_died"
+        self.status.finish(broken=broken)
+        if broken:
+            self.status.info = None
+        self.show_error(problem, (Offer("try again", RETRY),))
+
+    async def _remember(self) -> None:
+        """Remember the model and its speed, in a thread: the next question may come meanwhile."""
+        model, info, done = self.setup.model, self.status.info, self.status.done
+        try:
+            await asyncio.to_thread(self.context.remember, model, info, done)
+        except (OSError, LocalchatError) as problem:
+            sentence = f"what this answer showed cannot be remembered: {problem}"
+            self._notice_once(sentence, "warning")
 
     @contextmanager
-    def occupied(self, what: str = "") -> Iterator[None]:
-        """One thing is under way. Raises UsageError where another one is."""
+    def _exclusive(self, task: str = "") -> Iterator[None]:
+        """Run one answer or task. Raises UsageError during another one."""
         self._refuse_second()
         self._running, self._stopping = True, False
-        self.live.begin()
-        self.working(what)
+        self.status.begin()
+        self._set_task(task)
         try:
             yield
         finally:
-            if self.live.busy:
-                self.live.rest()
+            if self.status.busy:
+                self.status.finish()
             self._running = False
-            self.working("")
+            self._set_task("")
 
     def _refuse_second(self) -> None:
         if self._running:
             raise UsageError("an answer is under way", hint="Esc stops it")
 
     @contextmanager
-    def streaming(self, stream: Stream) -> Iterator[Stream]:
-        """The stream that `stop` closes."""
+    def _streaming(self, stream: Stream) -> Iterator[Stream]:
+        """Make this the stream that `stop` closes."""
         self._stream = stream
         try:
             with stream:
@@ -466,99 +441,153 @@ class ChatSession(Shown):
         finally:
             self._stream = None
 
-    def watch(self, event: Event) -> None:
-        """Note the figures of an event. Those that come ten times a second are shown half as often: nobody
-        reads them faster, and drawing them costs the cores that make them."""
-        if self.live.take(event):
-            self._due = True
-            self._show_figures(_FIGURES_EVERY_S if isinstance(event, MetricsSnapshot) else 0.0)
+    # ------------------------------------------------------------------ status
 
-    def _show_figures(self, gap_s: float) -> None:
-        """Show what is due, unless figures were shown less than `gap_s` seconds ago."""
+    def track(self, event: Event) -> None:
+        """Update the status from an event. Snapshots come ten times a second and are shown half as often:
+        nobody reads them faster, and drawing takes CPU time from the engine."""
+        if self.status.update(event):
+            self._metrics_due = True
+            self._show_metrics(_METRICS_EVERY_S if isinstance(event, MetricsSnapshot) else 0.0)
+
+    def _show_metrics(self, gap_s: float) -> None:
+        """Show a due change of the status, unless one was shown less than `gap_s` seconds ago."""
         now_s = time.monotonic()
-        if self._due and now_s - self._figured_s >= gap_s:
-            self._due, self._figured_s = False, now_s
-            self._page.figures_changed()
+        if self._metrics_due and now_s - self._metrics_shown_s >= gap_s:
+            self._metrics_due, self._metrics_shown_s = False, now_s
+            self._view.status_changed()
 
-    def working(self, what: str) -> None:
-        """What is done besides answering, for the status line."""
-        self.live.task = what
-        self._page.figures_changed()
+    def _set_task(self, task: str) -> None:
+        """Set what the status shows instead of the engine's state."""
+        self.status.task = task
+        self._view.status_changed()
 
-    def _ended(self, answering: AnswerBuilder, problem: LocalchatError | None) -> None:
-        """Keep what was said, and say why it ended where it did not end by itself."""
-        info = self.live.info
-        node: Node | None
-        if problem is None:
-            node = answering.end(info)
-        elif isinstance(problem, EngineClosed) and self._stopping:
-            self.live.rest()
-            node = answering.end(info, "stopped") if answering.node else None
-            if node is None:
-                self.notice("stopped before the first word", "info", (Offer("ask again", RETRY),))
-        else:
-            node = answering.end(info, "failed", problem.message) if answering.node else None
-            self._failed(problem)
-        if node is not None:
-            self.keeper.changed(node)
+    # ------------------------------------------------------------------ a prompt that is too long
 
-    async def _remember(self) -> None:
-        """The model answered, at this pace. Written by a thread while the next question may come already."""
-        model, info, done = self.settled.model, self.live.info, self.live.done
+    async def _offer_choices(self, problem: LocalchatError | None) -> Overflow | None:
+        """Show how to make room for the question, which was not sent."""
+        assert isinstance(problem, ContextExceeded)
         try:
-            await asyncio.to_thread(self.workplace.remember, model, info, done)
-        except (OSError, LocalchatError) as problem:
-            self._tell_once(f"what this answer showed cannot be remembered: {problem}", "warning")
+            engine = await self.engine()
+            info = await asyncio.to_thread(engine.info)
+            found = await asyncio.to_thread(
+                examine,
+                self.conversation,
+                counter(engine),
+                info,
+                max_tokens=self.setup.settings.max_tokens,
+                thinking=self.setup.settings.think,
+                refusal=problem,
+            )
+        except LocalchatError:  # the engine cannot count, or is gone: its own words must do
+            self.show_error(problem, (Offer("a new conversation", "new"),))
+            return None
+        self.overflow = found
+        offers = [Offer(each.label, f"{OVERFLOW_PREFIX}{each.action}") for each in found.choices]
+        offers.append(Offer("another model", "model"))
+        self.notice(f"{found.sentence[0].upper()}{found.sentence[1:]}.", "warning", offers)
+        return found
 
-    def _tell_once(self, sentence: str, kind: Kind) -> None:
-        if sentence not in self._told:
-            self._told.add(sentence)
-            self.notice(sentence, kind)
-
-    def _failed(self, problem: LocalchatError) -> None:
-        broken = problem.code == "engine_died"
-        self.live.rest(broken=broken)
-        if broken:
-            self.live.info = None
-        self.complain(problem, (Offer("try again", RETRY),))
-
-    def stop(self) -> bool:
-        """Stop the answer that is under way; what was said stays. False where there is none."""
-        if not self._running:
+    async def _leave_out_again(self, problem: LocalchatError | None) -> bool:
+        """Leave out the oldest messages if the user chose that before. False if it does not help."""
+        assert isinstance(problem, ContextExceeded)
+        settings = self.setup.settings
+        try:
+            engine = await self.engine()
+            cut = await asyncio.to_thread(
+                cut_by_policy,
+                self.conversation,
+                engine,
+                problem,
+                max_tokens=settings.max_tokens,
+                thinking=settings.think,
+            )
+        except LocalchatError:
+            return False  # the notice that follows explains what is wrong
+        if cut is None:
             return False
-        self._stopping = True
-        if self._stream is not None:
-            self._stream.close()
+        leave_out(self.conversation, cut)
+        self.recorder.changed()
+        self.show()
         return True
 
-    async def retry(self) -> None:
-        """What a notice offers after a failure: the last question again, on the same branch."""
-        question = self.last_question()
-        if question is None:
-            await self.get_ready()
-            return
-        self.conversation.back_to(question.id)
+    async def take_offer(self, action: str) -> None:
+        """Make room as a notice offered, and send the question. Raises LocalchatError."""
+        await self.apply_offer(action)
+        await self.retry()
+
+    async def apply_offer(self, action: str) -> Summary | None:
+        """Make room as a notice offered, without sending anything. Raises LocalchatError."""
+        choice = self._choice(action)
+        match choice.action:
+            case "leave_out_oldest":
+                assert self.overflow is not None and self.overflow.cut is not None
+                leave_out(self.conversation, self.overflow.cut)
+                self.recorder.changed()
+                self.show()
+            case "compact":
+                return await self.compact()
+            case "longer_context":
+                self.prepare_change(None, {"context_length": str(choice.tokens)}).apply()
+            case "smaller_kv":
+                changes = {"context_length": str(choice.tokens), "kv_cache_type": choice.kv_type}
+                self.prepare_change(None, changes).apply()
+        return None
+
+    def _choice(self, action: str) -> Choice:
+        name = action.removeprefix(OVERFLOW_PREFIX)
+        for choice in self.overflow.choices if self.overflow else ():
+            if choice.action == name:
+                return choice
+        raise UsageError("this offer is no longer open", hint="send the question again")
+
+    async def compact(self) -> Summary:
+        """Let the model summarize the older part, and send the summary instead. Raises LocalchatError, and
+        then nothing has changed; EngineClosed after `stop`."""
+        with self._exclusive("summing up"):
+            engine = await self.engine()
+            info = await asyncio.to_thread(engine.info)
+            context = known_context(info, self.overflow)
+            run = await asyncio.to_thread(Compaction, self.conversation, counter(engine), context)
+            while (request := await asyncio.to_thread(run.request)) is not None:
+                pieces: list[str] = []
+                self._set_task(f"summing up {run.progress * 100:.0f} %")
+                request = msgspec.structs.replace(
+                    request, speculation=self.setup.settings.speculation
+                )
+                stream = await asyncio.to_thread(engine.generate, request)
+                with self._streaming(stream):
+                    async for event in stream:
+                        self.track(event)
+                        if isinstance(event, Text):
+                            pieces.append(event.text)
+                run.take("".join(pieces))
+            nodes = run.finish()
+            for node in nodes:
+                self.recorder.changed(node)
+            self.recorder.changed()
         self.show()
-        await self.answer(question.id)
+        return Summary(nodes[0].message.content, len(run.replaced))
 
     # ------------------------------------------------------------------ models and parameters
 
-    def use(self, word: str | None, changes: Mapping[str, str]) -> Change:
-        """Settle another model, or the same one under other parameters. Nothing is different before what is
-        returned is applied; where it reloads, nothing may be under way then. Raises LocalchatError."""
-        wanted = {**self.changes, **changes}
-        settled = self.workplace.settle(word or self.settled.model.word, wanted)
-        reload = settled.options != self.settled.options
+    def prepare_change(self, word: str | None, changes: Mapping[str, str]) -> SetupChange:
+        """Resolve another model, or this one with other parameters. Raises LocalchatError.
+
+        Nothing changes before the result is applied; if it reloads, no answer may be running then."""
+        changes = {**self.changes, **changes}
+        setup = self.context.resolve(word or self.setup.model.word, changes)
+        reload = setup.options != self.setup.options
 
         def apply() -> None:
-            self.changes, self.settled = wanted, settled
-            self.conversation.model = settled.model.word
-            self.live.model = settled.model.name
-            self.keeper.changed()
+            self.changes, self.setup = dict(changes), setup
+            self.conversation.model = setup.model.word
+            self.status.model = setup.model.name
+            self.recorder.changed()
             if reload:
-                self.live.info = None
-                self.live.state = "starting"
-                self._engines.open(settled.open_engine)
-            self._page.figures_changed()
+                self.status.info = None
+                self.status.state = "starting"
+                self._engines.open(setup.open_engine)
+            self._view.status_changed()
 
-        return Change(apply, reload)
+        return SetupChange(apply, reload)

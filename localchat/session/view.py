@@ -39,7 +39,7 @@ class SessionView(Protocol):
         """The whole of a block that was being written."""
         ...
 
-    def figures_changed(self) -> None:
+    def status_changed(self) -> None:
         """State, figures or title are not what they were."""
         ...
 

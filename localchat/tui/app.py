@@ -112,14 +112,14 @@ class ChatApp(App[int]):
             return
         loop = asyncio.get_running_loop()
         session, chat = self.session, self.chat
-        if session.settled.settings.reduced_motion:
+        if session.setup.settings.reduced_motion:
             chat.composer.editor.cursor_blink = False
         self._engines.listen(lambda text: _call_soon(loop, session.notice, text))
-        self._engines.open(session.settled.open_engine)  # its process would compete for the cores
-        self.run_worker(session.get_ready(), group="session")
+        self._engines.open(session.setup.open_engine)  # its process would compete for the cores
+        self.run_worker(session.wait_until_ready(), group="session")
         chat.composer.count_tokens = self._count_tokens
         if self.trouble is not None:
-            session.complain(self.trouble)
+            session.show_error(self.trouble)
         if session.conversation.nodes:
             chat.commands.resume(session.conversation)
         await self._open_history()
@@ -132,13 +132,13 @@ class ChatApp(App[int]):
         from localchat.tui.widgets.welcome import Welcome
 
         welcome = self.chat.query_one(Welcome)
-        welcome.set_greeting(*greeting(self.session.settled))
-        if self.session.settled.model.word != GUIDE or self.session.conversation.nodes:
+        welcome.set_greeting(*greeting(self.session.setup))
+        if self.session.setup.model.word != GUIDE or self.session.conversation.nodes:
             return
         try:
             found = await asyncio.to_thread(self._session_context.first_run)
         except LocalchatError as problem:
-            self.session.complain(problem)
+            self.session.show_error(problem)
             return
         if found is not None:
             welcome.set_greeting(*first_greeting(found))
@@ -153,7 +153,7 @@ class ChatApp(App[int]):
             if draft and not self.chat.composer.text:
                 self.chat.composer.write(draft)
         except LocalchatError as problem:
-            self.session.complain(problem)
+            self.session.show_error(problem)
 
     async def _count_tokens(self, text: str) -> int:
         engine = await self.session.engine()

@@ -32,7 +32,7 @@ class CommandHandlers:
     def __init__(self, screen: "ChatScreen") -> None:
         self._screen = screen
         self._pulls = BackgroundPull(
-            screen.session.workplace,
+            screen.session.context,
             lambda words: self._call_from_thread(self._show_pull_progress, words),
             lambda name: self._call_from_thread(self._pull_finished, name),
             lambda name, problem: self._call_from_thread(self._pull_failed, name, problem),
@@ -44,7 +44,7 @@ class CommandHandlers:
             call = parse(line)
             getattr(self, f"_do_{call.command.name}")(call.argument)
         except LocalchatError as problem:
-            self._screen.session.complain(problem)
+            self._screen.session.show_error(problem)
 
     def _refuse_while_busy(self) -> None:
         if self._screen.session.busy:
@@ -65,26 +65,26 @@ class CommandHandlers:
             elif pick is not None:
                 self.change(pick.name, {})
 
-        self._screen.app.push_screen(ModelScreen(self._screen.session.workplace), picked)
+        self._screen.app.push_screen(ModelScreen(self._screen.session.context), picked)
 
     def change(self, word: str | None, changes: dict[str, str]) -> None:
         """Another model or other parameters, from the next answer on; an answer under way is stopped."""
         screen = self._screen
 
         async def change() -> None:
-            before = screen.session.settled
-            wanted = screen.session.use(word, changes)
+            before = screen.session.setup
+            wanted = screen.session.prepare_change(word, changes)
             if wanted.reload:
                 await screen.settle_down()
             wanted.apply()
-            after = screen.session.settled
+            after = screen.session.setup
             if after.settings.theme != before.settings.theme:
                 screen.app.theme = textual_name(after.settings.theme)
             if after.options != before.options:
                 screen.composer.recount()
                 if after.model != before.model:
                     screen.hint(f"{after.model.name} answers from now on")
-                await screen.session.get_ready()
+                await screen.session.wait_until_ready()
 
         screen.start_work(change())
 
@@ -120,7 +120,7 @@ class CommandHandlers:
     def _do_system(self, text: str) -> None:
         session = self._screen.session
         if text:
-            session.instruct(text)
+            session.set_instructions(text)
             self._screen.hint("the instructions are set")
         else:
             session.notice(session.conversation.system or "There are no instructions.")
@@ -131,18 +131,18 @@ class CommandHandlers:
         async def fit() -> None:
             from localchat.fit.report import verdict
 
-            setup = session.workplace.settle(word or session.settled.model.word, session.changes)
-            plan = await asyncio.to_thread(session.workplace.plan, setup, setup.options.load)
+            setup = session.context.resolve(word or session.setup.model.word, session.changes)
+            plan = await asyncio.to_thread(session.context.plan, setup, setup.options.load)
             session.notice(f"{setup.model.name}\n" + "\n".join(verdict(plan)))
 
         self._screen.start_work(fit())
 
     def _do_pull(self, name: str) -> None:
-        self._pulls.begin(name, offline=self._screen.session.settled.settings.offline)
+        self._pulls.begin(name, offline=self._screen.session.setup.settings.offline)
 
     def _show_pull_progress(self, words: str) -> None:
-        self._screen.session.live.pulling = words
-        self._screen.figures_changed()
+        self._screen.session.status.pulling = words
+        self._screen.status_changed()
 
     def _pull_finished(self, name: str) -> None:
         from localchat.session.blocks import Offer
@@ -156,7 +156,7 @@ class CommandHandlers:
 
         hopeless = isinstance(problem, ModelMissing | UsageError)  # the name itself is wrong
         again = () if hopeless else (Offer("go on with it", f"pull {name}"),)
-        self._screen.session.complain(problem, again)
+        self._screen.session.show_error(problem, again)
 
     def _call_from_thread(self, what: object, *arguments: object) -> None:
         """From a thread to the screen; a program that has ended meanwhile hears nothing."""
@@ -178,7 +178,7 @@ class CommandHandlers:
         async def begin() -> None:
             await screen.settle_down()
             screen.leave_editing()
-            screen.session.begin(system=system)
+            screen.session.start_new(system=system)
             screen.composer.editor.focus()
 
         screen.start_work(begin())
@@ -199,7 +199,7 @@ class CommandHandlers:
 
     def _do_compact(self, _: str) -> None:
         self._refuse_while_busy()
-        self._screen.start_work(self._screen.session.outgrown.compact())
+        self._screen.start_work(self._screen.session.compact())
 
     def _do_search(self, text: str) -> None:
         from localchat.tui.widgets.find_bar import FindBar
@@ -252,7 +252,7 @@ class CommandHandlers:
     def _do_help(self, _: str) -> None:
         from localchat.tui.screens.help import HelpScreen
 
-        self._screen.app.push_screen(HelpScreen(self._screen.session.workplace.keys))
+        self._screen.app.push_screen(HelpScreen(self._screen.session.context.keys))
 
     def _do_quit(self, _: str) -> None:
         self._screen.run_worker(self._screen.app.run_action("quit"))
@@ -271,7 +271,7 @@ class CommandHandlers:
         """All conversations; the chosen one goes on."""
         from localchat.tui.screens.history import HistoryScreen
 
-        history = self._screen.session.keeper.history
+        history = self._screen.session.recorder.history
         if history is None:
             self._screen.hint("the history is not open yet")
             return
@@ -283,7 +283,7 @@ class CommandHandlers:
         self._screen.app.push_screen(HistoryScreen(history), chosen)
 
     async def _resume(self, id_: str) -> None:
-        history = self._screen.session.keeper.history
+        history = self._screen.session.recorder.history
         assert history is not None
         conversation = await asyncio.to_thread(history.load, id_)
         await self._screen.settle_down()
@@ -306,7 +306,7 @@ class CommandHandlers:
     async def write_in_editor(self) -> None:
         """Write the message in $VISUAL or $EDITOR. The answer under way goes on meanwhile."""
         screen = self._screen
-        environ = screen.session.workplace.environ
+        environ = screen.session.context.environ
         command = environ.get("VISUAL") or environ.get("EDITOR") or "vi"
         text, _ = expand(screen.composer.text, screen.composer.attachments)
         handle, name = tempfile.mkstemp(suffix=".md", prefix="localchat-")
@@ -322,7 +322,7 @@ class CommandHandlers:
             written = Path(name).read_text(encoding="utf-8", errors="replace").rstrip("\n")
         except (OSError, ValueError) as problem:
             why = (isinstance(problem, OSError) and problem.strerror) or problem
-            screen.session.complain(
+            screen.session.show_error(
                 UsageError(f"the editor {command} cannot be started: {why}", hint="set EDITOR")
             )
             return

@@ -60,7 +60,7 @@ def test_a_model_chosen_on_the_screen_of_a_remote_is_of_this_machine(settings: P
         workplace, settled = workplace_of(ctx, prepare(ctx))
 
         def server_of(word: str, **changes: str) -> str | None:
-            remote = workplace.settle(word, changes).options.remote
+            remote = workplace.resolve(word, changes).options.remote
             return remote.model if remote is not None else None
 
         assert server_of(settled.model.word, temperature="0.5") == "big"

@@ -22,7 +22,7 @@ from tests.support.tui_stage import DONE, INFO, Stage, sent, told
 
 def test_a_question_is_answered_and_its_figures_are_those_of_the_engine(tmp_path: Path) -> None:
     async def play(chat: Chat) -> None:
-        await chat.session.get_ready()
+        await chat.session.wait_until_ready()
         await chat.session.ask("What is it?")
         node = chat.session.last_answer()
         assert node is not None
@@ -33,7 +33,7 @@ def test_a_question_is_answered_and_its_figures_are_those_of_the_engine(tmp_path
         assert isinstance(shown, AnswerBlock)
         assert shown.footer == stats_line(DONE)
         assert chat.page.pieces == [(node.id, "a "), (node.id, "cache")]
-        assert chat.session.live.decode_tokens_per_s == DONE.timings.decode_tokens_per_s
+        assert chat.session.status.decode_tokens_per_s == DONE.timings.decode_tokens_per_s
         assert chat.stage.remembered == [("tiny", INFO, DONE)]
 
     run(Stage(tmp_path, script=lambda request: told("a ", "cache")), play)
@@ -46,7 +46,7 @@ def test_a_question_before_the_engine_is_opened_waits_for_it(tmp_path: Path) -> 
         asked = asyncio.create_task(engines.engine())
         await asyncio.sleep(0)
         assert not asked.done()
-        engines.open(stage.settle(None, {}).open_engine)
+        engines.open(stage.resolve(None, {}).open_engine)
         assert await asked is stage.engine
         engines.close()
         EngineHolder().close()  # never opened: there is nothing to wait for
@@ -56,7 +56,7 @@ def test_a_question_before_the_engine_is_opened_waits_for_it(tmp_path: Path) -> 
 
 def test_the_whole_path_is_sent_with_the_instructions_first(tmp_path: Path) -> None:
     async def play(chat: Chat) -> None:
-        chat.session.instruct("Be brief.")
+        chat.session.set_instructions("Be brief.")
         await chat.session.ask("one")
         await chat.session.ask("two")
         assert sent(chat.stage.engine.requests[-1]) == [
@@ -86,7 +86,7 @@ def test_stopping_keeps_the_text_and_continuing_prolongs_it(tmp_path: Path) -> N
         assert node.message.content.startswith("begun.")
         assert chat.stage.engine.cancelled == 1
         before = node.message.content
-        await chat.session.go_on()
+        await chat.session.continue_answer()
         node = chat.session.last_answer()
         assert node is not None
         assert (node.message.content, node.state) == (f"{before} and the end", "whole")
@@ -108,12 +108,12 @@ def test_regenerating_and_editing_make_branches_that_can_be_walked(tmp_path: Pat
         shown = chat.page.blocks[answer.id]
         assert isinstance(shown, AnswerBlock)
         assert (shown.text, shown.branch) == ("second", (2, 2))
-        assert session.walk(answer.id, -1) is not None
+        assert session.switch_version(answer.id, -1) is not None
         assert chat.page.texts() == ["q", "first"]
-        assert session.walk(session.last_answer().id, -1) is None  # type: ignore[union-attr]
+        assert session.switch_version(session.last_answer().id, -1) is None  # type: ignore[union-attr]
         await session.edit(question.id, "other")
         assert chat.page.texts() == ["other", "third"]
-        session.walk(session.last_question().id, -1)  # type: ignore[union-attr]
+        session.switch_version(session.last_question().id, -1)  # type: ignore[union-attr]
         assert chat.page.texts() == ["q", "second"]
 
     run(Stage(tmp_path, script=lambda request: told(next(answers))), play)
@@ -180,10 +180,10 @@ def test_a_dead_engine_is_a_notice_and_the_next_question_is_answered(tmp_path: P
         assert notice.kind == "error"
         assert "its words" in notice.text
         assert notice.offers[0].action == "retry"
-        assert session.live.words == "engine stopped"
+        assert session.status.label == "engine stopped"
         await session.retry()
         assert chat.page.texts() == ["q", "whole"]
-        assert session.live.words == "ready"
+        assert session.status.label == "ready"
 
     run(Stage(tmp_path, script=lambda request: next(answers)), play)
 
@@ -197,7 +197,7 @@ def test_what_outgrows_the_context_is_not_sent_until_a_way_is_chosen(tmp_path: P
 
     async def play(chat: Chat) -> None:
         session = chat.session
-        await session.get_ready()
+        await session.wait_until_ready()
         for n in range(3):
             await session.ask(f"question {n} " + "x" * 40_000)
         assert session.conversation.path()[-1].message.role == "user"
@@ -206,7 +206,7 @@ def test_what_outgrows_the_context_is_not_sent_until_a_way_is_chosen(tmp_path: P
         actions = [offer.action for offer in notice.offers]
         assert "overflow/leave_out_oldest" in actions
         assert "overflow/compact" in actions
-        await session.outgrown.take("overflow/leave_out_oldest")
+        await session.take_offer("overflow/leave_out_oldest")
         node = session.last_answer()
         assert node is not None
         assert node.message.content == "yes"
@@ -226,7 +226,7 @@ def test_what_outgrows_the_context_is_not_sent_until_a_way_is_chosen(tmp_path: P
 def test_an_offer_that_is_gone_is_refused(tmp_path: Path) -> None:
     async def play(chat: Chat) -> None:
         with pytest.raises(UsageError):
-            await chat.session.outgrown.take("overflow/compact")
+            await chat.session.take_offer("overflow/compact")
 
     run(Stage(tmp_path), play)
 
@@ -238,10 +238,10 @@ def test_a_summary_stands_for_what_came_before(tmp_path: Path) -> None:
 
     async def play(chat: Chat) -> None:
         session = chat.session
-        await session.get_ready()
+        await session.wait_until_ready()
         for n in range(5):
             await session.ask(f"question {n} " + "x" * 200)
-        await session.outgrown.compact()
+        await session.compact()
         await session.ask("and now?")
         messages = sent(chat.stage.engine.requests[-1])
         assert "SUMMARY" in messages[0][1]
@@ -279,11 +279,11 @@ def test_another_model_is_opened_and_the_conversation_goes_on(tmp_path: Path) ->
     async def play(chat: Chat) -> None:
         session = chat.session
         await session.ask("one")
-        change = session.use("other", {})
+        change = session.prepare_change("other", {})
         assert change.reload
         change.apply()
-        assert session.live.state == "starting"
-        await session.get_ready()
+        assert session.status.state == "starting"
+        await session.wait_until_ready()
         await session.ask("two")
         assert len(chat.stage.opened) >= 2
         assert chat.stage.opened[-1][0].name == "other"
@@ -293,10 +293,10 @@ def test_another_model_is_opened_and_the_conversation_goes_on(tmp_path: Path) ->
             "user",
         ]
         assert chat.stage.opened[-2][1].closed
-        assert not session.use(None, {"temperature": "0.1"}).reload
+        assert not session.prepare_change(None, {"temperature": "0.1"}).reload
         with pytest.raises(UsageError):
-            session.use(None, {"temperature": "hot"})
-        assert session.settled.settings.temperature is None
+            session.prepare_change(None, {"temperature": "hot"})
+        assert session.setup.settings.temperature is None
 
     run(Stage(tmp_path, script=lambda request: told("yes")), play)
 
@@ -307,11 +307,11 @@ def test_many_figures_are_shown_a_few_times_and_the_last_of_them_are(tmp_path: P
         shown: list[int] = []
 
         def look() -> None:
-            shown.append(session.live.kv[0])
+            shown.append(session.status.kv[0])
 
-        chat.page.figures_changed = look  # type: ignore[method-assign]
+        chat.page.status_changed = look  # type: ignore[method-assign]
         for tokens in range(1, 101):
-            session.watch(MetricsSnapshot("decode", kv_used_tokens=tokens))
+            session.track(MetricsSnapshot("decode", kv_used_tokens=tokens))
         assert shown[0] == 1
         assert len(shown) < 50
         saving = asyncio.create_task(
@@ -319,8 +319,8 @@ def test_many_figures_are_shown_a_few_times_and_the_last_of_them_are(tmp_path: P
         )
         await chat.until(lambda: shown[-1] == 100)
         saving.cancel()
-        session.watch(MetricsSnapshot("decode", kv_used_tokens=101))
-        session.watch(Text(0, "a word"))
+        session.track(MetricsSnapshot("decode", kv_used_tokens=101))
+        session.track(Text(0, "a word"))
         assert shown[-1] == 101
 
     run(Stage(tmp_path), play)
@@ -330,10 +330,10 @@ def test_figures_on_the_way_are_those_of_the_events(tmp_path: Path) -> None:
     events = (MetricsSnapshot("decode", ttft_s=0.5, decode_tokens_per_s=10.0, kv_used_tokens=7),)
 
     async def play(chat: Chat) -> None:
-        live = chat.session.live
+        live = chat.session.status
         live.begin()
         for event in events:
-            live.take(event)
+            live.update(event)
         assert (live.ttft_s, live.decode_tokens_per_s, live.kv[0]) == (0.5, 10.0, 7)
         assert list(live.rates) == [10.0]
 

@@ -32,7 +32,7 @@ def test_a_remote_that_is_wrong_about_its_context_is_believed_when_it_refuses(
 
     async def play(chat: Chat) -> None:
         session = chat.session
-        await session.get_ready()
+        await session.wait_until_ready()
         for n in range(3):
             await session.ask(f"question {n} " + "x" * 40_000)
         notice = chat.page.notices()[-1]
@@ -72,7 +72,7 @@ def test_a_remote_that_drops_leaves_what_it_said_and_can_be_asked_again(tmp_path
         await session.retry()
         assert "is the server running?" in chat.page.notices()[-1].text
         assert session.conversation.path()[-1].message.content == "q"
-        assert session.live.words == "ready"
+        assert session.status.label == "ready"
         await session.retry()
         assert chat.page.texts() == ["q", "whole"]
 

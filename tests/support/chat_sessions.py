@@ -34,7 +34,7 @@ class Sheet:
         assert block.id in self.blocks
         self.blocks[block.id] = block
 
-    def figures_changed(self) -> None:
+    def status_changed(self) -> None:
         self.changes += 1
 
     def texts(self) -> list[str]:
@@ -56,11 +56,11 @@ class Chat:
         self.page = Sheet()
         engines = EngineHolder()
         app = stage.app()
-        settled = stage.settle(None, {})
+        settled = stage.resolve(None, {})
         engines.open(settled.open_engine)
         self.engines = engines
         self.session = ChatSession(
-            app.session.workplace,
+            app.session.context,
             engines,
             settled,
             self.page,
@@ -76,7 +76,7 @@ class Chat:
         raise AssertionError("it did not become true")
 
 
-def run(stage: Stage, play: Callable[[Chat], Coroutine[Any, Any, None]]) -> None:
+def run(stage: Stage, play: Callable[[Chat], Coroutine[Any, Any, object]]) -> None:
     async def all_of_it() -> None:
         await play(Chat(stage))
 

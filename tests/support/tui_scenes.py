@@ -93,7 +93,7 @@ def under_way(state: str) -> Act:
     async def act(pilot: Pilot[int]) -> None:
         app_of(pilot).chat.composer.write(QUESTION)
         await pilot.press("enter")
-        await until(pilot, lambda: app_of(pilot).session.live.state == state)
+        await until(pilot, lambda: app_of(pilot).session.status.state == state)
         await pilot.pause(0.1)
 
     return act
@@ -137,7 +137,7 @@ async def outgrow(pilot: Pilot[int]) -> None:
     app = app_of(pilot)
     for number in range(3):
         await say(pilot, f"Part {number + 1} of the report. " + "rivers " * 5_700)
-        app.session.live.pulling = ""
+        app.session.status.pulling = ""
     # The session is not busy while it counts what would help.
     await until(pilot, lambda: isinstance(app.chat.transcript.blocks[-1], NoticeBlock))
 
@@ -178,7 +178,7 @@ async def past(pilot: Pilot[int]) -> None:
 async def panel(pilot: Pilot[int]) -> None:
     await talk(pilot)
     await pilot.press("ctrl+o")
-    await until(pilot, lambda: app_of(pilot).session.live.stats is not None)
+    await until(pilot, lambda: app_of(pilot).session.status.stats is not None)
     await pilot.pause(0.05)
 
 

@@ -202,7 +202,7 @@ class Stage:
         self.opened.append((options, engine))
         return engine
 
-    def settle(self, word: str | None, changes: Mapping[str, str]) -> ModelSetup:
+    def resolve(self, word: str | None, changes: Mapping[str, str]) -> ModelSetup:
         word = word or self.models[0]
         if word not in self.models:
             raise ModelMissing(
@@ -249,27 +249,27 @@ class Stage:
             layers=29,
         )
 
-    def foresee(self, name: str) -> CatalogEstimate | None:
+    def estimate(self, name: str) -> CatalogEstimate | None:
         """Of the catalogue the Qwens alone have a shape that is known, all the same."""
         if not name.startswith("qwen"):
             return None
-        plan = self.plan(self.settle(None, {}), LoadOptions())
+        plan = self.plan(self.resolve(None, {}), LoadOptions())
         return CatalogEstimate(plan, plan.weights_bytes)
 
     def app(self) -> ChatApp:
         workplace = SessionContext(
             paths=self.paths,
             environ={"LOCALCHAT_DATA_DIR": str(self.tmp), **self.environ},
-            settle=self.settle,
+            resolve=self.resolve,
             request=request,
             plan=self.plan,
-            foresee=self.foresee,
+            estimate=self.estimate,
             remember=lambda model, info, done: self.remembered.append((model.word, info, done)),
             first_run=lambda: self.first_run,
             keys=self.keys,
             history_file=self.tmp / "history.sqlite3",
         )
-        settled = self.settle(None, {})
+        settled = self.resolve(None, {})
         return ChatApp(workplace, settled, EngineHolder(), self.conversation)
 
     @asynccontextmanager
@@ -281,7 +281,9 @@ class Stage:
         ):
             app.chat.composer.editor.cursor_blink = False
             await until(pilot, lambda: app.recorder.history is not None)
-            await until(pilot, lambda: app.session.live.info is not None or self.refuse is not None)
+            await until(
+                pilot, lambda: app.session.status.info is not None or self.refuse is not None
+            )
             yield pilot
         app.recorder.close()
 

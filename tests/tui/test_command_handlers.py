@@ -139,7 +139,7 @@ def test_parameters_by_command(tmp_path: Path) -> None:
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)
         await command(pilot, "/set temperature 0.2")
-        await until(pilot, lambda: app.session.settled.settings.temperature == 0.2)
+        await until(pilot, lambda: app.session.setup.settings.temperature == 0.2)
         assert len(stage.opened) == 1, "sampling needs no other engine"
         await command(pilot, "/set temperature hot")
         await until(pilot, lambda: notices(pilot))
@@ -152,7 +152,7 @@ def test_parameters_by_command(tmp_path: Path) -> None:
         await until(pilot, lambda: len(stage.opened) == 2 and not app.session.busy)
         assert stage.opened[-1][0].load.context_tokens == 8192
         await command(pilot, "/think off")
-        await until(pilot, lambda: app.session.settled.settings.think == "off")
+        await until(pilot, lambda: app.session.setup.settings.think == "off")
         await command(pilot, "/think hard")
         assert "on, off or auto" in notices(pilot)[-1]
         await say(pilot, "q")
@@ -193,13 +193,13 @@ def test_models_are_listed_with_their_verdict_and_changed(tmp_path: Path) -> Non
         await until(pilot, lambda: "fit" in str(dialog(pilot).entries.options[0].prompt))
         await pilot.press("escape")
         await command(pilot, "/model other")
-        await until(pilot, lambda: app.session.settled.model.name == "other")
+        await until(pilot, lambda: app.session.setup.model.name == "other")
         assert app.session.conversation.model == "other"
         await say(pilot, "two")
         assert len(stage.engine.requests[-1].prompt.messages) == 3  # type: ignore[union-attr]
         await command(pilot, "/model nothing")
         await until(pilot, lambda: "there is no model" in "".join(notices(pilot)))
-        assert app.session.settled.model.name == "other"
+        assert app.session.setup.model.name == "other"
 
     play(stage, what)
 
@@ -318,13 +318,13 @@ def test_a_pull_is_shown_while_the_chat_goes_on(
         await command(pilot, "/pull other")
         show, done, failed = ways
         await asyncio.to_thread(show, "pull other 1.0/4.0 GB, 20 s left")
-        await until(pilot, lambda: "1.0/4.0 GB" in app.session.live.pulling)
+        await until(pilot, lambda: "1.0/4.0 GB" in app.session.status.pulling)
         await say(pilot, "meanwhile")
         await asyncio.to_thread(show, "")
         await asyncio.to_thread(done, "other")
         await until(pilot, lambda: notices(pilot))
         await pilot.press("alt+1")
-        await until(pilot, lambda: app.session.settled.model.name == "other")
+        await until(pilot, lambda: app.session.setup.model.name == "other")
         await asyncio.to_thread(failed, "other", NetworkError("no way", hint="try again"))
         await until(pilot, lambda: "no way" in notices(pilot)[-1])
         assert offered(pilot) == ["pull other"]

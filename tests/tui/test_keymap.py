@@ -99,7 +99,7 @@ def test_escape_stops_and_f7_goes_on(tmp_path: Path) -> None:
         app = app_of(pilot)
         app.chat.composer.write("go")
         await pilot.press("enter")
-        await until(pilot, lambda: app.session.live.state == "writing")
+        await until(pilot, lambda: app.session.status.state == "writing")
         app.chat.composer.write("more")
         await pilot.press("enter")
         assert app.chat.composer.text == "more", "a message sent meanwhile is not lost"
@@ -122,7 +122,7 @@ def test_ctrl_c_stops_and_twice_leaves(tmp_path: Path, monkeypatch: pytest.Monke
         app = app_of(pilot)
         app.chat.composer.write("go")
         await pilot.press("enter")
-        await until(pilot, lambda: app.session.live.state == "writing")
+        await until(pilot, lambda: app.session.status.state == "writing")
         await pilot.press("ctrl+c")
         await until(pilot, lambda: not app.session.busy)
         assert app.is_running
@@ -150,7 +150,7 @@ def test_keys_that_come_faster_than_they_are_handled_keep_their_order(tmp_path: 
         await until(pilot, lambda: app.chat.composer.text == "next")
         app.chat.composer.write("")
         type_at_once("/", *"set", "space", *"seed", "space", "7", "enter", "x")
-        await until(pilot, lambda: app.session.settled.settings.seed == 7)
+        await until(pilot, lambda: app.session.setup.settings.seed == 7)
         await until(pilot, lambda: app.chat.composer.text == "x")
 
     play(stage, what)
@@ -230,7 +230,7 @@ def test_the_palette_the_panel_themes_and_thinking(tmp_path: Path) -> None:
         await until(pilot, lambda: app.screen is app.chat)
         await pilot.press("ctrl+o")
         await until(pilot, lambda: app.chat.panel.display)
-        await until(pilot, lambda: app.session.live.stats is not None)
+        await until(pilot, lambda: app.session.status.stats is not None)
         await pilot.press("tab", "down", "down")
         assert app.chat.panel.has_focus
         assert app.chat.panel.figure != ""
@@ -245,7 +245,7 @@ def test_the_palette_the_panel_themes_and_thinking(tmp_path: Path) -> None:
         await pilot.press("f10")
         assert app.theme != before
         await pilot.press("ctrl+t")
-        await until(pilot, lambda: app.session.settled.settings.think == "on")
+        await until(pilot, lambda: app.session.setup.settings.think == "on")
 
     play(Stage(tmp_path), what)
 

@@ -39,8 +39,8 @@ def test_the_guide_stands_in_for_a_model_that_cannot_run(tmp_path: Path) -> None
         await until(pilot, lambda: app.chat.transcript.blocks)
         stage.refuse = None
         await pilot.press("alt+2")
-        await until(pilot, lambda: app.session.live.info is not None)
-        assert app.session.settled.model.name == "guide"
+        await until(pilot, lambda: app.session.status.info is not None)
+        assert app.session.setup.model.name == "guide"
 
     play(stage, what)
 
@@ -54,7 +54,7 @@ def test_a_key_means_one_offer(tmp_path: Path) -> None:
         await until(pilot, lambda: "alt+1" not in str(welcome.render()))
         assert "The guide answers" in str(welcome.render())
         await pilot.press("alt+1")
-        await until(pilot, lambda: app.session.settled.model.name == "other")
+        await until(pilot, lambda: app.session.setup.model.name == "other")
 
     play(Stage(tmp_path, models=("guide", "other")), what)
 
@@ -63,9 +63,9 @@ def test_a_key_means_one_offer(tmp_path: Path) -> None:
 def test_how_to_stop_comes_before_ornaments(width: int) -> None:
     live = EngineStatus()
     live.begin()
-    live.take(Text(0, "so"))
+    live.update(Text(0, "so"))
     for rate in range(190, 210):
-        live.take(MetricsSnapshot("decode", ttft_s=0.41, decode_tokens_per_s=float(rate)))
+        live.update(MetricsSnapshot("decode", ttft_s=0.41, decode_tokens_per_s=float(rate)))
     parts = status_parts(live)
     shown = fit_with_hint("Esc stops", parts, width)
     assert {"TTFT 0.41 s", "209.0 tok/s"} <= {part.text for part in shown}

@@ -291,7 +291,7 @@ def test_the_screens_signals_end_with_it(tmp_path: Path, monkeypatch: pytest.Mon
     stage = Stage(tmp_path)
     app = stage.app()
     before = [signal.getsignal(number) for number in numbers]
-    assert launch(app.session.workplace, app.session.settled, Conversation()) == 0
+    assert launch(app.session.context, app.session.setup, Conversation()) == 0
     assert [signal.getsignal(number) for number in numbers] == before
 
 

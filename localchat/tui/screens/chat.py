@@ -20,8 +20,7 @@ from localchat.chat.titles import title_for
 from localchat.errors import EngineClosed, LocalchatError
 from localchat.sanitize import sanitize_line
 from localchat.session.blocks import Block, NoticeBlock, ToolCallBlock
-from localchat.session.session import PREFIX as OVERFLOW
-from localchat.session.session import RETRY, ChatSession
+from localchat.session.session import OVERFLOW_PREFIX, RETRY, ChatSession
 from localchat.session.view import node_of
 from localchat.tui import clipboard
 from localchat.tui.attachments import ComposerText, contract, expand
@@ -66,8 +65,8 @@ class TranscriptView:
         self._screen.transcript.put(block)
         self._screen.transcript.finish(block.id)
 
-    def figures_changed(self) -> None:
-        self._screen.figures_changed()
+    def status_changed(self) -> None:
+        self._screen.status_changed()
 
 
 # The transcript as the chat has it.
@@ -114,15 +113,15 @@ class ChatFrame(Screen[None]):
                 yield FindBar(id="finder")
                 yield Welcome(id="welcome")
                 yield Talk(id="transcript")
-            yield MetricsPanel(self.session.live, id="panel")
+            yield MetricsPanel(self.session.status, id="panel")
         yield Static("", id="banner", markup=False)
         yield Composer(id="composer")
-        yield StatusBar(self.session.live, id="status")
+        yield StatusBar(self.session.status, id="status")
 
     def on_mount(self) -> None:
         self.set_interval(_STATS_EVERY_S, self._watch_stats)
         self.composer.is_blocked = lambda: self.session.busy
-        self.figures_changed()
+        self.status_changed()
 
     @cached_property
     def transcript(self) -> Talk:
@@ -142,7 +141,7 @@ class ChatFrame(Screen[None]):
 
     # ------------------------------------------------------------------ what the session shows
 
-    def figures_changed(self) -> None:
+    def status_changed(self) -> None:
         """State, figures or title are other ones. Before the screen stands and after it, nothing is drawn."""
         if self._nodes._get_by_id("status") is None:  # `query` would look at every widget
             return
@@ -154,9 +153,9 @@ class ChatFrame(Screen[None]):
         self.panel.refresh_metrics()
         title = sanitize_line(title_for(session.conversation)) or "New conversation"
         self._set_label("#title", title)
-        think = session.settled.settings.think
+        think = session.setup.settings.think
         thinking = "" if think == "auto" else f" · think {think}"
-        self._set_label("#model", f"{sanitize_line(session.live.model)}{thinking}")
+        self._set_label("#model", f"{sanitize_line(session.status.model)}{thinking}")
 
     def _offer_hint(self) -> str:
         blocks = self.transcript.blocks
@@ -170,7 +169,7 @@ class ChatFrame(Screen[None]):
         last = conversation.nodes.get(conversation.head or "")
         if last is None or last.message.role != "assistant" or last.state == "whole":
             return ""
-        return f"{key_names('chat.continue', self.session.workplace.keys)} goes on with it"
+        return f"{key_names('chat.continue', self.session.context.keys)} goes on with it"
 
     def _set_label(self, where: str, text: str) -> None:
         if self._labels.get(where) != text:
@@ -201,8 +200,8 @@ class ChatFrame(Screen[None]):
         self.transcript.display = bool(blocks)
 
     def _watch_stats(self) -> None:
-        status = self.session.live
-        trouble = self.session.keeper.trouble
+        status = self.session.status
+        trouble = self.session.recorder.trouble
         if trouble is not None:
             self.hint(trouble.message)
         if status.info is None or self._fetching_stats or not self.panel.display:
@@ -213,11 +212,11 @@ class ChatFrame(Screen[None]):
     async def _fetch_stats(self) -> None:
         try:
             engine = await self.session.engine()
-            self.session.live.stats = await asyncio.to_thread(engine.stats)
+            self.session.status.stats = await asyncio.to_thread(engine.stats)
             for panel in self.query(MetricsPanel):  # none where the screen was taken down meanwhile
                 panel.refresh_metrics()
         except LocalchatError:
-            self.session.live.stats = None  # the engine is gone; the next question starts another
+            self.session.status.stats = None  # the engine is gone; the next question starts another
         finally:
             self._fetching_stats = False
 
@@ -263,17 +262,17 @@ class ChatScreen(ChatFrame):
 
     # ------------------------------------------------------------------ doing
 
-    def start_work(self, work: Coroutine[Any, Any, None]) -> None:
+    def start_work(self, work: Coroutine[Any, Any, object]) -> None:
         """Let the session do something; what goes wrong becomes a notice."""
         self.run_worker(self._guarded(work), group="session", exit_on_error=True)
 
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, work: Coroutine[Any, Any, object]) -> None:
         try:
             await work
         except EngineClosed:
             pass  # stopped on purpose; the state line says so
         except LocalchatError as problem:
-            self.session.complain(problem)
+            self.session.show_error(problem)
 
     async def settle_down(self) -> None:
         """Stop what is under way and wait until it has ended."""
@@ -289,7 +288,7 @@ class ChatScreen(ChatFrame):
         driver = self.app._driver  # the only way to write beside the screen's own updates
         write = driver.write if driver is not None else lambda sequence: None
         self.run_worker(
-            asyncio.to_thread(clipboard.send, text, write, self.session.workplace.environ)
+            asyncio.to_thread(clipboard.send, text, write, self.session.context.environ)
         )
         self.hint(f"{what}: sent to the terminal's clipboard")
 
@@ -297,7 +296,7 @@ class ChatScreen(ChatFrame):
 
     def on_composer_sent(self, event: Composer.Sent) -> None:
         session = self.session
-        self.session.keeper.draft("")
+        self.session.recorder.draft("")
         self.transcript.unfocus_block()
         self.transcript.to_end()
         editing = self._editing
@@ -311,15 +310,15 @@ class ChatScreen(ChatFrame):
         self.hint("an answer is under way; Esc stops it")
 
     def on_composer_command_entered(self, event: Composer.CommandEntered) -> None:
-        self.session.keeper.draft("")
+        self.session.recorder.draft("")
         self.commands.run(event.line)
 
     def on_composer_refused(self, event: Composer.Refused) -> None:
-        self.session.complain(event.problem)
+        self.session.show_error(event.problem)
 
     def on_composer_changed(self, event: Composer.Changed) -> None:
         text, _ = expand(*(self._saved_draft if self._editing else self.composer.written))
-        self.session.keeper.draft(text)
+        self.session.recorder.draft(text)
 
     def on_composer_left(self, event: Composer.Left) -> None:
         if self.transcript.blocks and not self.is_covered:
@@ -356,8 +355,8 @@ class ChatScreen(ChatFrame):
         """Do what a notice offers."""
         if action == RETRY:
             self.start_work(self.session.retry())
-        elif action.startswith(OVERFLOW):
-            self.start_work(self.session.outgrown.take(action))
+        elif action.startswith(OVERFLOW_PREFIX):
+            self.start_work(self.session.take_offer(action))
         else:
             self.commands.run(f"/{action}")
 
@@ -388,11 +387,11 @@ class ChatScreen(ChatFrame):
 
     def action_go_on(self) -> None:
         if not self.session.busy:
-            self.start_work(self.session.go_on())
+            self.start_work(self.session.continue_answer())
 
     def action_think(self) -> None:
         order = ("auto", "on", "off")
-        now = order.index(self.session.settled.settings.think)
+        now = order.index(self.session.setup.settings.think)
         self.commands.run(f"/think {order[(now + 1) % 3]}")
 
     def action_copy_answer(self) -> None:
@@ -409,7 +408,10 @@ class ChatScreen(ChatFrame):
         node = self.session.conversation.nodes.get(node_of(marked)) if marked else None
         candidates = [node] if node else [self.session.last_answer(), self.session.last_question()]
         for candidate in candidates:
-            if candidate is not None and self.session.walk(candidate.id, step) is not None:
+            if (
+                candidate is not None
+                and self.session.switch_version(candidate.id, step) is not None
+            ):
                 return
         self.hint("there is no other version")
 
@@ -427,7 +429,7 @@ class ChatScreen(ChatFrame):
             self._watch_stats()
         elif self.focused is None or self.focused is self.panel:
             self.composer.editor.focus()
-        self.figures_changed()
+        self.status_changed()
 
     def action_palette(self) -> None:
         self.app.action_command_palette()

@@ -198,9 +198,9 @@ def _verdict(context: "SessionContext", entry: ModelEntry, room_bytes: int) -> F
     """Whether it fits, with how much context: by the planner that decides at the load."""
     try:
         if entry.kind != "catalogue":
-            setup = context.settle(entry.name, {})
+            setup = context.resolve(entry.name, {})
             return FitVerdict(_words(context.plan(setup, setup.options.load)), entry.size_bytes)
-        foreseen = context.foresee(entry.name)
+        foreseen = context.estimate(entry.name)
     except LocalchatError as problem:
         return FitVerdict(problem.message, entry.size_bytes)
     if foreseen is not None:

@@ -44,8 +44,8 @@ class ParameterScreen(ListDialog[dict[str, str]]):
         self.set_entries([(key, self._line(key)) for key in keys])
 
     def _line(self, key: str) -> Content:
-        value = getattr(self._session.settled.settings, key)
-        info = self._session.live.info
+        value = getattr(self._session.setup.settings, key)
+        info = self._session.status.info
         shown = "" if value is None else str(value).lower() if isinstance(value, bool) else value
         if shown == "" and key == "context_length" and info is not None:
             shown = f"{info.context_tokens:,}, the largest that fits"
@@ -107,9 +107,7 @@ class ParameterScreen(ListDialog[dict[str, str]]):
         self.show_about("counting what each choice takes …")
         session = self._session
         try:
-            costs = await asyncio.to_thread(
-                parameter_costs, key, session.workplace, session.settled
-            )
+            costs = await asyncio.to_thread(parameter_costs, key, session.context, session.setup)
         except LocalchatError as problem:
             self.show_about(str(problem))
             return

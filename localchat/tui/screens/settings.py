@@ -29,7 +29,7 @@ class SettingsScreen(ListDialog[dict[str, str | None]]):
     def __init__(self, session: "ChatSession") -> None:
         super().__init__()
         self._session = session
-        self._path = session.workplace.paths.settings_file
+        self._path = session.context.paths.settings_file
         self._changed: dict[str, str | None] = {}
         self._key: str | None = None
 
@@ -46,7 +46,7 @@ class SettingsScreen(ListDialog[dict[str, str | None]]):
         self.set_entries([(key, self._line(key, written.get(key))) for key in keys], keep=True)
 
     def _line(self, key: str, written: object) -> Content:
-        value = getattr(self._session.settled.settings, key)
+        value = getattr(self._session.setup.settings, key)
         if written is not None:
             return Content.assemble(
                 f"{key:<20} ", (sanitize_line(_worded(written)), "bold $accent")

@@ -134,7 +134,7 @@ def _kv(status: EngineStatus, width: int) -> Iterator[Row]:
     used, total = status.kv
     if not total:
         return
-    now = status.figures or (status.stats.now if status.stats else None)
+    now = status.metrics or (status.stats.now if status.stats else None)
     if status.stats is not None and not status.busy:
         now = status.stats.now
         used = now.kv_used_tokens  # the last request holds nothing any more
@@ -203,7 +203,7 @@ def _percentiles(
 
 def _speculation(status: EngineStatus, width: int) -> Iterator[Row]:
     accepted, drafted = status.drafts
-    off = status.figures.speculation_off if status.figures else ""
+    off = status.metrics.speculation_off if status.metrics else ""
     off = status.done.speculation.off if status.done else off
     if not drafted and not off:
         return

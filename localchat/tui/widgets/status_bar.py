@@ -46,7 +46,7 @@ _MARKS: Final = {
 def status_parts(status: EngineStatus) -> tuple[StatusPart, ...]:
     """What the line says, in order."""
     mark, style = _MARKS[status.state]
-    found = [StatusPart(mark, style), StatusPart(status.words, "state", glued=True)]
+    found = [StatusPart(mark, style), StatusPart(status.label, "state", glued=True)]
     if status.pulling:
         found.append(StatusPart(status.pulling, "busy", 6))
     if status.ttft_s is not None:
@@ -63,8 +63,8 @@ def status_parts(status: EngineStatus) -> tuple[StatusPart, ...]:
     accepted, drafted = status.drafts
     if drafted:
         found.append(StatusPart(f"drafts {accepted}/{drafted}", rank=5))
-    if status.where:
-        found.append(StatusPart(status.where, rank=9))
+    if status.placement:
+        found.append(StatusPart(status.placement, rank=9))
     return tuple(found)
 
 

@@ -43,8 +43,8 @@ def test_the_list_says_what_fit_says(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = assess(
         Subject(drawn.name, drawn), LoadOptions(max_slots=2), LAPTOP, None, speed=False
     ).plan
-    assert planner.foresee("qwen2.5:7b", setup) == CatalogEstimate(plan, drawn.file_bytes)
-    assert planner.foresee("nomic-embed-text:v1.5", setup) is None
+    assert planner.estimate("qwen2.5:7b", setup) == CatalogEstimate(plan, drawn.file_bytes)
+    assert planner.estimate("nomic-embed-text:v1.5", setup) is None
 
 
 def test_what_is_marked_is_weighed_first_and_the_list_is_there_before(tmp_path: Path) -> None:
@@ -52,12 +52,12 @@ def test_what_is_marked_is_weighed_first_and_the_list_is_there_before(tmp_path: 
     go = threading.Event()
 
     class Slow(Stage):
-        def foresee(self, name: str) -> CatalogEstimate | None:
+        def estimate(self, name: str) -> CatalogEstimate | None:
             asked.append(name)
             assert go.wait(60)
             if name == "qwen3:8b":
                 raise ModelInvalid("it cannot be run here")
-            return super().foresee(name)
+            return super().estimate(name)
 
     async def what(pilot: Pilot[int]) -> None:
         await pilot.press("f3")
@@ -83,9 +83,9 @@ def test_leaving_the_list_ends_the_weighing(tmp_path: Path) -> None:
     asked: list[str] = []
 
     class Counting(Stage):
-        def foresee(self, name: str) -> CatalogEstimate | None:
+        def estimate(self, name: str) -> CatalogEstimate | None:
             asked.append(name)
-            return super().foresee(name)
+            return super().estimate(name)
 
     async def what(pilot: Pilot[int]) -> None:
         await pilot.press("f3")

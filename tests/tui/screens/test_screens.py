@@ -113,7 +113,7 @@ def test_settings_are_written_with_their_comments(tmp_path: Path) -> None:
         assert file.read_text() == "# mine\n[defaults]\ntemperature = 0.3 # warm\n"
         await pilot.press(*"theme", "enter", *"light", "enter", "escape")
         await until(pilot, lambda: app.theme == "light")
-        await until(pilot, lambda: app.session.settled.settings.temperature == 0.3)
+        await until(pilot, lambda: app.session.setup.settings.temperature == 0.3)
         await pilot.press("f2")
         await until(pilot, lambda: app.screen is not app.chat)
         await pilot.press(*"theme", "ctrl+x", "escape")
@@ -229,7 +229,7 @@ def test_models_of_other_programs_come_first_on_a_first_run_and_are_used_where_t
         app = app_of(pilot)
         await until(pilot, lambda: "here already" in str(app.chat.query_one(Welcome).render()))
         await pilot.press("alt+2")
-        await until(pilot, lambda: app.session.settled.model.name == "other")
+        await until(pilot, lambda: app.session.setup.model.name == "other")
 
     play(Stage(tmp_path, models=("guide", "other"), first_run=found), what)
 
@@ -247,7 +247,7 @@ def test_a_notice_of_the_load_hides_no_offer_of_a_first_run(tmp_path: Path) -> N
         await until(pilot, lambda: app.chat.transcript.display)
         assert welcome.display
         await pilot.press("alt+1")
-        await until(pilot, lambda: app.session.settled.model.name == "other")
+        await until(pilot, lambda: app.session.setup.model.name == "other")
         await say(pilot, "hello")
         await until(pilot, lambda: not welcome.display)
 

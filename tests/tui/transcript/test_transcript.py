@@ -69,7 +69,7 @@ class Stage(App[None]):
         return next(y for y, line in enumerate(self.lines()) if text in line)
 
 
-def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, object]]) -> Callable[..., None]:
     """A test that is a coroutine, run."""
 
     @functools.wraps(test)
