@@ -17,12 +17,12 @@ MOST_TEXTS = 4096
 ONLY_EMBEDS = "It gives embeddings and writes no text."
 
 Phase: TypeAlias = Literal["queued", "loading"]
-Give = Callable[[int, list[list[float]], tuple[int, ...]], None]
+VectorsCallback = Callable[[int, list[list[float]], tuple[int, ...]], None]
 """(request, its vectors, how many tokens each text took)."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Texts:
+class _EmbedRequest:
     id: int
     tokens: list[list[int]]
 
@@ -36,29 +36,29 @@ class EmbeddingQueue:
         model: EmbeddingModel,
         name: str,
         context_tokens: int,
-        counts: EngineCounters,
-        give: Give,
+        counters: EngineCounters,
+        on_vectors: VectorsCallback,
         fail: Callable[[int, LocalchatError], None],
     ) -> None:
         self._model = model
         self._name = name
         self._context = context_tokens
-        self._counts = counts
-        self._give = give
+        self._counters = counters
+        self._on_vectors = on_vectors
         self._fail = fail
-        self._waiting: queue.SimpleQueue[_Texts | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[_EmbedRequest | None] = queue.SimpleQueue()
         self._embedder: Embedder | None = None
         self._running = False
 
-    def take(self, id_: int, texts: Sequence[str]) -> None:
+    def submit(self, id_: int, texts: Sequence[str]) -> None:
         """Read a request and queue it, also before the model is loaded. Raises UsageError,
         ContextExceeded."""
         try:
             tokens = self._read(texts)
         except LocalchatError as error:
-            self._counts.record_fail(error)
+            self._counters.record_failure(error)
             raise
-        self._waiting.put(_Texts(id_, tokens))
+        self._waiting.put(_EmbedRequest(id_, tokens))
 
     def _read(self, texts: Sequence[str]) -> list[list[int]]:
         if len(texts) > MOST_TEXTS:
@@ -87,12 +87,12 @@ class EmbeddingQueue:
             try:
                 vectors = embedder.embed(texts.tokens)
             except LocalchatError as error:
-                self._counts.record_fail(error)
+                self._counters.record_failure(error)
                 self._fail(texts.id, error)
             else:
                 lengths = tuple(map(len, texts.tokens))
-                self._counts.record_embed(sum(lengths))
-                self._give(texts.id, vectors, lengths)
+                self._counters.record_embed(sum(lengths))
+                self._on_vectors(texts.id, vectors, lengths)
             self._running = False
 
     def stop(self) -> None:
@@ -109,4 +109,4 @@ class EmbeddingQueue:
             running=int(self._running),
             waiting=self._waiting.qsize(),
         )
-        return self._counts.stats(figures, [])
+        return self._counters.stats(figures, [])

@@ -62,7 +62,7 @@ class EngineCore:
         *,
         fingerprint: str = "",
         speculation: bool = True,
-        counts: EngineCounters | None = None,
+        counters: EngineCounters | None = None,
         audit: bool = False,
         coalesce_s: float = 0.0,
     ) -> None:
@@ -82,7 +82,7 @@ class EngineCore:
         self._event_sender = EventSender(
             callbacks.send_events, callbacks.send_failure, kv_cache.usage, fingerprint, coalesce_s
         )
-        self._counts = counts if counts is not None else EngineCounters()
+        self._counters = counters if counters is not None else EngineCounters()
         self.output_processor = OutputProcessor(
             can,
             tokenizer,
@@ -90,7 +90,7 @@ class EngineCore:
             token_budget,
             self._scheduler,
             self._event_sender,
-            self._counts,
+            self._counters,
         )
         self._commands_lock = threading.Lock()
         self._step = 0
@@ -121,7 +121,7 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """All requests together, as they were a twentieth of a second ago at most, and what was counted."""
-        return self._counts.stats(
+        return self._counters.stats(
             self._metrics,
             list(self.output_processor.requests.values()),
             preemptions=self._scheduler.preemptions,
@@ -221,7 +221,7 @@ class EngineCore:
         are taken before each plan."""
         for scheduled in self._in_flight:
             if scheduled.plan.number > step:
-                self._counts.late_rows += any(
+                self._counters.late_rows += any(
                     row.sequence.request_state.id == id_ for row in scheduled.rows
                 )
 

@@ -85,7 +85,7 @@ class EventSender:
         """Parts of an answer."""
         request_state = sequence.request_state
         if any(isinstance(event, _VISIBLE) for event in events):
-            request_state.clock.visible(now_s)
+            request_state.timer.visible(now_s)
         if sequence.known <= request_state.prompt_tokens + _URGENT_TOKENS or any(
             isinstance(event, ToolCall) for event in events
         ):
@@ -128,7 +128,7 @@ class EventSender:
 
     def done(self, request_state: RequestState, usage: KVUsage, now_s: float) -> None:
         """The end of a request. `usage`: the books while it still held its KV."""
-        timings = request_state.clock.timings(
+        timings = request_state.timer.timings(
             request_state.prompt_tokens, request_state.cached, now_s
         )
         self._add_urgent(
@@ -195,8 +195,8 @@ class EventSender:
         return structs.replace(
             whole,
             phase="decode" if request_state.completion_tokens else "prefill",
-            ttft_s=request_state.clock.ttft_s,
-            decode_tokens_per_s=request_state.clock.decode_tokens_per_s,
+            ttft_s=request_state.timer.ttft_s,
+            decode_tokens_per_s=request_state.timer.decode_tokens_per_s,
             completion_tokens=request_state.completion_tokens,
             drafted=drafts.drafted,
             accepted=drafts.accepted,

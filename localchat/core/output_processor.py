@@ -33,14 +33,14 @@ class OutputProcessor:
         token_budget: TokenBudget,
         scheduler: Scheduler,
         event_sender: EventSender,
-        counts: EngineCounters,
+        counters: EngineCounters,
     ) -> None:
         self._tokenizer = tokenizer
         self._kv_cache = kv_cache
         self._token_budget = token_budget
         self._scheduler = scheduler
         self._event_sender = event_sender
-        self._counts = counts
+        self._counters = counters
         self._ahead = capabilities.depth > 1
         small = smaller(capabilities.kv_type, capabilities.kv_types)
         self.or_smaller_kv = f" or {small.kv_type} KV (--kv-type {small.kv_type})" if small else ""
@@ -86,7 +86,7 @@ class OutputProcessor:
         self._token_budget.measured(scheduled.width, elapsed_s, prompt=not scheduled.decoding)
         if not scheduled.rows:
             return
-        self._counts.steps += 1
+        self._counters.steps += 1
         self._out_of_memory_steps = 0
         self._scheduler.step_succeeded()
         if scheduled.decoding:
@@ -102,8 +102,8 @@ class OutputProcessor:
         now_s: float,
     ) -> None:
         sequence, request_state = row.sequence, row.sequence.request_state
-        if request_state.clock.admitted(now_s - elapsed_s):
-            self._counts.record_prompt(request_state.prompt_tokens, request_state.cached)
+        if request_state.timer.admitted(now_s - elapsed_s):
+            self._counters.record_prompt(request_state.prompt_tokens, request_state.cached)
         drawn = row.accepted(samples)
         if row.points and not row.drafts:
             sequence.unknown -= 1
@@ -147,7 +147,9 @@ class OutputProcessor:
             if end[0]:
                 break
         tokens = sequence.known - before
-        self._counts.record_tokens(tokens, request_state.clock.step(sequence.choice, tokens, now_s))
+        self._counters.record_tokens(
+            tokens, request_state.timer.step(sequence.choice, tokens, now_s)
+        )
         self._event_sender.text(sequence, events, now_s)
         return end
 
@@ -223,7 +225,9 @@ class OutputProcessor:
             return
         said = sequence.tokens[row.start + row.width : sampled]
         if row.drafts:
-            self._counts.record_draft(len(row.drafts), min(len(row.drafts), max(0, len(said) - 1)))
+            self._counters.record_draft(
+                len(row.drafts), min(len(row.drafts), max(0, len(said) - 1))
+            )
         if scheduled.decoding:
             proposer.advance(
                 said, len(row.drafts), scheduled.width, elapsed_s, scheduled.plan.pad_to
@@ -295,7 +299,7 @@ class OutputProcessor:
     def cancel(self, id_: int) -> None:
         """Its reader gave a request up: nothing more of it is computed or told."""
         if self._drop(id_):
-            self._counts.record_cancel()
+            self._counters.record_cancel()
 
     def _drop(self, id_: int) -> bool:
         """False: there is no such request (any more)."""
@@ -311,7 +315,7 @@ class OutputProcessor:
         """What was said so far is told, and then why nothing follows."""
         self._event_sender.flush()
         self._drop(request_state.id)
-        self._counts.record_fail(error)
+        self._counters.record_failure(error)
         self._event_sender.failure(request_state.id, error)
 
     def _fail_without_logits(self, sequence: Sequence) -> None:
@@ -356,7 +360,7 @@ class OutputProcessor:
         if request_state.ended and self.requests.pop(request_state.id, None) is not None:
             self._metrics(request_state, float("inf"))
             self._event_sender.done(request_state, usage, now_s)
-            self._counts.record_finish()
+            self._counters.record_finish()
 
     def _metrics(self, request_state: RequestState, now_s: float) -> None:
         running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)

@@ -119,7 +119,7 @@ class RequestState:
     sampling: SamplingParams
     max_tokens: int
     exact: bool
-    clock: RequestTimer
+    timer: RequestTimer
     sequences: list[Sequence] = field(default_factory=list)
     cached: int = 0
     why_missed: str = ""

@@ -48,7 +48,7 @@ class EngineCounters:
         with self._lock:
             self._cancelled += 1
 
-    def record_fail(self, error: LocalchatError) -> None:
+    def record_failure(self, error: LocalchatError) -> None:
         """A request ended by an error, at the desk or in the loop."""
         with self._lock:
             self._failed[error.code] += 1
@@ -118,6 +118,6 @@ def running(request_state: RequestState, now_s: float) -> RunningRequest:
         prompt_tokens=request_state.prompt_tokens,
         cached_tokens=request_state.cached,
         completion_tokens=tokens,
-        age_s=now_s - request_state.clock.arrived_s,
+        age_s=now_s - request_state.timer.arrived_s,
         user=request_state.request.user,
     )

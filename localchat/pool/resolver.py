@@ -104,7 +104,7 @@ class ModelResolver:
         if not path.exists():
             from localchat.engine.local import protocol
 
-            raise ModelMissing(f"there is no file {protocol.whole(str(path))}")
+            raise ModelMissing(f"there is no file {protocol.sendable(str(path))}")
         same = path.resolve() == self.own.path.resolve()
         model = self.own if same else ResolvedModel(spec.word or spec.name, spec.name, path, "")
         here = self._options(model, spec.word)

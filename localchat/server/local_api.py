@@ -173,8 +173,10 @@ def _answer(engine: Engine, query: Query) -> msgspec.Struct:
 
 
 def _failed(error: LocalchatError) -> protocol.Failed:
-    whole = protocol.whole
-    return protocol.Failed(0, error.code, whole(error.message), whole(error.hint), error.details)
+    sendable = protocol.sendable
+    return protocol.Failed(
+        0, error.code, sendable(error.message), sendable(error.hint), error.details
+    )
 
 
 # ---------------------------------------------------------------------------- the wire

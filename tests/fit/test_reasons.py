@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from localchat.core.engine_info import surprise
+from localchat.core.engine_info import prediction_error
 from localchat.fit.report import chosen_because, placed
 from tests.support.memory_plans import PLAN
 
@@ -36,14 +36,14 @@ def test_who_was_asked_for_and_who_was_passed_over_is_said() -> None:
     ("actual", "told"),
     [
         ((900, 500, 100, 100), ""),
-        ((1100, 500, 100, 100), "took 1.8 GB where 1.6 GB were planned, 12 % more"),
+        ((1100, 500, 100, 100), "takes 1.8 GB, 12 % more than the 1.6 GB that were planned"),
         ((700, 500, 100, 100), "12 % less"),
-        ((700, -1, 100, 100), "took 900 MB where 1.1 GB were planned, 18 % less"),
+        ((700, -1, 100, 100), "takes 900 MB, 18 % less than the 1.1 GB that were planned"),
         ((-1, -1, -1, 160), ""),
     ],
 )
 def test_a_plan_that_was_over_a_tenth_wrong_is_said(actual: tuple[int, ...], told: str) -> None:
     planned = [900_000_000, 500_000_000, 100_000_000, 100_000_000]
     took = [part * 1_000_000 if part >= 0 else -1 for part in actual]
-    found = surprise(planned, took)
+    found = prediction_error(planned, took)
     assert told in found and bool(found) is bool(told)

@@ -178,7 +178,7 @@ class LocalEngine:
             self._child.send(
                 protocol.Open(
                     model=os.fsencode(options.model),
-                    name=protocol.whole(options.name or options.model.stem),
+                    name=protocol.sendable(options.name or options.model.stem),
                     backend=options.backend,
                     load=options.load,
                     speculation=options.speculation,

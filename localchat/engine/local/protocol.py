@@ -24,7 +24,7 @@ class FrameError(Exception):
     """The other side sent bytes that are no frame."""
 
 
-def whole(text: str) -> str:
+def sendable(text: str) -> str:
     """`text` with everything that is no Unicode (bytes of a file name that is no UTF-8) replaced, so that it
     can be sent."""
     return text.encode("utf-8", "replace").decode("utf-8")
