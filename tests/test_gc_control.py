@@ -15,18 +15,18 @@ def said(code: str) -> list[str]:
 
 def test_what_was_there_at_waking_is_left_alone_and_the_rest_is_collected() -> None:
     code = (
-        "import gc\nfrom localchat import startup\n"
-        "startup.rest(); print(gc.isenabled())\n"
-        "startup.wake(); frozen = gc.get_freeze_count(); print(gc.isenabled(), frozen > 1000)\n"
-        "startup.wake(); print(gc.get_freeze_count() == frozen)\n"
+        "import gc\nfrom localchat import gc_control\n"
+        "gc_control.pause_gc(); print(gc.isenabled())\n"
+        "gc_control.resume_gc(); frozen = gc.get_freeze_count(); print(gc.isenabled(), frozen > 1000)\n"
+        "gc_control.resume_gc(); print(gc.get_freeze_count() == frozen)\n"
     )
     assert said(code) == ["False", "True", "True", "True"]
 
 
 def test_waking_without_a_rest_changes_nothing() -> None:
     code = (
-        "import gc\nfrom localchat import startup\n"
-        "startup.wake(); print(gc.isenabled(), gc.get_freeze_count())"
+        "import gc\nfrom localchat import gc_control\n"
+        "gc_control.resume_gc(); print(gc.isenabled(), gc.get_freeze_count())"
     )
     assert said(code) == ["True", "0"]
 

@@ -75,9 +75,9 @@ def test_the_file_stays_small_and_what_cannot_be_read_counts_as_empty(tmp_path: 
 
 def test_two_processes_lose_nothing_of_each_other(tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from localchat.fit.speed_history import Paces\n"
-        "from tests.fit.test_speed_history import run\n"
-        "for number in range(15): Paces(Path(sys.argv[1])).record(run(f'{sys.argv[2]}{number}', 1.0))"
+        "import sys; from pathlib import Path; from localchat.fit.speed_history import SpeedHistory\n"
+        "from tests.support.speed_runs import run\n"
+        "for number in range(15): SpeedHistory(Path(sys.argv[1])).record(run(f'{sys.argv[2]}{number}', 1.0))"
     )
     both = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path), name]) for name in "ab"]
     assert [one.wait() for one in both] == [0, 0]
