@@ -6,7 +6,7 @@ operation that a template makes passes through a method of the environment, whic
 (meter.py) before and counts after; filters and methods that can blow up are foreseen by guards.py.
 
 Meaning and output are those of jinja2 with the settings and names that transformers gives to chat
-templates; scripts/check_templates compares them byte by byte. On purpose different:
+templates; scripts/tools/check_templates compares them byte by byte. On purpose different:
 reading a hidden attribute of an object is refused at once (jinja prints it as empty), a namespace
 cannot be printed, and `lipsum` is gone.
 """

@@ -46,8 +46,8 @@ def answers() -> list[tuple[str, str]]:
 
 
 def test_the_committed_table_is_the_one_that_the_sources_make() -> None:
-    committed = json.loads((ROOT / "scripts/guide/facts.json").read_text("utf-8"))
-    assert committed == json.loads(json.dumps(FACTS)), "run python scripts/guide/facts.py"
+    committed = json.loads((ROOT / "scripts/tools/guide/facts.json").read_text("utf-8"))
+    assert committed == json.loads(json.dumps(FACTS)), "run python scripts/tools/guide/facts.py"
 
 
 def test_every_topic_has_an_answer_a_source_and_ways_to_ask() -> None:

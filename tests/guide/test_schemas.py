@@ -1,12 +1,12 @@
-"""A twentieth of scripts/check_schemas.py: what the guide answers under generated JSON Schemas."""
+"""A twentieth of scripts/tools/check_schemas.py: what the guide answers under generated JSON Schemas."""
 
 from pathlib import Path
 
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.options import EngineOptions
 from localchat.fit.load_options import LoadOptions
-from scripts.schemas.answers import judged
-from scripts.schemas.generator import schema
+from scripts.tools.schemas.answers import judged
+from scripts.tools.schemas.generator import schema
 
 GUIDE = Path(__file__).parents[2] / "localchat" / "guide" / "guide.gguf"
 

@@ -26,7 +26,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalEng
     if not GUIDE.is_file():
         pytest.skip("this checkout has no guide")
     folder = tmp_path_factory.mktemp("guide")
-    script = ROOT / "scripts" / "guide" / "checkpoint.py"
+    script = ROOT / "scripts" / "tools" / "guide" / "checkpoint.py"
     subprocess.run([sys.executable, str(script), str(folder)], check=True, capture_output=True)
     load = LoadOptions(context_tokens=1024, threads=1, max_slots=2)
     opened = [

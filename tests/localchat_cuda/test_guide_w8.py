@@ -47,7 +47,7 @@ def guide(tmp_path_factory: pytest.TempPathFactory) -> Guide:
     if not (ROOT / "localchat" / "guide" / "guide.gguf").is_file():
         pytest.skip("this checkout has no guide")
     folder = tmp_path_factory.mktemp("guide")
-    script = ROOT / "scripts" / "guide" / "checkpoint.py"
+    script = ROOT / "scripts" / "tools" / "guide" / "checkpoint.py"
     subprocess.run([sys.executable, str(script), str(folder)], check=True, capture_output=True)
     model = Tiny(folder, torch.float32)
     vocabulary = CheckpointTokenizer(folder, model.config.vocabulary)

@@ -197,7 +197,7 @@ def test_what_only_looks_alike_is_none(text: str) -> None:
 def test_the_dashboard_shows_figures_that_there_are(stage: Stage) -> None:
     chat(stage)
     page = ask(stage, "/metrics").body.decode()
-    dashboard = json.loads((ROOT / "scripts" / "grafana.json").read_text(encoding="utf-8"))
+    dashboard = json.loads((ROOT / "docs" / "grafana.json").read_text(encoding="utf-8"))
     shown = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     names = {name for expression in shown for name in re.findall(r"localchat_\w+", expression)}
     assert len(names) > 15

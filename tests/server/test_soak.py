@@ -1,4 +1,5 @@
-"""A twentieth of the soak (scripts/soak): the program itself, the built-in guide, many clients in a process of
+"""A twentieth of the soak (scripts/tools/soak): the program itself, the built-in guide, many clients in a
+process of
 their own; some vanish, and the engine is killed under the others."""
 
 import os
@@ -9,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from scripts.soak.clients import Client, Plan, Report
-from scripts.soak.server import Watched, clients, serving
+from scripts.tools.soak.clients import Client, Plan, Report
+from scripts.tools.soak.server import Watched, clients, serving
 from tests.support.local_api_server import until
 from tests.support.paths import ROOT
 

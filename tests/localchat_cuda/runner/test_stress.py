@@ -1,9 +1,9 @@
 """Random requests on a tiny pool of pages: cancels, preemptions, several choices, refusals; books intact and
-nothing left behind. scripts/stress_cuda.py runs thousands."""
+nothing left behind. scripts/tools/stress_cuda.py runs thousands."""
 
 from pathlib import Path
 
-from scripts.cuda_bench.stress import stress
+from scripts.bench.cuda.stress import stress
 from tests.support import tiny_models
 from tests.support.tiny_engine_core import tiny_runner
 

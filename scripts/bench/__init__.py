@@ -1,0 +1,1 @@
+"""Benchmarks, each a script; results with their dates stand in LOG.md."""

@@ -1,0 +1,79 @@
+"""The CUDA backend through its loop and runner on one NVIDIA GPU: random AWQ weights of Qwen2.5-7B.
+
+    PYTHONPATH=backends:. python3 scripts/bench/bench_cuda.py [PARTS]
+
+PARTS, all when left out: decoding prefix gaps drafts formats kept families half bytes
+startup cold.
+
+Random token ids, greedy, speculation and prefix cache off, ends of text ignored; rates are the difference
+of 257 and 1 tokens, medians of 3. Prints a table, and as the last line one JSON object. The kernels alone:
+scripts/bench/bench_kernels.py; correctness: tests/localchat_cuda with a GPU.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "backends")]
+
+PARTS = (
+    *("decoding", "prefix", "gaps", "drafts"),
+    *("formats", "kept", "families", "half", "bytes", "startup", "cold"),
+)
+STREAMS = (1, 8, 32, 128)
+
+
+def main() -> int:
+    """Measure the parts that were asked for."""
+    import torch
+
+    from scripts.bench.cuda import speed
+    from scripts.bench.cuda.driving import Engine, config_of, runner_of
+    from scripts.bench.cuda.families import families
+    from scripts.bench.cuda.kept import kept
+    from scripts.bench.cuda.startup import startup
+    from scripts.bench.cuda.stored import eight_bits, four_bits
+
+    parts = sys.argv[1:] or list(PARTS)
+    told: dict[str, float] = {}
+    failed: list[str] = []
+
+    def run(name: str, part: Callable[[], None]) -> None:
+        if name in parts:
+            try:
+                part()
+            except (RuntimeError, AssertionError, ValueError) as trouble:
+                failed.append(f"{name}: {type(trouble).__name__}: {trouble}")
+                print(f"FAILED {failed[-1]}", flush=True)
+
+    if set(parts) & {"decoding", "prefix", "gaps", "drafts"}:
+        config = config_of("awq")
+        runner = runner_of(config, slots=128, kv_tokens=128 * 512 + 65536)
+        engine = Engine(runner, config.vocabulary)
+        drafting = Engine(runner, config.vocabulary, speculation=True)
+        run("decoding", lambda: speed.decoding(engine, told, STREAMS))
+        run("prefix", lambda: speed.prefix_caching(engine, told))
+        run("gaps", lambda: speed.chunked_prefill(told, engine))
+        run("drafts", lambda: speed.speculation(config.vocabulary, told, drafting))
+        told["graphs"] = runner.graphs.count
+        runner.close()
+        del engine, drafting, runner
+        torch.cuda.empty_cache()
+    run("formats", lambda: four_bits(told))
+    torch.cuda.empty_cache()
+    run("kept", lambda: kept(told))
+    torch.cuda.empty_cache()
+    run("families", lambda: families(told))
+    torch.cuda.empty_cache()
+    run("half", lambda: speed.half_precision(told))
+    torch.cuda.empty_cache()
+    run("bytes", lambda: eight_bits(told))
+    torch.cuda.empty_cache()
+    run("startup", lambda: startup(told, cold="cold" in parts))
+    print(json.dumps({name: round(value, 3) for name, value in told.items()}))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Parts of scripts/bench/bench_cuda.py and scripts/check_cuda.py."""

@@ -1,0 +1,184 @@
+"""The loop over the CUDA runner in this process, turned by hand, with random weights of a 7B model."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+
+from localchat.backend_api.interface import Capabilities, LoadRequest, ModelInfo, Runner
+from localchat.core.engine_core import EngineCallbacks, EngineCore
+from localchat.core.input_processor import InputProcessor
+from localchat.core.kv_cache import make_kv_cache_manager
+from localchat.engine.events import Event, Text
+from localchat.engine.request import GenerateRequest, Sampling, TokenIds
+from localchat.errors import LocalchatError
+from localchat.fit.kv_types import FP8
+from localchat.fit.load_options import LoadOptions
+from localchat.fit.memory_plan import MemoryPlan
+from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.compile_ahead.workers import CompileAhead
+from localchat_cuda.load import capabilities, warm_up
+from localchat_cuda.memory_plan import PAGE_TOKENS, kv_token_bytes, kv_types
+from localchat_cuda.model_config import ModelConfig, parse_config
+from localchat_cuda.runner.kv_pages import Pages
+from localchat_cuda.runner.model import DeviceModel
+from localchat_cuda.runner.runner import CudaRunner
+from localchat_cuda.runner.sampler import Points, SampledTokens, TritonSampler
+from localchat_cuda.runner.step_buffer import StepBuffer
+from localchat_cuda.weights.loader import load
+from localchat_cuda.weights.source import RandomWeights
+from scripts.bench.cuda.shapes import QWEN, STORED
+
+GPU = torch.device("cuda", 0)
+
+
+def config_of(stored: str = "") -> ModelConfig:
+    """Qwen2.5-7B as its config.json has it, its layers stored in one of the ways of STORED."""
+    raw = {**QWEN, "torch_dtype": "float16" if stored else "bfloat16"}
+    return parse_config(raw | STORED[stored], "Qwen2.5-7B")
+
+
+def runner_of(
+    config: ModelConfig, *, slots: int, kv_tokens: int, context: int = 8192, step: int = 8192,
+    graphs: bool = True, head_int8: bool = False, kv_type: str | None = None,
+) -> CudaRunner:  # fmt: skip
+    """A warm runner over random weights."""
+    architecture = ARCHITECTURES[config.architecture]
+    blocks = kv_tokens // PAGE_TOKENS
+    plan = _plan(context, blocks, config, step, kv_type or kv_types(config)[0])
+    can = capabilities(config, LoadRequest(plan, LoadOptions(max_slots=slots)))
+    with CompileAhead(config, can, GPU, print, head_int8=head_int8) as ahead:
+        weights = load(config, architecture.NAMES, RandomWeights(GPU), GPU, head_int8=head_int8)
+        ahead.wait()
+    dtype = torch.float16 if config.dtype == "float16" else torch.bfloat16
+    pages = Pages(config, blocks + 1, context, GPU, dtype, coded=kv_type == FP8)
+    network = DeviceModel(config, weights, pages, kernels=GPU.type == "cuda")
+    runner = CudaRunner(network, can, graphs=graphs)
+    warm_up(runner)
+    return runner
+
+
+def _plan(context: int, blocks: int, config: ModelConfig, step: int, kv_type: str) -> MemoryPlan:
+    kv = blocks * PAGE_TOKENS * kv_token_bytes(config, kv_type)
+    return MemoryPlan("cuda", 0, kv, 0, 0, 0, True, context, context, kv_type, True, 0, 0, step)
+
+
+class Letters:
+    """A vocabulary without files: every token is a letter, none ends a text."""
+
+    bos = eos = -1
+    eog: frozenset[int] = frozenset()
+    add_bos = False
+    longest_piece = 1
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
+        return [ord(letter) % self.vocab_size for letter in text]
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        return bytes([97 + token % 26])
+
+    def special(self, name: str) -> int:
+        return -1
+
+
+class _Model:
+    def __init__(self, vocab_size: int) -> None:
+        self.tokenizer = Letters(vocab_size)
+        self.info = ModelInfo("m", "qwen2", "none", 0, 8192, vocab_size, 0, None, identity="m")
+
+
+@dataclass
+class Asked:
+    """A request: when it was made, and when its texts came (tokens of one step together)."""
+
+    begun_s: float
+    tokens: int = 0
+    times_s: list[float] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    ended_s: float = 0.0
+    cached: int = 0
+
+
+class Engine:
+    """One loop over a runner. `ask` queues, `settle` turns until all is answered."""
+
+    def __init__(self, runner: Runner, vocabulary: int, *, speculation: bool = False) -> None:
+        self.runner = runner
+        self.book = make_kv_cache_manager(runner.capabilities, "m", 0)
+        model = _Model(vocabulary)
+        self.asked: dict[int, Asked] = {}
+        self.failures: list[str] = []
+        self.loop = EngineCore(
+            runner, model.tokenizer, self.book, EngineCallbacks(self._events, self._failed, print),
+            speculation=speculation,
+        )  # fmt: skip
+        context = runner.capabilities.context_tokens
+        self.desk = InputProcessor(model, context, {}, print)  # type: ignore[arg-type]
+        self._ids = count(1)
+
+    def _events(self, items: list[tuple[int, Event]]) -> None:
+        now_s = time.perf_counter()
+        for id_, event in items:
+            if isinstance(event, Text):
+                asked = self.asked[id_]
+                asked.times_s.append(now_s)
+                asked.tokens += len(event.text)
+                asked.text.append(event.text)
+                asked.ended_s = now_s
+
+    def _failed(self, id_: int, error: LocalchatError) -> None:
+        self.failures.append(str(error))
+
+    def ask(self, tokens: Sequence[int], most: int, **changes: Any) -> Asked:  # noqa: ANN401
+        id_ = next(self._ids)
+        self.asked[id_] = asked = Asked(time.perf_counter())
+        fields = {"temperature": 0.0, **changes.pop("sampling", {})}
+        request = GenerateRequest(
+            TokenIds(tuple(tokens)), sampling=Sampling(**fields), max_tokens=most, ignore_eos=True,
+            **{"speculation": False, "salt": str(id_), **changes},
+        )  # fmt: skip
+        job, _ = self.desk.accept(id_, request)
+        self.loop.submit(job)
+        return asked
+
+    def turn(self) -> None:
+        self.loop.process_commands()
+        self.loop.step()
+
+    def settle(self, until: Callable[[], bool] | None = None) -> None:
+        while not self.loop.idle and not (until is not None and until()):
+            self.turn()
+        assert not self.failures, self.failures
+
+
+class ReplaySampler(TritonSampler):
+    """Does all the work of a draw, then says what stands in a recorded text: drafts can be measured on a model
+    that has nothing to say."""
+
+    recorded: torch.Tensor | None = None
+    """The whole text int32, prompt included; None: nothing is overruled."""
+
+    def draw(
+        self, logits: torch.Tensor, points: Points, inbox: StepBuffer, drawn: SampledTokens
+    ) -> None:
+        super().draw(logits, points, inbox, drawn)
+        if self.recorded is not None:
+            positions = inbox.view(points.position_spot)
+            drawn.tokens.copy_(torch.index_select(self.recorded, 0, positions))
+
+
+def random_tokens(draw: np.random.Generator, size: int) -> tuple[int, ...]:
+    """Ids that every vocabulary here has."""
+    return tuple(draw.integers(1000, 32_000, size).tolist())
+
+
+def shrunk(can: Capabilities, **changes: Any) -> Capabilities:  # noqa: ANN401
+    """Other numbers for the loop than the runner was made for."""
+    return replace(can, **changes)

@@ -1,0 +1,229 @@
+"""Weights of a byte: every form checked, timed as it is cut, and timed with many other cuts.
+
+python scripts/bench/bench_kernels.py bytes         the forms as the library takes them, the head, many rows
+python scripts/bench/bench_kernels.py byte_cuts     other cuts, the best five of each printed
+"""
+
+import contextlib
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+import triton
+
+from localchat_cuda.kernels import fp8_int8, skinny_gemm
+from localchat_cuda.kernels.fp8_int8 import gemm_dequant as w8_dequant
+from localchat_cuda.kernels.fp8_int8 import gemm_fp8
+from localchat_cuda.kernels.fp8_int8 import gemm_small as w8_small
+from localchat_cuda.kernels.fp8_int8 import gemm_tiled as w8_tiled
+from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
+from localchat_cuda.kernels.fp8_int8.pack import W8
+from localchat_cuda.kernels.fp8_int8.tiling import FEW_ROWS, W8TileConfig, few_cut, tiles_cut
+from scripts.bench.kernels.timing import (
+    FLUSH_BYTES,
+    GPU,
+    HIDDEN,
+    SHAPES,
+    SMS,
+    VOCABULARY,
+    Results,
+    error,
+    prepare_compiling,
+    timed,
+)
+
+KINDS = {"row": w8_pack.e4m3_rows, "block": w8_pack.e4m3_blocks, "whole": w8_pack.whole_rows}
+ROWS = (1, 4, 8, 16, 32, 64)
+MANY = (128, 512, 2048)
+WRONG = 1e-3
+"""Errors above this are no rounding: bf16 activations are the same on both sides."""
+
+
+class Rotation:
+    """Copies of one random weight, so many that none stays in the L2 cache, and its inputs in bf16."""
+
+    def __init__(self, kind: str, n: int, k: int) -> None:
+        self.kind, self.n, self.k = kind, n, k
+        first = KINDS[kind](torch.randn(n, k, device=GPU) * 0.02)
+        self.weights = [first]
+        while len(self.weights) * first.bytes < FLUSH_BYTES:
+            self.weights.append(W8(first.codes.clone(), first.scales.clone()))
+        self.x = torch.randn(max(MANY), k, device=GPU, dtype=torch.bfloat16)
+
+    def time(self, m: int, cut: W8TileConfig) -> tuple[float, float]:
+        """(microseconds, worst error of three runs); infinite time where a result is wrong."""
+        x, way = self.x[:m], fp8_int8.way_of(GPU)
+        wanted = w8_small.reference(x, self.weights[0])
+        out = torch.empty(cut.splits, m, self.n, device=GPU)
+        call = partial(_form(cut), x, way=way)
+        off = 0.0
+        for _ in range(3):
+            out.fill_(float("nan"))
+            call(self.weights[0], out, cut)
+            found = error(out.sum(0), wanted)
+            off = max(off, found) if found == found else float("inf")
+        if off > WRONG:
+            return float("inf"), off
+        count = max(len(self.weights), 24 // len(self.weights) * len(self.weights))
+        turns = [self.weights[i % len(self.weights)] for i in range(count)]
+        return timed([partial(call, weight, out, cut) for weight in turns]) / count, off
+
+
+def _form(cut: W8TileConfig) -> Callable[..., None]:
+    return w8_tiled.product if cut.stages else w8_small.product
+
+
+def cut_of(m: int, n: int, k: int) -> W8TileConfig:
+    return few_cut(m, n, k, SMS) if m <= FEW_ROWS else tiles_cut(m, n, k, SMS)
+
+
+def told(name: str, rotation: Rotation, m: int, us: float, off: float, cut: W8TileConfig) -> None:
+    rate = rotation.weights[0].bytes / us / 1e6
+    print(
+        f"{name} {rotation.kind} M={m}: {us:.2f} us {rate:.2f} TB/s err {off:.1e} {cut}", flush=True
+    )
+
+
+def as_cut() -> Results:
+    """Every form as the library takes it; the head beside the bf16 one; many rows in both ways."""
+    found: Results = {}
+    work = [(kind, *shape) for shape in SHAPES.values() for kind in ("row", "block")]
+    work.append(("whole", VOCABULARY, HIDDEN))
+    _compile_all([(kind, n, k, m, cut_of(m, n, k)) for kind, n, k in work for m in ROWS])
+    for name, (n, k) in SHAPES.items():
+        for kind in ("row", "block"):
+            rotation = Rotation(kind, n, k)
+            for m in ROWS:
+                cut = cut_of(m, n, k)
+                us, off = rotation.time(m, cut)
+                told(name, rotation, m, us, off, cut)
+                found[f"{name}_{kind}_M{m}_us"] = us
+            found |= many(name, rotation)
+            del rotation
+            torch.cuda.empty_cache()
+    return found | head()
+
+
+def head() -> Results:
+    found: Results = {}
+    rotation = Rotation("whole", VOCABULARY, HIDDEN)
+    for m in ROWS:
+        cut = cut_of(m, VOCABULARY, HIDDEN)
+        us, off = rotation.time(m, cut)
+        told("head", rotation, m, us, off, cut)
+        found[f"head_whole_M{m}_us"] = us
+    weights = [torch.randn(VOCABULARY, HIDDEN, device=GPU, dtype=torch.bfloat16) for _ in range(2)]
+    out = torch.empty(1, VOCABULARY, device=GPU)
+    calls = [partial(skinny_gemm.product, rotation.x[:1], weight, out) for weight in weights * 3]
+    found["head_bf16_M1_us"] = timed(calls) / 6
+    print(f"head bf16 M=1: {found['head_bf16_M1_us']:.1f} us", flush=True)
+    return found
+
+
+def many(name: str, rotation: Rotation) -> Results:
+    """Above 64 rows: FP8 tensor cores, dequantizing, and the library's bf16 product for comparison."""
+    found: Results = {}
+    weights, n, k = rotation.weights[:4], rotation.n, rotation.k
+    scratch = torch.empty(n * k, device=GPU, dtype=torch.bfloat16)
+    way = fp8_int8.way_of(GPU)
+    for m in MANY:
+        x = rotation.x[:m]
+        out = torch.empty(m, n, device=GPU, dtype=torch.bfloat16)
+        off = error(gemm_fp8.product(x, weights[0]), gemm_fp8.reference(x, weights[0]))
+        w8_dequant.product(x, weights[0], out, scratch, way=way)
+        spread = error(out, w8_small.reference(x, weights[0]))
+        eight = timed([partial(gemm_fp8.product, x, weight) for weight in weights]) / len(weights)
+        dense = partial(w8_dequant.product, x, out=out, scratch=scratch, way=way)
+        wide = timed([partial(dense, weight) for weight in weights]) / len(weights)
+        alone = timed([partial(torch.matmul, x, scratch.view(n, k).t())] * 4) / 4
+        print(
+            f"{name} {rotation.kind} M={m}: w8a8 {eight:.1f} us err {off:.1e}, dequantized {wide:.1f} us "
+            f"err {spread:.1e}, bf16 alone {alone:.1f} us", flush=True,
+        )  # fmt: skip
+        found[f"{name}_{rotation.kind}_M{m}_w8a8_us"] = eight
+        found[f"{name}_{rotation.kind}_M{m}_dense_us"] = wide
+    return found
+
+
+def _cuts(m: int, n: int, k: int) -> Iterator[W8TileConfig]:
+    if m <= w8_small.MAX_ROWS:
+        yield from few_cuts(m, n, k)
+    if m > FEW_ROWS:
+        yield from wide_cuts(n, k)
+
+
+def few_cuts(m: int, n: int, k: int) -> Iterator[W8TileConfig]:
+    """5 to 60 warps a multiprocessor."""
+    bounds = (0, 64, 128) if m <= 8 else (0, 128) if m <= 16 else (0, 168)
+    for blocks in (1, 2) if m <= 16 else (2, 4):
+        for warps in (1, 2, 4):
+            for splits in (1, 2, 3, 4, 7, 9):
+                resident = n / (16 * blocks) * warps * splits / SMS
+                fits = k % (128 * warps) == 0 and splits <= k // (128 * warps)
+                if fits and resident >= 5 and (resident <= 60 or splits == 1):
+                    for registers in bounds:
+                        yield W8TileConfig(blocks, warps, splits, registers=registers)
+
+
+def wide_cuts(n: int, k: int) -> Iterator[W8TileConfig]:
+    for blocks, warps in ((4, 4), (8, 4), (8, 8)):
+        for stages in (3, 4, 5):
+            for splits in (1, 2, 3, 4, 7, 8):
+                programs = n / (16 * blocks) * splits / SMS
+                if splits <= k // 128 and programs >= 1 and (programs <= 8 or splits == 1):
+                    yield W8TileConfig(blocks, warps, splits, stages)
+
+
+def other_cuts(rows: tuple[int, ...] = (1, 16, 32)) -> Results:
+    """The best of many cuts of each shape; the best alone is often not the best in a whole model."""
+    found: Results = {}
+    work = {**SHAPES, "head": (VOCABULARY, HIDDEN)}
+    kinds = {name: "whole" if name == "head" else "row" for name in work}
+    tried = {
+        (name, m): tuple(dict.fromkeys(_cuts(m, *shape)))
+        for name, shape in work.items()
+        for m in rows
+    }
+    _compile_all(
+        [(kinds[name], *work[name], m, cut) for (name, m), cuts in tried.items() for cut in cuts]
+    )
+    for name, (n, k) in work.items():
+        rotation = Rotation(kinds[name], n, k)
+        for m in rows:
+            timings = []
+            for cut in tried[name, m]:
+                with contextlib.suppress(triton.OutOfResources):
+                    timings.append((*rotation.time(m, cut), cut))
+            timings.sort(key=lambda timing: timing[0])
+            for us, off, cut in timings[:5]:
+                told(name, rotation, m, us, off, cut)
+            found[f"{name}_M{m}_best_us"] = timings[0][0]
+        del rotation
+        torch.cuda.empty_cache()
+    return found
+
+
+Job = tuple[str, int, int, int, W8TileConfig]
+"""Kind, N, K, rows, cut."""
+
+
+def _compile_all(jobs: list[Job]) -> None:
+    """In parallel: Triton takes a second or two for one."""
+    workers = min(14, os.cpu_count() or 1)
+    with multiprocessing.get_context("spawn").Pool(workers, prepare_compiling) as pool:
+        for _ in pool.imap_unordered(_compile, jobs, chunksize=2):
+            pass
+    print(f"compiled {len(jobs)} products", flush=True)
+
+
+def _compile(job: Job) -> None:
+    kind, n, k, m, cut = job
+    dtype = torch.uint8 if kind == "whole" else w8_pack.E4M3
+    shape = (-(-n // 128), k // 128) if kind == "block" else (n,)
+    weight = W8(torch.empty(n, k, dtype=dtype, device=GPU), torch.empty(shape, device=GPU))
+    x = torch.empty(m, k, device=GPU, dtype=torch.bfloat16)
+    out = torch.empty(cut.splits, m, n, device=GPU)
+    with contextlib.suppress(triton.OutOfResources):
+        _form(cut)(x, weight, out, cut, way=fp8_int8.way_of(GPU))

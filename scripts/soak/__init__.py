@@ -1,1 +1,0 @@
-"""Many clients on one server: `python -m scripts.soak`."""

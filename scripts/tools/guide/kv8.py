@@ -1,0 +1,172 @@
+"""What an FP8 KV cache changes in what the guide says: KL per token beside bf16 KV, and retrieval.
+
+    python scripts/tools/guide/kv8.py [--gguf localchat/guide/guide.gguf] [--count 40] [--needles 12]
+    [--device cuda]
+
+The same checkpoint and tokens over three caches. On a CPU the plain references compute in fp32 and
+the cache alone is rounded (to bf16, or to codes of 8 bits); on a GPU the kernels run in bf16. KL:
+over held-out conversations, of the next token's distribution, bf16 KV against FP8. Retrieval: some
+300 tokens of random lines are to be quoted, and their first line is asked for, which is as far as
+the guide can look back: the share of the answers' tokens that the model ranks first, each answer
+read along. Last line JSON.
+"""
+
+import argparse
+import json
+import tempfile
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import torch
+from checkpoint import GUIDE, hub_name, read_gguf, write_folder
+from checkpoint import config as config_of
+from conversations import conversations, read_facts
+from tokenizers import Tokenizer
+from tokens import encode
+
+from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.memory_plan import PAGE_TOKENS
+from localchat_cuda.model_config import ModelConfig, read_config
+from localchat_cuda.runner.input_batch import (
+    BatchConfig,
+    TokenSpan,
+    build_input_batch,
+    model_inputs,
+    put,
+)
+from localchat_cuda.runner.kv_pages import Pages
+from localchat_cuda.runner.model import DeviceModel
+from localchat_cuda.runner.step_buffer import StepBuffer
+from localchat_cuda.weights.loader import ModelWeights, load
+from localchat_cuda.weights.source import CheckpointWeights
+
+HELD_OUT_SEED: Final = 4711
+LONGEST: Final = 1024
+LINES: Final = 16
+CACHES: Final = ("plain", "bf16", "fp8")
+
+
+class Text:
+    """The guide over one kind of cache: the logits of a whole text, computed at once."""
+
+    def __init__(
+        self, config: ModelConfig, weights: ModelWeights, device: torch.device, cache: str
+    ) -> None:
+        gpu = device.type == "cuda"
+        width = -(-LONGEST // PAGE_TOKENS)
+        dtype = torch.bfloat16 if gpu else torch.float32
+        self.pages = Pages(config, width + 1, LONGEST, device, dtype, coded=cache == "fp8")
+        if cache == "bf16":
+            self.pages.pool = self.pages.pool.bfloat16()
+        self.network = DeviceModel(config, weights, self.pages, kernels=gpu)
+        self.device = device
+        self.tables = torch.zeros(2, width, dtype=torch.int32, device=device)
+        self.tables[0] = torch.arange(width)
+        self.tables[1] = width
+        sms = torch.cuda.get_device_properties(device).multi_processor_count if gpu else 4
+        self.sizes = BatchConfig(
+            config.heads, config.key_heads, config.head_dim, PAGE_TOKENS, sms, cache == "fp8"
+        )
+
+    def logs(self, tokens: list[int]) -> torch.Tensor:
+        """Log probabilities fp32 [T, vocabulary] of what follows each token."""
+        layout = build_input_batch([TokenSpan(0, 0, len(tokens))], 0, self.sizes, 1)
+        inbox = StepBuffer(16 * LONGEST, 1, self.device)
+        known = torch.zeros(LONGEST + 1, dtype=torch.int32, device=self.device)
+        known[: len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+        inbox.begin()
+        places = put(layout, inbox, LONGEST, 1, LONGEST)
+        inbox.send()
+        inputs = model_inputs(layout, places, inbox, known, self.tables, None)
+        with torch.inference_mode():
+            states = self.network.states(inputs)[: len(tokens)]
+            return self.network.logits(states).log_softmax(-1).cpu()
+
+
+def unpack(guide: Path, folder: Path) -> None:
+    """The guide's GGUF as a checkpoint in fp32."""
+    weights, tokenizer = read_gguf(guide)
+    tensors = {hub_name(name): held for name, held in weights.items()}
+    write_folder(folder, tensors, config_of(weights, "float32"), tokenizer)
+
+
+def held_out(tokenizer: Tokenizer, count: int) -> list[list[int]]:
+    """Conversations of a seed that training did not use."""
+    facts = read_facts(Path(__file__).with_name("facts.json"))
+    talks = [talk for _, talk in islice(conversations(facts, HELD_OUT_SEED), count)]
+    return [ids[:LONGEST] for ids, _ in encode(tokenizer, talks)]
+
+
+def needles(tokenizer: Tokenizer, count: int, seed: int = 1) -> list[tuple[list[int], list[int]]]:
+    """Texts as tokens, and the places of those that stood before and are to be found again."""
+    facts = read_facts(Path(__file__).with_name("facts.json"))
+    rng, things = Random(seed), facts["words"]["things"].split(" ")
+    talks = []
+    for number in range(count):
+        lines = [" ".join(rng.choices(things, k=rng.randint(3, 10))) for _ in range(LINES)]
+        text = "\n".join(lines)
+        if number % 2:
+            asked, answer = f"{text}\n\nwhat is the first line?", lines[0]
+        else:
+            asked, answer = f"{text}\n\nQuote it.", "\n".join(f"> {line}" for line in lines)
+        talks.append([("user", asked), ("assistant", answer)])
+    return [
+        (ids, [at for at, own in enumerate(marks) if own])
+        for ids, marks in encode(tokenizer, talks)
+    ]
+
+
+def measure(folder: Path, count: int, asked: int, device: torch.device) -> dict[str, float]:
+    """The figures of the head of this file, and how many tokens they stand on."""
+    config = read_config(folder)
+    names = ARCHITECTURES[config.architecture].NAMES
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    weights = load(config, names, CheckpointWeights(folder, device), device, dtype=dtype)
+    texts = {cache: Text(config, weights, device, cache) for cache in CACHES}
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    kl: dict[str, list[torch.Tensor]] = {"bf16_fp8": [], "plain_bf16": []}
+    costs: dict[str, list[torch.Tensor]] = {cache: [] for cache in CACHES}
+    same: list[torch.Tensor] = []
+    for ids in held_out(tokenizer, count):
+        logs = {cache: text.logs(ids) for cache, text in texts.items()}
+        for pair, each in kl.items():
+            one, other = (logs[cache] for cache in pair.split("_"))
+            each.append((one.exp() * (one - other)).sum(-1))
+        for cache, each in costs.items():
+            each.append(-logs[cache][:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0])
+        same.append(logs["bf16"].argmax(-1) == logs["fp8"].argmax(-1))
+    told = {f"kl_{pair}": float(torch.cat(each).mean()) for pair, each in kl.items()}
+    told["kl_bf16_fp8_p99"] = float(torch.cat(kl["bf16_fp8"]).quantile(0.99))
+    told |= {f"cost_{cache}": float(torch.cat(each).mean()) for cache, each in costs.items()}
+    told["same_first"] = float(torch.cat(same).float().mean())
+    told["tokens"] = float(sum(len(each) for each in same))
+    places = needles(tokenizer, asked)
+    for cache, text in texts.items():
+        right = [
+            (text.logs(ids).argmax(-1)[[at - 1 for at in spots]] == torch.tensor(ids)[spots])
+            for ids, spots in places
+        ]
+        told[f"found_{cache}"] = float(torch.cat(right).float().mean())
+    told["needle_tokens"] = float(sum(len(spots) for _, spots in places))
+    return told
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="the guide over an FP8 KV cache")
+    parser.add_argument("--gguf", type=Path, default=GUIDE)
+    parser.add_argument("--count", type=int, default=40)
+    parser.add_argument("--needles", type=int, default=12)
+    parser.add_argument("--device", default="cpu")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        unpack(args.gguf, Path(folder))
+        told = measure(Path(folder), args.count, args.needles, torch.device(args.device))
+    for name, value in told.items():
+        print(f"{name:16} {value:.6g}")
+    print(json.dumps({name: round(value, 7) for name, value in told.items()}))
+
+
+if __name__ == "__main__":
+    main()

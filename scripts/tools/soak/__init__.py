@@ -1,0 +1,1 @@
+"""Many clients on one server: `python -m scripts.tools.soak`."""
