@@ -1,7 +1,7 @@
-"""Every figure that localchat shows, once: name, unit, kind, and one sentence that explains it.
+"""Table of all metrics that localchat shows (name, unit, kind, one sentence), and how they are computed.
 
 The terminal, `--stats`, `--json`, `/metrics`, the documentation and the guide's facts all read this table.
-The functions below it are how figures are computed and written; they import nothing heavy.
+`units.py` formats the values. Nothing of localchat is imported.
 """
 
 from collections.abc import Mapping, Sequence
@@ -108,7 +108,7 @@ _TABLE: Final = (
 NOT_REPORTED: Final = "the server does not say"
 """As the reason why speculation is off: nothing is known of it."""
 
-METRICS: Final[Mapping[str, Metric]] = {figure.name: figure for figure in _TABLE}
+METRICS: Final[Mapping[str, Metric]] = {metric.name: metric for metric in _TABLE}
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
@@ -145,34 +145,3 @@ def acceptance(drafted: int, accepted: int) -> float | None:
 def speedup(tokens: int, elapsed_s: float, plain_step_s: float) -> float | None:
     """What `tokens` would have cost in plain steps of `plain_step_s`, over what they did cost."""
     return tokens * plain_step_s / elapsed_s if elapsed_s > 0 and plain_step_s > 0 else None
-
-
-def size(count: float) -> str:
-    """Bytes in words: 512 B, 2.1 GB (powers of 1,000, as disks and downloads are sold)."""
-    if count < 1000:
-        return f"{int(count)} B"
-    for unit in ("kB", "MB", "GB"):
-        count /= 1000
-        if count < 999.95 or unit == "GB":
-            break
-    return f"{count:.1f} {unit}"
-
-
-def sizes(done: float, total: float) -> str:
-    """A part and its whole in the unit of the whole: 2.1/4.7 GB."""
-    number, unit = size(total).split(" ")
-    scale = total / float(number) if float(number) else 1.0
-    part = f"{done / scale:.1f}" if "." in number else f"{int(done)}"
-    return f"{part}/{number} {unit}"
-
-
-def kv_share(used: int, total: int) -> str:
-    """412/32768 (1%); the first alone where nobody knows the whole."""
-    if not total:
-        return f"{used}"
-    return f"{used}/{total} ({used * 100 // total}%)"
-
-
-def number(value: float | None, digits: int) -> str:
-    """With so many digits behind the point; a dash where nothing was measured."""
-    return "-" if value is None else f"{value:.{digits}f}"

@@ -18,8 +18,8 @@ from localchat.fit.memory_plan import (
     largest,
     reserve_bytes,
 )
-from localchat.fit.report import flag_gigabytes, size, tokens
 from localchat.model_files.safetensors import SafetensorsHeader
+from localchat.units import gigabytes_flag, size, tokens
 from localchat_cuda.model_config import FloatType, ModelConfig
 from localchat_cuda.quantization_config import PACKED_GROUP, floating_bytes
 from localchat_cuda.rope_config import DynamicNtkScaling, LongRopeScaling
@@ -314,9 +314,9 @@ class _LoadPlanner:
         kv, most = self.kv(goal), self.limits
         total = self.weights + kv + self.workspace + OVERHEAD_BYTES
         if most.kv_bytes is not None and most.kv_bytes < kv and total <= self.free:
-            yield f"--kv-gb {flag_gigabytes(kv)}: what {tokens(goal)} take."
+            yield f"--kv-gb {gigabytes_flag(kv)}: what {tokens(goal)} take."
         if most.gpu_bytes is not None and most.gpu_bytes < total <= self.device_free:
-            yield f"--vram-gb {flag_gigabytes(total)}: what it takes with {tokens(goal)}."
+            yield f"--vram-gb {gigabytes_flag(total)}: what it takes with {tokens(goal)}."
 
     def _advice(self, goal: int, longest: int, least: int) -> Iterator[str]:
         yield from self._raised_limits(goal)

@@ -19,9 +19,9 @@ from localchat.fit.memory_plan import (
     spendable_ram,
     weights_split,
 )
-from localchat.fit.report import size
 from localchat.model_files.architecture import ENCODERS, ModelShape, model_shape
 from localchat.model_files.gguf import Header
+from localchat.units import size
 from localchat_llamacpp.compute_buffers import (
     PROCESS_BYTES,
     TOKEN_BYTES,

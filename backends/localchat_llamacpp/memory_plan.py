@@ -21,8 +21,8 @@ from localchat.fit.memory_plan import (
     largest,
     smaller_quantization,
 )
-from localchat.fit.report import flag_gigabytes, size, tokens
 from localchat.model_files.gguf import Header
+from localchat.units import gigabytes_flag, size, tokens
 from localchat_llamacpp.load_candidates import LoadCandidate, MemoryCheck, Needs
 
 GOAL_TOKENS = 8192
@@ -292,10 +292,10 @@ class _Planner:
         if spare := self._beside(needs):
             yield f"--cache-ram {spare >> 20}: what is free beside the load."
         if not self.room.allowed(needs) and self.room.holds(needs):
-            kv = flag_gigabytes(sum(needs.kv))
+            kv = gigabytes_flag(sum(needs.kv))
             yield f"--kv-gb {kv}: what {tokens(self.goal)} take."
         if most is not None and self.room.cards == 1 and most < needs.gpu <= self.room.card_bytes:
-            yield f"--vram-gb {flag_gigabytes(needs.gpu)}: what {way.gpu_layers} layers take."
+            yield f"--vram-gb {gigabytes_flag(needs.gpu)}: what {way.gpu_layers} layers take."
 
     def _advice(self, way: LoadCandidate) -> Iterator[str]:
         """What would help, in the order of what it costs the user."""

@@ -16,7 +16,7 @@ from localchat.engine.interface import Engine, EngineInfo
 from localchat.engine.request import Message, Messages, ReasoningChoice
 from localchat.errors import ContextExceeded, UsageError
 from localchat.fit.kv_types import smaller
-from localchat.fit.report import size, tokens
+from localchat.units import size, tokens
 
 Count: TypeAlias = Callable[[Messages], int]
 """Tokens of a prompt. May raise ContextExceeded where it is longer than can be counted."""

@@ -15,8 +15,8 @@ from localchat.config.paths import Paths, find_paths
 from localchat.engine.local.crash_record import CrashRecord
 from localchat.errors import LocalchatError
 from localchat.fit.report import Kind, kind_name, runner_name
-from localchat.metrics import size
 from localchat.sanitize import sanitize_line
+from localchat.units import size
 
 
 class Way(msgspec.Struct, frozen=True):

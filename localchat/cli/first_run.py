@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from localchat.fit.report import duration, rate, size
 from localchat.models.onboarding import Card, FirstRun
 from localchat.sanitize import sanitize_line
+from localchat.units import duration, rate, size
 
 _MOST_ADOPTABLE = 6
 

@@ -147,9 +147,10 @@ def _unknown_shape(reference: "Reference", by: str) -> "NetworkError":
 
 def verdict_lines(verdict: "FitReport") -> Iterator[str]:
     """The verdict with a bar, for people."""
-    from localchat.fit.report import bar, parts, rate
+    from localchat.fit.report import bar, parts
     from localchat.fit.report import verdict as sentences
     from localchat.sanitize import sanitize_line
+    from localchat.units import rate
 
     first, _, *rest = sentences(verdict.plan)
     yield f"{sanitize_line(verdict.name)}: {first[0].lower()}{first[1:]}"

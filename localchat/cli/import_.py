@@ -109,8 +109,8 @@ def _check_free(door: AppContext, name: str) -> None:
 
 def _tell(door: AppContext, told: dict[str, Any], how: str, *, as_json: bool) -> None:
     from localchat.cli.output import print_json
-    from localchat.fit.report import size
     from localchat.sanitize import sanitize_line
+    from localchat.units import size
 
     if as_json:
         print_json(door.environ, told)

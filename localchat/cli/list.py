@@ -63,7 +63,7 @@ def _lines(rows: "list[tuple[Model, Inspection]]") -> Iterator[str]:
 
 
 def _cells(model: "Model", seen: "Inspection") -> tuple[str, ...]:
-    from localchat.fit.report import size
+    from localchat.units import size
 
     facts = seen.facts
     return (

@@ -55,8 +55,8 @@ def _lines(servers: "list[tuple[str, tuple[ModelStatus, ...]]]") -> Iterator[str
 
 
 def _cells(model: "ModelStatus") -> tuple[str, ...]:
-    from localchat.fit.report import size
     from localchat.sanitize import sanitize_line
+    from localchat.units import size
 
     clients = sorted(set(model.clients))
     return (

@@ -7,10 +7,9 @@ import msgspec
 
 from localchat.cli.streams import Terminal
 from localchat.errors import LocalchatError
-from localchat.fit.report import duration, rate
-from localchat.metrics import size, sizes
 from localchat.models.hub.events import Checking, Done, Found, Judged, Note, Progress, PullEvent
 from localchat.sanitize import sanitize_line
+from localchat.units import duration, rate, size, sizes
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars

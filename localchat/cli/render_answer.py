@@ -21,7 +21,7 @@ from localchat.engine.events import (
     ToolCall,
 )
 from localchat.engine.stream import Stream
-from localchat.metrics import sizes
+from localchat.units import sizes
 
 # Words for what an engine does before it speaks.
 

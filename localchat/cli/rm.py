@@ -24,10 +24,10 @@ def command(door: AppContext, words: tuple[str, ...], force: bool, yes: bool, as
     """
     from localchat.cli.output import agreed, print_json
     from localchat.config.paths import find_paths
-    from localchat.fit.report import size
     from localchat.models.index import find_model, read_shelf
     from localchat.models.remove import carry_out, plan_removal
     from localchat.sanitize import sanitize
+    from localchat.units import size
 
     paths = find_paths(door.environ)
     shelf = read_shelf(paths, door.environ)
@@ -59,7 +59,7 @@ def command(door: AppContext, words: tuple[str, ...], force: bool, yes: bool, as
 
 
 def _told(removal: "Removal") -> str:
-    from localchat.fit.report import size
+    from localchat.units import size
 
     lines = [f"{removal.model.name}: frees {size(removal.freed_bytes)}"]
     if removal.kept:

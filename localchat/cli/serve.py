@@ -264,14 +264,14 @@ def _held(models: "tuple[ModelStatus, ...]") -> str:
 
 
 def _size(model: "ModelStatus") -> str:
-    from localchat.fit.report import size
+    from localchat.units import size
 
     bytes_ = model.process_bytes or model.memory_bytes
     return f" ({size(bytes_)})" if bytes_ else ""
 
 
 def _cost(model: "ModelStatus") -> str:
-    from localchat.fit.report import size
+    from localchat.units import size
 
     bytes_ = model.process_bytes or model.memory_bytes
     return f", for about as much memory again ({size(bytes_)})" if bytes_ else ""

@@ -117,7 +117,7 @@ def _lines(model: "Model", seen: "Inspection", here: _Here) -> Iterator[str]:
 
 
 def _where(model: "Model") -> tuple[tuple[str, str], ...]:
-    from localchat.fit.report import size
+    from localchat.units import size
 
     files = len(model.files)
     return (
@@ -132,7 +132,7 @@ def _where(model: "Model") -> tuple[tuple[str, str], ...]:
 
 
 def _what(seen: "Inspection") -> Iterator[tuple[str, str]]:
-    from localchat.fit.report import size, tokens
+    from localchat.units import size, tokens
 
     facts = seen.facts
     if facts is None:

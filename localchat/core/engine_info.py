@@ -14,7 +14,8 @@ from localchat.engine.interface import EngineInfo, MemoryParts
 from localchat.engine.local import protocol
 from localchat.fit.hardware import read_cores
 from localchat.fit.memory_plan import MemoryPlan
-from localchat.fit.report import percent, placed, size
+from localchat.fit.report import placed
+from localchat.units import percent, size
 
 _TOLERATED_SHARE = 0.1
 _TOLERATED_BYTES = 64_000_000

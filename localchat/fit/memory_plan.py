@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from localchat.errors import DoesNotFit
 from localchat.fit.hardware import Machine
-from localchat.fit.report import size
 from localchat.model_files.architecture import LayerShape, ModelShape
 from localchat.model_files.ggml_types import FILE_TYPES, KV_FORMATS, NumberFormat, stored_bytes
 from localchat.model_files.gguf import Header
+from localchat.units import size
 
 ROUNDING_TOKENS = 256
 LEAST_CONTEXT_TOKENS = 512

@@ -1,57 +1,12 @@
-"""Sizes, counts and verdicts in words. Nothing here prints."""
+"""Memory plans in words: the verdict, the bar, where the layers go. Nothing here prints."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from localchat.units import size, tokens
+
 if TYPE_CHECKING:
     from localchat.fit.memory_plan import MemoryPlan
-
-
-_UNITS = ("kB", "MB", "GB", "TB")
-
-
-def size(count_bytes: int) -> str:
-    """`4.7 GB`, `640 MB`, `12 bytes`: decimal units, as disks and downloads are sold."""
-    if abs(count_bytes) < 1000:
-        return f"{count_bytes} bytes"
-    power = 1
-    # 999.5 would be written 1000.
-    while power < len(_UNITS) and abs(count_bytes) >= 999.5 * 1000**power:
-        power += 1
-    value, unit = count_bytes / 1000**power, _UNITS[power - 1]
-    return f"{value:.1f} {unit}" if abs(value) < 9.95 or power >= 3 else f"{value:.0f} {unit}"
-
-
-def flag_gigabytes(count_bytes: int) -> str:
-    """`4.8`: as a flag that allows so many bytes takes it, rounded up."""
-    return f"{-(-count_bytes // 100_000_000) / 10:.1f}"
-
-
-def tokens(count: int) -> str:
-    """`32,768 tokens`, `1 token`."""
-    return f"{count:,} token{'' if count == 1 else 's'}"
-
-
-def rate(per_second: float) -> str:
-    """`62.0 tok/s`; from a thousand on `1,200 tok/s`."""
-    return f"{per_second:,.0f} tok/s" if per_second >= 999.5 else f"{per_second:.1f} tok/s"
-
-
-def duration(seconds: float) -> str:
-    """`42 s`, `6 min 05 s`, `2 h 10 min`."""
-    whole = round(seconds)
-    if whole < 100:
-        return f"{whole} s"
-    if whole < 100 * 60:
-        return f"{whole // 60} min {whole % 60:02} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
-
-
-def percent(part: float, whole: float) -> str:
-    """`1 %`; `<1 %` for what is more than nothing; `0 %` of nothing."""
-    if part > 0 and (whole <= 0 or part / whole < 0.005):
-        return "<1 %"
-    return f"{100 * part / whole:.0f} %" if whole else "0 %"
 
 
 _SIGNS = (

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from localchat.errors import LocalchatError, UsageError, reason
-from localchat.fit.report import size
+from localchat.units import size
 
 How = Literal["hard link", "symbolic link", "copy"]
 

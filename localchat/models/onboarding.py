@@ -13,7 +13,6 @@ from localchat.errors import LocalchatError
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
-from localchat.fit.report import size
 from localchat.fit.speed_history import SpeedHistory
 from localchat.model_files.gguf import Header
 from localchat.models.assess import FitReport, Subject, assess, usable_machine
@@ -21,6 +20,7 @@ from localchat.models.catalog import Catalogue, Entry, read_catalogue
 from localchat.models.hub.download import DownloadRate, download_rate
 from localchat.models.index import Model, read_shelf
 from localchat.models.synthetic.gguf import drawn_header, read_blueprints
+from localchat.units import size
 
 Role = Literal["fast", "balanced", "best"]
 

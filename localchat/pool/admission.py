@@ -6,10 +6,10 @@ from typing import NamedTuple, Protocol
 from localchat.engine.options import EngineOptions
 from localchat.errors import DoesNotFit, EngineBusy
 from localchat.fit.memory_plan import demand
-from localchat.fit.report import size
 from localchat.model_files.checkpoint import Checkpoint, read_unloaded
 from localchat.models.assess import Subject, assess, usable_machine
 from localchat.pool.entry import RETRY_AFTER_S, ModelSpec, PoolEntry
+from localchat.units import size
 
 _GOAL_TOKENS = 8192
 """A context that is worth unloading an idle model for."""

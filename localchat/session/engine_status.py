@@ -19,7 +19,7 @@ from localchat.engine.events import (
     ToolCall,
 )
 from localchat.engine.interface import EngineInfo
-from localchat.metrics import sizes
+from localchat.units import sizes
 
 State: TypeAlias = Literal[
     "starting", "ready", "sent", "queued", "loading", "prefill", "thinking", "writing", "broken"

@@ -551,7 +551,7 @@ class ChatSession:
             run = await asyncio.to_thread(Compaction, self.conversation, counter(engine), context)
             while (request := await asyncio.to_thread(run.request)) is not None:
                 pieces: list[str] = []
-                self._set_task(f"summing up {run.progress * 100:.0f} %")
+                self._set_task(f"summing up {run.progress:.0%}")
                 request = msgspec.structs.replace(
                     request, speculation=self.setup.settings.speculation
                 )

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 from localchat.chat.conversation import Inclusion
 from localchat.errors import FileMissing, UsageError
-from localchat.metrics import size
 from localchat.sanitize import sanitize, sanitize_line
+from localchat.units import size
 
 PASTE_CHARACTERS: Final = 8_000
 PASTE_LINES: Final = 100

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from localchat.errors import LocalchatError, NetworkError, UsageError
-from localchat.metrics import sizes
+from localchat.units import sizes
 
 if TYPE_CHECKING:
     from localchat.models.hub.events import PullEvent

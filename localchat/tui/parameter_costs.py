@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from localchat.errors import LocalchatError
 from localchat.fit.kv_types import FP8
 from localchat.fit.load_options import LoadOptions
-from localchat.fit.report import size, tokens
 from localchat.session.context import ModelSetup, SessionContext
+from localchat.units import size, tokens
 
 _MIB: Final = 2**20
 _CONTEXTS: Final = (2048, 4096, 8192, 16384, 32768, 65536, 131072)

@@ -36,9 +36,9 @@ def test_who_was_asked_for_and_who_was_passed_over_is_said() -> None:
     ("actual", "told"),
     [
         ((900, 500, 100, 100), ""),
-        ((1100, 500, 100, 100), "takes 1.8 GB, 12 % more than the 1.6 GB that were planned"),
-        ((700, 500, 100, 100), "12 % less"),
-        ((700, -1, 100, 100), "takes 900 MB, 18 % less than the 1.1 GB that were planned"),
+        ((1100, 500, 100, 100), "takes 1.8 GB, 12% more than the 1.6 GB that were planned"),
+        ((700, 500, 100, 100), "12% less"),
+        ((700, -1, 100, 100), "takes 900 MB, 18% less than the 1.1 GB that were planned"),
         ((-1, -1, -1, 160), ""),
     ],
 )

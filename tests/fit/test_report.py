@@ -1,4 +1,4 @@
-"""Sizes and verdicts in words."""
+"""Memory plans in words."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import pytest
 
 from localchat.errors import DoesNotFit, ExitCode
 from localchat.fit.memory_plan import MemoryPlan, demand, largest, reserve_bytes, rounded
-from localchat.fit.report import percent, rate, size, tokens, verdict
+from localchat.fit.report import verdict
 
 PLAN = MemoryPlan(
     backend="llama.cpp",
@@ -25,24 +25,6 @@ PLAN = MemoryPlan(
     max_step_tokens=128,
     advice=("--ctx 4096: 5 GB in all.",),
 )
-
-
-@pytest.mark.parametrize(
-    ("count", "words"),
-    [
-        *((0, "0 bytes"), (999, "999 bytes"), (1500, "1.5 kB"), (640_400_000, "640 MB")),
-        *((999_600, "1.0 MB"), (4_700_000_000, "4.7 GB"), (16_000_000_000, "16.0 GB")),
-        *((999_999_999_999, "1.0 TB"), (5 * 10**15, "5000.0 TB"), (-2_000_000, "-2.0 MB")),
-    ],
-)
-def test_sizes(count: int, words: str) -> None:
-    assert size(count) == words
-
-
-def test_counts_and_rates() -> None:
-    assert (tokens(32768), tokens(1)) == ("32,768 tokens", "1 token")
-    assert (rate(62.04), rate(1234.5)) == ("62.0 tok/s", "1,234 tok/s")
-    assert (percent(1, 1000), percent(412, 32768), percent(0, 0)) == ("<1 %", "1 %", "0 %")
 
 
 def test_a_verdict_has_both_numbers_and_the_parts() -> None:

@@ -12,12 +12,12 @@ import pytest
 from localchat.config.paths import find_paths
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
-from localchat.fit.report import size
 from localchat.model_files.checkpoint import Checkpoint
 from localchat.model_files.gguf import Header
 from localchat.models.catalog import Entry, read_catalogue
 from localchat.models.names import parse
 from localchat.models.synthetic.gguf import drawn_for, drawn_header, read_blueprints
+from localchat.units import size
 from localchat_llamacpp.memory_plan import plan
 
 TABLE = Path(__file__).with_name("fit_golden.txt")

@@ -121,9 +121,7 @@ def test_least_recently_used_idle_engine_makes_room(start: Start) -> None:
 def test_engine_in_use_is_never_evicted_and_the_error_names_its_users(start: Start) -> None:
     pool, house = start()
     with pool.lease("a", "editor"), pool.lease("b", "chat"):
-        with pytest.raises(
-            EngineBusy, match=r"a \(40 bytes\) by editor; b \(40 bytes\) by chat"
-        ) as caught:
+        with pytest.raises(EngineBusy, match=r"a \(40 B\) by editor; b \(40 B\) by chat") as caught:
             pool.lease("c")
         assert caught.value.details["retry_after_s"]
         assert sorted(house.alive()) == ["a", "b"]
@@ -159,7 +157,7 @@ def test_waiting_lease_that_is_given_up_ends(start: Start) -> None:
 def test_model_that_fits_nowhere_is_refused_and_evicts_nobody(start: Start) -> None:
     pool, house = start()
     pool.lease("a").release()
-    with pytest.raises(DoesNotFit, match="200 bytes"):
+    with pytest.raises(DoesNotFit, match="200 B"):
         pool.lease("huge")
     assert house.alive() == ["a"]
 

@@ -4,7 +4,7 @@ localchat. What it does not tell stays unknown."""
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from localchat import metrics
+from localchat import metrics, units
 from localchat.engine.events import Speculation
 
 _NOTHING: Final = Speculation(off=metrics.NOT_REPORTED)
@@ -41,9 +41,9 @@ class ServerTimings:
         """The times that it measured itself; empty for none."""
         told = []
         if self.ttft_s is not None:
-            told.append(f"TTFT {metrics.number(self.ttft_s, 2)} s")
+            told.append(f"TTFT {units.decimal(self.ttft_s, 2)} s")
         if self.decode_tokens_per_s is not None:
-            told.append(f"{metrics.number(self.decode_tokens_per_s, 1)} tok/s")
+            told.append(f"{units.decimal(self.decode_tokens_per_s, 1)} tok/s")
         return " · ".join(told)
 
 

@@ -11,11 +11,11 @@ from msgspec import Meta
 
 from localchat.atomic import write_text
 from localchat.errors import NetworkError
-from localchat.metrics import size
 from localchat.models.hub.client import Hub, Listing, TryAgain
 from localchat.models.hub.events import Checking, Note, ProgressMeter, Tell
 from localchat.models.hub.partial_file import PartialFile, RemoteFile
 from localchat.models.hub.retry import RetryPolicy
+from localchat.units import size
 
 T = TypeVar("T")
 

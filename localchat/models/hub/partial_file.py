@@ -17,7 +17,7 @@ import msgspec
 
 from localchat.atomic import write_text
 from localchat.errors import LocalchatError
-from localchat.metrics import size
+from localchat.units import size
 
 _READ_BYTES: Final = 1 << 20
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)

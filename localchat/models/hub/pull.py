@@ -8,7 +8,6 @@ from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
 from localchat.errors import LocalchatError, ModelMissing, UsageError, reason
-from localchat.metrics import size
 from localchat.models.hub import manifest as manifests
 from localchat.models.hub.client import Hub, Listing
 from localchat.models.hub.download import Download, fetch_patiently
@@ -25,6 +24,7 @@ from localchat.models.quantizations import (
     safetensors_quantization,
     same_quantization,
 )
+from localchat.units import size
 
 _SPARE_BYTES: Final = 64 << 20
 """Left free on the disk: a file system that is full to the last block slows everything else."""

@@ -12,7 +12,6 @@ from typing import Final
 import httpx2
 
 from localchat.errors import ModelInvalid, NetworkError
-from localchat.metrics import size
 from localchat.model_files.checkpoint import (
     BESIDE,
     CONFIG,
@@ -28,6 +27,7 @@ from localchat.models.hub.events import Tell
 from localchat.models.hub.partial_file import RemoteFile
 from localchat.models.hub.pull import Choice
 from localchat.models.hub.retry import RetryPolicy
+from localchat.units import size
 
 MOST_BYTES: Final = 64 << 20
 """Of all headers of a model together: the largest vocabularies take a tenth of it."""

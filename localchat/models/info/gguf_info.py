@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from localchat.fit.memory_plan import CacheWish, kv_layer_bytes, kv_types
-from localchat.fit.report import tokens
 from localchat.model_files.architecture import ENCODERS, ModelShape, model_shape, pooling_of
 from localchat.model_files.gguf import Array, Header
+from localchat.units import tokens
 
 _TEMPLATE: Final = "tokenizer.chat_template"
 _CODE: Final = re.compile(r"\{[{%](.*?)[%}]\}", re.DOTALL)

@@ -13,10 +13,10 @@ from textual.fuzzy import FuzzySearch
 from textual.widgets import Input
 
 from localchat.errors import LocalchatError
-from localchat.fit.report import size, tokens
 from localchat.sanitize import sanitize_line
 from localchat.tui.keymap import bindings
 from localchat.tui.screens.list_dialog import ListDialog
+from localchat.units import size, tokens
 
 if TYPE_CHECKING:
     from localchat.fit.memory_plan import MemoryPlan

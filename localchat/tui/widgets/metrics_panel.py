@@ -12,15 +12,15 @@ from textual.reactive import reactive
 from textual.strip import Strip
 from textual.widget import Widget
 
-from localchat import metrics
+from localchat import metrics, units
 from localchat.engine.events import EngineStats
 from localchat.engine.interface import MemoryParts
-from localchat.fit.report import percent, size
 from localchat.metrics import METRICS
 from localchat.sanitize import sanitize_line
 from localchat.session.engine_status import EngineStatus
 from localchat.tui.keymap import bindings
 from localchat.tui.widgets.charts import bar, histogram, shares, sparkline
+from localchat.units import percent, size
 
 
 class Piece(NamedTuple):
@@ -138,7 +138,7 @@ def _kv(status: EngineStatus, width: int) -> Iterator[Row]:
     if status.stats is not None and not status.busy:
         now = status.stats.now
         used = now.kv_used_tokens  # the last request holds nothing any more
-    yield _heading("KV cache", f"{metrics.kv_share(used, total)}", width)
+    yield _heading("KV cache", f"{units.used_of(used, total)}", width)
     shared = now.kv_shared_tokens if now else 0
     cached = now.kv_cached_tokens if now else 0
     parked = now.kv_parked_tokens if now else 0
@@ -168,19 +168,17 @@ def _speed(status: EngineStatus, width: int) -> Iterator[Row]:
     if status.ttft_s is None and rate is None and not times:
         return
     yield _heading("Speed", status.state, width)
-    yield _line("TTFT", f"{metrics.number(status.ttft_s, 2)} s", "ttft_s", width)
-    yield _line(
-        "decode", f"{metrics.number(rate, 1)} tok/s", "decode_tokens_per_s", width, "figure"
-    )
+    yield _line("TTFT", f"{units.decimal(status.ttft_s, 2)} s", "ttft_s", width)
+    yield _line("decode", f"{units.decimal(rate, 1)} tok/s", "decode_tokens_per_s", width, "figure")
     spark = sparkline(status.rates, width)
     if spark:
         yield Row((Piece(spark, "spark"),), "decode_tokens_per_s")
     done = status.done
     if done is not None and done.timings.prefill_tokens_per_s is not None:
-        prefill = metrics.number(done.timings.prefill_tokens_per_s, 1)
+        prefill = units.decimal(done.timings.prefill_tokens_per_s, 1)
         yield _line("prefill", f"{prefill} tok/s", "prefill_tokens_per_s", width)
     for name, value in _percentiles(status, times):
-        yield _line(f"TPOT {name}", f"{metrics.number(value, 1)} ms", f"tpot_ms_{name}", width)
+        yield _line(f"TPOT {name}", f"{units.decimal(value, 1)} ms", f"tpot_ms_{name}", width)
     drawn, low, high = histogram(times, width)
     if drawn:
         yield Row((Piece(drawn, "spark"),), "tpot_ms")

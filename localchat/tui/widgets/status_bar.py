@@ -8,11 +8,11 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from localchat.metrics import kv_share, number
 from localchat.sanitize import sanitize_line
 from localchat.session.engine_status import EngineStatus
 from localchat.tui.textual_internals.flat_widget import rows_in
 from localchat.tui.widgets.charts import bar, sparkline
+from localchat.units import decimal, used_of
 
 _KV_CELLS: Final = 6
 _SPARK_CELLS: Final = 12
@@ -50,15 +50,15 @@ def status_parts(status: EngineStatus) -> tuple[StatusPart, ...]:
     if status.pulling:
         found.append(StatusPart(status.pulling, "busy", 6))
     if status.ttft_s is not None:
-        found.append(StatusPart(f"TTFT {number(status.ttft_s, 2)} s", rank=3))
+        found.append(StatusPart(f"TTFT {decimal(status.ttft_s, 2)} s", rank=3))
     if status.decode_tokens_per_s is not None:
-        found.append(StatusPart(f"{number(status.decode_tokens_per_s, 1)} tok/s", "figure", 1))
+        found.append(StatusPart(f"{decimal(status.decode_tokens_per_s, 1)} tok/s", "figure", 1))
         spark = sparkline(status.rates, _SPARK_CELLS)
         if spark:
             found.append(StatusPart(spark, "spark", 8, glued=True))
     used, total = status.kv
     if total:
-        found.append(StatusPart(f"KV {kv_share(used, total)}", rank=2))
+        found.append(StatusPart(f"KV {used_of(used, total)}", rank=2))
         found.append(StatusPart(bar(used, total, _KV_CELLS), "bar", 7, glued=True))
     accepted, drafted = status.drafts
     if drafted:

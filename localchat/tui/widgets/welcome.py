@@ -10,11 +10,11 @@ from textual.content import Content
 from textual.message import Message
 from textual.widget import Widget
 
-from localchat.fit.report import duration, rate, size
 from localchat.models.resolve import GUIDE
 from localchat.sanitize import sanitize_line
 from localchat.session.blocks import Offer
 from localchat.session.context import ModelSetup
+from localchat.units import duration, rate, size
 
 if TYPE_CHECKING:
     from localchat.models.onboarding import Card, FirstRun

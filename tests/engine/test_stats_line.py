@@ -1,0 +1,8 @@
+"""The line of `--stats`."""
+
+from localchat.engine.stats_line import stats_line
+from tests.support.cli_program import DONE
+
+
+def test_stats_line_has_ttft_decode_rate_kv_and_drafts() -> None:
+    assert stats_line(DONE) == "TTFT 0.41 s · 62.0 tok/s · KV 412/32768 (1%) · drafts 34/51"
