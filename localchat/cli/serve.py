@@ -159,25 +159,25 @@ def _serve(
     from localchat.server.bootstrap import ServerSpec, open_server_context, startup_task
     from localchat.server.uvicorn_server import serve
 
-    wish = ServerSpec(
+    spec = ServerSpec(
         own=setup.model,
         settings_for=setup.settings_for,
         paths=setup.paths,
         environ=setup.door.environ,
         open_engine=setup.door.open_engine,
-        say=setup.terminal.say,
+        notify=setup.terminal.say,
         keep_alive_s=setup.settings.keep_alive,
         max_slots=parallel,
         queue=config.limits.waiting,
     )
-    with open_server_context(wish) as house:
-        with house.engines.pool.lease("", "start") as lease:
+    with open_server_context(spec) as context:
+        with context.engines.pool.lease("", "start") as lease:
             info = lease.engine.info()
-        app = create_app(house.engines, config, house.private)
+        app = create_app(context.engines, config, context.private)
         _log_requests(setup)
         tell = partial(_tell, setup, config, sockets, info)
-        with house.registered(_local_url(sockets[0])):
-            serve(app, sockets, beside=startup_task(app, tell, setup.terminal.say, house.on_stop))
+        with context.registered(_local_url(sockets[0])):
+            serve(app, sockets, beside=startup_task(app, tell, setup.terminal.say, context.on_stop))
 
 
 def _local_url(listening: "socket.socket") -> str:

@@ -1,4 +1,4 @@
-"""Which engines are loaded, for whom, until when; and how another process finds the server that has them.
+"""The engine pool: loads models on demand, shares them, unloads them; and the registry of running servers.
 
-Nothing is imported here: the command line takes parts of it that are light.
+Imports nothing, because the command line uses only the light modules of this package.
 """

@@ -1,7 +1,7 @@
-"""Whether one more model fits beside those that are loaded: asked of the backend's planner before a load."""
+"""Memory admission: asks the backend's planner if one more model fits next to the loaded ones."""
 
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from localchat.engine.options import EngineOptions
 from localchat.errors import DoesNotFit, EngineBusy
@@ -16,103 +16,100 @@ _GOAL_TOKENS = 8192
 
 
 class AdmissionResult(NamedTuple):
-    """fits: it can be loaded now. cramped: only with a context shorter than it should have. needed_bytes,
-    free_bytes: of RAM and graphics memory together; gpu_bytes, gpu_free_bytes: the part that is graphics
-    memory. Bytes are 0 where nothing is loaded here. advice: what would help, best first. gpu_most_bytes: what
-    the user allows of the graphics memory, whoever leaves it; None: all."""
+    """Admission decision for one model. Byte counts are 0 for a model that is not loaded on this machine."""
 
     fits: bool
+    """The model can be loaded now."""
     cramped: bool = False
+    """It fits only with a shorter context than it should have."""
     needed_bytes: int = 0
+    """RAM and GPU memory together."""
     free_bytes: int = 0
+    """RAM and GPU memory together."""
     advice: tuple[str, ...] = ()
+    """Ways to make it fit, best first."""
     gpu_bytes: int = 0
+    """Part of `needed_bytes` on the GPU."""
     gpu_free_bytes: int = 0
-    gpu_most_bytes: int | None = None
+    """Part of `free_bytes` on the GPU."""
+    gpu_limit_bytes: int | None = None
+    """The user's limit for GPU memory, even if more becomes free; None: no limit."""
 
     @property
     def ram_bytes(self) -> int:
-        """What is needed of the RAM."""
+        """Part of `needed_bytes` in RAM."""
         return self.needed_bytes - self.gpu_bytes
 
-    def never(self, members: Iterable[PoolEntry]) -> bool:
-        """Whether it would not fit, had all of these members left."""
-        listed = list(members)
-        gpu = self.gpu_free_bytes + sum(member.gpu_bytes for member in listed)
-        if self.gpu_most_bytes is not None:
-            gpu = min(gpu, self.gpu_most_bytes)
-        ram = self.free_bytes - self.gpu_free_bytes + sum(member.ram_bytes for member in listed)
+    def never_fits(self, entries: Iterable[PoolEntry]) -> bool:
+        """True if it would not fit even with all these entries unloaded."""
+        listed = list(entries)
+        gpu = self.gpu_free_bytes + sum(entry.gpu_bytes for entry in listed)
+        if self.gpu_limit_bytes is not None:
+            gpu = min(gpu, self.gpu_limit_bytes)
+        ram = self.free_bytes - self.gpu_free_bytes + sum(entry.ram_bytes for entry in listed)
         return self.gpu_bytes > gpu or self.ram_bytes > ram
 
-    def helped_by(self, member: PoolEntry) -> bool:
-        """Whether this member holds memory of the kind that is needed."""
-        return bool((self.gpu_bytes and member.gpu_bytes) or (self.ram_bytes and member.ram_bytes))
+    def gains_from(self, entry: PoolEntry) -> bool:
+        """True if this entry holds memory of a kind that the model needs."""
+        return bool((self.gpu_bytes and entry.gpu_bytes) or (self.ram_bytes and entry.ram_bytes))
 
 
-class Room(Protocol):
-    """Judges a load beside the engines that are there."""
+def check_memory(options: EngineOptions, loaded: Iterable[PoolEntry]) -> AdmissionResult:
+    """Compare the planned size of a model with free memory, minus what loaded engines will still claim.
 
-    def judge(self, options: EngineOptions, beside: Iterable[PoolEntry]) -> AdmissionResult:
-        """Raises LocalchatError for a file or wish that no load can be made of."""
-        ...
-
-
-class MemoryAdmission:
-    """By live free memory, less what engines hold of it without the system's knowing."""
-
-    def judge(self, options: EngineOptions, beside: Iterable[PoolEntry]) -> AdmissionResult:
-        if options.remote is not None or ":" in (options.backend or ""):
-            return AdmissionResult(
-                fits=True
-            )  # nothing is loaded here, or by a stranger's class that plans itself
-        model = read_unloaded(options.model, dummy_weights=options.load.dummy_weights)
-        subject = Subject(options.name, model, options.model, options.backend)
-        machine, limit = usable_machine(), options.load.gpu_limit_bytes
-        plan = assess(subject, options.load, machine, None, speed=False).plan
-        if plan.missing:
-            demand(plan, options.name)
-        members = list(beside)
-        gpu, ram = plan.gpu_bytes, plan.total_bytes - plan.gpu_bytes
-        gpu_free = plan.gpu_free_bytes - sum(member.hidden_gpu_bytes for member in members)
-        ram_free = plan.free_bytes - plan.gpu_free_bytes
-        ram_free -= sum(member.hidden_ram_bytes for member in members)
-        # Memory that is not asked for does not count, whoever is short of it.
-        gpu_free, ram_free = max(gpu_free, 0) if gpu else 0, max(ram_free, 0) if ram else 0
-        trained = (
-            model.context_train if isinstance(model, Checkpoint) else model.number("context_length")
-        )
-        return AdmissionResult(
-            fits=plan.fits and gpu <= gpu_free and ram <= ram_free,
-            cramped=options.load.context_tokens is None
-            and plan.context_tokens < min(trained, _GOAL_TOKENS),
-            needed_bytes=plan.total_bytes,
-            free_bytes=gpu_free + ram_free,
-            advice=plan.advice,
-            gpu_bytes=gpu,
-            gpu_free_bytes=gpu_free,
-            gpu_most_bytes=None if limit is None else limit * max(len(machine.gpus), 1),
-        )
+    Raises LocalchatError for a file or options that cannot be loaded.
+    """
+    # A remote model takes no memory here; a third-party backend class plans its own memory.
+    if options.remote is not None or ":" in (options.backend or ""):
+        return AdmissionResult(fits=True)
+    model = read_unloaded(options.model, dummy_weights=options.load.dummy_weights)
+    subject = Subject(options.name, model, options.model, options.backend)
+    machine, limit = usable_machine(), options.load.gpu_limit_bytes
+    plan = assess(subject, options.load, machine, None, speed=False).plan
+    if plan.missing:
+        demand(plan, options.name)
+    entries = list(loaded)
+    gpu, ram = plan.gpu_bytes, plan.total_bytes - plan.gpu_bytes
+    gpu_free = plan.gpu_free_bytes - sum(entry.uncounted_gpu_bytes for entry in entries)
+    ram_free = plan.free_bytes - plan.gpu_free_bytes
+    ram_free -= sum(entry.uncounted_ram_bytes for entry in entries)
+    # A kind of memory that the model does not need must not fail the check.
+    gpu_free, ram_free = max(gpu_free, 0) if gpu else 0, max(ram_free, 0) if ram else 0
+    trained = (
+        model.context_train if isinstance(model, Checkpoint) else model.number("context_length")
+    )
+    return AdmissionResult(
+        fits=plan.fits and gpu <= gpu_free and ram <= ram_free,
+        cramped=options.load.context_tokens is None
+        and plan.context_tokens < min(trained, _GOAL_TOKENS),
+        needed_bytes=plan.total_bytes,
+        free_bytes=gpu_free + ram_free,
+        advice=plan.advice,
+        gpu_bytes=gpu,
+        gpu_free_bytes=gpu_free,
+        gpu_limit_bytes=None if limit is None else limit * max(len(machine.gpus), 1),
+    )
 
 
-def never_fits(wanted: ModelSpec, verdict: AdmissionResult) -> DoesNotFit:
-    """Not even alone."""
+def never_fits(spec: ModelSpec, verdict: AdmissionResult) -> DoesNotFit:
+    """The error for a model that does not fit even alone."""
     return DoesNotFit(
-        f"{wanted.name} needs {size(verdict.needed_bytes)}, and {size(verdict.free_bytes)} are free",
-        hint="\n".join(verdict.advice) or f"localchat fit {wanted.name} tells what would help",
+        f"{spec.name} needs {size(verdict.needed_bytes)}, and {size(verdict.free_bytes)} are free",
+        hint="\n".join(verdict.advice) or f"localchat fit {spec.name} tells what would help",
         needed_bytes=verdict.needed_bytes,
         free_bytes=verdict.free_bytes,
     )
 
 
-def all_used(
-    wanted: ModelSpec, verdict: AdmissionResult, members: Iterable[PoolEntry]
+def memory_in_use(
+    spec: ModelSpec, verdict: AdmissionResult, entries: Iterable[PoolEntry]
 ) -> EngineBusy:
-    """It would fit if somebody left."""
+    """The error for a model that would fit if a loaded one were idle."""
     uses = "; ".join(
-        f"{one.wanted.name} ({size(one.memory_bytes)}) by {one.client_names()}" for one in members
+        f"{one.spec.name} ({size(one.memory_bytes)}) by {one.client_names()}" for one in entries
     )
     return EngineBusy(
-        f"{wanted.name} needs {size(verdict.needed_bytes)}, {size(verdict.free_bytes)} are free, and the "
+        f"{spec.name} needs {size(verdict.needed_bytes)}, {size(verdict.free_bytes)} are free, and the "
         f"loaded models are in use: {uses}",
         hint="try again when one is idle, or unload one: localchat stop MODEL",
         retry_after_s=RETRY_AFTER_S,

@@ -1,4 +1,4 @@
-"""An engine in the pool: who uses it, since when nobody does."""
+"""Pool entries: a loaded engine with its users, idle time and memory."""
 
 import os
 from collections.abc import Callable
@@ -13,48 +13,51 @@ from localchat.engine.options import EngineOptions
 from localchat.errors import LocalchatError
 
 NEVER = -1.0
-"""As a time to keep an idle engine: for ever."""
+"""Value of keep_alive_s that never unloads an idle engine."""
 RETRY_AFTER_S = 5
-"""What a client is told to wait before it tries a busy engine again."""
+"""Retry-After for clients of a busy engine."""
 
 
 class ModelStatus(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A loaded engine as `ps` shows it. state: `loading`, `ready`, or `ended` where its process is gone (the
-    next request starts it again). memory_bytes: of weights, KV and buffers, as the engine knows or planned
-    them. process_bytes: resident memory of its process. clients: who holds it, each once for each request.
-    idle_s: since the last of them left. unloads_in_s: None for never, or while it is used."""
+    """Status of a loaded model, as `ps` shows it."""
 
     name: str
     path: str
     state: Literal["loading", "ready", "ended"]
+    """`ended`: its process is gone; the next request restarts it."""
     context_tokens: int = 0
     memory_bytes: int = 0
+    """Weights, KV cache and buffers, as measured by the engine or else as planned."""
     process_bytes: int = 0
+    """Resident memory of the engine process."""
     clients: tuple[str, ...] = ()
+    """Names of its clients, one entry per request."""
     running: int = 0
     waiting: int = 0
     idle_s: float = 0.0
+    """Seconds since the last client left."""
     unloads_in_s: float | None = None
+    """None: never, or it is in use."""
 
 
 class ServerStatus(msgspec.Struct, frozen=True):
-    """What a server tells of itself: its version, and what it has loaded."""
+    """Version and loaded models of a running server."""
 
     version: str
     models: tuple[ModelStatus, ...]
 
 
 class PooledEngine(Engine, Protocol):
-    """What the pool asks beyond answers."""
+    """An Engine with the state of its process, which the pool needs."""
 
     @property
     def alive(self) -> bool:
-        """Whether the engine's process runs; without one the next call starts another."""
+        """True if the engine process runs; otherwise the next call starts one."""
         ...
 
     @property
     def child_pid(self) -> int | None:
-        """That process; None where there is none."""
+        """Process id of the engine; None if it has no process."""
         ...
 
 
@@ -62,14 +65,14 @@ OpenEngine = Callable[[EngineOptions, Callable[[str], None]], PooledEngine]
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
-    """A model that is asked for: what it is called, and how it is to be loaded."""
+    """A requested model: its name and its load options."""
 
     name: str
     options: EngineOptions
 
     @property
     def key(self) -> bytes:
-        """The encoded options: one engine serves all who want the same file in the same way."""
+        """The encoded options: requests for the same file with the same options share one engine."""
         options = self.options
         file = os.fsencode(options.model.resolve())
         sampling = sorted(options.sampling.items())
@@ -79,38 +82,42 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False)
 class PoolEntry:
-    """`users`: who holds it, by the number of the lease. `planned_bytes`: what its load was said to take,
-    `planned_gpu_bytes` of it in graphics memory. `idle_since_s`: monotonic seconds, of meaning while
-    nobody holds it."""
+    """A loaded engine and its users."""
 
-    wanted: ModelSpec
+    spec: ModelSpec
     engine: PooledEngine
     planned_bytes: int
+    """Memory that the planner expected the load to take."""
     idle_since_s: float
+    """Monotonic seconds; meaningful only without users."""
     planned_gpu_bytes: int = 0
+    """Part of `planned_bytes` on the GPU."""
     users: dict[int, str] = field(default_factory=dict)
+    """Client names by lease number."""
     info: EngineInfo | None = None
 
-    def look(self) -> None:
-        """Ask what the engine says of itself, until the model is loaded. Waits for the vocabulary."""
+    def refresh_info(self) -> None:
+        """Query the engine's info, until the model is loaded. Waits for the vocabulary."""
         if not self.engine.alive or (self.info is not None and self.info.loaded):
             return
         try:
             self.info = self.engine.info()
         except LocalchatError:
-            self.info = None  # it cannot be opened, or ended: who asked for it is told why
+            self.info = (
+                None  # it failed to load, or ended; the lease that loads it raises the reason
+            )
 
     def stats(self) -> EngineStats | None:
-        """The engine's counts; None while it does not run."""
-        self.look()
+        """Statistics of the engine; None if it does not run."""
+        self.refresh_info()
         try:
             return self.engine.stats() if self.engine.alive else None
         except LocalchatError:
-            return None  # it ends just now
+            return None  # it ended in between
 
     @property
     def memory_bytes(self) -> int:
-        """What the engine takes, as well as that is known."""
+        """Memory of the engine: measured, else predicted, else planned."""
         if not self.engine.alive:
             return 0
         if self.info is None:
@@ -120,46 +127,46 @@ class PoolEntry:
 
     @property
     def gpu_bytes(self) -> int:
-        """Of what the engine takes, the part in graphics memory, in proportion as it was planned."""
+        """Part of `memory_bytes` on the GPU, by the planned ratio."""
         if not self.planned_bytes:
             return 0
         return self.memory_bytes * self.planned_gpu_bytes // self.planned_bytes
 
     @property
     def ram_bytes(self) -> int:
-        """The other part."""
+        """Part of `memory_bytes` in RAM."""
         return self.memory_bytes - self.gpu_bytes
 
     @property
-    def hidden_gpu_bytes(self) -> int:
-        """Of graphics memory, what a load under way has not taken yet: the system calls it free."""
+    def uncounted_gpu_bytes(self) -> int:
+        """GPU memory that an unfinished load will still claim, though the system reports it as free."""
         return 0 if self.info is not None and self.info.loaded else self.gpu_bytes
 
     @property
-    def hidden_ram_bytes(self) -> int:
-        """What it takes although the system calls it available: weights mapped from a file, and all that a
-        load under way has not taken yet."""
+    def uncounted_ram_bytes(self) -> int:
+        """RAM in use though the system reports it as available: weights mapped from a file, and everything
+        that an unfinished load will still claim."""
         if self.info is None or not self.info.loaded:
             return self.ram_bytes
-        import psutil  # 5 ms, which a one-shot without a pool does not pay
+        import psutil  # takes 5 ms, which a single prompt without a pool need not pay
 
         pid = self.engine.child_pid
         try:
             return int(getattr(psutil.Process(pid).memory_info(), "shared", 0)) if pid else 0
         except psutil.Error:
-            return 0  # it ended meanwhile
+            return 0  # it ended in between
 
     def client_names(self) -> str:
-        """Who uses it, for a sentence."""
+        """Names of its clients, for a message."""
         return ", ".join(sorted({user or "somebody" for user in self.users.values()})) or "nobody"
 
-    def described(self, stats: EngineStats | None, now_s: float, keep_s: float) -> ModelStatus:
-        """For `ps`."""
-        leaves_s, info = self.leaves_at_s(keep_s), self.info
+    def status(self, stats: EngineStats | None, now_s: float, keep_s: float) -> ModelStatus:
+        """Status for `ps`."""
+        leaves_s, info = self.expires_at_s(keep_s), self.info
         ready = info is not None and info.loaded
         return ModelStatus(
-            name=self.wanted.name,
-            path=str(self.wanted.options.model),
+            name=self.spec.name,
+            path=str(self.spec.options.model),
             state=("ready" if ready else "loading") if stats is not None else "ended",
             context_tokens=info.context_tokens if info else 0,
             memory_bytes=self.memory_bytes,
@@ -171,6 +178,6 @@ class PoolEntry:
             unloads_in_s=None if leaves_s is None else max(leaves_s - now_s, 0.0),
         )
 
-    def leaves_at_s(self, keep_s: float) -> float | None:
-        """When it is unloaded for idleness; None: not now."""
+    def expires_at_s(self, keep_s: float) -> float | None:
+        """Monotonic time of its unload for idleness; None: not scheduled."""
         return None if self.users or keep_s < 0 else self.idle_since_s + keep_s

@@ -1,4 +1,4 @@
-"""From a client's word to a model of the library and the settings that it is loaded with."""
+"""Model resolver: from the name in a request to an installed model and its load options."""
 
 import os
 import time
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 _FRESH_S = 10.0
 
 SettingsFor = Callable[[Iterable[str]], Settings]
-"""The settings in force for a model that goes by these names."""
+"""Settings for a model that is known by these names."""
 
 
 def engine_options(
     model: ResolvedModel, settings: Settings, paths: Paths, *, max_slots: int
 ) -> EngineOptions:
-    """How this model is loaded under these settings. max_slots: requests computed at once."""
+    """Load options of a model under these settings. max_slots: requests that run at once."""
     return EngineOptions(
         model=model.path,
         load=load_options(settings, max_slots=max_slots),
@@ -51,23 +51,32 @@ def _advised(model: ResolvedModel, paths: Paths) -> dict[str, float]:
     return advised_sampling(model, paths).sampling
 
 
-class KnownModel(msgspec.Struct, frozen=True):
-    """A model of the library, as a list of them shows it. created: seconds of the Unix clock. context_train,
-    parameters, size_bytes: 0 where nobody knows. abilities: see library.facts."""
+class ModelCard(msgspec.Struct, frozen=True):
+    """An installed model, as the listings of the server show it."""
 
     name: str
-    created: int
-    context_train: int
+    created: int = 0
+    """Date of the file, in seconds of the Unix clock."""
+    context_train: int = 0
+    """Context of the training in tokens; 0: unknown."""
     architecture: str = ""
     quantization: str = ""
     parameters: int = 0
+    """0: unknown."""
     size_bytes: int = 0
+    """0: unknown."""
     abilities: frozenset[str] = frozenset()
+    """Of chat, tools, thinking, infill, embedding."""
+    loaded: bool = False
+    context_tokens: int = 0
+    """Context of the engine that was last loaded; 0: not known yet."""
 
 
 class ModelResolver:
-    """Finds models by the names of the library, never by a path, which is not a client's to choose; but for
-    `own`, the server's own model, which an empty word means too."""
+    """Resolves model names to installed models, never to paths, which clients must not choose.
+
+    own: the server's own model, which may be any file; an empty name means it too.
+    """
 
     def __init__(
         self,
@@ -83,12 +92,12 @@ class ModelResolver:
         self._paths = paths
         self._environ = environ
         self._max_slots = max_slots
-        self._listed: tuple[float, tuple[KnownModel, ...]] = (0.0, ())
-        self._read: dict[tuple[Path, int, int], Inspection] = {}
-        """Headers by path, date and size of their file."""
+        self._models: tuple[float, tuple[ModelCard, ...]] = (0.0, ())
+        self._inspected: dict[tuple[Path, int, int], Inspection] = {}
+        """Inspected headers by path, date and size of the file."""
 
-    def find(self, word: str) -> ModelSpec:
-        """See pool.Finder."""
+    def resolve(self, word: str) -> ModelSpec:
+        """The model that a name means. Reads the disk. Raises ModelMissing, ModelInvalid, UsageError."""
         mine = word in ("", self.own.name, self.own.word)
         model = (
             self.own
@@ -98,8 +107,8 @@ class ModelResolver:
         return ModelSpec(model.name, self._options(model, word))
 
     def resolve_request(self, spec: "AttachSpec") -> ModelSpec:
-        """The model that another program of the owner asks for: its file, and the options that it sets over
-        those in force here. Raises ModelMissing, ModelInvalid, UsageError."""
+        """The model that another program of the owner asks for: its file, and its options, which override
+        the settings here. Raises ModelMissing, ModelInvalid, UsageError."""
         path = Path(os.fsdecode(spec.model))
         if not path.exists():
             from localchat.engine.local import protocol
@@ -119,44 +128,44 @@ class ModelResolver:
 
     @property
     def stale(self) -> bool:
-        """Whether `models` is old enough to be asked for again."""
-        return time.monotonic() - self._listed[0] > _FRESH_S or not self._listed[1]
+        """True if the list of `models` is due for a refresh."""
+        return time.monotonic() - self._models[0] > _FRESH_S or not self._models[1]
 
-    def models(self) -> tuple[KnownModel, ...]:
-        """Every model that can be asked for, as last looked, the own one first."""
-        return self._listed[1] or (self._known(self.own.name, self.own.path, None),)
+    def models(self) -> tuple[ModelCard, ...]:
+        """Every model as of the last refresh, the server's own first."""
+        return self._models[1] or (self._card(self.own.name, self.own.path, None),)
 
-    def look(self) -> None:
-        """Read the library anew; the header of each new file, with its vocabulary, takes some 0.2 s. Raises
-        LocalchatError, OSError."""
+    def refresh(self) -> None:
+        """Read the installed models again; each new file takes some 0.2 s, for its header and vocabulary.
+        Raises LocalchatError, OSError."""
         from localchat.models.index import Model, read_shelf
         from localchat.models.info.inspect import inspect
 
         models = read_shelf(self._paths, self._environ).models
         own = Model(self.own.name, "file", "", None if self.own.remote else self.own.path)
         read = {}
-        found = {own.name: self._known(own.name, self.own.path, None)}
+        found = {own.name: self._card(own.name, self.own.path, None)}
         for model in (own, *models):
             if model.path is None or model.trouble:
                 continue
-            key = _as_it_is(model.path)
-            seen = read[key] = self._read.get(key) or inspect(model, vocabulary=True)
+            key = _file_state(model.path)
+            seen = read[key] = self._inspected.get(key) or inspect(model, vocabulary=True)
             if seen.trouble:
                 continue
             same = model.path.resolve() == self.own.path.resolve()
             name = self.own.name if same and model.name == self.own.word else model.name
-            found[name] = self._known(name, model.path, seen.facts, model.size_bytes)
-        self._read = read
-        self._listed = (time.monotonic(), tuple(found.values()))
+            found[name] = self._card(name, model.path, seen.facts, model.size_bytes)
+        self._inspected = read
+        self._models = (time.monotonic(), tuple(found.values()))
 
-    def _known(
+    def _card(
         self, name: str, path: Path, facts: "GGUFInfo | None", size_bytes: int = 0
-    ) -> KnownModel:
-        _, changed_ns, size = _as_it_is(path)
+    ) -> ModelCard:
+        _, changed_ns, size = _file_state(path)
         created = changed_ns // 1_000_000_000
         if facts is None:
-            return KnownModel(name, created, 0, size_bytes=size_bytes or size)
-        return KnownModel(
+            return ModelCard(name, created, size_bytes=size_bytes or size)
+        return ModelCard(
             name,
             created,
             facts.context_tokens,
@@ -168,8 +177,8 @@ class ModelResolver:
         )
 
 
-def _as_it_is(path: Path) -> tuple[Path, int, int]:
-    """What tells one state of a file from another; zeros for none."""
+def _file_state(path: Path) -> tuple[Path, int, int]:
+    """Path, date and size of a file; zeros if it does not exist."""
     try:
         found = path.stat()
     except OSError:

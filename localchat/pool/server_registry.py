@@ -1,8 +1,7 @@
-"""A running server makes itself known to this user's other programs: a file that says where it is and by
-which token it knows its owner.
+"""Registry of running servers, by which other programs of the same user find them.
 
-One file a server, `servers/PID.json` in the state folder, readable by nobody else. A file of a process that
-is gone is stale: it is removed by whoever finds it.
+One file per server, `servers/PID.json` in the state folder, readable by its owner only; it holds the URL and
+the owner's token. A file whose process is gone is stale, and whoever finds it removes it.
 """
 
 import os
@@ -19,73 +18,77 @@ _FOLDER = "servers"
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """`url`: as this machine reaches it, without a path behind. `token`: gives all rights of the owner."""
+    """Address and token of a running server."""
 
     pid: int
     url: str
+    """As this machine reaches the server, without a path."""
     token: str
+    """Grants all rights of the owner."""
     version: str
     started_s: float
 
 
 class Registered:
-    """A registration in force; `withdraw` takes it back."""
+    """An active registration."""
 
     def __init__(self, file: Path, about: Registration) -> None:
         self._file = file
         self.about = about
 
     def withdraw(self) -> None:
-        """Idempotent."""
+        """Remove the registration. Idempotent."""
         self._file.unlink(missing_ok=True)
 
 
 def new_token() -> str:
-    """A secret that nobody guesses."""
+    """A random secret."""
     return secrets.token_urlsafe(32)
 
 
 def register(paths: Paths, url: str, token: str, now_s: float) -> Registered:
-    """Make a server of this process known. `now_s`: seconds of the Unix clock. Raises OSError."""
+    """Register a server of this process. `now_s`: seconds of the Unix clock. Raises OSError."""
     about = Registration(os.getpid(), url.rstrip("/"), token, __version__, now_s)
     folder = paths.state_dir / _FOLDER
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     file = folder / f"{about.pid}.json"
-    beside = folder / f".{about.pid}.new"
-    beside.unlink(missing_ok=True)
-    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as opened:
+    temporary = folder / f".{about.pid}.new"
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as opened:
         opened.write(msgspec.json.encode(about))
-    beside.replace(file)
+    temporary.replace(file)
     return Registered(file, about)
 
 
 def registered(
     paths: Paths, alive: Callable[[int], bool] | None = None
 ) -> tuple[Registration, ...]:
-    """Servers of this user and of this version, the newest first. Stale files are removed. Whether a server
-    answers is found out by asking it. `alive`: whether a process runs (tests)."""
-    lives = alive or _alive
+    """Registered servers of this user and version, newest first; removes stale files.
+
+    Does not check that a server answers. `alive`: tells if a process runs (for tests).
+    """
+    is_alive = alive or _is_alive
     found = []
     for file in sorted((paths.state_dir / _FOLDER).glob("*.json")):
         try:
             if file.stat().st_uid != os.getuid():
-                continue  # somebody else's word sends no prompt anywhere
+                continue  # another user must not be able to redirect prompts
             about = msgspec.json.decode(file.read_bytes(), type=Registration)
         except (OSError, msgspec.DecodeError):
             continue
-        if not lives(about.pid):
+        if not is_alive(about.pid):
             file.unlink(missing_ok=True)
         elif about.version == __version__:
             found.append(about)
     return tuple(sorted(found, key=lambda about: about.started_s, reverse=True))
 
 
-def _alive(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except OSError:
-        return False  # a process of somebody else that has the number now
+        return False  # the id belongs to another user's process by now
     return True

@@ -11,7 +11,7 @@ from localchat.server.config import ServerConfig
 from localchat.server.errors import ApiError
 from localchat.server.exception_handlers import HANDLERS
 from localchat.server.health import health, metrics, props, root
-from localchat.server.leases import Engines
+from localchat.server.leases import AsyncEnginePool
 from localchat.server.llamacpp.serving import completion, infill
 from localchat.server.middleware.access_log import AccessLogMiddleware
 from localchat.server.middleware.security import SecurityMiddleware
@@ -54,7 +54,7 @@ ROUTES = (
 
 
 def create_app(
-    engines: Engines, config: ServerConfig, private: Sequence[BaseRoute] = ()
+    engines: AsyncEnginePool, config: ServerConfig, private: Sequence[BaseRoute] = ()
 ) -> Starlette:
     """The ASGI application over these engines. Its `state.service` is a Service. `private`: routes under
     guard.PRIVATE, which ask for a token of their own instead of an API key."""

@@ -1,5 +1,4 @@
-"""Everything behind a server's routes: the pool over the library, the private routes of its owner, and the
-registration by which the owner's programs find it."""
+"""Server start: builds the engine pool, registers the server, loads the first model."""
 
 import asyncio
 import time
@@ -12,119 +11,124 @@ from starlette.routing import Route
 
 from localchat.config.paths import Paths
 from localchat.models.resolve import ResolvedModel
-from localchat.pool.admission import MemoryAdmission
+from localchat.pool.admission import check_memory
 from localchat.pool.entry import OpenEngine
 from localchat.pool.pool import EnginePool
 from localchat.pool.resolver import ModelResolver, SettingsFor
 from localchat.pool.server_registry import new_token, register
-from localchat.server.leases import Engines, PooledEngines
+from localchat.server.leases import AsyncEnginePool
 from localchat.server.local_api import LocalApi
 from localchat.server.state import Service
 from localchat.server.uvicorn_server import UvicornServer
 
+_POLL_S = 0.2
+_OWNER = "start"
+"""Client name of the first load, as `ps` shows it."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """How a house is opened. own: the server's own model. keep_alive_s: see EnginePool. queue: requests that
-    may wait for one engine."""
+    """Everything needed to build a server's engine pool."""
 
     own: ResolvedModel
+    """The server's own model, which requests without a known model name get."""
     settings_for: SettingsFor
     paths: Paths
     environ: Mapping[str, str]
     open_engine: OpenEngine
-    say: Callable[[str], None]
+    notify: Callable[[str], None]
+    """Receives messages for the user."""
     keep_alive_s: float
+    """See EnginePool."""
     max_slots: int = 16
     queue: int = 128
+    """Requests that may wait for one engine."""
 
 
 class ServerContext:
-    """`engines` and the `private` routes are for the app; `stopping` is told how to end the server once it
-    runs; inside `registered(url)` the owner's programs find it."""
+    """The parts of a server that live as long as it does: engine pool, owner's token, registration."""
 
-    def __init__(self, engines: PooledEngines, paths: Paths, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, engines: AsyncEnginePool, paths: Paths, notify: Callable[[str], None]
+    ) -> None:
         self.engines = engines
         self._paths = paths
-        self._say = say
+        self._notify = notify
         self._token = new_token()
-        self._end: Callable[[], None] = lambda: None
-        self.private: list[Route] = LocalApi(engines, self._token, lambda: self._end()).routes()
+        self._stop: Callable[[], None] = lambda: None
+        self.private: list[Route] = LocalApi(engines, self._token, lambda: self._stop()).routes()
+        """Routes of the owner's own programs, for `create_app`."""
 
-    def on_stop(self, end: Callable[[], None]) -> None:
-        """`end` ends the server, from its own loop."""
-        self._end = end
+    def on_stop(self, stop: Callable[[], None]) -> None:
+        """Set the function that ends the server; called on its event loop."""
+        self._stop = stop
 
     @contextmanager
     def registered(self, url: str) -> Iterator[None]:
-        """`url`: as this machine reaches the server. A state folder that cannot be written is said, and the
-        server goes unfound."""
+        """Keep the server in the registry during the block. Without a writable state folder the server runs
+        unregistered. `url`: as this machine reaches the server."""
         try:
-            known = register(self._paths, url, self._token, time.time())
+            registration = register(self._paths, url, self._token, time.time())
         except OSError as problem:
-            self._say(f"other programs of yours will not find this server: {problem}")
+            self._notify(f"other programs of yours will not find this server: {problem}")
             yield
             return
         try:
             yield
         finally:
-            known.withdraw()
+            registration.withdraw()
 
 
 @contextmanager
-def open_server_context(wish: ServerSpec) -> Iterator[ServerContext]:
-    """A house whose engines end with the block."""
-    finder = ModelResolver(
-        wish.own, wish.settings_for, wish.paths, wish.environ, max_slots=wish.max_slots
+def open_server_context(spec: ServerSpec) -> Iterator[ServerContext]:
+    """A server context whose engines are unloaded at the end of the block."""
+    resolver = ModelResolver(
+        spec.own, spec.settings_for, spec.paths, spec.environ, max_slots=spec.max_slots
     )
     pool = EnginePool(
-        finder,
-        wish.open_engine,
-        MemoryAdmission(),
-        keep_alive_s=wish.keep_alive_s,
-        queue=wish.queue,
-        say=wish.say,
+        resolver.resolve,
+        spec.open_engine,
+        check_memory,
+        keep_alive_s=spec.keep_alive_s,
+        queue=spec.queue,
+        notify=spec.notify,
     )
-    engines = PooledEngines(pool, finder)
+    engines = AsyncEnginePool(pool, resolver)
     try:
-        yield ServerContext(engines, wish.paths, wish.say)
+        yield ServerContext(engines, spec.paths, spec.notify)
     finally:
         engines.close()
 
 
-# The first load, beside a server that answers already: `/health` says when the model is there.
-
-
-_EVERY_S = 0.2
-
-
 def startup_task(
     app: Starlette,
-    tell: Callable[[], None],
-    say: Callable[[str], None],
-    on_stop: Callable[[Callable[[], None]], None] = lambda end: None,
+    announce: Callable[[], None],
+    notify: Callable[[str], None],
+    on_stop: Callable[[Callable[[], None]], None] = lambda stop: None,
 ) -> Callable[[UvicornServer], Awaitable[None]]:
-    """What `serve` runs beside itself: tells where the server is, once signals end it well; loads its own
-    model and says when that is ready. `stopping` is told how to end the server. A failure (ModelInvalid,
-    DoesNotFit, EngineDied) is the server's."""
+    """A task for `serve`: announces the address, then loads the server's own model.
+
+    The server answers meanwhile; `/health` is 503 until the model is ready. Runs once signal handlers are set.
+    A failed load (ModelInvalid, DoesNotFit, EngineDied) ends the server.
+    """
     service = app.state.service
     assert isinstance(service, Service)
     service.ready = False
 
     async def run(server: UvicornServer) -> None:
         on_stop(server.stop)
-        tell()
-        service.engines.models()  # so that the first client that asks finds them looked up
-        async with await service.engines.lease("", user="start"):
-            while not await _loaded(service.engines):
-                await asyncio.sleep(_EVERY_S)
+        announce()
+        service.engines.models()  # starts the refresh, so that the first client finds the list complete
+        async with await service.engines.lease("", user=_OWNER):
+            while not await _is_loaded(service.engines):
+                await asyncio.sleep(_POLL_S)
         service.ready = True
-        say("the model is ready")
+        notify("the model is ready")
 
     return run
 
 
-async def _loaded(engines: Engines) -> bool:
-    """Whether the own model is there. Asked by a lease, from which its owner learns it too."""
-    async with await engines.lease("", user="start") as lease:
+async def _is_loaded(engines: AsyncEnginePool) -> bool:
+    """True once the server's own model is loaded. Takes a lease, so that the pool caches its info."""
+    async with await engines.lease("", user=_OWNER) as lease:
         return lease.info.loaded

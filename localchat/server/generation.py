@@ -38,6 +38,7 @@ from localchat.errors import (
     TemplateError,
     UsageError,
 )
+from localchat.server.cancellation import submit
 from localchat.server.repetition import RepetitionDetector
 from localchat.server.tracker import TrackedRequest
 
@@ -189,12 +190,7 @@ class Generation:
         """In a thread, because a long prompt waits for the engine to read it; a reader that leaves meanwhile
         leaves no request behind."""
         named = msgspec.structs.replace(request, user=self._flight.user)
-        asking = asyncio.ensure_future(asyncio.to_thread(self._engine.generate, named))
-        try:
-            stream = await asyncio.shield(asking)
-        except asyncio.CancelledError:
-            asking.add_done_callback(lambda asked: asked.result().close())
-            raise
+        stream = await submit(self._engine, named)
         self._flight.attach(stream)
         return stream
 

@@ -11,8 +11,8 @@ from localchat.engine.events import EngineStats
 from localchat.engine.interface import Engine
 from localchat.engine.request import Message, Messages
 from localchat.errors import LocalchatError, TemplateError
+from localchat.pool.resolver import ModelCard
 from localchat.server.errors import unavailable
-from localchat.server.leases import ModelCard
 from localchat.server.metrics import CONTENT_TYPE
 from localchat.server.openai.models import json
 from localchat.server.state import service_of

@@ -1,14 +1,13 @@
-"""Private routes for this user's own programs: the command line and the terminal UI use a running server's
-engines through them, with everything that an engine tells.
+"""Private HTTP API for the owner's own programs: the CLI and the TUI attach to a running server through it.
 
-The token of the registration is asked for on each; it stands for the owner, who may name files, stop models
-and stop the server. Frames and routes: engine/door_frames.py.
+Every route requires the token of the server registry. It stands for the owner, who may name files, unload
+models and stop the server. Frames and routes: engine/attached/protocol.py.
 """
 
 import asyncio
 import hmac
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -29,36 +28,38 @@ from localchat.engine.attached.protocol import (
 )
 from localchat.engine.interface import Engine
 from localchat.engine.local import protocol
-from localchat.engine.stream import Stream
 from localchat.errors import LocalchatError
 from localchat.pool.entry import ServerStatus
-from localchat.server.leases import PooledEngines
+from localchat.server.cancellation import disconnected, submit
+from localchat.server.leases import AsyncEnginePool, AsyncLease
 
 T = TypeVar("T")
-_MOST_BODY_BYTES = 64 << 20
+_MAX_BODY_BYTES = 64 << 20
 
 
 class LocalApi:
-    """`stop`: what ends the server, called once the answer is on its way."""
+    """The private routes. `stop`: ends the server; called after the response is sent."""
 
-    def __init__(self, engines: PooledEngines, token: str, stop: Callable[[], None]) -> None:
+    def __init__(self, engines: AsyncEnginePool, token: str, stop: Callable[[], None]) -> None:
         self._engines = engines
         self._token = token.encode()
         self._stop = stop
 
     def routes(self) -> list[Route]:
-        """All of them, for the app."""
+        """All routes, for the app."""
         return [
-            Route(f"{PREFIX}/generate", _Framed(self._guarded(self.generate)), methods=["POST"]),
-            Route(f"{PREFIX}/query", self._guarded(self.query), methods=["POST"]),
-            Route(f"{PREFIX}/ps", self._guarded(self.ps), methods=["GET"]),
-            Route(f"{PREFIX}/stop", self._guarded(self.stop), methods=["POST"]),
+            Route(
+                f"{PREFIX}/generate", _AsgiRoute(self._authorized(self.generate)), methods=["POST"]
+            ),
+            Route(f"{PREFIX}/query", self._authorized(self.query), methods=["POST"]),
+            Route(f"{PREFIX}/ps", self._authorized(self.ps), methods=["GET"]),
+            Route(f"{PREFIX}/stop", self._authorized(self.stop), methods=["POST"]),
         ]
 
-    def _guarded(
+    def _authorized(
         self, handle: Callable[[Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        async def guarded(request: Request) -> Response:
+        async def checked(request: Request) -> Response:
             given = request.headers.get("authorization", "").encode("utf-8", "replace")
             if not hmac.compare_digest(given, b"Bearer " + self._token):
                 return Response("this token is not the server's", 403)
@@ -67,49 +68,37 @@ class LocalApi:
             except _BadRequest as refusal:
                 return Response(str(refusal), 400)
             except ClientDisconnect:
-                return Response(status_code=499)  # nobody reads it
+                return Response(status_code=499)  # only for the log
 
-        return guarded
+        return checked
 
     # ------------------------------------------------------------------------ engines
 
-    async def _lease(self, spec: AttachSpec, user: str) -> Any:  # noqa: ANN401 - a Lease, as a context manager
-        return await self._engines.lease_spec(
-            lambda: self._engines.finder.resolve_request(spec), user
-        )
+    async def _lease(self, spec: AttachSpec, user: str) -> AsyncLease:
+        resolver = self._engines.resolver
+        return await self._engines.lease_spec(lambda: resolver.resolve_request(spec), user)
 
     async def generate(self, request: Request) -> Response:
-        """A stream of frames until Done or Failed; its reader's leaving cancels the request."""
-        ask = await _decode(request, GenerateCall)
-        return _FrameStream(self._told(ask))
+        """Stream frames until Done or Failed. A client that disconnects cancels the request."""
+        call = await _decode(request, GenerateCall)
+        return _FrameResponse(self._frames(call))
 
-    async def _told(self, ask: GenerateCall) -> AsyncGenerator[msgspec.Struct, None]:
+    async def _frames(self, call: GenerateCall) -> AsyncGenerator[msgspec.Struct, None]:
         try:
-            async with await self._lease(ask.model, ask.request.user) as lease:
-                stream = await self._asked(lease.engine, ask)
+            async with await self._lease(call.model, call.request.user) as lease:
+                stream = await submit(lease.engine, call.request)
                 with stream:
                     async for batch in stream.batches():
                         yield protocol.Events(tuple((0, event) for event in batch))
         except LocalchatError as error:
             yield _failed(error)
 
-    async def _asked(self, engine: Engine, ask: GenerateCall) -> Stream:
-        """In a thread: a long prompt waits for the child to read it."""
-        asking = asyncio.ensure_future(
-            self._engines.in_thread(lambda: engine.generate(ask.request))
-        )
-        try:
-            return await asyncio.shield(asking)
-        except asyncio.CancelledError:
-            asking.add_done_callback(lambda asked: asked.result().close())
-            raise
-
     async def query(self, request: Request) -> Response:
-        """One question, one frame."""
-        asked = await _decode(request, QueryCall)
+        """Answer one query with one frame."""
+        call = await _decode(request, QueryCall)
         try:
-            async with await self._lease(asked.model, asked.user) as lease:
-                answer = await self._engines.in_thread(lambda: _answer(lease.engine, asked.query))
+            async with await self._lease(call.model, call.user) as lease:
+                answer = await self._engines.in_thread(lambda: _answer(lease.engine, call.query))
         except LocalchatError as error:
             answer = _failed(error)
         return Response(msgspec.msgpack.encode(answer), media_type=MEDIA_TYPE)
@@ -117,28 +106,28 @@ class LocalApi:
     # ------------------------------------------------------------------------ the server
 
     async def ps(self, request: Request) -> Response:
-        """What is loaded, as JSON."""
+        """Status of the loaded models, as JSON."""
         models = await self._engines.in_thread(self._engines.pool.loaded)
-        told = msgspec.json.encode(ServerStatus(__version__, tuple(models)))
-        return Response(told, media_type="application/json")
+        body = msgspec.json.encode(ServerStatus(__version__, tuple(models)))
+        return Response(body, media_type="application/json")
 
     async def stop(self, request: Request) -> Response:
         """Unload a model, or end the server."""
-        wanted = await _decode(request, StopCall)
+        call = await _decode(request, StopCall)
         ended: int | None = None
-        if wanted.model is None:
+        if call.model is None:
             asyncio.get_running_loop().call_later(0.1, self._stop)
         else:
-            word = wanted.model
+            model = call.model
             try:
-                ended = await self._engines.in_thread(lambda: self._engines.pool.unload(word))
+                ended = await self._engines.in_thread(lambda: self._engines.pool.unload(model))
             except LocalchatError as error:
                 return Response(msgspec.msgpack.encode(_failed(error)), 409, media_type=MEDIA_TYPE)
         return Response(msgspec.msgpack.encode(Stopped(ended)), media_type=MEDIA_TYPE)
 
 
 class _BadRequest(Exception):
-    """The body is nothing that a door of this version sends."""
+    """The body is not one that a client of this version sends."""
 
 
 async def _decode(request: Request, kind: type[T]) -> T:
@@ -147,8 +136,8 @@ async def _decode(request: Request, kind: type[T]) -> T:
     body = b""
     async for piece in request.stream():
         body += piece
-        if len(body) > _MOST_BODY_BYTES:
-            raise _BadRequest(f"more than {_MOST_BODY_BYTES} bytes")
+        if len(body) > _MAX_BODY_BYTES:
+            raise _BadRequest(f"more than {_MAX_BODY_BYTES} bytes")
     try:
         return msgspec.msgpack.decode(body, type=kind)
     except msgspec.DecodeError as problem:
@@ -179,11 +168,11 @@ def _failed(error: LocalchatError) -> protocol.Failed:
     )
 
 
-# ---------------------------------------------------------------------------- the wire
+# ---------------------------------------------------------------------------- ASGI
 
 
-class _Framed:
-    """An ASGI app, because a Route gives a plain function no `receive` once the body is read."""
+class _AsgiRoute:
+    """Wraps a handler as an ASGI app: a plain route function cannot use `receive` after the body is read."""
 
     def __init__(self, handle: Callable[[Request], Awaitable[Response]]) -> None:
         self._handle = handle
@@ -193,8 +182,8 @@ class _Framed:
         await response(scope, receive, send)
 
 
-class _FrameStream(Response):
-    """Frames as they come; the reader's leaving ends the source at once, also while nothing comes."""
+class _FrameResponse(Response):
+    """Streams frames. A disconnect ends the source at once, even while it waits for a frame."""
 
     media_type = MEDIA_TYPE
 
@@ -204,18 +193,18 @@ class _FrameStream(Response):
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        telling = asyncio.ensure_future(self._tell(send))
-        leaving = asyncio.ensure_future(_left(receive))
+        sending = asyncio.ensure_future(self._send(send))
+        leaving = asyncio.ensure_future(disconnected(receive))
         try:
-            await asyncio.wait([telling, leaving], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([sending, leaving], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (telling, leaving):
+            for task in (sending, leaving):
                 task.cancel()
-            results = await asyncio.gather(telling, leaving, return_exceptions=True)
+            results = await asyncio.gather(sending, leaving, return_exceptions=True)
         if isinstance(results[0], Exception) and not isinstance(results[0], OSError):
             raise results[0]
 
-    async def _tell(self, send: Send) -> None:
+    async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         source = self._source
         try:
@@ -230,8 +219,3 @@ class _FrameStream(Response):
             await send({"type": "http.response.body", "body": b""})
         finally:
             await source.aclose()
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

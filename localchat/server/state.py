@@ -9,7 +9,7 @@ from localchat.errors import LocalchatError, ModelMissing, UsageError
 from localchat.sanitize import sanitize_line
 from localchat.server.config import ServerConfig
 from localchat.server.errors import model_not_found, to_api_error
-from localchat.server.leases import Engines, Lease
+from localchat.server.leases import AsyncEnginePool, AsyncLease
 from localchat.server.metrics import Metrics
 from localchat.server.openai.requests import Client
 from localchat.server.tracker import RequestTracker
@@ -21,7 +21,7 @@ _AGENT = 120
 class Service:
     """One for each application; found by the routes as `request.app.state.service`."""
 
-    def __init__(self, engines: Engines, config: ServerConfig) -> None:
+    def __init__(self, engines: AsyncEnginePool, config: ServerConfig) -> None:
         self.engines = engines
         self.config = config
         self.tracker = RequestTracker(config.limits.waiting)
@@ -29,7 +29,7 @@ class Service:
         self.ready = True
         """Whether the server's own model can answer; who loads it at the start says when."""
 
-    async def lease(self, model: str | None, request: Request) -> Lease:
+    async def lease(self, model: str | None, request: Request) -> AsyncLease:
         """The engine that a request means. An unknown name means the server's own model, unless that is
         turned off; what looks like a path is never looked up. Raises ApiError."""
         word = model or ""

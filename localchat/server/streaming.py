@@ -17,10 +17,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from localchat.errors import LocalchatError
+from localchat.server.cancellation import disconnected
 from localchat.server.errors import ApiError, internal_error, timed_out, to_api_error
 from localchat.server.formatters import ResponseFormatter, StreamFormatter
 from localchat.server.generation import Generation, GenerationSpec
-from localchat.server.leases import Lease
+from localchat.server.leases import AsyncLease
 from localchat.server.sse import KEEP_ALIVE, EventStream
 from localchat.server.state import Service, agent, service_of
 from localchat.server.tracker import TrackedRequest
@@ -40,13 +41,13 @@ class Endpoint(Protocol):
     @property
     def requested_tokens(self) -> int | None: ...
 
-    async def wish(self, lease: Lease) -> GenerationSpec:
+    async def wish(self, lease: AsyncLease) -> GenerationSpec:
         """What to ask this engine. Raises ApiError, LocalchatError."""
         ...
 
-    def stream(self, lease: Lease, wish: GenerationSpec) -> StreamFormatter: ...
+    def stream(self, lease: AsyncLease, wish: GenerationSpec) -> StreamFormatter: ...
 
-    def whole(self, lease: Lease, wish: GenerationSpec) -> ResponseFormatter: ...
+    def whole(self, lease: AsyncLease, wish: GenerationSpec) -> ResponseFormatter: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,7 @@ class GenerationResponse:
 async def _while_connected(work: Awaitable[None], receive: Receive, flight: TrackedRequest) -> None:
     """Do the work, and drop it when the client leaves."""
     working = flight.work = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_left(receive))
+    watching = asyncio.ensure_future(disconnected(receive))
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         if working.cancelled() and flight.why is not None:
@@ -176,9 +177,3 @@ async def _while_connected(work: Awaitable[None], receive: Receive, flight: Trac
     finally:
         working.cancel()
         watching.cancel()
-
-
-async def _left(receive: Receive) -> None:
-    """Until the client is gone."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

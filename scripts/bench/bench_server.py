@@ -24,8 +24,8 @@ from localchat.engine.request import GenerateRequest, Message, Messages, Samplin
 from localchat.fit.load_options import LoadOptions
 from localchat.server.app import create_app
 from localchat.server.config import ServerConfig
-from localchat.server.leases import OneEngine
 from localchat.server.uvicorn_server import UvicornServer, bind_sockets
+from tests.support.single_engine import SingleEngine
 
 PROMPT = "Tell me about the sea, round {}."
 
@@ -64,7 +64,9 @@ def main() -> None:
         EngineOptions(model, load=LoadOptions(context_tokens=4096)), say=lambda text: None
     )
     sockets = bind_sockets("127.0.0.1", 0)
-    server = UvicornServer(create_app(OneEngine(engine, "m"), ServerConfig(loop_guard=True)), 0.0)
+    server = UvicornServer(
+        create_app(SingleEngine(engine, "m"), ServerConfig(loop_guard=True)), 0.0
+    )
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets)), daemon=True)
     thread.start()
     port = str(sockets[0].getsockname()[1])

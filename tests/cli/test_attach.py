@@ -69,7 +69,7 @@ def served(paths: Paths, model: Path) -> Iterator[Served]:
         paths=paths,
         environ={},
         open_engine=served.open,
-        say=lambda text: None,
+        notify=lambda text: None,
         keep_alive_s=-1.0,
     )
     with open_server_context(wish) as house, socket.socket() as listening:

@@ -16,12 +16,12 @@ from localchat.engine.scripted import ScriptedEngine
 from localchat.errors import DoesNotFit, ModelInvalid, ModelMissing
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
-from localchat.pool.admission import AdmissionResult, MemoryAdmission
+from localchat.pool.admission import AdmissionResult, check_memory
 from localchat.pool.entry import ModelSpec, PoolEntry
 from localchat.pool.pool import EnginePool
 from localchat_cuda.backend import CudaBackend
 from tests.support.gguf_files import Size, llama
-from tests.support.pool_models import House
+from tests.support.pool_models import FakeMachine
 
 GB = 10**9
 CARD = Gpu(0, "a card", 24 * GB, 22 * GB, (8, 9))
@@ -73,13 +73,13 @@ def judged(model: Path, *beside: PoolEntry, context: int | None = 8192) -> Admis
     options = EngineOptions(
         model, load=LoadOptions(context_tokens=context, max_slots=2), name=model.name
     )
-    return MemoryAdmission().judge(options, beside)
+    return check_memory(options, beside)
 
 
 def loading(model: Path, ram: int, gpu: int) -> PoolEntry:
     """An engine that was planned and has taken nothing yet."""
-    wanted = ModelSpec(model.name, EngineOptions(model))
-    return PoolEntry(wanted, ScriptedEngine(), ram + gpu, time.monotonic(), gpu)
+    needed = ModelSpec(model.name, EngineOptions(model))
+    return PoolEntry(needed, ScriptedEngine(), ram + gpu, time.monotonic(), gpu)
 
 
 def test_a_folder_is_judged_by_its_headers(machine: Put, folder: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_folder_that_does_not_fit_on_the_card_is_refused_before_a_load(
     machine(replace(MACHINE, gpus=(replace(CARD, free_bytes=4 * GB),)))
     found = judged(folder)
     assert not found.fits
-    assert found.never(())
+    assert found.never_fits(())
     assert found.advice
 
 
@@ -119,7 +119,7 @@ def test_weights_of_chance_need_no_files(machine: Put, folder: Path) -> None:
     options = EngineOptions(
         folder, load=LoadOptions(context_tokens=4096, max_slots=2, dummy_weights=True)
     )
-    assert MemoryAdmission().judge(options, ()).fits
+    assert check_memory(options, ()).fits
 
 
 def test_a_load_under_way_counts_where_it_will_lie(
@@ -135,10 +135,10 @@ def test_a_load_under_way_counts_where_it_will_lie(
 
 def test_a_model_of_the_card_can_make_room_on_the_card_alone(machine: Put, folder: Path) -> None:
     on_card, in_ram = loading(folder, 0, 18 * GB), loading(folder, 20 * GB, 0)
-    wanted = AdmissionResult(False, False, 20 * GB, 4 * GB, (), 20 * GB, 4 * GB)
-    assert wanted.helped_by(on_card) and not wanted.helped_by(in_ram)
-    assert not wanted.never([on_card])
-    assert wanted.never([in_ram])
+    needed = AdmissionResult(False, False, 20 * GB, 4 * GB, (), 20 * GB, 4 * GB)
+    assert needed.gains_from(on_card) and not needed.gains_from(in_ram)
+    assert not needed.never_fits([on_card])
+    assert needed.never_fits([in_ram])
 
 
 def test_the_users_limit_counts_whoever_leaves_the_card(machine: Put, folder: Path) -> None:
@@ -146,11 +146,11 @@ def test_the_users_limit_counts_whoever_leaves_the_card(machine: Put, folder: Pa
     options = EngineOptions(
         folder, load=LoadOptions(context_tokens=4096, max_slots=2, gpu_limit_bytes=3 * GB)
     )
-    found = MemoryAdmission().judge(options, [other])
-    assert not found.fits and found.never([other])
+    found = check_memory(options, [other])
+    assert not found.fits and found.never_fits([other])
     wider = replace(options, load=structs.replace(options.load, gpu_limit_bytes=12 * GB))
-    assert MemoryAdmission().judge(wider, ()).fits
-    assert not MemoryAdmission().judge(wider, [other, other]).never([other, other])
+    assert check_memory(wider, ()).fits
+    assert not check_memory(wider, [other, other]).never_fits([other, other])
 
 
 def test_a_cache_that_the_user_forbids_unloads_nobody(machine: Put, folder: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_cache_that_the_user_forbids_unloads_nobody(machine: Put, folder: Path
         folder, load=LoadOptions(context_tokens=16_384, kv_limit_bytes=1_000_000), name="it"
     )
     with pytest.raises(DoesNotFit, match=r"it is not loaded: .*--kv-gb allows 1\.0 MB"):
-        MemoryAdmission().judge(options, ())
+        check_memory(options, ())
 
 
 def test_engines_with_other_limits_are_other_engines(folder: Path) -> None:
@@ -175,14 +175,14 @@ def test_a_remote_takes_nothing(machine: Put) -> None:
     from localchat.config.remotes import find_remote
 
     options = EngineOptions(Path("x"), remote=find_remote("http://127.0.0.1:9", {}))
-    assert MemoryAdmission().judge(options, ()) == AdmissionResult(True)
+    assert check_memory(options, ()) == AdmissionResult(True)
 
 
-class Cards(House):
-    """A house whose models that end in `gpu` lie on a card of 50 bytes."""
+class Cards(FakeMachine):
+    """A machine whose models that end in `gpu` lie on a card of 50 bytes."""
 
-    def judge(self, options: EngineOptions, beside: object) -> AdmissionResult:
-        others = [one.wanted.name for one in beside]  # type: ignore[attr-defined]
+    def check_memory(self, options: EngineOptions, loaded: object) -> AdmissionResult:
+        others = [one.spec.name for one in loaded]  # type: ignore[attr-defined]
         need = self.sizes[options.model.name]
         if not options.model.name.endswith("gpu"):
             free = self.total_bytes - sum(self.sizes[o] for o in others if not o.endswith("gpu"))
@@ -191,16 +191,18 @@ class Cards(House):
         return AdmissionResult(need <= free, False, need, free, (), need, free)
 
 
-def test_room_on_a_card_is_not_made_by_unloading_what_lies_in_ram() -> None:
-    house = Cards({"old": 90, "a-gpu": 40, "b-gpu": 40, "huge-gpu": 60})
-    pool = EnginePool(house, house.open, house, keep_alive_s=-1, patience_s=0.05)
+def test_memory_on_a_gpu_is_not_freed_by_unloading_what_lies_in_ram() -> None:
+    machine_ = Cards({"old": 90, "a-gpu": 40, "b-gpu": 40, "huge-gpu": 60})
+    pool = EnginePool(
+        machine_.resolve, machine_.open, machine_.check_memory, keep_alive_s=-1, patience_s=0.05
+    )
     try:
         pool.lease("old").release()
         pool.lease("a-gpu").release()
         pool.lease("b-gpu").release()
-        assert house.alive() == ["old", "b-gpu"]
+        assert machine_.alive() == ["old", "b-gpu"]
         with pytest.raises(DoesNotFit):
             pool.lease("huge-gpu")
-        assert house.alive() == ["old", "b-gpu"]
+        assert machine_.alive() == ["old", "b-gpu"]
     finally:
         pool.close()

@@ -36,11 +36,11 @@ def test_engines_with_and_without_are_two(tmp_path: Path) -> None:
 def test_another_program_may_insist_on_it(tmp_path: Path) -> None:
     own = ResolvedModel("m", "m", tmp_path, "")
     paths = Paths(*[tmp_path] * 5)
-    finder = ModelResolver(own, lambda names: Settings(), paths, {})
+    resolver = ModelResolver(own, lambda names: Settings(), paths, {})
     file = os.fsencode(tmp_path)
-    assert not finder.resolve_request(AttachSpec(file, "m")).options.load.head_int8
+    assert not resolver.resolve_request(AttachSpec(file, "m")).options.load.head_int8
     rounded = AttachSpec(file, "m", load=LoadOptions(head_int8=True))
-    assert finder.resolve_request(rounded).options.load.head_int8
+    assert resolver.resolve_request(rounded).options.load.head_int8
 
 
 def test_a_text_of_it_has_another_fingerprint() -> None:

@@ -10,20 +10,20 @@ import pytest
 from localchat.errors import DoesNotFit, EngineBusy, EngineClosed, ModelMissing
 from localchat.pool.entry import NEVER
 from localchat.pool.pool import EnginePool
-from tests.support.pool_models import House
+from tests.support.pool_models import FakeMachine
 
 PATIENCE_S = 90.0
-Start = Callable[..., tuple[EnginePool, House]]
+Start = Callable[..., tuple[EnginePool, FakeMachine]]
 
 
 @pytest.fixture
 def start() -> Iterator[Start]:
     pools: list[EnginePool] = []
 
-    def begin(house: House | None = None, **options: Any) -> tuple[EnginePool, House]:
-        used = house or House({"a": 40, "b": 40, "c": 40, "big": 90, "huge": 200})
+    def begin(machine: FakeMachine | None = None, **options: Any) -> tuple[EnginePool, FakeMachine]:
+        used = machine or FakeMachine({"a": 40, "b": 40, "c": 40, "big": 90, "huge": 200})
         options = {"keep_alive_s": NEVER, "patience_s": 0.05, **options}
-        pools.append(EnginePool(used, used.open, used, **options))
+        pools.append(EnginePool(used.resolve, used.open, used.check_memory, **options))
         return pools[-1], used
 
     yield begin
@@ -39,21 +39,21 @@ def until(true: Callable[[], bool]) -> None:
 
 
 def test_two_words_for_one_model_share_its_engine(start: Start) -> None:
-    pool, house = start()
+    pool, machine = start()
     with pool.lease("a", "chat") as one, pool.lease("alias", "editor") as other:
         assert one.engine is other.engine
         (loaded,) = pool.loaded()
         assert loaded.clients == ("chat", "editor")
         assert (loaded.name, loaded.state, loaded.idle_s) == ("a", "ready", 0.0)
-    assert house.opened == ["a"]
+    assert machine.opened == ["a"]
     assert pool.loaded()[0].clients == ()
 
 
 def test_unknown_model_is_the_finders_error_and_opens_nothing(start: Start) -> None:
-    pool, house = start()
+    pool, machine = start()
     with pytest.raises(ModelMissing):
         pool.lease("nobody")
-    assert house.opened == []
+    assert machine.opened == []
 
 
 def test_release_twice_counts_once(start: Start) -> None:
@@ -66,8 +66,8 @@ def test_release_twice_counts_once(start: Start) -> None:
 
 
 def test_many_threads_open_a_model_once(start: Start) -> None:
-    pool, house = start(patience_s=PATIENCE_S)
-    house.before_open = lambda: time.sleep(0.02)
+    pool, machine = start(patience_s=PATIENCE_S)
+    machine.before_open = lambda: time.sleep(0.02)
     leases: list[object] = []
     threads = [
         threading.Thread(target=lambda: leases.append(pool.lease("a").engine)) for _ in range(16)
@@ -76,59 +76,59 @@ def test_many_threads_open_a_model_once(start: Start) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert house.opened == ["a"]
+    assert machine.opened == ["a"]
     assert len(leases) == 16 and len(set(map(id, leases))) == 1
 
 
 def test_lease_without_waiting_is_given_only_for_a_word_that_was_just_found(start: Start) -> None:
-    pool, house = start()
+    pool, machine = start()
     assert pool.lease_if_loaded("a") is None
     pool.lease("a").release()
     taken = pool.lease_if_loaded("a", "me")
     assert taken is not None and pool.loaded()[0].clients == ("me",)
     taken.release()
-    house.engines["a"].close()
+    machine.engines["a"].close()
     assert pool.lease_if_loaded("a") is None
 
 
 def test_idle_engine_is_unloaded_after_its_time_and_a_used_one_is_not(start: Start) -> None:
-    pool, house = start(keep_alive_s=0.03)
+    pool, machine = start(keep_alive_s=0.03)
     held = pool.lease("a")
     pool.lease("b").release()
-    until(lambda: house.alive() == ["a"])
+    until(lambda: machine.alive() == ["a"])
     held.release()
-    until(lambda: house.alive() == [])
+    until(lambda: machine.alive() == [])
     assert pool.loaded() == []
 
 
 def test_keep_alive_of_nothing_unloads_at_once_and_a_new_request_loads_again(start: Start) -> None:
-    pool, house = start(keep_alive_s=0)
+    pool, machine = start(keep_alive_s=0)
     for _ in range(2):
         pool.lease("a").release()
-        until(lambda: house.alive() == [])
-    assert house.opened == ["a", "a"]
+        until(lambda: machine.alive() == [])
+    assert machine.opened == ["a", "a"]
 
 
 def test_least_recently_used_idle_engine_makes_room(start: Start) -> None:
-    pool, house = start()
+    pool, machine = start()
     pool.lease("a").release()
     pool.lease("b").release()
     pool.lease("a").release()
     with pool.lease("c"):
-        assert sorted(house.alive()) == ["a", "c"]
+        assert sorted(machine.alive()) == ["a", "c"]
 
 
 def test_engine_in_use_is_never_evicted_and_the_error_names_its_users(start: Start) -> None:
-    pool, house = start()
+    pool, machine = start()
     with pool.lease("a", "editor"), pool.lease("b", "chat"):
         with pytest.raises(EngineBusy, match=r"a \(40 B\) by editor; b \(40 B\) by chat") as caught:
             pool.lease("c")
         assert caught.value.details["retry_after_s"]
-        assert sorted(house.alive()) == ["a", "b"]
+        assert sorted(machine.alive()) == ["a", "b"]
 
 
 def test_lease_waits_its_turn_for_memory(start: Start) -> None:
-    pool, house = start(patience_s=PATIENCE_S)
+    pool, machine = start(patience_s=PATIENCE_S)
     held = [pool.lease("a"), pool.lease("b")]
     got: list[str] = []
 
@@ -142,40 +142,40 @@ def test_lease_waits_its_turn_for_memory(start: Start) -> None:
     held.pop(0).release()
     waiter.join(PATIENCE_S)
     assert got == ["c"]
-    assert "a" not in house.alive() and "b" in house.alive()
+    assert "a" not in machine.alive() and "b" in machine.alive()
     held.pop().release()
 
 
-def test_waiting_lease_that_is_given_up_ends(start: Start) -> None:
+def test_waiting_lease_that_is_cancelled_ends(start: Start) -> None:
     pool, _ = start(patience_s=60.0)
-    given_up = threading.Event()
-    given_up.set()
+    cancelled = threading.Event()
+    cancelled.set()
     with pool.lease("a"), pool.lease("b"), pytest.raises(EngineBusy):
-        pool.lease("c", given_up=given_up)
+        pool.lease("c", cancelled=cancelled)
 
 
 def test_model_that_fits_nowhere_is_refused_and_evicts_nobody(start: Start) -> None:
-    pool, house = start()
+    pool, machine = start()
     pool.lease("a").release()
     with pytest.raises(DoesNotFit, match="200 B"):
         pool.lease("huge")
-    assert house.alive() == ["a"]
+    assert machine.alive() == ["a"]
 
 
 def test_idle_engine_leaves_for_one_that_would_be_cramped_and_a_used_one_does_not(
     start: Start,
 ) -> None:
-    pool, house = start(House({"a": 10, "b": 10}, cramped=frozenset({"b"})))
+    pool, machine = start(FakeMachine({"a": 10, "b": 10}, cramped=frozenset({"b"})))
     with pool.lease("a"):
         pool.lease("b").release()
-        assert sorted(house.alive()) == ["a", "b"]
+        assert sorted(machine.alive()) == ["a", "b"]
     pool.unload("b")
     pool.lease("b").release()
-    assert house.alive() == ["b"]
+    assert machine.alive() == ["b"]
 
 
 def test_full_queue_is_a_typed_refusal(start: Start) -> None:
-    pool, _ = start(House({"a": 1}, max_slots=2), queue=3)
+    pool, _ = start(FakeMachine({"a": 1}, max_slots=2), queue=3)
     leases = [pool.lease("a") for _ in range(5)]
     with pytest.raises(EngineBusy) as caught:
         pool.lease("a")
@@ -187,29 +187,29 @@ def test_full_queue_is_a_typed_refusal(start: Start) -> None:
 
 
 def test_engine_that_ended_while_idle_is_opened_anew(start: Start) -> None:
-    pool, house = start()
+    pool, machine = start()
     pool.lease("a").release()
-    house.engines["a"].close()
+    machine.engines["a"].close()
     assert pool.loaded()[0].state == "ended"
     with pool.lease("a") as lease:
-        assert lease.engine is house.engines["a"]
-    assert house.opened == ["a", "a"]
+        assert lease.engine is machine.engines["a"]
+    assert machine.opened == ["a", "a"]
     assert len(pool.loaded()) == 1
 
 
 def test_stop_of_a_model_tells_how_many_it_ended(start: Start) -> None:
-    pool, house = start()
+    pool, machine = start()
     pool.lease("a")
     pool.lease("alias")
     assert pool.unload("alias") == 2
-    assert house.alive() == [] and pool.loaded() == []
+    assert machine.alive() == [] and pool.loaded() == []
     assert pool.unload("a") is None
     with pytest.raises(ModelMissing):
         pool.unload("nobody")
 
 
 def test_lease_of_an_engine_that_was_stopped_may_still_be_given_back(start: Start) -> None:
-    pool, _house = start()
+    pool, _machine = start()
     lease = pool.lease("a")
     pool.unload("a")
     fresh = pool.lease("a")
@@ -219,17 +219,17 @@ def test_lease_of_an_engine_that_was_stopped_may_still_be_given_back(start: Star
 
 
 def test_closed_pool_ends_its_engines_and_refuses(start: Start) -> None:
-    pool, house = start(keep_alive_s=60)
+    pool, machine = start(keep_alive_s=60)
     pool.lease("a")
     pool.close()
     pool.close()
-    assert house.alive() == []
+    assert machine.alive() == []
     with pytest.raises(EngineClosed):
         pool.lease("a")
 
 
 def test_storm_of_leases_never_overcommits_and_leaves_nothing_behind(start: Start) -> None:
-    pool, house = start(patience_s=PATIENCE_S, keep_alive_s=0.001)
+    pool, machine = start(patience_s=PATIENCE_S, keep_alive_s=0.001)
     failures: list[BaseException] = []
     most = [0]
 
@@ -237,7 +237,7 @@ def test_storm_of_leases_never_overcommits_and_leaves_nothing_behind(start: Star
         try:
             for turn in range(12):
                 with pool.lease("abc"[(number + turn) % 3]):
-                    most[0] = max(most[0], len(house.alive()))
+                    most[0] = max(most[0], len(machine.alive()))
         except Exception as error:  # noqa: BLE001 - told below
             failures.append(error)
 

@@ -14,7 +14,7 @@ from localchat.engine.scripted import ScriptedEngine
 from localchat.errors import ModelInvalid, ModelMissing, UsageError
 from localchat.fit.load_options import LoadOptions
 from localchat.models.resolve import ResolvedModel
-from localchat.pool.admission import MemoryAdmission
+from localchat.pool.admission import check_memory
 from localchat.pool.entry import ModelSpec, PoolEntry
 from localchat.pool.resolver import ModelResolver
 from tests.support.gguf_files import write_model
@@ -39,59 +39,59 @@ def settings_for(names: Iterable[str]) -> Settings:
 
 
 @pytest.fixture
-def finder(own: ResolvedModel, paths: Paths) -> ModelResolver:
+def resolver(own: ResolvedModel, paths: Paths) -> ModelResolver:
     return ModelResolver(own, settings_for, paths, {}, max_slots=5)
 
 
 def test_empty_word_and_own_name_mean_the_servers_own_model(
-    finder: ModelResolver, own: ResolvedModel
+    resolver: ModelResolver, own: ResolvedModel
 ) -> None:
     for word in ("", "mine", own.word):
-        wanted = finder.find(word)
-        assert (wanted.name, wanted.options.model) == ("mine", own.path)
-    assert wanted.options.load.max_slots == 5 and wanted.options.load.threads == 3
+        spec = resolver.resolve(word)
+        assert (spec.name, spec.options.model) == ("mine", own.path)
+    assert spec.options.load.max_slots == 5 and spec.options.load.threads == 3
 
 
-def test_model_of_the_library_has_its_own_settings(finder: ModelResolver, paths: Paths) -> None:
-    wanted = finder.find("small")
-    assert wanted.options.model == paths.models_dir / "small.gguf"
-    assert wanted.options.load.context_tokens == 99
-    assert finder.find("guide").name == "guide"
+def test_model_of_the_library_has_its_own_settings(resolver: ModelResolver, paths: Paths) -> None:
+    spec = resolver.resolve("small")
+    assert spec.options.model == paths.models_dir / "small.gguf"
+    assert spec.options.load.context_tokens == 99
+    assert resolver.resolve("guide").name == "guide"
 
 
 def test_client_names_no_file(
-    finder: ModelResolver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    resolver: ModelResolver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = write_model(tmp_path / "other.gguf", "llama")
     monkeypatch.chdir(tmp_path)
     for word in (str(other), "other.gguf", "./other.gguf", "../x", "models/small.gguf", "~/x.gguf"):
         with pytest.raises((ModelMissing, UsageError)):
-            finder.find(word)
+            resolver.resolve(word)
 
 
 def test_owner_names_a_file_and_what_it_insists_on(
-    finder: ModelResolver, own: ResolvedModel
+    resolver: ModelResolver, own: ResolvedModel
 ) -> None:
-    plain = finder.resolve_request(AttachSpec(os.fsencode(own.path), "whatever"))
-    assert plain.key == finder.find("").key
+    plain = resolver.resolve_request(AttachSpec(os.fsencode(own.path), "whatever"))
+    assert plain.key == resolver.resolve("").key
     insisted = AttachSpec(
         os.fsencode(own.path), "mine", load=LoadOptions(context_tokens=64, gpu_layers=0, threads=1)
     )
-    wanted = finder.resolve_request(insisted)
-    assert (wanted.options.load.context_tokens, wanted.options.load.gpu_layers) == (64, 0)
-    assert wanted.key != plain.key
+    spec = resolver.resolve_request(insisted)
+    assert (spec.options.load.context_tokens, spec.options.load.gpu_layers) == (64, 0)
+    assert spec.key != plain.key
     with pytest.raises(ModelMissing):
-        finder.resolve_request(AttachSpec(b"/nowhere.gguf", "x"))
+        resolver.resolve_request(AttachSpec(b"/nowhere.gguf", "x"))
 
 
 def test_list_has_the_own_model_first_and_what_can_be_run(
-    finder: ModelResolver, paths: Paths
+    resolver: ModelResolver, paths: Paths
 ) -> None:
-    assert [one.name for one in finder.models()] == ["mine"]
-    assert finder.stale
+    assert [one.name for one in resolver.models()] == ["mine"]
+    assert resolver.stale
     (paths.models_dir / "broken.gguf").write_bytes(b"GGUF nonsense")
-    finder.look()
-    known = {one.name: one for one in finder.models()}
+    resolver.refresh()
+    known = {one.name: one for one in resolver.models()}
     assert next(iter(known)) == "mine"
     assert "broken" not in known
     small = known["small"]
@@ -102,33 +102,33 @@ def test_list_has_the_own_model_first_and_what_can_be_run(
         True,
     )
     assert small.architecture and "infill" not in small.abilities
-    assert not finder.stale
+    assert not resolver.stale
 
 
 def test_a_header_is_read_once_for_each_state_of_its_file(
-    finder: ModelResolver, paths: Paths, monkeypatch: pytest.MonkeyPatch
+    resolver: ModelResolver, paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finder.look()
+    resolver.refresh()
 
     def unexpected(*_: object, **__: object) -> None:
         raise AssertionError("it is known already")
 
     with monkeypatch.context() as patched:
         patched.setattr("localchat.models.info.inspect.read_header", unexpected)
-        finder.look()
-    before = {one.name: one for one in finder.models()}["small"]
+        resolver.refresh()
+    before = {one.name: one for one in resolver.models()}["small"]
     os.utime(paths.models_dir / "small.gguf", (1_700_000_000, 1_700_000_000))
-    finder.look()
-    after = {one.name: one for one in finder.models()}["small"]
+    resolver.refresh()
+    after = {one.name: one for one in resolver.models()}["small"]
     assert after.created == 1_700_000_000 != before.created
 
 
-def test_room_is_judged_by_live_memory_and_by_what_still_loads(own: ResolvedModel) -> None:
-    room, options = MemoryAdmission(), EngineOptions(own.path, load=LoadOptions(context_tokens=512))
-    free = room.judge(options, [])
+def test_memory_is_checked_by_live_memory_and_by_what_still_loads(own: ResolvedModel) -> None:
+    options = EngineOptions(own.path, load=LoadOptions(context_tokens=512))
+    free = check_memory(options, [])
     assert free.fits and not free.cramped and 0 < free.needed_bytes < free.free_bytes
     loading = PoolEntry(ModelSpec("x", options), _Loading(), free.free_bytes, 0.0)
-    beside = room.judge(options, [loading])
+    beside = check_memory(options, [loading])
     assert not beside.fits and beside.free_bytes < free.needed_bytes
 
 
@@ -136,7 +136,7 @@ def test_file_that_is_no_model_is_refused_before_a_process_starts(tmp_path: Path
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF nonsense")
     with pytest.raises(ModelInvalid):
-        MemoryAdmission().judge(EngineOptions(broken), [])
+        check_memory(EngineOptions(broken), [])
 
 
 class _Loading(ScriptedEngine):

@@ -9,10 +9,10 @@ import struct
 import pytest
 
 from localchat.engine.scripted import ScriptedAnswer
-from localchat.server.leases import OneEngine
 from localchat.server.repetition import RepetitionDetector
 from tests.support.http_server import NAME, Stage, Wire, ask, chat, settled
 from tests.support.paths import ROOT
+from tests.support.single_engine import SingleEngine
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/models", "/v1//models", "//v1/models/"])
@@ -64,8 +64,8 @@ def test_properties_have_what_llamacpps_clients_read(stage: Stage, query: str) -
 def test_properties_load_nothing_and_keep_nothing(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(OneEngine, "loaded", lambda self: [])
-    monkeypatch.delattr(OneEngine, "lease")
+    monkeypatch.setattr(SingleEngine, "loaded", lambda self: [])
+    monkeypatch.delattr(SingleEngine, "lease")
     props = ask(stage, "/props").json
     assert props["default_generation_settings"]["n_ctx"] == 4096
     assert "chat_template_caps" not in props

@@ -11,9 +11,10 @@ import pytest
 from localchat.engine.events import Finished, Text
 from localchat.engine.scripted import ScriptedAnswer, ScriptedEngine
 from localchat.server.config import ServerConfig, ServerLimits
-from localchat.server.leases import Lease, OneEngine
+from localchat.server.leases import AsyncLease
 from localchat.server.uvicorn_http import Connection
 from tests.support.http_server import Reply, Stage, StageEngine, Wire, chat, serving, settled
+from tests.support.single_engine import SingleEngine
 
 ENDLESS = ScriptedAnswer(("word ",) * 100_000, gap_s=0.01)
 BODY = {"messages": [{"role": "user", "content": "endless"}]}
@@ -214,13 +215,13 @@ def test_a_server_that_stops_does_not_wait_for_a_load() -> None:
         assert wire.reply().error["code"] == "server_stopping"
 
 
-class Loading(OneEngine):
+class Loading(SingleEngine):
     """Takes for ever to lease."""
 
     def __init__(self) -> None:
         super().__init__(ScriptedEngine(), "x")
 
-    async def lease(self, model_word: str, *, user: str = "") -> Lease:
+    async def lease(self, model: str, *, user: str = "") -> AsyncLease:
         await asyncio.sleep(3600)
         raise AssertionError
 

@@ -49,13 +49,9 @@ def test_the_ends_of_responses_wait_for_nothing() -> None:
 def test_a_port_that_is_taken_is_said_with_what_to_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(
-            LocalchatError, match=f"port {port} of 127.0.0.1 is taken"
-        ) as bad_request:
+        with pytest.raises(LocalchatError, match=f"port {port} of 127.0.0.1 is taken") as refused:
             bind_sockets("127.0.0.1", port)
-    assert (
-        "localchat ps" in bad_request.value.hint and f"--port {port + 1}" in bad_request.value.hint
-    )
+    assert "localchat ps" in refused.value.hint and f"--port {port + 1}" in refused.value.hint
 
 
 def test_a_host_that_is_none_is_said() -> None:
@@ -78,8 +74,8 @@ def _answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=90) as answer:
             return bool(answer.status == 200)
-    except urllib.error.HTTPError as bad_request:
-        bad_request.close()
+    except urllib.error.HTTPError as refused:
+        refused.close()
         return False
 
 

@@ -19,8 +19,8 @@ from localchat.engine.stream import Stream
 from localchat.errors import LocalchatError
 from localchat.server.app import create_app
 from localchat.server.config import ServerConfig, ServerLimits
-from localchat.server.leases import OneEngine
 from localchat.server.uvicorn_server import UvicornServer, bind_sockets
+from tests.support.single_engine import SingleEngine
 
 NAME = "scripted"
 
@@ -110,11 +110,11 @@ def running(
     config: ServerConfig | None = None,
     *,
     drain_s: float = 0.0,
-    engines: type[OneEngine] = OneEngine,
+    engines: type[SingleEngine] = SingleEngine,
 ) -> Iterator[tuple[int, UvicornServer]]:
     """The port of a server over any engine, until the end of the block."""
     sockets = bind_sockets("127.0.0.1", 0)
-    app = create_app(engines(engine, NAME, created=1_700_000_000), config or UNHURRIED)
+    app = create_app(engines(engine, NAME), config or UNHURRIED)
     server = UvicornServer(app, drain_s)
     thread = threading.Thread(target=server.run, args=(sockets,), daemon=True)
     thread.start()

@@ -3,7 +3,7 @@
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
@@ -14,40 +14,37 @@ from localchat.engine.attached.protocol import AttachSpec
 from localchat.engine.options import EngineOptions
 from localchat.errors import ModelMissing
 from localchat.pool.admission import AdmissionResult
-from localchat.pool.entry import ModelSpec, OpenEngine, PoolEntry
+from localchat.pool.entry import ModelSpec, OpenEngine
 from localchat.pool.pool import EnginePool
-from localchat.pool.resolver import KnownModel
-from localchat.server.leases import PooledEngines
+from localchat.pool.resolver import ModelCard
+from localchat.server.leases import AsyncEnginePool
 from localchat.server.local_api import LocalApi
 
 TOKEN = "the-token"
 
 
-class Shelf:
-    """Finds what it was given, and finds room for everything."""
+class FakeResolver:
+    """Resolves the models that it was given."""
 
     stale = False
 
     def __init__(self, options: dict[str, EngineOptions]) -> None:
         self._options = options
 
-    def find(self, word: str) -> ModelSpec:
+    def resolve(self, word: str) -> ModelSpec:
         name = word or next(iter(self._options))
         if name not in self._options:
             raise ModelMissing(f"no model {word}")
         return ModelSpec(name, self._options[name])
 
-    def resolve_request(self, wish: AttachSpec) -> ModelSpec:
-        return self.find(wish.name)
+    def resolve_request(self, spec: AttachSpec) -> ModelSpec:
+        return self.resolve(spec.name)
 
-    def models(self) -> tuple[KnownModel, ...]:
-        return tuple(KnownModel(name, 0, 0) for name in self._options)
+    def models(self) -> tuple[ModelCard, ...]:
+        return tuple(ModelCard(name) for name in self._options)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         pass
-
-    def judge(self, options: EngineOptions, beside: Iterable[PoolEntry]) -> AdmissionResult:
-        return AdmissionResult(fits=True)
 
 
 class Running:
@@ -68,11 +65,16 @@ def running(
     options: dict[str, EngineOptions], open_engine: OpenEngine, **settings: float
 ) -> Iterator[Running]:
     """A server until the end of the block."""
-    shelf = Shelf(options)
-    pool = EnginePool(shelf, open_engine, shelf, **{"keep_alive_s": -1.0, **settings})  # type: ignore[arg-type]
+    resolver = FakeResolver(options)
+    pool = EnginePool(
+        resolver.resolve,
+        open_engine,
+        lambda options, loaded: AdmissionResult(fits=True),
+        **{"keep_alive_s": -1.0, **settings},  # type: ignore[arg-type]
+    )
     stopped = threading.Event()
-    doors = LocalApi(PooledEngines(pool, shelf), TOKEN, stopped.set)  # type: ignore[arg-type]
-    app = Starlette(routes=doors.routes())
+    api = LocalApi(AsyncEnginePool(pool, resolver), TOKEN, stopped.set)  # type: ignore[arg-type]
+    app = Starlette(routes=api.routes())
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(128)

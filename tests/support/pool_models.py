@@ -13,7 +13,7 @@ from localchat.pool.entry import ModelSpec, PoolEntry
 
 
 @dataclass(slots=True)
-class House:
+class FakeMachine:
     """`sizes`: bytes by model; `opened`: what was opened, in order; `cramped`: models whose context suffers
     beside others."""
 
@@ -25,7 +25,7 @@ class House:
     engines: dict[str, ScriptedEngine] = field(default_factory=dict)
     before_open: Callable[[], None] = lambda: None
 
-    def find(self, word: str) -> ModelSpec:
+    def resolve(self, word: str) -> ModelSpec:
         name = {"alias": "a"}.get(word, word)
         if name not in self.sizes:
             raise ModelMissing(f"no model {word}")
@@ -40,9 +40,9 @@ class House:
         self.engines[name] = ScriptedEngine(model=name)
         return self.engines[name]
 
-    def judge(self, options: EngineOptions, beside: Iterable[PoolEntry]) -> AdmissionResult:
-        others = list(beside)
-        free = self.total_bytes - sum(self.sizes[one.wanted.name] for one in others)
+    def check_memory(self, options: EngineOptions, loaded: Iterable[PoolEntry]) -> AdmissionResult:
+        others = list(loaded)
+        free = self.total_bytes - sum(self.sizes[one.spec.name] for one in others)
         needed = self.sizes[options.model.name]
         cramped = options.model.name in self.cramped and bool(others)
         return AdmissionResult(needed <= free, cramped, needed, free)

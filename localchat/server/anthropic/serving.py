@@ -28,7 +28,7 @@ from localchat.server.error_formats import anthropic_error
 from localchat.server.errors import ApiError
 from localchat.server.formatters import new_id
 from localchat.server.generation import REPETITION, ChoiceEnd, GenerationSpec, OutputEvent
-from localchat.server.leases import Lease
+from localchat.server.leases import AsyncLease
 from localchat.server.middleware.access_log import request_id
 from localchat.server.openai.chat import ConversationEndpoint, template_fallbacks
 from localchat.server.openai.models import json
@@ -247,13 +247,13 @@ class MessagesEndpoint(ConversationEndpoint):
 
     request: str
 
-    def stream(self, lease: Lease, wish: GenerationSpec) -> MessageStream:
+    def stream(self, lease: AsyncLease, wish: GenerationSpec) -> MessageStream:
         return MessageStream(self._frame(lease, wish))
 
-    def whole(self, lease: Lease, wish: GenerationSpec) -> MessageWhole:
+    def whole(self, lease: AsyncLease, wish: GenerationSpec) -> MessageWhole:
         return MessageWhole(self._frame(lease, wish))
 
-    def _frame(self, lease: Lease, wish: GenerationSpec) -> MessageFrame:
+    def _frame(self, lease: AsyncLease, wish: GenerationSpec) -> MessageFrame:
         guess = guessed_tokens(wish.prompts[0][0].prompt)
         return MessageFrame(new_id("msg_"), self.body.model or lease.name, self.request, guess)
 

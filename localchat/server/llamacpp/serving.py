@@ -15,7 +15,7 @@ from localchat.engine.request import GenerateRequest
 from localchat.server.error_formats import openai_error
 from localchat.server.errors import ApiError
 from localchat.server.generation import ChoiceEnd, GenerationSpec, OutputEvent
-from localchat.server.leases import Lease
+from localchat.server.leases import AsyncLease
 from localchat.server.llamacpp.early_stop import LineStop
 from localchat.server.llamacpp.protocol import NativeBody
 from localchat.server.llamacpp.requests import completion_request, infill_requests
@@ -263,7 +263,7 @@ class NativeEndpoint:
     def requested_tokens(self) -> int | None:
         return self.asked[0].max_tokens
 
-    async def wish(self, lease: Lease) -> GenerationSpec:
+    async def wish(self, lease: AsyncLease) -> GenerationSpec:
         return GenerationSpec(
             [self.asked], loop_guard=self.loop_guard, ever_shorter=True, brake=self._brake
         )
@@ -272,13 +272,13 @@ class NativeEndpoint:
         limit_ms = self.body.t_max_predict_ms or 0
         return LineStop(self.body.n_indent or 0, limit_ms / 1e3 if limit_ms > 0 else None)
 
-    def stream(self, lease: Lease, wish: GenerationSpec) -> NativeStream:
+    def stream(self, lease: AsyncLease, wish: GenerationSpec) -> NativeStream:
         return NativeStream(self._frame(lease, wish))
 
-    def whole(self, lease: Lease, wish: GenerationSpec) -> NativeWhole:
+    def whole(self, lease: AsyncLease, wish: GenerationSpec) -> NativeWhole:
         return NativeWhole(self._frame(lease, wish))
 
-    def _frame(self, lease: Lease, wish: GenerationSpec) -> NativeFrame:
+    def _frame(self, lease: AsyncLease, wish: GenerationSpec) -> NativeFrame:
         body = self.body
         return NativeFrame(
             body.model or lease.name,

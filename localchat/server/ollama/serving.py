@@ -13,8 +13,8 @@ from starlette.responses import Response
 
 from localchat.engine.interface import EngineInfo
 from localchat.errors import LocalchatError
+from localchat.pool.resolver import ModelCard
 from localchat.server.errors import ApiError, bad_request, model_not_found
-from localchat.server.leases import ModelCard
 from localchat.server.openai.models import json
 from localchat.server.request_body import decode, read_body
 from localchat.server.state import Service, service_of

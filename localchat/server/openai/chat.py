@@ -13,7 +13,7 @@ from localchat.engine.request import GenerateRequest, Messages
 from localchat.errors import NetworkError, TemplateError, UsageError
 from localchat.server.formatters import ChunkFormatter, ChunkHeader, new_id
 from localchat.server.generation import ChoiceEnd, GenerationSpec, OutputEvent, PromptEcho, Reason
-from localchat.server.leases import Lease
+from localchat.server.leases import AsyncLease
 from localchat.server.openai.messages import (
     has_late_system,
     hoisted,
@@ -186,7 +186,7 @@ class ConversationEndpoint:
     def requested_tokens(self) -> int | None:
         return self.body.max_completion_tokens or self.body.max_tokens
 
-    async def wish(self, lease: Lease) -> GenerationSpec:
+    async def wish(self, lease: AsyncLease) -> GenerationSpec:
         prompt = self.asked.prompt
         assert isinstance(prompt, Messages)
         asked = [
@@ -196,7 +196,7 @@ class ConversationEndpoint:
         return GenerationSpec([asked], self.body.parallel_tool_calls is False, self.loop_guard)
 
 
-async def template_fallbacks(lease: Lease, prompt: Messages) -> list[Messages]:
+async def template_fallbacks(lease: AsyncLease, prompt: Messages) -> list[Messages]:
     """How to put the conversation to the model's template, best first; the others are for templates that
     refuse. A system message in the middle stays one only where the template shows all of them in their places:
     some show the last alone, some gather them at the beginning, which spoils what the cache holds."""
@@ -278,7 +278,7 @@ class ChatEndpoint(ConversationEndpoint):
 
     as_functions: bool = False
 
-    def stream(self, lease: Lease, wish: GenerationSpec) -> ChatStream:
+    def stream(self, lease: AsyncLease, wish: GenerationSpec) -> ChatStream:
         options = self.body.stream_options
         return ChatStream(
             frame=self._frame(lease, "chat.completion.chunk"),
@@ -288,7 +288,7 @@ class ChatEndpoint(ConversationEndpoint):
             as_functions=self.as_functions,
         )
 
-    def whole(self, lease: Lease, wish: GenerationSpec) -> ChatWhole:
+    def whole(self, lease: AsyncLease, wish: GenerationSpec) -> ChatWhole:
         return ChatWhole(
             self._frame(lease, "chat.completion"),
             wish.choices,
@@ -297,6 +297,6 @@ class ChatEndpoint(ConversationEndpoint):
             as_functions=self.as_functions,
         )
 
-    def _frame(self, lease: Lease, kind: str) -> ChunkHeader:
+    def _frame(self, lease: AsyncLease, kind: str) -> ChunkHeader:
         model = self.body.model or lease.name
         return ChunkHeader(new_id("chatcmpl-"), kind, model, fingerprint(lease.info))

@@ -11,7 +11,7 @@ from localchat.engine.events import Done, Text, TokenLogprob, Usage
 from localchat.engine.request import GenerateRequest, TextPrompt, TokenIds
 from localchat.server.formatters import ChunkFormatter, ChunkHeader, new_id
 from localchat.server.generation import ChoiceEnd, GenerationSpec, OutputEvent, PromptEcho
-from localchat.server.leases import Lease
+from localchat.server.leases import AsyncLease
 from localchat.server.openai.protocol import (
     CompletionBody,
     CompletionChoice,
@@ -157,14 +157,14 @@ class CompletionEndpoint:
     def requested_tokens(self) -> int | None:
         return self.body.max_tokens
 
-    async def wish(self, lease: Lease) -> GenerationSpec:
+    async def wish(self, lease: AsyncLease) -> GenerationSpec:
         if self.body.echo:
             for asked in self.asked:
                 text = await asyncio.to_thread(_prompt_text, lease, asked)
                 self.echoes.extend([text] * asked.n)
         return GenerationSpec([[asked] for asked in self.asked], loop_guard=self.loop_guard)
 
-    def stream(self, lease: Lease, wish: GenerationSpec) -> TextStream:
+    def stream(self, lease: AsyncLease, wish: GenerationSpec) -> TextStream:
         options = self.body.stream_options
         return TextStream(
             frame=self._frame(lease),
@@ -174,7 +174,7 @@ class CompletionEndpoint:
             with_logprobs=self.body.logprobs is not None,
         )
 
-    def whole(self, lease: Lease, wish: GenerationSpec) -> TextWhole:
+    def whole(self, lease: AsyncLease, wish: GenerationSpec) -> TextWhole:
         return TextWhole(
             self._frame(lease),
             wish.choices,
@@ -183,12 +183,12 @@ class CompletionEndpoint:
             with_logprobs=self.body.logprobs is not None,
         )
 
-    def _frame(self, lease: Lease) -> ChunkHeader:
+    def _frame(self, lease: AsyncLease) -> ChunkHeader:
         model = self.body.model or lease.name
         return ChunkHeader(new_id("cmpl-"), "text_completion", model, fingerprint(lease.info))
 
 
-def _prompt_text(lease: Lease, asked: GenerateRequest) -> str:
+def _prompt_text(lease: AsyncLease, asked: GenerateRequest) -> str:
     match asked.prompt:
         case TextPrompt(text):
             return text

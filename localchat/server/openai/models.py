@@ -7,8 +7,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from localchat.pool.resolver import ModelCard
 from localchat.server.errors import model_not_found
-from localchat.server.leases import ModelCard
 from localchat.server.state import service_of
 
 

@@ -17,7 +17,7 @@ from localchat.server.content_blocks import (
 )
 from localchat.server.errors import ApiError
 from localchat.server.generation import GenerationSpec, OutputEvent
-from localchat.server.leases import Lease
+from localchat.server.leases import AsyncLease
 from localchat.server.openai.chat import ConversationEndpoint
 from localchat.server.openai.protocol import chat_logprobs
 from localchat.server.openai.requests import chat_request
@@ -180,11 +180,11 @@ class ResponsesEndpoint(ConversationEndpoint):
     sent: ResponsesBody
     understood: ResponsesChat
 
-    def stream(self, lease: Lease, wish: GenerationSpec) -> ResponseStream:
+    def stream(self, lease: AsyncLease, wish: GenerationSpec) -> ResponseStream:
         return ResponseStream(self._record(lease))
 
-    def whole(self, lease: Lease, wish: GenerationSpec) -> ResponseWhole:
+    def whole(self, lease: AsyncLease, wish: GenerationSpec) -> ResponseWhole:
         return ResponseWhole(self._record(lease))
 
-    def _record(self, lease: Lease) -> ResponseObject:
+    def _record(self, lease: AsyncLease) -> ResponseObject:
         return ResponseObject(self.sent.model or lease.name, self.sent, self.understood.tool_names)

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from localchat.engine.scripted import ScriptedEngine
+from localchat.pool.resolver import ModelCard
 from localchat.server.config import ServerConfig
-from localchat.server.leases import Lease, ModelCard, OneEngine
+from localchat.server.leases import AsyncLease
 from tests.support.http_server import NAME, Reply, Stage, Wire, ask, chat, running, serving
+from tests.support.single_engine import SingleEngine
 
 CODER = ModelCard(
     "qwen2.5-coder:7b-q4_k_m",
@@ -27,13 +29,13 @@ EMBEDDER = ModelCard("vectors", loaded=False, abilities=frozenset({"embedding"})
 THINKER = ModelCard("thinker", loaded=False, context_train=4096, abilities=frozenset({"thinking"}))
 
 
-class Library(OneEngine):
+class Library(SingleEngine):
     """Knows of models that it never loads."""
 
     def models(self) -> list[ModelCard]:
-        return [*OneEngine.models(self), CODER, PLAIN, THINKER, EMBEDDER]
+        return [*SingleEngine.models(self), CODER, PLAIN, THINKER, EMBEDDER]
 
-    async def lease(self, model_word: str, *, user: str = "") -> Lease:
+    async def lease(self, model: str, *, user: str = "") -> AsyncLease:
         raise AssertionError("nothing is loaded for a look")
 
 

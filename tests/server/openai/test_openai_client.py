@@ -111,10 +111,10 @@ def test_completions_models_and_embeddings(client: OpenAI) -> None:
 
 def test_errors_are_the_librarys_own(stage: Stage, client: OpenAI) -> None:
     stage.engine.refusals["long"] = [ContextExceeded("x", prompt_tokens=9, context_tokens=4)]
-    with pytest.raises(openai.BadRequestError) as bad_request:
+    with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(model="m", messages=[{"role": "user", "content": "long"}])
-    assert bad_request.value.code == "context_length_exceeded"
-    assert "maximum context length is 4 tokens" in bad_request.value.message
+    assert refused.value.code == "context_length_exceeded"
+    assert "maximum context length is 4 tokens" in refused.value.message
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("nothing")
     stage.scripts["dies"] = ScriptedAnswer(("a",), error=EngineDied("gone", signal="SIGKILL"))

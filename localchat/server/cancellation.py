@@ -1,0 +1,45 @@
+"""Cancellation: notices that a client left, and undoes what a cancelled task started on a thread.
+
+A module of its own because leases, generation and the local API need it and do not import each other.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from starlette.types import Receive
+
+from localchat.engine.interface import Engine
+from localchat.engine.request import GenerateRequest
+from localchat.engine.stream import Stream
+
+T = TypeVar("T")
+
+
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client closes its connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def shielded(work: Awaitable[T], undo: Callable[[T], object]) -> T:
+    """Await work that cannot be cancelled. If the caller is cancelled, `undo` gets the late result."""
+    future = asyncio.ensure_future(work)
+
+    def undo_result(done: "asyncio.Future[T]") -> None:
+        if not done.cancelled() and done.exception() is None:
+            undo(done.result())
+
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        future.add_done_callback(undo_result)
+        raise
+
+
+async def submit(engine: Engine, request: GenerateRequest) -> Stream:
+    """Start a request on a thread, because a long prompt blocks until the engine process has read it.
+
+    If the caller is cancelled, the stream is closed as soon as it exists.
+    """
+    return await shielded(asyncio.to_thread(engine.generate, request), Stream.close)

@@ -1,0 +1,47 @@
+"""An engine pool of one engine, which the caller closes."""
+
+import asyncio
+from dataclasses import dataclass
+
+from localchat.engine.interface import Engine, EngineInfo
+from localchat.errors import ModelMissing
+from localchat.pool.pool import Lease
+from localchat.pool.resolver import ModelCard
+from localchat.server.leases import AsyncEnginePool, AsyncLease
+
+
+@dataclass(slots=True)
+class SingleEngine(AsyncEnginePool):
+    engine: Engine
+    name: str
+    created: int = 1_700_000_000
+    _info: EngineInfo | None = None
+
+    async def lease(self, model: str, *, user: str = "") -> AsyncLease:
+        if model not in ("", self.name):
+            raise ModelMissing(
+                f"there is no model {model!r} here", hint=f"this server has {self.name}"
+            )
+        self._info = await asyncio.to_thread(self.engine.info)
+        return AsyncLease(Lease(self.name, self.engine, lambda: None), self._info)
+
+    def models(self) -> list[ModelCard]:
+        info = self._info
+        if info is None:
+            return [ModelCard(self.name, loaded=True, created=self.created)]
+        return [
+            ModelCard(
+                self.name,
+                loaded=True,
+                context_tokens=info.context_tokens,
+                context_train=info.context_train,
+                created=self.created,
+                architecture=info.architecture,
+                quantization=info.quantization,
+                parameters=info.parameters,
+                size_bytes=info.file_bytes,
+            )
+        ]
+
+    def loaded(self) -> list[tuple[str, Engine]]:
+        return [(self.name, self.engine)]
