@@ -47,7 +47,7 @@ def narrow(name: str, m: int) -> Iterator[TileConfig]:
 
 
 def wide(name: str) -> Iterator[TileConfig]:
-    """wgmma and many forms: 64 to 256 output features a program."""
+    """The many form: 64 to 256 output features a program."""
     n, k = SHAPES[name]
     for blocks, warps in ((1, 4), (2, 4), (1, 8)):
         for stages in (3, 4):
@@ -65,7 +65,7 @@ def tiles(form: Form, m: int) -> tuple[int, ...]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("work", nargs="+", help="weight:rows")
-    parser.add_argument("--form", help="int8, fp16, wgmma or many; the usual one when left out")
+    parser.add_argument("--form", help="int8, fp16 or many; the usual one when left out")
     arguments = parser.parse_args()
     work: list[tuple[str, int, Form]] = []
     for item in arguments.work:

@@ -15,7 +15,6 @@ from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4 import gemm_fp16 as w4_fp16
 from localchat_cuda.kernels.int4 import gemm_int8 as w4_int8
 from localchat_cuda.kernels.int4 import gemm_tiled as w4_tiled
-from localchat_cuda.kernels.int4 import gemm_wgmma as w4_wgmma
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.kernels.int4 import tiling as w4_tiling
 from localchat_cuda.kernels.int4.tiling import TileConfig
@@ -97,8 +96,6 @@ def multiply(
         w4_int8.product(rows.x, rows.factors, weight, out, shape, squares=squares, eps=EPS)
     elif form == "fp16":
         w4_fp16.product(rows, weight, out, shape, squares=squares, eps=EPS)
-    elif form == "wgmma":
-        w4_wgmma.product(rows, weight, out, shape, squares=squares, eps=EPS)
     else:
         cut = w4_tiled.TiledGemmConfig(shape, tile)
         w4_tiled.product(rows, weight, out, cut, squares=squares, eps=EPS)

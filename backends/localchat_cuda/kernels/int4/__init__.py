@@ -15,7 +15,6 @@ from localchat_cuda.kernels.int4 import gemm_dequant as w4_dequant
 from localchat_cuda.kernels.int4 import gemm_fp16 as w4_fp16
 from localchat_cuda.kernels.int4 import gemm_int8 as w4_int8
 from localchat_cuda.kernels.int4 import gemm_tiled as w4_tiled
-from localchat_cuda.kernels.int4 import gemm_wgmma as w4_wgmma
 from localchat_cuda.kernels.int4 import hopper_tiling
 from localchat_cuda.kernels.int4 import tiling as w4_tiling
 from localchat_cuda.kernels.int4.pack import W4, dense
@@ -88,8 +87,7 @@ def gemm(
         if isinstance(rows, w4_activations.Int8Rows):
             w4_int8.product(rows.x, rows.factors, weight, out, cut, squares=squares, eps=eps)
         else:
-            call = w4_fp16.product if w4_tiling.form_for(m) == "fp16" else w4_wgmma.product
-            call(rows, weight, out, cut, squares=squares, eps=eps)
+            w4_fp16.product(rows, weight, out, cut, squares=squares, eps=eps)
         return out
     assert isinstance(rows, w4_activations.HalfRows)
     if isinstance(cut, w4_tiled.TiledGemmConfig):

@@ -15,7 +15,7 @@ Modes
 
 Formats of the result
     Int8Rows  x int8 [2M, K], factors fp32 [G, MQ, 4]       w4_int8.py
-    HalfRows  x fp16 [M, K], factors fp32 [2, G, MP]          w4_fp16.py, w4_wgmma.py
+    HalfRows  x fp16 [M, K], factors fp32 [2, G, MP]          gemm_fp16.py
               x alone                                         w4_many.py, w4_hopper.py
 
 All sums in fp32; values outside fp16 are clamped to its range in HalfRows. Group-local quantization
@@ -71,7 +71,7 @@ class HalfRows:
 
     `order` of k within a group, each 32 columns being one operand (plane and h, which of two
     pairs): `lanes` — the eight values of a lane side by side (w4_fp16.py); `slots` — as the
-    instruction counts k, for operands in shared memory (w4_wgmma.py).
+    instruction counts k, for operands in shared memory (gemm_tiled.py, gemm_hopper.py).
     """
 
     x: torch.Tensor

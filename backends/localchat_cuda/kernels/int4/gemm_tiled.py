@@ -1,10 +1,9 @@
 """W4A16 product for tens to hundreds of rows on Hopper's warpgroup instructions: y = x w^T.
 
-Where w4_wgmma.py keeps codes as they are and applies scales to sums, this form scales the weights
-themselves, w = (code - zero) * scale in fp16, before they meet x: two more packed operations for
-two weights, but one accumulator instead of two, so a program covers more outputs and reads x less
-often. That pays from 33 rows on; far above, dequantizing once for the library's product does
-(w4_dense.py). Weights are rounded to fp16 as there: error 3.5e-4 against fp32.
+Weights are scaled before they meet x, w = (code - zero) * scale in fp16: one accumulator, so a program
+covers more outputs and reads x less often than one that scales sums. That pays from 17 rows on; far above,
+dequantizing once for the library's gemm does (gemm_dequant.py). Weights are rounded to fp16: error 3.5e-4
+against fp32.
 
 Letters: M rows, N output and K input features, G = K / 128.
 
@@ -42,12 +41,15 @@ class TiledGemmConfig(NamedTuple):
 
 
 _MEASURED: dict[tuple[int, int], tuple[tuple[int, TiledGemmConfig], ...]] = {
+    (3584, 18944): ((32, TiledGemmConfig(TileConfig(2, 4, 5, 8), 32)),),
     (4608, 3584): (
+        (32, TiledGemmConfig(TileConfig(1, 4, 5, 4), 32)),
         (64, TiledGemmConfig(TileConfig(1, 8, 3, 4), 64)),
         (256, TiledGemmConfig(TileConfig(2, 4, 3, 4), 64)),
         (512, TiledGemmConfig(TileConfig(2, 4, 3, 2), 64)),
     ),
     (3584, 3584): (
+        (32, TiledGemmConfig(TileConfig(1, 4, 5, 7), 32)),
         (64, TiledGemmConfig(TileConfig(1, 4, 3, 7), 64)),
         (128, TiledGemmConfig(TileConfig(2, 4, 3, 7), 64)),
     ),
@@ -65,6 +67,8 @@ def cut_for(rows: int, n: int, k: int, sms: int) -> TiledGemmConfig:
     tile = _tile(rows, 128)
     if n % 64:
         raise ValueError(f"weight {n}x{k}: output features in 64s wanted")
+    if tile <= 32:
+        return TiledGemmConfig(_small(n, k, sms), tile)
     warps = 8 if n % 128 == 0 else 4
     programs = -(-rows // tile) * n // (16 * warps)
 
@@ -77,14 +81,23 @@ def cut_for(rows: int, n: int, k: int, sms: int) -> TiledGemmConfig:
     return TiledGemmConfig(TileConfig(1, warps, 3, splits), tile)
 
 
+def _small(n: int, k: int, sms: int) -> TileConfig:
+    """Up to 32 rows: few programs, each with many weights on their way; three a multiprocessor."""
+    blocks = 2 if n % 128 == 0 else 1
+    wanted = max(1, round(3 * sms / (n // (64 * blocks))))
+    return TileConfig(blocks, 4, 4, min(wanted, k // GROUP, 8))
+
+
 def gated_cut_for(rows: int, n: int) -> TiledGemmConfig:
-    """The cut of `gated_product`: 64 features of gate and 64 of up a program, all of K. Tiles of 64 rows leave
-    room for three programs on a multiprocessor, whose last wave is fuller; those of 128 read weights less
-    often. For 64, 128, 256 and 512 rows of a 7B model: 45, 74, 130 and 255 us, or from 128 rows on 96, 137 and
-    239."""
+    """The tile config of `gated_product`: 64 features of gate and 64 of up a program, all of K.
+
+    Up to 32 rows a fourth stage is worth 7 % of a decode step. Tiles of 64 rows leave room for three
+    programs on a multiprocessor, whose last wave is fuller; those of 128 read weights less often. For 64,
+    128, 256 and 512 rows of a 7B model: 45, 74, 130 and 255 us, or from 128 rows on 96, 137 and 239."""
     if n % 128:
         raise ValueError(f"weight of {n} features: gate and up in 64s wanted")
-    return TiledGemmConfig(TileConfig(2, 4, 3, 1), _tile(rows, 64 if rows <= 256 else 128))
+    depth = 4 if rows <= 32 else 3
+    return TiledGemmConfig(TileConfig(2, 4, depth, 1), _tile(rows, 64 if rows <= 256 else 128))
 
 
 def _tile(rows: int, most: int) -> int:

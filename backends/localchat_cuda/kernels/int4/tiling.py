@@ -13,16 +13,16 @@ from typing import Literal
 
 from localchat_cuda.kernels.int4.pack import GROUP
 
-Form = Literal["int8", "fp16", "wgmma", "many", "dense"]
+Form = Literal["int8", "fp16", "many", "dense"]
 
-_LIMITS: tuple[tuple[int, Form], ...] = ((8, "int8"), (16, "fp16"), (32, "wgmma"), (1024, "many"))
+_LIMITS: tuple[tuple[int, Form], ...] = ((8, "int8"), (16, "fp16"), (1024, "many"))
 
 
 @dataclass(frozen=True, slots=True)
 class TileConfig:
     """One cut. `blocks`: row blocks of 16 output features a warp owns. `warps`: warps that share
-    them along K (int8, fp16), or row blocks side by side (wgmma: 4 or 8). `depth`: chunks loaded
-    before the first is used (wgmma: pipeline stages). `splits`: programs along K. `registers`:
+    them along K (int8, fp16), or row blocks side by side (many: 4 or 8). `depth`: chunks loaded
+    before the first is used (many: pipeline stages). `splits`: programs along K. `registers`:
     bound for the compiler, 0: none."""
 
     blocks: int
@@ -32,7 +32,7 @@ class TileConfig:
     registers: int = 0
 
     def fits(self, n: int, k: int, *, wide: bool = False) -> bool:
-        """Whether the cut divides a weight of N x K (`wide`: the wgmma form, warps along N)."""
+        """Whether the cut divides a weight of N x K (`wide`: the many form, warps along N)."""
         groups = k // GROUP
         if wide:
             return n % (16 * self.blocks * self.warps) == 0 and self.splits <= groups
@@ -80,19 +80,12 @@ _MEASURED: dict[tuple[Form, int], dict[tuple[int, int], TileConfig]] = {
         _QKV: TileConfig(2, 1, 2, 7, 168),
         _O: TileConfig(2, 1, 2, 14, 168),
     },
-    ("wgmma", 32): {
-        _GATE_UP: TileConfig(2, 4, 3, 1),
-        _DOWN: TileConfig(2, 8, 3, 8),
-        _QKV: TileConfig(2, 8, 3, 4),
-        _O: TileConfig(2, 4, 3, 7),
-    },
 }
 
 
 _CLASSES: dict[Form, tuple[int, ...]] = {
     "int8": (4, 8),
     "fp16": (8, 16),
-    "wgmma": (16, 32, 64, 128),
 }
 
 
@@ -109,14 +102,14 @@ def row_class(form: Form, rows: int) -> int:
 
 @lru_cache(maxsize=512)
 def shape_for(form: Form, rows: int, n: int, k: int, sms: int) -> TileConfig:
-    """The cut of the int8, fp16 and wgmma forms (`many`: w4_many.cut_for) for a weight of N x K.
+    """The tile config of the int8 and fp16 forms (`many`: gemm_tiled.cut_for) for a weight of N x K.
     Depends on rows only through `row_class`, so that rows of a class are bit-equal. ValueError
     where no cut divides the weight."""
     size = row_class(form, rows)
     found = _MEASURED.get((form, size), {}).get((n, k))
     if found is not None:
         return found
-    return _wide(size, n, k, sms) if form == "wgmma" else _narrow(size, n, k, sms)
+    return _narrow(size, n, k, sms)
 
 
 def _narrow(size: int, n: int, k: int, sms: int) -> TileConfig:
@@ -131,16 +124,4 @@ def _narrow(size: int, n: int, k: int, sms: int) -> TileConfig:
     splits = min(wanted, groups // warps, 16)
     found = TileConfig(blocks, warps, 1, splits, 64 if size <= 4 else 128)
     found.check(n, k)
-    return found
-
-
-def _wide(size: int, n: int, k: int, sms: int) -> TileConfig:
-    """wgmma: 64 output features a program or, up to 64 rows, 128; three programs a
-    multiprocessor."""
-    if n % 64:
-        raise ValueError(f"weight {n}x{k}: more than 16 rows need output features in 64s")
-    blocks = 2 if size <= 64 and n % 128 == 0 else 1
-    wanted = max(1, round(3 * sms / (n // (64 * blocks))))
-    found = TileConfig(blocks, 4, 3, min(wanted, k // GROUP, 8))
-    found.check(n, k, wide=True)
     return found
