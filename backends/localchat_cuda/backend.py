@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from localchat.backend_api.interface import Availability, OpenModel
+from localchat.backend_api.interface import Availability, BuildInfo, Device, OpenModel, Remedy
 from localchat.fit.hardware import Machine, read_gpus, read_machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
@@ -14,37 +13,8 @@ from localchat.model_files.checkpoint import Unloaded
 from localchat_cuda import environment, preflight
 
 
-class Device(NamedTuple):
-    """A GPU as the driver shows it."""
-
-    name: str
-    description: str
-    kind: str
-    free_bytes: int
-    total_bytes: int
-
-
-class Facts(NamedTuple):
-    """What `doctor` shows. library: where torch lies."""
-
-    library: str
-    version: str
-    features: frozenset[str]
-    offload: bool
-    devices: tuple[Device, ...]
-
-
-class WayOut(NamedTuple):
-    """A sentence, and a command where there is one."""
-
-    sentence: str
-    command: tuple[str, ...] = ()
-    environment: tuple[tuple[str, str], ...] = ()
-
-
 class CudaBackend:
-    """Folders of safetensors on an NVIDIA GPU. See localchat.backend_api.registry.Backend and
-    loop.backend.Backend."""
+    """Folders of safetensors on an NVIDIA GPU. See backend_api.interface.Backend."""
 
     name = "cuda"
     kinds: tuple[Kind, ...] = preflight.KINDS
@@ -55,8 +25,7 @@ class CudaBackend:
 
     def available(self) -> Availability:
         """Looks for a GPU, its driver and the libraries; imports none of them but the driver's reader."""
-        found = environment.check_installation()
-        return Availability(found.ok, found.reason, found.hint, found.versions)
+        return environment.check_installation()
 
     def accepts(self, path: Path) -> bool:
         """A folder with config.json, as the hub has them: `open` says what is wrong with one."""
@@ -66,7 +35,7 @@ class CudaBackend:
         """What config.json asks for and this engine lacks."""
         return preflight.objection(model)
 
-    def seen(self, machine: Machine) -> Machine:
+    def with_gpus(self, machine: Machine) -> Machine:
         """NVIDIA's cards are seen already."""
         return machine
 
@@ -86,7 +55,7 @@ class CudaBackend:
         rate = preflight.expected_rate(model, plan, read_machine(), past)
         return None if rate is None else Estimate(rate)
 
-    def facts(self) -> Facts:
+    def build_info(self) -> BuildInfo:
         """What the driver and the installed torch say of themselves; loads neither torch nor triton."""
         found = self.available()
         gpus, _ = read_gpus()
@@ -99,15 +68,15 @@ class CudaBackend:
         features = frozenset(
             f"sm_{gpu.compute_capability[0]}{gpu.compute_capability[1]}" for gpu in gpus
         )
-        return Facts("torch", text, features, bool(toolkit and gpus), devices)
+        return BuildInfo("torch", text, features, bool(toolkit and gpus), devices)
 
-    def ways_out(self) -> tuple[WayOut, ...]:
+    def remedies(self) -> tuple[Remedy, ...]:
         """What is missing on a machine that has an NVIDIA GPU; on others nothing is."""
         found = self.available()
         gpus, _ = read_gpus()
         if found.ok or not gpus:
             return ()
-        return (WayOut(f"{found.reason} {found.hint}".strip()),)
+        return (Remedy(f"{found.reason} {found.hint}".strip()),)
 
     def open(self, path: Path, say: Callable[[str], None]) -> OpenModel:
         """Read config, vocabulary and headers. Raises ModelMissing, ModelInvalid."""

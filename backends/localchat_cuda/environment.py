@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
 
+from localchat.backend_api.interface import Availability
 from localchat.fit.hardware import Gpu, read_gpus
 
 LEAST_CAPABILITY = (8, 0)
@@ -24,28 +24,17 @@ _DRIVERS = {11: 450, 12: 525, 13: 580}
 _GGUF_HINT = "A GGUF of the model runs on llama.cpp, with or without a GPU."
 
 
-class InstallationCheck(NamedTuple):
-    """Whether CUDA models can run here; sentences. `versions` where they can."""
-
-    ok: bool
-    reason: str
-    hint: str
-    versions: tuple[tuple[str, str], ...] = ()
-
-
-def check_installation() -> InstallationCheck:
+def check_installation() -> Availability:
     """The first obstacle, else the GPU that will compute."""
     missing = [needed for module, needed in LIBRARIES.items() if find_spec(module) is None]
     gpus, note = read_gpus()
     driver = Path("/proc/driver/nvidia/version").exists() or bool(gpus)
     if not gpus and not driver:
-        return InstallationCheck(
-            False, note or "No NVIDIA GPU with a driver was found.", _GGUF_HINT
-        )
+        return Availability(False, note or "No NVIDIA GPU with a driver was found.", _GGUF_HINT)
     if missing:
-        return InstallationCheck(False, f"{_list(missing)} not installed.", _install(missing))
+        return Availability(False, f"{_list(missing)} not installed.", _install(missing))
     if not gpus:
-        return InstallationCheck(
+        return Availability(
             False, note or "The driver shows no NVIDIA GPU to this process.", _GGUF_HINT
         )
     return check_gpu(gpus[choose_gpu(gpus)], torch_cuda())
@@ -60,10 +49,10 @@ def choose_gpu(gpus: Sequence[Gpu]) -> int:
     )
 
 
-def check_gpu(gpu: Gpu, toolkit: str) -> InstallationCheck:
+def check_gpu(gpu: Gpu, toolkit: str) -> Availability:
     """The verdict on a GPU and torch's CUDA version (empty: torch was built without)."""
     if not toolkit:
-        return InstallationCheck(
+        return Availability(
             False,
             f"torch {_version('torch')} is built without CUDA.",
             _install(
@@ -72,7 +61,7 @@ def check_gpu(gpu: Gpu, toolkit: str) -> InstallationCheck:
         )
     if gpu.compute_capability < LEAST_CAPABILITY:
         have = ".".join(map(str, gpu.compute_capability))
-        return InstallationCheck(
+        return Availability(
             False,
             f"{gpu.name} has compute capability {have}; 8.0 (Ampere) or later is needed.",
             _GGUF_HINT,
@@ -80,14 +69,14 @@ def check_gpu(gpu: Gpu, toolkit: str) -> InstallationCheck:
     needed = _DRIVERS.get(int(toolkit.partition(".")[0]), 0)
     branch = gpu.driver.partition(".")[0]
     if branch.isdigit() and int(branch) < needed:
-        return InstallationCheck(
+        return Availability(
             False,
             f"The NVIDIA driver {gpu.driver} is older than torch's CUDA {toolkit} takes.",
             f"Install driver {needed} or later, or a torch for an older CUDA. {_GGUF_HINT}",
         )
     versions = (("torch", _version("torch")), ("triton", _version("triton")), ("cuda", toolkit))
-    return InstallationCheck(
-        True, f"{gpu.name}, driver {gpu.driver}, CUDA {toolkit}.", "", versions
+    return Availability(
+        True, f"{gpu.name}, driver {gpu.driver}, CUDA {toolkit}.", versions=versions
     )
 
 

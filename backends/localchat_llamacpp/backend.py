@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from localchat.backend_api.interface import Availability, OpenModel
+from localchat.backend_api.interface import Availability, BuildInfo, OpenModel, Remedy
 from localchat.errors import UsageError
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
@@ -16,15 +16,13 @@ from localchat.model_files.ggml_types import KV_FORMATS
 from localchat.model_files.gguf import Header
 from localchat_llamacpp.build_advice import (
     DISTRIBUTION,
-    Facts,
-    Remedy,
     binding_version,
     build_key,
     can_offload,
-    gather,
     knows_architecture,
     library_file,
-    ways_out,
+    read_build,
+    remedies,
 )
 from localchat_llamacpp.embedding_plan import plan_embedding
 
@@ -49,13 +47,13 @@ class LlamaCppBackend:
         """The native library and this CPU; empty where there is no library."""
         return build_key()
 
-    def facts(self) -> Facts:
-        """What `doctor` shows of this build. Loads the library (0.1 s)."""
-        return gather()
+    def build_info(self) -> BuildInfo:
+        """The build as `doctor` shows it. Loads the library (0.1 s)."""
+        return read_build()
 
-    def ways_out(self) -> tuple[Remedy, ...]:
-        """What would make this build better here, best first. Loads the library."""
-        return ways_out(gather())
+    def remedies(self) -> tuple[Remedy, ...]:
+        """Ways to a better build, best first. Loads the library."""
+        return remedies(read_build())
 
     def available(self) -> Availability:
         """Looks for the package and its native library without loading either."""
@@ -103,7 +101,7 @@ class LlamaCppBackend:
             return f"it is no model that writes token by token ({name})"
         return ""
 
-    def seen(self, machine: Machine) -> Machine:
+    def with_gpus(self, machine: Machine) -> Machine:
         """With AMD's, Intel's and integrated GPUs, where this build is for one."""
         from localchat_llamacpp.gpu_detection import look
 

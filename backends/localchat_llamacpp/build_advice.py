@@ -9,7 +9,8 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+
+from localchat.backend_api.interface import BuildInfo, Device, Remedy
 
 DISTRIBUTION = "llama-cpp-python"
 CMAKE_ARGS = {
@@ -22,37 +23,6 @@ CMAKE_ARGS = {
 _OFFLOADING = tuple(
     f"ggml-{kind}." for kind in ("cuda", "metal", "vulkan", "hip", "sycl", "musa", "cann", "opencl")
 )
-
-
-class Device(NamedTuple):
-    """A device the library found. kind: cpu, gpu, igpu, accel."""
-
-    name: str
-    description: str
-    kind: str
-    free_bytes: int
-    total_bytes: int
-
-
-class Facts(NamedTuple):
-    """About this build. library: the file. features: what the library says of itself, such as AVX2 or
-    AMX_INT8. amx_at_risk: it uses AMX and was built by GCC, some versions of which get that wrong."""
-
-    library: str
-    version: str
-    system: str
-    features: frozenset[str]
-    offload: bool
-    devices: tuple[Device, ...]
-    amx_at_risk: bool
-
-
-class Remedy(NamedTuple):
-    """What a user can do, in a sentence; the command that does it where there is one, with its environment."""
-
-    sentence: str
-    command: tuple[str, ...] = ()
-    environment: tuple[tuple[str, str], ...] = ()
 
 
 def binding_version() -> str:
@@ -144,7 +114,7 @@ def offload_advice() -> str:
     )
 
 
-def ways_out_of_amx() -> tuple[Remedy, Remedy]:
+def amx_remedies() -> tuple[Remedy, Remedy]:
     """The two ways out where the build's AMX code crashes: safe mode, and a build without it."""
     safe = Remedy(
         "Safe mode leaves that code alone (4 to 30 % slower, by model); localchat chooses it by itself after "
@@ -153,15 +123,20 @@ def ways_out_of_amx() -> tuple[Remedy, Remedy]:
     return safe, rebuild_command("no-amx")
 
 
-def ways_out(facts: Facts, root: Path = Path("/")) -> tuple[Remedy, ...]:
+def remedies(build: BuildInfo, root: Path = Path("/")) -> tuple[Remedy, ...]:
     """What would make this build better here, best first: a build for the graphics card that it cannot use,
     and the two ways out of the AMX fault. `root`: where /proc and /dev stand."""
     ways: tuple[Remedy, ...] = ()
-    if not facts.offload and _has_graphics_card(root):
+    if not build.offload and _has_graphics_card(root):
         ways += (rebuild_command(offload_kind(root)),)
-    if facts.amx_at_risk:
-        ways += ways_out_of_amx()
+    if amx_at_risk(build):
+        ways += amx_remedies()
     return ways
+
+
+def amx_at_risk(build: BuildInfo) -> bool:
+    """Whether the build uses AMX and was compiled by GCC, some versions of which get that wrong."""
+    return "AMX_INT8" in build.features and _built_by_gcc(Path(build.library))
 
 
 def _has_graphics_card(root: Path) -> bool:
@@ -171,22 +146,19 @@ def _has_graphics_card(root: Path) -> bool:
     return any((root / place).exists() for place in ("proc/driver/nvidia", "dev/kfd"))
 
 
-def gather() -> Facts:
+def read_build() -> BuildInfo:
     """Ask the library. Imports it (0.1 s)."""
     from localchat_llamacpp.native import library
 
     api = library().api
     system = api.llama_print_system_info().decode("utf-8", "replace").strip()
     path = library_file()
-    features = _features(system)
-    return Facts(
+    return BuildInfo(
         library=str(path) if path else "",
         version=f"{binding_version()} (llama.cpp {_text(api.llama_version())})",
-        system=system,
-        features=features,
+        features=_features(system),
         offload=bool(api.llama_supports_gpu_offload()),
         devices=devices(),
-        amx_at_risk="AMX_INT8" in features and path is not None and _built_by_gcc(path),
     )
 
 

@@ -1,8 +1,7 @@
 """Graphics cards as llama.cpp finds them where NVIDIA's driver tells of none: AMD, Intel, integrated.
 
-Run as a process of its own (`python -m localchat_llamacpp.gpu_detection`): native code may crash, and a door
-stays
-light. Prints one JSON list of devices.
+Run as a process of its own (`python -m localchat_llamacpp.gpu_detection`): native code may crash, and front
+ends load none. Prints one JSON list of devices.
 """
 
 import json
@@ -10,10 +9,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
+from localchat.backend_api.interface import Device
 from localchat.fit.hardware import Gpu, Machine
-from localchat_llamacpp.build_advice import Device, can_offload, devices
+from localchat_llamacpp.build_advice import can_offload, devices
 
 _PATIENCE_S = 20.0
 
@@ -62,4 +62,4 @@ def look(machine: Machine) -> Machine:
 
 
 if __name__ == "__main__":
-    print(json.dumps([one._asdict() for one in devices()]))  # noqa: T201
+    print(json.dumps([asdict(one) for one in devices()]))  # noqa: T201

@@ -9,7 +9,7 @@ one sequence in a step. A *point* is a position whose logits are wanted.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
@@ -34,16 +34,23 @@ from localchat.backend_api.step import (
     StepStatus,
     Truncate,
 )
+from localchat.errors import LocalchatError
+from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
+from localchat.fit.report import Kind
+from localchat.fit.speed_history import NOTHING_MEASURED, Estimate, Measures, Past
+from localchat.model_files.checkpoint import Unloaded
 
 __all__ = [
     "LAST",
     "Alias",
     "Availability",
     "Backend",
+    "BuildInfo",
     "Capabilities",
     "Copy",
+    "Device",
     "Discard",
     "Drop",
     "Embedder",
@@ -55,9 +62,11 @@ __all__ = [
     "Mask",
     "MemoryOp",
     "MemoryReport",
+    "MinimalBackend",
     "ModelInfo",
     "OpenModel",
     "Progress",
+    "Remedy",
     "Restore",
     "RowClass",
     "Runner",
@@ -283,34 +292,160 @@ class EmbeddingModel(Protocol):
         ...
 
 
+# ---------------------------------------------------------------------------- the backend
+
+
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """Whether a backend can run here. `reason` and `hint` are sentences; `versions` go into fingerprints."""
+    """Whether a backend can run here."""
 
     ok: bool
     reason: str
+    """A sentence."""
     hint: str = ""
-    versions: tuple[tuple[str, str], ...] = field(default=())
+    """What to do about it, in sentences."""
+    versions: tuple[tuple[str, str], ...] = ()
+    """Library versions that decide the text; they go into fingerprints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device that a backend's library found."""
+
+    name: str
+    description: str
+    kind: str
+    """`cpu`, `gpu`, `igpu` or `accel`."""
+    free_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BuildInfo:
+    """A backend's library as it was built."""
+
+    library: str
+    """Its file or name."""
+    version: str
+    features: frozenset[str]
+    """Instruction sets or compute capabilities."""
+    offload: bool
+    """Whether it can put layers on a GPU."""
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """Something a user can do for a better build."""
+
+    sentence: str
+    command: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    """Variables that the command needs."""
 
 
 class Backend(Protocol):
-    """Found through the entry-point group `localchat.backends`; made without arguments."""
+    """One way to run models. Found through the entry-point group `localchat.backends`; made without arguments.
 
-    name: str
+    `plan`, `objection` and `expected_rate` take a model whose file is one of `kinds`, known by its header
+    alone. Only `open`, `build_info` and `remedies` may load a native library.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Files that it runs."""
+        ...
 
     def build_key(self) -> str:
-        """Names the native build and this CPU (library file, size, date; CPU model): what safe mode is
-        remembered by. Empty where there is nothing native that could crash."""
+        """Names the native build and this CPU (library file, size, date; CPU model): safe mode is remembered
+        by it. Empty where nothing native could crash."""
         ...
 
     def available(self) -> Availability:
-        """Answers without importing anything heavy."""
+        """Whether it can run here. Imports nothing heavy."""
         ...
 
     def accepts(self, path: Path) -> bool:
-        """Whether this backend is for the file or folder at `path`, by its header or name."""
+        """Whether it is for the file or folder at `path`, by its first bytes or name."""
         ...
 
     def open(self, path: Path, say: Callable[[str], None]) -> OpenModel:
         """Read header and vocabulary. Raises ModelMissing, ModelInvalid."""
         ...
+
+    # ------------------------------------------------------------------------ before a load
+
+    def objection(self, model: Unloaded) -> str:
+        """Why this build cannot run a model: the end of a sentence, empty where nothing is against it."""
+        ...
+
+    def with_gpus(self, machine: Machine) -> Machine:
+        """The machine with the GPUs that this build could use and that `read_machine` cannot see. May take a
+        second."""
+        ...
+
+    def plan(self, model: Unloaded, options: LoadOptions, machine: Machine) -> MemoryPlan:
+        """Memory of a load on this machine, whether or not it fits. Raises UsageError for options that this
+        model cannot have."""
+        ...
+
+    def expected_rate(
+        self,
+        model: Unloaded,
+        plan: MemoryPlan,
+        threads: int,
+        past: Sequence[Past] = (),
+        measures: Measures = NOTHING_MEASURED,
+    ) -> Estimate | None:
+        """Tokens a second of one request at a short context on a quiet machine; None: no estimate. May take a
+        second. threads: 0 for every physical core. past: runs with as many threads, and all layers where this
+        plan has them, which correct the estimate. measures: earlier findings of probes, and their store."""
+        ...
+
+    # ------------------------------------------------------------------------ diagnostics
+
+    def build_info(self) -> BuildInfo:
+        """The library as it is. Raises LocalchatError, ImportError, OSError."""
+        ...
+
+    def remedies(self) -> tuple[Remedy, ...]:
+        """What could be better here, best first: a rebuild for a GPU that this build cannot use, ways around a
+        crash."""
+        ...
+
+
+class MinimalBackend:
+    """A Backend without plans and diagnostics; a subclass adds name, available, accepts and open."""
+
+    kinds: tuple[Kind, ...] = ()
+
+    def build_key(self) -> str:
+        return ""
+
+    def objection(self, model: Unloaded) -> str:
+        return ""
+
+    def with_gpus(self, machine: Machine) -> Machine:
+        return machine
+
+    def plan(self, model: Unloaded, options: LoadOptions, machine: Machine) -> MemoryPlan:
+        raise LocalchatError("this backend plans a load only once the model is open")
+
+    def expected_rate(
+        self,
+        model: Unloaded,
+        plan: MemoryPlan,
+        threads: int,
+        past: Sequence[Past] = (),
+        measures: Measures = NOTHING_MEASURED,
+    ) -> Estimate | None:
+        return None
+
+    def build_info(self) -> BuildInfo:
+        return BuildInfo("", "", frozenset(), offload=False, devices=())
+
+    def remedies(self) -> tuple[Remedy, ...]:
+        return ()

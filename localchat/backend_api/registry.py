@@ -1,199 +1,49 @@
-"""The installed backends, found by entry point: ours enter as a stranger's would.
+"""Installed backends, found by entry point, and the choice of one for a model.
 
-Light: finding imports a backend's package root, which holds no torch and no llama_cpp. What a door may ask
-of a backend stands here; running models is waist 2's part of the same object (loop/backend.py).
+Front ends and the engine process choose here. Finding a backend imports its package root, which holds no
+torch and no llama_cpp.
 """
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
-from localchat.errors import LocalchatError, UsageError
+from localchat.backend_api.interface import Availability, Backend, MinimalBackend, OpenModel
+from localchat.errors import LocalchatError, ModelInvalid, UsageError
+from localchat.fit.report import Kind, chosen_because, kind_name
+from localchat.model_files.checkpoint import Unloaded
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-    from localchat.fit.hardware import Machine
-    from localchat.fit.load_options import LoadOptions
-    from localchat.fit.memory_plan import MemoryPlan
-    from localchat.fit.report import Kind
-    from localchat.fit.speed_history import Estimate, Measures, Past
-    from localchat.model_files.checkpoint import Unloaded
-
 GROUP = "localchat.backends"
 
 
-class Availability(Protocol):
-    """Whether a backend can run here. `reason` and `hint` are sentences."""
-
-    @property
-    def ok(self) -> bool: ...
-    @property
-    def reason(self) -> str: ...
-    @property
-    def hint(self) -> str: ...
-    @property
-    def versions(self) -> tuple[tuple[str, str], ...]: ...
-
-
-class Device(Protocol):
-    """A device that the backend's library found. `kind`: cpu, gpu, igpu, accel."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def description(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def free_bytes(self) -> int: ...
-    @property
-    def total_bytes(self) -> int: ...
-
-
-class Facts(Protocol):
-    """The build as it is. `library`: its file. `features`: instruction sets. `offload`: whether it can put
-    layers on a GPU."""
-
-    @property
-    def library(self) -> str: ...
-    @property
-    def version(self) -> str: ...
-    @property
-    def features(self) -> frozenset[str]: ...
-    @property
-    def offload(self) -> bool: ...
-    @property
-    def devices(self) -> tuple[Device, ...]: ...
-
-
-class WayOut(Protocol):
-    """What a user can do for a better build: a sentence, and the command where there is one, with the
-    variables it needs."""
-
-    @property
-    def sentence(self) -> str: ...
-    @property
-    def command(self) -> tuple[str, ...]: ...
-    @property
-    def environment(self) -> tuple[tuple[str, str], ...]: ...
-
-
-class Backend(Protocol):
-    """What a door may ask. `kinds`: which files it runs; `objection` and `plan` are asked about these only."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def kinds(self) -> "tuple[Kind, ...]": ...
-
-    def available(self) -> Availability:
-        """Answers without importing anything heavy."""
-        ...
-
-    def accepts(self, path: Path) -> bool:
-        """Whether this backend is for the file or folder at `path`, by its beginning or name."""
-        ...
-
-    def objection(self, model: "Unloaded") -> str:
-        """Why this build cannot run a model, as far as its checked header tells: the end of a sentence, empty
-        where nothing speaks against it. Loads no native library."""
-        ...
-
-    def seen(self, machine: "Machine") -> "Machine":
-        """The machine with the GPUs that this build could use and that `read_machine` cannot see. May take a
-        second; loads no native library here."""
-        ...
-
-    def plan(self, model: "Unloaded", wish: "LoadOptions", machine: "Machine") -> "MemoryPlan":
-        """What a load would take of this machine, whether or not it fits. Loads no native library.
-        Raises UsageError for wishes that this model cannot have."""
-        ...
-
-    def expected_rate(
-        self,
-        model: "Unloaded",
-        plan: "MemoryPlan",
-        threads: int,
-        past: "Sequence[Past]" = (),
-        measures: "Measures" = ...,
-    ) -> "Estimate | None":
-        """Tokens a second that one request will get at a short context, while nothing else computes: an
-        estimate; None where there is none. May take a second. threads: 0 for every physical core. past: runs
-        with as many threads and all layers where this plan has them, which correct the estimate. measures: what
-        probes found here before, and where new findings are kept."""
-        ...
-
-    def build_key(self) -> str:
-        """Names the native build and this CPU; safe mode is remembered by it."""
-        ...
-
-    def facts(self) -> Facts:
-        """Loads the native library. Raises LocalchatError, ImportError, OSError."""
-        ...
-
-    def ways_out(self) -> tuple[WayOut, ...]:
-        """What could be better here, best first: a rebuild for a GPU that this build cannot use, and both
-        ways out of a crash. Loads the native library as `facts` does."""
-        ...
-
-
-class _Unavailable(NamedTuple):
-    ok: bool
-    reason: str
-    hint: str
-    versions: tuple[tuple[str, str], ...] = ()
-
-
-class BrokenBackend:
+class BrokenBackend(MinimalBackend):
     """Stands for a backend whose code cannot be imported: never available, accepts nothing."""
-
-    kinds: "tuple[Kind, ...]" = ()
 
     def __init__(self, name: str, reason: str) -> None:
         self.name = name
         self._reason = reason
 
     def available(self) -> Availability:
-        return _Unavailable(False, self._reason, "install its distribution again, or remove it")
+        return Availability(False, self._reason, "install its distribution again, or remove it")
 
     def accepts(self, path: Path) -> bool:
         return False
 
-    def objection(self, model: "Unloaded") -> str:
+    def objection(self, model: Unloaded) -> str:
         return self._reason
 
-    def seen(self, machine: "Machine") -> "Machine":
-        return machine
-
-    def plan(self, model: "Unloaded", wish: "LoadOptions", machine: "Machine") -> "MemoryPlan":
+    def open(self, path: Path, say: Callable[[str], None]) -> OpenModel:
         raise LocalchatError(self._reason)
-
-    def expected_rate(
-        self,
-        model: "Unloaded",
-        plan: "MemoryPlan",
-        threads: int,
-        past: "Sequence[Past]" = (),
-        measures: "Measures | None" = None,
-    ) -> "Estimate | None":
-        return None
-
-    def build_key(self) -> str:
-        return ""
-
-    def facts(self) -> Facts:
-        raise LocalchatError(self._reason)
-
-    def ways_out(self) -> tuple[WayOut, ...]:
-        return ()
 
 
 def find_backends() -> dict[str, Backend]:
-    """Every installed backend by its name. One that cannot be imported says so in `available`, so that it
-    does not take the others with it."""
+    """Every installed backend by its name; those that cannot be imported as a BrokenBackend each."""
     found: dict[str, Backend] = {}
     for point in _points(tuple(sys.path)):
         try:
@@ -206,59 +56,102 @@ def find_backends() -> dict[str, Backend]:
 
 @lru_cache(maxsize=1)
 def _points(path: tuple[str, ...]) -> "tuple[EntryPoint, ...]":
-    """What is installed on this path. Looking takes 10 ms and more, and a list of models looks for each;
-    what is installed meanwhile is found by the next run."""
+    """Entry points on this path. Cached: a look takes 10 ms and more, and a list of models needs one a model.
+    What is installed meanwhile is found by the next run."""
     from importlib.metadata import entry_points
 
     return tuple(sorted(entry_points(group=GROUP), key=lambda point: point.name))
 
 
-class Chosen(NamedTuple):
-    """The backend that would run a model, and why: fit.reason.placed makes the whole sentence of it.
-    `others`: installed backends that could be asked for with --backend."""
+class BackendChoice(NamedTuple):
+    """The backend that would run a model."""
 
     backend: Backend
     why: str
+    """The first half of a sentence that fit.report.placed ends."""
+    availability: Availability
     others: tuple[str, ...] = ()
+    """Other backends that could run the model, as --backend takes them."""
 
 
-def backend_for(path: Path, wanted: str | None = None) -> Backend:
-    """The backend that would run the model at `path`: the one that is asked for, else the first that accepts
-    it, one that can run here before one that cannot. Raises UsageError, LocalchatError."""
-    backends = find_backends()
-    fitting = [backend for backend in backends.values() if backend.accepts(path)]
-    if wanted is None and not fitting:
-        raise LocalchatError(f"{path} is no model that an installed backend knows")
-    return _choose(backends, fitting, wanted)
-
-
-def choose_backend(model: "Unloaded", kind: "Kind", wanted: str | None = None) -> Chosen:
-    """The backend for a model that is known by its headers alone, here or on a hub; one that can run it
-    before one that cannot. Raises UsageError, LocalchatError."""
-    from localchat.fit.report import chosen_because, kind_name
-
+def choose_for_model(model: Unloaded, kind: Kind, asked: str | None = None) -> BackendChoice:
+    """The backend for a model known by its header alone, here or on a hub; one that can run here before one
+    that cannot. asked: its name. Raises UsageError, LocalchatError."""
     backends = find_backends()
     fitting = [backend for backend in backends.values() if kind in backend.kinds]
-    if wanted is None and not fitting:
+    if asked is None and not fitting:
         raise LocalchatError(f"no installed backend runs {kind_name(kind)}")
     willing = [backend for backend in fitting if not backend.objection(model)]
-    found = _choose(backends, willing or fitting, wanted)
-    passed = [] if wanted else (willing or fitting)[: (willing or fitting).index(found)]
-    refusals = [f"{one.name}: {one.available().reason}" for one in passed]
-    why = chosen_because(found.name, kind, asked=wanted is not None, refusals=refusals)
-    others = tuple(one.name for one in willing if one is not found and one.available().ok)
-    return Chosen(found, why, others)
+    choice = _named(backends, kind, asked) if asked else _first(willing or fitting, kind)
+    others = (one for one in willing if one is not choice.backend and one.available().ok)
+    return choice._replace(others=tuple(one.name for one in others))
 
 
-def _choose(
-    backends: dict[str, Backend], fitting: Iterable[Backend], wanted: str | None
-) -> Backend:
-    if wanted is not None:
-        if wanted not in backends:
-            raise UsageError(
-                f"no backend is called {wanted!r}",
-                hint=f"installed: {', '.join(backends) or 'none'}",
-            )
-        return backends[wanted]
-    listed = list(fitting)
-    return next((backend for backend in listed if backend.available().ok), listed[0])
+def choose_for_file(path: Path, asked: str | None = None) -> BackendChoice:
+    """The backend for the file or folder at `path`; one that can run here before one that cannot. asked: its
+    name, or `module:Class` of one that is not installed. Raises UsageError, LocalchatError."""
+    kind: Kind = "safetensors" if path.is_dir() else "gguf"
+    if asked and ":" in asked:
+        module, _, name = asked.partition(":")
+        return _chosen(getattr(import_module(module), name)(), kind, asked=True)
+    backends = find_backends()
+    if asked:
+        return _named(backends, kind, asked)
+    fitting = [backend for backend in backends.values() if backend.accepts(path)]
+    if not fitting:
+        raise ModelInvalid(f"{path} is not a format that any installed backend supports")
+    return _first(fitting, kind)
+
+
+def require_for_file(path: Path, asked: str | None = None) -> BackendChoice:
+    """As choose_for_file, for a load: the backend can run here. Raises UsageError, ModelInvalid,
+    LocalchatError."""
+    try:
+        choice = choose_for_file(path, asked)
+    except ModelInvalid:
+        # Its `open` explains what is wrong with the file.
+        for backend in find_backends().values():
+            if (found := backend.available()).ok:
+                return BackendChoice(backend, "", found)
+        raise
+    if choice.availability.ok:
+        return choice
+    if asked:
+        raise LocalchatError(
+            f"{choice.backend.name} cannot run here: {choice.availability.reason}",
+            hint=choice.availability.hint,
+        )
+    fitting = [backend for backend in find_backends().values() if backend.accepts(path)]
+    reasons = [_refusal(one.name, one.available(), hint=True) for one in fitting]
+    raise ModelInvalid(f"no backend can run {path.name} here: {'; '.join(reasons)}")
+
+
+def _named(backends: Mapping[str, Backend], kind: Kind, asked: str) -> BackendChoice:
+    if asked not in backends:
+        raise UsageError(
+            f"no backend is called {asked!r}",
+            hint=f"installed: {', '.join(backends) or 'none'}",
+        )
+    return _chosen(backends[asked], kind, asked=True)
+
+
+def _first(fitting: Sequence[Backend], kind: Kind) -> BackendChoice:
+    """The first that can run here, with the reasons of those before it; the first of all where none can."""
+    refusals: list[str] = []
+    for backend in fitting:
+        found = backend.available()
+        if found.ok:
+            why = chosen_because(backend.name, kind, asked=False, refusals=refusals)
+            return BackendChoice(backend, why, found)
+        refusals.append(_refusal(backend.name, found))
+    return _chosen(fitting[0], kind, asked=False)
+
+
+def _refusal(name: str, found: Availability, *, hint: bool = False) -> str:
+    return f"{name}: {found.reason} {found.hint if hint else ''}".strip()
+
+
+def _chosen(backend: Backend, kind: Kind, *, asked: bool) -> BackendChoice:
+    return BackendChoice(
+        backend, chosen_because(backend.name, kind, asked=asked), backend.available()
+    )

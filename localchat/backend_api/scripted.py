@@ -24,6 +24,7 @@ from localchat.backend_api.interface import (
     LoadRequest,
     LogitsPosition,
     MemoryReport,
+    MinimalBackend,
     ModelInfo,
     Progress,
     RowClass,
@@ -360,7 +361,7 @@ class ScriptedModel:
         """Nothing to give back."""
 
 
-class ScriptedBackend:
+class ScriptedBackend(MinimalBackend):
     """See backend.Backend. Not an entry point: asked for as
     `localchat.backend_api.scripted:ScriptedBackend`."""
 

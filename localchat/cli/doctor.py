@@ -10,7 +10,7 @@ import click
 from localchat.cli.context import AppContext
 
 if TYPE_CHECKING:
-    from localchat.backend_api.registry import WayOut
+    from localchat.backend_api.interface import Remedy
 
 
 @click.command("doctor")
@@ -35,7 +35,7 @@ def command(door: AppContext, rebuild: bool, yes: bool, as_json: bool) -> int:
     return 0
 
 
-def _rebuild(door: AppContext, ways: "tuple[WayOut, ...]", *, yes: bool) -> int:
+def _rebuild(door: AppContext, ways: "tuple[Remedy, ...]", *, yes: bool) -> int:
     """Offer each command in turn and run the first that is wanted."""
     from localchat.cli.doctor_report import shell_line
     from localchat.config.paths import find_paths

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from localchat import __version__
-from localchat.backend_api.registry import Backend, Device, WayOut, find_backends
+from localchat.backend_api.interface import Backend, Device, Remedy
+from localchat.backend_api.registry import find_backends
 from localchat.cli.context import AppContext
 from localchat.config.paths import Paths, find_paths
 from localchat.engine.local.crash_record import CrashRecord
@@ -17,14 +18,6 @@ from localchat.errors import LocalchatError
 from localchat.fit.report import Kind, kind_name, runner_name
 from localchat.sanitize import sanitize_line
 from localchat.units import size
-
-
-class Way(msgspec.Struct, frozen=True):
-    """A way to a better build, as data."""
-
-    sentence: str
-    command: tuple[str, ...] = ()
-    environment: tuple[tuple[str, str], ...] = ()
 
 
 class BackendDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +35,7 @@ class BackendDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     features: tuple[str, ...] = ()
     offload: bool = False
     devices: tuple[dict[str, str | int], ...] = ()
-    ways_out: tuple[Way, ...] = ()
+    ways_out: tuple[Remedy, ...] = ()
 
 
 class Card(msgspec.Struct, frozen=True):
@@ -74,7 +67,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     troubles: tuple[str, ...] = ()
 
     @property
-    def ways_out(self) -> tuple[WayOut, ...]:
+    def ways_out(self) -> tuple[Remedy, ...]:
         """Those of all backends."""
         return tuple(way for backend in self.backends for way in backend.ways_out)
 
@@ -156,7 +149,7 @@ def _ask(backend: Backend, paths: Paths) -> BackendDiagnosis:
     if not available.ok:
         return known
     try:
-        facts, ways = backend.facts(), backend.ways_out()
+        facts, ways = backend.build_info(), backend.remedies()
     except (LocalchatError, ImportError, OSError, RuntimeError) as problem:
         return msgspec.structs.replace(known, trouble=str(problem))
     return msgspec.structs.replace(
@@ -166,7 +159,7 @@ def _ask(backend: Backend, paths: Paths) -> BackendDiagnosis:
         features=tuple(sorted(facts.features)),
         offload=facts.offload,
         devices=tuple(map(_device_record, facts.devices)),
-        ways_out=tuple(Way(way.sentence, way.command, way.environment) for way in ways),
+        ways_out=ways,
     )
 
 
@@ -243,7 +236,7 @@ _SAFE_MODE = (
 )
 
 
-def shell_line(way: WayOut) -> str:
+def shell_line(way: Remedy) -> str:
     """The command as one would type it."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in way.environment]
     return " ".join((*variables, shlex.join(way.command)))

@@ -48,7 +48,7 @@ def command(
 def _file(door: AppContext, path: Path, name: str | None, how: str, *, as_json: bool) -> None:
     from typing import cast
 
-    from localchat.backend_api.registry import backend_for
+    from localchat.backend_api.registry import choose_for_file
     from localchat.config.paths import find_paths
     from localchat.model_files.open_gguf import read_header
     from localchat.models.external.ollama import plain_stem
@@ -65,13 +65,13 @@ def _file(door: AppContext, path: Path, name: str | None, how: str, *, as_json: 
         "how": linked.how,
         "source": str(path),
         "size_bytes": header.file_bytes,
-        "warning": backend_for(linked.path).objection(header) or None,
+        "warning": choose_for_file(linked.path).backend.objection(header) or None,
     }
     _tell(door, told, f"a {linked.how}", as_json=as_json)
 
 
 def _checkpoint(door: AppContext, folder: Path, name: str, *, as_json: bool) -> None:
-    from localchat.backend_api.registry import choose_backend
+    from localchat.backend_api.registry import choose_for_model
     from localchat.config.paths import find_paths
     from localchat.model_files.checkpoint import read_checkpoint
     from localchat.models.aliases import add_alias
@@ -86,7 +86,7 @@ def _checkpoint(door: AppContext, folder: Path, name: str, *, as_json: bool) -> 
         "how": "alias",
         "source": str(folder),
         "size_bytes": sum(file.stat().st_size for file in files_of(folder)),
-        "warning": choose_backend(found, "safetensors").backend.objection(found) or None,
+        "warning": choose_for_model(found, "safetensors").backend.objection(found) or None,
     }
     _tell(door, told, "used where it lies", as_json=as_json)
 

@@ -8,7 +8,7 @@ import psutil
 
 from localchat import __version__
 from localchat.backend_api.interface import Capabilities, MemoryReport, ModelInfo
-from localchat.backend_api.selection import Selection
+from localchat.backend_api.registry import BackendChoice
 from localchat.core.embedding import ONLY_EMBEDS
 from localchat.engine.interface import EngineInfo, MemoryParts
 from localchat.engine.local import protocol
@@ -90,7 +90,7 @@ class ProcessState(NamedTuple):
 
 def engine_info(
     spec: protocol.Open,
-    selection: Selection,
+    choice: BackendChoice,
     info: ModelInfo,
     plan: MemoryPlan,
     memory: MemoryUsage,
@@ -100,7 +100,7 @@ def engine_info(
     """The engine as front ends see it. `can` is None before the load; then the plan's numbers stand in."""
     return EngineInfo(
         model=spec.name,
-        backend=selection.backend.name,
+        backend=choice.backend.name,
         architecture=info.architecture,
         quantization=info.quantization,
         parameters=info.parameters,
@@ -114,7 +114,7 @@ def engine_info(
         predicted_bytes=plan.total_bytes,
         actual_bytes=memory.actual_bytes,
         loaded=memory.actual is not None,
-        why=placed(selection.why, plan),
+        why=placed(choice.why, plan),
         limits=(ONLY_EMBEDS,) if info.pooling else can.limits if can else (),
         predicted=memory.predicted,
         actual=memory.actual,

@@ -22,7 +22,7 @@ import msgspec
 
 from localchat import gc_control
 from localchat.backend_api.interface import Embedder, EmbeddingModel, LoadRequest, OpenModel, Runner
-from localchat.backend_api.selection import Selection, select_backend
+from localchat.backend_api.registry import BackendChoice, require_for_file
 from localchat.core.embedding import EmbeddingQueue
 from localchat.core.engine_core import EngineCallbacks, EngineCore
 from localchat.core.engine_info import MemoryUsage, ProcessState, engine_info, fingerprint
@@ -48,7 +48,7 @@ class OpenedModel:
     """A model whose header and vocabulary are read: requests can be accepted or refused."""
 
     path: Path
-    selection: Selection
+    choice: BackendChoice
     model: OpenModel
     plan: MemoryPlan
     memory: MemoryUsage
@@ -355,7 +355,7 @@ class EngineProcess:
         opened, loaded = self._opened, self._loaded
         return engine_info(
             self._spec,
-            opened.selection,
+            opened.choice,
             opened.model.info,
             opened.plan,
             opened.memory,
@@ -374,9 +374,9 @@ def open_model(spec: protocol.Open, sender: FrameSender, counters: EngineCounter
     """Read header and vocabulary, and plan the memory. Raises ModelMissing, ModelInvalid, DoesNotFit."""
     path = Path(os.fsdecode(spec.model))
     sender.send(protocol.Entered("open"))
-    selection = select_backend(path, spec.backend)
-    build = selection.backend.build_key()
-    model = selection.backend.open(path, sender.notify)
+    choice = require_for_file(path, spec.backend)
+    build = choice.backend.build_key()
+    model = choice.backend.open(path, sender.notify)
     plan = model.plan(spec.load)
     memory = MemoryUsage(plan)
     for note in plan.notes:
@@ -395,12 +395,14 @@ def open_model(spec: protocol.Open, sender: FrameSender, counters: EngineCounter
     head_int8 = spec.load.head_int8
     return OpenedModel(
         path=path,
-        selection=selection,
+        choice=choice,
         model=model,
         plan=plan,
         memory=memory,
         input_processor=input_processor,
-        fingerprint=fingerprint(model.info, plan.kv_type, selection.versions, head_int8=head_int8),
+        fingerprint=fingerprint(
+            model.info, plan.kv_type, choice.availability.versions, head_int8=head_int8
+        ),
         build=build,
         safe_mode=bool(build) and build in spec.safe_builds,
         embedding=embedding,

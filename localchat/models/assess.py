@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from localchat.backend_api.registry import Backend, choose_backend, find_backends
+from localchat.backend_api.interface import Backend
+from localchat.backend_api.registry import choose_for_model, find_backends
 from localchat.errors import ModelInvalid
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
@@ -75,7 +76,7 @@ def usable_machine() -> Machine:
     machine = read_machine()
     for backend in find_backends().values():
         if backend.available().ok:
-            machine = backend.seen(machine)
+            machine = backend.with_gpus(machine)
     return machine
 
 
@@ -104,7 +105,7 @@ def assess(
     """The verdict. `paces`: past runs, None: none are asked. `speed`: whether the pace is estimated, which
     may take a second. Raises ModelInvalid for a model that the chosen backend cannot run, UsageError for
     impossible wishes, LocalchatError where no backend is for such files."""
-    chosen = choose_backend(subject.model, subject.kind, subject.wanted)
+    chosen = choose_for_model(subject.model, subject.kind, subject.wanted)
     backend = chosen.backend
     if subject.kind not in backend.kinds:
         raise ModelInvalid(

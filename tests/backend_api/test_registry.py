@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from localchat.backend_api.registry import backend_for, find_backends
+from localchat.backend_api.registry import choose_for_file, find_backends
 from localchat.errors import LocalchatError, UsageError
 
 
@@ -38,16 +38,16 @@ def test_a_backend_that_cannot_be_imported_says_so(
     available = broken.available()
     assert not available.ok
     assert "no_such_module_here" in available.reason
-    assert (broken.build_key(), broken.ways_out()) == ("", ())
+    assert (broken.build_key(), broken.remedies()) == ("", ())
     assert not broken.accepts(tmp_path / "m.gguf")
     with pytest.raises(LocalchatError, match="no_such_module_here"):
-        broken.facts()
+        broken.open(tmp_path / "m.gguf", print)
 
 
 def test_the_backend_for_a_file_is_one_that_accepts_it(tmp_path: Path) -> None:
-    assert backend_for(tmp_path / "m.gguf").name == "llamacpp"
-    assert backend_for(tmp_path / "m.bin", "llamacpp").name == "llamacpp"
+    assert choose_for_file(tmp_path / "m.gguf").backend.name == "llamacpp"
+    assert choose_for_file(tmp_path / "m.bin", "llamacpp").backend.name == "llamacpp"
     with pytest.raises(UsageError, match="'nonsense'"):
-        backend_for(tmp_path / "m.gguf", "nonsense")
-    with pytest.raises(LocalchatError, match="no model that"):
-        backend_for(tmp_path / "m.bin")
+        choose_for_file(tmp_path / "m.gguf", "nonsense")
+    with pytest.raises(LocalchatError, match="not a format"):
+        choose_for_file(tmp_path / "m.bin")

@@ -3,103 +3,70 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from localchat.backend_api.registry import Backend
+from localchat.backend_api.interface import (
+    Availability,
+    Backend,
+    BuildInfo,
+    Device,
+    MinimalBackend,
+    OpenModel,
+    Remedy,
+)
 from localchat.config.paths import find_paths
 from localchat.engine.local.crash_record import CrashRecord
 from localchat.fit.hardware import Gpu, Machine
-from localchat.fit.load_options import LoadOptions
-from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
-from localchat.fit.speed_history import NOTHING_MEASURED, Estimate, Measures, Past
-from localchat.model_files.checkpoint import Unloaded
 from tests.support.cli_program import SCENARIOS
 from tests.support.terminal_screen import Call
 
-
-@dataclass
-class Available:
-    ok: bool = True
-    reason: str = "the binding is installed"
-    hint: str = ""
-    versions: tuple[tuple[str, str], ...] = (("llama-cpp-python", "0.3.36"),)
-
-
-@dataclass
-class Card:
-    name: str = "GPU0"
-    description: str = "a card"
-    kind: str = "gpu"
-    free_bytes: int = 10_000_000_000
-    total_bytes: int = 12_000_000_000
+INSTALLED = Availability(
+    ok=True, reason="the binding is installed", versions=(("llama-cpp-python", "0.3.36"),)
+)
+CARD = Device("GPU0", "a card", "gpu", 10_000_000_000, 12_000_000_000)
+BUILD = BuildInfo(
+    library="/lib/libllama.so",
+    version="0.3.36",
+    features=frozenset({"AVX2", "AMX_INT8"}),
+    offload=False,
+    devices=(CARD,),
+)
 
 
-@dataclass
-class Build:
-    library: str = "/lib/libllama.so"
-    version: str = "0.3.36"
-    features: frozenset[str] = frozenset({"AVX2", "AMX_INT8"})
-    offload: bool = False
-    devices: tuple[Card, ...] = (Card(),)
-
-
-@dataclass
-class Way:
-    sentence: str
-    command: tuple[str, ...] = ()
-    environment: tuple[tuple[str, str], ...] = ()
-
-
-class FakeBackend:
+class FakeBackend(MinimalBackend):
     name = "llamacpp"
     kinds: tuple[Kind, ...] = ("gguf",)
 
-    def __init__(self, *, available: Available | None = None, broken: bool = False) -> None:
-        self._available = available or Available()
+    def __init__(self, *, available: Availability = INSTALLED, broken: bool = False) -> None:
+        self._available = available
         self._broken = broken
-        self.ways: tuple[Way, ...] = ()
-        self.build = Build()
+        self.found: tuple[Remedy, ...] = ()
+        self.build = BUILD
 
-    def available(self) -> Available:
+    def available(self) -> Availability:
         return self._available
 
     def accepts(self, path: Path) -> bool:
         return True
 
-    def objection(self, model: Unloaded) -> str:
-        return ""
-
-    def seen(self, machine: Machine) -> Machine:
-        return machine
-
-    def plan(self, model: Unloaded, wish: LoadOptions, machine: Machine) -> MemoryPlan:
-        raise AssertionError("doctor plans nothing")
-
-    def expected_rate(
-        self,
-        model: Unloaded,
-        plan: MemoryPlan,
-        threads: int,
-        past: Sequence[Past] = (),
-        measures: Measures = NOTHING_MEASURED,
-    ) -> Estimate | None:
-        return None
+    def open(self, path: Path, say: Callable[[str], None]) -> OpenModel:
+        raise AssertionError("doctor opens nothing")
 
     def build_key(self) -> str:
         return "this build"
 
-    def facts(self) -> Build:
+    def build_info(self) -> BuildInfo:
         if self._broken:
             raise OSError("libcudart.so.12: cannot open shared object file")
         return self.build
 
-    def ways_out(self) -> tuple[Way, ...]:
-        return self.ways
+    def remedies(self) -> tuple[Remedy, ...]:
+        return self.found
 
 
 Install = Callable[..., FakeBackend]
@@ -178,7 +145,9 @@ def test_memory_is_told_once_and_by_whom(
     machine = Machine("a CPU", frozenset(), 1, 16_000_000_000, 9_000_000_000, gpus=(gpu,))
     monkeypatch.setattr("localchat.fit.hardware.read_machine", lambda: machine)
     backend = install()
-    backend.build = Build(devices=(Card("CPU", "a CPU", "cpu", 16 * 10**9, 16 * 10**9), Card()))
+    backend.build = replace(
+        BUILD, devices=(Device("CPU", "a CPU", "cpu", 16 * 10**9, 16 * 10**9), CARD)
+    )
     out = doctor(call)[1]
     rows = {line[2:12].strip(): line[12:] for line in out.splitlines() if line.startswith("  ")}
     assert rows["memory"] == "9.0 GB free of 16.0 GB"
@@ -197,13 +166,13 @@ def test_memory_is_told_once_and_by_whom(
     assert card["free_bytes"] == 10_000_000_000
 
 
-def test_a_remembered_crash_is_reported_with_both_ways_out(call: Call, install: Install) -> None:
+def test_a_remembered_crash_is_reported_with_both_remedies(call: Call, install: Install) -> None:
     import os
 
     backend = install()
-    backend.ways = (
-        Way("Stay in safe mode."),
-        Way("Build it again.", ("pip", "install", "x y"), (("CMAKE_ARGS", "-DA -DB"),)),
+    backend.found = (
+        Remedy("Stay in safe mode."),
+        Remedy("Build it again.", ("pip", "install", "x y"), (("CMAKE_ARGS", "-DA -DB"),)),
     )
     CrashRecord(find_paths(os.environ).state_dir / "safe-builds.json").add("this build")
     out = doctor(call)[1]
@@ -215,7 +184,7 @@ def test_a_remembered_crash_is_reported_with_both_ways_out(call: Call, install: 
 
 def test_a_backend_that_cannot_run_says_why_and_what_to_do(call: Call, install: Install) -> None:
     install(
-        available=Available(ok=False, reason="no torch here", hint="install localchat-app[cuda]")
+        available=Availability(ok=False, reason="no torch here", hint="install localchat-app[cuda]")
     )
     code, out, _ = doctor(call)
     assert code == 0
@@ -234,7 +203,7 @@ def test_a_library_that_does_not_load_is_a_finding(call: Call, install: Install)
 def test_rebuild_asks_first_and_is_refused_without_a_terminal(call: Call, install: Install) -> None:
     backend = install()
     assert "nothing to rebuild" in doctor(call, "--rebuild")[2]
-    backend.ways = (Way("Build.", (sys.executable, "-c", "raise SystemExit(9)")),)
+    backend.found = (Remedy("Build.", (sys.executable, "-c", "raise SystemExit(9)")),)
     code, _, err = doctor(call, "--rebuild")
     assert code == 2
     assert "--yes" in err
@@ -246,9 +215,9 @@ def test_rebuild_runs_the_command_with_its_variables(
     made = tmp_path / "made"
     script = "import os, pathlib; pathlib.Path(os.environ['MADE']).touch(); print('building')"
     backend = install()
-    backend.ways = (
-        Way("Safe mode."),
-        Way("Build.", (sys.executable, "-c", script), (("MADE", str(made)),)),
+    backend.found = (
+        Remedy("Safe mode."),
+        Remedy("Build.", (sys.executable, "-c", script), (("MADE", str(made)),)),
     )
     monkeypatch.setenv("LOCALCHAT_OFFLINE", "1")
     assert doctor(call, "--rebuild", "--yes")[0] == 2
@@ -261,7 +230,7 @@ def test_rebuild_runs_the_command_with_its_variables(
 
 
 def test_a_rebuild_that_fails_ends_with_1(call: Call, install: Install) -> None:
-    install().ways = (Way("Build.", (sys.executable, "-c", "raise SystemExit(9)")),)
+    install().found = (Remedy("Build.", (sys.executable, "-c", "raise SystemExit(9)")),)
     code, _, err = doctor(call, "--rebuild", "--yes")
     assert code == 1
     assert "status 9" in err

@@ -11,9 +11,8 @@ from unittest.mock import ANY
 import pytest
 import torch
 
-from localchat.backend_api.interface import LoadRequest
-from localchat.backend_api.registry import Backend, find_backends
-from localchat.backend_api.selection import select_backend
+from localchat.backend_api.interface import Backend, LoadRequest
+from localchat.backend_api.registry import find_backends, require_for_file
 from localchat.errors import DoesNotFit, LocalchatError, ModelMissing
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
@@ -46,7 +45,7 @@ def test_it_is_found_by_its_entry_point_and_takes_checkpoint_folders(folder: Pat
 def test_looking_imports_neither_torch_nor_triton(folder: Path) -> None:
     script = (
         "import sys, pathlib; from localchat_cuda import CudaBackend; b = CudaBackend();"
-        f"b.available(); b.accepts(pathlib.Path({str(folder)!r})); b.facts(); b.ways_out();"
+        f"b.available(); b.accepts(pathlib.Path({str(folder)!r})); b.build_info(); b.remedies();"
         "print(sorted({'torch', 'triton', 'transformers'} & set(sys.modules)))"
     )
     done = subprocess.run(
@@ -100,10 +99,10 @@ def test_asked_for_without_a_gpu_it_says_so_plainly(
     monkeypatch.setattr("localchat_cuda.environment.read_gpus", lambda: ((), ""))
     monkeypatch.setattr("localchat_cuda.environment.find_spec", lambda name: object())
     with pytest.raises(LocalchatError, match=r"cuda cannot run here: .*GPU") as caught:
-        select_backend(folder, "cuda")
+        require_for_file(folder, "cuda")
     assert "GGUF" in caught.value.hint
     with pytest.raises(LocalchatError, match="no backend can run"):
-        select_backend(folder, None)
+        require_for_file(folder, None)
 
 
 def test_the_cuda_version_of_the_installed_torch_is_read_from_its_file() -> None:

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from localchat.backend_api.interface import BuildInfo
 from localchat_llamacpp import build_advice
 
 
 def test_facts_name_the_library_and_its_devices() -> None:
-    facts = build_advice.gather()
+    facts = build_advice.read_build()
     assert facts.library.endswith((".so", ".dylib", ".dll"))
     assert facts.version.startswith(build_advice.binding_version())
     assert any(device.kind == "cpu" and device.total_bytes > 0 for device in facts.devices)
@@ -30,33 +31,33 @@ def test_a_rebuild_is_one_command_of_this_python_for_the_installed_version(kind:
     assert way.environment == (("CMAKE_ARGS", build_advice.CMAKE_ARGS[kind]),)
 
 
-def test_there_are_two_ways_out_of_the_amx_fault() -> None:
-    safe, build = build_advice.ways_out_of_amx()
+def test_the_amx_fault_has_two_remedies() -> None:
+    safe, build = build_advice.amx_remedies()
     assert safe.command == ()
     assert "-U__AMX_INT8__" in build.environment[0][1]
 
 
-def _facts(*, offload: bool = False, amx: bool = False) -> build_advice.Facts:
-    return build_advice.Facts("libllama.so", "0", "", frozenset(), offload, (), amx)
+def _build(*, offload: bool = False, amx: bool = False) -> BuildInfo:
+    return BuildInfo("libllama.so", "0", frozenset({"AMX_INT8"} if amx else ()), offload, ())
 
 
-def test_a_build_that_fits_the_machine_has_no_ways_out(tmp_path: Path) -> None:
-    assert build_advice.ways_out(_facts(), tmp_path) == ()
+def test_a_build_that_fits_the_machine_has_no_remedies(tmp_path: Path) -> None:
+    assert build_advice.remedies(_build(), tmp_path) == ()
 
 
 def test_a_card_that_the_build_cannot_use_and_the_amx_fault_are_told(tmp_path: Path) -> None:
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
-    ways = build_advice.ways_out(_facts(amx=True), tmp_path)
+    ways = build_advice.remedies(_build(amx=True), tmp_path)
     assert [dict(way.environment).get("CMAKE_ARGS") for way in ways] == [
         build_advice.CMAKE_ARGS["cuda"],
         None,
         build_advice.CMAKE_ARGS["no-amx"],
     ]
-    assert build_advice.ways_out(_facts(offload=True), tmp_path) == ()
+    assert build_advice.remedies(_build(offload=True), tmp_path) == ()
 
 
 def test_what_the_library_file_tells_is_what_the_library_says() -> None:
-    assert build_advice.can_offload() == build_advice.gather().offload
+    assert build_advice.can_offload() == build_advice.read_build().offload
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3moe", "gemma3", "gpt-oss", "mamba"])

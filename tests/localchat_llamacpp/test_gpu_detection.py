@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from localchat.backend_api.interface import Device
 from localchat.fit.hardware import Gpu, Machine
-from localchat_llamacpp.build_advice import Device
 from localchat_llamacpp.gpu_detection import look, with_cards
 from localchat_llamacpp.native import library
 from localchat_llamacpp.native_model import load_vocabulary, load_weights

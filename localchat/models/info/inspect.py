@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from localchat.backend_api.registry import Backend, backend_for, choose_backend
+from localchat.backend_api.registry import choose_for_file, choose_for_model
 from localchat.errors import LocalchatError
 from localchat.model_files.checkpoint import read_checkpoint
 from localchat.model_files.gguf import Header
@@ -32,7 +32,7 @@ def inspect(model: Model, *, vocabulary: bool = False) -> Inspection:
         if model.path.is_dir():
             return _checkpoint(model.path, vocabulary=vocabulary)
         header = read_header(model.path, (VOCABULARY,) if vocabulary else ())
-        backend: Backend = backend_for(model.path)
+        backend = choose_for_file(model.path).backend
     except LocalchatError as problem:
         return Inspection(None, None, _told(problem, model))
     return Inspection(header, facts_of(header), backend.objection(header))
@@ -42,7 +42,7 @@ def _checkpoint(folder: Path, *, vocabulary: bool) -> Inspection:
     """A folder of safetensors. Raises LocalchatError."""
     found = read_checkpoint(folder)
     facts = checkpoint_facts(folder, found, vocabulary=vocabulary)
-    backend = choose_backend(found, "safetensors").backend
+    backend = choose_for_model(found, "safetensors").backend
     return Inspection(None, facts, backend.objection(found))
 
 
