@@ -14,9 +14,9 @@ from typing import Annotated, Final, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from localchat.atomic import write_text
 from localchat.errors import LocalchatError
 from localchat.model_files.checkpoint import Unloaded, read_unloaded
+from localchat.state_file import StateFile
 
 # What probes measured on this machine, remembered for a day: the next verdict need not measure again.
 #
@@ -53,35 +53,29 @@ class Measures:
     """`state_dir`: None remembers nothing."""
 
     def __init__(self, state_dir: Path | None) -> None:
-        self._path = state_dir / MEASURES_FILE if state_dir is not None else None
+        path = state_dir / MEASURES_FILE if state_dir is not None else None
+        self._file = StateFile(path, _MeasuresFile, _MeasuresFile(version=1))
 
     def known(self, now_s: float | None = None) -> dict[str, float]:
         """Every number that is not too old, by name."""
         now = time.time() if now_s is None else now_s
         return {
             name: one.value
-            for name, one in self._read().items()
+            for name, one in self._file.read().measures.items()
             if -60 <= now - one.at_s <= _KEPT_S  # a clock that was put back makes nothing eternal
         }
 
     def keep(self, found: Mapping[str, float]) -> None:
         """Remember numbers, over those of the same names; the oldest go where there are many."""
-        if self._path is None or not found:
+        if not found:
             return
         now = time.time()
         fresh = {name: Measure(value, now) for name, value in found.items()}
-        latest = sorted({**self._read(), **fresh}.items(), key=lambda pair: pair[1].at_s)
-        body = msgspec.json.encode(_MeasuresFile(version=1, measures=dict(latest[-_MOST:])))
+        latest = sorted(
+            {**self._file.read().measures, **fresh}.items(), key=lambda pair: pair[1].at_s
+        )
         with suppress(OSError):
-            write_text(self._path, f"{msgspec.json.format(body).decode()}\n")
-
-    def _read(self) -> dict[str, Measure]:
-        if self._path is None:
-            return {}
-        try:
-            return msgspec.json.decode(self._path.read_bytes(), type=_MeasuresFile).measures
-        except (OSError, msgspec.DecodeError):
-            return {}
+            self._file.write(_MeasuresFile(version=1, measures=dict(latest[-_MOST:])))
 
 
 NOTHING_MEASURED: Final = Measures(None)
@@ -143,35 +137,26 @@ class SpeedHistory:
     """The runs of this machine. A file that cannot be read counts as empty."""
 
     def __init__(self, state_dir: Path) -> None:
-        self._path = state_dir / PACES_FILE
+        self._file = StateFile(state_dir / PACES_FILE, _RunsFile, _RunsFile(version=1))
         self.measures = Measures(state_dir)
         """What probes found, kept beside."""
 
     def runs(self) -> tuple[Run, ...]:
         """Oldest first."""
-        try:
-            return msgspec.json.decode(self._path.read_bytes(), type=_RunsFile).runs
-        except (OSError, msgspec.DecodeError):
-            return ()
+        return self._file.read().runs
 
     def record(self, run: Run) -> None:
         """Remember a run. Two processes may do so at once. Raises OSError where it cannot be written; gives
         up, silently, where another process holds the file for long: it is one measurement of many."""
-        from filelock import FileLock, Timeout
 
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self._path.with_suffix(".lock"), timeout=_LOCK_PATIENCE_S)
-        try:
-            with lock:
-                known = self.runs()
-                before = tuple(rate for one in known if one.same(run) for rate in one.rates)
-                rates = (*before, *run.rates)[-_KEPT_RATES:]
-                others = tuple(one for one in known if not one.same(run))
-                kept = (*others, msgspec.structs.replace(run, rates=rates))[-MOST_RUNS:]
-                text = msgspec.json.format(msgspec.json.encode(_RunsFile(version=1, runs=kept)))
-                write_text(self._path, f"{text.decode()}\n")
-        except Timeout:
-            return
+        def with_run(file: _RunsFile) -> _RunsFile:
+            before = tuple(rate for one in file.runs if one.same(run) for rate in one.rates)
+            rates = (*before, *run.rates)[-_KEPT_RATES:]
+            others = tuple(one for one in file.runs if not one.same(run))
+            kept = (*others, msgspec.structs.replace(run, rates=rates))[-MOST_RUNS:]
+            return _RunsFile(version=1, runs=kept)
+
+        self._file.update(with_run, _LOCK_PATIENCE_S)
 
     def measured(
         self, path: Path, *, backend: str, threads: int, gpu_layers: int, kv_type: str

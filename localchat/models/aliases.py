@@ -9,10 +9,10 @@ from typing import Final
 
 import msgspec
 
-from localchat.atomic import write_text
 from localchat.config.paths import Paths
 from localchat.errors import LocalchatError, UsageError, reason
 from localchat.models.external.ollama import PREFIXES
+from localchat.state_file import StateFile
 
 _FILE: Final = "bookmarks.json"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,99}")
@@ -41,12 +41,10 @@ def read_bookmarks(paths: Paths) -> Aliases:
     """What was told so far. Raises LocalchatError for a file that cannot be read."""
     file = _file(paths)
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Aliases)
-    except FileNotFoundError:
-        return Aliases()
+        return file.read_strictly()
     except (OSError, msgspec.DecodeError) as problem:
         raise LocalchatError(
-            f"the aliases and folders in {file} cannot be read: {reason(problem)}",
+            f"the aliases and folders in {file.path} cannot be read: {reason(problem)}",
             hint="mend the file or delete it",
         ) from problem
 
@@ -82,14 +80,14 @@ def remove_folder(paths: Paths, folder: Path) -> bool:
     return True
 
 
-def _file(paths: Paths) -> Path:
-    return paths.data_dir / _FILE
+def _file(paths: Paths) -> StateFile[Aliases]:
+    return StateFile(paths.data_dir / _FILE, Aliases, Aliases())
 
 
 def _write(paths: Paths, bookmarks: Aliases) -> None:
     ordered = Aliases(dict(sorted(bookmarks.aliases.items())), bookmarks.folders)
-    text = msgspec.json.format(msgspec.json.encode(ordered))
+    file = _file(paths)
     try:
-        write_text(_file(paths), f"{text.decode()}\n")
+        file.write(ordered)
     except OSError as problem:
-        raise LocalchatError(f"{_file(paths)} cannot be written: {reason(problem)}") from problem
+        raise LocalchatError(f"{file.path} cannot be written: {reason(problem)}") from problem

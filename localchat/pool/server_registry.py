@@ -13,6 +13,7 @@ import msgspec
 
 from localchat import __version__
 from localchat.config.paths import Paths
+from localchat.state_file import StateFile
 
 _FOLDER = "servers"
 
@@ -52,12 +53,9 @@ def register(paths: Paths, url: str, token: str, now_s: float) -> Registered:
     folder = paths.state_dir / _FOLDER
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     file = folder / f"{about.pid}.json"
-    temporary = folder / f".{about.pid}.new"
-    temporary.unlink(missing_ok=True)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as opened:
-        opened.write(msgspec.json.encode(about))
-    temporary.replace(file)
+    # An older file of this process id would pass its mode on, and might be a link.
+    file.unlink(missing_ok=True)
+    _file(file).write(about)
     return Registered(file, about)
 
 
@@ -74,14 +72,19 @@ def registered(
         try:
             if file.stat().st_uid != os.getuid():
                 continue  # another user must not be able to redirect prompts
-            about = msgspec.json.decode(file.read_bytes(), type=Registration)
-        except (OSError, msgspec.DecodeError):
+        except OSError:
+            continue
+        if (about := _file(file).read()) is None:
             continue
         if not is_alive(about.pid):
             file.unlink(missing_ok=True)
         elif about.version == __version__:
             found.append(about)
     return tuple(sorted(found, key=lambda about: about.started_s, reverse=True))
+
+
+def _file(path: Path) -> StateFile[Registration | None]:
+    return StateFile(path, Registration, None)
 
 
 def _is_alive(pid: int) -> bool:

@@ -3,10 +3,15 @@
 A build is named by Backend.build_key (library file and CPU), so a rebuilt library is tried afresh.
 """
 
-import json
-import os
-import tempfile
 from pathlib import Path
+
+import msgspec
+
+from localchat.state_file import StateFile
+
+
+class _Crashes(msgspec.Struct, frozen=True):
+    crashed_in_warmup: tuple[str, ...] = ()
 
 
 class CrashRecord:
@@ -14,8 +19,8 @@ class CrashRecord:
     more crash in warm-up, which is survived. `path` None: remembered for this process only."""
 
     def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._known = self._read()
+        self._file = StateFile(path, _Crashes, _Crashes())
+        self._known = self._file.read().crashed_in_warmup
         self._tried = ""
 
     def known(self) -> tuple[str, ...]:
@@ -36,21 +41,6 @@ class CrashRecord:
 
     def add(self, build: str) -> None:
         """Remember `build`; written at once, atomically."""
-        known = (*(b for b in self._read() if b != build), build)
-        self._known = known
-        if self._path is None:
-            return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.name)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump({"crashed_in_warmup": known}, file, indent=1)
-        Path(name).replace(self._path)
-
-    def _read(self) -> tuple[str, ...]:
-        if self._path is None:
-            return getattr(self, "_known", ())
-        try:
-            content = json.loads(self._path.read_text(encoding="utf-8"))
-            return tuple(str(build) for build in content["crashed_in_warmup"])
-        except (OSError, ValueError, TypeError, KeyError):
-            return ()
+        on_disk = self._file.read().crashed_in_warmup if self._file.path else self._known
+        self._known = (*(known for known in on_disk if known != build), build)
+        self._file.write(_Crashes(self._known))

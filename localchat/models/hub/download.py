@@ -9,12 +9,12 @@ import httpx2
 import msgspec
 from msgspec import Meta
 
-from localchat.atomic import write_text
 from localchat.errors import NetworkError
 from localchat.models.hub.client import Hub, Listing, TryAgain
 from localchat.models.hub.events import Checking, Note, ProgressMeter, Tell
 from localchat.models.hub.partial_file import PartialFile, RemoteFile
 from localchat.models.hub.retry import RetryPolicy
+from localchat.state_file import StateFile
 from localchat.units import size
 
 T = TypeVar("T")
@@ -182,21 +182,22 @@ class DownloadRate(NamedTuple):
     measured: bool
 
 
-class _Kept(msgspec.Struct, frozen=True):
+class _MeasuredRate(msgspec.Struct, frozen=True):
     bytes_per_s: Annotated[float, Meta(gt=0)]
 
 
+def _rate_file(state_dir: Path) -> StateFile[_MeasuredRate | None]:
+    return StateFile(state_dir / _FILE, _MeasuredRate, None)
+
+
 def download_rate(state_dir: Path) -> DownloadRate:
-    """What is known, else the assumption."""
-    try:
-        kept = msgspec.json.decode((state_dir / _FILE).read_bytes(), type=_Kept)
-    except (OSError, msgspec.DecodeError):
+    """The rate of the last pull, else an assumed one."""
+    if (kept := _rate_file(state_dir).read()) is None:
         return DownloadRate(ASSUMED_BYTES_PER_S, False)
     return DownloadRate(kept.bytes_per_s, True)
 
 
 def remember_rate(state_dir: Path, fetched_bytes: int, elapsed_s: float) -> None:
-    """After a pull. Raises OSError."""
+    """Keep the rate of a pull, unless it was too small to tell. Raises OSError."""
     if fetched_bytes >= _LEAST_BYTES and elapsed_s > 0:
-        kept = msgspec.json.encode(_Kept(fetched_bytes / elapsed_s))
-        write_text(state_dir / _FILE, f"{kept.decode()}\n")
+        _rate_file(state_dir).write(_MeasuredRate(fetched_bytes / elapsed_s))

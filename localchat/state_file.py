@@ -1,0 +1,63 @@
+"""StateFile: a small JSON file that may be lost, read as a type and replaced whole.
+
+What is missing, unreadable or damaged reads as the default: state is a cache or a convenience, and no program
+stops for it. A file whose content the user wrote is different; its owner reads it with `read_strictly`.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+
+from localchat.atomic import write_text
+
+T = TypeVar("T")
+
+
+class StateFile(Generic[T]):
+    """One value of `value_type` at `path`. Without a path nothing is kept: reads give the default."""
+
+    def __init__(self, path: Path | None, value_type: type[T], default: T) -> None:
+        self.path = path
+        self._type = value_type
+        self._default = default
+
+    def read(self) -> T:
+        """The value on disk, or the default."""
+        try:
+            return self.read_strictly()
+        except (OSError, msgspec.DecodeError):
+            return self._default
+
+    def read_strictly(self) -> T:
+        """The value on disk; the default only where there is no file. Raises OSError, msgspec.DecodeError."""
+        if self.path is None:
+            return self._default
+        try:
+            return msgspec.json.decode(self.path.read_bytes(), type=self._type)
+        except FileNotFoundError:
+            return self._default
+
+    def write(self, value: T) -> None:
+        """Replace the file; a new one is readable by its owner only. Raises OSError."""
+        if self.path is not None:
+            text = msgspec.json.format(msgspec.json.encode(value))
+            write_text(self.path, f"{text.decode()}\n")
+
+    def update(self, change: Callable[[T], T], timeout_s: float) -> bool:
+        """Write `change` of the current value under a lock, so that processes lose nothing of each other's.
+
+        False where another process held the lock for `timeout_s`. Raises OSError where it cannot be written.
+        """
+        if self.path is None:
+            return False
+        from filelock import FileLock, Timeout
+
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(self.path.with_suffix(".lock"), timeout=timeout_s):
+                self.write(change(self.read()))
+        except Timeout:
+            return False
+        return True
