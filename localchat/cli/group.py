@@ -7,6 +7,7 @@ import click
 
 from localchat import gc_control
 from localchat.errors import UsageError
+from localchat.suggestions import closest
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -46,31 +47,15 @@ ALIASES: Final = {"ls": "list"}
 """Other words for verbs, as other programs call them."""
 
 
-def meant(word: str) -> str | None:
-    """The verb that a lone word was probably meant to be: within two letters of it.
-
-    A verb of three letters or fewer is that near to half of all short words (`hi` and `fit`), so there
-    one letter counts, or two behind the same first letter.
-    """
-    distances = {verb: _distance(word.lower(), verb) for verb in VERBS}
-    near = [
+def similar_verb(word: str) -> str | None:
+    """The verb that a lone word was probably meant to be."""
+    # Short verbs are like half of all short words (`it` and `fit`), and long words contain verbs (`important`).
+    candidates = [
         verb
-        for verb, distance in distances.items()
-        if distance <= (2 if len(verb) > 3 or (len(verb) == 3 and word[:1] == verb[0]) else 1)
+        for verb in VERBS
+        if abs(len(verb) - len(word)) <= 2 and (len(verb) > 3 or word[:1].lower() == verb[0])
     ]
-    return min(near, key=lambda verb: distances[verb], default=None)
-
-
-def _distance(one: str, other: str) -> int:
-    """Letters to insert, delete or replace (Levenshtein), row by row."""
-    row = list(range(len(other) + 1))
-    for done, letter in enumerate(one, start=1):
-        diagonal, row[0] = row[0], done
-        for column, wanted in enumerate(other, start=1):
-            replaced = diagonal + (letter != wanted)
-            diagonal = row[column]
-            row[column] = min(replaced, row[column] + 1, row[column - 1] + 1)
-    return row[-1]
+    return next(iter(closest(word, candidates, min_similarity=0.66)), None)
 
 
 _ASK = "localchat.cli.ask"
@@ -160,7 +145,7 @@ def refuse_near_verb(words: tuple[str, ...], ctx: click.Context) -> None:
             f"flags stand after the verb: {meant_line}{unknown}",
             hint=f"to ask the model {first!r}, write it behind --: localchat -- {first}",
         )
-    verb = meant(first) if len(words) == 1 and not first.split()[1:] else None
+    verb = similar_verb(first) if len(words) == 1 and not first.split()[1:] else None
     if verb is not None:
         raise UsageError(
             f"there is no verb {first!r}; did you mean {verb}?",

@@ -192,14 +192,15 @@ def given_flags(ctx: click.Context) -> dict[str, "Given"]:
 
 
 def _options(pairs: Iterable[tuple[str, str]]) -> Iterable[tuple[str, "Given"]]:
-    from localchat.config.settings import SAMPLING_KEYS, Given, nearest
+    from localchat.config.settings import SAMPLING_KEYS, Given
     from localchat.errors import UsageError
+    from localchat.suggestions import did_you_mean
 
     for key, value in pairs:
         name = key.replace("-", "_")
         if name not in SAMPLING_KEYS:
             raise UsageError(
-                f"-o: there is no sampling setting {key!r}", hint=nearest(name, SAMPLING_KEYS)
+                f"-o: there is no sampling setting {key!r}", hint=did_you_mean(name, SAMPLING_KEYS)
             )
         yield name, Given(value, f"-o {key}")
 

@@ -5,13 +5,14 @@ One key has one name everywhere: `context_length` in the settings file (settings
 and the defaults, `KEYS` the words.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
 from localchat.errors import UsageError
+from localchat.suggestions import did_you_mean
 
 _Count = Annotated[int, Meta(ge=1)]
 _Gigabytes = Annotated[float, Meta(gt=0, le=1_000_000)]
@@ -197,16 +198,7 @@ def variable(key: str) -> str:
 def check_key(key: str, where: str) -> None:
     """Raise UsageError, naming the nearest key, unless `key` is one."""
     if key not in KEYS:
-        raise UsageError(f"{where}: there is no setting {key!r}", hint=nearest(key, KEYS))
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint: the known word that is most like this one, or all of them."""
-    from difflib import get_close_matches
-
-    names = sorted(known)
-    close = get_close_matches(word, names, n=1)
-    return f"did you mean {close[0]}?" if close else f"valid names: {', '.join(names)}"
+        raise UsageError(f"{where}: there is no setting {key!r}", hint=did_you_mean(key, KEYS))
 
 
 def convert(key: str, given: Given) -> object:

@@ -4,7 +4,6 @@
 """
 
 import codecs
-import difflib
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from pathlib import Path
 from localchat.errors import ModelInvalid, ModelMissing
 from localchat.model_files.byte_source import ByteSource, FileSource
 from localchat.model_files.gguf import Array, Header, Tensor, read_gguf
+from localchat.suggestions import closest
 
 __all__ = ["Header", "check_model", "joined", "read_header", "read_source"]
 
@@ -129,7 +129,7 @@ def _missing(path: Path) -> ModelMissing:
     hint = "Check the path, or see what is here with `localchat list`."
     if path.parent.is_dir():
         names = [found.name for found in path.parent.glob("*.gguf")]
-        if near := difflib.get_close_matches(path.name, names, n=1):
+        if near := closest(path.name, names):
             hint = f"Did you mean {path.parent / near[0]}?"
     return ModelMissing(f"There is no file {path}.", hint=hint, path=str(path))
 

@@ -17,6 +17,7 @@ from localchat.models.quantizations import (
     is_quantization,
     same_quantization,
 )
+from localchat.suggestions import closest
 
 _HOSTS: Final = ("https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/")
 _PART: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_-])?")
@@ -132,7 +133,7 @@ def _entry(word: str, catalogue: Catalogue) -> tuple[Entry, str | None]:
             f"{word} is a family of {len(family)} models", hint=f"name one: {', '.join(family)}"
         )
     raise ModelMissing(
-        f"there is no model {word!r} in the catalogue", hint=nearest(word, catalogue)
+        f"there is no model {word!r} in the catalogue", hint=similar_names(word, catalogue)
     )
 
 
@@ -150,19 +151,17 @@ def offered(word: str, catalogue: Catalogue) -> str:
     return _quantized(entry) if quantization is not None else ""
 
 
-def nearest(word: str, names: Iterable[str]) -> str:
-    """A hint: the names that are most like this word, or the forms that a name can have."""
-    from difflib import get_close_matches
-
+def similar_names(word: str, names: Iterable[str]) -> str:
+    """A hint: names of the same family and those most like this word, or the forms that a name can have."""
     known = {name.lower(): name for name in sorted(names)}
-    near = [known[name] for name in get_close_matches(word.lower(), known, n=4, cutoff=0.5)]
+    near = closest(word, known.values(), count=4, min_similarity=0.5)
     family = word.lower().partition(":")[0]
     kin = [
         name
         for lower, name in known.items()
         if lower.partition(":")[0] == family or lower.startswith(f"{family}/")
     ]
-    close = list(dict.fromkeys(kin + near))[:8]
+    close = list(dict.fromkeys((*kin, *near)))[:8]
     return f"the nearest names: {', '.join(close)}" if close else _FORM
 
 

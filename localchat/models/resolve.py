@@ -109,7 +109,7 @@ def _pulled(word: str, paths: Paths, why: str) -> ResolvedModel:
     from localchat.models.external.discovery import missing
     from localchat.models.external.ollama import loose_names
     from localchat.models.hub.manifest import installed
-    from localchat.models.names import among, nearest, offered, parse
+    from localchat.models.names import among, offered, parse, similar_names
 
     models = installed(paths.models_dir)
     named = [one for one in models if word.lower() in (one.manifest.name.lower(), one.family)]
@@ -130,7 +130,7 @@ def _pulled(word: str, paths: Paths, why: str) -> ResolvedModel:
             if len(same) == 1:  # in other letters, as with every other name
                 return ResolvedModel(same[0], same[0], loose[same[0]], why)
             names = {*catalogue, *(one.manifest.name for one in models), *loose}
-            near = offered(word, catalogue) or nearest(word, names)
+            near = offered(word, catalogue) or similar_names(word, names)
             raise ModelMissing(
                 f"there is no model {word!r} here ({why})",
                 hint=f"looked for a file of that name, for {word}.gguf in {paths.models_dir} and in the "

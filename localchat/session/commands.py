@@ -2,8 +2,8 @@
 
 from typing import Final, NamedTuple
 
-from localchat.config.settings import nearest
 from localchat.errors import UsageError
+from localchat.suggestions import did_you_mean
 
 
 class Command(NamedTuple):
@@ -66,7 +66,7 @@ def parse(line: str) -> CommandCall:
         word, _, rest = line.removeprefix("/").partition("\n")
     command = _BY_NAME.get(word.strip().lower())
     if command is None:
-        hint = nearest(word.lower(), _BY_NAME) if word else "/help lists the commands"
+        hint = did_you_mean(word.lower(), _BY_NAME) if word else "/help lists the commands"
         raise UsageError(
             f"there is no command /{word}",
             hint=f"{hint}; to send a text that begins with a slash, put a space before it",

@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 from textual.binding import Binding
 from textual.keys import Keys
 
-from localchat.config.settings import nearest
 from localchat.errors import UsageError
+from localchat.suggestions import did_you_mean
 
 
 class KeyBinding(NamedTuple):
@@ -137,12 +137,12 @@ def validate_keymap(table: Mapping[str, str], where: str = "[keys]") -> dict[str
     known = {key.id: key for key in KEYS}
     for id_, keys in table.items():
         if id_ not in known:
-            raise UsageError(f"{where}: nothing is called {id_!r}", hint=nearest(id_, known))
+            raise UsageError(f"{where}: nothing is called {id_!r}", hint=did_you_mean(id_, known))
         for one in _split(keys):
             if not _is_key(one):
                 raise UsageError(
                     f"{where} {id_}: there is no key {one!r}",
-                    hint=f"{nearest(one.rpartition('+')[2], _NAMED)[:200]}; modifiers stand first, "
+                    hint=f"{did_you_mean(one.rpartition('+')[2], _NAMED)[:200]}; modifiers stand first, "
                     "as in ctrl+k or alt+enter",
                 )
     _refuse_clashes(table, where)

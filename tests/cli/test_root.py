@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localchat import __version__
-from localchat.cli.group import VERBS, meant
+from localchat.cli.group import VERBS, similar_verb
 from tests.support.cli_program import SCENARIOS, ScriptedDoor
 from tests.support.cli_questions import asked
 from tests.support.terminal_screen import Call
@@ -120,8 +120,8 @@ def test_completion_prints_a_script_of_the_shell(call: Call, shell: str) -> None
 
 @given(st.text(max_size=12))
 def test_a_meant_verb_is_a_verb_and_verbs_mean_themselves(word: str) -> None:
-    assert meant(word) in (None, *VERBS)
-    assert all(meant(verb) == verb for verb in VERBS)
+    assert similar_verb(word) in (None, *VERBS)
+    assert all(similar_verb(verb) == verb for verb in VERBS)
 
 
 def test_a_lone_history_or_config_shows_what_there_is(call: Call) -> None:
