@@ -187,7 +187,7 @@ class EngineCore:
     def _next_s(self) -> float:
         """Seconds until the next turn tells something, as far as steps like the launched one were seen."""
         costs = self.output_processor.costs
-        if not self._in_flight or not self._in_flight[0].decoding or not costs.known():
+        if not self._in_flight or not self._in_flight[0].is_decode or not costs.known():
             return float("inf")
         return costs.seconds(self._in_flight[0].width)
 
@@ -202,7 +202,7 @@ class EngineCore:
         with self._commands_lock:
             while not self._commands.empty():
                 commands.append(self._commands.get())
-            self._step = self._scheduler.number + 1
+            self._step = self._scheduler.step_number + 1
         for command in commands:
             self._execute(command)
 

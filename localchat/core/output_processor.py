@@ -83,13 +83,13 @@ class OutputProcessor:
                 self._metrics(request_state, now_s)
 
     def _record_success(self, scheduled: ScheduledStep, elapsed_s: float) -> None:
-        self._token_budget.measured(scheduled.width, elapsed_s, prompt=not scheduled.decoding)
+        self._token_budget.observe(scheduled.width, elapsed_s, prompt=not scheduled.is_decode)
         if not scheduled.rows:
             return
         self._counters.steps += 1
         self._out_of_memory_steps = 0
         self._scheduler.step_succeeded()
-        if scheduled.decoding:
+        if scheduled.is_decode:
             self.costs.observe(scheduled.width, elapsed_s)
 
     def _collect(
@@ -105,7 +105,7 @@ class OutputProcessor:
         if request_state.timer.admitted(now_s - elapsed_s):
             self._counters.record_prompt(request_state.prompt_tokens, request_state.cached)
         drawn = row.accepted(samples)
-        if row.points and not row.drafts:
+        if row.positions and not row.drafts:
             sequence.unknown -= 1
         if any(one.token == NOTHING for one in (*drawn, *(samples[p] for _, p in row.forks))):
             self._fail_without_logits(sequence)
@@ -193,7 +193,7 @@ class OutputProcessor:
 
     def _read_prompt(self, row: ScheduledRow, samples: dict[int, Sample]) -> None:
         request_state = row.sequence.request_state
-        for point in row.prompt_points:
+        for point in row.prompt_positions:
             entry = self._logprob(samples[point])
             assert entry is not None
             request_state.prompt_logprobs.append(entry)
@@ -228,7 +228,7 @@ class OutputProcessor:
             self._counters.record_draft(
                 len(row.drafts), min(len(row.drafts), max(0, len(said) - 1))
             )
-        if scheduled.decoding:
+        if scheduled.is_decode:
             proposer.advance(
                 said, len(row.drafts), scheduled.width, elapsed_s, scheduled.plan.pad_to
             )
@@ -258,9 +258,9 @@ class OutputProcessor:
         """What a short step computed counts, but for what was to be sampled there; the rest is launched again,
         once nothing of the sequence is in flight."""
         sequence = row.sequence
-        if row.points and not row.drafts:
+        if row.positions and not row.drafts:
             sequence.unknown -= 1
-        kept = min(computed, sequence.known - 1 - row.start) if not row.prompt_points else 0
+        kept = min(computed, sequence.known - 1 - row.start) if not row.prompt_positions else 0
         if kept < computed and not self._rewinds:
             self._scheduler.recompute(sequence)
             return
@@ -278,7 +278,7 @@ class OutputProcessor:
 
     def _handle_out_of_memory(self, scheduled: ScheduledStep) -> None:
         """A step found no memory: smaller steps, fewer sequences, and in the end one clear error."""
-        self._token_budget.out_of_memory()
+        self._token_budget.halve()
         self._out_of_memory_steps += 1
         if self._scheduler.handle_out_of_memory():
             self._out_of_memory_steps = 0

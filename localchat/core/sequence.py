@@ -1,8 +1,9 @@
-"""A sequence: one text on its way through the steps, and the request that it belongs to.
+"""A sequence: one choice of a request on its way through the steps, and the state of its request.
 
 There is no prefill phase and no decode phase. A sequence counts its tokens: *known* (on the CPU),
-*launched* (a step that computes their KV was launched), *computed* (that step came back). `unknown` tokens
-were sampled by launched steps and are on the device only. A step brings the counts nearer to each other.
+*launched* (a step that computes their KV was launched) and *computed* (that step came back). `unknown`
+tokens were sampled by launched steps and are still on the device only. Each step brings these counts nearer
+to each other.
 """
 
 from dataclasses import dataclass, field
@@ -18,25 +19,27 @@ from localchat.engine.request import GenerateRequest
 
 
 class State(Enum):
-    """Where a sequence is. JOINING: a choice beyond the first, before its parent's prompt is computed."""
+    """Where a sequence stands in the scheduler."""
 
     WAITING = auto()
     FORKING = auto()
+    """A choice beyond the first, until its parent's prompt is computed."""
     RUNNING = auto()
     ENDED = auto()
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One choice of a request. `limit`: tokens in all at most. `hit`: prompt tokens found in the cache at
-    the last admission. `flights`: launched steps that have not come back and touch this sequence."""
+    """One choice of a request."""
 
     number: int
     request_state: "RequestState"
     choice: int
     sampling: SamplingParams
     tokens: list[int]
+    """The known tokens, prompt included."""
     limit: int
+    """Most tokens, prompt included."""
     output: ChoiceOutput
     grammar_matcher: GrammarMatcher | None = None
     proposer: NgramProposer | None = None
@@ -45,32 +48,33 @@ class Sequence:
     computed: int = 0
     unknown: int = 0
     steps_in_flight: int = 0
+    """Launched steps that have a row of this sequence and have not come back."""
     new_blocks: tuple[int, ...] = ()
+    """Blocks that the next row appends to the block table."""
     draft_likely: bool = False
     """Depth 2: a draft is likely, so the next row waits until its token is known."""
     blocked: bool = False
     """Depth 2: its launched row will come back without a result, so nothing can follow it now."""
     was_preempted: bool = False
-    """It ran before and was set back to the queue."""
     kv_invalid: bool = False
-    """Its KV may be wrong: nothing of it is kept."""
+    """Its KV may be wrong: none of it is kept."""
     last_step: int = 0
-    """Number of the last step that it was part of: who waited longest goes first."""
+    """Number of the last step with a row of this sequence: who waited longest goes first."""
 
     @property
     def priority(self) -> int:
-        """Of its request: higher goes first."""
+        """Priority of its request: higher goes first."""
         return self.request_state.request.priority
 
     @property
     def pending_forks(self) -> "list[Sequence]":
-        """Choices that wait for this one to compute their prompt."""
+        """Choices that wait for this sequence to compute their prompt."""
         if self is not self.request_state.sequences[0]:
             return []
         return [one for one in self.request_state.sequences if one.state is State.FORKING]
 
     def entry(self, slot: int) -> Enter:
-        """How the runner hears of it."""
+        """Build the record that introduces this sequence to the runner."""
         prompt_tokens = self.request_state.prompt_tokens
         return Enter(self.number, slot, tuple(self.tokens), prompt_tokens, self.sampling)
 
@@ -85,7 +89,7 @@ class Sequence:
 
     @property
     def needs(self) -> int:
-        """Tokens whose computing has not been launched."""
+        """Tokens whose computation has not been launched."""
         return self.virtual - self.launched
 
     @property
@@ -94,38 +98,45 @@ class Sequence:
         return self.launched < self.request_state.prompt_tokens
 
     @property
-    def is_text(self) -> bool:
-        """Whether what it needs is to be read rather than written. Tokens that a grammar forced are written, as
-        drafts are."""
+    def is_prefill(self) -> bool:
+        """Whether its next tokens are prefill: the prompt, or what it had before a preemption.
+
+        Tokens that a grammar forced count as decode, as drafts do.
+        """
         return self.in_prompt or (self.was_preempted and self.needs > 1)
 
     @property
-    def writes(self) -> bool:
-        """Whether it has begun to write."""
+    def is_decoding(self) -> bool:
+        """Whether it has generated a token."""
         return self.known > self.request_state.prompt_tokens
 
     def may_sample(self) -> bool:
-        """Whether one more token is wanted behind all virtual ones."""
+        """Whether one more token is wanted after all virtual ones."""
         return self.virtual < self.limit
 
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """A request in the loop. `tokens`: the prompt. `exact`: its steps keep to one class of row counts."""
+    """A request in the engine core."""
 
     id: int
     request: GenerateRequest
     tokens: tuple[int, ...]
+    """The prompt."""
     sampling: SamplingParams
     max_tokens: int
     exact: bool
+    """Its steps keep to one class of row counts (see scheduler/deterministic.py)."""
     timer: RequestTimer
     sequences: list[Sequence] = field(default_factory=list)
+    """One for each choice."""
     cached: int = 0
+    """Prompt tokens found in the prefix cache at the first admission."""
     why_missed: str = ""
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs_sent: bool = False
     prefill_sent: int = -1
+    """Prompt tokens that the last Prefill event reported."""
 
     @property
     def prompt_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""A step as the loop remembers it: what was launched for whom, so that its result can be understood."""
+"""A step under construction, and the record of a launched step that explains its result."""
 
 from dataclasses import dataclass, field
 
@@ -8,108 +8,119 @@ from localchat.core.sequence import Sequence
 
 @dataclass(slots=True)
 class ScheduledRow:
-    """A row as launched. `width`: known tokens, drafts not counted. `points`: numbers of its sampled points,
-    in order; `forks`: choices that sample from its last known token, each with its point; `prompt_points`:
-    log probabilities of the prompt's own tokens."""
+    """A row as launched."""
 
     sequence: Sequence
     start: int
     width: int
+    """Known tokens; drafts are not counted."""
     drafts: tuple[int, ...]
-    points: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    """Indices of its sampled logits positions, in order."""
     forks: list[tuple[Sequence, int]] = field(default_factory=list)
-    prompt_points: list[int] = field(default_factory=list)
+    """Choices that sample from its last known token, each with the index of its logits position."""
+    prompt_positions: list[int] = field(default_factory=list)
+    """Indices of the log probabilities of the prompt's own tokens."""
 
     def accepted(self, samples: dict[int, Sample]) -> list[Sample]:
-        """The sampled tokens that count: drafts that were right, and the first that was not theirs."""
-        drawn: list[Sample] = []
-        for place, point in enumerate(self.points):
-            sample = samples.get(point)
+        """The samples that count: drafts that were right, and the first sample that differs."""
+        accepted: list[Sample] = []
+        for place, position in enumerate(self.positions):
+            sample = samples.get(position)
             if sample is None:
                 break
-            drawn.append(sample)
+            accepted.append(sample)
             if place < len(self.drafts) and sample.token != self.drafts[place]:
                 break
-        return drawn
+        return accepted
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledStep:
-    """A launched step of `width` tokens. `decoding`: no prompt in it, so its time teaches what rows cost."""
+    """A launched step."""
 
     plan: StepPlan
     rows: tuple[ScheduledRow, ...]
     width: int
-    decoding: bool
+    """Tokens that it computes, padding included."""
+    is_decode: bool
+    """No prompt is in it, so its time shows what decode rows cost."""
 
 
 class StepBuilder:
-    """A step being planned. `left`: tokens of the budget; `least`: of them, that a prompt is given at least."""
+    """Collects the rows of one step under a token budget."""
 
-    def __init__(self, budget: int, least: int = 1) -> None:
-        self.left = budget
-        self.least = min(least, budget)
+    def __init__(self, budget: int, min_prompt_tokens: int = 1) -> None:
+        """`min_prompt_tokens`: a prompt gets at least so many tokens of the budget, or none."""
+        self.tokens_left = budget
+        self.min_prompt_tokens = min(min_prompt_tokens, budget)
         self.rows: list[StepRow] = []
         self.scheduled_rows: list[ScheduledRow] = []
-        self.points: list[LogitsPosition] = []
+        self.positions: list[LogitsPosition] = []
         self.masks: list[Mask] = []
-        self.decoding = True
+        self.is_decode = True
         self.pad_to = 0
         self.preempted_any = False
-        """Somebody was set back for this step: nobody is admitted by it."""
+        """A sequence was preempted for this step: the step admits nobody."""
 
     @property
     def width(self) -> int:
         return sum(row.width for row in self.rows)
 
-    def takes(self, needs: int) -> bool:
-        """Whether a prompt that needs so many tokens gets more than a scrap of those left."""
-        return 0 < min(self.least, needs) <= self.left
+    def fits_prompt(self, needs: int) -> bool:
+        """Whether a prompt that needs so many tokens would get more than a scrap of those left."""
+        return 0 < min(self.min_prompt_tokens, needs) <= self.tokens_left
 
-    def fill(self, widths: Widths, most: int) -> None:
-        """Before prompts take what is left: let the whole come out at a width that the runner does not pad,
-        the nearest. An eighth more than the budget at most, and `most` tokens. Steps far wider than all of
-        these are not padded."""
-        written = self.width
-        own = next((size for size in widths.beside if written <= size), written)
-        wanted = own + self.left
-        sizes = widths.mixed if written else widths.prompts
+    def round_to_width(self, widths: Widths, max_tokens: int) -> None:
+        """Set the tokens left so that the step comes out at the nearest width that is not padded.
+
+        Called before prompts take what is left. The step grows by an eighth of the budget and to `max_tokens`
+        at most; steps far wider than all listed widths are not padded.
+        """
+        decode_tokens = self.width
+        decode_width = next(
+            (size for size in widths.beside if decode_tokens <= size), decode_tokens
+        )
+        target = decode_width + self.tokens_left
+        sizes = widths.mixed if decode_tokens else widths.prompts
         widest = max(sizes, default=0)
-        if wanted > widest + widest // 8:
+        if target > widest + widest // 8:
             return
-        found = [size for size in sizes if own < size <= min(most, wanted + wanted // 8)]
+        limit = min(max_tokens, target + target // 8)
+        found = [size for size in sizes if decode_width < size <= limit]
         if found:
-            self.left = min(found, key=lambda size: abs(size - wanted)) - own
+            self.tokens_left = min(found, key=lambda size: abs(size - target)) - decode_width
 
-    def point(self, point: LogitsPosition) -> int:
-        """Want the logits at `point`; its number."""
-        self.points.append(point)
-        return len(self.points) - 1
+    def add_position(self, position: LogitsPosition) -> int:
+        """Request the logits of a position. Returns its index in the step."""
+        self.positions.append(position)
+        return len(self.positions) - 1
 
-    def mask(self, sequence: Sequence, points: list[int], drafts: tuple[int, ...] = ()) -> None:
-        """Where a grammar binds the sequence: what may be sampled at its points, computed while the step
-        runs."""
+    def add_masks(
+        self, sequence: Sequence, positions: list[int], drafts: tuple[int, ...] = ()
+    ) -> None:
+        """Add the grammar's token masks for a sequence's positions; they are computed while the step runs."""
         if sequence.grammar_matcher is not None:
             masks = sequence.grammar_matcher.masks(drafts)
-            self.masks += [Mask(point, words) for point, words in zip(points, masks, strict=True)]
+            self.masks += [Mask(at, words) for at, words in zip(positions, masks, strict=True)]
 
-    def want_prompt(self, scheduled_row: ScheduledRow, row: int) -> None:
-        """Want the log probabilities of the prompt's own tokens in a row, where they were asked and are not
-        known yet."""
-        sequence = scheduled_row.sequence
+    def add_prompt_logprobs(self, scheduled: ScheduledRow, row: int) -> None:
+        """Request the log probabilities of a row's prompt tokens that were asked and are not known yet."""
+        sequence = scheduled.sequence
         request_state = sequence.request_state
         top = request_state.request.prompt_logprobs
         if top is None or sequence is not request_state.sequences[0]:
             return
-        for position in range(scheduled_row.start, scheduled_row.start + scheduled_row.width):
+        for position in range(scheduled.start, scheduled.start + scheduled.width):
             if len(request_state.prompt_logprobs) < position + 1 < request_state.prompt_tokens:
                 token = request_state.tokens[position + 1]
-                offset = position - scheduled_row.start
-                point = LogitsPosition(row, offset, sequence.number, "prompt", token, top)
-                scheduled_row.prompt_points.append(self.point(point))
+                offset = position - scheduled.start
+                wanted = LogitsPosition(row, offset, sequence.number, "prompt", token, top)
+                scheduled.prompt_positions.append(self.add_position(wanted))
 
-    def add(self, row: StepRow, scheduled_row: ScheduledRow, *, decoding: bool) -> None:
+    def add(self, row: StepRow, scheduled: ScheduledRow, *, is_decode: bool) -> None:
+        """Append a row and charge it to the budget."""
         self.rows.append(row)
-        self.scheduled_rows.append(scheduled_row)
-        self.left -= row.width
-        self.decoding = self.decoding and decoding
+        self.scheduled_rows.append(scheduled)
+        self.tokens_left -= row.width
+        self.is_decode = self.is_decode and is_decode

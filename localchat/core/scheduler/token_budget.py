@@ -1,24 +1,29 @@
-"""How many tokens a step may take: the budget is time, so that a cancel within one step means something.
+"""Token budget of a step, bounded by time so that a cancel takes effect within one short step.
 
-At most `step_target_s` a step (250 ms on a CPU, 200 ms on a GPU where nobody writes), never under 32 tokens:
-below, a step's fixed cost would eat the prefill rate.
+A step takes at most `step_target_s` (250 ms on a CPU, 200 ms on a GPU where nobody decodes) and is
+never under 32 tokens: below that, a step's fixed cost would eat the prefill rate.
 """
 
 LEAST_TOKENS = 32
 _FIRST_TOKENS = 64
 _FOLLOW = 0.3
+"""Weight of the newest measurement in the means."""
 _MEASURABLE_TOKENS = 16
+"""Fewer tokens measure the fixed cost only."""
 _WON_BACK = 16
+"""A successful step wins back this part of the tokens that a step may have."""
 _ALIKE = 0.1
+"""Widths that differ by a smaller share count as one."""
 _FORGET = 1.01
-"""How fast the shortest step is forgotten, a step: a machine may become slower."""
+"""Factor by which the shortest step is forgotten with each step: a machine may become slower."""
 
 
 class TokenBudget:
-    """Learns the time of a step and of its tokens. `most_tokens`: what the runner can take in one step.
-    `shared_target_s`: of steps that others write in meanwhile; 0: the same."""
+    """Learns the time of a step and of its tokens."""
 
     def __init__(self, target_s: float, most_tokens: int, shared_target_s: float = 0.0) -> None:
+        """`most_tokens`: what the runner can take in one step. `shared_target_s`: target of a
+        step in which other sequences decode; 0: the same as `target_s`."""
         self._target_s = target_s
         self._shared_target_s = shared_target_s or target_s
         self._most = most_tokens
@@ -28,18 +33,22 @@ class TokenBudget:
         self._variance = self._covariance = 0.0
         self._shortest_s = float("inf")
 
-    def budget(self, *, shared: bool = False) -> int:
-        """Tokens for the next step, drafts and decoding rows included. `shared`: somebody writes meanwhile."""
+    def next_step(self, *, shared: bool = False) -> int:
+        """Tokens of the next step, drafts and decode rows included. `shared`: other sequences
+        decode."""
         if not self._tokens:
             return min(_FIRST_TOKENS, self._allowed)
         target_s = self._shared_target_s if shared else self._target_s
-        base_s, token_s = self._line()
+        base_s, token_s = self._fit()
         wanted = int((target_s - base_s) / token_s)
         return max(min(LEAST_TOKENS, self._allowed), min(self._allowed, wanted))
 
-    def measured(self, tokens: int, elapsed_s: float, *, prompt: bool = True) -> None:
-        """A step of `tokens` went well and took so long. `prompt`: it computed a prompt; where none was
-        computed, most of a GPU's time goes into reading the weights and says nothing of a token's."""
+    def observe(self, tokens: int, elapsed_s: float, *, prompt: bool = True) -> None:
+        """Learn from a successful step of `tokens`.
+
+        `prompt`: it computed a prompt; without one, most of a GPU's time goes into reading the
+        weights and shows nothing of the cost of a token.
+        """
         self._allowed = min(self._most, self._allowed + max(1, self._allowed // _WON_BACK))
         if elapsed_s > 0:
             self._shortest_s = min(elapsed_s, self._shortest_s * _FORGET)
@@ -54,11 +63,14 @@ class TokenBudget:
         self._variance = (1 - _FOLLOW) * (self._variance + _FOLLOW * more * more)
         self._covariance = (1 - _FOLLOW) * (self._covariance + _FOLLOW * more * longer)
 
-    def _line(self) -> tuple[float, float]:
-        """Seconds of a step whatever its width, and of each of its tokens: the line through what was measured,
-        as far as widths differed. The first is never more than the shortest of all steps took: widths that
-        hardly differ make a line of noise, whose steps seem to cost more than the target before their first
-        token, and prompts would wait until nobody writes."""
+    def _fit(self) -> tuple[float, float]:
+        """Seconds of a step whatever its width, and of each of its tokens.
+
+        A line through the measurements, as far as their widths differed. The fixed part is never
+        more than the shortest step took: widths that hardly differ make a line of noise, whose
+        steps seem to cost more than the target before their first token, and prompts would wait
+        until nobody decodes.
+        """
         mean_s = self._seconds / self._tokens
         if self._variance <= (_ALIKE * self._tokens) ** 2:
             return 0.0, mean_s
@@ -66,6 +78,7 @@ class TokenBudget:
         base_s = min(self._seconds - token_s * self._tokens, self._shortest_s)
         return base_s, (self._seconds - base_s) / self._tokens
 
-    def out_of_memory(self) -> None:
-        """A step did not find memory: halve what any step may take. Steps that go well win it back."""
+    def halve(self) -> None:
+        """Halve the tokens of all steps after one ran out of memory. Successful steps win them
+        back."""
         self._allowed = max(1, self._allowed // 2)

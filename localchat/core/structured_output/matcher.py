@@ -92,7 +92,7 @@ class GrammarMatcher:
             self._forced.extend(self._run())
         return True
 
-    def cut(self, drafts: Sequence[int]) -> tuple[int, ...]:
+    def allowed_drafts(self, drafts: Sequence[int]) -> tuple[int, ...]:
         """The beginning of `drafts` that the grammar allows."""
         self._idle()
         kept = sum(1 for _ in self._walk(drafts)) - 1

@@ -55,10 +55,10 @@ def test_a_runner_that_pads_gives_no_prompt_less_than_its_smallest_width() -> No
 @pytest.mark.parametrize(("left", "wanted"), [(512, 4), (128, 2), (64, 1), (10, 1)])
 def test_as_many_share_a_step_as_get_their_least_part(left: int, wanted: int) -> None:
     shares = PromptShares(capabilities(max_step_tokens=4096, widths=Widths((64, 128), (0,), (64,))))
-    assert shares.at_once(left) == wanted
-    assert shares.of(left, wanted) >= min(64, left)
+    assert shares.prompts_per_step(left) == wanted
+    assert shares.tokens_each(left, wanted) >= min(64, left)
 
 
 def test_the_least_part_is_no_more_than_a_step() -> None:
-    assert PromptShares(capabilities(max_step_tokens=8)).least == 8
-    assert PromptShares(capabilities(max_step_tokens=512)).least == 32
+    assert PromptShares(capabilities(max_step_tokens=8)).min_tokens == 8
+    assert PromptShares(capabilities(max_step_tokens=512)).min_tokens == 32

@@ -5,59 +5,59 @@ from localchat.core.scheduler.token_budget import LEAST_TOKENS, TokenBudget
 
 def test_the_budget_follows_what_steps_take() -> None:
     token_budget = TokenBudget(0.25, 512)
-    token_budget.measured(64, 0.064)
-    assert token_budget.budget() == 250
+    token_budget.observe(64, 0.064)
+    assert token_budget.next_step() == 250
     for _ in range(50):
-        token_budget.measured(64, 0.64)
-    assert token_budget.budget() == LEAST_TOKENS
+        token_budget.observe(64, 0.64)
+    assert token_budget.next_step() == LEAST_TOKENS
 
 
 def test_narrow_steps_teach_nothing_about_wide_ones() -> None:
     token_budget = TokenBudget(0.25, 512)
-    token_budget.measured(64, 0.064)
-    token_budget.measured(1, 0.2)
-    assert token_budget.budget() == 250
+    token_budget.observe(64, 0.064)
+    token_budget.observe(1, 0.2)
+    assert token_budget.next_step() == 250
 
 
 def test_a_step_without_memory_halves_the_budget_and_good_ones_win_it_back() -> None:
     token_budget = TokenBudget(1.0, 512)
-    token_budget.measured(64, 0.064)
+    token_budget.observe(64, 0.064)
     for _ in range(6):
-        token_budget.out_of_memory()
-    assert token_budget.budget() == 8
+        token_budget.halve()
+    assert token_budget.next_step() == 8
     for _ in range(200):
-        token_budget.measured(8, 0.01)
-    assert token_budget.budget() == 512
+        token_budget.observe(8, 0.01)
+    assert token_budget.next_step() == 512
 
 
 def test_what_a_step_takes_whatever_its_width_is_no_price_of_a_token() -> None:
     token_budget = TokenBudget(0.1, 8192, shared_target_s=0.02)
     for tokens in (200, 4000, 600, 3000, 1000, 2000, 400, 4000, 800, 2500) * 3:
-        token_budget.measured(tokens, 0.008 + 20e-6 * tokens)
-    assert 4300 < token_budget.budget() < 4900
-    assert 500 < token_budget.budget(shared=True) < 700
+        token_budget.observe(tokens, 0.008 + 20e-6 * tokens)
+    assert 4300 < token_budget.next_step() < 4900
+    assert 500 < token_budget.next_step(shared=True) < 700
 
 
 def test_steps_without_a_prompt_say_nothing_of_its_tokens() -> None:
     token_budget = TokenBudget(0.1, 8192)
-    token_budget.measured(1000, 0.02)
-    token_budget.measured(32, 0.5, prompt=False)
-    assert token_budget.budget() == 5000
+    token_budget.observe(1000, 0.02)
+    token_budget.observe(32, 0.5, prompt=False)
+    assert token_budget.next_step() == 5000
 
 
 def test_widths_that_hardly_differ_make_no_fixed_cost_out_of_noise() -> None:
     """It would pass for more than the target, and leave prompts nothing while others write."""
     token_budget = TokenBudget(0.1, 4096, shared_target_s=0.018)
-    token_budget.measured(1, 0.0015, prompt=False)
+    token_budget.observe(1, 0.0015, prompt=False)
     once_slow = ((583, 0.0497), (587, 0.0192), (1280, 0.0643), (1280, 0.0309))
     for tokens, elapsed_s in (*once_slow, (3328, 0.0741), (3328, 0.0779), (4096, 0.0888)):
-        token_budget.measured(tokens, elapsed_s)
-        assert token_budget.budget(shared=True) > 200
+        token_budget.observe(tokens, elapsed_s)
+        assert token_budget.next_step(shared=True) > 200
 
 
 def test_a_machine_that_became_slower_is_believed_after_a_while() -> None:
     token_budget = TokenBudget(0.1, 4096)
-    token_budget.measured(1, 0.001, prompt=False)
+    token_budget.observe(1, 0.001, prompt=False)
     for tokens in (500, 1000, 2000, 4000) * 200:
-        token_budget.measured(tokens, 0.04 + 10e-6 * tokens)
-    assert token_budget.budget() == 4096
+        token_budget.observe(tokens, 0.04 + 10e-6 * tokens)
+    assert token_budget.next_step() == 4096
