@@ -1,4 +1,4 @@
-"""A scheduler in miniature: drives a book, and a storage by what the book says, and compares both
+"""Drives a KV cache manager and a storage by its operations, and compares both
 always."""
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class Sequenced:
 
 
 class Bench:
-    """Checks after every verb: integrity, sums, and that storage holds what the sequences say."""
+    """Checks after every change: integrity, sums, and that storage holds what the sequences say."""
 
     def __init__(self, kv_cache: KVCacheManager, can: Capabilities) -> None:
         self.kv_cache = kv_cache
@@ -57,7 +57,7 @@ class Bench:
         self._leave: list[int] = []
         self._next = 0
 
-    # ---------------------------------------------------------------- verbs
+    # ---------------------------------------------------------------- changes
 
     def find_prefix(self, tokens: Sequence[int], salt: str = "") -> PrefixHit:
         before = self.kv_cache.usage()

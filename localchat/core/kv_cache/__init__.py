@@ -1,4 +1,4 @@
-"""Books of the KV cache: which text lies where, who shares it, what is forgotten first."""
+"""KV cache managers: where each prefix lies, who shares it, and what is evicted first."""
 
 from localchat.backend_api.interface import Capabilities
 from localchat.core.kv_cache.manager import KVCacheManager
@@ -11,8 +11,11 @@ __all__ = ["KVCacheManager", "make_kv_cache_manager"]
 def make_kv_cache_manager(
     capabilities: Capabilities, identity: str, cache_ram_bytes: int
 ) -> KVCacheManager:
-    """The books of a loaded model, empty. `identity` names its weights (`ModelInfo.identity`);
-    `cache_ram_bytes` bounds what an unpaged cache parks in RAM."""
+    """Make the empty KV cache manager of a loaded model.
+
+    `identity` names the model's weights (`ModelInfo.identity`); `cache_ram_bytes` bounds what an unpaged
+    cache saves in RAM.
+    """
     can = capabilities
     if not can.block_tokens:
         return SlotKVCacheManager(can, cache_ram_bytes)

@@ -1,5 +1,7 @@
-"""States of slots saved in RAM beside the cache: bounded in bytes, least recently used first
-out."""
+"""Host cache: states of slots saved in RAM, bounded in bytes, least recently used evicted first.
+
+The idea of prompt caching in host memory is llama-server's (`--cache-ram`).
+"""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
@@ -11,46 +13,48 @@ from localchat.core.kv_cache.token_prefix import Ids, TokenPrefix
 _LOST_KEPT = 32
 
 EVICTED = "evicted to make room"
-HOST_CACHE_OFF = "dropped for another conversation, as parking in RAM is off"
-TOO_LARGE = "dropped for another conversation, as it is larger than the parking memory"
+HOST_CACHE_OFF = "dropped for another conversation, because swapping to RAM is off"
+TOO_LARGE = "dropped for another conversation, because it is larger than the RAM for swapping"
 
 
 class SavedState:
-    """One saved state. `earliest`: lowest position it holds. `spare`: a branch that a conversation
-    left behind (an answer begun anew, reasoning that the next turn leaves out, a second choice): it
-    is kept only where nothing else wants the room, until it is used."""
+    """One saved state."""
 
-    __slots__ = ("earliest", "key", "salt", "spare", "text")
+    __slots__ = ("disposable", "earliest", "key", "prefix", "salt")
 
-    def __init__(self, key: int, salt: str, text: TokenPrefix, earliest: int, spare: bool) -> None:
+    def __init__(
+        self, key: int, salt: str, prefix: TokenPrefix, earliest: int, disposable: bool
+    ) -> None:
         self.key = key
         self.salt = salt
-        self.text = text
+        self.prefix = prefix
         self.earliest = earliest
-        self.spare = spare
+        """Lowest position that it holds."""
+        self.disposable = disposable
+        """A branch that its conversation left: an answer that was regenerated, reasoning that the next prompt
+        leaves out, a second choice. It is kept only where nothing else needs the room, until it is used."""
 
 
 class _LostPrefix(NamedTuple):
     salt: str
-    text: TokenPrefix
+    prefix: TokenPrefix
     why: str
 
 
 class HostCache:
-    """What is parked, under keys that are never used again, and what was lost lately.
-
-    `covers(length, earliest, tokens)`: whether a state of `length` tokens can be cut to `tokens`.
-    """
+    """Saved states by key, and what was evicted lately. Keys are never used again."""
 
     def __init__(
         self,
         capacity_bytes: int,
         size_bytes: Callable[[int], int],
-        covers: Callable[[int, int, int], bool],
+        serves: Callable[[int, int, int], bool],
     ) -> None:
+        """`serves(length, earliest, tokens)`: whether a state of `length` tokens can be truncated to
+        `tokens`."""
         self._capacity_bytes = capacity_bytes
         self._size_bytes = size_bytes
-        self._covers = covers
+        self._serves = serves
         self._saved: OrderedDict[int, SavedState] = OrderedDict()
         self._lost: deque[_LostPrefix] = deque(maxlen=_LOST_KEPT)
         self._bytes = 0
@@ -59,19 +63,19 @@ class HostCache:
         self.evictions = 0
 
     def entries(self, salt: str) -> Iterator[SavedState]:
-        """What is saved under a salt, most recently used first."""
+        """States saved under a salt, most recently used first."""
         return (saved for saved in reversed(self._saved.values()) if saved.salt == salt)
 
     def longest_lost(self, ids: Ids, salt: str) -> tuple[int, str]:
-        """The longest prefix of `ids` among the texts lost lately, and how it was lost."""
+        """The longest prefix of `ids` among the states lost lately, and how it was lost."""
         found = (
-            (lost.text.common_length(ids), lost.why) for lost in self._lost if lost.salt == salt
+            (lost.prefix.common_length(ids), lost.why) for lost in self._lost if lost.salt == salt
         )
         return max(found, key=lambda pair: pair[0], default=(0, ""))
 
     def touch(self, saved: SavedState) -> None:
-        """It was used now."""
-        saved.spare = False
+        """Mark a state as used now."""
+        saved.disposable = False
         self._saved.move_to_end(saved.key)
 
     def next_key(self) -> int:
@@ -83,80 +87,86 @@ class HostCache:
         self,
         slot: int,
         salt: str,
-        text: TokenPrefix,
+        prefix: TokenPrefix,
         earliest: int,
         *,
-        spare: bool,
+        disposable: bool,
         pinned: SavedState | None,
     ) -> list[MemoryOp]:
-        """Save a slot's state, unless something saved serves as well; what does not fit is lost.
-        `pinned` is not evicted for it."""
+        """Save a slot's state, unless a saved one serves as well; what does not fit is lost.
+
+        `pinned` is not evicted for it.
+        """
         same = list(self.entries(salt))
         for saved in same:
-            if text.common_length(saved.text.ids) == len(text) and self._covers(
-                len(saved.text), saved.earliest, len(text)
+            if prefix.common_length(saved.prefix.ids) == len(prefix) and self._serves(
+                len(saved.prefix), saved.earliest, len(prefix)
             ):
-                if not spare:
+                if not disposable:
                     self.touch(saved)
                 return []
         older = [
             saved
             for saved in same
             if saved is not pinned
-            and text.common_length(saved.text.ids) == len(saved.text)
-            and self._covers(len(text), earliest, len(saved.text))
+            and prefix.common_length(saved.prefix.ids) == len(saved.prefix)
+            and self._serves(len(prefix), earliest, len(saved.prefix))
         ]
-        size = self._size_bytes(len(text))
-        kept = text.prefix(len(text))
-        victims = self._victims(size, older, spare, pinned)
+        size = self._size_bytes(len(prefix))
+        kept = prefix.head(len(prefix))
+        victims = self._victims(size, older, disposable, pinned)
         if victims is None:
             fits = size <= self._capacity_bytes
             why = EVICTED if fits else TOO_LARGE if self._capacity_bytes else HOST_CACHE_OFF
             self.record_lost(salt, kept, why)
             return []
-        ops: list[MemoryOp] = [self._discard(saved) for saved in (*older, *victims)]
+        ops: list[MemoryOp] = [self._remove(saved) for saved in (*older, *victims)]
         for saved in victims:
-            self.record_lost(saved.salt, saved.text, EVICTED)
+            self.record_lost(saved.salt, saved.prefix, EVICTED)
         key = self.next_key()
-        self._saved[key] = SavedState(key, salt, kept, earliest, spare)
+        self._saved[key] = SavedState(key, salt, kept, earliest, disposable)
         self._bytes += size
         self.tokens += len(kept)
         return [*ops, Save(slot, key)]
 
     def _victims(
-        self, size: int, older: list[SavedState], spare: bool, pinned: SavedState | None
+        self, size: int, older: list[SavedState], disposable: bool, pinned: SavedState | None
     ) -> list[SavedState] | None:
-        """What must go, besides `older`, before `size` bytes fit: spare states first, others only
-        for one that is not spare. None: they can never fit."""
+        """States to evict, besides `older`, before `size` bytes fit; None: they can never fit.
+
+        Disposable states go first, others only for a state that is not disposable itself.
+        """
         others = [s for s in self._saved.values() if s is not pinned and s not in older]
-        order = [s for s in others if s.spare]
-        if not spare:
-            order += [s for s in others if not s.spare]
+        order = [s for s in others if s.disposable]
+        if not disposable:
+            order += [s for s in others if not s.disposable]
         short = self._bytes + size - self._capacity_bytes
-        short -= sum(self._size_bytes(len(saved.text)) for saved in older)
+        short -= sum(self._size_bytes(len(saved.prefix)) for saved in older)
         victims: list[SavedState] = []
         for saved in order:
             if short <= 0:
                 break
             victims.append(saved)
-            short -= self._size_bytes(len(saved.text))
+            short -= self._size_bytes(len(saved.prefix))
         return victims if short <= 0 else None
 
-    def record_lost(self, salt: str, text: TokenPrefix, why: str) -> None:
-        """Remember what cannot be found again, and count it."""
+    def record_lost(self, salt: str, prefix: TokenPrefix, why: str) -> None:
+        """Remember a prefix that can no longer be found, and count it."""
         self.evictions += 1
-        self._lost.append(_LostPrefix(salt, text, why))
+        self._lost.append(_LostPrefix(salt, prefix, why))
 
-    def _discard(self, saved: SavedState) -> Discard:
+    def _remove(self, saved: SavedState) -> Discard:
         del self._saved[saved.key]
-        self._bytes -= self._size_bytes(len(saved.text))
-        self.tokens -= len(saved.text)
+        self._bytes -= self._size_bytes(len(saved.prefix))
+        self.tokens -= len(saved.prefix)
         return Discard(saved.key)
 
     def check(self) -> None:
-        """Raises AssertionError naming what is off."""
-        sizes = [len(saved.text) for saved in self._saved.values()]
-        assert self.tokens == sum(sizes), "parked tokens are off"
-        assert self._bytes == sum(map(self._size_bytes, sizes)), "parked bytes are off"
-        assert self._bytes <= self._capacity_bytes, "more is parked than there is room for"
-        assert all(key == saved.key for key, saved in self._saved.items()), "a key is off"
+        """Check integrity; raises AssertionError naming the fault."""
+        sizes = [len(saved.prefix) for saved in self._saved.values()]
+        assert self.tokens == sum(sizes), "saved tokens are miscounted"
+        assert self._bytes == sum(map(self._size_bytes, sizes)), "saved bytes are miscounted"
+        assert self._bytes <= self._capacity_bytes, "more is saved than there is room for"
+        assert all(key == saved.key for key, saved in self._saved.items()), (
+            "a state stands under another key"
+        )

@@ -1,12 +1,10 @@
-"""The KV books of a paged cache (the CUDA runner): blocks, reference counts, a prefix cache,
-eviction.
+"""Paged KV cache (the CUDA runner): blocks, reference counts, prefix cache, eviction.
 
-A block is *live* (held by running sequences), *cached* (held by nobody, its text findable) or
-*free*. Cached blocks are evicted least recently used first; because a sequence gives its blocks
-back from the last to the first, a leaf always goes before what it continues, and no block in the
-middle of a text is ever lost first. A partly shared block is copied (`Copy`), or taken over where
-nobody else needs it; a fork is the same operation. Ideas: vLLM's block manager (chained hashes,
-reverse release), exllamav3's eviction (leaf first).
+A block is *live* (held by running sequences), *cached* (held by none, its tokens findable) or *free*. Cached
+blocks are evicted least recently used first. A sequence releases its blocks from the last to the first, so a
+leaf is always evicted before the blocks that it continues, never a block in the middle of a prefix. A partly
+shared block is copied (`Copy`), or reused where nobody else needs it; a fork is the same operation. Ideas:
+vLLM's block manager (chained hashes, reverse release), exllamav3's eviction (leaf first).
 """
 
 import heapq
@@ -21,8 +19,7 @@ from localchat.core.kv_cache.prefix_tree import PrefixNode, PrefixTree, PrefixWa
 
 
 class _SequenceBlocks:
-    """A running sequence. `tip`: its last published full node, None once its text can no longer be
-    published (a collision of digests). `tail`: its partly filled node."""
+    """Blocks of a running sequence."""
 
     __slots__ = ("committed", "salt", "slot", "table", "tail", "tip")
 
@@ -34,7 +31,9 @@ class _SequenceBlocks:
         self.table = table
         self.committed = committed
         self.tip = tip
+        """Its last published full node; None once its tokens can no longer be published (digest collision)."""
         self.tail: PrefixNode | None = None
+        """Its partly filled node."""
 
 
 class _PagedPrefix(NamedTuple):
@@ -43,10 +42,11 @@ class _PagedPrefix(NamedTuple):
 
 
 class PagedKVCacheManager:
-    """See `Book`. `identity` names everything besides the text that KV depends on (weights, KV
-    type): it is hashed under every text. Counts of `KVUsage` are blocks times `block_tokens`."""
+    """See KVCacheManager. Counts of KVUsage are blocks times `block_tokens`."""
 
     def __init__(self, block_tokens: int, blocks: int, max_slots: int, identity: str) -> None:
+        """`identity` names everything besides the tokens that KV depends on (weights, KV type); it is
+        hashed with every prefix."""
         self._block_tokens = block_tokens
         self._refs = [0] * blocks
         self._free = list(range(blocks - 1, -1, -1))
@@ -108,12 +108,12 @@ class PagedKVCacheManager:
     def _last_block(
         self, partial: PrefixNode | None, shared: int, reuse: bool
     ) -> tuple[int, tuple[MemoryOp, ...]]:
-        """The block that a sequence goes on in, with `shared` tokens of `partial` in it."""
+        """Choose the block that a sequence continues in, with `shared` tokens of `partial` in it."""
         if partial is None:
             return self._take_block(), ()
         source = partial.blocks[0]
         if reuse:
-            # Nobody else holds it, and either all its text is shared or there is no other block
+            # Nobody else holds it, and either all its tokens are shared or there is no other block
             # left (then it has no children: they would have been evicted before it).
             del self._cached[source], self._node_of[source]
             self._tree.remove(partial, evicted=shared < len(partial.tokens))
@@ -128,10 +128,12 @@ class PagedKVCacheManager:
             self._cached[source] = None
         return block, (Copy(source, block, shared),)
 
-    def _begin_tail(self, sequence: _SequenceBlocks, text: TokenArray) -> None:
+    def _begin_tail(self, sequence: _SequenceBlocks, tokens: TokenArray) -> None:
         if sequence.tip is not None:
             block = sequence.table[sequence.tip.end // self._block_tokens]
-            sequence.tail = self._node_of[block] = self._tree.add_partial(sequence.tip, text, block)
+            sequence.tail = self._node_of[block] = self._tree.add_partial(
+                sequence.tip, tokens, block
+            )
 
     # ------------------------------------------------------------------------ blocks
 
@@ -141,7 +143,7 @@ class PagedKVCacheManager:
         self._shared += self._refs[block] == 2
 
     def _take_block(self) -> int:
-        """A block for new text: a free one, else the cached one that was used longest ago."""
+        """Take a block for new tokens: a free one, else the least recently used cached one."""
         if not self._free:
             block, _ = self._cached.popitem(last=False)
             self._tree.remove(self._node_of.pop(block), evicted=True)
@@ -200,14 +202,14 @@ class PagedKVCacheManager:
             self._version += 1
         return CacheUpdate()
 
-    def _publish(self, sequence: _SequenceBlocks, text: TokenArray) -> None:
-        """More computed text of one block."""
+    def _publish(self, sequence: _SequenceBlocks, tokens: TokenArray) -> None:
+        """Make more computed tokens of one block findable."""
         if sequence.tip is None:
             return
         if sequence.tail is None:
-            self._begin_tail(sequence, text)
+            self._begin_tail(sequence, tokens)
         else:
-            self._tree.extend(sequence.tail, text)
+            self._tree.extend(sequence.tail, tokens)
         tail = sequence.tail
         assert tail is not None
         if len(tail.tokens) < self._block_tokens:
@@ -222,7 +224,7 @@ class PagedKVCacheManager:
             self._free_cached_copies(sequence.tip)
 
     def _free_cached_copies(self, node: PrefixNode) -> None:
-        """A live copy of a text makes a cached one needless."""
+        """Free the cached copies of a node's tokens: a live copy makes them needless."""
         for block in [b for b in node.blocks if b in self._cached]:
             node.blocks.remove(block)
             del self._cached[block], self._node_of[block]
@@ -261,7 +263,7 @@ class PagedKVCacheManager:
         self._version += 1
         return CacheUpdate()
 
-    # ------------------------------------------------------------------------ figures
+    # ------------------------------------------------------------------------ usage and integrity
 
     def usage(self) -> KVUsage:
         size = self._block_tokens
@@ -297,15 +299,15 @@ class PagedKVCacheManager:
         order = {block: age for age, block in enumerate(self._cached)}
         copies = {block: node for node in self._tree for block in node.blocks}
         assert copies == self._node_of, "blocks and nodes do not name each other"
-        assert order.keys() <= copies.keys(), "a cached block without text"
+        assert order.keys() <= copies.keys(), "a cached block without tokens"
         for block, node in copies.items():
-            assert block in order or block in live, f"block {block} has text and is free"
+            assert block in order or block in live, f"block {block} has tokens and is free"
             above = node.parent.blocks if node.parent else []
-            assert block not in order or len(node.blocks) == 1, "a cached copy beside another"
+            assert block not in order or len(node.blocks) == 1, "a cached copy next to another"
             if block in order and above and above[0] in order:
                 assert order[block] < order[above[0]], "a block would go before its continuation"
             if block in live and above:
-                assert live.issuperset(above), "live text after text that nobody holds"
+                assert live.issuperset(above), "live tokens after tokens that nobody holds"
         for seq, sequence in self._sequences.items():
             size = self._block_tokens
             assert sequence.committed <= len(sequence.table) * size, (
@@ -314,5 +316,5 @@ class PagedKVCacheManager:
             if sequence.tip is not None:
                 tail = len(sequence.tail.tokens) if sequence.tail else 0
                 assert sequence.tip.end + tail == sequence.committed, (
-                    f"sequence {seq}: text unpublished"
+                    f"sequence {seq}: tokens unpublished"
                 )

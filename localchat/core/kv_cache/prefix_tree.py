@@ -1,12 +1,11 @@
-"""The text that cached blocks hold, as a tree per salt: which block continues which, and what was
-lost.
+"""Prefix tree of cached blocks, one for each salt: which block continues which, and what was evicted.
 
-A *node* is one block's worth of text after its parent's text. It is named by a digest chained from
-H(salt, identity) over all the text before it, and its tokens are compared on every hit, so a
-collision of digests costs a miss and never a wrong answer. The last node of a running sequence may
-be partly filled: it has no digest yet and is found by its first token. Two sequences that computed
-the same text at the same time leave one node with two *copies* (blocks). The idea of chained block
-hashes is vLLM's; that of finding a partly filled block by its tokens is SGLang's radix cache.
+A *node* is one block of tokens after its parent's. It is named by a digest chained from H(salt, identity)
+over all tokens before it, and its tokens are compared on every hit, so a digest collision costs a miss and
+never a wrong answer. The last node of a running sequence may be partly filled: it has no digest yet and is
+found by its first token. Two sequences that computed the same tokens at the same time leave one node with
+two *copies* (blocks). The idea of chained block hashes is vLLM's; that of finding a partly filled block by
+its tokens is SGLang's radix cache.
 """
 
 from array import array
@@ -20,18 +19,16 @@ TokenArray: TypeAlias = "array[int]"
 
 _LOST_KEPT = 4096
 _SIBLINGS_TRIED = 32
-"""Candidates compared for a partly shared block: the newest; more would only cost time at a busy
-fork."""
+"""Candidates compared for a partly shared block: the newest; more would only cost time at a busy fork."""
 
 
-def _digest(before: bytes, text: bytes) -> bytes:
-    """16 bytes that name `text` after what `before` names."""
-    return blake2b(text, key=before, digest_size=16).digest()
+def _digest(before: bytes, tokens: bytes) -> bytes:
+    """Hash `tokens` after what `before` names, to 16 bytes."""
+    return blake2b(tokens, key=before, digest_size=16).digest()
 
 
 class PrefixNode:
-    """One block of text. `kept`: someone asked to keep it after use. `users`: of a root only, the
-    running sequences of its salt."""
+    """One block of tokens."""
 
     __slots__ = ("blocks", "children", "digest", "end", "kept", "parent", "tokens", "users")
 
@@ -45,18 +42,19 @@ class PrefixNode:
         self.blocks: list[int] = []
         self.children: dict[int, list[PrefixNode]] = {}
         self.kept = False
+        """A sequence released it with `keep`."""
         self.users = 0
+        """Running sequences of the salt; roots only."""
 
 
 class PrefixWalk(NamedTuple):
-    """How far a text is known: full nodes from the root on, then `shared` tokens of `partial`.
-
-    `was_known`: the next full block stood here and was evicted."""
+    """Result of a match: full nodes from the root on, then `shared` tokens of `partial`."""
 
     nodes: tuple[PrefixNode, ...]
     partial: PrefixNode | None
     shared: int
     was_known: bool
+    """The next full block was here and was evicted."""
     root: PrefixNode | None
 
 
@@ -69,8 +67,8 @@ def common_length(a: TokenArray, b: TokenArray) -> int:
 
 
 class PrefixTree:
-    """All nodes. Knows blocks only as the copies listed in a node; who holds them is the book's
-    matter."""
+    """All nodes. Blocks appear only as the copies listed in a node; who holds them is the manager's
+    business."""
 
     def __init__(self, block_tokens: int, identity: str) -> None:
         self._block_tokens = block_tokens
@@ -81,25 +79,25 @@ class PrefixTree:
 
     # ------------------------------------------------------------------------ reading
 
-    def match(self, text: TokenArray, limit: int, salt: str) -> PrefixWalk:
-        """Follow the first `limit` tokens of `text` as far as they are known."""
+    def match(self, tokens: TokenArray, limit: int, salt: str) -> PrefixWalk:
+        """Follow the first `limit` tokens as far as they are known."""
         node = root = self._roots.get(salt)
         if node is None:
             root_digest = self._root_digest(salt)
             return PrefixWalk(
-                (), None, 0, self._was_known(root_digest, text[: self._block_tokens]), None
+                (), None, 0, self._was_known(root_digest, tokens[: self._block_tokens]), None
             )
         nodes: list[PrefixNode] = []
         while node.end + self._block_tokens <= limit:
-            piece = text[node.end : node.end + self._block_tokens]
+            piece = tokens[node.end : node.end + self._block_tokens]
             found = self._full.get(_digest(node.digest, piece.tobytes()))
             if found is None or found.parent is not node or found.tokens != piece:
                 break
             nodes.append(found)
             node = found
-        rest = text[node.end : min(limit, node.end + self._block_tokens - 1)]
+        rest = tokens[node.end : min(limit, node.end + self._block_tokens - 1)]
         partial, shared = self._closest(node, rest) if rest else (None, 0)
-        piece = text[node.end : node.end + self._block_tokens]
+        piece = tokens[node.end : node.end + self._block_tokens]
         return PrefixWalk(tuple(nodes), partial, shared, self._was_known(node.digest, piece), root)
 
     def _closest(self, node: PrefixNode, rest: TokenArray) -> tuple[PrefixNode | None, int]:
@@ -128,7 +126,7 @@ class PrefixTree:
         return _digest(blake2b(self._identity, digest_size=32).digest(), salt.encode())
 
     def acquire_root(self, salt: str) -> PrefixNode:
-        """The root of a salt, held until `leave`."""
+        """Get the root of a salt, and hold it until `release_root`."""
         root = self._roots.get(salt)
         if root is None:
             root = self._roots[salt] = PrefixNode(None, array("i"), self._root_digest(salt))
@@ -136,27 +134,29 @@ class PrefixTree:
         return root
 
     def release_root(self, salt: str) -> None:
-        """A sequence of this salt ended; a root without text and users goes."""
+        """Note that a sequence of this salt ended; a root without nodes and users is removed."""
         root = self._roots[salt]
         root.users -= 1
         self._trim(root)
 
     def add_partial(self, parent: PrefixNode, tokens: TokenArray, block: int) -> PrefixNode:
-        """A partly filled node after `parent` (at least one token), held by `block`."""
+        """Add a partly filled node after `parent` (at least one token), held by `block`."""
         node = PrefixNode(parent, tokens)
         node.blocks.append(block)
         parent.children.setdefault(tokens[0], []).append(node)
         return node
 
     def extend(self, node: PrefixNode, tokens: TokenArray) -> None:
-        """More computed tokens in a partly filled node."""
+        """Append computed tokens to a partly filled node."""
         node.tokens.extend(tokens)
         node.end += len(tokens)
 
     def complete(self, node: PrefixNode) -> PrefixNode | None:
-        """A node became full: publish it. Returns the node that stands for its text from now on (an
-        older one takes its block over), or None where another text has the same digest: then it is
-        unpublished."""
+        """Publish a node that became full. Returns the node that stands for its tokens from now on.
+
+        That may be an older node, which takes its block over. None: other tokens have the same digest, and
+        the node is not published.
+        """
         parent = node.parent
         assert parent is not None
         assert len(node.tokens) == self._block_tokens
@@ -175,7 +175,7 @@ class PrefixTree:
         return older
 
     def remove(self, node: PrefixNode, *, evicted: bool) -> None:
-        """Forget a leaf."""
+        """Remove a leaf."""
         assert not node.children
         parent = node.parent
         assert parent is not None

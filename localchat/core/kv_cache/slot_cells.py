@@ -1,8 +1,8 @@
-"""Which slots hold which cells of a unified cache, counted: shared prefixes count once.
+"""Cells of a unified cache, counted by the slots that hold them: shared prefixes count once.
 
-A slot's cells are a path of *segments*; a segment is a stretch of cells with the set of slots that
-hold it. Sharing a prefix splits at most one segment, so every verb costs as many steps as a path
-has segments (a few), whatever the number of tokens.
+A slot's cells are a path of *segments*; a segment is a stretch of cells with the set of slots that hold it.
+Sharing a prefix splits at most one segment, so every operation takes as many steps as a path has segments (a
+few), whatever the number of tokens.
 """
 
 
@@ -15,7 +15,7 @@ class _Segment:
 
 
 class Cells:
-    """`total` cells, of which `free` are held by no slot."""
+    """The cells of a cache: `free` of `total` are held by no slot."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -33,7 +33,7 @@ class Cells:
         return sum(segment.length for segment in segments.values())
 
     def extend(self, slot: int, tokens: int) -> None:
-        """`tokens` more cells for one slot alone."""
+        """Give one slot `tokens` more cells of its own."""
         assert 0 <= tokens <= self.free, f"{tokens} cells wanted, {self.free} free"
         if not tokens:
             return
@@ -46,7 +46,7 @@ class Cells:
         self.free -= tokens
 
     def share(self, src: int, dst: int, tokens: int) -> None:
-        """Empty slot `dst` holds the first `tokens` cells of `src` too."""
+        """Let the empty slot `dst` hold the first `tokens` cells of `src` too."""
         assert not self.used_by(dst), f"slot {dst} is not empty"
         assert 0 < tokens <= self.used_by(src), f"slot {src} holds fewer than {tokens} cells"
         path: list[_Segment] = []
@@ -90,7 +90,7 @@ class Cells:
             path.insert(path.index(segment) + 1, rest)
 
     def check(self) -> None:
-        """Raises AssertionError naming what is off."""
+        """Check integrity; raises AssertionError naming the fault."""
         used = {id(s): s for path in self._paths.values() for s in path}
         for segment in used.values():
             holders = {slot for slot, path in self._paths.items() if segment in path}

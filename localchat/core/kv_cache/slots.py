@@ -1,11 +1,10 @@
-"""The KV books of one unified cache with slots (the llama.cpp runner).
+"""KV cache of slots in one unified cache (the llama.cpp runner).
 
-A text is *running*, *idle* (its slot keeps it, and nothing else runs), or *parked* in RAM. There is
-at most one idle text, and none while something runs: every cell in the cache is read by every step,
-whoever it belongs to (6,144 idle tokens cost the others 20 %), while parking and restoring 1,536
-tokens takes 3 ms. The next turn of an idle conversation goes on in place; what a running text has
-in common with a new one is shared without a copy. The idea of host-memory prompt caching is
-llama-server's.
+A conversation is *running*, *idle* (its slot keeps it, and nothing else runs), or *swapped* to RAM. At most
+one is idle, and none while something runs: every step reads every cell in the cache, whoever it belongs to
+(6,144 idle tokens cost the others 20 %), while saving and restoring 1,536 tokens takes 3 ms. The next turn
+of an idle conversation continues in place; the prefix that a running one has in common with a new one is
+shared without a copy.
 """
 
 import heapq
@@ -30,27 +29,28 @@ from localchat.core.kv_cache.slot_cells import Cells
 from localchat.core.kv_cache.token_prefix import Ids, TokenPrefix
 
 MIN_SWAP_TOKENS = 32
-"""Computing fewer again takes less than the attention that parking asks of everyone."""
+"""Computing fewer again takes less than the attention that saving them asks of everyone."""
 RESTORED_PER_COMPUTED = 50
-"""Restoring so many tokens costs about what computing one does (2 µs against 4 ms on two cores; 0.1
-ms on a GPU): a short prefix of a long parked text is computed anew."""
+"""Restoring so many tokens costs about what computing one does (2 µs against 4 ms on two cores; 0.1 ms on
+a GPU): a short prefix of a long saved state is computed again."""
 
 
 class _SlotEntry:
-    """A text in a slot: `text` is computed there; the cells of the slot may be more (room).
-    `earliest` was measured in step `seen` of the books. `spare`: see `SavedState`."""
+    """Tokens computed in a slot; the slot may hold more cells (room)."""
 
-    __slots__ = ("earliest", "salt", "seen", "slot", "spare", "text")
+    __slots__ = ("disposable", "earliest", "prefix", "salt", "seen", "slot")
 
     def __init__(
-        self, slot: int, salt: str, text: TokenPrefix, earliest: int, *, spare: bool = False
+        self, slot: int, salt: str, prefix: TokenPrefix, earliest: int, *, disposable: bool = False
     ) -> None:
         self.slot = slot
         self.salt = salt
-        self.text = text
+        self.prefix = prefix
         self.earliest = earliest
+        """Lowest position held, as measured in step `seen`."""
         self.seen = 0
-        self.spare = spare
+        self.disposable = disposable
+        """See SavedState."""
 
 
 class _SlotPrefix(NamedTuple):
@@ -59,9 +59,7 @@ class _SlotPrefix(NamedTuple):
 
 
 class SlotKVCacheManager:
-    """See `Book`. `capabilities.max_slots` and `kv_tokens` are what sequences may use (a runner's
-    scratch slot and its cells not counted). `cache_ram_bytes` bounds what is parked, 0: nothing is.
-    `worth_parking`: shorter texts are dropped instead."""
+    """See KVCacheManager."""
 
     def __init__(
         self,
@@ -70,11 +68,15 @@ class SlotKVCacheManager:
         *,
         min_swap_tokens: int = MIN_SWAP_TOKENS,
     ) -> None:
+        """`capabilities.max_slots` and `kv_tokens` are what sequences may use (a runner's scratch slot
+        and its cells not counted). `cache_ram_bytes` bounds the host cache; 0 turns it off. Entries
+        shorter than `min_swap_tokens` are dropped instead of saved."""
         self._can = capabilities
         self._cells = Cells(capabilities.kv_tokens)
         self._slots = list(range(capabilities.max_slots))
         self._running: dict[int, _SlotEntry] = {}
         self._idle: _SlotEntry | None = None
+        """The one conversation that keeps its slot while nothing runs."""
         self._host_cache = HostCache(cache_ram_bytes, self._saved_bytes, self._can_truncate)
         self._min_swap_tokens = min_swap_tokens
         self._version = 0
@@ -85,24 +87,27 @@ class SlotKVCacheManager:
         return self._can.bytes_per_token * tokens + self._can.state_bytes
 
     def _can_truncate(self, length: int, earliest: int, tokens: int) -> bool:
-        """Whether a state of `length` tokens that holds positions from `earliest` on can be cut to
+        """Whether a state of `length` tokens that holds positions from `earliest` on can be truncated to
         `tokens`."""
         if tokens == length or self._can.rewind == "any":
             return True
         return self._can.rewind == "last_n" and earliest <= max(0, tokens - self._can.rewind_tokens)
 
     def _guaranteed_from(self, length: int, earliest: int) -> int:
-        """The earliest position that a state of `length` tokens holds for sure. A saved state has its window
-        alone, and of a text in a slot any other may write over the cells behind the window."""
+        """The earliest position that a state of `length` tokens holds for certain.
+
+        A saved state has its window alone, and other slots may overwrite the cells before an entry's window.
+        """
         if self._can.rewind != "last_n":
             return earliest
         return max(earliest, length - self._can.rewind_tokens)
 
     def _earliest(self, entry: _SlotEntry) -> int:
-        """As measured by the last step, or from above where the last step was not its own."""
+        """The earliest position as the last step measured it, or an upper bound where that step had no
+        row of it."""
         if entry.seen == self._steps:
             return entry.earliest
-        return self._guaranteed_from(len(entry.text), entry.earliest)
+        return self._guaranteed_from(len(entry.prefix), entry.earliest)
 
     # ------------------------------------------------------------------------ the prefix
 
@@ -113,13 +118,13 @@ class SlotKVCacheManager:
         known, reason = 0, ""
         differs = False
         for found in self._candidates(salt):
-            shared = found.text.common_length(ids)
+            shared = found.prefix.common_length(ids)
             why = self._unusable_reason(found, shared)
             if why is None and shared > best:
                 best, source, differs = shared, found, False
             elif why is not None and shared > known:
                 known, reason = shared, why
-            if shared == best and shared < len(found.text):
+            if shared == best and shared < len(found.prefix):
                 differs = True
         return PrefixHit(
             best,
@@ -128,18 +133,18 @@ class SlotKVCacheManager:
         )
 
     def _candidates(self, salt: str) -> Iterator[_SlotEntry | SavedState]:
-        """Cheapest to use first: on a tie the first is taken."""
+        """Entries under a salt, cheapest to use first: on a tie the first is taken."""
         if self._idle is not None and self._idle.salt == salt:
             yield self._idle
         yield from (entry for entry in self._running.values() if entry.salt == salt)
         yield from self._host_cache.entries(salt)
 
     def _unusable_reason(self, found: _SlotEntry | SavedState, shared: int) -> str | None:
-        """Why the first `shared` tokens of a text cannot be used; None: they can."""
-        length = len(found.text)
+        """Why the first `shared` tokens of an entry cannot be used; None: they can."""
+        length = len(found.prefix)
         running = isinstance(found, _SlotEntry) and found is not self._idle
         if running and not self._can.share:
-            return "this model cannot share a text that is being worked on"
+            return "this model cannot share a prefix that is in use"
         if self._can.rewind == "checkpoint" and (running or shared < length):
             return "this model cannot rewind"
         earliest = self._earliest(found) if isinstance(found, _SlotEntry) else found.earliest
@@ -166,7 +171,7 @@ class SlotKVCacheManager:
         return f"the text differs from token {best + 1} on" if best and differs else ""
 
     def _free(self) -> int:
-        """Cells free once the idle text is out of the way."""
+        """Cells free once the idle entry is gone."""
         return self._cells.free + (self._cells.used_by(self._idle.slot) if self._idle else 0)
 
     def allocate(
@@ -184,21 +189,21 @@ class SlotKVCacheManager:
         idle, self._idle = self._idle, None
         if idle is not None and idle is found:
             entry = idle
-            if cached < len(idle.text):
-                if len(idle.text) - cached >= self._min_swap_tokens:
-                    idle.spare = True
+            if cached < len(idle.prefix):
+                if len(idle.prefix) - cached >= self._min_swap_tokens:
+                    idle.disposable = True
                     ops += self._swap_out(idle, None)
                 ops += self._truncate(idle, cached)
-                idle.text = idle.text.prefix(cached)
-            idle.spare = False
+                idle.prefix = idle.prefix.head(cached)
+            idle.disposable = False
         else:
             if idle is not None:
                 ops += self._evict_to_host(idle, found if isinstance(found, SavedState) else None)
-            text = found.text.prefix(cached) if found else TokenPrefix(np.empty(0, np.int32))
+            prefix = found.prefix.head(cached) if found else TokenPrefix(np.empty(0, np.int32))
             earliest = found.earliest if found else 0
             if isinstance(found, _SlotEntry):
                 earliest = self._earliest(found)
-            entry = _SlotEntry(heapq.heappop(self._slots), salt, text, earliest)
+            entry = _SlotEntry(heapq.heappop(self._slots), salt, prefix, earliest)
             entry.seen = self._steps
             ops += self._load_prefix(entry.slot, found, cached)
         self._cells.extend(entry.slot, 1)
@@ -207,8 +212,11 @@ class SlotKVCacheManager:
         return CacheUpdate(tuple(ops))
 
     def _cells_wanted(self, found: _SlotEntry | SavedState | None, cached: int) -> int:
-        """Free cells that an admission keeps. (A restored state is whole before it is cut: `match`
-        offers none that has no room for that.)"""
+        """Free cells that an allocation needs.
+
+        A restored state is whole before it is truncated: `find_prefix` offers none that has no room for
+        that.
+        """
         shared = isinstance(found, _SlotEntry) and found is not self._idle
         return 1 if found is None or shared else cached + 1
 
@@ -244,15 +252,15 @@ class SlotKVCacheManager:
         self, seq: int, tokens: Sequence[int], computed: int, earliest: int = 0
     ) -> CacheUpdate:
         entry = self._running[seq]
-        before = len(entry.text)
+        before = len(entry.prefix)
         assert before <= computed <= self._cells.used_by(entry.slot), (
             f"sequence {seq}: {computed} tokens computed, {before} were before"
         )
         self._version += 1
-        if not self._committing:  # all that a step computed is settled in a row
+        if not self._committing:  # the commits of one step follow each other
             self._committing = True
             self._steps += 1
-        entry.text.append(tokens[before:computed])
+        entry.prefix.append(tokens[before:computed])
         entry.earliest, entry.seen = earliest, self._steps
         if self._cells.used_by(entry.slot) == computed:
             return CacheUpdate()
@@ -260,13 +268,12 @@ class SlotKVCacheManager:
             computed + 1, earliest, computed
         ):
             self._cells.truncate(entry.slot, 0)
-            entry.text, entry.earliest = TokenPrefix(np.empty(0, np.int32)), 0
+            entry.prefix, entry.earliest = TokenPrefix(np.empty(0, np.int32)), 0
             return CacheUpdate((Drop(entry.slot),), lost=True)
         return CacheUpdate(tuple(self._truncate(entry, computed)))
 
     def _truncate(self, entry: _SlotEntry, tokens: int) -> list[MemoryOp]:
-        """Leave a slot `tokens` tokens. A model that cannot rewind never has more than it
-        should."""
+        """Leave a slot `tokens` tokens. A model that cannot rewind never has more than it should."""
         self._cells.truncate(entry.slot, tokens)
         if not tokens:
             return [Drop(entry.slot)]
@@ -281,7 +288,7 @@ class SlotKVCacheManager:
     def fork(self, seq: int, child: int) -> CacheUpdate | None:
         assert child not in self._running, f"sequence {child} is admitted already"
         entry = self._running[seq]
-        committed = len(entry.text)
+        committed = len(entry.prefix)
         if not self._slots or self._cells.free < (1 if self._can.share else committed + 1):
             return None
         slot = heapq.heappop(self._slots)
@@ -294,8 +301,8 @@ class SlotKVCacheManager:
             key = self._host_cache.next_key()
             ops = (Save(entry.slot, key), Restore(key, slot, committed), Discard(key))
         self._cells.extend(slot, 1)
-        text = entry.text.prefix(committed)
-        self._running[child] = _SlotEntry(slot, entry.salt, text, entry.earliest, spare=True)
+        prefix = entry.prefix.head(committed)
+        self._running[child] = _SlotEntry(slot, entry.salt, prefix, entry.earliest, disposable=True)
         self._running[child].seen = entry.seen
         self._version += 1
         return CacheUpdate(ops)
@@ -305,27 +312,32 @@ class SlotKVCacheManager:
         entry.earliest, entry.seen = self._earliest(entry), self._steps
         self._version += 1
         ops: list[MemoryOp] = []
-        if not keep or not entry.text:
+        if not keep or not entry.prefix:
             return CacheUpdate(tuple(self._drop(entry)))
-        if self._cells.used_by(entry.slot) > len(entry.text):
-            ops += self._truncate(entry, len(entry.text))
+        if self._cells.used_by(entry.slot) > len(entry.prefix):
+            ops += self._truncate(entry, len(entry.prefix))
         if self._running:
             ops += self._evict_to_host(entry, None)
         else:
             self._idle = entry
         return CacheUpdate(tuple(ops))
 
-    # ------------------------------------------------------------------------ idle texts
+    # ------------------------------------------------------------------------ idle entries
 
     def _evict_to_host(self, entry: _SlotEntry, pinned: SavedState | None) -> list[MemoryOp]:
         return [*self._swap_out(entry, pinned), *self._drop(entry)]
 
     def _swap_out(self, entry: _SlotEntry, pinned: SavedState | None) -> list[MemoryOp]:
-        if len(entry.text) < self._min_swap_tokens:
+        if len(entry.prefix) < self._min_swap_tokens:
             return []
-        earliest = self._guaranteed_from(len(entry.text), entry.earliest)
+        earliest = self._guaranteed_from(len(entry.prefix), entry.earliest)
         return self._host_cache.save(
-            entry.slot, entry.salt, entry.text, earliest, spare=entry.spare, pinned=pinned
+            entry.slot,
+            entry.salt,
+            entry.prefix,
+            earliest,
+            disposable=entry.disposable,
+            pinned=pinned,
         )
 
     def _drop(self, entry: _SlotEntry) -> list[MemoryOp]:
@@ -333,7 +345,7 @@ class SlotKVCacheManager:
         heapq.heappush(self._slots, entry.slot)
         return [Drop(entry.slot)]
 
-    # ------------------------------------------------------------------------ figures
+    # ------------------------------------------------------------------------ usage and integrity
 
     def usage(self) -> KVUsage:
         cached = self._cells.used_by(self._idle.slot) if self._idle else 0
@@ -353,7 +365,7 @@ class SlotKVCacheManager:
     def check(self) -> None:
         self._cells.check()
         self._host_cache.check()
-        assert not (self._idle and self._running), "an idle text lies beside running ones"
+        assert not (self._idle and self._running), "an idle entry lies next to running ones"
         holders = [*self._running.values(), *([self._idle] if self._idle else [])]
         slots = [*self._slots, *(entry.slot for entry in holders)]
         assert sorted(slots) == list(range(self._can.max_slots)), "a slot is lost or held twice"
@@ -362,7 +374,7 @@ class SlotKVCacheManager:
         )
         for entry in holders:
             cells = self._cells.used_by(entry.slot)
-            assert len(entry.text) <= cells, f"slot {entry.slot}: more text than cells"
+            assert len(entry.prefix) <= cells, f"slot {entry.slot}: more tokens than cells"
             assert self._can.rewind == "last_n" or not entry.earliest, "a window without a window"
-            assert entry is not self._idle or len(entry.text) == cells, "an idle text has room"
+            assert entry is not self._idle or len(entry.prefix) == cells, "an idle entry has room"
         assert self._can.share or not self._cells.shared(), "cells are shared and cannot be"

@@ -1,4 +1,4 @@
-"""Random lives of the books, beside a storage that refuses what a real cache would do wrongly."""
+"""Random lives of the KV cache, beside a storage that refuses what a real cache would do wrongly."""
 
 import hypothesis.strategies as st
 import pytest

@@ -1,4 +1,4 @@
-"""The books of a model whose layers see a window: what can be cut, and what only seems so."""
+"""The KV cache of a model whose layers see a window: what can be cut, and what only seems so."""
 
 from localchat.backend_api.interface import Drop
 from tests.support.slot_benches import TEN, bench, start
@@ -20,7 +20,7 @@ def test_a_window_that_moved_on_is_computed_anew() -> None:
     assert b.find_prefix([*range(16), 90, 91]).cached == 16
 
 
-def test_a_parked_window_goes_on_at_its_end_and_nowhere_before() -> None:
+def test_a_swapped_window_goes_on_at_its_end_and_nowhere_before() -> None:
     b = bench(rewind="last_n", rewind_tokens=4)
     b.release(start(b, TEN))
     b.release(start(b, [50, 51, 52, 53], salt="other"))

@@ -1,4 +1,4 @@
-"""The books of a unified cache: in place, shared, parked, restored; what each kind of model
+"""A unified cache of slots: in place, shared, swapped, restored; what each kind of model
 allows."""
 
 import pytest
@@ -59,7 +59,7 @@ def test_another_conversation_parks_the_idle_one_and_its_return_restores_it() ->
     assert since(b, before) == [Save(0, 2), Drop(0), Restore(1, 0, 10)]
 
 
-def test_what_ends_beside_others_is_parked_at_once() -> None:
+def test_what_ends_beside_others_is_swapped_at_once() -> None:
     b = bench()
     first = start(b, TEN)
     start(b, [50, 51])
@@ -68,7 +68,7 @@ def test_what_ends_beside_others_is_parked_at_once() -> None:
     assert b.kv_cache.usage().cached == 0
 
 
-def test_a_text_that_grew_takes_the_place_of_its_older_parked_self() -> None:
+def test_a_text_that_grew_takes_the_place_of_its_older_swapped_self() -> None:
     b = bench()
     for tokens in (TEN, [50], [*TEN, 10, 11], [50]):
         run(b, tokens)
@@ -77,17 +77,17 @@ def test_a_text_that_grew_takes_the_place_of_its_older_parked_self() -> None:
     assert b.find_prefix([*TEN, 10, 11, 12]).cached == 12
 
 
-def test_short_texts_are_dropped_instead_of_parked() -> None:
+def test_short_texts_are_dropped_instead_of_swapped() -> None:
     b = bench(worth=11)
     run(b, TEN)
     run(b, [50])
     assert b.kv_cache.usage().swapped == 0
 
 
-# ---------------------------------------------------------------------------- parking memory
+# ---------------------------------------------------------------------------- host cache
 
 
-def test_parking_is_bounded_and_the_longest_unused_goes_first() -> None:
+def test_the_host_cache_is_bounded_and_the_longest_unused_goes_first() -> None:
     b = bench(ram=250, state_bytes=20)
     for tokens in (TEN, [20 + t for t in TEN], [40 + t for t in TEN], [60]):
         run(b, tokens)
@@ -97,7 +97,7 @@ def test_parking_is_bounded_and_the_longest_unused_goes_first() -> None:
     assert b.find_prefix([20 + t for t in TEN]).cached == 9
 
 
-def test_a_text_that_outgrew_the_parking_memory_leaves_its_older_self_there() -> None:
+def test_a_text_that_outgrew_the_host_cache_leaves_its_older_self_there() -> None:
     b = bench(ram=110)
     for tokens in (TEN, [50], [*TEN, 10, 11], [50]):
         run(b, tokens)
@@ -162,22 +162,22 @@ def test_growing_again_needs_only_the_room_that_the_older_self_gives_back() -> N
     assert b.find_prefix([*TEN, 10, 11, 12]).cached == 12
 
 
-def test_without_parking_memory_the_text_is_dropped_and_the_miss_says_so() -> None:
+def test_without_a_host_cache_the_text_is_dropped_and_the_miss_says_so() -> None:
     b = bench(ram=0)
     run(b, TEN)
     run(b, [50])
     assert not [op for op in b.log if isinstance(op, Save)]
-    assert "parking in RAM is off" in b.find_prefix(TEN).why_missed
+    assert "swapping to RAM is off" in b.find_prefix(TEN).why_missed
 
 
-def test_a_text_larger_than_the_parking_memory_says_so() -> None:
+def test_a_text_larger_than_the_host_cache_says_so() -> None:
     b = bench(ram=90)
     run(b, TEN)
     run(b, [50])
-    assert "larger than the parking memory" in b.find_prefix(TEN).why_missed
+    assert "larger than the RAM for swapping" in b.find_prefix(TEN).why_missed
 
 
-def test_what_is_about_to_be_restored_is_not_evicted_for_what_is_parked() -> None:
+def test_what_is_about_to_be_restored_is_not_evicted_for_what_is_swapped() -> None:
     b = bench(ram=150)
     run(b, TEN)
     run(b, [50 + t for t in TEN])
@@ -206,7 +206,7 @@ def test_a_restore_needs_room_for_all_that_was_saved() -> None:
     assert "no room now to restore it" in hit.why_missed
 
 
-def test_a_short_prefix_of_a_long_parked_text_is_not_restored() -> None:
+def test_a_short_prefix_of_a_long_swapped_text_is_not_restored() -> None:
     b = bench(kv_tokens=200, context_tokens=200)
     run(b, list(range(101)))
     run(b, [500])
@@ -315,7 +315,7 @@ def test_nothing_is_found_or_told_across_salts() -> None:
     assert b.find_prefix([*TEN, 1], "mine").why_missed
 
 
-def test_neither_running_nor_parked_texts_are_found_under_another_salt() -> None:
+def test_neither_running_nor_swapped_texts_are_found_under_another_salt() -> None:
     b = bench()
     run(b, TEN, "mine")
     start(b, [50 + t for t in TEN], "mine")
