@@ -79,7 +79,7 @@ class PagedKVCacheManager:
     def allocate(
         self, seq: int, tokens: Sequence[int], hit: PrefixHit, salt: str
     ) -> CacheUpdate | None:
-        assert seq not in self._sequences, f"sequence {seq} is admitted already"
+        assert seq not in self._sequences, f"sequence {seq} is already allocated"
         assert isinstance(hit.source, _PagedPrefix)
         assert hit.source.version == self._version, "the hit is older than the last change"
         nodes, partial, shared, _, _ = hit.source.walk
@@ -234,7 +234,7 @@ class PagedKVCacheManager:
         return CacheUpdate()
 
     def fork(self, seq: int, child: int) -> CacheUpdate | None:
-        assert child not in self._sequences, f"sequence {child} is admitted already"
+        assert child not in self._sequences, f"sequence {child} is already allocated"
         sequence = self._sequences[seq]
         if not self._slots or not (self._free or self._cached):
             return None

@@ -177,7 +177,7 @@ class SlotKVCacheManager:
     def allocate(
         self, seq: int, tokens: Sequence[int], hit: PrefixHit, salt: str
     ) -> CacheUpdate | None:
-        assert seq not in self._running, f"sequence {seq} is admitted already"
+        assert seq not in self._running, f"sequence {seq} is already allocated"
         assert isinstance(hit.source, _SlotPrefix)
         assert hit.source.version == self._version, "the hit is older than the last change"
         found, cached = hit.source.found, hit.cached
@@ -286,7 +286,7 @@ class SlotKVCacheManager:
         return CacheUpdate(tuple(self._swap_out(self._running[seq], None)))
 
     def fork(self, seq: int, child: int) -> CacheUpdate | None:
-        assert child not in self._running, f"sequence {child} is admitted already"
+        assert child not in self._running, f"sequence {child} is already allocated"
         entry = self._running[seq]
         committed = len(entry.prefix)
         if not self._slots or self._cells.free < (1 if self._can.share else committed + 1):
