@@ -1,7 +1,6 @@
 """Verbs, prompts that look like verbs, help, and how usage errors end."""
 
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,11 +8,11 @@ from hypothesis import strategies as st
 
 from localchat import __version__
 from localchat.cli.group import VERBS, similar_verb
+from scripts.tools import cli_reference
 from tests.support.cli_program import SCENARIOS, ScriptedDoor
 from tests.support.cli_questions import asked
 from tests.support.terminal_screen import Call
 
-README = Path(__file__).parents[2] / "README.md"
 NOTHING = SCENARIOS["hello"]
 
 
@@ -21,14 +20,14 @@ def test_version_is_the_packages(call: Call) -> None:
     assert call(NOTHING, "--version") == (0, f"localchat {__version__}\n", "")
 
 
-def test_help_names_every_verb_and_is_what_the_readme_shows(
-    call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
+def test_help_names_every_verb(call: Call) -> None:
     code, out, err = call(NOTHING, "--help")
     assert (code, err) == (0, "")
     assert all(f"\n  {verb} " in out for verb in VERBS)
-    assert out.strip() in README.read_text(encoding="utf-8")
+
+
+def test_the_command_line_reference_is_what_the_program_prints() -> None:
+    assert cli_reference.TARGET.read_text(encoding="utf-8") == cli_reference.reference()
 
 
 @pytest.mark.parametrize("verb", VERBS)
