@@ -9,7 +9,7 @@ from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
 from localchat.fit.speed_history import NOTHING_MEASURED, Estimate, Measures, Past
-from localchat.model_files.checkpoint import Unloaded
+from localchat.model_files.checkpoint import ModelSummary
 from localchat_cuda import environment, preflight
 
 
@@ -31,7 +31,7 @@ class CudaBackend:
         """A folder with config.json, as the hub has them: `open` says what is wrong with one."""
         return (path / "config.json").is_file()
 
-    def objection(self, model: Unloaded) -> str:
+    def objection(self, model: ModelSummary) -> str:
         """What config.json asks for and this engine lacks."""
         return preflight.objection(model)
 
@@ -39,13 +39,13 @@ class CudaBackend:
         """NVIDIA's cards are seen already."""
         return machine
 
-    def plan(self, model: Unloaded, wish: LoadOptions, machine: Machine) -> MemoryPlan:
+    def plan(self, model: ModelSummary, wish: LoadOptions, machine: Machine) -> MemoryPlan:
         """What a load would take of the card that computes. Raises UsageError, ModelInvalid."""
         return preflight.plan_for(model, wish, machine)
 
     def expected_rate(
         self,
-        model: Unloaded,
+        model: ModelSummary,
         plan: MemoryPlan,
         threads: int,
         past: Sequence[Past] = (),

@@ -11,7 +11,7 @@ from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
 from localchat.fit.speed_history import Past
-from localchat.model_files.checkpoint import Checkpoint, Unloaded
+from localchat.model_files.checkpoint import Checkpoint, ModelSummary
 from localchat_cuda import memory_plan as planner
 from localchat_cuda.environment import choose_gpu
 from localchat_cuda.model_config import ModelConfig, parse_config, runtime_config
@@ -22,7 +22,7 @@ _READING_SHARE: Final = 0.6
 _NO_CARD = Gpu(0, "no GPU", 0, 0)
 
 
-def objection(model: Unloaded) -> str:
+def objection(model: ModelSummary) -> str:
     """Why the engine cannot run a model: the end of a sentence, empty where nothing speaks against it."""
     if not isinstance(model, Checkpoint):
         return "the CUDA backend runs safetensors checkpoints, and this is a GGUF file"
@@ -33,7 +33,7 @@ def objection(model: Unloaded) -> str:
     return ""
 
 
-def plan_for(model: Unloaded, wish: LoadOptions, machine: Machine) -> MemoryPlan:
+def plan_for(model: ModelSummary, wish: LoadOptions, machine: Machine) -> MemoryPlan:
     """What a load would take of the card that computes: the engine uses one. Raises UsageError,
     ModelInvalid for a config that it cannot run."""
     if not isinstance(model, Checkpoint):
@@ -64,7 +64,7 @@ def _gpu(machine: Machine) -> Gpu:
 
 
 def expected_rate(
-    model: Unloaded, plan: MemoryPlan, machine: Machine, past: Sequence[Past] = ()
+    model: ModelSummary, plan: MemoryPlan, machine: Machine, past: Sequence[Past] = ()
 ) -> float | None:
     """Tokens a second of one request: the weights are read once a token, at a share of the card's bandwidth
     that past runs tell. None where the driver does not tell the bandwidth."""
@@ -80,7 +80,7 @@ def _config_of(model: Checkpoint) -> ModelConfig:
     return parse_config(model.config, model.name, model.headers)
 
 
-def _read_bytes(model: Unloaded) -> int:
+def _read_bytes(model: ModelSummary) -> int:
     """Weights that a token reads, as they lay on the card."""
     if not isinstance(model, Checkpoint) or objection(model):
         return model.weights_bytes

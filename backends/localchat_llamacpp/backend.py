@@ -10,10 +10,9 @@ from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
 from localchat.fit.speed_history import NOTHING_MEASURED, Estimate, Measures, Past
-from localchat.model_files.architecture import DIFFUSION, ENCODERS, pooling_of, ranks
-from localchat.model_files.checkpoint import Checkpoint
+from localchat.model_files.architecture import DIFFUSION, ENCODERS, ModelShape
+from localchat.model_files.checkpoint import Checkpoint, ModelSummary
 from localchat.model_files.ggml_types import KV_FORMATS
-from localchat.model_files.gguf import Header
 from localchat_llamacpp.build_advice import (
     DISTRIBUTION,
     binding_version,
@@ -26,7 +25,6 @@ from localchat_llamacpp.build_advice import (
 )
 from localchat_llamacpp.embedding_plan import plan_embedding
 
-_FOREIGN_TENSORS = ("v.", "mm.", "vision_tower.", "vision_model.", "model.vision")
 _NO_WRITERS = frozenset(
     {
         *ENCODERS,
@@ -84,20 +82,20 @@ class LlamaCppBackend:
         except (OSError, ValueError):
             return False
 
-    def objection(self, header: Header | Checkpoint) -> str:
+    def objection(self, model: ModelSummary) -> str:
         """Looks for the architecture's name in the library file, and for what belongs to no plain model."""
-        if isinstance(header, Checkpoint):
+        if isinstance(model, Checkpoint):
             return "llama.cpp runs GGUF files, and this is a safetensors checkpoint"
-        name = header.architecture
+        name = model.architecture
         if not knows_architecture(name):
             return f"this llama.cpp does not know its architecture, {name}"
-        if any(tensor.name.startswith(_FOREIGN_TENSORS) for tensor in header.tensors):
+        if model.images:
             return "it holds an image encoder in the same file, which llama.cpp keeps apart"
-        if header.metadata.get("tokenizer.ggml.model", "none") in ("none", "no_vocab"):
+        if not model.vocabulary:
             return "it has no vocabulary"
-        if ranks(header):
+        if model.reranker:
             return "it is a reranker, which scores pairs of texts"
-        if name in _NO_WRITERS and not pooling_of(header):
+        if name in _NO_WRITERS and not model.pooling:
             return f"it is no model that writes token by token ({name})"
         return ""
 
@@ -107,19 +105,19 @@ class LlamaCppBackend:
 
         return look(machine)
 
-    def plan(self, header: Header | Checkpoint, wish: LoadOptions, machine: Machine) -> MemoryPlan:
+    def plan(self, model: ModelSummary, wish: LoadOptions, machine: Machine) -> MemoryPlan:
         """What a load would take of this machine. Raises UsageError, also for a safetensors checkpoint."""
         from localchat_llamacpp import memory_plan as planner
 
-        if isinstance(header, Checkpoint):
-            raise UsageError(f"{header.name}: {self.objection(header)}", hint="Take a GGUF of it.")
-        if pooling_of(header):
-            return plan_embedding(header, wish, machine, can_offload=can_offload())
-        return planner.plan(header, wish, machine, can_offload=can_offload(), safe_mode=False)
+        if isinstance(model, Checkpoint):
+            raise UsageError(f"{model.name}: {self.objection(model)}", hint="Take a GGUF of it.")
+        if model.pooling:
+            return plan_embedding(model, wish, machine, can_offload=can_offload())
+        return planner.plan(model, wish, machine, can_offload=can_offload(), safe_mode=False)
 
     def expected_rate(
         self,
-        header: Header | Checkpoint,
+        model: ModelSummary,
         plan: MemoryPlan,
         threads: int,
         past: Sequence[Past] = (),
@@ -135,14 +133,14 @@ class LlamaCppBackend:
             past_run,
         )
 
-        if isinstance(header, Checkpoint) or pooling_of(header) or not self.available().ok:
+        if isinstance(model, Checkpoint) or model.pooling or not self.available().ok:
             return None
         known = [
             past_run(one.model, one.kv_type, one.tokens_per_s)
             for one in past
-            if isinstance(one.model, Header) and one.kv_type in KV_FORMATS
+            if isinstance(one.model, ModelShape) and one.kv_type in KV_FORMATS
         ]
-        running = Running(header, plan.kv_type, plan.flash_attention)
+        running = Running(model, plan.kv_type, plan.flash_attention)
         machine = read_machine()
         threads = threads or machine.cores
         if plan.gpu_layers:

@@ -8,9 +8,8 @@ the attention scores (without flash attention), the feed-forward block, or the l
 from typing import NamedTuple
 
 from localchat.fit.hardware import Gpu, Machine
-from localchat.fit.memory_plan import layer_of, rounded
-from localchat.model_files.architecture import ModelShape
-from localchat.model_files.gguf import Header, Tensor
+from localchat.fit.memory_plan import rounded
+from localchat.model_files.architecture import ModelShape, Weight
 
 SCRATCH_CELLS = 16
 """Cells beyond the promised context: exact mode pads steps with rows of a scratch sequence."""
@@ -68,7 +67,7 @@ def compute_bytes(
     attention = 4 * tokens * (5 * query + 2 * keys) + mask
     if not flash:
         attention += 4 * tokens * shape.heads * seen
-    routed = 2 * shape.experts * shape.embedding
+    routed = 2 * shape.experts_used * shape.embedding
     forward = 4 * tokens * (3 * shape.feed_forward + 4 * shape.embedding + routed) + mask
     recurrent = 4 * tokens * (6 * shape.inner + 2 * shape.embedding) + mask
     state = max((layer.state for layer in shape.layers), default=0)
@@ -94,16 +93,16 @@ def gpu_context_bytes(gpus: tuple[Gpu, ...]) -> int:
     return sum(sizes) or _GPU_CONTEXT_BYTES
 
 
-def borrowed_bytes(header: Header, gpu_layers: int) -> int:
+def borrowed_bytes(shape: ModelShape, gpu_layers: int) -> int:
     """Of a card that holds a part of the layers: a long prompt is computed there whole, and the weights of
     the other layers are copied in for it, two matrices at a time (measured: 80 to 95 MB of a 7B)."""
-    first = header.number("block_count") + 1 - gpu_layers
+    first = shape.all_layers + 1 - gpu_layers
     if gpu_layers <= 0 or first <= 0:
         return 0
     left = sorted(
-        tensor.size_bytes
-        for tensor in header.tensors
-        if (layer := layer_of(tensor.name)) is not None and layer < first
+        weight.size_bytes
+        for weight in shape.weights
+        if weight.part == "layer" and weight.layer < first
     )
     return sum(left[-2:])
 
@@ -129,20 +128,26 @@ class Repacked(NamedTuple):
     originals: int = 0
 
 
-def repacked_weights(header: Header, machine: Machine, gpu_layers: int) -> Repacked:
-    """What is copied of these weights on this CPU."""
+def repacked_weights(shape: ModelShape, machine: Machine, gpu_layers: int) -> Repacked:
+    """Bytes of these weights that are copied on this CPU."""
     formats, amx = _repacked_formats(machine.cpu_flags)
-    tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
-    first_on_gpu = header.number("block_count") + 1 - gpu_layers
+    # The output is offloaded first; a tied embedding serves as the output and gets a copy for that.
+    output = "embedding" if shape.tied else "output"
+    first_on_gpu = shape.all_layers + 1 - gpu_layers
+
+    def in_ram(weight: Weight) -> bool:
+        if weight.part == "layer":
+            return weight.layer < first_on_gpu
+        return weight.part == output and gpu_layers == 0
+
     copied = [
-        tensor
-        for tensor in header.tensors
-        if tensor.form.name in formats
-        and _repackable(tensor, first_on_gpu, gpu_layers == 0, tied=tied, amx=amx)
+        weight
+        for weight in shape.weights
+        if weight.format.name in formats and _repackable(weight.shape, amx=amx) and in_ram(weight)
     ]
-    originals = sum(tensor.size_bytes for tensor in copied)
+    originals = sum(weight.size_bytes for weight in copied)
     # AMX stores sums beside its tiles, but for numbers that it takes as they are.
-    tiles = sum(tensor.size_bytes for tensor in copied if amx and tensor.form.name != "F16")
+    tiles = sum(weight.size_bytes for weight in copied if amx and weight.format.name != "F16")
     return Repacked(originals + tiles // 50, originals)
 
 
@@ -154,14 +159,6 @@ def _repacked_formats(flags: frozenset[str]) -> tuple[frozenset[str], bool]:
     return (_ARM if "asimddp" in flags else frozenset()), False
 
 
-def _repackable(tensor: Tensor, first_on_gpu: int, on_cpu: bool, *, tied: bool, amx: bool) -> bool:
-    if not tensor.name.endswith(".weight") or len(tensor.shape) < 2:
-        return False
-    if len(tensor.shape) > (2 if amx else 3) or tensor.shape[1] % (32 if amx else 8):
-        return False
-    if tensor.name.startswith("blk."):
-        layer = tensor.name.split(".")[1]
-        return layer.isdigit() and int(layer) < first_on_gpu
-    # The output is offloaded first; a tied embedding serves as the output and gets a copy for that.
-    output = "token_embd.weight" if tied else "output.weight"
-    return tensor.name == output and on_cpu
+def _repackable(sides: tuple[int, ...], *, amx: bool) -> bool:
+    """Whether the copying kernels take a matrix of these sides."""
+    return 2 <= len(sides) <= (2 if amx else 3) and sides[1] % (32 if amx else 8) == 0

@@ -19,8 +19,7 @@ from localchat.fit.memory_plan import (
     spendable_ram,
     weights_split,
 )
-from localchat.model_files.architecture import ENCODERS, ModelShape, model_shape
-from localchat.model_files.gguf import Header
+from localchat.model_files.architecture import ENCODERS, ModelShape
 from localchat.units import size
 from localchat_llamacpp.compute_buffers import (
     PROCESS_BYTES,
@@ -42,7 +41,7 @@ _SCORES_TOKENS = 512
 
 
 def plan_embedding(
-    header: Header,
+    shape: ModelShape,
     wish: LoadOptions,
     machine: Machine,
     *,
@@ -53,13 +52,13 @@ def plan_embedding(
     step. Without a wish the longest text has 8,192 tokens at most; it never has more than the model was trained
     for, because a wish may be meant for another model of the same server. All layers go to a GPU that holds
     them, or none. Raises UsageError for nonsense numbers."""
-    trained = header.number("context_length")
+    trained = shape.context_train
     if wish.context_tokens is not None and wish.context_tokens < 1:
         raise UsageError(f"Texts of {wish.context_tokens} tokens are not possible.")
     most = min(trained, wish.context_tokens or _GOAL_TOKENS)
     on_gpu = can_offload and wish.gpu_layers != 0 and bool(machine.gpus)
-    for layers in (header.number("block_count") + 1, 0) if on_gpu else (0,):
-        needs = _Needs(header, machine, layers, wish.gpu_limit_bytes, safe_mode=safe_mode)
+    for layers in (shape.all_layers + 1, 0) if on_gpu else (0,):
+        needs = _Needs(shape, machine, layers, wish.gpu_limit_bytes, safe_mode=safe_mode)
         longest = largest(needs.fit, most, step=_LEAST_TOKENS)
         if longest >= most or (wish.context_tokens is None and longest >= min(trained, 512)):
             return _with_gpu(needs.plan(longest, longest, fits=True), wish)
@@ -80,18 +79,17 @@ class _Needs:
 
     def __init__(
         self,
-        header: Header,
+        shape: ModelShape,
         machine: Machine,
         layers: int,
         gpu_limit_bytes: int | None,
         *,
         safe_mode: bool,
     ) -> None:
-        self._header, self._machine, self._layers = header, machine, layers
+        self._shape, self._machine, self._layers = shape, machine, layers
         self._gpu_bytes = spendable_gpu(machine, gpu_limit_bytes)
-        self._shape: ModelShape = model_shape(header)
-        weights = weights_split(header, layers)
-        again = Repacked() if safe_mode else repacked_weights(header, machine, layers)
+        weights = weights_split(shape, layers)
+        again = Repacked() if safe_mode else repacked_weights(shape, machine, layers)
         self._weights = Split(weights.ram - again.originals + again.copies, weights.gpu)
         self._mapped_bytes = again.originals
 
@@ -101,7 +99,7 @@ class _Needs:
         flash = tokens > _SCORES_TOKENS
         scratch = compute_bytes(shape, tokens, tokens, steps, flash=flash)
         cache = 0
-        if self._header.architecture not in ENCODERS:
+        if self._shape.architecture not in ENCODERS:
             wish = CacheWish(tokens, tokens, MOST_TEXTS, "f16", padded_values=not flash)
             cache = sum(kv_layer_bytes(shape, wish))
         process = PROCESS_BYTES + TOKEN_BYTES * shape.vocab_size

@@ -14,8 +14,7 @@ from localchat.fit.memory_plan import (
     spendable_ram,
     weights_split,
 )
-from localchat.model_files.architecture import ModelShape, model_shape
-from localchat.model_files.gguf import Header
+from localchat.model_files.architecture import ModelShape
 from localchat_llamacpp.compute_buffers import (
     Repacked,
     Steps,
@@ -81,15 +80,14 @@ class MemoryCheck:
 
     def __init__(
         self,
-        header: Header,
+        shape: ModelShape,
         wish: LoadOptions,
         machine: Machine,
         *,
         can_offload: bool,
         safe_mode: bool,
     ) -> None:
-        self.header, self.wish, self.machine = header, wish, machine
-        self.shape: ModelShape = model_shape(header)
+        self.shape, self.wish, self.machine = shape, wish, machine
         self.layers = self.shape.all_layers + 1
         """As llama.cpp counts what can be offloaded: the output is one more."""
         self.unified = machine.unified_memory and can_offload
@@ -113,7 +111,7 @@ class MemoryCheck:
 
     def _largest_layer(self) -> int:
         layers = range(1, self.layers + 1)
-        sizes = [weights_split(self.header, count).gpu for count in layers]
+        sizes = [weights_split(self.shape, count).gpu for count in layers]
         return max((b - a for a, b in pairwise(sizes)), default=0)
 
     def steps(self, gpu_layers: int) -> Steps:
@@ -137,16 +135,16 @@ class MemoryCheck:
         cache = CacheWish(cells, sliding, steps.sequences, way.kv_type, padded_values=not flash)
         rows = kv_layer_bytes(self.shape, cache)
         first = max(self.layers - layers, 0)
-        weights = weights_split(self.header, layers)
+        weights = weights_split(self.shape, layers)
         again = Repacked()
         # Beside a card, what stays in RAM stays as the file has it: llama.cpp prefers RAM that the card reads.
         if not self._safe_mode and (not layers or self.unified):
-            again = repacked_weights(self.header, self.machine, layers)
+            again = repacked_weights(self.shape, self.machine, layers)
         scratch = compute_bytes(self.shape, cells, sliding, steps, flash=flash)
         compute = Split(scratch, 0)
         if layers:
             whole = layers >= self.layers
-            borrowed = 0 if self.unified else borrowed_bytes(self.header, layers)
+            borrowed = 0 if self.unified else borrowed_bytes(self.shape, layers)
             ram = input_bytes(self.shape, cells, steps) if whole else scratch
             # Every card runs its part of the graph in a scratch buffer of its own.
             compute = Split(ram, scratch * max(self.cards, 1) + borrowed)

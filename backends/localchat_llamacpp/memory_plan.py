@@ -21,7 +21,7 @@ from localchat.fit.memory_plan import (
     largest,
     smaller_quantization,
 )
-from localchat.model_files.gguf import Header
+from localchat.model_files.architecture import ModelShape
 from localchat.units import gigabytes_flag, size, tokens
 from localchat_llamacpp.load_candidates import LoadCandidate, MemoryCheck, Needs
 
@@ -35,7 +35,7 @@ _MOST_SLOTS = 255
 
 
 def plan(
-    header: Header, wish: LoadOptions, machine: Machine, *, can_offload: bool, safe_mode: bool
+    shape: ModelShape, wish: LoadOptions, machine: Machine, *, can_offload: bool, safe_mode: bool
 ) -> MemoryPlan:
     """The verdict on a load. It never raises for memory: `fit.plan.demand` makes the error of a plan that
     does not fit. can_offload: what the installed llama.cpp can do. safe_mode: no repacked copies.
@@ -43,7 +43,7 @@ def plan(
     Raises UsageError for a KV type that this model cannot have, and for nonsense numbers.
     """
     _check(wish)
-    room = MemoryCheck(header, wish, machine, can_offload=can_offload, safe_mode=safe_mode)
+    room = MemoryCheck(shape, wish, machine, can_offload=can_offload, safe_mode=safe_mode)
     return _Planner(room, can_offload=can_offload).plan()
 
 
@@ -82,8 +82,7 @@ class _Planner:
 
     def _within_positions(self, wish: LoadOptions) -> LoadOptions:
         """Learned positions have an end (GPT-2, StarCoder, MPT): a token behind it ends the process there."""
-        places = (t for t in self.room.header.tensors if t.name == "position_embd.weight")
-        last = next((place.shape[1] for place in places if len(place.shape) > 1), 0)
+        last = self.room.shape.positions
         if not last or (wish.context_tokens or 0) <= last:
             return wish
         self.notes.append(
@@ -334,7 +333,7 @@ class _Planner:
 
     def _coarser(self, context: int, way: LoadCandidate) -> str:
         """The finest usual quantization that fits with so much context; empty: none."""
-        return smaller_quantization(self.room.header, self._rest(context, way))
+        return smaller_quantization(self.room.shape, self._rest(context, way))
 
     def _rest(self, context: int, way: LoadCandidate) -> int:
         """Bytes of a file that there is room for beside all else that such a load takes."""
@@ -342,7 +341,7 @@ class _Planner:
         weights = sum(needs.weights)
         rest = self.room.free_bytes(needs) - (needs.ram + needs.gpu - weights)
         # A tied embedding on a GPU lies there twice, so that a byte of the file takes more than one.
-        return max(rest, 0) * self.room.header.weights_bytes // max(weights, 1)
+        return max(rest, 0) * self.room.shape.weights_bytes // max(weights, 1)
 
     def _total(self, context: int, way: LoadCandidate) -> str:
         needs = self.room.needs(context, way)

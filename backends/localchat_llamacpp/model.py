@@ -17,7 +17,7 @@ from localchat.errors import ModelInvalid
 from localchat.fit.hardware import read_machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan, demand, kv_types
-from localchat.model_files.architecture import model_shape, pooling_of, ranks
+from localchat.model_files.architecture import model_shape, pooling_of
 from localchat.model_files.gguf import Header
 from localchat.model_files.open_gguf import read_header
 from localchat_llamacpp import memory_plan as planner
@@ -48,12 +48,13 @@ class GgufModel:
         """`path`: the file, or any part of a split one. Raises ModelMissing, ModelInvalid."""
         self.header = read_header(path)
         self._first = self.header.parts[0]
-        if self.header.metadata.get("tokenizer.ggml.model", "none") in ("none", "no_vocab"):
+        self.shape = model_shape(self.header)
+        if not self.shape.vocabulary:
             raise ModelInvalid(
                 f"{path} has no vocabulary: it is a part of a model, such as an adapter or a vision encoder.",
                 hint="Give the file of the language model itself.",
             )
-        if ranks(self.header):
+        if self.shape.reranker:
             raise ModelInvalid(
                 f"{path} is a reranker: it scores pairs of texts, and localchat asks no model for that.",
                 hint="Give the file of a model that writes text or gives embeddings.",
@@ -73,9 +74,9 @@ class GgufModel:
         can_offload = bool(library().api.llama_supports_gpu_offload())
         machine = with_cards(read_machine(), devices) if can_offload else read_machine()
         if self.info.pooling:
-            found = plan_embedding(self.header, wish, machine, can_offload=can_offload)
+            found = plan_embedding(self.shape, wish, machine, can_offload=can_offload)
             return demand(found, self.info.name)
-        found = planner.plan(self.header, wish, machine, can_offload=can_offload, safe_mode=False)
+        found = planner.plan(self.shape, wish, machine, can_offload=can_offload, safe_mode=False)
         if wish.gpu_layers not in ("auto", 0) and not can_offload:
             found = replace(found, notes=(*found.notes, offload_advice()))
         return demand(found, self.info.name)
@@ -101,7 +102,7 @@ class GgufModel:
         target = Target(
             path=self._first,
             total_bytes=self.header.file_bytes,
-            kv_types=kv_types(model_shape(self.header)),
+            kv_types=kv_types(self.shape),
             threads=request.options.threads or read_machine().cores,
             architecture=self.header.architecture,
         )

@@ -40,7 +40,7 @@ from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
 from localchat.fit.speed_history import NOTHING_MEASURED, Estimate, Measures, Past
-from localchat.model_files.checkpoint import Unloaded
+from localchat.model_files.checkpoint import ModelSummary
 
 __all__ = [
     "LAST",
@@ -378,7 +378,7 @@ class Backend(Protocol):
 
     # ------------------------------------------------------------------------ before a load
 
-    def objection(self, model: Unloaded) -> str:
+    def objection(self, model: ModelSummary) -> str:
         """Why this build cannot run a model: the end of a sentence, empty where nothing is against it."""
         ...
 
@@ -387,14 +387,14 @@ class Backend(Protocol):
         second."""
         ...
 
-    def plan(self, model: Unloaded, options: LoadOptions, machine: Machine) -> MemoryPlan:
+    def plan(self, model: ModelSummary, options: LoadOptions, machine: Machine) -> MemoryPlan:
         """Memory of a load on this machine, whether or not it fits. Raises UsageError for options that this
         model cannot have."""
         ...
 
     def expected_rate(
         self,
-        model: Unloaded,
+        model: ModelSummary,
         plan: MemoryPlan,
         threads: int,
         past: Sequence[Past] = (),
@@ -425,18 +425,18 @@ class MinimalBackend:
     def build_key(self) -> str:
         return ""
 
-    def objection(self, model: Unloaded) -> str:
+    def objection(self, model: ModelSummary) -> str:
         return ""
 
     def with_gpus(self, machine: Machine) -> Machine:
         return machine
 
-    def plan(self, model: Unloaded, options: LoadOptions, machine: Machine) -> MemoryPlan:
+    def plan(self, model: ModelSummary, options: LoadOptions, machine: Machine) -> MemoryPlan:
         raise LocalchatError("this backend plans a load only once the model is open")
 
     def expected_rate(
         self,
-        model: Unloaded,
+        model: ModelSummary,
         plan: MemoryPlan,
         threads: int,
         past: Sequence[Past] = (),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from localchat.backend_api.interface import Availability, Backend, MinimalBackend, OpenModel
 from localchat.errors import LocalchatError, ModelInvalid, UsageError
 from localchat.fit.report import Kind, chosen_because, kind_name
-from localchat.model_files.checkpoint import Unloaded
+from localchat.model_files.checkpoint import ModelSummary
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -35,7 +35,7 @@ class BrokenBackend(MinimalBackend):
     def accepts(self, path: Path) -> bool:
         return False
 
-    def objection(self, model: Unloaded) -> str:
+    def objection(self, model: ModelSummary) -> str:
         return self._reason
 
     def open(self, path: Path, say: Callable[[str], None]) -> OpenModel:
@@ -74,7 +74,7 @@ class BackendChoice(NamedTuple):
     """Other backends that could run the model, as --backend takes them."""
 
 
-def choose_for_model(model: Unloaded, kind: Kind, asked: str | None = None) -> BackendChoice:
+def choose_for_model(model: ModelSummary, kind: Kind, asked: str | None = None) -> BackendChoice:
     """The backend for a model known by its header alone, here or on a hub; one that can run here before one
     that cannot. asked: its name. Raises UsageError, LocalchatError."""
     backends = find_backends()

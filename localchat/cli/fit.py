@@ -74,7 +74,7 @@ def _look(ctx: click.Context, word: str) -> _Seen:
     """The model that is here under this word, else the one that could be pulled. Raises LocalchatError."""
     from localchat.cli.resolve import Inputs, prepare
     from localchat.errors import ModelMissing
-    from localchat.model_files.checkpoint import read_unloaded
+    from localchat.model_files.checkpoint import read_summary
     from localchat.models.assess import Subject
 
     try:
@@ -85,7 +85,7 @@ def _look(ctx: click.Context, word: str) -> _Seen:
         subject = _elsewhere(word, said, settings, missing)
         return _Seen(subject, settings, said.paths, said.door)
     model = setup.model
-    unloaded = read_unloaded(model.path, dummy_weights=setup.settings.dummy_weights)
+    unloaded = read_summary(model.path, dummy_weights=setup.settings.dummy_weights)
     subject = Subject(model.name, unloaded, model.path, setup.settings.backend)
     return _Seen(subject, setup.settings, setup.paths, setup.door)
 

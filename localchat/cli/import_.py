@@ -50,6 +50,7 @@ def _file(door: AppContext, path: Path, name: str | None, how: str, *, as_json: 
 
     from localchat.backend_api.registry import choose_for_file
     from localchat.config.paths import find_paths
+    from localchat.model_files.architecture import model_shape
     from localchat.model_files.open_gguf import read_header
     from localchat.models.external.ollama import plain_stem
     from localchat.models.link import How, link_model
@@ -65,7 +66,7 @@ def _file(door: AppContext, path: Path, name: str | None, how: str, *, as_json: 
         "how": linked.how,
         "source": str(path),
         "size_bytes": header.file_bytes,
-        "warning": choose_for_file(linked.path).backend.objection(header) or None,
+        "warning": choose_for_file(linked.path).backend.objection(model_shape(header)) or None,
     }
     _tell(door, told, f"a {linked.how}", as_json=as_json)
 

@@ -84,11 +84,11 @@ class _Planner:
         self._catalogue: Catalogue = {}
 
     def plan(self, settled: ModelSetup, options: "LoadOptions") -> "MemoryPlan":
-        from localchat.model_files.checkpoint import read_unloaded
+        from localchat.model_files.checkpoint import read_summary
         from localchat.models.assess import Subject, assess
 
         model = settled.model
-        unloaded = read_unloaded(model.path, dummy_weights=settled.settings.dummy_weights)
+        unloaded = read_summary(model.path, dummy_weights=settled.settings.dummy_weights)
         subject = Subject(model.name, unloaded, model.path, settled.settings.backend)
         return assess(subject, options, self._here(), None, speed=False).plan
 

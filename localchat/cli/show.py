@@ -59,7 +59,7 @@ def _here(door: AppContext, model: "Model", paths: "Paths") -> _Here:
     from localchat.cli.resolve import Inputs
     from localchat.engine.options import load_options
     from localchat.errors import LocalchatError
-    from localchat.model_files.checkpoint import read_unloaded
+    from localchat.model_files.checkpoint import read_summary
     from localchat.models.assess import Subject, assess, usable_machine
     from localchat.models.recommended_sampling import NO_ADVICE, advised_sampling
     from localchat.models.resolve import ResolvedModel
@@ -70,7 +70,7 @@ def _here(door: AppContext, model: "Model", paths: "Paths") -> _Here:
     settings = Inputs(door, {}).settings((located.word, located.name)).settings
     options = load_options(settings, max_slots=max(LEAST_SLOTS, settings.n))
     try:
-        subject = Subject(model.name, read_unloaded(model.path), model.path, settings.backend)
+        subject = Subject(model.name, read_summary(model.path), model.path, settings.backend)
         found = assess(subject, options, usable_machine(), None, speed=False)
     except LocalchatError:  # the line of trouble says it
         return _Here("", advised_sampling(located, paths))

@@ -11,7 +11,6 @@ from localchat.errors import DoesNotFit
 from localchat.fit.hardware import Machine
 from localchat.model_files.architecture import LayerShape, ModelShape
 from localchat.model_files.ggml_types import FILE_TYPES, KV_FORMATS, NumberFormat, stored_bytes
-from localchat.model_files.gguf import Header
 from localchat.units import size
 
 ROUNDING_TOKENS = 256
@@ -110,33 +109,26 @@ class Split(NamedTuple):
     gpu: int
 
 
-def weights_split(header: Header, gpu_layers: int) -> Split:
-    """Where the weights lie when the last `gpu_layers` layers (the output counts as the last) are offloaded.
+def weights_split(shape: ModelShape, gpu_layers: int) -> Split:
+    """Weights in RAM and on the GPU when the last `gpu_layers` layers are offloaded; the output is the last.
 
     The input embedding stays in RAM; where it is the output matrix too, the GPU gets a copy.
     """
-    layers = header.number("block_count")
-    first = max(layers + 1 - gpu_layers, 0)
+    first = max(shape.all_layers + 1 - gpu_layers, 0)
     ram = gpu = 0
-    tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
-    for tensor in header.tensors:
-        layer = layer_of(tensor.name)
-        if tensor.name == "token_embd.weight":
-            ram += tensor.size_bytes
-            gpu += tensor.size_bytes if tied and gpu_layers > 0 else 0
-        elif gpu_layers > 0 and (layers if layer is None else layer) >= first:
-            gpu += tensor.size_bytes
+    tied = shape.tied
+    for weight in shape.weights:
+        if weight.part == "embedding":
+            ram += weight.size_bytes
+            gpu += weight.size_bytes if tied and gpu_layers > 0 else 0
+        elif (
+            gpu_layers > 0
+            and (weight.layer if weight.part == "layer" else shape.all_layers) >= first
+        ):
+            gpu += weight.size_bytes
         else:
-            ram += tensor.size_bytes
+            ram += weight.size_bytes
     return Split(ram, gpu)
-
-
-def layer_of(name: str) -> int | None:
-    """The layer that a tensor belongs to, by its name; None: to no layer."""
-    if not name.startswith("blk."):
-        return None
-    number = name[4:].partition(".")[0]
-    return int(number) if number.isdigit() else None
 
 
 # ---------------------------------------------------------------------------- keys and values
@@ -212,15 +204,15 @@ _BITS_PER_WEIGHT = {
 """Of whole files: embeddings and outputs are stored finer than the name says."""
 
 
-def smaller_quantization(header: Header, most_bytes: int) -> str:
+def smaller_quantization(shape: ModelShape, most_bytes: int) -> str:
     """The finest usual quantization of these weights that takes at most `most_bytes` and less than now;
     empty: none."""
-    now = header.weights_bytes
+    now = shape.weights_bytes
     names = list(_BITS_PER_WEIGHT)
-    finer = names.index(header.quantization) + 1 if header.quantization in names else 0
+    finer = names.index(shape.quantization) + 1 if shape.quantization in names else 0
     for name in names[finer:]:
         bits = _BITS_PER_WEIGHT[name]
-        wanted = int(header.parameters * bits / 8)
+        wanted = int(shape.parameters * bits / 8)
         if wanted <= most_bytes and wanted < 0.95 * now and name in FILE_TYPES.values():
             return name
     return ""

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from localchat.errors import LocalchatError
-from localchat.model_files.checkpoint import Unloaded, read_unloaded
+from localchat.model_files.checkpoint import ModelSummary, read_summary
 from localchat.state_file import StateFile
 
 # What probes measured on this machine, remembered for a day: the next verdict need not measure again.
@@ -93,7 +93,7 @@ _LOCK_PATIENCE_S: Final = 10.0
 class Past(NamedTuple):
     """A model that ran here, with which KV cache, and its tokens a second."""
 
-    model: Unloaded
+    model: ModelSummary
     tokens_per_s: float
     kv_type: str = "f16"
 
@@ -189,7 +189,7 @@ class SpeedHistory:
 def _opened(run: Run) -> Iterator[Past]:
     path = Path(run.path)
     try:
-        model = read_unloaded(path)
+        model = read_summary(path)
     except LocalchatError:
         return  # it is gone since
     if model.file_bytes == run.file_bytes:
@@ -198,6 +198,6 @@ def _opened(run: Run) -> Iterator[Past]:
 
 def _file_bytes(path: Path) -> int:
     try:
-        return read_unloaded(path).file_bytes
+        return read_summary(path).file_bytes
     except LocalchatError:
         return -1

@@ -6,9 +6,11 @@ plain attention on every layer, which is never too little.
 """
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from math import prod
+from typing import Final, Literal, NamedTuple
 
-from localchat.model_files.gguf import Array, Header
+from localchat.model_files.ggml_types import NumberFormat
+from localchat.model_files.gguf import Array, Header, Tensor
 
 
 class Window(NamedTuple):
@@ -59,6 +61,9 @@ _HYBRID_BY_INTERVAL = frozenset({"minimax-01", "qwen35", "qwen35moe", "qwen3next
 """Every fourth layer (or as the header says) attends, the others are recurrent."""
 
 
+_IMAGE_TENSORS = ("v.", "mm.", "vision_tower.", "vision_model.", "model.vision")
+
+
 class LayerShape(NamedTuple):
     """Memory of one layer. keys, values: numbers per token; sliding: only a window of them is needed;
     state: numbers per sequence, whatever its length."""
@@ -69,34 +74,82 @@ class LayerShape(NamedTuple):
     state: int = 0
 
 
+class Weight(NamedTuple):
+    """One tensor of weights, as far as memory and speed depend on it."""
+
+    part: Literal["embedding", "output", "layer", "other"]
+    format: NumberFormat
+    shape: tuple[int, ...]
+    """Fastest dimension first, as ggml counts."""
+    size_bytes: int
+    layer: int = -1
+    """Of the part `layer`: its number."""
+    routed: bool = False
+    """One slice an expert: a token reads those of the experts in use."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A model's memory at a glance. `layers`: the trunk; `all_layers`: with prediction layers behind it,
-    as the file counts. `window`: tokens that sliding layers need, 0 where there are none.
-    `feed_forward`: the widest layer's, per token (experts in use counted). `experts`: in use per token.
-    `inner`: width of a recurrent layer's inside."""
+    """Everything that planning a load of a GGUF model needs. Of a file, or of a catalogue's table."""
 
+    name: str
+    """For messages."""
     architecture: str
     layers: tuple[LayerShape, ...]
+    """The trunk."""
     all_layers: int
+    """As the file counts, with the prediction layers after the trunk."""
     embedding: int
     heads: int
     head_width: int
     feed_forward: int
+    """Of the widest layer, per token (experts in use counted)."""
     vocab_size: int
     context_train: int
+    weights: tuple[Weight, ...]
+    quantization: str
+    """Name of the mix, such as Q4_K_M."""
+    file_bytes: int
     window: int = 0
+    """Tokens that sliding layers need; 0: there are none."""
     experts: int = 0
+    experts_used: int = 0
+    """Per token."""
     inner: int = 0
+    """Width of a recurrent layer's inside."""
+    positions: int = 0
+    """Learned positions, which bound the context; 0: there are none."""
+    pooling: str = ""
+    """See pooling_of."""
+    reranker: bool = False
+    vocabulary: bool = True
+    """False for a part of a model, such as an adapter."""
+    images: bool = False
+    """Whether an image encoder is in the same file."""
 
     @property
     def recurrent(self) -> bool:
         """Whether some layer carries a state that cannot be cut back."""
         return any(layer.state for layer in self.layers)
 
+    @property
+    def tied(self) -> bool:
+        """Whether the input embedding is the output matrix too."""
+        return not any(weight.part == "output" for weight in self.weights)
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(weight.size_bytes for weight in self.weights)
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in all weights."""
+        return sum(prod(weight.shape) for weight in self.weights)
+
 
 def model_shape(header: Header) -> ModelShape:
-    """The shape behind a checked header (header.check_model)."""
+    """The shape of the model with this checked header (open_gguf.check_model)."""
     all_layers = header.number("block_count")
     count = all_layers - header.number("nextn_predict_layers")
     # A file of prediction layers alone keeps them all.
@@ -104,6 +157,7 @@ def model_shape(header: Header) -> ModelShape:
     heads = header.numbers("attention.head_count", all_layers)
     sliding, window = _sliding(header, count)
     return ModelShape(
+        name=header.name,
         architecture=header.architecture,
         layers=_layers(header, count, heads, sliding),
         all_layers=all_layers,
@@ -113,10 +167,49 @@ def model_shape(header: Header) -> ModelShape:
         feed_forward=_feed_forward(header, all_layers),
         vocab_size=_vocab_size(header),
         context_train=header.number("context_length"),
+        weights=tuple(_weight(tensor) for tensor in header.tensors),
+        quantization=header.quantization,
+        file_bytes=header.file_bytes,
         window=window if any(sliding) else 0,
-        experts=max(header.numbers("expert_used_count", all_layers)),
+        experts=header.number("expert_count"),
+        experts_used=max(header.numbers("expert_used_count", all_layers)),
         inner=header.number("ssm.inner_size"),
+        positions=_positions(header),
+        pooling=pooling_of(header),
+        reranker=_is_reranker(header),
+        vocabulary=header.metadata.get("tokenizer.ggml.model", "none") not in ("none", "no_vocab"),
+        images=any(tensor.name.startswith(_IMAGE_TENSORS) for tensor in header.tensors),
     )
+
+
+def _weight(tensor: Tensor) -> Weight:
+    layer = _layer_number(tensor.name)
+    part: Literal["embedding", "output", "layer", "other"] = "other" if layer is None else "layer"
+    if tensor.name == "token_embd.weight":
+        part = "embedding"
+    elif tensor.name == "output.weight":
+        part = "output"
+    return Weight(
+        part,
+        tensor.form,
+        tensor.shape,
+        tensor.size_bytes,
+        layer=-1 if layer is None else layer,
+        routed="_exps." in tensor.name,
+    )
+
+
+def _layer_number(name: str) -> int | None:
+    """The layer that a tensor of this name belongs to; None: to no layer."""
+    if not name.startswith("blk."):
+        return None
+    number = name[4:].partition(".")[0]
+    return int(number) if number.isdigit() else None
+
+
+def _positions(header: Header) -> int:
+    found = (tensor for tensor in header.tensors if tensor.name == "position_embd.weight")
+    return next((tensor.shape[1] for tensor in found if len(tensor.shape) > 1), 0)
 
 
 def _head_width(header: Header, heads: int) -> int:
@@ -283,6 +376,6 @@ def pooling_of(header: Header) -> str:
     return _NAMES.get(stated, "")
 
 
-def ranks(header: Header) -> bool:
+def _is_reranker(header: Header) -> bool:
     """Whether it scores pairs of texts (a reranker)."""
     return header.metadata.get(f"{header.architecture}.pooling_type") == _RANK

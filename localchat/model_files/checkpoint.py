@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from localchat.errors import ModelInvalid, ModelMissing
+from localchat.model_files.architecture import ModelShape, model_shape
 from localchat.model_files.byte_source import ByteSource, FileSource
-from localchat.model_files.gguf import Header
 from localchat.model_files.open_gguf import read_header
 from localchat.model_files.safetensors import SafetensorsHeader, read_safetensors_source
 
@@ -28,11 +28,14 @@ _MOST_FILES: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """`config`: config.json as it is. `headers`: of every file of weights."""
+    """A model as its config.json and the headers of its weights describe it."""
 
     name: str
+    """For messages."""
     config: Mapping[str, Any]
-    headers: tuple[SafetensorsHeader, ...]
+    """config.json as it is."""
+    headers: tuple[SafetensorsHeader, ...] = ()
+    """Of every file of weights; none where only the config is known."""
 
     @property
     def weights_bytes(self) -> int:
@@ -123,16 +126,16 @@ def _object(source: ByteSource) -> dict[str, Any]:
     return found
 
 
-Unloaded: TypeAlias = Header | Checkpoint
-"""What is known of a model that is not loaded."""
+ModelSummary: TypeAlias = ModelShape | Checkpoint
+"""A model that is not loaded, as far as planning a load needs: of a GGUF its shape, else the checkpoint."""
 
 
-def read_unloaded(path: Path, *, dummy_weights: bool = False) -> Unloaded:
-    """The header of a GGUF, or the checkpoint in a folder. dummy_weights: of a folder nothing is wanted but
-    its config. Raises ModelMissing, ModelInvalid."""
+def read_summary(path: Path, *, dummy_weights: bool = False) -> ModelSummary:
+    """The shape of a GGUF, or the checkpoint in a folder. dummy_weights: of a folder nothing is read but its
+    config. Raises ModelMissing, ModelInvalid."""
     if dummy_weights and path.is_dir():
         return read_config(path)
-    return read_checkpoint(path) if is_checkpoint(path) else read_header(path)
+    return read_checkpoint(path) if is_checkpoint(path) else model_shape(read_header(path))
 
 
 def is_checkpoint(path: Path) -> bool:

@@ -13,7 +13,7 @@ from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind, kind_name, placed, runner_name
 from localchat.fit.speed_history import NOTHING_MEASURED, SpeedHistory
-from localchat.model_files.checkpoint import Checkpoint, Unloaded
+from localchat.model_files.checkpoint import Checkpoint, ModelSummary
 
 
 class Pace(NamedTuple):
@@ -84,7 +84,7 @@ class Subject(NamedTuple):
     """What is judged. `path`: where it lies here, None for one on a hub. `wanted`: a backend's name."""
 
     name: str
-    model: Unloaded
+    model: ModelSummary
     path: Path | None = None
     wanted: str | None = None
 

@@ -14,7 +14,7 @@ from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.speed_history import SpeedHistory
-from localchat.model_files.gguf import Header
+from localchat.model_files.architecture import ModelShape
 from localchat.models.assess import FitReport, Subject, assess, usable_machine
 from localchat.models.catalog import Catalogue, Entry, read_catalogue
 from localchat.models.hub.download import DownloadRate, download_rate
@@ -110,7 +110,7 @@ class _Candidate(NamedTuple):
 
     entry: Entry
     name: str
-    header: Header
+    shape: ModelShape
     verdict: FitReport
     strength: float
     read_bytes: float
@@ -129,8 +129,8 @@ def _cards(
             name=one.name,
             about=one.entry.about,
             parameters=one.entry.parameters,
-            size_bytes=one.header.file_bytes,
-            download_s=one.header.file_bytes / rate.bytes_per_s,
+            size_bytes=one.shape.file_bytes,
+            download_s=one.shape.file_bytes / rate.bytes_per_s,
             context_tokens=plan.context_tokens,
             gpu_layers=plan.gpu_layers,
             layers=plan.layers,
@@ -146,7 +146,7 @@ def _rate(
     if speed is None or not one.verdict.plan.gpu_layers:
         return speed / one.read_bytes if speed is not None else None
     wish = LoadOptions(max_slots=_SLOTS)
-    pace = assess(Subject(one.name, one.header), wish, machine, paces).pace
+    pace = assess(Subject(one.name, one.shape), wish, machine, paces).pace
     return pace.tokens_per_s if pace is not None else None
 
 
@@ -178,13 +178,13 @@ def _candidates(catalogue: Catalogue, machine: Machine) -> Iterator[_Candidate]:
         found = entry.source(None)
         if name not in shapes or not {"chat", "tools"} <= set(entry.uses) or "code" in entry.uses:
             continue
-        header = drawn_header(entry, shapes[name], found[1]) if found else None
-        if header is None or found is None:
+        shape = drawn_header(entry, shapes[name], found[1]) if found else None
+        if shape is None or found is None:
             continue
         full = f"{name}-{found[1].lower()}"
         wish = LoadOptions(max_slots=_SLOTS)
         try:
-            verdict = assess(Subject(full, header), wish, machine, None, speed=False)
+            verdict = assess(Subject(full, shape), wish, machine, None, speed=False)
         except LocalchatError:
             continue  # no backend here runs it
         short = verdict.plan.context_tokens < min(_GOAL_TOKENS, entry.context_tokens)
@@ -198,11 +198,11 @@ def _candidates(catalogue: Catalogue, machine: Machine) -> Iterator[_Candidate]:
         yield _Candidate(
             entry,
             full,
-            header,
+            shape,
             verdict,
             # A mixture of experts answers like a dense model between its two numbers (geometric mean).
             (entry.parameters * active) ** 0.5,
-            header.weights_bytes * active / entry.parameters,
+            shape.weights_bytes * active / entry.parameters,
         )
 
 
@@ -217,5 +217,5 @@ def _speed(candidates: list[_Candidate], machine: Machine, paces: SpeedHistory) 
         return None
     middle = candidates[len(candidates) // 2]
     wish = LoadOptions(max_slots=_SLOTS)
-    pace = assess(Subject(middle.name, middle.header), wish, machine, paces).pace
+    pace = assess(Subject(middle.name, middle.shape), wish, machine, paces).pace
     return pace.tokens_per_s * middle.read_bytes if pace is not None else None

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from localchat.engine.options import EngineOptions
 from localchat.errors import DoesNotFit, EngineBusy
 from localchat.fit.memory_plan import demand
-from localchat.model_files.checkpoint import Checkpoint, read_unloaded
+from localchat.model_files.checkpoint import read_summary
 from localchat.models.assess import Subject, assess, usable_machine
 from localchat.pool.entry import RETRY_AFTER_S, ModelSpec, PoolEntry
 from localchat.units import size
@@ -62,7 +62,7 @@ def check_memory(options: EngineOptions, loaded: Iterable[PoolEntry]) -> Admissi
     # A remote model takes no memory here; a third-party backend class plans its own memory.
     if options.remote is not None or ":" in (options.backend or ""):
         return AdmissionResult(fits=True)
-    model = read_unloaded(options.model, dummy_weights=options.load.dummy_weights)
+    model = read_summary(options.model, dummy_weights=options.load.dummy_weights)
     subject = Subject(options.name, model, options.model, options.backend)
     machine, limit = usable_machine(), options.load.gpu_limit_bytes
     plan = assess(subject, options.load, machine, None, speed=False).plan
@@ -75,9 +75,7 @@ def check_memory(options: EngineOptions, loaded: Iterable[PoolEntry]) -> Admissi
     ram_free -= sum(entry.uncounted_ram_bytes for entry in entries)
     # A kind of memory that the model does not need must not fail the check.
     gpu_free, ram_free = max(gpu_free, 0) if gpu else 0, max(ram_free, 0) if ram else 0
-    trained = (
-        model.context_train if isinstance(model, Checkpoint) else model.number("context_length")
-    )
+    trained = model.context_train
     return AdmissionResult(
         fits=plan.fits and gpu <= gpu_free and ram <= ram_free,
         cramped=options.load.context_tokens is None

@@ -32,7 +32,7 @@ from localchat.engine.request import GenerateRequest, Sampling, TextPrompt  # no
 from localchat.fit.hardware import read_machine  # noqa: E402
 from localchat.fit.load_options import LoadOptions  # noqa: E402
 from localchat.fit.speed_history import SpeedHistory  # noqa: E402
-from localchat.model_files.open_gguf import read_header  # noqa: E402
+from localchat.model_files.checkpoint import read_summary  # noqa: E402
 from localchat.models.assess import FitReport, Subject, assess  # noqa: E402
 from localchat.models.record_speed import remember_pace  # noqa: E402
 from tests.support.gguf_files import ARCHITECTURES, F16, Q4_0, Q4_K, Q6_K, Q8_0, Size, Tensor  # noqa: E402
@@ -121,7 +121,7 @@ def _look(case: Case, folder: Path, state: Path, quick: bool) -> Seen:
     path = folder / f"{case.name}.gguf"
     if not path.exists():
         write(path, case)
-    subject = Subject(case.name, read_header(path), path)
+    subject = Subject(case.name, read_summary(path), path)
     wish = LoadOptions(
         context_tokens=case.context_tokens, kv_type=case.kv_type, max_slots=SLOTS, cache_ram_bytes=0
     )

@@ -97,13 +97,16 @@ def _measured(model: Path, layers: str, kv_type: str, context: int) -> Measured:
     from localchat.engine.request import GenerateRequest, Sampling, TokenIds
     from localchat.fit.hardware import read_machine
     from localchat.fit.load_options import LoadOptions
+    from localchat.model_files.architecture import model_shape
     from localchat.model_files.open_gguf import read_header
     from localchat_llamacpp.memory_plan import plan
 
     wanted: int | Literal["all"] = "all" if layers == "all" else int(layers)
     wish = LoadOptions(context_tokens=context, kv_type=kv_type, gpu_layers=wanted)
     machine = read_machine()
-    planned = plan(read_header(model), wish, machine, can_offload=True, safe_mode=False)
+    planned = plan(
+        model_shape(read_header(model)), wish, machine, can_offload=True, safe_mode=False
+    )
     before = machine.gpu_free_bytes
     options = EngineOptions(
         model,

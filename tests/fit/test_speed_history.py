@@ -9,7 +9,7 @@ import pytest
 
 from localchat.engine.events import Done, Speculation
 from localchat.fit.speed_history import MOST_RUNS, SpeedHistory
-from localchat.model_files.open_gguf import read_header
+from localchat.model_files.checkpoint import read_summary
 from localchat.models.record_speed import remember_pace, run_of
 from tests.support.cli_program import DONE, INFO
 from tests.support.gguf_files import Size, write_model
@@ -54,7 +54,7 @@ def test_other_models_that_ran_are_told_newest_first(tmp_path: Path) -> None:
     paces.record(run(tmp_path / "0.gguf", 99.0, safe_mode=True))
     past = paces.past(backend="llamacpp", threads=2, whole_gpu=False)
     assert [one.tokens_per_s for one in past] == [12.0, 10.0]
-    assert past[0].model == read_header(tmp_path / "2.gguf")
+    assert past[0].model == read_summary(tmp_path / "2.gguf")
     assert paces.past(backend="llamacpp", threads=2, whole_gpu=True) == ()
 
 

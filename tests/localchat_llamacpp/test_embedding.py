@@ -18,7 +18,7 @@ from localchat.errors import ContextExceeded, EngineClosed, ModelInvalid, UsageE
 from localchat.fit.hardware import Gpu, read_machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
-from localchat.model_files.architecture import pooling_of
+from localchat.model_files.architecture import ModelShape, model_shape
 from localchat.model_files.open_gguf import read_header
 from localchat.models.info.gguf_info import facts_of
 from localchat_llamacpp import LlamaCppBackend
@@ -127,15 +127,19 @@ def test_aborted_embedder_ends(tmp_path: Path, load: Load) -> None:
 # ---------------------------------------------------------------------------- which models, and what they take
 
 
+def read_shape(path: Path) -> ModelShape:
+    return model_shape(read_header(path))
+
+
 def test_backend_takes_embedding_models_and_says_what_rerankers_are(tmp_path: Path) -> None:
     backend = LlamaCppBackend()
-    assert backend.objection(read_header(write_bert(tmp_path / "b.gguf"))) == ""
-    ranker = read_header(write_bert(tmp_path / "r.gguf", pooling=PoolingType.RANK))
+    assert backend.objection(read_shape(write_bert(tmp_path / "b.gguf"))) == ""
+    ranker = read_shape(write_bert(tmp_path / "r.gguf", pooling=PoolingType.RANK))
     assert "reranker" in backend.objection(ranker)
     with pytest.raises(ModelInvalid, match="reranker"):
         GgufModel(tmp_path / "r.gguf")
-    assert pooling_of(read_header(write_llama(tmp_path / "l.gguf"))) == ""
-    assert backend.expected_rate(read_header(tmp_path / "b.gguf"), _plan(tmp_path), 1) is None
+    assert read_shape(write_llama(tmp_path / "l.gguf")).pooling == ""
+    assert backend.expected_rate(read_shape(tmp_path / "b.gguf"), _plan(tmp_path), 1) is None
 
 
 @pytest.mark.parametrize(
@@ -156,8 +160,8 @@ def test_decoder_writes_unless_its_file_says_how_to_pool_or_that_it_sees_all(
     metadata = {key.replace("llama", architecture): value for key, value in whole.metadata.items()}
     metadata |= {"general.architecture": architecture}
     metadata |= {f"{architecture}.{key}": value for key, value in said.items()}
-    header = read_header(replace(whole, metadata=metadata).write(tmp_path / "x.gguf"))
-    assert pooling_of(header) == pooling
+    shape = read_shape(replace(whole, metadata=metadata).write(tmp_path / "x.gguf"))
+    assert shape.pooling == pooling
 
 
 def _plan(folder: Path) -> MemoryPlan:
@@ -167,42 +171,42 @@ def _plan(folder: Path) -> MemoryPlan:
 def test_plan_of_an_encoder_has_no_cache_and_one_of_a_decoder_has(tmp_path: Path) -> None:
     machine = read_machine()
     for write, cached in ((write_bert, False), (write_qwen3_embedding, True)):
-        header = read_header(write(tmp_path / "m.gguf"))
-        plan = plan_embedding(header, LoadOptions(), machine, can_offload=False)
+        shape = read_shape(write(tmp_path / "m.gguf"))
+        plan = plan_embedding(shape, LoadOptions(), machine, can_offload=False)
         assert plan.fits and (plan.kv_bytes > 0) == cached
         assert plan.context_tokens == 4096
         assert plan.total_bytes < plan.free_bytes
 
 
 def test_longest_text_follows_the_memory_and_too_little_is_no_fit(tmp_path: Path) -> None:
-    header = read_header(write_bert(tmp_path / "b.gguf"))
+    shape = read_shape(write_bert(tmp_path / "b.gguf"))
     machine = replace(read_machine(), ram_total_bytes=4_000_000_000)
-    most = plan_embedding(header, LoadOptions(), machine, can_offload=False)
+    most = plan_embedding(shape, LoadOptions(), machine, can_offload=False)
     tight = replace(machine, ram_free_bytes=500_000_000 + most.total_bytes - 1_000_000)
-    less = plan_embedding(header, LoadOptions(), tight, can_offload=False)
+    less = plan_embedding(shape, LoadOptions(), tight, can_offload=False)
     assert less.fits and 512 <= less.context_tokens < most.context_tokens
     none = plan_embedding(
-        header, LoadOptions(), replace(machine, ram_free_bytes=0), can_offload=False
+        shape, LoadOptions(), replace(machine, ram_free_bytes=0), can_offload=False
     )
     assert not none.fits and none.advice
-    asked = plan_embedding(header, LoadOptions(context_tokens=4096), tight, can_offload=False)
+    asked = plan_embedding(shape, LoadOptions(context_tokens=4096), tight, can_offload=False)
     assert not asked.fits and "--ctx" in asked.advice[0]
-    beyond = plan_embedding(header, LoadOptions(context_tokens=5000), machine, can_offload=False)
+    beyond = plan_embedding(shape, LoadOptions(context_tokens=5000), machine, can_offload=False)
     assert beyond.fits and beyond.context_tokens == 4096
     with pytest.raises(UsageError):
-        plan_embedding(header, LoadOptions(context_tokens=0), machine, can_offload=False)
+        plan_embedding(shape, LoadOptions(context_tokens=0), machine, can_offload=False)
 
 
 def test_a_gpu_that_is_required_and_not_used_is_no_fit(tmp_path: Path) -> None:
-    header = read_header(write_bert(tmp_path / "b.gguf"))
+    shape = read_shape(write_bert(tmp_path / "b.gguf"))
     machine, wish = read_machine(), LoadOptions(require_gpu=True)
-    refused = plan_embedding(header, wish, machine, can_offload=False)
+    refused = plan_embedding(shape, wish, machine, can_offload=False)
     assert not refused.fits and "a GPU is required" in refused.missing
     card = Gpu(0, "a card", 8_000_000_000, 7_000_000_000)
     with_card = replace(machine, gpus=(card,))
-    assert plan_embedding(header, wish, with_card, can_offload=True).fits
+    assert plan_embedding(shape, wish, with_card, can_offload=True).fits
     little = structs.replace(wish, gpu_limit_bytes=1_000_000)
-    assert not plan_embedding(header, little, with_card, can_offload=True).fits
+    assert not plan_embedding(shape, little, with_card, can_offload=True).fits
 
 
 @pytest.mark.parametrize("write", [write_bert, write_qwen3_embedding])

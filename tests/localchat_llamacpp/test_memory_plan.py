@@ -51,7 +51,11 @@ def asked(
     safe_mode: bool = True,
 ) -> MemoryPlan:
     return plan(
-        header, wish or LoadOptions(), machine, can_offload=can_offload, safe_mode=safe_mode
+        model_shape(header),
+        wish or LoadOptions(),
+        machine,
+        can_offload=can_offload,
+        safe_mode=safe_mode,
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.speed_history import NOTHING_MEASURED, Estimate, Measures
-from localchat.model_files.gguf import Header
+from localchat.model_files.architecture import ModelShape, model_shape
 from localchat.model_files.open_gguf import read_header
 from localchat_llamacpp.speed import benchmark, estimate
 from localchat_llamacpp.speed.benchmark import Costs, Finding, Layer, Question
@@ -34,8 +34,12 @@ def rate_of(found: Estimate | None) -> float:
     return found.tokens_per_s
 
 
-def plain(header: Header) -> Running:
-    return Running(header, "f16", False)
+def read_shape(path: Path) -> ModelShape:
+    return model_shape(read_header(path))
+
+
+def plain(shape: ModelShape) -> Running:
+    return Running(shape, "f16", False)
 
 
 @pytest.fixture
@@ -57,10 +61,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Layer]:
 
 
 def test_a_probe_of_the_real_build_gives_a_rate(tmp_path: Path) -> None:
-    header = read_header(write_model(tmp_path / "m.gguf"))
-    found = benchmark.costs(1, bytes_per_token(header), [LAYER], NOTHING_MEASURED)
+    shape = read_shape(write_model(tmp_path / "m.gguf"))
+    found = benchmark.costs(1, bytes_per_token(shape), [LAYER], NOTHING_MEASURED)
     assert all(0 < rate < 1e13 for rate in found.bytes_per_s.values())
-    assert found.bytes_per_s.keys() == bytes_per_token(header).keys()
+    assert found.bytes_per_s.keys() == bytes_per_token(shape).keys()
     assert 0 < found.layer_s[LAYER] < 1
     assert 0 < found.step_s < 1
 
@@ -69,9 +73,9 @@ LAYER = Layer(4, 2, 32, "q8_0", True, Q8_0)
 
 
 def test_a_probe_that_fails_gives_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    header = read_header(write_model(tmp_path / "m.gguf"))
+    shape = read_shape(write_model(tmp_path / "m.gguf"))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
-    assert expected_rate(plain(header), 1, NOTHING_MEASURED) is None
+    assert expected_rate(plain(shape), 1, NOTHING_MEASURED) is None
 
 
 def test_a_probe_that_crashes_leaves_nothing_behind(
@@ -94,10 +98,10 @@ def test_a_probe_that_crashes_leaves_nothing_behind(
 def test_a_stand_in_is_a_model_of_the_size_it_says(tmp_path: Path) -> None:
     model = StandIn(2, 4, 2, 32, 64, 96, Q8_0)
     write(tmp_path / "s.gguf", model)
-    header = read_header(tmp_path / "s.gguf")
-    layers = [one.size_bytes for one in header.tensors if one.name.startswith("blk.")]
+    shape = read_shape(tmp_path / "s.gguf")
+    layers = [one.size_bytes for one in shape.weights if one.part == "layer"]
     assert sum(layers) == model.weights_bytes
-    assert header.number("block_count") == 2
+    assert shape.all_layers == 2
 
 
 Answer = Callable[[Question], list[Finding]]
@@ -202,8 +206,8 @@ def test_a_probe_that_was_badly_placed_is_not_believed(
 def test_an_embedding_counts_only_where_it_is_the_output_too(tmp_path: Path) -> None:
     size = Size(layers=1, code=Q8_0)
     embedding = size.width * size.vocab * 34 // 32
-    tied = read_header(qwen2(size).sparse(tmp_path / "tied.gguf"))
-    apart = read_header(llama(size).sparse(tmp_path / "apart.gguf"))
+    tied = read_shape(qwen2(size).sparse(tmp_path / "tied.gguf"))
+    apart = read_shape(llama(size).sparse(tmp_path / "apart.gguf"))
     assert bytes_per_token(tied) == bytes_per_token(apart)
     assert bytes_per_token(tied)[Q8_0] > embedding
 
@@ -211,9 +215,9 @@ def test_an_embedding_counts_only_where_it_is_the_output_too(tmp_path: Path) -> 
 def test_experts_count_as_far_as_they_are_used(tmp_path: Path) -> None:
     raw = llama(Size(layers=1, extra={"llama.expert_count": 8, "llama.expert_used_count": 2}))
     experts = Tensor("blk.0.ffn_up_exps.weight", (64, 128, 8), F16)
-    alone = bytes_per_token(read_header(raw.sparse(tmp_path / "plain.gguf")))
+    alone = bytes_per_token(read_shape(raw.sparse(tmp_path / "plain.gguf")))
     more = type(raw)(raw.metadata, [*raw.tensors, experts])
-    found = bytes_per_token(read_header(more.sparse(tmp_path / "more.gguf")))
+    found = bytes_per_token(read_shape(more.sparse(tmp_path / "more.gguf")))
     assert found[F16] - alone[F16] == 64 * 128 * 2 * 2
 
 
@@ -223,9 +227,9 @@ def test_experts_count_as_far_as_they_are_used(tmp_path: Path) -> None:
 def test_a_token_takes_its_products_and_a_constant_a_layer(
     tmp_path: Path, asked: list[Layer]
 ) -> None:
-    header = read_header(llama(Size(layers=5)).sparse(tmp_path / "m.gguf"))
-    rate = rate_of(expected_rate(plain(header), 2, NOTHING_MEASURED))
-    products_s = sum(count / RATES[code] for code, count in bytes_per_token(header).items())
+    shape = read_shape(llama(Size(layers=5)).sparse(tmp_path / "m.gguf"))
+    rate = rate_of(expected_rate(plain(shape), 2, NOTHING_MEASURED))
+    products_s = sum(count / RATES[code] for code, count in bytes_per_token(shape).items())
     beside_s = 0.93 / rate - products_s - 5 * LAYER_S - STEP_S
     assert 0 < beside_s < 1e-3  # the loop's own
 
@@ -234,16 +238,16 @@ def test_a_layer_is_measured_with_the_models_heads_and_cache(
     tmp_path: Path, asked: list[Layer]
 ) -> None:
     size = Size(heads=4, kv_heads=2, head_width=32)
-    header = read_header(llama(size).sparse(tmp_path / "m.gguf"))
-    expected_rate(Running(header, "q8_0", True), 2, NOTHING_MEASURED)
+    shape = read_shape(llama(size).sparse(tmp_path / "m.gguf"))
+    expected_rate(Running(shape, "q8_0", True), 2, NOTHING_MEASURED)
     assert asked == [Layer(4, 2, 32, "q8_0", True, F16)]
 
 
 def test_heads_that_no_stand_in_can_have_cost_a_usual_layer(
     tmp_path: Path, asked: list[Layer]
 ) -> None:
-    header = read_header(llama(Size(layers=3)).sparse(tmp_path / "m.gguf"))
-    unusual = Running(header, "q8_0", True)  # 16 columns are no whole block of 32
+    shape = read_shape(llama(Size(layers=3)).sparse(tmp_path / "m.gguf"))
+    unusual = Running(shape, "q8_0", True)  # 16 columns are no whole block of 32
     assert unusual.layer is None
     rate = rate_of(expected_rate(unusual, 2, NOTHING_MEASURED))
     assert 1 / rate > 3 * 0.2e-3
@@ -252,14 +256,14 @@ def test_heads_that_no_stand_in_can_have_cost_a_usual_layer(
 def test_what_was_measured_beside_other_programs_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    header = read_header(llama(Size(layers=5)).sparse(tmp_path / "m.gguf"))
-    heads = plain(header).layer
+    shape = read_shape(llama(Size(layers=5)).sparse(tmp_path / "m.gguf"))
+    heads = plain(shape).layer
     assert heads is not None
 
     def found(layer_s: float, quiet: bool) -> Estimate:
         answer = Costs(RATES, {heads: layer_s}, 20e-3, quiet)
         monkeypatch.setattr(estimate, "costs", lambda *asked: answer)
-        expected = expected_rate(plain(header), 2, NOTHING_MEASURED)
+        expected = expected_rate(plain(shape), 2, NOTHING_MEASURED)
         assert expected is not None
         return expected
 
@@ -270,8 +274,8 @@ def test_what_was_measured_beside_other_programs_says_so(
 
 
 def test_past_runs_correct_the_estimate(tmp_path: Path, asked: list[Layer]) -> None:
-    small = read_header(llama(Size(layers=1)).sparse(tmp_path / "small.gguf"))
-    large = read_header(gemma3(Size(layers=8, code=Q8_0)).sparse(tmp_path / "large.gguf"))
+    small = read_shape(llama(Size(layers=1)).sparse(tmp_path / "small.gguf"))
+    large = read_shape(gemma3(Size(layers=8, code=Q8_0)).sparse(tmp_path / "large.gguf"))
     first = rate_of(expected_rate(plain(small), 2, NOTHING_MEASURED))
     other = rate_of(expected_rate(plain(large), 2, NOTHING_MEASURED))
 
@@ -287,9 +291,9 @@ def test_past_runs_correct_the_estimate(tmp_path: Path, asked: list[Layer]) -> N
 
 
 def test_layers_on_cards_are_priced_by_bandwidth(tmp_path: Path, asked: list[Layer]) -> None:
-    header = read_header(llama(Size(layers=7)).sparse(tmp_path / "m.gguf"))
-    running = plain(header)
-    work = sum(bytes_per_token(header).values())
+    shape = read_shape(llama(Size(layers=7)).sparse(tmp_path / "m.gguf"))
+    running = plain(shape)
+    work = sum(bytes_per_token(shape).values())
     machine = Machine("x", frozenset(), 4, 1, 1, gpus=(Gpu(0, "card", 1, 1, bytes_per_s=10**11),))
     plans = [replace(PLAN, layers=8, gpu_layers=layers) for layers in (8, 4)]
     whole, half = (
@@ -299,7 +303,7 @@ def test_layers_on_cards_are_priced_by_bandwidth(tmp_path: Path, asked: list[Lay
     assert whole == pytest.approx(1 / (work / 0.9e11 + 7 * 100e-6))
     assert 1 / half == pytest.approx(0.5 / whole + 0.5 / cpu)
     # Past runs of any model here were half as fast as estimated: so is this one.
-    past = [past_run(header, "f16", whole / 2)]
+    past = [past_run(shape, "f16", whole / 2)]
     again = offloaded_rate(running, plans[0], machine, 4, NOTHING_MEASURED, past)
     assert rate_of(again) == pytest.approx(whole / 2)
     unknown = replace(machine, gpus=(Gpu(0, "card", 1, 1),))

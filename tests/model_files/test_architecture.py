@@ -133,12 +133,12 @@ def test_values_are_padded_to_the_widest_layer_where_flash_attention_is_off() ->
 
 
 def test_weights_are_split_by_layer_from_the_end() -> None:
-    untied, tied = header(llama(Size(layers=4))), header(qwen2(Size(layers=4)))
+    untied, tied = shape(llama(Size(layers=4))), shape(qwen2(Size(layers=4)))
     embedding = 64 * 320 * 2
     assert weights_split(untied, 0) == (untied.weights_bytes, 0)
     assert weights_split(untied, 5) == (embedding, untied.weights_bytes - embedding)
     # The output goes first, and where it is the embedding too it is copied.
     assert weights_split(untied, 1) == (untied.weights_bytes - embedding - 256, embedding + 256)
     assert weights_split(tied, 1) == (tied.weights_bytes - 256, embedding + 256)
-    block = sum(tensor.size_bytes for tensor in tied.tensors if tensor.name.startswith("blk.3."))
+    block = sum(weight.size_bytes for weight in tied.weights if weight.layer == 3)
     assert weights_split(tied, 2).gpu == embedding + 256 + block

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from localchat.errors import ModelInvalid
-from localchat.model_files.checkpoint import Checkpoint, read_checkpoint, read_unloaded
+from localchat.model_files.checkpoint import Checkpoint, read_checkpoint, read_summary
 
 EMPTY = (2).to_bytes(8, "little") + b"{}"
 
@@ -48,7 +48,7 @@ def test_for_weights_of_chance_the_settings_are_enough(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "quant_config.json").write_text('{"w_bit": 4}')
     with pytest.raises(ModelInvalid, match="is a folder"):
-        read_unloaded(tmp_path)
-    found = read_unloaded(tmp_path, dummy_weights=True)
+        read_summary(tmp_path)
+    found = read_summary(tmp_path, dummy_weights=True)
     assert isinstance(found, Checkpoint)
     assert (found.headers, found.quantization) == ((), "AWQ")

@@ -12,8 +12,8 @@ import pytest
 from localchat.config.paths import find_paths
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
+from localchat.model_files.architecture import ModelShape
 from localchat.model_files.checkpoint import Checkpoint
-from localchat.model_files.gguf import Header
 from localchat.models.catalog import Entry, read_catalogue
 from localchat.models.names import parse
 from localchat.models.synthetic.gguf import drawn_for, drawn_header, read_blueprints
@@ -141,8 +141,8 @@ def test_drawn_checkpoints_are_as_large_as_the_published_ones(word: str, gigabyt
 
 def test_an_embedding_model_is_drawn_as_one() -> None:
     drawn = drawn_for(parse("qwen3-embedding:0.6b", read_catalogue(find_paths(os.environ))))
-    assert isinstance(drawn, Header)
-    assert drawn.metadata["qwen3.pooling_type"] == 3
+    assert isinstance(drawn, ModelShape)
+    assert drawn.pooling == "last"
 
 
 def test_every_checkpoint_of_the_catalogue_whose_shape_is_known_is_drawn() -> None:

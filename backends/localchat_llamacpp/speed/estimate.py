@@ -12,9 +12,8 @@ from typing import NamedTuple
 from localchat.fit.hardware import Machine
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.speed_history import Estimate, Measures
-from localchat.model_files.architecture import model_shape
+from localchat.model_files.architecture import ModelShape
 from localchat.model_files.ggml_types import KV_FORMATS, NUMBER_FORMATS
-from localchat.model_files.gguf import Header
 from localchat_llamacpp.speed.benchmark import Costs, Layer, costs
 
 _LOOP_S = 0.4e-3
@@ -40,16 +39,16 @@ _WIDEST_HEAD = 512
 class Running(NamedTuple):
     """A model and how its cache is kept. flash: whether attention is flash attention."""
 
-    header: Header
+    shape: ModelShape
     kv_type: str
     flash: bool
 
     @property
     def layer(self) -> Layer | None:
         """What most of its attending layers are alike; None where none attends, or in a way of its own."""
-        shape = model_shape(self.header)
+        shape = self.shape
         keys = [layer.keys for layer in shape.layers if layer.keys]
-        work = bytes_per_token(self.header)
+        work = bytes_per_token(shape)
         if not keys or not shape.head_width or not shape.heads or not work:
             return None
         kv_heads = max(sorted(keys)[len(keys) // 2] // shape.head_width, 1)
@@ -68,9 +67,9 @@ class PastRun(NamedTuple):
     tokens_per_s: float
 
 
-def past_run(header: Header, kv_type: str, tokens_per_s: float) -> PastRun:
+def past_run(shape: ModelShape, kv_type: str, tokens_per_s: float) -> PastRun:
     """With flash attention where the cache is quantized, as the planner has it on a CPU."""
-    return PastRun(Running(header, kv_type, KV_FORMATS[kv_type].block > 1), tokens_per_s)
+    return PastRun(Running(shape, kv_type, KV_FORMATS[kv_type].block > 1), tokens_per_s)
 
 
 def expected_rate(
@@ -84,11 +83,11 @@ def expected_rate(
 
     past: models that ran here with as many threads. How far the estimate was off for them corrects it.
     """
-    known = [one for one in past if bytes_per_token(one.running.header)]
+    known = [one for one in past if bytes_per_token(one.running.shape)]
     every = [running, *(one.running for one in known)]
-    if not bytes_per_token(running.header):
+    if not bytes_per_token(running.shape):
         return None
-    codes = {code for one in every for code in bytes_per_token(one.header)}
+    codes = {code for one in every for code in bytes_per_token(one.shape)}
     layers = [layer for one in every if (layer := one.layer) is not None]
     found = costs(threads, codes, layers, measures)
     step_s = _step_s(running, found)
@@ -102,7 +101,7 @@ def expected_rate(
 
 def _step_s(running: Running, found: Costs) -> float | None:
     """One token's time; None where the rate of a format is not known."""
-    work = bytes_per_token(running.header)
+    work = bytes_per_token(running.shape)
     if not work.keys() <= found.bytes_per_s.keys():
         return None
     layer = running.layer
@@ -111,7 +110,7 @@ def _step_s(running: Running, found: Costs) -> float | None:
     if not found.quiet:
         # Threads that wait for a core do so after each of many operations: a large product tells more.
         layer_s = min(layer_s, unknown)
-    shape = model_shape(running.header)
+    shape = running.shape
     return (
         _products_s(work, found.bytes_per_s)
         + len(shape.layers) * layer_s
@@ -136,8 +135,8 @@ def offloaded_rate(
     speeds = [gpu.bytes_per_s for gpu in machine.gpus]
     if not speeds or not all(speeds) or not plan.layers:
         return None
-    off = [1 / (one.tokens_per_s * _on_card_s(one.running.header, min(speeds))) for one in past]
-    whole_s = _on_card_s(running.header, min(speeds)) * (median(off) if off else 1.0)
+    off = [1 / (one.tokens_per_s * _on_card_s(one.running.shape, min(speeds))) for one in past]
+    whole_s = _on_card_s(running.shape, min(speeds)) * (median(off) if off else 1.0)
     on_cards = plan.gpu_layers / plan.layers
     if on_cards >= 1:
         return Estimate(1 / whole_s)
@@ -148,9 +147,9 @@ def offloaded_rate(
     return Estimate(1 / (on_cards * whole_s + rest_s), on_cpu.disturbed)
 
 
-def _on_card_s(header: Header, bytes_per_s: int) -> float:
-    read = sum(bytes_per_token(header).values())
-    return read / (_READING_SHARE * bytes_per_s) + _CARD_LAYER_S * header.number("block_count")
+def _on_card_s(shape: ModelShape, bytes_per_s: int) -> float:
+    read = sum(bytes_per_token(shape).values())
+    return read / (_READING_SHARE * bytes_per_s) + _CARD_LAYER_S * shape.all_layers
 
 
 def _products_s(work: Mapping[int, int], rates: Mapping[int, float]) -> float:
@@ -168,21 +167,18 @@ def _ratio(measured: Sequence[float]) -> float:
     return min(max(found, _LEAST_RATIO), _MOST_RATIO)
 
 
-def bytes_per_token(header: Header) -> dict[int, int]:
+def bytes_per_token(shape: ModelShape) -> dict[int, int]:
     """Bytes of weights that one token reads, by ggml's type number: of experts those in use, and of an input
     embedding nothing unless it is the output too. Vectors are left out."""
-    layers = header.number("block_count")
-    experts = header.number("expert_count")
-    used = max(header.numbers("expert_used_count", layers), default=0)
-    tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
-    codes = {form.name: code for code, form in NUMBER_FORMATS.items()}
+    tied = shape.tied
+    codes = {format_.name: code for code, format_ in NUMBER_FORMATS.items()}
     found: dict[int, int] = {}
-    for tensor in header.tensors:
-        if len(tensor.shape) < 2 or (tensor.name == "token_embd.weight" and not tied):
+    for weight in shape.weights:
+        if len(weight.shape) < 2 or (weight.part == "embedding" and not tied):
             continue
-        read = tensor.size_bytes
-        if "_exps." in tensor.name and experts:
-            read = read * used // experts
-        code = codes[tensor.form.name]
+        read = weight.size_bytes
+        if weight.routed and shape.experts:
+            read = read * shape.experts_used // shape.experts
+        code = codes[weight.format.name]
         found[code] = found.get(code, 0) + read
     return found

@@ -12,14 +12,14 @@ from typing import Final
 import httpx2
 
 from localchat.errors import ModelInvalid, NetworkError
+from localchat.model_files.architecture import model_shape
 from localchat.model_files.checkpoint import (
     BESIDE,
     CONFIG,
-    Checkpoint,
+    ModelSummary,
     read_checkpoint_sources,
     weight_files,
 )
-from localchat.model_files.gguf import Header
 from localchat.model_files.open_gguf import check_model, joined, read_source
 from localchat.models.hub.client import Hub, TryAgain
 from localchat.models.hub.download import fetch_patiently
@@ -112,8 +112,8 @@ class HubSource:
         return offset
 
 
-def look_into(choice: Choice, hub: Hub, tell: Tell, patience: RetryPolicy) -> Header | Checkpoint:
-    """The header of a GGUF (of a split one all parts), or config.json and the headers of the weights of a
+def look_into(choice: Choice, hub: Hub, tell: Tell, patience: RetryPolicy) -> ModelSummary:
+    """The shape of a GGUF (of a split one all parts), or config.json and the headers of the weights of a
     safetensors repository. Raises NetworkError, ModelInvalid."""
     budget = Budget(MOST_BYTES)
 
@@ -127,9 +127,9 @@ def look_into(choice: Choice, hub: Hub, tell: Tell, patience: RetryPolicy) -> He
     if choice.variant.format == "gguf":
         headers = [read_source(source(file)) for file in choice.files]
         if len(headers) > 1:
-            return joined(headers, choice.name)
+            return model_shape(joined(headers, choice.name))
         check_model(headers[0])
-        return headers[0]
+        return model_shape(headers[0])
     weights = weight_files([path for path in by_path if path.endswith(".safetensors")])
     config = next((path for path in by_path if PurePosixPath(path).name == CONFIG), None)
     if config is None:

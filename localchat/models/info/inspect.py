@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from localchat.backend_api.registry import choose_for_file, choose_for_model
 from localchat.errors import LocalchatError
+from localchat.model_files.architecture import model_shape
 from localchat.model_files.checkpoint import read_checkpoint
 from localchat.model_files.gguf import Header
 from localchat.model_files.open_gguf import read_header
@@ -35,7 +36,7 @@ def inspect(model: Model, *, vocabulary: bool = False) -> Inspection:
         backend = choose_for_file(model.path).backend
     except LocalchatError as problem:
         return Inspection(None, None, _told(problem, model))
-    return Inspection(header, facts_of(header), backend.objection(header))
+    return Inspection(header, facts_of(header), backend.objection(model_shape(header)))
 
 
 def _checkpoint(folder: Path, *, vocabulary: bool) -> Inspection:

@@ -13,7 +13,8 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from localchat.model_files.checkpoint import Unloaded
+from localchat.model_files.architecture import ModelShape, model_shape
+from localchat.model_files.checkpoint import ModelSummary
 from localchat.model_files.ggml_types import FILE_TYPES, NUMBER_FORMATS, NumberFormat, stored_bytes
 from localchat.model_files.gguf import Array, Header, Tensor, Value
 from localchat.models.catalog import Entry
@@ -93,7 +94,7 @@ def read_blueprints() -> Mapping[str, PublishedShape]:
     return {name: shape for shape in shapes for name in shape.models}
 
 
-def drawn_for(reference: Reference) -> Unloaded | None:
+def drawn_for(reference: Reference) -> ModelSummary | None:
     """The header or the checkpoint behind a name of the catalogue; None for other names and for forms that
     cannot be drawn."""
     from localchat.models.synthetic.safetensors import drawn_checkpoint
@@ -119,7 +120,7 @@ def drawable(reference: Reference) -> tuple[str, ...]:
     )
 
 
-def drawn_header(entry: Entry, shape: PublishedShape, quantization: str) -> Header | None:
+def drawn_header(entry: Entry, shape: PublishedShape, quantization: str) -> ModelShape | None:
     """The header that a file of this model would have, as far as memory goes; None for a quantization whose
     mix is not known here. `entry`: its context is taken."""
     mix = MIXES.get(canonical(quantization))
@@ -151,7 +152,9 @@ def drawn_header(entry: Entry, shape: PublishedShape, quantization: str) -> Head
         metadata[f"{name}.expert_used_count"] = shape.experts_used
         metadata[f"{name}.expert_feed_forward_length"] = shape.feed
     whole = sum(tensor.size_bytes for tensor in tensors)
-    return Header(f"{entry.name}-{quantization.lower()}", 3, metadata, tensors, 0, whole)
+    return model_shape(
+        Header(f"{entry.name}-{quantization.lower()}", 3, metadata, tensors, 0, whole)
+    )
 
 
 def _tensors(shape: PublishedShape, mix: Mix) -> Iterator[Tensor]:

@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from localchat.errors import ModelInvalid, NetworkError
-from localchat.model_files.checkpoint import Checkpoint, Unloaded, read_checkpoint
-from localchat.model_files.gguf import Header
+from localchat.model_files.architecture import ModelShape, model_shape
+from localchat.model_files.checkpoint import Checkpoint, ModelSummary, read_checkpoint
 from localchat.model_files.open_gguf import read_header
 from localchat.models.hub import remote_header
 from localchat.models.hub.client import Hub
@@ -31,7 +32,7 @@ class Looker:
         self.hub = hub
         self.waits: list[float] = []
 
-    def __call__(self, word: str) -> Unloaded:
+    def __call__(self, word: str) -> ModelSummary:
         patience = RetryPolicy(tries=3, sleep=self.waits.append)
         hub = Hub(self.hub.url, None, 5.0)
         choice = look_up(parse(word, {}), hub, lambda _: None, patience)
@@ -50,10 +51,10 @@ def test_a_gguf_is_known_by_its_first_bytes(look: Looker, hub: FakeHub, tmp_path
     whole = llama(LARGE).encode()
     look.add({"model-q4_0.gguf": whole})
     found = look("maker/Model")
-    assert isinstance(found, Header)
+    assert isinstance(found, ModelShape)
     (tmp_path / "m.gguf").write_bytes(whole)
-    local = read_header(tmp_path / "m.gguf")
-    assert (found.metadata, found.tensors) == (local.metadata, local.tensors)
+    local = model_shape(read_header(tmp_path / "m.gguf"))
+    assert replace(found, name=local.name) == local
     assert hub.sent < len(whole) / 4
     assert all("Range" in one.headers for one in hub.requests("header"))
     assert not hub.requests("store")
@@ -63,9 +64,9 @@ def test_all_parts_of_a_split_model_count(look: Looker, tmp_path: Path) -> None:
     parts = write_split(tmp_path, "model-q4_k_m", 3, Size(layers=4))
     look.add({part.name: part.read_bytes() for part in parts})
     found = look("maker/Model")
-    local = read_header(parts[0])
-    assert isinstance(found, Header)
-    assert found.tensors == local.tensors
+    local = model_shape(read_header(parts[0]))
+    assert isinstance(found, ModelShape)
+    assert found.weights == local.weights
     assert found.file_bytes == local.file_bytes
 
 
