@@ -1,6 +1,6 @@
 """Embedding in the engine process: tokenizes texts at once, computes one request after the other.
 
-There is no loop here: a text is one step, and nothing of it is sampled, cached or drafted.
+There is no engine core here: a text is one step, and nothing of it is sampled, cached or drafted.
 """
 
 import queue
@@ -18,7 +18,7 @@ ONLY_EMBEDS = "It gives embeddings and writes no text."
 
 Phase: TypeAlias = Literal["queued", "loading"]
 VectorsCallback = Callable[[int, list[list[float]], tuple[int, ...]], None]
-"""(request, its vectors, how many tokens each text took)."""
+"""Called with the request, its vectors, and how many tokens each text took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class _EmbedRequest:
 
 
 class EmbeddingQueue:
-    """`take` belongs to desk threads, `run` to the main one, `stop` and `stats` to any. `give` and `fail` are
-    told what comes of a request. context_tokens: the longest text."""
+    """Queue of embedding requests. `submit` belongs to input threads, `run` to the main one, the rest to
+    any."""
 
     def __init__(
         self,
@@ -40,6 +40,7 @@ class EmbeddingQueue:
         on_vectors: VectorsCallback,
         fail: Callable[[int, LocalchatError], None],
     ) -> None:
+        """`context_tokens`: longest text. `on_vectors` and `fail` get the result of a request."""
         self._model = model
         self._name = name
         self._context = context_tokens
@@ -51,24 +52,24 @@ class EmbeddingQueue:
         self._running = False
 
     def submit(self, id_: int, texts: Sequence[str]) -> None:
-        """Read a request and queue it, also before the model is loaded. Raises UsageError,
+        """Tokenize a request and queue it, also before the model is loaded. Raises UsageError,
         ContextExceeded."""
         try:
-            tokens = self._read(texts)
+            tokens = self._tokenize(texts)
         except LocalchatError as error:
             self._counters.record_failure(error)
             raise
         self._waiting.put(_EmbedRequest(id_, tokens))
 
-    def _read(self, texts: Sequence[str]) -> list[list[int]]:
+    def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         if len(texts) > MOST_TEXTS:
-            raise UsageError(f"{len(texts)} texts at once: at most {MOST_TEXTS} are taken")
+            raise UsageError(f"a request may hold {MOST_TEXTS} texts; this one has {len(texts)}")
         read = []
         for number, text in enumerate(texts):
             which = f"text {number + 1} of {len(texts)}" if len(texts) > 1 else "the text"
             tokens = self._model.text_tokens(text)
             if not tokens:
-                raise UsageError(f"{which} is empty: there is nothing to embed")
+                raise UsageError(f"{which} is empty, so there is nothing to embed")
             if len(tokens) > self._context:
                 raise ContextExceeded(
                     f"{which} has {len(tokens):,} tokens, and {self._name} reads {self._context:,} at once",
@@ -102,7 +103,7 @@ class EmbeddingQueue:
             self._embedder.abort()
 
     def stats(self) -> EngineStats:
-        """What was counted, and how many requests there are now."""
+        """Counters, and how many requests there are now."""
         phase: Phase = "loading" if self._embedder is None else "queued"
         figures = MetricsSnapshot(
             phase="prefill" if self._running else phase,

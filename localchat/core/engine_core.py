@@ -1,4 +1,7 @@
-"""The loop: collect, decide, plan, launch, and only then tell, so that the telling costs no step."""
+"""Engine core: collects a step, processes its result, schedules and launches the next, then sends events.
+
+Events are sent after the launch, so that sending them costs no step.
+"""
 
 import queue
 import threading
@@ -25,7 +28,7 @@ _METRICS_INTERVAL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class EngineCallbacks:
-    """Where the loop's words go: events of a step, a request's failure, sentences for the user."""
+    """Outputs of the engine core: events of a step, failures of requests, sentences for the user."""
 
     send_events: Callable[[list[tuple[int, Event]]], None]
     send_failure: Callable[[int, LocalchatError], None]
@@ -33,25 +36,21 @@ class EngineCallbacks:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cancel:
+class _CancelCommand:
     """`step`: number of the step that was launched or in the making when it came."""
 
     id: int
     step: int
+    """Number of the step that was launched or being built when the cancel came."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Stop:
+class _StopCommand:
     pass
 
 
 class EngineCore:
-    """Drives one runner. `run` belongs to one thread; `submit`, `cancel`, `stop` and `stats` to any.
-
-    `speculation`: whether requests may have drafts. `counts`: what is counted of them, also elsewhere.
-    `together_s`: how long what fast steps tell may wait for more of it. `audit`: check the books whenever
-    nothing runs, and that nothing is left behind (tests).
-    """
+    """Drives one runner. `run` belongs to one thread; `submit`, `cancel`, `stop` and `stats` to any."""
 
     def __init__(
         self,
@@ -66,16 +65,19 @@ class EngineCore:
         audit: bool = False,
         coalesce_s: float = 0.0,
     ) -> None:
+        """`speculation`: requests may have drafts. `counters` are shared with whoever else counts
+        requests. `coalesce_s`: see EventSender. `audit`: check the KV cache whenever nothing runs, and
+        that nothing is left over (tests)."""
         can = runner.capabilities
         assert can.depth == 1 or can.block_tokens, (
-            "the books of slots cut what a step launched ahead writes"
+            "a KV cache of slots truncates what a step launched ahead writes"
         )
         self._runner = runner
         self._depth = can.depth
         self._kv_cache = kv_cache
         self._callbacks = callbacks
         self._audit = audit
-        # Drafts that were wrong have to be cut away again.
+        # Rejected drafts have to be truncated.
         self._speculation = speculation and can.rewind != "checkpoint"
         token_budget = TokenBudget(can.step_target_s, can.max_step_tokens, can.shared_step_target_s)
         self._scheduler = Scheduler(can, kv_cache, token_budget)
@@ -95,32 +97,34 @@ class EngineCore:
         self._commands_lock = threading.Lock()
         self._step = 0
         self._stopped = False
-        self._commands: queue.SimpleQueue[RequestState | _Cancel | _Stop] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[RequestState | _CancelCommand | _StopCommand] = (
+            queue.SimpleQueue()
+        )
         self._in_flight: deque[ScheduledStep] = deque()
         self._sole_request: int | None = None
         self._stuck = False
-        self._metrics, self._metrics_s = self._event_sender.now(None, 0, 0), 0.0
+        self._metrics, self._metrics_s = self._event_sender.snapshot(None, 0, 0), 0.0
 
-    # ------------------------------------------------------------------------ orders
+    # ------------------------------------------------------------------------ commands
 
     def submit(self, request_state: RequestState) -> None:
         """Queue a request whose sequences are made."""
         self._commands.put(request_state)
 
     def cancel(self, id_: int) -> None:
-        """Stop a request: it leaves at the next plan. A step that holds it alone is cut short."""
+        """Cancel a request: it leaves with the next plan. A step that computes it alone is cut short."""
         with self._commands_lock:
-            self._commands.put(_Cancel(id_, self._step))
+            self._commands.put(_CancelCommand(id_, self._step))
         if self._sole_request == id_:
             self._runner.abort()
 
     def stop(self) -> None:
         """End `run`: every request under way fails with EngineClosed."""
-        self._commands.put(_Stop())
+        self._commands.put(_StopCommand())
         self._runner.abort()
 
     def stats(self) -> EngineStats:
-        """All requests together, as they were a twentieth of a second ago at most, and what was counted."""
+        """Counters and metrics of all requests, a twentieth of a second old at most."""
         return self._counters.stats(
             self._metrics,
             list(self.output_processor.requests.values()),
@@ -132,7 +136,7 @@ class EngineCore:
     def preemptions(self) -> int:
         return self._scheduler.preemptions
 
-    # ------------------------------------------------------------------------ turns
+    # ------------------------------------------------------------------------ steps
 
     def run(self) -> None:
         """Serve until `stop`."""
@@ -147,7 +151,7 @@ class EngineCore:
             self.output_processor.fail(request_state, EngineClosed("the engine was closed"))
 
     def step(self) -> None:
-        """One turn: at most one step is collected, as many are launched as the runner takes."""
+        """Collect at most one step, and launch as many as the runner takes."""
         if self._in_flight:
             scheduled = self._in_flight.popleft()
             result = self._runner.collect()
@@ -158,15 +162,15 @@ class EngineCore:
             if result.status != "ok":
                 self._block_in_flight()
         while len(self._in_flight) < self._depth:
-            # What came while the last step ran counts for this one.
+            # Commands that came while the last step ran count for this one.
             self.process_commands()
             if self._stopped:
                 return
-            planned_step = self._scheduler.schedule()
-            if planned_step is None:
+            following = self._scheduler.schedule()
+            if following is None:
                 break
-            self._in_flight.append(planned_step)
-            self._runner.launch(planned_step.plan)
+            self._in_flight.append(following)
+            self._runner.launch(following.plan)
         self._update_sole_request()
         self._send_queue_positions()
         now_s = time.perf_counter()
@@ -182,23 +186,26 @@ class EngineCore:
             or (running, waiting) != (known.running, known.waiting)
             or (now_s >= self._metrics_s + _METRICS_INTERVAL_S)
         ):
-            self._metrics, self._metrics_s = self._event_sender.now(None, running, waiting), now_s
+            self._metrics, self._metrics_s = (
+                self._event_sender.snapshot(None, running, waiting),
+                now_s,
+            )
 
     def _next_s(self) -> float:
-        """Seconds until the next turn tells something, as far as steps like the launched one were seen."""
-        costs = self.output_processor.costs
+        """Seconds until the next step has events, as far as steps like the launched one were measured."""
+        costs = self.output_processor.step_costs
         if not self._in_flight or not self._in_flight[0].is_decode or not costs.known():
             return float("inf")
         return costs.seconds(self._in_flight[0].width)
 
     @property
     def idle(self) -> bool:
-        """Nothing runs, waits or is ordered."""
+        """Nothing runs or waits, and no command is left."""
         return not self._in_flight and self._scheduler.idle and self._commands.empty()
 
     def process_commands(self) -> None:
-        """What was ordered so far, without waiting. A cancel that comes from now on comes in the next step."""
-        commands: list[RequestState | _Cancel | _Stop] = []
+        """Execute the commands so far, without waiting. A later cancel counts for the next step."""
+        commands: list[RequestState | _CancelCommand | _StopCommand] = []
         with self._commands_lock:
             while not self._commands.empty():
                 commands.append(self._commands.get())
@@ -206,19 +213,21 @@ class EngineCore:
         for command in commands:
             self._execute(command)
 
-    def _execute(self, command: "RequestState | _Cancel | _Stop") -> None:
+    def _execute(self, command: "RequestState | _CancelCommand | _StopCommand") -> None:
         match command:
             case RequestState():
                 self._begin(command)
-            case _Cancel(id_, step):
+            case _CancelCommand(id_, step):
                 self._count_late(id_, step)
                 self.output_processor.cancel(id_)
-            case _Stop():
+            case _StopCommand():
                 self._stopped = True
 
     def _count_late(self, id_: int, step: int) -> None:
-        """Rows of a request that were launched after the step in which its cancel came: none, while orders
-        are taken before each plan."""
+        """Count rows of a request launched after the step in which its cancel came.
+
+        There are none as long as commands are executed before each plan.
+        """
         for scheduled in self._in_flight:
             if scheduled.plan.number > step:
                 self._counters.late_rows += any(
@@ -232,16 +241,16 @@ class EngineCore:
             return
         first, *others = request_state.sequences
         if self._speculation and request_state.request.speculation:
-            earlier = self.output_processor.earlier.of(request_state.request.salt)
+            earlier = self.output_processor.earlier_texts.of(request_state.request.salt)
             first.proposer = NgramProposer(
-                request_state.tokens, self.output_processor.costs, earlier
+                request_state.tokens, self.output_processor.step_costs, earlier
             )
         for other in others:
             other.state = State.FORKING
         self._scheduler.add(first)
 
     def _block_in_flight(self) -> None:
-        """A step came back short, so the one launched behind it will too: nothing more follows that one."""
+        """Block sequences after a step that came back short: the step launched behind it will too."""
         for scheduled in self._in_flight:
             for row in scheduled.rows:
                 row.sequence.blocked = True
@@ -260,22 +269,24 @@ class EngineCore:
                 )
 
     def _check_stuck(self) -> None:
-        """Nothing is in flight. What cannot move twice in a row is an error to tell, not to wait on: the
-        first time somebody may have been set back."""
+        """Fail a request that cannot run, when nothing is in flight twice in a row.
+
+        The first time, a sequence may just have been preempted.
+        """
         stuck = [*self._scheduler.running, *self._scheduler.waiting]
         if stuck and self._stuck:
             self._fail_without_room(stuck[0])
         elif self._audit and self._scheduler.idle:
             self._kv_cache.check()
-            assert self._kv_cache.usage().live == 0, "KV is live and nobody runs"
-            assert not self.output_processor.requests, "a request is under way and nobody runs"
+            assert self._kv_cache.usage().live == 0, "KV is live and nothing runs"
+            assert not self.output_processor.requests, "a request is under way and nothing runs"
         self._stuck = bool(stuck) and not self._stuck
 
     def _fail_without_room(self, sequence: Sequence) -> None:
         self.output_processor.fail(
             sequence.request_state,
             DoesNotFit(
-                f"no room in the KV cache for a sequence of {sequence.known} tokens",
+                f"the KV cache has no room for a sequence of {sequence.known} tokens",
                 hint=f"use a longer context (--ctx){self.output_processor.or_smaller_kv}",
             ),
         )

@@ -1,4 +1,4 @@
-"""What the loop tells the doors: events of a job, gathered in a step and sent as one frame."""
+"""Event sender: collects the events of a step for the parent process and sends them as one frame."""
 
 from collections.abc import Callable
 
@@ -26,19 +26,19 @@ from localchat.errors import LocalchatError
 
 _METRICS_INTERVAL_S = 0.1
 COALESCE_S = 0.015
-"""What fast steps tell waits so long for what the next ones will tell. A frame for every token wakes its reader
-700 times a second, and where the engine computes on all cores, each time from one of them."""
+"""Time that events of fast steps wait for those of the next ones. A frame for every token wakes its
+reader 700 times a second, and where the engine computes on all cores, each time takes one of them away."""
 _URGENT_TOKENS = 8
-"""Of each choice: its first words never wait."""
+"""The first tokens of each choice never wait."""
 _VISIBLE = (Text, Reasoning, ToolCall)
 
 
 class EventSender:
-    """Gathers events between two sendings. `fingerprint` goes with every end of a request.
+    """Collects events between two frames.
 
-    `together_s`: how long a piece of text, of reasoning or a figure may wait at most, where the turn after this
-    one is known to come within that time; anything else is sent by the turn that brings it, and what waited
-    goes before. 0: nothing waits.
+    With `coalesce_s` a piece of text, of reasoning or a metrics snapshot waits at most so long, where the
+    next step is known to end within that time. Anything else is sent in its step, after the events that
+    waited. 0: nothing waits.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class EventSender:
         coalesce_s: float = 0.0,
     ) -> None:
         self._send = send
-        self._fail = fail
+        self._on_failure = fail
         self._usage = usage
         self._fingerprint = fingerprint
         self._items: list[tuple[int, Event]] = []
@@ -60,17 +60,16 @@ class EventSender:
         self._last_metrics: dict[int, tuple[str, float]] = {}
         self._queued: dict[int, int] = {}
         self.evictions = 0
-        """Of the books, as of the last `now`."""
+        """Evictions of the KV cache, as of the last snapshot."""
 
     def end_step(self, now_s: float, next_s: float) -> None:
-        """A turn ends at `now_s`, and the next one in about `next_s`: send, unless all can wait for that
-        one."""
+        """Send, unless everything can wait for the next step, which ends in about `next_s`."""
         if self._urgent or now_s + next_s > self._sent_s + self._coalesce_s:
             self.flush()
             self._sent_s = now_s
 
     def flush_urgent(self) -> None:
-        """Send what cannot wait: first tokens do not stand behind the plan of the next step."""
+        """Send urgent events now: first tokens do not wait while the next step is planned."""
         if self._urgent:
             self.flush()
 
@@ -82,7 +81,7 @@ class EventSender:
             self._send(items)
 
     def text(self, sequence: Sequence, events: list[Event], now_s: float) -> None:
-        """Parts of an answer."""
+        """Add the events of an answer's new tokens."""
         request_state = sequence.request_state
         if any(isinstance(event, _VISIBLE) for event in events):
             request_state.timer.visible(now_s)
@@ -93,12 +92,12 @@ class EventSender:
         self._items += [(request_state.id, event) for event in events]
 
     def _add_urgent(self, id_: int, event: Event) -> None:
-        """What does not wait."""
+        """Add an event that does not wait."""
         self._urgent = True
         self._items.append((id_, event))
 
     def prefill(self, request_state: RequestState, done: int) -> None:
-        # A text that was set back, or that lost what the cache held of it, is computed again in silence.
+        # A preempted sequence, or one that lost its cached prefix, is computed again without events.
         if done > max(request_state.prefill_sent, request_state.cached - 1):
             request_state.prefill_sent = done
             self._add_urgent(
@@ -112,7 +111,7 @@ class EventSender:
             )
 
     def prompt_logprobs(self, request_state: RequestState) -> None:
-        """All of them, once."""
+        """Add the log probabilities of the whole prompt, once."""
         if request_state.request.prompt_logprobs is None or request_state.prompt_logprobs_sent:
             return
         request_state.prompt_logprobs_sent = True
@@ -127,7 +126,7 @@ class EventSender:
         self._add_urgent(sequence.request_state.id, Finished(sequence.choice, reason, stop))
 
     def done(self, request_state: RequestState, usage: KVUsage, now_s: float) -> None:
-        """The end of a request. `usage`: the books while it still held its KV."""
+        """Add the end of a request. `usage`: of the KV cache while the request still held its KV."""
         timings = request_state.timer.timings(
             request_state.prompt_tokens, request_state.cached, now_s
         )
@@ -148,12 +147,12 @@ class EventSender:
         )
         self._drop(request_state.id)
 
-    def failure(self, id_: int, error: LocalchatError) -> None:
-        """Why a request ends, at once: flush first, what was gathered comes before it."""
-        self._fail(id_, error)
+    def fail(self, id_: int, error: LocalchatError) -> None:
+        """Report a failed request at once. Flush first: its events come before the failure."""
+        self._on_failure(id_, error)
 
     def discard(self, id_: int) -> None:
-        """Nothing more of this request is told, also not what was gathered for it."""
+        """Drop the events of a request and send nothing more of it."""
         self._items = [item for item in self._items if item[0] != id_]
         self._drop(id_)
 
@@ -161,22 +160,22 @@ class EventSender:
         self._last_metrics.pop(id_, None)
         self._queued.pop(id_, None)
 
-    def metrics(
+    def send_metrics(
         self, request_state: RequestState, running: int, waiting: int, now_s: float
     ) -> None:
-        """The figures now: ten a second at most, and at each change of phase."""
+        """Add a snapshot of the metrics: ten a second at most, and one at each change of phase."""
         phase, told_s = self._last_metrics.get(request_state.id, ("", 0.0))
         current = "decode" if request_state.completion_tokens else "prefill"
         if phase == current and now_s - told_s < _METRICS_INTERVAL_S:
             return
         self._last_metrics[request_state.id] = (current, now_s)
         self._urgent = self._urgent or phase != current
-        self._items.append((request_state.id, self.now(request_state, running, waiting)))
+        self._items.append((request_state.id, self.snapshot(request_state, running, waiting)))
 
-    def now(
+    def snapshot(
         self, request_state: RequestState | None, running: int, waiting: int
     ) -> MetricsSnapshot:
-        """MetricsSnapshot of one request, or of the whole engine."""
+        """Metrics of one request, or of the whole engine."""
         usage = self._usage()
         self.evictions = usage.evictions
         whole = MetricsSnapshot(
@@ -205,15 +204,15 @@ class EventSender:
 
 
 def speculation(request_state: RequestState) -> Speculation:
-    """Drafts of all choices together; the speed-up and the reason are those of the first."""
-    ledgers: list[NgramProposer] = [
+    """Drafts of all choices together; speed-up and reason are those of the first choice."""
+    proposers: list[NgramProposer] = [
         one.proposer for one in request_state.sequences if one.proposer is not None
     ]
-    if not ledgers:
+    if not proposers:
         return Speculation(off="not asked" if not request_state.request.speculation else "")
     return Speculation(
-        drafted=sum(ledger.drafted for ledger in ledgers),
-        accepted=sum(ledger.accepted for ledger in ledgers),
-        speedup=ledgers[0].speedup,
-        off=ledgers[0].off,
+        drafted=sum(proposer.drafted for proposer in proposers),
+        accepted=sum(proposer.accepted for proposer in proposers),
+        speedup=proposers[0].speedup,
+        off=proposers[0].off,
     )

@@ -1,8 +1,8 @@
-"""Filling in the middle: a gap's surroundings in the tokens that a model was trained on for it.
+"""Fill-in-the-middle prompts, in the tokens that a model was trained on for them.
 
-Prefix, suffix, middle is the order that these models share (Bavarian et al. 2022); files of the same
-repository come before, as Qwen2.5-Coder's report describes: a name of the repository, then each file behind a
-separator with its name.
+Prefix, suffix, middle is the order that these models share (Bavarian et al. 2022). Files of the same
+repository come first, as Qwen2.5-Coder's report describes: a name of the repository, then each file after a
+separator and its name.
 """
 
 from collections.abc import Callable
@@ -13,14 +13,16 @@ from localchat.errors import UsageError
 
 _NAMES = ("fim_pre", "fim_suf", "fim_mid")
 _REPOSITORY, _THIS_FILE = "repository\n", "file\n"
-"""Names that nobody told, where the form wants one."""
+"""Placeholder names, where the format wants one."""
 
 
 def infill_tokens(
     infill: Infill, tokenizer: Tokenizer, plain: Callable[[str], list[int]]
 ) -> list[int]:
-    """The whole prompt. `plain` tokenizes text without markup. Raises UsageError for a model that has no such
-    tokens, and what `plain` raises."""
+    """Build the whole prompt. `plain` tokenizes text without markup.
+
+    Raises UsageError for a model that has no such tokens, and what `plain` raises.
+    """
     before, after, middle = (tokenizer.special(name) for name in _NAMES)
     missing = [name for name in _NAMES if tokenizer.special(name) < 0]
     if missing:

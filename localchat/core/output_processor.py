@@ -1,4 +1,4 @@
-"""What the result of a step means: tokens are accepted, texts end, the books are settled."""
+"""Output processor: accepts the tokens of a step, detects stops, commits KV and ends requests."""
 
 import time
 from collections.abc import Iterator
@@ -19,11 +19,11 @@ from localchat.engine.events import Event, FinishReason, TokenLogprob
 from localchat.errors import DoesNotFit, LocalchatError, UsageError
 from localchat.fit.kv_types import smaller
 
-_TRIES_WITHOUT_MEMORY = 4
+_MAX_OUT_OF_MEMORY_STEPS = 4
 
 
 class OutputProcessor:
-    """Owns the requests under way. Single thread: the loop's."""
+    """Owns the requests under way. Used by the engine core's thread alone."""
 
     def __init__(
         self,
@@ -41,21 +41,21 @@ class OutputProcessor:
         self._scheduler = scheduler
         self._event_sender = event_sender
         self._counters = counters
-        self._ahead = capabilities.depth > 1
+        self._launches_ahead = capabilities.depth > 1
         small = smaller(capabilities.kv_type, capabilities.kv_types)
         self.or_smaller_kv = f" or {small.kv_type} KV (--kv-type {small.kv_type})" if small else ""
-        """The end of a hint where memory is short."""
+        """End of a hint where memory is short."""
         self._plain_kv = next((n for n in ("f16", "bf16") if n in capabilities.kv_types), "f32")
         self._rewinds = capabilities.rewind != "checkpoint"
-        self.costs = CostModel()
-        self.earlier = EarlierTexts()
+        self.step_costs = CostModel()
+        self.earlier_texts = EarlierTexts()
         self.requests: dict[int, RequestState] = {}
         self._out_of_memory_steps = 0
 
-    # ------------------------------------------------------------------------ a step came back
+    # ------------------------------------------------------------------------ results
 
     def process_result(self, scheduled: ScheduledStep, result: StepResult) -> None:
-        """Accept, stop, settle, for every row of a step."""
+        """Update every sequence of a step by its result."""
         now_s = time.perf_counter()
         if result.status == "ok":
             self._record_success(scheduled, result.elapsed_s)
@@ -65,13 +65,13 @@ class OutputProcessor:
             sequence.steps_in_flight -= 1
             sequence.blocked = False
             earliest = result.earliest[number] if result.earliest else 0
-            # Behind a row that came back short the next one, launched meanwhile, has a gap before it.
+            # A row launched before its predecessor came back short has a gap before it.
             void = row.start != sequence.computed
             computed = 0 if void else min(result.computed[number], row.width)
             if sequence.state is not State.RUNNING:
                 self._end_late_row(row, computed, earliest)
             elif result.status == "ok" and not void:
-                self._collect(scheduled, row, samples, earliest, result.elapsed_s, now_s)
+                self._process_row(scheduled, row, samples, earliest, result.elapsed_s, now_s)
             else:
                 self._roll_back(row, computed, earliest)
         if result.status == "out_of_memory":
@@ -80,7 +80,7 @@ class OutputProcessor:
             id(row.sequence.request_state): row.sequence.request_state for row in scheduled.rows
         }.values():
             if request_state.id in self.requests:
-                self._metrics(request_state, now_s)
+                self._send_metrics(request_state, now_s)
 
     def _record_success(self, scheduled: ScheduledStep, elapsed_s: float) -> None:
         self._token_budget.observe(scheduled.width, elapsed_s, prompt=not scheduled.is_decode)
@@ -90,9 +90,9 @@ class OutputProcessor:
         self._out_of_memory_steps = 0
         self._scheduler.step_succeeded()
         if scheduled.is_decode:
-            self.costs.observe(scheduled.width, elapsed_s)
+            self.step_costs.observe(scheduled.width, elapsed_s)
 
-    def _collect(
+    def _process_row(
         self,
         scheduled: ScheduledStep,
         row: ScheduledRow,
@@ -104,10 +104,10 @@ class OutputProcessor:
         sequence, request_state = row.sequence, row.sequence.request_state
         if request_state.timer.admitted(now_s - elapsed_s):
             self._counters.record_prompt(request_state.prompt_tokens, request_state.cached)
-        drawn = row.accepted(samples)
+        accepted = row.accepted(samples)
         if row.positions and not row.drafts:
             sequence.unknown -= 1
-        if any(one.token == NOTHING for one in (*drawn, *(samples[p] for _, p in row.forks))):
+        if any(one.token == NOTHING for one in (*accepted, *(samples[p] for _, p in row.forks))):
             self._fail_without_logits(sequence)
             return
         self._read_prompt(row, samples)
@@ -115,11 +115,11 @@ class OutputProcessor:
             self._event_sender.prefill(
                 request_state, min(row.start + row.width, request_state.prompt_tokens)
             )
-        sampled = sequence.known + len(drawn) if drawn else 0
-        reason, stop = self._append_tokens(sequence, drawn, now_s)
+        sampled = sequence.known + len(accepted) if accepted else 0
+        reason, stop = self._append_tokens(sequence, accepted, now_s)
         if self._fail_on_grammar(sequence):
             return
-        computed = row.start + row.width + max(0, len(drawn) - 1)
+        computed = row.start + row.width + max(0, len(accepted) - 1)
         self._commit(sequence, min(computed, sequence.known), earliest)
         if row.drafts:
             sequence.launched = sequence.computed
@@ -130,19 +130,21 @@ class OutputProcessor:
         if reason:
             self._finish(sequence, reason, stop, now_s)
         elif sequence.computed == sequence.known and not sequence.may_sample():
-            # Nothing was to be generated: the prompt's figures were all.
+            # Nothing was to be generated: the prompt's metrics are the whole answer.
             for one in request_state.sequences:
                 self._finish(one, "length", "", now_s)
 
     def _append_tokens(
-        self, sequence: Sequence, drawn: list[Sample], now_s: float
+        self, sequence: Sequence, accepted: list[Sample], now_s: float
     ) -> tuple[FinishReason | None, str]:
-        """Append sampled tokens to a sequence, and what a grammar forces behind them, up to its end. Returns
-        why it ended, if it did."""
+        """Append sampled tokens to a sequence, and those that a grammar forces after them, up to its end.
+
+        Returns why the sequence ended, if it did, and the stop string.
+        """
         request_state, before = sequence.request_state, sequence.known
         events: list[Event] = []
         end: tuple[FinishReason | None, str] = (None, "")
-        for sample in chain(drawn, self._forced(sequence) if drawn else ()):
+        for sample in chain(accepted, self._forced(sequence) if accepted else ()):
             end = self._append_token(sequence, sample, events)
             if end[0]:
                 break
@@ -154,8 +156,10 @@ class OutputProcessor:
         return end
 
     def _forced(self, sequence: Sequence) -> Iterator[Sample]:
-        """Tokens that need no step to be sampled: those that a grammar leaves no choice about. Where log
-        probabilities are asked they take the long way, under masks."""
+        """Tokens that a grammar leaves no choice about, which need no step.
+
+        Where log probabilities are asked they are sampled under masks instead.
+        """
         grammar_matcher = sequence.grammar_matcher
         if grammar_matcher is None or sequence.sampling.top_logprobs >= 0:
             return
@@ -205,7 +209,7 @@ class OutputProcessor:
         self._scheduler.add_memory_ops(update.memory)
         sequence.computed = computed
         if update.lost:
-            # A sliding window moved past the place that drafts had to be cut back to.
+            # A sliding window moved past the position to which drafts had to be truncated.
             sequence.computed = sequence.launched = 0
 
     def _update_proposer(
@@ -216,31 +220,32 @@ class OutputProcessor:
         sampled: int,
         elapsed_s: float,
     ) -> None:
-        """`sampled`: tokens of the text up to the last that the step sampled."""
+        """Learn from a step's drafts. `sampled`: tokens of the sequence up to the last that the step
+        sampled."""
         proposer = sequence.proposer
         if proposer is None:
             return
         if not sampled:
             proposer.digest()  # a slice of a long prompt, while the prompt is computed
             return
-        said = sequence.tokens[row.start + row.width : sampled]
+        sampled_tokens = sequence.tokens[row.start + row.width : sampled]
         if row.drafts:
             self._counters.record_draft(
-                len(row.drafts), min(len(row.drafts), max(0, len(said) - 1))
+                len(row.drafts), min(len(row.drafts), max(0, len(sampled_tokens) - 1))
             )
         if scheduled.is_decode:
             proposer.advance(
-                said, len(row.drafts), scheduled.width, elapsed_s, scheduled.plan.pad_to
+                sampled_tokens, len(row.drafts), scheduled.width, elapsed_s, scheduled.plan.pad_to
             )
         else:
-            proposer.advance(said, len(row.drafts))
+            proposer.advance(sampled_tokens, len(row.drafts))
         if sampled < sequence.known:
             proposer.append(sequence.tokens[sampled:])
-        if self._ahead:
+        if self._launches_ahead:
             sequence.draft_likely = bool(proposer.propose(1))
 
     def _start_forks(self, row: ScheduledRow, samples: dict[int, Sample], now_s: float) -> None:
-        """The other choices of a request have their first token: they go on from the prompt."""
+        """Start the other choices of a request, which have their first token now, from the prompt."""
         for child, point in row.forks:
             reason, stop = self._append_tokens(child, [samples[point]], now_s)
             if self._fail_on_grammar(child):
@@ -252,11 +257,13 @@ class OutputProcessor:
                 child.proposer = row.sequence.proposer.fork()
             self._scheduler.start_fork(row.sequence, child)
 
-    # ------------------------------------------------------------------------ a step came back short
+    # ------------------------------------------------------------------------ short results
 
     def _roll_back(self, row: ScheduledRow, computed: int, earliest: int) -> None:
-        """What a short step computed counts, but for what was to be sampled there; the rest is launched again,
-        once nothing of the sequence is in flight."""
+        """Keep what a short step computed, but for its samples; the rest is launched again later.
+
+        It waits until nothing of the sequence is in flight.
+        """
         sequence = row.sequence
         if row.positions and not row.drafts:
             sequence.unknown -= 1
@@ -269,22 +276,22 @@ class OutputProcessor:
         sequence.launched = sequence.computed
 
     def _end_late_row(self, row: ScheduledRow, computed: int, earliest: int) -> None:
-        """A row of a text that ended meanwhile: its KV stays as a prefix, what it still held is free."""
+        """End a sequence whose last row came back after its end: its KV stays as a prefix."""
         sequence = row.sequence
         valid = min(row.start + computed, sequence.known)
         if valid > sequence.computed and not sequence.kv_invalid:
             self._commit(sequence, valid, earliest)
-        self._end(sequence)
+        self._end_sequence(sequence)
 
     def _handle_out_of_memory(self, scheduled: ScheduledStep) -> None:
-        """A step found no memory: smaller steps, fewer sequences, and in the end one clear error."""
+        """React to a step without memory: smaller steps, fewer sequences, and finally one clear error."""
         self._token_budget.halve()
         self._out_of_memory_steps += 1
         if self._scheduler.handle_out_of_memory():
             self._out_of_memory_steps = 0
             return
         running = [row.sequence for row in scheduled.rows if row.sequence.state is State.RUNNING]
-        if running and self._out_of_memory_steps > _TRIES_WITHOUT_MEMORY:
+        if running and self._out_of_memory_steps > _MAX_OUT_OF_MEMORY_STEPS:
             self._out_of_memory_steps = 0
             self.fail(
                 running[0].request_state,
@@ -297,51 +304,54 @@ class OutputProcessor:
     # ------------------------------------------------------------------------ ends
 
     def cancel(self, id_: int) -> None:
-        """Its reader gave a request up: nothing more of it is computed or told."""
-        if self._drop(id_):
+        """Cancel a request: nothing more of it is computed or sent."""
+        if self._end_request(id_):
             self._counters.record_cancel()
 
-    def _drop(self, id_: int) -> bool:
-        """False: there is no such request (any more)."""
+    def _end_request(self, id_: int) -> bool:
+        """End all choices of a request; False: it is not known (any more)."""
         request_state = self.requests.pop(id_, None)
         if request_state is None:
             return False
         self._event_sender.discard(id_)
         for sequence in request_state.sequences:
-            self._end(sequence)
+            self._end_sequence(sequence)
         return True
 
     def fail(self, request_state: RequestState, error: LocalchatError) -> None:
-        """What was said so far is told, and then why nothing follows."""
+        """Send the events so far, then end the request with the error."""
         self._event_sender.flush()
-        self._drop(request_state.id)
+        self._end_request(request_state.id)
         self._counters.record_failure(error)
-        self._event_sender.failure(request_state.id, error)
+        self._event_sender.fail(request_state.id, error)
 
     def _fail_without_logits(self, sequence: Sequence) -> None:
-        """The model gave no logit that is a number (or a mask left no token). Its KV may be spoilt, so none
-        of it stays as a prefix."""
+        """Fail a request whose logits are not numbers (or whose mask left no token).
+
+        Its KV may be invalid, so none of it stays as a prefix.
+        """
         for one in sequence.request_state.sequences:
             one.kv_invalid = True
         self.fail(
             sequence.request_state,
             LocalchatError(
-                f"the model gave no usable logits at token {sequence.known} of this sequence: nothing could "
-                "be sampled",
+                f"the model gave no usable logits at token {sequence.known} of this sequence, so no token "
+                "could be sampled",
                 hint="the model file may be damaged, or this model needs another KV type "
                 f"(--kv-type {self._plain_kv})",
             ),
         )
 
     def _fail_on_grammar(self, sequence: Sequence) -> bool:
-        """Whether its grammar can say no more what is allowed; then the request has failed."""
+        """Fail the request where its grammar can no longer say what is allowed. Returns whether it
+        failed."""
         why = sequence.grammar_matcher.error if sequence.grammar_matcher is not None else ""
         if why:
             self.fail(
                 sequence.request_state,
                 UsageError(
-                    f"the grammar of the answer gave up at token {sequence.known}: {why}",
-                    hint="a simpler schema or grammar may go through",
+                    f"the answer's grammar failed at token {sequence.known}: {why}",
+                    hint="try a simpler schema or grammar",
                 ),
             )
         return bool(why)
@@ -353,21 +363,21 @@ class OutputProcessor:
             reason = "tool_calls"
         self._event_sender.finished(sequence, reason, stop)
         if sequence.known > request_state.prompt_tokens:
-            # Later prompts of this conversation hold this prompt themselves.
-            said = sequence.tokens[max(0, request_state.prompt_tokens - SPAN) :]
-            self.earlier.add(request_state.request.salt, said)
-        self._end(sequence)
+            # Later prompts of this conversation contain this prompt themselves.
+            sampled_tokens = sequence.tokens[max(0, request_state.prompt_tokens - SPAN) :]
+            self.earlier_texts.add(request_state.request.salt, sampled_tokens)
+        self._end_sequence(sequence)
         if request_state.ended and self.requests.pop(request_state.id, None) is not None:
-            self._metrics(request_state, float("inf"))
+            self._send_metrics(request_state, float("inf"))
             self._event_sender.done(request_state, usage, now_s)
             self._counters.record_finish()
 
-    def _metrics(self, request_state: RequestState, now_s: float) -> None:
+    def _send_metrics(self, request_state: RequestState, now_s: float) -> None:
         running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
-        self._event_sender.metrics(request_state, running, waiting, now_s)
+        self._event_sender.send_metrics(request_state, running, waiting, now_s)
 
-    def _end(self, sequence: Sequence) -> None:
-        """Out of the books, as soon as no launched step touches it any more. Idempotent."""
+    def _end_sequence(self, sequence: Sequence) -> None:
+        """End a sequence and release its KV as soon as no launched step touches it. Idempotent."""
         sequence.state = State.ENDED
         if sequence.steps_in_flight:
             return

@@ -1,4 +1,4 @@
-"""What is measured of one request. Seconds of time.perf_counter."""
+"""Times of one request, in seconds of time.perf_counter."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ from localchat.engine.events import Timings
 
 
 class RequestTimer:
-    """The times of one request. A choice's first token counts for TTFT, whichever choice it is."""
+    """Measures one request. The first token counts for TTFT, whichever choice it belongs to."""
 
     def __init__(self, arrived_s: float) -> None:
         self.arrived_s = arrived_s
@@ -22,21 +22,23 @@ class RequestTimer:
         self._last_of: dict[int, float] = {}
 
     def loaded(self, at_s: float) -> None:
-        """The engine became ready: waiting before that was loading, not queueing."""
+        """Note that the engine became ready: waiting before that was loading, not queueing."""
         if at_s > self.arrived_s:
             self._ready_s = at_s
             self.load_s = at_s - self.arrived_s
 
     def admitted(self, at_s: float) -> bool:
-        """A step of the request began; True for the first."""
+        """Note the beginning of a step of the request; True for the first."""
         first = self._admitted_s is None
         if first:
             self._admitted_s = at_s
         return first
 
     def step(self, choice: int, tokens: int, at_s: float) -> list[float]:
-        """A step gave `tokens` tokens to a choice. Its time since that choice's last step is shared.
-        Returns the milliseconds of each, where there was a step before."""
+        """Record the tokens of a step for one choice, and share out the time since the choice's last step.
+
+        Returns the milliseconds of each token, where there was a step before.
+        """
         if tokens <= 0:
             return []
         shared: list[float] = []
@@ -52,7 +54,7 @@ class RequestTimer:
         return shared
 
     def visible(self, at_s: float) -> None:
-        """Text was shown."""
+        """Note that text was shown."""
         if self._visible_s is None:
             self._visible_s = at_s
 
@@ -67,7 +69,7 @@ class RequestTimer:
         return metrics.decode_rate(self._tokens, self._first_s, self._last_s)
 
     def timings(self, prompt_tokens: int, cached: int, now_s: float) -> Timings:
-        """Everything, at the end of the request."""
+        """All times, at the end of the request."""
         prefill = None
         if self._admitted_s is not None and self._first_s is not None:
             elapsed_s = self._first_s - self._admitted_s

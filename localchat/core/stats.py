@@ -1,7 +1,7 @@
-"""What an engine has counted since its load: one object, written where things happen, read by `stats`.
+"""Counters of an engine since its load, and the stats read from them.
 
-The loop's thread writes the counts of steps and tokens; ends of requests come from the desk's threads too and
-take a lock. A reader may see a step half counted and never half a number.
+The engine core's thread writes the counts of steps and tokens; ends of requests come from input threads too
+and take a lock. A reader may see a step half counted and never half a number.
 """
 
 import os
@@ -21,7 +21,7 @@ _REMEMBERED_TOKENS = 512
 
 
 class EngineCounters:
-    """See EngineStats for what each count means."""
+    """Counts since the load; EngineStats says what each means."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,38 +39,38 @@ class EngineCounters:
         self._tpot_ms: deque[float] = deque(maxlen=_REMEMBERED_TOKENS)
 
     def record_finish(self) -> None:
-        """A request came to its end."""
+        """Count a request that came to its end."""
         with self._lock:
             self._finished += 1
 
     def record_cancel(self) -> None:
-        """A request was given up by its reader."""
+        """Count a request that its reader cancelled."""
         with self._lock:
             self._cancelled += 1
 
     def record_failure(self, error: LocalchatError) -> None:
-        """A request ended by an error, at the desk or in the loop."""
+        """Count a request that ended with an error, in the input processor or in the core."""
         with self._lock:
             self._failed[error.code] += 1
 
     def record_prompt(self, prompt_tokens: int, cached_tokens: int) -> None:
-        """A request's first step came back."""
+        """Count the prompt of a request whose first step came back."""
         self.prompt_tokens += prompt_tokens
         self.cached_tokens += cached_tokens
 
     def record_embed(self, tokens: int) -> None:
-        """Texts of so many tokens became vectors."""
+        """Count an embedding request of so many tokens."""
         self.steps += 1
         self.prompt_tokens += tokens
         self.record_finish()
 
     def record_tokens(self, tokens: int, tpot_ms: Iterable[float]) -> None:
-        """Tokens that a step gave to one choice, with the time of each."""
+        """Count the tokens that a step gave one choice, with the time of each."""
         self.completion_tokens += tokens
         self._tpot_ms.extend(tpot_ms)
 
     def record_draft(self, drafted: int, accepted: int) -> None:
-        """A row with drafts came back."""
+        """Count a row with drafts that came back."""
         self.draft_steps += 1
         self.drafted += drafted
         self.accepted += accepted
@@ -83,7 +83,7 @@ class EngineCounters:
         preemptions: int = 0,
         evictions: int = 0,
     ) -> EngineStats:
-        """All of it, with the requests that the engine holds."""
+        """All counts, with the requests that the engine holds."""
         now_s = time.perf_counter()
         with self._lock:
             ends = (self._finished, self._cancelled, dict(self._failed))
@@ -100,16 +100,15 @@ class EngineCounters:
             preemptions=preemptions,
             evictions=evictions,
             late_rows=self.late_rows,
-            tpot_ms=tuple(
-                self._tpot_ms.copy()
-            ),  # one step of the interpreter: nobody writes between
+            # The copy is one step of the interpreter: no other thread writes in between.
+            tpot_ms=tuple(self._tpot_ms.copy()),
             requests=tuple(running(request_state, now_s) for request_state in requests),
             process_bytes=int(psutil.Process(os.getpid()).memory_info().rss),
         )
 
 
 def running(request_state: RequestState, now_s: float) -> RunningRequest:
-    """A request as it stands."""
+    """A request as it stands now."""
     waits = all(one.state in (State.WAITING, State.FORKING) for one in request_state.sequences)
     tokens = request_state.completion_tokens
     phase: Literal["queued", "prefill", "decode"] = "decode" if tokens else "prefill"

@@ -128,7 +128,7 @@ def test_a_grammar_that_cannot_be_used_is_refused_before_it_is_accepted(
 def test_a_grammar_that_grows_too_large_on_the_way_is_the_requests_fault(start: Open) -> None:
     properties = {f"p{number}": {"type": "integer"} for number in range(1000)}
     schema = json.dumps({"type": "object", "properties": properties})
-    with pytest.raises(UsageError, match=r"gave up at token.*items; max is [^<]*$"):
+    with pytest.raises(UsageError, match=r"failed at token.*items; max is [^<]*$"):
         ask(start(), bound(Grammar("json_schema", schema)))
 
 

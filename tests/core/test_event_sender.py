@@ -83,7 +83,7 @@ def test_what_waits_is_told_before_a_long_step(next_s: float) -> None:
         lambda ear: ear.event_sender.prefill(ear.request_state, 2),
         lambda ear: ear.event_sender.finished(ear.sequence, "stop", ""),
         lambda ear: ear.event_sender.done(ear.request_state, KVUsage(0, 0, 0, 0, 0, 0, 0), 1.002),
-        lambda ear: ear.event_sender.metrics(ear.request_state, 1, 0, 1.002),
+        lambda ear: ear.event_sender.send_metrics(ear.request_state, 1, 0, 1.002),
     ],
 )
 def test_what_does_not_wait_takes_along_what_waited(tell: Callable[[Ear], None]) -> None:
@@ -99,10 +99,10 @@ def test_what_does_not_wait_takes_along_what_waited(tell: Callable[[Ear], None])
 def test_figures_of_the_same_phase_wait_with_the_text() -> None:
     ear = Ear()
     ear.token(100, 1.0, 0.001)
-    ear.event_sender.metrics(ear.request_state, 1, 0, 1.0)
+    ear.event_sender.send_metrics(ear.request_state, 1, 0, 1.0)
     ear.event_sender.end_step(1.0, 0.001)
     told = len(ear.frames)
-    ear.event_sender.metrics(ear.request_state, 1, 0, 2.0)
+    ear.event_sender.send_metrics(ear.request_state, 1, 0, 2.0)
     ear.event_sender._sent_s = 2.0
     ear.event_sender.end_step(2.0, 0.001)
     assert len(ear.frames) == told

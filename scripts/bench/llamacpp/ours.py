@@ -99,7 +99,7 @@ class Ours:
     ) -> list[Done]:
         """Answer all prompts at once, greedily, `tokens` tokens each. Earlier answers are forgotten as a
         source of drafts."""
-        self._loop.output_processor.earlier = EarlierTexts()
+        self._loop.output_processor.earlier_texts = EarlierTexts()
         self._ended = []
         for prompt in prompts:
             request = greedy(prompt, tokens, speculation=drafts)
@@ -113,7 +113,7 @@ class Ours:
 
     def forget_costs(self) -> None:
         """As after a load: what steps cost is not known yet."""
-        self._loop.output_processor.costs = CostModel()
+        self._loop.output_processor.step_costs = CostModel()
 
     def all_threads(self) -> bool:
         """Whether all threads computed since the last call; from here on they do again."""
