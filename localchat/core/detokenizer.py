@@ -1,4 +1,7 @@
-"""One choice's text: tokens in, typed parts out. Never half a code point, never half a stop string."""
+"""Detokenizer: the tokens of one choice become text and typed events.
+
+Text never ends in half a code point and never contains half a stop string.
+"""
 
 import codecs
 from collections import deque
@@ -9,28 +12,27 @@ from localchat.chat_format.parser import Answer, Call, Parser, Part
 from localchat.core.stop_strings import StopPatterns, StopScanner
 from localchat.engine.events import Event, Reasoning, Text, TokenLogprob, ToolCall
 
-# Token bytes to text, piece by piece: never half a code point, never a lost byte.
-
 
 class DecodedText(NamedTuple):
-    """Text that became whole, and how many more tokens it completes: their bytes are out
-    entirely."""
+    """Text whose code points are complete."""
 
     text: str = ""
     tokens: int = 0
+    """Tokens that it completes: all their bytes are out."""
 
 
 class Detokenizer:
-    """Decodes one choice. The pieces and the flush together are exactly `whole.decode("utf-8",
-    errors="replace")` of all bytes, whatever the borders between tokens.
+    """Decodes the token bytes of one choice.
 
-    Bytes that may begin a code point wait for the next token; bytes that no longer can are shown as
-    U+FFFD at once. Tokens complete in order: one without bytes completes with the text before it.
+    All pieces and the flush together are exactly `all_bytes.decode("utf-8", errors="replace")`, wherever the
+    borders between tokens lie. Bytes that may begin a code point wait for the next token; bytes that no
+    longer can are shown as U+FFFD at once. Tokens complete in order: one without bytes completes with the
+    text before it.
     """
 
     def __init__(self, *, strip_leading_space: bool = False) -> None:
-        """`strip_leading_space`: drop one space at the very beginning, which SentencePiece
-        vocabularies put before the first word of a text."""
+        """`strip_leading_space`: drop one space at the very beginning, which SentencePiece vocabularies
+        put before the first word of a text."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._strip = strip_leading_space
         self._taken = 0
@@ -47,7 +49,7 @@ class Detokenizer:
         return len(self._ends)
 
     def push(self, token_bytes: bytes) -> DecodedText:
-        """Take the bytes of the next token."""
+        """Decode the bytes of the next token."""
         if self._strip and token_bytes:
             self._strip = False
             token_bytes = token_bytes.removeprefix(b" ")
@@ -56,7 +58,7 @@ class Detokenizer:
         return DecodedText(self._decoder.decode(token_bytes), self._complete())
 
     def flush(self) -> DecodedText:
-        """The end: half a code point that still waits becomes U+FFFD. A later push begins anew."""
+        """End the text: half a code point that still waits becomes U+FFFD. A later push begins anew."""
         text = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return DecodedText(text, self._complete())
@@ -71,10 +73,11 @@ class Detokenizer:
 
 
 class OutputDelta(NamedTuple):
-    """What became certain. `stop`: the stop string that ended the text, else empty."""
+    """Events that became certain with a token."""
 
     events: list[Event]
     stop: str = ""
+    """The stop string that ended the text, else empty."""
 
 
 class _Entry(NamedTuple):
@@ -83,10 +86,10 @@ class _Entry(NamedTuple):
 
 
 class ChoiceOutput:
-    """Pieces of bytes become events of one choice. `logprobs` ride on the text that completes their token;
-    those of reasoning and of tool calls are not told, those of a stop string neither.
+    """Turns the tokens of one choice into events.
 
-    `called`: a tool was called.
+    Log probabilities are attached to the text that completes their token; those of reasoning, tool calls and
+    stop strings are dropped.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class ChoiceOutput:
         choice: int,
         piece: Callable[[int], bytes],
         stops: StopPatterns,
-        splitter: Parser | None,
+        parser: Parser | None,
         *,
         strip_leading_space: bool = False,
     ) -> None:
@@ -102,62 +105,62 @@ class ChoiceOutput:
         self._piece = piece
         self._detokenizer = Detokenizer(strip_leading_space=strip_leading_space)
         self._stops = StopScanner(stops)
-        self._splitter = splitter
-        self._untold: deque[TokenLogprob] = deque()
+        self._parser = parser
+        self._pending_logprobs: deque[TokenLogprob] = deque()
         self._entries: deque[_Entry] = deque()
-        self._heard = 0
-        self._shown = 0
-        self._thinking = False
+        self._decoded_chars = 0
+        self._emitted_chars = 0
+        self._outside_answer = False
         self.has_tool_calls = False
 
     def push(self, token: int, logprob: TokenLogprob | None) -> OutputDelta:
         """Take the next token."""
         if logprob is not None:
-            self._untold.append(logprob)
+            self._pending_logprobs.append(logprob)
         text, completed = self._detokenizer.push(self._piece(token))
-        self._heard += len(text)
-        if logprob is not None or self._untold:
+        self._decoded_chars += len(text)
+        if logprob is not None or self._pending_logprobs:
             self._complete(completed)
         scan = self._stops.push(text)
-        events = self._show(scan.text)
+        events = self._emit(scan.text)
         if scan.stop:
             events += self._close()
         return OutputDelta(events, scan.stop)
 
     def finish(self) -> list[Event]:
-        """The last token was said: everything that waited."""
+        """End the choice: returns everything that waited."""
         text, completed = self._detokenizer.flush()
-        self._heard += len(text)
+        self._decoded_chars += len(text)
         self._complete(completed)
         scan = self._stops.push(text)
-        events = self._show(scan.text + ("" if scan.stop else self._stops.flush()))
+        events = self._emit(scan.text + ("" if scan.stop else self._stops.flush()))
         events += self._close()
-        left = self._due()
-        if left and not self._thinking:  # of tokens that print nothing
-            events.append(Text(self._choice, "", left))
+        logprobs = self._due_logprobs()
+        if logprobs and not self._outside_answer:  # of tokens that print nothing
+            events.append(Text(self._choice, "", logprobs))
         return events
 
     def _complete(self, count: int) -> None:
-        for _ in range(min(count, len(self._untold))):
-            self._entries.append(_Entry(self._heard, self._untold.popleft()))
+        for _ in range(min(count, len(self._pending_logprobs))):
+            self._entries.append(_Entry(self._decoded_chars, self._pending_logprobs.popleft()))
 
-    def _show(self, text: str) -> list[Event]:
-        self._shown += len(text)
+    def _emit(self, text: str) -> list[Event]:
+        self._emitted_chars += len(text)
         if not text and not self._entries:
             return []
-        if self._splitter is not None:
-            return self._events(self._splitter.feed(text))
+        if self._parser is not None:
+            return self._events(self._parser.feed(text))
         return self._events([Answer(text)] if text else [])
 
     def _close(self) -> list[Event]:
-        return self._events(self._splitter.finish()) if self._splitter else []
+        return self._events(self._parser.finish()) if self._parser else []
 
     def _events(self, parts: list[Part]) -> list[Event]:
         events: list[Event] = []
         answers = sum(isinstance(part, Answer) for part in parts)
-        logprobs = self._due() if parts else ()
+        logprobs = self._due_logprobs() if parts else ()
         for part in parts:
-            self._thinking = not isinstance(part, Answer)
+            self._outside_answer = not isinstance(part, Answer)
             match part:
                 case Answer(text):
                     answers -= 1
@@ -169,8 +172,8 @@ class ChoiceOutput:
                     events.append(Reasoning(self._choice, part.text))
         return events
 
-    def _due(self) -> tuple[TokenLogprob, ...]:
-        due = []
-        while self._entries and self._entries[0].end <= self._shown:
-            due.append(self._entries.popleft().logprob)
-        return tuple(due)
+    def _due_logprobs(self) -> tuple[TokenLogprob, ...]:
+        logprobs = []
+        while self._entries and self._entries[0].end <= self._emitted_chars:
+            logprobs.append(self._entries.popleft().logprob)
+        return tuple(logprobs)

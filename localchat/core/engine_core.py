@@ -194,7 +194,7 @@ class EngineCore:
     def _next_s(self) -> float:
         """Seconds until the next step has events, as far as steps like the launched one were measured."""
         costs = self.output_processor.step_costs
-        if not self._in_flight or not self._in_flight[0].is_decode or not costs.known():
+        if not self._in_flight or not self._in_flight[0].is_decode or not costs.has_samples():
             return float("inf")
         return costs.seconds(self._in_flight[0].width)
 

@@ -1,6 +1,6 @@
-"""The desk: takes a request before the loop does. Renders, tokenizes, refuses, and makes the job.
+"""Input processor: renders the chat template, tokenizes, validates and compiles the grammar of a request.
 
-It runs in threads beside the loop and needs the vocabulary only, so it never waits for a step, nor for the
+Runs on input threads and needs only the header and the tokenizer, so it waits neither for a step nor for the
 weights.
 """
 
@@ -36,7 +36,7 @@ from localchat.engine.request import (
 )
 from localchat.errors import ContextExceeded, UsageError
 
-_DEFAULTS = {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05}
+_FALLBACKS = {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05}
 _SEED_MASK = (1 << 64) - 1
 _MOST_CHOICES = 64
 _MOST_STOPS = 64
@@ -44,56 +44,58 @@ _MOST_LOGPROBS = 100
 
 
 class InputProcessor:
-    """Answers for an open model. `context_tokens`: the longest sequence. `sampling`: defaults by name, before
-    the model's own. Thread-safe."""
+    """Prepares requests for an open model. Thread-safe."""
 
     def __init__(
         self,
         model: OpenModel,
         context_tokens: int,
         sampling: Mapping[str, float],
-        say: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:
+        """`context_tokens`: longest sequence. `sampling`: defaults by name, which go before the model's
+        own. `notify` gets sentences for the user."""
         self._model = model
         self._context = context_tokens
-        self._say = say
-        self._said: set[str] = set()
-        self._defaults = {**_DEFAULTS, **self._advised(), **sampling}
+        self._notify = notify
+        self._warned: set[str] = set()
+        self._defaults = {**_FALLBACKS, **self._model_defaults(), **sampling}
         self._numbers = count(1)
         tokenizer = model.tokenizer
         self.format: ChatFormat = chat_format(model.info.chat_template, _special_texts(tokenizer))
         self._grammars = GrammarCompiler(tokenizer)
-        self._shown = _control_tokens(tokenizer, self.format.markup)
-        self._shown_calls = _control_tokens(tokenizer, self.format.calls.markup)
+        self._visible_tokens = _control_tokens(tokenizer, self.format.markup)
+        self._visible_call_tokens = _control_tokens(tokenizer, self.format.calls.markup)
 
-    def _advised(self) -> dict[str, float]:
-        """The model's own defaults, without those that mean nothing."""
-        advised = dict(self._model.info.sampling)
+    def _model_defaults(self) -> dict[str, float]:
+        """The model's own sampling defaults, without values out of range."""
+        defaults = dict(self._model.info.sampling)
         for name, value in self._model.info.sampling:
             low, high = SAMPLING_RANGES[name]
-            if name == "top_k" and value < 0:
-                advised[name] = 0  # others' word for off
+            if name == "top_k" and value < 0:  # llama.cpp and vLLM write -1 for off
+                defaults[name] = 0
             elif not low <= value <= high:
-                del advised[name]
-                self._say(
-                    f"The model's file advises {name} {value:g}, which means nothing: left out."
+                del defaults[name]
+                self._notify(
+                    f"The model file recommends {name} {value:g}, which is out of range; it is ignored."
                 )
-        return advised
+        return defaults
 
     # ------------------------------------------------------------------------ requests
 
     def accept(self, id_: int, request: GenerateRequest) -> tuple[RequestState, Accepted]:
-        """The job of a request, ready for the loop. Raises UsageError, TemplateError, ContextExceeded."""
+        """Make the state of a request for the engine core. Raises UsageError, TemplateError,
+        ContextExceeded."""
         arrived_s = time.perf_counter()
         _check(request)
         rendered, tokens = self._prompt(request)
         if not tokens:
-            raise UsageError("the prompt is empty: there is nothing to go on from")
+            raise UsageError("the prompt is empty, so there is nothing to continue")
         room = self._context - len(tokens)
         if room < 1:
-            self._too_long(len(tokens))
-        wanted = request.max_tokens
-        max_tokens = room if wanted is None else min(wanted, room)
+            self._raise_too_long(len(tokens))
+        asked_tokens = request.max_tokens
+        max_tokens = room if asked_tokens is None else min(asked_tokens, room)
         grammar_matchers = self._grammar_matchers(request, rendered, max_tokens)
         sampling = self._sampling(request)
         exact = request.exact if request.exact is not None else request.sampling.seed is not None
@@ -119,7 +121,7 @@ class InputProcessor:
     def _grammar_matchers(
         self, request: GenerateRequest, rendered: Rendered | None, room: int
     ) -> list[GrammarMatcher]:
-        """What binds the choices of a request, one each; none where nothing does."""
+        """A grammar matcher for each choice; none where nothing constrains the answer."""
         grammar = answer_grammar(request, rendered, self.format, self._model.tokenizer)
         if grammar is None:
             return []
@@ -130,14 +132,18 @@ class InputProcessor:
         self, choice: int, stops: StopPatterns, rendered: Rendered | None
     ) -> ChoiceOutput:
         if rendered is None:
-            return ChoiceOutput(choice, partial(self._piece, self._shown), stops, None)
-        shown = self._shown | self._shown_calls if rendered.tools else self._shown
+            return ChoiceOutput(choice, partial(self._piece, self._visible_tokens), stops, None)
+        visible = (
+            self._visible_tokens | self._visible_call_tokens
+            if rendered.tools
+            else self._visible_tokens
+        )
         return ChoiceOutput(
-            choice, partial(self._piece, shown), stops, self.format.splitter(rendered)
+            choice, partial(self._piece, visible), stops, self.format.splitter(rendered)
         )
 
-    def _piece(self, shown: frozenset[int], token: int) -> bytes:
-        return self._model.tokenizer.piece(token, special=token in shown)
+    def _piece(self, visible: frozenset[int], token: int) -> bytes:
+        return self._model.tokenizer.piece(token, special=token in visible)
 
     def _sampling(self, request: GenerateRequest) -> SamplingParams:
         asked = {
@@ -159,13 +165,13 @@ class InputProcessor:
         )
 
     def _check_tokens(self, tokens: Iterable[int], field: str) -> None:
-        """Raises UsageError with the first that is no token of this model, and the field that it stands in."""
+        """Raise UsageError for the first id that is not in the vocabulary. `field`: where the ids stand."""
         size = self._model.tokenizer.vocab_size
         bad = next((token for token in tokens if not 0 <= token < size), None)
         if bad is not None:
             raise UsageError(
                 f"token id {bad} of {field} is not in the vocabulary of {size} (0 to {size - 1})",
-                hint="ids are one model's own: another has another token there, or none",
+                hint="token ids belong to one model; take them from this model's tokenizer",
                 field=field,
             )
 
@@ -176,7 +182,7 @@ class InputProcessor:
         match request.prompt:
             case Messages() as messages:
                 rendered = self.format.render(messages)
-                self._warn(rendered.warnings)
+                self._warn_once(rendered.warnings)
                 return rendered, self._encode(
                     rendered.text, special=True, add_bos=rendered.add_bos and tokenizer.add_bos
                 )
@@ -189,18 +195,18 @@ class InputProcessor:
                 return None, self._infill(infill)
 
     def _encode(self, text: str, *, special: bool, add_bos: bool) -> list[int]:
-        """Tokens of a text; refused before it is tokenized where it cannot fit by its bytes alone."""
+        """Tokenize a text; refuses it before that where its bytes alone show that it cannot fit."""
         tokenizer = self._model.tokenizer
         least = len(text.encode("utf-8", "replace")) // max(1, tokenizer.longest_piece)
         if least >= self._context:
-            self._too_long(least, at_least=True)
+            self._raise_too_long(least, at_least=True)
         return tokenizer.encode(text, special=special, add_bos=add_bos)
 
-    def _too_long(self, tokens: int, *, at_least: bool = False) -> None:
+    def _raise_too_long(self, tokens: int, *, at_least: bool = False) -> None:
         about = "at least " if at_least else ""
         raise ContextExceeded(
-            f"the prompt has {about}{tokens:,} tokens and the context holds {self._context:,}, "
-            "with room for at least one of the answer",
+            f"the prompt has {about}{tokens:,} tokens; the context holds {self._context:,}, of which the "
+            "answer needs at least one",
             prompt_tokens=tokens,
             context_tokens=self._context,
             context_train=self._model.info.context_train,
@@ -208,22 +214,22 @@ class InputProcessor:
         )
 
     def _infill(self, infill: Infill) -> list[int]:
-        """See infilling.py. What is too long by its bytes alone is refused first."""
+        """Tokenize a fill-in-the-middle prompt."""
         plain = partial(self._encode, special=False, add_bos=False)
         return infill_tokens(infill, self._model.tokenizer, plain)
 
-    def _warn(self, sentences: tuple[str, ...]) -> None:
+    def _warn_once(self, sentences: tuple[str, ...]) -> None:
         for sentence in sentences:
-            if sentence not in self._said:
-                self._said.add(sentence)
-                self._say(sentence)
+            if sentence not in self._warned:
+                self._warned.add(sentence)
+                self._notify(sentence)
 
-    # ------------------------------------------------------------------------ questions
+    # ------------------------------------------------------------------------ queries
 
     @property
     def warning(self) -> str:
-        """What may spoil answers, so far."""
-        return " ".join(sorted(self._said))
+        """Warnings so far about what may spoil answers."""
+        return " ".join(sorted(self._warned))
 
     def render(self, messages: Messages) -> str:
         return self.format.render(messages).text
@@ -238,12 +244,12 @@ class InputProcessor:
 
 
 def _check(request: GenerateRequest) -> None:
-    """Values that no engine can mean. Raises UsageError naming the field, the value and the range."""
+    """Check values against the ranges of the engine. Raises UsageError naming field, value and range."""
     sampling = msgspec.structs.asdict(request.sampling)
     for name, (low, high) in SAMPLING_RANGES.items():
         value = sampling[name]
         if value is not None and not low <= value <= high:
-            raise UsageError(f"{name} {value}: it must be {low} to {high}")
+            raise UsageError(f"{name} is {value}; it must be from {low} to {high}")
     for name, value, high in (
         ("n", request.n, _MOST_CHOICES),
         ("max_tokens", request.max_tokens, 1 << 31),
@@ -252,9 +258,11 @@ def _check(request: GenerateRequest) -> None:
     ):
         low = 1 if name == "n" else 0
         if value is not None and not low <= value <= high:
-            raise UsageError(f"{name} {value}: it must be {low} to {high}")
+            raise UsageError(f"{name} is {value}; it must be from {low} to {high}")
     if len(request.stop) > _MOST_STOPS:
-        raise UsageError(f"{len(request.stop)} stop strings: at most {_MOST_STOPS} are taken")
+        raise UsageError(
+            f"a request may have {_MOST_STOPS} stop strings; this one has {len(request.stop)}"
+        )
 
 
 def _special_texts(tokenizer: Tokenizer) -> dict[str, str]:
@@ -266,9 +274,9 @@ def _special_texts(tokenizer: Tokenizer) -> dict[str, str]:
 
 
 def _control_tokens(tokenizer: Tokenizer, markup: Several[str]) -> frozenset[int]:
-    """Control tokens that the parser of answers must see: they print nothing otherwise."""
-    shown: set[int] = set()
+    """Control tokens that the answer parser must see: they print nothing otherwise."""
+    visible: set[int] = set()
     for text in markup:
         tokens = tokenizer.encode(text, special=True)
-        shown.update(token for token in tokens if not tokenizer.piece(token))
-    return frozenset(shown - tokenizer.eog)
+        visible.update(token for token in tokens if not tokenizer.piece(token))
+    return frozenset(visible - tokenizer.eog)

@@ -226,7 +226,7 @@ class OutputProcessor:
         if proposer is None:
             return
         if not sampled:
-            proposer.digest()  # a slice of a long prompt, while the prompt is computed
+            proposer.index_prompt()  # a slice of a long prompt, while the prompt is computed
             return
         sampled_tokens = sequence.tokens[row.start + row.width : sampled]
         if row.drafts:

@@ -6,11 +6,10 @@ from typing import NamedTuple
 
 
 class StopPatterns:
-    """The stop strings of a request, compiled once and shared by its choices: an Aho-Corasick
-    automaton (1975), so that a piece costs its length however many strings there are.
+    """Stop strings of a request as one Aho-Corasick automaton (1975), shared by its choices.
 
-    A state is a node of the trie of the strings: the longest end of the text so far that could
-    still become a stop string.
+    A piece costs its length, however many strings there are. A state is a node of the trie of the strings:
+    the longest end of the text so far that could still become a stop string.
     """
 
     def __init__(self, strings: Iterable[str]) -> None:
@@ -66,20 +65,19 @@ class StopPatterns:
 
 
 class Scan(NamedTuple):
-    """`text` may be shown. `stop`: the stop string that ended the text right behind it, else
-    empty."""
+    """Text that may be shown."""
 
     text: str
     stop: str = ""
+    """The stop string that follows the text and ended it, else empty."""
 
 
 class StopScanner:
-    """Watches one choice. Text that cannot become a stop string any more passes at once; the rest
-    is held.
+    """Watches one choice. Text that can no longer become a stop string passes at once; the rest is held.
 
-    The stop string that is complete first wins; among those that end at the same character the
-    longest, which begins first. Neither it nor what stands behind it in the same piece is shown;
-    after that the scanner begins anew.
+    The stop string that is complete first wins; among those that end at the same character the longest,
+    which begins first. Neither it nor the text after it in the same piece is shown; then the scanner begins
+    anew.
     """
 
     def __init__(self, patterns: StopPatterns) -> None:
@@ -109,6 +107,6 @@ class StopScanner:
         return Scan(whole[:border])
 
     def flush(self) -> str:
-        """The end of the text: what was held after all."""
+        """End the text: returns what was held."""
         text, self._state, self._held = self._held, 0, ""
         return text

@@ -179,10 +179,10 @@ def test_places_in_answers_are_those_of_the_program(monkeypatch: pytest.MonkeyPa
 
 
 def test_defaults_in_answers_are_those_of_the_sampler() -> None:
-    from localchat.core.input_processor import _DEFAULTS
+    from localchat.core.input_processor import _FALLBACKS
 
     sampling = next(t["answer"] for t in TOPICS if t["id"] == "what.sampling")
-    for name, value in _DEFAULTS.items():
+    for name, value in _FALLBACKS.items():
         assert f"{name.replace('_', '-')} {value}" in sampling
 
 

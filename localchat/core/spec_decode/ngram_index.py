@@ -1,12 +1,12 @@
-"""Where the last tokens stood before: every position of a text, chained by its last three tokens.
+"""Index of n-grams: every position of a text, chained by its last three tokens.
 
-The idea is the match finder of LZ77 as gzip has it: a table by hash leads to the last position that ends with
-three tokens, a chain from each position to the one before it with the same hash; how long the match is shows
-by comparing backwards, and how often something followed by walking the chain. Arrays of numbers, nothing
-else: 16 bytes a token at most, where a dict of three tokens to a position took 110 and left the heap in
-pieces. Measured on 30,000 tokens with Zipf frequencies, two shared cores: 9 ms and 0.4 MB; a suffix automaton
-of dicts, which finds the same longest matches, took 40 ms and would have to be built anew where a text is
-cut.
+The idea is the match finder of LZ77 as gzip has it: a table by hash leads to the last position that ends
+with three tokens, and a chain from each position to the one before it with the same hash. Comparing
+backwards shows how long a match is; walking the chain shows how often something followed. It holds arrays of
+numbers only, 16 bytes a token at most; a dict of three tokens to a position took 110 and fragmented the
+heap. Measured on 30,000 tokens with Zipf frequencies, two shared cores: 9 ms and 0.4 MB; a suffix automaton
+of dicts, which finds the same longest matches, took 40 ms and would have to be rebuilt where a text is
+truncated.
 """
 
 from array import array
@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 SPAN = 3
 """Shorter matches are too weak to draft from."""
 LONGEST = 32
-"""Lengths of matches are counted up to here: beyond, they say nothing more."""
+"""Lengths of matches are counted up to here; beyond, they show nothing more."""
 _A, _B, _C = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
 _FIRST_TABLE = 256
-_AT_ONCE = 64
+_BULK_TOKENS = 64
 """From so many tokens on, arrays are faster than a loop."""
 _WALKED = 8
-"""Positions looked at for each that is wanted: others with the same hash lie between them."""
+"""Positions examined for each that is wanted: others with the same hash lie between them."""
 
 
 class NgramIndex:
-    """One growing text of token ids below 2**21 (-1 stands between texts), with its chains."""
+    """One growing text of token ids below 2**21 (-1 separates texts), with its chains."""
 
     def __init__(self, tokens: Sequence[int] = ()) -> None:
         self.tokens = array("i")
@@ -49,8 +49,8 @@ class NgramIndex:
                 size *= 2
             self._table = array("i", [-1]) * size
             del self._before[SPAN - 1 :]
-        if length - len(self._before) >= _AT_ONCE:
-            self._chain_many()
+        if length - len(self._before) >= _BULK_TOKENS:
+            self._chain_in_bulk()
             return
         text, before, table, mask = self.tokens, self._before, self._table, size - 1
         for position in range(len(before), length):
@@ -58,8 +58,8 @@ class NgramIndex:
             before.append(table[key])
             table[key] = position
 
-    def _chain_many(self) -> None:
-        """Chain all positions that are not yet."""
+    def _chain_in_bulk(self) -> None:
+        """Chain all positions that are not chained yet."""
         first = len(self._before)
         text = np.array(self.tokens[first - 2 :], np.int64)
         keys = _keys(text[:-2], text[1:-1], text[2:]) & (len(self._table) - 1)
@@ -67,21 +67,23 @@ class NgramIndex:
         order = keys.argsort(kind="stable")
         table = np.frombuffer(self._table, np.int32)
         before = table[keys]
-        again = keys[order[1:]] == keys[order[:-1]]
-        before[order[1:][again]] = positions[order[:-1][again]]
-        last = order[np.append(~again, True)]
+        repeated = keys[order[1:]] == keys[order[:-1]]
+        before[order[1:][repeated]] = positions[order[:-1][repeated]]
+        last = order[np.append(~repeated, True)]
         table[keys[last]] = positions[last]
         self._before.frombytes(before.tobytes())
 
     def copy(self) -> "NgramIndex":
-        """An independent index of the same text, in a fraction of the time that taking it took."""
+        """Copy the index, in a fraction of the time that building it took."""
         twin = NgramIndex()
         twin.tokens, twin._before, twin._table = self.tokens[:], self._before[:], self._table[:]
         return twin
 
-    def ends(self, context: Sequence[int], most: int) -> Iterator[int]:
-        """Positions that end with the last SPAN tokens of `context`, the latest first, `most` at most; the
-        end of the text itself is left out, because nothing follows it."""
+    def find(self, context: Sequence[int], limit: int) -> Iterator[int]:
+        """Positions that end with the last SPAN tokens of `context`, the latest first, `limit` at most.
+
+        The end of the text itself is left out, because nothing follows it.
+        """
         if len(context) < SPAN:
             return
         a, b, c = context[-3], context[-2], context[-1]
@@ -89,20 +91,20 @@ class NgramIndex:
         position = self._table[_key(a, b, c) & (len(self._table) - 1)]
         if position == len(tokens) - 1 and position >= 0:
             position = before[position]
-        walked = most * _WALKED
-        while position >= 0 and most > 0 and walked > 0:
+        walked = limit * _WALKED
+        while position >= 0 and limit > 0 and walked > 0:
             if tokens[position] == c and tokens[position - 1] == b and tokens[position - 2] == a:
                 yield position
-                most -= 1
+                limit -= 1
             position = before[position]
             walked -= 1
 
-    def matched(self, context: Sequence[int], position: int) -> int:
-        """How many last tokens of `context` equal those up to and with `position`, LONGEST at most."""
+    def match_length(self, context: Sequence[int], position: int) -> int:
+        """How many last tokens of `context` equal those up to and including `position`, LONGEST at most."""
         tokens = self.tokens
-        most = min(LONGEST, len(context), position + 1)
+        limit = min(LONGEST, len(context), position + 1)
         length = 0
-        while length < most and context[-1 - length] == tokens[position - length]:
+        while length < limit and context[-1 - length] == tokens[position - length]:
             length += 1
         return length
 
@@ -118,11 +120,11 @@ def _keys(a: NDArray[np.int64], b: NDArray[np.int64], c: NDArray[np.int64]) -> N
 
 
 class EarlierTexts:
-    """What was said before under each salt, bounded. Nothing of one salt is ever seen under another, because
-    the speed of an answer would tell of it.
+    """Earlier answers under each salt, bounded. Nothing of one salt is visible under another.
 
-    A salt has two generations: when the young one is full it becomes the old one, and the oldest is
-    forgotten; so nothing is ever rebuilt. Salts that were not used for longest go first.
+    Otherwise the speed of an answer would reveal what other users generated. A salt has two generations:
+    when the young one is full it becomes the old one, and the oldest is dropped, so nothing is ever rebuilt.
+    Salts that were unused for longest go first.
     """
 
     def __init__(self, salts: int = 16, tokens_per_salt: int = 65_536) -> None:
@@ -131,7 +133,7 @@ class EarlierTexts:
         self._kept: dict[str, tuple[NgramIndex, ...]] = {}
 
     def add(self, salt: str, tokens: Sequence[int]) -> None:
-        """Remember a text, of which the end is kept if it is longer than a generation."""
+        """Remember a text, or its end if it is longer than a generation."""
         tokens = tokens[-self._generation_tokens :]
         generations = self._kept.pop(salt, ()) or (NgramIndex(),)
         if len(generations[0]) + len(tokens) >= self._generation_tokens and len(generations[0]):
@@ -145,7 +147,7 @@ class EarlierTexts:
             del self._kept[next(iter(self._kept))]
 
     def of(self, salt: str) -> tuple[NgramIndex, ...]:
-        """The texts of this salt, the younger first. They may still grow; -1 stands between texts."""
+        """The texts of this salt, the younger first. They may still grow; -1 separates texts."""
         generations = self._kept.pop(salt, ())
         if generations:
             self._kept[salt] = generations

@@ -1,4 +1,4 @@
-"""What a step costs by its number of tokens, learned from the steps themselves."""
+"""Cost of a step by its number of tokens, learned from the steps themselves."""
 
 _FOLLOW = 0.2
 _DRIFT = 0.1
@@ -10,8 +10,8 @@ class CostModel:
 
     An estimate is a common scale times a shape. Steps grow with the context and with other work on the
     machine, all sizes together: every step moves the scale, and its own size the shape. Sizes never seen are
-    interpolated; beyond the largest, a token is taken to cost 15 % of a plain step, which is optimistic on
-    a CPU and corrected by the first such step.
+    interpolated; beyond the largest, a token is taken to cost 15 % of a plain step, which is optimistic on a
+    CPU and corrected by the first such step.
     """
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class CostModel:
         self._shape: dict[int, float] = {}
 
     def observe(self, rows: int, seconds: float) -> None:
-        """A step of `rows` tokens took `seconds`."""
+        """Learn from a step of `rows` tokens."""
         if seconds <= 0:
             return
         if not self._shape:
@@ -29,17 +29,17 @@ class CostModel:
         if rows not in self._shape:
             self._shape[rows] = seconds / self._scale
             return
-        # One step beside a busy neighbour must not be believed at once.
-        surprise = min(max(seconds / self.seconds(rows), 0.5), 2.0) - 1
-        self._shape[rows] *= 1 + (_FOLLOW - _DRIFT) * surprise
-        self._scale *= 1 + _DRIFT * surprise
+        # One step that shared the CPU with another program must not count in full.
+        deviation = min(max(seconds / self.seconds(rows), 0.5), 2.0) - 1
+        self._shape[rows] *= 1 + (_FOLLOW - _DRIFT) * deviation
+        self._scale *= 1 + _DRIFT * deviation
 
-    def known(self) -> bool:
+    def has_samples(self) -> bool:
         """Whether any step was seen."""
         return bool(self._shape)
 
     def seconds(self, rows: int) -> float:
-        """What a step of `rows` tokens takes; 1.0 for a plain step while none was seen."""
+        """Estimate a step of `rows` tokens; 1.0 for a plain step while none was seen."""
         if not self._shape:
             return 1 + _UNSEEN_SLOPE * (rows - 1)
         if rows in self._shape:

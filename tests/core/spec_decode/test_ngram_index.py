@@ -27,7 +27,7 @@ def test_the_latest_places_are_found_first(pieces: list[list[int]], context: lis
         text += piece
     for end in (len(context), SPAN):
         wanted = places(text, context[:end])
-        assert list(index.ends(context[:end], 12)) == wanted[:12]
+        assert list(index.find(context[:end], 12)) == wanted[:12]
         assert list(index.tokens) == text
 
 
@@ -38,8 +38,8 @@ def test_a_text_is_found_alike_in_one_piece_and_token_by_token() -> None:
         grown.extend((token,))
     for at in range(SPAN, len(text), 7):
         context = text[:at]
-        assert list(whole.ends(context, 12)) == list(grown.ends(context, 12))
-    assert list(whole.ends(text[:500], 12))
+        assert list(whole.find(context, 12)) == list(grown.find(context, 12))
+    assert list(whole.find(text[:500], 12))
 
 
 def test_a_copy_goes_its_own_way() -> None:
@@ -48,15 +48,15 @@ def test_a_copy_goes_its_own_way() -> None:
     twin.extend([9, 9, 9, 9] * 300)
     index.extend([1, 2, 3])
     assert len(index) == 83
-    assert list(index.ends([9, 9, 9], 4)) == []
-    assert list(twin.ends([9, 9, 9], 1)) == [len(twin) - 2]
-    assert list(twin.ends([1, 2, 3], 1)) == [78]
+    assert list(index.find([9, 9, 9], 4)) == []
+    assert list(twin.find([9, 9, 9], 1)) == [len(twin) - 2]
+    assert list(twin.find([1, 2, 3], 1)) == [78]
 
 
 def test_a_search_through_a_monotonous_text_ends_soon() -> None:
     index = NgramIndex([7] * 20_000)
-    assert len(list(index.ends([7, 7, 7], 5))) == 5
-    assert list(index.ends([7, 7, 8], 5)) == []
+    assert len(list(index.find([7, 7, 7], 5))) == 5
+    assert list(index.find([7, 7, 8], 5)) == []
 
 
 def test_earlier_texts_stay_within_sixteen_bytes_a_token() -> None:

@@ -14,7 +14,7 @@ from localchat.core.spec_decode.ngram_proposer import (
     FIRST_CREDIT,
     PLAIN_CREDIT,
     PROBE_TOKENS,
-    Acceptance,
+    AcceptanceRates,
     NgramProposer,
 )
 from localchat.core.spec_decode.step_cost import CostModel
@@ -202,7 +202,7 @@ def test_drafts_that_do_not_pay_are_switched_off_with_a_reason_and_tried_again()
     drafts, _ = hopeless(30)
     assert drafts.accepted == 0
     assert re.fullmatch(
-        r"drafts cost more than they bring on this text: 0 of \d+ tokens accepted", drafts.off
+        r"drafts cost more than they save on this text: 0 of \d+ tokens accepted", drafts.off
     )
     assert drafts.speedup is not None
     assert drafts.speedup < 1
@@ -225,7 +225,7 @@ def test_what_hopeless_drafts_cost_is_bounded_by_the_credit() -> None:
 
 def test_a_fork_goes_its_own_way_from_the_same_text() -> None:
     drafts = NgramProposer([1, 2, 3, 4, 5, 6], CostModel())
-    drafts.digest()
+    drafts.index_prompt()
     twin = drafts.fork()
     drafts.advance([1, 2, 3])
     twin.advance([2, 3, 4])
@@ -236,10 +236,10 @@ def test_a_fork_goes_its_own_way_from_the_same_text() -> None:
 def test_a_long_prompt_is_taken_in_slices_and_loses_no_token() -> None:
     prompt = words(20_000, 3)
     drafts = NgramProposer(prompt, CostModel())
-    assert not drafts.digest()
+    assert not drafts.index_prompt()
     drafts.advance(prompt[7000:7010])
     drafts.advance(prompt[7010:7020])
-    while not drafts.digest():
+    while not drafts.index_prompt():
         assert drafts.propose(0) == ()
     assert drafts.propose(4) == tuple(prompt[7020:7024])
 
@@ -282,25 +282,25 @@ def test_every_earlier_occurrence_is_found_however_the_text_came(
     for cut in [*sorted(cuts), len(text)]:
         index.extend(text[begin:cut])
         begin = max(begin, cut)
-    found = list(index.ends(text, 100))
+    found = list(index.find(text, 100))
     last = text[-SPAN:]
     everywhere = [p for p in range(SPAN - 1, len(text) - 1) if text[p - SPAN + 1 : p + 1] == last]
     assert found == (everywhere[::-1] if len(text) >= SPAN else [])
     for position in found:
-        length = index.matched(text, position)
+        length = index.match_length(text, position)
         assert text[position - length + 1 : position + 1] == text[len(text) - length :]
         longer = min(position + 1, LONGEST) > length
         assert not longer or text[position - length] != text[-1 - length]
-    assert list(index.ends(text, 1)) == found[:1]
+    assert list(index.find(text, 1)) == found[:1]
 
 
 def test_a_copied_index_is_independent() -> None:
     index = NgramIndex([1, 2, 3, 4])
     twin = index.copy()
     twin.extend([1, 2, 3])
-    assert list(twin.ends([1, 2, 3], 9)) == [2]
+    assert list(twin.find([1, 2, 3], 9)) == [2]
     assert len(index) == 4
-    assert list(index.ends([1, 2, 3], 9)) == [2]
+    assert list(index.find([1, 2, 3], 9)) == [2]
 
 
 def test_earlier_texts_are_bounded_and_the_unused_salt_goes_first() -> None:
@@ -331,7 +331,7 @@ def test_matches_do_not_reach_across_texts() -> None:
 
 def test_costs_are_learned_interpolated_and_follow_the_machine() -> None:
     model = CostModel()
-    assert not model.known()
+    assert not model.has_samples()
     for _ in range(5):
         for rows in (1, 4, 16):
             model.observe(rows, 0.1 * cost(CPU, rows))
@@ -355,12 +355,12 @@ def test_one_slow_step_is_not_believed_at_once() -> None:
 def test_steps_nobody_measured_are_ignored() -> None:
     model = CostModel()
     model.observe(1, 0.0)
-    assert not model.known()
+    assert not model.has_samples()
     assert model.seconds(1) < model.seconds(2)
 
 
 def test_acceptance_is_learned_for_each_length_and_forgets() -> None:
-    table = Acceptance()
+    table = AcceptanceRates()
     weak, strong = table.kind(SPAN, False), table.kind(LONGEST, False)
     assert table.chance(weak) < table.chance(strong)
     for _ in range(100):
@@ -369,5 +369,5 @@ def test_acceptance_is_learned_for_each_length_and_forgets() -> None:
     for _ in range(40):
         table.learn(strong, True)
     assert table.chance(strong) > 0.6
-    assert table.chance(weak) == Acceptance().chance(weak)
+    assert table.chance(weak) == AcceptanceRates().chance(weak)
     assert table.kind(SPAN, True) != weak
