@@ -1,4 +1,4 @@
-"""The application: routes, what stands around them, and how failures are told."""
+"""The ASGI application: routes, middleware and exception handlers."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from localchat.server.leases import AsyncEnginePool
 from localchat.server.llamacpp.serving import completion, infill
 from localchat.server.middleware.access_log import AccessLogMiddleware
 from localchat.server.middleware.security import SecurityMiddleware
-from localchat.server.ollama.serving import elsewhere, running, show, tags, version
+from localchat.server.ollama.serving import running, show, tags, unsupported, version
 from localchat.server.openai.chat import chat
 from localchat.server.openai.completions import completions
 from localchat.server.openai.embeddings import embeddings
@@ -47,21 +47,23 @@ ROUTES = (
     Route("/api/tags", tags, methods=_GET),
     Route("/api/ps", running, methods=_GET),
     Route("/api/show", show, methods=_POST),
-    Route("/api/{rest:path}", elsewhere, methods=[*_GET, *_POST, "PUT", "DELETE"]),
+    Route("/api/{rest:path}", unsupported, methods=[*_GET, *_POST, "PUT", "DELETE"]),
     Route("/", root, methods=_GET),
 )
-"""Paths as `AccessLogMiddleware` leaves them: without `/v1`."""
+"""Paths as the AccessLogMiddleware leaves them: without `/v1`."""
 
 
 def create_app(
     engines: AsyncEnginePool, config: ServerConfig, private: Sequence[BaseRoute] = ()
 ) -> Starlette:
-    """The ASGI application over these engines. Its `state.service` is a Service. `private`: routes under
-    guard.PRIVATE, which ask for a token of their own instead of an API key."""
+    """The application for these engines; its `state.service` is a Service.
+
+    private: routes under security.PRIVATE, which check a token of their own instead of an API key.
+    """
     service = Service(engines, config)
 
     def count_refusal(error: ApiError) -> None:
-        service.metrics.failed(error.code or "error", error.status)
+        service.metrics.count_error(error.code or "error", error.status)
 
     app = Starlette(
         routes=[*ROUTES, *private],

@@ -108,8 +108,8 @@ def startup_task(
 ) -> Callable[[UvicornServer], Awaitable[None]]:
     """A task for `serve`: announces the address, then loads the server's own model.
 
-    The server answers meanwhile; `/health` is 503 until the model is ready. Runs once signal handlers are set.
-    A failed load (ModelInvalid, DoesNotFit, EngineDied) ends the server.
+    The server answers meanwhile; `/health` is 503 until the model is ready. Runs once signal handlers are
+    set. A failed load (ModelInvalid, DoesNotFit, EngineDied) ends the server.
     """
     service = app.state.service
     assert isinstance(service, Service)

@@ -1,46 +1,55 @@
-"""An answer as blocks, one after the other: a text, a stretch of reasoning, a tool call.
+"""Collects an answer: ordered content blocks per choice, and their changes for protocols that stream blocks.
 
-Protocols that number the parts of an answer want each part opened, filled and closed before the next; what
-an engine tells only changes its kind. An answer without anything in it is one empty text, because readers
-take the first part without looking whether there is one.
+A block is a text, a stretch of reasoning or a tool call. Anthropic's and the Responses API number the blocks
+of an answer and want each opened, filled and closed before the next. An answer without content gets one empty
+text block, because clients read the first block without checking that there is one.
 """
 
+import time
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from localchat.engine.events import Reasoning, Text, TokenLogprob, ToolCall
-from localchat.server.generation import ChoiceEnd, OutputEvent
+from localchat.server.generation import ChoiceEnd, OutputEvent, PromptEcho
 
-Kind: TypeAlias = Literal["text", "reasoning", "call"]
+BlockKind: TypeAlias = Literal["text", "reasoning", "call"]
 
 
 @dataclass(eq=False, slots=True)
 class ContentBlock:
-    """index: its place in the answer. call: the number of a tool call in it, `id` and `name` are that call's.
-    whole: whether the model ended it, rather than the limit of tokens."""
+    """A text, a stretch of reasoning or a tool call."""
 
     index: int
-    kind: Kind
+    """Position in the answer."""
+    kind: BlockKind
     call: int = -1
+    """Number of the tool call within the answer."""
     id: str = ""
+    """Id of the tool call."""
     name: str = ""
+    """Name of the called tool."""
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    whole: bool = True
+    complete: bool = True
+    """False if the token limit cut it off."""
 
     @property
     def text(self) -> str:
-        """What it holds so far: text, or a call's arguments as JSON."""
+        """Content so far: text, or the arguments of a call as JSON."""
         return "".join(self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockOpened:
+    """A new block, still empty."""
+
     block: ContentBlock
 
 
 @dataclass(frozen=True, slots=True)
 class BlockDelta:
+    """A piece was added to a block."""
+
     block: ContentBlock
     piece: str
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -48,6 +57,8 @@ class BlockDelta:
 
 @dataclass(frozen=True, slots=True)
 class BlockClosed:
+    """The block does not change any more."""
+
     block: ContentBlock
 
 
@@ -55,61 +66,103 @@ BlockEvent: TypeAlias = BlockOpened | BlockDelta | BlockClosed
 
 
 class ContentBlocks:
-    """Of one answer with one choice. `blocks`: all so far; `end`: how it ended, once it has."""
+    """The content of one choice, as blocks in the order they began."""
 
     def __init__(self) -> None:
         self.blocks: list[ContentBlock] = []
+        self.prompt: tuple[TokenLogprob, ...] | None = None
+        """Log probabilities of the prompt, if the client asked for them."""
         self.end: ChoiceEnd | None = None
         self._open: ContentBlock | None = None
 
-    def take(self, told: OutputEvent) -> list[BlockEvent]:
-        """What the next piece changes, in order."""
-        match told:
+    @property
+    def text(self) -> str:
+        """All text blocks joined."""
+        return "".join(block.text for block in self.blocks if block.kind == "text")
+
+    @property
+    def reasoning(self) -> str:
+        """All reasoning blocks joined."""
+        return "".join(block.text for block in self.blocks if block.kind == "reasoning")
+
+    @property
+    def calls(self) -> list[ContentBlock]:
+        """The tool calls."""
+        return [block for block in self.blocks if block.kind == "call"]
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        """Log probabilities of the text's tokens."""
+        return tuple(token for block in self.blocks for token in block.logprobs)
+
+    def add(self, event: OutputEvent) -> list[BlockEvent]:
+        """Add an event of this choice. Returns the changes, in order."""
+        match event:
             case Text(text=text, logprobs=logprobs) if text or logprobs:
-                return self._grown("text", text, logprobs)
+                return self._extend("text", text, logprobs)
             case Reasoning(text=text) if text:
-                return self._grown("reasoning", text)
-            case ToolCall() if told.id:
-                return self._opened(
-                    ContentBlock(len(self.blocks), "call", told.call, told.id, told.name)
-                )
+                return self._extend("reasoning", text)
+            case ToolCall() if event.id:
+                number = len(self.blocks)
+                return self._begin(ContentBlock(number, "call", event.call, event.id, event.name))
             case ToolCall():
-                block = self._open
-                assert block is not None and block.call == told.call, "calls come one by one"
-                return [self._more(block, told.arguments)]
+                return [self._append(self._call(event.call), event.arguments)]
+            case PromptEcho(tokens=tokens):
+                self.prompt = tokens
             case ChoiceEnd(reason=reason):
-                self.end = told
-                changes: list[BlockEvent] = [] if self.blocks else self._grown("text", "")
+                self.end = event
+                changes = [] if self.blocks else self._extend("text", "")
                 if self._open is not None:
-                    self._open.whole = reason != "length"
-                return [*changes, *self._closed()]
+                    self._open.complete = reason != "length"
+                return [*changes, *self._close()]
         return []
 
-    def _grown(
-        self, kind: Kind, text: str, logprobs: tuple[TokenLogprob, ...] = ()
+    def _extend(
+        self, kind: BlockKind, text: str, logprobs: tuple[TokenLogprob, ...] = ()
     ) -> list[BlockEvent]:
         changes: list[BlockEvent] = []
         block = self._open
         if block is None or block.kind != kind:
             block = ContentBlock(len(self.blocks), kind)
-            changes = self._opened(block)
+            changes = self._begin(block)
         if text or logprobs:
-            changes.append(self._more(block, text, logprobs))
+            changes.append(self._append(block, text, logprobs))
         return changes
 
-    def _opened(self, block: ContentBlock) -> list[BlockEvent]:
-        changes = self._closed()
+    def _call(self, number: int) -> ContentBlock:
+        return next(block for block in reversed(self.blocks) if block.call == number)
+
+    def _begin(self, block: ContentBlock) -> list[BlockEvent]:
+        changes = self._close()
         self._open = block
         self.blocks.append(block)
         return [*changes, BlockOpened(block)]
 
-    def _more(
+    def _append(
         self, block: ContentBlock, text: str, logprobs: tuple[TokenLogprob, ...] = ()
     ) -> BlockDelta:
         block.pieces.append(text)
         block.logprobs += logprobs
         return BlockDelta(block, text, logprobs)
 
-    def _closed(self) -> list[BlockEvent]:
+    def _close(self) -> list[BlockEvent]:
         block, self._open = self._open, None
         return [] if block is None else [BlockClosed(block)]
+
+
+class CollectedAnswer:
+    """A whole answer, for responses that are not streamed."""
+
+    def __init__(self, choices: int) -> None:
+        self.choices = [ContentBlocks() for _ in range(choices)]
+        self.first_text_s: float | None = None
+        """When the first text came, by time.perf_counter."""
+        self.last_text_s = 0.0
+
+    def add(self, event: OutputEvent) -> None:
+        """Add the next event of the generation."""
+        if isinstance(event, Text):
+            self.last_text_s = time.perf_counter()
+            if self.first_text_s is None:
+                self.first_text_s = self.last_text_s
+        self.choices[event.choice].add(event)

@@ -16,7 +16,7 @@ log = logging.getLogger("localchat.server")
 
 
 def _answer(request: Request, error: ApiError) -> Response:
-    service_of(request).metrics.failed(error.code or "error", error.status)
+    service_of(request).metrics.count_error(error.code or "error", error.status)
     return response(error, request.scope)
 
 

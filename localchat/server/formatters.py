@@ -1,5 +1,5 @@
-"""From what an engine tells to the bytes of an answer: what the exchange asks of every protocol, and the
-frame that chat and plain completions share."""
+"""Answer formatters: what an endpoint implements to write an answer in its protocol; parts that several
+share."""
 
 import secrets
 import time
@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
+from starlette.responses import Response
 
 from localchat.engine.events import Done, Usage
+from localchat.server.content_blocks import CollectedAnswer
 from localchat.server.error_formats import openai_error
 from localchat.server.errors import ApiError
 from localchat.server.generation import OutputEvent
@@ -16,9 +18,37 @@ from localchat.server.openai.protocol import Chunk, timings_info, usage_info
 from localchat.server.sse import DONE, event
 
 
+class AnswerFormatter(Protocol):
+    """Writes one answer in the shape of a protocol: as events of a stream, or as one response."""
+
+    def start(self, choices: int, prompt_tokens: int) -> bytes:
+        """Events before the first token. `prompt_tokens`: of all prompts together."""
+        ...
+
+    def event(self, event: OutputEvent) -> bytes:
+        """Complete events for one output event; empty if the client did not ask for it."""
+        ...
+
+    def finish(self, usage: Usage, done: Done | None) -> bytes:
+        """Events after the last choice, to the end of the stream."""
+        ...
+
+    def error(self, error: ApiError) -> bytes:
+        """The end of a stream that failed, in place of `finish`."""
+        ...
+
+    def heartbeat(self) -> bytes:
+        """An event without content that shows the server is alive; empty if the protocol has none."""
+        ...
+
+    def response(self, answer: CollectedAnswer, usage: Usage, done: Done | None) -> bytes:
+        """The whole answer as one JSON object."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkHeader:
-    """What is the same in every chunk of one answer."""
+    """Fields that every chunk of an OpenAI answer repeats."""
 
     id: str
     kind: str
@@ -32,7 +62,7 @@ class ChunkHeader:
         usage: Usage | None = None,
         timings: Done | None = None,
     ) -> bytes:
-        """Compact JSON."""
+        """A chunk or a whole answer, as compact JSON."""
         return msgspec.json.encode(
             Chunk(
                 self.id,
@@ -51,59 +81,34 @@ class ChunkHeader:
         return event(self.chunk([choice]))
 
 
-def new_id(prefix: str) -> str:
-    return f"{prefix}{secrets.token_hex(12)}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkFormatter:
-    """What the streams of chat and of plain completions have in common: how they end."""
+    """Base of OpenAI's chat and completion formatters: how their streams end."""
 
-    frame: ChunkHeader
+    header: ChunkHeader
     with_usage: bool = False
     with_timings: bool = False
     with_logprobs: bool = False
 
-    def ending(self, usage: Usage, done: Done | None) -> bytes:
+    def finish(self, usage: Usage, done: Done | None) -> bytes:
         timings = done if self.with_timings else None
         if not self.with_usage and timings is None:
             return DONE
-        return event(self.frame.chunk([], usage if self.with_usage else None, timings)) + DONE
+        return event(self.header.chunk([], usage if self.with_usage else None, timings)) + DONE
 
-    def broken(self, error: ApiError) -> bytes:
+    def error(self, error: ApiError) -> bytes:
         return event(openai_error(error))
 
-    def alive(self) -> bytes:
+    def heartbeat(self) -> bytes:
         return b""
 
 
-class StreamFormatter(Protocol):
-    """Turns what is told into events."""
-
-    def opening(self, choices: int, prompt_tokens: int) -> bytes:
-        """Events that come before the first token. `prompt_tokens`: of all prompts together."""
-        ...
-
-    def told(self, told: OutputEvent) -> bytes:
-        """Whole events; none at all for what this reader did not ask for."""
-        ...
-
-    def ending(self, usage: Usage, done: Done | None) -> bytes:
-        """What comes behind the last choice, to the end of the stream."""
-        ...
-
-    def broken(self, error: ApiError) -> bytes:
-        """What ends the stream in place of `ending`, after a failure."""
-        ...
-
-    def alive(self) -> bytes:
-        """An event that says no more than that the server is there; empty where the protocol has none."""
-        ...
+def new_id(prefix: str) -> str:
+    """A random id with this prefix."""
+    return f"{prefix}{secrets.token_hex(12)}"
 
 
-class ResponseFormatter(Protocol):
-    """Collects what is told into one response."""
-
-    def take(self, told: OutputEvent) -> None: ...
-
-    def result(self, usage: Usage, done: Done | None) -> bytes: ...
+def json_response(value: Any) -> Response:  # noqa: ANN401 - any JSON
+    """A response of compact JSON."""
+    body = msgspec.json.encode(value)
+    return Response(body, headers={"content-type": "application/json"})

@@ -1,8 +1,8 @@
-"""One request at an engine: asked until it is accepted, then told in events that clients can take as they
-are.
+"""One generation for the server: runs one or more prompts on an engine and turns its events into output
+events.
 
-What the API promises and engines do not is done here: finish reasons, ids of tool calls, one call only where
-a client wants one, an end to answers that go round in circles.
+It does what the API promises and engines do not: finish reasons, ids of tool calls, a single call for clients
+that want one, an end to answers that repeat themselves.
 """
 
 import asyncio
@@ -30,7 +30,6 @@ from localchat.engine.events import (
 )
 from localchat.engine.interface import Engine
 from localchat.engine.request import GenerateRequest, Messages
-from localchat.engine.stream import Stream
 from localchat.errors import (
     ContextExceeded,
     EngineClosed,
@@ -44,64 +43,68 @@ from localchat.server.tracker import TrackedRequest
 
 Reason: TypeAlias = Literal["stop", "length", "tool_calls"]
 REPETITION = "repetition"
-_COMMON_ANSWER = 256
-"""Tokens that an answer to an ever shorter prompt should have room for, where that many were asked for."""
+_TYPICAL_ANSWER_TOKENS = 256
+"""Room that a shortened prompt should leave for its answer, if the client asked for that much."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceEnd:
-    """A choice is complete. `why`: the stop text that ended it, or REPETITION."""
+    """A choice is complete."""
 
     choice: int
     reason: Reason
     why: str | None = None
+    """The stop string that ended it, or REPETITION."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptEcho:
-    """The log probabilities of a choice's prompt, its first token left out."""
+    """Log probabilities of a choice's prompt, without its first token."""
 
     choice: int
     tokens: tuple[TokenLogprob, ...]
 
 
 OutputEvent: TypeAlias = Text | Reasoning | ToolCall | PromptEcho | ChoiceEnd
-"""What a reader is told. The first piece of a tool call has its id and name and no arguments."""
+"""One event for a formatter. A tool call starts with an event that has id and name and no arguments."""
 
 
 class EarlyStop(Protocol):
-    """Ends the text of a choice where its reader wants no more."""
+    """Ends the text of a choice before the model does."""
 
-    def take(self, text: str) -> tuple[str, bool]:
-        """What to tell of it now, and whether the text ends there."""
+    def push(self, text: str) -> tuple[str, bool]:
+        """Take the next piece. Returns the text to send now, and True if the text ends there."""
         ...
 
-    def rest(self) -> str:
-        """What was held back, when the text ended by itself."""
+    def flush(self) -> str:
+        """Text that was held back when the model ended the text."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationSpec:
-    """What is asked. `prompts`: for each prompt the ways to ask it, the next one tried where the model's
-    template refuses the last, or where `ever_shorter` and the last leaves no room for its answer. `one_call`:
-    the answer ends behind its first tool call. `brake`: makes what ends each choice's text early. `used`: once
-    it is accepted, the way that each prompt was asked in."""
+    """The prompts of one generation and how their answers end."""
 
     prompts: Sequence[Sequence[GenerateRequest]]
-    one_call: bool = False
+    """Each prompt as a request and its fallbacks. The next fallback is tried if the model's template refuses
+    one, or, with `shorten_to_fit`, if one leaves too little room for its answer."""
+    single_call: bool = False
+    """End the answer after its first tool call."""
     loop_guard: bool = True
-    ever_shorter: bool = False
-    brake: Callable[[], EarlyStop] | None = None
-    used: list[int] = field(default_factory=list)
+    """End an answer that repeats itself."""
+    shorten_to_fit: bool = False
+    """The fallbacks are ever shorter versions of the prompt."""
+    early_stop: Callable[[], EarlyStop] | None = None
+    """Makes the early stop of each choice."""
 
     @property
     def choices(self) -> int:
-        return sum(template_fallbacks[0].n for template_fallbacks in self.prompts)
+        """Number of answers, over all prompts."""
+        return sum(fallbacks[0].n for fallbacks in self.prompts)
 
     @property
     def guided(self) -> bool:
-        """Whether a grammar, a schema, a forced tool or a strict one binds the answer."""
+        """True if a grammar, a schema, a forced tool or a strict one constrains the answer."""
         request = self.prompts[0][0]
         prompt = request.prompt
         if request.grammar is not None or not isinstance(prompt, Messages):
@@ -114,21 +117,22 @@ class GenerationSpec:
 
 @dataclass(slots=True)
 class _Choice:
-    """calls: their ids. arguments: of the last one, as far as they came."""
+    """State of one choice."""
 
-    calls: dict[int, str] = field(default_factory=dict)
+    call_ids: dict[int, str] = field(default_factory=dict)
     arguments: list[str] = field(default_factory=list)
-    guards: tuple[RepetitionDetector, RepetitionDetector] = field(
-        default_factory=lambda: (RepetitionDetector(), RepetitionDetector())
-    )
-    brake: EarlyStop | None = None
+    """Of the last call, as far as they came."""
+    text_repetition: RepetitionDetector = field(default_factory=RepetitionDetector)
+    reasoning_repetition: RepetitionDetector = field(default_factory=RepetitionDetector)
+    early_stop: EarlyStop | None = None
     ended: bool = False
-    cut: bool = False
+    ended_here: bool = False
+    """Ended by this server, while the engine would go on."""
 
 
 @dataclass(slots=True)
-class _Counted:
-    """Tokens of one prompt and its answers, until the engine says the exact number at the end."""
+class _TokenCounts:
+    """Tokens of one prompt and its answers: counted here until the engine's exact numbers arrive with Done."""
 
     prompt: int
     cached: int = 0
@@ -136,130 +140,134 @@ class _Counted:
 
 
 class Generation:
-    """`begin`, then iterate `told`. The flight owns the streams and closes them."""
+    """Runs a GenerationSpec: `start`, then iterate `events`. The tracked request owns the streams."""
 
-    def __init__(self, engine: Engine, wish: GenerationSpec, flight: TrackedRequest) -> None:
+    def __init__(self, engine: Engine, spec: GenerationSpec, tracked: TrackedRequest) -> None:
+        self.spec = spec
+        self.fallbacks_used: list[int] = []
+        """Index of the request that was accepted, for each prompt."""
         self._engine = engine
-        self._wish = wish
-        self._flight = flight
+        self._tracked = tracked
         self._sources: list[AsyncIterator[list[Event]]] = []
-        make = wish.brake
-        self._choices = [_Choice(brake=make() if make else None) for _ in range(wish.choices)]
-        self._each: dict[int, int] = {}
-        """How many choices a prompt has, by the index of its first."""
-        for template_fallbacks in wish.prompts:
-            self._each[sum(self._each.values())] = template_fallbacks[0].n
-        self._counted: list[_Counted] = []
+        make = spec.early_stop
+        self._choices = [_Choice(early_stop=make() if make else None) for _ in range(spec.choices)]
+        self._choices_of: dict[int, int] = {}
+        """Number of choices of each prompt, by the index of its first choice."""
+        for fallbacks in spec.prompts:
+            self._choices_of[sum(self._choices_of.values())] = fallbacks[0].n
+        self._counts: list[_TokenCounts] = []
         self._done: list[Done] = []
-
-    async def begin(self) -> None:
-        """Until every prompt is accepted: all that can be refused is refused here. Raises LocalchatError."""
-        for template_fallbacks in self._wish.prompts:
-            self._sources.append(await self._ask(template_fallbacks))
-
-    async def _ask(
-        self, template_fallbacks: Sequence[GenerateRequest]
-    ) -> AsyncIterator[list[Event]]:
-        for way, request in enumerate(template_fallbacks):
-            more = way + 1 < len(template_fallbacks)
-            stream = await self._generate(request)
-            source = stream.batches()
-            try:
-                first, *rest = await anext(source)
-            except (ContextExceeded, UsageError) as refusal:
-                if more and self._another(refusal):
-                    continue
-                raise
-            assert isinstance(first, Accepted)
-            if more and self._wish.ever_shorter and _cramped(first, request):
-                stream.close()
-                continue
-            self._counted.append(_Counted(first.prompt_tokens))
-            self._wish.used.append(way)
-            return _behind(rest, source)
-        raise AssertionError("there is a way to ask")
-
-    def _another(self, refusal: LocalchatError) -> bool:
-        """Whether another way may do where this one was refused."""
-        if isinstance(refusal, TemplateError):
-            return True
-        too_much = isinstance(refusal, ContextExceeded) or "too_much" in refusal.details
-        return self._wish.ever_shorter and too_much
-
-    async def _generate(self, request: GenerateRequest) -> Stream:
-        """In a thread, because a long prompt waits for the engine to read it; a reader that leaves meanwhile
-        leaves no request behind."""
-        named = msgspec.structs.replace(request, user=self._flight.user)
-        stream = await submit(self._engine, named)
-        self._flight.attach(stream)
-        return stream
 
     @property
     def choices(self) -> int:
+        """Number of answers, over all prompts."""
         return len(self._choices)
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all prompts together, once it has begun."""
-        return sum(one.prompt for one in self._counted)
+        """Of all prompts together, after `start`."""
+        return sum(counts.prompt for counts in self._counts)
+
+    async def start(self) -> None:
+        """Submit every prompt and wait until it is accepted; every refusal happens here. Raises
+        LocalchatError."""
+        for fallbacks in self.spec.prompts:
+            self._sources.append(await self._submit(fallbacks))
+
+    async def _submit(self, fallbacks: Sequence[GenerateRequest]) -> AsyncIterator[list[Event]]:
+        """Submit a prompt, by the first fallback that the engine accepts."""
+        for index, request in enumerate(fallbacks):
+            is_last = index + 1 == len(fallbacks)
+            request = msgspec.structs.replace(request, user=self._tracked.user)
+            stream = await submit(self._engine, request)
+            self._tracked.attach(stream)
+            source = stream.batches()
+            try:
+                first, *rest = await anext(source)
+            except (ContextExceeded, UsageError) as refusal:
+                if not is_last and self._may_fall_back(refusal):
+                    continue
+                raise
+            assert isinstance(first, Accepted)
+            if not is_last and self.spec.shorten_to_fit and _is_cramped(first, request):
+                stream.close()
+                continue
+            self._counts.append(_TokenCounts(first.prompt_tokens))
+            self.fallbacks_used.append(index)
+            return _chain(rest, source)
+        raise AssertionError("a prompt has at least one request")
+
+    def _may_fall_back(self, refusal: LocalchatError) -> bool:
+        """True if the next fallback may be accepted where this one was refused."""
+        if isinstance(refusal, TemplateError):
+            return True
+        too_long = isinstance(refusal, ContextExceeded) or "too_much" in refusal.details
+        return self.spec.shorten_to_fit and too_long
 
     # ------------------------------------------------------------------------ events
 
-    async def told(self) -> AsyncGenerator[list[OutputEvent], None]:
-        """Everything the reader is told, what has come together in one list; the flight's usage and figures
-        stand at the end, however it comes. Raises ApiError where the server ended it, else LocalchatError.
-        Close it (`aclosing`)."""
+    async def events(self) -> AsyncGenerator[list[OutputEvent], None]:
+        """Output events of all choices; what arrived together is one list. Close it (`aclosing`).
+
+        The tracked request has usage and metrics at the end, however it ends. Raises ApiError if the server
+        ended the request, else LocalchatError.
+        """
         try:
-            bases = list(self._each)
-            async for at, events in self._merged():
-                told: list[OutputEvent] = []
+            first_choices = list(self._choices_of)
+            async for prompt, events in self._merged():
+                output: list[OutputEvent] = []
                 for event in events:
-                    self._count(at, event)
-                    told += self._tidy(bases[at], event)
-                    if self._cut_short:
+                    self._count(prompt, event)
+                    output += self._convert(first_choices[prompt], event)
+                    if self._ended_early:
                         break
-                if told:
-                    yield told
-                if self._cut_short:
-                    break  # the engine would go on; the flight's end stops it
+                if output:
+                    yield output
+                if self._ended_early:
+                    break  # the engine would go on; closing the tracked request stops it
         except EngineClosed:
-            if self._flight.why is not None:
-                raise self._flight.why from None  # no failure of the engine, which was told to
+            if self._tracked.abort_error is not None:
+                raise self._tracked.abort_error from None  # the server closed the stream itself
             raise
         finally:
-            self._sum_up()
+            self._tracked.usage = Usage(
+                self.prompt_tokens,
+                sum(counts.cached for counts in self._counts),
+                sum(counts.completion for counts in self._counts),
+            )
+            self._tracked.done = self._done[0] if self._done else None
 
     @property
-    def _cut_short(self) -> bool:
-        """Whether all choices have ended, one of them here and not by the engine."""
+    def _ended_early(self) -> bool:
+        """True if all choices have ended, at least one of them by this server and not by the engine."""
         choices = self._choices
-        return any(one.cut for one in choices) and all(one.ended for one in choices)
+        return any(one.ended_here for one in choices) and all(one.ended for one in choices)
 
     async def _merged(self) -> AsyncIterator[tuple[int, list[Event]]]:
-        """The events of all prompts as they come, with the index of their prompt."""
+        """Events of all prompts as they come, with the index of their prompt."""
         if len(self._sources) == 1:
             async for events in self._sources[0]:
                 yield 0, events
             return
         queue: asyncio.Queue[tuple[int, list[Event]] | LocalchatError | None] = asyncio.Queue()
 
-        async def pump(at: int) -> None:
+        async def pump(prompt: int) -> None:
             try:
-                async for events in self._sources[at]:
-                    queue.put_nowait((at, events))
+                async for events in self._sources[prompt]:
+                    queue.put_nowait((prompt, events))
                 queue.put_nowait(None)
             except LocalchatError as error:
                 queue.put_nowait(error)
 
-        pumps = [asyncio.create_task(pump(at)) for at in range(len(self._sources))]
+        pumps = [asyncio.create_task(pump(prompt)) for prompt in range(len(self._sources))]
         try:
-            left = len(pumps)
-            while left:
+            unfinished = len(pumps)
+            while unfinished:
                 item = await queue.get()
                 if isinstance(item, LocalchatError):
                     raise item
                 if item is None:
-                    left -= 1
+                    unfinished -= 1
                 else:
                     yield item
         finally:
@@ -267,103 +275,100 @@ class Generation:
                 task.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
 
-    def _count(self, at: int, event: Event) -> None:
-        """Keep the figures of the flight, whatever the reader is told."""
-        flight, counted = self._flight, self._counted[at]
+    def _count(self, prompt: int, event: Event) -> None:
+        """Update the numbers of the tracked request, even for events that the client does not see."""
+        tracked, counts = self._tracked, self._counts[prompt]
         match event:
             case Prefill(cached=cached):
-                flight.begun = True
-                counted.cached = cached
+                tracked.started = True
+                counts.cached = cached
             case Text() | Reasoning() | ToolCall():
-                flight.begun = True
-                counted.completion += 1
-                if flight.first_s is None:
-                    flight.first_s = time.perf_counter()
+                tracked.started = True
+                counts.completion += 1
+                if tracked.first_token_s is None:
+                    tracked.first_token_s = time.perf_counter()
             case MetricsSnapshot(completion_tokens=tokens):
-                counted.completion = max(counted.completion, tokens)
+                counts.completion = max(counts.completion, tokens)
             case Done(usage=usage):
-                counted.prompt, counted.cached = usage.prompt_tokens, usage.cached_tokens
-                counted.completion = usage.completion_tokens
+                counts.prompt, counts.cached = usage.prompt_tokens, usage.cached_tokens
+                counts.completion = usage.completion_tokens
                 self._done.append(event)
 
-    def _tidy(self, base: int, event: Event) -> list[OutputEvent]:
+    def _convert(self, base: int, event: Event) -> list[OutputEvent]:
+        """Output events for an event of the engine. `base`: the first choice of its prompt."""
         match event:
             case Text(choice, text, logprobs):
                 return self._text(Text(base + choice, text, logprobs))
             case Reasoning(choice, text):
-                return self._piece(Reasoning(base + choice, text), base + choice, 1, text)
+                detector = self._choices[base + choice].reasoning_repetition
+                return self._piece(Reasoning(base + choice, text), detector)
             case ToolCall(choice):
                 return self._call(msgspec.structs.replace(event, choice=base + choice))
             case Finished(choice, reason, stop):
-                return self._finish(base + choice, reason == "length", stop or None)
+                return self._end(base + choice, stop or None, cut_off=reason == "length")
             case PromptLogprobs(tokens):
-                return [PromptEcho(base + choice, tokens) for choice in range(self._each[base])]
+                return [
+                    PromptEcho(base + choice, tokens) for choice in range(self._choices_of[base])
+                ]
         return []
 
-    def _text(self, told: Text) -> list[OutputEvent]:
-        state = self._choices[told.choice]
-        if state.brake is None or state.ended:
-            return self._piece(told, told.choice, 0, told.text)
-        text, ended = state.brake.take(told.text)
-        pieces = self._piece(Text(told.choice, text, told.logprobs), told.choice, 0, text)
+    def _text(self, event: Text) -> list[OutputEvent]:
+        state = self._choices[event.choice]
+        if state.early_stop is None or state.ended:
+            return self._piece(event, state.text_repetition)
+        text, ended = state.early_stop.push(event.text)
+        output = self._piece(Text(event.choice, text, event.logprobs), state.text_repetition)
         if ended and not state.ended:
-            state.cut, state.brake = True, None
-            pieces += self._finish(told.choice, True, None)
-        return pieces
+            state.ended_here, state.early_stop = True, None
+            output += self._end(event.choice, None, cut_off=True)
+        return output
 
-    def _piece(self, told: OutputEvent, choice: int, kind: int, text: str) -> list[OutputEvent]:
-        state = self._choices[choice]
+    def _piece(self, event: Text | Reasoning, detector: RepetitionDetector) -> list[OutputEvent]:
+        state = self._choices[event.choice]
         if state.ended:
             return []
-        if self._wish.loop_guard and state.guards[kind].is_repeating(text):
-            state.cut = True
-            return [told, *self._finish(choice, True, REPETITION)]
-        return [told]
+        if self.spec.loop_guard and detector.is_repeating(event.text):
+            state.ended_here = True
+            return [event, *self._end(event.choice, REPETITION, cut_off=True)]
+        return [event]
 
     def _call(self, event: ToolCall) -> list[OutputEvent]:
         state = self._choices[event.choice]
         if state.ended:
             return []
-        told: list[OutputEvent] = []
-        if event.call not in state.calls:
-            if state.calls and self._wish.one_call:
-                state.cut = True
-                return self._finish(event.choice, False, None)
-            state.calls[event.call] = event.id or f"call_{secrets.token_hex(12)}"
+        output: list[OutputEvent] = []
+        if event.call not in state.call_ids:
+            if state.call_ids and self.spec.single_call:
+                state.ended_here = True
+                return self._end(event.choice, None, cut_off=False)
+            id_ = state.call_ids[event.call] = event.id or f"call_{secrets.token_hex(12)}"
             state.arguments.clear()
-            told.append(ToolCall(event.choice, event.call, state.calls[event.call], event.name, ""))
+            output.append(ToolCall(event.choice, event.call, id_, event.name, ""))
         if event.arguments:
             state.arguments.append(event.arguments)
-            told.append(ToolCall(event.choice, event.call, arguments=event.arguments))
-        if self._wish.loop_guard and state.guards[0].is_repeating(event.arguments):
-            state.cut = True
-            told += self._finish(event.choice, True, REPETITION)
-        return told
+            output.append(ToolCall(event.choice, event.call, arguments=event.arguments))
+        if self.spec.loop_guard and state.text_repetition.is_repeating(event.arguments):
+            state.ended_here = True
+            output += self._end(event.choice, REPETITION, cut_off=True)
+        return output
 
-    def _finish(self, choice: int, cut_off: bool, why: str | None) -> list[OutputEvent]:
+    def _end(self, choice: int, why: str | None, *, cut_off: bool) -> list[OutputEvent]:
         state = self._choices[choice]
         if state.ended:
             return []
         state.ended = True
-        whole = bool(state.calls) and not (why and _is_broken("".join(state.arguments)))
-        reason: Reason = "length" if cut_off else "tool_calls" if whole else "stop"
-        self._flight.finish = why if why == REPETITION else reason
-        rest = state.brake.rest() if state.brake is not None else ""
+        # A stop string inside of the arguments leaves a call that nobody should run: then it ended by "stop".
+        complete = bool(state.call_ids) and not (why and _is_broken("".join(state.arguments)))
+        reason: Reason = "length" if cut_off else "tool_calls" if complete else "stop"
+        self._tracked.finish_reason = why if why == REPETITION else reason
+        rest = state.early_stop.flush() if state.early_stop is not None else ""
         return [*([Text(choice, rest)] if rest else []), ChoiceEnd(choice, reason, why)]
 
-    def _sum_up(self) -> None:
-        self._flight.usage = Usage(
-            self.prompt_tokens,
-            sum(one.cached for one in self._counted),
-            sum(one.completion for one in self._counted),
-        )
-        self._flight.done = self._done[0] if self._done else None
 
-
-async def _behind(
+async def _chain(
     first: list[Event], source: AsyncIterator[list[Event]]
 ) -> AsyncIterator[list[Event]]:
-    """`first`, where there is any, and then the source."""
+    """The first batch, unless it is empty, and then the source."""
     if first:
         yield first
     async for events in source:
@@ -371,7 +376,7 @@ async def _behind(
 
 
 def _is_broken(arguments: str) -> bool:
-    """Whether a call's arguments end in the middle: a stop text stood in them, and nobody should run it."""
+    """True if the arguments of a call are not complete JSON."""
     try:
         msgspec.json.decode(arguments or "{}")
     except msgspec.DecodeError:
@@ -379,6 +384,6 @@ def _is_broken(arguments: str) -> bool:
     return False
 
 
-def _cramped(accepted: Accepted, request: GenerateRequest) -> bool:
-    """Whether the prompt took the room of an answer of common length."""
-    return accepted.max_tokens < min(request.max_tokens or 0, _COMMON_ANSWER)
+def _is_cramped(accepted: Accepted, request: GenerateRequest) -> bool:
+    """True if the prompt leaves less room than an answer of typical length takes."""
+    return accepted.max_tokens < min(request.max_tokens or 0, _TYPICAL_ANSWER_TOKENS)

@@ -1,4 +1,4 @@
-"""GET /, /health, /props and /metrics: is it there, what is it, how is it doing."""
+"""GET /, /health, /props and /metrics."""
 
 import asyncio
 from typing import Any
@@ -13,8 +13,8 @@ from localchat.engine.request import Message, Messages
 from localchat.errors import LocalchatError, TemplateError
 from localchat.pool.resolver import ModelCard
 from localchat.server.errors import unavailable
+from localchat.server.formatters import json_response
 from localchat.server.metrics import CONTENT_TYPE
-from localchat.server.openai.models import json
 from localchat.server.state import service_of
 
 _PROBE = {
@@ -28,37 +28,37 @@ _PROBE = {
 
 
 async def root(request: Request) -> Response:
-    """Probes of clients and people end here."""
+    """Answer for probes of clients and for people."""
     return Response("localchat is running\n", headers={"content-type": "text/plain"})
 
 
 async def health(request: Request) -> Response:
-    """503 until the server's own model can answer for the first time, and from when the server stops."""
+    """503 until the server's own model is loaded, and from the moment the server stops."""
     service = service_of(request)
     service.tracker.check_open()
     if not service.ready:
         raise unavailable("The model is being loaded.", "model_loading", retry_s=2)
-    return json({"status": "ok"})
+    return json_response({"status": "ok"})
 
 
 async def props(request: Request) -> Response:
-    """What llama.cpp's clients look at: context and abilities. `?model=` names another model than the server's
-    own. They ask it again and again, so it loads nothing and keeps nothing loaded."""
+    """Context and abilities of a model, for llama.cpp's clients. `?model=` names another model than the
+    server's own. Clients poll this route, so it loads no model and keeps none loaded."""
     engines = service_of(request).engines
     cards = {card.name: card for card in engines.models()}
     word = request.query_params.get("model", "")
     card = cards.get(word) or next(iter(cards.values()))
-    told = _described(card)
+    made = _from_card(card)
     for name, engine in engines.loaded():
         if name == card.name:
             try:
-                told |= await asyncio.to_thread(_of_engine, engine)
+                made |= await asyncio.to_thread(_from_engine, engine)
             except LocalchatError:
-                break  # it ends just now
-    return json(told)
+                break  # it ended in between
+    return json_response(made)
 
 
-def _described(card: ModelCard) -> dict[str, Any]:
+def _from_card(card: ModelCard) -> dict[str, Any]:
     return {
         "default_generation_settings": {"n_ctx": card.context_tokens or card.context_train},
         "model_alias": card.name,
@@ -68,10 +68,10 @@ def _described(card: ModelCard) -> dict[str, Any]:
     }
 
 
-def _of_engine(engine: Engine) -> dict[str, Any]:
-    """What a loaded engine knows better."""
+def _from_engine(engine: Engine) -> dict[str, Any]:
+    """Properties that only a loaded engine knows."""
     info = engine.info()
-    tools = _reads_tools(engine)
+    tools = _template_has_tools(engine)
     return {
         "default_generation_settings": {"n_ctx": info.context_tokens},
         "chat_template_caps": {"supports_tools": tools, "supports_tool_calls": tools},
@@ -83,8 +83,8 @@ def _of_engine(engine: Engine) -> dict[str, Any]:
     }
 
 
-def _reads_tools(engine: Engine) -> bool:
-    """Whether the model's template tells it of tools."""
+def _template_has_tools(engine: Engine) -> bool:
+    """True if the model's template renders tools."""
     try:
         shown = engine.render(Messages((Message("user", "probe"),), tools=(_PROBE,)))
     except TemplateError:
@@ -99,5 +99,5 @@ async def metrics(request: Request) -> Response:
         try:
             stats.append((name, await asyncio.to_thread(engine.stats)))
         except LocalchatError:
-            continue  # it ends just now; the next page is without it
-    return Response(service.metrics.page(stats), headers={"content-type": CONTENT_TYPE})
+            continue  # it ended in between; the next scrape leaves it out
+    return Response(service.metrics.render(stats), headers={"content-type": CONTENT_TYPE})

@@ -1,7 +1,7 @@
-"""MetricsSnapshot for Prometheus: what each request told, and what the engines say of themselves when asked.
+"""Prometheus metrics: observed from each request, and read from the engines on every scrape.
 
-Names and sentences come from the table of figures. A label never holds what a client chose: models, texts and
-keys stay out, buckets and codes are few.
+Names and descriptions come from the table in localchat/metrics.py. No label holds a value that a client chose,
+so that their number stays small: no model names from requests, no texts, no keys.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ _TOKEN_SECONDS: Final = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 
 
 
 def prompt_bucket(tokens: int) -> str:
-    """The label of a prompt's length: the smallest bound that holds it."""
+    """Label for the length of a prompt: the smallest bound that is not exceeded."""
     return next(
         (f"<={bound}" for bound in _PROMPTS if tokens <= bound),
         f">{_PROMPTS[-1]}",
@@ -31,12 +31,12 @@ def prompt_bucket(tokens: int) -> str:
 
 
 class Metrics:
-    """The figures of one server, in a registry of their own."""
+    """Metrics of one server, in a registry of its own."""
 
     def __init__(self, tracker: RequestTracker) -> None:
         self._registry = CollectorRegistry()
-        self._stats = _EngineFigures(tracker)
-        self._registry.register(self._stats)
+        self._engines = _EngineMetrics(tracker)
+        self._registry.register(self._engines)
         self._ttft = self._histogram("ttft_seconds", METRICS["ttft_s"].about, _SECONDS)
         self._queue = self._histogram("queue_seconds", METRICS["queue_s"].about, _SECONDS)
         self._total = self._histogram("request_seconds", METRICS["total_s"].about, _SECONDS)
@@ -46,7 +46,9 @@ class Metrics:
         self._completion = self._counter("completion_tokens", METRICS["completion_tokens"].about)
         self._requests = self._counter("requests", "Requests by their end.", ("finish",))
         self._errors = self._counter("errors", "Refused and failed requests.", ("code", "status"))
-        self._gone = self._counter("client_gone", "Requests whose client left before the end.")
+        self._client_gone = self._counter(
+            "client_gone", "Requests whose client left before the end."
+        )
 
     def _histogram(self, name: str, about: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(
@@ -56,28 +58,28 @@ class Metrics:
     def _counter(self, name: str, about: str, labels: Sequence[str] = ()) -> Counter:
         return Counter(f"localchat_{name}", about, labels, registry=self._registry)
 
-    def failed(self, code: str, status: int) -> None:
-        """A request was answered with an error."""
+    def count_error(self, code: str, status: int) -> None:
+        """Count an error response."""
         self._errors.labels(code, str(status)).inc()
 
-    def observe_request(self, flight: TrackedRequest) -> None:
-        """A request to an engine is over."""
-        if flight.gone:
-            self._gone.inc()
-        if flight.finish:
-            self._requests.labels(flight.finish).inc()
-        if flight.usage is not None:
-            self._prompt.inc(flight.usage.prompt_tokens)
-            self._cached.inc(flight.usage.cached_tokens)
-            self._completion.inc(flight.usage.completion_tokens)
-        if flight.done is not None:
-            self._observe(flight, flight.done)
+    def observe_request(self, tracked: TrackedRequest) -> None:
+        """Record a request that is over."""
+        if tracked.client_left:
+            self._client_gone.inc()
+        if tracked.finish_reason:
+            self._requests.labels(tracked.finish_reason).inc()
+        if tracked.usage is not None:
+            self._prompt.inc(tracked.usage.prompt_tokens)
+            self._cached.inc(tracked.usage.cached_tokens)
+            self._completion.inc(tracked.usage.completion_tokens)
+        if tracked.done is not None:
+            self._observe(tracked, tracked.done)
 
-    def _observe(self, flight: TrackedRequest, done: Done) -> None:
+    def _observe(self, tracked: TrackedRequest, done: Done) -> None:
         labels = (
             prompt_bucket(done.usage.prompt_tokens),
             "hit" if done.usage.cached_tokens else "miss",
-            "yes" if flight.guided else "no",
+            "yes" if tracked.guided else "no",
             "off" if done.speculation.off else "on",
         )
         timings = done.timings
@@ -88,9 +90,9 @@ class Metrics:
         if timings.tpot_ms_p50 is not None:
             self._tpot.labels(*labels).observe(timings.tpot_ms_p50 / 1000)
 
-    def page(self, stats: Sequence[tuple[str, EngineStats]]) -> bytes:
-        """The page that scrapers read. `stats`: of the engines that run now, by name."""
-        self._stats.latest = stats
+    def render(self, stats: Sequence[tuple[str, EngineStats]]) -> bytes:
+        """The page for scrapers. `stats`: statistics of the running engines, by model name."""
+        self._engines.latest = stats
         return generate_latest(self._registry)
 
 
@@ -101,11 +103,11 @@ _GAUGES: Final = (
 _COUNTS: Final = ("cancelled", "preemptions", "evictions", "drafted", "accepted")
 
 
-class _EngineFigures(Collector):
-    """What the engines counted since their load, read when the page is asked for."""
+class _EngineMetrics(Collector):
+    """Counters of the engines since their load, read on every scrape."""
 
     def __init__(self, tracker: RequestTracker) -> None:
-        self._flights = tracker
+        self._tracker = tracker
         self.latest: Sequence[tuple[str, EngineStats]] = ()
 
     def describe(self) -> Iterable[Metric]:
@@ -113,10 +115,10 @@ class _EngineFigures(Collector):
 
     def collect(self) -> Iterable[Metric]:
         yield _gauge("http_running", "Requests of the endpoint that an engine has begun.", ()).add(
-            (), self._flights.running
+            (), self._tracker.running
         )
         yield _gauge("http_waiting", "Requests of the endpoint that wait for an engine.", ()).add(
-            (), self._flights.waiting
+            (), self._tracker.waiting
         )
         for name in _GAUGES:
             yield _gauge(name, METRICS[name].about, ("model",)).each(

@@ -30,8 +30,8 @@ _MEMBERS: Final = 16
 
 
 def decompress(body: bytes, encoding: str, most_bytes: int) -> bytes:
-    """The plain body. `encoding`: the Content-Encoding header, empty where there was none. Raises ApiError: 415
-    for an encoding that is not known, 413 for more than `most_bytes`, 400 for what cannot be read."""
+    """The plain body. `encoding`: the Content-Encoding header, empty where there was none. Raises ApiError:
+    415 for an encoding that is not known, 413 for more than `most_bytes`, 400 for what cannot be read."""
     given = [name.strip().lower() for name in encoding.split(",")]
     names = [name for name in given if name not in ("", "identity")]
     if not names:
@@ -132,6 +132,11 @@ _EXACT: Final = float(1 << 53)
 """Below it every whole number is one float and no other."""
 _LARGE_BYTES: Final = 32 << 10
 """A compressed body from which on it is unpacked beside the event loop."""
+
+
+async def read_json(request: Request, kind: type[T], limits: ServerLimits) -> T:
+    """Read a body as JSON of this type. Raises ApiError; ClientDisconnect if the client leaves."""
+    return decode(await read_body(request, limits), kind, limits)
 
 
 async def read_body(request: Request, limits: ServerLimits) -> bytes:

@@ -1,4 +1,4 @@
-"""Server-sent events on the wire: one `data: ` line each, LF only, a comment where there is silence.
+"""Server-sent events: one `data: ` line per event, LF only, and a comment after a time of silence.
 
 The comment is `: keep-alive`, because some clients take a line that begins with `: ping` for the end.
 """
@@ -21,22 +21,22 @@ _HEADERS: Final = [
 
 
 def event(payload: bytes) -> bytes:
-    """One event. `payload`: compact JSON, so without a newline."""
+    """One event. `payload`: compact JSON, which has no line break."""
     return b"data: %b\n\n" % payload
 
 
-def named(name: bytes, payload: bytes) -> bytes:
-    """One event with its name, for protocols whose clients go by it."""
+def named_event(name: bytes, payload: bytes) -> bytes:
+    """One event with a name, for protocols whose clients dispatch by name."""
     return b"event: %b\ndata: %b\n\n" % (name, payload)
 
 
 class EventStream:
-    """An open stream: `async with` begins and ends the signs of life. A client that left takes nothing and
-    hinders nothing.
+    """An open stream with heartbeats during the `async with` block. Writing to a client that left has no
+    effect.
 
-    heartbeat_s: silence before a comment. `alive` makes an event that says no more than that, for clients
-    that count silence in events and do not see comments; it comes after `event_s` without another, and is
-    empty where the protocol has none.
+    heartbeat_s: seconds of silence before a comment. event_s: seconds without an event before one from
+    `heartbeat`, for clients that measure silence in events and do not see comments; `heartbeat` returns
+    nothing if the protocol has no such event.
     """
 
     def __init__(
@@ -44,20 +44,20 @@ class EventStream:
         send: Send,
         heartbeat_s: float,
         event_s: float = 15.0,
-        alive: Callable[[], bytes] = lambda: b"",
+        heartbeat: Callable[[], bytes] = lambda: b"",
     ) -> None:
         self._send = send
         self._heartbeat_s = heartbeat_s
         self._event_s = event_s
-        self._alive = alive
+        self._heartbeat = heartbeat
         self._loop = asyncio.get_running_loop()
         self._last_s = self._last_event_s = self._loop.time()
-        self._turn = asyncio.Lock()
-        self._beat: asyncio.Task[None] | None = None
+        self._lock = asyncio.Lock()
+        self._heartbeats: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "EventStream":
         await self._send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
-        self._beat = asyncio.create_task(self._beats())
+        self._heartbeats = asyncio.create_task(self._send_heartbeats())
         return self
 
     async def __aexit__(
@@ -66,37 +66,37 @@ class EventStream:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._beat is not None:
-            self._beat.cancel()
+        if self._heartbeats is not None:
+            self._heartbeats.cancel()
             with suppress(asyncio.CancelledError):
-                await self._beat
+                await self._heartbeats
 
     async def write(self, events: bytes) -> None:
-        """Whole events. Waits where the client is slow."""
-        async with self._turn:
-            await self._sent(events)
+        """Send complete events. Waits for a slow client."""
+        async with self._lock:
+            await self._send_body(events)
             self._last_event_s = self._last_s
 
-    async def _sent(self, events: bytes) -> None:
+    async def _send_body(self, events: bytes) -> None:
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
         self._last_s = self._loop.time()
 
     async def end(self, events: bytes) -> None:
-        """The last events; the body is complete."""
-        if self._beat is not None:
-            self._beat.cancel()
+        """Send the last events and end the body."""
+        if self._heartbeats is not None:
+            self._heartbeats.cancel()
         await self._send({"type": "http.response.body", "body": events, "more_body": False})
 
-    async def _beats(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             due_s = min(self._last_s + self._heartbeat_s, self._last_event_s + self._event_s)
             await asyncio.sleep(due_s - self._loop.time())
-            # What is said is made in its turn, because events may be numbered.
-            async with self._turn:
+            # The event is made under the lock, because some protocols number their events.
+            async with self._lock:
                 now_s = self._loop.time()
                 if now_s >= self._last_event_s + self._event_s:
                     self._last_event_s = now_s
-                    if event := self._alive():
-                        await self._sent(event)
+                    if event := self._heartbeat():
+                        await self._send_body(event)
                 if now_s >= self._last_s + self._heartbeat_s:
-                    await self._sent(KEEP_ALIVE)
+                    await self._send_body(KEEP_ALIVE)

@@ -1,8 +1,9 @@
-"""One request that an engine answers, from the lease to the last byte, watched for the client's leaving.
+"""Answers one generation request over HTTP, from the lease to the last byte, and cancels it if the client
+leaves.
 
-Nothing is sent before the engine has accepted: until then every refusal is a real status. Handlers that do
-not read from the connection never learn that a client left, so a task reads it for the whole time; when the
-client is gone the work is cancelled, in whatever phase it is.
+Nothing is sent before the engine has accepted the request: until then every refusal is a real HTTP status. A
+handler that does not read from its connection never learns that the client left, so a task reads it all the
+time; when the client is gone the work is cancelled, in whatever phase it is.
 """
 
 import asyncio
@@ -18,8 +19,9 @@ from starlette.types import Receive, Scope, Send
 
 from localchat.errors import LocalchatError
 from localchat.server.cancellation import disconnected
+from localchat.server.content_blocks import CollectedAnswer
 from localchat.server.errors import ApiError, internal_error, timed_out, to_api_error
-from localchat.server.formatters import ResponseFormatter, StreamFormatter
+from localchat.server.formatters import AnswerFormatter
 from localchat.server.generation import Generation, GenerationSpec
 from localchat.server.leases import AsyncLease
 from localchat.server.sse import KEEP_ALIVE, EventStream
@@ -30,147 +32,160 @@ log = logging.getLogger("localchat.server")
 
 
 class Endpoint(Protocol):
-    """One request as its route understood it. `wanted_tokens`: the longest answer that was asked for."""
+    """One validated request of a protocol."""
 
     @property
-    def model(self) -> str | None: ...
-
-    @property
-    def streams(self) -> bool: ...
-
-    @property
-    def requested_tokens(self) -> int | None: ...
-
-    async def wish(self, lease: AsyncLease) -> GenerationSpec:
-        """What to ask this engine. Raises ApiError, LocalchatError."""
+    def model(self) -> str | None:
+        """The model name in the request."""
         ...
 
-    def stream(self, lease: AsyncLease, wish: GenerationSpec) -> StreamFormatter: ...
+    @property
+    def streams(self) -> bool:
+        """True if the client wants a stream."""
+        ...
 
-    def whole(self, lease: AsyncLease, wish: GenerationSpec) -> ResponseFormatter: ...
+    @property
+    def requested_tokens(self) -> int | None:
+        """Longest answer that the client asked for."""
+        ...
+
+    async def spec(self, lease: AsyncLease) -> GenerationSpec:
+        """The generation to run on this engine. Raises ApiError, LocalchatError."""
+        ...
+
+    def formatter(self, lease: AsyncLease, generation: Generation) -> AnswerFormatter:
+        """The formatter of the answer; called once the engine has accepted the request."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationResponse:
-    """An ASGI application for one request. Raises ApiError where nothing was sent yet."""
+    """An ASGI application that answers one request. Raises ApiError while nothing was sent yet."""
 
     request: Request
-    plan: Endpoint
+    endpoint: Endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = service_of(self.request)
-        flight = TrackedRequest(
+        tracked = TrackedRequest(
             id=scope.get("localchat.id", ""),
-            model=self.plan.model or "",
+            model=self.endpoint.model or "",
             user=agent(self.request),
         )
-        scope["localchat.flight"] = flight
-        service.tracker.enter(flight)
+        scope["localchat.request"] = tracked
+        service.tracker.add(tracked)
         deadline = asyncio.get_running_loop().call_later(
             service.config.limits.request_s,
-            lambda: flight.end(timed_out(service.config.limits.request_s)),
+            lambda: tracked.abort(timed_out(service.config.limits.request_s)),
         )
         try:
-            await _while_connected(self._work(service, flight, send), receive, flight)
+            await _while_connected(self._answer(service, tracked, send), receive, tracked)
         except ApiError as error:
-            flight.error = error.code or "error"
+            tracked.error = error.code or "error"
             raise
         except LocalchatError as error:
-            flight.error = error.code
-            raise to_api_error(error, requested_tokens=self.plan.requested_tokens) from error
+            tracked.error = error.code
+            raise to_api_error(error, requested_tokens=self.endpoint.requested_tokens) from error
         finally:
             deadline.cancel()
-            service.tracker.leave(flight)
-            service.metrics.observe_request(flight)
+            service.tracker.remove(tracked)
+            service.metrics.observe_request(tracked)
 
-    async def _work(self, service: Service, flight: TrackedRequest, send: Send) -> None:
-        lease = await service.lease(self.plan.model, self.request)
+    async def _answer(self, service: Service, tracked: TrackedRequest, send: Send) -> None:
+        lease = await service.lease(self.endpoint.model, self.request)
         async with lease:
-            flight.model = lease.name
-            wish = await self.plan.wish(lease)
-            flight.guided = wish.guided
-            answering = Generation(lease.engine, wish, flight)
+            tracked.model = lease.name
+            spec = await self.endpoint.spec(lease)
+            tracked.guided = spec.guided
+            generation = Generation(lease.engine, spec, tracked)
             try:
-                await answering.begin()
+                await generation.start()
             except LocalchatError:
-                if flight.why is not None:
-                    raise flight.why from None
+                if tracked.abort_error is not None:
+                    raise tracked.abort_error from None
                 raise
-            if self.plan.streams:
-                presenter = self.plan.stream(lease, wish)
-                await self._stream(service, answering, presenter, flight, send)
+            formatter = self.endpoint.formatter(lease, generation)
+            if self.endpoint.streams:
+                await self._stream(service, generation, formatter, tracked, send)
             else:
-                await self._whole(answering, self.plan.whole(lease, wish), flight, send)
+                await self._respond(generation, formatter, tracked, send)
 
-    async def _whole(
+    async def _respond(
         self,
-        answering: Generation,
-        presenter: ResponseFormatter,
-        flight: TrackedRequest,
+        generation: Generation,
+        formatter: AnswerFormatter,
+        tracked: TrackedRequest,
         send: Send,
     ) -> None:
-        async with aclosing(answering.told()) as telling:
-            async for together in telling:
-                for told in together:
-                    presenter.take(told)
-        assert flight.usage is not None
-        flight.answered = True
-        body = presenter.result(flight.usage, flight.done)
+        """Send the whole answer as one response."""
+        answer = CollectedAnswer(generation.choices)
+        async with aclosing(generation.events()) as batches:
+            async for batch in batches:
+                for event in batch:
+                    answer.add(event)
+        assert tracked.usage is not None
+        tracked.answered = True
+        body = formatter.response(answer, tracked.usage, tracked.done)
         response = Response(body, headers={"content-type": "application/json"})
         await response(self.request.scope, self.request.receive, send)
 
     async def _stream(
         self,
         service: Service,
-        answering: Generation,
-        presenter: StreamFormatter,
-        flight: TrackedRequest,
+        generation: Generation,
+        formatter: AnswerFormatter,
+        tracked: TrackedRequest,
         send: Send,
     ) -> None:
+        """Send the answer as server-sent events."""
         config = service.config
-        self.request.state.filler = KEEP_ALIVE  # see protocol.FILLER
-        async with EventStream(send, config.heartbeat_s, config.event_s, presenter.alive) as stream:
-            await stream.write(presenter.opening(answering.choices, answering.prompt_tokens))
+        self.request.state.filler = KEEP_ALIVE  # see uvicorn_http.FILLER
+        async with EventStream(
+            send, config.heartbeat_s, config.event_s, formatter.heartbeat
+        ) as stream:
+            await stream.write(formatter.start(generation.choices, generation.prompt_tokens))
             try:
-                async with aclosing(answering.told()) as telling:
-                    async for together in telling:
-                        if events := b"".join(map(presenter.told, together)):
+                async with aclosing(generation.events()) as batches:
+                    async for batch in batches:
+                        if events := b"".join(map(formatter.event, batch)):
                             await stream.write(events)
-                assert flight.usage is not None
-                last = presenter.ending(flight.usage, flight.done)
+                assert tracked.usage is not None
+                last = formatter.finish(tracked.usage, tracked.done)
             except (ApiError, LocalchatError) as error:
-                last = presenter.broken(self._broken(service, flight, error))
+                last = formatter.error(self._count_error(service, tracked, error))
             except Exception:
-                log.exception("%s failed in the middle of its stream", flight.id)
-                last = presenter.broken(self._broken(service, flight, internal_error()))
-            flight.answered = True
+                log.exception("%s failed in the middle of its stream", tracked.id)
+                last = formatter.error(self._count_error(service, tracked, internal_error()))
+            tracked.answered = True
             await stream.end(last)
 
-    def _broken(
-        self, service: Service, flight: TrackedRequest, error: ApiError | LocalchatError
+    def _count_error(
+        self, service: Service, tracked: TrackedRequest, error: ApiError | LocalchatError
     ) -> ApiError:
-        """The error that an open stream ends with."""
-        told = error if isinstance(error, ApiError) else to_api_error(error)
+        """Log and count the error that ends an open stream."""
+        api_error = error if isinstance(error, ApiError) else to_api_error(error)
         if isinstance(error, LocalchatError):
-            log.error("%s %s: %s", flight.id, error.code, error.message)
-        flight.error = told.code or "error"
-        service.metrics.failed(flight.error, told.status)
-        return told
+            log.error("%s %s: %s", tracked.id, error.code, error.message)
+        tracked.error = api_error.code or "error"
+        service.metrics.count_error(tracked.error, api_error.status)
+        return api_error
 
 
-async def _while_connected(work: Awaitable[None], receive: Receive, flight: TrackedRequest) -> None:
-    """Do the work, and drop it when the client leaves."""
-    working = flight.work = asyncio.ensure_future(work)
+async def _while_connected(
+    work: Awaitable[None], receive: Receive, tracked: TrackedRequest
+) -> None:
+    """Run the work until it is done or the client leaves, which cancels it."""
+    working = tracked.work = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(disconnected(receive))
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if working.cancelled() and flight.why is not None:
-            raise flight.why
-        if working.done() or flight.answered:  # the end of the answer ends the reading too
+        if working.cancelled() and tracked.abort_error is not None:
+            raise tracked.abort_error
+        if working.done() or tracked.answered:  # the end of the answer reads as a disconnect too
             await working
             return
-        flight.gone = True
-        flight.close()
+        tracked.client_left = True
+        tracked.close()
         working.cancel()
         with suppress(asyncio.CancelledError, ApiError, LocalchatError):
             await working

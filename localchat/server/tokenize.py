@@ -1,4 +1,4 @@
-"""POST /tokenize, /detokenize and /apply-template: what the model's own tokenizer and template make of it."""
+"""POST /tokenize, /detokenize and /apply-template, by the model's own tokenizer and template."""
 
 import asyncio
 from typing import Any
@@ -8,19 +8,19 @@ from starlette.responses import Response
 
 from localchat.engine.interface import Engine
 from localchat.server.errors import bad_request
-from localchat.server.openai.models import json
+from localchat.server.formatters import json_response
 from localchat.server.openai.protocol import DetokenizeBody, TemplateBody, TokenizeBody
 from localchat.server.openai.requests import conversation
-from localchat.server.request_body import decode, read_body
+from localchat.server.request_body import read_json
 from localchat.server.state import service_of
 
 
 async def tokenize(request: Request) -> Response:
-    """A text, or a conversation as the model will see it. Control tokens written in a text are text, unless
-    `parse_special` says otherwise."""
+    """Tokenize a text, or a conversation as the model will see it. Control tokens written in a text are plain
+    text unless `parse_special` is set."""
     service = service_of(request)
     limits = service.config.limits
-    body = decode(await read_body(request, limits), TokenizeBody, limits)
+    body = await read_json(request, TokenizeBody, limits)
     messages = conversation(body, limits) if body.messages is not None else None
     text = body.content if body.content is not None else body.prompt
     if messages is None and text is None:
@@ -34,16 +34,16 @@ async def tokenize(request: Request) -> Response:
         if messages is not None:
             text, special = await asyncio.to_thread(lease.engine.render, messages), True
         tokens = await asyncio.to_thread(lease.engine.tokenize, text or "", special=special)
-        told: list[int] | list[dict[str, Any]] = tokens
+        listed: list[int] | list[dict[str, Any]] = tokens
         if body.with_pieces:
             if len(tokens) > limits.values:
                 raise bad_request(
                     f"There are {len(tokens)} tokens; the pieces of {limits.values} are told.",
                     param="with_pieces",
                 )
-            told = await asyncio.to_thread(_with_pieces, lease.engine, tokens)
+            listed = await asyncio.to_thread(_with_pieces, lease.engine, tokens)
         context = lease.info.context_tokens
-    return json({"tokens": told, "count": len(tokens), "max_model_len": context})
+    return json_response({"tokens": listed, "count": len(tokens), "max_model_len": context})
 
 
 def _with_pieces(engine: Engine, tokens: list[int]) -> list[dict[str, Any]]:
@@ -54,21 +54,21 @@ def _with_pieces(engine: Engine, tokens: list[int]) -> list[dict[str, Any]]:
 async def detokenize(request: Request) -> Response:
     service = service_of(request)
     limits = service.config.limits
-    body = decode(await read_body(request, limits), DetokenizeBody, limits)
+    body = await read_json(request, DetokenizeBody, limits)
     if any(not 0 <= token < 1 << 31 for token in body.tokens):
         raise bad_request(
             "The field 'tokens' holds numbers that are no ids of tokens.", param="tokens"
         )
     async with await service.lease(body.model, request) as lease:
         text = await asyncio.to_thread(lease.engine.detokenize, body.tokens)
-    return json({"content": text, "prompt": text})
+    return json_response({"content": text, "prompt": text})
 
 
 async def apply_template(request: Request) -> Response:
-    """The prompt text that a conversation becomes."""
+    """Render a conversation with the model's template."""
     service = service_of(request)
     limits = service.config.limits
-    body = decode(await read_body(request, limits), TemplateBody, limits)
+    body = await read_json(request, TemplateBody, limits)
     messages = conversation(body, limits)
     async with await service.lease(body.model, request) as lease:
-        return json({"prompt": await asyncio.to_thread(lease.engine.render, messages)})
+        return json_response({"prompt": await asyncio.to_thread(lease.engine.render, messages)})

@@ -1,4 +1,4 @@
-"""Requests under way: who waits, who runs, what each has cost so far. One thread, the event loop's."""
+"""Tracks the requests in progress: which wait, which run, and what each has used. Event loop only."""
 
 import asyncio
 import time
@@ -11,91 +11,95 @@ from localchat.server.errors import ApiError, unavailable
 
 @dataclass(eq=False, slots=True)
 class TrackedRequest:
-    """One request to an engine. Everything that the log and the figures say of it; never a word of text.
-
-    work: what answers it. why: what ended it from the server's side. begun: an engine has started on the
-    prompt. guided: a grammar, a schema or a tool binds it. user: what the client calls itself.
-    """
+    """A request to an engine, with the numbers for log and metrics. Never holds any text of it."""
 
     id: str
     model: str = ""
     user: str = ""
+    """The client's user agent."""
     guided: bool = False
+    """A grammar, a schema or a tool constrains the answer."""
     work: "asyncio.Future[None] | None" = None
+    """The task that answers it."""
     streams: list[Stream] = field(default_factory=list)
-    why: ApiError | None = None
-    gone: bool = False
-    begun: bool = False
+    abort_error: ApiError | None = None
+    """Why the server ended it."""
+    client_left: bool = False
+    started: bool = False
+    """An engine has started on the prompt."""
     answered: bool = False
     arrived_s: float = field(default_factory=time.perf_counter)
-    first_s: float | None = None
+    first_token_s: float | None = None
     usage: Usage | None = None
     done: Done | None = None
-    finish: str = ""
+    finish_reason: str = ""
     error: str = ""
 
     def attach(self, stream: Stream) -> None:
-        """Take charge of a stream: it is closed with the flight, at once where that has ended already."""
+        """Own a stream: it is closed with the request, at once if that has already ended."""
         self.streams.append(stream)
-        if self.why is not None or self.gone:
+        if self.abort_error is not None or self.client_left:
             stream.close()
 
-    def end(self, why: ApiError) -> None:
-        """End it from the server's side: its streams are cancelled, its reader is told why."""
-        if self.why is None:
-            self.why = why
+    def abort(self, error: ApiError) -> None:
+        """End it from the server's side: cancels its streams, and the client gets this error."""
+        if self.abort_error is None:
+            self.abort_error = error
         if not self.streams and self.work is not None:
-            self.work.cancel()  # it waits for an engine yet
+            self.work.cancel()  # it still waits for an engine
         self.close()
 
     def close(self) -> None:
-        """Cancel what still runs."""
+        """Cancel its streams."""
         for stream in self.streams:
             stream.close()
 
 
 class RequestTracker:
-    """All requests under way. `most_waiting`: how many may wait for an engine to begin on them."""
+    """All requests in progress. `max_waiting`: limit of those that no engine has started."""
 
-    def __init__(self, most_waiting: int) -> None:
-        self._most_waiting = most_waiting
-        self._flights: set[TrackedRequest] = set()
-        self._closing = False
+    def __init__(self, max_waiting: int) -> None:
+        self._max_waiting = max_waiting
+        self._requests: set[TrackedRequest] = set()
+        self._stopping = False
 
     @property
     def waiting(self) -> int:
-        return sum(not flight.begun for flight in self._flights)
+        """Requests that no engine has started."""
+        return sum(not request.started for request in self._requests)
 
     @property
     def running(self) -> int:
-        return len(self._flights) - self.waiting
+        """Requests that an engine has started."""
+        return len(self._requests) - self.waiting
 
-    def enter(self, flight: TrackedRequest) -> None:
-        """Take a request in. Raises ApiError where there is no room, or no more time."""
+    def add(self, request: TrackedRequest) -> None:
+        """Track a request. Raises ApiError if the queue is full or the server stops."""
         self.check_open()
-        if self.waiting >= self._most_waiting:
+        if self.waiting >= self._max_waiting:
             raise unavailable(f"{self.waiting} requests wait already; try again in a moment.")
-        self._flights.add(flight)
+        self._requests.add(request)
 
-    def leave(self, flight: TrackedRequest) -> None:
-        flight.close()
-        self._flights.discard(flight)
+    def remove(self, request: TrackedRequest) -> None:
+        """Close a request and stop tracking it."""
+        request.close()
+        self._requests.discard(request)
 
     def check_open(self) -> None:
-        """Raises ApiError where the server stops."""
-        if self._closing:
-            raise _stopping()
+        """Raise ApiError if the server stops."""
+        if self._stopping:
+            raise _server_stopping()
 
-    def refuse(self) -> None:
-        """The server stops: nobody comes in any more."""
-        self._closing = True
+    def stop_accepting(self) -> None:
+        """Refuse new requests from now on: the server stops."""
+        self._stopping = True
 
-    def end_all(self) -> None:
-        """The server stops now: what runs is ended with an error that says so."""
-        self.refuse()
-        for flight in list(self._flights):
-            flight.end(_stopping())
+    def abort_all(self) -> None:
+        """End every request with an error: the server stops now."""
+        self.stop_accepting()
+        for request in list(self._requests):
+            request.abort(_server_stopping())
 
 
-def _stopping() -> ApiError:
+def _server_stopping() -> ApiError:
     return unavailable("The server is stopping.", "server_stopping", retry_s=5)

@@ -84,8 +84,8 @@ class Connection(H11Protocol):
         self._asking = self.loop.call_later(pause_s, self._ask_whether_there, times + 1)
 
     def _nothing(self) -> h11.InformationalResponse | h11.Data | None:
-        """What says nothing here: before an answer that it will come, inside of a stream its filler. None: the
-        client's HTTP is too old for the one, or the answer has no gaps for the other."""
+        """What says nothing here: before an answer that it will come, inside of a stream its filler. None:
+        the client's HTTP is too old for the one, or the answer has no gaps for the other."""
         if self.conn.our_state is h11.SEND_RESPONSE and self.scope["http_version"] == "1.1":
             return h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
         filler: bytes | None = self.scope["state"].get(FILLER)
@@ -97,8 +97,8 @@ class Connection(H11Protocol):
         return False
 
     def data_received(self, data: bytes) -> None:
-        """Empty lines before a request are none of it: old clients send one behind a body (RFC 9112, 2.2). What
-        comes behind the last request of a connection is nothing at all."""
+        """Empty lines before a request are none of it: old clients send one behind a body (RFC 9112, 2.2).
+        What comes behind the last request of a connection is nothing at all."""
         if self.conn.their_state is h11.MUST_CLOSE:
             return
         if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:

@@ -95,12 +95,12 @@ class UvicornServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         tracker = self._service.tracker
-        tracker.refuse()
+        tracker.stop_accepting()
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self._drain_s
         while tracker.running + tracker.waiting and loop.time() < end_s and not self.force_exit:
             await asyncio.sleep(_POLL_S)
-        tracker.end_all()
+        tracker.abort_all()
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

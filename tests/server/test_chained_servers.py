@@ -14,7 +14,7 @@ from localchat.engine.options import EngineOptions
 from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
 from localchat.engine.request import GenerateRequest, Infill, Message, Messages, Sampling
 from localchat.errors import ContextExceeded
-from localchat.server.anthropic.serving import guessed_tokens
+from localchat.server.anthropic.serving import estimated_tokens
 from tests.support.http_server import Stage, running
 
 GUIDE = Path(localchat.__file__).with_name("guide") / "guide.gguf"
@@ -129,8 +129,8 @@ def test_a_client_of_messages_learns_the_prompt_s_length_at_once_and_exactly_at_
 
 
 def test_a_guess_counts_all_that_is_sent() -> None:
-    plain = guessed_tokens(Messages((Message("user", "x" * 360),)))
+    plain = estimated_tokens(Messages((Message("user", "x" * 360),)))
     assert plain == 108
     tool = {"type": "function", "function": {"name": "look", "description": "y" * 360}}
-    assert guessed_tokens(Messages((Message("user", "x" * 360),), tools=(tool,))) > plain + 100
-    assert guessed_tokens(None) == 0
+    assert estimated_tokens(Messages((Message("user", "x" * 360),), tools=(tool,))) > plain + 100
+    assert estimated_tokens(None) == 0

@@ -38,7 +38,7 @@ def answers(draw: st.DrawFn) -> list[OutputEvent]:
 @given(answers())
 def test_blocks_are_opened_filled_and_closed_in_turn(told: list[OutputEvent]) -> None:
     blocks = ContentBlocks()
-    changes: list[BlockEvent] = [change for each in told for change in blocks.take(each)]
+    changes: list[BlockEvent] = [change for each in told for change in blocks.add(each)]
     opened = [change.block for change in changes if isinstance(change, BlockOpened)]
     assert [block.index for block in opened] == list(range(len(opened)))
     assert opened == blocks.blocks != []
@@ -60,7 +60,7 @@ def test_blocks_are_opened_filled_and_closed_in_turn(told: list[OutputEvent]) ->
 def test_no_word_is_lost_and_neighbours_differ(told: list[OutputEvent]) -> None:
     blocks = ContentBlocks()
     for each in told:
-        blocks.take(each)
+        blocks.add(each)
     for kind, of in (("text", Text), ("reasoning", Reasoning)):
         held = "".join(block.text for block in blocks.blocks if block.kind == kind)
         assert held == "".join(each.text for each in told if isinstance(each, of))
@@ -68,4 +68,4 @@ def test_no_word_is_lost_and_neighbours_differ(told: list[OutputEvent]) -> None:
     assert arguments == "".join(each.arguments for each in told if isinstance(each, ToolCall))
     kinds = [block.kind for block in blocks.blocks]
     assert all("call" in pair or pair[0] != pair[1] for pair in pairwise(kinds))
-    assert all(block.whole for block in blocks.blocks[:-1])
+    assert all(block.complete for block in blocks.blocks[:-1])

@@ -1,4 +1,4 @@
-"""What comes together is told together, what comes apart at once; nothing is lost or counted twice."""
+"""Events that arrive together leave together, others at once; nothing is lost or counted twice."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -39,29 +39,30 @@ class Hand(ScriptedEngine):
         return self.streams[-1]
 
 
-def told_of(
-    steps: list[tuple[Event | LocalchatError, ...]], brake: Callable[[], EarlyStop] | None = None
+def output_of(
+    steps: list[tuple[Event | LocalchatError, ...]],
+    early_stop: Callable[[], EarlyStop] | None = None,
 ) -> tuple[list[list[OutputEvent]], TrackedRequest]:
-    """What is told after each step, in which events come together."""
+    """Output after each step, whose events arrive together."""
 
     async def run() -> tuple[list[list[OutputEvent]], TrackedRequest]:
-        engine, flight = Hand(), TrackedRequest(id="f", model="m", user="u")
-        answering = Generation(engine, GenerationSpec([[ASKED]], brake=brake), flight)
-        await answering.begin()
+        engine, tracked = Hand(), TrackedRequest(id="f", model="m", user="u")
+        generation = Generation(engine, GenerationSpec([[ASKED]], early_stop=early_stop), tracked)
+        await generation.start()
         found = []
-        telling = answering.told()
+        batches = generation.events()
         for step in steps:
             engine.streams[0].put(*step)
-            if (told := await anext(telling, None)) is not None:
-                found.append(told)
-        await telling.aclose()
-        return found, flight
+            if (batch := await anext(batches, None)) is not None:
+                found.append(batch)
+        await batches.aclose()
+        return found, tracked
 
     return asyncio.run(run())
 
 
 def test_what_comes_together_is_told_together() -> None:
-    found, flight = told_of(
+    found, tracked = output_of(
         [(Text(0, "a"),), (Text(0, "b"), Text(0, "c")), (Text(0, "d"), *ENDED), ()]
     )
     assert found == [
@@ -69,11 +70,11 @@ def test_what_comes_together_is_told_together() -> None:
         [Text(0, "b"), Text(0, "c")],
         [Text(0, "d"), ChoiceEnd(0, "stop")],
     ]
-    assert flight.done == DONE
+    assert tracked.done == DONE
 
 
 def test_what_came_with_the_acceptance_is_not_lost() -> None:
-    found, _ = told_of([(Text(0, "a"), *ENDED)])
+    found, _ = output_of([(Text(0, "a"), *ENDED)])
     assert found == [[Text(0, "a"), ChoiceEnd(0, "stop")]]
 
 
@@ -83,42 +84,42 @@ def test_what_came_with_a_failure_is_told_before_it() -> None:
         (),
     ]
     with pytest.raises(EngineDied):
-        told_of(steps)
-    assert told_of(steps[:1])[0] == [[Text(0, "a"), Text(0, "b")]]
+        output_of(steps)
+    assert output_of(steps[:1])[0] == [[Text(0, "a"), Text(0, "b")]]
 
 
 class Short:
     """Ends a text at its second piece."""
 
     def __init__(self) -> None:
-        self._taken = 0
+        self._pieces = 0
 
-    def take(self, text: str) -> tuple[str, bool]:
-        self._taken += 1
-        return text, self._taken == 2
+    def push(self, text: str) -> tuple[str, bool]:
+        self._pieces += 1
+        return text, self._pieces == 2
 
-    def rest(self) -> str:
+    def flush(self) -> str:
         return ""
 
 
 def test_nothing_is_told_or_counted_behind_the_place_of_a_cut() -> None:
-    found, flight = told_of([tuple(Text(0, letter) for letter in "abcdef"), ()], Short)
+    found, tracked = output_of([tuple(Text(0, letter) for letter in "abcdef"), ()], Short)
     assert found == [[Text(0, "a"), Text(0, "b"), ChoiceEnd(0, "length")]]
-    assert flight.usage is not None and flight.usage.completion_tokens == 2
+    assert tracked.usage is not None and tracked.usage.completion_tokens == 2
 
 
 def test_prompts_beside_each_other_keep_their_own_order() -> None:
     async def run() -> list[OutputEvent]:
         engine = Hand()
-        answering = Generation(
+        generation = Generation(
             engine, GenerationSpec([[ASKED], [ASKED]]), TrackedRequest(id="f", model="m", user="")
         )
-        await answering.begin()
+        await generation.start()
         one, two = engine.streams
         one.put(Text(0, "a"), Text(0, "b"))
         two.put(Text(0, "1"), *ENDED)
         one.put(Text(0, "c"), *ENDED)
-        return [told async for together in answering.told() for told in together]
+        return [event async for batch in generation.events() for event in batch]
 
     work: Coroutine[Any, Any, list[OutputEvent]] = run()
     told = asyncio.run(work)

@@ -8,7 +8,7 @@ import pytest
 
 from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
 from localchat.engine.request import Message, Messages
-from localchat.server.anthropic.serving import guessed_tokens
+from localchat.server.anthropic.serving import estimated_tokens
 from tests.support.http_server import Reply, Wire, running
 from tests.support.remote_server import Exchange, Handler, Server, piece
 
@@ -75,7 +75,7 @@ def test_a_request_without_a_limit_is_answered_where_ours_finds_no_room() -> Non
 def test_tokens_that_nobody_can_count_are_guessed_for_who_watches_a_context() -> None:
     with behind(hello) as (port, _):
         reply = asked(port, "/v1/messages/count_tokens", {"messages": [USER]})
-    guess = guessed_tokens(Messages((Message("user", "hi"),)))
+    guess = estimated_tokens(Messages((Message("user", "hi"),)))
     assert reply.json == {"input_tokens": guess} and guess > 0
 
 

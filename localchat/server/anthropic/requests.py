@@ -33,8 +33,8 @@ from localchat.server.openai.protocol import (
 )
 
 _CHANGING: Final = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n*")
-"""What Claude Code writes at the very beginning of its system prompt: another number with every request, which
-says nothing to a model and would leave nothing of the prefix cache."""
+"""What Claude Code writes at the very beginning of its system prompt: another number with every request,
+which says nothing to a model and would leave nothing of the prefix cache."""
 _EFFORTS: Final = {each: each for each in ("low", "medium", "high", "xhigh")} | {"max": "xhigh"}
 _FAILED: Final = "Error: "
 """Templates cannot say that a tool failed, so its result does."""
@@ -43,7 +43,7 @@ _FAILED: Final = "Error: "
 def as_chat(body: MessagesBody) -> ChatBody:
     """The request as a chat. Raises ApiError."""
     return msgspec.structs.replace(
-        counted_chat(body),
+        prompt_as_chat(body),
         max_tokens=body.max_tokens,
         stream=body.stream,
         temperature=body.temperature,
@@ -53,7 +53,7 @@ def as_chat(body: MessagesBody) -> ChatBody:
     )
 
 
-def counted_chat(body: CountTokensBody) -> ChatBody:
+def prompt_as_chat(body: CountTokensBody) -> ChatBody:
     """The part of the request that becomes the prompt. Raises ApiError."""
     config = body.output_config
     form = (config.format if config else None) or body.output_format

@@ -1,4 +1,4 @@
-"""An answer of the Messages API, as events of a stream or in one piece."""
+"""POST /v1/messages and /v1/messages/count_tokens. Anthropic's version and beta headers are ignored."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,145 +15,207 @@ from localchat.engine.interface import Engine
 from localchat.engine.request import Messages
 from localchat.errors import NetworkError, TemplateError
 from localchat.server.anthropic.protocol import CountTokensBody, MessagesBody
-from localchat.server.anthropic.requests import as_chat, counted_chat
+from localchat.server.anthropic.requests import as_chat, prompt_as_chat
 from localchat.server.content_blocks import (
     BlockClosed,
     BlockDelta,
     BlockEvent,
     BlockOpened,
+    CollectedAnswer,
     ContentBlock,
     ContentBlocks,
 )
 from localchat.server.error_formats import anthropic_error
 from localchat.server.errors import ApiError
-from localchat.server.formatters import new_id
-from localchat.server.generation import REPETITION, ChoiceEnd, GenerationSpec, OutputEvent
+from localchat.server.formatters import json_response, new_id
+from localchat.server.generation import REPETITION, ChoiceEnd, Generation, OutputEvent
 from localchat.server.leases import AsyncLease
 from localchat.server.middleware.access_log import request_id
 from localchat.server.openai.chat import ConversationEndpoint, template_fallbacks
-from localchat.server.openai.models import json
 from localchat.server.openai.requests import chat_request, conversation
-from localchat.server.request_body import decode, read_body
-from localchat.server.sse import named
+from localchat.server.request_body import read_json
+from localchat.server.sse import named_event
 from localchat.server.state import client_of, service_of
 from localchat.server.streaming import GenerationResponse
 
-_PING: Final = named(b"ping", b'{"type":"ping"}')
+_PING: Final = named_event(b"ping", b'{"type":"ping"}')
 _SIGNATURE: Final = "localchat"
-"""Clients keep reasoning only where it is signed; nobody here checks it when it comes back."""
-
-
-class MessageFrame(msgspec.Struct, frozen=True):
-    """What is known of an answer before it begins. `request`: the number of the request. `guess`: tokens of the
-    prompt, where nobody counts them."""
-
-    id: str
-    model: str
-    request: str
-    guess: int = 0
-
-    def usage(self, told: Usage) -> dict[str, int]:
-        """Here the prompt's tokens without those that came from the cache."""
-        prompt = told.prompt_tokens or self.guess
-        return {
-            "input_tokens": max(prompt - told.cached_tokens, 0),
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": told.cached_tokens,
-            "output_tokens": told.completion_tokens,
-        }
-
-    def message(
-        self, content: list[dict[str, Any]], end: ChoiceEnd | None, usage: dict[str, int]
-    ) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "type": "message",
-            "role": "assistant",
-            "model": self.model,
-            "content": content,
-            **_stop(end),
-            "usage": usage,
-        }
-
-
-class MessageStream:
-    """Every block is opened, filled and closed before the next."""
-
-    def __init__(self, frame: MessageFrame) -> None:
-        self._frame = frame
-        self._blocks = ContentBlocks()
-
-    def opening(self, choices: int, prompt_tokens: int) -> bytes:
-        """How much of the prompt is cached is known with the first step only; the end says it, and corrects a
-        guess."""
-        usage = self._frame.usage(Usage(prompt_tokens, 0, 0))
-        message = self._frame.message([], None, usage)
-        return _event("message_start", message=message)
-
-    def told(self, told: OutputEvent) -> bytes:
-        return b"".join(_written(change) for change in self._blocks.take(told))
-
-    def ending(self, usage: Usage, done: Done | None) -> bytes:
-        delta = _stop(self._blocks.end)
-        return _event("message_delta", delta=delta, usage=self._frame.usage(usage)) + _event(
-            "message_stop"
-        )
-
-    def broken(self, error: ApiError) -> bytes:
-        return named(b"error", anthropic_error(error, self._frame.request))
-
-    def alive(self) -> bytes:
-        return _PING
-
-
-class MessageWhole:
-    """The whole answer as one message."""
-
-    def __init__(self, frame: MessageFrame) -> None:
-        self._frame = frame
-        self._blocks = ContentBlocks()
-
-    def take(self, told: OutputEvent) -> None:
-        self._blocks.take(told)
-
-    def result(self, usage: Usage, done: Done | None) -> bytes:
-        content = [_content(block) for block in self._blocks.blocks]
-        return msgspec.json.encode(
-            self._frame.message(content, self._blocks.end, self._frame.usage(usage))
-        )
-
-
-def _event(name: str, **fields: object) -> bytes:
-    return named(name.encode(), msgspec.json.encode({"type": name, **fields}))
-
-
-def _written(change: BlockEvent) -> bytes:
-    at = change.block.index
-    match change:
-        case BlockOpened(block):
-            return _event("content_block_start", index=at, content_block=_empty(block))
-        case BlockDelta(block, piece):
-            kind, field = _DELTAS[block.kind]
-            return _delta(at, kind, field, piece) if piece else b""
-        case BlockClosed(block):
-            signed = block.kind == "reasoning"
-            last = _delta(at, "signature_delta", "signature", _SIGNATURE) if signed else b""
-            return last + _event("content_block_stop", index=at)
-
-
+"""Clients keep reasoning only if it is signed. This server does not check it when it comes back."""
 _DELTAS: Final = {
     "text": ("text_delta", "text"),
     "reasoning": ("thinking_delta", "thinking"),
     "call": ("input_json_delta", "partial_json"),
 }
+"""Type of a delta and the field with its piece, by the kind of block."""
+_BYTES_PER_TOKEN: Final = 3.6
+"""English has 4 to 4.5, code about 3, text in other scripts 2 to 4."""
+_MESSAGE_TOKENS: Final = 4
+"""Markup of a template around a message."""
 
 
-def _delta(at: int, kind: str, field: str, piece: str) -> bytes:
-    return _event("content_block_delta", index=at, delta={"type": kind, field: piece})
+async def messages(request: Request) -> ASGIApp:
+    """Validate the request; GenerationResponse answers it."""
+    config = service_of(request).config
+    body = await read_json(request, MessagesBody, config.limits)
+    chat = as_chat(body)
+    prompt = chat_request(chat, config.limits, client_of(request))
+    endpoint = MessagesEndpoint(chat, prompt, config.loop_guard, request_id(request.scope))
+    return GenerationResponse(request, endpoint)
 
 
-def _empty(block: ContentBlock) -> dict[str, Any]:
-    """The block as it is opened."""
+@dataclass(frozen=True, slots=True)
+class MessagesEndpoint(ConversationEndpoint):
+    """A message. request_id: named by errors inside of a stream."""
+
+    request_id: str
+
+    def formatter(self, lease: AsyncLease, generation: Generation) -> "MessagesFormatter":
+        estimate = estimated_tokens(generation.spec.prompts[0][0].prompt)
+        model = self.body.model or lease.name
+        return MessagesFormatter(new_id("msg_"), model, self.request_id, estimate)
+
+
+async def count_tokens(request: Request) -> Response:
+    """Count the prompt tokens of a conversation with the model's own template and tokenizer; an estimate if
+    those are on a remote server that does not offer them."""
+    service = service_of(request)
+    limits = service.config.limits
+    body = await read_json(request, CountTokensBody, limits)
+    prompt = conversation(prompt_as_chat(body), limits)
+    async with await service.lease(body.model, request) as lease:
+        try:
+            fallbacks = await template_fallbacks(lease, prompt)
+            tokens = await asyncio.to_thread(_count_tokens, lease.engine, fallbacks)
+        except NetworkError as error:
+            if error.details.get("status") not in (404, 405, 501):
+                raise
+            tokens = estimated_tokens(prompt)
+    return json_response({"input_tokens": tokens})
+
+
+def _count_tokens(engine: Engine, fallbacks: Sequence[Messages]) -> int:
+    """Tokens of the first variant that the template accepts. Raises LocalchatError."""
+    *others, last = fallbacks
+    for variant in others:
+        try:
+            return len(engine.tokenize(engine.render(variant), special=True))
+        except TemplateError:
+            continue
+    return len(engine.tokenize(engine.render(last), special=True))
+
+
+def estimated_tokens(prompt: object) -> int:
+    """Rough number of tokens of a conversation; 0 for another kind of prompt.
+
+    A remote engine reports its count at the end of the answer, but this protocol wants one at the start. A
+    number that is 20 % off serves a client that watches its context; zero does not.
+    """
+    if not isinstance(prompt, Messages):
+        return 0
+    size = sum(
+        _bytes(message.content)
+        + _bytes(message.reasoning)
+        + sum(_bytes(call.name) + _bytes(call.arguments) for call in message.tool_calls)
+        for message in prompt.messages
+    )
+    size += sum(len(msgspec.json.encode(tool)) for tool in prompt.tools)
+    return round(size / _BYTES_PER_TOKEN) + _MESSAGE_TOKENS * (len(prompt.messages) + 1)
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode("utf-8", "replace"))
+
+
+# ---------------------------------------------------------------------------- formatter
+
+
+class MessagesFormatter:
+    """Answers of the Messages API: every block is opened, filled and closed before the next.
+
+    estimated_prompt_tokens: used while the engine has not counted the prompt.
+    """
+
+    def __init__(
+        self, id_: str, model: str, request_id: str, estimated_prompt_tokens: int = 0
+    ) -> None:
+        self._id = id_
+        self._model = model
+        self._request_id = request_id
+        self._estimated_prompt_tokens = estimated_prompt_tokens
+        self._blocks = ContentBlocks()
+
+    def start(self, choices: int, prompt_tokens: int) -> bytes:
+        """Cached tokens are known only after the first step: `finish` reports them and corrects an estimate."""
+        usage = self._usage(Usage(prompt_tokens, 0, 0))
+        return _event("message_start", message=self._message([], None, usage))
+
+    def event(self, event: OutputEvent) -> bytes:
+        return b"".join(_block_event(change) for change in self._blocks.add(event))
+
+    def finish(self, usage: Usage, done: Done | None) -> bytes:
+        delta = _stop(self._blocks.end)
+        return _event("message_delta", delta=delta, usage=self._usage(usage)) + _event(
+            "message_stop"
+        )
+
+    def error(self, error: ApiError) -> bytes:
+        return named_event(b"error", anthropic_error(error, self._request_id))
+
+    def heartbeat(self) -> bytes:
+        return _PING
+
+    def response(self, answer: CollectedAnswer, usage: Usage, done: Done | None) -> bytes:
+        (choice,) = answer.choices
+        content = [_complete_block(block) for block in choice.blocks]
+        return msgspec.json.encode(self._message(content, choice.end, self._usage(usage)))
+
+    def _message(
+        self, content: list[dict[str, Any]], end: ChoiceEnd | None, usage: dict[str, int]
+    ) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": content,
+            **_stop(end),
+            "usage": usage,
+        }
+
+    def _usage(self, usage: Usage) -> dict[str, int]:
+        """In this protocol, input tokens leave out those from the cache."""
+        prompt = usage.prompt_tokens or self._estimated_prompt_tokens
+        return {
+            "input_tokens": max(prompt - usage.cached_tokens, 0),
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "output_tokens": usage.completion_tokens,
+        }
+
+
+def _event(name: str, **fields: object) -> bytes:
+    return named_event(name.encode(), msgspec.json.encode({"type": name, **fields}))
+
+
+def _block_event(change: BlockEvent) -> bytes:
+    index = change.block.index
+    match change:
+        case BlockOpened(block):
+            return _event("content_block_start", index=index, content_block=_empty_block(block))
+        case BlockDelta(block, piece):
+            kind, field = _DELTAS[block.kind]
+            return _delta(index, kind, field, piece) if piece else b""
+        case BlockClosed(block):
+            signed = block.kind == "reasoning"
+            last = _delta(index, "signature_delta", "signature", _SIGNATURE) if signed else b""
+            return last + _event("content_block_stop", index=index)
+
+
+def _delta(index: int, kind: str, field: str, piece: str) -> bytes:
+    return _event("content_block_delta", index=index, delta={"type": kind, field: piece})
+
+
+def _empty_block(block: ContentBlock) -> dict[str, Any]:
     match block.kind:
         case "text":
             return {"type": "text", "text": ""}
@@ -163,19 +225,18 @@ def _empty(block: ContentBlock) -> dict[str, Any]:
             return {"type": "tool_use", "id": block.id, "name": block.name, "input": {}}
 
 
-def _content(block: ContentBlock) -> dict[str, Any]:
-    """The whole block."""
+def _complete_block(block: ContentBlock) -> dict[str, Any]:
     match block.kind:
         case "text":
             return {"type": "text", "text": block.text}
         case "reasoning":
             return {"type": "thinking", "thinking": block.text, "signature": _SIGNATURE}
         case "call":
-            return {**_empty(block), "input": _input(block.text)}
+            return {**_empty_block(block), "input": _input(block.text)}
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """Arguments as the object that they must be here; empty where the limit of tokens cut them off."""
+    """Arguments as the object that the protocol demands; empty if the token limit cut them off."""
     try:
         return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
     except msgspec.DecodeError:
@@ -194,95 +255,3 @@ def _stop(end: ChoiceEnd | None) -> dict[str, str | None]:
         case ChoiceEnd(reason="length"):
             reason = "max_tokens"
     return {"stop_reason": reason, "stop_sequence": sequence}
-
-
-# How long a prompt probably is, while nobody has counted it.
-#
-# An engine on another machine tells its count with the end of the answer, and this protocol wants one with the
-# beginning. A guess that is a fifth off serves a client that watches its context; a nought does not.
-
-
-_BYTES_PER_TOKEN: Final = 3.6
-"""Of English 4 to 4.5, of code about 3, of text in other scripts 2 to 4."""
-_FRAME_TOKENS: Final = 4
-"""What a template writes around a message."""
-
-
-def guessed_tokens(prompt: object) -> int:
-    """Tokens of a conversation, roughly; 0 for what is none."""
-    if not isinstance(prompt, Messages):
-        return 0
-    said = sum(
-        _bytes(message.content)
-        + _bytes(message.reasoning)
-        + sum(_bytes(call.name) + _bytes(call.arguments) for call in message.tool_calls)
-        for message in prompt.messages
-    )
-    said += sum(len(msgspec.json.encode(tool)) for tool in prompt.tools)
-    return round(said / _BYTES_PER_TOKEN) + _FRAME_TOKENS * (len(prompt.messages) + 1)
-
-
-def _bytes(text: str) -> int:
-    return len(text.encode("utf-8", "replace"))
-
-
-# POST /v1/messages and /v1/messages/count_tokens. Headers of their protocol (versions, betas) change
-# nothing.
-
-
-async def messages(request: Request) -> ASGIApp:
-    """Validated here; answered by the Exchange."""
-    config = service_of(request).config
-    sent = decode(await read_body(request, config.limits), MessagesBody, config.limits)
-    chat = as_chat(sent)
-    asked = chat_request(chat, config.limits, client_of(request))
-    return GenerationResponse(
-        request, MessagesEndpoint(chat, asked, config.loop_guard, request_id(request.scope))
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class MessagesEndpoint(ConversationEndpoint):
-    """See Plan. `request`: the number of the request, which an error in the stream names."""
-
-    request: str
-
-    def stream(self, lease: AsyncLease, wish: GenerationSpec) -> MessageStream:
-        return MessageStream(self._frame(lease, wish))
-
-    def whole(self, lease: AsyncLease, wish: GenerationSpec) -> MessageWhole:
-        return MessageWhole(self._frame(lease, wish))
-
-    def _frame(self, lease: AsyncLease, wish: GenerationSpec) -> MessageFrame:
-        guess = guessed_tokens(wish.prompts[0][0].prompt)
-        return MessageFrame(new_id("msg_"), self.body.model or lease.name, self.request, guess)
-
-
-async def count_tokens(request: Request) -> Response:
-    """The tokens of the prompt that these messages become, by the model's own template and tokenizer. Where
-    those are on another machine, and out of reach, it is a guess."""
-    service = service_of(request)
-    limits = service.config.limits
-    sent = decode(await read_body(request, limits), CountTokensBody, limits)
-    prompt = conversation(counted_chat(sent), limits)
-    async with await service.lease(sent.model, request) as lease:
-        try:
-            tokens = await asyncio.to_thread(
-                _counted, lease.engine, await template_fallbacks(lease, prompt)
-            )
-        except NetworkError as error:
-            if error.details.get("status") not in (404, 405, 501):
-                raise
-            tokens = guessed_tokens(prompt)
-    return json({"input_tokens": tokens})
-
-
-def _counted(engine: Engine, asked: Sequence[Messages]) -> int:
-    """Tokens of the first way that the template takes. Raises LocalchatError."""
-    *others, last = asked
-    for way in others:
-        try:
-            return len(engine.tokenize(engine.render(way), special=True))
-        except TemplateError:
-            continue
-    return len(engine.tokenize(engine.render(last), special=True))

@@ -1,5 +1,4 @@
-"""Ends the text of a gap where an editor has no use for more: at a line that leaves the block it began in, and
-at the end of the line where its time is up."""
+"""Early stop of a gap fill: at a line that leaves the indented block, or at a line end after the time limit."""
 
 import time
 from collections.abc import Callable
@@ -9,9 +8,12 @@ _BLANK: Final = " \t"
 
 
 class LineStop:
-    """See answering.Brake. indent: characters of blank that every line after the first must begin with; a line
-    that has fewer is left out with all that follows, empty lines alone do not count. limit_s: from the first
-    piece, whatever came before; None: no limit. The start of a line waits here until it shows what it is."""
+    """An EarlyStop (generation.py) by lines. The start of a line is held back until its indentation is known.
+
+    indent: blanks that every line after the first must begin with; a line with fewer ends the text and is
+    left out. Empty lines do not count. limit_s: seconds since the first piece, after which the text ends with
+    its line; None: no limit.
+    """
 
     def __init__(
         self,
@@ -22,28 +24,28 @@ class LineStop:
         self._indent = indent
         self._limit_s = limit_s
         self._clock = clock
-        self._begun_s: float | None = None
+        self._started_s: float | None = None
         self._held = ""
 
-    def take(self, text: str) -> tuple[str, bool]:
-        """What may be told of the text so far, and whether that is the end of it."""
-        if self._begun_s is None:
-            self._begun_s = self._clock()
-        text, stopped = self._indented(text) if self._indent > 0 else (text, False)
-        if "\n" in text and not stopped and self._late():
+    def push(self, text: str) -> tuple[str, bool]:
+        """See EarlyStop."""
+        if self._started_s is None:
+            self._started_s = self._clock()
+        text, stopped = self._cut_at_outdent(text) if self._indent > 0 else (text, False)
+        if "\n" in text and not stopped and self._is_late():
             return text[: text.index("\n") + 1], True
         return text, stopped
 
-    def rest(self) -> str:
-        """What waits, when the text ended by itself."""
+    def flush(self) -> str:
+        """See EarlyStop."""
         held, self._held = self._held, ""
         return held
 
-    def _late(self) -> bool:
-        assert self._begun_s is not None
-        return self._limit_s is not None and self._clock() - self._begun_s > self._limit_s
+    def _is_late(self) -> bool:
+        assert self._started_s is not None
+        return self._limit_s is not None and self._clock() - self._started_s > self._limit_s
 
-    def _indented(self, text: str) -> tuple[str, bool]:
+    def _cut_at_outdent(self, text: str) -> tuple[str, bool]:
         whole, self._held = self._held + text, ""
         at = whole.find("\n")
         while at >= 0:

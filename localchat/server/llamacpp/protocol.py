@@ -18,10 +18,10 @@ class ExtraFile(msgspec.Struct, frozen=True):
 class NativeBody(GenerationBody, frozen=True, kw_only=True):
     """POST /infill and /completion. `prompt`: a text, alone or in a list, or ids of tokens. `n_predict`: 0
     computes the prompt and keeps it for the next request, below 0 means as much as may be. `n_indent`:
-    indentation, in characters, that every further line must have. `t_max_predict_ms`: from the first token; the
-    answer then ends with its line. `response_fields`: paths such as `timings/prompt_n`, which are the keys of
-    the answer too. `n_probs`: how many candidates to tell of each token; `return_tokens`: tell its id. From
-    `n_cmpl` on: what there is not, and is refused where it would change the answer."""
+    indentation, in characters, that every further line must have. `t_max_predict_ms`: from the first token;
+    the answer then ends with its line. `response_fields`: paths such as `timings/prompt_n`, which are the
+    keys of the answer too. `n_probs`: how many candidates to tell of each token; `return_tokens`: tell its
+    id. From `n_cmpl` on: what there is not, and is refused where it would change the answer."""
 
     prompt: str | list[int | str] | None = None
     input_prefix: str | None = None

@@ -1,9 +1,12 @@
-"""Answers in llama.cpp's own words. Compact JSON in one line, a `content` that is always a text: editors look
-for the bytes `"content":"` before they read anything."""
+"""POST /infill and /completion: llama.cpp's own routes, for editors that know no others.
+
+Responses are compact JSON in one line with a `content` that is always a string: editors search for the bytes
+`"content":"` before they parse anything.
+"""
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -12,54 +15,130 @@ from starlette.types import ASGIApp
 
 from localchat.engine.events import Done, Text, TokenLogprob, Usage
 from localchat.engine.request import GenerateRequest
+from localchat.server.content_blocks import CollectedAnswer
 from localchat.server.error_formats import openai_error
 from localchat.server.errors import ApiError
-from localchat.server.generation import ChoiceEnd, GenerationSpec, OutputEvent
+from localchat.server.generation import ChoiceEnd, Generation, GenerationSpec, OutputEvent
 from localchat.server.leases import AsyncLease
 from localchat.server.llamacpp.early_stop import LineStop
 from localchat.server.llamacpp.protocol import NativeBody
 from localchat.server.llamacpp.requests import completion_request, infill_requests
-from localchat.server.request_body import decode, read_body
-from localchat.server.sse import event
+from localchat.server.request_body import read_json
+from localchat.server.sse import event as sse_event
 from localchat.server.state import client_of, service_of
 from localchat.server.streaming import GenerationResponse
 
 
-@dataclass(slots=True)
-class NativeFrame:
-    """What an answer tells beside its text. fields: the paths that the client wants; none: everything. ids,
-    candidates: whether it tells the ids of its tokens, and what else they might have been. accepted_s, first_s,
-    last_s: when the engine took the request and when text came, by time.perf_counter."""
+async def infill(request: Request) -> ASGIApp:
+    """Fill a gap. What does not fit into the context is left out, farthest from the cursor first, and the
+    answer reports it (`truncated`): a suggestion from half of the file is better than none."""
+    config = service_of(request).config
+    body = await read_json(request, NativeBody, config.limits)
+    requests = infill_requests(body, config.limits, client_of(request))
+    return GenerationResponse(request, NativeEndpoint(body, requests, config.loop_guard))
 
-    model: str
-    asked: GenerateRequest
-    wish: GenerationSpec
-    fields: Sequence[str] = ()
-    ids: bool = False
-    candidates: bool = False
-    accepted_s: float = field(default_factory=time.perf_counter)
-    first_s: float | None = None
-    last_s: float = 0.0
-    end: ChoiceEnd | None = None
-    lines: bool = False
 
-    def take(self, told: OutputEvent) -> str:
-        """The text of what is told, and note what the answer ends with."""
-        match told:
-            case Text(text=text):
-                self.last_s = time.perf_counter()
-                if self.first_s is None:
-                    self.first_s = self.last_s
-                self.lines = self.lines or "\n" in text
-                return text
-            case ChoiceEnd():
-                self.end = told
-        return ""
+async def completion(request: Request) -> ASGIApp:
+    """Continue a text."""
+    config = service_of(request).config
+    body = await read_json(request, NativeBody, config.limits)
+    prompt = completion_request(body, config.limits, client_of(request))
+    return GenerationResponse(request, NativeEndpoint(body, [prompt], config.loop_guard))
 
-    def tokens(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """What an object with these tokens says of each of them."""
-        made: dict[str, Any] = {"tokens": [one.token for one in tokens] if self.ids else []}
-        if self.candidates:
+
+@dataclass(frozen=True, slots=True)
+class NativeEndpoint:
+    """A request to one of llama.cpp's own routes."""
+
+    body: NativeBody
+    requests: Sequence[GenerateRequest]
+    """The whole request, then ever shorter ones."""
+    loop_guard: bool
+
+    @property
+    def model(self) -> str | None:
+        return self.body.model
+
+    @property
+    def streams(self) -> bool:
+        return bool(self.body.stream)
+
+    @property
+    def requested_tokens(self) -> int | None:
+        return self.requests[0].max_tokens
+
+    async def spec(self, lease: AsyncLease) -> GenerationSpec:
+        return GenerationSpec(
+            [self.requests],
+            loop_guard=self.loop_guard,
+            shorten_to_fit=True,
+            early_stop=self._early_stop,
+        )
+
+    def _early_stop(self) -> LineStop:
+        limit_ms = self.body.t_max_predict_ms or 0
+        return LineStop(self.body.n_indent or 0, limit_ms / 1e3 if limit_ms > 0 else None)
+
+    def formatter(self, lease: AsyncLease, generation: Generation) -> "NativeFormatter":
+        model = self.body.model or lease.name
+        truncated = any(generation.fallbacks_used)
+        return NativeFormatter(model, self.body, self.requests[0], truncated=truncated)
+
+
+class NativeFormatter:
+    """Answers in llama.cpp's own format: an object for each piece of text, the last one with all metrics."""
+
+    def __init__(
+        self, model: str, body: NativeBody, request: GenerateRequest, *, truncated: bool
+    ) -> None:
+        self._model = model
+        self._body = body
+        self._request = request
+        self._truncated = truncated
+        self._accepted_s = time.perf_counter()
+        self._streamed = CollectedAnswer(1)
+        self._prompt_tokens = 0
+        self._pieces = 0
+
+    def start(self, choices: int, prompt_tokens: int) -> bytes:
+        self._prompt_tokens = prompt_tokens
+        return b""
+
+    def event(self, event: OutputEvent) -> bytes:
+        self._streamed.add(event)
+        if not isinstance(event, Text) or not (event.text or event.logprobs):
+            return b""
+        self._pieces += 1
+        piece = {
+            "index": 0,
+            "content": event.text,
+            **self._tokens(event.logprobs),
+            "stop": False,
+            "id_slot": 0,
+            "tokens_predicted": self._pieces,
+            "tokens_evaluated": self._prompt_tokens,
+        }
+        return sse_event(msgspec.json.encode(piece))
+
+    def finish(self, usage: Usage, done: Done | None) -> bytes:
+        return sse_event(self._final(self._streamed, "", (), usage, done))
+
+    def error(self, error: ApiError) -> bytes:
+        return sse_event(openai_error(error))
+
+    def heartbeat(self) -> bytes:
+        return b""
+
+    def response(self, answer: CollectedAnswer, usage: Usage, done: Done | None) -> bytes:
+        (choice,) = answer.choices
+        return self._final(answer, choice.text, choice.logprobs, usage, done)
+
+    def _tokens(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """The fields of an object that list its tokens."""
+        made: dict[str, Any] = {
+            "tokens": [one.token for one in tokens] if self._body.return_tokens else []
+        }
+        if self._body.n_probs:
             made["completion_probabilities"] = [
                 {
                     **_token(one.token, one.text, one.logprob),
@@ -69,50 +148,54 @@ class NativeFrame:
             ]
         return made
 
-    def final(
-        self, content: str, tokens: Sequence[TokenLogprob], usage: Usage, done: Done | None
+    def _final(
+        self,
+        answer: CollectedAnswer,
+        content: str,
+        tokens: Sequence[TokenLogprob],
+        usage: Usage,
+        done: Done | None,
     ) -> bytes:
-        """The answer's last object. content, tokens: its text, empty where that was streamed before."""
-        assert self.end is not None
-        word = self.end.why or ""
-        whole = {
+        """The last object of an answer. content, tokens: empty if they were streamed before."""
+        (choice,) = answer.choices
+        assert choice.end is not None
+        made = {
             "index": 0,
             "content": content,
-            **self.tokens(tokens),
+            **self._tokens(tokens),
             "id_slot": 0,
             "stop": True,
-            "model": self.model,
+            "model": self._model,
             "tokens_predicted": usage.completion_tokens,
             "tokens_evaluated": usage.prompt_tokens,
             "generation_settings": self._settings(),
-            "has_new_line": self.lines,
-            "truncated": any(self.wish.used),
-            "stop_type": _stop_type(self.end),
-            "stopping_word": word,
+            "has_new_line": "\n" in choice.text,
+            "truncated": self._truncated,
+            "stop_type": _stop_type(choice.end),
+            "stopping_word": choice.end.why or "",
             "tokens_cached": usage.prompt_tokens + usage.completion_tokens,
-            "timings": self._timings(usage, done),
+            "timings": self._timings(answer, usage, done),
         }
-        return msgspec.json.encode(projected(whole, self.fields) if self.fields else whole)
+        fields = self._body.response_fields
+        return msgspec.json.encode(projected(made, fields) if fields else made)
 
     def _settings(self) -> dict[str, Any]:
-        asked = self.asked
+        sampling = msgspec.structs.asdict(self._request.sampling)
         return {
-            **{
-                name: value
-                for name, value in msgspec.structs.asdict(asked.sampling).items()
-                if value is not None
-            },
-            "n_predict": asked.max_tokens,
-            "stop": list(asked.stop),
+            **{name: value for name, value in sampling.items() if value is not None},
+            "n_predict": self._request.max_tokens,
+            "stop": list(self._request.stop),
         }
 
-    def _timings(self, usage: Usage, done: Done | None) -> dict[str, float]:
-        """Times in milliseconds, under llama.cpp's names. An answer that was ended here has no figures of the
-        engine: then the times are those of the text as it came."""
+    def _timings(
+        self, answer: CollectedAnswer, usage: Usage, done: Done | None
+    ) -> dict[str, float]:
+        """Times in milliseconds, under llama.cpp's names. An answer that this server ended has no metrics of
+        the engine; then the times are those at which its text came."""
         prompt = usage.prompt_tokens - usage.cached_tokens
-        first_s = self.first_s if self.first_s is not None else time.perf_counter()
-        prompt_ms = (first_s - self.accepted_s) * 1e3
-        predicted_ms = max(0.0, self.last_s - first_s) * 1e3
+        first_s = time.perf_counter() if answer.first_text_s is None else answer.first_text_s
+        prompt_ms = (first_s - self._accepted_s) * 1e3
+        predicted_ms = max(0.0, answer.last_text_s - first_s) * 1e3
         if done is not None:
             timings = done.timings
             if timings.prefill_tokens_per_s:
@@ -129,7 +212,7 @@ class NativeFrame:
 
 
 def projected(whole: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
-    """The values at these paths, each under the path itself; a path that leads nowhere is left out."""
+    """The values at these paths, each under its path as key; a path that leads nowhere is left out."""
     found: dict[str, Any] = {}
     for path in paths:
         value: Any = whole
@@ -159,132 +242,7 @@ def _token(token: int, text: bytes, logprob: float) -> dict[str, Any]:
     }
 
 
-def _told_of(told: OutputEvent) -> Sequence[TokenLogprob]:
-    return told.logprobs if isinstance(told, Text) else ()
-
-
 def _stop_type(end: ChoiceEnd) -> str:
     if end.reason == "length":
         return "limit"
     return "word" if end.why else "eos"
-
-
-class NativeStream:
-    """See StreamPresenter: an object for each piece, the last one with all figures, and nothing behind it."""
-
-    def __init__(self, frame: NativeFrame) -> None:
-        self._frame = frame
-        self._prompt_tokens = 0
-        self._pieces = 0
-
-    def opening(self, choices: int, prompt_tokens: int) -> bytes:
-        self._prompt_tokens = prompt_tokens
-        return b""
-
-    def told(self, told: OutputEvent) -> bytes:
-        text, tokens = self._frame.take(told), _told_of(told)
-        if not text and not tokens:
-            return b""
-        self._pieces += 1
-        piece = {
-            "index": 0,
-            "content": text,
-            **self._frame.tokens(tokens),
-            "stop": False,
-            "id_slot": 0,
-            "tokens_predicted": self._pieces,
-            "tokens_evaluated": self._prompt_tokens,
-        }
-        return event(msgspec.json.encode(piece))
-
-    def ending(self, usage: Usage, done: Done | None) -> bytes:
-        return event(self._frame.final("", (), usage, done))
-
-    def broken(self, error: ApiError) -> bytes:
-        return event(openai_error(error))
-
-    def alive(self) -> bytes:
-        return b""
-
-
-class NativeWhole:
-    """See WholePresenter."""
-
-    def __init__(self, frame: NativeFrame) -> None:
-        self._frame = frame
-        self._text: list[str] = []
-        self._tokens: list[TokenLogprob] = []
-
-    def take(self, told: OutputEvent) -> None:
-        self._text.append(self._frame.take(told))
-        self._tokens += _told_of(told)
-
-    def result(self, usage: Usage, done: Done | None) -> bytes:
-        return self._frame.final("".join(self._text), self._tokens, usage, done)
-
-
-# POST /infill and /completion: llama.cpp's own routes, for the editors that know no others.
-
-
-async def infill(request: Request) -> ASGIApp:
-    """A gap to fill. What does not fit into the context is left out from afar, and the answer says so
-    (`truncated`): a suggestion from half of the file is worth more than none."""
-    config = service_of(request).config
-    body = decode(await read_body(request, config.limits), NativeBody, config.limits)
-    asked = infill_requests(body, config.limits, client_of(request))
-    return GenerationResponse(request, NativeEndpoint(body, asked, config.loop_guard))
-
-
-async def completion(request: Request) -> ASGIApp:
-    """A text to go on from."""
-    config = service_of(request).config
-    body = decode(await read_body(request, config.limits), NativeBody, config.limits)
-    asked = completion_request(body, config.limits, client_of(request))
-    return GenerationResponse(request, NativeEndpoint(body, [asked], config.loop_guard))
-
-
-@dataclass(frozen=True, slots=True)
-class NativeEndpoint:
-    """See Plan. asked: the ways to ask, the whole request first."""
-
-    body: NativeBody
-    asked: Sequence[GenerateRequest]
-    loop_guard: bool
-
-    @property
-    def model(self) -> str | None:
-        return self.body.model
-
-    @property
-    def streams(self) -> bool:
-        return bool(self.body.stream)
-
-    @property
-    def requested_tokens(self) -> int | None:
-        return self.asked[0].max_tokens
-
-    async def wish(self, lease: AsyncLease) -> GenerationSpec:
-        return GenerationSpec(
-            [self.asked], loop_guard=self.loop_guard, ever_shorter=True, brake=self._brake
-        )
-
-    def _brake(self) -> LineStop:
-        limit_ms = self.body.t_max_predict_ms or 0
-        return LineStop(self.body.n_indent or 0, limit_ms / 1e3 if limit_ms > 0 else None)
-
-    def stream(self, lease: AsyncLease, wish: GenerationSpec) -> NativeStream:
-        return NativeStream(self._frame(lease, wish))
-
-    def whole(self, lease: AsyncLease, wish: GenerationSpec) -> NativeWhole:
-        return NativeWhole(self._frame(lease, wish))
-
-    def _frame(self, lease: AsyncLease, wish: GenerationSpec) -> NativeFrame:
-        body = self.body
-        return NativeFrame(
-            body.model or lease.name,
-            self.asked[0],
-            wish,
-            body.response_fields or (),
-            ids=bool(body.return_tokens),
-            candidates=bool(body.n_probs),
-        )

@@ -1,6 +1,6 @@
-"""Around every request: its number, its path in one form, and its line in the log.
+"""Access log middleware: gives each request an id, normalizes its path, logs one line about it.
 
-The line names what happened and never what was said. Pure ASGI, see guard.py.
+The line never contains any text of a prompt or an answer. Pure ASGI, see security.py.
 """
 
 import logging
@@ -20,14 +20,14 @@ from localchat.server.tracker import TrackedRequest
 log = logging.getLogger("localchat.server.requests")
 
 _SLASHES: Final = re.compile("/{2,}")
-_WHOLE: Final = re.compile(rb"https?://([^/]*)(/.*)?", re.IGNORECASE)
-"""An address with its host, in place of a path."""
-_SHOWN: Final = 120
+_ABSOLUTE_URL: Final = re.compile(rb"https?://([^/]*)(/.*)?", re.IGNORECASE)
+"""A whole URL in place of a path."""
+_MAX_LOGGED: Final = 120
 
 
 class AccessLogMiddleware:
-    """The outermost part of the application. `path`: without `/v1`, without doubled slashes, because
-    clients join base addresses and routes in every way there is."""
+    """The outermost middleware. It removes `/v1` and doubled slashes from the path, because clients join base
+    URLs and routes in every possible way."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -36,10 +36,10 @@ class AccessLogMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope = _with_a_path(scope)
-        number = f"req_{secrets.token_hex(12)}"
+        scope = _with_path(scope)
+        id_ = f"req_{secrets.token_hex(12)}"
         status = 0
-        begun_s = time.perf_counter()
+        started_s = time.perf_counter()
 
         async def sending(message: Message) -> None:
             nonlocal status
@@ -47,30 +47,35 @@ class AccessLogMiddleware:
                 status = message["status"]
                 message["headers"] = [
                     *message.get("headers", []),
-                    (b"x-request-id", number.encode()),
+                    (b"x-request-id", id_.encode()),
                     (b"x-content-type-options", b"nosniff"),
                 ]
                 if is_anthropic(inner["path"]):
-                    message["headers"].append((b"request-id", number.encode()))
+                    message["headers"].append((b"request-id", id_.encode()))
             await send(message)
 
-        inner = {**scope, "path": normalize_path(scope["path"]), "localchat.id": number}
+        inner = {**scope, "path": normalize_path(scope["path"]), "localchat.id": id_}
         try:
             await self._app(inner, receive, sending)
         finally:
-            flight = inner.get("localchat.flight")
-            gone = flight is not None and flight.gone
-            line = [number, scope["method"], scope["path"][:_SHOWN], str(499 if gone else status)]
-            line += _told(flight) if flight is not None else []
-            line.append(f"took_ms={(time.perf_counter() - begun_s) * 1000:.0f}")
-            line.append(f'ua="{Headers(scope=scope).get("user-agent", "")[:_SHOWN]}"')
+            tracked = inner.get("localchat.request")
+            client_left = tracked is not None and tracked.client_left
+            line = [
+                id_,
+                scope["method"],
+                scope["path"][:_MAX_LOGGED],
+                str(499 if client_left else status),
+            ]
+            line += _request_fields(tracked) if tracked is not None else []
+            line.append(f"took_ms={(time.perf_counter() - started_s) * 1000:.0f}")
+            line.append(f'ua="{Headers(scope=scope).get("user-agent", "")[:_MAX_LOGGED]}"')
             log.info("%s", sanitize_line(" ".join(line)))
 
 
-def _with_a_path(scope: Scope) -> Scope:
-    """The request with a path where it came with a whole address, as to a proxy (RFC 9112, 3.2.2): the host in
-    there is the one that is asked for, whatever the header says."""
-    found = _WHOLE.fullmatch(scope.get("raw_path") or b"")
+def _with_path(scope: Scope) -> Scope:
+    """Replace a whole URL, as sent to a proxy, by its path (RFC 9112, 3.2.2). The host in the URL takes
+    precedence over the Host header."""
+    found = _ABSOLUTE_URL.fullmatch(scope.get("raw_path") or b"")
     if found is None:
         return scope
     path = found[2] or b"/"
@@ -84,45 +89,45 @@ def _with_a_path(scope: Scope) -> Scope:
 
 
 def request_id(scope: Scope) -> str:
-    """The request's number; empty outside of the AccessLogMiddleware."""
-    number: str = scope.get("localchat.id", "")
-    return number
+    """The id of the request; empty outside of the AccessLogMiddleware."""
+    id_: str = scope.get("localchat.id", "")
+    return id_
 
 
 def is_anthropic(path: str) -> bool:
-    """Whether a path is one of Anthropic's Messages API."""
+    """True for a path of Anthropic's Messages API."""
     path = normalize_path(path)
     return path == "/messages" or path.startswith("/messages/")
 
 
 def is_ollama(path: str) -> bool:
-    """Whether a path is one of Ollama's API."""
+    """True for a path of Ollama's API."""
     return normalize_path(path).startswith("/api/")
 
 
 def normalize_path(path: str) -> str:
-    """The path as the routes know it."""
+    """The path in the form that the routes use."""
     path = _SLASHES.sub("/", path)
     if path == "/v1" or path.startswith("/v1/"):
         path = path[3:]
     return path.rstrip("/") or "/"
 
 
-def _told(flight: TrackedRequest) -> Sequence[str]:
-    line = [f"model={flight.model[:_SHOWN]}"]
-    if flight.usage is not None:
-        usage = flight.usage
+def _request_fields(tracked: TrackedRequest) -> Sequence[str]:
+    line = [f"model={tracked.model[:_MAX_LOGGED]}"]
+    if tracked.usage is not None:
+        usage = tracked.usage
         line += [
             f"prompt={usage.prompt_tokens}",
             f"cached={usage.cached_tokens}",
             f"completion={usage.completion_tokens}",
         ]
-    if flight.first_s is not None:
-        line.append(f"ttft_ms={(flight.first_s - flight.arrived_s) * 1000:.0f}")
-    if flight.done is not None and flight.done.timings.decode_tokens_per_s is not None:
-        line.append(f"tps={flight.done.timings.decode_tokens_per_s:.1f}")
-    if flight.finish:
-        line.append(f"finish={flight.finish}")
-    if flight.error:
-        line.append(f"error={flight.error}")
+    if tracked.first_token_s is not None:
+        line.append(f"ttft_ms={(tracked.first_token_s - tracked.arrived_s) * 1000:.0f}")
+    if tracked.done is not None and tracked.done.timings.decode_tokens_per_s is not None:
+        line.append(f"tps={tracked.done.timings.decode_tokens_per_s:.1f}")
+    if tracked.finish_reason:
+        line.append(f"finish={tracked.finish_reason}")
+    if tracked.error:
+        line.append(f"error={tracked.error}")
     return line

@@ -1,6 +1,9 @@
-"""GET /api/version, /api/tags, /api/ps and POST /api/show: what programs that look for Ollama read before they
-go on in OpenAI's words at /v1. Nothing here loads a model or waits for one; what would change something or
-answer a prompt is refused with the way to go."""
+"""GET /api/version, /api/tags, /api/ps and POST /api/show, for programs that look for Ollama's models and
+then chat over /v1.
+
+Nothing here loads a model or waits for one. Routes that would change something or answer a prompt are refused
+with a pointer to the right one.
+"""
 
 import asyncio
 import hashlib
@@ -15,12 +18,12 @@ from localchat.engine.interface import EngineInfo
 from localchat.errors import LocalchatError
 from localchat.pool.resolver import ModelCard
 from localchat.server.errors import ApiError, bad_request, model_not_found
-from localchat.server.openai.models import json
-from localchat.server.request_body import decode, read_body
+from localchat.server.formatters import json_response
+from localchat.server.request_body import read_json
 from localchat.server.state import Service, service_of
 
 _VERSION: Final = "0.6.4"
-"""Of Ollama's API that these answers are like; programs refuse what is older."""
+"""The version of Ollama that these answers match; programs refuse older ones."""
 _INSTEAD: Final = {
     "chat": "POST /v1/chat/completions",
     "generate": "POST /v1/completions (with `suffix` to fill a gap)",
@@ -35,34 +38,38 @@ _FOR_EVER: Final = timedelta(days=365)
 
 
 class ShowBody(msgspec.Struct, frozen=True):
-    """POST /api/show. `name` is the older word for `model`."""
+    """POST /api/show. `name` is the deprecated name of `model`."""
 
     model: str | None = None
     name: str | None = None
 
 
 async def version(request: Request) -> Response:
-    return json({"version": _VERSION})
+    """GET /api/version."""
+    return json_response({"version": _VERSION})
 
 
 async def tags(request: Request) -> Response:
-    return json({"models": [_listed(card) for card in service_of(request).engines.models()]})
+    """GET /api/tags: all models."""
+    return json_response(
+        {"models": [_listed(card) for card in service_of(request).engines.models()]}
+    )
 
 
 async def show(request: Request) -> Response:
-    """What is known of a model without a look into its file."""
+    """Details of a model, without reading its file."""
     service = service_of(request)
     limits = service.config.limits
-    body = decode(await read_body(request, limits), ShowBody, limits)
-    word = body.model or body.name
-    if not word:
+    body = await read_json(request, ShowBody, limits)
+    name = body.model or body.name
+    if not name:
         raise bad_request(
             "The field 'model' is required.", param="model", code="missing_required_parameter"
         )
-    card = _found(service, word)
+    card = _find(service, name)
     context = card.context_tokens or card.context_train
     family = _family(card)
-    return json(
+    return json_response(
         {
             "license": "",
             "modelfile": "",
@@ -81,7 +88,8 @@ async def show(request: Request) -> Response:
 
 
 async def running(request: Request) -> Response:
-    """GET /api/ps: what is loaded. How long it stays is the pool's to know; `expires_at` is far away."""
+    """GET /api/ps: the loaded models. `expires_at` is far away, as only the pool knows when a model is
+    unloaded."""
     service = service_of(request)
     cards = {card.name: card for card in service.engines.models()}
     made = []
@@ -89,13 +97,13 @@ async def running(request: Request) -> Response:
         try:
             info = await asyncio.to_thread(engine.info)
         except LocalchatError:
-            continue  # it ends just now
+            continue  # it ended in between
         made.append(_running(cards.get(name) or ModelCard(name, loaded=True), info))
-    return json({"models": made})
+    return json_response({"models": made})
 
 
-async def elsewhere(request: Request) -> Response:
-    """Every other route of Ollama's API. Raises ApiError."""
+async def unsupported(request: Request) -> Response:
+    """Refuse every other route of Ollama's API. Raises ApiError."""
     verb = str(request.path_params["rest"]).partition("/")[0]
     instead = _INSTEAD.get(verb)
     if instead is None:
@@ -116,14 +124,14 @@ async def elsewhere(request: Request) -> Response:
 # ---------------------------------------------------------------------------- parts
 
 
-def _found(service: Service, word: str) -> ModelCard:
-    """The model of this name; `:latest`, which programs add where a name has no tag, counts for nothing."""
+def _find(service: Service, name: str) -> ModelCard:
+    """The model of this name, with or without `:latest`, which programs add to a name without a tag."""
     cards = service.engines.models()
-    for wanted in (word, word.removesuffix(":latest")):
+    for candidate in (name, name.removesuffix(":latest")):
         for card in cards:
-            if card.name == wanted:
+            if card.name == candidate:
                 return card
-    raise model_not_found(word)
+    raise model_not_found(name)
 
 
 def _listed(card: ModelCard) -> dict[str, Any]:
@@ -138,7 +146,7 @@ def _listed(card: ModelCard) -> dict[str, Any]:
 
 
 def _running(card: ModelCard, info: EngineInfo) -> dict[str, Any]:
-    there = info.gpu_layers / info.layers if info.layers else 0.0
+    gpu_share = info.gpu_layers / info.layers if info.layers else 0.0
     size = info.actual_bytes or info.predicted_bytes or card.size_bytes
     return {
         "name": card.name,
@@ -147,7 +155,7 @@ def _running(card: ModelCard, info: EngineInfo) -> dict[str, Any]:
         "digest": _digest(card),
         "details": _details(card),
         "expires_at": (datetime.now(UTC) + _FOR_EVER).isoformat(timespec="seconds"),
-        "size_vram": int(size * min(1.0, there)),
+        "size_vram": int(size * min(1.0, gpu_share)),
         "context_length": info.context_tokens,
     }
 
@@ -176,8 +184,8 @@ def _capabilities(card: ModelCard) -> list[str]:
 
 
 def _template(card: ModelCard) -> str:
-    """Not what the model is prompted with, which is its own template, but the marks that programs look for:
-    `.Suffix` says that a gap can be filled, `.Tools` that tools are told."""
+    """The marks that programs look for, not the template of the model: `.Suffix` means that it can fill gaps,
+    `.Tools` that it takes tools."""
     marks = ["{{ .System }}"]
     marks += ["{{ .Tools }}"] if "tools" in card.abilities else []
     marks += ["{{ .Prompt }}"]
@@ -190,16 +198,16 @@ def _family(card: ModelCard) -> str:
 
 
 def _parameters(count: int) -> str:
-    """As Ollama writes it: 7.6B, 494.03M."""
+    """A count of parameters as Ollama writes it: 7.6B, 494.03M."""
     if count >= 1_000_000_000:
         return f"{count / 1e9:.1f}B"
     return f"{count / 1e6:.2f}M" if count else ""
 
 
 def _digest(card: ModelCard) -> str:
-    """Of what is known of the model, as its file is too large to read for a list."""
-    told = f"{card.name}\0{card.size_bytes}\0{card.created}"
-    return hashlib.sha256(told.encode()).hexdigest()
+    """A digest of name, size and date, as hashing the file would take too long for a list."""
+    identity = f"{card.name}\0{card.size_bytes}\0{card.created}"
+    return hashlib.sha256(identity.encode()).hexdigest()
 
 
 def _time(seconds: int) -> str:

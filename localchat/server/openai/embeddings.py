@@ -12,27 +12,26 @@ from localchat.engine.interface import Engine
 from localchat.errors import UsageError
 from localchat.server.config import ServerLimits
 from localchat.server.errors import ApiError, bad_request
-from localchat.server.openai.models import json
+from localchat.server.formatters import json_response
 from localchat.server.openai.protocol import EmbeddingsBody
-from localchat.server.request_body import decode, read_body
+from localchat.server.request_body import read_json
 from localchat.server.state import service_of
 
 
 async def embeddings(request: Request) -> Response:
-    """Vectors as lists, or as base64 of little-endian float32, which is what the clients' libraries ask for
-    by default."""
+    """Embed texts. Vectors are lists, or base64 of little-endian float32, the default of OpenAI's libraries."""
     service = service_of(request)
     limits = service.config.limits
-    body = decode(await read_body(request, limits), EmbeddingsBody, limits)
+    body = await read_json(request, EmbeddingsBody, limits)
     texts = _texts(body, limits)
-    form = body.encoding_format or "float"
-    if form not in ("float", "base64"):
+    encoding = body.encoding_format or "float"
+    if encoding not in ("float", "base64"):
         raise bad_request(
-            f"The encoding {form[:50]!r} is not known; there are float and base64.",
+            f"The encoding {encoding[:50]!r} is not known; there are float and base64.",
             param="encoding_format",
         )
     async with await service.lease(body.model, request) as lease:
-        vectors, tokens = await asyncio.to_thread(_embedded, lease.engine, texts)
+        vectors, tokens = await asyncio.to_thread(_embed, lease.engine, texts)
         name = body.model or lease.name
     size = len(vectors[0]) if vectors else 0
     if body.dimensions is not None and body.dimensions != size:
@@ -41,11 +40,11 @@ async def embeddings(request: Request) -> Response:
             param="dimensions",
         )
     data = [
-        {"object": "embedding", "index": at, "embedding": _written(vector, form)}
+        {"object": "embedding", "index": at, "embedding": _encoded(vector, encoding)}
         for at, vector in enumerate(vectors)
     ]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return json({"object": "list", "data": data, "model": name, "usage": usage})
+    return json_response({"object": "list", "data": data, "model": name, "usage": usage})
 
 
 def _texts(body: EmbeddingsBody, limits: ServerLimits) -> list[str]:
@@ -67,7 +66,7 @@ def _texts(body: EmbeddingsBody, limits: ServerLimits) -> list[str]:
     return texts
 
 
-def _embedded(engine: Engine, texts: Sequence[str]) -> tuple[list[list[float]], int]:
+def _embed(engine: Engine, texts: Sequence[str]) -> tuple[list[list[float]], int]:
     try:
         vectors = engine.embed(texts)
     except UsageError as error:
@@ -78,7 +77,7 @@ def _embedded(engine: Engine, texts: Sequence[str]) -> tuple[list[list[float]], 
     return vectors, sum(vectors.tokens)
 
 
-def _written(vector: Sequence[float], form: str) -> list[float] | str:
-    if form == "float":
+def _encoded(vector: Sequence[float], encoding: str) -> list[float] | str:
+    if encoding == "float":
         return list(vector)
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

@@ -102,8 +102,8 @@ def without_system(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def with_results_last(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """What the user says right behind the results of tools as part of the last of them: some templates want an
-    answer in between."""
+    """What the user says right behind the results of tools as part of the last of them: some templates want
+    an answer in between."""
     made: list[Message] = []
     for message in messages:
         if made and made[-1].role == "tool" and message.role == "user" and message.content:

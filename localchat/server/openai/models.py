@@ -1,58 +1,53 @@
-"""GET /v1/models and /v1/models/{id}: what can be asked for, with the context that is really there."""
+"""GET /v1/models and /v1/models/{id}: the models that a request may name, with their usable context."""
 
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from localchat.pool.resolver import ModelCard
 from localchat.server.errors import model_not_found
+from localchat.server.formatters import json_response
 from localchat.server.state import service_of
 
 
 async def models(request: Request) -> Response:
+    """All models, the server's own first."""
     cards = service_of(request).engines.models()
-    data = [_told(card, request) for card in cards]
+    data = [_entry(card, request) for card in cards]
     made: dict[str, Any] = {"object": "list", "data": data}
-    if _is_anthropics(request):
+    if _is_anthropic_client(request):
         ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
         made |= {"has_more": False, **ends}
-    return json(made)
+    return json_response(made)
 
 
 async def model(request: Request) -> Response:
-    """An id may hold slashes and colons."""
-    wanted: str = request.path_params["id"]
+    """One model. Its id may contain slashes and colons."""
+    name: str = request.path_params["id"]
     for card in service_of(request).engines.models():
-        if card.name == wanted:
-            return json(_told(card, request))
-    raise model_not_found(wanted)
+        if card.name == name:
+            return json_response(_entry(card, request))
+    raise model_not_found(name)
 
 
-def _is_anthropics(request: Request) -> bool:
-    """Whether a client of Anthropic's API asks: the route is the same, and they all send their version."""
+def _is_anthropic_client(request: Request) -> bool:
+    """True for a client of Anthropic's API, which uses the same route; they all send a version header."""
     return "anthropic-version" in request.headers
 
 
-def _told(card: ModelCard, request: Request) -> dict[str, Any]:
-    made = _described(card)
-    if _is_anthropics(request):
+def _entry(card: ModelCard, request: Request) -> dict[str, Any]:
+    made = _openai_entry(card)
+    if _is_anthropic_client(request):
         created = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
         made |= {"type": "model", "display_name": card.name, "created_at": created}
     return made
 
 
-def json(value: Any) -> Response:  # noqa: ANN401 - any JSON
-    """Compact JSON as a response."""
-    body = msgspec.json.encode(value)
-    return Response(body, headers={"content-type": "application/json"})
-
-
-def _described(card: ModelCard) -> dict[str, Any]:
-    """Clients look for the context under different names; `status` is left out, because it makes some
-    believe that this is a router of models."""
+def _openai_entry(card: ModelCard) -> dict[str, Any]:
+    """Clients look for the context under different names. `status` is left out, because some clients take a
+    server that sends it for a router of models."""
     made: dict[str, Any] = {
         "id": card.name,
         "object": "model",

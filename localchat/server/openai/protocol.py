@@ -118,7 +118,8 @@ class CompletionLogprobs(msgspec.Struct):
 def completion_logprobs(
     logprobs: tuple[TokenLogprob, ...], offset: int, first: str | None = None
 ) -> CompletionLogprobs:
-    """`offset`: characters of the text before these tokens; tokens that share a character stand where it does.
+    """`offset`: characters of the text before these tokens; tokens that share a character stand where it
+    does.
     `first`: a token before them that nothing predicted, the beginning of an echoed prompt."""
     made = CompletionLogprobs([], [], [], [])
     if first is not None:
@@ -317,8 +318,8 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
 class ChatBody(GenerationBody, frozen=True, kw_only=True):
     """POST /v1/chat/completions. `n_predict`: llama.cpp's name for the longest answer; its editors send 0 to
     have the prompt computed before the question is written. `functions`, `function_call`: what tools were
-    called while there was one call at a time. `thinking`, `enable_thinking`, `reasoning`: how clients of other
-    servers turn thinking on and off; of any shape, as each server has its own."""
+    called while there was one call at a time. `thinking`, `enable_thinking`, `reasoning`: how clients of
+    other servers turn thinking on and off; of any shape, as each server has its own."""
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
@@ -357,8 +358,8 @@ class EmbeddingsBody(msgspec.Struct, frozen=True):
 
 
 class TokenizeBody(msgspec.Struct, frozen=True):
-    """POST /tokenize: a text, or a conversation as the model will see it. `with_pieces`: each id with its text,
-    as llama.cpp's clients ask for it."""
+    """POST /tokenize: a text, or a conversation as the model will see it. `with_pieces`: each id with its
+    text, as llama.cpp's clients ask for it."""
 
     content: str | None = None
     prompt: str | None = None

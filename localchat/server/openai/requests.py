@@ -174,8 +174,8 @@ def _template_options(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _others_wish(body: ChatBody, options: dict[str, Any]) -> str | None:
-    """What other servers' fields say of thinking: a switch goes to the options, where there is none yet, and an
-    effort is returned. What is of no known shape says nothing."""
+    """What other servers' fields say of thinking: a switch goes to the options, where there is none yet, and
+    an effort is returned. What is of no known shape says nothing."""
     switches = [body.enable_thinking, body.thinking, body.reasoning]
     for at, value in enumerate(switches):
         if isinstance(value, dict):
@@ -437,8 +437,8 @@ def _format(wanted: ResponseFormat, limits: ServerLimits) -> Grammar | None:
 
 
 def _prompts(body: CompletionBody, limits: ServerLimits) -> list[Prompt]:
-    """Markup in a plain prompt means what it says: its sender has written the whole of it, and editors write a
-    gap in the model's own tokens."""
+    """Markup in a plain prompt means what it says: its sender has written the whole of it, and editors write
+    a gap in the model's own tokens."""
     given = body.prompt
     if body.suffix is not None:
         if given is not None and not isinstance(given, str):

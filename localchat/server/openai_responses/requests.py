@@ -1,5 +1,5 @@
-"""From a request of the Responses API to the chat that it is. What a chat means, and what of it is refused, is
-decided once, for all protocols (server/asking.py)."""
+"""From a request of the Responses API to the chat that it is. What a chat means, and what of it is refused,
+is decided once, for all protocols (server/asking.py)."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -52,8 +52,8 @@ CUSTOM: Final = {
 
 
 class ToolName(NamedTuple):
-    """Where a function stands: its name inside its namespace, empty where it has none. custom: it takes a text
-    and no arguments."""
+    """Where a function stands: its name inside its namespace, empty where it has none. custom: it takes a
+    text and no arguments."""
 
     name: str
     namespace: str = ""
@@ -107,7 +107,7 @@ def as_chat(body: ResponsesBody) -> ResponsesChat:
     return ResponsesChat(chat, {_flat(place): place for _, place in tools})
 
 
-def in_own_words(error: ApiError) -> ApiError:
+def with_own_field_names(error: ApiError) -> ApiError:
     """What refuses the chat, with the field named as the client named it."""
     own = _OWN_NAMES.get(error.param or "")
     if own is None:

@@ -1,4 +1,4 @@
-"""The object that an answer of the Responses API is, at every moment of it; and its items."""
+"""The response object of the Responses API, at every stage of an answer, and its output items."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -22,16 +22,16 @@ Status: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class ResponseObject:
-    """What does not change from the first event to the last. `body`: what was asked, part of which is said
-    again."""
+    """Everything about a response that stays the same from the first event to the last."""
 
     model: str
     body: ResponsesBody
+    """The request, of which the response repeats a part."""
     tool_names: Mapping[str, ToolName]
     id: str = field(default_factory=lambda: new_id("resp_"))
     created_s: int = field(default_factory=lambda: int(time.time()))
 
-    def now(
+    def as_json(
         self,
         status: Status,
         output: Sequence[Json] = (),
@@ -39,8 +39,9 @@ class ResponseObject:
         usage: Usage | None = None,
         error: ApiError | None = None,
     ) -> Json:
-        """The whole object. The key `error` stands in it only where there is one."""
+        """The whole object. The key `error` is left out if there is none, as clients test for the key."""
         body = self.body
+        cut_off = status == "incomplete"
         made: Json = {
             "id": self.id,
             "object": "response",
@@ -49,7 +50,7 @@ class ResponseObject:
             "model": self.model,
             "output": output,
             "instructions": body.instructions,
-            "incomplete_details": _cut() if status == "incomplete" else None,
+            "incomplete_details": {"reason": "max_output_tokens"} if cut_off else None,
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
             "parallel_tool_calls": body.parallel_tool_calls is not False,
@@ -60,7 +61,7 @@ class ResponseObject:
             },
             "store": False,
             "temperature": body.temperature,
-            "text": {"format": _format(body)},
+            "text": {"format": (body.text and body.text.format) or TextFormat("text")},
             "tool_choice": body.tool_choice or "auto",
             "tools": body.tools or [],
             "top_p": body.top_p,
@@ -68,69 +69,73 @@ class ResponseObject:
             "usage": _usage(usage) if usage else None,
         }
         if error is not None:
-            made["error"] = _failure(error)
+            made["error"] = _error(error)
         return made
 
-    def added(self, id_: str, block: ContentBlock) -> Json:
-        """A block that has just begun, without anything in it."""
+    def empty_item(self, id_: str, block: ContentBlock) -> Json:
+        """The item of a block that has just begun."""
         return self._item(id_, block, "in_progress")
 
     def item(self, id_: str, block: ContentBlock) -> Json:
-        """A block that will not change any more."""
-        return self._item(id_, block, "completed" if block.whole else "incomplete")
+        """The item of a block that does not change any more."""
+        return self._item(id_, block, "completed" if block.complete else "incomplete")
 
-    def place(self, block: ContentBlock) -> ToolName:
-        """Where the function of a call stands."""
+    def tool_name(self, block: ContentBlock) -> ToolName:
+        """The client's name of the tool that a call names."""
         return self.tool_names.get(block.name, ToolName(block.name))
 
     def _item(self, id_: str, block: ContentBlock, status: Status) -> Json:
-        begun = status == "in_progress"
+        is_empty = status == "in_progress"
         match block.kind:
             case "text":
-                content = [] if begun else [part(block)]
                 made = {
                     "type": "message",
                     "status": status,
                     "role": "assistant",
-                    "content": content,
+                    "content": [] if is_empty else [text_part(block)],
                 }
             case "reasoning":
-                made = {"type": "reasoning", "summary": [] if begun else [summary_part(block.text)]}
+                summary = [] if is_empty else [summary_part(block.text)]
+                made = {"type": "reasoning", "summary": summary}
             case "call":
-                place = self.place(block)
+                tool = self.tool_name(block)
                 made = {
                     "type": "function_call",
                     "status": status,
                     "arguments": block.text,
                     "call_id": block.id,
-                    "name": place.name,
+                    "name": tool.name,
                 }
-                if place.custom:
-                    made |= {"type": "custom_tool_call", "input": "" if begun else said(block)}
+                if tool.custom:
+                    text = "" if is_empty else custom_input(block)
+                    made |= {"type": "custom_tool_call", "input": text}
                     del made["arguments"]
-                made |= {"namespace": place.namespace} if place.namespace else {}
+                made |= {"namespace": tool.namespace} if tool.namespace else {}
         return {"id": id_, **made}
 
 
 def item_id(block: ContentBlock) -> str:
+    """A new id for the item of a block."""
     return new_id({"text": "msg_", "reasoning": "rs_", "call": "fc_"}[block.kind])
 
 
-def said(block: ContentBlock) -> str:
-    """The text that a custom tool was called with; as far as it came, where it was cut off."""
+def custom_input(block: ContentBlock) -> str:
+    """The text that a custom tool was called with; incomplete JSON, if the call was cut off."""
     try:
-        found = msgspec.json.decode(block.text, type=_Said)
+        found = msgspec.json.decode(block.text, type=_CustomInput)
     except msgspec.DecodeError:
         return block.text
     return found.input
 
 
-class _Said(msgspec.Struct, frozen=True):
+class _CustomInput(msgspec.Struct, frozen=True):
+    """Arguments of the function that stands for a custom tool."""
+
     input: str
 
 
-def part(block: ContentBlock | None) -> Json:
-    """The text of a message; None: before its first piece."""
+def text_part(block: ContentBlock | None) -> Json:
+    """The text part of a message; None: before its first piece."""
     return {
         "type": "output_text",
         "annotations": [],
@@ -140,25 +145,17 @@ def part(block: ContentBlock | None) -> Json:
 
 
 def summary_part(text: str) -> Json:
-    """Reasoning is shown whole where the protocol has a summary."""
+    """The whole reasoning, in the place of the protocol's summary."""
     return {"type": "summary_text", "text": text}
 
 
-def ended(end: ChoiceEnd | None) -> Literal["completed", "incomplete"]:
+def final_status(end: ChoiceEnd | None) -> Literal["completed", "incomplete"]:
+    """Status of a response that ended so."""
     return "incomplete" if end is not None and end.reason == "length" else "completed"
 
 
-def _cut() -> Json:
-    return {"reason": "max_output_tokens"}
-
-
-def _format(body: ResponsesBody) -> TextFormat:
-    wanted = body.text.format if body.text else None
-    return wanted or TextFormat("text")
-
-
 def _usage(usage: Usage) -> Json:
-    """Reasoning is part of the output and not counted apart."""
+    """Reasoning tokens are part of the output tokens and are not counted separately."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens},
@@ -168,7 +165,7 @@ def _usage(usage: Usage) -> Json:
     }
 
 
-def _failure(error: ApiError) -> Json:
-    """The protocol has few codes; a failure of the server is one."""
+def _error(error: ApiError) -> Json:
+    """The protocol has few error codes; every server failure has the same."""
     code = "server_error" if error.status >= 500 else error.code or "invalid_prompt"
     return {"code": code, "message": error.message}

@@ -1,4 +1,4 @@
-"""An answer of the Responses API, as numbered events or in one piece."""
+"""POST /v1/responses: an answer as numbered events, or as one object."""
 
 from dataclasses import dataclass
 
@@ -12,105 +12,141 @@ from localchat.server.content_blocks import (
     BlockDelta,
     BlockEvent,
     BlockOpened,
+    CollectedAnswer,
     ContentBlock,
     ContentBlocks,
 )
 from localchat.server.errors import ApiError
-from localchat.server.generation import GenerationSpec, OutputEvent
+from localchat.server.generation import Generation, OutputEvent
 from localchat.server.leases import AsyncLease
 from localchat.server.openai.chat import ConversationEndpoint
 from localchat.server.openai.protocol import chat_logprobs
 from localchat.server.openai.requests import chat_request
 from localchat.server.openai_responses.protocol import ResponsesBody
-from localchat.server.openai_responses.requests import ResponsesChat, as_chat, in_own_words
+from localchat.server.openai_responses.requests import ResponsesChat, as_chat, with_own_field_names
 from localchat.server.openai_responses.response_object import (
     Json,
     ResponseObject,
     Status,
-    ended,
+    custom_input,
+    final_status,
     item_id,
-    part,
-    said,
     summary_part,
+    text_part,
 )
-from localchat.server.request_body import decode, read_body
-from localchat.server.sse import named
+from localchat.server.request_body import read_json
+from localchat.server.sse import named_event
 from localchat.server.state import client_of, service_of
 from localchat.server.streaming import GenerationResponse
 
+_DELTAS = {"reasoning": "reasoning_summary_text", "call": "function_call_arguments"}
+"""Name of a delta event, by the kind of block."""
 
-class ResponseStream:
-    """Every item is added, filled and done before the next; clients take what they keep from its end."""
 
-    def __init__(self, record: ResponseObject) -> None:
-        self._record = record
+async def responses(request: Request) -> ASGIApp:
+    """Validate the request; GenerationResponse answers it."""
+    config = service_of(request).config
+    body = await read_json(request, ResponsesBody, config.limits)
+    translated = as_chat(body)
+    try:
+        prompt = chat_request(translated.chat, config.limits, client_of(request))
+    except ApiError as error:
+        raise with_own_field_names(error) from error
+    endpoint = ResponsesEndpoint(translated.chat, prompt, config.loop_guard, body, translated)
+    return GenerationResponse(request, endpoint)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesEndpoint(ConversationEndpoint):
+    """A response. sent: the request as it came; `body` is its translation."""
+
+    sent: ResponsesBody
+    translated: ResponsesChat
+
+    def formatter(self, lease: AsyncLease, generation: Generation) -> "ResponsesFormatter":
+        model = self.sent.model or lease.name
+        return ResponsesFormatter(ResponseObject(model, self.sent, self.translated.tool_names))
+
+
+class ResponsesFormatter:
+    """Answers of the Responses API: every item is added, filled and done before the next. Clients keep the
+    content of the last event of an item."""
+
+    def __init__(self, response: ResponseObject) -> None:
+        self._response = response
         self._blocks = ContentBlocks()
-        self._ids: dict[int, str] = {}
-        self._done: list[Json] = []
-        self._number = 0
+        self._item_ids: dict[int, str] = {}
+        self._items_done: list[Json] = []
+        self._sequence_number = 0
 
-    def opening(self, choices: int, prompt_tokens: int) -> bytes:
-        begun = self._record.now("in_progress")
-        return self._event("response.created", response=begun) + self.alive()
+    def start(self, choices: int, prompt_tokens: int) -> bytes:
+        created = self._response.as_json("in_progress")
+        return self._event("response.created", response=created) + self.heartbeat()
 
-    def told(self, told: OutputEvent) -> bytes:
-        return b"".join(self._written(change) for change in self._blocks.take(told))
+    def event(self, event: OutputEvent) -> bytes:
+        return b"".join(self._block_event(change) for change in self._blocks.add(event))
 
-    def ending(self, usage: Usage, done: Done | None) -> bytes:
-        status = ended(self._blocks.end)
+    def finish(self, usage: Usage, done: Done | None) -> bytes:
+        status = final_status(self._blocks.end)
         return self._event(f"response.{status}", response=self._now(status, usage=usage))
 
-    def broken(self, error: ApiError) -> bytes:
+    def error(self, error: ApiError) -> bytes:
         return self._event("response.failed", response=self._now("failed", error=error))
 
-    def alive(self) -> bytes:
+    def heartbeat(self) -> bytes:
         return self._event("response.in_progress", response=self._now("in_progress"))
+
+    def response(self, answer: CollectedAnswer, usage: Usage, done: Done | None) -> bytes:
+        (choice,) = answer.choices
+        output = [self._response.item(item_id(block), block) for block in choice.blocks]
+        status = final_status(choice.end)
+        return msgspec.json.encode(self._response.as_json(status, output, usage=usage))
 
     # ------------------------------------------------------------------------ events
 
     def _now(
         self, status: Status, usage: Usage | None = None, error: ApiError | None = None
     ) -> Json:
-        return self._record.now(status, self._done, usage=usage, error=error)
+        return self._response.as_json(status, self._items_done, usage=usage, error=error)
 
     def _event(self, kind: str, **fields: object) -> bytes:
-        told = {"type": kind, "sequence_number": self._number, **fields}
-        self._number += 1
-        return named(kind.encode(), msgspec.json.encode(told))
+        event = {"type": kind, "sequence_number": self._sequence_number, **fields}
+        self._sequence_number += 1
+        return named_event(kind.encode(), msgspec.json.encode(event))
 
-    def _of(self, block: ContentBlock, kind: str, **fields: object) -> bytes:
+    def _item_event(self, block: ContentBlock, kind: str, **fields: object) -> bytes:
         """An event inside of an item. A message and a summary have one part each."""
-        at: Json = {"item_id": self._ids[block.index], "output_index": block.index}
+        at: Json = {"item_id": self._item_ids[block.index], "output_index": block.index}
         at |= {"text": {"content_index": 0}, "reasoning": {"summary_index": 0}}.get(block.kind, {})
         return self._event(f"response.{kind}", **at, **fields)
 
-    def _written(self, change: BlockEvent) -> bytes:
+    def _block_event(self, change: BlockEvent) -> bytes:
         match change:
             case BlockOpened(block):
                 return self._opened(block)
             case BlockDelta(block, piece) if block.kind == "text":
                 logprobs = chat_logprobs(change.logprobs)
-                return self._of(block, "output_text.delta", delta=piece, logprobs=logprobs)
+                return self._item_event(block, "output_text.delta", delta=piece, logprobs=logprobs)
             case BlockDelta(block) if self._is_custom(block):
-                return b""  # its text stands inside of JSON, and is told when that is whole
+                return b""  # its text is inside of JSON, and is sent once that is complete
             case BlockDelta(block, piece):
-                return self._of(block, f"{_STREAMED[block.kind]}.delta", delta=piece)
+                return self._item_event(block, f"{_DELTAS[block.kind]}.delta", delta=piece)
             case BlockClosed(block):
                 return self._closed(block)
 
     def _is_custom(self, block: ContentBlock) -> bool:
-        return block.kind == "call" and self._record.place(block).custom
+        return block.kind == "call" and self._response.tool_name(block).custom
 
     def _opened(self, block: ContentBlock) -> bytes:
-        id_ = self._ids[block.index] = item_id(block)
-        item = self._record.added(id_, block)
+        id_ = self._item_ids[block.index] = item_id(block)
+        item = self._response.empty_item(id_, block)
         added = self._event("response.output_item.added", output_index=block.index, item=item)
         match block.kind:
             case "text":
-                return added + self._of(block, "content_part.added", part=part(None))
+                return added + self._item_event(block, "content_part.added", part=text_part(None))
             case "reasoning":
-                empty = summary_part("")
-                return added + self._of(block, "reasoning_summary_part.added", part=empty)
+                part = summary_part("")
+                return added + self._item_event(block, "reasoning_summary_part.added", part=part)
             case "call":
                 return added
 
@@ -118,73 +154,22 @@ class ResponseStream:
         text = block.text
         match block.kind:
             case "text":
-                whole = part(block)
-                last = self._of(
-                    block, "output_text.done", text=text, logprobs=whole["logprobs"]
-                ) + self._of(block, "content_part.done", part=whole)
+                part = text_part(block)
+                last = self._item_event(
+                    block, "output_text.done", text=text, logprobs=part["logprobs"]
+                ) + self._item_event(block, "content_part.done", part=part)
             case "reasoning":
-                last = self._of(block, "reasoning_summary_text.done", text=text) + self._of(
-                    block, "reasoning_summary_part.done", part=summary_part(text)
-                )
+                part = summary_part(text)
+                last = self._item_event(
+                    block, "reasoning_summary_text.done", text=text
+                ) + self._item_event(block, "reasoning_summary_part.done", part=part)
             case "call" if self._is_custom(block):
-                given = said(block)
+                given = custom_input(block)
                 kind = "custom_tool_call_input"
-                last = self._of(block, f"{kind}.delta", delta=given)
-                last += self._of(block, f"{kind}.done", input=given)
+                last = self._item_event(block, f"{kind}.delta", delta=given)
+                last += self._item_event(block, f"{kind}.done", input=given)
             case "call":
-                last = self._of(block, "function_call_arguments.done", arguments=text)
-        item = self._record.item(self._ids[block.index], block)
-        self._done.append(item)
+                last = self._item_event(block, "function_call_arguments.done", arguments=text)
+        item = self._response.item(self._item_ids[block.index], block)
+        self._items_done.append(item)
         return last + self._event("response.output_item.done", output_index=block.index, item=item)
-
-
-_STREAMED = {"reasoning": "reasoning_summary_text", "call": "function_call_arguments"}
-
-
-class ResponseWhole:
-    """The whole answer as one object."""
-
-    def __init__(self, record: ResponseObject) -> None:
-        self._record = record
-        self._blocks = ContentBlocks()
-
-    def take(self, told: OutputEvent) -> None:
-        self._blocks.take(told)
-
-    def result(self, usage: Usage, done: Done | None) -> bytes:
-        output = [self._record.item(item_id(block), block) for block in self._blocks.blocks]
-        status = ended(self._blocks.end)
-        return msgspec.json.encode(self._record.now(status, output, usage=usage))
-
-
-# POST /v1/responses.
-
-
-async def responses(request: Request) -> ASGIApp:
-    """Validated here; answered by the Exchange."""
-    config = service_of(request).config
-    sent = decode(await read_body(request, config.limits), ResponsesBody, config.limits)
-    understood = as_chat(sent)
-    try:
-        asked = chat_request(understood.chat, config.limits, client_of(request))
-    except ApiError as error:
-        raise in_own_words(error) from error
-    plan = ResponsesEndpoint(understood.chat, asked, config.loop_guard, sent, understood)
-    return GenerationResponse(request, plan)
-
-
-@dataclass(frozen=True, slots=True)
-class ResponsesEndpoint(ConversationEndpoint):
-    """See Plan."""
-
-    sent: ResponsesBody
-    understood: ResponsesChat
-
-    def stream(self, lease: AsyncLease, wish: GenerationSpec) -> ResponseStream:
-        return ResponseStream(self._record(lease))
-
-    def whole(self, lease: AsyncLease, wish: GenerationSpec) -> ResponseWhole:
-        return ResponseWhole(self._record(lease))
-
-    def _record(self, lease: AsyncLease) -> ResponseObject:
-        return ResponseObject(self.sent.model or lease.name, self.sent, self.understood.tool_names)

@@ -5,15 +5,15 @@ import pytest
 from localchat.server.llamacpp.early_stop import LineStop
 
 
-def told(brake: LineStop, *pieces: str) -> str:
+def told(stop: LineStop, *pieces: str) -> str:
     """What a reader gets of these pieces."""
     shown = ""
     for piece in pieces:
-        text, ended = brake.take(piece)
+        text, ended = stop.push(piece)
         shown += text
         if ended:
             return shown + "|"
-    return shown + brake.rest()
+    return shown + stop.flush()
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,8 @@ def test_without_a_wish_for_indentation_every_line_passes() -> None:
 
 def test_the_time_ends_the_text_with_its_line() -> None:
     times = iter([0.0, 0.5, 0.9, 1.2])
-    brake = LineStop(0, 1.0, lambda: next(times))
-    assert told(brake, "a", "b\n", "c\n", "d", "e\nf") == "ab\nc\nde\n|"
+    stop = LineStop(0, 1.0, lambda: next(times))
+    assert told(stop, "a", "b\n", "c\n", "d", "e\nf") == "ab\nc\nde\n|"
 
 
 def test_a_text_of_one_line_is_not_ended_by_the_time() -> None:
