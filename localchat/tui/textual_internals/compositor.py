@@ -1,9 +1,10 @@
-"""What is drawn again of a screen where a part of it changed. Uses parts of Textual that are not public; the
-version is pinned.
+"""Redraws only the widgets and rows that changed on a screen.
 
-Textual's own way asks every widget of the screen for all its rows, those that lie below others too, and throws
-away what did not change: half of what the screen costs beside an engine that writes (measured: 0.87 of 1.6 s in
-5 s of an answer, eight widgets a drawing where one had changed).
+Textual asks every widget of the screen for all its rows, hidden ones too, and throws away what did not change: half
+of the cost of the screen while a model writes (measured: 0.87 of 1.6 s in 5 s of an answer; eight widgets per redraw
+where one had changed).
+
+Private Textual API: `Screen._compositor`, `textual._compositor`, `Compositor._dirty_regions` and `._get_renders`.
 """
 
 from collections.abc import Iterable
@@ -11,12 +12,17 @@ from collections.abc import Iterable
 from rich.console import Console
 from textual._compositor import ChopsUpdate, Compositor
 from textual.geometry import Region
+from textual.screen import Screen
 from textual.strip import Strip
 
 
+def redraw_changes_only(screen: Screen[None]) -> None:
+    """Give a screen that is not shown yet a compositor that redraws only what changed."""
+    screen._compositor = ChangedRegionsCompositor()
+
+
 class ChangedRowsUpdate(ChopsUpdate):
-    """The same bytes as Textual's, but for line ends between places that are named anyway, in two thirds of the
-    time."""
+    """Textual's update in two thirds of the time. It omits line ends before positions that are set anyway."""
 
     def render_segments(self, console: Console) -> str:
         sequences: list[str] = []
@@ -31,8 +37,8 @@ class ChangedRowsUpdate(ChopsUpdate):
 
 
 class ChangedRegionsCompositor(Compositor):
-    """Asks widgets only for the rows that changed, and only those that are seen there. What comes out is the
-    same: a cell shows its topmost widget, and nothing shines through."""
+    """Asks only visible widgets, and only for rows that changed. The result is the same as Textual's, as long as
+    every cell shows its topmost widget and no widget is translucent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,20 +55,20 @@ class ChangedRegionsCompositor(Compositor):
     def _get_renders(
         self, crop: Region | None = None
     ) -> Iterable[tuple[Region, Region, list[Strip]]]:
-        return self._renders_of_changes() if self._changed else super()._get_renders(crop)
+        return self._changed_renders() if self._changed else super()._get_renders(crop)
 
-    def _renders_of_changes(self) -> Iterable[tuple[Region, Region, list[Strip]]]:
+    def _changed_renders(self) -> Iterable[tuple[Region, Region, list[Strip]]]:
         above: list[Region] = []
         for widget, (region, clip) in self.visible_widgets.items():  # the topmost first
-            seen = region.intersection(clip)
+            visible = region.intersection(clip)
             parts = [
                 part
                 for changed in self._changed
-                if (part := seen.intersection(changed))
+                if (part := visible.intersection(changed))
                 and not any(other.contains_region(part) for other in above)
             ]
-            above.append(seen)
+            above.append(visible)
             if parts:
                 top, bottom = min(part.y for part in parts), max(part.bottom for part in parts)
-                rows = Region(seen.x, top, seen.width, bottom - top)
+                rows = Region(visible.x, top, visible.width, bottom - top)
                 yield region, rows, widget.render_lines(rows.translate(-region.offset))

@@ -1,10 +1,15 @@
-"""What can be known of the terminal behind Textual's driver. Uses parts of Textual that are not public; the
-version is pinned."""
+"""Direct access to the terminal: its writer thread, its closing, and keys that Textual misreads.
+
+Importing this module imports no Textual, so that `launch` can use it before the environment is prepared.
+
+Private Textual API: `App._driver`, `Driver._writer_thread` and `._file`, `WriterThread._queue`,
+`textual._ansi_sequences`.
+"""
 
 import os
 import signal
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
@@ -15,16 +20,24 @@ if TYPE_CHECKING:
     from textual.driver import Driver
 
 
+# ---------------------------------------------------------------------------- output
+
+
 def output_is_pending(app: "App[object]") -> bool:
-    """Whether drawings wait because the terminal has not read earlier ones. Thirty may wait, the next one
-    then holds the whole program."""
+    """Whether the terminal has not read earlier frames yet. Thirty may wait; the next one blocks the program."""
     writer = getattr(app._driver, "_writer_thread", None)
     return writer is not None and writer._queue.qsize() > 1
 
 
+def terminal_writer(app: "App[object]") -> Callable[[str], object]:
+    """A function that writes an escape sequence to the terminal between the screen's own updates."""
+    driver = app._driver
+    return driver.write if driver is not None else lambda sequence: None
+
+
 @contextmanager
 def interrupts_ignored() -> Iterator[None]:
-    """Within, another program has the terminal, and Ctrl+C, which reaches both, is its own."""
+    """Ignore Ctrl+C while another program, which receives it too, has the terminal."""
     before = signal.signal(signal.SIGINT, lambda number, frame: None)
     try:
         yield
@@ -33,8 +46,8 @@ def interrupts_ignored() -> Iterator[None]:
 
 
 def hangup_safe(driver: "type[Driver]") -> "type[Driver]":
-    """The same driver, for a terminal that may be closed at any moment. Its thread that writes would end with
-    an error, and who writes next waits for ever once thirty pieces wait."""
+    """The same driver for a terminal that may close at any moment. Textual's writer thread would end with an error,
+    and the program would then block for ever once thirty frames wait."""
 
     class HangupSafe(driver):  # type: ignore[misc, valid-type]
         def start_application_mode(self) -> None:
@@ -47,7 +60,7 @@ def hangup_safe(driver: "type[Driver]") -> "type[Driver]":
 
 
 class _DiscardOnceClosed:
-    """A stream that nobody may read any more: what is written then goes nowhere."""
+    """A text stream that discards its output once the terminal is gone."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
@@ -59,27 +72,44 @@ class _DiscardOnceClosed:
         try:
             self._file.write(text)
         except OSError:
-            self._let_go()
+            self._redirect_to_null()
 
     def flush(self) -> None:
         try:
             self._file.flush()
         except OSError:
-            self._let_go()
+            self._redirect_to_null()
 
-    def _let_go(self) -> None:
-        # What the stream holds back goes the same way, also with the interpreter's last flush.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self._file.fileno())
-        os.close(nowhere)
+    def _redirect_to_null(self) -> None:
+        # Buffered text goes there too, at the interpreter's last flush.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self._file.fileno())
+        os.close(null)
 
 
-# Letters that Textual takes for keys without one, because Python calls them not printable: the joiners of
-# Persian and of emoji, the wide space of Japanese, the space that does not break.
+# ---------------------------------------------------------------------------- keys
+
+
+def add_alt_keys() -> None:
+    """Add Alt+Enter, Alt+O and Alt+1 to Alt+5, which most terminals send as Escape and the key. Textual would read
+    Enter (and send the message), or the character that a Mac types with Alt."""
+    from enum import Enum
+
+    from textual import _ansi_sequences
+
+    names = {"\r": "enter", "o": "o"} | {digit: digit for digit in "12345"}
+    alt = Enum("alt", {f"alt_{name}": f"alt+{name}" for name in names.values()})  # type: ignore[misc]
+    table = _ansi_sequences.ANSI_SEQUENCES_KEYS
+    for key, name in names.items():
+        table[f"\x1b{key}"] = (alt[f"alt_{name}"],)  # type: ignore[index]
 
 
 def is_invisible_character(character: str | None) -> bool:
-    """Whether a key brings such a letter. What could turn or hide a text is none."""
+    """Whether a key brings a zero-width joiner, or an ideographic or non-breaking space.
+
+    Textual drops them because `str.isprintable()` is False. Persian and emoji need the joiners, Japanese the wide
+    space. Characters that could reverse or hide text are not among them.
+    """
     return (
         character is not None
         and len(character) == 1

@@ -1,30 +1,54 @@
-"""The conversation on the screen: what the app says to it, what the reader does with it."""
+"""The conversation on the screen: one widget that draws the rows of all blocks.
 
-from collections.abc import Iterable
+One widget per message (or per paragraph, as Textual's Markdown does it) took 885 ms from key to screen at 50,000
+tokens; this takes 5. Blocks are laid out when they are first seen. The heights of the others are estimated and
+corrected later without moving the rows on the screen; a finished block is never laid out twice at the same width.
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from rich.cells import cell_len
 from rich.style import Style
 from textual import events
+from textual.binding import BindingType
+from textual.geometry import Region, Size
 from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.scrollbar import ScrollBar
 from textual.selection import Selection
 from textual.strip import Strip
+from textual.timer import Timer
+from textual.widget import Widget
 
 from localchat.session.blocks import Block, NoticeBlock
-from localchat.tui.transcript.layout import LaidOutBlock, RowPosition, code_blocks
-from localchat.tui.transcript.markdown import Look, Piece, Row
-from localchat.tui.transcript.scroll_view import VirtualScrollView
+from localchat.tui.keymap import bindings
+from localchat.tui.textual_internals.driver import output_is_pending
+from localchat.tui.textual_internals.flat_widget import flat_vertical_scrollbar, rows_in
+from localchat.tui.transcript.block_rows import GUTTER, text_width
+from localchat.tui.transcript.layout import BlockLayout, LaidOutBlock, RowPosition, code_blocks
+from localchat.tui.transcript.markdown import EMPTY, Look, Piece, Row
+from localchat.tui.transcript.redraw_rate import RedrawRate
+from localchat.tui.transcript.search import TranscriptSearch
 from localchat.tui.transcript.selection import ROWS_PER_BLOCK, selected_text, spans_of
-from localchat.tui.transcript.strips import StripRenderer
+from localchat.tui.transcript.strips import Palette, StripRenderer
 
 _FOCUS_BAR: Final = Piece("▎ ", Look("user.bar"))
+_MEASURE_SLICE_S: Final = 0.008
+_MEASURE_EVERY_S: Final = 0.05
+_SCROLLBAR_EVERY_S: Final = 0.25
+_SOON_S: Final = 0.01
+"""A redraw due this soon happens at once, in the same frame as the metrics that arrived with the text."""
 
 
-class Transcript(VirtualScrollView, can_focus=True):
+class Transcript(ScrollView, can_focus=True):
     """Blocks of a conversation. It follows the end unless the reader scrolled up."""
 
     ALLOW_SELECT = True
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings("transcript")]
     DEFAULT_CSS = """
     Transcript {
         background: $background;
@@ -40,102 +64,118 @@ class Transcript(VirtualScrollView, can_focus=True):
 
     @dataclass
     class OfferTaken(Message):
-        """The reader chose what a notice offers."""
+        """The reader accepted an offer of a notice."""
 
         action: str
 
     @dataclass
     class LinkClicked(Message):
-        """A link of http or https was clicked."""
+        """The reader clicked an http or https link."""
 
         url: str
 
     @dataclass
     class BlockClicked(Message):
-        """A block was clicked, where nothing else is."""
+        """The reader clicked a block outside of links, folds and offers."""
 
         id: str
 
     @dataclass
     class CopyRequested(Message):
-        """This text should go to the clipboard."""
+        """Text to copy to the clipboard."""
 
         text: str
 
-    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
+    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002 - textual's word
         super().__init__(id=id)
+        self.following = True
+        """Whether the end is shown and new rows scroll it."""
         self.focused_id: str | None = None
-        self._needle = ""
-        self._mark: RowPosition | None = None
-        self._selected: Selection | None = None
+        self._block_layout = BlockLayout()
+        self._text_search = TranscriptSearch(self._block_layout)
+        self._selection: Selection | None = None
+        self._strip_renderer: StripRenderer | None = None
+        self._changed_ids: set[str] = set()
+        self._redraw_rate = RedrawRate()
+        self._redraw_timer: Timer | None = None
+        self._redraw_posted = False
+        self._redrawn_s = float("-inf")
+        self._render_s = 0.0
+        self._drawn_rows = 0
+        self._end_slack = 0  # empty rows below the end, on a slow terminal
+        self._measure_timer: Timer | None = None
+        self._scrollbar_s = float("-inf")
+        self._scrollbar_timer: Timer | None = None
+        self._is_moving = False
 
-    # what the app says
+    # ------------------------------------------------------------------ blocks
 
     def show(self, blocks: Iterable[Block]) -> None:
-        """Show these blocks and nothing else, from their end."""
-        self._blocks.replace(blocks)
+        """Replace all blocks and scroll to the end."""
+        self._block_layout.replace(blocks)
         self._changed_ids.clear()
         self.focused_id = None
         self._end_slack = 0
         self.to_end()
 
     def put(self, block: Block) -> None:
-        """Add a block at the end, or give the one of its id a newer state."""
-        known = self._blocks.find(block.id) is not None
-        self._blocks.put(block)
+        """Add a block at the end, or replace the one with its id."""
+        known = self._block_layout.find(block.id) is not None
+        self._block_layout.put(block)
         self._mark_changed(block.id, now=not known)
 
     def append_text(self, id_: str, piece: str) -> None:
-        """A further piece of a text that is being written. Drawn soon, together with others."""
-        if self._blocks.append(id_, piece) is not None:
+        """Append to the text of a block. Pieces are drawn together, at the redraw rate."""
+        if self._block_layout.append(id_, piece) is not None:
             self._mark_changed(id_)
 
     def finish(self, id_: str) -> None:
-        """The text of a block is whole."""
-        if self._blocks.finish(id_) is not None:
+        """The text of a block is complete."""
+        if self._block_layout.finish(id_) is not None:
             self._end_slack = 0
             self._mark_changed(id_, now=True)
 
     def drop(self, id_: str) -> None:
-        if self._blocks.remove(id_):
+        """Remove a block."""
+        if self._block_layout.remove(id_):
             self._changed_ids.discard(id_)
             self.focused_id = None if self.focused_id == id_ else self.focused_id
             self._reflow()
             self.refresh()
 
     def toggle(self, id_: str) -> None:
-        """Open what is folded in a block, or fold it."""
-        index = self._blocks.find(id_)
+        """Open or fold a block."""
+        index = self._block_layout.find(id_)
         if index is not None:
             position = self._top_position()
-            self._blocks.toggle(index)
-            self._blocks.rows(index)
+            self._block_layout.toggle(index)
+            self._block_layout.rows(index)
             self._reflow(position)
             self.refresh()
 
     def open_fold(self, id_: str) -> None:
-        """Open what is folded in a block."""
-        index = self._blocks.find(id_)
-        if index is not None and not self._blocks.items[index].is_open:
+        """Open a block if it is folded."""
+        index = self._block_layout.find(id_)
+        if index is not None and not self._block_layout.items[index].is_open:
             self.toggle(id_)
 
     def block(self, id_: str) -> Block | None:
-        """The block of this id, with all text that has come."""
-        index = self._blocks.find(id_)
-        return None if index is None else self._blocks.items[index].block
+        """The block with this id, with all text that has arrived."""
+        index = self._block_layout.find(id_)
+        return None if index is None else self._block_layout.items[index].block
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        return tuple(item.block for item in self._blocks.items)
+        return tuple(item.block for item in self._block_layout.items)
 
     def code_blocks(self, id_: str) -> list[str]:
-        """The code blocks of an answer, as they were written."""
+        """The code blocks of an answer, as the model wrote them."""
         block = self.block(id_)
         return [] if block is None else code_blocks(block)
 
     def take_offer(self, number: int) -> bool:
-        """Take an offer of the last notice that has any, counted from 1; whether there was one."""
-        for item in reversed(self._blocks.items):
+        """Accept an offer of the last notice that has any, counted from 1. False where there is none."""
+        for item in reversed(self._block_layout.items):
             if isinstance(item.block, NoticeBlock) and item.block.offers:
                 if not 1 <= number <= len(item.block.offers):
                     return False
@@ -144,143 +184,372 @@ class Transcript(VirtualScrollView, can_focus=True):
         return False
 
     def focus_block(self, delta: int) -> str | None:
-        """Move the mark on one block by so many blocks (from the end when there is none); its id."""
-        count = len(self._blocks.items)
+        """Move the focus by `delta` blocks (from the end if none has it); returns the id of the block."""
+        count = len(self._block_layout.items)
         if not count:
             return None
-        at = None if self.focused_id is None else self._blocks.find(self.focused_id)
+        at = None if self.focused_id is None else self._block_layout.find(self.focused_id)
         index = count - 1 if at is None else min(max(at + delta, 0), count - 1)
-        self.focused_id = self._blocks.items[index].block.id
-        self._bring(index)
+        self.focused_id = self._block_layout.items[index].block.id
+        self._scroll_to_block(index)
         self.refresh()
         return self.focused_id
 
     def unfocus_block(self) -> None:
-        """Mark no block."""
+        """Take the focus from the block that has it."""
         self.focused_id = None
         self.refresh()
 
-    # search
+    # ------------------------------------------------------------------ search
 
-    def mark(self, text: str) -> int:
-        """Show every place where `text` stands (letters of either case); empty for none. How many there are."""
-        self._needle, self._mark = text.casefold(), None
+    def search(self, text: str) -> int:
+        """Highlight all matches of `text`, ignoring case (none if it is empty); returns their number."""
+        self._text_search.start(text)
         self.refresh()
-        if not self._needle:
+        if not self._text_search.active:
             return 0
         with self._keeping_position():
-            return sum(
-                row.text.casefold().count(self._needle)
-                for index in range(len(self._blocks.items))
-                for row in self._blocks.rows(index).rows
-            )
+            return self._text_search.count()
 
-    def next_mark(self, delta: int) -> bool:
-        """Show the next mark (negative: the one before, 0: the nearest), as seen from the one shown last, else
-        from the top of the screen. Behind the last comes the first again."""
-        if not self._needle or not self._blocks.items:
+    def show_match(self, delta: int) -> bool:
+        """Scroll to the next match (negative: the previous one, 0: the nearest), from the last one shown or from
+        the top of the screen. Wraps around; False where there is no match."""
+        if not self._text_search.active or not self._block_layout.items:
             return False
         with self._keeping_position():
-            position = self._other_mark(delta) if delta else self._nearest_mark()
+            top = self._block_layout.position(round(self.scroll_y)) or RowPosition(0, 0)
+            position = self._text_search.next(delta, top) if delta else self._nearest_match(top)
         if position is None:
             return False
-        self._mark = position
-        if not self._is_seen(position):
+        self._text_search.current = position
+        if not self._is_on_screen(position):
             self.following = False
             self._reflow(position)
         self.refresh()
         return True
 
-    def _nearest_mark(self) -> RowPosition | None:
-        top = self._blocks.position(round(self.scroll_y)) or RowPosition(0, 0)
-        below = self._search_from(RowPosition(top.block, top.row - 1), 1)
-        return below if below is not None and self._is_seen(below) else self._other_mark(-1)
+    def _nearest_match(self, top: RowPosition) -> RowPosition | None:
+        """The first match on the screen, else the last one above it."""
+        below = self._text_search.first_from(RowPosition(top.block, top.row - 1), 1)
+        if below is not None and self._is_on_screen(below):
+            return below
+        return self._text_search.next(-1, top)
 
-    def _other_mark(self, delta: int) -> RowPosition | None:
-        start = self._mark or self._blocks.position(round(self.scroll_y)) or RowPosition(0, 0)
-        last = len(self._blocks.items) - 1
-        end = (
-            RowPosition(0, -1)
-            if delta > 0
-            else RowPosition(last, len(self._blocks.rows(last).rows))
-        )
-        step = 1 if delta > 0 else -1
-        return self._search_from(start, step) or self._search_from(end, step)
+    def _is_on_screen(self, position: RowPosition) -> bool:
+        row = self._block_layout.top(position.block) + position.row
+        return 0 <= row - round(self.scroll_y) < self.size.height
 
-    def _is_seen(self, position: RowPosition) -> bool:
-        return (
-            0
-            <= self._blocks.top(position.block) + position.row - round(self.scroll_y)
-            < self.size.height
+    # ------------------------------------------------------------------ redraw of text that grows
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything is drawn and every height is known, so that no timer runs."""
+        return not (
+            self._changed_ids or self._redraw_timer or self._measure_timer or self._scrollbar_timer
         )
 
-    def _search_from(self, start: RowPosition, step: int) -> RowPosition | None:
-        index = start.block
-        while 0 <= index < len(self._blocks.items):
-            rows = self._blocks.rows(index).rows
-            at = start.row + step if index == start.block else 0 if step > 0 else len(rows) - 1
-            while 0 <= at < len(rows):
-                if self._needle in rows[at].text.casefold():
-                    return RowPosition(index, at)
-                at += step
-            index += step
-        return None
-
-    def _bring(self, index: int) -> None:
-        """Scroll so that a block is seen, from its beginning."""
-        self._blocks.rows(index)
-        top, height = self._blocks.top(index), self.size.height
-        now = round(self.scroll_y)
-        if now <= top and top + self._blocks.height(index) <= now + height:
+    def _mark_changed(self, id_: str, *, now: bool = False) -> None:
+        """Redraw a block soon, together with others; at once with `now`."""
+        self._changed_ids.add(id_)
+        if not self.is_attached:
             return
-        self.following = top + self._blocks.height(index) >= self._blocks.total and (
-            self._blocks.height(index) <= height
-        )
+        if now:
+            if self._redraw_timer is not None:
+                self._redraw_timer.stop()
+                self._redraw_timer = None
+            self._redraw()
+        elif self._redraw_timer is None and not self._redraw_posted:
+            clock = time.monotonic()
+            wait = self._redrawn_s + self._redraw_rate.wait_s(clock) - clock
+            if wait <= _SOON_S:
+                self._redraw_posted = self.post_message(events.Callback(callback=self._redraw))
+            else:
+                self._redraw_timer = self.set_timer(wait, self._redraw)
+
+    def _redraw(self) -> None:
+        """Draw the rows that changed since the last redraw."""
+        self._redraw_timer, self._redraw_posted = None, False
+        if not self._block_layout.width:
+            self._changed_ids.clear()  # hidden: everything is drawn when it is shown
+            return
+        if not self._changed_ids:
+            return
+        begun = time.monotonic()
+        if output_is_pending(self.app):
+            self._redraw_rate.blocked(begun)
+            self._redraw_timer = self.set_timer(self._redraw_rate.wait_s(begun), self._redraw)
+            return
+        position = self._top_position()
+        changed = self._lay_out_changed()
+        before = round(self.scroll_y)
+        self._reflow(position)
+        # Where the view scrolled, `watch_scroll_y` has refreshed all of it.
+        if round(self.scroll_y) == before and changed is not None:
+            self._refresh_rows(changed, max(self._drawn_rows, self._block_layout.total))
+        self._drawn_rows = self._block_layout.total
+        self._redrawn_s = time.monotonic()
+        self._redraw_rate.drew(self._redrawn_s - begun + self._render_s)
+
+    def _lay_out_changed(self) -> int | None:
+        """Lay out the blocks that changed; returns the first row that differs."""
+        first: int | None = None
+        for id_ in self._changed_ids:
+            index = self._block_layout.find(id_)
+            if index is None:
+                continue
+            item = self._block_layout.items[index]
+            old = item.drawn_rows
+            new = self._block_layout.rows(index).rows
+            item.drawn_rows = new
+            row = self._block_layout.top(index) + _common_prefix(old, new)
+            first = row if first is None else min(first, row)
+        self._changed_ids.clear()
+        return first
+
+    def _refresh_rows(self, start: int, end: int) -> None:
+        """Redraw the visible rows from `start` to `end`, without the scroll bar."""
+        first = round(self.scroll_y)
+        top, bottom = max(0, start - first), min(self.size.height, end - first)
+        if top < bottom:
+            self.refresh(Region(0, top, self.scrollable_content_region.width, bottom - top))
+
+    # ------------------------------------------------------------------ scroll position
+
+    def to_end(self) -> None:
+        """Scroll to the end and follow it."""
+        self.following = True
+        self._reflow()
+        self._schedule_measuring()
+        self.refresh()
+
+    def _top_position(self) -> RowPosition | None:
+        """The row at the top of the screen; None while the end is followed."""
+        return None if self.following else self._block_layout.position(round(self.scroll_y))
+
+    def _reflow(self, position: RowPosition | None = None) -> None:
+        """Lay out what is visible with `position` at the top of the screen (None: the end at its bottom)."""
+        height = self.size.height
+        if not self._block_layout.width or not height:
+            return
+        if position is None and not self.following:
+            position = self._block_layout.position(round(self.scroll_y))
+        if position is None:
+            self._block_layout.measure_end(height)
+            top = self._end_top(height)
+        else:
+            top = self._block_layout.measure_from(position, height)
+            self._end_slack = 0
+        self._set_total_rows(max(self._block_layout.total + 1 + self._end_slack, height))
+        self._move(top)
+
+    @contextmanager
+    def _keeping_position(self) -> Iterator[None]:
+        """Restore the scroll position after laying out blocks that were not visible."""
+        position = self._top_position()
+        yield
+        self._reflow(position)
+
+    def _end_top(self, height: int) -> int:
+        """The top row while the end is followed. On a slow terminal the end moves up by half a screen at once,
+        so that few redraws cover the whole screen."""
+        rows = self._block_layout.total + 1
+        if not (self._block_layout.is_streaming and self._redraw_rate.slow(time.monotonic())):
+            self._end_slack = 0
+            return max(0, rows - height)
+        now = round(self.scroll_y)
+        if not now <= rows <= now + height:
+            now = max(0, rows + height // 2 - height) if rows > height else 0
+        self._end_slack = max(0, now + height - rows)
+        return now
+
+    def _scroll_to_block(self, index: int) -> None:
+        """Scroll so that a block is visible, from its first row."""
+        self._block_layout.rows(index)
+        top, height = self._block_layout.top(index), self.size.height
+        now = round(self.scroll_y)
+        bottom = top + self._block_layout.height(index)
+        if now <= top and bottom <= now + height:
+            return
+        self.following = bottom >= self._block_layout.total and bottom - top <= height
         self._reflow(None if self.following else RowPosition(index, 0))
 
-    # painting
+    def _set_total_rows(self, rows: int) -> None:
+        size = Size(self.scrollable_content_region.width, rows)
+        if size != self.virtual_size:
+            # The reactive would lay out the whole screen again; the scroll bar is always there.
+            self.set_reactive(Widget.virtual_size, size)
 
-    def _strips(self, first: int, count: int) -> list[Strip]:
-        self._selected = self.text_selection  # asked once, and not for each row
-        return super()._strips(first, count)
+    def _move(self, top: int) -> None:
+        self._is_moving = True
+        try:
+            self.scroll_y = float(top)
+            self.scroll_target_y = float(top)
+        finally:
+            self._is_moving = False
+        self._update_scrollbar()
 
-    def _row_strip(self, painter: StripRenderer, position: RowPosition, row: Row) -> Strip:
-        item = self._blocks.items[position.block]
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        if round(old_value) != round(new_value):
+            row = round(new_value)
+            self._refresh_rows(row, row + self.size.height)
+        if self._is_moving or not self._block_layout.width:
+            return
+        self.following = round(new_value) >= self.max_scroll_y
+        position = self._block_layout.position(round(new_value))
+        if position is not None and not self.following:
+            self._reflow(position)
+        else:
+            self._update_scrollbar()
+
+    def on_resize(self, event: events.Resize) -> None:
+        layout, width = self._block_layout, self.scrollable_content_region.width
+        position = self._top_position()
+        if width != layout.width:
+            share = position.row / max(1, layout.height(position.block)) if position else 0.0
+            layout.resize(width)
+            self._strip_renderer = None
+            if position is not None:
+                rows = len(layout.rows(position.block).rows)
+                position = RowPosition(position.block, int(share * rows))
+        self._reflow(position)
+        if layout.width:
+            self._changed_ids.clear()  # everything is drawn again
+        self._schedule_measuring()
+        self.refresh()
+
+    # ------------------------------------------------------------------ scroll bar
+
+    @property
+    def vertical_scrollbar(self) -> ScrollBar:
+        return flat_vertical_scrollbar(self)
+
+    def _update_scrollbar(self) -> None:
+        """Update the scroll bar, at most four times a second while the end is followed: a redraw of it costs as
+        much as ten rows, and more bytes."""
+        now = time.monotonic()
+        if self.following and now - self._scrollbar_s < _SCROLLBAR_EVERY_S:
+            if self._scrollbar_timer is None and self.is_attached:
+                self._scrollbar_timer = self.set_timer(_SCROLLBAR_EVERY_S, self._scrollbar_is_due)
+            return
+        if self._scrollbar_timer is not None:
+            self._scrollbar_timer.stop()
+            self._scrollbar_timer = None
+        self._scrollbar_s = now
+        bar = self.vertical_scrollbar
+        bar.window_virtual_size = self.virtual_size.height
+        bar.window_size = self.size.height
+        bar.position = self.scroll_y
+
+    def _scrollbar_is_due(self) -> None:
+        self._scrollbar_timer, self._scrollbar_s = None, float("-inf")
+        self._update_scrollbar()
+
+    # ------------------------------------------------------------------ heights of blocks not seen yet
+
+    def _schedule_measuring(self) -> None:
+        if self._measure_timer is None and self.is_attached:
+            self._measure_timer = self.set_timer(_MEASURE_EVERY_S, self._measure_unseen)
+
+    def _measure_unseen(self) -> None:
+        """Lay out blocks with an estimated height, for a few milliseconds."""
+        self._measure_timer = None
+        if not self._block_layout.items or not self._block_layout.width:
+            return
+        if self._redraw_timer is not None:  # text that grows goes first
+            self._schedule_measuring()
+            return
+        until = time.monotonic() + _MEASURE_SLICE_S
+        top = self._top_position()
+        start = top.block if top else len(self._block_layout.items)
+        before = round(self.scroll_y)
+        with self._keeping_position():
+            for index in self._block_layout.unmeasured(start):
+                self._block_layout.rows(index)
+                if time.monotonic() >= until:
+                    self._schedule_measuring()
+                    break
+        if round(self.scroll_y) != before:
+            self.refresh()
+
+    # ------------------------------------------------------------------ rendering
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._strip_renderer = None
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Rows of a part of the widget. Bypasses Textual's cache of styled lines, which doubles the time: there is
+        no border or padding to draw, and the strip renderer keeps its strips."""
+        begun = time.monotonic()
+        self._drawn_rows = max(self._drawn_rows, self._block_layout.total)
+        strips = self._row_strips(crop.y, crop.height)
+        lines = rows_in(self, crop, lambda y: strips[y - crop.y])
+        self._render_s = time.monotonic() - begun
+        return lines
+
+    def render_line(self, y: int) -> Strip:
+        """One row with the offsets that Textual needs for mouse selection."""
+        (strip,) = self._row_strips(y, 1)
+        position = self._position_at(y) if self._block_layout.width else None
+        if position is None:
+            return strip
+        number = self._block_layout.items[position.block].number
+        return strip.apply_offsets(0, number * ROWS_PER_BLOCK + position.row)
+
+    def _row_strips(self, first: int, count: int) -> list[Strip]:
+        """`count` rows of the widget from row `first` on."""
+        self._selection = self.text_selection  # asked once, not once a row
+        renderer = self._strip_renderer or self._new_strip_renderer()
+        strips: list[Strip] = []
+        if self._block_layout.width:
+            visible = self._block_layout.visible_rows(first + round(self.scroll_y), count)
+            strips = [self._row_strip(renderer, position, row) for position, row in visible]
+        return strips + [renderer.strip(EMPTY)] * (count - len(strips))
+
+    def _new_strip_renderer(self) -> StripRenderer:
+        width = self.scrollable_content_region.width
+        self._strip_renderer = StripRenderer(
+            Palette(self.app.theme_variables), width, GUTTER + text_width(width)
+        )
+        return self._strip_renderer
+
+    def _row_strip(self, renderer: StripRenderer, position: RowPosition, row: Row) -> Strip:
+        item = self._block_layout.items[position.block]
         if item.block.id == self.focused_id and row.pieces and position.row:
             row = row._replace(pieces=(_FOCUS_BAR, *row.pieces[1:]))
         dimmed = bool(getattr(item.block, "dimmed", False))
-        over: list[tuple[int, int, Style]] = []
-        if self._selected is not None:
-            number = item.number * ROWS_PER_BLOCK + position.row
-            spans = spans_of(row, self._selected, number)
-            over = [(start, end, painter.palette.selection()) for start, end in spans]
-        if self._needle:
-            palette = painter.palette
-            style = palette.selection() if position == self._mark else palette.mark()
-            over += [(*span, style) for span in _found(row, self._needle)]
-        if over:
-            return painter.overlaid_strip(row, over, dimmed=dimmed)
-        return painter.strip(row, dimmed=dimmed)
+        palette = renderer.palette
+        overlays: list[tuple[int, int, Style]] = []
+        if self._selection is not None:
+            spans = spans_of(row, self._selection, item.number * ROWS_PER_BLOCK + position.row)
+            overlays = [(start, end, palette.selection()) for start, end in spans]
+        if self._text_search.active:
+            is_current = position == self._text_search.current
+            style = palette.selection() if is_current else palette.mark()
+            overlays += [(*span, style) for span in self._text_search.spans(row)]
+        if overlays:
+            return renderer.overlaid_strip(row, overlays, dimmed=dimmed)
+        return renderer.strip(row, dimmed=dimmed)
 
-    # mouse
+    # ------------------------------------------------------------------ mouse
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
         with self._keeping_position():
-            return selected_text(self._blocks, selection), "\n"
+            return selected_text(self._block_layout, selection), "\n"
 
     def selection_updated(self, selection: Selection | None) -> None:
         self.refresh()
 
     def on_click(self, event: events.Click) -> None:
-        if self.text_selection is not None:
+        if self.text_selection is not None:  # the click ended a selection
             return
-        position = self._blocks.position(event.y + round(self.scroll_y))
+        position = self._position_at(event.y)
         if position is None:
             return
-        item = self._blocks.items[position.block]
-        if (url := self._link_at(self._blocks.row(position), event.x)) and event.button == 1:
+        item = self._block_layout.items[position.block]
+        if (url := _link_at(self._block_layout.row(position), event.x)) and event.button == 1:
             self.post_message(self.LinkClicked(url))
-        elif (hit := self._blocks.rows(position.block).hits.get(position.row)) is not None:
+        elif (hit := self._block_layout.rows(position.block).hits.get(position.row)) is not None:
             self._activate(item, hit.action)
         else:
             self.post_message(self.BlockClicked(item.block.id))
@@ -291,18 +560,23 @@ class Transcript(VirtualScrollView, can_focus=True):
         else:
             self.toggle(item.block.id)
 
-    def _link_at(self, row: Row, x: int) -> str:
-        at = 0
-        for piece in row.pieces:
-            at += cell_len(piece.text)
-            if x < at:
-                return piece.look.link
-        return ""
+    def _position_at(self, y: int) -> RowPosition | None:
+        """The row of a block at row `y` of the widget."""
+        return self._block_layout.position(y + round(self.scroll_y))
 
 
-def _found(row: Row, needle: str) -> Iterable[tuple[int, int]]:
-    text = row.text.casefold()
-    at = text.find(needle)
-    while at >= 0:
-        yield at, at + len(needle)
-        at = text.find(needle, at + len(needle))
+def _link_at(row: Row, x: int) -> str:
+    at = 0
+    for piece in row.pieces:
+        at += cell_len(piece.text)
+        if x < at:
+            return piece.look.link
+    return ""
+
+
+def _common_prefix(old: list[Row], new: list[Row]) -> int:
+    """How many rows at the beginning are equal."""
+    for index, (before, after) in enumerate(zip(old, new, strict=False)):
+        if before is not after and before != after:
+            return index
+    return min(len(old), len(new))
