@@ -1,12 +1,12 @@
-"""The application: themes, the keys that hold everywhere, and the way in and out."""
+"""The Textual application: themes, global keys, start and exit."""
 
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from textual import events
 from textual.app import App, SystemCommand
@@ -25,29 +25,29 @@ from localchat.session.recorder import ConversationRecorder
 from localchat.session.session import ChatSession
 from localchat.tui import clipboard
 from localchat.tui.keymap import KEYS, bindings, validate_keymap
-from localchat.tui.launch import EXIT_SIGNALS
 from localchat.tui.screens.chat import ChatScreen
-from localchat.tui.textual_internals.driver import is_invisible_character
+from localchat.tui.textual_internals.driver import is_invisible_character, terminal_writer
 from localchat.tui.themes import NAMES, THEMES, textual_name
 from localchat.tui.widgets.welcome import first_greeting, greeting
 
 if TYPE_CHECKING:
     from localchat.history.store import History
 
+EXIT_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 _DOUBLE_PRESS_S = 2.0
 _QUIT_WAIT_S = 2.0
 
 
 class ChatApp(App[int]):
-    """One chat, in a conversation that is new or goes on."""
+    """One chat, in a new or resumed conversation."""
 
     TITLE = "localchat"
     CSS_PATH: ClassVar = [
         "app.tcss",
         "screens/chat.tcss",
-    ]  # Textual loads none for a default screen
+    ]  # Textual loads no sheet of a default screen
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("app")]
-    COMMAND_PALETTE_BINDING = "f24"  # ours is in the registry; this one is on no keyboard
+    COMMAND_PALETTE_BINDING = "f24"  # no keyboard has it; the real key is in the keymap
 
     def __init__(
         self,
@@ -68,21 +68,20 @@ class ChatApp(App[int]):
         self.stylesheet.set_variables(self._css_variables)
         if setup.settings.reduced_motion:
             self.animation_level = "none"
-        self.chat = ChatScreen()
         self.recorder = ConversationRecorder()
-        self.session = ChatSession(
-            context, engines, setup, self.chat.view, self.recorder, conversation
+        self.chat = ChatScreen(
+            lambda view: ChatSession(context, engines, setup, view, self.recorder, conversation)
         )
-        self.chat.session = self.session
-        self.trouble: LocalchatError | None = None
+        self.session = self.chat.session
+        self._keymap_error: LocalchatError | None = None
         try:
             self.set_keymap(validate_keymap(context.keys))
         except LocalchatError as problem:
-            self.trouble = problem
+            self._keymap_error = problem
 
     def refresh_css(self, animate: bool = True) -> None:
-        """Read the sheets again where the colours are other ones. Textual does so at its start for the theme
-        that they were read with already, a tenth of the way to the first frame."""
+        """Parse the sheets again only if the colours changed. Textual also does so at its start, for the
+        theme they were parsed with: a tenth of the time to the first frame."""
         variables = self.get_css_variables()
         if variables != self._css_variables:
             self._css_variables = variables
@@ -92,7 +91,7 @@ class ChatApp(App[int]):
         return self.chat
 
     async def on_event(self, event: events.Event) -> None:
-        """A letter that no widget would take as a key is pasted."""
+        """Paste characters that widgets do not accept as keys."""
         if isinstance(event, events.Key) and is_invisible_character(event.character):
             event = events.Paste(event.character or "")
         await super().on_event(event)
@@ -105,7 +104,7 @@ class ChatApp(App[int]):
         self.chat.call_after_refresh(self._after_first_frame)
 
     async def _after_first_frame(self) -> None:
-        """What the first frame did not wait for."""
+        """Do everything that the first frame does not need."""
         self._first_frame_shown = True
         if self._leave_requested:
             self.leave()
@@ -115,11 +114,13 @@ class ChatApp(App[int]):
         if session.setup.settings.reduced_motion:
             chat.composer.editor.cursor_blink = False
         self._engines.listen(lambda text: _call_soon(loop, session.notice, text))
-        self._engines.open(session.setup.open_engine)  # its process would compete for the cores
+        self._engines.open(
+            session.setup.open_engine
+        )  # not earlier: its process competes for the cores
         self.run_worker(session.wait_until_ready(), group="session")
         chat.composer.count_tokens = self._count_tokens
-        if self.trouble is not None:
-            session.show_error(self.trouble)
+        if self._keymap_error is not None:
+            session.show_error(self._keymap_error)
         if session.conversation.nodes:
             chat.commands.resume(session.conversation)
         await self._open_history()
@@ -162,20 +163,14 @@ class ChatApp(App[int]):
     # ------------------------------------------------------------------ themes and settings
 
     def action_theme(self) -> None:
-        """The next theme."""
+        """Switch to the next theme."""
         ours = [textual_name(name) for name in NAMES]
         at = ours.index(self.theme) if self.theme in ours else -1
         self.theme = ours[(at + 1) % len(ours)]
-        self.chat.hint(f"theme: {NAMES[(at + 1) % len(ours)]} (F2 keeps it)")
-
-    def settings_changed(self, changed: Mapping[str, str | None]) -> None:
-        """The settings file was written: what it says holds from now on, also where a key is gone."""
-        if theme := changed.get("theme"):
-            self.theme = textual_name(theme)
-        self.chat.commands.change(None, {})
+        self.chat.hint(f"Theme: {NAMES[(at + 1) % len(ours)]}, F2 to save")
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """What the palette offers: the commands, and what only keys do."""
+        """Entries of the command palette: slash commands, and actions that only keys have."""
         for command in COMMANDS:
             if not command.needs:
                 yield SystemCommand(
@@ -194,7 +189,7 @@ class ChatApp(App[int]):
     # ------------------------------------------------------------------ copying and leaving
 
     async def action_interrupt(self) -> None:
-        """Ctrl+C: copy what is selected, else stop the answer, else leave when it comes twice."""
+        """Copy the selection, else stop the answer; quit when pressed twice."""
         text = self._selected()
         if text:
             self.chat.copy(text, "selection")
@@ -205,9 +200,9 @@ class ChatApp(App[int]):
         if twice:
             await self.action_quit()
         elif self.session.stop():
-            self.chat.hint("stopped; Ctrl+C again leaves")
+            self.chat.hint("Stopped; Ctrl+C again to quit")
         else:
-            self.chat.hint("Ctrl+C again leaves; everything is kept")
+            self.chat.hint("Ctrl+C again to quit; everything is saved")
 
     def _selected(self) -> str:
         focused = self.screen.focused
@@ -216,13 +211,11 @@ class ChatApp(App[int]):
         return self.screen.get_selected_text() or ""
 
     def copy_to_clipboard(self, text: str) -> None:
-        """Text that a widget of Textual copies goes the same way as ours."""
-        driver = self._driver
-        if driver is not None:
-            clipboard.send(text, driver.write, self._session_context.environ)
+        """Copy text of Textual's own widgets in the same way as ours."""
+        clipboard.send(text, terminal_writer(self), self._session_context.environ)
 
     async def action_quit(self) -> None:
-        """Leave: what is under way is stopped and kept."""
+        """Stop and save the answer under way, and exit."""
         end = time.monotonic() + _QUIT_WAIT_S
         self.session.stop()
         while self.session.busy and time.monotonic() < end:
@@ -230,14 +223,14 @@ class ChatApp(App[int]):
         self.exit(0)
 
     def leave(self) -> None:
-        """What a signal does that ends the program: leave, once the screen stands."""
+        """Quit because of a signal; before the first frame, once it is shown."""
         self._leave_requested = True
         if self._first_frame_shown:
             self.run_worker(self.action_quit(), group="leave", exclusive=True)
 
 
 def _load_markdown() -> None:
-    # markdown-it, which the first frame does not wait for.
+    # Imports markdown-it, which the first frame does not need.
     from localchat.tui.transcript.markdown import parser
 
     parser.load()
@@ -250,12 +243,16 @@ def _load_highlighter() -> None:
 
 
 def _read_history(path: Path | None) -> "History":
-    from localchat.history.store import History  # sqlite3, which the first frame does not wait for
+    from localchat.history.store import (
+        History,  # imports sqlite3, which the first frame does not need
+    )
 
     return History.open(path)
 
 
-def _call_soon(loop: asyncio.AbstractEventLoop, say: Callable[[str], object], text: str) -> None:
-    """From a thread of the engine to the event loop, unless the program ends."""
-    with suppress(RuntimeError):  # the loop is closed: nobody reads any more
-        loop.call_soon_threadsafe(say, text)
+def _call_soon(
+    loop: asyncio.AbstractEventLoop, callback: Callable[[str], object], text: str
+) -> None:
+    """Call a function on the event loop from a thread of the engine."""
+    with suppress(RuntimeError):  # the loop is closed: the program ends
+        loop.call_soon_threadsafe(callback, text)

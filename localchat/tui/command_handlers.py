@@ -1,12 +1,13 @@
-"""What each slash command does on the chat screen."""
+"""Handlers of the slash commands of the chat screen."""
 
 import asyncio
 import os
 import shlex
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from localchat.atomic import write_text
 from localchat.chat.conversation import Conversation
@@ -17,29 +18,109 @@ from localchat.session.blocks import AnswerBlock, UserBlock
 from localchat.session.commands import parse
 from localchat.tui.attachments import contract, expand
 from localchat.tui.background_pull import BackgroundPull
-from localchat.tui.textual_internals.driver import interrupts_ignored
 from localchat.tui.themes import textual_name
 
 if TYPE_CHECKING:
-    from localchat.tui.screens.chat import ChatScreen
+    from textual.screen import Screen
 
-THINKING = ("auto", "on", "off")
+    from localchat.session.session import ChatSession
+    from localchat.tui.transcript.widget import Transcript
+    from localchat.tui.widgets.composer import Composer
+
+THINKING: Final = ("auto", "on", "off")
+
+Result = TypeVar("Result")
+
+
+class ChatActions(Protocol):
+    """The part of the chat screen that command handlers use.
+
+    It keeps the handlers free of the screen class, which imports them. Called on the event loop only, apart
+    from `call_from_any_thread`.
+    """
+
+    session: "ChatSession"
+
+    @property
+    def composer(self) -> "Composer": ...
+
+    @property
+    def transcript(self) -> "Transcript": ...
+
+    def start_work(self, work: Coroutine[Any, Any, object]) -> None:
+        """Run a coroutine of the session; an error becomes a notice."""
+        ...
+
+    async def stop_and_wait(self) -> None:
+        """Stop the answer under way and wait until it has ended."""
+        ...
+
+    def hint(self, text: str) -> None:
+        """Show a text above the composer for some seconds."""
+        ...
+
+    def copy(self, text: str, what: str) -> None:
+        """Copy text to the clipboard; `what` names it in the hint."""
+        ...
+
+    def edit(self, id_: str | None) -> None:
+        """Put a sent message into the composer; the last question if `id_` is None."""
+        ...
+
+    def leave_editing(self) -> bool:
+        """Stop changing a sent message. False where none was being changed."""
+        ...
+
+    def find(self, text: str) -> None:
+        """Open the find bar."""
+        ...
+
+    def show_panel(self) -> None:
+        """Show the metrics panel."""
+        ...
+
+    def status_changed(self) -> None:
+        """Update status bar, panel and heading."""
+        ...
+
+    def open_dialog(
+        self, dialog: "Screen[Result]", closed: Callable[[Result | None], None] | None = None
+    ) -> None:
+        """Show a screen above the chat; `closed` gets its result."""
+        ...
+
+    def use_theme(self, name: str) -> None:
+        """Switch to a theme, by Textual's name."""
+        ...
+
+    def terminal_released(self) -> AbstractContextManager[None]:
+        """Leave the terminal to another program inside the block, which must not raise."""
+        ...
+
+    def call_from_any_thread(self, callback: Callable[..., object], *arguments: object) -> None:
+        """Call a function on the event loop, unless the program has ended."""
+        ...
+
+    def quit(self) -> None:
+        """Leave the program."""
+        ...
 
 
 class CommandHandlers:
-    """Runs commands of one screen. What is wrong with one becomes a notice."""
+    """Runs slash commands. A command that is refused becomes a notice."""
 
-    def __init__(self, screen: "ChatScreen") -> None:
+    def __init__(self, screen: ChatActions) -> None:
         self._screen = screen
+        later = screen.call_from_any_thread
         self._pulls = BackgroundPull(
             screen.session.context,
-            lambda words: self._call_from_thread(self._show_pull_progress, words),
-            lambda name: self._call_from_thread(self._pull_finished, name),
-            lambda name, problem: self._call_from_thread(self._pull_failed, name, problem),
+            lambda text: later(self._show_pull_progress, text),
+            lambda name: later(self._pull_finished, name),
+            lambda name, problem: later(self._pull_failed, name, problem),
         )
 
     def run(self, line: str) -> None:
-        """Do what a line that begins with a slash says."""
+        """Run a line that begins with a slash."""
         try:
             call = parse(line)
             getattr(self, f"_do_{call.command.name}")(call.argument)
@@ -59,27 +140,28 @@ class CommandHandlers:
             self.change(name, {})
             return
 
-        def picked(pick: ModelChoice | None) -> None:
-            if pick is not None and pick.pull:
-                self.run(f"/pull {pick.name}")
-            elif pick is not None:
-                self.change(pick.name, {})
+        def chosen(choice: ModelChoice | None) -> None:
+            if choice is not None and choice.pull:
+                self.run(f"/pull {choice.name}")
+            elif choice is not None:
+                self.change(choice.name, {})
 
-        self._screen.app.push_screen(ModelScreen(self._screen.session.context), picked)
+        self._screen.open_dialog(ModelScreen(self._screen.session.context), chosen)
 
     def change(self, word: str | None, changes: dict[str, str]) -> None:
-        """Another model or other parameters, from the next answer on; an answer under way is stopped."""
+        """Use another model or other parameters for the next answer. Stops the answer under way if the model
+        must be loaded again."""
         screen = self._screen
 
         async def change() -> None:
             before = screen.session.setup
-            wanted = screen.session.prepare_change(word, changes)
-            if wanted.reload:
-                await screen.settle_down()
-            wanted.apply()
+            new_setup = screen.session.prepare_change(word, changes)
+            if new_setup.reload:
+                await screen.stop_and_wait()
+            new_setup.apply()
             after = screen.session.setup
             if after.settings.theme != before.settings.theme:
-                screen.app.theme = textual_name(after.settings.theme)
+                screen.use_theme(textual_name(after.settings.theme))
             if after.options != before.options:
                 screen.composer.recount()
                 if after.model != before.model:
@@ -108,7 +190,7 @@ class CommandHandlers:
             if changes:
                 self.change(None, changes)
 
-        self._screen.app.push_screen(ParameterScreen(self._screen.session), chosen)
+        self._screen.open_dialog(ParameterScreen(self._screen.session), chosen)
 
     def _do_think(self, choice: str) -> None:
         choice = choice.lower() or "on"
@@ -155,14 +237,8 @@ class CommandHandlers:
         from localchat.session.blocks import Offer
 
         hopeless = isinstance(problem, ModelMissing | UsageError)  # the name itself is wrong
-        again = () if hopeless else (Offer("go on with it", f"pull {name}"),)
+        again = () if hopeless else (Offer("resume download", f"pull {name}"),)
         self._screen.session.show_error(problem, again)
-
-    def _call_from_thread(self, what: object, *arguments: object) -> None:
-        """From a thread to the screen; a program that has ended meanwhile hears nothing."""
-        app = self._screen.app
-        if app.is_running:
-            app.call_later(what, *arguments)  # type: ignore[arg-type]
 
     # ------------------------------------------------------------------ the conversation
 
@@ -176,7 +252,7 @@ class CommandHandlers:
         screen = self._screen
 
         async def begin() -> None:
-            await screen.settle_down()
+            await screen.stop_and_wait()
             screen.leave_editing()
             screen.session.start_new(system=system)
             screen.composer.editor.focus()
@@ -202,24 +278,19 @@ class CommandHandlers:
         self._screen.start_work(self._screen.session.compact())
 
     def _do_search(self, text: str) -> None:
-        from localchat.tui.widgets.find_bar import FindBar
-
-        screen = self._screen
-        finder = screen.query_one(FindBar)
-        finder.search, finder.step = screen.transcript.mark, screen.transcript.next_mark
-        finder.open(text)
+        self._screen.find(text)
 
     def _do_copy(self, what: str) -> None:
         transcript = self._screen.transcript
-        said = [each for each in transcript.blocks if isinstance(each, AnswerBlock | UserBlock)]
-        answers = [each for each in said if isinstance(each, AnswerBlock)]
+        messages = [each for each in transcript.blocks if isinstance(each, AnswerBlock | UserBlock)]
+        answers = [each for each in messages if isinstance(each, AnswerBlock)]
         if what == "code":
             code = [one for each in answers for one in transcript.code_blocks(each.id)]
             self._screen.copy(code[-1] if code else "", "code")
         elif not what:
             self._screen.copy(answers[-1].text if answers else "", "last answer")
         elif what.isdigit() and int(what):
-            texts = [each.text for each in said[-int(what) :]]
+            texts = [each.text for each in messages[-int(what) :]]
             self._screen.copy("\n\n".join(texts), f"last {len(texts)} messages")
         else:
             raise UsageError(f"/copy {what}: it takes a number of messages, or code")
@@ -244,31 +315,33 @@ class CommandHandlers:
         node = self._screen.session.last_answer()
         done = node.figures.done if node is not None and node.figures is not None else None
         self._screen.session.notice(stats_line(done) if done else "There are no figures yet.")
-        if not self._screen.panel.display:
-            self._screen.action_panel()
+        self._screen.show_panel()
 
     # ------------------------------------------------------------------ screens
 
     def _do_help(self, _: str) -> None:
         from localchat.tui.screens.help import HelpScreen
 
-        self._screen.app.push_screen(HelpScreen(self._screen.session.context.keys))
+        self._screen.open_dialog(HelpScreen(self._screen.session.context.keys))
 
     def _do_quit(self, _: str) -> None:
-        self._screen.run_worker(self._screen.app.run_action("quit"))
+        self._screen.quit()
 
     def open_settings(self) -> None:
-        """The settings file as a screen; what was changed there holds at once where that is possible."""
+        """Show the settings file as a screen, and apply what was changed there."""
         from localchat.tui.screens.settings import SettingsScreen
 
         def closed(changed: dict[str, str | None] | None) -> None:
-            if changed:
-                self._screen.app.settings_changed(changed)  # type: ignore[attr-defined]
+            if not changed:
+                return
+            if theme := changed.get("theme"):
+                self._screen.use_theme(textual_name(theme))
+            self.change(None, {})  # everything else is resolved anew, also where a key is gone
 
-        self._screen.app.push_screen(SettingsScreen(self._screen.session), closed)
+        self._screen.open_dialog(SettingsScreen(self._screen.session), closed)
 
     def open_history(self) -> None:
-        """All conversations; the chosen one goes on."""
+        """List all conversations, and resume the chosen one."""
         from localchat.tui.screens.history import HistoryScreen
 
         history = self._screen.session.recorder.history
@@ -280,17 +353,17 @@ class CommandHandlers:
             if id_ is not None:
                 self._screen.start_work(self._resume(id_))
 
-        self._screen.app.push_screen(HistoryScreen(history), chosen)
+        self._screen.open_dialog(HistoryScreen(history), chosen)
 
     async def _resume(self, id_: str) -> None:
         history = self._screen.session.recorder.history
         assert history is not None
         conversation = await asyncio.to_thread(history.load, id_)
-        await self._screen.settle_down()
+        await self._screen.stop_and_wait()
         self.resume(conversation)
 
     def resume(self, conversation: Conversation) -> None:
-        """Show a conversation and go on with it, by the model that answers now."""
+        """Show a conversation and continue it with the current model."""
         screen = self._screen
         screen.session.resume(conversation)
         screen.leave_editing()
@@ -301,10 +374,10 @@ class CommandHandlers:
         ]
         screen.composer.editor.focus()
 
-    # ------------------------------------------------------------------ the person's own editor
+    # ------------------------------------------------------------------ external editor
 
     async def write_in_editor(self) -> None:
-        """Write the message in $VISUAL or $EDITOR. The answer under way goes on meanwhile."""
+        """Edit the message in $VISUAL or $EDITOR. The answer under way goes on meanwhile."""
         screen = self._screen
         environ = screen.session.context.environ
         command = environ.get("VISUAL") or environ.get("EDITOR") or "vi"
@@ -314,8 +387,7 @@ class CommandHandlers:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(text)
             words = shlex.split(command)
-            # Without batch_update the program hangs after thirty writes to a screen nobody reads.
-            with screen.app.suspend(), screen.app.batch_update(), interrupts_ignored():
+            with screen.terminal_released():
                 status = await _run_program([*words, name])
             if isinstance(status, OSError):
                 raise status
@@ -328,7 +400,6 @@ class CommandHandlers:
             return
         finally:
             Path(name).unlink(missing_ok=True)
-        screen.app.refresh(layout=True)
         if status == 0:
             screen.composer.replace_text(written)
         else:
@@ -336,8 +407,7 @@ class CommandHandlers:
 
 
 async def _run_program(words: Sequence[str]) -> int | OSError:
-    """Run a program to its end. An error is returned: one that is raised within Textual's `suspend` leaves the
-    screen given away for ever."""
+    """Run a program and return its exit status. An error is returned, not raised: see `terminal_released`."""
     try:
         process = await asyncio.create_subprocess_exec(*words)
     except OSError as problem:

@@ -1,12 +1,14 @@
-"""From the command line to the screen and back. Importing this loads no textual: whether a terminal can show
-the screen at all is asked first."""
+"""Runs the terminal UI and returns its exit code.
+
+Imports no Textual at the top: `can_show` is asked first, and Textual reads the environment when it is imported.
+"""
 
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from localchat.errors import ExitCode, LocalchatError
 
@@ -14,11 +16,9 @@ if TYPE_CHECKING:
     from localchat.chat.conversation import Conversation
     from localchat.session.context import ModelSetup, SessionContext
 
-EXIT_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
-
 
 def can_show(environ: Mapping[str, str]) -> bool:
-    """Whether stdin, stdout and stderr, on which Textual draws, are a terminal that can draw."""
+    """Whether stdin, stdout and stderr (where Textual draws) are a terminal that can show a screen."""
     if environ.get("TERM", "") in ("", "dumb", "unknown"):
         return False
     streams = (sys.stdin, sys.stdout, sys.stderr)
@@ -26,21 +26,21 @@ def can_show(environ: Mapping[str, str]) -> bool:
 
 
 def launch(context: "SessionContext", setup: "ModelSetup", conversation: "Conversation") -> int:
-    """Open the screen on a conversation that is new or goes on; returns the exit code when the person leaves.
-    Raises LocalchatError where what was said last could not be kept."""
+    """Show the chat until the user leaves; returns the exit code. Raises LocalchatError if the last messages
+    could not be saved."""
     from localchat.session.engine_holder import EngineHolder
 
     engines = EngineHolder()
     _prepare(setup.settings.reduced_motion)
-    from localchat.tui.app import ChatApp
+    from localchat.tui.app import EXIT_SIGNALS, ChatApp
     from localchat.tui.textual_internals.driver import hangup_safe
 
     app = ChatApp(context, setup, engines, conversation)
     app.driver_class = hangup_safe(app.driver_class)
     problem: LocalchatError | None = None
-    came: list[int] = []
+    received: list[int] = []
     try:
-        with _own_signals(app.leave, came):
+        with _signals_handled(EXIT_SIGNALS, app.leave, received):
             status = app.run()
     finally:
         try:
@@ -50,25 +50,30 @@ def launch(context: "SessionContext", setup: "ModelSetup", conversation: "Conver
         engines.close()
     if problem is not None:
         raise problem
-    return ExitCode.INTERRUPTED if signal.SIGINT in came else status or app.return_code or 0
+    return ExitCode.INTERRUPTED if signal.SIGINT in received else status or app.return_code or 0
 
 
 @contextmanager
-def _own_signals(leave: Callable[[], None], came: list[int]) -> Iterator[None]:
-    """Textual leaves its handlers of Ctrl+Z and of going on after it behind. While the last words are written,
-    they would open the screen once more, without anything on it. And a signal that ends the program waits until
-    the screen stands, which takes it from there: in between the terminal would stay as it was made for the
-    screen. So does Ctrl+C, which is a signal until the screen has the terminal. `came`: which of these did."""
+def _signals_handled(
+    exit_signals: tuple[signal.Signals, ...], leave: Callable[[], None], received: list[int]
+) -> Iterator[None]:
+    """Leave on a signal that arrives before the first frame, and restore all handlers at the end.
+
+    Until the first frame, ending the program would leave the terminal in the mode of the screen. Ctrl+C is a
+    signal until then, too. Textual keeps its handlers of SIGTSTP and SIGCONT, which would show an empty
+    screen again while the last messages are saved. `received` gets the signals.
+    """
 
     def end(number: int, frame: object) -> None:
-        came.append(number)
+        received.append(number)
         leave()
 
     before = {
         number: signal.getsignal(number)
-        for number in (*EXIT_SIGNALS, signal.SIGINT, signal.SIGTSTP, signal.SIGCONT)
+        for number in (*exit_signals, signal.SIGINT, signal.SIGTSTP, signal.SIGCONT)
     }
-    for number in (*EXIT_SIGNALS, signal.SIGINT):
+    for number in (*exit_signals, signal.SIGINT):
+        # A handler that was set, or a signal that is ignored (nohup), stays as it is.
         if before[number] in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, end)
     try:
@@ -79,23 +84,11 @@ def _own_signals(leave: Callable[[], None], came: list[int]) -> Iterator[None]:
 
 
 def _prepare(reduced_motion: bool) -> None:
-    """What Textual reads from the environment when it is imported. 120 frames a second halve the time from
-    key to screen, against the 60 it takes by itself."""
+    """Set what Textual reads when it is imported. 120 frames a second halve the time from key to screen,
+    compared with its default of 60."""
     os.environ.setdefault("TEXTUAL_FPS", "120")
     if reduced_motion:
         os.environ["TEXTUAL_ANIMATIONS"] = "none"
-    _add_alt_keys()
+    from localchat.tui.textual_internals.driver import add_alt_keys
 
-
-def _add_alt_keys() -> None:
-    """What Alt sends in most terminals: Escape, then the key. Textual would read Enter (and send the message),
-    or the sign that a Mac makes of it."""
-    from enum import Enum
-
-    from textual import _ansi_sequences
-
-    sent = {"\r": "enter", "o": "o"} | {digit: digit for digit in "12345"}
-    alt = Enum("alt", {f"alt_{name}": f"alt+{name}" for name in sent.values()})  # type: ignore[misc]
-    table = _ansi_sequences.ANSI_SEQUENCES_KEYS
-    for key, name in sent.items():
-        table[f"\x1b{key}"] = (alt[f"alt_{name}"],)  # type: ignore[index]
+    add_alt_keys()

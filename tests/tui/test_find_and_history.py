@@ -19,20 +19,23 @@ def test_every_mark_is_reached_in_both_directions(tmp_path: Path) -> None:
         view.show((first, AnswerBlock("b", "second needle\n\nhay\n\nthird needle")))
         await until(pilot, lambda: view.scroll_y > 0)
         end = view.scroll_y
-        assert view.mark("needle") == 3
+        assert view.search("needle") == 3
         reached = []
         for delta in (0, 1, 1, 1, -1, -1):
-            assert view.next_mark(delta)
-            assert view._mark is not None
-            reached.append(view._blocks.row(view._mark).text.split()[0])
-            row = view._blocks.top(view._mark.block) + view._mark.row
+            assert view.show_match(delta)
+            assert view._text_search.current is not None
+            reached.append(view._block_layout.row(view._text_search.current).text.split()[0])
+            row = (
+                view._block_layout.top(view._text_search.current.block)
+                + view._text_search.current.row
+            )
             assert view.scroll_y <= row < view.scroll_y + view.size.height, "it is seen"
         assert reached == ["second", "third", "first", "second", "first", "third"]
-        assert view.mark("first") == 1
-        assert view.next_mark(0)
+        assert view.search("first") == 1
+        assert view.show_match(0)
         assert view.scroll_y < end
-        assert view.mark("nowhere") == 0
-        assert not view.next_mark(0)
+        assert view.search("nowhere") == 0
+        assert not view.show_match(0)
 
     play(Stage(tmp_path), what, 60, 16)
 

@@ -106,7 +106,7 @@ def test_escape_stops_and_f7_goes_on(tmp_path: Path) -> None:
         await pilot.press("escape")
         await until(pilot, lambda: not app.session.busy)
         assert app.session.last_answer().state == "stopped"  # type: ignore[union-attr]
-        assert app.chat.status.hint == "F7 goes on with it"
+        assert app.chat.status.hint == "F7 continue"
         await pilot.press("f7")
         await until(pilot, lambda: app.session.last_answer().state == "whole")  # type: ignore[union-attr]
         assert app.session.last_answer().message.content.endswith("end")  # type: ignore[union-attr]

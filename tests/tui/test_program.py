@@ -146,7 +146,7 @@ def test_ask_stop_regenerate_quit_and_resume(tmp_path: Path, start: Start) -> No
     again.ask("hello again")
     again.until(lambda: len(kept(tmp_path).path()) == 6 and "● ready" in again.text)
     again.type("\x03")
-    again.see("Ctrl+C again leaves")
+    again.see("Ctrl+C again to quit")
     again.type("\x03\x03")  # two: that of before is forgotten after two seconds
     assert again.end() == 0
     assert kept(tmp_path).path()[-1].state == "whole"

@@ -28,7 +28,7 @@ def kept(name: str, size: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _keeping_position(monkeypatch: pytest.MonkeyPatch) -> None:
+def _fixed_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine, the day and the ids are the same every time."""
     monkeypatch.setattr(models, "_room_bytes", lambda: 12 * GB)
     monkeypatch.setattr(history, "_date", lambda seconds: "2026-11-21 12:00")

@@ -19,7 +19,7 @@ from localchat.session.blocks import AnswerBlock
 from localchat.tui.screens.chat import ChatScreen
 from localchat.tui.textual_internals.compositor import ChangedRegionsCompositor
 from localchat.tui.textual_internals.flat_widget import FlatScrollBar
-from localchat.tui.transcript.scroll_view import VirtualScrollView
+from localchat.tui.transcript.widget import Transcript
 from localchat.tui.widgets.status_bar import StatusBar
 from tests.support.tui_stage import Stage, app_of, play, say, until
 
@@ -75,7 +75,7 @@ def test_only_the_widgets_that_are_seen_where_it_changed_are_asked(
 
             return noting
 
-        for kind in (Widget, VirtualScrollView, StatusBar, FlatScrollBar):
+        for kind in (Widget, Transcript, StatusBar, FlatScrollBar):
             monkeypatch.setattr(kind, "render_lines", noted(kind.render_lines))
         drawn(screen, [screen.status.region], ChangedRegionsCompositor)
         assert asked == [("status", 1)]
@@ -135,9 +135,9 @@ def test_a_text_that_grows_is_laid_out_for_another_width_as_a_whole(tmp_path: Pa
             await until(pilot, lambda: not view._changed_ids)
             await pilot.resize_terminal(WIDTH - 30 * number, HEIGHT)
             await until(pilot, lambda: view.is_idle)
-        grown = [row.text for row in view._blocks.rows(0).rows]
+        grown = [row.text for row in view._block_layout.rows(0).rows]
         view.finish("new")
-        assert grown == [row.text for row in view._blocks.rows(0).rows]
+        assert grown == [row.text for row in view._block_layout.rows(0).rows]
 
     play(Stage(tmp_path), what, WIDTH, HEIGHT)
 

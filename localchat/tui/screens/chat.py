@@ -1,16 +1,20 @@
-"""The chat: what is done where a widget posts something or a key is pressed. It calls the session; what stands
-on the screen is the frame's (chat_frame.py)."""
+"""The chat screen: conversation, composer, status bar and metrics panel.
+
+Widgets post messages, keys run actions; only this screen and the command handlers call the session.
+"""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
+from textual.css.query import NoMatches
 from textual.screen import Screen
 from textual.timer import Timer
 from textual.widgets import Static
@@ -21,11 +25,12 @@ from localchat.errors import EngineClosed, LocalchatError
 from localchat.sanitize import sanitize_line
 from localchat.session.blocks import Block, NoticeBlock, ToolCallBlock
 from localchat.session.session import OVERFLOW_PREFIX, RETRY, ChatSession
-from localchat.session.view import node_of
+from localchat.session.view import SessionView, node_of
 from localchat.tui import clipboard
 from localchat.tui.attachments import ComposerText, contract, expand
 from localchat.tui.keymap import bindings, key_names
-from localchat.tui.textual_internals.compositor import ChangedRegionsCompositor
+from localchat.tui.textual_internals.compositor import redraw_changes_only
+from localchat.tui.textual_internals.driver import interrupts_ignored, terminal_writer
 from localchat.tui.transcript.widget import Transcript
 from localchat.tui.widgets.composer import Composer
 from localchat.tui.widgets.editor import Editor
@@ -37,17 +42,19 @@ from localchat.tui.widgets.welcome import Welcome
 if TYPE_CHECKING:
     from localchat.tui.command_handlers import CommandHandlers
 
+_STATS_EVERY_S = 0.5
+_HINT_S = 2.5
+_BUSY = "an answer is under way; Esc stops it"
+_EDITING = "Changing a sent message: Enter sends it as a new branch, Esc leaves it as it was."
 
-# The page of the chat screen: what its session shows goes to the transcript.
+Result = TypeVar("Result")
 
 
 class TranscriptView:
-    """Where the session shows blocks: see `page.Page`. Of the screen that it is made for, only what changed is
-    drawn again."""
+    """The session's view (`SessionView`): shows blocks in the transcript of a chat screen."""
 
-    def __init__(self, screen: "ChatFrame") -> None:
+    def __init__(self, screen: "ChatScreen") -> None:
         self._screen = screen
-        screen._compositor = ChangedRegionsCompositor()
 
     def show(self, blocks: Sequence[Block]) -> None:
         self._screen.transcript.show(blocks)
@@ -69,37 +76,23 @@ class TranscriptView:
         self._screen.status_changed()
 
 
-# The transcript as the chat has it.
+class ChatScreen(Screen[None]):
+    """Shows a session, and turns messages of widgets and keys into calls of it."""
 
-
-class Talk(Transcript):
-    """A transcript with the keys of the chat."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [*bindings("transcript")]
-
-
-# The frame of the chat: what stands on it, and how it follows the session. What is done stands in chat.py.
-
-
-_STATS_EVERY_S = 0.5
-_HINT_S = 2.5
-
-
-class ChatFrame(Screen[None]):
-    """Draws; asks the session for figures and nothing else. `session` is handed in by the app. While a sent
-    message is being changed, `_editing` names it, and what was written before is laid aside."""
-
-    # The figures stand beside the conversation where that is wide, below it where there is room, and else in
-    # its place: nobody can read half a line.
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings("chat")]
+    # The panel stands next to the conversation on a wide screen, below it on a high one, and else replaces it:
+    # nobody can read half a line.
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (76, "-middle"), (110, "-wide")]  # noqa: RUF012 - textual's own form
     AUTO_FOCUS = "#editor"
 
-    def __init__(self) -> None:
+    def __init__(self, open_session: Callable[[SessionView], ChatSession]) -> None:
         super().__init__()
-        self.view = TranscriptView(self)
-        self.session: ChatSession
+        redraw_changes_only(self)
+        self.session = open_session(TranscriptView(self))
         self._editing: str | None = None
+        """Id of the sent message that is being changed."""
         self._saved_draft = ComposerText()
+        """The composer's text from before a sent message was put into it."""
         self._fetching_stats = False
         self._hint_timer: Timer | None = None
         self._labels: dict[str, str] = {}
@@ -112,7 +105,7 @@ class ChatFrame(Screen[None]):
             with Vertical(id="talk"):
                 yield FindBar(id="finder")
                 yield Welcome(id="welcome")
-                yield Talk(id="transcript")
+                yield Transcript(id="transcript")
             yield MetricsPanel(self.session.status, id="panel")
         yield Static("", id="banner", markup=False)
         yield Composer(id="composer")
@@ -124,8 +117,8 @@ class ChatFrame(Screen[None]):
         self.status_changed()
 
     @cached_property
-    def transcript(self) -> Talk:
-        return self.query_one(Talk)
+    def transcript(self) -> Transcript:
+        return self.query_one(Transcript)
 
     @cached_property
     def composer(self) -> Composer:
@@ -139,11 +132,21 @@ class ChatFrame(Screen[None]):
     def panel(self) -> MetricsPanel:
         return self.query_one(MetricsPanel)
 
-    # ------------------------------------------------------------------ what the session shows
+    @cached_property
+    def commands(self) -> "CommandHandlers":
+        # Imported late: the first frame needs no commands.
+        from localchat.tui.command_handlers import CommandHandlers
+
+        return CommandHandlers(self)
+
+    # ------------------------------------------------------------------ following the session
 
     def status_changed(self) -> None:
-        """State, figures or title are other ones. Before the screen stands and after it, nothing is drawn."""
-        if self._nodes._get_by_id("status") is None:  # `query` would look at every widget
+        """Update status bar, panel and heading. Does nothing before the screen is mounted and after it
+        closed."""
+        try:
+            self.get_child_by_id("status")  # `query` would look at every widget
+        except NoMatches:
             return
         session = self.session
         urgent = "Esc stops" if session.busy else self._offer_hint() or self._continue_hint()
@@ -161,7 +164,7 @@ class ChatFrame(Screen[None]):
         blocks = self.transcript.blocks
         last = blocks[-1] if blocks else None
         if isinstance(last, NoticeBlock) and last.offers:
-            return "Alt+1 takes it" if len(last.offers) == 1 else f"Alt+1…{len(last.offers)} choose"
+            return "Alt+1 accept" if len(last.offers) == 1 else f"Alt+1…{len(last.offers)} choose"
         return ""
 
     def _continue_hint(self) -> str:
@@ -169,29 +172,30 @@ class ChatFrame(Screen[None]):
         last = conversation.nodes.get(conversation.head or "")
         if last is None or last.message.role != "assistant" or last.state == "whole":
             return ""
-        return f"{key_names('chat.continue', self.session.context.keys)} goes on with it"
+        return f"{key_names('chat.continue', self.session.context.keys)} continue"
 
     def _set_label(self, where: str, text: str) -> None:
+        """Update a label, only if its text changed."""
         if self._labels.get(where) != text:
             self._labels[where] = text
             self.query_one(where, Static).update(Content(text))
 
     @property
     def is_covered(self) -> bool:
-        """Whether the figures stand in the place of the conversation."""
-        beside = self.has_class("-wide") or (
+        """Whether the panel replaces the conversation."""
+        has_room = self.has_class("-wide") or (
             self.has_class("-middle") and not self.has_class("-short")
         )
-        return self.panel.display and not beside
+        return self.panel.display and not has_room
 
     @property
     def is_welcoming(self) -> bool:
-        """Whether nobody has said anything yet."""
+        """Whether the conversation is still empty."""
         return self.query_one(Welcome).display
 
     def blocks_changed(self) -> None:
-        """The transcript holds something, or nothing any more. A notice alone, of a load for instance, does not
-        hide who answers and what one can do."""
+        """Show the welcome or the transcript. Notices alone, of a load for instance, do not hide the
+        welcome."""
         blocks = self.transcript.blocks
         notices = [one for one in blocks if isinstance(one, NoticeBlock)]
         welcome = self.query_one(Welcome)
@@ -213,20 +217,20 @@ class ChatFrame(Screen[None]):
         try:
             engine = await self.session.engine()
             self.session.status.stats = await asyncio.to_thread(engine.stats)
-            for panel in self.query(MetricsPanel):  # none where the screen was taken down meanwhile
+            for panel in self.query(MetricsPanel):  # none once the screen is closed
                 panel.refresh_metrics()
         except LocalchatError:
             self.session.status.stats = None  # the engine is gone; the next question starts another
         finally:
             self._fetching_stats = False
 
-    # ------------------------------------------------------------------ words above the composer
+    # ------------------------------------------------------------------ banner above the composer
 
     def hint(self, text: str) -> None:
-        """A word above the composer that goes away by itself."""
+        """Show a text above the composer for some seconds."""
         self._show_banner(text)
         if self._hint_timer is not None:
-            self._hint_timer.stop()  # the time of this word begins now
+            self._hint_timer.stop()  # the time of this text begins now
         self._hint_timer = self.set_timer(_HINT_S, self._restore_banner)
 
     def _show_banner(self, text: str) -> None:
@@ -235,62 +239,83 @@ class ChatFrame(Screen[None]):
         line.update(Content(text))
 
     def _restore_banner(self) -> None:
-        editing = (
-            "Changing a sent message: Enter sends it as a new branch, Esc leaves it as it was."
-        )
-        self._show_banner(editing if self._editing else "")
-
-    # ------------------------------------------------------------------ size
+        self._show_banner(_EDITING if self._editing else "")
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.height < 16, "-low")
         self.set_class(event.size.height < 20, "-short")
 
-
-class ChatScreen(ChatFrame):
-    """See the module. The app hands in the session, whose page this screen has."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [*bindings("chat")]
-
-    @cached_property
-    def commands(self) -> "CommandHandlers":
-        from localchat.tui.command_handlers import (
-            CommandHandlers,  # the first frame does without commands
-        )
-
-        return CommandHandlers(self)
-
-    # ------------------------------------------------------------------ doing
+    # ------------------------------------------------------------------ for the command handlers
 
     def start_work(self, work: Coroutine[Any, Any, object]) -> None:
-        """Let the session do something; what goes wrong becomes a notice."""
+        """Run a coroutine of the session; an error becomes a notice."""
         self.run_worker(self._guarded(work), group="session", exit_on_error=True)
 
     async def _guarded(self, work: Coroutine[Any, Any, object]) -> None:
         try:
             await work
         except EngineClosed:
-            pass  # stopped on purpose; the state line says so
+            pass  # stopped on purpose; the status bar shows it
         except LocalchatError as problem:
             self.session.show_error(problem)
 
-    async def settle_down(self) -> None:
-        """Stop what is under way and wait until it has ended."""
+    async def stop_and_wait(self) -> None:
+        """Stop the answer under way and wait until it has ended."""
         self.session.stop()
         while self.session.busy:
             await asyncio.sleep(0.01)
 
     def copy(self, text: str, what: str) -> None:
-        """Send text to the clipboard of the terminal."""
+        """Copy text to the clipboard of the terminal."""
         if not text:
             self.hint("there is nothing to copy")
             return
-        driver = self.app._driver  # the only way to write beside the screen's own updates
-        write = driver.write if driver is not None else lambda sequence: None
+        write = terminal_writer(self.app)
         self.run_worker(
             asyncio.to_thread(clipboard.send, text, write, self.session.context.environ)
         )
-        self.hint(f"{what}: sent to the terminal's clipboard")
+        self.hint(f"Copied {what}")
+
+    def find(self, text: str) -> None:
+        """Open the find bar, with a text to search for."""
+        finder = self.query_one(FindBar)
+        finder.search, finder.step = self.transcript.search, self.transcript.show_match
+        finder.open(text)
+
+    def show_panel(self) -> None:
+        """Show the metrics panel."""
+        if not self.panel.display:
+            self.action_panel()
+
+    def open_dialog(
+        self, dialog: Screen[Result], closed: Callable[[Result | None], None] | None = None
+    ) -> None:
+        """Show a screen above this one; `closed` gets its result."""
+        self.app.push_screen(dialog, closed)
+
+    def use_theme(self, name: str) -> None:
+        """Switch to a theme, by Textual's name."""
+        self.app.theme = name
+
+    @contextmanager
+    def terminal_released(self) -> Iterator[None]:
+        """Leave the terminal to another program inside the block; the session goes on meanwhile.
+
+        The block must not raise: Textual's `suspend` would never take the terminal back.
+        """
+        # Without batch_update the program hangs after thirty frames to a terminal that nobody reads.
+        with self.app.suspend(), self.app.batch_update(), interrupts_ignored():
+            yield
+        self.app.refresh(layout=True)
+
+    def call_from_any_thread(self, callback: Callable[..., object], *arguments: object) -> None:
+        """Call a function on the event loop, unless the program has ended."""
+        if self.app.is_running:
+            self.app.call_later(callback, *arguments)
+
+    def quit(self) -> None:
+        """Leave the program."""
+        self.run_worker(self.app.run_action("quit"))
 
     # ------------------------------------------------------------------ messages of widgets
 
@@ -307,7 +332,7 @@ class ChatScreen(ChatFrame):
             self.start_work(session.ask(event.text, event.inclusions))
 
     def on_composer_blocked(self, event: Composer.Blocked) -> None:
-        self.hint("an answer is under way; Esc stops it")
+        self.hint(_BUSY)
 
     def on_composer_command_entered(self, event: Composer.CommandEntered) -> None:
         self.session.recorder.draft("")
@@ -401,17 +426,15 @@ class ChatScreen(ChatFrame):
             self.commands.run("/copy")
 
     def action_branch(self, step: int) -> None:
-        if self.session.busy:
-            self.hint("an answer is under way; Esc stops it")
+        """Switch to another version of the focused message, else of the last one that has any."""
+        session = self.session
+        if session.busy:
+            self.hint(_BUSY)
             return
-        marked = self.transcript.focused_id
-        node = self.session.conversation.nodes.get(node_of(marked)) if marked else None
-        candidates = [node] if node else [self.session.last_answer(), self.session.last_question()]
-        for candidate in candidates:
-            if (
-                candidate is not None
-                and self.session.switch_version(candidate.id, step) is not None
-            ):
+        focused = self.transcript.focused_id
+        node = session.conversation.nodes.get(node_of(focused)) if focused else None
+        for candidate in [node] if node else [session.last_answer(), session.last_question()]:
+            if candidate is not None and session.switch_version(candidate.id, step) is not None:
                 return
         self.hint("there is no other version")
 
@@ -449,15 +472,15 @@ class ChatScreen(ChatFrame):
         else:
             self.hint("there is no such offer")
 
-    # ------------------------------------------------------------------ the marked block
+    # ------------------------------------------------------------------ actions on the focused block
 
     def action_mark(self, step: int) -> None:
         self.transcript.focus_block(step)
 
     def action_open(self) -> None:
-        marked = self.transcript.focused_id
-        if marked is not None:
-            self.transcript.toggle(marked)
+        focused = self.transcript.focused_id
+        if focused is not None:
+            self.transcript.toggle(focused)
 
     def action_write(self) -> None:
         self.transcript.unfocus_block()
@@ -467,33 +490,33 @@ class ChatScreen(ChatFrame):
             self.composer.editor.focus()
 
     def action_copy_marked(self) -> None:
-        marked = self.transcript.focused_id
-        block = self.transcript.block(marked) if marked is not None else None
+        focused = self.transcript.focused_id
+        block = self.transcript.block(focused) if focused is not None else None
         if block is not None:
             self.copy(_text_of(block), "message")
 
     def action_edit_marked(self) -> None:
-        question = self._marked_question()
+        question = self._focused_question()
         self.edit(question.id if question else None)
 
     def action_regenerate_marked(self) -> None:
         if self.session.busy:
-            self.hint("an answer is under way; Esc stops it")
+            self.hint(_BUSY)
             return
-        question = self._marked_question()
+        question = self._focused_question()
         self.start_work(self.session.regenerate(question.id if question else None))
 
-    def _marked_question(self) -> Node | None:
-        """The question that is marked, or whose answer is; None where none is."""
+    def _focused_question(self) -> Node | None:
+        """The question that has the focus, or whose answer has it."""
         nodes = self.session.conversation.nodes
-        marked = self.transcript.focused_id
-        node = nodes.get(node_of(marked)) if marked else None
+        focused = self.transcript.focused_id
+        node = nodes.get(node_of(focused)) if focused else None
         while node is not None and node.message.role != "user":
             node = nodes.get(node.parent or "")
         return node
 
     def edit(self, id_: str | None) -> None:
-        """Put a sent message into the composer; the last question where none is named."""
+        """Put a sent message into the composer; the last question if `id_` is None."""
         node = self.session.conversation.nodes.get(id_) if id_ else self.session.last_question()
         if node is None:
             self.hint("there is no question to change")
@@ -505,13 +528,12 @@ class ChatScreen(ChatFrame):
         self.composer.write(*contract(node.message.content, node.inclusions))
 
     def leave_editing(self) -> bool:
-        """Stop changing a sent message: what was written before stands in the composer again. False where none
-        was being changed."""
+        """Stop changing a sent message and restore the draft. False where none was being changed."""
         if self._editing is None:
             return False
-        self._editing, aside, self._saved_draft = None, self._saved_draft, ComposerText()
+        self._editing, draft, self._saved_draft = None, self._saved_draft, ComposerText()
         self._restore_banner()
-        self.composer.write(*aside)
+        self.composer.write(*draft)
         return True
 
 

@@ -1,10 +1,11 @@
 """Redraws only the widgets and rows that changed on a screen.
 
-Textual asks every widget of the screen for all its rows, hidden ones too, and throws away what did not change: half
-of the cost of the screen while a model writes (measured: 0.87 of 1.6 s in 5 s of an answer; eight widgets per redraw
-where one had changed).
+Textual asks every widget of the screen for all its rows, hidden ones too, and throws away what did not
+change: half of the cost of the screen while a model writes (measured: 0.87 of 1.6 s in 5 s of an answer;
+eight widgets per redraw where one had changed).
 
-Private Textual API: `Screen._compositor`, `textual._compositor`, `Compositor._dirty_regions` and `._get_renders`.
+Private Textual API: `Screen._compositor`, `textual._compositor`, `Compositor._dirty_regions` and
+`._get_renders`.
 """
 
 from collections.abc import Iterable
@@ -37,8 +38,8 @@ class ChangedRowsUpdate(ChopsUpdate):
 
 
 class ChangedRegionsCompositor(Compositor):
-    """Asks only visible widgets, and only for rows that changed. The result is the same as Textual's, as long as
-    every cell shows its topmost widget and no widget is translucent."""
+    """Asks only visible widgets, and only for rows that changed. The result is the same as Textual's, as long
+    as every cell shows its topmost widget and no widget is translucent."""
 
     def __init__(self) -> None:
         super().__init__()

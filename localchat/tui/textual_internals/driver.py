@@ -11,7 +11,7 @@ import signal
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from localchat.sanitize import sanitize
 
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 
 def output_is_pending(app: "App[object]") -> bool:
-    """Whether the terminal has not read earlier frames yet. Thirty may wait; the next one blocks the program."""
+    """Whether the terminal has not read earlier frames yet. Thirty may wait; the next one blocks the
+    program."""
     writer = getattr(app._driver, "_writer_thread", None)
     return writer is not None and writer._queue.qsize() > 1
 
 
-def terminal_writer(app: "App[object]") -> Callable[[str], object]:
+def terminal_writer(app: "App[Any]") -> Callable[[str], None]:
     """A function that writes an escape sequence to the terminal between the screen's own updates."""
     driver = app._driver
     return driver.write if driver is not None else lambda sequence: None
@@ -46,8 +47,8 @@ def interrupts_ignored() -> Iterator[None]:
 
 
 def hangup_safe(driver: "type[Driver]") -> "type[Driver]":
-    """The same driver for a terminal that may close at any moment. Textual's writer thread would end with an error,
-    and the program would then block for ever once thirty frames wait."""
+    """The same driver for a terminal that may close at any moment. Textual's writer thread would end with an
+    error, and the program would then block for ever once thirty frames wait."""
 
     class HangupSafe(driver):  # type: ignore[misc, valid-type]
         def start_application_mode(self) -> None:
@@ -91,8 +92,8 @@ class _DiscardOnceClosed:
 
 
 def add_alt_keys() -> None:
-    """Add Alt+Enter, Alt+O and Alt+1 to Alt+5, which most terminals send as Escape and the key. Textual would read
-    Enter (and send the message), or the character that a Mac types with Alt."""
+    """Add Alt+Enter, Alt+O and Alt+1 to Alt+5, which most terminals send as Escape and the key. Textual would
+    read Enter (and send the message), or the character that a Mac types with Alt."""
     from enum import Enum
 
     from textual import _ansi_sequences
@@ -107,8 +108,8 @@ def add_alt_keys() -> None:
 def is_invisible_character(character: str | None) -> bool:
     """Whether a key brings a zero-width joiner, or an ideographic or non-breaking space.
 
-    Textual drops them because `str.isprintable()` is False. Persian and emoji need the joiners, Japanese the wide
-    space. Characters that could reverse or hide text are not among them.
+    Textual drops them because `str.isprintable()` is False. Persian and emoji need the joiners, Japanese the
+    wide space. Characters that could reverse or hide text are not among them.
     """
     return (
         character is not None

@@ -1,4 +1,5 @@
-"""Bypasses Textual's styled-line cache for widgets without border, padding or opacity (halves their paint time).
+"""Bypasses Textual's styled-line cache for widgets without border, padding or opacity (halves their paint
+time).
 
 Private Textual API: `Widget._vertical_scrollbar`, `App._start_widget`.
 """

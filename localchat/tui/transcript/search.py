@@ -35,8 +35,8 @@ class TranscriptSearch:
         )
 
     def next(self, delta: int, top: RowPosition) -> RowPosition | None:
-        """The next row with a match (negative `delta`: the previous one) after the current one, else after `top`.
-        Wraps around; None where there is no match."""
+        """The next row with a match (negative `delta`: the previous one) after the current one, else after
+        `top`. Wraps around; None where there is no match."""
         start = self.current or top
         if delta > 0:
             return self.first_from(start, 1) or self.first_from(RowPosition(0, -1), 1)

@@ -1,8 +1,9 @@
 """The conversation on the screen: one widget that draws the rows of all blocks.
 
-One widget per message (or per paragraph, as Textual's Markdown does it) took 885 ms from key to screen at 50,000
-tokens; this takes 5. Blocks are laid out when they are first seen. The heights of the others are estimated and
-corrected later without moving the rows on the screen; a finished block is never laid out twice at the same width.
+One widget per message (or per paragraph, as Textual's Markdown does it) took 885 ms from key to screen at
+50,000 tokens; this takes 5. Blocks are laid out when they are first seen. The heights of the others are
+estimated and corrected later without moving the rows on the screen; a finished block is never laid out twice
+at the same width.
 """
 
 import time
@@ -212,8 +213,8 @@ class Transcript(ScrollView, can_focus=True):
             return self._text_search.count()
 
     def show_match(self, delta: int) -> bool:
-        """Scroll to the next match (negative: the previous one, 0: the nearest), from the last one shown or from
-        the top of the screen. Wraps around; False where there is no match."""
+        """Scroll to the next match (negative: the previous one, 0: the nearest), from the last one shown or
+        from the top of the screen. Wraps around; False where there is no match."""
         if not self._text_search.active or not self._block_layout.items:
             return False
         with self._keeping_position():
@@ -478,8 +479,8 @@ class Transcript(ScrollView, can_focus=True):
         self._strip_renderer = None
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """Rows of a part of the widget. Bypasses Textual's cache of styled lines, which doubles the time: there is
-        no border or padding to draw, and the strip renderer keeps its strips."""
+        """Rows of a part of the widget. Bypasses Textual's cache of styled lines, which doubles the time:
+        there is no border or padding to draw, and the strip renderer keeps its strips."""
         begun = time.monotonic()
         self._drawn_rows = max(self._drawn_rows, self._block_layout.total)
         strips = self._row_strips(crop.y, crop.height)

@@ -310,10 +310,10 @@ async def test_marks_are_counted_and_found() -> None:
     )
     async with app.run_test(size=(60, 10)) as pilot:
         await pilot.pause()
-        assert app.transcript.mark("needle") == 4
-        assert app.transcript.next_mark(-1)
+        assert app.transcript.search("needle") == 4
+        assert app.transcript.show_match(-1)
         assert "Needle" in app.lines()[0]
-        assert app.transcript.mark("") == 0
+        assert app.transcript.search("") == 0
 
 
 @in_a_loop
@@ -360,9 +360,7 @@ async def test_on_a_slow_terminal_the_end_moves_by_half_a_screen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     behind = [True]
-    monkeypatch.setattr(
-        "localchat.tui.transcript.scroll_view.output_is_pending", lambda app: behind[0]
-    )
+    monkeypatch.setattr("localchat.tui.transcript.widget.output_is_pending", lambda app: behind[0])
     monkeypatch.setattr("localchat.tui.transcript.redraw_rate.SLOW_S", 0.05)
     app = Stage(answers(20))
     async with app.run_test(size=(60, 20)) as pilot:

@@ -119,7 +119,7 @@ def select(transcript: Transcript) -> None:
 
 
 def search(transcript: Transcript) -> None:
-    transcript.mark("token")
+    transcript.search("token")
 
 
 def focus(transcript: Transcript) -> None:
