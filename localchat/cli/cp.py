@@ -18,16 +18,16 @@ def command(door: AppContext, word: str, name: str, as_json: bool) -> None:
     from localchat.cli.output import print_json
     from localchat.config.paths import find_paths
     from localchat.errors import UsageError
-    from localchat.models.aliases import add_alias, check_name, read_bookmarks
-    from localchat.models.index import read_shelf
+    from localchat.models.aliases import add_alias, check_name, read_aliases
+    from localchat.models.index import read_index
     from localchat.models.resolve import locate
     from localchat.sanitize import sanitize_line
 
     paths = find_paths(door.environ)
     check_name(name)
     found = locate(word, paths, "the model named in the command", door.environ)
-    target = read_bookmarks(paths).aliases.get(word, found.word)
-    there = read_shelf(paths, door.environ).find(name)
+    target = read_aliases(paths).aliases.get(word, found.word)
+    there = read_index(paths, door.environ).find(name)
     if there is not None and there.kind != "alias":
         raise UsageError(f"there is a model {there.name} already", hint="choose another name")
     add_alias(paths, name, target)

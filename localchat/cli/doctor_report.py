@@ -105,13 +105,13 @@ def _troubles(paths: Paths, environ: Mapping[str, str]) -> Iterator[str]:
     """What every other command would end with: settings, the user's models.toml, aliases and folders."""
     from localchat.config.settings import from_environment, resolve
     from localchat.config.settings_file import read_settings
-    from localchat.models.aliases import read_bookmarks
-    from localchat.models.catalog import read_catalogue
+    from localchat.models.aliases import read_aliases
+    from localchat.models.catalog import read_catalog
 
     def settings() -> None:
         resolve(read_settings(paths.settings_file).layer(), from_environment(environ))
 
-    for look in (settings, lambda: read_catalogue(paths), lambda: read_bookmarks(paths)):
+    for look in (settings, lambda: read_catalog(paths), lambda: read_aliases(paths)):
         try:
             look()
         except LocalchatError as problem:

@@ -2,28 +2,28 @@
 
 from collections.abc import Iterator
 
-from localchat.models.onboarding import Card, FirstRun
+from localchat.models.onboarding import FirstRun, Recommendation
 from localchat.sanitize import sanitize_line
 from localchat.units import duration, rate, size
 
-_MOST_ADOPTABLE = 6
+_MOST_EXTERNAL = 6
 
 
 def welcome(found: FirstRun) -> Iterator[str]:
     """Lines for a terminal."""
     yield sanitize_line(found.hardware)
-    if found.adoptable:
+    if found.external:
         yield ""
         yield "Here already, used where it lies:"
-        for model in found.adoptable[:_MOST_ADOPTABLE]:
+        for model in found.external[:_MOST_EXTERNAL]:
             yield f"  localchat run {sanitize_line(model.name)}   ({sanitize_line(model.origin)})"
-        if len(found.adoptable) > _MOST_ADOPTABLE:
-            yield f"  and {len(found.adoptable) - _MOST_ADOPTABLE} more: localchat list"
-    if found.cards:
+        if len(found.external) > _MOST_EXTERNAL:
+            yield f"  and {len(found.external) - _MOST_EXTERNAL} more: localchat list"
+    if found.recommendations:
         yield ""
         yield "Models that run here, besides the built-in guide:"
-        for card in found.cards:
-            yield from _card(card)
+        for recommendation in found.recommendations:
+            yield from _recommendation(recommendation)
         per_s = f"{size(int(found.rate.bytes_per_s))}/s"
         yield (
             f"Download times by the last pull, {per_s}."
@@ -33,7 +33,7 @@ def welcome(found: FirstRun) -> Iterator[str]:
     yield ""
 
 
-def _card(card: Card) -> Iterator[str]:
-    speed = f", about {rate(card.tokens_per_s)}" if card.tokens_per_s is not None else ""
-    yield f"  {card.role:<9}{card.command}"
-    yield f"           {size(card.size_bytes)}, {duration(card.download_s)} to fetch{speed}. {card.about}"
+def _recommendation(one: Recommendation) -> Iterator[str]:
+    speed = f", about {rate(one.tokens_per_s)}" if one.tokens_per_s is not None else ""
+    yield f"  {one.role:<9}{one.command}"
+    yield f"           {size(one.size_bytes)}, {duration(one.download_s)} to fetch{speed}. {one.about}"

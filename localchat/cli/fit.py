@@ -98,17 +98,17 @@ def _elsewhere(
     from localchat.cli.streams import Terminal
     from localchat.errors import ModelMissing, UsageError
     from localchat.models.assess import Subject
-    from localchat.models.catalog import read_catalogue
-    from localchat.models.hub.client import hub_for
+    from localchat.models.catalog import read_catalog
+    from localchat.models.hub.client import hub_from_environment
     from localchat.models.hub.events import Note, PullEvent
-    from localchat.models.hub.pull import look_up
-    from localchat.models.hub.remote_header import look_into
+    from localchat.models.hub.pull import select_files
+    from localchat.models.hub.remote_header import read_remote_header
     from localchat.models.hub.retry import RetryPolicy
     from localchat.models.names import parse
-    from localchat.models.synthetic.gguf import drawn_for
+    from localchat.models.synthetic.gguf import synthetic_model
 
     try:
-        reference = parse(word, read_catalogue(said.paths))
+        reference = parse(word, read_catalog(said.paths))
     except (ModelMissing, UsageError):
         raise missing from None
     terminal = Terminal(said.door.environ, quiet=settings.quiet, color=settings.color)
@@ -118,25 +118,27 @@ def _elsewhere(
             terminal.say(event.text)
 
     if by := forbidden_by(said):
-        drawn = drawn_for(reference)
+        drawn = synthetic_model(reference)
         if drawn is None:
             raise _unknown_shape(reference, by)
         terminal.say(f"{drawn.name} is not here and offline is set: its published shape stands in")
         return Subject(drawn.name, drawn, None, settings.backend)
-    hub, patience = hub_for(said.door.environ), RetryPolicy()
-    choice = look_up(reference, hub, tell, patience)
+    hub, patience = hub_from_environment(said.door.environ), RetryPolicy()
+    choice = select_files(reference, hub, tell, patience)
     terminal.say(
         f"{choice.name} is not here; its headers are read from {choice.listing.repository}"
     )
-    return Subject(choice.name, look_into(choice, hub, tell, patience), None, settings.backend)
+    return Subject(
+        choice.name, read_remote_header(choice, hub, tell, patience), None, settings.backend
+    )
 
 
 def _unknown_shape(reference: "Reference", by: str) -> "NetworkError":
     """Nothing is known of a model without its headers. `by`: who forbids the network."""
     from localchat.errors import NetworkError
-    from localchat.models.synthetic.gguf import drawable
+    from localchat.models.synthetic.gguf import synthetic_names
 
-    others = ", ".join(drawable(reference))
+    others = ", ".join(synthetic_names(reference))
     return NetworkError(
         f"{reference.name} cannot be judged: it is not here, offline is set ({by}), and no published shape "
         "of it is known",
@@ -161,8 +163,8 @@ def verdict_lines(verdict: "FitReport") -> Iterator[str]:
         return
     yield from bar(verdict.plan, verdict.memory_bytes, verdict.others_bytes, _bar_cells())
     yield f"{verdict.why} KV cache {verdict.plan.kv_type}."
-    if verdict.pace is not None:
-        yield f"About {rate(verdict.pace.tokens_per_s)}, {verdict.pace.basis}."
+    if verdict.expected_speed is not None:
+        yield f"About {rate(verdict.expected_speed.tokens_per_s)}, {verdict.expected_speed.basis}."
     yield from rest
     yield from verdict.alternatives
 

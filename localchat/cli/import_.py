@@ -52,7 +52,7 @@ def _file(door: AppContext, path: Path, name: str | None, how: str, *, as_json: 
     from localchat.config.paths import find_paths
     from localchat.model_files.architecture import model_shape
     from localchat.model_files.open_gguf import read_header
-    from localchat.models.external.ollama import plain_stem
+    from localchat.models.external.base import plain_stem
     from localchat.models.link import How, link_model
 
     header = read_header(path)
@@ -97,10 +97,10 @@ def _check_free(door: AppContext, name: str) -> None:
     from localchat.config.paths import find_paths
     from localchat.errors import UsageError
     from localchat.models.aliases import check_name
-    from localchat.models.index import read_shelf
+    from localchat.models.index import read_index
 
     check_name(name)
-    there = read_shelf(find_paths(door.environ), door.environ).find(name)
+    there = read_index(find_paths(door.environ), door.environ).find(name)
     if there is not None:
         raise UsageError(
             f"there is a model {there.name} already ({there.origin})",
@@ -129,8 +129,8 @@ def _folder(door: AppContext, folder: Path, *, forget: bool, as_json: bool) -> N
     from localchat.config.paths import find_paths
     from localchat.errors import UsageError
     from localchat.models.aliases import add_folder, remove_folder
-    from localchat.models.external.discovery import adopt
-    from localchat.models.external.ollama import FOLDER
+    from localchat.models.external.base import FOLDER
+    from localchat.models.external.discovery import find_external_models
 
     paths = find_paths(door.environ)
     if forget:
@@ -144,7 +144,7 @@ def _folder(door: AppContext, folder: Path, *, forget: bool, as_json: bool) -> N
     add_folder(paths, folder)
     models = [
         model
-        for model in adopt(door.environ, origins=(FOLDER,)).models
+        for model in find_external_models(door.environ, origins=(FOLDER,)).models
         if model.path is not None and model.path.is_relative_to(folder)
     ]
     if as_json:

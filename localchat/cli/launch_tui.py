@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from localchat.fit.hardware import Machine
     from localchat.fit.load_options import LoadOptions
     from localchat.fit.memory_plan import MemoryPlan
-    from localchat.models.catalog import Catalogue
+    from localchat.models.catalog import Catalog
     from localchat.models.onboarding import FirstRun
 
 _HERE = "set in this chat"
@@ -81,7 +81,7 @@ class _Planner:
     def __init__(self) -> None:
         self._machine: Machine | None = None
         self._looked_s = float("-inf")
-        self._catalogue: Catalogue = {}
+        self._catalogue: Catalog = {}
 
     def plan(self, settled: ModelSetup, options: "LoadOptions") -> "MemoryPlan":
         from localchat.model_files.checkpoint import read_summary
@@ -96,13 +96,13 @@ class _Planner:
         from localchat.cli.fit import LEAST_SLOTS
         from localchat.engine.options import load_options
         from localchat.models.assess import Subject, assess
-        from localchat.models.catalog import read_catalogue
+        from localchat.models.catalog import read_catalog
         from localchat.models.names import parse
-        from localchat.models.synthetic.gguf import drawn_for
+        from localchat.models.synthetic.gguf import synthetic_model
 
         if not self._catalogue:
-            self._catalogue = read_catalogue(setup.paths)
-        drawn = drawn_for(parse(name, self._catalogue))
+            self._catalogue = read_catalog(setup.paths)
+        drawn = synthetic_model(parse(name, self._catalogue))
         if drawn is None:
             return None
         settings = setup.settings_for((drawn.name,))
@@ -122,13 +122,13 @@ class _Planner:
 def _remember(
     paths: Paths, model: ResolvedModel, info: "EngineInfo | None", done: "Done | None"
 ) -> None:
-    from localchat.models.record_speed import remember_pace  # looks at the machine
+    from localchat.models.speed_recorder import record_speed  # looks at the machine
 
     if model.remote is not None:
         return
     remember_model(model, paths)
     if info is not None and done is not None:
-        remember_pace(info, done, paths.state_dir)
+        record_speed(info, done, paths.state_dir)
 
 
 def _first_run(setup: Setup) -> "FirstRun | None":

@@ -25,11 +25,11 @@ def command(door: AppContext, as_json: bool) -> None:
     """
     from localchat.cli.output import print_json, print_lines
     from localchat.config.paths import find_paths
-    from localchat.models.index import read_shelf
+    from localchat.models.index import read_index
 
-    shelf = read_shelf(find_paths(door.environ), door.environ)
-    rows = list(_inspected(shelf.models))
-    for notice in shelf.notices:
+    index = read_index(find_paths(door.environ), door.environ)
+    rows = list(_inspected(index.models))
+    for notice in index.notices:
         click.echo(f"localchat: {notice}", err=True)
     if as_json:
         print_json(door.environ, [_record(model, seen) for model, seen in rows])

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from localchat.cli.pull_progress import View
     from localchat.cli.resolve import Inputs
     from localchat.config.paths import Paths
-    from localchat.models.hub.client import Hub
+    from localchat.models.hub.client import HubClient
     from localchat.models.hub.events import PullEvent
-    from localchat.models.hub.pull import Choice
+    from localchat.models.hub.pull import SelectedFiles
     from localchat.models.hub.retry import RetryPolicy
     from localchat.models.names import Reference
 
@@ -66,11 +66,11 @@ def _reference(name: str, said: "Inputs") -> "Reference":
     """What a name means. Raises UsageError, ModelMissing; of a model that is no matter of the hub and here
     already, with the command that runs it."""
     from localchat.errors import LocalchatError, ModelMissing, UsageError
-    from localchat.models.catalog import read_catalogue
+    from localchat.models.catalog import read_catalog
     from localchat.models.names import parse
     from localchat.models.resolve import locate
 
-    catalogue = read_catalogue(said.paths)
+    catalogue = read_catalog(said.paths)
     try:
         return parse(name, catalogue)
     except (ModelMissing, UsageError) as missing:
@@ -87,23 +87,23 @@ def _reference(name: str, said: "Inputs") -> "Reference":
 
 
 def _pull(reference: "Reference", said: "Inputs", view: "View", *, asks: bool) -> None:
-    from localchat.models.hub.client import hub_for
+    from localchat.models.hub.client import hub_from_environment
     from localchat.models.hub.download import remember_rate
-    from localchat.models.hub.events import Done
-    from localchat.models.hub.pull import fetch, kept, look_up
+    from localchat.models.hub.events import PullFinished
+    from localchat.models.hub.pull import bytes_present, fetch, select_files
     from localchat.models.hub.retry import RetryPolicy
 
     patience = RetryPolicy()
-    hub = hub_for(said.door.environ)
-    choice = look_up(reference, hub, view.tell, patience)
+    hub = hub_from_environment(said.door.environ)
+    choice = select_files(reference, hub, view.tell, patience)
     # What was begun was judged then.
-    if not kept(choice, said.paths.models_dir):
+    if not bytes_present(choice, said.paths.models_dir):
         _judge(choice, hub, said, view, patience, asks=asks)
     began_s, fetched = time.monotonic(), 0
 
     def tell(event: "PullEvent") -> None:
         nonlocal fetched
-        fetched = event.fetched_bytes if isinstance(event, Done) else fetched
+        fetched = event.fetched_bytes if isinstance(event, PullFinished) else fetched
         view.tell(event)
 
     fetch(choice, hub, said.paths.models_dir, tell, patience)
@@ -112,8 +112,8 @@ def _pull(reference: "Reference", said: "Inputs", view: "View", *, asks: bool) -
 
 
 def _judge(
-    choice: "Choice",
-    hub: "Hub",
+    choice: "SelectedFiles",
+    hub: "HubClient",
     said: "Inputs",
     view: "View",
     patience: "RetryPolicy",
@@ -129,20 +129,23 @@ def _judge(
     from localchat.errors import DoesNotFit, LocalchatError
     from localchat.fit.speed_history import SpeedHistory
     from localchat.models.assess import Subject, assess, usable_machine
-    from localchat.models.hub.events import Judged, Note
-    from localchat.models.hub.remote_header import look_into
+    from localchat.models.hub.events import FitAssessed, Note
+    from localchat.models.hub.remote_header import read_remote_header
 
     settings = said.settings((choice.name,)).settings
     options = load_options(settings, max_slots=max(LEAST_SLOTS, settings.n))
     try:
         subject = Subject(
-            choice.name, look_into(choice, hub, view.tell, patience), None, settings.backend
+            choice.name,
+            read_remote_header(choice, hub, view.tell, patience),
+            None,
+            settings.backend,
         )
         verdict = assess(subject, options, usable_machine(), SpeedHistory(said.paths.state_dir))
     except LocalchatError as problem:
         view.tell(Note(f"whether it will run here is not known: {problem.message}"))
         return
-    view.tell(Judged(choice.name, **verdict.record()))
+    view.tell(FitAssessed(choice.name, **verdict.record()))
     if verdict.plan.fits or not asks or not sys.stdin.isatty():
         return
     if not click.confirm("Fetch it all the same?", err=True):
@@ -167,12 +170,12 @@ def _show_what_is_here(
     reference: "Reference", paths: "Paths", forbidden_by: str, view: "View"
 ) -> None:
     """Without the network a model that is here whole is enough. Raises NetworkError."""
-    from localchat.models.hub.client import offline
-    from localchat.models.hub.events import Done
+    from localchat.models.hub.client import offline_error
+    from localchat.models.hub.events import PullFinished
     from localchat.models.hub.manifest import installed
     from localchat.models.names import among
 
     found = among(reference, installed(paths.models_dir))
     if found is None or not found.complete:
-        raise offline(reference.name, forbidden_by)
-    view.tell(Done(found.manifest.name, str(found.path), found.size_bytes, 0))
+        raise offline_error(reference.name, forbidden_by)
+    view.tell(PullFinished(found.manifest.name, str(found.path), found.size_bytes, 0))

@@ -7,7 +7,15 @@ import msgspec
 
 from localchat.cli.streams import Terminal
 from localchat.errors import LocalchatError
-from localchat.models.hub.events import Checking, Done, Found, Judged, Note, Progress, PullEvent
+from localchat.models.hub.events import (
+    Checking,
+    FitAssessed,
+    Note,
+    Progress,
+    PullEvent,
+    PullFinished,
+    PullStarted,
+)
 from localchat.sanitize import sanitize_line
 from localchat.units import duration, rate, size, sizes
 
@@ -89,7 +97,7 @@ class LineView:
         match event:
             case Progress():
                 self._terminal.progress(_line(event))
-            case Done() | Found() | Judged() | Checking() | Note():
+            case PullFinished() | PullStarted() | FitAssessed() | Checking() | Note():
                 self._terminal.say(_sentence(event))
             case _:
                 assert_never(event)
@@ -121,10 +129,10 @@ class BarView:
         match event:
             case Progress():
                 self._draw(event)
-            case Done():
+            case PullFinished():
                 self.__exit__()
                 self._terminal.say(_sentence(event))
-            case Found() | Judged() | Checking() | Note():
+            case PullStarted() | FitAssessed() | Checking() | Note():
                 self._say(_sentence(event))
             case _:
                 assert_never(event)
@@ -172,11 +180,11 @@ def _line(event: Progress) -> str:
     return " · ".join(words)
 
 
-def _sentence(event: Found | Judged | Checking | Note | Done) -> str:
+def _sentence(event: PullStarted | FitAssessed | Checking | Note | PullFinished) -> str:
     match event:
-        case Judged():
+        case FitAssessed():
             return _verdict(event)
-        case Found():
+        case PullStarted():
             files = f"{len(event.files)} files, " if len(event.files) > 1 else ""
             here = f", {size(event.done_bytes)} of it here already" if event.done_bytes else ""
             return f"{event.name} from {event.repository}: {files}{size(event.total_bytes)}{here}"
@@ -184,12 +192,12 @@ def _sentence(event: Found | Judged | Checking | Note | Done) -> str:
             return f"reading again the {size(event.total_bytes)} of {event.file} that are here"
         case Note():
             return event.text
-        case Done():
+        case PullFinished():
             how = "is here, its hash is right" if event.fetched_bytes else "is here already"
             return f"{event.name} {how}: localchat run {event.name}"
 
 
-def _verdict(event: Judged) -> str:
+def _verdict(event: FitAssessed) -> str:
     """A line where it fits; where it does not, also what would help."""
     if event.missing:
         return "\n  ".join((f"{event.name} will not run here: {event.missing}", *event.advice))

@@ -205,9 +205,9 @@ def remember(setup: Setup, engine: "Engine | None" = None, done: "Done | None" =
     try:
         remember_model(setup.model, setup.paths)
         if engine is not None and done is not None:
-            from localchat.models.record_speed import remember_pace  # looks at the machine
+            from localchat.models.speed_recorder import record_speed  # looks at the machine
 
-            remember_pace(engine.info(), done, setup.paths.state_dir)
+            record_speed(engine.info(), done, setup.paths.state_dir)
     except (OSError, LocalchatError) as problem:
         why = (isinstance(problem, OSError) and problem.strerror) or problem
         setup.terminal.say(f"the model and the speed of this run cannot be remembered: {why}")

@@ -24,18 +24,18 @@ def command(door: AppContext, words: tuple[str, ...], force: bool, yes: bool, as
     """
     from localchat.cli.output import agreed, print_json
     from localchat.config.paths import find_paths
-    from localchat.models.index import find_model, read_shelf
+    from localchat.models.index import find_model, read_index
     from localchat.models.remove import carry_out, plan_removal
     from localchat.sanitize import sanitize
     from localchat.units import size
 
     paths = find_paths(door.environ)
-    shelf = read_shelf(paths, door.environ)
+    index = read_index(paths, door.environ)
     models = {
         model.name: model
-        for model in (find_model(word, shelf, paths, door.environ) for word in words)
+        for model in (find_model(word, index, paths, door.environ) for word in words)
     }
-    removals = [plan_removal(model, shelf, paths, force=force) for model in models.values()]
+    removals = [plan_removal(model, index, paths, force=force) for model in models.values()]
     total = sum(removal.freed_bytes for removal in removals)
     for removal in removals:
         click.echo(sanitize(_told(removal)), err=True)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from localchat.config.paths import Paths
     from localchat.models.index import Model
     from localchat.models.info.inspect import Inspection
-    from localchat.models.recommended_sampling import Advice
+    from localchat.models.recommended_sampling import RecommendedSampling
 
 
 @click.command("show")
@@ -26,14 +26,14 @@ def command(door: AppContext, word: str, template: bool, as_json: bool) -> None:
     """
     from localchat.cli.output import print_json, print_lines
     from localchat.config.paths import find_paths
-    from localchat.models.index import find_model, read_shelf
+    from localchat.models.index import find_model, read_index
     from localchat.models.info.inspect import inspect
-    from localchat.models.recommended_sampling import NO_ADVICE
+    from localchat.models.recommended_sampling import NO_RECOMMENDATION
 
     paths = find_paths(door.environ)
-    model = find_model(word, read_shelf(paths, door.environ), paths, door.environ)
+    model = find_model(word, read_index(paths, door.environ), paths, door.environ)
     seen = inspect(model, vocabulary=not template)
-    here = _Here("", NO_ADVICE) if template else _here(door, model, paths)
+    here = _Here("", NO_RECOMMENDATION) if template else _here(door, model, paths)
     if template:
         print_lines(door.environ, (_template(model, seen),))
     elif as_json:
@@ -47,7 +47,7 @@ class _Here(NamedTuple):
     run it, a sentence. `kv_types`: how its cache can be kept."""
 
     why: str
-    advice: "Advice"
+    advice: "RecommendedSampling"
     missing: str = ""
     kv_types: tuple[str, ...] = ()
 
@@ -61,11 +61,11 @@ def _here(door: AppContext, model: "Model", paths: "Paths") -> _Here:
     from localchat.errors import LocalchatError
     from localchat.model_files.checkpoint import read_summary
     from localchat.models.assess import Subject, assess, usable_machine
-    from localchat.models.recommended_sampling import NO_ADVICE, advised_sampling
+    from localchat.models.recommended_sampling import NO_RECOMMENDATION, recommended_sampling
     from localchat.models.resolve import ResolvedModel
 
     if model.path is None:
-        return _Here("", NO_ADVICE)
+        return _Here("", NO_RECOMMENDATION)
     located = ResolvedModel(model.stands_for or model.name, model.name, model.path, "")
     settings = Inputs(door, {}).settings((located.word, located.name)).settings
     options = load_options(settings, max_slots=max(LEAST_SLOTS, settings.n))
@@ -73,9 +73,9 @@ def _here(door: AppContext, model: "Model", paths: "Paths") -> _Here:
         subject = Subject(model.name, read_summary(model.path), model.path, settings.backend)
         found = assess(subject, options, usable_machine(), None, speed=False)
     except LocalchatError:  # the line of trouble says it
-        return _Here("", advised_sampling(located, paths))
+        return _Here("", recommended_sampling(located, paths))
     why = "" if found.plan.missing else found.why
-    advice = advised_sampling(located, paths)
+    advice = recommended_sampling(located, paths)
     return _Here(why, advice, found.plan.missing, found.plan.kv_types)
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from localchat.config.paths import Paths
 from localchat.errors import LocalchatError, UsageError, reason
-from localchat.models.external.ollama import PREFIXES
+from localchat.models.external.base import PREFIXES
 from localchat.state_file import StateFile
 
 _FILE: Final = "bookmarks.json"
@@ -37,7 +37,7 @@ def check_name(name: str) -> None:
         raise UsageError(f"{name} means something else already", hint="choose another name")
 
 
-def read_bookmarks(paths: Paths) -> Aliases:
+def read_aliases(paths: Paths) -> Aliases:
     """What was told so far. Raises LocalchatError for a file that cannot be read."""
     file = _file(paths)
     try:
@@ -52,27 +52,27 @@ def read_bookmarks(paths: Paths) -> Aliases:
 def add_alias(paths: Paths, name: str, word: str) -> None:
     """Let `name` stand for `word`, in place of what it stood for. Raises UsageError, LocalchatError."""
     check_name(name)
-    known = read_bookmarks(paths)
+    known = read_aliases(paths)
     _write(paths, Aliases({**known.aliases, name: word}, known.folders))
 
 
 def remove_alias(paths: Paths, name: str) -> None:
     """Forget an alias. Raises LocalchatError."""
-    known = read_bookmarks(paths)
+    known = read_aliases(paths)
     left = {other: word for other, word in known.aliases.items() if other != name}
     _write(paths, Aliases(left, known.folders))
 
 
 def add_folder(paths: Paths, folder: Path) -> None:
     """Look for models in this folder from now on. Raises LocalchatError."""
-    known = read_bookmarks(paths)
+    known = read_aliases(paths)
     folders = dict.fromkeys((*known.folders, str(folder)))
     _write(paths, Aliases(known.aliases, tuple(folders)))
 
 
 def remove_folder(paths: Paths, folder: Path) -> bool:
     """Look there no longer; whether it was one. Its files stay. Raises LocalchatError."""
-    known = read_bookmarks(paths)
+    known = read_aliases(paths)
     if str(folder) not in known.folders:
         return False
     left = tuple(other for other in known.folders if other != str(folder))

@@ -16,7 +16,7 @@ from localchat.fit.speed_history import NOTHING_MEASURED, SpeedHistory
 from localchat.model_files.checkpoint import Checkpoint, ModelSummary
 
 
-class Pace(NamedTuple):
+class ExpectedSpeed(NamedTuple):
     """Tokens a second at a short context. `basis`: where the number comes from, a phrase."""
 
     tokens_per_s: float
@@ -27,7 +27,7 @@ class Pace(NamedTuple):
 class FitReport:
     """`backend`: its name, as --backend takes it. `why`: one sentence on the choice. `alternatives`:
     sentences. `memory_bytes`, `others_bytes`: of the memory that bounds the plan, all of it and what is
-    taken. `pace`: None where there is no estimate."""
+    taken. `expected_speed`: None where there is no estimate."""
 
     name: str
     plan: MemoryPlan
@@ -36,7 +36,7 @@ class FitReport:
     alternatives: tuple[str, ...]
     memory_bytes: int
     others_bytes: int
-    pace: Pace | None
+    expected_speed: ExpectedSpeed | None
 
     def record(self) -> dict[str, Any]:
         """What `--json` says, with stable names."""
@@ -62,8 +62,10 @@ class FitReport:
             "layers": plan.layers,
             "gpu_bytes": plan.gpu_bytes,
             "gpu_free_bytes": plan.gpu_free_bytes,
-            "expected_tokens_per_s": self.pace.tokens_per_s if self.pace else None,
-            "expected_by": self.pace.basis if self.pace else None,
+            "expected_tokens_per_s": self.expected_speed.tokens_per_s
+            if self.expected_speed
+            else None,
+            "expected_by": self.expected_speed.basis if self.expected_speed else None,
             "advice": plan.advice,
             "notes": plan.notes,
         }
@@ -96,15 +98,18 @@ class Subject(NamedTuple):
 
 def assess(
     subject: Subject,
-    wish: LoadOptions,
+    options: LoadOptions,
     machine: Machine,
-    paces: SpeedHistory | None,
+    history: SpeedHistory | None,
     *,
     speed: bool = True,
 ) -> FitReport:
-    """The verdict. `paces`: past runs, None: none are asked. `speed`: whether the pace is estimated, which
-    may take a second. Raises ModelInvalid for a model that the chosen backend cannot run, UsageError for
-    impossible wishes, LocalchatError where no backend is for such files."""
+    """Choose a backend for a model, plan the load and estimate the speed.
+
+    `history`: past runs of this machine. `speed`: whether to estimate it, which may take a second.
+    Raises ModelInvalid for a model that the chosen backend cannot run, UsageError for impossible options,
+    LocalchatError where no backend reads such files.
+    """
     chosen = choose_for_model(subject.model, subject.kind, subject.wanted)
     backend = chosen.backend
     if subject.kind not in backend.kinds:
@@ -118,11 +123,13 @@ def assess(
             f"{subject.name} cannot be run: {objection}",
             hint=instead if subject.kind == "safetensors" else "",
         )
-    plan = backend.plan(subject.model, wish, machine)
+    plan = backend.plan(subject.model, options, machine)
     available = backend.available()
     if not available.ok and not plan.missing:
         plan = _unavailable(plan, available.reason, available.hint)
     total, others = _memory(plan, machine)
+    threads = options.threads or machine.cores
+    expected = _expected_speed(subject, backend, plan, threads, history) if speed else None
     return FitReport(
         name=subject.name,
         plan=plan,
@@ -131,7 +138,7 @@ def assess(
         alternatives=_alternatives(subject, chosen.others, plan),
         memory_bytes=total,
         others_bytes=others,
-        pace=_pace(subject, backend, plan, wish.threads or machine.cores, paces) if speed else None,
+        expected_speed=expected,
     )
 
 
@@ -161,13 +168,13 @@ def _memory(plan: MemoryPlan, machine: Machine) -> tuple[int, int]:
     return total, max(total - free, 0)
 
 
-def _pace(
-    subject: Subject, backend: Backend, plan: MemoryPlan, threads: int, paces: SpeedHistory | None
-) -> Pace | None:
+def _expected_speed(
+    subject: Subject, backend: Backend, plan: MemoryPlan, threads: int, history: SpeedHistory | None
+) -> ExpectedSpeed | None:
     if not plan.fits:
         return None
-    if paces is not None and subject.path is not None:
-        found = paces.measured(
+    if history is not None and subject.path is not None:
+        found = history.measured(
             subject.path,
             backend=backend.name,
             threads=threads,
@@ -175,22 +182,22 @@ def _pace(
             kv_type=plan.kv_type,
         )
         if found is not None:
-            return Pace(found, "as measured here before")
+            return ExpectedSpeed(found, "as measured here before")
     whole = plan.gpu_layers >= plan.layers > 0
     past = (
-        paces.past(backend=backend.name, threads=threads, whole_gpu=whole)
-        if paces is not None and (whole or not plan.gpu_layers)
+        history.past(backend=backend.name, threads=threads, whole_gpu=whole)
+        if history is not None and (whole or not plan.gpu_layers)
         else ()
     )
-    measures = paces.measures if paces is not None else NOTHING_MEASURED
+    measures = history.measures if history is not None else NOTHING_MEASURED
     estimate = backend.expected_rate(subject.model, plan, threads, past, measures)
     if estimate is None:
         return None
     by = "the GPU's bandwidth" if plan.gpu_layers else "a probe of this build"
     corrected = f", corrected by {len(past)} past run{'s' if len(past) > 1 else ''}" if past else ""
     if estimate.disturbed:
-        return Pace(
+        return ExpectedSpeed(
             estimate.tokens_per_s,
             f"by {by}{corrected}, and rather more: other programs kept the processor busy meanwhile",
         )
-    return Pace(estimate.tokens_per_s, f"by {by}{corrected}, while nothing else computes")
+    return ExpectedSpeed(estimate.tokens_per_s, f"by {by}{corrected}, while nothing else computes")

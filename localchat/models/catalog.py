@@ -24,7 +24,7 @@ _Line = Annotated[str, Meta(min_length=1, max_length=120, pattern=r"^[^\n]+$")]
 Use = Literal["chat", "code", "infill", "reasoning", "tools", "embeddings", "multilingual"]
 
 
-class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CatalogSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A repository on the hub that holds the model. `quantizations`: what it offers; the default one is
     Q4_K_M, or where that is missing the first."""
 
@@ -47,7 +47,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.offers(DEFAULT_QUANTIZATION) or self.quantizations[0]
 
 
-class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sampling as the makers of the model advise; None where they say nothing."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -64,11 +64,11 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     licence: _Line
     about: _Line
     uses: Annotated[tuple[Use, ...], Meta(min_length=1)]
-    sampling: Defaults = Defaults()
-    sources: Annotated[tuple[Source, ...], Meta(min_length=1)]
+    sampling: SamplingDefaults = SamplingDefaults()
+    sources: Annotated[tuple[CatalogSource, ...], Meta(min_length=1)]
 
 
-class Entry(NamedTuple):
+class CatalogEntry(NamedTuple):
     """A model under its name. `parameters`: all of them; `active_parameters`: those that one token uses,
     for a mixture of experts; `licence`: the SPDX name, or the makers' own."""
 
@@ -79,8 +79,8 @@ class Entry(NamedTuple):
     licence: str
     about: str
     uses: tuple[Use, ...]
-    sampling: Defaults
-    sources: tuple[Source, ...]
+    sampling: SamplingDefaults
+    sources: tuple[CatalogSource, ...]
 
     @property
     def family(self) -> str:
@@ -92,7 +92,7 @@ class Entry(NamedTuple):
         """The part behind the colon."""
         return self.name.partition(":")[2]
 
-    def source(self, quantization: str | None) -> tuple[Source, str] | None:
+    def source(self, quantization: str | None) -> tuple[CatalogSource, str] | None:
         """Where a quantization is (None: the default of the first source), and how it is written there."""
         if quantization is None:
             return self.sources[0], self.sources[0].default
@@ -102,10 +102,10 @@ class Entry(NamedTuple):
         return None
 
 
-Catalogue = Mapping[str, Entry]
+Catalog = Mapping[str, CatalogEntry]
 
 
-def read_catalogue(paths: Paths) -> dict[str, Entry]:
+def read_catalog(paths: Paths) -> dict[str, CatalogEntry]:
     """Every entry by name, the user's over those that ship. Raises UsageError for a user's file that is
     not right, naming the place."""
     own = paths.settings_file.with_name(MODELS_FILE)
@@ -121,7 +121,7 @@ def shipped_file() -> Path:
     return inside if inside.is_file() else package.parent / MODELS_FILE
 
 
-def read_models(path: Path) -> dict[str, Entry]:
+def read_models(path: Path) -> dict[str, CatalogEntry]:
     """The entries of one file. Raises UsageError."""
     from tomllib import TOMLDecodeError, loads
 
@@ -142,7 +142,7 @@ def _models(path: Path, table: dict[str, Any]) -> dict[str, Any]:
     return models
 
 
-def _entry(path: Path, name: str, body: object) -> Entry:
+def _entry(path: Path, name: str, body: object) -> CatalogEntry:
     try:
         msgspec.convert(name, Annotated[str, Meta(pattern=_NAME, max_length=80)])
     except msgspec.ValidationError as problem:
@@ -157,4 +157,4 @@ def _entry(path: Path, name: str, body: object) -> Entry:
             f'{path}: [models."{name}"]: {problem}',
             hint="the entries of the models.toml that ships with localchat show the form",
         ) from problem
-    return Entry(name, **msgspec.structs.asdict(checked))
+    return CatalogEntry(name, **msgspec.structs.asdict(checked))

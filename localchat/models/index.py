@@ -1,4 +1,4 @@
-"""Everything that can be run here, on one shelf: the guide, files of the models folder, what was pulled,
+"""Everything that can be run here, on one index: the guide, files of the models folder, what was pulled,
 aliases, and what other programs keep."""
 
 from collections.abc import Iterator, Mapping
@@ -9,9 +9,10 @@ from typing import Literal, NamedTuple
 from localchat.config.paths import Paths
 from localchat.errors import LocalchatError, ModelMissing
 from localchat.model_files.checkpoint import weight_files
-from localchat.models.aliases import read_bookmarks
-from localchat.models.external.discovery import adopt
-from localchat.models.external.ollama import loose_names, parts
+from localchat.models.aliases import read_aliases
+from localchat.models.external.base import split_parts
+from localchat.models.external.discovery import find_external_models
+from localchat.models.external.loose_files import loose_names
 from localchat.models.hub.manifest import Installed, installed
 from localchat.models.hub.safe_paths import is_known_kind
 from localchat.models.resolve import GUIDE, locate
@@ -23,7 +24,7 @@ Kind = Literal["guide", "file", "link", "pulled", "alias", "adopted"]
 class Model:
     """One model. `origin`: where it comes from, in words. `path`: what an engine opens; None where there is
     nothing to open. `files`: all of it. `trouble`: why it cannot be used, as far as that is known without
-    opening it. `stands_for`: the word behind an alias. `ticket`, `notes`: see origins.Found."""
+    opening it. `stands_for`: the word behind an alias. `owner_manifest`, `notes`: see origins.Found."""
 
     name: str
     kind: Kind
@@ -32,7 +33,7 @@ class Model:
     files: tuple[Path, ...] = ()
     trouble: str = ""
     stands_for: str = ""
-    ticket: Path | None = None
+    owner_manifest: Path | None = None
     notes: tuple[str, ...] = ()
     installed: Installed | None = None
 
@@ -54,21 +55,21 @@ class ModelIndex(NamedTuple):
         return next((model for model in self.models if model.name.casefold() == same), None)
 
 
-def read_shelf(paths: Paths, environ: Mapping[str, str], *, root: Path = Path("/")) -> ModelIndex:
+def read_index(paths: Paths, environ: Mapping[str, str], *, root: Path = Path("/")) -> ModelIndex:
     """Look everywhere. No model is opened. `root`: where /usr stands. Raises LocalchatError
     for bookmarks that cannot be read."""
     own = [*_guide(paths), *_pulled(paths), *_loose(paths)]
     known = {file.resolve() for model in own for file in model.files if model.kind != "link"}
-    adoption = adopt(environ, root=root)
+    adoption = find_external_models(environ, root=root)
     adopted = (
         Model(
             name=one.name,
             kind="adopted",
             origin=one.origin,
             path=one.path,
-            files=parts(one.path) if one.path is not None else (),
+            files=split_parts(one.path) if one.path is not None else (),
             trouble=one.trouble,
-            ticket=one.ticket,
+            owner_manifest=one.owner_manifest,
             notes=one.notes,
         )
         for one in adoption.models
@@ -78,16 +79,16 @@ def read_shelf(paths: Paths, environ: Mapping[str, str], *, root: Path = Path("/
     return ModelIndex((*own, *aliases, *adopted), adoption.notices)
 
 
-def find_model(word: str, shelf: ModelIndex, paths: Paths, environ: Mapping[str, str]) -> Model:
-    """The model that `word` means, by the shelf or by `locate` (paths, short forms of a name). Raises
+def find_model(word: str, index: ModelIndex, paths: Paths, environ: Mapping[str, str]) -> Model:
+    """The model that `word` means, by the index or by `locate` (paths, short forms of a name). Raises
     ModelMissing, ModelInvalid, UsageError."""
-    if model := shelf.find(word):
+    if model := index.find(word):
         return model
     found = locate(word, paths, "the model named in the command", environ)
-    if (model := shelf.find(found.name)) and model.path == found.path:
+    if (model := index.find(found.name)) and model.path == found.path:
         return model
     here = found.path.resolve()
-    for model in shelf.models:
+    for model in index.models:
         if model.kind != "alias" and model.path is not None and model.path.resolve() == here:
             return model
     return Model(found.name, "file", f"the path {found.path}", found.path, files_of(found.path))
@@ -97,14 +98,14 @@ def files_of(path: Path) -> tuple[Path, ...]:
     """All files of the model at a path: the parts of a split GGUF, or what belongs to a checkpoint in its
     folder."""
     if not path.is_dir():
-        return parts(path)
+        return split_parts(path)
     known = sorted(file for file in path.iterdir() if is_known_kind(file.name) and file.is_file())
     weights = {*weight_files([file.name for file in known if file.suffix == ".safetensors"])}
     settings = [file for file in known if file.suffix not in (".safetensors", ".gguf")]
     return (*settings, *(path / name for name in sorted(weights)))
 
 
-# ---------------------------------------------------------------------------- the parts of the shelf
+# ---------------------------------------------------------------------------- the parts of the index
 
 
 def _guide(paths: Paths) -> Iterator[Model]:
@@ -129,13 +130,13 @@ def _loose(paths: Paths) -> Iterator[Model]:
         if path in listed:
             continue
         if path.is_symlink():
-            yield Model(name, "link", f"link to {path.resolve()}", path, parts(path))
+            yield Model(name, "link", f"link to {path.resolve()}", path, split_parts(path))
         else:
-            yield Model(name, "file", "models folder", path, parts(path))
+            yield Model(name, "file", "models folder", path, split_parts(path))
 
 
 def _aliases(paths: Paths, environ: Mapping[str, str]) -> Iterator[Model]:
-    for name, word in read_bookmarks(paths).aliases.items():
+    for name, word in read_aliases(paths).aliases.items():
         try:
             path = locate(word, paths, f"the alias {name}", environ).path
         except LocalchatError as problem:

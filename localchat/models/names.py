@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from localchat.errors import ModelMissing, UsageError
-from localchat.models.catalog import Catalogue, Entry
+from localchat.models.catalog import Catalog, CatalogEntry
 from localchat.models.hub.manifest import Format, Installed
 from localchat.models.quantizations import (
     DEFAULT_QUANTIZATION,
@@ -36,7 +36,7 @@ class Reference(NamedTuple):
     quantization: str | None
     exact: bool
     format: Format | None
-    entry: Entry | None
+    entry: CatalogEntry | None
 
     @property
     def repositories(self) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ def is_hub_name(word: str) -> bool:
         return False
 
 
-def parse(word: str, catalogue: Catalogue) -> Reference:
+def parse(word: str, catalogue: Catalog) -> Reference:
     """What a name means. Raises UsageError for one that is ambiguous or has no such form, ModelMissing for
     one that nobody knows, each with the nearest names."""
     if "/" in word:
@@ -116,7 +116,7 @@ def _usable(part: str) -> bool:
     return _PART.fullmatch(part) is not None and ".." not in part
 
 
-def _entry(word: str, catalogue: Catalogue) -> tuple[Entry, str | None]:
+def _entry(word: str, catalogue: Catalog) -> tuple[CatalogEntry, str | None]:
     """The entry and the quantization, which is what the word has behind the name."""
     word = word.removesuffix(":latest")
     if word in catalogue:
@@ -137,12 +137,12 @@ def _entry(word: str, catalogue: Catalogue) -> tuple[Entry, str | None]:
     )
 
 
-def _quantized(entry: Entry) -> str:
+def _quantized(entry: CatalogEntry) -> str:
     names = [each for source in entry.sources for each in source.quantizations]
     return f"there are {', '.join(f'{entry.name}-{each.lower()}' for each in names)}"
 
 
-def offered(word: str, catalogue: Catalogue) -> str:
+def offered(word: str, catalogue: Catalog) -> str:
     """A hint: the quantizations of the model that a word begins with; empty where it begins with none."""
     try:
         entry, quantization = _entry(word.lower(), catalogue)

@@ -16,10 +16,10 @@ from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.speed_history import SpeedHistory
 from localchat.model_files.architecture import ModelShape
 from localchat.models.assess import FitReport, Subject, assess, usable_machine
-from localchat.models.catalog import Catalogue, Entry, read_catalogue
+from localchat.models.catalog import Catalog, CatalogEntry, read_catalog
 from localchat.models.hub.download import DownloadRate, download_rate
-from localchat.models.index import Model, read_shelf
-from localchat.models.synthetic.gguf import drawn_header, read_blueprints
+from localchat.models.index import Model, read_index
+from localchat.models.synthetic.gguf import read_published_shapes, synthetic_header
 from localchat.units import size
 
 Role = Literal["fast", "balanced", "best"]
@@ -27,14 +27,14 @@ Role = Literal["fast", "balanced", "best"]
 _AIMS: Final[tuple[tuple[Role, float], ...]] = (("best", 5.0), ("balanced", 15.0), ("fast", 40.0))
 """Tokens a second that a model of each role must write at least; people read some five words a second."""
 _STEP: Final = 0.6
-"""A card must be clearly smaller than the one above it."""
+"""A recommendation must be clearly smaller than the one above it."""
 _GOAL_TOKENS: Final = 4096
 _SLOTS: Final = 2
 _OWN: Final = frozenset({"file", "link", "pulled", "alias"})
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class Recommendation:
     """One model to begin with. `name`: what to pull. `download_s`: at the rate of `FirstRun.rate`.
     `tokens_per_s`: an estimate; None where there is none. `command`: fetches it."""
 
@@ -58,33 +58,35 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class FirstRun:
-    """`hardware`: one line. `adoptable`: models of other programs that can be run where they lie. `cards`:
-    fast, balanced, best, as many as fit."""
+    """Everything that a user without a model sees first."""
 
     hardware: str
-    adoptable: tuple[Model, ...]
-    cards: tuple[Card, ...]
+    """One line."""
+    external: tuple[Model, ...]
+    """Usable models of other programs."""
+    recommendations: tuple[Recommendation, ...]
+    """Fast, balanced, best: as many as fit."""
     rate: DownloadRate
 
 
 def first_run(paths: Paths, environ: Mapping[str, str], machine: Machine | None = None) -> FirstRun:
-    """Look at machine, shelf and catalogue. Raises LocalchatError for a catalogue or bookmarks of the user
+    """Look at machine, index and catalogue. Raises LocalchatError for a catalogue or bookmarks of the user
     that cannot be read."""
     here = machine or usable_machine()
-    shelf = read_shelf(paths, environ)
+    index = read_index(paths, environ)
     rate = download_rate(paths.state_dir)
-    catalogue = read_catalogue(paths)
+    catalogue = read_catalog(paths)
     return FirstRun(
         hardware=hardware_line(here),
-        adoptable=tuple(one for one in shelf.models if one.kind == "adopted" and not one.trouble),
-        cards=tuple(_cards(catalogue, here, SpeedHistory(paths.state_dir), rate)),
+        external=tuple(one for one in index.models if one.kind == "adopted" and not one.trouble),
+        recommendations=tuple(_cards(catalogue, here, SpeedHistory(paths.state_dir), rate)),
         rate=rate,
     )
 
 
 def is_first_run(paths: Paths, environ: Mapping[str, str]) -> bool:
     """Whether there is no model of the user's own yet: nothing pulled, imported or put into the folder."""
-    return not any(model.kind in _OWN for model in read_shelf(paths, environ).models)
+    return not any(model.kind in _OWN for model in read_index(paths, environ).models)
 
 
 def hardware_line(machine: Machine) -> str:
@@ -101,14 +103,14 @@ def hardware_line(machine: Machine) -> str:
     return " · ".join([*parts, *([machine.gpu_note.rstrip(".")] if machine.gpu_note else [])])
 
 
-# ---------------------------------------------------------------------------- the three cards
+# ---------------------------------------------------------------------------- the three recommendations
 
 
 class _Candidate(NamedTuple):
     """`strength`: how good its answers are, as a number of parameters of a dense model. `read_bytes`: what
     one token reads."""
 
-    entry: Entry
+    entry: CatalogEntry
     name: str
     shape: ModelShape
     verdict: FitReport
@@ -117,14 +119,14 @@ class _Candidate(NamedTuple):
 
 
 def _cards(
-    catalogue: Catalogue, machine: Machine, paces: SpeedHistory, rate: DownloadRate
-) -> Iterator[Card]:
+    catalogue: Catalog, machine: Machine, history: SpeedHistory, rate: DownloadRate
+) -> Iterator[Recommendation]:
     """From the fast to the best."""
     candidates = sorted(_candidates(catalogue, machine), key=lambda one: one.strength)
-    speed = _speed(candidates, machine, paces)
+    speed = _speed(candidates, machine, history)
     for role, one in _chosen(candidates, speed):
         plan = one.verdict.plan
-        yield Card(
+        yield Recommendation(
             role=role,
             name=one.name,
             about=one.entry.about,
@@ -134,20 +136,20 @@ def _cards(
             context_tokens=plan.context_tokens,
             gpu_layers=plan.gpu_layers,
             layers=plan.layers,
-            tokens_per_s=_rate(one, speed, machine, paces),
+            tokens_per_s=_rate(one, speed, machine, history),
             why=one.verdict.why,
         )
 
 
 def _rate(
-    one: _Candidate, speed: float | None, machine: Machine, paces: SpeedHistory
+    one: _Candidate, speed: float | None, machine: Machine, history: SpeedHistory
 ) -> float | None:
     """Tokens a second. On a CPU by its bytes; on a GPU a token has a constant part, and no probe is needed."""
     if speed is None or not one.verdict.plan.gpu_layers:
         return speed / one.read_bytes if speed is not None else None
     wish = LoadOptions(max_slots=_SLOTS)
-    pace = assess(Subject(one.name, one.shape), wish, machine, paces).pace
-    return pace.tokens_per_s if pace is not None else None
+    expected_speed = assess(Subject(one.name, one.shape), wish, machine, history).expected_speed
+    return expected_speed.tokens_per_s if expected_speed is not None else None
 
 
 def _chosen(candidates: list[_Candidate], speed: float | None) -> list[tuple[Role, _Candidate]]:
@@ -169,16 +171,16 @@ def _chosen(candidates: list[_Candidate], speed: float | None) -> list[tuple[Rol
     return found[::-1]
 
 
-def _candidates(catalogue: Catalogue, machine: Machine) -> Iterator[_Candidate]:
+def _candidates(catalogue: Catalog, machine: Machine) -> Iterator[_Candidate]:
     """Models for everyday talk that fit: chat and tools, no specialists for code, in their default
     quantization; on a machine with a GPU those that fit on it whole."""
-    shapes = read_blueprints()
+    shapes = read_published_shapes()
     seen: set[tuple[object, ...]] = set()
     for name, entry in catalogue.items():
         found = entry.source(None)
         if name not in shapes or not {"chat", "tools"} <= set(entry.uses) or "code" in entry.uses:
             continue
-        shape = drawn_header(entry, shapes[name], found[1]) if found else None
+        shape = synthetic_header(entry, shapes[name], found[1]) if found else None
         if shape is None or found is None:
             continue
         full = f"{name}-{found[1].lower()}"
@@ -211,11 +213,13 @@ def _slowed(plan: MemoryPlan, machine: Machine) -> bool:
     return bool(machine.gpus or machine.unified_memory) and 0 < plan.gpu_layers < plan.layers
 
 
-def _speed(candidates: list[_Candidate], machine: Machine, paces: SpeedHistory) -> float | None:
+def _speed(candidates: list[_Candidate], machine: Machine, history: SpeedHistory) -> float | None:
     """Bytes of weights that one second reads here, by an estimate for a model of middling size."""
     if not candidates:
         return None
     middle = candidates[len(candidates) // 2]
     wish = LoadOptions(max_slots=_SLOTS)
-    pace = assess(Subject(middle.name, middle.shape), wish, machine, paces).pace
-    return pace.tokens_per_s * middle.read_bytes if pace is not None else None
+    expected_speed = assess(
+        Subject(middle.name, middle.shape), wish, machine, history
+    ).expected_speed
+    return expected_speed.tokens_per_s * middle.read_bytes if expected_speed is not None else None

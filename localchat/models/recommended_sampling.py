@@ -12,8 +12,8 @@ import msgspec
 
 from localchat.config.paths import Paths
 from localchat.errors import LocalchatError
-from localchat.models.catalog import Catalogue, Entry, read_catalogue
-from localchat.models.external.ollama import plain_stem
+from localchat.models.catalog import Catalog, CatalogEntry, read_catalog
+from localchat.models.external.base import plain_stem
 from localchat.models.hub.manifest import installed
 from localchat.models.names import parse
 from localchat.models.quantizations import quantization_of
@@ -23,32 +23,32 @@ _KEEPERS: Final = ("ollama/", "lmstudio/", "hf/", "llamacpp/", "folder/")
 _SUFFIX: Final = re.compile(r"-(gguf|awq|gptq(-int[48])?|fp8|bf16)$")
 
 
-class Advice(NamedTuple):
+class RecommendedSampling(NamedTuple):
     """Sampling by its field names, and the entry of the catalogue that says so (`qwen2.5:7b`)."""
 
     sampling: dict[str, float]
     entry: str
 
 
-NO_ADVICE: Final = Advice({}, "")
+NO_RECOMMENDATION: Final = RecommendedSampling({}, "")
 
 
-def advised_sampling(model: ResolvedModel, paths: Paths) -> Advice:
+def recommended_sampling(model: ResolvedModel, paths: Paths) -> RecommendedSampling:
     """The advice for a model that is here: pulled, adopted, imported, or a file whose name tells what it is.
     Nothing, where the catalogue does not know it. Raises UsageError for a user's models.toml that is not
     right."""
     if model.word == GUIDE:
-        return NO_ADVICE
-    catalogue = read_catalogue(paths)
+        return NO_RECOMMENDATION
+    catalogue = read_catalog(paths)
     entry = _entry(model, paths, catalogue)
     if entry is None:
-        return NO_ADVICE
+        return NO_RECOMMENDATION
     stated = msgspec.structs.asdict(entry.sampling)
     found = {key: float(value) for key, value in stated.items() if value is not None}
-    return Advice(found, entry.name) if found else NO_ADVICE
+    return RecommendedSampling(found, entry.name) if found else NO_RECOMMENDATION
 
 
-def _entry(model: ResolvedModel, paths: Paths, catalogue: Catalogue) -> Entry | None:
+def _entry(model: ResolvedModel, paths: Paths, catalogue: Catalog) -> CatalogEntry | None:
     for word in _words(model, paths):
         try:
             reference = parse(word, catalogue)
@@ -73,7 +73,7 @@ def _words(model: ResolvedModel, paths: Paths) -> Iterator[str]:
             yield bare
 
 
-def _of_repository(repository: str, catalogue: Catalogue) -> Entry | None:
+def _of_repository(repository: str, catalogue: Catalog) -> CatalogEntry | None:
     wanted = repository.lower()
     for entry in catalogue.values():
         if any(source.repository.lower() == wanted for source in entry.sources):
@@ -81,7 +81,7 @@ def _of_repository(repository: str, catalogue: Catalogue) -> Entry | None:
     return _of_title(wanted.partition("/")[2], catalogue)
 
 
-def _of_title(title: str, catalogue: Catalogue) -> Entry | None:
+def _of_title(title: str, catalogue: Catalog) -> CatalogEntry | None:
     """By the makers' own title: a repository's name, or a file's, without what says only how it is stored."""
     bare = _bare(title)
     for entry in catalogue.values():

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from localchat.config.paths import Paths
 from localchat.errors import LocalchatError, UsageError
 from localchat.models.aliases import remove_alias
-from localchat.models.external.ollama import FOLDER, HUGGING_FACE, OLLAMA
+from localchat.models.external.base import FOLDER, HUGGING_FACE, OLLAMA
 from localchat.models.hub.manifest import forget, read
 from localchat.models.index import Model, ModelIndex
 
@@ -23,15 +23,15 @@ class Removal(NamedTuple):
     orphans: tuple[str, ...]
 
 
-def plan_removal(model: Model, shelf: ModelIndex, paths: Paths, *, force: bool) -> Removal:
+def plan_removal(model: Model, index: ModelIndex, paths: Paths, *, force: bool) -> Removal:
     """What removing a model means. Raises UsageError for the guide, and without `force` for whatever belongs
     to others."""
     _refuse(model, paths, force=force)
-    orphans = tuple(one.name for one in shelf.models if one.stands_for == model.name)
+    orphans = tuple(one.name for one in index.models if one.stands_for == model.name)
     if model.kind == "alias":
         kept = f"it is an alias; {model.stands_for} stays"
         return Removal(model, (), 0, kept, orphans)
-    files = tuple(dict.fromkeys(_files(model, shelf)))
+    files = tuple(dict.fromkeys(_files(model, index)))
     freed = sum(_freed(file) for file in files)
     return Removal(model, files, freed, _kept(model, files, freed), orphans)
 
@@ -87,10 +87,10 @@ def _elsewhere(model: Model) -> str:
 # ---------------------------------------------------------------------------- which files
 
 
-def _files(model: Model, shelf: ModelIndex) -> Iterator[Path]:
-    if model.ticket is not None:
-        yield model.ticket
-        if _is_shared(model, shelf):
+def _files(model: Model, index: ModelIndex) -> Iterator[Path]:
+    if model.owner_manifest is not None:
+        yield model.owner_manifest
+        if _is_shared(model, index):
             return
     if model.installed is not None:
         others = _listed_beside(model)
@@ -105,11 +105,11 @@ def _files(model: Model, shelf: ModelIndex) -> Iterator[Path]:
             yield file
 
 
-def _is_shared(model: Model, shelf: ModelIndex) -> bool:
+def _is_shared(model: Model, index: ModelIndex) -> bool:
     """Whether another name of the same program means the same file."""
     return any(
         one.path == model.path and one.name != model.name and one.origin == model.origin
-        for one in shelf.models
+        for one in index.models
     )
 
 
@@ -147,7 +147,7 @@ def _kept(model: Model, files: tuple[Path, ...], freed: int) -> str:
         return "another name of it stays, and needs its files"
     if any(file.is_symlink() for file in files):
         return f"only the link goes; {model.files[0].resolve()} stays"
-    if model.ticket in files and len(files) == 1:
+    if model.owner_manifest in files and len(files) == 1:
         return "another name of it stays, and with it the file"
     return "another link to the file stays"
 

@@ -44,9 +44,9 @@ def locate(
         raise UsageError(
             f"the name of a model cannot be empty ({why})", hint="localchat list shows those here"
         )
-    from localchat.models.aliases import read_bookmarks
+    from localchat.models.aliases import read_aliases
 
-    if target := read_bookmarks(paths).aliases.get(word):
+    if target := read_aliases(paths).aliases.get(word):
         return replace(_locate(target, paths, f"{word} is its alias; {why}", environ), word=word)
     return _locate(word, paths, why, environ)
 
@@ -56,13 +56,13 @@ def locate_named(
 ) -> ResolvedModel:
     """The model of this name, for those who may not choose files (clients of the server): never a path, but
     for what an alias of the owner stands for. Raises ModelMissing, UsageError."""
-    from localchat.models.aliases import read_bookmarks
-    from localchat.models.external.discovery import find_adopted
-    from localchat.models.external.ollama import find_loose
+    from localchat.models.aliases import read_aliases
+    from localchat.models.external.discovery import find_external_file
+    from localchat.models.external.loose_files import find_loose
 
-    if word == GUIDE or word in read_bookmarks(paths).aliases:
+    if word == GUIDE or word in read_aliases(paths).aliases:
         return locate(word, paths, why, environ)
-    if stored := find_loose(word, paths.models_dir) or find_adopted(word, environ):
+    if stored := find_loose(word, paths.models_dir) or find_external_file(word, environ):
         return ResolvedModel(word, word, stored, why)
     if _is_path(word):
         raise ModelMissing(f"there is no model {word!r} here ({why})")
@@ -78,14 +78,14 @@ def remote_model(remote: Remote, why: str) -> ResolvedModel:
 def _locate(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> ResolvedModel:
     if word == GUIDE:
         return ResolvedModel(GUIDE, GUIDE, _guide(why), why)
-    from localchat.models.external.discovery import find_adopted, missing
-    from localchat.models.external.ollama import find_loose
+    from localchat.models.external.discovery import find_external_file, missing_external
+    from localchat.models.external.loose_files import find_loose
 
     given = Path(word).expanduser()
     if not given.exists():
         if stored := find_loose(word, paths.models_dir):
             return ResolvedModel(word, word, stored, why)
-        if adopted := find_adopted(word, environ):
+        if adopted := find_external_file(word, environ):
             return ResolvedModel(word, word, adopted, why)
     if _is_path(word) or given.exists():
         from localchat.model_files.checkpoint import is_checkpoint
@@ -95,7 +95,7 @@ def _locate(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> Re
         if given.is_dir():
             raise UsageError(f"{word} is a folder ({why})", hint=_inside(given))
         if not given.exists():
-            raise missing(word, why) or ModelMissing(
+            raise missing_external(word, why) or ModelMissing(
                 f"there is no file {word} ({why})", hint="give the path of a GGUF file that exists"
             )
         return ResolvedModel(str(given.absolute()), given.stem, given.absolute(), why)
@@ -105,9 +105,9 @@ def _locate(word: str, paths: Paths, why: str, environ: Mapping[str, str]) -> Re
 def _pulled(word: str, paths: Paths, why: str) -> ResolvedModel:
     """A model that was pulled, by any of its names. Raises ModelMissing with the command that fetches it, or
     with the nearest names; UsageError for a name that can mean several."""
-    from localchat.models.catalog import read_catalogue
-    from localchat.models.external.discovery import missing
-    from localchat.models.external.ollama import loose_names
+    from localchat.models.catalog import read_catalog
+    from localchat.models.external.discovery import missing_external
+    from localchat.models.external.loose_files import loose_names
     from localchat.models.hub.manifest import installed
     from localchat.models.names import among, offered, parse, similar_names
 
@@ -116,7 +116,7 @@ def _pulled(word: str, paths: Paths, why: str) -> ResolvedModel:
     if len(named) == 1:
         found = named[0]
     else:
-        catalogue = read_catalogue(paths)
+        catalogue = read_catalog(paths)
         try:
             reference = parse(word, catalogue)
         except ModelMissing as problem:
@@ -138,7 +138,7 @@ def _pulled(word: str, paths: Paths, why: str) -> ResolvedModel:
             ) from problem
         here = among(reference, models)
         if here is None:
-            raise missing(word, why) or ModelMissing(
+            raise missing_external(word, why) or ModelMissing(
                 f"{word} is not here ({why})", hint=f"fetch it: localchat pull {reference.name}"
             )
         found = here

@@ -18,7 +18,7 @@ from localchat.pool.entry import ModelSpec
 
 if TYPE_CHECKING:
     from localchat.engine.attached.protocol import AttachSpec
-    from localchat.models.info.gguf_info import GGUFInfo
+    from localchat.models.info.gguf_info import ModelDescription
     from localchat.models.info.inspect import Inspection
 
 _FRESH_S = 10.0
@@ -46,9 +46,9 @@ def engine_options(
 def _advised(model: ResolvedModel, paths: Paths) -> dict[str, float]:
     if model.word == GUIDE:
         return {}
-    from localchat.models.recommended_sampling import advised_sampling  # reads the catalogue
+    from localchat.models.recommended_sampling import recommended_sampling  # reads the catalogue
 
-    return advised_sampling(model, paths).sampling
+    return recommended_sampling(model, paths).sampling
 
 
 class ModelCard(msgspec.Struct, frozen=True):
@@ -138,10 +138,10 @@ class ModelResolver:
     def refresh(self) -> None:
         """Read the installed models again; each new file takes some 0.2 s, for its header and vocabulary.
         Raises LocalchatError, OSError."""
-        from localchat.models.index import Model, read_shelf
+        from localchat.models.index import Model, read_index
         from localchat.models.info.inspect import inspect
 
-        models = read_shelf(self._paths, self._environ).models
+        models = read_index(self._paths, self._environ).models
         own = Model(self.own.name, "file", "", None if self.own.remote else self.own.path)
         read = {}
         found = {own.name: self._card(own.name, self.own.path, None)}
@@ -159,7 +159,7 @@ class ModelResolver:
         self._models = (time.monotonic(), tuple(found.values()))
 
     def _card(
-        self, name: str, path: Path, facts: "GGUFInfo | None", size_bytes: int = 0
+        self, name: str, path: Path, facts: "ModelDescription | None", size_bytes: int = 0
     ) -> ModelCard:
         _, changed_ns, size = _file_state(path)
         created = changed_ns // 1_000_000_000

@@ -53,7 +53,7 @@ class SessionContext:
     this wish would take of this machine, read from the header alone; raises LocalchatError. foresee(name): the
     same of a model of the catalogue, by its published shape, as `localchat fit NAME --offline` has it; None
     where that is not known; raises LocalchatError. remember(model, info, done): it answered so, and is the
-    next run's; blocks; raises OSError, LocalchatError. first_run(): hardware, adoptable models and three to
+    next run's; blocks; raises OSError, LocalchatError. first_run(): hardware, external models and three to
     begin with, where there is no model but the guide; takes seconds; raises LocalchatError. keys: the `[keys]`
     table of the settings file. history_file: None where nothing is kept on the disk."""
 

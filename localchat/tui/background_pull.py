@@ -43,9 +43,9 @@ class BackgroundPull:
         threading.Thread(target=self._run, args=(name,), name="pull", daemon=True).start()
 
     def _run(self, name: str) -> None:
-        from localchat.models.catalog import read_catalogue
-        from localchat.models.hub.client import hub_for
-        from localchat.models.hub.pull import fetch, look_up
+        from localchat.models.catalog import read_catalog
+        from localchat.models.hub.client import hub_from_environment
+        from localchat.models.hub.pull import fetch, select_files
         from localchat.models.hub.retry import RetryPolicy
         from localchat.models.names import parse
 
@@ -54,9 +54,9 @@ class BackgroundPull:
         problem: LocalchatError | None = None
         found = name
         try:
-            reference = parse(name, read_catalogue(paths))
-            hub = hub_for(environ)
-            choice = look_up(reference, hub, self._tell, patience)
+            reference = parse(name, read_catalog(paths))
+            hub = hub_from_environment(environ)
+            choice = select_files(reference, hub, self._tell, patience)
             found = fetch(choice, hub, paths.models_dir, self._tell, patience).manifest.name
         except LocalchatError as error:
             problem = error
@@ -70,13 +70,13 @@ class BackgroundPull:
             self._failed(name, problem)
 
     def _tell(self, event: "PullEvent") -> None:
-        from localchat.models.hub.events import Checking, Found, Note, Progress
+        from localchat.models.hub.events import Checking, Note, Progress, PullStarted
 
         match event:
             case Progress(done_bytes=done, total_bytes=total, left_s=left):
                 rest = f", {_minutes(left)}" if left is not None else ""
                 self._show(f"pull {self._name} {sizes(done, total)}{rest}")
-            case Found(name=name, total_bytes=total, done_bytes=done):
+            case PullStarted(name=name, total_bytes=total, done_bytes=done):
                 self._show(f"pull {name} {sizes(done, total)}")
             case Checking(file=file):
                 self._show(f"checking {file}")

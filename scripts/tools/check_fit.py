@@ -5,7 +5,7 @@
 
 Writes models of different shapes and number formats with random weights (0.2 to 0.6 GB each), judges each as
 `localchat fit` does, loads it through an engine of its own and lets it write. Memory is the peak of the child
-process; the pace of the last model is estimated twice, by the probe alone and corrected by the others' runs.
+process; the speed of the last model is estimated twice, by the probe alone and corrected by the others' runs.
 Prints a table and, as the last line, one JSON object.
 """
 
@@ -34,7 +34,7 @@ from localchat.fit.load_options import LoadOptions  # noqa: E402
 from localchat.fit.speed_history import SpeedHistory  # noqa: E402
 from localchat.model_files.checkpoint import read_summary  # noqa: E402
 from localchat.models.assess import FitReport, Subject, assess  # noqa: E402
-from localchat.models.record_speed import remember_pace  # noqa: E402
+from localchat.models.speed_recorder import record_speed  # noqa: E402
 from tests.support.gguf_files import ARCHITECTURES, F16, Q4_0, Q4_K, Q6_K, Q8_0, Size, Tensor  # noqa: E402
 
 SLOTS = 2
@@ -126,7 +126,7 @@ def _look(case: Case, folder: Path, state: Path, quick: bool) -> Seen:
         context_tokens=case.context_tokens, kv_type=case.kv_type, max_slots=SLOTS, cache_ram_bytes=0
     )
     machine = read_machine()
-    plain = assess(subject, wish, machine, None).pace
+    plain = assess(subject, wish, machine, None).expected_speed
     verdict = assess(
         subject, wish, machine, SpeedHistory(state)
     )  # the same, with what ran here before
@@ -152,7 +152,7 @@ def _look(case: Case, folder: Path, state: Path, quick: bool) -> Seen:
         info = engine.info()
     finally:
         engine.close()
-    remember_pace(info, done, state)
+    record_speed(info, done, state)
     return Seen(verdict, plain.tokens_per_s if plain else None, info, peak, done)
 
 
@@ -183,7 +183,7 @@ def _row(case: Case, seen: Seen) -> dict[str, Any]:
     predicted = plan.total_bytes + plan.mapped_bytes
     # Buffers count whole, whether or not a short text has touched their last page.
     peak = max(seen.peak_bytes, seen.info.actual_bytes)
-    pace = seen.verdict.pace
+    expected_speed = seen.verdict.expected_speed
     return {
         "model": case.name,
         "kv": case.kv_type,
@@ -192,10 +192,12 @@ def _row(case: Case, seen: Seen) -> dict[str, Any]:
         "actual_mb": seen.info.actual_bytes // 1_000_000,
         "memory_off_percent": round(100 * (predicted / peak - 1), 1),
         "expected_plain": round(seen.plain or 0.0, 1),
-        "expected": round(pace.tokens_per_s, 1) if pace else None,
+        "expected": round(expected_speed.tokens_per_s, 1) if expected_speed else None,
         "measured": round(rate, 1),
         "plain_off_percent": round(100 * ((seen.plain or 0.0) / rate - 1), 1),
-        "off_percent": round(100 * (pace.tokens_per_s / rate - 1), 1) if pace else None,
+        "off_percent": round(100 * (expected_speed.tokens_per_s / rate - 1), 1)
+        if expected_speed
+        else None,
     }
 
 

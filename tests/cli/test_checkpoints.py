@@ -17,7 +17,7 @@ Verb = Callable[..., Outcome]
 
 
 @pytest.fixture
-def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def models_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The models folder."""
     folder = tmp_path / "shelf"
     folder.mkdir()
@@ -61,9 +61,9 @@ def test_show_tells_of_a_checkpoint_as_of_a_gguf(
 
 
 def test_show_says_where_the_users_settings_put_the_layers(
-    verb: Verb, shelf: Path, monkeypatch: pytest.MonkeyPatch
+    verb: Verb, models_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gguf(shelf / "m.gguf")
+    gguf(models_dir / "m.gguf")
     card = Gpu(0, "a card", 24 * 10**9, 20 * 10**9)
     here = Machine("x", frozenset(), 2, 32 * 10**9, 30 * 10**9, gpus=(card,))
     monkeypatch.setattr("localchat.fit.hardware.read_machine", lambda: here)
@@ -76,14 +76,14 @@ def test_show_says_where_the_users_settings_put_the_layers(
 
 
 def test_import_of_a_checkpoint_names_the_folder_where_it_lies(
-    verb: Verb, shelf: Path, tmp_path: Path
+    verb: Verb, models_dir: Path, tmp_path: Path
 ) -> None:
     folder = write(tmp_path / "qwen", {"a": ("BF16", (1000, 100), 200_000)})
     found = json.loads(verb("import", folder, "--json").out)
     assert (found["name"], found["how"], found["path"]) == ("qwen", "alias", str(folder))
     assert found["size_bytes"] > 200_000 and found["warning"] is None
     assert rows(verb)["qwen"]["context_tokens"] == 32768
-    assert not any(shelf.iterdir())
+    assert not any(models_dir.iterdir())
     again = verb("import", folder)
     assert again.code == 2 and "there is a model qwen already" in again.err
     assert "used where it lies" in verb("import", folder, "other").err

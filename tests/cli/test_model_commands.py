@@ -25,7 +25,7 @@ def home() -> Path:
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Path:
+def models_dir(tmp_path: Path) -> Path:
     """The models folder."""
     folder = find_paths(os.environ).models_dir
     folder.mkdir(parents=True)
@@ -49,8 +49,8 @@ def rows(verb: Verb) -> dict[str, Any]:
 # ---------------------------------------------------------------------------- list
 
 
-def test_list_names_every_origin(verb: Verb, shelf: Path, home: Path, tmp_path: Path) -> None:
-    gguf(shelf / "mine.gguf")
+def test_list_names_every_origin(verb: Verb, models_dir: Path, home: Path, tmp_path: Path) -> None:
+    gguf(models_dir / "mine.gguf")
     Ollama(home / ".ollama/models").model(f"{OLLAMA}/qwen2.5/7b", gguf(tmp_path / "a.gguf", 2))
     gguf(home / ".lmstudio/models/pub/repo/m-Q4_0.gguf", 3)
     found = rows(verb)
@@ -62,7 +62,7 @@ def test_list_names_every_origin(verb: Verb, shelf: Path, home: Path, tmp_path: 
     }
     assert found["mine"]["context_tokens"] == 512
     assert found["mine"]["quantization"] == "F16"
-    assert found["mine"]["size_bytes"] == (shelf / "mine.gguf").stat().st_size
+    assert found["mine"]["size_bytes"] == (models_dir / "mine.gguf").stat().st_size
     code, out, err = verb("ls")
     assert (code, err) == (0, "")
     assert "ollama/qwen2.5:7b" in out
@@ -78,26 +78,28 @@ def test_list_names_every_origin(verb: Verb, shelf: Path, home: Path, tmp_path: 
     ],
 )
 def test_list_says_why_a_file_cannot_be_run(
-    extra: dict[str, Any], told: str, verb: Verb, shelf: Path
+    extra: dict[str, Any], told: str, verb: Verb, models_dir: Path
 ) -> None:
-    gguf(shelf / "odd.gguf", **extra)
+    gguf(models_dir / "odd.gguf", **extra)
     row = rows(verb)["odd"]
     assert not row["usable"]
     assert told in row["reason"]
     assert "odd:" in verb("list").out.partition("cannot be run:")[2]
 
 
-def test_an_architecture_that_this_llama_cpp_does_not_know_is_told(verb: Verb, shelf: Path) -> None:
+def test_an_architecture_that_this_llama_cpp_does_not_know_is_told(
+    verb: Verb, models_dir: Path
+) -> None:
     ours = ("block_count", "context_length", "embedding_length", "attention.head_count")
     extra: dict[str, Any] = {f"gptoss__{key.replace('.', '__')}": 2 for key in ours}
-    gguf(shelf / "odd.gguf", general__architecture="gptoss", **extra)
+    gguf(models_dir / "odd.gguf", general__architecture="gptoss", **extra)
     assert "does not know its architecture, gptoss" in rows(verb)["odd"]["reason"]
 
 
 def test_a_name_cannot_move_the_cursor(
-    verb: Verb, shelf: Path, screen: Callable[..., Screen]
+    verb: Verb, models_dir: Path, screen: Callable[..., Screen]
 ) -> None:
-    gguf(shelf / "a\x1b[2Jb.gguf")
+    gguf(models_dir / "a\x1b[2Jb.gguf")
     shown = screen("hello", "list")
     code, text = shown.finish()
     assert code == 0
@@ -108,9 +110,9 @@ def test_a_name_cannot_move_the_cursor(
 # ---------------------------------------------------------------------------- show
 
 
-def test_show_tells_facts_and_limits(verb: Verb, shelf: Path) -> None:
-    gguf(shelf / "m.gguf", architecture="gemma3", general__license="gemma")
-    gguf(shelf / "state.gguf", architecture="mamba")
+def test_show_tells_facts_and_limits(verb: Verb, models_dir: Path) -> None:
+    gguf(models_dir / "m.gguf", architecture="gemma3", general__license="gemma")
+    gguf(models_dir / "state.gguf", architecture="mamba")
     seen = json.loads(verb("show", "m", "--json").out)
     assert (seen["licence"], seen["architecture"], seen["context_tokens"]) == (
         "gemma",
@@ -129,9 +131,9 @@ def test_show_tells_facts_and_limits(verb: Verb, shelf: Path) -> None:
         assert part in text
 
 
-def test_show_template_prints_it_alone(verb: Verb, shelf: Path) -> None:
-    gguf(shelf / "m.gguf", tokenizer__chat_template="{{ tools }}\nsecond line")
-    gguf(shelf / "bare.gguf", tokenizer__chat_template=" ")
+def test_show_template_prints_it_alone(verb: Verb, models_dir: Path) -> None:
+    gguf(models_dir / "m.gguf", tokenizer__chat_template="{{ tools }}\nsecond line")
+    gguf(models_dir / "bare.gguf", tokenizer__chat_template=" ")
     assert verb("show", "m", "--template").out == "{{ tools }}\nsecond line\n"
     assert any(
         "tools" in sentence for sentence in json.loads(verb("show", "m", "--json").out)["can"]
@@ -164,14 +166,16 @@ def test_an_alias_runs_lists_and_leaves(call: Call, verb: Verb, home: Path, tmp_
 
 
 @pytest.mark.parametrize("name", ["a/b", "../x", "guide", "ollama", "-x", "x.gguf", ""])
-def test_a_name_that_means_something_else_is_refused(name: str, verb: Verb, shelf: Path) -> None:
-    gguf(shelf / "m.gguf")
+def test_a_name_that_means_something_else_is_refused(
+    name: str, verb: Verb, models_dir: Path
+) -> None:
+    gguf(models_dir / "m.gguf")
     assert verb("cp", "m", "--", name).code == 2
 
 
-def test_an_alias_does_not_hide_a_model(verb: Verb, shelf: Path) -> None:
-    gguf(shelf / "m.gguf")
-    gguf(shelf / "n.gguf", 2)
+def test_an_alias_does_not_hide_a_model(verb: Verb, models_dir: Path) -> None:
+    gguf(models_dir / "m.gguf")
+    gguf(models_dir / "n.gguf", 2)
     code, _, err = verb("cp", "m", "n")
     assert code == 2
     assert "n already" in err
@@ -180,26 +184,26 @@ def test_an_alias_does_not_hide_a_model(verb: Verb, shelf: Path) -> None:
 # ---------------------------------------------------------------------------- rm
 
 
-def test_rm_frees_what_it_says(verb: Verb, shelf: Path) -> None:
-    path = gguf(shelf / "m.gguf")
+def test_rm_frees_what_it_says(verb: Verb, models_dir: Path) -> None:
+    path = gguf(models_dir / "m.gguf")
     size = path.stat().st_size
     code, out, _ = verb("rm", "m", "-y", "--json")
     assert code == 0
     assert json.loads(out)["freed_bytes"] == size
     assert not path.exists()
-    assert shelf.is_dir()
+    assert models_dir.is_dir()
 
 
-def test_rm_without_a_terminal_wants_yes(verb: Verb, shelf: Path) -> None:
-    path = gguf(shelf / "m.gguf")
+def test_rm_without_a_terminal_wants_yes(verb: Verb, models_dir: Path) -> None:
+    path = gguf(models_dir / "m.gguf")
     code, _, err = verb("rm", "m")
     assert code == 2
     assert "--yes" in err
     assert path.exists()
 
 
-def test_a_pulled_model_leaves_what_its_neighbour_needs(verb: Verb, shelf: Path) -> None:
-    folder = shelf / "org/repo"
+def test_a_pulled_model_leaves_what_its_neighbour_needs(verb: Verb, models_dir: Path) -> None:
+    folder = models_dir / "org/repo"
     for seed, name in enumerate(("one", "two")):
         path = gguf(folder / f"{name}.gguf", seed)
         files = [path, folder / "config.json"]
@@ -217,12 +221,12 @@ def test_a_pulled_model_leaves_what_its_neighbour_needs(verb: Verb, shelf: Path)
     assert set(rows(verb)) == {"guide", "two:1b-q4_k_m"}
     assert (folder / "config.json").exists()
     assert verb("rm", "two:1b-q4_k_m", "-y").code == 0
-    assert list(shelf.iterdir()) == []
+    assert list(models_dir.iterdir()) == []
 
 
 @pytest.mark.parametrize("gone", ["qwen2.5:7b-q8_0", "hf.co/a/b:Q8_0"])
-def test_rm_of_one_of_two_names_takes_that_name(verb: Verb, shelf: Path, gone: str) -> None:
-    folder = shelf / "a/b"
+def test_rm_of_one_of_two_names_takes_that_name(verb: Verb, models_dir: Path, gone: str) -> None:
+    folder = models_dir / "a/b"
     size = gguf(folder / "x.gguf").stat().st_size
     pulled = (PulledFile(path="x.gguf", size=size, sha256="0" * 64),)
     names = ("hf.co/a/b:Q8_0", "qwen2.5:7b-q8_0")
@@ -243,9 +247,9 @@ def test_rm_of_one_of_two_names_takes_that_name(verb: Verb, shelf: Path, gone: s
 
 @pytest.mark.parametrize(("answer", "there"), [("n\n", True), ("y\n", False)])
 def test_rm_asks_on_a_terminal(
-    answer: str, there: bool, shelf: Path, screen: Callable[..., Screen]
+    answer: str, there: bool, models_dir: Path, screen: Callable[..., Screen]
 ) -> None:
-    path = gguf(shelf / "m.gguf")
+    path = gguf(models_dir / "m.gguf")
     shown = screen("hello", "rm", "m")
     shown.wait_for("Remove?")
     shown.press(answer)
@@ -335,12 +339,12 @@ def test_import_takes_all_parts_of_a_split_model(call: Call, verb: Verb, tmp_pat
 
 
 def test_import_refuses_what_is_no_model_and_a_name_that_is_taken(
-    verb: Verb, shelf: Path, tmp_path: Path
+    verb: Verb, models_dir: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "text.gguf").write_text("hello")
     assert verb("import", tmp_path / "text.gguf").code == 1
     assert verb("import", tmp_path / "nothing.gguf").code == 3
-    gguf(shelf / "mine.gguf")
+    gguf(models_dir / "mine.gguf")
     code, _, err = verb("import", gguf(tmp_path / "x.gguf", 2), "mine")
     assert code == 2
     assert "already" in err

@@ -10,7 +10,7 @@ import pytest
 from localchat.engine.events import Done, Speculation
 from localchat.fit.speed_history import MOST_RUNS, SpeedHistory
 from localchat.model_files.checkpoint import read_summary
-from localchat.models.record_speed import remember_pace, run_of
+from localchat.models.speed_recorder import measured_run, record_speed
 from tests.support.cli_program import DONE, INFO
 from tests.support.gguf_files import Size, write_model
 from tests.support.speed_runs import run
@@ -97,22 +97,22 @@ def test_two_processes_lose_nothing_of_each_other(tmp_path: Path) -> None:
     ],
 )
 def test_answers_that_tell_nothing_are_left_out(done: Done, tmp_path: Path) -> None:
-    assert run_of(INFO, done) is None
-    remember_pace(INFO, done, tmp_path)
+    assert measured_run(INFO, done) is None
+    record_speed(INFO, done, tmp_path)
     assert SpeedHistory(tmp_path).runs() == ()
 
 
 def test_what_drafts_gained_is_taken_out_again() -> None:
     drafted = Speculation(drafted=90, accepted=60, speedup=2.0)
-    found = run_of(INFO, msgspec.structs.replace(LONG, speculation=drafted))
+    found = measured_run(INFO, msgspec.structs.replace(LONG, speculation=drafted))
     assert found is not None
     assert found.rates == (31.02,)
 
 
 def test_an_answer_is_remembered_with_how_it_ran(tmp_path: Path) -> None:
-    remember_pace(INFO, LONG, tmp_path)
+    record_speed(INFO, LONG, tmp_path)
     (found,) = SpeedHistory(tmp_path).runs()
     assert found.rates == (62.04,)
     assert (found.path, found.backend, found.threads) == ("tiny.gguf", "llamacpp", INFO.threads)
-    remember_pace(msgspec.structs.replace(INFO, threads=0), LONG, tmp_path)
+    record_speed(msgspec.structs.replace(INFO, threads=0), LONG, tmp_path)
     assert SpeedHistory(tmp_path).runs()[-1].threads >= 1

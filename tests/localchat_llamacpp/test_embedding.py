@@ -20,7 +20,7 @@ from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.model_files.architecture import ModelShape, model_shape
 from localchat.model_files.open_gguf import read_header
-from localchat.models.info.gguf_info import facts_of
+from localchat.models.info.gguf_info import describe_gguf
 from localchat_llamacpp import LlamaCppBackend
 from localchat_llamacpp.embedder import LlamaCppEmbedder
 from localchat_llamacpp.embedding_plan import plan_embedding
@@ -213,12 +213,12 @@ def test_a_gpu_that_is_required_and_not_used_is_no_fit(tmp_path: Path) -> None:
 def test_a_user_is_told_that_it_embeds_and_does_not_chat(
     write: Callable[[Path], Path], tmp_path: Path
 ) -> None:
-    facts = facts_of(read_header(write(tmp_path / "m.gguf")))
+    facts = describe_gguf(read_header(write(tmp_path / "m.gguf")))
     assert facts.abilities == {"embedding"}
     assert "gives embeddings" in facts.can[0]
     assert any("writes no text" in sentence for sentence in facts.cannot)
     assert (facts.kv_bytes_per_token == 0) == (write is write_bert)
-    assert "embedding" not in facts_of(read_header(write_llama(tmp_path / "l.gguf"))).abilities
+    assert "embedding" not in describe_gguf(read_header(write_llama(tmp_path / "l.gguf"))).abilities
 
 
 # ---------------------------------------------------------------------------- through the engine

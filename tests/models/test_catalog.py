@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from localchat.errors import UsageError
-from localchat.models.catalog import Entry, read_models, shipped_file
+from localchat.models.catalog import CatalogEntry, read_models, shipped_file
 from localchat.models.names import parse
 from localchat.models.quantizations import is_quantization
 
-CATALOGUE: dict[str, Entry] = read_models(shipped_file())
+CATALOGUE: dict[str, CatalogEntry] = read_models(shipped_file())
 BODY = (
     'parameters = 1_000_000\ncontext_tokens = 512\nlicence = "MIT"\nabout = "x"\nuses = ["chat"]\n'
     'sources = [{ repository = "a/b", format = "gguf", quantizations = ["Q4_K_M"] }]\n'

@@ -14,9 +14,9 @@ from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.model_files.architecture import ModelShape
 from localchat.model_files.checkpoint import Checkpoint
-from localchat.models.catalog import Entry, read_catalogue
+from localchat.models.catalog import CatalogEntry, read_catalog
 from localchat.models.names import parse
-from localchat.models.synthetic.gguf import drawn_for, drawn_header, read_blueprints
+from localchat.models.synthetic.gguf import read_published_shapes, synthetic_header, synthetic_model
 from localchat.units import size
 from localchat_llamacpp.memory_plan import plan
 
@@ -41,8 +41,8 @@ MACHINES: dict[str, Machine] = {
 
 
 def rows() -> Iterator[str]:
-    shapes = read_blueprints()
-    catalogue = read_catalogue(find_paths(os.environ))
+    shapes = read_published_shapes()
+    catalogue = read_catalog(find_paths(os.environ))
     for name, machine in MACHINES.items():
         yield f"{name}"
         for entry in catalogue.values():
@@ -51,10 +51,10 @@ def rows() -> Iterator[str]:
         yield ""
 
 
-def _row(entry: Entry, machine: Machine) -> str:
+def _row(entry: CatalogEntry, machine: Machine) -> str:
     found = entry.source(None)
     assert found is not None
-    header = drawn_header(entry, read_blueprints()[entry.name], found[1])
+    header = synthetic_header(entry, read_published_shapes()[entry.name], found[1])
     assert header is not None
     offload = bool(machine.gpus or machine.unified_memory)
     verdict = plan(header, LoadOptions(max_slots=2), machine, can_offload=offload, safe_mode=False)
@@ -76,12 +76,12 @@ def test_the_verdicts_are_those_of_the_table() -> None:
     assert list(rows()) == TABLE.read_text(encoding="utf-8").splitlines()
 
 
-@pytest.mark.parametrize("name", sorted(read_blueprints()))
+@pytest.mark.parametrize("name", sorted(read_published_shapes()))
 def test_a_shape_has_the_parameters_that_the_catalogue_says(name: str) -> None:
-    entry = read_catalogue(find_paths(os.environ))[name]
+    entry = read_catalog(find_paths(os.environ))[name]
     found = entry.source(None)
     assert found is not None
-    header = drawn_header(entry, read_blueprints()[name], found[1])
+    header = synthetic_header(entry, read_published_shapes()[name], found[1])
     assert header is not None
     # The makers of Gemma 3 count the part that sees images, which is a file of its own.
     share = 0.1 if name.startswith("gemma3:") else 0.001
@@ -90,10 +90,8 @@ def test_a_shape_has_the_parameters_that_the_catalogue_says(name: str) -> None:
 
 def test_every_chat_model_of_the_catalogue_has_a_shape() -> None:
     missing = {
-        name
-        for name, entry in read_catalogue(find_paths(os.environ)).items()
-        if "chat" in entry.uses
-    } - read_blueprints().keys()
+        name for name, entry in read_catalog(find_paths(os.environ)).items() if "chat" in entry.uses
+    } - read_published_shapes().keys()
     assert missing == set()
 
 
@@ -116,8 +114,8 @@ def test_every_chat_model_of_the_catalogue_has_a_shape() -> None:
 def test_drawn_files_are_as_large_as_the_published_ones(
     name: str, quantization: str, gigabytes: float
 ) -> None:
-    entry = read_catalogue(find_paths(os.environ))[name]
-    header = drawn_header(entry, read_blueprints()[name], quantization)
+    entry = read_catalog(find_paths(os.environ))[name]
+    header = synthetic_header(entry, read_published_shapes()[name], quantization)
     assert header is not None
     assert header.file_bytes / 1e9 == pytest.approx(gigabytes, rel=0.03)
 
@@ -134,19 +132,19 @@ def test_drawn_files_are_as_large_as_the_published_ones(
     ],
 )
 def test_drawn_checkpoints_are_as_large_as_the_published_ones(word: str, gigabytes: float) -> None:
-    drawn = drawn_for(parse(word, read_catalogue(find_paths(os.environ))))
+    drawn = synthetic_model(parse(word, read_catalog(find_paths(os.environ))))
     assert isinstance(drawn, Checkpoint)
     assert drawn.weights_bytes / 1e9 == pytest.approx(gigabytes, rel=0.01)
 
 
 def test_an_embedding_model_is_drawn_as_one() -> None:
-    drawn = drawn_for(parse("qwen3-embedding:0.6b", read_catalogue(find_paths(os.environ))))
+    drawn = synthetic_model(parse("qwen3-embedding:0.6b", read_catalog(find_paths(os.environ))))
     assert isinstance(drawn, ModelShape)
     assert drawn.pooling == "last"
 
 
 def test_every_checkpoint_of_the_catalogue_whose_shape_is_known_is_drawn() -> None:
-    catalogue, shapes = read_catalogue(find_paths(os.environ)), read_blueprints()
+    catalogue, shapes = read_catalog(find_paths(os.environ)), read_published_shapes()
     words = [
         f"{name}-{quantization.lower()}"
         for name, entry in catalogue.items()
@@ -155,7 +153,7 @@ def test_every_checkpoint_of_the_catalogue_whose_shape_is_known_is_drawn() -> No
         if source.format == "safetensors" and name in shapes
     ]
     assert len(words) > 50
-    assert [word for word in words if drawn_for(parse(word, catalogue)) is None] == []
+    assert [word for word in words if synthetic_model(parse(word, catalogue)) is None] == []
 
 
 if __name__ == "__main__":

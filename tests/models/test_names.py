@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from localchat.config.paths import Paths
 from localchat.errors import LocalchatError, ModelMissing, UsageError
-from localchat.models.catalog import Entry, read_models, shipped_file
+from localchat.models.catalog import CatalogEntry, read_models, shipped_file
 from localchat.models.hub.manifest import Manifest, PulledFile, record
 from localchat.models.hub.safe_paths import check_path
 from localchat.models.names import parse
 from localchat.models.quantizations import gguf_variants, is_quantization, quantization_of
 from localchat.models.resolve import locate, locate_named
 
-CATALOGUE: dict[str, Entry] = read_models(shipped_file())
+CATALOGUE: dict[str, CatalogEntry] = read_models(shipped_file())
 
 
 @pytest.mark.parametrize(

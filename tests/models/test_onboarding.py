@@ -1,4 +1,4 @@
-"""The first run: hardware in a line, models to adopt, three cards that fit."""
+"""The first run: hardware in a line, models to adopt, three recommendations that fit."""
 
 import os
 from collections.abc import Callable
@@ -45,32 +45,36 @@ def look(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FirstRu
 def test_three_cards_fit_and_grow(
     look: Callable[..., FirstRun], machine: Machine, offload: bool
 ) -> None:
-    cards = look(machine, offload=offload).cards
-    assert [card.role for card in cards] == ["fast", "balanced", "best"]
-    sizes = [card.parameters for card in cards]
+    recommendations = look(machine, offload=offload).recommendations
+    assert [recommendation.role for recommendation in recommendations] == [
+        "fast",
+        "balanced",
+        "best",
+    ]
+    sizes = [recommendation.parameters for recommendation in recommendations]
     assert sizes == sorted(sizes) and len(set(sizes)) == 3
-    for card in cards:
-        assert card.context_tokens >= 4096
-        assert card.download_s == pytest.approx(card.size_bytes / 12_500_000)
-        assert card.command == f"localchat pull {card.name}"
-        assert card.gpu_layers == (card.layers if offload else 0)
-        assert card.name.endswith(("-q4_k_m", "-mxfp4"))
+    for recommendation in recommendations:
+        assert recommendation.context_tokens >= 4096
+        assert recommendation.download_s == pytest.approx(recommendation.size_bytes / 12_500_000)
+        assert recommendation.command == f"localchat pull {recommendation.name}"
+        assert recommendation.gpu_layers == (recommendation.layers if offload else 0)
+        assert recommendation.name.endswith(("-q4_k_m", "-mxfp4"))
 
 
 def test_a_slow_machine_gets_smaller_models(look: Callable[..., FirstRun]) -> None:
-    quick, slow = look(LAPTOP).cards, look(LAPTOP, 4 * GB).cards
+    quick, slow = look(LAPTOP).recommendations, look(LAPTOP, 4 * GB).recommendations
     assert slow[-1].parameters < quick[-1].parameters
-    assert all(card.tokens_per_s for card in (*quick, *slow))
+    assert all(recommendation.tokens_per_s for recommendation in (*quick, *slow))
     assert quick[-1].tokens_per_s is not None and quick[-1].tokens_per_s >= 5
-    crawling = look(LAPTOP, GB // 10).cards
-    assert [card.role for card in crawling] == ["fast", "balanced", "best"]
+    crawling = look(LAPTOP, GB // 10).recommendations
+    assert [recommendation.role for recommendation in crawling] == ["fast", "balanced", "best"]
     assert crawling[0].parameters < crawling[1].parameters < crawling[2].parameters
 
 
 def test_a_machine_too_small_for_anything_gets_no_card(look: Callable[..., FirstRun]) -> None:
     tiny = Machine("old", frozenset(), 1, GB, GB // 5)
     found = look(tiny)
-    assert len(found.cards) == 0
+    assert len(found.recommendations) == 0
     assert not any("pull" in line for line in welcome(found))
 
 
@@ -95,7 +99,7 @@ def test_models_of_other_programs_come_first(
         "registry.ollama.ai/library/qwen2.5/7b", gguf(tmp_path / "a.gguf", 2)
     )
     found = look(LAPTOP)
-    assert [model.name for model in found.adoptable] == ["ollama/qwen2.5:7b"]
+    assert [model.name for model in found.external] == ["ollama/qwen2.5:7b"]
     lines = list(welcome(found))
     assert lines.index("  localchat run ollama/qwen2.5:7b   (Ollama)") < next(
         number for number, line in enumerate(lines) if "localchat pull" in line

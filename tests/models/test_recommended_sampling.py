@@ -6,7 +6,7 @@ import pytest
 
 from localchat.config.paths import Paths, find_paths
 from localchat.models.hub.manifest import Manifest, PulledFile, record
-from localchat.models.recommended_sampling import NO_ADVICE, advised_sampling
+from localchat.models.recommended_sampling import NO_RECOMMENDATION, recommended_sampling
 from localchat.models.resolve import ResolvedModel
 from tests.support.catalog_samples import SEVEN_B
 
@@ -33,7 +33,7 @@ def paths() -> Paths:
     ],
 )
 def test_every_name_of_a_model_finds_its_advice(word: str, path: str, paths: Paths) -> None:
-    found = advised_sampling(ResolvedModel(word, word, Path(path), ""), paths)
+    found = recommended_sampling(ResolvedModel(word, word, Path(path), ""), paths)
     assert found.sampling == SEVEN_B
     assert found.entry == "qwen2.5:7b"
 
@@ -52,7 +52,9 @@ def test_every_name_of_a_model_finds_its_advice(word: str, path: str, paths: Pat
     ],
 )
 def test_what_the_catalogue_does_not_know_gets_none(word: str, path: str, paths: Paths) -> None:
-    assert advised_sampling(ResolvedModel(word, word, Path(path), ""), paths) == NO_ADVICE
+    assert (
+        recommended_sampling(ResolvedModel(word, word, Path(path), ""), paths) == NO_RECOMMENDATION
+    )
 
 
 def test_a_repository_that_was_pulled_is_found_behind_any_name(paths: Paths) -> None:
@@ -71,5 +73,5 @@ def test_a_repository_that_was_pulled_is_found_behind_any_name(paths: Paths) -> 
             pulled_at="now",
         ),
     )
-    found = advised_sampling(ResolvedModel("fast", "fast", folder / "odd.gguf", ""), paths)
+    found = recommended_sampling(ResolvedModel("fast", "fast", folder / "odd.gguf", ""), paths)
     assert found.sampling == SEVEN_B

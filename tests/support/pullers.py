@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from localchat.models.hub.client import Hub
+from localchat.models.hub.client import HubClient
 from localchat.models.hub.events import PullEvent
 from localchat.models.hub.manifest import Installed
-from localchat.models.hub.pull import fetch, look_up
+from localchat.models.hub.pull import fetch, select_files
 from localchat.models.hub.retry import RetryPolicy
 from localchat.models.names import parse
 from tests.support.fake_hub import FakeHub
@@ -27,8 +27,8 @@ class Puller:
 
         known = read_models(catalogue) if catalogue else {}
         patience = RetryPolicy(sleep=self.waits.append)
-        hub = Hub(self.hub.url, self.token, self.silence_s)
-        choice = look_up(parse(word, known), hub, self.events.append, patience)
+        hub = HubClient(self.hub.url, self.token, self.silence_s)
+        choice = select_files(parse(word, known), hub, self.events.append, patience)
         return fetch(choice, hub, self.models_dir, self.events.append, patience)
 
     def told(self, kind: type[PullEvent]) -> list[PullEvent]:

@@ -19,7 +19,7 @@ from localchat.engine.events import (
 from localchat.engine.scripted import ScriptedAnswer
 from localchat.errors import ContextExceeded, EngineDied
 from localchat.models.hub.download import DownloadRate
-from localchat.models.onboarding import Card, FirstRun
+from localchat.models.onboarding import FirstRun, Recommendation
 from localchat.session.blocks import NoticeBlock
 from tests.support.tui_stage import HOLD, INFO, app_of, say, told, until
 
@@ -217,15 +217,15 @@ def told_in_turn(*pieces: str) -> Callable[[object], ScriptedAnswer]:
     return lambda request: told(*pieces)
 
 
-def suggestion(role: Any, name: str, count: int, seconds: float, pace: float) -> Card:
+def suggestion(role: Any, name: str, count: int, seconds: float, pace: float) -> Recommendation:
     """One model to begin with."""
-    return Card(role, name, "", count * 2, count, seconds, 32768, 0, 29, pace, "")
+    return Recommendation(role, name, "", count * 2, count, seconds, 32768, 0, 29, pace, "")
 
 
 FIRST = FirstRun(
     hardware="AMD EPYC 7B13, 2 cores · 8.1 GB of RAM, 6.0 GB free",
-    adoptable=(),
-    cards=(
+    external=(),
+    recommendations=(
         suggestion("fast", "qwen2.5:0.5b", 398_000_000, 40.0, 41.0),
         suggestion("balanced", "qwen2.5:1.5b", 1_117_000_000, 112.0, 15.2),
         suggestion("best", "qwen2.5:3b", 1_930_000_000, 193.0, 7.9),

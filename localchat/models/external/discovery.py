@@ -1,81 +1,86 @@
-"""Models that other programs downloaded, used where they lie: nothing is copied, moved or changed.
+"""Finds models that other programs downloaded and uses them where they lie: nothing is copied or changed.
 
-Each has a name whose first part says whose it is: `ollama/qwen2.5:7b`, `lmstudio/REPOSITORY/FILE`,
+Each has a name whose first part is its store: `ollama/qwen2.5:7b`, `lmstudio/REPOSITORY/FILE`,
 `hf/ORG/REPOSITORY:QUANT`, `llamacpp/FILE`, `folder/FILE`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from localchat.config.paths import find_paths
 from localchat.errors import ModelInvalid, ModelMissing, UsageError
-from localchat.models.aliases import read_bookmarks
-from localchat.models.external.ollama import (
+from localchat.models.aliases import read_aliases
+from localchat.models.external import hf_cache, llamacpp, lm_studio, loose_files, ollama
+from localchat.models.external.base import (
     FOLDER,
     HUGGING_FACE,
+    LLAMA_CPP,
+    LM_STUDIO,
     OLLAMA,
     PREFIXES,
-    Found,
-    Place,
-    look,
-    places,
+    ExternalModel,
 )
 
-_SAME = {"hf.co": "hf", "huggingface.co": "hf"}
+_SYNONYMS: Final = {"hf.co": "hf", "huggingface.co": "hf"}
 """Other first parts of a name that mean the Hugging Face cache."""
 
-
-@dataclass(frozen=True, slots=True)
-class Adopted:
-    """A model of another program. See `Found`; `name` is the one to use, `long` finds it too."""
-
-    name: str
-    long: str
-    origin: str
-    path: Path | None
-    trouble: str = ""
-    ticket: Path | None = None
-    notes: tuple[str, ...] = ()
+_READERS: Final[Mapping[str, Callable[[Path], Iterator[ExternalModel]]]] = {
+    OLLAMA: ollama.read_models,
+    LM_STUDIO: lm_studio.read_models,
+    HUGGING_FACE: hf_cache.read_models,
+    LLAMA_CPP: llamacpp.read_models,
+    FOLDER: loose_files.read_models,
+}
 
 
-class Adoption(NamedTuple):
-    """What was found, by place and name. `notices`: places that could not be read, in sentences."""
+class ExternalModels(NamedTuple):
+    """Everything that was found, by store and name."""
 
-    models: tuple[Adopted, ...]
+    models: tuple[ExternalModel, ...]
     notices: tuple[str, ...]
+    """Sentences about folders that could not be read."""
 
 
-def adopt(
+def find_external_models(
     environ: Mapping[str, str], *, root: Path = Path("/"), origins: Iterable[str] | None = None
-) -> Adoption:
-    """Look everywhere, or only where these `origins` keep their models. `root`: where /usr stands. Raises
-    LocalchatError for bookmarks that cannot be read."""
-    wanted = set(PREFIXES.values() if origins is None else origins)
-    found: list[Found] = []
+) -> ExternalModels:
+    """Search all stores, or only those of `origins`. `root`: where /usr stands.
+
+    Raises LocalchatError for a list of the user's folders that cannot be read.
+    """
+    searched = set(PREFIXES.values() if origins is None else origins)
+    found: list[ExternalModel] = []
     notices: list[str] = []
-    looked: set[Path] = set()
-    for place in places(environ, _user_folders(environ), root):
-        if place.origin not in wanted:
+    visited: set[Path] = set()
+    for origin, folder in _folders(environ, root):
+        if origin not in searched:
             continue
         try:
-            real = place.folder.resolve()
-            if real not in looked:
-                found += look(place)
-            looked.add(real)
+            real = folder.resolve()
+            if real not in visited:
+                with os.scandir(folder):
+                    pass  # raises for a folder that may not be read, which a walk takes for an empty one
+                found += _READERS[origin](folder)
+            visited.add(real)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as problem:
-            notices.append(_unreadable(place, problem))
-    return Adoption(tuple(_named(_once(found))), tuple(notices))
+            notices.append(_unreadable(origin, folder, problem))
+    return ExternalModels(tuple(_with_unique_names(_without_repeats(found))), tuple(notices))
 
 
-def find_adopted(word: str, environ: Mapping[str, str], *, root: Path = Path("/")) -> Path | None:
-    """The file that an adopted model's name means; None where the word is no such name. Only the place that
-    the word begins with is looked at. Raises UsageError where it means several, ModelInvalid where its owner
-    has no file that could be used."""
-    model = find(word, environ, root=root)
+def find_external_file(
+    word: str, environ: Mapping[str, str], *, root: Path = Path("/")
+) -> Path | None:
+    """The file that an external model's name means; None where the word is no such name.
+
+    Searches only the store that the word begins with. Raises UsageError for an ambiguous word, ModelInvalid
+    where the store has no usable file.
+    """
+    model = find_external_model(word, environ, root=root)
     if model is None:
         return None
     if model.path is None:
@@ -86,26 +91,28 @@ def find_adopted(word: str, environ: Mapping[str, str], *, root: Path = Path("/"
     return model.path
 
 
-def find(word: str, environ: Mapping[str, str], *, root: Path = Path("/")) -> Adopted | None:
-    """The adopted model that a word means. Letter case does not matter, nor does a tag or a file that is the
-    only one (`ollama/qwen2.5` is its `latest`). Raises UsageError where it means several."""
+def find_external_model(
+    word: str, environ: Mapping[str, str], *, root: Path = Path("/")
+) -> ExternalModel | None:
+    """The external model that a word means, letter case apart; a tag or a file that is the only one may be
+    left out (`ollama/qwen2.5` is its `latest`). Raises UsageError for an ambiguous word."""
     first, slash, rest = word.partition("/")
-    first = _SAME.get(first.lower(), first.lower())
+    first = _SYNONYMS.get(first.lower(), first.lower())
     if not rest or first not in PREFIXES:
         return None
-    models = adopt(environ, root=root, origins=(PREFIXES[first],)).models
-    return pick(f"{first}{slash}{rest}", models)
+    models = find_external_models(environ, root=root, origins=(PREFIXES[first],)).models
+    return match_name(f"{first}{slash}{rest}", models)
 
 
-def pick(word: str, models: Sequence[Adopted]) -> Adopted | None:
-    """The one of these that a word means. Raises UsageError where several are meant alike."""
-    wanted = word.casefold()
-    for exact in (wanted, f"{wanted}:latest"):
+def match_name(word: str, models: Sequence[ExternalModel]) -> ExternalModel | None:
+    """The one of these models that a word means. Raises UsageError where it means several."""
+    folded = word.casefold()
+    for exact in (folded, f"{folded}:latest"):
         for model in models:
             if exact in (model.name.casefold(), model.long.casefold()):
                 return model
     under = [
-        model for model in models if model.name.casefold().startswith((f"{wanted}:", f"{wanted}/"))
+        model for model in models if model.name.casefold().startswith((f"{folded}:", f"{folded}/"))
     ]
     if len(under) > 1:
         names = ", ".join(model.name for model in under[:8])
@@ -116,9 +123,11 @@ def pick(word: str, models: Sequence[Adopted]) -> Adopted | None:
     return under[0] if under else None
 
 
-def missing(word: str, why: str) -> ModelMissing | None:
-    """What is to be said of a word that begins as the name of an adopted model does, where there is no such
-    model; None where it begins otherwise."""
+def missing_external(word: str, why: str) -> ModelMissing | None:
+    """The error for a word with a store's prefix that means no model; None for other words.
+
+    `why`: who chose the word, a phrase.
+    """
     first, _, rest = word.partition("/")
     origin = PREFIXES.get(first.lower())
     if origin is None or not rest:
@@ -135,40 +144,42 @@ def missing(word: str, why: str) -> ModelMissing | None:
     )
 
 
-def _user_folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    return tuple(Path(folder) for folder in read_bookmarks(find_paths(environ)).folders)
+def _folders(environ: Mapping[str, str], root: Path) -> Iterator[tuple[str, Path]]:
+    """Every store's folders, whether or not they exist, and the user's own."""
+    yield from ((OLLAMA, folder) for folder in ollama.folders(environ, root))
+    yield from ((LM_STUDIO, folder) for folder in lm_studio.folders(environ))
+    yield from ((HUGGING_FACE, folder) for folder in hf_cache.folders(environ))
+    yield from ((LLAMA_CPP, folder) for folder in llamacpp.folders(environ))
+    yield from ((FOLDER, Path(folder)) for folder in read_aliases(find_paths(environ)).folders)
 
 
-def _unreadable(place: Place, problem: OSError) -> str:
-    whose = (
-        f"your folder {place.folder}" if place.origin == "folder" else f"{place.origin}'s models"
-    )
-    sentence = f"{whose} cannot be read: {problem.strerror or problem} ({place.folder})"
-    if place.origin == OLLAMA and isinstance(problem, PermissionError):
+def _unreadable(origin: str, folder: Path, problem: OSError) -> str:
+    whose = f"your folder {folder}" if origin == FOLDER else f"{origin}'s models"
+    sentence = f"{whose} cannot be read: {problem.strerror or problem} ({folder})"
+    if origin == OLLAMA and isinstance(problem, PermissionError):
         sentence += "; a member of the group ollama may"
     return sentence
 
 
-def _once(found: Iterable[Found]) -> Iterator[Found]:
-    """Without files that an earlier place showed already. Two names of one program for a file are two."""
-    shown: dict[Path, str] = {}
+def _without_repeats(found: Iterable[ExternalModel]) -> Iterator[ExternalModel]:
+    """Leave out files that an earlier store listed. Two names of one store for a file are two models."""
+    listed: dict[Path, str] = {}
     for one in found:
         if one.path is not None:
             real = one.path.resolve()
-            if shown.setdefault(real, one.origin) != one.origin:
+            if listed.setdefault(real, one.origin) != one.origin:
                 continue
         yield one
 
 
-def _named(found: Iterable[Found]) -> Iterator[Adopted]:
-    """With the short name where it is the only one, else the long one, numbered where even that is not."""
+def _with_unique_names(found: Iterable[ExternalModel]) -> Iterator[ExternalModel]:
+    """Keep the short name where it is unique, else take the long one, numbered where that is not either."""
     kept = list(found)
     count: dict[str, int] = {}
     for one in kept:
-        count[one.short.casefold()] = count.get(one.short.casefold(), 0) + 1
+        count[one.name.casefold()] = count.get(one.name.casefold(), 0) + 1
     taken: dict[str, int] = {}
     for one in kept:
-        name = one.short if count[one.short.casefold()] == 1 else one.long
+        name = one.name if count[one.name.casefold()] == 1 else one.long
         again = taken[name.casefold()] = taken.get(name.casefold(), 0) + 1
-        name = name if again == 1 else f"{name}~{again}"
-        yield Adopted(name, one.long, one.origin, one.path, one.trouble, one.ticket, one.notes)
+        yield replace(one, name=name if again == 1 else f"{name}~{again}")

@@ -36,7 +36,7 @@ class Listing(NamedTuple):
     files: tuple[RemoteFile, ...]
 
 
-class TryAgain(Exception):
+class RetryableError(Exception):
     """A failure that may pass. `asked_s`: how long the server wants us to wait. `reached`: whether there was
     a server."""
 
@@ -46,7 +46,7 @@ class TryAgain(Exception):
         self.reached = reached
 
 
-class Hub:
+class HubClient:
     """A hub at an endpoint, as one user."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Hub:
         self._origin = _origin(httpx2.URL(self.endpoint))
 
     def list(self, repository: str) -> Listing:
-        """What a repository holds now. Raises TryAgain, ModelMissing, NetworkError."""
+        """What a repository holds now. Raises RetryableError, ModelMissing, NetworkError."""
         from huggingface_hub import HfApi
         from huggingface_hub.errors import (
             GatedRepoError,
@@ -80,12 +80,12 @@ class Hub:
         except RepositoryNotFoundError as problem:
             raise self._missing(repository) from problem
         except OfflineModeIsEnabled as problem:
-            raise offline(repository, "HF_HUB_OFFLINE") from problem
+            raise offline_error(repository, "HF_HUB_OFFLINE") from problem
         except HfHubHTTPError as problem:
             raise self._refused(repository, problem.response) from problem
         except httpx2.HTTPError as problem:
             reached = not isinstance(problem, httpx2.ConnectError)
-            raise TryAgain(_words(problem, self.endpoint), reached=reached) from problem
+            raise RetryableError(_words(problem, self.endpoint), reached=reached) from problem
         except (ValueError, TypeError, KeyError, AttributeError) as problem:
             raise NetworkError(
                 f"{self.endpoint} answers for {repository}, and not with a listing: {problem}",
@@ -98,7 +98,7 @@ class Hub:
     ) -> Iterator[httpx2.Response]:
         """The bytes of a file from `start` on (up to `end`, which is not among them), as a response of status
         200, 206 or 416 that is to be read raw. `etag`: bytes before `start` came under it; if it is another
-        now, the whole file comes (RFC 9110, If-Range). Raises TryAgain, LocalchatError."""
+        now, the whole file comes (RFC 9110, If-Range). Raises RetryableError, LocalchatError."""
         headers = {"Accept-Encoding": "identity"}
         if start or end is not None:
             headers["Range"] = f"bytes={start}-{'' if end is None else end - 1}"
@@ -111,13 +111,13 @@ class Hub:
             response = self._follow(url, headers)
         except httpx2.HTTPError as problem:
             reached = not isinstance(problem, httpx2.ConnectError)
-            raise TryAgain(_words(problem, self.endpoint), reached=reached) from problem
+            raise RetryableError(_words(problem, self.endpoint), reached=reached) from problem
         try:
             if response.status_code not in (200, 206, 416):
                 raise self._refused(listing.repository, response)
             yield response
         except httpx2.HTTPError as problem:
-            raise TryAgain(_words(problem, response.url.host)) from problem
+            raise RetryableError(_words(problem, response.url.host)) from problem
         finally:
             response.close()
 
@@ -156,7 +156,9 @@ class Hub:
             return self._gated(repository)
         if status in AGAIN:
             asked = retry_after_s(response.headers.get("retry-after"))
-            return TryAgain(f"{response.url.host} answers {status} {response.reason_phrase}", asked)
+            return RetryableError(
+                f"{response.url.host} answers {status} {response.reason_phrase}", asked
+            )
         return NetworkError(
             f"{response.url.host} answers {status} {response.reason_phrase} for {repository}",
             hint="the same command later goes on where it stopped",
@@ -183,16 +185,16 @@ class Hub:
         )
 
 
-def hub_for(environ: Mapping[str, str]) -> Hub:
+def hub_from_environment(environ: Mapping[str, str]) -> HubClient:
     """The hub of this environment: HF_ENDPOINT, HF_TOKEN or the token of `hf auth login`; proxies are read
     from the environment as every tool does."""
     from huggingface_hub import get_token
 
     token = environ.get("HF_TOKEN", "").strip() or get_token()
-    return Hub(environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT, token)
+    return HubClient(environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT, token)
 
 
-def offline(what: str, by: str) -> NetworkError:
+def offline_error(what: str, by: str) -> NetworkError:
     """The network is wanted, and was forbidden."""
     return NetworkError(
         f"{what} is not here, and it cannot be fetched: offline is set ({by})",

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Meta
 
 from localchat.errors import NetworkError
-from localchat.models.hub.client import Hub, Listing, TryAgain
-from localchat.models.hub.events import Checking, Note, ProgressMeter, Tell
+from localchat.models.hub.client import HubClient, Listing, RetryableError
+from localchat.models.hub.events import Checking, EmitEvent, Note, ProgressMeter
 from localchat.models.hub.partial_file import PartialFile, RemoteFile
 from localchat.models.hub.retry import RetryPolicy
 from localchat.state_file import StateFile
@@ -29,7 +29,12 @@ class Download:
     """Files of one listing, fetched one after another."""
 
     def __init__(
-        self, hub: Hub, listing: Listing, meter: ProgressMeter, tell: Tell, patience: RetryPolicy
+        self,
+        hub: HubClient,
+        listing: Listing,
+        meter: ProgressMeter,
+        tell: EmitEvent,
+        patience: RetryPolicy,
     ) -> None:
         self._hub = hub
         self._listing = listing
@@ -70,7 +75,7 @@ class Download:
             before = part.length
             try:
                 self._stream(part, file)
-            except TryAgain as problem:
+            except RetryableError as problem:
                 why = f"{file.path}: {problem}"
                 if part.restarts - restarts > _MOST_RESTARTS:
                     raise NetworkError(
@@ -94,18 +99,18 @@ class Download:
         self._patience.sleep(wait)
 
     def _stream(self, part: PartialFile, file: RemoteFile) -> None:
-        """One request, as far as it goes. Raises TryAgain where it ends early."""
+        """One request, as far as it goes. Raises RetryableError where it ends early."""
         start = part.length
         with self._hub.open(self._listing, file.path, start, etag=part.etag) as response:
             etag = _strong(response.headers.get("etag"))
             if response.status_code == 416:
                 self._discard(part)
-                raise TryAgain("it is shorter on the server than what is here")
+                raise RetryableError("it is shorter on the server than what is here")
             wrong = _mismatch(response, start, file)
             changed = bool(start and part.etag and etag and etag != part.etag)
             if wrong or (changed and response.status_code == 206):
                 self._discard(part)
-                raise TryAgain(wrong or "it changed on the server")
+                raise RetryableError(wrong or "it changed on the server")
             if start and response.status_code == 200:
                 why = (
                     "it changed on the server"
@@ -121,20 +126,20 @@ class Download:
                 self._meter.came(file.path, len(wanted))
                 if part.length == file.size:
                     return
-        raise TryAgain(f"the connection ended after {size(part.length)}")
+        raise RetryableError(f"the connection ended after {size(part.length)}")
 
     def _discard(self, part: PartialFile) -> None:
         self._meter.lost(part.length)
         part.restart()
 
 
-def fetch_patiently(read: Callable[[], T], patience: RetryPolicy, tell: Tell) -> T:
+def with_retries(read: Callable[[], T], patience: RetryPolicy, tell: EmitEvent) -> T:
     """A listing or a piece of a file, however often it takes. Raises LocalchatError."""
     failures = 0
     while True:
         try:
             return read()
-        except TryAgain as problem:
+        except RetryableError as problem:
             failures += 1
             if patience.ends(failures, problem.asked_s, reached=problem.reached):
                 raise NetworkError(

@@ -12,7 +12,7 @@ _WINDOW_S: Final = 10.0
 """The rate is that of the last ten seconds: steady to read, and honest after a pause."""
 
 
-class Found(msgspec.Struct, frozen=True, tag_field="event", tag="found"):
+class PullStarted(msgspec.Struct, frozen=True, tag_field="event", tag="found"):
     """What will be fetched. `done_bytes`: here already, from before."""
 
     name: str
@@ -25,7 +25,7 @@ class Found(msgspec.Struct, frozen=True, tag_field="event", tag="found"):
     total_bytes: int
 
 
-class Judged(msgspec.Struct, frozen=True, tag_field="event", tag="verdict"):
+class FitAssessed(msgspec.Struct, frozen=True, tag_field="event", tag="verdict"):
     """Whether the model will run here, before it is fetched: what `fit --json` says, by the same names."""
 
     name: str
@@ -78,7 +78,7 @@ class Note(msgspec.Struct, frozen=True, tag_field="event", tag="note"):
     text: str
 
 
-class Done(msgspec.Struct, frozen=True, tag_field="event", tag="done"):
+class PullFinished(msgspec.Struct, frozen=True, tag_field="event", tag="done"):
     """The model is here. `path`: what an engine opens; `fetched_bytes`: what came over the network now."""
 
     name: str
@@ -87,8 +87,8 @@ class Done(msgspec.Struct, frozen=True, tag_field="event", tag="done"):
     fetched_bytes: int
 
 
-PullEvent: TypeAlias = Found | Judged | Checking | Progress | Note | Done
-Tell: TypeAlias = Callable[[PullEvent], None]
+PullEvent: TypeAlias = PullStarted | FitAssessed | Checking | Progress | Note | PullFinished
+EmitEvent: TypeAlias = Callable[[PullEvent], None]
 
 
 class ProgressMeter:
@@ -98,7 +98,7 @@ class ProgressMeter:
         self,
         total_bytes: int,
         done_bytes: int,
-        tell: Tell,
+        tell: EmitEvent,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.fetched_bytes = 0
@@ -122,7 +122,7 @@ class ProgressMeter:
         self._done -= count
 
     def show(self, file: str) -> None:
-        """Tell where things stand now."""
+        """Emit the progress now."""
         now = self._clock()
         self._next_s = now + _EVERY_S
         self._seen.append((now, self.fetched_bytes))

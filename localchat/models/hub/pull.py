@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 
 from localchat.errors import LocalchatError, ModelMissing, UsageError, reason
 from localchat.models.hub import manifest as manifests
-from localchat.models.hub.client import Hub, Listing
-from localchat.models.hub.download import Download, fetch_patiently
-from localchat.models.hub.events import Done, Found, Note, ProgressMeter, Tell
+from localchat.models.hub.client import HubClient, Listing
+from localchat.models.hub.download import Download, with_retries
+from localchat.models.hub.events import EmitEvent, Note, ProgressMeter, PullFinished, PullStarted
 from localchat.models.hub.manifest import Installed, Manifest, PulledFile
 from localchat.models.hub.partial_file import RemoteFile, kept_bytes
 from localchat.models.hub.retry import RetryPolicy
@@ -30,7 +30,7 @@ _SPARE_BYTES: Final = 64 << 20
 """Left free on the disk: a file system that is full to the last block slows everything else."""
 
 
-class Choice(NamedTuple):
+class SelectedFiles(NamedTuple):
     """The files of a listing that make up a model."""
 
     name: str
@@ -44,16 +44,18 @@ class Choice(NamedTuple):
         return sum(file.size for file in self.files)
 
 
-def look_up(reference: Reference, hub: Hub, tell: Tell, patience: RetryPolicy) -> Choice:
+def select_files(
+    reference: Reference, hub: HubClient, tell: EmitEvent, patience: RetryPolicy
+) -> SelectedFiles:
     """Which files the name means now. Raises LocalchatError."""
-    listing = fetch_patiently(lambda: hub.list(reference.repository), patience, tell)
+    listing = with_retries(lambda: hub.list(reference.repository), patience, tell)
     variant = _variant(reference, listing)
     by_path = {file.path: file for file in listing.files}
     files = tuple(by_path[path] for path in variant.files)
-    return Choice(_name(reference, variant), listing, variant, files)
+    return SelectedFiles(_name(reference, variant), listing, variant, files)
 
 
-def kept(choice: Choice, models_dir: Path) -> int:
+def bytes_present(choice: SelectedFiles, models_dir: Path) -> int:
     """Bytes of the choice that are here already, whole files and parts."""
     folder = repository_folder(models_dir, choice.listing.repository)
     return sum(
@@ -65,7 +67,7 @@ def kept(choice: Choice, models_dir: Path) -> int:
 
 
 def fetch(
-    choice: Choice, hub: Hub, models_dir: Path, tell: Tell, patience: RetryPolicy
+    choice: SelectedFiles, hub: HubClient, models_dir: Path, tell: EmitEvent, patience: RetryPolicy
 ) -> Installed:
     """Bring every file of the choice that is not here yet, and write the manifest. Raises LocalchatError;
     what came stays, and the next call goes on there."""
@@ -105,7 +107,7 @@ def fetch(
         )
         _write_down(folder, done)
     result = Installed(done, folder)
-    tell(Done(done.name, str(result.path), choice.total_bytes, meter.fetched_bytes))
+    tell(PullFinished(done.name, str(result.path), choice.total_bytes, meter.fetched_bytes))
     return result
 
 
@@ -184,7 +186,7 @@ def _git_sha1(path: Path) -> str:
 
 
 @contextmanager
-def _alone(models_dir: Path, repository: str, tell: Tell) -> Iterator[None]:
+def _alone(models_dir: Path, repository: str, tell: EmitEvent) -> Iterator[None]:
     """One pull of a repository at a time: a second waits, and then finds the files here. The lock falls with
     the process that holds it."""
     from filelock import FileLock, Timeout
@@ -205,8 +207,8 @@ def _alone(models_dir: Path, repository: str, tell: Tell) -> Iterator[None]:
         lock.release()
 
 
-def _found(choice: Choice, done_bytes: int) -> Found:
-    return Found(
+def _found(choice: SelectedFiles, done_bytes: int) -> PullStarted:
+    return PullStarted(
         name=choice.name,
         repository=choice.listing.repository,
         revision=choice.listing.revision,
@@ -218,7 +220,7 @@ def _found(choice: Choice, done_bytes: int) -> Found:
     )
 
 
-def _check_disk(models_dir: Path, missing: int, choice: Choice) -> None:
+def _check_disk(models_dir: Path, missing: int, choice: SelectedFiles) -> None:
     free = shutil.disk_usage(models_dir).free
     if missing and missing + _SPARE_BYTES > free:
         raise LocalchatError(

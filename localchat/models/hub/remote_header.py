@@ -21,11 +21,11 @@ from localchat.model_files.checkpoint import (
     weight_files,
 )
 from localchat.model_files.open_gguf import check_model, joined, read_source
-from localchat.models.hub.client import Hub, TryAgain
-from localchat.models.hub.download import fetch_patiently
-from localchat.models.hub.events import Tell
+from localchat.models.hub.client import HubClient, RetryableError
+from localchat.models.hub.download import with_retries
+from localchat.models.hub.events import EmitEvent
 from localchat.models.hub.partial_file import RemoteFile
-from localchat.models.hub.pull import Choice
+from localchat.models.hub.pull import SelectedFiles
 from localchat.models.hub.retry import RetryPolicy
 from localchat.units import size
 
@@ -60,8 +60,8 @@ class HubSource:
 
     def __init__(
         self,
-        hub: Hub,
-        choice: Choice,
+        hub: HubClient,
+        choice: SelectedFiles,
         file: RemoteFile,
         budget: Budget,
         patiently: Callable[[Callable[[], bytes]], bytes],
@@ -85,7 +85,7 @@ class HubSource:
         return self._window[offset - self._start : end - self._start]
 
     def _fetch(self, offset: int, count: int) -> bytes:
-        """One request. Raises TryAgain."""
+        """One request. Raises RetryableError."""
         with self._hub.open(self._listing, self.name, offset, end=offset + count) as response:
             skipped = self._skipped(response, offset, count)
             body = bytearray()
@@ -93,7 +93,7 @@ class HubSource:
                 body += piece
                 if len(body) >= skipped + count:
                     return bytes(body[skipped : skipped + count])
-        raise TryAgain(f"{self.name}: the connection ended inside its header")
+        raise RetryableError(f"{self.name}: the connection ended inside its header")
 
     def _skipped(self, response: httpx2.Response, offset: int, count: int) -> int:
         """Bytes of the answer that stand before the wanted ones: none where the range was honoured."""
@@ -103,7 +103,7 @@ class HubSource:
                 raise NetworkError(f"{self.name}: the server sends another part than was asked for")
             return 0
         if response.status_code == 416:
-            raise TryAgain(f"{self.name} is shorter on the server than in the listing")
+            raise RetryableError(f"{self.name} is shorter on the server than in the listing")
         if offset + count > min(MOST_IGNORED_BYTES, self.size):
             raise NetworkError(
                 f"{response.url.host} ignores ranges, so the header of {self.name} cannot be read alone",
@@ -112,13 +112,15 @@ class HubSource:
         return offset
 
 
-def look_into(choice: Choice, hub: Hub, tell: Tell, patience: RetryPolicy) -> ModelSummary:
+def read_remote_header(
+    choice: SelectedFiles, hub: HubClient, tell: EmitEvent, patience: RetryPolicy
+) -> ModelSummary:
     """The shape of a GGUF (of a split one all parts), or config.json and the headers of the weights of a
     safetensors repository. Raises NetworkError, ModelInvalid."""
     budget = Budget(MOST_BYTES)
 
     def patiently(read: Callable[[], bytes]) -> bytes:
-        return fetch_patiently(read, patience, tell)
+        return with_retries(read, patience, tell)
 
     def source(file: RemoteFile) -> HubSource:
         return HubSource(hub, choice, file, budget, patiently)

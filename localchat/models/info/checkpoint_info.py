@@ -11,7 +11,7 @@ from typing import Any, Final
 from localchat.errors import ModelInvalid, reason
 from localchat.model_files.checkpoint import Checkpoint
 from localchat.model_files.safetensors import Tensor
-from localchat.models.info.gguf_info import GGUFInfo, abilities_of, sentences_of
+from localchat.models.info.gguf_info import ModelDescription, abilities_of, sentences_of
 
 _JINJA: Final = "chat_template.jinja"
 _MORE_TEMPLATES: Final = "additional_chat_templates"
@@ -30,14 +30,16 @@ _LICENCE: Final = re.compile(r"^license(?:_name)?:[ \t]*['\"]?([\w .+-]{1,80}?)[
 _HALF: Final = 2
 
 
-def checkpoint_facts(folder: Path, model: Checkpoint, *, vocabulary: bool = False) -> GGUFInfo:
+def describe_checkpoint(
+    folder: Path, model: Checkpoint, *, vocabulary: bool = False
+) -> ModelDescription:
     """The facts. vocabulary: also whether it fills in the middle, for which the tokenizer is searched. Raises
     ModelInvalid for settings that cannot be read."""
     templates = checkpoint_templates(folder)
     abilities = abilities_of(templates, infill=vocabulary and _fills_in(folder))
     can, cannot = sentences_of(abilities, templates)
     layers = model.number("num_hidden_layers")
-    return GGUFInfo(
+    return ModelDescription(
         architecture=model.architecture,
         parameters=sum(_numbers(tensor, _bits(model)) for tensor in _tensors(model)),
         quantization=model.quantization,

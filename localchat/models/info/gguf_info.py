@@ -46,7 +46,7 @@ VOCABULARY: Final = "tokenizer.ggml.tokens"
 
 
 @dataclass(frozen=True, slots=True)
-class GGUFInfo:
+class ModelDescription:
     """About one model. `licence`: as the file names it, empty where it does not. `templates`: chat templates
     by name, `default` first. `kv_bytes_per_token`: with `kv_type` f16, of what grows with the text.
     `state_bytes`: of what does not, per conversation. `can`, `cannot`: sentences about `abilities` and more."""
@@ -67,7 +67,7 @@ class GGUFInfo:
     cannot: tuple[str, ...]
 
 
-def facts_of(header: Header) -> GGUFInfo:
+def describe_gguf(header: Header) -> ModelDescription:
     """The facts behind a checked header (fit.header.read_header, with VOCABULARY)."""
     shape = model_shape(header)
     templates = _templates(header)
@@ -78,7 +78,7 @@ def facts_of(header: Header) -> GGUFInfo:
         abilities = frozenset({"embedding"})
         can, cannot = _EMBEDDING_CAN, _EMBEDDING_CANNOT
         more, less = (), ()
-    return GGUFInfo(
+    return ModelDescription(
         architecture=header.architecture,
         parameters=header.parameters,
         quantization=header.quantization,

@@ -10,8 +10,8 @@ from localchat.model_files.checkpoint import read_checkpoint
 from localchat.model_files.gguf import Header
 from localchat.model_files.open_gguf import read_header
 from localchat.models.index import Model
-from localchat.models.info.checkpoint_info import checkpoint_facts
-from localchat.models.info.gguf_info import VOCABULARY, GGUFInfo, facts_of
+from localchat.models.info.checkpoint_info import describe_checkpoint
+from localchat.models.info.gguf_info import VOCABULARY, ModelDescription, describe_gguf
 
 
 class Inspection(NamedTuple):
@@ -20,7 +20,7 @@ class Inspection(NamedTuple):
     against it."""
 
     header: Header | None
-    facts: GGUFInfo | None
+    facts: ModelDescription | None
     trouble: str
 
 
@@ -36,13 +36,13 @@ def inspect(model: Model, *, vocabulary: bool = False) -> Inspection:
         backend = choose_for_file(model.path).backend
     except LocalchatError as problem:
         return Inspection(None, None, _told(problem, model))
-    return Inspection(header, facts_of(header), backend.objection(model_shape(header)))
+    return Inspection(header, describe_gguf(header), backend.objection(model_shape(header)))
 
 
 def _checkpoint(folder: Path, *, vocabulary: bool) -> Inspection:
     """A folder of safetensors. Raises LocalchatError."""
     found = read_checkpoint(folder)
-    facts = checkpoint_facts(folder, found, vocabulary=vocabulary)
+    facts = describe_checkpoint(folder, found, vocabulary=vocabulary)
     backend = choose_for_model(found, "safetensors").backend
     return Inspection(None, facts, backend.objection(found))
 

@@ -17,7 +17,7 @@ from localchat.model_files.architecture import ModelShape, model_shape
 from localchat.model_files.checkpoint import ModelSummary
 from localchat.model_files.ggml_types import FILE_TYPES, NUMBER_FORMATS, NumberFormat, stored_bytes
 from localchat.model_files.gguf import Array, Header, Tensor, Value
-from localchat.models.catalog import Entry
+from localchat.models.catalog import CatalogEntry
 from localchat.models.names import Reference
 from localchat.models.quantizations import DEFAULT_QUANTIZATION, canonical
 
@@ -85,7 +85,7 @@ class PublishedShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 @cache
-def read_blueprints() -> Mapping[str, PublishedShape]:
+def read_published_shapes() -> Mapping[str, PublishedShape]:
     """Every shape by the names of the catalogue that have it."""
     from tomllib import loads
 
@@ -94,33 +94,37 @@ def read_blueprints() -> Mapping[str, PublishedShape]:
     return {name: shape for shape in shapes for name in shape.models}
 
 
-def drawn_for(reference: Reference) -> ModelSummary | None:
+def synthetic_model(reference: Reference) -> ModelSummary | None:
     """The header or the checkpoint behind a name of the catalogue; None for other names and for forms that
     cannot be drawn."""
-    from localchat.models.synthetic.safetensors import drawn_checkpoint
+    from localchat.models.synthetic.safetensors import synthetic_checkpoint
 
-    shape = read_blueprints().get(reference.entry.name) if reference.entry is not None else None
+    shape = (
+        read_published_shapes().get(reference.entry.name) if reference.entry is not None else None
+    )
     if reference.entry is None or shape is None:
         return None
-    draw = drawn_header if reference.format == "gguf" else drawn_checkpoint
+    draw = synthetic_header if reference.format == "gguf" else synthetic_checkpoint
     return draw(reference.entry, shape, reference.quantization or DEFAULT_QUANTIZATION)
 
 
-def drawable(reference: Reference) -> tuple[str, ...]:
-    """Names of the same model that `drawn_for` knows: its offered quantizations, or the usual ones."""
+def synthetic_names(reference: Reference) -> tuple[str, ...]:
+    """Names of the same model that `synthetic_model` knows: its offered quantizations, or the usual ones."""
     entry = reference.entry
-    if entry is None or entry.name not in read_blueprints():
+    if entry is None or entry.name not in read_published_shapes():
         return ()
     offered = [(one.format, name) for one in entry.sources for name in one.quantizations]
     tried = [
         reference._replace(format=form, quantization=name) for form, name in dict.fromkeys(offered)
     ]
     return tuple(
-        f"{entry.name}-{(one.quantization or '').lower()}" for one in tried if drawn_for(one)
+        f"{entry.name}-{(one.quantization or '').lower()}" for one in tried if synthetic_model(one)
     )
 
 
-def drawn_header(entry: Entry, shape: PublishedShape, quantization: str) -> ModelShape | None:
+def synthetic_header(
+    entry: CatalogEntry, shape: PublishedShape, quantization: str
+) -> ModelShape | None:
     """The header that a file of this model would have, as far as memory goes; None for a quantization whose
     mix is not known here. `entry`: its context is taken."""
     mix = MIXES.get(canonical(quantization))

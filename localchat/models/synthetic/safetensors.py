@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from localchat.model_files.checkpoint import Checkpoint
 from localchat.model_files.safetensors import SafetensorsHeader, Tensor
-from localchat.models.catalog import Entry
+from localchat.models.catalog import CatalogEntry
 from localchat.models.synthetic.gguf import PublishedShape
 
 _CLASSES: Final = {
@@ -78,7 +78,9 @@ _FORMS: Final = {
 }
 
 
-def drawn_checkpoint(entry: Entry, shape: PublishedShape, quantization: str) -> Checkpoint | None:
+def synthetic_checkpoint(
+    entry: CatalogEntry, shape: PublishedShape, quantization: str
+) -> Checkpoint | None:
     """The checkpoint that a repository of this model would hold, as far as memory goes; None for a
     quantization, or a layer's form, that is not known here."""
     form = _FORMS.get(quantization.upper())
@@ -106,7 +108,7 @@ def drawn_checkpoint(entry: Entry, shape: PublishedShape, quantization: str) -> 
     return Checkpoint(name, config, (SafetensorsHeader(name, {}, tensors, whole),))
 
 
-def _class(entry: Entry, shape: PublishedShape) -> str:
+def _class(entry: CatalogEntry, shape: PublishedShape) -> str:
     mistral = shape.architecture == "llama" and entry.family.startswith("mistral")
     return _MISTRAL if mistral else _CLASSES[shape.architecture]
 

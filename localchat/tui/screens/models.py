@@ -155,12 +155,12 @@ class ModelScreen(ListDialog[ModelChoice]):
 
 def _entries(context: "SessionContext") -> tuple[ModelEntry, ...]:
     """What is on the shelf, then the catalogue's models that are not."""
-    from localchat.models.catalog import read_catalogue
-    from localchat.models.index import read_shelf
+    from localchat.models.catalog import read_catalog
+    from localchat.models.index import read_index
     from localchat.models.info.inspect import inspect
 
     found: list[ModelEntry] = []
-    for model in read_shelf(context.paths, context.environ).models:
+    for model in read_index(context.paths, context.environ).models:
         trouble = model.trouble or inspect(model).trouble
         kind = "unusable" if trouble else "adopted" if model.kind == "adopted" else "here"
         found.append(
@@ -169,7 +169,7 @@ def _entries(context: "SessionContext") -> tuple[ModelEntry, ...]:
     order = list(_HEADINGS)
     found.sort(key=lambda entry: order.index(entry.kind))
     here = {entry.name.rpartition("-")[0] for entry in found} | {entry.name for entry in found}
-    for name, entry in read_catalogue(context.paths).items():
+    for name, entry in read_catalog(context.paths).items():
         if name not in here:
             found.append(ModelEntry(name, "catalogue", _estimate(entry.parameters), entry.about))
     return tuple(found)

@@ -17,7 +17,7 @@ from localchat.session.context import ModelSetup
 from localchat.units import duration, rate, size
 
 if TYPE_CHECKING:
-    from localchat.models.onboarding import Card, FirstRun
+    from localchat.models.onboarding import FirstRun, Recommendation
 
 
 class Welcome(Widget):
@@ -121,7 +121,7 @@ def _center(lines: Sequence[Content], width: int) -> list[Content]:
 # What an empty chat says: who answers, how to begin, and on the first run what this machine can do.
 
 
-_MOST_ADOPTABLE = 2
+_MOST_EXTERNAL = 2
 _USAGE = (
     "Enter sends, Ctrl+J begins a new line",
     "/ commands · @ files · Ctrl+R conversations",
@@ -149,19 +149,20 @@ def greeting(setup: ModelSetup) -> Greeting:
 
 
 def first_greeting(found: "FirstRun") -> Greeting:
-    """The same for somebody who has no model yet: hardware, what other programs have here, three cards."""
+    """The same for somebody who has no model yet: hardware, what other programs have here, recommendations."""
     here = [
         Offer(f"{model.name}, here already ({model.origin})", f"model {model.name}")
-        for model in found.adoptable[:_MOST_ADOPTABLE]
+        for model in found.external[:_MOST_EXTERNAL]
     ]
-    cards = [
-        Offer(_fetch_label(suggestion), f"pull {suggestion.name}") for suggestion in found.cards
+    recommendations = [
+        Offer(_fetch_label(suggestion), f"pull {suggestion.name}")
+        for suggestion in found.recommendations
     ]
-    offers = (*(here + cards)[:4], _CHOOSE_MODEL)
+    offers = (*(here + recommendations)[:4], _CHOOSE_MODEL)
     return Greeting((*_GUIDE, "", found.hardware, "", *_USAGE[:2]), offers)
 
 
-def _fetch_label(suggestion: "Card") -> str:
+def _fetch_label(suggestion: "Recommendation") -> str:
     speed = (
         f", about {rate(suggestion.tokens_per_s)}" if suggestion.tokens_per_s is not None else ""
     )

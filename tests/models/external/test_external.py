@@ -10,8 +10,12 @@ import pytest
 from localchat.config.paths import find_paths
 from localchat.errors import ModelInvalid, ModelMissing, UsageError
 from localchat.models.aliases import add_folder
-from localchat.models.external.discovery import Adopted, adopt, find_adopted
-from localchat.models.external.ollama import quantization
+from localchat.models.external.base import ExternalModel
+from localchat.models.external.discovery import (
+    find_external_file,
+    find_external_models,
+)
+from localchat.models.external.hf_cache import quantization_suffix
 from localchat.models.resolve import locate
 from tests.support.external_stores import ADAPTER, MODEL, TENSOR, Hub, Ollama, gguf
 from tests.support.gguf_files import write_split
@@ -31,14 +35,14 @@ def environ(home: Path) -> dict[str, str]:
     return {"HOME": str(home), "LOCALCHAT_DATA_DIR": str(home / "ours")}
 
 
-def names(environ: Mapping[str, str], root: Path) -> dict[str, Adopted]:
-    return {model.name: model for model in adopt(environ, root=root).models}
+def names(environ: Mapping[str, str], root: Path) -> dict[str, ExternalModel]:
+    return {model.name: model for model in find_external_models(environ, root=root).models}
 
 
 def test_nothing_is_found_where_nobody_keeps_models(
     environ: dict[str, str], tmp_path: Path
 ) -> None:
-    assert adopt(environ, root=tmp_path) == ((), ())
+    assert find_external_models(environ, root=tmp_path) == ((), ())
 
 
 # ---------------------------------------------------------------------------- Ollama
@@ -56,9 +60,9 @@ def test_ollama_models_are_their_blobs(environ: dict[str, str], home: Path, tmp_
         "ollama/hf.co/org/repo-GGUF:Q4_K_M": third,
     }
     assert any("template is not used" in note for note in found["ollama/qwen2.5:7b"].notes)
-    assert find_adopted("ollama/qwen2.5:7b", environ, root=tmp_path) == blob
-    assert find_adopted("Ollama/ann/story", environ, root=tmp_path) == other
-    assert find_adopted("ollama/nothing", environ, root=tmp_path) is None
+    assert find_external_file("ollama/qwen2.5:7b", environ, root=tmp_path) == blob
+    assert find_external_file("Ollama/ann/story", environ, root=tmp_path) == other
+    assert find_external_file("ollama/nothing", environ, root=tmp_path) is None
 
 
 def test_ollama_of_the_variable_and_of_the_service(
@@ -83,7 +87,7 @@ def test_ollama_of_the_variable_and_of_the_service(
         ([], "not on this machine"),
         ([(MODEL, "1" * 64)], "missing"),
         ([(MODEL, "1" * 64), (MODEL, "2" * 64)], "several files"),
-        ([(MODEL, "../../../../etc/passwd")], "cannot be read"),
+        ([(MODEL, "../../../../etc/passwd")], "is damaged"),
     ],
 )
 def test_an_ollama_model_without_a_usable_file_says_why(
@@ -94,7 +98,7 @@ def test_an_ollama_model_without_a_usable_file_says_why(
     assert model.path is None
     assert told in model.trouble
     with pytest.raises(ModelInvalid, match=told):
-        find_adopted("ollama/odd:1b", environ, root=tmp_path)
+        find_external_file("ollama/odd:1b", environ, root=tmp_path)
 
 
 def test_an_adapter_of_ollama_is_said_to_be_unused(
@@ -125,7 +129,7 @@ def test_a_place_that_may_not_be_read_is_told(
     cabinet = Ollama(home / ".ollama/models")
     cabinet.folder.chmod(0)
     try:
-        assert "group ollama" in " ".join(adopt(environ, root=tmp_path).notices)
+        assert "group ollama" in " ".join(find_external_models(environ, root=tmp_path).notices)
     finally:
         cabinet.folder.chmod(0o700)
 
@@ -140,8 +144,8 @@ def test_lm_studio_models(place: str, environ: dict[str, str], home: Path, tmp_p
     assert {name: model.path for name, model in names(environ, tmp_path).items()} == {
         "lmstudio/Qwen-GGUF/Qwen-Q4_K_M": path
     }
-    assert find_adopted("lmstudio/qwen-gguf/qwen-q4_k_m", environ, root=tmp_path) == path
-    assert find_adopted("lmstudio/Qwen-GGUF", environ, root=tmp_path) == path
+    assert find_external_file("lmstudio/qwen-gguf/qwen-q4_k_m", environ, root=tmp_path) == path
+    assert find_external_file("lmstudio/Qwen-GGUF", environ, root=tmp_path) == path
 
 
 def test_lm_studio_of_its_settings_and_pointer(
@@ -162,7 +166,7 @@ def test_equal_names_of_two_publishers_are_told_apart(
     one = gguf(home / ".lmstudio/models/ann/repo/m.gguf")
     gguf(home / ".lmstudio/models/bob/repo/m.gguf", 2)
     assert set(names(environ, tmp_path)) == {"lmstudio/ann/repo/m", "lmstudio/bob/repo/m"}
-    assert find_adopted("lmstudio/ann/repo/m", environ, root=tmp_path) == one
+    assert find_external_file("lmstudio/ann/repo/m", environ, root=tmp_path) == one
 
 
 # ---------------------------------------------------------------------------- Hugging Face
@@ -188,9 +192,9 @@ def test_hub_cache_models_are_the_links_of_the_newest_revision(
         "hf.co/org/qwen-gguf:Q4_K_M",
         "hf/org/Qwen-GGUF/qwen-q4_k_m",
     ):
-        assert find_adopted(word, environ, root=tmp_path) == new
+        assert find_external_file(word, environ, root=tmp_path) == new
     with pytest.raises(UsageError, match="2 models"):
-        find_adopted("hf/org/Qwen-GGUF", environ, root=tmp_path)
+        find_external_file("hf/org/Qwen-GGUF", environ, root=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -297,4 +301,4 @@ def test_an_adopted_name_that_means_nothing_is_looked_for_where_it_says(
     ],
 )
 def test_quantization_of_a_file_name(stem: str, found: str) -> None:
-    assert quantization(stem) == found
+    assert quantization_suffix(stem) == found

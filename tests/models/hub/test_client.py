@@ -4,7 +4,12 @@ import huggingface_hub
 import pytest
 
 from localchat.errors import ModelMissing, NetworkError
-from localchat.models.hub.client import DEFAULT_ENDPOINT, Hub, TryAgain, hub_for
+from localchat.models.hub.client import (
+    DEFAULT_ENDPOINT,
+    HubClient,
+    RetryableError,
+    hub_from_environment,
+)
 from localchat.models.hub.retry import RetryPolicy, retry_after_s
 from tests.support.fake_hub import FakeHub, Fault
 from tests.support.pullers import Puller
@@ -19,10 +24,10 @@ def _repository(hub: FakeHub) -> None:
 
 
 def test_environment_names_endpoint_and_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = hub_for({"HF_ENDPOINT": "http://mirror.example/", "HF_TOKEN": " secret "})
+    found = hub_from_environment({"HF_ENDPOINT": "http://mirror.example/", "HF_TOKEN": " secret "})
     assert found.endpoint == "http://mirror.example"
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    assert hub_for({}).endpoint == DEFAULT_ENDPOINT
+    assert hub_from_environment({}).endpoint == DEFAULT_ENDPOINT
 
 
 def test_token_is_shown_to_the_endpoint_and_never_to_the_store(pull: Puller, hub: FakeHub) -> None:
@@ -98,7 +103,7 @@ def test_proxy_of_the_environment_is_used(
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     huggingface_hub.close_session()  # it reads the environment once
     try:
-        listing = Hub("http://hub.invalid").list(NAME)
+        listing = HubClient("http://hub.invalid").list(NAME)
     finally:
         huggingface_hub.close_session()
     assert listing.repository == NAME
@@ -107,8 +112,8 @@ def test_proxy_of_the_environment_is_used(
 
 def test_listing_that_is_refused_for_now_may_be_tried_again(hub: FakeHub) -> None:
     hub.faults.append(Fault(at="api", status=503, headers={"Retry-After": "5"}))
-    with pytest.raises(TryAgain) as caught:
-        Hub(hub.url).list(NAME)
+    with pytest.raises(RetryableError) as caught:
+        HubClient(hub.url).list(NAME)
     assert caught.value.asked_s == 5.0
 
 

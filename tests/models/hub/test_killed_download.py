@@ -17,10 +17,10 @@ import faulthandler, os, signal, socket, sys
 from pathlib import Path
 import filelock  # what every child needs, once
 from huggingface_hub import HfApi, get_session
-from localchat.models.hub.client import Hub
+from localchat.models.hub.client import HubClient
 from localchat.models.names import parse
 from localchat.models.hub.retry import RetryPolicy
-from localchat.models.hub.pull import fetch, look_up
+from localchat.models.hub.pull import fetch, select_files
 from localchat.models.hub.events import ProgressMeter
 
 connect = socket.socket.connect
@@ -40,8 +40,8 @@ def pull(point):
         if self._done >= point:
             os.kill(os.getpid(), signal.SIGKILL)
     ProgressMeter.came = came_and_died
-    hub, patience = Hub(url), RetryPolicy()
-    fetch(look_up(parse(name, {}), hub, print, patience), hub, Path(models), print, patience)
+    hub, patience = HubClient(url), RetryPolicy()
+    fetch(select_files(parse(name, {}), hub, print, patience), hub, Path(models), print, patience)
 
 def ended(point):
     child = os.fork()

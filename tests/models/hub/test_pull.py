@@ -8,7 +8,14 @@ from random import Random
 import pytest
 
 from localchat.errors import NetworkError
-from localchat.models.hub.events import Done, Found, Note, Progress, ProgressMeter, PullEvent
+from localchat.models.hub.events import (
+    Note,
+    Progress,
+    ProgressMeter,
+    PullEvent,
+    PullFinished,
+    PullStarted,
+)
 from localchat.models.hub.manifest import MANIFEST, installed
 from tests.support.fake_hub import FakeHub, Fault, sha256
 from tests.support.pullers import Puller
@@ -53,7 +60,7 @@ def test_second_pull_sends_no_content(pull: Puller, hub: FakeHub) -> None:
     sent = hub.sent
     pull(WORD)
     assert hub.sent == sent
-    assert pull.told(Done)[-1] == Done(WORD, str(file_of(pull)), len(BODY), 0)
+    assert pull.told(PullFinished)[-1] == PullFinished(WORD, str(file_of(pull)), len(BODY), 0)
 
 
 def test_two_quantizations_of_a_repository_stand_side_by_side(pull: Puller) -> None:
@@ -89,8 +96,8 @@ def test_split_model_is_one_total_and_opens_at_its_first_part(pull: Puller, hub:
     found = pull(f"{NAME}:q4_0")
     assert [path.read_bytes() for path in found.files] == list(parts.values())
     assert found.path.name == "big-q4_0-00001-of-00003.gguf"
-    told = pull.told(Found)[0]
-    assert isinstance(told, Found) and told.total_bytes == 6_000 and len(told.files) == 3
+    told = pull.told(PullStarted)[0]
+    assert isinstance(told, PullStarted) and told.total_bytes == 6_000 and len(told.files) == 3
     last = pull.told(Progress)[-1]
     assert isinstance(last, Progress) and last.done_bytes == last.total_bytes == 6_000
 
@@ -296,8 +303,8 @@ def test_interrupted_pull_goes_on_and_says_what_is_here(pull: Puller, hub: FakeH
     sent = hub.sent
     pull(WORD)
     assert hub.sent == sent + len(BODY) - 2_000
-    told = pull.told(Found)[-1]
-    assert isinstance(told, Found) and told.done_bytes == 2_000
+    told = pull.told(PullStarted)[-1]
+    assert isinstance(told, PullStarted) and told.done_bytes == 2_000
     assert left_over(pull) == []
 
 
@@ -308,8 +315,8 @@ def test_part_of_another_version_is_not_used(pull: Puller, hub: FakeHub) -> None
     hub.faults.clear()
     hub.add(NAME, {FILE: BODY[::-1]})
     assert pull(WORD).path.read_bytes() == BODY[::-1]
-    told = pull.told(Found)[-1]
-    assert isinstance(told, Found) and told.done_bytes == 0
+    told = pull.told(PullStarted)[-1]
+    assert isinstance(told, PullStarted) and told.done_bytes == 0
 
 
 def test_damaged_part_is_found_out_by_the_hash(pull: Puller, hub: FakeHub) -> None:

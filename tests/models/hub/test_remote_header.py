@@ -12,9 +12,9 @@ from localchat.model_files.architecture import ModelShape, model_shape
 from localchat.model_files.checkpoint import Checkpoint, ModelSummary, read_checkpoint
 from localchat.model_files.open_gguf import read_header
 from localchat.models.hub import remote_header
-from localchat.models.hub.client import Hub
-from localchat.models.hub.pull import look_up
-from localchat.models.hub.remote_header import look_into
+from localchat.models.hub.client import HubClient
+from localchat.models.hub.pull import select_files
+from localchat.models.hub.remote_header import read_remote_header
 from localchat.models.hub.retry import RetryPolicy
 from localchat.models.names import parse
 from tests.support.cuda_configs import QWEN25
@@ -34,9 +34,9 @@ class Looker:
 
     def __call__(self, word: str) -> ModelSummary:
         patience = RetryPolicy(tries=3, sleep=self.waits.append)
-        hub = Hub(self.hub.url, None, 5.0)
-        choice = look_up(parse(word, {}), hub, lambda _: None, patience)
-        return look_into(choice, hub, lambda _: None, patience)
+        hub = HubClient(self.hub.url, None, 5.0)
+        choice = select_files(parse(word, {}), hub, lambda _: None, patience)
+        return read_remote_header(choice, hub, lambda _: None, patience)
 
     def add(self, files: Mapping[str, bytes]) -> None:
         self.hub.add("maker/Model", files)

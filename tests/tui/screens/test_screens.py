@@ -213,11 +213,11 @@ def test_what_was_said_is_there_after_a_restart(tmp_path: Path) -> None:
 def test_models_of_other_programs_come_first_on_a_first_run_and_are_used_where_they_lie(
     tmp_path: Path,
 ) -> None:
-    adoptable = tuple(
+    external = tuple(
         Model(name, "adopted", origin, tmp_path / f"{name}.gguf")
         for name, origin in (("ollama/tiny", "Ollama"), ("other", "LM Studio"), ("third", "Ollama"))
     )
-    found = FirstRun("2 cores", adoptable, FIRST.cards, FIRST.rate)
+    found = FirstRun("2 cores", external, FIRST.recommendations, FIRST.rate)
     greeted = [(offer.label, offer.action) for offer in first_greeting(found).offers]
     assert greeted[:2] == [
         ("ollama/tiny, here already (Ollama)", "model ollama/tiny"),
@@ -236,8 +236,8 @@ def test_models_of_other_programs_come_first_on_a_first_run_and_are_used_where_t
 
 def test_a_notice_of_the_load_hides_no_offer_of_a_first_run(tmp_path: Path) -> None:
     """A llama.cpp that crashes in its first load says so before anybody has asked."""
-    adoptable = (Model("other", "adopted", "LM Studio", tmp_path / "other.gguf"),)
-    found = FirstRun("2 cores", adoptable, FIRST.cards, FIRST.rate)
+    external = (Model("other", "adopted", "LM Studio", tmp_path / "other.gguf"),)
+    found = FirstRun("2 cores", external, FIRST.recommendations, FIRST.rate)
 
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)

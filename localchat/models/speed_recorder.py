@@ -16,7 +16,7 @@ _MOST_KV_TOKENS: Final = 2048
 """Beyond, attention is a part of its own, and the estimate is for a short context."""
 
 
-def run_of(info: EngineInfo, done: Done) -> Run | None:
+def measured_run(info: EngineInfo, done: Done) -> Run | None:
     """What one answer, given alone, tells about this machine; None where it tells nothing: too short, far
     into a long context, or with drafts whose gain was not measured. A gain that was is taken out again."""
     rate = done.timings.decode_tokens_per_s
@@ -44,7 +44,7 @@ def run_of(info: EngineInfo, done: Done) -> Run | None:
     )
 
 
-def remember_pace(info: EngineInfo, done: Done, state_dir: Path) -> None:
+def record_speed(info: EngineInfo, done: Done, state_dir: Path) -> None:
     """Record what an answer showed, if it shows anything. Raises OSError."""
-    if (run := run_of(info, done)) is not None:
+    if (run := measured_run(info, done)) is not None:
         SpeedHistory(state_dir).record(run)
