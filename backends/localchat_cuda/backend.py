@@ -8,7 +8,7 @@ from localchat.fit.hardware import Machine, read_gpus, read_machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
-from localchat.fit.speed_history import NOTHING_MEASURED, Estimate, Measures, Past
+from localchat.fit.speed_history import NO_MEASUREMENTS, Estimate, MeasurementCache, PastRun
 from localchat.model_files.checkpoint import ModelSummary
 from localchat_cuda import environment, preflight
 
@@ -48,8 +48,8 @@ class CudaBackend:
         model: ModelSummary,
         plan: MemoryPlan,
         threads: int,
-        past: Sequence[Past] = (),
-        measures: Measures = NOTHING_MEASURED,
+        past: Sequence[PastRun] = (),
+        measures: MeasurementCache = NO_MEASUREMENTS,
     ) -> Estimate | None:
         """By the card's bandwidth, no probe; None where the driver does not tell it."""
         rate = preflight.expected_rate(model, plan, read_machine(), past)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from localchat.errors import UsageError
 from localchat.fit.hardware import Gpu
-from localchat.fit.kv_types import FP8, named
+from localchat.fit.kv_types import FP8, canonical_kv_type
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import (
     LEAST_CONTEXT_TOKENS,
@@ -166,7 +166,7 @@ class _LoadPlanner:
     ) -> None:  # fmt: skip
         self.config, self.wish, self.limits = config, wish, limits
         self.kv_types = kv_types(config)
-        self.kv_type = named(wish.kv_type) or self.kv_types[0]
+        self.kv_type = canonical_kv_type(wish.kv_type) or self.kv_types[0]
         self._check()
         self.weights = weights_bytes(config, headers) if headers else dummy_bytes(config)
         self.device_free = max(gpu.free_bytes - reserve_bytes(gpu.total_bytes), 0)

@@ -10,7 +10,7 @@ from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
-from localchat.fit.speed_history import Past
+from localchat.fit.speed_history import PastRun
 from localchat.model_files.checkpoint import Checkpoint, ModelSummary
 from localchat_cuda import memory_plan as planner
 from localchat_cuda.environment import choose_gpu
@@ -64,7 +64,7 @@ def _gpu(machine: Machine) -> Gpu:
 
 
 def expected_rate(
-    model: ModelSummary, plan: MemoryPlan, machine: Machine, past: Sequence[Past] = ()
+    model: ModelSummary, plan: MemoryPlan, machine: Machine, past: Sequence[PastRun] = ()
 ) -> float | None:
     """Tokens a second of one request: the weights are read once a token, at a share of the card's bandwidth
     that past runs tell. None where the driver does not tell the bandwidth."""

@@ -9,7 +9,7 @@ from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
-from localchat.fit.speed_history import NOTHING_MEASURED, Estimate, Measures, Past
+from localchat.fit.speed_history import NO_MEASUREMENTS, Estimate, MeasurementCache, PastRun
 from localchat.model_files.architecture import DIFFUSION, ENCODERS, ModelShape
 from localchat.model_files.checkpoint import Checkpoint, ModelSummary
 from localchat.model_files.ggml_types import KV_FORMATS
@@ -101,33 +101,33 @@ class LlamaCppBackend:
 
     def with_gpus(self, machine: Machine) -> Machine:
         """With AMD's, Intel's and integrated GPUs, where this build is for one."""
-        from localchat_llamacpp.gpu_detection import look
+        from localchat_llamacpp.gpu_detection import detect_gpus
 
-        return look(machine)
+        return detect_gpus(machine)
 
-    def plan(self, model: ModelSummary, wish: LoadOptions, machine: Machine) -> MemoryPlan:
+    def plan(self, model: ModelSummary, options: LoadOptions, machine: Machine) -> MemoryPlan:
         """What a load would take of this machine. Raises UsageError, also for a safetensors checkpoint."""
         from localchat_llamacpp import memory_plan as planner
 
         if isinstance(model, Checkpoint):
             raise UsageError(f"{model.name}: {self.objection(model)}", hint="Take a GGUF of it.")
         if model.pooling:
-            return plan_embedding(model, wish, machine, can_offload=can_offload())
-        return planner.plan(model, wish, machine, can_offload=can_offload(), safe_mode=False)
+            return plan_embedding(model, options, machine, can_offload=can_offload())
+        return planner.plan(model, options, machine, can_offload=can_offload(), safe_mode=False)
 
     def expected_rate(
         self,
         model: ModelSummary,
         plan: MemoryPlan,
         threads: int,
-        past: Sequence[Past] = (),
-        measures: Measures = NOTHING_MEASURED,
+        past: Sequence[PastRun] = (),
+        measures: MeasurementCache = NO_MEASUREMENTS,
     ) -> Estimate | None:
         """By a probe of this build in a process of its own, about a second where `measures` do not know, and
         corrected by past runs; layers on a GPU by its bandwidth, None where that is not known."""
         from localchat.fit.hardware import read_machine
         from localchat_llamacpp.speed.estimate import (
-            Running,
+            DecodeSetup,
             expected_rate,
             offloaded_rate,
             past_run,
@@ -140,7 +140,7 @@ class LlamaCppBackend:
             for one in past
             if isinstance(one.model, ModelShape) and one.kv_type in KV_FORMATS
         ]
-        running = Running(model, plan.kv_type, plan.flash_attention)
+        running = DecodeSetup(model, plan.kv_type, plan.flash_attention)
         machine = read_machine()
         threads = threads or machine.cores
         if plan.gpu_layers:

@@ -22,7 +22,7 @@ class Batch:
         self.outputs = 0
         self._token = np.zeros(capacity, np.int32)
         self._position = np.zeros(capacity, np.int32)
-        self._wanted = np.zeros(capacity, np.int8)
+        self._output_flags = np.zeros(capacity, np.int8)
         self._count = np.ones(capacity, np.int32)
         # seq_id is a pointer per token: each points at the one cell that holds its number.
         self._numbers = np.arange(max_seqs, dtype=np.int32)
@@ -35,34 +35,38 @@ class Batch:
         self.native.pos = ctypes.cast(self._position.ctypes.data, pointer(i32))
         self.native.n_seq_id = ctypes.cast(self._count.ctypes.data, pointer(i32))
         self.native.seq_id = ctypes.cast(self._seq.ctypes.data, pointer(pointer(i32)))
-        self.native.logits = ctypes.cast(self._wanted.ctypes.data, pointer(i8))
+        self.native.logits = ctypes.cast(self._output_flags.ctypes.data, pointer(i8))
         self._ramp = np.arange(capacity, dtype=np.int32)
 
     def clear(self) -> None:
         """Begin a new batch."""
         self.size = self.outputs = self.native.n_tokens = 0
 
-    def add(self, slot: int, start: int, tokens: Sequence[int], wanted: Sequence[int] = ()) -> None:
-        """Append `tokens` of `slot` from position `start`. `wanted`: rising offsets whose logits are kept."""
+    def add(
+        self, slot: int, start: int, tokens: Sequence[int], outputs_at: Sequence[int] = ()
+    ) -> None:
+        """Append `tokens` of `slot` from position `start`.
+
+        outputs_at: ascending offsets whose logits are kept."""
         begin, end = self.size, self.size + len(tokens)
         assert end <= self.capacity, f"{end} tokens in a batch of {self.capacity}"
         self._token[begin:end] = tokens
         self._position[begin:end] = self._ramp[: end - begin]
         self._position[begin:end] += start
         self._seq[begin:end] = self._addresses[slot]
-        self._wanted[begin:end] = 0
-        for offset in wanted:
-            self._wanted[begin + offset] = 1
-        self.outputs += len(wanted)
+        self._output_flags[begin:end] = 0
+        for offset in outputs_at:
+            self._output_flags[begin + offset] = 1
+        self.outputs += len(outputs_at)
         self.size = self.native.n_tokens = end
 
-    def want_another(self) -> bool:
+    def add_output(self) -> bool:
         """Keep one more token's logits, if there is another token. True: they come before those of the
-        token that was wanted already, whose index they shift."""
-        free = np.flatnonzero(self._wanted[: self.size] == 0)
+        token that was outputs_at already, whose index they shift."""
+        free = np.flatnonzero(self._output_flags[: self.size] == 0)
         if not free.size:
             return False
         token = int(free[-1])
         self.outputs += 1
-        self._wanted[token] = 1
-        return bool(self._wanted[token + 1 : self.size].any())
+        self._output_flags[token] = 1
+        return bool(self._output_flags[token + 1 : self.size].any())

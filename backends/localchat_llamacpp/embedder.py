@@ -137,15 +137,15 @@ def _open(
     parameters.flash_attn_type = _FLASH_AUTO if plan.flash_attention else _FLASH_OFF
     parameters.n_threads = parameters.n_threads_batch = threads
     parameters.no_perf = True
-    with native.log.mark() as heard:
+    with native.log.capture() as captured:
         context = native.api.llama_init_from_model(weights.handle, parameters)
     if not context:
         raise DoesNotFit(
             f"Room for texts of {plan.context_tokens} tokens could not be made: "
-            f"{heard.reason('llama.cpp gives no reason')}",
+            f"{captured.reason('llama.cpp gives no reason')}",
             hint="Try shorter texts (--ctx).",
         )
-    return int(context), heard.buffers
+    return int(context), captured.buffers
 
 
 def _shares(lengths: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:

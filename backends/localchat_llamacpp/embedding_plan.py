@@ -10,7 +10,7 @@ from localchat.errors import UsageError
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import (
-    CacheWish,
+    CacheSpec,
     MemoryPlan,
     Split,
     kv_layer_bytes,
@@ -42,32 +42,34 @@ _SCORES_TOKENS = 512
 
 def plan_embedding(
     shape: ModelShape,
-    wish: LoadOptions,
+    options: LoadOptions,
     machine: Machine,
     *,
     can_offload: bool,
     safe_mode: bool = False,
 ) -> MemoryPlan:
-    """What an embedding model takes: weights and the scratch of its longest text, which is computed in one
-    step. Without a wish the longest text has 8,192 tokens at most; it never has more than the model was trained
-    for, because a wish may be meant for another model of the same server. All layers go to a GPU that holds
-    them, or none. Raises UsageError for nonsense numbers."""
+    """Memory of an embedding model: weights, and the scratch of its longest text, computed in one step.
+
+    Without a context in the options the longest text has 8,192 tokens at most; it never has more than the
+    model was trained for, because the option may be meant for another model of the same server. A GPU gets
+    all layers or none. Raises UsageError for numbers out of range.
+    """
     trained = shape.context_train
-    if wish.context_tokens is not None and wish.context_tokens < 1:
-        raise UsageError(f"Texts of {wish.context_tokens} tokens are not possible.")
-    most = min(trained, wish.context_tokens or _GOAL_TOKENS)
-    on_gpu = can_offload and wish.gpu_layers != 0 and bool(machine.gpus)
+    if options.context_tokens is not None and options.context_tokens < 1:
+        raise UsageError(f"Texts of {options.context_tokens} tokens are not possible.")
+    most = min(trained, options.context_tokens or _GOAL_TOKENS)
+    on_gpu = can_offload and options.gpu_layers != 0 and bool(machine.gpus)
     for layers in (shape.all_layers + 1, 0) if on_gpu else (0,):
-        needs = _Needs(shape, machine, layers, wish.gpu_limit_bytes, safe_mode=safe_mode)
+        needs = _Needs(shape, machine, layers, options.gpu_limit_bytes, safe_mode=safe_mode)
         longest = largest(needs.fit, most, step=_LEAST_TOKENS)
-        if longest >= most or (wish.context_tokens is None and longest >= min(trained, 512)):
-            return _with_gpu(needs.plan(longest, longest, fits=True), wish)
-    return _with_gpu(needs.plan(most, longest, fits=False), wish)
+        if longest >= most or (options.context_tokens is None and longest >= min(trained, 512)):
+            return _with_gpu(needs.plan(longest, longest, fits=True), options)
+    return _with_gpu(needs.plan(most, longest, fits=False), options)
 
 
-def _with_gpu(found: MemoryPlan, wish: LoadOptions) -> MemoryPlan:
+def _with_gpu(found: MemoryPlan, options: LoadOptions) -> MemoryPlan:
     """The plan; none, with a sentence, where the user wants a GPU and it has no layer there."""
-    if not wish.require_gpu or found.gpu_layers:
+    if not options.require_gpu or found.gpu_layers:
         return found
     missing = "a GPU is required, and this embedding model would be computed on the CPU."
     advice = ("Leave --require-gpu out; `localchat doctor` shows devices.",)
@@ -100,8 +102,8 @@ class _Needs:
         scratch = compute_bytes(shape, tokens, tokens, steps, flash=flash)
         cache = 0
         if self._shape.architecture not in ENCODERS:
-            wish = CacheWish(tokens, tokens, MOST_TEXTS, "f16", padded_values=not flash)
-            cache = sum(kv_layer_bytes(shape, wish))
+            options = CacheSpec(tokens, tokens, MOST_TEXTS, "f16", padded_values=not flash)
+            cache = sum(kv_layer_bytes(shape, options))
         process = PROCESS_BYTES + TOKEN_BYTES * shape.vocab_size
         if not self._layers:
             return self._weights, Split(cache, 0), Split(scratch, 0), Split(process, 0)

@@ -18,7 +18,7 @@ from localchat_llamacpp.build_advice import can_offload, devices
 _PATIENCE_S = 20.0
 
 
-def with_cards(machine: Machine, ask: Callable[[], Iterable[Device]]) -> Machine:
+def add_gpus(machine: Machine, ask: Callable[[], Iterable[Device]]) -> Machine:
     """The machine with the devices of the library that runs: cards with memory of their own; where there are
     only integrated ones, their memory is the RAM. Asked only where none are known: to tell its free memory,
     CUDA takes 0.5 GB of each card for as long as the process lives."""
@@ -37,7 +37,7 @@ def with_cards(machine: Machine, ask: Callable[[], Iterable[Device]]) -> Machine
     return machine
 
 
-def look(machine: Machine) -> Machine:
+def detect_gpus(machine: Machine) -> Machine:
     """The same without loading the library here: a process of its own is asked, about a second, and only where
     this build could use what it finds."""
     if machine.gpus or machine.unified_memory or not can_offload():
@@ -58,7 +58,7 @@ def look(machine: Machine) -> Machine:
         told = [Device(**one) for one in json.loads(done.stdout)]
     except (OSError, subprocess.SubprocessError, ValueError, TypeError):
         return machine  # as if there were none: the load itself finds out
-    return with_cards(machine, lambda: told)
+    return add_gpus(machine, lambda: told)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Ways of loading one model on one machine: what each takes, and whether there is room for it."""
+"""Ways of loading one model on one machine: what each takes, and whether there is memory for it."""
 
 from itertools import pairwise
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import (
-    CacheWish,
+    CacheSpec,
     Split,
     kv_layer_bytes,
     largest,
@@ -35,7 +35,7 @@ _UNIFIED_SHARE = 0.75
 
 
 class LoadCandidate(NamedTuple):
-    """One way of loading. window_only: sliding-window layers keep only their window."""
+    """One candidate of loading. window_only: sliding-window layers keep only their window."""
 
     kv_type: str
     window_only: bool
@@ -48,7 +48,7 @@ class LoadCandidate(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """Bytes of one way of loading, in RAM and on the GPU. mapped: see fit.plan.MemoryPlan; in no sum."""
+    """Bytes of one candidate of loading, in RAM and on the GPU. mapped: see fit.plan.MemoryPlan; in no sum."""
 
     weights: Split
     kv: Split
@@ -76,18 +76,18 @@ class Needs(NamedTuple):
 
 
 class MemoryCheck:
-    """A model, a machine and what was asked: prices every way of loading."""
+    """A model, a machine and what was asked: prices every candidate of loading."""
 
     def __init__(
         self,
         shape: ModelShape,
-        wish: LoadOptions,
+        options: LoadOptions,
         machine: Machine,
         *,
         can_offload: bool,
         safe_mode: bool,
     ) -> None:
-        self.shape, self.wish, self.machine = shape, wish, machine
+        self.shape, self.options, self.machine = shape, options, machine
         self.layers = self.shape.all_layers + 1
         """As llama.cpp counts what can be offloaded: the output is one more."""
         self.unified = machine.unified_memory and can_offload
@@ -96,17 +96,17 @@ class MemoryCheck:
         self.ram_bytes = spendable_ram(machine)
         if self.unified:
             self.ram_bytes = min(self.ram_bytes, int(machine.ram_total_bytes * _UNIFIED_SHARE))
-        self.gpu_bytes = 0 if self.unified else spendable_gpu(machine, wish.gpu_limit_bytes)
-        self.card_bytes = spendable_gpu(machine)
-        """Of all cards, whatever the user's limit."""
+        self.gpu_bytes = 0 if self.unified else spendable_gpu(machine, options.gpu_limit_bytes)
+        self.all_gpu_bytes = spendable_gpu(machine)
+        """Of all gpu_count, whatever the user's limit."""
         self._safe_mode = safe_mode
-        if self.cards > 1:
-            # A layer is never divided between cards: at the border of two, up to one layer's room is lost.
-            self.gpu_bytes = max(self.gpu_bytes - (self.cards - 1) * self._largest_layer(), 0)
+        if self.gpu_count > 1:
+            # A layer is never divided between GPUs: at the border of two, up to one layer's memory is lost.
+            self.gpu_bytes = max(self.gpu_bytes - (self.gpu_count - 1) * self._largest_layer(), 0)
 
     @property
-    def cards(self) -> int:
-        """Graphics cards that llama.cpp spreads layers over."""
+    def gpu_count(self) -> int:
+        """Graphics gpu_count that llama.cpp spreads layers over."""
         return 0 if self.unified else len(self.machine.gpus)
 
     def _largest_layer(self) -> int:
@@ -116,23 +116,27 @@ class MemoryCheck:
 
     def steps(self, gpu_layers: int) -> Steps:
         """How the context is made when so many layers are offloaded."""
-        return Steps(self.wish.max_slots, step_tokens(self.machine, gpu=gpu_layers >= self.layers))
+        return Steps(
+            self.options.max_slots, step_tokens(self.machine, gpu=gpu_layers >= self.layers)
+        )
 
-    def needs(self, context: int, way: LoadCandidate) -> Needs:
-        """Bytes at one context, without flash attention where that is faster and has room."""
-        with_flash = self._needs(context, way, flash=True)
-        if way.gpu_layers or way.coarse:
+    def needs(self, context: int, candidate: LoadCandidate) -> Needs:
+        """Bytes at one context, without flash attention where that is faster and has memory."""
+        with_flash = self._needs(context, candidate, flash=True)
+        if candidate.gpu_layers or candidate.coarse:
             return with_flash
-        without = self._needs(context, way, flash=False)
+        without = self._needs(context, candidate, flash=False)
         small = max(SCORES_BYTES, self.ram_bytes // 8)
         return without if without.compute.ram <= small and self.holds(without) else with_flash
 
-    def _needs(self, context: int, way: LoadCandidate, *, flash: bool) -> Needs:
-        layers = way.gpu_layers
+    def _needs(self, context: int, candidate: LoadCandidate, *, flash: bool) -> Needs:
+        layers = candidate.gpu_layers
         steps = self.steps(layers)
         cells = context_cells(context)
-        sliding = window_cells(self.shape, cells, steps) if way.window_only else cells
-        cache = CacheWish(cells, sliding, steps.sequences, way.kv_type, padded_values=not flash)
+        sliding = window_cells(self.shape, cells, steps) if candidate.window_only else cells
+        cache = CacheSpec(
+            cells, sliding, steps.sequences, candidate.kv_type, padded_values=not flash
+        )
         rows = kv_layer_bytes(self.shape, cache)
         first = max(self.layers - layers, 0)
         weights = weights_split(self.shape, layers)
@@ -147,13 +151,13 @@ class MemoryCheck:
             borrowed = 0 if self.unified else borrowed_bytes(self.shape, layers)
             ram = input_bytes(self.shape, cells, steps) if whole else scratch
             # Every card runs its part of the graph in a scratch buffer of its own.
-            compute = Split(ram, scratch * max(self.cards, 1) + borrowed)
-        cards = gpu_context_bytes(self.machine.gpus) if layers and not self.unified else 0
+            compute = Split(ram, scratch * max(self.gpu_count, 1) + borrowed)
+        gpu_count = gpu_context_bytes(self.machine.gpus) if layers and not self.unified else 0
         found = Needs(
             Split(weights.ram - again.originals + again.copies, weights.gpu),
             Split(sum(rows[:first]), sum(rows[first:])),
             compute,
-            Split(overhead_bytes(self.shape, steps), cards),
+            Split(overhead_bytes(self.shape, steps), gpu_count),
             flash,
             again.originals,
         )
@@ -161,33 +165,35 @@ class MemoryCheck:
 
     def holds(self, needs: Needs, spare_bytes: int = 0) -> bool:
         """Whether there is memory enough, `spare_bytes` of RAM left over."""
-        parked = self.wish.cache_ram_bytes or 0
-        return needs.ram + parked + spare_bytes <= self.ram_bytes and (
+        host_cache = self.options.cache_ram_bytes or 0
+        return needs.ram + host_cache + spare_bytes <= self.ram_bytes and (
             self.trusted or needs.gpu <= self.gpu_bytes
         )
 
     def allowed(self, needs: Needs) -> bool:
         """Whether the user's limit on the KV cache is kept."""
-        most = self.wish.kv_limit_bytes
+        most = self.options.kv_limit_bytes
         return most is None or sum(needs.kv) <= most
 
-    def fits(self, context: int, way: LoadCandidate, spare_bytes: int = 0) -> bool:
-        """Whether there is room, `spare_bytes` of RAM left over, within the user's limits."""
-        needs = self.needs(context, way)
+    def fits(self, context: int, candidate: LoadCandidate, spare_bytes: int = 0) -> bool:
+        """Whether there is memory, `spare_bytes` of RAM left over, within the user's limits."""
+        needs = self.needs(context, candidate)
         return self.allowed(needs) and self.holds(needs, spare_bytes)
 
-    def largest_context(self, way: LoadCandidate, most: int, spare_bytes: int = 0) -> int:
+    def largest_context(self, candidate: LoadCandidate, most: int, spare_bytes: int = 0) -> int:
         """The longest context up to `most`; 0: none."""
-        return largest(lambda context: self.fits(context, way, spare_bytes), most)
+        return largest(lambda context: self.fits(context, candidate, spare_bytes), most)
 
-    def largest_layers(self, context: int, way: LoadCandidate) -> int:
+    def largest_layers(self, context: int, candidate: LoadCandidate) -> int:
         """The most layers that the GPU holds, where the RAM holds the others; 0: none."""
         layers = largest(
-            lambda count: self.needs(context, way._replace(gpu_layers=count)).gpu <= self.gpu_bytes,
+            lambda count: (
+                self.needs(context, candidate._replace(gpu_layers=count)).gpu <= self.gpu_bytes
+            ),
             self.layers,
             step=1,
         )
-        return layers if self.fits(context, way._replace(gpu_layers=layers)) else 0
+        return layers if self.fits(context, candidate._replace(gpu_layers=layers)) else 0
 
     def free_bytes(self, needs: Needs) -> int:
         """What a load may take of the memories that it uses."""

@@ -13,7 +13,7 @@ from localchat_llamacpp.compute_buffers import SCRATCH_CELLS, context_cells
 from localchat_llamacpp.native import Buffer, library
 from localchat_llamacpp.native_model import (
     KV_TYPES,
-    ContextWish,
+    ContextSpec,
     Weights,
     load_weights,
     open_context,
@@ -97,7 +97,7 @@ def load_runner(
 def _with_context(weights: Weights, target: Target, request: LoadRequest) -> LlamaCppRunner:
     plan, api = request.plan, library().api
     cells = context_cells(plan.context_tokens)
-    wish = ContextWish(
+    spec = ContextSpec(
         context_tokens=plan.context_tokens,
         slots=min(request.options.max_slots, int(api.llama_max_parallel_sequences()) - 1),
         step_tokens=min(plan.max_step_tokens, cells),
@@ -106,20 +106,20 @@ def _with_context(weights: Weights, target: Target, request: LoadRequest) -> Lla
         threads=target.threads,
         window_only=plan.window_only,
     )
-    context, buffers = open_context(weights, wish)
+    context, buffers = open_context(weights, spec)
     try:
         if not api.llama_get_memory(context):
             raise ModelInvalid("This is an embedding model: it keeps no memory and writes no text.")
         vocab_size = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(weights.handle)))
-        batch = Batch(wish.step_tokens, wish.slots + 1)
-        warm = WarmUp(context, batch, wish.slots, vocab_size, wish.kv_type)
-        found = warm.run(min(wish.step_tokens, plan.context_tokens - 8))
+        batch = Batch(spec.step_tokens, spec.slots + 1)
+        warm = WarmUp(context, batch, spec.slots, vocab_size, spec.kv_type)
+        found = warm.run(min(spec.step_tokens, plan.context_tokens - 8))
         return LlamaCppRunner(
             weights,
             context,
-            _capabilities(weights.handle, wish, found, target, buffers, request),
+            _capabilities(weights.handle, spec, found, target, buffers, request),
             batch=batch,
-            outputs_max=outputs_max(wish),
+            outputs_max=outputs_max(spec),
             vocab_size=vocab_size,
             threads=target.threads,
             report=report([*weights.buffers, *buffers], target.total_bytes),
@@ -139,7 +139,7 @@ def _gpu_layers(wanted: int, say: Callable[[str], None]) -> int:
 
 def _capabilities(
     model: int,
-    wish: ContextWish,
+    spec: ContextSpec,
     found: Findings,
     target: Target,
     buffers: list[Buffer],
@@ -150,29 +150,29 @@ def _capabilities(
     window = int(api.llama_model_n_swa(model))
     rewind: Literal["any", "last_n", "checkpoint"] = "any"
     limits: tuple[str, ...] = ()
-    if stateful or not found.cuttable:
+    if stateful or not found.can_truncate:
         rewind, limits = "checkpoint", (_NO_REWIND,)
     elif window > 0:
         # With room for all of them the cells behind the window are kept too, but a saved state leaves them out,
         # and a full cache may write over them.
-        sentence = _WINDOW if wish.window_only else _WINDOW_SAVED
+        sentence = _WINDOW if spec.window_only else _WINDOW_SAVED
         rewind, limits = "last_n", (sentence.format(window),)
     alone = target.architecture in _LONE
-    cells = context_cells(wish.context_tokens)
+    cells = context_cells(spec.context_tokens)
     return Capabilities(
-        context_tokens=wish.context_tokens,
+        context_tokens=spec.context_tokens,
         # What the padding adds beyond the context is not promised to anyone.
-        kv_tokens=min(cells - SCRATCH_CELLS, wish.context_tokens),
-        max_slots=wish.slots,
-        max_rows=1 if alone else wish.slots,
-        max_step_tokens=wish.step_tokens,
+        kv_tokens=min(cells - SCRATCH_CELLS, spec.context_tokens),
+        max_slots=spec.slots,
+        max_rows=1 if alone else spec.slots,
+        max_step_tokens=spec.step_tokens,
         rewind=rewind,
         rewind_tokens=window if rewind == "last_n" else 0,
         share=rewind != "checkpoint",
         bytes_per_token=_size(buffers, "KV") // cells,
-        state_bytes=_size(buffers, "RS") // (wish.slots + 1),
+        state_bytes=_size(buffers, "RS") // (spec.slots + 1),
         equal_rows=found.equal_rows,
-        kv_type=wish.kv_type,
+        kv_type=spec.kv_type,
         kv_types=target.kv_types,
         step_target_s=0.1 if request.plan.gpu_layers else 0.25,
         limits=(*limits, _ALONE) if alone else limits,
@@ -184,16 +184,16 @@ def report(buffers: list[Buffer], file_bytes: int) -> MemoryReport:
     also over those between them that went to a card: of a file of `file_bytes` no more than the rest counts."""
     model = [buffer for buffer in buffers if buffer.purpose == "model"]
     mapped = sum(one.size_bytes for one in model if one.device.endswith(_MAPPED))
-    on_cards = sum(one.size_bytes for one in model if _is_on_card(one.device))
+    on_gpus = sum(one.size_bytes for one in model if _is_on_gpu(one.device))
     return MemoryReport(
-        weights_bytes=_size(buffers, "model") - max(0, mapped + on_cards - file_bytes),
+        weights_bytes=_size(buffers, "model") - max(0, mapped + on_gpus - file_bytes),
         kv_bytes=_size(buffers, "KV", "RS"),
         compute_bytes=_size(buffers, "compute"),
         other_bytes=_size(buffers, "output"),
     )
 
 
-def _is_on_card(device: str) -> bool:
+def _is_on_gpu(device: str) -> bool:
     return not device.startswith(_IN_RAM) and not device.endswith((_MAPPED, "_Host"))
 
 

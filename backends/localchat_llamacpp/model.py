@@ -24,7 +24,7 @@ from localchat_llamacpp import memory_plan as planner
 from localchat_llamacpp.build_advice import devices, offload_advice
 from localchat_llamacpp.embedder import load_embedder
 from localchat_llamacpp.embedding_plan import plan_embedding
-from localchat_llamacpp.gpu_detection import with_cards
+from localchat_llamacpp.gpu_detection import add_gpus
 from localchat_llamacpp.loading import Target, load_runner, refuse_other_kinds
 from localchat_llamacpp.native import library
 from localchat_llamacpp.native_model import load_vocabulary
@@ -69,15 +69,15 @@ class GgufModel:
         self.tokenizer: Tokenizer = self._vocabulary
         self.info = _info(self.header, self.tokenizer)
 
-    def plan(self, wish: LoadOptions) -> MemoryPlan:
+    def plan(self, options: LoadOptions) -> MemoryPlan:
         """What a load would take now. Raises DoesNotFit with advice, UsageError for impossible wishes."""
         can_offload = bool(library().api.llama_supports_gpu_offload())
-        machine = with_cards(read_machine(), devices) if can_offload else read_machine()
+        machine = add_gpus(read_machine(), devices) if can_offload else read_machine()
         if self.info.pooling:
-            found = plan_embedding(self.shape, wish, machine, can_offload=can_offload)
+            found = plan_embedding(self.shape, options, machine, can_offload=can_offload)
             return demand(found, self.info.name)
-        found = planner.plan(self.shape, wish, machine, can_offload=can_offload, safe_mode=False)
-        if wish.gpu_layers not in ("auto", 0) and not can_offload:
+        found = planner.plan(self.shape, options, machine, can_offload=can_offload, safe_mode=False)
+        if options.gpu_layers not in ("auto", 0) and not can_offload:
             found = replace(found, notes=(*found.notes, offload_advice()))
         return demand(found, self.info.name)
 

@@ -49,16 +49,16 @@ class NativeLog:
             for watcher in self._watchers:
                 watcher(self._level, line)
 
-    def mark(self) -> "Listening":
+    def capture(self) -> "LogCapture":
         """Collects buffers and complaints from here on; use as a context manager."""
-        return Listening(self._watchers)
+        return LogCapture(self._watchers)
 
     def tail(self, count: int = 12) -> tuple[str, ...]:
         """The last lines, whatever their level."""
         return tuple(line for _, line in list(self._lines)[-count:])
 
 
-class Listening:
+class LogCapture:
     """What the library said while this was open."""
 
     def __init__(self, watchers: list[Callable[[int, str], None]]) -> None:
@@ -67,14 +67,14 @@ class Listening:
         self.complaints: list[str] = []
         self.lines: deque[str] = deque(maxlen=_KEPT_LINES)
 
-    def __enter__(self) -> "Listening":
-        self._watchers.append(self._hear)
+    def __enter__(self) -> "LogCapture":
+        self._watchers.append(self._capture)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._watchers.remove(self._hear)
+        self._watchers.remove(self._capture)
 
-    def _hear(self, level: int, line: str) -> None:
+    def _capture(self, level: int, line: str) -> None:
         self.lines.append(line[:400])
         if found := _BUFFER.search(line):
             device, purpose, size = found.groups()

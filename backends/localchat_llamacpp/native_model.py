@@ -34,7 +34,7 @@ _AGAIN = (
 )
 
 
-class ContextWish(NamedTuple):
+class ContextSpec(NamedTuple):
     """Numbers of a native context. slots: without the scratch slot. window_only: a sliding-window model
     keeps only its window."""
 
@@ -63,23 +63,25 @@ class Weights:
 
 
 def load_vocabulary(path: Path) -> tuple[int, tuple[str, ...]]:
-    """A native model with the vocabulary alone (0.2 s for 152k tokens), and what the library said meanwhile.
-    Raises ModelInvalid."""
+    """A native model with the vocabulary alone (0.2 s for 152k tokens), and the log lines of its load.
+
+    Raises ModelInvalid.
+    """
     native = library()
     parameters = native.api.llama_model_default_params()
     parameters.vocab_only = True
     parameters.devices = _NO_DEVICES
-    with native.log.mark() as heard:
+    with native.log.capture() as captured:
         model = native.api.llama_model_load_from_file(os.fsencode(path), parameters)
     if not model:
         raise ModelInvalid(
-            f"{path} cannot be read: {heard.reason('llama.cpp gives no reason')}", hint=_AGAIN
+            f"{path} cannot be read: {captured.reason('llama.cpp gives no reason')}", hint=_AGAIN
         )
-    if any("newline token not found" in line for line in heard.complaints):
+    if any("newline token not found" in line for line in captured.complaints):
         # Native code would end the process at the first text with a byte that has no token.
         native.api.llama_model_free(model)
         raise ModelInvalid(f"{path}: its vocabulary has no tokens for single bytes.", hint=_AGAIN)
-    return int(model), tuple(heard.lines)
+    return int(model), tuple(captured.lines)
 
 
 def load_weights(
@@ -90,61 +92,61 @@ def load_weights(
     Raises ModelInvalid with the library's reason, EngineClosed when `progress` says stop.
     """
     native = library()
-    telling = _Telling(progress, total_bytes)
+    callback_body = _ProgressCallback(progress, total_bytes)
     parameters = native.api.llama_model_default_params()
     parameters.n_gpu_layers = gpu_layers
     if not gpu_layers:
         parameters.devices = _NO_DEVICES
     # Repacked weights and AMX: faster for some models, and where AMX crashes some compilers' builds.
     parameters.use_extra_bufts = not safe_mode
-    parameters.progress_callback = callback = native.api.llama_progress_callback(telling)
-    with native.log.mark() as heard:
+    parameters.progress_callback = callback = native.api.llama_progress_callback(callback_body)
+    with native.log.capture() as captured:
         model = native.api.llama_model_load_from_file(os.fsencode(path), parameters)
     del callback
-    if telling.stopped:
+    if callback_body.stopped:
         if model:
             native.api.llama_model_free(model)
-        raise EngineClosed(f"The load of {path.name} was stopped.") from telling.failure
+        raise EngineClosed(f"The load of {path.name} was stopped.") from callback_body.failure
     if not model:
         raise ModelInvalid(
-            f"{path} cannot be loaded: {heard.reason('llama.cpp gives no reason')}",
+            f"{path} cannot be loaded: {captured.reason('llama.cpp gives no reason')}",
             hint=_AGAIN,
         )
-    return Weights(int(model), heard.buffers)
+    return Weights(int(model), captured.buffers)
 
 
-def open_context(weights: Weights, wish: ContextWish) -> tuple[int, list[Buffer]]:
+def open_context(weights: Weights, spec: ContextSpec) -> tuple[int, list[Buffer]]:
     """A native context and its buffers. Raises DoesNotFit with the library's reason."""
     native = library()
     parameters = native.api.llama_context_default_params()
-    parameters.n_ctx = context_cells(wish.context_tokens)
-    parameters.n_batch = parameters.n_ubatch = wish.step_tokens
-    parameters.n_seq_max = wish.slots + 1
+    parameters.n_ctx = context_cells(spec.context_tokens)
+    parameters.n_batch = parameters.n_ubatch = spec.step_tokens
+    parameters.n_seq_max = spec.slots + 1
     # Sizes the compute buffer: 300 MiB at a vocabulary of 152k when it is left alone.
-    parameters.n_outputs_max = outputs_max(wish)
+    parameters.n_outputs_max = outputs_max(spec)
     parameters.kv_unified = True
-    parameters.swa_full = not wish.window_only
-    parameters.type_k = parameters.type_v = KV_TYPES[wish.kv_type]
-    parameters.flash_attn_type = _FLASH_AUTO if wish.flash_attention else _FLASH_OFF
-    parameters.n_threads = parameters.n_threads_batch = wish.threads
+    parameters.swa_full = not spec.window_only
+    parameters.type_k = parameters.type_v = KV_TYPES[spec.kv_type]
+    parameters.flash_attn_type = _FLASH_AUTO if spec.flash_attention else _FLASH_OFF
+    parameters.n_threads = parameters.n_threads_batch = spec.threads
     parameters.no_perf = True
-    with native.log.mark() as heard:
+    with native.log.capture() as captured:
         context = native.api.llama_init_from_model(weights.handle, parameters)
     if not context:
         raise DoesNotFit(
-            f"A context of {wish.context_tokens} tokens ({wish.kv_type} KV) could not be made: "
-            f"{heard.reason('llama.cpp gives no reason')}",
+            f"A context of {spec.context_tokens} tokens ({spec.kv_type} KV) could not be made: "
+            f"{captured.reason('llama.cpp gives no reason')}",
             hint="Try a shorter context (--ctx) or a smaller KV type (--kv-type q8_0).",
         )
-    return int(context), heard.buffers
+    return int(context), captured.buffers
 
 
-def outputs_max(wish: ContextWish) -> int:
+def outputs_max(spec: ContextSpec) -> int:
     """Rows with logits in one decode; more is SIGABRT, so wider steps are split."""
-    return Steps(wish.slots, wish.step_tokens).output_rows
+    return Steps(spec.slots, spec.step_tokens).output_rows
 
 
-class _Telling:
+class _ProgressCallback:
     """The body of a native progress callback: at most ten calls a second go through, and an exception,
     which must not cross native code, is a stop."""
 

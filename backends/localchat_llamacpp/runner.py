@@ -46,42 +46,42 @@ class StopFlag:
     """`set` may be called from any thread; it holds until `clear`."""
 
     def __init__(self) -> None:
-        self._text = ctypes.create_string_buffer(2)
+        self._sequence_state = ctypes.create_string_buffer(2)
 
     def set(self) -> None:
-        self._text[0] = b"\1"
+        self._sequence_state[0] = b"\1"
 
     def clear(self) -> None:
-        self._text[0] = b"\0"
+        self._sequence_state[0] = b"\0"
 
     def callback(self, kind: Any) -> tuple[Any, ctypes.c_void_p]:  # noqa: ANN401 - a type of the binding
         """A `bool (*)(void *)` as a pointer of this `kind`, and what it is called with. Both must outlive their
         use."""
         pointer = ctypes.cast(ctypes.CDLL(None).strlen, kind)
-        return pointer, ctypes.c_void_p(ctypes.addressof(self._text))
+        return pointer, ctypes.c_void_p(ctypes.addressof(self._sequence_state))
 
 
 _NO_ROOM, _ABORTED = 1, 2
 
 
 @dataclass(slots=True)
-class _Text:
-    """What the runner knows of a sequence. `tally` only where penalties look at it."""
+class _SequenceState:
+    """What the runner knows of a sequence. `counts` only where penalties look at it."""
 
     tokens: list[int]
     sampling: SamplingParams
-    tally: TokenCounts | None
+    counts: TokenCounts | None
 
-    def tally_before(self, position: int, since: int) -> TokenCounts | None:
+    def counts_before(self, position: int, since: int) -> TokenCounts | None:
         """The counts of the tokens before `position`; those from `since` on may have changed."""
-        if self.tally is not None:
-            begin = min(since, len(self.tally))
-            self.tally.write(begin, self.tokens[begin:position])
-        return self.tally
+        if self.counts is not None:
+            begin = min(since, len(self.counts))
+            self.counts.write(begin, self.tokens[begin:position])
+        return self.counts
 
 
 @dataclass(slots=True)
-class _Part:
+class _DecodePart:
     """One llama_decode: stretches of rows, and which wanted logits it brings at which output index."""
 
     stretches: list[tuple[int, int, int]]
@@ -116,10 +116,10 @@ class LlamaCppRunner:
         self._report = report
         self._scratch = capabilities.max_slots
         self._slots = Slots(
-            context, capabilities.max_slots + 1, cuttable=capabilities.rewind != "checkpoint"
+            context, capabilities.max_slots + 1, can_truncate=capabilities.rewind != "checkpoint"
         )
         self._sampler = Sampler(vocab_size)
-        self._texts: dict[int, _Text] = {}
+        self._sequences: dict[int, _SequenceState] = {}
         self._watch = ThreadWatch(threads)
         self._launched: StepPlan | None = None
         self._logits: NDArray[np.float32] = np.empty((0, vocab_size), np.float32)
@@ -143,20 +143,20 @@ class LlamaCppRunner:
         assert plan is not None, "collect without launch"
         started_s = time.perf_counter()
         self._stop.clear()
-        # Every operation is done, also behind one that found no room: the books count on it.
+        # Every operation is done, also following one that found no room: the books count on it.
         done = [self._slots.apply(operation) for operation in plan.memory]
         self._enter(plan)
         if not all(done):
-            return self._short(plan, "out_of_memory", (0,) * len(plan.rows), started_s)
-        tokens = [self._known(row) for row in plan.rows]
+            return self._failed(plan, "out_of_memory", (0,) * len(plan.rows), started_s)
+        tokens = [self._row_tokens(row) for row in plan.rows]
         samples: list[Sample] = []
         stopped: set[tuple[int, int]] = set()
         for part in self._parts(plan):
             status = self._decode(plan, part, tokens)
             if status != "ok":
-                return self._short(plan, status, self._measured(plan), started_s)
+                return self._failed(plan, status, self._computed_tokens(plan), started_s)
             samples += self._sample(plan, part, tokens, stopped)
-        samples.sort(key=lambda sample: sample.point)
+        samples.sort(key=lambda sample: sample.index)
         elapsed_s = time.perf_counter() - started_s
         return StepResult(
             number=plan.number,
@@ -164,7 +164,7 @@ class LlamaCppRunner:
             computed=tuple(map(len, tokens)),
             earliest=self._earliest(plan),
             elapsed_s=elapsed_s,
-            notes=self._watched(sum(map(len, tokens)), elapsed_s),
+            notes=self._thread_notes(sum(map(len, tokens)), elapsed_s),
         )
 
     def abort(self) -> None:
@@ -173,7 +173,7 @@ class LlamaCppRunner:
 
     def memory(self) -> MemoryReport:
         """What the library said it allocated; other: the output buffer and parked slots."""
-        other = self._report.other_bytes + self._slots.parked_bytes
+        other = self._report.other_bytes + self._slots.saved_bytes
         return self._report._replace(other_bytes=other)
 
     def close(self) -> None:
@@ -188,13 +188,13 @@ class LlamaCppRunner:
 
     def _enter(self, plan: StepPlan) -> None:
         for seq in plan.leave:
-            self._texts.pop(seq, None)
+            self._sequences.pop(seq, None)
         for entry in plan.enter:
-            self._texts[entry.seq] = _text(entry)
+            self._sequences[entry.seq] = _sequence_state(entry)
 
-    def _known(self, row: StepRow) -> tuple[int, ...]:
+    def _row_tokens(self, row: StepRow) -> tuple[int, ...]:
         """The token ids that a row computes, written into what is known of its sequence."""
-        text = self._texts[row.seq]
+        text = self._sequences[row.seq]
         known = (text.tokens[row.start],) if row.tokens is LAST else row.tokens
         assert isinstance(known, tuple)
         tokens = known + row.drafts
@@ -203,12 +203,12 @@ class LlamaCppRunner:
 
     # ------------------------------------------------------------------ decoding
 
-    def _parts(self, plan: StepPlan) -> list[_Part]:
+    def _parts(self, plan: StepPlan) -> list[_DecodePart]:
         """The plan as one decode, or several where more logits are wanted than one may bring."""
         wanted: list[set[int]] = [set() for _ in plan.rows]
-        for point in plan.points:
+        for point in plan.positions:
             wanted[point.row].add(point.offset)
-        part = _Part([], {})
+        part = _DecodePart([], {})
         parts = [part] if plan.rows else []
         for number, row in enumerate(plan.rows):
             begin = 0
@@ -216,13 +216,15 @@ class LlamaCppRunner:
                 if len(part.outputs) == self._outputs_max:
                     if begin < offset:
                         part.stretches.append((number, begin, offset))
-                    begin, part = offset, _Part([], {})
+                    begin, part = offset, _DecodePart([], {})
                     parts.append(part)
                 part.outputs[number, offset] = len(part.outputs)
             part.stretches.append((number, begin, row.width))
         return parts
 
-    def _decode(self, plan: StepPlan, part: _Part, tokens: list[tuple[int, ...]]) -> StepStatus:
+    def _decode(
+        self, plan: StepPlan, part: _DecodePart, tokens: list[tuple[int, ...]]
+    ) -> StepStatus:
         batch, slots = self._batch, self._slots
         batch.clear()
         for number, begin, end in part.stretches:
@@ -237,13 +239,13 @@ class LlamaCppRunner:
         padding = plan.pad_to - batch.size
         if padding > 0:
             batch.add(self._scratch, 0, (0,) * padding)
-        if plan.pad_to and batch.outputs == 1 and batch.want_another():
+        if plan.pad_to and batch.outputs == 1 and batch.add_output():
             # A lone row of logits is computed otherwise too.
             part.outputs = dict.fromkeys(part.outputs, 1)
         status = self._api.llama_decode(self._context, batch.native)
         if status == 0:
             # On a GPU the call returns early; the logits wait for it.
-            self._take_logits(batch.outputs)
+            self._view_logits(batch.outputs)
         if padding > 0:
             slots.drop(self._scratch)
         if status == 0:
@@ -253,7 +255,7 @@ class LlamaCppRunner:
         tail = "; ".join(library().log.tail(4))
         raise RuntimeError(f"llama_decode failed with status {status}: {tail}")
 
-    def _take_logits(self, rows: int) -> None:
+    def _view_logits(self, rows: int) -> None:
         """Make self._logits (rows or more, V) the library's own buffer of the last decode."""
         if not rows:
             self._api.llama_synchronize(self._context)
@@ -264,7 +266,7 @@ class LlamaCppRunner:
             self._logits = np.ctypeslib.as_array(pointer, (rows, self._vocab_size))
             self._logits_address = where
 
-    def _short(
+    def _failed(
         self, plan: StepPlan, status: StepStatus, computed: tuple[int, ...], started_s: float
     ) -> StepResult:
         return StepResult(
@@ -276,7 +278,7 @@ class LlamaCppRunner:
             elapsed_s=time.perf_counter() - started_s,
         )
 
-    def _measured(self, plan: StepPlan) -> tuple[int, ...]:
+    def _computed_tokens(self, plan: StepPlan) -> tuple[int, ...]:
         """Per row, how many of its tokens the cache really holds."""
         return tuple(
             min(max(self._slots.measure(row.slot) - row.start, 0), row.width) for row in plan.rows
@@ -287,7 +289,7 @@ class LlamaCppRunner:
             return (0,) * len(plan.rows)
         return tuple(self._slots.earliest(row.slot) for row in plan.rows)
 
-    def _watched(self, tokens: int, elapsed_s: float) -> tuple[str, ...]:
+    def _thread_notes(self, tokens: int, elapsed_s: float) -> tuple[str, ...]:
         change = self._watch.step(tokens, self._slots.cells, elapsed_s, time.monotonic())
         if change is None:
             return ()
@@ -299,33 +301,35 @@ class LlamaCppRunner:
     def _sample(
         self,
         plan: StepPlan,
-        part: _Part,
+        part: _DecodePart,
         tokens: list[tuple[int, ...]],
         stopped: set[tuple[int, int]],
     ) -> list[Sample]:
-        """Sample the points whose logits this part brought. `stopped`: (row, sequence) behind whose last
+        """Sample the points whose logits this part brought. `stopped`: (row, sequence) following whose last
         sample stands another draft; its later points are left out."""
-        masks = {mask.point: mask.words for mask in plan.masks}
+        masks = {mask.index: mask.words for mask in plan.masks}
         samples = []
-        for number, point in enumerate(plan.points):
+        for number, point in enumerate(plan.positions):
             output = part.outputs.get((point.row, point.offset))
             if output is None or (point.row, point.seq) in stopped:
                 continue
             logits = self._logits[output]
             assert point.kind != "embedding", "this model gives no embeddings"
             if point.kind == "prompt":
-                told = self._sampler.judge(logits, point.token, point.top)
-                samples.append(Sample(number, told.token, told.logprob, told.top))
+                given = self._sampler.logprobs(logits, point.token, point.top)
+                samples.append(Sample(number, given.token, given.logprob, given.top))
                 continue
-            sample = self._draw(number, point, plan.rows[point.row], logits, masks.get(number))
+            sample = self._sample_token(
+                number, point, plan.rows[point.row], logits, masks.get(number)
+            )
             samples.append(sample)
-            row, behind = plan.rows[point.row], point.offset + 1
-            drafted = row.width - len(row.drafts) <= behind < row.width
-            if drafted and tokens[point.row][behind] != sample.token:
+            row, following = plan.rows[point.row], point.offset + 1
+            drafted = row.width - len(row.drafts) <= following < row.width
+            if drafted and tokens[point.row][following] != sample.token:
                 stopped.add((point.row, point.seq))
         return samples
 
-    def _draw(
+    def _sample_token(
         self,
         number: int,
         point: LogitsPosition,
@@ -333,14 +337,14 @@ class LlamaCppRunner:
         logits: NDArray[np.float32],
         mask: bytes | None,
     ) -> Sample:
-        text = self._texts[point.seq]
+        text = self._sequences[point.seq]
         position = row.start + point.offset + 1
-        tally = text.tally_before(position, row.start)
-        drawn = self._sampler.draw(logits, text.sampling, position, tally, mask)
+        counts = text.counts_before(position, row.start)
+        drawn = self._sampler.draw(logits, text.sampling, position, counts, mask)
         text.tokens[position : position + 1] = (drawn.token,)
         return Sample(number, drawn.token, drawn.logprob, drawn.top)
 
 
-def _text(entry: Enter) -> _Text:
-    tally = TokenCounts(entry.tokens, entry.prompt_tokens) if entry.sampling.penalised else None
-    return _Text(list(entry.tokens), entry.sampling, tally)
+def _sequence_state(entry: Enter) -> _SequenceState:
+    counts = TokenCounts(entry.tokens, entry.prompt_tokens) if entry.sampling.penalised else None
+    return _SequenceState(list(entry.tokens), entry.sampling, counts)

@@ -26,7 +26,7 @@ from localchat_llamacpp.native import library
 _BYTES = ctypes.POINTER(ctypes.c_uint8)
 
 
-class _Parked(NamedTuple):
+class _SavedState(NamedTuple):
     state: NDArray[np.uint8]
     tokens: int
 
@@ -35,21 +35,21 @@ class Slots:
     """The KV cache of one context as numbered slots. Ids are checked here: out of range, native code ends
     the process."""
 
-    def __init__(self, context: int, count: int, *, cuttable: bool) -> None:
-        """`count`: slots 0..count-1. `cuttable`: whether a slot's tail can be removed."""
+    def __init__(self, context: int, count: int, *, can_truncate: bool) -> None:
+        """`count`: slots 0..count-1. `can_truncate`: whether a slot's tail can be removed."""
         self._api: Any = library().api
         self._context = context
         self._memory = self._api.llama_get_memory(context)
-        self._cuttable = cuttable
-        self._parked: dict[int, _Parked] = {}
+        self._cuttable = can_truncate
+        self._saved: dict[int, _SavedState] = {}
         self.count = count
         self.lengths = [0] * count
         """Tokens whose KV each slot holds."""
 
     @property
-    def parked_bytes(self) -> int:
+    def saved_bytes(self) -> int:
         """RAM taken by parked states."""
-        return sum(saved.state.nbytes for saved in self._parked.values())
+        return sum(saved.state.nbytes for saved in self._saved.values())
 
     @property
     def cells(self) -> int:
@@ -62,15 +62,15 @@ class Slots:
             case Alias(src, dst, tokens):
                 self._alias(src, dst, tokens)
             case Truncate(slot, tokens):
-                self.cut(slot, tokens)
+                self.truncate(slot, tokens)
             case Drop(slot):
                 self.drop(slot)
             case Save(slot, key):
-                self._park(slot, key)
+                self._save(slot, key)
             case Restore(key, slot, tokens):
                 return self._restore(key, slot, tokens)
             case Discard(key):
-                del self._parked[key]
+                del self._saved[key]
             case Copy():
                 raise ValueError("this cache has no blocks: Copy is not for it")
         return True
@@ -81,7 +81,7 @@ class Slots:
         self._api.llama_memory_seq_rm(self._memory, slot, -1, -1)
         self.lengths[slot] = 0
 
-    def cut(self, slot: int, tokens: int) -> None:
+    def truncate(self, slot: int, tokens: int) -> None:
         """Keep the first `tokens` of a slot."""
         self._check(slot)
         if tokens == 0:
@@ -91,7 +91,7 @@ class Slots:
             return
         assert self._cuttable, "this model cannot rewind"
         removed = self._api.llama_memory_seq_rm(self._memory, slot, tokens, -1)
-        assert removed, f"llama.cpp refused to cut slot {slot} to {tokens} tokens"
+        assert removed, f"llama.cpp refused to truncate slot {slot} to {tokens} tokens"
         self.lengths[slot] = tokens
 
     def measure(self, slot: int) -> int:
@@ -113,17 +113,17 @@ class Slots:
             self._api.llama_memory_seq_cp(self._memory, src, dst, 0, tokens)
         self.lengths[dst] = tokens
 
-    def _park(self, slot: int, key: int) -> None:
+    def _save(self, slot: int, key: int) -> None:
         self._check(slot)
         size = int(self._api.llama_state_seq_get_size(self._context, slot))
         state = np.empty(size, np.uint8)
         out = state.ctypes.data_as(_BYTES)
         written = int(self._api.llama_state_seq_get_data(self._context, out, size, slot))
         assert written == size, f"a slot of {size} bytes saved as {written}"
-        self._parked[key] = _Parked(state, self.lengths[slot])
+        self._saved[key] = _SavedState(state, self.lengths[slot])
 
     def _restore(self, key: int, slot: int, tokens: int) -> bool:
-        saved = self._parked[key]
+        saved = self._saved[key]
         self.drop(slot)
         data = saved.state.ctypes.data_as(_BYTES)
         read = int(
@@ -133,7 +133,7 @@ class Slots:
             self.drop(slot)
             return False
         self.lengths[slot] = saved.tokens
-        self.cut(slot, tokens)
+        self.truncate(slot, tokens)
         return True
 
     def _check(self, slot: int) -> None:

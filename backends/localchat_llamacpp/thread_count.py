@@ -34,14 +34,14 @@ class ThreadWatch:
     """Told the time of every step; knows nothing of llama.cpp. Single thread."""
 
     def __init__(self, threads: int) -> None:
-        self.wanted = self.threads = max(1, threads)
+        self.most = self.threads = max(1, threads)
         self._best_s: dict[tuple[int, int], float] = {}
         self._recent: deque[float] = deque(maxlen=_WINDOW)
         self._slow = 0
         self._patience_s = _PATIENCE_S
         self._changed_s = 0.0
         self._trying = False
-        self._told_times = 0.0
+        self._reported_times = 0.0
         self._whole_since_s: float | None = None
 
     def step(self, rows: int, cells: int, elapsed_s: float, now_s: float) -> ThreadChange | None:
@@ -50,21 +50,21 @@ class ThreadWatch:
         rows: tokens computed. cells: KV it had to read. Only steps of the same rows and about the same
         cells are compared, because a long conversation is honestly slower. now_s: a monotonic clock.
         """
-        if rows > _MOST_ROWS or self.wanted == 1:
+        if rows > _MOST_ROWS or self.most == 1:
             return None
-        self._take(elapsed_s / self._expected(rows, cells, elapsed_s))
+        self._record(elapsed_s / self._expected(rows, cells, elapsed_s))
         if len(self._recent) == _WINDOW:
             slow = self._slow * 4 >= _WINDOW * 3
             if slow and self.threads > 1:
-                return self._fewer(now_s)
+                return self._reduce(now_s)
             if not slow and self._trying:
                 self._trying, self._patience_s = False, _PATIENCE_S
-        if self.threads < self.wanted and now_s - self._changed_s > self._patience_s:
+        if self.threads < self.most and now_s - self._changed_s > self._patience_s:
             self._trying = True
             return self._to(self.threads + 1, now_s, "")
         return self._recovered(now_s)
 
-    def _take(self, ratio: float) -> None:
+    def _record(self, ratio: float) -> None:
         if len(self._recent) == _WINDOW:
             self._slow -= self._recent[0] > _SLOW
         self._recent.append(ratio)
@@ -74,20 +74,20 @@ class ThreadWatch:
         """Seconds of a good step with the threads at hand. Bests are kept for all threads together: fewer
         of them are slower in proportion at most, and that must not pass for a busy neighbour."""
         kind = rows, max(cells, 256).bit_length()
-        share = self.threads / self.wanted
+        share = self.threads / self.most
         best_s = self._best_s.get(kind)
         if best_s is None or elapsed_s * share < best_s:
             self._best_s[kind] = best_s = elapsed_s * share
         return best_s / share
 
-    def _fewer(self, now_s: float) -> ThreadChange:
+    def _reduce(self, now_s: float) -> ThreadChange:
         if self._trying:
             self._patience_s = min(self._patience_s * 2, _PATIENCE_MOST_S)
             self._trying = False
         times = statistics.median(self._recent)
         note = ""
-        if times >= _WORSE * self._told_times:
-            self._told_times = times
+        if times >= _WORSE * self._reported_times:
+            self._reported_times = times
             note = (
                 f"Steps take {times:.1f} times as long as the best: another program is busy. "
                 f"Computing with {_threads(self.threads - 1)} now."
@@ -96,12 +96,12 @@ class ThreadWatch:
 
     def _recovered(self, now_s: float) -> ThreadChange | None:
         """The end of a slowness that was told: every thread at work for long."""
-        if not self._told_times or self.threads < self.wanted or self._trying:
+        if not self._reported_times or self.threads < self.most or self._trying:
             self._whole_since_s = None
         elif self._whole_since_s is None:
             self._whole_since_s = now_s
         elif now_s - self._whole_since_s > _RECOVERED_S:
-            self._told_times, self._whole_since_s = 0.0, None
+            self._reported_times, self._whole_since_s = 0.0, None
             note = f"Steps are fast again: computing with {_threads(self.threads)}."
             return ThreadChange(self.threads, note)
         return None

@@ -14,8 +14,8 @@ import numpy as np
 from localchat_llamacpp.native import library
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_TOLD_END = re.compile(r"EOG token\s*=\s*(\d+)")
-_TOLD_LENGTH = re.compile(r"max token length\s*=\s*(\d+)")
+_LOGGED_EOG = re.compile(r"EOG token\s*=\s*(\d+)")
+_LOGGED_LENGTH = re.compile(r"max token length\s*=\s*(\d+)")
 _WORDPIECE, _UNIGRAM = 3, 4
 _SPECIAL = {
     "fim_pre": "llama_vocab_fim_pre",
@@ -32,8 +32,8 @@ _SPECIAL = {
 class LlamaTokenizer:
     """Tokenizer of one model. Holds its native vocabulary until `close`; see backend.Tokenizer."""
 
-    def __init__(self, model: int, said: Sequence[str] = ()) -> None:
-        """`model`: a loaded llama_model (vocabulary alone suffices), which this object then owns. `said`:
+    def __init__(self, model: int, log_lines: Sequence[str] = ()) -> None:
+        """`model`: a loaded llama_model (vocabulary alone suffices), which this object then owns. `log_lines`:
         the library's log lines of that load, which spare two walks over all tokens (0.1 s for 152k)."""
         self._api: Any = library().api
         self._model: int | None = model
@@ -44,8 +44,8 @@ class LlamaTokenizer:
         self.eos = int(self._api.llama_vocab_eos(self._vocab))
         self.add_bos = bool(self._api.llama_vocab_get_add_bos(self._vocab))
         self._pieces: dict[tuple[int, bool], bytes] = {}
-        self.eog = self._ends(said)
-        self.longest_piece = self._longest(said)
+        self.eog = self._ends(log_lines)
+        self.longest_piece = self._longest(log_lines)
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
         """Token ids of `text`. Lone surrogates become U+FFFD; never raises for any str."""
@@ -101,18 +101,18 @@ class LlamaTokenizer:
             self._api.llama_model_free(self._model)
             self._model = None
 
-    def _ends(self, said: Sequence[str]) -> frozenset[int]:
+    def _ends(self, log_lines: Sequence[str]) -> frozenset[int]:
         """Tokens that end a generation, also those that llama.cpp takes for such by their text."""
-        told = {int(found[1]) for line in said if (found := _TOLD_END.search(line))}
+        told = {int(found[1]) for line in log_lines if (found := _LOGGED_EOG.search(line))}
         ids = told & set(range(self.vocab_size)) or range(self.vocab_size)
         return frozenset(t for t in ids if self._api.llama_vocab_is_eog(self._vocab, t))
 
-    def _longest(self, said: Sequence[str]) -> int:
+    def _longest(self, log_lines: Sequence[str]) -> int:
         """Bytes of the longest token, from above: the vocabulary's own spelling is never shorter than what
         it stands for. Tokenizers that fold or drop white space promise nothing, hence the huge number."""
         if self.kind in (_WORDPIECE, _UNIGRAM):
             return 1 << 40
-        told = [int(found[1]) for line in said if (found := _TOLD_LENGTH.search(line))]
+        told = [int(found[1]) for line in log_lines if (found := _LOGGED_LENGTH.search(line))]
         if told:
             return max(told[-1], 1)
         text, vocab = self._api.llama_vocab_get_text, self._vocab

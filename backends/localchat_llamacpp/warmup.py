@@ -16,9 +16,9 @@ _WIDEST = 7
 
 
 class Findings(NamedTuple):
-    """`cuttable`: a slot's tail can be removed. `equal_rows`: see backend.RowClass."""
+    """`can_truncate`: a slot's tail can be removed. `equal_rows`: see backend.RowClass."""
 
-    cuttable: bool
+    can_truncate: bool
     equal_rows: tuple[RowClass, ...]
 
 
@@ -69,11 +69,13 @@ class WarmUp:
         """
         try:
             self._decode(0, tokens, [tokens - 1])
-            cuttable = bool(self._api.llama_memory_seq_rm(self._memory, self._slot, tokens - 1, -1))
-            if not cuttable:
+            can_truncate = bool(
+                self._api.llama_memory_seq_rm(self._memory, self._slot, tokens - 1, -1)
+            )
+            if not can_truncate:
                 self._decode(tokens, 1, [0])
-                return Findings(cuttable=False, equal_rows=())
-            return Findings(cuttable=True, equal_rows=self._classes(tokens - 1))
+                return Findings(can_truncate=False, equal_rows=())
+            return Findings(can_truncate=True, equal_rows=self._classes(tokens - 1))
         finally:
             self._api.llama_memory_seq_rm(self._memory, self._slot, -1, -1)
 

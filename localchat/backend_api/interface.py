@@ -39,7 +39,7 @@ from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
-from localchat.fit.speed_history import NOTHING_MEASURED, Estimate, Measures, Past
+from localchat.fit.speed_history import NO_MEASUREMENTS, Estimate, MeasurementCache, PastRun
 from localchat.model_files.checkpoint import ModelSummary
 
 __all__ = [
@@ -244,7 +244,7 @@ class OpenModel(Protocol):
     info: ModelInfo
     tokenizer: Tokenizer
 
-    def plan(self, wish: LoadOptions) -> MemoryPlan:
+    def plan(self, options: LoadOptions) -> MemoryPlan:
         """What a load would take now. Raises DoesNotFit with advice when nothing fits."""
         ...
 
@@ -397,8 +397,8 @@ class Backend(Protocol):
         model: ModelSummary,
         plan: MemoryPlan,
         threads: int,
-        past: Sequence[Past] = (),
-        measures: Measures = NOTHING_MEASURED,
+        past: Sequence[PastRun] = (),
+        measures: MeasurementCache = NO_MEASUREMENTS,
     ) -> Estimate | None:
         """Tokens a second of one request at a short context on a quiet machine; None: no estimate. May take a
         second. threads: 0 for every physical core. past: runs with as many threads, and all layers where this
@@ -439,8 +439,8 @@ class MinimalBackend:
         model: ModelSummary,
         plan: MemoryPlan,
         threads: int,
-        past: Sequence[Past] = (),
-        measures: Measures = NOTHING_MEASURED,
+        past: Sequence[PastRun] = (),
+        measures: MeasurementCache = NO_MEASUREMENTS,
     ) -> Estimate | None:
         return None
 

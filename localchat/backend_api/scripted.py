@@ -120,7 +120,7 @@ def hashed(tokens: list[int], prompt_tokens: int) -> NDArray[np.float32]:
     return logits
 
 
-def spoken(reply: str) -> Logits:
+def reply_logits(reply: str) -> Logits:
     """Logits of a fixed answer, then the end."""
     said = list(reply.encode())
 
@@ -223,8 +223,8 @@ class ScriptedRunner:
             self.storage.write(row, self._compute(row))
         samples: list[Sample] = []
         rejected: set[int] = set()
-        self._masks = {mask.point: mask.words for mask in plan.masks}
-        for number, point in enumerate(plan.points):
+        self._masks = {mask.index: mask.words for mask in plan.masks}
+        for number, point in enumerate(plan.positions):
             if (
                 point.kind != "sample"
                 or point.row not in rejected
@@ -262,7 +262,7 @@ class ScriptedRunner:
         known, prompt_tokens, sampling = self.known[point.seq]
         logits = self._logits(text, prompt_tokens) + self._class_noise(width, position)
         if point.kind == "prompt":
-            drawn = self._sampler.judge(logits, point.token, point.top)
+            drawn = self._sampler.logprobs(logits, point.token, point.top)
         else:
             tally = TokenCounts(text, prompt_tokens) if sampling.penalised else None
             drawn = self._sampler.draw(logits, sampling, position, tally, self._masks.get(number))
@@ -306,8 +306,8 @@ class ScriptedModel:
             identity=hashlib.sha256(path.read_bytes()).hexdigest(),
         )
 
-    def plan(self, wish: LoadOptions) -> MemoryPlan:
-        context = wish.context_tokens or self._script.context_tokens
+    def plan(self, options: LoadOptions) -> MemoryPlan:
+        context = options.context_tokens or self._script.context_tokens
         if context > 1 << 20:
             raise ContextExceeded("a script has no such context", context_tokens=1 << 20)
         return MemoryPlan(
@@ -320,7 +320,7 @@ class ScriptedModel:
             fits=True,
             context_tokens=context,
             max_context_tokens=context,
-            kv_type=wish.kv_type or "f16",
+            kv_type=options.kv_type or "f16",
             flash_attention=False,
             gpu_layers=0,
             cache_ram_bytes=1 << 20,
@@ -351,7 +351,7 @@ class ScriptedModel:
                 kv_type=request.plan.kv_type,
                 kv_types=_KV_TYPES,
             ),
-            hashed if script.reply is None else spoken(script.reply),
+            hashed if script.reply is None else reply_logits(script.reply),
             step_s=script.step_s,
             crash_after=script.crash_after if script.crash == "step" else None,
             noise=0.02,

@@ -98,14 +98,14 @@ class SlotStorage:
         match op:
             case Alias(src, dst, tokens):
                 assert self._can.share, "this model cannot share"
-                self._check_cut(self._slots[src], tokens)
+                self._check_truncation(self._slots[src], tokens)
                 self._fill(dst, self._slots[src].cells[:tokens], self._slots[src].earliest)
             case Truncate(slot, tokens):
                 assert self._can.rewind != "checkpoint", "this model cannot rewind"
-                self._check_cut(self._slots[slot], tokens)
-                self._keep(slot, tokens)
+                self._check_truncation(self._slots[slot], tokens)
+                self._truncate(slot, tokens)
             case Drop(slot):
-                self._keep(slot, 0)
+                self._truncate(slot, 0)
                 self._slots[slot].earliest = 0
             case Save(slot, key):
                 assert key not in self._saved, f"key {key} is taken"
@@ -117,14 +117,14 @@ class SlotStorage:
             case Restore(key, slot, tokens):
                 saved, earliest = self._saved[key]
                 self._fill(slot, [_Cell(token) for token in saved], earliest)
-                self._check_cut(self._slots[slot], tokens)
-                self._keep(slot, tokens)
+                self._check_truncation(self._slots[slot], tokens)
+                self._truncate(slot, tokens)
             case Discard(key):
                 del self._saved[key]
             case Copy():
                 raise AssertionError("a unified cache has no blocks to copy")
 
-    def _check_cut(self, slot: _Slot, tokens: int) -> None:
+    def _check_truncation(self, slot: _Slot, tokens: int) -> None:
         length = len(slot.cells)
         assert 0 < tokens <= length, f"{tokens} of {length} tokens wanted"
         if tokens == length or self._can.rewind == "any":
@@ -149,7 +149,7 @@ class SlotStorage:
         assert self.used <= self._can.kv_tokens, f"{self.used} cells of {self._can.kv_tokens}"
         self._slots[slot].cells.extend(cells)
 
-    def _keep(self, slot: int, tokens: int) -> None:
+    def _truncate(self, slot: int, tokens: int) -> None:
         cells = self._slots[slot].cells
         for cell in cells[tokens:]:
             cell.slots -= 1

@@ -177,7 +177,7 @@ class Mask(msgspec.Struct, frozen=True):
     ceil(V / 32) of them. They may still be computed while the step runs: reading them waits, so read them
     when the point is sampled, not before."""
 
-    point: int
+    index: int
     source: bytes | Callable[[], bytes]
 
     @property
@@ -194,7 +194,7 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     number: int
     rows: tuple[StepRow, ...] = ()
-    points: tuple[LogitsPosition, ...] = ()
+    positions: tuple[LogitsPosition, ...] = ()
     memory: tuple[MemoryOp, ...] = ()
     enter: tuple[Enter, ...] = ()
     leave: tuple[int, ...] = ()
@@ -205,7 +205,7 @@ class StepPlan(msgspec.Struct, frozen=True):
 class Sample(msgspec.Struct, frozen=True):
     """What came of one point. `logprob` is of the raw logits, None where none was asked."""
 
-    point: int
+    index: int
     token: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()

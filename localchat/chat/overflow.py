@@ -15,7 +15,7 @@ from localchat.chat.prompt_messages import Exchange, as_sent, exchanges, left_ou
 from localchat.engine.interface import Engine, EngineInfo
 from localchat.engine.request import Message, Messages, ReasoningChoice
 from localchat.errors import ContextExceeded, UsageError
-from localchat.fit.kv_types import smaller
+from localchat.fit.kv_types import smaller_kv_type
 from localchat.units import size, tokens
 
 Count: TypeAlias = Callable[[Messages], int]
@@ -251,7 +251,7 @@ def memory_choices(prompt: int, info: EngineInfo) -> "list[Choice]":
     if wanted > info.context_tokens:
         label = f"a context of {tokens(wanted)}{_memory(extra, kv_bytes, info)}"
         found.append(Choice("longer_context", label, wanted, extra))
-    if small := smaller(info.kv_type, info.kv_types):
+    if small := smaller_kv_type(info.kv_type, info.kv_types):
         extra = round(now * small.share * wanted) - kv_bytes
         memory = _memory(extra, kv_bytes, info)
         label = f"the KV cache in {small.kv_type} and {tokens(wanted)}{memory}"

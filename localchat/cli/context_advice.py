@@ -2,7 +2,7 @@
 
 from localchat.engine.interface import Engine, EngineInfo
 from localchat.errors import ContextExceeded, LocalchatError
-from localchat.fit.kv_types import smaller
+from localchat.fit.kv_types import smaller_kv_type
 
 
 def with_advice(problem: ContextExceeded, engine: Engine) -> ContextExceeded:
@@ -39,7 +39,7 @@ def _memory(prompt: int, context: int, info: EngineInfo) -> list[str]:
     if info.context_train and prompt >= info.context_train:
         return []
     ways = []
-    if (small := smaller(info.kv_type, info.kv_types)) is not None:
+    if (small := smaller_kv_type(info.kv_type, info.kv_types)) is not None:
         ways.append(
             "store the KV cache in half the memory, so that a longer context fits: "
             f"--kv-type {small.kv_type}"

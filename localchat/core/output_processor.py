@@ -17,7 +17,7 @@ from localchat.core.spec_decode.step_cost import CostModel
 from localchat.core.stats import EngineCounters
 from localchat.engine.events import Event, FinishReason, TokenLogprob
 from localchat.errors import DoesNotFit, LocalchatError, UsageError
-from localchat.fit.kv_types import smaller
+from localchat.fit.kv_types import smaller_kv_type
 
 _MAX_OUT_OF_MEMORY_STEPS = 4
 
@@ -42,7 +42,7 @@ class OutputProcessor:
         self._event_sender = event_sender
         self._counters = counters
         self._launches_ahead = capabilities.depth > 1
-        small = smaller(capabilities.kv_type, capabilities.kv_types)
+        small = smaller_kv_type(capabilities.kv_type, capabilities.kv_types)
         self.or_smaller_kv = f" or {small.kv_type} KV (--kv-type {small.kv_type})" if small else ""
         """End of a hint where memory is short."""
         self._plain_kv = next((n for n in ("f16", "bf16") if n in capabilities.kv_types), "f32")
@@ -59,7 +59,7 @@ class OutputProcessor:
         now_s = time.perf_counter()
         if result.status == "ok":
             self._record_success(scheduled, result.elapsed_s)
-        samples = {sample.point: sample for sample in result.samples}
+        samples = {sample.index: sample for sample in result.samples}
         for number, row in enumerate(scheduled.rows):
             sequence = row.sequence
             sequence.steps_in_flight -= 1

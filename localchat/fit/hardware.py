@@ -88,7 +88,7 @@ def read_cores(root: Path = Path("/")) -> int:
 # ---------------------------------------------------------------------------- limits of a container
 
 
-class Limits(NamedTuple):
+class ContainerLimits(NamedTuple):
     """What control groups allow; 0: no limit. `memory_used_bytes` leaves out reclaimable file pages."""
 
     memory_bytes: int = 0
@@ -96,7 +96,7 @@ class Limits(NamedTuple):
     cpus: float = 0.0
 
 
-def read_limits(root: Path = Path("/")) -> Limits:
+def read_limits(root: Path = Path("/")) -> ContainerLimits:
     """The tightest limits of this process's control groups, version 1 or 2. Nothing readable: no limits."""
     memory, used, cpus = 0, 0, 0.0
     for folder in _control_groups(root):
@@ -107,7 +107,7 @@ def read_limits(root: Path = Path("/")) -> Limits:
             memory, used = limit, max(now - _inactive_file(folder), 0)
         if quota := _cpu_quota(folder):
             cpus = min(cpus, quota) if cpus else quota
-    return Limits(memory, used, cpus)
+    return ContainerLimits(memory, used, cpus)
 
 
 def _control_groups(root: Path) -> list[Path]:

@@ -14,14 +14,14 @@ _HEAD_WIDTH = 128
 """Numbers that share an exponent in most models."""
 
 
-class Smaller(NamedTuple):
+class SmallerKVType(NamedTuple):
     """A KV type, and its size as a share of another's."""
 
     kv_type: str
     share: float
 
 
-def named(kv_type: str | None) -> str | None:
+def canonical_kv_type(kv_type: str | None) -> str | None:
     """The one name of a KV type; what is no other name of one stays as it is."""
     return None if kv_type is None else _OTHER_NAMES.get(kv_type, kv_type)
 
@@ -30,16 +30,16 @@ def number_bytes(kv_type: str) -> float | None:
     """Bytes of one number, None for a name that nobody knows."""
     if kv_type == FP8:
         return 1 + 1 / _HEAD_WIDTH
-    form = KV_FORMATS.get(kv_type)
-    return None if form is None else form.block_bytes / form.block
+    format_ = KV_FORMATS.get(kv_type)
+    return None if format_ is None else format_.block_bytes / format_.block
 
 
-def smaller(kv_type: str, possible: Sequence[str]) -> Smaller | None:
+def smaller_kv_type(kv_type: str, possible: Sequence[str]) -> SmallerKVType | None:
     """What to propose where the cache takes too much; None: it is small already. possible: the types that the
     model's cache can have; where nobody knows, llama.cpp's."""
     now = number_bytes(kv_type)
     for name in _SMALL:
         size = number_bytes(name)
         if now is not None and size is not None and size < now and name in (possible or _SMALL):
-            return Smaller(name, size / now)
+            return SmallerKVType(name, size / now)
     return None

@@ -134,7 +134,7 @@ def weights_split(shape: ModelShape, gpu_layers: int) -> Split:
 # ---------------------------------------------------------------------------- keys and values
 
 
-class CacheWish(NamedTuple):
+class CacheSpec(NamedTuple):
     """A KV cache. cells: tokens of all sequences. window_cells: cells of layers with a sliding window
     (`cells` where they keep everything). sequences: states of recurrent layers. padded_values: all layers'
     values are as wide as the widest (llama.cpp without flash attention)."""
@@ -146,18 +146,18 @@ class CacheWish(NamedTuple):
     padded_values: bool = False
 
 
-def kv_layer_bytes(shape: ModelShape, wish: CacheWish) -> tuple[int, ...]:
+def kv_layer_bytes(shape: ModelShape, spec: CacheSpec) -> tuple[int, ...]:
     """Keys, values and recurrent states per layer."""
-    form = KV_FORMATS[wish.kv_type]
-    widest = max((layer.values for layer in shape.layers), default=0) if wish.padded_values else 0
-    return tuple(_layer_bytes(layer, wish, form, widest) for layer in shape.layers)
+    format_ = KV_FORMATS[spec.kv_type]
+    widest = max((layer.values for layer in shape.layers), default=0) if spec.padded_values else 0
+    return tuple(_layer_bytes(layer, spec, format_, widest) for layer in shape.layers)
 
 
-def _layer_bytes(layer: LayerShape, wish: CacheWish, form: NumberFormat, widest: int) -> int:
-    cells = wish.window_cells if layer.sliding else wish.cells
+def _layer_bytes(layer: LayerShape, spec: CacheSpec, format_: NumberFormat, widest: int) -> int:
+    cells = spec.window_cells if layer.sliding else spec.cells
     values = max(layer.values, widest if layer.values else 0)
-    row = stored_bytes(form, layer.keys) + stored_bytes(form, values)
-    return cells * row + wish.sequences * layer.state * 4
+    row = stored_bytes(format_, layer.keys) + stored_bytes(format_, values)
+    return cells * row + spec.sequences * layer.state * 4
 
 
 def kv_types(shape: ModelShape) -> tuple[str, ...]:
@@ -165,8 +165,8 @@ def kv_types(shape: ModelShape) -> tuple[str, ...]:
     rows = {width for layer in shape.layers for width in (layer.keys, layer.values) if width}
     return tuple(
         name
-        for name, form in KV_FORMATS.items()
-        if shape.head_width % form.block == 0 and all(row % form.block == 0 for row in rows)
+        for name, format_ in KV_FORMATS.items()
+        if shape.head_width % format_.block == 0 and all(row % format_.block == 0 for row in rows)
     )
 
 

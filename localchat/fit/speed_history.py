@@ -37,7 +37,7 @@ class Estimate(NamedTuple):
     disturbed: bool = False
 
 
-class Measure(msgspec.Struct, frozen=True):
+class Measurement(msgspec.Struct, frozen=True):
     """A number and when it was taken, in seconds of the epoch."""
 
     value: Annotated[float, Meta(gt=0)]
@@ -46,10 +46,10 @@ class Measure(msgspec.Struct, frozen=True):
 
 class _MeasuresFile(msgspec.Struct, frozen=True, kw_only=True):
     version: Literal[1]
-    measures: dict[str, Measure] = {}
+    measures: dict[str, Measurement] = {}
 
 
-class Measures:
+class MeasurementCache:
     """`state_dir`: None remembers nothing."""
 
     def __init__(self, state_dir: Path | None) -> None:
@@ -70,7 +70,7 @@ class Measures:
         if not found:
             return
         now = time.time()
-        fresh = {name: Measure(value, now) for name, value in found.items()}
+        fresh = {name: Measurement(value, now) for name, value in found.items()}
         latest = sorted(
             {**self._file.read().measures, **fresh}.items(), key=lambda pair: pair[1].at_s
         )
@@ -78,7 +78,7 @@ class Measures:
             self._file.write(_MeasuresFile(version=1, measures=dict(latest[-_MOST:])))
 
 
-NOTHING_MEASURED: Final = Measures(None)
+NO_MEASUREMENTS: Final = MeasurementCache(None)
 """Knows nothing and remembers nothing."""
 
 
@@ -90,7 +90,7 @@ _MOST_PAST: Final = 4
 _LOCK_PATIENCE_S: Final = 10.0
 
 
-class Past(NamedTuple):
+class PastRun(NamedTuple):
     """A model that ran here, with which KV cache, and its tokens a second."""
 
     model: ModelSummary
@@ -138,7 +138,7 @@ class SpeedHistory:
 
     def __init__(self, state_dir: Path) -> None:
         self._file = StateFile(state_dir / PACES_FILE, _RunsFile, _RunsFile(version=1))
-        self.measures = Measures(state_dir)
+        self.measures = MeasurementCache(state_dir)
         """What probes found, kept beside."""
 
     def runs(self) -> tuple[Run, ...]:
@@ -172,10 +172,10 @@ class SpeedHistory:
         ]
         return found[-1].tokens_per_s if found else None
 
-    def past(self, *, backend: str, threads: int, whole_gpu: bool) -> tuple[Past, ...]:
+    def past(self, *, backend: str, threads: int, whole_gpu: bool) -> tuple[PastRun, ...]:
         """The last models that ran with this backend and as many threads, all on the CPU or (`whole_gpu`) all
         on the GPU, as far as their files are still there."""
-        found: list[Past] = []
+        found: list[PastRun] = []
         for run in reversed(self.runs()):
             fits = (run.backend, run.threads) == (backend, threads)
             if not fits or bool(run.gpu_layers) is not whole_gpu or run.safe_mode:
@@ -186,14 +186,14 @@ class SpeedHistory:
         return tuple(found)
 
 
-def _opened(run: Run) -> Iterator[Past]:
+def _opened(run: Run) -> Iterator[PastRun]:
     path = Path(run.path)
     try:
         model = read_summary(path)
     except LocalchatError:
         return  # it is gone since
     if model.file_bytes == run.file_bytes:
-        yield Past(model, run.tokens_per_s, run.kv_type)
+        yield PastRun(model, run.tokens_per_s, run.kv_type)
 
 
 def _file_bytes(path: Path) -> int:

@@ -10,7 +10,7 @@ from math import prod
 from typing import Final, Literal, NamedTuple
 
 from localchat.model_files.ggml_types import NumberFormat
-from localchat.model_files.gguf import Array, Header, Tensor
+from localchat.model_files.gguf import Array, GgufTensor, Header
 
 
 class Window(NamedTuple):
@@ -182,7 +182,7 @@ def model_shape(header: Header) -> ModelShape:
     )
 
 
-def _weight(tensor: Tensor) -> Weight:
+def _weight(tensor: GgufTensor) -> Weight:
     layer = _layer_number(tensor.name)
     part: Literal["embedding", "output", "layer", "other"] = "other" if layer is None else "layer"
     if tensor.name == "token_embd.weight":
@@ -191,7 +191,7 @@ def _weight(tensor: Tensor) -> Weight:
         part = "output"
     return Weight(
         part,
-        tensor.form,
+        tensor.format,
         tensor.shape,
         tensor.size_bytes,
         layer=-1 if layer is None else layer,

@@ -97,11 +97,11 @@ class Cursor:
         at, self._at = self._at, self._at + count
         return self._window[at : self._at]
 
-    def value(self, form: struct.Struct) -> int | float | bool:
+    def value(self, format_: struct.Struct) -> int | float | bool:
         """The next value of a one-field struct."""
-        self._need(form.size)
-        found: int | float | bool = form.unpack_from(self._window, self._at)[0]
-        self._at += form.size
+        self._need(format_.size)
+        found: int | float | bool = format_.unpack_from(self._window, self._at)[0]
+        self._at += format_.size
         return found
 
     def skip(self, count: int) -> None:

@@ -15,7 +15,7 @@ from localchat.model_files.safetensors import SafetensorsHeader, read_safetensor
 
 CONFIG: Final = "config.json"
 _LONGEST_CONFIG: Final = 4 << 20
-BESIDE: Final = {
+SIDECARS: Final = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
     "hf_quant_config.json": "modelopt",
@@ -93,22 +93,22 @@ def _compressed(found: Mapping[str, Any]) -> str:
 
 
 def whole_config(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """config.json with the quantization that a file beside it describes, where it says nothing of one itself.
+    """config.json with the quantization that a file sidecars it describes, where it says nothing of one itself.
     Raises ModelInvalid."""
-    path = next((folder / name for name in BESIDE if (folder / name).is_file()), None)
+    path = next((folder / name for name in SIDECARS if (folder / name).is_file()), None)
     if path is None or config.get("quantization_config"):
         return config
     try:
         with FileSource(path) as source:
-            return _with_beside(config, path.name, source)
+            return _with_sidecar(config, path.name, source)
     except OSError as problem:
         raise ModelInvalid(f"{path} cannot be read: {problem}.", path=str(path)) from problem
 
 
-def _with_beside(config: Mapping[str, Any], name: str, source: ByteSource) -> Mapping[str, Any]:
+def _with_sidecar(config: Mapping[str, Any], name: str, source: ByteSource) -> Mapping[str, Any]:
     """With what the file of this name says of the quantization. Raises ModelInvalid."""
     stated = {_EARLY_WORDS.get(key, key): value for key, value in _object(source).items()}
-    return {**config, "quantization_config": {"quant_method": BESIDE[name], **stated}}
+    return {**config, "quantization_config": {"quant_method": SIDECARS[name], **stated}}
 
 
 def _object(source: ByteSource) -> dict[str, Any]:
@@ -196,14 +196,16 @@ def read_checkpoint_sources(
     name: str,
     config: ByteSource,
     weights: Sequence[ByteSource],
-    beside: Mapping[str, ByteSource] | None = None,
+    sidecars: Mapping[str, ByteSource] | None = None,
 ) -> Checkpoint:
-    """The checkpoint behind sources of bytes. `beside`: by their names those of BESIDE that are there. Raises
-    ModelInvalid."""
+    """The checkpoint in sources of bytes. sidecars: those of SIDECARS that exist, by name.
+
+    Raises ModelInvalid.
+    """
     if len(weights) > _MOST_FILES:
         raise ModelInvalid(f"{name}: its weights are {len(weights):,} files; no model has as many.")
     found: Mapping[str, Any] = _object(config)
-    early = next((file for file in BESIDE if file in (beside or {})), None)
-    if early is not None and beside is not None and not found.get("quantization_config"):
-        found = _with_beside(found, early, beside[early])
+    early = next((file for file in SIDECARS if file in (sidecars or {})), None)
+    if early is not None and sidecars is not None and not found.get("quantization_config"):
+        found = _with_sidecar(found, early, sidecars[early])
     return Checkpoint(name, found, tuple(read_safetensors_source(source) for source in weights))

@@ -51,7 +51,8 @@ NUMBER_FORMATS: dict[int, NumberFormat] = {
 products alone), or is newer than this table."""
 
 KV_FORMATS: dict[str, NumberFormat] = {
-    form.name.lower(): form for form in (NUMBER_FORMATS[code] for code in (0, 1, 30, 8, 7, 6, 3, 2))
+    format_.name.lower(): format_
+    for format_ in (NUMBER_FORMATS[code] for code in (0, 1, 30, 8, 7, 6, 3, 2))
 }
 """Formats of a KV cache by the names of `--kv-type`, best first."""
 
@@ -95,6 +96,6 @@ FILE_TYPES: dict[int, str] = {
 """`general.file_type`: the mix of formats that a file is named after."""
 
 
-def stored_bytes(form: NumberFormat, elements: int) -> int:
+def stored_bytes(format_: NumberFormat, elements: int) -> int:
     """Bytes that `elements` numbers take, whole blocks."""
-    return -(-elements // form.block) * form.block_bytes
+    return -(-elements // format_.block) * format_.block_bytes

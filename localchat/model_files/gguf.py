@@ -53,13 +53,13 @@ class Array(NamedTuple):
 Value: TypeAlias = int | float | bool | str | Array
 
 
-class Tensor(NamedTuple):
+class GgufTensor(NamedTuple):
     """One tensor. `shape`: fastest dimension first, as ggml counts. `offset`: from the file's beginning.
     `part`: which file of a split model."""
 
     name: str
     shape: tuple[int, ...]
-    form: NumberFormat
+    format: NumberFormat
     offset: int
     size_bytes: int
     part: int = 0
@@ -81,7 +81,7 @@ class Header:
     name: str
     version: int
     metadata: Mapping[str, Value]
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[GgufTensor, ...]
     data_offset: int
     file_bytes: int
     parts: tuple[Path, ...] = ()
@@ -129,7 +129,7 @@ class Header:
             return FILE_TYPES[code]
         sizes: dict[str, int] = {}
         for tensor in self.tensors:
-            sizes[tensor.form.name] = sizes.get(tensor.form.name, 0) + tensor.size_bytes
+            sizes[tensor.format.name] = sizes.get(tensor.format.name, 0) + tensor.size_bytes
         return max(sizes, key=lambda name: sizes[name], default="")
 
 
@@ -195,8 +195,8 @@ def _read(source: ByteSource, cursor: Cursor, strings: Collection[str]) -> Heade
     )
 
 
-def _uint(cursor: Cursor, form: struct.Struct) -> int:
-    return int(cursor.value(form))
+def _uint(cursor: Cursor, format_: struct.Struct) -> int:
+    return int(cursor.value(format_))
 
 
 def _bounded(source: ByteSource, what: str, found: int, most: int) -> None:
@@ -226,7 +226,7 @@ def _metadata(
         if kind == _STRING:
             found[key] = _string(source, cursor, LONGEST_STRING, key)
         elif kind == _ARRAY:
-            found[key] = array = _array(source, cursor, key, left, wanted=key in strings)
+            found[key] = array = _array(source, cursor, key, left, keep_strings=key in strings)
             left -= array.length if array.values is None or key in strings else 0
         elif kind in _SCALARS:
             found[key] = cursor.value(_SCALARS[kind])
@@ -236,12 +236,12 @@ def _metadata(
 
 
 def _array(
-    source: ByteSource, cursor: Cursor, key: str, strings_left: int, *, wanted: bool
+    source: ByteSource, cursor: Cursor, key: str, strings_left: int, *, keep_strings: bool
 ) -> Array:
     kind, length = _uint(cursor, _U32), _uint(cursor, _U64)
     if kind == _STRING:
         _bounded(source, f"strings in {key}", length, min(strings_left, cursor.remaining // 8))
-        if wanted:
+        if keep_strings:
             return Array(
                 length, tuple(_string(source, cursor, LONGEST_STRING, key) for _ in range(length))
             )
@@ -251,17 +251,17 @@ def _array(
         raise _invalid(
             source, f"{key} is an array of {'arrays' if kind == _ARRAY else f'type {kind}'}"
         )
-    form = _SCALARS[kind]
-    _bounded(source, f"values in {key}", length, cursor.remaining // form.size)
+    format_ = _SCALARS[kind]
+    _bounded(source, f"values in {key}", length, cursor.remaining // format_.size)
     if length > KEPT_ELEMENTS:
-        cursor.skip(length * form.size)
+        cursor.skip(length * format_.size)
         return Array(length)
-    values = struct.unpack(f"<{length}{form.format[1:]}", cursor.take(length * form.size))
+    values = struct.unpack(f"<{length}{format_.format[1:]}", cursor.take(length * format_.size))
     return Array(length, values)
 
 
-def _tensors(source: ByteSource, cursor: Cursor, count: int) -> list[Tensor]:
-    found: list[Tensor] = []
+def _tensors(source: ByteSource, cursor: Cursor, count: int) -> list[GgufTensor]:
+    found: list[GgufTensor] = []
     names: set[str] = set()
     for number in range(count):
         name = _string(source, cursor, LONGEST_TENSOR_NAME, f"the name of tensor {number + 1}")
@@ -272,23 +272,23 @@ def _tensors(source: ByteSource, cursor: Cursor, count: int) -> list[Tensor]:
         _bounded(source, f"dimensions of {name}", dimensions, 4)
         shape = tuple(_uint(cursor, _U64) for _ in range(dimensions)) or (1,)
         code, offset = _uint(cursor, _U32), _uint(cursor, _U64)
-        form = NUMBER_FORMATS.get(code)
-        if form is None:
+        format_ = NUMBER_FORMATS.get(code)
+        if format_ is None:
             raise _invalid(
                 source,
                 f"tensor {name} has the number format {code}, which is unknown here",
                 "The file may be newer than this localchat, or use a format that was withdrawn.",
             )
-        tensor = Tensor(name, shape, form, offset, 0)
-        if not 0 < tensor.elements < 1 << 60 or shape[0] % form.block:
-            raise _invalid(source, f"tensor {name} has the shape {shape} in {form.name}")
-        found.append(tensor._replace(size_bytes=stored_bytes(form, tensor.elements)))
+        tensor = GgufTensor(name, shape, format_, offset, 0)
+        if not 0 < tensor.elements < 1 << 60 or shape[0] % format_.block:
+            raise _invalid(source, f"tensor {name} has the shape {shape} in {format_.name}")
+        found.append(tensor._replace(size_bytes=stored_bytes(format_, tensor.elements)))
     return found
 
 
 def _placed(
-    source: ByteSource, tensors: list[Tensor], start: int, alignment: int
-) -> tuple[Tensor, ...]:
+    source: ByteSource, tensors: list[GgufTensor], start: int, alignment: int
+) -> tuple[GgufTensor, ...]:
     """The tensors with offsets from the beginning of the file: in order, aligned, without holes or overlap,
     all inside the file."""
     expected, placed = 0, []

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from localchat.errors import ModelInvalid, ModelMissing
 from localchat.model_files.byte_source import ByteSource, FileSource
-from localchat.model_files.gguf import Array, Header, Tensor, read_gguf
+from localchat.model_files.gguf import Array, GgufTensor, Header, read_gguf
 from localchat.suggestions import closest
 
-__all__ = ["Header", "check_model", "joined", "read_header", "read_source"]
+__all__ = ["Header", "check_model", "join_parts", "read_header", "read_source"]
 
 MOST_LAYERS = 512
 """llama.cpp ends the process (an assertion) at 0 layers and above this."""
@@ -175,10 +175,10 @@ def _read_split(given: Path, part: re.Match[str], strings: Collection[str]) -> H
     headers = [
         _read_file(path, strings if number == 0 else ()) for number, path in enumerate(paths)
     ]
-    return replace(joined(headers, given.name), parts=tuple(paths))
+    return replace(join_parts(headers, given.name), parts=tuple(paths))
 
 
-def joined(headers: Sequence[Header], name: str) -> Header:
+def join_parts(headers: Sequence[Header], name: str) -> Header:
     """One checked header of all parts of a split model, in their order. Raises ModelInvalid."""
     count = len(headers)
     for number, header in enumerate(headers):
@@ -210,7 +210,7 @@ def _check_part(header: Header, number: int, count: int) -> None:
         )
 
 
-def _check_whole(first: Header, tensors: tuple[Tensor, ...], name: str) -> None:
+def _check_whole(first: Header, tensors: tuple[GgufTensor, ...], name: str) -> None:
     names = {tensor.name for tensor in tensors}
     expected = first.metadata.get("split.tensors.count", len(tensors))
     if len(names) != len(tensors) or expected != len(tensors):

@@ -12,7 +12,7 @@ from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind, kind_name, placed, runner_name
-from localchat.fit.speed_history import NOTHING_MEASURED, SpeedHistory
+from localchat.fit.speed_history import NO_MEASUREMENTS, SpeedHistory
 from localchat.model_files.checkpoint import Checkpoint, ModelSummary
 
 
@@ -189,7 +189,7 @@ def _expected_speed(
         if history is not None and (whole or not plan.gpu_layers)
         else ()
     )
-    measures = history.measures if history is not None else NOTHING_MEASURED
+    measures = history.measures if history is not None else NO_MEASUREMENTS
     estimate = backend.expected_rate(subject.model, plan, threads, past, measures)
     if estimate is None:
         return None

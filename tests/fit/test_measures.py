@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
-from localchat.fit.speed_history import MEASURES_FILE, NOTHING_MEASURED, Measures
+from localchat.fit.speed_history import MEASURES_FILE, NO_MEASUREMENTS, MeasurementCache
 
 
 def test_numbers_are_kept_by_name_and_replaced(tmp_path: Path) -> None:
-    Measures(tmp_path / "state").keep({"a": 1.5, "b": 2.0})
-    Measures(tmp_path / "state").keep({"b": 3.0})
-    assert Measures(tmp_path / "state").known() == {"a": 1.5, "b": 3.0}
+    MeasurementCache(tmp_path / "state").keep({"a": 1.5, "b": 2.0})
+    MeasurementCache(tmp_path / "state").keep({"b": 3.0})
+    assert MeasurementCache(tmp_path / "state").known() == {"a": 1.5, "b": 3.0}
 
 
 def test_a_day_later_nothing_is_known(tmp_path: Path) -> None:
-    measures = Measures(tmp_path)
+    measures = MeasurementCache(tmp_path)
     measures.keep({"a": 1.0})
     at_s = (tmp_path / MEASURES_FILE).stat().st_mtime
     assert measures.known(at_s + 23 * 3600) == {"a": 1.0}
@@ -23,15 +23,15 @@ def test_a_day_later_nothing_is_known(tmp_path: Path) -> None:
 def test_a_spoilt_file_is_as_none(tmp_path: Path) -> None:
     for text in ("", "[]", '{"version":2}', '{"version":1,"measures":{"a":{"value":-1,"at_s":0}}}'):
         (tmp_path / MEASURES_FILE).write_text(text)
-        assert Measures(tmp_path).known() == {}
-    Measures(tmp_path).keep({"a": 1.0})
-    assert Measures(tmp_path).known() == {"a": 1.0}
+        assert MeasurementCache(tmp_path).known() == {}
+    MeasurementCache(tmp_path).keep({"a": 1.0})
+    assert MeasurementCache(tmp_path).known() == {"a": 1.0}
 
 
 def test_a_folder_that_cannot_be_written_forgets(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    measures = Measures(tmp_path / "file")
+    measures = MeasurementCache(tmp_path / "file")
     measures.keep({"a": 1.0})
     assert measures.known() == {}
-    NOTHING_MEASURED.keep({"a": 1.0})
-    assert NOTHING_MEASURED.known() == {}
+    NO_MEASUREMENTS.keep({"a": 1.0})
+    assert NO_MEASUREMENTS.known() == {}

@@ -16,7 +16,7 @@ from localchat.backend_api.registry import find_backends, require_for_file
 from localchat.errors import DoesNotFit, LocalchatError, ModelMissing
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
-from localchat.fit.speed_history import Past
+from localchat.fit.speed_history import PastRun
 from localchat.model_files.checkpoint import read_checkpoint
 from localchat_cuda.backend import CudaBackend, ReferenceBackend
 from localchat_cuda.checkpoint_model import CheckpointModel
@@ -162,7 +162,7 @@ def test_a_past_run_of_an_fp32_checkpoint_tells_what_was_read_of_the_card(tmp_pa
     model = read_checkpoint(write_speaking(tmp_path))
     assert model.quantization == "F32"
     plan = plan_for(model, LoadOptions(max_slots=2), machine)
-    past = [Past(model, 123.0, plan.kv_type)]
+    past = [PastRun(model, 123.0, plan.kv_type)]
     assert expected_rate(model, plan, machine, past) == pytest.approx(123.0, rel=0.01)
 
 

@@ -16,7 +16,7 @@ import triton
 from triton.runtime.jit import JitFunctionInfo
 
 from localchat.backend_api.interface import StepPlan
-from localchat.fit.hardware import Limits, read_machine
+from localchat.fit.hardware import ContainerLimits, read_machine
 from localchat_cuda.compile_ahead import trace, workers
 from localchat_cuda.compile_ahead.trace import CompileJob, CompileShape
 from localchat_cuda.kernels import launch
@@ -240,7 +240,7 @@ def test_compiling_keeps_to_what_a_container_may_take(
 ) -> None:
     machine = replace(read_machine(), ram_free_bytes=free_gb * 10**9)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(allowed)))
-    monkeypatch.setattr(workers, "read_limits", lambda: Limits(cpus=limit))
+    monkeypatch.setattr(workers, "read_limits", lambda: ContainerLimits(cpus=limit))
     monkeypatch.setattr(workers, "read_machine", lambda: machine)
     assert workers._processes() == wanted
 

@@ -11,7 +11,7 @@ import pytest
 
 from localchat.backend_api.interface import Device
 from localchat.fit.hardware import Gpu, Machine
-from localchat_llamacpp.gpu_detection import look, with_cards
+from localchat_llamacpp.gpu_detection import add_gpus, detect_gpus
 from localchat_llamacpp.native import library
 from localchat_llamacpp.native_model import load_vocabulary, load_weights
 
@@ -23,13 +23,13 @@ INSIDE = Device("Vulkan1", "Radeon 780M", "igpu", 14 * GB, 16 * GB)
 
 
 def test_cards_with_memory_of_their_own_are_taken() -> None:
-    found = with_cards(MACHINE, lambda: [CPU, RADEON, INSIDE])
+    found = add_gpus(MACHINE, lambda: [CPU, RADEON, INSIDE])
     assert found.gpus == (Gpu(0, "RX 7900", 24 * GB, 22 * GB),)
     assert not found.unified_memory
 
 
 def test_an_integrated_gpu_alone_shares_the_ram() -> None:
-    found = with_cards(MACHINE, lambda: [CPU, INSIDE])
+    found = add_gpus(MACHINE, lambda: [CPU, INSIDE])
     assert found.unified_memory and not found.gpus
 
 
@@ -38,8 +38,8 @@ def test_the_library_is_not_asked_of_cards_that_are_known() -> None:
         raise AssertionError("CUDA would take memory of the card")
 
     known = replace(MACHINE, gpus=(Gpu(0, "H200", 141 * GB, 140 * GB),))
-    assert with_cards(known, ask) is known
-    assert with_cards(MACHINE, lambda: [CPU]) is MACHINE
+    assert add_gpus(known, ask) is known
+    assert add_gpus(MACHINE, lambda: [CPU]) is MACHINE
 
 
 def test_only_a_build_for_gpus_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,16 +52,16 @@ def test_only_a_build_for_gpus_is_asked(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr("localchat_llamacpp.gpu_detection.can_offload", lambda: False)
-    assert look(MACHINE) is MACHINE and not asked
+    assert detect_gpus(MACHINE) is MACHINE and not asked
     monkeypatch.setattr("localchat_llamacpp.gpu_detection.can_offload", lambda: True)
-    assert look(MACHINE).gpus == (Gpu(0, "RX", 3, 2),)
-    look(replace(MACHINE, unified_memory=True))
+    assert detect_gpus(MACHINE).gpus == (Gpu(0, "RX", 3, 2),)
+    detect_gpus(replace(MACHINE, unified_memory=True))
     assert len(asked) == 1
 
 
 def test_the_real_library_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("localchat_llamacpp.gpu_detection.can_offload", lambda: True)
-    assert look(MACHINE).cores == MACHINE.cores
+    assert detect_gpus(MACHINE).cores == MACHINE.cores
 
 
 @pytest.mark.parametrize(("gpu_layers", "hidden"), [(None, True), (0, True), (3, False)])

@@ -100,7 +100,7 @@ def test_drafts_change_nothing_but_the_number_of_steps(start: Start) -> None:
         memory = [Truncate(0, position)]
         points = [LogitsPosition(0, offset, 0) for offset in range(len(drafts) + 1)]
         result = drafted.step(row, points=points, memory=memory, pad_to=2)
-        assert [s.point for s in result.samples] == list(range(len(result.samples)))
+        assert [s.index for s in result.samples] == list(range(len(result.samples)))
         assert result.computed == (len(drafts) + 1,)
         position += len(result.samples)
         got += [(s.token, s.logprob) for s in result.samples]
@@ -177,7 +177,7 @@ def test_prompt_logprobs_are_the_log_softmax_of_the_rows(start: Start) -> None:
     result = driver.step(
         StepRow(0, 0, 0, prompt), points=[*points, LogitsPosition(0, 99, 0)], enter=enter
     )
-    assert [s.point for s in result.samples] == list(range(100))
+    assert [s.index for s in result.samples] == list(range(100))
     reference = start(step=128)
     for offset in (0, 1, 63, 64, 65, 98):
         reference.prefill(prompt[: offset + 1], memory=[Drop(0)])

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 from localchat.fit.hardware import Gpu, Machine
-from localchat.fit.speed_history import NOTHING_MEASURED, Estimate, Measures
+from localchat.fit.speed_history import NO_MEASUREMENTS, Estimate, MeasurementCache
 from localchat.model_files.architecture import ModelShape, model_shape
 from localchat.model_files.open_gguf import read_header
 from localchat_llamacpp.speed import benchmark, estimate
-from localchat_llamacpp.speed.benchmark import Costs, Finding, Layer, Question
+from localchat_llamacpp.speed.benchmark import BenchmarkRequest, BenchmarkResult, Costs, Layer
 from localchat_llamacpp.speed.estimate import (
-    Running,
+    DecodeSetup,
     bytes_per_token,
     expected_rate,
     offloaded_rate,
     past_run,
 )
-from localchat_llamacpp.speed.synthetic_gguf import StandIn, write
+from localchat_llamacpp.speed.synthetic_gguf import SyntheticModel, write
 from tests.support.gguf_files import F16, Q8_0, Size, Tensor, gemma3, llama, qwen2, write_model
 from tests.support.memory_plans import PLAN
 
@@ -38,8 +38,8 @@ def read_shape(path: Path) -> ModelShape:
     return model_shape(read_header(path))
 
 
-def plain(shape: ModelShape) -> Running:
-    return Running(shape, "f16", False)
+def plain(shape: ModelShape) -> DecodeSetup:
+    return DecodeSetup(shape, "f16", False)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Layer]:
     seen: list[Layer] = []
 
     def costs(
-        threads: int, codes: Iterable[int], layers: Iterable[Layer], measures: Measures
+        threads: int, codes: Iterable[int], layers: Iterable[Layer], measures: MeasurementCache
     ) -> Costs:
         seen.extend(layers)
         return Costs(RATES, dict.fromkeys(seen, LAYER_S), STEP_S)
@@ -62,7 +62,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Layer]:
 
 def test_a_probe_of_the_real_build_gives_a_rate(tmp_path: Path) -> None:
     shape = read_shape(write_model(tmp_path / "m.gguf"))
-    found = benchmark.costs(1, bytes_per_token(shape), [LAYER], NOTHING_MEASURED)
+    found = benchmark.costs(1, bytes_per_token(shape), [LAYER], NO_MEASUREMENTS)
     assert all(0 < rate < 1e13 for rate in found.bytes_per_s.values())
     assert found.bytes_per_s.keys() == bytes_per_token(shape).keys()
     assert 0 < found.layer_s[LAYER] < 1
@@ -75,7 +75,7 @@ LAYER = Layer(4, 2, 32, "q8_0", True, Q8_0)
 def test_a_probe_that_fails_gives_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = read_shape(write_model(tmp_path / "m.gguf"))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
-    assert expected_rate(plain(shape), 1, NOTHING_MEASURED) is None
+    assert expected_rate(plain(shape), 1, NO_MEASUREMENTS) is None
 
 
 def test_a_probe_that_crashes_leaves_nothing_behind(
@@ -90,13 +90,13 @@ def test_a_probe_that_crashes_leaves_nothing_behind(
     monkeypatch.setattr(sys, "executable", str(probe))
     monkeypatch.setattr(tempfile, "tempdir", str(places))
     monkeypatch.setenv("TMPDIR", str(places))
-    assert not list(benchmark._ask(Question(1, (Q8_0,), ())))
+    assert not list(benchmark._benchmark(BenchmarkRequest(1, (Q8_0,), ())))
     assert wrote.exists()
     assert not list(places.iterdir())
 
 
 def test_a_stand_in_is_a_model_of_the_size_it_says(tmp_path: Path) -> None:
-    model = StandIn(2, 4, 2, 32, 64, 96, Q8_0)
+    model = SyntheticModel(2, 4, 2, 32, 64, 96, Q8_0)
     write(tmp_path / "s.gguf", model)
     shape = read_shape(tmp_path / "s.gguf")
     layers = [one.size_bytes for one in shape.weights if one.part == "layer"]
@@ -104,59 +104,61 @@ def test_a_stand_in_is_a_model_of_the_size_it_says(tmp_path: Path) -> None:
     assert shape.all_layers == 2
 
 
-Answer = Callable[[Question], list[Finding]]
+Answer = Callable[[BenchmarkRequest], list[BenchmarkResult]]
 
 
 @pytest.fixture
-def questions(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
+def questions(monkeypatch: pytest.MonkeyPatch) -> list[BenchmarkRequest]:
     """What the probe is asked; it answers everything, format 1 beside other programs."""
-    seen: list[Question] = []
+    seen: list[BenchmarkRequest] = []
 
-    def ask(question: Question) -> list[Finding]:
-        seen.append(question)
+    def ask(request: BenchmarkRequest) -> list[BenchmarkResult]:
+        seen.append(request)
         return [
-            Finding(True, step_s=STEP_S),
-            *(Finding(code != 1, code=code, bytes_per_s=1e9) for code in question.codes),
-            *(Finding(True, layer=layer, layer_s=LAYER_S) for layer in question.layers),
+            BenchmarkResult(True, step_s=STEP_S),
+            *(BenchmarkResult(code != 1, code=code, bytes_per_s=1e9) for code in request.codes),
+            *(BenchmarkResult(True, layer=layer, layer_s=LAYER_S) for layer in request.layers),
         ]
 
-    monkeypatch.setattr(benchmark, "_ask", ask)
+    monkeypatch.setattr(benchmark, "_benchmark", ask)
     return seen
 
 
 def test_a_probe_that_crashed_is_asked_again_in_safe_mode(
-    questions: list[Question], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    questions: list[BenchmarkRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = benchmark._ask
+    whole = benchmark._benchmark
 
-    def ask(question: Question) -> list[Finding]:
-        found = list(whole(question))
-        return found if question.safe_mode else found[:-1]
+    def ask(request: BenchmarkRequest) -> list[BenchmarkResult]:
+        found = list(whole(request))
+        return found if request.safe_mode else found[:-1]
 
-    monkeypatch.setattr(benchmark, "_ask", ask)
-    found = benchmark.costs(2, [8], [LAYER], Measures(tmp_path))
+    monkeypatch.setattr(benchmark, "_benchmark", ask)
+    found = benchmark.costs(2, [8], [LAYER], MeasurementCache(tmp_path))
     assert found.layer_s == {LAYER: LAYER_S}
     assert [one.safe_mode for one in questions] == [False, True, True]
 
 
-def test_what_was_measured_is_not_measured_again(questions: list[Question], tmp_path: Path) -> None:
-    first = benchmark.costs(2, [8, 1], [LAYER], Measures(tmp_path))
-    again = benchmark.costs(2, [1, 8], [LAYER], Measures(tmp_path))
+def test_what_was_measured_is_not_measured_again(
+    questions: list[BenchmarkRequest], tmp_path: Path
+) -> None:
+    first = benchmark.costs(2, [8, 1], [LAYER], MeasurementCache(tmp_path))
+    again = benchmark.costs(2, [1, 8], [LAYER], MeasurementCache(tmp_path))
     assert first == again == Costs({1: 1e9, 8: 1e9}, {LAYER: LAYER_S}, STEP_S, quiet=False)
     # What was taken beside other programs is used once and not kept.
     assert [one.codes for one in questions] == [(1, 8), (1,)]
     assert [one.layers for one in questions] == [(LAYER,), ()]
-    assert benchmark.costs(2, [8], [LAYER], Measures(tmp_path)).quiet
+    assert benchmark.costs(2, [8], [LAYER], MeasurementCache(tmp_path)).quiet
     assert len(questions) == 2
 
 
 def test_other_threads_and_another_build_are_measured_anew(
-    questions: list[Question], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    questions: list[BenchmarkRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    benchmark.costs(2, [8], [], Measures(tmp_path))
-    benchmark.costs(1, [8], [], Measures(tmp_path))
+    benchmark.costs(2, [8], [], MeasurementCache(tmp_path))
+    benchmark.costs(1, [8], [], MeasurementCache(tmp_path))
     monkeypatch.setattr(benchmark, "build_key", lambda: "another build")
-    benchmark.costs(2, [8], [], Measures(tmp_path))
+    benchmark.costs(2, [8], [], MeasurementCache(tmp_path))
     assert [one.threads for one in questions[::2]] == [2, 1, 2]  # two probes agree each time
 
 
@@ -180,21 +182,23 @@ def test_a_probe_that_was_badly_placed_is_not_believed(
 ) -> None:
     coming = list(rates)
 
-    def ask(question: Question) -> list[Finding]:
+    def ask(request: BenchmarkRequest) -> list[BenchmarkResult]:
         rate = coming.pop(0)
         return [
-            Finding(True, step_s=STEP_S),
-            Finding(True, code=Q8_0, bytes_per_s=rate),
-            *(Finding(True, layer=layer, layer_s=rate) for layer in question.layers),
+            BenchmarkResult(True, step_s=STEP_S),
+            BenchmarkResult(True, code=Q8_0, bytes_per_s=rate),
+            *(BenchmarkResult(True, layer=layer, layer_s=rate) for layer in request.layers),
         ]
 
-    measures = Measures(tmp_path)
+    measures = MeasurementCache(tmp_path)
     if known is not None:
         monkeypatch.setattr(
-            benchmark, "_ask", lambda question: [Finding(True, code=Q8_0, bytes_per_s=known)]
+            benchmark,
+            "_benchmark",
+            lambda request: [BenchmarkResult(True, code=Q8_0, bytes_per_s=known)],
         )
         benchmark.costs(2, [Q8_0], [], measures)
-    monkeypatch.setattr(benchmark, "_ask", ask)
+    monkeypatch.setattr(benchmark, "_benchmark", ask)
     found = benchmark.costs(2, [Q8_0], [LAYER], measures)
     assert found.layer_s[LAYER] == taken
     assert not coming
@@ -228,7 +232,7 @@ def test_a_token_takes_its_products_and_a_constant_a_layer(
     tmp_path: Path, asked: list[Layer]
 ) -> None:
     shape = read_shape(llama(Size(layers=5)).sparse(tmp_path / "m.gguf"))
-    rate = rate_of(expected_rate(plain(shape), 2, NOTHING_MEASURED))
+    rate = rate_of(expected_rate(plain(shape), 2, NO_MEASUREMENTS))
     products_s = sum(count / RATES[code] for code, count in bytes_per_token(shape).items())
     beside_s = 0.93 / rate - products_s - 5 * LAYER_S - STEP_S
     assert 0 < beside_s < 1e-3  # the loop's own
@@ -239,7 +243,7 @@ def test_a_layer_is_measured_with_the_models_heads_and_cache(
 ) -> None:
     size = Size(heads=4, kv_heads=2, head_width=32)
     shape = read_shape(llama(size).sparse(tmp_path / "m.gguf"))
-    expected_rate(Running(shape, "q8_0", True), 2, NOTHING_MEASURED)
+    expected_rate(DecodeSetup(shape, "q8_0", True), 2, NO_MEASUREMENTS)
     assert asked == [Layer(4, 2, 32, "q8_0", True, F16)]
 
 
@@ -247,9 +251,9 @@ def test_heads_that_no_stand_in_can_have_cost_a_usual_layer(
     tmp_path: Path, asked: list[Layer]
 ) -> None:
     shape = read_shape(llama(Size(layers=3)).sparse(tmp_path / "m.gguf"))
-    unusual = Running(shape, "q8_0", True)  # 16 columns are no whole block of 32
+    unusual = DecodeSetup(shape, "q8_0", True)  # 16 columns are no whole block of 32
     assert unusual.layer is None
-    rate = rate_of(expected_rate(unusual, 2, NOTHING_MEASURED))
+    rate = rate_of(expected_rate(unusual, 2, NO_MEASUREMENTS))
     assert 1 / rate > 3 * 0.2e-3
 
 
@@ -263,7 +267,7 @@ def test_what_was_measured_beside_other_programs_says_so(
     def found(layer_s: float, quiet: bool) -> Estimate:
         answer = Costs(RATES, {heads: layer_s}, 20e-3, quiet)
         monkeypatch.setattr(estimate, "costs", lambda *asked: answer)
-        expected = expected_rate(plain(shape), 2, NOTHING_MEASURED)
+        expected = expected_rate(plain(shape), 2, NO_MEASUREMENTS)
         assert expected is not None
         return expected
 
@@ -276,12 +280,12 @@ def test_what_was_measured_beside_other_programs_says_so(
 def test_past_runs_correct_the_estimate(tmp_path: Path, asked: list[Layer]) -> None:
     small = read_shape(llama(Size(layers=1)).sparse(tmp_path / "small.gguf"))
     large = read_shape(gemma3(Size(layers=8, code=Q8_0)).sparse(tmp_path / "large.gguf"))
-    first = rate_of(expected_rate(plain(small), 2, NOTHING_MEASURED))
-    other = rate_of(expected_rate(plain(large), 2, NOTHING_MEASURED))
+    first = rate_of(expected_rate(plain(small), 2, NO_MEASUREMENTS))
+    other = rate_of(expected_rate(plain(large), 2, NO_MEASUREMENTS))
 
     def corrected(rate: float, times: int) -> float:
         past = [past_run(small, "f16", rate)] * times
-        return rate_of(expected_rate(plain(large), 2, NOTHING_MEASURED, past))
+        return rate_of(expected_rate(plain(large), 2, NO_MEASUREMENTS, past))
 
     # A few runs may have been disturbed, and nonsense is bounded.
     assert corrected(first / 2, 1) == pytest.approx((0.5 + 1.5) / 2.5 * other)
@@ -297,14 +301,14 @@ def test_layers_on_cards_are_priced_by_bandwidth(tmp_path: Path, asked: list[Lay
     machine = Machine("x", frozenset(), 4, 1, 1, gpus=(Gpu(0, "card", 1, 1, bytes_per_s=10**11),))
     plans = [replace(PLAN, layers=8, gpu_layers=layers) for layers in (8, 4)]
     whole, half = (
-        rate_of(offloaded_rate(running, plan, machine, 4, NOTHING_MEASURED)) for plan in plans
+        rate_of(offloaded_rate(running, plan, machine, 4, NO_MEASUREMENTS)) for plan in plans
     )
-    cpu = rate_of(expected_rate(running, 4, NOTHING_MEASURED))
+    cpu = rate_of(expected_rate(running, 4, NO_MEASUREMENTS))
     assert whole == pytest.approx(1 / (work / 0.9e11 + 7 * 100e-6))
     assert 1 / half == pytest.approx(0.5 / whole + 0.5 / cpu)
-    # Past runs of any model here were half as fast as estimated: so is this one.
+    # PastRun runs of any model here were half as fast as estimated: so is this one.
     past = [past_run(shape, "f16", whole / 2)]
-    again = offloaded_rate(running, plans[0], machine, 4, NOTHING_MEASURED, past)
+    again = offloaded_rate(running, plans[0], machine, 4, NO_MEASUREMENTS, past)
     assert rate_of(again) == pytest.approx(whole / 2)
     unknown = replace(machine, gpus=(Gpu(0, "card", 1, 1),))
-    assert offloaded_rate(running, plans[0], unknown, 4, NOTHING_MEASURED) is None
+    assert offloaded_rate(running, plans[0], unknown, 4, NO_MEASUREMENTS) is None

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from localchat.fit.memory_plan import CacheWish, kv_layer_bytes, kv_types, weights_split
+from localchat.fit.memory_plan import CacheSpec, kv_layer_bytes, kv_types, weights_split
 from localchat.model_files.architecture import ModelShape, model_shape
 from localchat.model_files.byte_source import BytesSource
 from localchat.model_files.gguf import Header, read_gguf
@@ -32,7 +32,7 @@ def kv(
     window_cells: int = 0,
     sequences: int = 1,
 ) -> int:
-    return sum(kv_layer_bytes(found, CacheWish(cells, window_cells or cells, sequences, kv_type)))
+    return sum(kv_layer_bytes(found, CacheSpec(cells, window_cells or cells, sequences, kv_type)))
 
 
 def test_plain_attention_is_layers_times_heads_times_width() -> None:
@@ -128,7 +128,7 @@ def test_kv_types_are_those_whose_blocks_divide_a_head() -> None:
 
 def test_values_are_padded_to_the_widest_layer_where_flash_attention_is_off() -> None:
     found = shape(llama(Size(layers=2)), {"llama.attention.head_count_kv": [1, 4]})
-    padded = sum(kv_layer_bytes(found, CacheWish(256, 256, 1, padded_values=True)))
+    padded = sum(kv_layer_bytes(found, CacheSpec(256, 256, 1, padded_values=True)))
     assert padded - kv(found) == 256 * 3 * 16 * 2
 
 

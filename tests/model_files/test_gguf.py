@@ -63,7 +63,7 @@ def test_a_header_tells_metadata_tensors_and_sizes(tmp_path: Path) -> None:
     assert header.parts == (path,)
     assert header.file_bytes == path.stat().st_size
     embedding = header.tensors[0]
-    assert (embedding.name, embedding.shape, embedding.form.name) == (
+    assert (embedding.name, embedding.shape, embedding.format.name) == (
         "token_embd.weight",
         (64, 320),
         "F16",

@@ -373,23 +373,23 @@ def check_order(told: Told, request_state: RequestState) -> None:
     assert [type(one) for one in events].count(Done) == 1
     assert sorted(one.choice for one in told.all(Finished)) == list(range(request_state.request.n))
     ended: set[int] = set()
-    spoken = False
+    reply_logits = False
     prefill = -1
     for event in events:
         match event:
             case Text(choice, text):
                 assert choice not in ended, "text behind its end"
                 assert text or event.logprobs
-                spoken = True
+                reply_logits = True
             case Finished(choice):
                 ended.add(choice)
             case Prefill(done, cached, total):
-                assert not spoken, "prefill behind text"
+                assert not reply_logits, "prefill behind text"
                 assert prefill < done <= total
                 assert cached <= done
                 prefill = done
             case PromptLogprobs() | Queued():
-                assert not spoken
+                assert not reply_logits
             case MetricsSnapshot():
                 assert event.running >= 0
             case _:

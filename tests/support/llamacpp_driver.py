@@ -65,7 +65,7 @@ class Driver:
             StepPlan(
                 number=self.number,
                 rows=rows,
-                points=tuple(points),
+                positions=tuple(points),
                 memory=tuple(memory),
                 enter=tuple(enter),
                 leave=tuple(leave),

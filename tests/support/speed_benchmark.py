@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import pytest
 
-from localchat.fit.speed_history import Measures
+from localchat.fit.speed_history import MeasurementCache
 from localchat_llamacpp.speed import estimate
 from localchat_llamacpp.speed.benchmark import Costs, Layer
 
@@ -15,7 +15,7 @@ def put_probe(
     """Make the probe find these bytes a second by format (None: it fails), and layers that take so long."""
 
     def costs(
-        threads: int, codes: Iterable[int], layers: Iterable[Layer], measures: Measures
+        threads: int, codes: Iterable[int], layers: Iterable[Layer], measures: MeasurementCache
     ) -> Costs:
         found = {code: rate for code in codes if (rate := rate_of(code)) is not None}
         return Costs(found, dict.fromkeys(layers, layer_s), 0.0)

@@ -79,9 +79,9 @@ class StepExecutor:
         spans = [TokenSpan(row.slot, row.start, row.width) for row in plan.rows]
         layout = build_input_batch(spans, plan.pad_to, self._sizes, table.scratch)
         places = put(layout, self._buffer, table.columns, table.scratch, table.nothing)
-        spots = [layout.first[point.row] + point.offset for point in plan.points]
-        samples = [n for n, point in enumerate(plan.points) if point.kind == "sample"]
-        step.wants = {n: table.of[plan.points[n].seq].sampling.top_logprobs for n in samples}
+        spots = [layout.first[point.row] + point.offset for point in plan.positions]
+        samples = [n for n, point in enumerate(plan.positions) if point.kind == "sample"]
+        step.wants = {n: table.of[plan.positions[n].seq].sampling.top_logprobs for n in samples}
         if self._is_plain(plan, layout, [spots[n] for n in samples]):
             return self._put_plain(plan, layout, places, {spots[n]: n for n in samples})
         if layout.every:
@@ -103,8 +103,8 @@ class StepExecutor:
             fitting
             and layout.captured
             and not plan.masks
-            and len(spots) == len(plan.points) == len(set(spots))
-            and not any(self._table.of[p.seq].sampling.penalised for p in plan.points)
+            and len(spots) == len(plan.positions) == len(set(spots))
+            and not any(self._table.of[p.seq].sampling.penalised for p in plan.positions)
         )
 
     def _put_plain(
@@ -127,7 +127,7 @@ class StepExecutor:
                 positions.append(0)
                 targets.append(table.nowhere)
                 continue
-            point = plan.points[number]
+            point = plan.positions[number]
             known.append(table.of[point.seq])
             positions.append(plan.rows[point.row].start + point.offset + 1)
             targets.append(self._place(plan, point, known[-1], positions[-1]))
@@ -141,7 +141,7 @@ class StepExecutor:
         every: bool,
     ) -> list[_Draw]:  # fmt: skip
         """Draws of at most so many points, from at most so many rows of logits; `samples` by their rows."""
-        masks = {mask.point: mask for mask in plan.masks}
+        masks = {mask.index: mask for mask in plan.masks}
         draws: list[_Draw] = []
         at = 0
         while at < len(samples):
@@ -151,7 +151,7 @@ class StepExecutor:
             while end < len(samples) and rows[samples[end]] < high and end - at < self._most:
                 end += 1
             numbers = samples[at:end]
-            points = [plan.points[n] for n in numbers]
+            points = [plan.positions[n] for n in numbers]
             known = [self._table.of[point.seq] for point in points]
             positions = [plan.rows[point.row].start + point.offset + 1 for point in points]
             each = zip(points, known, positions, strict=True)
@@ -274,7 +274,7 @@ class StepExecutor:
 
     def _judge_prompt(self, step: PendingStep, work: Work, source: partial[torch.Tensor]) -> None:
         """Log probabilities of the prompt's own tokens."""
-        points = step.plan.points
+        points = step.plan.positions
         numbers = [n for n, point in enumerate(points) if point.kind == "prompt"]
         numbers.sort(key=work.rows.__getitem__)
         for at in range(0, len(numbers), self._most):

@@ -50,7 +50,7 @@ class PendingStep:
         samples = self._drawn()
         for judged in self.prompt:
             for i, number in enumerate(judged.numbers):
-                point = plan.points[number]
+                point = plan.positions[number]
                 own, top = float(judged.own[i]), _best(judged, i, point.top)
                 samples[number] = Sample(number, point.token, own, top)
         return StepResult(
@@ -76,7 +76,7 @@ class PendingStep:
         wrong: set[int] = set()
         for number in sorted(self.drawn):
             at = self.drawn[number]
-            point, token = plan.points[number], tokens[at]
+            point, token = plan.positions[number], tokens[at]
             row = plan.rows[point.row]
             if row.drafts:
                 if point.row in wrong:

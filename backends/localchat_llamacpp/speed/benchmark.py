@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from localchat.fit.speed_history import Measures
+from localchat.fit.speed_history import MeasurementCache
 from localchat_llamacpp.build_advice import build_key
 
 _PATIENCE_S: Final = 30.0
@@ -35,7 +35,7 @@ class Layer(msgspec.Struct, frozen=True):
     code: int
 
 
-class Question(msgspec.Struct, frozen=True):
+class BenchmarkRequest(msgspec.Struct, frozen=True):
     """codes: ggml's type numbers. layers: each is measured. safe_mode: as models are loaded where this build
     crashes otherwise."""
 
@@ -45,11 +45,11 @@ class Question(msgspec.Struct, frozen=True):
     safe_mode: bool = False
 
 
-class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
+class BenchmarkResult(msgspec.Struct, frozen=True, omit_defaults=True):
     """One of `step_s`, of a step with hardly a model in it, `bytes_per_s` of a code, `layer_s` of a layer.
-    settled: enough steps agreed; a number that is not was taken beside other programs."""
+    stable: enough steps agreed; a number that is not was taken beside other programs."""
 
-    settled: bool
+    stable: bool
     code: int = -1
     bytes_per_s: float = 0.0
     layer: Layer | None = None
@@ -70,7 +70,9 @@ class Costs(NamedTuple):
 _STEP: Final = "a step"
 
 
-def costs(threads: int, codes: Iterable[int], layers: Iterable[Layer], measures: Measures) -> Costs:
+def costs(
+    threads: int, codes: Iterable[int], layers: Iterable[Layer], measures: MeasurementCache
+) -> Costs:
     """What is known of these and what a probe tells of the rest, about a second. Where the probe fails, which
     a native crash may make it do, something is missing."""
     at = f"{build_key()} {threads} threads: "
@@ -80,20 +82,20 @@ def costs(threads: int, codes: Iterable[int], layers: Iterable[Layer], measures:
         if name.startswith(at)
     }
     codes, layers = sorted(set(codes)), list(dict.fromkeys(layers))
-    question = Question(
+    request = BenchmarkRequest(
         threads,
         tuple(code for code in codes if _of_code(code) not in found),
         tuple(layer for layer in layers if _of_layer(layer) not in found),
     )
     quiet = True
-    if question.codes or question.layers or _STEP not in found:
+    if request.codes or request.layers or _STEP not in found:
         fresh: dict[str, float] = {}
-        for one in _best_answer(question, found.get(_of_code(_Q8_0))):
-            name, value = _named(one)
+        for one in _best_results(request, found.get(_of_code(_Q8_0))):
+            name, value = _key_and_value(one)
             found[name] = value
-            if one.settled:
+            if one.stable:
                 fresh[at + name] = value
-            quiet = quiet and one.settled
+            quiet = quiet and one.stable
         measures.keep(fresh)
     return Costs(
         {code: found[name] for code in codes if (name := _of_code(code)) in found},
@@ -103,24 +105,24 @@ def costs(threads: int, codes: Iterable[int], layers: Iterable[Layer], measures:
     )
 
 
-def _best_answer(question: Question, known: float | None) -> list[Finding]:
+def _best_results(request: BenchmarkRequest, known: float | None) -> list[BenchmarkResult]:
     """Of several probes the one with the most bytes a second. Where the system puts the threads of a process
     holds as long as the process does: one in four got two thirds of the bandwidth of the others (two virtual
     cores). Two that agree are enough, or one that agrees with the rate that is `known`; more help nothing
     where other programs are busy."""
-    best: list[Finding] = []
+    best: list[BenchmarkResult] = []
     rates = [known] if known else []
     most = 0.0
     for _ in range(_MOST_PROBES):
-        found = list(_ask(question))
-        if len([one for one in found if one.layer]) < len(question.layers):
+        found = list(_benchmark(request))
+        if len([one for one in found if one.layer]) < len(request.layers):
             # It crashed in its first step of several rows, as a model would, which then runs in safe mode.
-            question = msgspec.structs.replace(question, safe_mode=True)
-            found = list(_ask(question)) or found
+            request = msgspec.structs.replace(request, safe_mode=True)
+            found = list(_benchmark(request)) or found
         rate = max((one.bytes_per_s for one in found if one.code == _Q8_0), default=0.0)
         if rate > most or not best:
             best, most = found, rate
-        if not rate or not all(one.settled for one in found):
+        if not rate or not all(one.stable for one in found):
             break
         rates.append(rate)
         alike = [one for one in rates if one >= _ALIKE * max(rates)]
@@ -129,7 +131,7 @@ def _best_answer(question: Question, known: float | None) -> list[Finding]:
     return best
 
 
-def _named(one: Finding) -> tuple[str, float]:
+def _key_and_value(one: BenchmarkResult) -> tuple[str, float]:
     if one.layer is not None:
         return _of_layer(one.layer), one.layer_s
     return (_STEP, one.step_s) if one.step_s else (_of_code(one.code), one.bytes_per_s)
@@ -145,23 +147,23 @@ def _of_layer(layer: Layer) -> str:
     return f"a layer of {heads}, {layer.kv_type}{flash}, behind format {layer.code}"
 
 
-def _ask(question: Question) -> Iterator[Finding]:
+def _benchmark(request: BenchmarkRequest) -> Iterator[BenchmarkResult]:
     try:
         # Here and not in the probe, which leaves its stand-ins of some 50 MB behind where it crashes.
         with tempfile.TemporaryDirectory(
             prefix="localchat-probe-", ignore_cleanup_errors=True
         ) as folder:
-            said = _said(question, folder)
+            said = _output_of(request, folder)
     except OSError:
         return
     for line in said.splitlines():
         try:
-            yield msgspec.json.decode(line, type=Finding)
+            yield msgspec.json.decode(line, type=BenchmarkResult)
         except msgspec.DecodeError:
             return  # it ended in the middle of a line
 
 
-def _said(question: Question, folder: str) -> bytes:
+def _output_of(request: BenchmarkRequest, folder: str) -> bytes:
     command = [sys.executable, "-m", "localchat_llamacpp.speed.benchmark_process"]
     environment = {
         **os.environ,
@@ -173,7 +175,7 @@ def _said(question: Question, folder: str) -> bytes:
     try:
         done = subprocess.run(
             command,
-            input=msgspec.json.encode(question),
+            input=msgspec.json.encode(request),
             capture_output=True,
             timeout=_PATIENCE_S,
             check=False,

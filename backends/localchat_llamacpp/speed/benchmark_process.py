@@ -6,7 +6,7 @@ format, and some thirty operations a layer after each of which the threads wait 
 measured with the model's own heads. Weights stand between the layers, because they drive the cache out of the
 processor: attention over what is still there takes a third of the time (measured).
 
-Run as a process of its own (`python -m localchat_llamacpp.speed.benchmark_process`, the question as JSON on
+Run as a process of its own (`python -m localchat_llamacpp.speed.benchmark_process`, the request as JSON on
 stdin): native code
 may crash, and a door stays light. Prints a line of JSON for each finding as it comes.
 """
@@ -22,8 +22,8 @@ from typing import Final
 
 import msgspec
 
-from localchat_llamacpp.speed.benchmark import Finding, Layer, Question
-from localchat_llamacpp.speed.synthetic_gguf import TOKENS, StandIn, write
+from localchat_llamacpp.speed.benchmark import BenchmarkRequest, BenchmarkResult, Layer
+from localchat_llamacpp.speed.synthetic_gguf import TOKENS, SyntheticModel, write
 
 CONTEXT_TOKENS: Final = 384
 """In the cache while a layer is timed: a short conversation."""
@@ -51,51 +51,51 @@ class Timing(msgspec.Struct, frozen=True):
     """The best step, and whether others came near it."""
 
     best_s: float
-    settled: bool
+    stable: bool
 
 
-def answer(question: Question, folder: Path) -> Iterator[Finding]:
+def run_benchmark(request: BenchmarkRequest, folder: Path) -> Iterator[BenchmarkResult]:
     """Every finding, one after another. folder: takes the stand-ins. Loads the library."""
-    stage = _Stage(folder / "stand-in.gguf", question.threads, safe_mode=question.safe_mode)
+    stage = _DecodeTimer(folder / "stand-in.gguf", request.threads, safe_mode=request.safe_mode)
     plain = Layer(1, 1, 64, "f16", False, _Q8_0)
-    least = stage.timed(StandIn(1, 1, 1, 64, 256, 256, _Q8_0), plain, 1)
+    least = stage.timed(SyntheticModel(1, 1, 1, 64, 256, 256, _Q8_0), plain, 1)
     # Where even this takes long, the threads wait for cores: the figures are told, and none is believed.
-    quiet = least.settled and least.best_s < _QUIET_S
-    yield Finding(quiet, step_s=least.best_s)
+    quiet = least.stable and least.best_s < _QUIET_S
+    yield BenchmarkResult(quiet, step_s=least.best_s)
     rates: dict[int, float] = {}
-    behind = (layer.code for layer in question.layers)
-    for code in dict.fromkeys((_Q8_0, *question.codes, *behind)):
-        model = _filled(StandIn(1, 1, 1, 64, _WIDTH, 256, code))
+    behind = (layer.code for layer in request.layers)
+    for code in dict.fromkeys((_Q8_0, *request.codes, *behind)):
+        model = _filled(SyntheticModel(1, 1, 1, 64, _WIDTH, 256, code))
         found = stage.timed(model, plain, 1)
         around_s = min(least.best_s, _MOST_AROUND * found.best_s)
         rates[code] = model.weights_bytes / (found.best_s - around_s)
-        yield Finding(quiet and found.settled, code=code, bytes_per_s=rates[code])
-    for layer in question.layers:
+        yield BenchmarkResult(quiet and found.stable, code=code, bytes_per_s=rates[code])
+    for layer in request.layers:
         heads = layer.heads, layer.kv_heads, layer.head_width
-        model = _filled(StandIn(_LAYERS, *heads, _LAYER_WIDTH, 256, layer.code))
+        model = _filled(SyntheticModel(_LAYERS, *heads, _LAYER_WIDTH, 256, layer.code))
         found = stage.timed(model, layer, CONTEXT_TOKENS)
-        rest_s = found.best_s - model.feed_bytes / rates[layer.code]
-        rest_s -= (model.weights_bytes - model.feed_bytes) / rates[_Q8_0]
+        rest_s = found.best_s - model.feed_forward_bytes / rates[layer.code]
+        rest_s -= (model.weights_bytes - model.feed_forward_bytes) / rates[_Q8_0]
         rest_s -= min(least.best_s, _MOST_AROUND * found.best_s)
-        yield Finding(
-            quiet and found.settled, layer=layer, layer_s=max(rest_s / _LAYERS, _LEAST_LAYER_S)
+        yield BenchmarkResult(
+            quiet and found.stable, layer=layer, layer_s=max(rest_s / _LAYERS, _LEAST_LAYER_S)
         )
 
 
-def _filled(model: StandIn) -> StandIn:
+def _filled(model: SyntheticModel) -> SyntheticModel:
     """With ways up, gate and down that make it as large as wanted."""
-    more = model._replace(feed=2 * model.feed).weights_bytes - model.weights_bytes
+    more = model._replace(feed_forward=2 * model.feed_forward).weights_bytes - model.weights_bytes
     count = max(_MATRIX_BYTES - model.weights_bytes, 0) // more
-    return model._replace(feed=model.feed * (1 + count))
+    return model._replace(feed_forward=model.feed_forward * (1 + count))
 
 
-class _Stage:
+class _DecodeTimer:
     """Decodes with stand-ins, one after another in the same file."""
 
     def __init__(self, path: Path, threads: int, *, safe_mode: bool) -> None:
         self._path, self._threads, self._safe_mode = path, threads, safe_mode
 
-    def timed(self, model: StandIn, layer: Layer, known: int) -> Timing:
+    def timed(self, model: SyntheticModel, layer: Layer, known: int) -> Timing:
         """The best step of one row, with so many tokens in the cache."""
         write(self._path, model)
         with self._decoding(layer, known) as step:
@@ -107,7 +107,7 @@ class _Stage:
         same twice in a row, for processors learn what repeats itself."""
         from localchat_llamacpp.batch import Batch
         from localchat_llamacpp.native import library
-        from localchat_llamacpp.native_model import ContextWish, load_weights, open_context
+        from localchat_llamacpp.native_model import ContextSpec, load_weights, open_context
 
         api = library().api
         weights = load_weights(
@@ -117,7 +117,7 @@ class _Stage:
             total_bytes=1,
             progress=lambda done, total: True,
         )
-        wish = ContextWish(
+        spec = ContextSpec(
             context_tokens=_ROOM_TOKENS - 16,
             slots=1,
             step_tokens=_PART_TOKENS,
@@ -126,7 +126,7 @@ class _Stage:
             threads=self._threads,
             window_only=False,
         )
-        context, _ = open_context(weights, wish)
+        context, _ = open_context(weights, spec)
         memory, batch = api.llama_get_memory(context), Batch(_PART_TOKENS, 2)
 
         def decode(start: int, width: int) -> None:
@@ -164,20 +164,20 @@ def _best(step: Callable[[], None]) -> Timing:
         elapsed = time.perf_counter() - begin
         agree = sum(one <= 1.05 * min(times) for one in times) if times else 0
         if agree >= _AGREE and elapsed >= _LEAST_S:
-            return Timing(min(times), settled=True)
+            return Timing(min(times), stable=True)
         if elapsed >= _MOST_S and len(times) >= _AGREE:
             break
         start = time.perf_counter()
         step()
         times.append(time.perf_counter() - start)
-    return Timing(min(times), settled=False)
+    return Timing(min(times), stable=False)
 
 
 def main() -> None:
-    """Answer the question on stdin."""
-    question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
+    """Answer the request on stdin."""
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=BenchmarkRequest)
     with tempfile.TemporaryDirectory(prefix="localchat-probe-") as folder:
-        for finding in answer(question, Path(folder)):
+        for finding in run_benchmark(request, Path(folder)):
             sys.stdout.buffer.write(msgspec.json.encode(finding) + b"\n")
             sys.stdout.buffer.flush()
 

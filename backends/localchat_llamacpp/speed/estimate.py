@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from localchat.fit.hardware import Machine
 from localchat.fit.memory_plan import MemoryPlan
-from localchat.fit.speed_history import Estimate, Measures
+from localchat.fit.speed_history import Estimate, MeasurementCache
 from localchat.model_files.architecture import ModelShape
 from localchat.model_files.ggml_types import KV_FORMATS, NUMBER_FORMATS
 from localchat_llamacpp.speed.benchmark import Costs, Layer, costs
@@ -36,7 +36,7 @@ _LEAST_RATIO, _MOST_RATIO = 0.3, 1.6
 _WIDEST_HEAD = 512
 
 
-class Running(NamedTuple):
+class DecodeSetup(NamedTuple):
     """A model and how its cache is kept. flash: whether attention is flash attention."""
 
     shape: ModelShape
@@ -63,19 +63,19 @@ class Running(NamedTuple):
 class PastRun(NamedTuple):
     """What ran here, and its tokens a second."""
 
-    running: Running
+    running: DecodeSetup
     tokens_per_s: float
 
 
 def past_run(shape: ModelShape, kv_type: str, tokens_per_s: float) -> PastRun:
     """With flash attention where the cache is quantized, as the planner has it on a CPU."""
-    return PastRun(Running(shape, kv_type, KV_FORMATS[kv_type].block > 1), tokens_per_s)
+    return PastRun(DecodeSetup(shape, kv_type, KV_FORMATS[kv_type].block > 1), tokens_per_s)
 
 
 def expected_rate(
-    running: Running,
+    running: DecodeSetup,
     threads: int,
-    measures: Measures,
+    measures: MeasurementCache,
     past: Sequence[PastRun] = (),
 ) -> Estimate | None:
     """Tokens a second of one request with a short context, every layer on the CPU and nothing else
@@ -99,7 +99,7 @@ def expected_rate(
     return Estimate(_ratio(ratios) / step_s, disturbed=not found.quiet)
 
 
-def _step_s(running: Running, found: Costs) -> float | None:
+def _step_s(running: DecodeSetup, found: Costs) -> float | None:
     """One token's time; None where the rate of a format is not known."""
     work = bytes_per_token(running.shape)
     if not work.keys() <= found.bytes_per_s.keys():
@@ -121,11 +121,11 @@ def _step_s(running: Running, found: Costs) -> float | None:
 
 
 def offloaded_rate(
-    running: Running,
+    running: DecodeSetup,
     plan: MemoryPlan,
     machine: Machine,
     threads: int,
-    measures: Measures,
+    measures: MeasurementCache,
     past: Sequence[PastRun] = (),
 ) -> Estimate | None:
     """The same with layers on graphics cards, which read their weights one after another at nearly their

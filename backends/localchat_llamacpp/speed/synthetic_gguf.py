@@ -26,21 +26,23 @@ TOKENS: Final = 32
 """Of the vocabulary: each is a number without a text."""
 
 
-class StandIn(NamedTuple):
-    """`width`, `feed`: columns of a token and of the ways up, gate and down. `code`: ggml's number of their
-    format; the matrices of the heads are Q8_0."""
+class SyntheticModel(NamedTuple):
+    """Shape of a Llama model that is written for a benchmark. The attention matrices are Q8_0."""
 
     layers: int
     heads: int
     kv_heads: int
     head_width: int
     width: int
-    feed: int
+    """Columns of a token."""
+    feed_forward: int
+    """Columns between the matrices up, gate and down."""
     code: int
+    """ggml's number of the format of up, gate and down."""
 
     @property
-    def feed_bytes(self) -> int:
-        """Of the ways up, gate and down."""
+    def feed_forward_bytes(self) -> int:
+        """Bytes of the matrices up, gate and down."""
         return sum(
             one.size_bytes
             for one in _matrices(self)
@@ -64,7 +66,7 @@ class _Matrix(NamedTuple):
         return rows * stored_bytes(NUMBER_FORMATS[self.code], self.shape[0])
 
 
-def write(path: Path, model: StandIn) -> None:
+def write(path: Path, model: SyntheticModel) -> None:
     """A GGUF of this model. Raises OSError."""
     matrices, values = list(_matrices(model)), list(_values(model))
     head = bytearray(b"GGUF" + struct.pack("<IQQ", _VERSION, len(matrices), len(values)))
@@ -87,7 +89,7 @@ def write(path: Path, model: StandIn) -> None:
         file.truncate(start + offset)
 
 
-def _values(model: StandIn) -> Iterator[tuple[str, str | int | float]]:
+def _values(model: SyntheticModel) -> Iterator[tuple[str, str | int | float]]:
     yield "general.architecture", "llama"
     yield "tokenizer.ggml.model", "none"
     numbers = {
@@ -95,7 +97,7 @@ def _values(model: StandIn) -> Iterator[tuple[str, str | int | float]]:
         "context_length": 1 << 20,
         "embedding_length": model.width,
         "block_count": model.layers,
-        "feed_forward_length": model.feed,
+        "feed_forward_length": model.feed_forward,
         "attention.head_count": model.heads,
         "attention.head_count_kv": model.kv_heads,
         "attention.key_length": model.head_width,
@@ -107,8 +109,8 @@ def _values(model: StandIn) -> Iterator[tuple[str, str | int | float]]:
     yield "llama.attention.layer_norm_rms_epsilon", 1e-5
 
 
-def _matrices(model: StandIn) -> Iterator[_Matrix]:
-    width, feed = model.width, model.feed
+def _matrices(model: SyntheticModel) -> Iterator[_Matrix]:
+    width, feed_forward = model.width, model.feed_forward
     queries, keys = (count * model.head_width for count in (model.heads, model.kv_heads))
     yield _Matrix("token_embd.weight", (width, TOKENS), _F32_CODE)
     yield _Matrix("output_norm.weight", (width,), _F32_CODE)
@@ -121,9 +123,9 @@ def _matrices(model: StandIn) -> Iterator[_Matrix]:
         yield _Matrix(f"{at}attn_k.weight", (width, keys), _HEADS_CODE)
         yield _Matrix(f"{at}attn_v.weight", (width, keys), _HEADS_CODE)
         yield _Matrix(f"{at}attn_output.weight", (queries, width), _HEADS_CODE)
-        yield _Matrix(f"{at}ffn_gate.weight", (width, feed), model.code)
-        yield _Matrix(f"{at}ffn_up.weight", (width, feed), model.code)
-        yield _Matrix(f"{at}ffn_down.weight", (feed, width), model.code)
+        yield _Matrix(f"{at}ffn_gate.weight", (width, feed_forward), model.code)
+        yield _Matrix(f"{at}ffn_up.weight", (width, feed_forward), model.code)
+        yield _Matrix(f"{at}ffn_down.weight", (feed_forward, width), model.code)
 
 
 def _body(matrix: _Matrix) -> bytes:

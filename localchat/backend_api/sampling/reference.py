@@ -73,22 +73,22 @@ class Sampler:
         row: Row,
         params: SamplingParams,
         position: int,
-        tally: TokenCounts | None = None,
+        counts: TokenCounts | None = None,
         mask: bytes | None = None,
     ) -> Draw:
         """Draw the token at `position` from `row` (V,), which is only read: several choices may
         draw from it.
 
-        `tally`: the tokens before `position`; needed where the parameters are penalised. `mask`:
+        `counts`: the tokens before `position`; needed where the parameters are penalised. `mask`:
         bit t of the little-endian words allows token t.
         """
         with np.errstate(over="ignore", invalid="ignore"):
-            token = self._token(row, params, position, tally, mask)
+            token = self._token(row, params, position, counts, mask)
             if params.top_logprobs < 0:
                 return Draw(token)
-            return self.judge(row, token, params.top_logprobs)
+            return self.logprobs(row, token, params.top_logprobs)
 
-    def judge(self, row: Row, token: int, top: int) -> Draw:
+    def logprobs(self, row: Row, token: int, top: int) -> Draw:
         """The log probability of a given `token` in `row` (V,), with the `top` best
         alternatives."""
         with np.errstate(over="ignore", invalid="ignore"):
@@ -111,13 +111,13 @@ class Sampler:
         self,
         row: Row,
         params: SamplingParams,
-        tally: TokenCounts | None = None,
+        counts: TokenCounts | None = None,
         mask: bytes | None = None,
     ) -> tuple[Ids, Row]:
         """What the filters leave of `row`: ids ascending (n,) and their processed logits (n,).
         Empty where there is nothing to draw. For tests of other implementations."""
         with np.errstate(over="ignore", invalid="ignore"):
-            z, best = self._process(row, params, tally, mask)
+            z, best = self._process(row, params, counts, mask)
             if best == -math.inf:
                 return np.empty(0, np.int64), np.empty(0, np.float32)
             return self._filter(z, best, params, -math.inf)
@@ -127,12 +127,12 @@ class Sampler:
         row: Row,
         params: SamplingParams,
         position: int,
-        tally: TokenCounts | None,
+        counts: TokenCounts | None,
         mask: bytes | None,
     ) -> int:
         if params.temperature < GREEDY_BELOW:
-            return _best(self._change(row, params, tally, mask))
-        z, best = self._process(row, params, tally, mask)
+            return _best(self._change(row, params, counts, mask))
+        z, best = self._process(row, params, counts, mask)
         if best == -math.inf:
             return NOTHING
         # What noise cannot lift above the best need not be looked at; typical-p may drop the best
@@ -146,10 +146,10 @@ class Sampler:
         return int(ids[score.argmax()])
 
     def _process(
-        self, row: Row, params: SamplingParams, tally: TokenCounts | None, mask: bytes | None
+        self, row: Row, params: SamplingParams, counts: TokenCounts | None, mask: bytes | None
     ) -> tuple[Row, float]:
         """Steps 1 to 3: the processed logits and their maximum."""
-        z = self._change(row, params, tally, mask)
+        z = self._change(row, params, counts, mask)
         best = float(z.max())
         if not math.isfinite(best):
             z = _cleaned(z)
@@ -157,7 +157,7 @@ class Sampler:
         return z, best
 
     def _change(
-        self, row: Row, params: SamplingParams, tally: TokenCounts | None, mask: bytes | None
+        self, row: Row, params: SamplingParams, counts: TokenCounts | None, mask: bytes | None
     ) -> Row:
         """Bias, mask and penalties: the row itself where nothing changes it."""
         z = row
@@ -169,8 +169,8 @@ class Sampler:
         if mask is not None:
             self._mask(z, mask)
         if params.penalised:
-            assert tally is not None, "penalties look at the known tokens"
-            _penalise(z, params, tally)
+            assert counts is not None, "penalties look at the known tokens"
+            _penalise(z, params, counts)
         return z
 
     def _mask(self, z: Row, mask: bytes) -> None:
@@ -288,13 +288,15 @@ def _bias(z: Row, bias: tuple[tuple[int, float], ...]) -> None:
     z[ids[known]] += values[known]
 
 
-def _penalise(z: Row, params: SamplingParams, tally: TokenCounts) -> None:
-    ids, counts = tally.ids, tally.output
+def _penalise(z: Row, params: SamplingParams, counts: TokenCounts) -> None:
+    ids, output_counts = counts.ids, counts.output
     values = z[ids]
     repetition = np.float32(params.repetition_penalty)
     values = np.where(values > 0, values / repetition, values * repetition)
-    minus = counts * np.float32(params.frequency_penalty) + np.float32(params.presence_penalty)
-    z[ids] = values - np.where(counts > 0, minus, 0).astype(np.float32)
+    minus = output_counts * np.float32(params.frequency_penalty) + np.float32(
+        params.presence_penalty
+    )
+    z[ids] = values - np.where(output_counts > 0, minus, 0).astype(np.float32)
 
 
 def _lowest(keys: NDArray[np.floating], border: float, count: int) -> Ids:

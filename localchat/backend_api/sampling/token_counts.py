@@ -53,11 +53,11 @@ class TokenCounts:
         else:
             while have[start + same] == tokens[same]:
                 same += 1
-        self._cut(start + same)
+        self._truncate(start + same)
         for token in tokens[same:]:
             self._append(token)
 
-    def _cut(self, length: int) -> None:
+    def _truncate(self, length: int) -> None:
         have = self._tokens
         while len(have) > length:
             position = len(have) - 1

@@ -233,7 +233,7 @@ class Scheduler:
         plan = StepPlan(
             number=self.step_number,
             rows=tuple(step.rows),
-            points=tuple(step.positions),
+            positions=tuple(step.positions),
             memory=tuple(self._memory_ops),
             enter=tuple(self._enter),
             leave=tuple(self._leave),

@@ -14,13 +14,13 @@ import httpx2
 from localchat.errors import ModelInvalid, NetworkError
 from localchat.model_files.architecture import model_shape
 from localchat.model_files.checkpoint import (
-    BESIDE,
     CONFIG,
+    SIDECARS,
     ModelSummary,
     read_checkpoint_sources,
     weight_files,
 )
-from localchat.model_files.open_gguf import check_model, joined, read_source
+from localchat.model_files.open_gguf import check_model, join_parts, read_source
 from localchat.models.hub.client import HubClient, RetryableError
 from localchat.models.hub.download import with_retries
 from localchat.models.hub.events import EmitEvent
@@ -129,7 +129,7 @@ def read_remote_header(
     if choice.variant.format == "gguf":
         headers = [read_source(source(file)) for file in choice.files]
         if len(headers) > 1:
-            return model_shape(joined(headers, choice.name))
+            return model_shape(join_parts(headers, choice.name))
         check_model(headers[0])
         return model_shape(headers[0])
     weights = weight_files([path for path in by_path if path.endswith(".safetensors")])
@@ -140,5 +140,5 @@ def read_remote_header(
         choice.listing.repository,
         source(by_path[config]),
         [source(by_path[path]) for path in weights],
-        {path: source(by_path[path]) for path in BESIDE if path in by_path},
+        {path: source(by_path[path]) for path in SIDECARS if path in by_path},
     )

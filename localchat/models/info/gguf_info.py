@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from localchat.fit.memory_plan import CacheWish, kv_layer_bytes, kv_types
+from localchat.fit.memory_plan import CacheSpec, kv_layer_bytes, kv_types
 from localchat.model_files.architecture import ENCODERS, ModelShape, model_shape, pooling_of
 from localchat.model_files.gguf import Array, Header
 from localchat.units import tokens
@@ -98,7 +98,7 @@ def describe_gguf(header: Header) -> ModelDescription:
 
 def _growth(shape: ModelShape) -> int:
     """KV bytes of one more token: of many tokens, so that a sliding window does not count."""
-    whole = CacheWish(_MANY, min(shape.window or _MANY, _MANY), 0)
+    whole = CacheSpec(_MANY, min(shape.window or _MANY, _MANY), 0)
     more = whole._replace(cells=_MANY + 1)
     return sum(kv_layer_bytes(shape, more)) - sum(kv_layer_bytes(shape, whole))
 

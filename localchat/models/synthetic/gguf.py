@@ -16,7 +16,7 @@ from msgspec import Meta
 from localchat.model_files.architecture import ModelShape, model_shape
 from localchat.model_files.checkpoint import ModelSummary
 from localchat.model_files.ggml_types import FILE_TYPES, NUMBER_FORMATS, NumberFormat, stored_bytes
-from localchat.model_files.gguf import Array, Header, Tensor, Value
+from localchat.model_files.gguf import Array, GgufTensor, Header, Value
 from localchat.models.catalog import CatalogEntry
 from localchat.models.names import Reference
 from localchat.models.quantizations import DEFAULT_QUANTIZATION, canonical
@@ -161,7 +161,7 @@ def synthetic_header(
     )
 
 
-def _tensors(shape: PublishedShape, mix: Mix) -> Iterator[Tensor]:
+def _tensors(shape: PublishedShape, mix: Mix) -> Iterator[GgufTensor]:
     width, vocabulary = shape.embedding, shape.vocabulary
     yield _matrix("token_embd", (width, vocabulary), mix.output if shape.tied else mix.base)
     if not shape.tied:
@@ -174,12 +174,12 @@ def _tensors(shape: PublishedShape, mix: Mix) -> Iterator[Tensor]:
         yield _matrix(f"{at}attn_k", (width, keys), mix.base)
         yield _matrix(f"{at}attn_v", (width, keys), fine)
         yield _matrix(f"{at}attn_output", (queries, width), mix.base)
-        yield Tensor(f"{at}attn_norm.weight", (width,), _FORMS["F32"], 0, 4 * width)
-        yield Tensor(f"{at}ffn_norm.weight", (width,), _FORMS["F32"], 0, 4 * width)
+        yield GgufTensor(f"{at}attn_norm.weight", (width,), _FORMS["F32"], 0, 4 * width)
+        yield GgufTensor(f"{at}ffn_norm.weight", (width,), _FORMS["F32"], 0, 4 * width)
         yield from _feed(shape, mix, at, fine)
 
 
-def _feed(shape: PublishedShape, mix: Mix, at: str, fine: str) -> Iterator[Tensor]:
+def _feed(shape: PublishedShape, mix: Mix, at: str, fine: str) -> Iterator[GgufTensor]:
     width, feed = shape.embedding, shape.feed
     stack = (shape.experts,) if shape.experts else ()
     kind = "_exps" if shape.experts else ""
@@ -197,11 +197,11 @@ def _is_fine(layer: int, layers: int) -> bool:
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
-def _matrix(name: str, shape: tuple[int, ...], form_name: str) -> Tensor:
+def _matrix(name: str, shape: tuple[int, ...], form_name: str) -> GgufTensor:
     form: NumberFormat = _FORMS[form_name]
     if shape[0] % form.block and form_name in _WHERE_ROWS_ARE_ODD:
         form = _FORMS[_WHERE_ROWS_ARE_ODD[form_name]]
     count = 1
     for side in shape:
         count *= side
-    return Tensor(f"{name}.weight", shape, form, 0, stored_bytes(form, count))
+    return GgufTensor(f"{name}.weight", shape, form, 0, stored_bytes(form, count))

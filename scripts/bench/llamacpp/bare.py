@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 
 from localchat_llamacpp.native import library
-from localchat_llamacpp.native_model import ContextWish, Weights, open_context
+from localchat_llamacpp.native_model import ContextSpec, Weights, open_context
 
 
 class Bare:
     """A context of its own on the weights that our runner uses, made with the same numbers."""
 
-    def __init__(self, weights: Weights, wish: ContextWish, vocab_size: int) -> None:
+    def __init__(self, weights: Weights, wish: ContextSpec, vocab_size: int) -> None:
         self._api: Any = library().api
         self._context, _ = open_context(weights, wish)
         self._memory = self._api.llama_get_memory(self._context)

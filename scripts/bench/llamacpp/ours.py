@@ -23,7 +23,7 @@ from localchat.errors import LocalchatError
 from localchat.fit.load_options import LoadOptions
 from localchat_llamacpp.model import GgufModel
 from localchat_llamacpp.native import library
-from localchat_llamacpp.native_model import ContextWish, Weights
+from localchat_llamacpp.native_model import ContextSpec, Weights
 from localchat_llamacpp.runner import LlamaCppRunner
 from localchat_llamacpp.thread_count import ThreadWatch
 
@@ -67,10 +67,10 @@ class Ours:
         runner = self.model.load(options, lambda _done, _total: True, self._say)
         assert isinstance(runner, LlamaCppRunner)
         self.runner = runner
-        self.threads = runner._watch.wanted
+        self.threads = runner._watch.most
         self.sampler = runner._sampler = ReplaySampler(self.model.info.vocab_size)
         self.notes: list[str] = []
-        self.wish = ContextWish(
+        self.wish = ContextSpec(
             context_tokens=plan.context_tokens,
             slots=SLOTS,
             step_tokens=runner.capabilities.max_step_tokens,
@@ -118,10 +118,10 @@ class Ours:
     def all_threads(self) -> bool:
         """Whether all threads computed since the last call; from here on they do again."""
         watch = self.runner._watch
-        if watch.threads == watch.wanted:
+        if watch.threads == watch.most:
             return True
-        self.runner._watch = ThreadWatch(watch.wanted)
-        library().api.llama_set_n_threads(self.runner._context, watch.wanted, watch.wanted)
+        self.runner._watch = ThreadWatch(watch.most)
+        library().api.llama_set_n_threads(self.runner._context, watch.most, watch.most)
         return False
 
     def close(self) -> None:

@@ -293,7 +293,7 @@ def test_logprobs_are_left_out_where_nobody_asks() -> None:
 
 def test_a_given_token_is_judged_without_a_draw() -> None:
     row = np.array([0, math.log(3), 0], np.float32)
-    drawn = Sampler(3).judge(row, 0, 1)
+    drawn = Sampler(3).logprobs(row, 0, 1)
     assert drawn.token == 0
     assert drawn.logprob == pytest.approx(math.log(0.2))
     assert [t for t, _ in drawn.top] == [1]

@@ -153,7 +153,7 @@ def step(runner: CudaRunner, number: int, *rows: StepRow, **fields: Any) -> dict
     runner.launch(StepPlan(number, rows, **fields))
     result = runner.collect()
     assert result.status == "ok"
-    return {sample.point: sample for sample in result.samples}
+    return {sample.index: sample for sample in result.samples}
 
 
 def compute_logits(folder: Path, tokens: tuple[int, ...]) -> np.ndarray:

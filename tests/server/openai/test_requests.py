@@ -98,7 +98,7 @@ def test_a_field_reaches_the_engine(stage: Stage, fields: Any, asked: dict[str, 
 
 def test_a_conversation_is_carried_whole(stage: Stage) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"a":1}'}}
-    spoken = {"function": {"name": "look", "arguments": {"b": 2}}}
+    reply_logits = {"function": {"name": "look", "arguments": {"b": 2}}}
     reply = chat(
         stage,
         messages=[
@@ -106,7 +106,7 @@ def test_a_conversation_is_carried_whole(stage: Stage) -> None:
             {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}, "b"]},
             {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
             {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "42"}]},
-            {"role": "assistant", "content": [], "tool_calls": [spoken], "reasoning": "so"},
+            {"role": "assistant", "content": [], "tool_calls": [reply_logits], "reasoning": "so"},
             {"role": "tool", "content": "7", "name": "look"},
             {"role": "user", "content": "And?", "name": "ann"},
         ],
