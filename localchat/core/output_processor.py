@@ -174,7 +174,7 @@ class OutputProcessor:
             events += sequence.output.finish()
             return "stop", ""
         grammar_matcher = sequence.grammar_matcher
-        if grammar_matcher is not None and not grammar_matcher.take(sample.token):
+        if grammar_matcher is not None and not grammar_matcher.accept(sample.token):
             return "stop", ""  # with an error, which ends the request
         spoken = sequence.output.push(sample.token, self._logprob(sample))
         events += spoken.events

@@ -104,8 +104,11 @@ def test_a_bound_answer_can_be_cut_by_length_and_by_a_stop_string(start: Open) -
     ("grammar", "said"),
     [
         (Grammar("json_schema", '{"type": "strin"}'), "the JSON schema cannot be used.*strin"),
-        (Grammar("json_schema", '{"type": '), "the JSON schema is no JSON.*line 1 column 10"),
-        (Grammar("json_schema", "[]"), "a schema is an object"),
+        (
+            Grammar("json_schema", '{"type": '),
+            "the JSON schema is not valid JSON.*line 1 column 10",
+        ),
+        (Grammar("json_schema", "[]"), "a schema must be an object"),
         (Grammar("json_schema", "false"), "allows no value"),
         (Grammar("json_schema", '{"a": ' * 70 + "{}" + "}" * 70), "nests deeper"),
         (Grammar("json_schema", '{"enum": ["' + "x" * 300_000 + '"]}'), "262,144 bytes"),
@@ -155,5 +158,5 @@ def test_a_required_call_names_a_tool_and_keeps_to_its_schema(start: Open) -> No
 def test_a_choice_without_its_tool_is_refused(start: Open, choice: str) -> None:
     tools = (TOOL,) if choice == "sing" else ()
     prompt = Messages((Message("user", "hello"),), tools=tools, tool_choice=choice)
-    with pytest.raises(UsageError, match=f"tool_choice '{choice}'"):
+    with pytest.raises(UsageError, match=f"tool_choice is '{choice}'"):
         ask(start(), GenerateRequest(prompt))

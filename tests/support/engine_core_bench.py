@@ -27,7 +27,7 @@ from localchat.core.engine_core import EngineCallbacks, EngineCore
 from localchat.core.input_processor import InputProcessor
 from localchat.core.kv_cache import make_kv_cache_manager
 from localchat.core.sequence import RequestState
-from localchat.core.structured_output.compiler import lexicon, wanted
+from localchat.core.structured_output.compiler import grammar_spec, llguidance_tokenizer
 from localchat.core.structured_output.length_guard import ClosingState, LengthGuard
 from localchat.engine.events import (
     Accepted,
@@ -258,7 +258,7 @@ class Said:
     stop: str = ""
 
 
-LEXICON = lexicon(ScriptedTokenizer())
+LEXICON = llguidance_tokenizer(ScriptedTokenizer())
 ENDINGS = LengthGuard(ScriptedTokenizer())
 
 
@@ -270,7 +270,7 @@ class Rules:
         self._schedule = ClosingState()
         self._room = room
         self._said = 0
-        self._matcher = LLMatcher(LEXICON, wanted(asked.grammar).source, log_level=0)
+        self._matcher = LLMatcher(LEXICON, grammar_spec(asked.grammar).source, log_level=0)
         self._ignore_eos = asked.ignore_eos
 
     def mask(self) -> bytes:
@@ -282,10 +282,10 @@ class Rules:
         words = np.packbits(bits, bitorder="little").tobytes()[: 4 * ((VOCAB + 31) // 32)]
         if self._matcher.compute_ff_tokens():
             return words
-        if not self._schedule.closing and self._said >= self._schedule.look_at:
+        if not self._schedule.closing and self._said >= self._schedule.check_at:
             left = self._room - self._said
-            self._schedule = ENDINGS.look(self._matcher, self._said, left)
-        return ENDINGS.soonest(words) if self._schedule.closing else words
+            self._schedule = ENDINGS.check(self._matcher, self._said, left)
+        return ENDINGS.closing_tokens(words) if self._schedule.closing else words
 
     def take(self, token: int) -> bool:
         """Whether nothing can follow."""

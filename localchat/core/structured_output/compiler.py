@@ -1,21 +1,21 @@
-"""Grammars and JSON schemas of requests, compiled by llguidance before a request is accepted.
+"""Grammar compiler: the grammars and JSON schemas of requests, compiled by llguidance before acceptance.
 
-A compilation is bounded by the size of what is asked, by llguidance's own limits, and by time. The same
-grammar asked again is not compiled again. JSON is written on one line, with `, ` and `: ` between its parts as
-Python and most chat templates write it, so that what a schema leaves no choice about is forced; a schema may
-say otherwise (`x-guidance`).
+A compilation is bounded by the size of the grammar, by llguidance's own limits, and by time. Compiled
+grammars are cached. JSON is written on one line, with `, ` and `: ` between its parts as Python and most
+chat templates write it, so that tokens about which a schema leaves no choice are forced; a schema may say
+otherwise (`x-guidance`).
 """
 
 import json
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as Late
+from concurrent.futures import TimeoutError as Timeout
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localchat.backend_api.interface import Tokenizer
-from localchat.core.structured_output.json_schema import closed
+from localchat.core.structured_output.json_schema import close_objects
 from localchat.core.structured_output.length_guard import LengthGuard
 from localchat.core.structured_output.matcher import GrammarMatcher, first_line
 from localchat.engine.request import Grammar
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 MOST_BYTES = 256 * 1024
 MOST_DEPTH = 64
 COMPILE_S = 5.0
-_LOOKS = 25
-_KEPT = 32
+_WAITS = 25
+_CACHED_GRAMMARS = 32
 _MASK_THREADS = 2
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _NAMES = {
@@ -41,70 +41,73 @@ _NAMES = {
 
 
 class GrammarSpec(NamedTuple):
-    """A grammar in llguidance's own form: a JSON list of grammars. `name`: what to call it in an error.
-    `parts`: what it is made of, to name the part that is wrong."""
+    """A grammar in llguidance's own form."""
 
     source: str
+    """A JSON list of grammars."""
     name: str
+    """How an error calls it."""
     parts: tuple["GrammarSpec", ...] = ()
+    """Its parts, so that an error can name the one that is wrong."""
 
 
 class GrammarCompiler:
-    """Compiles for one vocabulary. Thread-safe; llguidance and the vocabulary's bytes are loaded with the
-    first grammar."""
+    """Compiles for one vocabulary. Thread-safe.
+
+    The first grammar loads llguidance and the bytes of the vocabulary (0.5 s for 152k tokens).
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
-        self._lexicon: LLTokenizer | None = None
-        self._endings: LengthGuard | None = None
+        self._llguidance_tokenizer: LLTokenizer | None = None
+        self._length_guard: LengthGuard | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._compilers = ThreadPoolExecutor(1, "grammar")
         self._workers = ThreadPoolExecutor(_MASK_THREADS, "mask")
 
     def grammar_matcher(
-        self, whole: "GrammarSpec", *, room: int, ignore_ends: bool = False
+        self, spec: "GrammarSpec", *, room: int, ignore_ends: bool = False
     ) -> GrammarMatcher:
-        """A fresh state of a grammar, for a text of `room` tokens at most. Raises UsageError saying what is
-        wrong and where."""
+        """Make a fresh matcher, for a text of `room` tokens at most. Raises UsageError with fault and
+        place."""
         with self._lock:
-            matcher = self._compiled.get(whole.source)
+            matcher = self._compiled.get(spec.source)
             if matcher is None:
-                matcher = self._compile(whole)
-                self._compiled[whole.source] = matcher
-                if len(self._compiled) > _KEPT:
+                matcher = self._compile(spec)
+                self._compiled[spec.source] = matcher
+                if len(self._compiled) > _CACHED_GRAMMARS:
                     self._compiled.popitem(last=False)
-            self._compiled.move_to_end(whole.source)
+            self._compiled.move_to_end(spec.source)
             own = matcher.deep_copy()
         tokenizer = self._tokenizer
-        assert self._endings is not None
+        assert self._length_guard is not None
         return GrammarMatcher(
             own,
             tokenizer.vocab_size,
             tokenizer.eog,
             self._workers,
-            self._endings,
+            self._length_guard,
             room=room,
             ignore_ends=ignore_ends,
         )
 
-    def _compile(self, wanted: "GrammarSpec") -> "LLMatcher":
-        matcher = self._built(wanted.source, wanted.name)
+    def _compile(self, spec: "GrammarSpec") -> "LLMatcher":
+        matcher = self._build_within_limit(spec.source, spec.name)
         if matcher.is_error():
-            for part in wanted.parts:  # which of them it is, in its own lines and columns
+            for part in spec.parts:  # finds the faulty part, in its own lines and columns
                 self._compile(part)
-            raise UsageError(f"{wanted.name} cannot be used: {first_line(matcher.get_error())}")
+            raise UsageError(f"{spec.name} cannot be used: {first_line(matcher.get_error())}")
         return matcher
 
-    def _built(self, source: str, name: str) -> "LLMatcher":
-
-        if self._lexicon is None:
-            self._lexicon = lexicon(self._tokenizer)
-            self._endings = LengthGuard(self._tokenizer)
-        job = self._compilers.submit(_build, self._lexicon, source)
+    def _build_within_limit(self, source: str, name: str) -> "LLMatcher":
+        if self._llguidance_tokenizer is None:
+            self._llguidance_tokenizer = llguidance_tokenizer(self._tokenizer)
+            self._length_guard = LengthGuard(self._tokenizer)
+        future = self._compilers.submit(_build_matcher, self._llguidance_tokenizer, source)
         try:
-            return _patiently(job)
-        except Late:
+            return _wait(future)
+        except Timeout:
             # It goes on until llguidance's own limits end it; the next compilation gets another thread.
             self._compilers = ThreadPoolExecutor(1, "grammar")
             raise UsageError(
@@ -113,44 +116,48 @@ class GrammarCompiler:
             ) from None
 
 
-def _patiently(job: "Future[LLMatcher]") -> "LLMatcher":
-    """The result within COMPILE_S. Counted in looks: a process that the system stopped loses one of them
-    and not all its time. Raises Late."""
-    for _ in range(_LOOKS - 1):
-        with suppress(Late):
-            return job.result(COMPILE_S / _LOOKS)
-    return job.result(COMPILE_S / _LOOKS)
+def _wait(future: "Future[LLMatcher]") -> "LLMatcher":
+    """Wait for a compilation at most COMPILE_S. Raises Timeout.
+
+    The time is waited in parts: a process that the system suspended loses one of them and not all its time.
+    """
+    for _ in range(_WAITS - 1):
+        with suppress(Timeout):
+            return future.result(COMPILE_S / _WAITS)
+    return future.result(COMPILE_S / _WAITS)
 
 
-def _build(lexicon: "LLTokenizer", source: str) -> "LLMatcher":
+def _build_matcher(llguidance_tokenizer: "LLTokenizer", source: str) -> "LLMatcher":
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(verbose_errors=False)
-    matcher = LLMatcher(lexicon, source, log_level=0, limits=limits)
+    matcher = LLMatcher(llguidance_tokenizer, source, log_level=0, limits=limits)
     if not matcher.is_error():
         # The first mask takes longest, and shows a grammar that no text satisfies.
         matcher.compute_bitmask()
     return matcher
 
 
-def wanted(grammar: Grammar) -> GrammarSpec:
+def grammar_spec(grammar: Grammar) -> GrammarSpec:
     """A request's grammar alone."""
-    return GrammarSpec(json.dumps({"grammars": [entry_of(grammar)]}), name_of(grammar))
+    return GrammarSpec(json.dumps({"grammars": [grammar_entry(grammar)]}), display_name(grammar))
 
 
-def entry_of(grammar: Grammar) -> dict[str, Any]:
-    """A request's grammar as one of the grammars that llguidance takes together, called `answer`. Raises
-    UsageError naming what is wrong and where."""
-    name = name_of(grammar)
+def grammar_entry(grammar: Grammar) -> dict[str, Any]:
+    """A request's grammar as one of the grammars that llguidance takes together, named `answer`.
+
+    Raises UsageError with fault and place.
+    """
+    name = display_name(grammar)
     if len(grammar.source.encode("utf-8", "replace")) > MOST_BYTES:
         raise UsageError(
-            f"{name} is {len(grammar.source):,} characters long; {MOST_BYTES:,} bytes are allowed"
+            f"{name} is too long: {len(grammar.source):,} characters; {MOST_BYTES:,} bytes are allowed"
         )
     match grammar.kind:
         case "json_object":
             return {"name": "answer", "json_schema": {"type": "object", "x-guidance": _STYLE}}
         case "json_schema":
-            return {"name": "answer", "json_schema": styled(parse_schema(grammar.source, name))}
+            return {"name": "answer", "json_schema": with_style(parse_schema(grammar.source, name))}
         case "lark":
             if not grammar.source.strip():
                 raise UsageError(f"{name} is empty")
@@ -161,38 +168,41 @@ def entry_of(grammar: Grammar) -> dict[str, Any]:
             return {"name": "answer", "lark_grammar": f"start: /{regex_to_lark(grammar.source)}/"}
 
 
-def name_of(grammar: Grammar) -> str:
+def display_name(grammar: Grammar) -> str:
     return _NAMES[grammar.kind]
 
 
-def styled(schema: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
-    """A schema with our way of writing JSON, where it does not state its own, and with its objects closed."""
+def with_style(schema: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    """A schema with our JSON style, where it does not state its own, and with its objects closed."""
     if schema is True:
         schema = {}
-    said = schema.get("x-guidance")
-    return {**closed(schema), "x-guidance": {**_STYLE, **(said if isinstance(said, dict) else {})}}
+    guidance = schema.get("x-guidance")
+    return {
+        **close_objects(schema),
+        "x-guidance": {**_STYLE, **(guidance if isinstance(guidance, dict) else {})},
+    }
 
 
 def parse_schema(text: str, name: str) -> dict[str, Any] | bool:
-    """The schema that a JSON text holds. Raises UsageError with line and column, or the depth."""
+    """Parse a schema from JSON text. Raises UsageError with line and column, or the depth."""
     try:
         schema = json.loads(text)
     except RecursionError as error:
         raise UsageError(f"{name} nests deeper than {MOST_DEPTH} levels") from error
     except ValueError as error:
-        raise UsageError(f"{name} is no JSON: {error}") from error
+        raise UsageError(f"{name} is not valid JSON: {error}") from error
     if schema is False:
-        raise UsageError(f"{name} is false: it allows no value")
+        raise UsageError(f"{name} is false, which allows no value")
     if not isinstance(schema, dict | bool):
         raise UsageError(
-            f"{name} is a JSON {type(schema).__name__}; a schema is an object", hint=""
+            f"{name} is a JSON {type(schema).__name__}; a schema must be an object", hint=""
         )
     check_schema(schema, name)
     return schema
 
 
 def check_schema(schema: Any, name: str) -> None:  # noqa: ANN401 - JSON
-    """Raises UsageError where a schema nests too deep."""
+    """Raise UsageError where a schema nests too deep."""
     if _depth(schema, MOST_DEPTH) > MOST_DEPTH:
         raise UsageError(f"{name} nests deeper than {MOST_DEPTH} levels")
 
@@ -211,17 +221,12 @@ def _depth(value: Any, most: int) -> int:  # noqa: ANN401 - JSON
     return depth
 
 
-# What llguidance must know of a vocabulary: the bytes of every token, and how text becomes tokens.
-#
-# Made once a model (0.5 s for 152k tokens), when the first grammar comes.
-
-
 _SENTINEL = "\x02"
-"""Put before a text, so that vocabularies that begin a text with a space put it before this."""
+"""Prepended to a text, so that vocabularies that begin a text with a space put it before this."""
 
 
-class _Words:
-    """A Tokenizer in the shape that llguidance's TokenizerWrapper reads."""
+class _TokenizerAdapter:
+    """A Tokenizer with the members that llguidance's TokenizerWrapper reads."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -238,8 +243,10 @@ class _Words:
         self._before = tokenizer.encode(_SENTINEL)
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Tokens whose bytes are exactly `text`; those of its bytes one by one where the vocabulary has no
-        such tokens (it folds or drops something)."""
+        """Tokens whose bytes are exactly `text`.
+
+        Where the vocabulary has no such tokens (it folds or drops something), those of the plain text.
+        """
         words = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
         tokens = self._tokenizer.encode(_SENTINEL + words)
         begin = len(self._before)
@@ -248,13 +255,15 @@ class _Words:
         return self._tokenizer.encode(words)
 
 
-def lexicon(tokenizer: Tokenizer) -> "LLTokenizer":
-    """The vocabulary for llguidance. Tokens that print nothing count as special: a grammar reaches them by
-    number only, as `<[7]>`. Masks have one bit for each token of `tokenizer`."""
+def llguidance_tokenizer(tokenizer: Tokenizer) -> "LLTokenizer":
+    """Make llguidance's tokenizer for a vocabulary. Its masks have one bit for each token.
+
+    Tokens that print nothing count as special: a grammar reaches them by number only, as `<[7]>`.
+    """
     from llguidance import LLTokenizer, TokenizerWrapper
 
     return LLTokenizer(
-        TokenizerWrapper(_Words(tokenizer)),
+        TokenizerWrapper(_TokenizerAdapter(tokenizer)),
         n_vocab=tokenizer.vocab_size,
         eos_token=sorted(tokenizer.eog) or None,
     )

@@ -1,4 +1,4 @@
-"""Pieces of llguidance's Lark dialect: literals in which control tokens are tokens, text up to a tag, JSON."""
+"""Terms of llguidance's Lark dialect: text, tags that may be control tokens, and JSON."""
 
 import json
 import re
@@ -11,21 +11,20 @@ TEXT = r"/(.|\n)*/"
 _META = re.compile(r"[\\.+*?()|\[\]{}^$#&~/-]")
 
 
-class Markup:
-    """Texts with tags, for one vocabulary: a tag that is a control token is no text there and stands in a
-    grammar by its number."""
+class TagTerms:
+    """Writes text with tags for one vocabulary: a tag that is a control token is written by its number."""
 
     def __init__(self, tokenizer: Tokenizer, tags: Iterable[str]) -> None:
-        self._numbers: dict[str, int] = {}
+        self._control_tokens: dict[str, int] = {}
         for tag in tags:
             controls = [
                 token for token in tokenizer.encode(tag, special=True) if not tokenizer.piece(token)
             ]
             if len(controls) == 1:
-                said = tokenizer.piece(controls[0], special=True).decode("utf-8", "replace")
-                if said == tag:
-                    self._numbers[tag] = controls[0]
-        longest_first = sorted(self._numbers, key=len, reverse=True)
+                text = tokenizer.piece(controls[0], special=True).decode("utf-8", "replace")
+                if text == tag:
+                    self._control_tokens[tag] = controls[0]
+        longest_first = sorted(self._control_tokens, key=len, reverse=True)
         self._split = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
     def terms(self, text: str) -> str:
@@ -33,12 +32,15 @@ class Markup:
         return " ".join(self._literal(part) for part in self._parts(text)) or '""'
 
     def up_to(self, rule: str, tag: str) -> list[str]:
-        """Lines that define `rule`: any text, and then the first `tag` in it."""
+        """Lines that define `rule`: any text, up to and including the first `tag`."""
         begin, *rest = self._parts(tag)
-        if begin in self._numbers:
+        if begin in self._control_tokens:
             return [f"{rule}: {TEXT} {self.terms(tag)}"]
-        behind = " ".join(self._literal(part) for part in rest)
-        return [f"{rule}: {rule}_text {behind}", f"{rule}_text[lazy]: /(.|\\n)*{pattern(begin)}/"]
+        rest_terms = " ".join(self._literal(part) for part in rest)
+        return [
+            f"{rule}: {rule}_text {rest_terms}",
+            f"{rule}_text[lazy]: /(.|\\n)*{pattern(begin)}/",
+        ]
 
     def _parts(self, text: str) -> list[str]:
         if self._split is None:
@@ -50,7 +52,7 @@ class Markup:
         return [part for part in (*parts, text[at:]) if part]
 
     def _literal(self, part: str) -> str:
-        number = self._numbers.get(part)
+        number = self._control_tokens.get(part)
         return literal(part) if number is None else f"<[{number}]>"
 
 

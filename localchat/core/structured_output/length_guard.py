@@ -1,8 +1,9 @@
-"""Bringing a bound answer to its end while there is room: what is cut off by its length has no form at all.
+"""Length guard: brings a constrained answer to its end while there is room; cut off, it would be invalid.
 
-The grammar says what may come, these classes which of it ends soonest: the end itself, closing brackets, a
-closing quote, `null`, and so on. How many tokens an end takes is tried out now and then, seldom while there is
-much room; when it takes nearly all that is left, only the best class is allowed. Nothing changes before that.
+The grammar decides which tokens may come, the classes here which of them end the text soonest: the end
+itself, closing brackets, a closing quote, `null`, and so on. The number of tokens to an end is measured now
+and then, seldom while there is much room; when it takes nearly all that is left, only the best class is
+allowed. Before that nothing changes.
 """
 
 import re
@@ -17,7 +18,7 @@ from localchat.backend_api.interface import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-_FREE = (b"x", b"q", b"K")
+_TEXT_PROBES = (b"x", b"q", b"K")
 """Where one of these letters may come, a closing bracket is text."""
 _CLASSES = (
     re.compile(rb" ?[}\]]+\Z"),
@@ -30,33 +31,34 @@ _CLASSES = (
     re.compile(rb" ?[\[{]\Z"),
     re.compile(rb"[^0-9.eE+\-\[{, ]"),
 )
-"""The best first; a token belongs to the first that it matches. The first one counts outside text only. An
-opening bracket alone is better than one that begins the first item too, and the last sign of a call better than
-one with the line break before the next: behind it the end may come."""
-_OTHER = 5
+"""The best first; a token belongs to the first that it matches. The first counts outside text only. An
+opening bracket alone is better than one that begins the first item too, and the last character of a call
+better than one with the line break before the next call: after it the end may come."""
+_TEXT_CLASS = 5
 _MOST_STEPS = 400
-_SPARE = 24
-"""Left over on purpose, beside as much again as the way to an end takes: the next item of a list may begin
-meanwhile, and what is drawn takes more tokens than what was tried out."""
+_RESERVE = 24
+"""Tokens left over on purpose, besides as many again as the path to an end takes: the next item of a list
+may begin meanwhile, and sampled text takes more tokens than the measured path."""
 
 Bits = NDArray[np.uint8]
 
 
 class ClosingState(NamedTuple):
-    """`closing`: only what ends soonest is allowed. `look_at`: tokens said when the way to an end is tried
-    next."""
+    """Whether the text is being closed."""
 
     closing: bool = False
-    look_at: int = 0
+    """Only tokens that end the text soonest are allowed."""
+    check_at: int = 0
+    """Number of generated tokens at which the path to an end is measured next."""
 
 
 class LengthGuard:
-    """The classes, as masks over one vocabulary. Shared and only read."""
+    """The classes as masks over one vocabulary. Shared and only read."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         pieces = [tokenizer.piece(token) for token in range(tokenizer.vocab_size)]
         self._ends = _mask([token in tokenizer.eog for token in range(len(pieces))])
-        self._free = _mask([piece in _FREE for piece in pieces])
+        self._text_probes = _mask([piece in _TEXT_PROBES for piece in pieces])
         self._bytes = self._ends.size
         kinds = [_class(piece) for piece in pieces]
         self._brackets, *self._classes = (
@@ -64,12 +66,12 @@ class LengthGuard:
         )
 
     def allowed(self, matcher: "LLMatcher") -> bytes:
-        """The mask of what the grammar allows next, ceil(V / 32) words."""
+        """Mask of the tokens that the grammar allows next, ceil(V / 32) words."""
         words: bytes = matcher.compute_bitmask()  # may be a word longer
         return words[: self._bytes]
 
-    def soonest(self, words: bytes) -> bytes:
-        """Of the tokens that a mask allows, those of the best class; the mask itself where none is in any."""
+    def closing_tokens(self, words: bytes) -> bytes:
+        """The allowed tokens of the best class; the mask itself where none is in any class."""
         allowed = np.frombuffer(words, np.uint8)
         for kind in self._order(allowed):
             best = allowed & kind
@@ -78,16 +80,18 @@ class LengthGuard:
         return words
 
     def _order(self, allowed: Bits) -> list[Bits]:
-        structure = [] if (allowed & self._free).any() else [self._brackets]
+        structure = [] if (allowed & self._text_probes).any() else [self._brackets]
         return [self._ends, *structure, *self._classes]
 
     def steps(self, matcher: "LLMatcher", most: int) -> int | None:
-        """Tokens to an end from here, on the ways that `soonest` shows; None: more than `most`. The matcher
-        stands where it stood, afterwards."""
-        way = self._way(matcher, most, _last)
-        return self._way(matcher, most, _first) if way is None else way
+        """Tokens from here to an end by `closing_tokens`; None: more than `most`. Leaves the matcher as
+        it was."""
+        way = self._shortest_path(matcher, most, _last)
+        return self._shortest_path(matcher, most, _first) if way is None else way
 
-    def _way(self, matcher: "LLMatcher", most: int, pick: Callable[[bytes], int]) -> int | None:
+    def _shortest_path(
+        self, matcher: "LLMatcher", most: int, pick: Callable[[bytes], int]
+    ) -> int | None:
         taken = 0
         found = None
         while taken <= most:
@@ -95,7 +99,7 @@ class LengthGuard:
                 found = taken
                 break
             forced = matcher.compute_ff_tokens()
-            token = forced[0] if forced else pick(self.soonest(self.allowed(matcher)))
+            token = forced[0] if forced else pick(self.closing_tokens(self.allowed(matcher)))
             if not matcher.consume_token(token):
                 break
             taken += 1
@@ -103,20 +107,20 @@ class LengthGuard:
             matcher.rollback(taken)
         return found
 
-    def look(self, matcher: "LLMatcher", said: int, left: int) -> ClosingState:
-        """Whether to bring the text to an end now. `said`: its tokens so far; `left`: how many more it may
+    def check(self, matcher: "LLMatcher", generated: int, left: int) -> ClosingState:
+        """Whether to close the text now. `generated`: its tokens so far; `left`: how many more it may
         have."""
         steps = self.steps(matcher, min(left, _MOST_STEPS))
         if steps is None:
-            return ClosingState(False, said + max(1, left // 8))
-        spare = left - 2 * steps - _SPARE
-        return ClosingState(spare <= 0, said + max(1, spare // 4))
+            return ClosingState(False, generated + max(1, left // 8))
+        reserve = left - 2 * steps - _RESERVE
+        return ClosingState(reserve <= 0, generated + max(1, reserve // 4))
 
 
 def _class(piece: bytes) -> int:
-    """The number of a token's class, -1 where it is in none."""
+    """Number of a token's class, -1 where it is in none."""
     if piece[:1].isalpha() and piece[:1] not in b"eEn" and b"\n" not in piece:
-        return _OTHER  # most tokens, without a look at every pattern
+        return _TEXT_CLASS  # most tokens, without trying every pattern
     return next((place for place, kind in enumerate(_CLASSES) if kind.match(piece)), -1)
 
 
@@ -128,7 +132,7 @@ def _mask(chosen: list[bool]) -> Bits:
 
 
 def _first(words: bytes) -> int:
-    """The lowest allowed token: the tag that ends all calls may stand before the one that begins another."""
+    """The lowest allowed token: the tag that ends all calls may come before the one that begins another."""
     found = np.flatnonzero(np.frombuffer(words, np.uint8))
     byte = int(found[0])
     return byte * 8 + (words[byte] & -words[byte]).bit_length() - 1

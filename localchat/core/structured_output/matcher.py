@@ -1,9 +1,10 @@
-"""What a grammar allows next, for one choice: masks for what is sampled, tokens that need no sampling.
+"""Grammar matcher of one choice: masks for sampled tokens, and forced tokens that need no sampling.
 
 *Forced* tokens are those that every text of the grammar has next, spelled as the vocabulary would spell that
-text (llguidance's fast-forward tokens). They are decided behind a sampled token and are then said exactly so,
-with drafts and without: drafts change no text. Where sampling may not be skipped (log probabilities are asked,
-the first token of an answer), a forced token is sampled under a mask that has its one bit.
+text (llguidance's fast-forward tokens). They are decided after a sampled token and are then generated
+exactly so, with drafts and without: drafts change no text. Where sampling may not be skipped (log
+probabilities are asked, the first token of an answer), a forced token is sampled under a mask that has its
+one bit.
 """
 
 import re
@@ -20,7 +21,7 @@ from localchat.core.structured_output.length_guard import ClosingState, LengthGu
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-_MOST_FORCED = 256
+_MAX_FORCED = 256
 """Decided at once: a grammar may force a text without end."""
 
 Words = Callable[[], bytes]
@@ -28,11 +29,9 @@ Words = Callable[[], bytes]
 
 
 class GrammarMatcher:
-    """State of a grammar behind the tokens of one choice. For one thread, the loop's. Masks are computed by
-    `workers`, and every other call waits for them.
+    """State of a grammar after the tokens of one choice.
 
-    `ends`: tokens that end a generation; they are allowed where the text may end. `ignore_ends`: not even
-    there, as long as anything else may follow. `room`: tokens that the text may have.
+    Used by the engine core's thread alone. `workers` compute masks, and every other call waits for them.
     """
 
     def __init__(
@@ -41,35 +40,37 @@ class GrammarMatcher:
         vocab_size: int,
         ends: frozenset[int],
         workers: Executor,
-        endings: LengthGuard,
+        length_guard: LengthGuard,
         *,
         room: int,
         ignore_ends: bool = False,
     ) -> None:
-        """`matcher`: fresh, this object's own."""
+        """`matcher`: fresh, this object's own. `ends`: tokens that end a generation; they are allowed
+        where the text may end, and with `ignore_ends` not even there as long as anything else may follow.
+        `room`: tokens that the text may have."""
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._ends = ends
         self._workers = workers
-        self._endings = endings
+        self._length_guard = length_guard
         self._room = room
         self._ignore_ends = ignore_ends
-        self._said = 0
-        self._schedule = ClosingState()
-        self._looked: dict[int, ClosingState] = {}
+        self._generated = 0
+        self._closing_state = ClosingState()
+        self._closing_states: dict[int, ClosingState] = {}
         self._pending: Future[list[bytes]] | None = None
-        # The matcher stands behind what was said and behind these.
-        self._forced = deque(self._run())
+        # The matcher has consumed the generated tokens and these.
+        self._forced = deque(self._take_forced())
 
     @property
     def error(self) -> str:
-        """Why the grammar cannot go on, in llguidance's words; empty while it can."""
-        return first_line(self._idle().get_error())
+        """Why the grammar cannot continue, in llguidance's words; empty while it can."""
+        return first_line(self._synchronized().get_error())
 
     @property
     def ended(self) -> bool:
         """The text is complete, and nothing can follow."""
-        matcher = self._idle()
+        matcher = self._synchronized()
         return not self._forced and matcher.is_stopped() and not matcher.is_error()
 
     @property
@@ -77,57 +78,60 @@ class GrammarMatcher:
         """The next token, where the grammar leaves no choice."""
         return self._forced[0] if self._forced else None
 
-    def take(self, token: int) -> bool:
-        """The next token was said. False: the grammar does not allow it, and is of no use any more."""
-        matcher = self._idle()
+    def accept(self, token: int) -> bool:
+        """Consume the next token. False: the grammar does not allow it, and the matcher is unusable from
+        now on."""
+        matcher = self._synchronized()
         if self._forced:
             if self._forced.popleft() != token:
                 return False
         elif not matcher.consume_token(token):
             return False
-        # What was decided for this place holds: the text before it is what it was.
-        self._schedule = self._looked.get(self._said, self._schedule)
-        self._said += 1
+        # The state that was computed for this place holds: the text before it is the same.
+        self._closing_state = self._closing_states.get(self._generated, self._closing_state)
+        self._generated += 1
         if not self._forced:
-            self._forced.extend(self._run())
+            self._forced.extend(self._take_forced())
         return True
 
     def allowed_drafts(self, drafts: Sequence[int]) -> tuple[int, ...]:
         """The beginning of `drafts` that the grammar allows."""
-        self._idle()
+        self._synchronized()
         kept = sum(1 for _ in self._walk(drafts)) - 1
         return tuple(drafts[:kept])
 
     def masks(self, drafts: Sequence[int]) -> list[Words]:
-        """A mask for the next token and one behind each of `drafts`, which were cut before. A worker computes
-        them from now on."""
-        self._idle()
-        job = self._pending = self._workers.submit(self._compute, tuple(drafts))
-        return [partial(_nth, job, place) for place in range(len(drafts) + 1)]
+        """A mask for the next token and one after each of `drafts`, which are all allowed. A worker
+        computes them."""
+        self._synchronized()
+        future = self._pending = self._workers.submit(self._compute, tuple(drafts))
+        return [partial(_result, future, place) for place in range(len(drafts) + 1)]
 
     # ------------------------------------------------------------------------ the matcher
 
-    def _idle(self) -> "LLMatcher":
+    def _synchronized(self) -> "LLMatcher":
         """The matcher, as soon as no worker uses it."""
         if self._pending is not None:
             self._pending.result()
             self._pending = None
         return self._matcher
 
-    def _run(self) -> list[int]:
-        """The forced tokens that follow now; the matcher takes them."""
+    def _take_forced(self) -> list[int]:
+        """Consume and return the forced tokens that follow now."""
         matcher = self._matcher
-        run: list[int] = []
-        while len(run) < _MOST_FORCED and not matcher.is_stopped():
+        forced: list[int] = []
+        while len(forced) < _MAX_FORCED and not matcher.is_stopped():
             more = matcher.compute_ff_tokens()
             if not more or not matcher.consume_tokens(more):
                 break
-            run += more
-        return run
+            forced += more
+        return forced
 
     def _walk(self, drafts: Sequence[int]) -> Iterator[int | None]:
-        """Before each draft that is allowed, and once behind the last of them: the token that is forced there,
-        or None. The matcher stands there meanwhile, and at the end where it was."""
+        """Yield the forced token, or None, before each allowed draft and once after the last of them.
+
+        The matcher stands there meanwhile, and afterwards where it was.
+        """
         matcher = self._matcher
         forced = deque(self._forced)
         consumed = 0
@@ -144,33 +148,35 @@ class GrammarMatcher:
                 matcher.consume_token(draft)
                 consumed += 1
             if not forced:
-                run = self._run()
-                consumed += len(run)
-                forced.extend(run)
+                taken = self._take_forced()
+                consumed += len(taken)
+                forced.extend(taken)
         if consumed:
             matcher.rollback(consumed)
 
     def _compute(self, drafts: tuple[int, ...]) -> list[bytes]:
-        self._looked = {}
-        schedule = self._schedule
+        self._closing_states = {}
+        schedule = self._closing_state
         words = []
-        for place, forced in enumerate(self._walk(drafts), self._said):
+        for place, forced in enumerate(self._walk(drafts), self._generated):
             if forced is not None:
-                words.append(self._only(forced))
+                words.append(self._mask_of(forced))
                 continue
-            if not schedule.closing and place >= schedule.look_at:
-                schedule = self._endings.look(self._matcher, place, self._room - place)
-            self._looked[place] = schedule
-            allowed = self._open(self._endings.allowed(self._matcher))
-            words.append(self._endings.soonest(allowed) if schedule.closing else allowed)
+            if not schedule.closing and place >= schedule.check_at:
+                schedule = self._length_guard.check(self._matcher, place, self._room - place)
+            self._closing_states[place] = schedule
+            allowed = self._without_ends(self._length_guard.allowed(self._matcher))
+            words.append(
+                self._length_guard.closing_tokens(allowed) if schedule.closing else allowed
+            )
         return words
 
-    def _only(self, token: int) -> bytes:
+    def _mask_of(self, token: int) -> bytes:
         words = bytearray(4 * ((self._vocab_size + 31) // 32))
         words[token >> 3] = 1 << (token & 7)
         return bytes(words)
 
-    def _open(self, words: bytes) -> bytes:
+    def _without_ends(self, words: bytes) -> bytes:
         """A mask without the ends, where they are to be ignored."""
         if not self._ignore_ends:
             return words
@@ -182,14 +188,14 @@ class GrammarMatcher:
 
 _STATE = re.compile(r"\n<(state|non-verbose/)>")
 _NO_TEXT = "NoExtensionBias"
-"""llguidance's word for a grammar that allows no next token and not the end either."""
+"""llguidance's word for a grammar that allows neither a next token nor the end."""
 
 
 def first_line(error: str) -> str:
-    """What is wrong, without llguidance's picture of its state."""
-    said = _STATE.split(error, maxsplit=1)[0].strip()
-    return "no text satisfies it" if said == _NO_TEXT else said
+    """The fault, without llguidance's dump of its state."""
+    message = _STATE.split(error, maxsplit=1)[0].strip()
+    return "no text satisfies it" if message == _NO_TEXT else message
 
 
-def _nth(job: "Future[list[bytes]]", place: int) -> bytes:
-    return job.result()[place]
+def _result(future: "Future[list[bytes]]", place: int) -> bytes:
+    return future.result()[place]

@@ -1,7 +1,8 @@
-"""The grammar of a whole answer: reasoning first, free, where the model reasons; then what the request asks.
+"""Grammar of a whole answer: free reasoning first, where the model reasons; then what the request asks for.
 
-With a grammar and tools together, an answer is either: a text of the grammar, or calls. With `tool_choice`
-`required`, or the name of a tool, it is calls alone, whatever the grammar.
+With a grammar and tools together, an answer is either a text of the grammar or tool calls. With
+`tool_choice` `required`, or the name of a tool, it is calls alone, whatever the grammar. Calls are the
+model's own syntax around the JSON schemas of the tools.
 """
 
 import json
@@ -16,79 +17,83 @@ from localchat.chat_format.tool_calls.family import NUMBER, ToolCallFamily
 from localchat.core.structured_output.compiler import (
     GrammarSpec,
     check_schema,
-    entry_of,
-    styled,
-    wanted,
+    grammar_entry,
+    grammar_spec,
+    with_style,
 )
-from localchat.core.structured_output.lark import TEXT, Markup
+from localchat.core.structured_output.lark import TEXT, TagTerms
 from localchat.core.structured_output.tool_arguments import argument_rules
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.errors import UsageError
-
-# ToolSpec calls as a grammar: the model's own syntax around the JSON schemas of the tools.
-
 
 _BREAKS = re.compile(f"(\n|{NUMBER})")
 _ANY_NUMBER = "/[0-9]{1,4}/"
 
 
 class ToolSpec(NamedTuple):
-    """What a request says of a tool. `strict`: its arguments always keep to the schema."""
+    """A tool of a request."""
 
     name: str
     schema: Mapping[str, Any]
     strict: bool = False
+    """Its arguments always satisfy the schema."""
 
 
-def tool_of(description: Mapping[str, Any]) -> ToolSpec:
-    """A tool of a request, whether or not it is wrapped as a function. Raises UsageError."""
+def read_tool(description: Mapping[str, Any]) -> ToolSpec:
+    """Read a tool of a request, whether or not it is wrapped as a function. Raises UsageError."""
     function = description.get("function", description)
     if not isinstance(function, Mapping) or not function.get("name"):
         raise UsageError("a tool of the request has no name")
     name = str(function["name"])
     schema = function.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(schema, Mapping):
-        raise UsageError(f"the parameters of the tool {name!r} are no JSON schema")
+        raise UsageError(f"the parameters of the tool {name!r} are not a JSON schema")
     return ToolSpec(name, schema, bool(function.get("strict")))
 
 
 def call_rules(
-    style: ToolCallFamily,
+    family: ToolCallFamily,
     tools: Sequence[ToolSpec],
-    markup: Markup,
+    markup: TagTerms,
     *,
     many: bool,
     tagged: bool = False,
 ) -> list[str]:
-    """Rules that define `calls`: one call of one of `tools` or, with `many`, one after the other. `tagged`: a
-    tag tells them from another answer also where the family usually writes a bare object."""
-    form = style.form
+    """Rules that define `calls`: one call of one of `tools` or, with `many`, one after the other.
+
+    `tagged`: a tag marks them as calls also where the family usually writes a bare object.
+    """
+    form = family.form
     begin = form.begin
-    if tagged and style.bare and not (begin + form.head).startswith(style.opens):
-        begin = style.opens[0] + begin
-    return [*_call_rules(style, tools, markup), f"calls: {_calls(style, begin, markup, many=many)}"]
+    if tagged and family.bare and not (begin + form.head).startswith(family.opens):
+        begin = family.opens[0] + begin
+    return [
+        *_call_rules(family, tools, markup),
+        f"calls: {_calls(family, begin, markup, many=many)}",
+    ]
 
 
 def free_rules(
-    style: ToolCallFamily, tools: Sequence[ToolSpec], markup: Markup, *, many: bool
+    family: ToolCallFamily, tools: Sequence[ToolSpec], markup: TagTerms, *, many: bool
 ) -> list[str]:
-    """Rules that define `free`: any text, in which a call, once its tag is written, keeps to the schemas."""
-    form = style.form
-    lines = _call_rules(style, tools, markup)
+    """Rules that define `free`: any text, in which a call, once its tag is written, satisfies the
+    schemas."""
+    form = family.form
+    lines = _call_rules(family, tools, markup)
     if form.others:
-        calls = _calls(style, form.begin, markup, many=many)
+        calls = _calls(family, form.begin, markup, many=many)
         return [
             *lines,
             f"free: (other {_terms(markup, form.again)})* (other | {calls}) | {TEXT}",
             f"other: ({' | '.join(markup.terms(other) for other in form.others)}) {TEXT}",
         ]
     lead = form.begin + form.head
-    tag = next((tag for tag in style.opens if lead.startswith(tag)), "")
-    rest = _more(style, markup, many=many)
+    tag = next((tag for tag in family.opens if lead.startswith(tag)), "")
+    rest = _rest(family, markup, many=many)
     if not tag:
         # A bare object is a call at the very beginning only.
         return [*lines, f"free: /[^{{](.|\\n)*/ | {_terms(markup, lead)} {rest}"]
-    repeated = "*" if many and style.many else "?"
+    repeated = "*" if many and family.many else "?"
     return [
         *lines,
         f"free: tagged{repeated} {TEXT}",
@@ -97,21 +102,21 @@ def free_rules(
     ]
 
 
-def _calls(style: ToolCallFamily, begin: str, markup: Markup, *, many: bool) -> str:
-    lead = f"{_terms(markup, begin)} {_terms(markup, style.form.head)}"
-    return f"{lead} {_more(style, markup, many=many)}"
+def _calls(family: ToolCallFamily, begin: str, markup: TagTerms, *, many: bool) -> str:
+    lead = f"{_terms(markup, begin)} {_terms(markup, family.form.head)}"
+    return f"{lead} {_rest(family, markup, many=many)}"
 
 
-def _more(style: ToolCallFamily, markup: Markup, *, many: bool) -> str:
-    """A call from its name on, others behind it, and the end."""
-    form = style.form
+def _rest(family: ToolCallFamily, markup: TagTerms, *, many: bool) -> str:
+    """A call from its name on, further calls, and the end."""
+    form = family.form
     more = f" ({_terms(markup, form.between)} {_terms(markup, form.head)} call)*"
-    return f"call{more if many and style.many else ''} {_terms(markup, form.end)}"
+    return f"call{more if many and family.many else ''} {_terms(markup, form.end)}"
 
 
-def _call_rules(style: ToolCallFamily, tools: Sequence[ToolSpec], markup: Markup) -> list[str]:
+def _call_rules(family: ToolCallFamily, tools: Sequence[ToolSpec], markup: TagTerms) -> list[str]:
     """`call`: a call from its name on."""
-    form = style.form
+    form = family.form
     lines = ["call: " + " | ".join(f"call_{place}" for place in range(len(tools)))]
     for place, tool in enumerate(tools):
         arguments = f"arguments_{place}"
@@ -121,29 +126,32 @@ def _call_rules(style: ToolCallFamily, tools: Sequence[ToolSpec], markup: Markup
     return lines
 
 
-def _terms(markup: Markup, text: str) -> str:
-    """A part of a form. A line break stands for itself, because what is behind it may be one thing or another
-    and the lexer does not go back; NUMBER is any number."""
+def _terms(markup: TagTerms, text: str) -> str:
+    """A part of a call's syntax as terms; NUMBER is any number.
+
+    A line break is a term of its own, because either of two things may follow it and the lexer does not
+    backtrack.
+    """
     parts = [part for part in _BREAKS.split(text) if part]
     return " ".join(_ANY_NUMBER if part == NUMBER else markup.terms(part) for part in parts) or '""'
 
 
-_CHOICES = ("auto", "none", "required")
+_TOOL_CHOICES = ("auto", "none", "required")
 _GAP = r"/[ \t\r\n]{0,8}/"
 
 
 def answer_grammar(
     request: GenerateRequest, rendered: Rendered | None, chat: ChatFormat, tokenizer: Tokenizer
 ) -> GrammarSpec | None:
-    """What binds the answer to `request`; None: nothing does. Raises UsageError."""
+    """The grammar of the answer to `request`; None: nothing constrains it. Raises UsageError."""
     messages = request.prompt if isinstance(request.prompt, Messages) else None
     tools = _tools(messages)
-    entries = [] if request.grammar is None else [entry_of(request.grammar)]
+    entries = [] if request.grammar is None else [grammar_entry(request.grammar)]
     forced = messages is not None and messages.tool_choice not in ("auto", "none")
     strict = bool(tools) and any(tool.strict for tool in tools)
     if not (entries or forced or strict):
         return None
-    markup = Markup(tokenizer, (*chat.calls.markup, *chat.reasoning.markup))
+    markup = TagTerms(tokenizer, (*chat.calls.markup, *chat.reasoning.markup))
     lines: list[str] = []
     bodies: list[str] = []
     if entries and not forced:
@@ -161,49 +169,50 @@ def answer_grammar(
     main = {"name": "main", "lark_grammar": lark}
     used = entries if "@answer" in bodies else []
     parts = [
-        GrammarSpec(json.dumps({"grammars": [_schema(tool)]}), _called(tool)) for tool in tools
+        GrammarSpec(json.dumps({"grammars": [_schema_entry(tool)]}), _display_name(tool))
+        for tool in tools
     ]
     if used and request.grammar is not None:
-        parts.insert(0, wanted(request.grammar))
+        parts.insert(0, grammar_spec(request.grammar))
     source = json.dumps({"grammars": [main, *used]})
     return GrammarSpec(source, parts[0].name if len(parts) == 1 else "the tools", tuple(parts))
 
 
-def _called(tool: ToolSpec) -> str:
+def _display_name(tool: ToolSpec) -> str:
     return f"the parameters of the tool {tool.name!r}"
 
 
-def _schema(tool: ToolSpec) -> dict[str, Any]:
-    return {"name": "answer", "json_schema": styled(tool.schema)}
+def _schema_entry(tool: ToolSpec) -> dict[str, Any]:
+    return {"name": "answer", "json_schema": with_style(tool.schema)}
 
 
 def _tools(messages: Messages | None) -> Sequence[ToolSpec]:
-    """The tools that the answer may call."""
+    """Tools that the answer may call."""
     if messages is None:
         return ()
     choice = messages.tool_choice
-    tools = [tool_of(tool) for tool in messages.tools]
+    tools = [read_tool(tool) for tool in messages.tools]
     if choice == "none" or (choice == "auto" and not tools):
         return ()
     for tool in tools:
-        check_schema(tool.schema, _called(tool))
+        check_schema(tool.schema, _display_name(tool))
     if not tools:
-        raise UsageError(f"tool_choice {choice!r}: the request has no tools")
-    if choice in _CHOICES:
+        raise UsageError(f"tool_choice is {choice!r}, and the request has no tools")
+    if choice in _TOOL_CHOICES:
         return tools
     named = [tool for tool in tools if tool.name == choice]
     if not named:
         raise UsageError(
-            f"tool_choice {choice!r}: no tool of the request is called so",
-            hint=f"auto, none, required, or one of: {', '.join(tool.name for tool in tools)}",
+            f"tool_choice is {choice!r}, and no tool of the request has that name",
+            hint=f"use auto, none, required, or one of: {', '.join(tool.name for tool in tools)}",
         )
     return named
 
 
 def _reasoning(
-    rendered: Rendered | None, chat: ChatFormat, markup: Markup
+    rendered: Rendered | None, chat: ChatFormat, markup: TagTerms
 ) -> tuple[str, list[str]]:
-    """What comes before the answer proper, as a term and the rules behind it."""
+    """The part before the answer proper, as a term and the rules that it needs."""
     if rendered is None or not (rendered.opens_reasoning or rendered.may_reason):
         return "", []
     family = chat.reasoning

@@ -14,7 +14,11 @@ from llguidance import LLMatcher
 from localchat.backend_api.scripted import VOCAB, ScriptedTokenizer
 from localchat.chat_format import ChatFormat, chat_format
 from localchat.core.structured_output import compiler as grammar_module
-from localchat.core.structured_output.compiler import GrammarCompiler, lexicon, wanted
+from localchat.core.structured_output.compiler import (
+    GrammarCompiler,
+    grammar_spec,
+    llguidance_tokenizer,
+)
 from localchat.core.structured_output.matcher import GrammarMatcher
 from localchat.core.structured_output.tool_grammar import answer_grammar
 from localchat.engine.request import GenerateRequest, Grammar, Message, Messages, TextPrompt
@@ -23,7 +27,7 @@ from tests.support.answer_grammars import ONE, SCHEMA, SIGNS
 from tests.support.tool_calls import NAMED, TOOLS
 
 TOKENIZER = ScriptedTokenizer()
-LEXICON = lexicon(TOKENIZER)
+LEXICON = llguidance_tokenizer(TOKENIZER)
 GRAMMARS = GrammarCompiler(TOKENIZER)
 BARE = tuple(style for style in SIGNS if NAMED[style].form.written in ("tags", "gemma", "minimax"))
 """Where strings stand bare: any letter is one of theirs."""
@@ -110,9 +114,9 @@ def test_reasoning_that_the_template_opened_or_closed_is_known() -> None:
     opened = template("", "<think>\n")
     assert whole(opened, 'so</think>{"a": 1}', SCHEMA)
     assert not whole(opened, '{"a": 1}', SCHEMA)
-    closed = template("", "<think>\n\n</think>\n\n")
-    assert whole(closed, '{"a": 1}', SCHEMA)
-    assert not whole(closed, '<think>so</think>{"a": 1}', SCHEMA)
+    close_objects = template("", "<think>\n\n</think>\n\n")
+    assert whole(close_objects, '{"a": 1}', SCHEMA)
+    assert not whole(close_objects, '<think>so</think>{"a": 1}', SCHEMA)
 
 
 def test_tags_that_are_no_control_tokens_are_text() -> None:
@@ -131,7 +135,7 @@ def test_an_error_names_the_tool() -> None:
 def test_a_compilation_that_takes_too_long_is_refused_and_blocks_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = grammar_module._build
+    real = grammar_module._build_matcher
     over = threading.Event()
 
     def slow(words: Any, source: str) -> Any:
@@ -139,19 +143,21 @@ def test_a_compilation_that_takes_too_long_is_refused_and_blocks_no_other(
             over.wait()
         return real(words, source)
 
-    monkeypatch.setattr(grammar_module, "_build", slow)
+    monkeypatch.setattr(grammar_module, "_build_matcher", slow)
     monkeypatch.setattr(grammar_module, "COMPILE_S", 0.1)
     grammars = GrammarCompiler(TOKENIZER)
     with pytest.raises(UsageError, match=r"the regular expression takes more than 0\.1 s"):
-        grammars.grammar_matcher(wanted(Grammar("regex", "slow")), room=9)
+        grammars.grammar_matcher(grammar_spec(Grammar("regex", "slow")), room=9)
     monkeypatch.setattr(grammar_module, "COMPILE_S", 90.0)
-    assert grammars.grammar_matcher(wanted(Grammar("regex", "quick")), room=9).forced is not None
+    assert (
+        grammars.grammar_matcher(grammar_spec(Grammar("regex", "quick")), room=9).forced is not None
+    )
     over.set()
 
 
 def test_a_schema_may_say_how_its_json_is_written() -> None:
     loose = Grammar("json_schema", '{"enum": [[1, 2]], "x-guidance": {"item_separator": ","}}')
-    source = wanted(loose)
+    source = grammar_spec(loose)
     matcher = LLMatcher(LEXICON, source.source, log_level=0)
     assert matcher.try_consume_tokens(list(b"[1,2]")) == 5
 
@@ -160,11 +166,11 @@ def test_a_schema_may_say_how_its_json_is_written() -> None:
 
 
 def test_what_is_forced_comes_without_a_mask_and_what_is_not_is_refused() -> None:
-    one = GRAMMARS.grammar_matcher(wanted(Grammar("regex", "abc(d|e)f")), room=50)
+    one = GRAMMARS.grammar_matcher(grammar_spec(Grammar("regex", "abc(d|e)f")), room=50)
     said = []
     while one.forced is not None:
         said.append(one.forced)
-        assert one.take(one.forced)
+        assert one.accept(one.forced)
     assert bytes(said) == b"abc"
     (words,) = one.masks(())
     assert np.flatnonzero(
@@ -173,30 +179,30 @@ def test_what_is_forced_comes_without_a_mask_and_what_is_not_is_refused() -> Non
     assert len(words()) == 4 * ((VOCAB + 31) // 32)
     ends = []
     for token in b"df":
-        assert one.take(token)
+        assert one.accept(token)
         ends.append(one.ended)
     assert ends == [False, True]
-    other = GRAMMARS.grammar_matcher(wanted(Grammar("regex", "[ab]c")), room=50)
-    assert not other.take(ord("x"))
+    other = GRAMMARS.grammar_matcher(grammar_spec(Grammar("regex", "[ab]c")), room=50)
+    assert not other.accept(ord("x"))
     assert other.error
 
 
 def test_drafts_are_cut_where_the_grammar_ends_and_leave_no_trace() -> None:
-    one = GRAMMARS.grammar_matcher(wanted(Grammar("regex", "[ab]+cd[0-9]")), room=50)
+    one = GRAMMARS.grammar_matcher(grammar_spec(Grammar("regex", "[ab]+cd[0-9]")), room=50)
     assert bytes(one.allowed_drafts(list(b"abacd7x"))) == b"abacd7"
     assert bytes(one.allowed_drafts(list(b"abx"))) == b"ab"
     assert bytes(one.allowed_drafts(list(b"abcx"))) == b"abc"
     masks = [words() for words in one.masks(tuple(b"abacd"))]
     assert len(masks) == 6
-    assert one.take(ord("a"))
+    assert one.accept(ord("a"))
     assert one.forced is None
 
 
 def test_a_text_without_end_is_forced_in_portions() -> None:
-    one = GRAMMARS.grammar_matcher(wanted(Grammar("regex", "a{1000}b")), room=2000)
+    one = GRAMMARS.grammar_matcher(grammar_spec(Grammar("regex", "a{1000}b")), room=2000)
     for _ in range(1000):
         assert one.forced == ord("a")
-        one.take(ord("a"))
+        one.accept(ord("a"))
     assert one.forced == ord("b")
 
 
@@ -230,7 +236,7 @@ def tried(make: Callable[[], GrammarMatcher]) -> GrammarMatcher | UsageError:
 @settings(max_examples=80, deadline=None)
 def test_any_schema_binds_or_is_refused_in_words(schema: dict[str, Any]) -> None:
     asked = Grammar("json_schema", json.dumps(schema))
-    one = tried(lambda: GRAMMARS.grammar_matcher(wanted(asked), room=60))
+    one = tried(lambda: GRAMMARS.grammar_matcher(grammar_spec(asked), room=60))
     if isinstance(one, UsageError):
         assert "the JSON schema" in one.message
         return
@@ -241,7 +247,7 @@ def test_any_schema_binds_or_is_refused_in_words(schema: dict[str, Any]) -> None
         token = int(np.flatnonzero(np.unpackbits(words, bitorder="little"))[0])
         if token in TOKENIZER.eog:
             break
-        assert one.take(token), one.error
+        assert one.accept(token), one.error
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(["function", "name", "x"]), _VALUES), max_size=3))
@@ -263,5 +269,5 @@ def test_any_tools_bind_or_are_refused(tools: list[dict[str, Any]]) -> None:
 @given(source=st.text("ab()[]{}|*+?/\\:\n\"'%@<>1, startTX", max_size=30))
 @settings(max_examples=60, deadline=None)
 def test_any_grammar_binds_or_is_refused(kind: Any, source: str) -> None:
-    one = tried(lambda: GRAMMARS.grammar_matcher(wanted(Grammar(kind, source)), room=60))
+    one = tried(lambda: GRAMMARS.grammar_matcher(grammar_spec(Grammar(kind, source)), room=60))
     assert one.message if isinstance(one, UsageError) else not one.error

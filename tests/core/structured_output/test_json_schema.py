@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 
 from localchat.backend_api.scripted import ScriptedTokenizer
-from localchat.core.structured_output.compiler import lexicon, wanted
-from localchat.core.structured_output.json_schema import closed
+from localchat.core.structured_output.compiler import grammar_spec, llguidance_tokenizer
+from localchat.core.structured_output.json_schema import close_objects
 from localchat.engine.request import Grammar
 
 TOKENIZER = ScriptedTokenizer()
-LEXICON = lexicon(TOKENIZER)
+LEXICON = llguidance_tokenizer(TOKENIZER)
 A = {"properties": {"a": {"type": "integer"}}}
 B = {"properties": {"b": {"type": "integer"}}}
 AB = '{"a": 1, "b": 2}'
 
 
 def takes(schema: dict[str, Any], text: str) -> bool:
-    source = wanted(Grammar("json_schema", json.dumps(schema))).source
+    source = grammar_spec(Grammar("json_schema", json.dumps(schema))).source
     matcher = LLMatcher(LEXICON, source, log_level=0)
     tokens = TOKENIZER.encode(text)
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
@@ -88,13 +88,13 @@ def test_names_of_any_kind_ask_for_nothing(names: Any) -> None:
 
 def test_data_in_a_schema_is_no_schema() -> None:
     schema = {"const": {"properties": {"a": 1}}, "enum": [{"properties": {"a": 1}}], "default": A}
-    assert closed(schema) == schema
+    assert close_objects(schema) == schema
 
 
 def test_a_schema_stays_as_it_was_given() -> None:
     schema = {"type": "object", "properties": {"x": {"type": "object", **A}}}
     before = json.dumps(schema)
-    closed(schema)
+    close_objects(schema)
     assert json.dumps(schema) == before
 
 
@@ -127,6 +127,6 @@ def test_what_the_closed_schema_takes_the_written_one_takes_too(
     schema: dict[str, Any], value: object
 ) -> None:
     whole = {**schema, "$defs": {"A": {"type": "object", **A}}}
-    strict = jsonschema.Draft202012Validator(closed(whole))
+    strict = jsonschema.Draft202012Validator(close_objects(whole))
     if strict.is_valid(value):
         assert jsonschema.Draft202012Validator(whole).is_valid(value)

@@ -8,12 +8,17 @@ import pytest
 from llguidance import LLMatcher
 
 from localchat.backend_api.scripted import ScriptedTokenizer
-from localchat.core.structured_output.compiler import GrammarCompiler, GrammarSpec, lexicon, wanted
+from localchat.core.structured_output.compiler import (
+    GrammarCompiler,
+    GrammarSpec,
+    grammar_spec,
+    llguidance_tokenizer,
+)
 from localchat.core.structured_output.length_guard import LengthGuard
 from localchat.engine.request import Grammar
 
 TOKENIZER = ScriptedTokenizer()
-LEXICON = lexicon(TOKENIZER)
+LEXICON = llguidance_tokenizer(TOKENIZER)
 GRAMMARS = GrammarCompiler(TOKENIZER)
 
 
@@ -27,7 +32,7 @@ def ending(source: GrammarSpec, said: str) -> str | None:
         return None
     text = b""
     for _ in range(steps):
-        words = endings.soonest(endings.allowed(matcher))
+        words = endings.closing_tokens(endings.allowed(matcher))
         forced = matcher.compute_ff_tokens()
         bits = np.unpackbits(np.frombuffer(words, np.uint8), bitorder="little")
         token = forced[0] if forced else int(np.flatnonzero(bits)[-1])
@@ -51,7 +56,7 @@ def ending(source: GrammarSpec, said: str) -> str | None:
     ],
 )  # fmt: skip
 def test_the_way_to_an_end_is_short(schema: dict[str, Any], said: str, end: str) -> None:
-    assert ending(wanted(Grammar("json_schema", json.dumps(schema))), said) == end
+    assert ending(grammar_spec(Grammar("json_schema", json.dumps(schema))), said) == end
 
 
 class Joined(ScriptedTokenizer):
@@ -64,37 +69,37 @@ class Joined(ScriptedTokenizer):
 
 
 def test_a_list_of_lists_is_closed_and_not_begun_once_more() -> None:
-    source = wanted(Grammar("json_schema", json.dumps({"$ref": "#/$defs/n", "$defs": {"n": {
+    source = grammar_spec(Grammar("json_schema", json.dumps({"$ref": "#/$defs/n", "$defs": {"n": {
         "type": "object", "required": ["a"], "additionalProperties": False, "properties": {
             "a": {"type": "array", "items": {"$ref": "#/$defs/n"}}}}}})))  # fmt: skip
-    matcher = LLMatcher(lexicon(Joined()), source.source, log_level=0)
+    matcher = LLMatcher(llguidance_tokenizer(Joined()), source.source, log_level=0)
     assert matcher.consume_tokens(list(b'{"a": [{"a": '))
     assert LengthGuard(Joined()).steps(matcher, 100) == len("[]}]}")
 
 
 def test_the_last_call_is_closed_and_no_other_begun() -> None:
-    source = wanted(Grammar("lark", 'start: call ("\\n" call)*\ncall: "<a>"'))
-    matcher = LLMatcher(lexicon(Joined()), source.source, log_level=0)
+    source = grammar_spec(Grammar("lark", 'start: call ("\\n" call)*\ncall: "<a>"'))
+    matcher = LLMatcher(llguidance_tokenizer(Joined()), source.source, log_level=0)
     assert LengthGuard(Joined()).steps(matcher, 100) == len("<a>")
 
 
 def test_the_tag_that_ends_calls_is_found_on_either_side_of_the_one_that_begins_another() -> None:
     for more, end in ("ba", "ab"):
-        source = wanted(Grammar("lark", f'start: "<x>" ("{more}<x>")* "{end}"'))
+        source = grammar_spec(Grammar("lark", f'start: "<x>" ("{more}<x>")* "{end}"'))
         matcher = LLMatcher(LEXICON, source.source, log_level=0)
         assert LengthGuard(TOKENIZER).steps(matcher, 100) == len("<x>") + 1
 
 
 def test_there_may_be_no_end_in_sight() -> None:
-    assert ending(wanted(Grammar("regex", "(ab){200}")), "ab") is None
+    assert ending(grammar_spec(Grammar("regex", "(ab){200}")), "ab") is None
 
 
 def allowed_behind(said: bytes, room: int) -> set[str]:
-    source = wanted(Grammar("json_schema", '{"type": "array", "items": {"type": "integer"}}'))
+    source = grammar_spec(Grammar("json_schema", '{"type": "array", "items": {"type": "integer"}}'))
     one = GRAMMARS.grammar_matcher(source, room=room)
     for token in said:
         one.masks(())[0]()
-        assert one.take(token)
+        assert one.accept(token)
     words = np.frombuffer(one.masks(())[0](), np.uint8)
     return {chr(bit) for bit in np.flatnonzero(np.unpackbits(words, bitorder="little"))}
 
@@ -108,13 +113,13 @@ def test_nothing_changes_while_there_is_room_and_then_only_the_end_is_allowed() 
 
 def test_an_end_is_looked_for_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     places = []
-    real = LengthGuard.look
+    real = LengthGuard.check
 
     def look(self: LengthGuard, matcher: Any, said: int, left: int) -> Any:
         places.append(said)
         return real(self, matcher, said, left)
 
-    monkeypatch.setattr(LengthGuard, "look", look)
+    monkeypatch.setattr(LengthGuard, "check", look)
     allowed_behind(b"[" + b"1, " * 100, 400)
     assert len(places) < 30
     assert places == sorted(set(places))

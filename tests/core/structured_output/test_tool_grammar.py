@@ -9,7 +9,7 @@ from llguidance import LLMatcher
 
 from localchat.backend_api.scripted import VOCAB, ScriptedTokenizer
 from localchat.chat_format import ChatFormat, chat_format
-from localchat.core.structured_output.compiler import lexicon
+from localchat.core.structured_output.compiler import llguidance_tokenizer
 from localchat.core.structured_output.tool_grammar import answer_grammar
 from localchat.engine.request import GenerateRequest, Grammar, Message, Messages
 from tests.support.answer_grammars import ONE, SCHEMA, SIGNS
@@ -67,7 +67,7 @@ def bound(
         GenerateRequest(prompt, grammar=grammar), chat.render(prompt), chat, tokenizer
     )
     assert source is not None
-    matcher = LLMatcher(lexicon(tokenizer), source.source, log_level=0)
+    matcher = LLMatcher(llguidance_tokenizer(tokenizer), source.source, log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     tokens = tokenizer.encode(text, special=not plain)
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
