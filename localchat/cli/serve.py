@@ -88,8 +88,7 @@ def command(
 
     from localchat.cli.resolve import prepare
     from localchat.server.config import ServerConfig, ServerLimits
-    from localchat.server.keys import read_keys
-    from localchat.server.middleware.security import checked_names, checked_origins
+    from localchat.server.middleware.security import checked_names, checked_origins, read_keys
 
     setup = prepare(ctx, model_word)
     keys = read_keys(api_key_file, setup.door.environ)

@@ -1,11 +1,6 @@
-"""The door over HTTP: what clients of OpenAI's and of Anthropic's API expect, on this machine.
+"""The HTTP server: OpenAI's, Anthropic's, llama.cpp's and a part of Ollama's API over the engine pool.
 
-Each protocol translates what it gets into a chat and writes the answer in its own shape (`routes/`,
-`anthropic/`, `responses/`); what lies between, from the checks to the client that leaves, is one.
-
-`create_app` (app.py) makes the ASGI application from an `Engines` (engines.py) and a `ServerConfig`
-(config.py). Nothing is imported here, so that the command line can name the package cheaply.
+Each protocol has a folder that translates its requests to a chat or a prompt and writes the answer in its own
+format; everything in between is shared. `create_app` (app.py) makes the ASGI application from an
+AsyncEnginePool and a ServerConfig. Imports nothing, so that the command line can name the package cheaply.
 """
-
-
-# The routes, a file each; app.py lists them.

@@ -1,7 +1,7 @@
-"""How an error is written: each protocol has a shape of its own, and a client reads no other.
+"""Error formats: writes an API error in the shape of the client's protocol.
 
-Which protocol it is follows from the path alone, so that whatever refuses a request (a missing key, a body
-that is no JSON, a route that is not there) answers in the words of the one who asks.
+The path alone decides on the protocol, so that every refusal (a missing key, a body that is not JSON, an
+unknown route) has the shape that the client expects.
 """
 
 from typing import Final
@@ -19,10 +19,10 @@ from localchat.server.middleware.access_log import (
 )
 
 
-def response(error: ApiError, scope: Scope) -> Response:
-    """The error as a response to this request."""
+def error_response(error: ApiError, scope: Scope) -> Response:
+    """The error as a response to a request."""
     if isinstance(error, PromptTooLong):
-        error.param = _PROMPTS.get(normalize_path(scope["path"]), error.param)
+        error.param = _PROMPT_FIELDS.get(normalize_path(scope["path"]), error.param)
     if is_anthropic(scope["path"]):
         body = anthropic_error(error, request_id(scope))
     elif is_ollama(scope["path"]):
@@ -35,35 +35,35 @@ def response(error: ApiError, scope: Scope) -> Response:
 
 
 def openai_error(error: ApiError) -> bytes:
-    """JSON, whole or as the last event of a stream."""
-    told = {
+    """An error as JSON, for a response or for the last event of a stream."""
+    body = {
         "message": error.message,
         "type": error.kind,
         "param": error.param,
         "code": error.code,
     }
-    return msgspec.json.encode({"error": told})
+    return msgspec.json.encode({"error": body})
 
 
-def anthropic_error(error: ApiError, request: str) -> bytes:
-    """JSON, whole or as the last event of a stream. `request`: its number."""
+def anthropic_error(error: ApiError, id_: str) -> bytes:
+    """An error as JSON, for a response or for the last event of a stream."""
     kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     message = error.message
     if isinstance(error, PromptTooLong):
-        # Their clients know this sentence by heart, and shorten the conversation when they read it.
+        # Anthropic's clients recognise this sentence and shorten the conversation when they read it.
         message = "prompt is too long"
         if error.prompt_tokens and error.context_tokens:
             message += f": {error.prompt_tokens} tokens > {error.context_tokens} maximum"
-    told = {"type": kind, "message": message}
-    return msgspec.json.encode({"type": "error", "error": told, "request_id": request})
+    body = {"type": kind, "message": message}
+    return msgspec.json.encode({"type": "error", "error": body, "request_id": id_})
 
 
-_PROMPTS: Final = {
+_PROMPT_FIELDS: Final = {
     "/completions": "prompt",
     "/completion": "prompt",
     "/responses": "input",
 }
-"""What is too long, by the path, where it is not called `messages`."""
+"""The field that is too long, by path, where it is not `messages`."""
 _KINDS: Final = {
     401: "authentication_error",
     403: "permission_error",

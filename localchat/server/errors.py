@@ -1,8 +1,8 @@
-"""One place where errors become what clients read: a status, a type, a code and a sentence (dialects.py
-writes them down in the shape of each protocol).
+"""API errors: maps our errors to a status, a type, a code and a message. error_formats.py writes them per
+protocol.
 
-A failure that would come again is never a 5xx without `x-should-retry: false`, because the clients' libraries
-try a 5xx three times. No message holds a path of this machine.
+A failure that a retry cannot cure is never a 5xx without `x-should-retry: false`, because client libraries
+try a 5xx three times. No message contains a path of this machine.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ _NO_RETRY: Final = {"x-should-retry": "false"}
 
 
 class ApiError(Exception):
-    """A failure in the words of the API. `headers`: what the response carries besides."""
+    """An error as the API reports it. `headers`: additional headers of the response."""
 
     def __init__(
         self,
@@ -49,8 +49,11 @@ class ApiError(Exception):
 
 
 class PromptTooLong(ApiError):
-    """400: the prompt does not fit. Its sentence is one that clients recognise, word for word; numbers that
-    nobody told (0) are left out of it. at_least: the prompt was so long that it was not counted to its end."""
+    """400: the prompt does not fit. Clients recognise its message word for word; unknown numbers (0) are left
+    out.
+
+    at_least: the prompt was so long that it was not counted to its end.
+    """
 
     def __init__(
         self, prompt_tokens: int, context_tokens: int, answer_tokens: int, *, at_least: bool = False
@@ -76,44 +79,44 @@ class PromptTooLong(ApiError):
 def bad_request(
     message: str, *, param: str | None = None, code: str | None = "unsupported_value"
 ) -> ApiError:
-    """400: the request itself is off."""
+    """400: the request itself is wrong."""
     return ApiError(400, code, message, param=param)
 
 
 def unavailable(message: str, code: str = "server_busy", retry_s: int = 1) -> ApiError:
-    """503: later, this will do."""
+    """503: the same request may succeed later."""
     headers = {"retry-after": str(retry_s)}
     return ApiError(503, code, message, kind="server_error", headers=headers)
 
 
 def timed_out(seconds: float) -> ApiError:
-    """504: the request took longer than a request may."""
+    """504: the request exceeded the time limit."""
     message = f"The request took longer than {seconds:g} seconds and was ended."
     return ApiError(504, "timeout", message, kind="server_error", headers=_NO_RETRY)
 
 
 def internal_error() -> ApiError:
-    """500: a fault of ours, told in the log and not to the client."""
+    """500: a bug of ours. The log has the details, the client gets none."""
     message = "The server made a mistake; its log tells which."
     return ApiError(500, "internal_error", message, kind="server_error", headers=_NO_RETRY)
 
 
-def model_not_found(word: str) -> ApiError:
-    """404: no such model."""
-    shown = word if len(word) <= 100 else f"{word[:100]}…"
+def model_not_found(name: str) -> ApiError:
+    """404: no model has this name."""
+    shown = name if len(name) <= 100 else f"{name[:100]}…"
     message = f"The model {shown!r} does not exist here; GET /v1/models lists those that do."
     return ApiError(404, "model_not_found", message, param="model")
 
 
 def to_api_error(error: LocalchatError, *, requested_tokens: int | None = None) -> ApiError:
-    """The API's error for one of ours. `wanted_tokens`: the answer that was asked for."""
+    """The API error for one of ours. `requested_tokens`: the longest answer that the client asked for."""
     match error:
         case ContextExceeded():
             return _too_long(error, requested_tokens)
         case TemplateError():
-            return bad_request(_whole(error), param="messages", code="chat_template_error")
+            return bad_request(_with_hint(error), param="messages", code="chat_template_error")
         case UsageError():
-            return _refused_by_engine(error)
+            return _engine_refusal(error)
         case ModelMissing():
             return model_not_found(str(error.details.get("model") or error.message))
         case DoesNotFit():
@@ -139,17 +142,17 @@ def to_api_error(error: LocalchatError, *, requested_tokens: int | None = None) 
     return internal_error()
 
 
-def _refused_by_engine(error: UsageError) -> ApiError:
-    """With the field that is off, where the engine told one."""
+def _engine_refusal(error: UsageError) -> ApiError:
+    """A refusal by the engine, with the wrong field if it named one."""
     field = error.details.get("field")
     if not isinstance(field, str):
-        return bad_request(_whole(error), code=None)
-    return bad_request(_whole(error), param=field)
+        return bad_request(_with_hint(error), code=None)
+    return bad_request(_with_hint(error), param=field)
 
 
 def _upstream(status: object) -> ApiError:
-    """A server behind this one is no help. What it said may name machines that are no client's business: the
-    log has it. `status`: what it answered, where it did."""
+    """A remote server that this one forwards to failed. Its message goes to the log only, as it may name
+    machines that clients should not know. `status`: of its response, if there was one."""
     if status in (404, 405, 501):
         message = "The server behind this one does not offer this."
         return ApiError(501, "not_supported", message, headers=_NO_RETRY)
@@ -158,8 +161,8 @@ def _upstream(status: object) -> ApiError:
     message = "The connection to the server behind this one failed or broke off"
     if isinstance(status, int):
         message = f"The server behind this one answered with status {status}"
-    again = not isinstance(status, int) or status >= 500
-    headers = {} if again else _NO_RETRY  # a key that is wrong stays wrong
+    may_retry = not isinstance(status, int) or status >= 500
+    headers = {} if may_retry else _NO_RETRY  # a wrong key, for instance, stays wrong
     return ApiError(
         502,
         "upstream_error",
@@ -169,15 +172,15 @@ def _upstream(status: object) -> ApiError:
     )
 
 
-def _too_long(error: ContextExceeded, wanted: int | None) -> ApiError:
+def _too_long(error: ContextExceeded, requested: int | None) -> ApiError:
     context = error.details.get("context_tokens") or 0
     prompt = error.details.get("prompt_tokens") or 0
     assert isinstance(context, int) and isinstance(prompt, int)
     at_least = bool(error.details.get("at_least"))
-    return PromptTooLong(prompt, context, max(1, wanted or 1), at_least=at_least)
+    return PromptTooLong(prompt, context, max(1, requested or 1), at_least=at_least)
 
 
-def _whole(error: LocalchatError) -> str:
+def _with_hint(error: LocalchatError) -> str:
     message = _sentence(error.message)
     return f"{message} {_sentence(error.hint)}" if error.hint else message
 
@@ -185,5 +188,5 @@ def _whole(error: LocalchatError) -> str:
 def _sentence(text: str) -> str:
     text = text.strip().rstrip(".")
     if text.startswith(("http://", "https://")):
-        return f"{text}."  # an address keeps its small letters
+        return f"{text}."  # a URL keeps its case
     return f"{text[:1].upper()}{text[1:]}."

@@ -1,7 +1,7 @@
 """Prometheus metrics: observed from each request, and read from the engines on every scrape.
 
-Names and descriptions come from the table in localchat/metrics.py. No label holds a value that a client chose,
-so that their number stays small: no model names from requests, no texts, no keys.
+Names and descriptions come from the table in localchat/metrics.py. No label holds a value that a client
+chose, so that their number stays small: no model names from requests, no texts, no keys.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""What the routes share: the engines, the limits, the requests under way, the figures."""
+"""State that all routes share: engine pool, configuration, request tracker, metrics."""
 
 import hashlib
 
@@ -14,12 +14,12 @@ from localchat.server.metrics import Metrics
 from localchat.server.openai.requests import Client
 from localchat.server.tracker import RequestTracker
 
-_LONGEST_NAME = 200
-_AGENT = 120
+_MAX_NAME = 200
+_MAX_USER_AGENT = 120
 
 
 class Service:
-    """One for each application; found by the routes as `request.app.state.service`."""
+    """The state of one application. Routes get it from `service_of`."""
 
     def __init__(self, engines: AsyncEnginePool, config: ServerConfig) -> None:
         self.engines = engines
@@ -27,23 +27,24 @@ class Service:
         self.tracker = RequestTracker(config.limits.waiting)
         self.metrics = Metrics(self.tracker)
         self.ready = True
-        """Whether the server's own model can answer; who loads it at the start says when."""
+        """True once the server's own model has answered its first lease; cleared while it loads at the start.
+        """
 
     async def lease(self, model: str | None, request: Request) -> AsyncLease:
-        """The engine that a request means. An unknown name means the server's own model, unless that is
-        turned off; what looks like a path is never looked up. Raises ApiError."""
-        word = model or ""
-        user = agent(request)
-        if _is_name(word):
+        """Lease the engine for a request. An unknown name means the server's own model, unless the
+        configuration forbids it; a name that looks like a path is never looked up. Raises ApiError."""
+        name = model or ""
+        user = user_agent(request)
+        if _is_model_name(name):
             try:
-                return await self.engines.lease(word, user=user)
+                return await self.engines.lease(name, user=user)
             except (ModelMissing, UsageError) as error:
-                if not self.config.alias or not word:
-                    raise model_not_found(word) from error
+                if not self.config.alias or not name:
+                    raise model_not_found(name) from error
             except LocalchatError as error:
                 raise to_api_error(error) from error
         elif not self.config.alias:
-            raise model_not_found(word)
+            raise model_not_found(name)
         try:
             return await self.engines.lease("", user=user)
         except LocalchatError as error:
@@ -51,28 +52,31 @@ class Service:
 
 
 def service_of(request: Request) -> Service:
+    """The Service of the application that got this request."""
     found = request.app.state.service
     assert isinstance(found, Service)
     return found
 
 
-def agent(request: Request) -> str:
-    """What the client calls itself, fit for a line of the log."""
-    return sanitize_line(request.headers.get("user-agent", ""))[:_AGENT]
+def user_agent(request: Request) -> str:
+    """The User-Agent header, safe to print in a log line."""
+    return sanitize_line(request.headers.get("user-agent", ""))[:_MAX_USER_AGENT]
 
 
 def client_of(request: Request) -> Client:
-    """Who sends a request. Clients with different keys share no cache; without keys all do."""
+    """The client of a request. Clients with different API keys share no prefix cache; without keys all share
+    one."""
     key: str = request.scope.get("localchat.key", "")
     salt = hashlib.sha256(key.encode()).hexdigest()[:16] if key else ""
-    return Client(salt, agent(request))
+    return Client(salt, user_agent(request))
 
 
 def fingerprint(info: EngineInfo) -> str:
+    """The `system_fingerprint` of OpenAI's API."""
     return f"fp_{info.fingerprint}"
 
 
-def _is_name(word: str) -> bool:
-    if len(word) > _LONGEST_NAME or "\\" in word or ".." in word:
+def _is_model_name(name: str) -> bool:
+    if len(name) > _MAX_NAME or "\\" in name or ".." in name:
         return False
-    return not word.startswith(("/", ".", "~")) and not word.lower().endswith(".gguf")
+    return not name.startswith(("/", ".", "~")) and not name.lower().endswith(".gguf")

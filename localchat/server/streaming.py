@@ -25,7 +25,7 @@ from localchat.server.formatters import AnswerFormatter
 from localchat.server.generation import Generation, GenerationSpec
 from localchat.server.leases import AsyncLease
 from localchat.server.sse import KEEP_ALIVE, EventStream
-from localchat.server.state import Service, agent, service_of
+from localchat.server.state import Service, service_of, user_agent
 from localchat.server.tracker import TrackedRequest
 
 log = logging.getLogger("localchat.server")
@@ -70,7 +70,7 @@ class GenerationResponse:
         tracked = TrackedRequest(
             id=scope.get("localchat.id", ""),
             model=self.endpoint.model or "",
-            user=agent(self.request),
+            user=user_agent(self.request),
         )
         scope["localchat.request"] = tracked
         service.tracker.add(tracked)

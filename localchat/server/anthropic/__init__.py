@@ -1,2 +1,1 @@
-"""Anthropic's Messages API over the same exchange as chats: what its clients send (wire.py), what that is as
-a chat (asking.py), and how the answer is written (reply.py)."""
+"""Anthropic's Messages API: request types, their translation to a chat, and the answers."""

@@ -1,2 +1,1 @@
-"""llama.cpp's own requests and answers: `/infill` and `/completion`, as editors ask them (llama.vim,
-llama.vscode, Continue)."""
+"""llama.cpp's own `/infill` and `/completion`, as llama.vim, llama.vscode and Continue use them."""

@@ -1,24 +1,26 @@
-"""Who may ask at all: decided for every request from its headers alone, before anything is read or done.
+"""Security middleware: checks Host, Origin and API key of every request before anything is read or done.
 
-A web page that its visitor opened can send requests to this machine. It cannot choose the Host header, unless
-its own name was made to point here (DNS rebinding), and its Origin tells on it; so both must be known. Names
-that end in .local or the like are nobody's proof. Pure ASGI, because wrappers that sit between hide when a
-client leaves.
+A web page in a visitor's browser can send requests to this machine. It cannot choose the Host header, unless
+its own name was made to point here (DNS rebinding), and its Origin identifies it; so both must be known. A
+name that ends in .local proves nothing. Pure ASGI, because Starlette's wrapper for middleware hides that a
+client left.
 """
 
 import hmac
 import ipaddress
 import re
-from collections.abc import Callable, Sequence
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from localchat.errors import UsageError
+from localchat.errors import FileMissing, UsageError
 from localchat.server.config import ServerConfig
-from localchat.server.error_formats import response
+from localchat.server.error_formats import error_response
 from localchat.server.errors import ApiError
 
 _HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
@@ -27,14 +29,16 @@ _ORIGIN: Final = re.compile(
 )
 _NAME: Final = re.compile(r"[a-z0-9_-][a-z0-9._-]*")
 PRIVATE: Final = "/localchat/"
-"""Routes of the owner's own programs, which check a token of their own."""
+"""Prefix of the private routes, which check a token of their own."""
 _OPEN: Final = frozenset({"/", "/health"})
 _METHODS: Final = "GET, HEAD, POST, OPTIONS"
+_KEY_VARIABLE: Final = "LOCALCHAT_API_KEY"
+_MIN_KEY_LENGTH: Final = 8
 
 
 def checked_origins(given: Sequence[str]) -> tuple[str, ...]:
-    """Origins as browsers send them, `*` in place of host or port. Raises UsageError for what no page has: it
-    would open nothing, and nobody would know why."""
+    """Origins in the form that browsers send, with `*` in place of host or port. Raises UsageError for an
+    origin that no page can have, which would otherwise never match without a word."""
     made = tuple(origin.lower().removesuffix("/") for origin in given)
     for origin in made:
         if not _ORIGIN.fullmatch(origin):
@@ -47,7 +51,7 @@ def checked_origins(given: Sequence[str]) -> tuple[str, ...]:
 
 
 def checked_names(given: Sequence[str]) -> tuple[str, ...]:
-    """Names and addresses for the Host header. Raises UsageError for what is neither."""
+    """Names and addresses for the Host header, in lower case. Raises UsageError for anything else."""
     made = tuple(name.lower() for name in given)
     for name in made:
         if not _NAME.fullmatch(name) and not _is_address(name.strip("[]")):
@@ -58,8 +62,47 @@ def checked_names(given: Sequence[str]) -> tuple[str, ...]:
     return made
 
 
+def read_keys(file: Path | None, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """API keys from a file that only its owner can read, and from the environment; empty if there are none.
+
+    Never from the command line, which every program of the machine can read. The file has one key per line;
+    lines that begin with # are comments. Raises FileMissing, UsageError.
+    """
+    keys = [environ[_KEY_VARIABLE]] if environ.get(_KEY_VARIABLE) else []
+    if file is not None:
+        keys += _keys_in_file(file)
+    for key in keys:
+        if len(key) < _MIN_KEY_LENGTH or not key.isascii() or not key.isprintable() or " " in key:
+            raise UsageError(
+                "an API key is too short, or holds characters that no header can carry",
+                hint=f"at least {_MIN_KEY_LENGTH} letters and digits; for a new one: openssl rand -hex 24",
+            )
+    return tuple(dict.fromkeys(keys))
+
+
+def _keys_in_file(file: Path) -> list[str]:
+    try:
+        status = file.stat()
+        text = file.read_text(encoding="utf-8-sig")  # editors on Windows write a byte order mark
+    except OSError as error:
+        raise FileMissing(
+            f"the file of API keys {file} cannot be read: {error.strerror}"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file} is no text") from error
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        raise UsageError(
+            f"others of this machine can read the API keys in {file}", hint=f"chmod 600 {file}"
+        )
+    lines = [line.strip() for line in text.splitlines()]
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys:
+        raise UsageError(f"there is no API key in {file}", hint="one a line")
+    return keys
+
+
 class SecurityMiddleware:
-    """`on_refused` is told of every refusal."""
+    """Checks every request. `on_refused`: called with every refusal."""
 
     def __init__(
         self, app: ASGIApp, config: ServerConfig, on_refused: Callable[[ApiError], None]
@@ -86,12 +129,11 @@ class SecurityMiddleware:
                 scope["localchat.key"] = self._check_key(headers)
         except ApiError as error:
             self._on_refused(error)
-            if (
-                allowed is None or scope["method"] == "OPTIONS"
-            ):  # a preflight's refusal names no page
+            # The refusal of a preflight must not name the page, or the browser would take it as allowed.
+            if allowed is None or scope["method"] == "OPTIONS":
                 allowed = None
                 error.headers["vary"] = "Origin"
-            await response(error, scope)(scope, receive, _with_origin(send, allowed))
+            await error_response(error, scope)(scope, receive, _with_origin(send, allowed))
             return
         await self._app(scope, receive, _with_origin(send, allowed))
 
@@ -99,7 +141,7 @@ class SecurityMiddleware:
 
     def _check_host(self, headers: Headers) -> None:
         given = headers.getlist("host")
-        if len(given) != 1 or not self._is_ours(given[0]):
+        if len(given) != 1 or not self._is_own_name(given[0]):
             shown = ", ".join(given)[:100]
             raise ApiError(
                 403,
@@ -109,7 +151,7 @@ class SecurityMiddleware:
                 kind="permission_error",
             )
 
-    def _is_ours(self, host: str) -> bool:
+    def _is_own_name(self, host: str) -> bool:
         found = _HOST.fullmatch(host)
         if found is None or (found[2] is not None and int(found[2]) > 65535):
             return False
@@ -119,7 +161,7 @@ class SecurityMiddleware:
         return self._config.any_address and _is_address(name)
 
     def _check_origin(self, headers: Headers) -> str | None:
-        """The Origin, where there is one and it may ask. Raises ApiError."""
+        """The allowed Origin; None if the request has none. Raises ApiError."""
         given = headers.getlist("origin")
         if given and (
             len(given) > 1 or not any(each.fullmatch(given[0]) for each in self._origins)
@@ -141,8 +183,8 @@ class SecurityMiddleware:
         return given[0] if given else None
 
     def _preflight(self, headers: Headers, origin: str | None) -> Response:
-        """What a browser asks before a page may. Pages of a public network get no access to a private
-        one."""
+        """The answer to a browser that checks if a page may send a request. Pages of a public network get no
+        access to a private one."""
         if origin is None or "access-control-request-private-network" in headers:
             raise ApiError(
                 403,
@@ -150,13 +192,13 @@ class SecurityMiddleware:
                 "No page may ask this.",
                 kind="permission_error",
             )
-        wanted = headers.get("access-control-request-headers", "")
+        requested = headers.get("access-control-request-headers", "")
         return Response(
             status_code=204,
             headers={
                 "access-control-allow-origin": origin,
                 "access-control-allow-methods": _METHODS,
-                "access-control-allow-headers": wanted or "content-type, authorization",
+                "access-control-allow-headers": requested or "content-type, authorization",
                 "access-control-max-age": "600",
                 "vary": "Origin",
             },
@@ -165,13 +207,13 @@ class SecurityMiddleware:
     # ------------------------------------------------------------------------ keys
 
     def _check_key(self, headers: Headers) -> str:
-        """The key that was given, empty where none is asked for: then anything is accepted, because some
-        clients always send one. Raises ApiError."""
+        """The key of the request; empty if the server needs none, as some clients always send one. Raises
+        ApiError."""
         keys = self._config.api_keys
         if not keys:
             return ""
         for given in _given_keys(headers):
-            # Every key is compared, so that the time tells nothing.
+            # Every key is compared, so that the time reveals nothing.
             if [key for key in keys if hmac.compare_digest(key.encode(), given.encode())]:
                 return given
         raise ApiError(
@@ -199,7 +241,7 @@ def _is_address(name: str) -> bool:
 
 
 def _pattern(origin: str) -> re.Pattern[str]:
-    """An Origin where `*` stands for one host or port."""
+    """A pattern for an Origin, in which `*` stands for one host or port."""
     escaped = re.escape(origin.rstrip("/"))
     if escaped.endswith(r":\*"):
         escaped = escaped.removesuffix(r"\*") + "[0-9]{1,5}"
@@ -207,7 +249,7 @@ def _pattern(origin: str) -> re.Pattern[str]:
 
 
 def _with_origin(send: Send, origin: str | None) -> Send:
-    """Lets a browser hand the answer to the page that was allowed to ask; None: no page asked."""
+    """Add the headers that let a browser pass the response to an allowed page. None: not a page's request."""
     if origin is None:
         return send
 

@@ -1,1 +1,1 @@
-"""The part of Ollama's API that clients ask for."""
+"""The part of Ollama's API by which programs find models."""

@@ -1,2 +1,1 @@
-"""OpenAI's Responses API over the same exchange as chats, without a memory of its own: what its clients send
-(wire.py), what that is as a chat (asking.py), and how the answer is written (record.py, reply.py)."""
+"""OpenAI's Responses API without stored responses: request types, translation to a chat, answers."""

@@ -7,8 +7,7 @@ import pytest
 
 from localchat.errors import FileMissing, UsageError
 from localchat.server.config import ServerConfig
-from localchat.server.keys import read_keys
-from localchat.server.middleware.security import checked_names, checked_origins
+from localchat.server.middleware.security import checked_names, checked_origins, read_keys
 from tests.support.http_server import Stage, Wire, ask, serving
 
 CHAT = "/v1/chat/completions"
